@@ -1,0 +1,1 @@
+"""A complete LLM trainer on Megatron Core."""

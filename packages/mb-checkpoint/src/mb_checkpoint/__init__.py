@@ -1,0 +1,1 @@
+"""Crash-consistent checkpoints for Megatron trainers."""

@@ -1,0 +1,1 @@
+"""Typed configuration for Megatron trainers: sections, overrides with provenance, preflight rules."""

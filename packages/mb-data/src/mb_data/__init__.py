@@ -1,0 +1,1 @@
+"""Datasets, blends, samplers, tokenizers and exact position for Megatron trainers."""

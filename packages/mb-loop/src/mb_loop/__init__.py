@@ -1,0 +1,1 @@
+"""The training loop: step, evaluation, microbatches, exit conditions, callbacks."""

@@ -1,0 +1,1 @@
+"""Megatron Core models ready to train: configs, providers, batches and forward steps."""

@@ -1,0 +1,1 @@
+"""Communication overlap for Megatron: presets, rules, and what Transformer Engine needs."""

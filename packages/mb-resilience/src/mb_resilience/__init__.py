@@ -1,0 +1,1 @@
+"""Signals, agreed stops and fault handling for distributed training."""

@@ -1,0 +1,167 @@
+"""Every check, per package and across packages: `nox -l` lists them, `nox` runs the ones marked with *.
+
+Each isolated environment is made by uv from its cache by hard links, so a second environment with torch costs
+about a second and no download.
+"""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import nox
+import tomllib
+
+nox.needs_version = ">=2025.2.9"
+nox.options.default_venv_backend = "uv"
+nox.options.error_on_missing_interpreters = False
+nox.options.sessions = ["pythons", "lint", "types", "build", "unit", "docs", "oldest", "integration"]
+
+ROOT = Path(__file__).parent
+DIST = ROOT / "dist"
+TRAINER_PYTHON = "3.12"
+LIGHT_PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
+LIGHT = ["mb-config", "mb-overlap", "mb-metrics", "mb-resilience", "mb-loop"]
+HEAVY = ["mb-host", "mb-data", "mb-models", "mb-checkpoint"]
+PACKAGES = LIGHT + HEAVY
+UNITS = [
+    *(nox.param(python, package, id=f"{package}, {python}") for package in LIGHT for python in LIGHT_PYTHONS),
+    *(nox.param(TRAINER_PYTHON, package, id=package) for package in HEAVY),
+]
+
+
+def pyproject(package: str) -> dict:
+    """Return the parsed pyproject.toml of a package."""
+    folder = ROOT / "meta" if package == "mb-trainer" else ROOT / "packages" / package
+    return tomllib.loads((folder / "pyproject.toml").read_text())
+
+
+def wheel(package: str) -> Path:
+    """Return the built wheel of a package."""
+    (found,) = DIST.glob(f"{package.replace('-', '_')}-*.whl")
+    return found
+
+
+def requirement(package: str, extras: list[str]) -> str:
+    """Return a requirement that names the built wheel of a package and nothing else."""
+    chosen = f"[{','.join(extras)}]" if extras else ""
+    return f"{package}{chosen} @ {wheel(package).as_uri()}"
+
+
+def requirements_of_tests(package: str, *, bare: bool) -> list[str]:
+    """Return what the tests of a package need beside it; a bare run brings no Megatron machinery."""
+    group = pyproject(package)["dependency-groups"]["test"]
+    return [
+        requirement("mb-host", ["mcore"]) if name == "mb-host" else name
+        for name in group
+        if not bare or name != "mb-host"
+    ]
+
+
+def usable_extras(package: str) -> list[str]:
+    """Return the extras that install without a compiler or a GPU: all but Transformer Engine."""
+    return [
+        extra for extra in pyproject(package)["project"].get("optional-dependencies", {}) if extra != "te"
+    ]
+
+
+def interpreter_version(python: str) -> str:
+    """Return the full version of an interpreter, or say that its checks are skipped."""
+    command = [f"python{python}", "-c", "import sys; print(sys.version.split()[0])"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "NOT FOUND, its checks are skipped"
+
+
+def run_tests(session: nox.Session, package: str) -> None:
+    """Run the tests of a package against what is installed in the session's environment."""
+    session.run("python", "-c", "import sys; print('Python', sys.version.split()[0])")
+    session.run("pytest", f"packages/{package}/tests", *session.posargs, env={"OMP_NUM_THREADS": "1"})
+
+
+@nox.session(venv_backend="none")
+def pythons(session: nox.Session) -> None:
+    """Say which interpreters are here: the checks of a missing one are skipped."""
+    for python in LIGHT_PYTHONS:
+        session.log("Python %s: %s", python, interpreter_version(python))
+
+
+@nox.session(venv_backend="none")
+def lint(session: nox.Session) -> None:
+    """Ruff (rules and format) and the island contract of import-linter."""
+    session.run("uv", "run", "ruff", "check", ".", external=True)
+    session.run("uv", "run", "ruff", "format", "--check", ".", external=True)
+    session.run("uv", "run", "lint-imports", external=True)
+
+
+@nox.session(venv_backend="none")
+def types(session: nox.Session) -> None:
+    """Mypy --strict over every package, the trainer and the wiring of the Protocols."""
+    sources = [f"packages/{package}/src" for package in PACKAGES]
+    session.run("uv", "run", "mypy", *sources, "meta/src", "tests/wiring", external=True)
+
+
+@nox.session(venv_backend="none")
+def build(session: nox.Session) -> None:
+    """Build the wheel of every package into dist/."""
+    shutil.rmtree(DIST, ignore_errors=True)
+    session.run("uv", "build", "--all-packages", "--wheel", "--quiet", "--out-dir", str(DIST), external=True)
+    session.log("built %s", ", ".join(sorted(path.name for path in DIST.glob("*.whl"))))
+
+
+@nox.session(requires=["build"])
+@nox.parametrize(["python", "package"], UNITS)
+def unit(session: nox.Session, package: str) -> None:
+    """One wheel alone in a clean environment, its tests run against it."""
+    if package in LIGHT:
+        session.install(requirement(package, []), *requirements_of_tests(package, bare=True))
+        run_tests(session, package)
+    if session.python == TRAINER_PYTHON and (package in HEAVY or usable_extras(package)):
+        session.install(
+            requirement(package, usable_extras(package)), *requirements_of_tests(package, bare=False)
+        )
+        run_tests(session, package)
+
+
+@nox.session(python=TRAINER_PYTHON, requires=["build"])
+def integration(session: nox.Session) -> None:
+    """All wheels together: architecture, wiring, several processes, end to end."""
+    wheels = [requirement(package, usable_extras(package)) for package in [*PACKAGES, "mb-trainer"]]
+    session.install(*wheels, *requirements_of_tests("mb-trainer", bare=False), "import-linter")
+    session.run("pytest", "tests", "meta/tests", *session.posargs, env={"OMP_NUM_THREADS": "1"})
+
+
+@nox.session(venv_backend="none")
+def docs(session: nox.Session) -> None:
+    """Run the examples of every README and of every package's docstring."""
+    readmes = [
+        "README.md",
+        *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("packages/*/README.md")),
+        "meta/README.md",
+    ]
+    modules = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("packages/*/src/*/__init__.py"))
+    doctest = ["pytest", "--doctest-modules", "--doctest-glob=README.md"]
+    session.run("uv", "run", *doctest, *readmes, *modules, "meta/src/mb_trainer/__init__.py", external=True)
+
+
+@nox.session(python="3.10", requires=["build"])
+@nox.parametrize("package", LIGHT)
+def oldest(session: nox.Session, package: str) -> None:
+    """A light wheel with the lowest versions that its bounds allow, on the oldest Python."""
+    session.install("--resolution", "lowest-direct", requirement(package, []))
+    session.install(*requirements_of_tests(package, bare=True))
+    run_tests(session, package)
+
+
+@nox.session(venv_backend="none")
+@nox.parametrize("package", PACKAGES)
+def bench(session: nox.Session, package: str) -> None:
+    """Run the benchmarks of a package and print their tables."""
+    for script in sorted((ROOT / "packages" / package).glob("benchmarks/bench_*.py")):
+        session.run("uv", "run", "python", str(script), external=True)
+
+
+@nox.session(venv_backend="none")
+def gpu(session: nox.Session) -> None:
+    """Run the checks that need a CUDA device; elsewhere they are skipped with the reason."""
+    session.run("uv", "run", "pytest", "-m", "gpu", "tests", "packages", "meta/tests", external=True)

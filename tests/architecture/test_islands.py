@@ -1,0 +1,49 @@
+"""The one rule: a package imports the standard library, what it declares, and itself."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from packages import MODULE_TO_DISTRIBUTION, PACKAGES, Package
+
+
+def imported_modules(path: Path) -> Iterator[str]:
+    """Yield the top-level name of each absolute import in a file, wherever it stands."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield node.module.split(".")[0]
+
+
+def strangers(package: Package, path: Path) -> set[str]:
+    """Return what a file imports beyond the standard library, the declared dependencies and its package."""
+    declared = package.declared()
+    return {
+        name
+        for name in imported_modules(path)
+        if name not in sys.stdlib_module_names
+        and name != package.module
+        and MODULE_TO_DISTRIBUTION.get(name, name.replace("_", "-")) not in declared
+    }
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.module)
+def test_a_package_imports_only_what_it_declares(package: Package):
+    found = {str(path): strangers(package, path) for path in package.source.rglob("*.py")}
+    assert {path: names for path, names in found.items() if names} == {}
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.module)
+def test_config_and_rules_import_only_the_standard_library(package: Package):
+    files = [package.source / "config.py", package.source / "rules.py"]
+    names = {name for path in files if path.exists() for name in imported_modules(path)}
+    assert names <= {*sys.stdlib_module_names, package.module}
+
+
+def test_a_planted_bridge_between_islands_is_found(tmp_path):
+    planted = tmp_path / "planted.py"
+    planted.write_text("def f():\n    import mb_loop\n    from mb_config.codec import to_dict\n")
+    assert strangers(PACKAGES[3], planted) == {"mb_loop", "mb_config"}

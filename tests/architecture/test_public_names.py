@@ -1,0 +1,27 @@
+"""The public names of each package, held by a golden file: adding or losing one is a decision."""
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+from packages import PACKAGES, Package
+
+GOLDEN = json.loads((Path(__file__).parent / "public_names.json").read_text())
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.module)
+def test_all_is_as_agreed(package: Package):
+    assert sorted(importlib.import_module(package.module).__all__) == GOLDEN[package.module]
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.module)
+def test_every_public_name_resolves(package: Package):
+    module = importlib.import_module(package.module)
+    assert [name for name in module.__all__ if not hasattr(module, name)] == []
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.module)
+def test_an_unknown_name_is_an_attribute_error(package: Package):
+    with pytest.raises(AttributeError, match="no_such_name"):
+        importlib.import_module(package.module).no_such_name  # noqa: B018

@@ -1,0 +1,118 @@
+"""The command line `mb`: arguments in, exit code out. The work is done in `mb_trainer.commands`.
+
+Each command imports its module when it is called, so that `mb --help` answers at once and `mb recipes` needs no torch.
+"""
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    name="mb",
+    help="Train language models with Megatron Core, on GPUs or on a laptop.",
+    epilog="Start with: mb pretrain. It trains a small GPT on the Python sources of this machine in a few minutes.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+data = typer.Typer(help="Build data.", no_args_is_help=True)
+app.add_typer(data, name="data")
+
+Recipe = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="RECIPE KEY=VALUE",
+        help="A recipe's name or a YAML file (default: gpt_tiny), then overrides in Hydra's grammar.",
+        show_default=False,
+    ),
+]
+ConfigFiles = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--config", metavar="FILE", help="A YAML file laid over the recipe; repeatable, later wins."
+    ),
+]
+
+
+def command(name: str) -> Any:
+    """Import the module behind a command; only the command that was asked for is loaded."""
+    return import_module(f"mb_trainer.commands.{name}")
+
+
+@app.command(epilog="Example: mb pretrain gpt_tiny train.train_iters=50 optimizer.lr=1e-3 --out runs/try")
+def pretrain(
+    recipe: Recipe = None,
+    config: ConfigFiles = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Run folder; default runs/RECIPE.", show_default=False)
+    ] = None,
+    resume_with_changes: Annotated[
+        bool, typer.Option("--resume-with-changes", help="Go on in a run folder although settings differ.")
+    ] = False,
+) -> None:
+    """Train a model from scratch, or go on where the run folder's newest checkpoint stopped.
+
+    With no argument it trains the recipe gpt_tiny: a GPT of five million parameters on the source files of this
+    Python's standard library, on the CPU or one GPU.
+
+    The run folder receives run_config.yaml, metrics.jsonl (a JSON object per step), events.jsonl, tensorboard/,
+    checkpoints/ and log.txt. Running the same command again resumes, or says that the run is complete.
+
+    Overrides are dotted paths: train.train_iters=50, model.num_layers=2, optimizer.lr=1e-3. Low to high: class
+    default, recipe, --config files in order, command line. Ctrl-C saves a checkpoint and stops; a second one stops
+    at once.
+    """
+    words = list(recipe or [])
+    code = command("train").pretrain(
+        words, files=config or [], out=out, resume_with_changes=resume_with_changes
+    )
+    raise typer.Exit(code)
+
+
+@app.command(epilog='Example: mb sample runs/gpt_tiny --prompt "def " --tokens 80')
+def sample(
+    run: Annotated[Path, typer.Argument(help="A run folder.", show_default=False)],
+    prompt: Annotated[str, typer.Option(help="Text to continue.")] = "def ",
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate.")] = 120,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, help="0 takes the likeliest token; higher is more varied.")
+    ] = 0.8,
+    seed: Annotated[int, typer.Option(help="Seed of the random choice.")] = 1234,
+) -> None:
+    """Print text from the newest valid checkpoint of a run, so that a person sees what was learned."""
+    raise typer.Exit(
+        command("sample").sample(run, prompt=prompt, tokens=tokens, temperature=temperature, seed=seed)
+    )
+
+
+@app.command(epilog="Example: mb recipes")
+def recipes() -> None:
+    """List the recipes, one line each."""
+    raise typer.Exit(command("recipes").recipes())
+
+
+@data.command(
+    epilog="Example: mb data build --input books/ --input web.jsonl --tokenizer tokenizer.json --out data/mine"
+)
+def build(
+    inputs: Annotated[
+        list[Path], typer.Option("--input", metavar="PATH", help="Text files, folders or JSONL; repeatable.")
+    ],
+    tokenizer: Annotated[Path, typer.Option(metavar="FILE", help="A tokenizer.json, or its folder.")],
+    out: Annotated[Path, typer.Option(metavar="PREFIX", help="Writes PREFIX.bin and PREFIX.idx.")],
+    workers: Annotated[int, typer.Option(min=1, help="Processes that tokenize.")] = 2,
+    json_key: Annotated[str, typer.Option(help="Key of the text in a JSONL line.")] = "text",
+) -> None:
+    """Turn text into the .bin and .idx files that Megatron reads, streaming, with bounded memory."""
+    raise typer.Exit(
+        command("data").build(inputs, tokenizer=tokenizer, prefix=out, workers=workers, json_key=json_key)
+    )
+
+
+def main() -> None:
+    """Run the command line."""
+    sys.exit(app())

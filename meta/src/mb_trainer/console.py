@@ -1,0 +1,81 @@
+"""What a person sees: lines on the console and in log.txt, progress bars on a terminal, the summary at the end."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+class Voice:
+    """Text of one rank: to the console if this rank speaks for all, and always to log.txt once there is one.
+
+    It is a text stream (`write`, `flush`), so that metrics print through it. On a terminal, lines are printed above
+    the progress bar that is showing; elsewhere there is no bar.
+    """
+
+    def __init__(self, *, rank: int = 0, speaks: bool = True, stream: TextIO | None = None) -> None:
+        self.rank = rank
+        self.speaks = speaks
+        self._console = Console(file=stream or sys.stdout, highlight=False, markup=False, soft_wrap=True)
+        self._log: TextIO | None = None
+
+    def open_log(self, path: Path) -> None:
+        """Append everything from here on to a file, too; lines of ranks that do not speak carry their rank."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._log = path.open("a", buffering=1)
+
+    def say(self, text: str) -> None:
+        """Print one line."""
+        self.write(f"{text}\n")
+
+    def write(self, text: str) -> int:
+        """Write text as it is; part of the stream interface."""
+        if self.speaks:
+            self._console.print(text, end="")
+        if self._log is not None:
+            self._log.write(text if self.speaks else self._with_rank(text))
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush the log; part of the stream interface."""
+        if self._log is not None:
+            self._log.flush()
+
+    def close(self) -> None:
+        """Close the log file."""
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def _with_rank(self, text: str) -> str:
+        return "".join(
+            f"[rank {self.rank}] {line}" for line in text.splitlines(keepends=True) if line.strip()
+        )
+
+    @contextmanager
+    def progress(self, label: str, total: int, *, done: int = 0) -> Iterator["Bar"]:
+        """Show a bar while the block runs, if this rank speaks and the console is a terminal."""
+        if not (self.speaks and self._console.is_terminal):
+            yield Bar()
+            return
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=self._console, transient=True) as progress:
+            yield Bar(progress=progress, task=progress.add_task(label, total=total, completed=done))
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A progress bar, or nothing where none is shown."""
+
+    progress: Progress | None = None
+    task: int = 0
+
+    def update(self, done: int, *, total: int | None = None, label: str | None = None) -> None:
+        """Move the bar to `done`, with another total or label if given."""
+        if self.progress is not None:
+            self.progress.update(self.task, completed=done, total=total, description=label)  # type: ignore[arg-type]

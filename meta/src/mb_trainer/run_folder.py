@@ -1,0 +1,118 @@
+"""The run folder: its files, and whether a run in it is fresh, to be resumed, complete, or another run."""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+PLACED = frozenset({"checkpoint.save", "checkpoint.load", "logger.tensorboard_dir"})
+"""Fields that the run folder itself fills in; they do not make two runs different."""
+
+Standing = Literal["fresh", "resumable", "complete"]
+
+
+class RunFolderError(ValueError):
+    """The run folder belongs to a run with other settings."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """The paths of one run, all below `path`."""
+
+    path: Path
+
+    @property
+    def run_config(self) -> Path:
+        """The resolved configuration."""
+        return self.path / "run_config.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        """A JSON object per step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def events(self) -> Path:
+        """Start, resume, save, evaluation and stop, with their times."""
+        return self.path / "events.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Event files."""
+        return self.path / "tensorboard"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Checkpoints and their trackers."""
+        return self.path / "checkpoints"
+
+    @property
+    def log(self) -> Path:
+        """Everything that was printed."""
+        return self.path / "log.txt"
+
+
+def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return dotted path -> (saved, wanted) for every leaf in which two configurations differ."""
+    old, new = flatten(saved), flatten(wanted)
+    paths = [path for path in (*old, *(path for path in new if path not in old)) if path not in PLACED]
+    return {path: (old.get(path), new.get(path)) for path in paths if old.get(path) != new.get(path)}
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return dotted path -> leaf; lists and empty mappings are leaves."""
+    leaves: dict[str, Any] = {}
+    for key, value in tree.items():
+        path = f"{prefix}{key}"
+        leaves.update(flatten(value, f"{path}.") if isinstance(value, Mapping) and value else {path: value})
+    return leaves
+
+
+def standing(
+    folder: RunFolder, wanted: Mapping[str, Any], *, last_step: int | None, train_iters: int
+) -> Standing:
+    """Say whether the run is fresh, to be resumed or complete.
+
+    Args:
+        folder: where the run is or will be.
+        wanted: the resolved configuration as plain data.
+        last_step: step of the newest checkpoint, None where there is none.
+        train_iters: steps that the wanted run has.
+
+    Raises:
+        RunFolderError: the folder holds a run with other settings; the message names each difference.
+    """
+    if folder.run_config.exists():
+        saved = yaml.safe_load(folder.run_config.read_text())
+        changed = differences(saved, wanted)
+        if changed:
+            raise RunFolderError(describe(folder, changed))
+    if last_step is None:
+        return "fresh"
+    return "complete" if last_step >= train_iters else "resumable"
+
+
+def describe(folder: RunFolder, changed: Mapping[str, tuple[Any, Any]]) -> str:
+    """Write the refusal: what differs, and what to do about it."""
+    lines = "\n".join(f"  {path}: {old!r} there, {new!r} now" for path, (old, new) in changed.items())
+    return (
+        f"{folder.path}: holds a run with other settings, and going on would mix the two.\n{lines}\n"
+        "Give another folder with --out, or go on with the new settings with --resume-with-changes."
+    )
+
+
+class EventLog:
+    """Appends a JSON object per event to events.jsonl; each line is flushed at once."""
+
+    def __init__(self, path: Path, *, clock: Callable[[], float] = time.time) -> None:
+        self._path = path
+        self._clock = clock
+
+    def write(self, event: str, **fields: object) -> None:
+        """Append one event with the time in seconds since the epoch."""
+        with self._path.open("a") as file:
+            file.write(json.dumps({"event": event, "time": self._clock(), **fields}) + "\n")

@@ -1,0 +1,31 @@
+"""What a person sees: one voice on the console, everything in log.txt."""
+
+import io
+
+from mb_trainer.console import Voice
+
+
+def test_the_voice_speaks_and_logs(tmp_path):
+    screen = io.StringIO()
+    voice = Voice(stream=screen)
+    voice.open_log(tmp_path / "log.txt")
+    voice.say("step 1 [not markup]")
+    voice.close()
+    assert screen.getvalue() == (tmp_path / "log.txt").read_text() == "step 1 [not markup]\n"
+
+
+def test_other_ranks_only_log_and_say_who_they_are(tmp_path):
+    screen = io.StringIO()
+    voice = Voice(rank=2, speaks=False, stream=screen)
+    voice.open_log(tmp_path / "log.txt")
+    voice.say("a warning")
+    assert screen.getvalue() == ""
+    assert (tmp_path / "log.txt").read_text() == "[rank 2] a warning\n"
+
+
+def test_no_bar_in_a_pipe():
+    screen = io.StringIO()
+    voice = Voice(stream=screen)
+    with voice.progress("tokenizing", 10) as bar:
+        bar.update(5)
+    assert screen.getvalue() == ""

@@ -1,0 +1,41 @@
+"""The run folder: fresh, resumable, complete, or another run."""
+
+import json
+
+import pytest
+import yaml
+
+from mb_trainer.run_folder import EventLog, RunFolder, RunFolderError, differences, standing
+
+CONFIG = {"train": {"train_iters": 20}, "checkpoint": {"save": "runs/a/checkpoints"}, "peft": None}
+
+
+@pytest.mark.parametrize(("last_step", "expected"), [(None, "fresh"), (10, "resumable"), (20, "complete")])
+def test_standing_follows_the_newest_checkpoint(tmp_path, last_step, expected):
+    folder = RunFolder(tmp_path)
+    folder.run_config.write_text(yaml.safe_dump(CONFIG))
+    assert standing(folder, CONFIG, last_step=last_step, train_iters=20) == expected
+
+
+def test_other_settings_are_refused_and_each_is_named(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.run_config.write_text(yaml.safe_dump(CONFIG))
+    wanted = {**CONFIG, "train": {"train_iters": 30}}
+    with pytest.raises(
+        RunFolderError, match=r"train.train_iters: 20 there, 30 now[\s\S]*--resume-with-changes"
+    ):
+        standing(folder, wanted, last_step=10, train_iters=30)
+
+
+def test_differences_name_leaves_and_pass_over_what_the_folder_places():
+    saved = {"a": {"b": 1, "c": [1]}, "checkpoint": {"save": "x"}, "gone": 3}
+    wanted = {"a": {"b": 2, "c": [1]}, "checkpoint": {"save": "y"}, "new": {"d": 4}}
+    assert differences(saved, wanted) == {"a.b": (1, 2), "gone": (3, None), "new.d": (None, 4)}
+
+
+def test_events_are_json_lines_with_their_time(tmp_path):
+    events = EventLog(tmp_path / "events.jsonl", clock=lambda: 7.0)
+    events.write("start", step=0)
+    events.write("save", step=10)
+    lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert lines == [{"event": "start", "time": 7.0, "step": 0}, {"event": "save", "time": 7.0, "step": 10}]

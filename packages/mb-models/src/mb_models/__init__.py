@@ -1,1 +1,89 @@
-"""Megatron Core models ready to train: configs, providers, batches and forward steps."""
+"""Megatron Core models ready to train: configs, providers, batches and forward steps.
+
+A section is data, and counting needs neither torch nor Megatron:
+
+>>> from mb_models import GPTModelConfig, padded_vocab_size, parameter_count
+>>> config = GPTModelConfig(
+...     num_layers=32, hidden_size=4096, ffn_hidden_size=14336, num_attention_heads=32, num_query_groups=8,
+...     normalization="RMSNorm", gated_linear_unit=True, activation_func="silu", add_bias_linear=False,
+...     position_embedding_type="rope", seq_length=8192,
+... )
+>>> parameter_count(config, vocab_size=padded_vocab_size(128256, divisible_by=128, tensor_parallel_size=1))
+8030261248
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mb_models.batches import Batch as Batch
+    from mb_models.batches import BatchError as BatchError
+    from mb_models.batches import get_batch as get_batch
+    from mb_models.config import GPTModelConfig as GPTModelConfig
+    from mb_models.config import TransformerFields as TransformerFields
+    from mb_models.forward_step import GPTForwardStep as GPTForwardStep
+    from mb_models.forward_step import gpt_forward_step as gpt_forward_step
+    from mb_models.forward_step import masked_next_token_loss as masked_next_token_loss
+    from mb_models.gpt import GPTModelProvider as GPTModelProvider
+    from mb_models.gpt import LayerSpec as LayerSpec
+    from mb_models.kernels import gpu_only_settings as gpu_only_settings
+    from mb_models.parameters import parameter_count as parameter_count
+    from mb_models.rules import RULES as RULES
+    from mb_models.rules import ModelConfigError as ModelConfigError
+    from mb_models.specs import local_spec as local_spec
+    from mb_models.specs import transformer_engine_spec as transformer_engine_spec
+    from mb_models.transformer import transformer_config as transformer_config
+    from mb_models.vocab import model_vocab_size as model_vocab_size
+    from mb_models.vocab import padded_vocab_size as padded_vocab_size
+    from mb_models.wrap import wrap_ddp as wrap_ddp
+
+__all__ = [
+    "Batch",
+    "BatchError",
+    "GPTForwardStep",
+    "GPTModelConfig",
+    "GPTModelProvider",
+    "LayerSpec",
+    "ModelConfigError",
+    "RULES",
+    "TransformerFields",
+    "get_batch",
+    "gpt_forward_step",
+    "gpu_only_settings",
+    "local_spec",
+    "masked_next_token_loss",
+    "model_vocab_size",
+    "padded_vocab_size",
+    "parameter_count",
+    "transformer_config",
+    "transformer_engine_spec",
+    "wrap_ddp",
+]
+_HOMES = {
+    "Batch": "batches",
+    "BatchError": "batches",
+    "GPTForwardStep": "forward_step",
+    "GPTModelConfig": "config",
+    "GPTModelProvider": "gpt",
+    "LayerSpec": "gpt",
+    "ModelConfigError": "rules",
+    "RULES": "rules",
+    "TransformerFields": "config",
+    "get_batch": "batches",
+    "gpt_forward_step": "forward_step",
+    "gpu_only_settings": "kernels",
+    "local_spec": "specs",
+    "masked_next_token_loss": "forward_step",
+    "model_vocab_size": "vocab",
+    "padded_vocab_size": "vocab",
+    "parameter_count": "parameters",
+    "transformer_config": "transformer",
+    "transformer_engine_spec": "specs",
+    "wrap_ddp": "wrap",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOMES:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,99 @@
+"""What a pipeline stage reads of a microbatch, on its device and cut to its context-parallel part.
+
+Shapes: B sequences of a microbatch, S tokens of a sequence (of this rank's part of it under context parallelism).
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from megatron.core.utils import get_batch_on_this_cp_rank
+
+FIRST_STAGE_KEYS = ("tokens", "position_ids")
+LAST_STAGE_KEYS = ("labels", "loss_mask")
+
+
+class BatchError(ValueError):
+    """A microbatch that the model cannot take."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """One microbatch as a stage sees it; None is what the stage does not need."""
+
+    tokens_BS: torch.Tensor | None = None
+    labels_BS: torch.Tensor | None = None
+    loss_mask_BS: torch.Tensor | None = None
+    position_ids_BS: torch.Tensor | None = None
+    attention_mask_B1SS: torch.Tensor | None = None
+
+
+def get_batch(
+    data_iterator: Iterator[Mapping[str, torch.Tensor]] | None,
+    *,
+    first_stage: bool,
+    last_stage: bool,
+    device: torch.device,
+    cp_group: torch.distributed.ProcessGroup | None = None,
+) -> Batch:
+    """Take the next microbatch and keep what this stage needs: inputs on the first, labels and loss mask on the last.
+
+    A stage in the middle reads nothing and leaves the iterator alone. Copies to the device do not block, so they
+    overlap only from pinned memory. Under context parallelism each rank keeps the two slices of every sequence that
+    balance causal attention (zigzag order). No collective; does not synchronise with the device.
+
+    Raises:
+        BatchError: there is no iterator; a key is missing; S does not divide by twice the context-parallel size; the
+            microbatch holds packed sequences, or an attention mask that later stages would not see.
+    """
+    if not (first_stage or last_stage):
+        return Batch()
+    if data_iterator is None:
+        raise BatchError(
+            f"batch: no data iterator (first_stage={first_stage}, last_stage={last_stage}), because only stages in "
+            "the middle of a pipeline go without data. Give this rank an iterator."
+        )
+    whole = next(data_iterator)
+    keys = (*FIRST_STAGE_KEYS * first_stage, *LAST_STAGE_KEYS * last_stage)
+    _check(whole, keys=keys, only_stage=first_stage and last_stage)
+    wanted = [*keys, "attention_mask"] if "attention_mask" in whole else keys
+    parts = {key: whole[key].to(device, non_blocking=True) for key in wanted}
+    if cp_group is not None and cp_group.size() > 1:
+        _check_divides(parts[keys[0]].shape[1], cp_group.size())
+        parts = get_batch_on_this_cp_rank(
+            {**parts, "cu_seqlens": None}, is_hybrid_cp=False, cp_group=cp_group
+        )
+    return Batch(
+        tokens_BS=parts.get("tokens"),
+        labels_BS=parts.get("labels"),
+        loss_mask_BS=parts.get("loss_mask"),
+        position_ids_BS=parts.get("position_ids"),
+        attention_mask_B1SS=parts.get("attention_mask"),
+    )
+
+
+def _check(whole: Mapping[str, torch.Tensor], *, keys: tuple[str, ...], only_stage: bool) -> None:
+    missing = [key for key in keys if key not in whole]
+    if missing:
+        raise BatchError(
+            f"batch: lacks {', '.join(missing)} (it has {', '.join(whole)}), because this stage computes with them. "
+            "Let the dataset yield them."
+        )
+    if "cu_seqlens" in whole:
+        raise BatchError(
+            "batch: holds packed sequences (cu_seqlens), because attention would run across their borders. "
+            "Use a dataset without packing."
+        )
+    if "attention_mask" in whole and not only_stage:
+        raise BatchError(
+            "batch: holds an attention_mask, because other pipeline stages would not see it and attend causally. "
+            "Set dataset.create_attention_mask=false."
+        )
+
+
+def _check_divides(sequence: int, cp_size: int) -> None:
+    if sequence % (2 * cp_size) != 0:
+        raise BatchError(
+            f"batch: {sequence} tokens do not divide by twice the context-parallel size {cp_size}, because every rank "
+            "takes two slices of each sequence. Change seq_length or context_parallel_size."
+        )

@@ -1,0 +1,86 @@
+"""The forward step of GPT training, as Megatron's schedules call it.
+
+Shapes: B sequences of a microbatch, S tokens of a sequence, on this context-parallel rank.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from megatron.core.utils import get_attr_wrapped_model
+
+from mb_models.batches import get_batch
+
+Loss = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]
+"""Sum of token losses, number of tokens (int), and what is reported: name -> tensor([sum, number])."""
+
+
+def masked_next_token_loss(
+    loss_mask_BS: torch.Tensor,
+    losses_BS: torch.Tensor,
+    *,
+    inspect_loss: Callable[[torch.Tensor], None] | None = None,
+) -> Loss:
+    """Add up the token losses where the mask is 1; the schedule divides, by tokens or by microbatches.
+
+    Sums are float32. `inspect_loss` gets the sum, detached, before anything is divided (checks for NaN go there).
+    Local to the rank: no collective and no synchronisation of its own.
+    """
+    mask = loss_mask_BS.reshape(-1).float()
+    loss_sum = (losses_BS.reshape(-1).float() * mask).sum()
+    tokens = mask.sum()
+    if inspect_loss is not None:
+        inspect_loss(loss_sum.detach())
+    return loss_sum, tokens.to(torch.int), {"lm loss": torch.stack([loss_sum.detach(), tokens])}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GPTForwardStep:
+    """Callable forward step; `inspect_loss` sees every microbatch's loss sum on the last stage."""
+
+    inspect_loss: Callable[[torch.Tensor], None] | None = None
+
+    def __call__(
+        self,
+        data_iterator: Iterator[Mapping[str, torch.Tensor]] | None,
+        model: torch.nn.Module,
+        return_schedule_plan: bool = False,
+    ) -> tuple[object, Callable[[torch.Tensor], Loss] | None]:
+        """Run one microbatch through one model chunk.
+
+        Stage, groups and device are the chunk's own. Returns the chunk's output (token losses, shape [B, S], on the
+        last stage; else hidden states) and the loss function for it (None on other stages). With
+        `return_schedule_plan` the chunk runs nothing and its schedule plan takes the output's place (overlapped
+        expert exchange).
+
+        Raises:
+            mb_models.batches.BatchError: see `mb_models.batches.get_batch`.
+        """
+        chunk = get_attr_wrapped_model(model, "pre_process", return_model_obj=True)
+        batch = get_batch(
+            data_iterator,
+            first_stage=chunk.pre_process,
+            last_stage=chunk.post_process,
+            device=next(chunk.parameters()).device,
+            cp_group=chunk.pg_collection.cp,
+        )
+        inputs = (batch.tokens_BS, batch.position_ids_BS, batch.attention_mask_B1SS)
+        loss_function = None
+        if batch.loss_mask_BS is not None:
+            loss_function = partial(
+                masked_next_token_loss, batch.loss_mask_BS, inspect_loss=self.inspect_loss
+            )
+        if return_schedule_plan:
+            plan = chunk.build_schedule_plan(*inputs, labels=batch.labels_BS, loss_mask=batch.loss_mask_BS)
+            return plan, loss_function
+        return model(*inputs, labels=batch.labels_BS), loss_function
+
+
+def gpt_forward_step(
+    data_iterator: Iterator[Mapping[str, torch.Tensor]] | None,
+    model: torch.nn.Module,
+    return_schedule_plan: bool = False,
+) -> tuple[object, Callable[[torch.Tensor], Loss] | None]:
+    """Run one microbatch through one model chunk: `GPTForwardStep` without inspection, as a plain function."""
+    return GPTForwardStep()(data_iterator, model, return_schedule_plan)

@@ -1,0 +1,40 @@
+"""Settings that only a GPU can honour, and what stands in for each of them elsewhere.
+
+None of them changes what the model computes, only how fast; settings that do change it are refused by the rules.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from mb_models.config import TransformerFields
+
+GPU_ONLY: Mapping[str, object] = MappingProxyType(
+    {
+        "apply_rope_fusion": False,
+        "cross_entropy_fusion_impl": "native",
+        "cuda_graph_impl": "none",
+        "defer_embedding_wgrad_compute": False,
+        "delay_wgrad_compute": False,
+        "fine_grained_activation_offloading": False,
+        "fused_residual_rmsnorm": False,
+        "gradient_accumulation_fusion": False,
+        "masked_softmax_fusion": False,
+        "moe_grouped_gemm": False,
+        "moe_permute_fusion": False,
+        "moe_router_fusion": False,
+        "overlap_moe_expert_parallel_comm": False,
+        "persist_layer_norm": False,
+        "tp_comm_overlap": False,
+        "transformer_impl": "local",
+        "use_te_rng_tracker": False,
+    }
+)
+"""Field -> the value that takes its place without a GPU."""
+
+
+def gpu_only_settings(config: TransformerFields) -> dict[str, object]:
+    """Return the fields of `config` that need a GPU, each with the value used without one.
+
+    A caller that builds on another device logs these: they are asked for and cannot be had.
+    """
+    return {name: value for name, value in GPU_ONLY.items() if getattr(config, name) != value}

@@ -1,0 +1,103 @@
+"""How many parameters a GPT has, by closed formula: no torch, no model built."""
+
+from mb_models.config import GPTModelConfig
+
+RESHAPING = frozenset(
+    {"attention_output_gate", "moe_latent_size", "multi_latent_attention", "mtp_num_layers", "softmax_type"}
+)
+"""Fields of Megatron's TransformerConfig that add or change parameters and are not in the formula."""
+
+
+def parameter_count(config: GPTModelConfig, *, vocab_size: int | None = None) -> int:
+    """Count the weights of the whole model, over all ranks, each shared weight once.
+
+    With h the hidden size, d the head's width, a query heads and g key/value heads, a layer without biases has
+    h d (2 a + 2 g) weights in attention; an MLP of width f has 2 h f, or 3 h f if gated; a norm has h (twice that
+    for LayerNorm). `vocab_size` is the number of rows of the embedding, padding included, and defaults to
+    `config.vocab_size`.
+
+    Raises:
+        ValueError: no vocabulary size is given, or `config.transformer` holds a field that the formula does not know.
+    """
+    rows = config.vocab_size if vocab_size is None else vocab_size
+    if rows is None:
+        raise ValueError(
+            "model.vocab_size: not set and no vocab_size given, because the embedding's size is unknown. Pass "
+            "vocab_size."
+        )
+    unknown = sorted(RESHAPING & config.transformer.keys())
+    if unknown:
+        raise ValueError(
+            f"model.transformer: {', '.join(unknown)} not counted, because the formula covers plain attention and "
+            "MLPs. Count a built model instead."
+        )
+    layers = sum(_layer(config, experts=experts) for experts in expert_layers(config))
+    positions = config.max_position_embeddings or config.seq_length
+    return (
+        rows * config.hidden_size * (1 if config.share_embeddings_and_output_weights else 2)
+        + (positions * config.hidden_size if config.position_embedding_type == "learned_absolute" else 0)
+        + layers
+        + _norm(config, config.hidden_size)
+    )
+
+
+def expert_layers(config: GPTModelConfig) -> list[bool]:
+    """Say for each layer, in order, whether its MLP is a set of experts.
+
+    Raises:
+        ValueError: moe_layer_freq lists another number of layers than there are.
+    """
+    if config.num_moe_experts is None:
+        return [False] * config.num_layers
+    if isinstance(config.moe_layer_freq, int):
+        return [layer % config.moe_layer_freq == 0 for layer in range(config.num_layers)]
+    if len(config.moe_layer_freq) != config.num_layers:
+        raise ValueError(
+            f"model.moe_layer_freq: lists {len(config.moe_layer_freq)} layers of {config.num_layers}, because it says "
+            "for each layer whether it has experts. Give one entry a layer."
+        )
+    return [bool(flag) for flag in config.moe_layer_freq]
+
+
+def _norm(config: GPTModelConfig, width: int) -> int:
+    return width if config.normalization == "RMSNorm" else 2 * width
+
+
+def _linear(inputs: int, outputs: int, *, bias: bool) -> int:
+    return inputs * outputs + (outputs if bias else 0)
+
+
+def _layer(config: GPTModelConfig, *, experts: bool) -> int:
+    mlp = _experts(config) if experts else _mlp(config, config.ffn_hidden_size or 4 * config.hidden_size)
+    return _attention(config) + mlp + 2 * _norm(config, config.hidden_size)
+
+
+def _attention(config: GPTModelConfig) -> int:
+    width = config.kv_channels or config.hidden_size // config.num_attention_heads
+    groups = config.num_query_groups or config.num_attention_heads
+    inner = width * config.num_attention_heads
+    qkv_bias = config.add_bias_linear or config.add_qkv_bias
+    return (
+        _linear(config.hidden_size, inner + 2 * width * groups, bias=qkv_bias)
+        + _linear(inner, config.hidden_size, bias=config.add_bias_linear)
+        + (2 * _norm(config, width) if config.qk_layernorm else 0)
+    )
+
+
+def _mlp(config: GPTModelConfig, width: int) -> int:
+    inner = 2 * width if config.gated_linear_unit else width
+    return _linear(config.hidden_size, inner, bias=config.add_bias_linear) + _linear(
+        width, config.hidden_size, bias=config.add_bias_linear
+    )
+
+
+def _experts(config: GPTModelConfig) -> int:
+    experts = config.num_moe_experts or 0
+    width = config.moe_ffn_hidden_size or config.ffn_hidden_size or 4 * config.hidden_size
+    shared = config.moe_shared_expert_intermediate_size
+    return (
+        _linear(config.hidden_size, experts, bias=config.add_bias_linear)
+        + experts * _mlp(config, width)
+        + (_mlp(config, shared) if shared else 0)
+        + (config.hidden_size if shared and config.moe_shared_expert_gate else 0)
+    )

@@ -1,0 +1,356 @@
+"""What a GPT section may not say: rules as data, for a check before launch and again when the model is built."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from mb_models.config import GPTModelConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One thing that must hold, with the reason, the remedy, and an example of each side."""
+
+    id: str
+    fields: tuple[str, ...]
+    test: Callable[..., str | None]
+    why: str
+    fix: str
+    severity: Literal["error", "warning"] = "error"
+    fails: Mapping[str, object]
+    passes: Mapping[str, object]
+
+
+class ModelConfigError(ValueError):
+    """A model section that cannot be built; `problems` holds one line for each reason."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = tuple(problems)
+
+
+def broken_rules(rules: Iterable[Rule], values: Mapping[str, object]) -> list[str]:
+    """Return one line for each error among `rules` that `values` (field path -> value) break.
+
+    A rule that reads a path which `values` lacks is not applied.
+    """
+    problems = []
+    for rule in rules:
+        if rule.severity == "error" and all(path in values for path in rule.fields):
+            message = rule.test(*(values[path] for path in rule.fields))
+            if message is not None:
+                problems.append(f"{rule.fields[0]}: {message}, because {rule.why}. {rule.fix} [{rule.id}]")
+    return problems
+
+
+LOCAL_IGNORES = (
+    "qk_l2_norm",
+    "qk_clip",
+    "log_max_attention_logit",
+    "fused_residual_rmsnorm",
+    "layernorm_zero_centered_gamma",
+)
+"""Switches that only Transformer Engine's layers heed."""
+
+NOT_BUILT = {
+    "multi_latent_attention": "multi-latent attention has a configuration class of its own",
+    "mtp_num_layers": "multi-token prediction needs a block specification of its own",
+    "experimental_attention_variant": "its layers need a block specification of their own",
+    "heterogeneous_block_specs": "layers of different shapes need a configuration class of their own",
+    "is_hybrid_model": "hybrid models are another class",
+    "init_model_with_meta_device": "parameters are created on their device",
+    "pipeline_model_parallel_layout": "layers are split evenly over the stages",
+    "num_layers_in_first_pipeline_stage": "layers are split evenly over the stages",
+    "num_layers_in_last_pipeline_stage": "layers are split evenly over the stages",
+    "use_mup": "the optimizer's learning rates are not scaled by width",
+}
+"""Fields of Megatron's TransformerConfig that the GPT provider does not build, and why."""
+
+
+def _positive_sizes(layers: int, hidden: int, heads: int) -> str | None:
+    if min(layers, hidden, heads) >= 1:
+        return None
+    return f"every size must be at least 1 (num_layers={layers}, hidden_size={hidden}, num_attention_heads={heads})"
+
+
+def _groups_divide_heads(groups: int | None, heads: int) -> str | None:
+    if groups is None or (groups >= 1 and heads % groups == 0):
+        return None
+    return f"must divide the query heads (num_query_groups={groups}, num_attention_heads={heads})"
+
+
+def _heads_divide_hidden(hidden: int, heads: int, kv_channels: int | None) -> str | None:
+    if kv_channels is not None or heads < 1 or hidden % heads == 0:
+        return None
+    return f"must divide by the heads (hidden_size={hidden}, num_attention_heads={heads}, kv_channels unset)"
+
+
+def _positions_reach(positions: int | None, seq_length: int) -> str | None:
+    if positions is None or positions >= seq_length:
+        return None
+    return (
+        f"is shorter than a training sequence (max_position_embeddings={positions}, seq_length={seq_length})"
+    )
+
+
+def _known_positions(kind: str) -> str | None:
+    return f"{kind!r} is not built" if kind in ("mrope", "yarn") else None
+
+
+def _local_layers_heed(impl: str, *switches: bool) -> str | None:
+    ignored = [name for name, on in zip(LOCAL_IGNORES, switches, strict=True) if on]
+    if impl != "local" or not ignored:
+        return None
+    return f"local layers do not heed {', '.join(ignored)}"
+
+
+def _local_layers_take_precision(impl: str, fp8: str | None, fp4: str | None) -> str | None:
+    return (
+        f"local layers cannot compute in fp8={fp8}, fp4={fp4}" if impl == "local" and (fp8 or fp4) else None
+    )
+
+
+def _local_residual(impl: str, fp32_residual: bool, bf16: bool, fp16: bool) -> str | None:
+    if impl != "local" or not fp32_residual or not (bf16 or fp16):
+        return None
+    return f"local layers cannot keep a float32 residual stream (bf16={bf16}, fp16={fp16})"
+
+
+def _transformer_names(extra: Mapping[str, object]) -> str | None:
+    own = sorted({item.name for item in fields(GPTModelConfig)} & extra.keys())
+    if own:
+        return f"{', '.join(own)}: set the field of the model section itself"
+    private = sorted(name for name in extra if name.startswith("_"))
+    if private:
+        return f"{', '.join(private)}: private to Megatron"
+    refused = [f"{name}: {why}" for name, why in NOT_BUILT.items() if extra.get(name)]
+    return "; ".join(refused) or None
+
+
+def _experts_need_sequence_parallel(experts: int | None, tp: int, sequence_parallel: bool) -> str | None:
+    if experts is None or tp == 1 or sequence_parallel:
+        return None
+    return f"experts under tensor parallelism (num_moe_experts={experts}, tp={tp}, sequence_parallel=false)"
+
+
+def _topk_fits(topk: int, experts: int | None) -> str | None:
+    if experts is None or 1 <= topk <= experts:
+        return None
+    return f"a token cannot visit so many experts (moe_router_topk={topk}, num_moe_experts={experts})"
+
+
+def _expert_sizes_need_experts(experts: int | None, width: int | None, shared: int | None) -> str | None:
+    if experts is not None or (width is None and shared is None):
+        return None
+    return (
+        f"experts have a size but no number (moe_ffn_hidden_size={width}, "
+        f"moe_shared_expert_intermediate_size={shared})"
+    )
+
+
+def _full_recompute_is_whole(granularity: str | None, method: str | None, layers: int | None) -> str | None:
+    if granularity != "full" or (method is not None and layers is not None):
+        return None
+    return f'"full" needs both others (recompute_method={method}, recompute_num_layers={layers})'
+
+
+def _interleaving_is_sound(vpp: int | None, pp: int, overlap: bool, batch: bool) -> str | None:
+    if vpp is None or vpp == 1 or pp == 1 or (overlap and not batch) or (pp > 2 and not overlap):
+        return None
+    return f"exchange would mix microbatches up (pp={pp}, overlap_p2p_comm={overlap}, batch_p2p_comm={batch})"
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        id="G01",
+        fields=("model.num_layers", "model.hidden_size", "model.num_attention_heads"),
+        test=_positive_sizes,
+        why="a model without layers, width or heads cannot be built",
+        fix="Set all three to positive numbers.",
+        fails={"model.num_layers": 0, "model.hidden_size": 64, "model.num_attention_heads": 4},
+        passes={"model.num_layers": 2, "model.hidden_size": 64, "model.num_attention_heads": 4},
+    ),
+    Rule(
+        id="G02",
+        fields=("model.num_query_groups", "model.num_attention_heads"),
+        test=_groups_divide_heads,
+        why="every key/value head serves the same number of query heads",
+        fix="Set num_query_groups to a divisor of num_attention_heads, or leave it unset.",
+        fails={"model.num_query_groups": 3, "model.num_attention_heads": 8},
+        passes={"model.num_query_groups": 2, "model.num_attention_heads": 8},
+    ),
+    Rule(
+        id="G03",
+        fields=("model.hidden_size", "model.num_attention_heads", "model.kv_channels"),
+        test=_heads_divide_hidden,
+        why="the width of a head is hidden_size / num_attention_heads unless kv_channels says otherwise",
+        fix="Change hidden_size or num_attention_heads, or set kv_channels.",
+        fails={"model.hidden_size": 100, "model.num_attention_heads": 8, "model.kv_channels": None},
+        passes={"model.hidden_size": 100, "model.num_attention_heads": 8, "model.kv_channels": 16},
+    ),
+    Rule(
+        id="G04",
+        fields=("model.max_position_embeddings", "model.seq_length"),
+        test=_positions_reach,
+        why="every position of a training sequence needs an embedding",
+        fix="Raise max_position_embeddings to seq_length, or leave it unset.",
+        fails={"model.max_position_embeddings": 512, "model.seq_length": 1024},
+        passes={"model.max_position_embeddings": 2048, "model.seq_length": 1024},
+    ),
+    Rule(
+        id="G05",
+        fields=("model.position_embedding_type",),
+        test=_known_positions,
+        why="it needs settings and inputs that the GPT provider does not hand over",
+        fix='Use "rope", "learned_absolute" or "none".',
+        fails={"model.position_embedding_type": "yarn"},
+        passes={"model.position_embedding_type": "rope"},
+    ),
+    Rule(
+        id="G06",
+        fields=("model.transformer_impl", *(f"model.{name}" for name in LOCAL_IGNORES)),
+        test=_local_layers_heed,
+        why="Megatron builds the model as if they were off, without a word",
+        fix='Switch them off, or use transformer_impl "transformer_engine" on a GPU.',
+        fails={
+            "model.transformer_impl": "local",
+            **{f"model.{name}": name == "qk_clip" for name in LOCAL_IGNORES},
+        },
+        passes={
+            "model.transformer_impl": "transformer_engine",
+            **{f"model.{name}": name == "qk_clip" for name in LOCAL_IGNORES},
+        },
+    ),
+    Rule(
+        id="G07",
+        fields=("model.transformer_impl", "model.fp8", "model.fp4"),
+        test=_local_layers_take_precision,
+        why="8-bit and 4-bit arithmetic is Transformer Engine's",
+        fix='Unset fp8 and fp4, or use transformer_impl "transformer_engine" on a GPU.',
+        fails={"model.transformer_impl": "local", "model.fp8": "hybrid", "model.fp4": None},
+        passes={"model.transformer_impl": "local", "model.fp8": None, "model.fp4": None},
+    ),
+    Rule(
+        id="G08",
+        fields=("model.transformer_impl", "model.fp32_residual_connection", "model.bf16", "model.fp16"),
+        test=_local_residual,
+        why="their linear layers take inputs of the parameters' type only",
+        fix="Switch fp32_residual_connection off.",
+        fails={
+            "model.transformer_impl": "local",
+            "model.fp32_residual_connection": True,
+            "model.bf16": True,
+            "model.fp16": False,
+        },
+        passes={
+            "model.transformer_impl": "local",
+            "model.fp32_residual_connection": True,
+            "model.bf16": False,
+            "model.fp16": False,
+        },
+    ),
+    Rule(
+        id="G09",
+        fields=("model.transformer",),
+        test=_transformer_names,
+        why="it holds only fields of Megatron's TransformerConfig that the section lacks and a GPT can honour",
+        fix="Remove them.",
+        fails={"model.transformer": {"mtp_num_layers": 1}},
+        passes={"model.transformer": {"glu_linear_offset": 1.0}},
+    ),
+    Rule(
+        id="G10",
+        fields=("model.num_moe_experts", "model.tensor_model_parallel_size", "model.sequence_parallel"),
+        test=_experts_need_sequence_parallel,
+        why="tokens are dispatched from a sequence that is split over the tensor-parallel ranks",
+        fix="Set sequence_parallel=true.",
+        fails={
+            "model.num_moe_experts": 8,
+            "model.tensor_model_parallel_size": 2,
+            "model.sequence_parallel": False,
+        },
+        passes={
+            "model.num_moe_experts": 8,
+            "model.tensor_model_parallel_size": 2,
+            "model.sequence_parallel": True,
+        },
+    ),
+    Rule(
+        id="G11",
+        fields=("model.moe_router_topk", "model.num_moe_experts"),
+        test=_topk_fits,
+        why="the router chooses among the experts there are",
+        fix="Lower moe_router_topk or raise num_moe_experts.",
+        fails={"model.moe_router_topk": 3, "model.num_moe_experts": 2},
+        passes={"model.moe_router_topk": 2, "model.num_moe_experts": 2},
+    ),
+    Rule(
+        id="G12",
+        fields=(
+            "model.num_moe_experts",
+            "model.moe_ffn_hidden_size",
+            "model.moe_shared_expert_intermediate_size",
+        ),
+        test=_expert_sizes_need_experts,
+        why="without num_moe_experts the model is dense",
+        fix="Set num_moe_experts, or unset the sizes.",
+        fails={
+            "model.num_moe_experts": None,
+            "model.moe_ffn_hidden_size": 64,
+            "model.moe_shared_expert_intermediate_size": None,
+        },
+        passes={
+            "model.num_moe_experts": 4,
+            "model.moe_ffn_hidden_size": 64,
+            "model.moe_shared_expert_intermediate_size": None,
+        },
+    ),
+    Rule(
+        id="G13",
+        fields=("model.recompute_granularity", "model.recompute_method", "model.recompute_num_layers"),
+        test=_full_recompute_is_whole,
+        why="it must know which layers to compute again, and how many at a time",
+        fix='Set recompute_method to "uniform" or "block", and recompute_num_layers.',
+        fails={
+            "model.recompute_granularity": "full",
+            "model.recompute_method": None,
+            "model.recompute_num_layers": 1,
+        },
+        passes={
+            "model.recompute_granularity": "full",
+            "model.recompute_method": "uniform",
+            "model.recompute_num_layers": 1,
+        },
+    ),
+)
+"""Rules on a section as a user writes it."""
+
+INTERLEAVING = Rule(
+    id="G20",
+    fields=(
+        "model.virtual_pipeline_model_parallel_size",
+        "model.pipeline_model_parallel_size",
+        "model.overlap_p2p_comm",
+        "model.batch_p2p_comm",
+    ),
+    test=_interleaving_is_sound,
+    why="two stages would send and receive several tensors between the same two ranks in one batch, "
+    "and the model would train wrongly without an error",
+    fix="Set overlap_p2p_comm=true and batch_p2p_comm=false.",
+    fails={
+        "model.virtual_pipeline_model_parallel_size": 2,
+        "model.pipeline_model_parallel_size": 2,
+        "model.overlap_p2p_comm": False,
+        "model.batch_p2p_comm": True,
+    },
+    passes={
+        "model.virtual_pipeline_model_parallel_size": 2,
+        "model.pipeline_model_parallel_size": 2,
+        "model.overlap_p2p_comm": True,
+        "model.batch_p2p_comm": False,
+    },
+)
+"""Holds for a resolved section only: the overlap section may still write the two switches."""
+
+BUILD_RULES: tuple[Rule, ...] = (*RULES, INTERLEAVING)
+"""What must hold when the model is built."""

@@ -1,1 +1,51 @@
-"""Megatron Core on a machine without a GPU: the host stands in for CUDA."""
+"""Megatron Core on a machine without a GPU: the host stands in for CUDA.
+
+>>> import mb_host
+>>> report = mb_host.install()  # before megatron is imported
+>>> import torch
+>>> weight = torch.ones(2, 3, device="cuda")  # as Megatron writes it
+>>> weight.cuda().sum().item(), torch.cuda.is_available() == (not report)
+(6.0, True)
+>>> mb_host.run_ranks(torch.distributed.get_rank, 2)  # a function on two gloo ranks
+[0, 1]
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mb_host.installation import HostReport as HostReport
+    from mb_host.installation import MegatronAlreadyImportedError as MegatronAlreadyImportedError
+    from mb_host.installation import install as install
+    from mb_host.notices import quiet as quiet
+    from mb_host.outcomes import RankFailedError as RankFailedError
+    from mb_host.outcomes import RankTimeoutError as RankTimeoutError
+    from mb_host.ranks import RankPool as RankPool
+    from mb_host.ranks import run_ranks as run_ranks
+
+__all__ = [
+    "HostReport",
+    "MegatronAlreadyImportedError",
+    "RankFailedError",
+    "RankPool",
+    "RankTimeoutError",
+    "install",
+    "quiet",
+    "run_ranks",
+]
+_HOMES = {
+    "HostReport": "installation",
+    "MegatronAlreadyImportedError": "installation",
+    "RankFailedError": "outcomes",
+    "RankPool": "ranks",
+    "RankTimeoutError": "outcomes",
+    "install": "installation",
+    "quiet": "notices",
+    "run_ranks": "ranks",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOMES:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

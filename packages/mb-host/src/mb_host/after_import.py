@@ -1,0 +1,41 @@
+"""Run a callback when a module has been imported, whoever imports it."""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+
+class AfterImport:
+    """A `sys.meta_path` finder that calls `callbacks[name](module)` right after `name` is executed.
+
+    The module is found and loaded as if this finder were not there, and the callback runs before any importer can
+    take a name from the module.
+    """
+
+    def __init__(self, callbacks: Mapping[str, Callable[[ModuleType], None]]) -> None:
+        self.callbacks = dict(callbacks)
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the spec that the other finders give, its loader followed by the callback."""
+        if name not in self.callbacks:
+            return None
+        for finder in sys.meta_path:
+            spec = None if finder is self else finder.find_spec(name, path, target)
+            if spec is not None and spec.loader is not None:
+                _follow(spec.loader, callback=self.callbacks[name])
+                return spec
+        return None
+
+
+def _follow(loader: Any, *, callback: Callable[[ModuleType], None]) -> None:
+    execute = loader.exec_module
+
+    def execute_then_call(module: ModuleType) -> None:
+        execute(module)
+        callback(module)
+
+    loader.exec_module = execute_then_call

@@ -1,0 +1,81 @@
+"""The device: which one is current, what it can do, how much memory it has."""
+
+import os
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+HOST = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostProperties:
+    """What `torch.cuda.get_device_properties` answers for the host; sizes in bytes.
+
+    The compute capability is 0.0, so that every question for a hardware feature is answered with no.
+    """
+
+    name: str
+    total_memory: int
+    multi_processor_count: int
+    major: int = 0
+    minor: int = 0
+
+
+def names_cuda(device: object) -> bool:
+    """Tell whether torch would read `device` as a CUDA device: a name, an index or a `torch.device`."""
+    if isinstance(device, str):
+        return device == "cuda" or device.startswith("cuda:")
+    if isinstance(device, torch.device):
+        return device.type == "cuda"
+    return isinstance(device, int) and not isinstance(device, bool)
+
+
+def do_nothing() -> Callable[..., None]:
+    """Return a new function that takes anything and does nothing.
+
+    New each time, because dynamo's table of functions refuses one object under two names.
+    """
+    return lambda *_args, **_kwargs: None
+
+
+def host_memory() -> tuple[int, int]:
+    """Return the free and the total memory of this machine in bytes."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    total = page * os.sysconf("SC_PHYS_PAGES")
+    free = page * os.sysconf("SC_AVPHYS_PAGES") if "SC_AVPHYS_PAGES" in os.sysconf_names else total
+    return free, total
+
+
+def host_properties() -> HostProperties:
+    """Return this machine as a device."""
+    return HostProperties(
+        name=platform.processor() or platform.machine(),
+        total_memory=host_memory()[1],
+        multi_processor_count=os.cpu_count() or 1,
+    )
+
+
+def replace_device() -> None:
+    """Make `torch.cuda` answer for one device with index 0: the host.
+
+    `is_available` keeps answering False, and `current_device` is an int as on a GPU, because callers format it
+    into device names.
+    """
+    cuda: Any = torch.cuda
+    cuda.is_available = lambda: False
+    cuda.current_device = lambda: 0
+    cuda.device_count = lambda: 1
+    cuda.set_device = do_nothing()
+    cuda.synchronize = do_nothing()
+    cuda._exchange_device = lambda device: 0
+    cuda._maybe_exchange_device = lambda device: 0
+    cuda.get_device_capability = lambda device=None: (0, 0)
+    cuda.get_device_name = lambda device=None: host_properties().name
+    cuda.get_device_properties = lambda device=None: host_properties()
+    cuda.mem_get_info = lambda device=None: host_memory()
+    cuda.reset_peak_memory_stats = do_nothing()
+    cuda.reset_accumulated_memory_stats = do_nothing()

@@ -1,0 +1,84 @@
+"""Await an answer of every rank, and make of what happens either outcomes or one error."""
+
+import signal
+import time
+from collections.abc import Iterable, Sequence
+from multiprocessing.connection import wait
+
+from mb_host.outcomes import RankOutcome, failure, time_out
+from mb_host.rank_process import RankProcess
+
+# After the first failure, how long the others may take to fail too: their errors often tell more.
+_GRACE_SECONDS = 2.0
+_POLL_SECONDS = 0.05
+
+
+def gather(processes: Sequence[RankProcess], *, what: str, timeout_seconds: float) -> list[RankOutcome]:
+    """Return the outcomes of all ranks, each of which has answered, in the order of their answers.
+
+    `what` names what they were asked to do. Ranks that do not answer in time are aborted.
+
+    Raises:
+        RankFailedError: A rank raised or died.
+        RankTimeoutError: None did, and a rank has not answered within `timeout_seconds`.
+    """
+    outcomes: list[RankOutcome] = []
+    pending = list(processes)
+    deadline = time.monotonic() + timeout_seconds
+    failed = False
+    while pending and time.monotonic() < deadline:
+        arrived = _arrivals(pending)
+        outcomes += arrived
+        answered = {outcome.rank for outcome in arrived}
+        pending = [process for process in pending if process.rank not in answered]
+        if not failed and any(outcome.state != "returned" for outcome in arrived):
+            failed = True
+            deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
+    outcomes += _aborted(pending)
+    if failed:
+        raise failure(outcomes, what=what)
+    if pending:
+        raise time_out(outcomes, what=what, timeout_seconds=timeout_seconds)
+    return outcomes
+
+
+def _arrivals(pending: Iterable[RankProcess]) -> list[RankOutcome]:
+    """Wait a moment, and return what has come: deaths first, because what comes with a death is its consequence."""
+    wait([process.connection for process in pending], timeout=_POLL_SECONDS)
+    arrived = [outcome for process in pending if (outcome := _outcome(process))]
+    return sorted(arrived, key=lambda outcome: outcome.state != "died")
+
+
+def _outcome(process: RankProcess) -> RankOutcome | None:
+    has_exited = process.exit_code is not None  # asked first: its last words may have come in between
+    reply = process.reply()
+    if reply is not None and reply.kind == "raised":
+        summary = f"raised {reply.summary}"
+        return RankOutcome(rank=process.rank, state="raised", summary=summary, detail=reply.detail)
+    if reply is not None:
+        return RankOutcome(rank=process.rank, state="returned", summary="returned", result=reply.payload)
+    if has_exited or process.exit_code is not None:
+        return RankOutcome(
+            rank=process.rank, state="died", summary=_death(process.exit_code or 0), detail=process.stacks()
+        )
+    return None
+
+
+def _death(exit_code: int) -> str:
+    if exit_code < 0:
+        return f"died of {signal.Signals(-exit_code).name}"
+    return f"ended its process with exit code {exit_code}"
+
+
+def _aborted(pending: Sequence[RankProcess]) -> list[RankOutcome]:
+    for process in pending:
+        process.abort()
+    return [
+        RankOutcome(
+            rank=process.rank,
+            state="running",
+            summary="was still running, and was ended here:",
+            detail=process.stacks() or "(it left no stacks)",
+        )
+        for process in pending
+    ]

@@ -1,0 +1,83 @@
+"""`install`: the one call that makes the host stand in for CUDA."""
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from mb_host.after_import import AfterImport
+from mb_host.compile import replace_compile
+from mb_host.device import replace_device
+from mb_host.mends import ALL_MENDS, callbacks
+from mb_host.notices import quiet as silence_notices
+from mb_host.random import replace_random
+from mb_host.streams import replace_streams
+from mb_host.tensors import replace_tensors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostReport:
+    """Whether the host stands in for CUDA in this process, and why; true exactly when it does."""
+
+    active: bool
+    reason: str
+
+    def __bool__(self) -> bool:
+        return self.active
+
+
+class MegatronAlreadyImportedError(RuntimeError):
+    """Megatron Core was imported before `install`, and has taken names from torch that can no longer be replaced."""
+
+
+# A process has one torch, and what replaces its functions cannot be taken back: so there is one report to remember.
+_reports: list[HostReport] = []
+
+
+def install(*, force: bool = False, quiet: bool = True, mends: Iterable[str] = ALL_MENDS) -> HostReport:
+    """Make the host stand in for CUDA in this process, and say whether it does.
+
+    To be called before `megatron` is imported, at the top of a module rather than under a main guard, so that
+    spawned children do it too. Without effect where there is a GPU. A second call changes nothing and returns the
+    first call's report.
+
+    Args:
+        force: Use the host although there is a GPU; `torch.cuda.is_available()` then says False.
+        quiet: Also silence the `NOTICES` of `mb_host.notices`.
+        mends: Names of the faults of Megatron Core to mend, out of `mb_host.mends.ALL_MENDS`. Each is mended when
+            Megatron's module is imported; Megatron need not be there.
+
+    Raises:
+        MegatronAlreadyImportedError: `megatron.core` is loaded already.
+        ValueError: `mends` has an unknown name.
+    """
+    if _reports:
+        return _reports[0]
+    after_import = AfterImport(callbacks(tuple(mends)))
+    if torch.cuda.is_available() and not force:
+        report = HostReport(
+            active=False, reason=f"a GPU is there ({torch.cuda.get_device_name()}), so torch is left as it is"
+        )
+    elif "megatron.core" in sys.modules:
+        raise MegatronAlreadyImportedError(
+            "mb_host.install: megatron.core is imported already, and holds functions of torch that must be replaced "
+            "first; call mb_host.install() before the first import of megatron."
+        )
+    else:
+        if quiet:
+            silence_notices()
+        _replace_torch()
+        sys.meta_path.insert(0, after_import)
+        there = "force=True" if force else "no GPU is there"
+        report = HostReport(active=True, reason=f"{there}, so the host stands in for CUDA")
+    _reports.append(report)
+    return report
+
+
+def _replace_torch() -> None:
+    replace_compile()
+    replace_device()
+    replace_streams()
+    replace_random()
+    replace_tensors()

@@ -1,0 +1,189 @@
+"""Faults of Megatron Core that show on a host, each mended by one function of this file.
+
+The first four are in how `DistributedOptimizer` loads a checkpoint when neither Transformer Engine nor Apex is
+installed: it was written for their FusedAdam, which keeps one step per parameter group and whose state the loader
+allocates; torch's AdamW keeps a step tensor per parameter and makes its state at the first step.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mend:
+    """One mend: `wrap(original)` takes the place of `target`, a dotted path inside `module`, where it is needed."""
+
+    wrap: Callable[[Function], Function]
+    module: str
+    target: str
+    needed: Callable[[ModuleType], bool]
+
+    @property
+    def name(self) -> str:
+        """The name of the function that mends: the fault's name."""
+        return self.wrap.__name__
+
+
+def primed_optimizer_state(state_dict: Function) -> Function:
+    """Give AdamW its state before it is asked for: without, an assertion on the number of steps fails."""
+
+    @functools.wraps(state_dict)
+    def mended(self: Any) -> Any:
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                state = self.optimizer.state[parameter]
+                if not state:
+                    state["step"] = torch.tensor(0.0)
+                    state["exp_avg"] = torch.zeros_like(parameter.data)
+                    state["exp_avg_sq"] = torch.zeros_like(parameter.data)
+        return state_dict(self)
+
+    return mended
+
+
+def own_step_tensors(load_state_dict: Function) -> Function:
+    """Give each parameter its own step tensor.
+
+    A shared one counts every update once per parameter, and the resumed run drifts without a word.
+    """
+
+    @functools.wraps(load_state_dict)
+    def mended(self: Any, *args: Any, **kwargs: Any) -> Any:
+        loaded = load_state_dict(self, *args, **kwargs)
+        for state in self.optimizer.state.values():
+            if "step" in state:
+                state["step"] = state["step"].clone()
+        return loaded
+
+    return mended
+
+
+def step_kept_out(set_states: Function) -> Function:
+    """Keep the step out of what is loaded by parameter: looked up in a checkpoint without it, it is a KeyError."""
+
+    @functools.wraps(set_states)
+    def mended(self: Any, model_param: Any, tensors: Mapping[str, Any]) -> Any:
+        group, order = self.model_param_group_index_map[model_param]
+        state = self.optimizer.state[self.optimizer.param_groups[group]["params"][order]]
+        step = state.pop("step", None)
+        try:
+            return set_states(self, model_param, tensors)
+        finally:
+            if step is not None:
+                state["step"] = step
+
+    return mended
+
+
+def load_without_grad(set_states: Function) -> Function:
+    """Load outside autograd: inside it, main parameters that are views of leaves refuse to be written in place."""
+    return torch.no_grad()(set_states)
+
+
+def host_lists(maybe_move_tensor_to_cpu: Function) -> Function:
+    """Make host tensors lists too: the test for a CUDA tensor also guards the conversion that all-to-all needs."""
+
+    @functools.wraps(maybe_move_tensor_to_cpu)
+    def mended(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+        if as_numpy and torch.is_tensor(tensor) and not tensor.is_cuda:
+            return tensor.numpy()
+        return maybe_move_tensor_to_cpu(tensor, as_numpy, record_stream)
+
+    return mended
+
+
+def torch_optimizer(module: ModuleType) -> bool:
+    """Tell whether `module` fell back on torch's optimizers."""
+    return not module.__dict__["HAVE_APEX_OR_TE"]
+
+
+def _of_optimizer(wrap: Callable[[Function], Function], *, target: str) -> Mend:
+    return Mend(
+        wrap=wrap,
+        module="megatron.core.optimizer.distrib_optimizer",
+        target=f"DistributedOptimizer.{target}",
+        needed=torch_optimizer,
+    )
+
+
+MENDS: tuple[Mend, ...] = (
+    _of_optimizer(primed_optimizer_state, target="state_dict"),
+    _of_optimizer(own_step_tensors, target="load_state_dict"),
+    _of_optimizer(step_kept_out, target="_set_main_param_and_optimizer_states"),
+    _of_optimizer(load_without_grad, target="_set_main_param_and_optimizer_states"),
+    Mend(
+        wrap=host_lists,
+        module="megatron.core.transformer.moe.moe_utils",
+        target="maybe_move_tensor_to_cpu",
+        needed=lambda module: True,
+    ),
+)
+ALL_MENDS: tuple[str, ...] = tuple(mend.name for mend in MENDS)
+
+_left_out: ContextVar[frozenset[str]] = ContextVar("mends left out", default=frozenset())
+
+
+@contextmanager
+def without(*names: str) -> Iterator[None]:
+    """Leave the mends called `names` out within the `with` block, in this thread: the fault is back.
+
+    Raises:
+        ValueError: There is no mend of that name.
+    """
+    check_names(names)
+    token = _left_out.set(_left_out.get() | frozenset(names))
+    try:
+        yield
+    finally:
+        _left_out.reset(token)
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Refuse names that are not in `ALL_MENDS`.
+
+    Raises:
+        ValueError: There is no mend of that name.
+    """
+    unknown = sorted(set(names) - set(ALL_MENDS))
+    if unknown:
+        raise ValueError(
+            f"mends: {', '.join(unknown)} unknown, because only named faults can be chosen; "
+            f"choose from {', '.join(ALL_MENDS)}."
+        )
+
+
+def callbacks(names: Iterable[str]) -> dict[str, Callable[[ModuleType], None]]:
+    """Return, by name of a Megatron module, what puts the mends called `names` into that module."""
+    check_names(names)
+    chosen = [mend for mend in MENDS if mend.name in set(names)]
+    return {
+        module: functools.partial(_put, mends=[mend for mend in chosen if mend.module == module])
+        for module in {mend.module for mend in chosen}
+    }
+
+
+def _put(module: ModuleType, *, mends: Sequence[Mend]) -> None:
+    for mend in mends:
+        if mend.needed(module):
+            *path, name = mend.target.split(".")
+            owner = functools.reduce(getattr, path, module)
+            setattr(owner, name, _switched(mend, original=getattr(owner, name)))
+
+
+def _switched(mend: Mend, *, original: Function) -> Function:
+    mended = mend.wrap(original)
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return (original if mend.name in _left_out.get() else mended)(*args, **kwargs)
+
+    return call

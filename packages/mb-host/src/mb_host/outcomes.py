@@ -1,0 +1,65 @@
+"""What became of each rank, and the errors that tell it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankOutcome:
+    """How one rank ended.
+
+    `state`: it returned, raised, died (its process ended by itself) or was still running and was ended. `summary` is
+    one line that completes "rank 1 ..."; `detail` a traceback or the stacks of its threads, or empty.
+    """
+
+    rank: int
+    state: Literal["returned", "raised", "died", "running"]
+    summary: str
+    detail: str = ""
+    result: bytes = b""
+
+
+class RankFailedError(RuntimeError):
+    """A rank raised or died. `outcomes` has every rank, the first failure first."""
+
+    def __init__(self, message: str, *, outcomes: Sequence[RankOutcome]) -> None:
+        super().__init__(message)
+        self.outcomes = tuple(outcomes)
+
+
+class RankTimeoutError(TimeoutError):
+    """Ranks were still running when the time was up. `outcomes` has every rank, those still running first."""
+
+    def __init__(self, message: str, *, outcomes: Sequence[RankOutcome]) -> None:
+        super().__init__(message)
+        self.outcomes = tuple(outcomes)
+
+
+def failure(outcomes: Sequence[RankOutcome], *, what: str) -> RankFailedError:
+    """Return the error for outcomes in the order in which they came, of which one or more are failures."""
+    failed = [outcome for outcome in outcomes if outcome.state in ("raised", "died")]
+    others = [outcome for outcome in outcomes if outcome not in failed]
+    ordered = [*failed, *others]
+    headline = f"run_ranks: rank {failed[0].rank} of {len(ordered)} {failed[0].summary}, running {what}."
+    return RankFailedError(_message(headline, ordered), outcomes=ordered)
+
+
+def time_out(outcomes: Sequence[RankOutcome], *, what: str, timeout_seconds: float) -> RankTimeoutError:
+    """Return the error for outcomes of which one or more were still running, and none is a failure."""
+    ordered = sorted(outcomes, key=lambda outcome: (outcome.state != "running", outcome.rank))
+    hanging = [str(outcome.rank) for outcome in ordered if outcome.state == "running"]
+    headline = (
+        f"run_ranks: {what} did not return within {timeout_seconds:g} s on rank {', '.join(hanging)} of "
+        f"{len(ordered)}; the stacks below say where. Raise timeout_seconds if that is no hang."
+    )
+    return RankTimeoutError(_message(headline, ordered), outcomes=ordered)
+
+
+def _message(headline: str, outcomes: Sequence[RankOutcome]) -> str:
+    parts = [headline]
+    for outcome in outcomes:
+        parts.append(f"--- rank {outcome.rank} {outcome.summary}")
+        if outcome.detail:
+            parts.append(outcome.detail.rstrip())
+    return "\n".join(parts)

@@ -1,0 +1,91 @@
+"""The program of one rank: become a host, then run what the launcher sends until it hangs up."""
+
+import faulthandler
+import gc
+import os
+import pickle
+import signal
+import sys
+import threading
+import traceback
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch.distributed as dist
+
+from mb_host.function_reference import load
+from mb_host.installation import install
+from mb_host.rank_messages import Reply, Work
+
+# What a run may leave behind in Megatron: (module, function that clears it).
+_MEGATRON_STATE = (
+    ("megatron.core.parallel_state", "destroy_model_parallel"),
+    ("megatron.core.num_microbatches_calculator", "destroy_num_microbatches_calculator"),
+    ("megatron.core.rerun_state_machine", "destroy_rerun_state_machine"),
+)
+
+
+def main(*, rank: int, world_size: int, connection_fd: int, lifeline_fd: int, dump_fd: int) -> None:
+    """Serve the launcher at the other end of `connection_fd` until it closes it.
+
+    A fatal signal (the launcher's SIGABRT too) writes the stacks of all threads to `dump_fd`; when the other end of
+    `lifeline_fd` is closed, the launcher is dead and this rank's process group ends itself.
+    """
+    faulthandler.enable(file=dump_fd, all_threads=True)
+    threading.Thread(target=_die_with_launcher, args=(lifeline_fd,), daemon=True).start()
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size))
+    connection: Connection[Reply, Work] = Connection(connection_fd)
+    connection.send(_prepare())
+    while True:
+        try:
+            work = connection.recv()
+        except EOFError:
+            break
+        connection.send(_do(work, rank=rank, world_size=world_size))
+    _leave_groups()
+
+
+def _die_with_launcher(lifeline_fd: int) -> None:
+    os.read(lifeline_fd, 1)
+    os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+def _prepare() -> Reply:
+    try:
+        install()
+    except BaseException as error:  # noqa: BLE001 - the launcher raises it
+        return _raised(error)
+    return Reply(kind="ready")
+
+
+def _do(work: Work, *, rank: int, world_size: int) -> Reply:
+    try:
+        _leave_groups()
+        _join_group(work, rank=rank, world_size=world_size)
+        function = load(work.function)
+        arguments = pickle.loads(work.arguments)
+        return Reply(kind="returned", payload=pickle.dumps(function(*arguments)))
+    except BaseException as error:  # noqa: BLE001 - the launcher raises it; sys.exit is a failure too
+        return _raised(error)
+
+
+def _raised(error: BaseException) -> Reply:
+    summary = traceback.format_exception_only(error)[-1].strip()
+    return Reply(kind="raised", summary=summary, detail="".join(traceback.format_exception(error)))
+
+
+def _join_group(work: Work, *, rank: int, world_size: int) -> None:
+    os.environ.update(MASTER_ADDR=work.address, MASTER_PORT=str(work.port))
+    store = dist.TCPStore(work.address, work.port, world_size, is_master=rank == 0)  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+
+
+def _leave_groups() -> None:
+    """Clear the groups and the process-wide state of Megatron that the last run left."""
+    for module_name, function in _MEGATRON_STATE:
+        module: Any = sys.modules.get(module_name)
+        if module is not None:
+            getattr(module, function)()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    gc.collect()

@@ -1,0 +1,102 @@
+"""One rank as the launcher sees it: start it, talk to it, end it."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+
+from mb_host.rank_messages import Reply, Work
+
+_DEATH_SECONDS = 5.0
+
+
+class RankProcess:
+    """A running rank: a fresh interpreter with a process group (of the operating system) of its own.
+
+    It does not import the launcher's main module, so the launcher may be a prompt or an unguarded script.
+    """
+
+    def __init__(self, rank: int, *, world_size: int, env: Mapping[str, str]) -> None:
+        self.rank = rank
+        self.connection: Connection[Work, Reply]
+        self.connection, child_end = Pipe()
+        lifeline_end, self._lifeline = os.pipe()
+        self._dump = tempfile.TemporaryFile()  # noqa: SIM115 - closed by end()
+        fds = {
+            "connection_fd": child_end.fileno(),
+            "lifeline_fd": lifeline_end,
+            "dump_fd": self._dump.fileno(),
+        }
+        arguments = ", ".join(f"{name}={value}" for name, value in fds.items())
+        program = (
+            f"import sys; sys.path[:] = {sys.path!r}; from mb_host.rank_main import main; "
+            f"main(rank={rank}, world_size={world_size}, {arguments})"
+        )
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", program],
+            env=dict(env),
+            pass_fds=tuple(fds.values()),
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        child_end.close()
+        os.close(lifeline_end)
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit status, minus the signal's number after a signal; None while it runs."""
+        return self._process.poll()
+
+    def send(self, work: Work) -> None:
+        """Hand over one run; a rank that has died is found when its reply is awaited."""
+        with suppress(BrokenPipeError):
+            self.connection.send(work)
+
+    def reply(self) -> Reply | None:
+        """Return the reply that is there, or None; after the rank's death `exit_code` says so."""
+        try:
+            return self.connection.recv() if self.connection.poll() else None
+        except (
+            EOFError,
+            ConnectionResetError,
+        ):  # the rank's end is closed as it dies, before it can be reaped
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_DEATH_SECONDS)
+            return None
+
+    def abort(self) -> None:
+        """Stop the rank where it stands; `stacks` then tells where that was."""
+        with suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGABRT)
+
+    def stacks(self) -> str:
+        """Return the stacks of the rank's threads, the latest call first, if a fatal signal has hit it, or ""."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_DEATH_SECONDS)
+        text = os.pread(self._dump.fileno(), 1 << 20, 0).decode(errors="replace")
+        return text.partition("\nExtension modules:")[0].strip()
+
+    def hang_up(self) -> None:
+        """Tell the rank that no more work comes."""
+        self.connection.close()
+
+    def end(self, *, patience_seconds: float) -> None:
+        """Wait so long for the rank to leave, then kill it, and whatever it has started, and reap it."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(patience_seconds)
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self.connection.close()
+        os.close(self._lifeline)
+        self._dump.close()

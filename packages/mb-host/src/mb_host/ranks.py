@@ -1,0 +1,134 @@
+"""Run a function on N gloo ranks, each a process of this machine, and bring back what each returned."""
+
+import os
+import pickle
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TypeVar
+
+from mb_host.function_reference import refer_to
+from mb_host.gathering import gather
+from mb_host.rank_messages import Work
+from mb_host.rank_process import RankProcess
+
+Result = TypeVar("Result")
+_ADDRESS = "127.0.0.1"
+_START_SECONDS = 120.0
+_LEAVE_SECONDS = 5.0
+
+
+def run_ranks(
+    fn: Callable[..., Result],
+    world_size: int,
+    *args: object,
+    timeout_seconds: float = 120.0,
+    env: Mapping[str, str] | None = None,
+) -> list[Result]:
+    """Run `fn(*args)` on `world_size` new ranks and return their results, by rank: a `RankPool` used once.
+
+    See `RankPool` for what a rank is, and for the errors.
+    """
+    with RankPool(world_size, timeout_seconds=timeout_seconds, env=env) as pool:
+        return pool.run(fn, *args)
+
+
+class RankPool:
+    """`world_size` processes that stay alive between runs, so that imports are paid for once.
+
+    In each rank `mb_host.install()` has run, RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set, and
+    the default process group is a gloo group, new for each run. What a run leaves of process groups and of Megatron's
+    process-wide state is cleared before the next one; random generators and other modules' state are not. After a
+    failure or a hang, the next run gets new processes.
+
+    Args:
+        world_size: Number of ranks.
+        timeout_seconds: How long a run may take on the slowest rank, without the start of the processes.
+        env: Environment variables to add to this process's; OMP_NUM_THREADS is 1 unless it is given here.
+    """
+
+    def __init__(
+        self, world_size: int, *, timeout_seconds: float = 120.0, env: Mapping[str, str] | None = None
+    ) -> None:
+        if world_size < 1:
+            raise ValueError(
+                f"RankPool.world_size: got {world_size}, because a run needs a rank; give 1 or more."
+            )
+        self.world_size = world_size
+        self.timeout_seconds = timeout_seconds
+        self._env = _environment(env or {})
+        self._processes: list[RankProcess] = []
+        self._ready = False
+
+    def __enter__(self) -> "RankPool":
+        self._start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop(patience_seconds=_LEAVE_SECONDS if error is None else 0.0)
+
+    def run(
+        self, fn: Callable[..., Result], *args: object, timeout_seconds: float | None = None
+    ) -> list[Result]:
+        """Run `fn(*args)` on every rank and return the results, by rank.
+
+        `fn` is a function at the top of a module; arguments and results are pickled. Printing goes where this
+        process prints.
+
+        Raises:
+            TypeError: `fn` cannot be found again in another process.
+            RankFailedError: A rank raised or died; the others were given two seconds and then ended.
+            RankTimeoutError: A rank was still running after `timeout_seconds` (the pool's unless given); all ended.
+        """
+        reference = refer_to(fn)
+        arguments = pickle.dumps(args)
+        timeout = self.timeout_seconds if timeout_seconds is None else timeout_seconds
+        try:
+            self._start()
+            self._await_ready()
+            with _reserved_port() as port:
+                work = Work(function=reference, arguments=arguments, address=_ADDRESS, port=port)
+                for process in self._processes:
+                    process.send(work)
+                outcomes = gather(self._processes, what=str(reference), timeout_seconds=timeout)
+        except BaseException:
+            self._stop(patience_seconds=0.0)
+            raise
+        return [pickle.loads(outcome.result) for outcome in sorted(outcomes, key=lambda each: each.rank)]
+
+    def _start(self) -> None:
+        if not self._processes:
+            self._ready = False
+            for rank in range(self.world_size):
+                process = RankProcess(rank, world_size=self.world_size, env=self._env)
+                self._processes.append(process)
+
+    def _await_ready(self) -> None:
+        if not self._ready:
+            gather(self._processes, what="the start of a rank", timeout_seconds=_START_SECONDS)
+            self._ready = True
+
+    def _stop(self, *, patience_seconds: float) -> None:
+        for process in self._processes:
+            process.hang_up()
+        for process in self._processes:
+            process.end(patience_seconds=patience_seconds)
+        self._processes.clear()
+
+
+def _environment(added: Mapping[str, str]) -> dict[str, str]:
+    # Under torchrun, TORCHELASTIC_USE_AGENT_STORE would send the ranks to the store of another job.
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
+    return {**inherited, "OMP_NUM_THREADS": "1", **added}
+
+
+@contextmanager
+def _reserved_port() -> Iterator[int]:
+    """Hold a free port: bound but not listening, it is given to nobody else, and the store of rank 0 can listen."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind((_ADDRESS, 0))
+        yield holder.getsockname()[1]

@@ -1,0 +1,103 @@
+"""Streams and events: the host works in program order, so waiting is already done."""
+
+import time
+from contextlib import nullcontext
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from mb_host.device import HOST, do_nothing
+
+
+class HostEvent:
+    """A `torch.cuda.Event` that is reached as soon as it is recorded; times are wall-clock."""
+
+    def __init__(self, *_args: object, **_kwargs: object) -> None:
+        self._seconds: float | None = None
+
+    def record(self, stream: object = None) -> None:
+        """Note the time."""
+        self._seconds = time.perf_counter()
+
+    def wait(self, stream: object = None) -> None:
+        """Return at once."""
+
+    def synchronize(self) -> None:
+        """Return at once."""
+
+    def query(self) -> bool:
+        """Return True: nothing is pending."""
+        return True
+
+    def elapsed_time(self, end: "HostEvent") -> float:
+        """Return the milliseconds from this event to `end`.
+
+        Raises:
+            RuntimeError: One of the two was never recorded.
+        """
+        if self._seconds is None or end._seconds is None:
+            raise RuntimeError(
+                "HostEvent.elapsed_time: both events need a time, and one was never recorded; "
+                "call record() on each first."
+            )
+        return (end._seconds - self._seconds) * 1e3
+
+
+class HostStream:
+    """A `torch.cuda.Stream` whose work is done when the call that issued it returns."""
+
+    device = HOST
+    device_index = 0
+    cuda_stream = 0
+    stream_id = 0
+
+    def __init__(self, *_args: object, **_kwargs: object) -> None:
+        pass
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        """Return the one priority that there is."""
+        return 0, 0
+
+    def record_event(self, event: HostEvent | None = None) -> HostEvent:
+        """Record `event`, or a new one, and return it."""
+        event = event or HostEvent()
+        event.record(self)
+        return event
+
+    def wait_event(self, event: object) -> None:
+        """Return at once."""
+
+    def wait_stream(self, stream: object) -> None:
+        """Return at once."""
+
+    def synchronize(self) -> None:
+        """Return at once."""
+
+    def query(self) -> bool:
+        """Return True: nothing is pending."""
+        return True
+
+    def __enter__(self) -> "HostStream":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+
+def replace_streams() -> None:
+    """Make every stream of `torch.cuda` a `HostStream`, every event a `HostEvent`, and nvtx ranges nothing."""
+    cuda: Any = torch.cuda
+    the_stream = HostStream()
+    cuda.Stream = HostStream
+    cuda.Event = HostEvent
+    cuda.current_stream = lambda device=None: the_stream
+    cuda.default_stream = lambda device=None: the_stream
+    cuda.stream = lambda stream: nullcontext(stream)
+    cuda.set_stream = do_nothing()
+    cuda.is_current_stream_capturing = lambda: False
+    cuda.nvtx.range_push = do_nothing()
+    cuda.nvtx.range_pop = do_nothing()

@@ -1,1 +1,159 @@
-"""Communication overlap for Megatron: presets, rules, and what Transformer Engine needs."""
+"""Communication overlap for Megatron: presets, rules, and what Transformer Engine needs.
+
+A section of wishes meets a parallel layout; `setup` writes what can be had and says what it changed:
+
+>>> from types import SimpleNamespace
+>>> from mb_overlap import CommOverlapConfig
+>>> model = SimpleNamespace(
+...     tensor_model_parallel_size=1, pipeline_model_parallel_size=2,
+...     virtual_pipeline_model_parallel_size=None, sequence_parallel=False,
+...     tp_comm_overlap=False, overlap_p2p_comm=False, batch_p2p_comm=False,
+... )
+>>> ddp = SimpleNamespace(use_distributed_optimizer=False)
+>>> for change in CommOverlapConfig(tp_comm_overlap=False).setup(model, SimpleNamespace(), ddp):
+...     print(change)
+model.batch_p2p_comm: False -> True (O06: pp=2 without interleaving: sends are grouped into one call)
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mb_overlap.config import BulkOverlapCfg as BulkOverlapCfg
+    from mb_overlap.config import CommOverlapConfig as CommOverlapConfig
+    from mb_overlap.config import PipelineOverlapCfg as PipelineOverlapCfg
+    from mb_overlap.config import RingExchangeOverlapCfg as RingExchangeOverlapCfg
+    from mb_overlap.config import TPOverlapCfg as TPOverlapCfg
+    from mb_overlap.config import TransformerLayerTPOverlapCfg as TransformerLayerTPOverlapCfg
+    from mb_overlap.connections import environment as environment
+    from mb_overlap.explanation import explain as explain
+    from mb_overlap.presets import PRESETS as PRESETS
+    from mb_overlap.presets import Preset as Preset
+    from mb_overlap.presets import UnknownPresetError as UnknownPresetError
+    from mb_overlap.presets import find_preset as find_preset
+    from mb_overlap.presets import preset as preset
+    from mb_overlap.resolve import DataParallelSizeError as DataParallelSizeError
+    from mb_overlap.resolve import Decision as Decision
+    from mb_overlap.resolve import Layout as Layout
+    from mb_overlap.resolve import OverlapConflictError as OverlapConflictError
+    from mb_overlap.resolve import resolve_overlap as resolve_overlap
+    from mb_overlap.rules import RULES as RULES
+    from mb_overlap.rules import Rule as Rule
+    from mb_overlap.setup import Change as Change
+    from mb_overlap.setup import ModelSection as ModelSection
+    from mb_overlap.transformer_engine import to_transformer_engine as to_transformer_engine
+
+    userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192: TransformerLayerTPOverlapCfg
+    userbuffers_fp8_h100_h8192_tp4_mbs1_seqlen8192: TransformerLayerTPOverlapCfg
+    userbuffers_bf16_b200_h8192_tp2_mbs1_seqlen8192: TransformerLayerTPOverlapCfg
+    userbuffers_fp8_b200_h8192_tp2_mbs1_seqlen8192: TransformerLayerTPOverlapCfg
+    userbuffers_bf16_h100_h16384_tp8_cp2_mbs1_seqlen8192: TransformerLayerTPOverlapCfg
+    userbuffers_fp8_h100_h16384_tp8_cp2_mbs1_seqlen8192: TransformerLayerTPOverlapCfg
+    userbuffers_bf16_b200_h16384_tp4_cp2_mbs1_seqlen8192: TransformerLayerTPOverlapCfg
+    userbuffers_fp8_b200_h16384_tp4_cp2_mbs1_seqlen8192: TransformerLayerTPOverlapCfg
+    userbuffers_fp8_h100_h8192_tp2_mbs1_seqlen4096_lora: TransformerLayerTPOverlapCfg
+    userbuffers_fp8_h100_h16384_tp4_mbs1_seqlen2048_lora: TransformerLayerTPOverlapCfg
+    userbuffers_bf16_h100_h6144_tp2_mbs2_seqlen2048: TransformerLayerTPOverlapCfg
+    userbuffers_fp8_h100_h6144_tp2_mbs2_seqlen2048: TransformerLayerTPOverlapCfg
+    userbuffers_bf16_h100_h12288_tp4_mbs1_seqlen2048: TransformerLayerTPOverlapCfg
+    userbuffers_fp8_h100_h12288_tp4_mbs1_seqlen2048: TransformerLayerTPOverlapCfg
+    userbuffers_bf16_b200_h12288_tp4_mbs1_seqlen2048: TransformerLayerTPOverlapCfg
+    userbuffers_fp8_b200_h12288_tp4_mbs1_seqlen2048: TransformerLayerTPOverlapCfg
+    userbuffers_bf16_b200_h6144_tp2_mbs1_seqlen4096: TransformerLayerTPOverlapCfg
+    userbuffers_bf16_b200_h18432_tp8_mbs1_seqlen4096: TransformerLayerTPOverlapCfg
+    userbuffers_fp8_b200_h18432_tp8_mbs1_seqlen4096: TransformerLayerTPOverlapCfg
+
+__all__ = [
+    "BulkOverlapCfg",
+    "CommOverlapConfig",
+    "PipelineOverlapCfg",
+    "RingExchangeOverlapCfg",
+    "TPOverlapCfg",
+    "TransformerLayerTPOverlapCfg",
+    "environment",
+    "explain",
+    "PRESETS",
+    "Preset",
+    "UnknownPresetError",
+    "find_preset",
+    "preset",
+    "userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192",
+    "userbuffers_fp8_h100_h8192_tp4_mbs1_seqlen8192",
+    "userbuffers_bf16_b200_h8192_tp2_mbs1_seqlen8192",
+    "userbuffers_fp8_b200_h8192_tp2_mbs1_seqlen8192",
+    "userbuffers_bf16_h100_h16384_tp8_cp2_mbs1_seqlen8192",
+    "userbuffers_fp8_h100_h16384_tp8_cp2_mbs1_seqlen8192",
+    "userbuffers_bf16_b200_h16384_tp4_cp2_mbs1_seqlen8192",
+    "userbuffers_fp8_b200_h16384_tp4_cp2_mbs1_seqlen8192",
+    "userbuffers_fp8_h100_h8192_tp2_mbs1_seqlen4096_lora",
+    "userbuffers_fp8_h100_h16384_tp4_mbs1_seqlen2048_lora",
+    "userbuffers_bf16_h100_h6144_tp2_mbs2_seqlen2048",
+    "userbuffers_fp8_h100_h6144_tp2_mbs2_seqlen2048",
+    "userbuffers_bf16_h100_h12288_tp4_mbs1_seqlen2048",
+    "userbuffers_fp8_h100_h12288_tp4_mbs1_seqlen2048",
+    "userbuffers_bf16_b200_h12288_tp4_mbs1_seqlen2048",
+    "userbuffers_fp8_b200_h12288_tp4_mbs1_seqlen2048",
+    "userbuffers_bf16_b200_h6144_tp2_mbs1_seqlen4096",
+    "userbuffers_bf16_b200_h18432_tp8_mbs1_seqlen4096",
+    "userbuffers_fp8_b200_h18432_tp8_mbs1_seqlen4096",
+    "DataParallelSizeError",
+    "Decision",
+    "Layout",
+    "OverlapConflictError",
+    "resolve_overlap",
+    "RULES",
+    "Rule",
+    "Change",
+    "ModelSection",
+    "to_transformer_engine",
+]
+_HOMES = {
+    "BulkOverlapCfg": "config",
+    "CommOverlapConfig": "config",
+    "PipelineOverlapCfg": "config",
+    "RingExchangeOverlapCfg": "config",
+    "TPOverlapCfg": "config",
+    "TransformerLayerTPOverlapCfg": "config",
+    "environment": "connections",
+    "explain": "explanation",
+    "PRESETS": "presets",
+    "Preset": "presets",
+    "UnknownPresetError": "presets",
+    "find_preset": "presets",
+    "preset": "presets",
+    "userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192": "presets",
+    "userbuffers_fp8_h100_h8192_tp4_mbs1_seqlen8192": "presets",
+    "userbuffers_bf16_b200_h8192_tp2_mbs1_seqlen8192": "presets",
+    "userbuffers_fp8_b200_h8192_tp2_mbs1_seqlen8192": "presets",
+    "userbuffers_bf16_h100_h16384_tp8_cp2_mbs1_seqlen8192": "presets",
+    "userbuffers_fp8_h100_h16384_tp8_cp2_mbs1_seqlen8192": "presets",
+    "userbuffers_bf16_b200_h16384_tp4_cp2_mbs1_seqlen8192": "presets",
+    "userbuffers_fp8_b200_h16384_tp4_cp2_mbs1_seqlen8192": "presets",
+    "userbuffers_fp8_h100_h8192_tp2_mbs1_seqlen4096_lora": "presets",
+    "userbuffers_fp8_h100_h16384_tp4_mbs1_seqlen2048_lora": "presets",
+    "userbuffers_bf16_h100_h6144_tp2_mbs2_seqlen2048": "presets",
+    "userbuffers_fp8_h100_h6144_tp2_mbs2_seqlen2048": "presets",
+    "userbuffers_bf16_h100_h12288_tp4_mbs1_seqlen2048": "presets",
+    "userbuffers_fp8_h100_h12288_tp4_mbs1_seqlen2048": "presets",
+    "userbuffers_bf16_b200_h12288_tp4_mbs1_seqlen2048": "presets",
+    "userbuffers_fp8_b200_h12288_tp4_mbs1_seqlen2048": "presets",
+    "userbuffers_bf16_b200_h6144_tp2_mbs1_seqlen4096": "presets",
+    "userbuffers_bf16_b200_h18432_tp8_mbs1_seqlen4096": "presets",
+    "userbuffers_fp8_b200_h18432_tp8_mbs1_seqlen4096": "presets",
+    "DataParallelSizeError": "resolve",
+    "Decision": "resolve",
+    "Layout": "resolve",
+    "OverlapConflictError": "resolve",
+    "resolve_overlap": "resolve",
+    "RULES": "rules",
+    "Rule": "rules",
+    "Change": "setup",
+    "ModelSection": "setup",
+    "to_transformer_engine": "transformer_engine",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOMES:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,200 @@
+"""Which overlap a parallel layout gets: wishes and sizes in, one decision for each field out, nothing written."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mb_overlap.pipeline import choose_sending
+from mb_overlap.rules import (
+    DATA_PARALLEL_SIZE,
+    SENDING,
+    SEQUENCE_PARALLEL,
+    TENSOR_PARALLEL,
+    TRANSFORMER_ENGINE,
+)
+
+MODEL_FIELDS = (
+    "tp_comm_overlap",
+    "tp_comm_overlap_cfg",
+    "tp_comm_bootstrap_backend",
+    "overlap_p2p_comm",
+    "batch_p2p_comm",
+    "defer_embedding_wgrad_compute",
+    "wgrad_deferral_limit",
+    "overlap_moe_expert_parallel_comm",
+    "delay_wgrad_compute",
+)
+"""Fields that are decided for the model."""
+
+DATA_PARALLEL_FIELDS = (
+    "bucket_size",
+    "overlap_grad_reduce",
+    "overlap_param_gather",
+    "overlap_param_gather_with_optimizer_step",
+    "align_param_gather",
+)
+"""Fields that are decided for the optimizer and for DDP, under the distributed optimizer."""
+
+_MOE_FIELDS = ("overlap_moe_expert_parallel_comm", "delay_wgrad_compute")
+
+BUCKET_SIZE = 128 * 1024 * 1024
+"""Parameters in one bucket of an overlapped gradient reduction."""
+
+
+class DataParallelSizeError(ValueError):
+    """The distributed optimizer's overlap is to be chosen, but the data-parallel size is not set."""
+
+
+class OverlapConflictError(ValueError):
+    """Two values that the user set contradict each other, or break the pipeline schedule."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """What the rules look at."""
+
+    tp: int = 1
+    """Ranks in the tensor-parallel group."""
+    pp: int = 1
+    """Pipeline stages."""
+    vp: int | None = None
+    """Model chunks in a stage; None counts as 1."""
+    dp: int | None = None
+    """Ranks in the data-parallel group; needed with the distributed optimizer."""
+    sequence_parallel: bool = False
+    """Whether activations are split along the sequence between tensor-parallel regions."""
+    transformer_engine: bool | None = None
+    """Whether Transformer Engine is there; None is not known, and does not stand in the way."""
+    distributed_optimizer: bool = False
+    """Whether optimizer states are sharded over the data-parallel group."""
+    num_buckets: int | None = None
+    """Number of DDP buckets where the user gave one: a bucket size beside it is illegal."""
+
+    @property
+    def interleaved(self) -> bool:
+        """Whether stages hold several chunks, and their schedule is the interleaved one."""
+        return self.pp > 1 and (self.vp or 1) > 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What one field becomes, and who decided."""
+
+    value: object
+    """Value of the field; None leaves the sections as they are."""
+    rule: str
+    """Id of the rule; "O15" is the user's own wish."""
+    why: str
+    """Reason, with the values that decided."""
+    refused: bool = False
+    """Whether the user wished something else."""
+
+
+def resolve_overlap(wishes: Mapping[str, Any], layout: Layout) -> dict[str, Decision]:
+    """Decide every field that this layout has something to say about.
+
+    A wish wins over what the layout suggests, False included. It is refused only where it cannot be had:
+    tensor-parallel overlap without what it needs, data-parallel overlap without the distributed optimizer.
+
+    Args:
+        wishes: fields of `CommOverlapConfig` that are set, as its `wishes()` returns them.
+        layout: sizes and facts.
+
+    Raises:
+        DataParallelSizeError: `layout.distributed_optimizer` without `layout.dp`.
+        OverlapConflictError: the way of sending between stages breaks the pipeline schedule.
+    """
+    suggested = {**_pipeline(wishes, layout), **_embedding(wishes), **_data_parallel(layout)}
+    wished = {name: _granted(wishes[name]) for name in (*suggested, *_MOE_FIELDS) if name in wishes}
+    refused = {} if layout.distributed_optimizer else _without_distributed_optimizer(wishes)
+    return {**_tensor_parallel(wishes, layout), **suggested, **wished, **refused}
+
+
+def _granted(wish: object) -> Decision:
+    return Decision(value=wish, rule="O15", why="the user's wish")
+
+
+def _tensor_parallel(wishes: Mapping[str, Any], layout: Layout) -> dict[str, Decision]:
+    if not wishes.get("tp_comm_overlap"):
+        off = Decision(value=False, rule="O01", why="not asked for")
+        return {"tp_comm_overlap": _granted(False) if "tp_comm_overlap" in wishes else off}
+    for rule, values in (
+        (TENSOR_PARALLEL, (True, layout.tp)),
+        (SEQUENCE_PARALLEL, (True, layout.tp, layout.sequence_parallel)),
+        (TRANSFORMER_ENGINE, (True, layout.transformer_engine)),
+    ):
+        if problem := rule.check(*values):
+            return {"tp_comm_overlap": Decision(value=False, rule=rule.id, why=problem, refused=True)}
+    names = ("tp_comm_overlap", "tp_comm_overlap_cfg", "tp_comm_bootstrap_backend")
+    return {name: _granted(wishes[name]) for name in names if name in wishes}
+
+
+def _pipeline(wishes: Mapping[str, Any], layout: Layout) -> dict[str, Decision]:
+    wished = (wishes.get("overlap_p2p_comm"), wishes.get("batch_p2p_comm"))
+    if problem := SENDING.check(layout.pp, layout.vp, *wished):
+        raise OverlapConflictError(f"comm_overlap: {problem}")
+    overlap, batch = choose_sending(layout.pp, layout.vp, *wished)
+    if layout.interleaved:
+        rule, why = "O05", f"pp={layout.pp}, vp={layout.vp}: sends hide under another chunk's computation"
+    elif layout.pp > 1:
+        rule, why = "O06", f"pp={layout.pp} without interleaving: sends are grouped into one call"
+    else:
+        rule, why = "O07", "pp=1: there is no other stage to send to"
+    return {
+        "overlap_p2p_comm": Decision(value=overlap, rule=rule, why=why),
+        "batch_p2p_comm": Decision(value=batch, rule=rule, why=why),
+    }
+
+
+def _embedding(wishes: Mapping[str, Any]) -> dict[str, Decision]:
+    # A limit of -1 is right only while nothing is deferred: Megatron Core refuses it otherwise.
+    deferred = bool(wishes.get("defer_embedding_wgrad_compute"))
+    limit, why = (0, "all microbatches are deferred") if deferred else (-1, "nothing is deferred")
+    return {
+        "defer_embedding_wgrad_compute": Decision(value=False, rule="O01", why="not asked for"),
+        "wgrad_deferral_limit": Decision(value=limit, rule="O01", why=why),
+    }
+
+
+def _data_parallel(layout: Layout) -> dict[str, Decision]:
+    if not layout.distributed_optimizer:
+        return {}
+    if layout.dp is None:
+        raise DataParallelSizeError(
+            f"comm_overlap.data_parallel_size: {DATA_PARALLEL_SIZE.check(None, None, True, True)}"
+        )
+    overlap = layout.dp > 1
+    rule = "O12" if overlap else "O11"
+    why = f"dp={layout.dp} under the distributed optimizer"
+    aligned = overlap and layout.interleaved
+    return {
+        "overlap_grad_reduce": Decision(value=overlap, rule=rule, why=why),
+        "overlap_param_gather": Decision(value=overlap, rule=rule, why=why),
+        "bucket_size": _bucket_size(layout, rule=rule, why=why),
+        "align_param_gather": Decision(
+            value=aligned,
+            rule="O13" if aligned else "O11",
+            why=f"dp={layout.dp}, pp={layout.pp}, vp={layout.vp}",
+        ),
+        "overlap_param_gather_with_optimizer_step": Decision(
+            value=False, rule="O11", why="checkpoints would miss the parameters that are still on their way"
+        ),
+    }
+
+
+def _bucket_size(layout: Layout, *, rule: str, why: str) -> Decision:
+    if layout.num_buckets is not None:
+        return Decision(value=None, rule=rule, why=f"ddp.num_buckets={layout.num_buckets} stands instead")
+    return Decision(value=BUCKET_SIZE if rule == "O12" else None, rule=rule, why=why)
+
+
+def _without_distributed_optimizer(wishes: Mapping[str, Any]) -> dict[str, Decision]:
+    why = (
+        "has no effect (ddp.use_distributed_optimizer=False), because this section only steers the distributed "
+        "optimizer's communication. Set ddp.use_distributed_optimizer=true, or set the field of ddp itself."
+    )
+    return {
+        name: Decision(value=None, rule="O22", why=why, refused=True)
+        for name in DATA_PARALLEL_FIELDS
+        if name in wishes
+    }

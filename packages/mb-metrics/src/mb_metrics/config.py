@@ -1,0 +1,125 @@
+"""The configuration of logging, under the field names of Megatron trainers."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(kw_only=True)
+class LoggerConfig:
+    """What a training run logs, and where.
+
+    `mb_metrics.rules` refuses the fields that nothing in this version acts on, rather than pass over them.
+    """
+
+    skip_train_metrics_log: bool = False
+    """Log no training metrics at all, neither on the console nor in files."""
+    log_interval: int = 100
+    """Steps between console lines; a step's metrics are written to files then, too."""
+    log_throughput: bool = False
+    """Show TFLOP/s per GPU on the iteration line of the console."""
+    throughput_window_size: int = 100
+    """Steps over which throughput is averaged."""
+    log_progress: bool = False
+    """Append the start of the job and each checkpoint, with throughput, to progress.txt beside the checkpoints."""
+    save_config_filepath: str | None = None
+    """Where to write the whole configuration as YAML at the start; None: nowhere else than in the run folder."""
+
+    tensorboard_dir: str | None = None
+    """Folder of the TensorBoard event files; None: no TensorBoard."""
+    tensorboard_log_interval: int = 1
+    """Steps between points in TensorBoard."""
+    tensorboard_queue_size: int = 1000
+    """Events held for TensorBoard's writing thread before the training thread waits for it."""
+    log_throughput_to_tensorboard: bool = False
+    """Write throughput, TFLOP/s and MFU to TensorBoard."""
+    log_timers_to_tensorboard: bool = False
+    """Write the time of a step to TensorBoard, in seconds."""
+    log_loss_scale_to_tensorboard: bool = True
+    """Write the loss scale to TensorBoard."""
+    log_validation_ppl_to_tensorboard: bool = False
+    """Write validation perplexity, besides the validation loss, to TensorBoard."""
+    log_world_size_to_tensorboard: bool = False
+    """Write the number of processes to TensorBoard."""
+    log_memory_to_tensorboard: bool = False
+    """Write device memory statistics to TensorBoard."""
+    log_l2_norm_grad_to_tensorboard: bool = False
+    """Write the gradient norm of each parameter to TensorBoard."""
+    log_runtime_to_tensorboard: bool = False
+    """Write time spent and time left to TensorBoard."""
+    runtime_time_unit: str = "hours"
+    """Unit of those times: seconds, minutes, hours or days."""
+
+    log_params_norm: bool = False
+    """Compute and log the L2 norm of all parameters."""
+    log_num_zeros_in_grad: bool = False
+    """Count zero gradients; `optimizer.log_num_zeros_in_grad` is the field that acts."""
+    log_max_attention_logit: bool = False
+    """Log the largest attention logit; `model.log_max_attention_logit` is the field that acts."""
+    log_energy: bool = False
+    """Measure GPU energy and log joules per step and watts."""
+    memory_keys: dict[str, str] | None = None
+    """Which entries of torch.cuda.memory_stats() to report, and their names; None: a built-in table."""
+    log_memory_interval: int | None = None
+    """Steps between memory reports."""
+    log_device_memory_used: bool = False
+    """Report device memory as the driver sees it."""
+
+    timing_log_level: Literal[-1, 0, 1, 2] = 0
+    """Detail of timers: -1 none, 0 the step, 1 operations that happen once a step, 2 all. The step is timed at any."""
+    timing_log_option: Literal["max", "minmax", "all"] = "minmax"
+    """How timers are summarised over ranks."""
+    barrier_with_L1_time: bool = True
+    """Barrier before timers of level 1; `optimizer.barrier_with_L1_time` is the field that acts."""
+
+    logging_level: int | None = None
+    """Level of Python's logging; None: the environment's MEGATRON_LOGGING_LEVEL, else INFO."""
+    filter_warnings: bool = True
+    """Drop log records of level WARNING."""
+    modules_to_filter: list[str] | None = None
+    """Logger names whose records, and those of loggers below them, are dropped."""
+    set_level_for_all_loggers: bool = False
+    """Set the level on every logger, not only the trainer's."""
+
+    wandb_project: str | None = None
+    """Weights & Biases project; None: no Weights & Biases."""
+    wandb_exp_name: str | None = None
+    """Weights & Biases run name."""
+    wandb_save_dir: str | None = None
+    """Folder of Weights & Biases' local files; None: wandb/ beside the checkpoints."""
+    wandb_entity: str | None = None
+    """Weights & Biases team or user."""
+
+    mlflow_experiment: str | None = None
+    """MLflow experiment; None: no MLflow."""
+    mlflow_run_name: str | None = None
+    """MLflow run name, required with an experiment."""
+    mlflow_tracking_uri: str | None = None
+    """Address of the MLflow server."""
+    mlflow_tags: dict[str, str] | None = None
+    """Tags of the MLflow run."""
+    mlflow_description: str | None = None
+    """Free text on the MLflow run."""
+    mlflow_log_artifacts: bool = True
+    """Upload each checkpoint to MLflow."""
+
+    comet_project: str | None = None
+    """Comet project; None: no Comet."""
+    comet_experiment_name: str | None = None
+    """Comet experiment name, required with a project."""
+    comet_workspace: str | None = None
+    """Comet workspace; None: the account's default."""
+    comet_api_key: str | None = None
+    """Comet key; None: the environment's COMET_API_KEY."""
+    comet_tags: list[str] | None = None
+    """Tags of the Comet experiment."""
+
+    moe_routing_trace_path: str | None = None
+    """Folder of traces of mixture-of-experts routing."""
+    moe_routing_trace_max_training_iters: int | None = None
+    """Steps to trace."""
+    moe_routing_trace_capture_logits: bool = False
+    """Trace the router's logits."""
+    moe_routing_trace_capture_hidden_states: bool = False
+    """Trace the router's inputs."""
+    moe_routing_trace_dump_weights: bool = False
+    """Store the router's weights beside the trace."""

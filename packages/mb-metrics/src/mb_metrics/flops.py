@@ -1,0 +1,100 @@
+"""Floating-point operations of a GPT, forward and backward."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlopsPerToken:
+    """Floating-point operations to train on one token, by part; a multiply-add counts as two."""
+
+    attention_linear: float
+    """Query, key, value and output projections."""
+    attention_core: float
+    """Scores and their product with the values."""
+    mlp: float
+    """Feed-forward layers."""
+    logits: float
+    """The output layer."""
+    causal: bool
+    """Whether `attention_core` counts half of the score matrix."""
+
+    @property
+    def total(self) -> float:
+        """All parts together."""
+        return self.attention_linear + self.attention_core + self.mlp + self.logits
+
+
+def gpt_flops_per_token(  # noqa: PLR0913 - a shape, each size by name
+    *,
+    num_layers: int,
+    hidden_size: int,
+    ffn_hidden_size: int,
+    num_attention_heads: int,
+    seq_length: int,
+    vocab_size: int,
+    num_query_groups: int | None = None,
+    kv_channels: int | None = None,
+    gated_mlp: bool = False,
+    causal: bool = True,
+) -> FlopsPerToken:
+    """Return the model FLOPs per token of a dense GPT, as used for TFLOP/s and MFU.
+
+    Only matrix products count: 2 operations per weight and token forward, twice that backward (gradients of the
+    input and of the weight), hence 6 per weight. With L layers, width h, sequence s, heads times head width q,
+    key-value groups times head width k, feed-forward width f and vocabulary V, per token:
+
+        attention_linear = 6 L h (q + 2 k) + 6 L q h
+        attention_core   = 12 L s q         (half of it if causal)
+        mlp              = 6 L h f * 2      (* 3 if gated, as in SwiGLU)
+        logits           = 6 h V
+
+    Embeddings, norms, softmax and biases are left out, and so is recomputation: what is counted is the model's
+    work, not the machine's. Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU
+    Clusters Using Megatron-LM" (2021), appendix, without its recomputation term; with `causal` the upper
+    half of the score matrix is not counted, as in Dao, "FlashAttention-2" (2023), section 4.1, and in Megatron's
+    own logs. PaLM's MFU (Chowdhery et al., 2022, appendix B) counts it: compare with causal=False.
+
+    Args:
+        num_layers: Transformer layers.
+        hidden_size: Width of the residual stream.
+        ffn_hidden_size: Width inside the feed-forward layer (of each half, when gated).
+        num_attention_heads: Query heads.
+        seq_length: Tokens per sequence.
+        vocab_size: Rows of the output layer, padding included.
+        num_query_groups: Key-value heads; None: as many as query heads.
+        kv_channels: Width of a head; None: hidden_size // num_attention_heads.
+        gated_mlp: Whether the feed-forward layer has three matrices.
+        causal: Whether a token attends only to those before it.
+
+    Raises:
+        ValueError: a size is not positive.
+    """
+    groups = num_attention_heads if num_query_groups is None else num_query_groups
+    head = (
+        hidden_size // num_attention_heads if kv_channels is None and num_attention_heads > 0 else kv_channels
+    )
+    sizes = {
+        "num_layers": num_layers,
+        "hidden_size": hidden_size,
+        "ffn_hidden_size": ffn_hidden_size,
+        "num_attention_heads": num_attention_heads,
+        "num_query_groups": groups,
+        "kv_channels": head or 0,
+        "seq_length": seq_length,
+        "vocab_size": vocab_size,
+    }
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(
+                f"gpt_flops_per_token: {name} must be positive ({name}={size}); a model has at least one. Set it."
+            )
+    query = num_attention_heads * sizes["kv_channels"]
+    key = groups * sizes["kv_channels"]
+    core = 12 * num_layers * seq_length * query
+    return FlopsPerToken(
+        attention_linear=6 * num_layers * hidden_size * (2 * query + 2 * key),
+        attention_core=core / 2 if causal else core,
+        mlp=6 * num_layers * hidden_size * ffn_hidden_size * (3 if gated_mlp else 2),
+        logits=6 * hidden_size * vocab_size,
+        causal=causal,
+    )

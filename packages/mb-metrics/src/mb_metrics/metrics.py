@@ -1,0 +1,262 @@
+"""Metrics: what a training loop calls after each step."""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from types import TracebackType
+
+from mb_metrics.accumulate import Batch, RecordedStep, Value, take
+from mb_metrics.clock import StepClock
+from mb_metrics.names import BATCH_SIZE, ITERATION_TIME, WORLD_SIZE
+from mb_metrics.record import Evaluation, Interval, Row
+from mb_metrics.sink import SafeSinks, Sink, SinkFailure
+from mb_metrics.throughput import Speed, Totals, total
+
+_logger = logging.getLogger(__name__)
+
+
+class Metrics:
+    """Takes what each step measured and hands it to the sinks, without making the host wait for the device.
+
+    Tensors stay on their device until a log interval ends (at every step that `log_interval` divides); then all of
+    them are copied to the host at once. From CUDA that copy is asynchronous: the rows reach the sinks at the first
+    record after it has finished, at the next interval at the latest. So `record` never waits for the device, except
+    at an interval's end for an interval before. `flush`, `evaluation` and `close` wait.
+
+    Throughput counts the time between records, from construction (or `with`) on; put what is not training into
+    `with metrics.pause()`. It is averaged over `throughput_window` steps, by default over the log interval; TFLOP/s
+    and MFU are of the interval.
+
+    Give sinks to one rank only. Without sinks nothing is recorded, and nothing costs anything.
+
+    Args:
+        sinks: Where the records go. A sink that raises never ends the run: see `failures`.
+        log_interval: Steps between summaries.
+        total_steps: Length of the run, for the console.
+        world_size: Devices that share the work; samples and tokens are counted over all of them.
+        flops_per_token: Floating-point operations of one token, forward and backward; without it no TFLOP/s.
+        peak_tflops: Dense peak TFLOP/s of one device, the denominator of MFU; without it no MFU.
+        throughput_window: Steps over which throughput is averaged.
+        clock: Seconds, monotonic.
+        wall_clock: Seconds since the epoch.
+
+    Raises:
+        ValueError: one of the numbers is not positive.
+    """
+
+    def __init__(  # noqa: PLR0913 - settings, each by name
+        self,
+        sinks: Sequence[Sink],
+        *,
+        log_interval: int = 10,
+        total_steps: int | None = None,
+        world_size: int = 1,
+        flops_per_token: float | None = None,
+        peak_tflops: float | None = None,
+        throughput_window: int | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        _require_positive(
+            log_interval=log_interval,
+            total_steps=total_steps,
+            world_size=world_size,
+            flops_per_token=flops_per_token,
+            peak_tflops=peak_tflops,
+            throughput_window=throughput_window,
+        )
+        self._sinks = SafeSinks(sinks)
+        self._log_interval = log_interval
+        self._total_steps = total_steps
+        self._speed = Speed(world_size=world_size, flops_per_token=flops_per_token, peak_tflops=peak_tflops)
+        self._clock = StepClock(clock)
+        self._wall_clock = wall_clock
+        self._closed = False
+        self._last_step: int | None = None
+        self._consumed_samples: int | None = None
+        self._steps: list[RecordedStep] = []
+        self._laps: list[Totals] = []
+        self._window: deque[Totals] = deque(maxlen=throughput_window or log_interval)
+        self._under_way: deque[tuple[Batch, Callable[..., Interval] | None]] = deque()
+        self._rows: list[Row] = []
+
+    def __enter__(self) -> "Metrics":
+        self._clock.restart()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except RuntimeError as unread:  # a device that failed; what ended the run must not be hidden by it
+            if error is None:
+                raise
+            _logger.error("metrics of the last steps could not be read from the device: %r", unread)
+
+    @property
+    def failures(self) -> tuple[SinkFailure, ...]:
+        """The sinks that raised so far; `close` logs them."""
+        return self._sinks.failures
+
+    def record(
+        self,
+        step: int,
+        values: Mapping[str, Value],
+        *,
+        samples: int | None = None,
+        tokens: int | None = None,
+        skipped: bool = False,
+        consumed_samples: int | None = None,
+    ) -> None:
+        """Take what one step measured; call it once per step, after the step.
+
+        Args:
+            step: Steps done, this one included; each call names a later one.
+            values: Metric name to number, torch tensor with one element, or None for "not measured". Tensors are
+                copied on their device: they may be overwritten afterwards.
+            samples: Sequences in this step, over all devices; also recorded as "batch-size".
+            tokens: Tokens in this step, over all devices.
+            skipped: Whether the optimizer left the weights as they were; such a step does not count in mean losses.
+            consumed_samples: Sequences consumed since the run began. When it is left out, `samples` are added up,
+                provided that the first recorded step is 0 or 1 (after a resume the number is not known).
+
+        Raises:
+            TypeError: a value is neither a number nor a tensor that this rank can read alone.
+            ValueError: a tensor has not exactly one element; the step is not a later one; `close` was called.
+        """
+        if not len(self._sinks):
+            return
+        self._check(step)
+        numbers, packed = take(values)
+        if samples is not None:
+            numbers.setdefault(BATCH_SIZE, float(samples))
+        self._count_samples(step, samples, consumed_samples)
+        row = Row(
+            step=step,
+            time=self._wall_clock(),
+            values=numbers,
+            skipped=skipped,
+            consumed_samples=self._consumed_samples,
+        )
+        self._steps.append(RecordedStep(row=row, packed=packed))
+        lap = Totals(seconds=self._clock.lap(), steps=1, samples=samples, tokens=tokens)
+        self._laps.append(lap)
+        self._window.append(lap)
+        self._last_step = step
+        self._deliver(wait=False)
+        if step % self._log_interval == 0:
+            self._end_interval()
+
+    def evaluation(
+        self, step: int, losses: Mapping[str, Value], *, consumed_samples: int | None = None
+    ) -> None:
+        """Take losses on held-out data, under the names of training; waits for the device.
+
+        They are written as "<name> validation" and, exp of it, "<name> validation ppl".
+
+        Raises:
+            TypeError: a loss is neither a number nor a tensor that this rank can read alone.
+            ValueError: a tensor has not exactly one element; `close` was called.
+        """
+        if not len(self._sinks):
+            return
+        self._check(None)
+        self.flush()
+        numbers, packed = take(losses)
+        if consumed_samples is None:
+            consumed_samples = self._consumed_samples
+        row = Row(
+            step=step,
+            time=self._wall_clock(),
+            values=numbers,
+            skipped=False,
+            consumed_samples=consumed_samples,
+        )
+        (row,) = Batch([RecordedStep(row=row, packed=packed)]).rows()
+        self._sinks.write_evaluation(
+            Evaluation(step=step, time=row.time, losses=row.values, consumed_samples=consumed_samples)
+        )
+
+    def pause(self) -> AbstractContextManager[None]:
+        """Leave the time in this block (an evaluation, a checkpoint) out of throughput and step time."""
+        return self._clock.pause()
+
+    def flush(self) -> None:
+        """Hand every recorded step to the sinks, waiting for the device; call it when a checkpoint is saved.
+
+        The log interval goes on: its summary still comes at its end.
+        """
+        self._send(None)
+        self._deliver(wait=True)
+
+    def close(self) -> None:
+        """Hand over what is left, as a shorter interval, and close the sinks. A second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if self._laps:
+                self._end_interval()
+            self._deliver(wait=True)
+        finally:
+            self._sinks.close()
+
+    def _check(self, step: int | None) -> None:
+        if self._closed:
+            raise ValueError(
+                "metrics: nothing can be recorded after close(). Record before it, or make new Metrics."
+            )
+        if step is not None and self._last_step is not None and step <= self._last_step:
+            raise ValueError(
+                f"metrics: step {step} was recorded after step {self._last_step}; each is recorded once, ascending. "
+                "Record after the optimizer step, not after each microbatch."
+            )
+
+    def _count_samples(self, step: int, samples: int | None, consumed: int | None) -> None:
+        if consumed is not None or samples is None:
+            self._consumed_samples = consumed
+        elif self._last_step is None:
+            self._consumed_samples = samples if step <= 1 else None
+        elif self._consumed_samples is not None:
+            self._consumed_samples += samples
+
+    def _end_interval(self) -> None:
+        done, window = total(self._laps), total(self._window)
+        self._laps = []
+        rates = self._speed.rates(done)
+        if self._steps:
+            extra = {ITERATION_TIME: rates.step_seconds, WORLD_SIZE: float(self._speed.world_size)}
+            extra |= window.rates(world_size=self._speed.world_size) | rates.values
+            self._steps[-1] = self._steps[-1].with_values(extra)
+        self._deliver(wait=True)  # of the interval before
+        self._send(partial(Interval, total_steps=self._total_steps, rates=rates))
+        self._deliver(wait=False)
+
+    def _send(self, summary: Callable[..., Interval] | None) -> None:
+        if self._steps or summary is not None:
+            self._under_way.append((Batch(self._steps), summary))
+            self._steps = []
+
+    def _deliver(self, *, wait: bool) -> None:
+        while self._under_way and (wait or self._under_way[0][0].ready()):
+            batch, summary = self._under_way.popleft()
+            rows = batch.rows()
+            if rows:
+                self._sinks.write_rows(rows)
+                self._rows.extend(rows)
+            if summary is not None:
+                self._sinks.write_interval(summary(rows=tuple(self._rows)))
+                self._rows = []
+
+
+def _require_positive(**numbers: float | None) -> None:
+    for name, number in numbers.items():
+        if number is not None and number <= 0:
+            raise ValueError(
+                f"metrics.{name}: must be positive ({name}={number}); it counts or divides. Set it higher"
+                f"{'' if name in ('log_interval', 'world_size') else ', or to None where it is not known'}."
+            )

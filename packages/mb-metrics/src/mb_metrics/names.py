@@ -1,0 +1,56 @@
+"""What the metrics are called: one name for each, the same in every sink."""
+
+LEARNING_RATE = "learning-rate"
+BATCH_SIZE = "batch-size"
+LOSS_SCALE = "loss-scale"
+GRAD_NORM = "grad-norm"
+NUM_ZEROS = "num-zeros"
+PARAMS_NORM = "params-norm"
+MAX_ATTENTION_LOGIT = "max-attention-logit"
+WORLD_SIZE = "world-size"
+SKIPPED_SAMPLES = "skipped-train-samples"
+DECOUPLED_LEARNING_RATE = "decoupled-learning-rate"
+CONSUMED_SAMPLES = "samples vs steps"
+
+ITERATION_TIME = "iteration-time"
+ENERGY = "iter-energy/gpu"
+POWER = "power/gpu"
+TFLOPS_PER_DEVICE = "throughput/tflops/device"
+TFLOPS = "throughput/tflops"
+MFU = "throughput/mfu"
+
+VALIDATION = " validation"
+PERPLEXITY = " validation ppl"
+VERSUS_SAMPLES = " vs samples"
+
+NOT_LOSSES = frozenset(
+    {
+        LEARNING_RATE,
+        BATCH_SIZE,
+        LOSS_SCALE,
+        GRAD_NORM,
+        NUM_ZEROS,
+        PARAMS_NORM,
+        MAX_ATTENTION_LOGIT,
+        WORLD_SIZE,
+        SKIPPED_SAMPLES,
+        DECOUPLED_LEARNING_RATE,
+        CONSUMED_SAMPLES,
+        ITERATION_TIME,
+    }
+)
+"""The names above that stand for themselves; they have no "/" and are no losses."""
+
+
+def is_loss(name: str) -> bool:
+    """Tell whether a metric is treated as a loss: averaged, shown on the console, watched for NaN.
+
+    Every name is, except the ones of this file and grouped ones ("memory/...", "throughput/...").
+    """
+    return "/" not in name and name not in NOT_LOSSES
+
+
+def has_samples_axis(name: str) -> bool:
+    """Tell whether sinks with a choice of axis also plot the metric against consumed samples."""
+    without_twin = (CONSUMED_SAMPLES, ITERATION_TIME, SKIPPED_SAMPLES, DECOUPLED_LEARNING_RATE)
+    return "/" not in name and name not in without_twin

@@ -1,0 +1,128 @@
+"""Peak speed of GPUs: dense, as their makers state it, without the factor two of structured sparsity."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_DTYPES = {
+    "float64": "fp64",
+    "float32": "fp32",
+    "tensorfloat32": "tf32",
+    "float16": "fp16",
+    "half": "fp16",
+    "bfloat16": "bf16",
+    "float8_e4m3fn": "fp8",
+    "float8_e5m2": "fp8",
+    "float8": "fp8",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peak:
+    """The dense peaks of one GPU."""
+
+    name: str
+    """A regular expression that finds it in the name that the driver reports."""
+    tflops: Mapping[str, float]
+    """Precision (bf16, fp16, fp8, tf32, fp32) to dense TFLOP/s; fp32 is without tensor cores."""
+    source: str
+    """Where the numbers are from; halved where the source gives them with sparsity only."""
+
+
+_HOPPER_SXM = {"bf16": 989.4, "fp16": 989.4, "fp8": 1978.9, "tf32": 494.7, "fp32": 66.9}
+_HOPPER_NVL = {"bf16": 835.5, "fp16": 835.5, "fp8": 1670.5, "tf32": 417.5, "fp32": 60.0}
+
+PEAKS: tuple[Peak, ...] = (
+    Peak(
+        name=r"\bGB[23]00\b",
+        tflops={"bf16": 2500.0, "fp16": 2500.0, "fp8": 5000.0, "tf32": 1250.0, "fp32": 80.0},
+        source="NVIDIA GB200 NVL72 and GB300 NVL72 data sheets, a 72nd of the rack, sparse figures halved",
+    ),
+    Peak(
+        name=r"\bB[23]00\b",
+        tflops={"bf16": 2250.0, "fp16": 2250.0, "fp8": 4500.0, "tf32": 1125.0, "fp32": 75.0},
+        source="NVIDIA HGX B200 and HGX B300 data sheets, an eighth of the board, sparse figures halved",
+    ),
+    Peak(
+        name=r"\bH200 NVL\b",
+        tflops=_HOPPER_NVL,
+        source="NVIDIA H200 data sheet, column NVL, sparse figures halved",
+    ),
+    Peak(
+        name=r"\bG?H200\b",
+        tflops=_HOPPER_SXM,
+        source="NVIDIA H200 data sheet, column SXM, sparse figures halved; the chip is that of the H100 SXM",
+    ),
+    Peak(
+        name=r"\bH100 NVL\b",
+        tflops=_HOPPER_NVL,
+        source="NVIDIA H100 data sheet, column NVL, sparse figures halved",
+    ),
+    Peak(
+        name=r"\bH100 PCIe\b",
+        tflops={"bf16": 756.0, "fp16": 756.0, "fp8": 1513.0, "tf32": 378.0, "fp32": 51.2},
+        source="NVIDIA H100 Tensor Core GPU Architecture (2022), table of H100 PCIe, dense",
+    ),
+    Peak(
+        name=r"\bH[18]00\b",
+        tflops=_HOPPER_SXM,
+        source="NVIDIA H100 Tensor Core GPU Architecture (2022), table of H100 SXM5, dense",
+    ),
+    Peak(
+        name=r"\bH20\b",
+        tflops={"bf16": 148.0, "fp16": 148.0, "fp8": 296.0, "tf32": 74.0, "fp32": 44.0},
+        source="NVIDIA H20 product brief, dense",
+    ),
+    Peak(
+        name=r"\bA[18]00\b",
+        tflops={"bf16": 312.0, "fp16": 312.0, "tf32": 156.0, "fp32": 19.5},
+        source="NVIDIA A100 data sheet (2021), the same for PCIe and SXM, dense",
+    ),
+    Peak(
+        name=r"\bL40S\b",
+        tflops={"bf16": 362.0, "fp16": 362.0, "fp8": 733.0, "tf32": 183.0, "fp32": 91.6},
+        source="NVIDIA L40S data sheet, dense",
+    ),
+    Peak(
+        name=r"\bL4\b",
+        tflops={"bf16": 121.0, "fp16": 121.0, "fp8": 242.5, "tf32": 60.0, "fp32": 30.3},
+        source="NVIDIA L4 data sheet, sparse figures halved",
+    ),
+    Peak(
+        name=r"\bA10\b",
+        tflops={"bf16": 125.0, "fp16": 125.0, "tf32": 62.5, "fp32": 31.2},
+        source="NVIDIA A10 data sheet, dense",
+    ),
+    Peak(
+        name=r"\bV100-SXM[23]\b",
+        tflops={"fp16": 125.0, "fp32": 15.7},
+        source="NVIDIA V100 data sheet (2018), column SXM2",
+    ),
+    Peak(
+        name=r"\bRTX 4090\b(?! Laptop| D)",
+        tflops={"bf16": 165.2, "fp16": 165.2, "fp8": 330.3, "tf32": 82.6, "fp32": 82.6},
+        source="NVIDIA Ada GPU Architecture (2022), appendix A, sums in FP32, dense",
+    ),
+    Peak(
+        name=r"\bMI3(00|25)X\b",
+        tflops={"bf16": 1307.4, "fp16": 1307.4, "fp8": 2614.9, "tf32": 653.7, "fp32": 163.4},
+        source="AMD Instinct MI300X and MI325X data sheets, without sparsity",
+    ),
+)
+
+
+def peak_tflops(gpu_name: str, dtype: str = "bfloat16") -> float | None:
+    """Return the dense peak TFLOP/s of a GPU in a precision, or None where it is not known.
+
+    `gpu_name` is what torch.cuda.get_device_name() says; a bare "H100" is taken for the SXM one. `dtype` is
+    a short name ("bf16", "fp8", "tf32") or torch's ("bfloat16", "torch.bfloat16"). A slice of a GPU (MIG) is not
+    known: it has a part of the GPU's units.
+    """
+    precision = dtype.lower().removeprefix("torch.")
+    precision = _DTYPES.get(precision, precision)
+    if re.search(r"\bMIG\b", gpu_name):
+        return None
+    for peak in PEAKS:
+        if re.search(peak.name, gpu_name, re.IGNORECASE):
+            return peak.tflops.get(precision)
+    return None

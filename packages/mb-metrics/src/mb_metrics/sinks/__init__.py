@@ -1,0 +1,1 @@
+"""Where records are written: one file per kind of sink."""

@@ -1,0 +1,120 @@
+"""The console: two lines at each log interval, in the form that log parsers of Megatron trainers know."""
+
+import math
+import sys
+import time
+from collections.abc import Collection, Sequence
+from typing import TextIO
+
+from mb_metrics import names
+from mb_metrics.record import Evaluation, Interval, Row, perplexity
+from mb_metrics.throughput import Rates
+
+
+class ConsoleSink:
+    """Prints the iteration line and the step-time line of each log interval, and a line per evaluation.
+
+    Args:
+        stream: Where to print; None: standard output, as it is when a line is printed.
+        throughput: Whether the iteration line shows TFLOP/s per device, where known.
+        losses: Which metrics to show as losses, by name; None: every one that is recorded as a loss.
+    """
+
+    def __init__(
+        self, stream: TextIO | None = None, *, throughput: bool = False, losses: Collection[str] | None = None
+    ) -> None:
+        self._stream = stream
+        self._throughput = throughput
+        self._losses = losses
+
+    def write_rows(self, rows: Sequence[Row]) -> None:
+        """Do nothing: the console shows intervals."""
+
+    def write_interval(self, interval: Interval) -> None:
+        """Print two lines."""
+        self._print(iteration_line(interval, throughput=self._throughput, losses=self._losses))
+        self._print(step_time_line(interval.rates))
+
+    def write_evaluation(self, evaluation: Evaluation) -> None:
+        """Print one line."""
+        self._print(evaluation_line(evaluation))
+
+    def close(self) -> None:
+        """Leave the stream open: it is the caller's."""
+
+    def _print(self, line: str) -> None:
+        print(line, file=self._stream or sys.stdout, flush=True)
+
+
+def step_time_line(rates: Rates) -> str:
+    """Return the line from which benchmark tools read step time and TFLOP/s.
+
+    They read plain decimals only, so what is unknown or not finite is 0.0. Tokens per second and MFU follow, where
+    known; MFU names its denominator.
+    """
+    line = (
+        f"Step Time : {_finite(rates.step_seconds):.2f}s "
+        f"GPU utilization: {_finite(rates.tflops_per_device):.1f}MODEL_TFLOP/s/GPU"
+    )
+    if rates.tokens_per_second is not None:
+        line += f" | tokens per second: {rates.tokens_per_second:.1f}"
+    if rates.mfu is not None:
+        line += f" | MFU: {100 * rates.mfu:.1f}% of {rates.peak_tflops:.1f} TFLOP/s"
+    return line
+
+
+def _finite(number: float | None) -> float:
+    return number if number is not None and math.isfinite(number) else 0.0
+
+
+def iteration_line(
+    interval: Interval, *, throughput: bool = False, losses: Collection[str] | None = None
+) -> str:
+    """Return Megatron's iteration line.
+
+    Losses are means over the interval, printed as they are: NaN and negative ones too. The other values are those
+    of its last step. What was not recorded is left out, except the loss scale, which is then 1.0.
+    """
+    row, rates = interval.last, interval.rates
+    values = row.values
+    total = "" if interval.total_steps is None else f"/{interval.total_steps:8d}"
+    stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.time))
+    skipped_samples = values.get(names.SKIPPED_SAMPLES, 0)
+    tflops = rates.tflops_per_device if throughput else None
+    pieces = [
+        f"[{stamp}] iteration {row.step:8d}{total}",
+        _piece("consumed samples: {:12d}", row.consumed_samples),
+        _piece("skipped samples: {:12.0f}", skipped_samples if skipped_samples > 0 else None),
+        f"elapsed time per iteration (ms): {1000 * rates.step_seconds:.1f}",
+        _piece("throughput per GPU (TFLOP/s/GPU): {:.1f}", tflops),
+        _piece("energy per GPU (J/iter/GPU): {:.1f}", values.get(names.ENERGY)),
+        _piece("power per GPU (W/GPU): {:.1f}", values.get(names.POWER)),
+        _piece("learning rate: {:.6E}", values.get(names.LEARNING_RATE)),
+        _piece("global batch size: {:5.0f}", values.get(names.BATCH_SIZE)),
+        *(
+            f"{name}: {mean:.6E}"
+            for name, mean in interval.mean_losses.items()
+            if losses is None or name in losses
+        ),
+        f"loss scale: {values.get(names.LOSS_SCALE, 1.0):.1f}",
+        _piece("grad norm: {:.3f}", values.get(names.GRAD_NORM)),
+        _piece("num zeros: {:.0f}", values.get(names.NUM_ZEROS)),
+        _piece("params norm: {:.3f}", values.get(names.PARAMS_NORM)),
+        _piece("max attention logit: {:.3f}", values.get(names.MAX_ATTENTION_LOGIT)),
+        f"number of skipped iterations: {interval.skipped_steps:3d}",
+        f"number of nan iterations: {interval.nonfinite_steps:3d}",
+    ]
+    return " " + "".join(f"{piece} | " for piece in pieces if piece).rstrip()
+
+
+def _piece(template: str, value: float | None) -> str:
+    return "" if value is None else template.format(value)
+
+
+def evaluation_line(evaluation: Evaluation) -> str:
+    """Return the line of an evaluation: each loss and its perplexity."""
+    pieces = "".join(
+        f" {name} value: {loss:.6E} | {name} PPL: {perplexity(loss):.6E} |"
+        for name, loss in evaluation.losses.items()
+    )
+    return f" validation loss at iteration {evaluation.step} |{pieces}"

@@ -1,0 +1,137 @@
+"""JSONL: a file with one JSON object per step, which continues where a resumed run continues."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mb_metrics.names import CONSUMED_SAMPLES
+from mb_metrics.record import Evaluation, Interval, Row
+
+_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+class JsonlSink:
+    """Appends an object per step, and one per evaluation: `step`, `time`, then each metric under its name.
+
+    `time` is in seconds since the epoch; "samples vs steps" is the samples consumed, where known; `skipped` is
+    there, and true, for a step that the optimizer skipped. JSON has no NaN and no infinity: they are the strings
+    "NaN", "Infinity" and "-Infinity", which `read_jsonl` (or `float`) turns back.
+
+    The rows of an interval are handed to the operating system at its end, in one piece: a killed process loses the
+    interval under way at most, a machine that loses power what the system held back. Rows that could not be written
+    (a full disk) are kept, and written with the next ones.
+
+    Args:
+        path: The file; its folder is made.
+        resume_step: The last step that stands: rows of later steps, which the run will repeat, are dropped, and so
+            is a line that was cut when an earlier run was killed. None: continue after what is there.
+
+    Raises:
+        ValueError: a line of the file, other than the last, is not a JSON object with a step.
+    """
+
+    def __init__(self, path: str | Path, *, resume_step: int | None = None) -> None:
+        self._path = Path(path)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        if self._path.exists():
+            _repair(self._path, resume_step)
+        self._file = self._path.open("ab", buffering=0)
+        self._size = self._file.tell()
+        self._waiting = b""
+
+    def write_rows(self, rows: Sequence[Row]) -> None:
+        """Write a line per step."""
+        self._append([_row_object(row) for row in rows])
+
+    def write_interval(self, interval: Interval) -> None:
+        """Do nothing: the last row of an interval carries its rates."""
+
+    def write_evaluation(self, evaluation: Evaluation) -> None:
+        """Write a line of its own."""
+        self._append(
+            [_object(evaluation.step, evaluation.time, evaluation.consumed_samples, evaluation.values)]
+        )
+
+    def close(self) -> None:
+        """Write what is waiting and close the file."""
+        try:
+            self._append([])
+        finally:
+            self._file.close()
+
+    def _append(self, objects: Sequence[Mapping[str, object]]) -> None:
+        self._waiting += b"".join(json.dumps(line, ensure_ascii=False).encode() + b"\n" for line in objects)
+        rest = memoryview(self._waiting)
+        self._file.truncate(self._size)  # what a failed write left behind
+        while rest:
+            rest = rest[self._file.write(rest) :]
+        self._size += len(self._waiting)
+        self._waiting = b""
+
+
+def read_jsonl(path: str | Path) -> Iterator[dict[str, float]]:
+    """Yield the objects of a metrics file as they stand, numbers that are not finite turned back.
+
+    A last line that was cut, as a file being written or a killed run has it, is left out.
+
+    Raises:
+        ValueError: a line, other than the last, is not a JSON object with a step.
+    """
+    for _, row in _lines(Path(path)):
+        yield {name: _NOT_FINITE[value] if isinstance(value, str) else value for name, value in row.items()}
+
+
+def _row_object(row: Row) -> dict[str, object]:
+    values = _object(row.step, row.time, row.consumed_samples, row.values)
+    return {**values, "skipped": True} if row.skipped else values
+
+
+def _object(
+    step: int, time: float, consumed_samples: int | None, values: Mapping[str, float]
+) -> dict[str, object]:
+    line: dict[str, object] = {"step": step, "time": time}
+    if consumed_samples is not None:
+        line[CONSUMED_SAMPLES] = consumed_samples
+    return line | {name: _plain(value) for name, value in values.items()}
+
+
+def _plain(value: float) -> float | str:
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _repair(path: Path, resume_step: int | None) -> None:
+    new = path.with_name(path.name + ".new")
+    with new.open("wb") as file:
+        for line, row in _lines(path):
+            if resume_step is None or row["step"] <= resume_step:
+                file.write(line + b"\n")
+    if new.stat().st_size == path.stat().st_size:
+        new.unlink()
+    else:
+        new.replace(path)
+
+
+def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Yield each line and its object, without a last line that was cut."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            row = _parse(line)
+            if row is not None:
+                yield line.rstrip(b"\n"), row
+            elif line.endswith(b"\n"):
+                raise ValueError(
+                    f"{path}, line {number}: not a JSON object with a step ({line[:60]!r}); it is no metrics file, "
+                    "or was damaged. Move the file away or mend the line."
+                )
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) and isinstance(value.get("step"), int) else None

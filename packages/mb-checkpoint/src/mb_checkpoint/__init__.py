@@ -1,1 +1,104 @@
-"""Crash-consistent checkpoints for Megatron trainers."""
+"""Crash-consistent checkpoints for Megatron trainers.
+
+What a reader finds is whole, and the trackers name it last:
+
+>>> import tempfile
+>>> from pathlib import Path
+>>> from mb_checkpoint import select_checkpoint, write_atomically
+>>> root = Path(tempfile.mkdtemp())
+>>> select_checkpoint(root) is None
+True
+>>> write_atomically(root / "latest_checkpointed_iteration.txt", b"100")
+>>> select_checkpoint(root)  # doctest: +IGNORE_EXCEPTION_DETAIL
+Traceback (most recent call last):
+mb_checkpoint.errors.CheckpointNotFoundError: no complete checkpoint (iter_0000100: no such folder)
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mb_checkpoint.commit import check_writable as check_writable
+    from mb_checkpoint.commit import write_atomically as write_atomically
+    from mb_checkpoint.config import CheckpointConfig as CheckpointConfig
+    from mb_checkpoint.context import CheckpointLoadContext as CheckpointLoadContext
+    from mb_checkpoint.context import CheckpointManager as CheckpointManager
+    from mb_checkpoint.context import CheckpointSaveContext as CheckpointSaveContext
+    from mb_checkpoint.context import LoadedCheckpoint as LoadedCheckpoint
+    from mb_checkpoint.context import SavedCheckpoint as SavedCheckpoint
+    from mb_checkpoint.errors import CheckpointConfigError as CheckpointConfigError
+    from mb_checkpoint.errors import CheckpointFolderError as CheckpointFolderError
+    from mb_checkpoint.errors import CheckpointLayoutError as CheckpointLayoutError
+    from mb_checkpoint.errors import CheckpointNotFoundError as CheckpointNotFoundError
+    from mb_checkpoint.errors import CheckpointSaveError as CheckpointSaveError
+    from mb_checkpoint.errors import CheckpointShapeError as CheckpointShapeError
+    from mb_checkpoint.errors import IncompleteCheckpointError as IncompleteCheckpointError
+    from mb_checkpoint.errors import TrainStateError as TrainStateError
+    from mb_checkpoint.load import load_checkpoint as load_checkpoint
+    from mb_checkpoint.load import load_model_weights as load_model_weights
+    from mb_checkpoint.manager import DefaultCheckpointManager as DefaultCheckpointManager
+    from mb_checkpoint.save import save_checkpoint as save_checkpoint
+    from mb_checkpoint.select import PassedOver as PassedOver
+    from mb_checkpoint.select import Selection as Selection
+    from mb_checkpoint.select import select_checkpoint as select_checkpoint
+    from mb_checkpoint.train_state import read_train_state as read_train_state
+
+_HOMES = {
+    "CheckpointConfig": "config",
+    "CheckpointConfigError": "errors",
+    "CheckpointFolderError": "errors",
+    "CheckpointLayoutError": "errors",
+    "CheckpointLoadContext": "context",
+    "CheckpointManager": "context",
+    "CheckpointNotFoundError": "errors",
+    "CheckpointSaveContext": "context",
+    "CheckpointSaveError": "errors",
+    "CheckpointShapeError": "errors",
+    "DefaultCheckpointManager": "manager",
+    "IncompleteCheckpointError": "errors",
+    "LoadedCheckpoint": "context",
+    "PassedOver": "select",
+    "SavedCheckpoint": "context",
+    "Selection": "select",
+    "TrainStateError": "errors",
+    "check_writable": "commit",
+    "load_checkpoint": "load",
+    "load_model_weights": "load",
+    "read_train_state": "train_state",
+    "save_checkpoint": "save",
+    "select_checkpoint": "select",
+    "write_atomically": "commit",
+}
+
+__all__ = [
+    "CheckpointConfig",
+    "CheckpointConfigError",
+    "CheckpointFolderError",
+    "CheckpointLayoutError",
+    "CheckpointLoadContext",
+    "CheckpointManager",
+    "CheckpointNotFoundError",
+    "CheckpointSaveContext",
+    "CheckpointSaveError",
+    "CheckpointShapeError",
+    "DefaultCheckpointManager",
+    "IncompleteCheckpointError",
+    "LoadedCheckpoint",
+    "PassedOver",
+    "SavedCheckpoint",
+    "Selection",
+    "TrainStateError",
+    "check_writable",
+    "load_checkpoint",
+    "load_model_weights",
+    "read_train_state",
+    "save_checkpoint",
+    "select_checkpoint",
+    "write_atomically",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOMES:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

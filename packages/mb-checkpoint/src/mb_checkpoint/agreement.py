@@ -1,0 +1,54 @@
+"""Work that one rank does and all ranks learn of, failure included, so that nobody waits for the dead."""
+
+import pickle
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch.distributed as dist
+
+T = TypeVar("T")
+
+
+def need_process_group() -> None:
+    """Make sure that torch.distributed is initialised, with one process too.
+
+    Raises:
+        RuntimeError: It is not.
+    """
+    if not dist.is_initialized():
+        raise RuntimeError(
+            "mb_checkpoint: torch.distributed is not initialised, and a distributed checkpoint needs it even "
+            "with one process. Call torch.distributed.init_process_group first."
+        )
+
+
+def on_rank_zero(work: Callable[[], T]) -> T:
+    """Run `work` on global rank 0 and return its result on every rank; its exception is raised on every rank.
+
+    Collective over the default group. Result and exception travel as pickles; an exception that cannot be
+    pickled arrives elsewhere as a RuntimeError with its text.
+    """
+    outcome: list[object] = [None, None]
+    if dist.get_rank() == 0:
+        try:
+            outcome[0] = work()
+        except Exception as error:  # noqa: BLE001  # not swallowed: raised below, here and on every other rank
+            outcome[1] = error if _travels(error) else RuntimeError(f"{type(error).__name__}: {error}")
+    dist.broadcast_object_list(outcome, src=0)
+    if isinstance(outcome[1], BaseException):
+        raise outcome[1]
+    return outcome[0]  # type: ignore[return-value]  # rank 0 put a T there
+
+
+def gather(value: T) -> list[T]:
+    """Return the value of each rank, in order of rank. Collective over the default group."""
+    values: list[T | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values  # type: ignore[return-value]  # every place is filled
+
+
+def _travels(error: Exception) -> bool:
+    try:
+        return isinstance(pickle.loads(pickle.dumps(error)), type(error))
+    except (pickle.PicklingError, TypeError, AttributeError):
+        return False

@@ -1,0 +1,130 @@
+"""Writing so that a reader sees a whole checkpoint or none: staging folder, fsync, rename, trackers last."""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from mb_checkpoint.errors import CheckpointFolderError
+from mb_checkpoint.layout import (
+    STATE_TRACKER,
+    STEP_TRACKER,
+    TRAIN_STATE,
+    iteration_directory,
+    replaced_directory,
+    staging_directory,
+)
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace a file with new content: at any moment a reader sees the old or the new, never a part.
+
+    Temporary file beside it, flush, fsync, rename, fsync of the folder.
+
+    Raises:
+        OSError: Nothing could be written; the old file is as before and no temporary file is left.
+    """
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    fsync_path(path.parent)
+
+
+def fsync_path(path: Path) -> None:
+    """Force a file's content, or a folder's list of names, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def fsync_tree(directory: Path) -> None:
+    """Force everything below a folder, and the folder itself, to the disk."""
+    for path in sorted(directory.rglob("*"), reverse=True):
+        fsync_path(path)
+    fsync_path(directory)
+
+
+def check_writable(path: Path | str) -> None:
+    """Make sure that checkpoints can be written below a path, which need not exist yet; nothing is left there.
+
+    Raises:
+        CheckpointFolderError: The path, or its nearest existing parent, is no folder or takes no file.
+    """
+    wanted = Path(path)
+    existing = next(parent for parent in (wanted.absolute(), *wanted.absolute().parents) if parent.exists())
+    if not existing.is_dir():
+        raise CheckpointFolderError(
+            f"checkpoint.save: cannot write checkpoints to {wanted}: {existing} is not a folder. "
+            "Set checkpoint.save to a folder that can be written."
+        )
+    try:
+        with tempfile.TemporaryFile(dir=existing) as stream:
+            stream.write(b"\0")
+            stream.flush()
+    except OSError as error:
+        raise CheckpointFolderError(
+            f"checkpoint.save: cannot write checkpoints to {wanted}: {existing} takes no file "
+            f"({error.strerror}). Set checkpoint.save to a folder that can be written."
+        ) from error
+
+
+def open_staging(root: Path, step: int) -> Path:
+    """Make the empty staging folder of a step and remove what interrupted saves left behind.
+
+    One writer per root: whoever calls this owns every staging folder below it.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(root)
+    staging = staging_directory(root, step)
+    staging.mkdir()
+    return staging
+
+
+def _remove_leftovers(root: Path) -> None:
+    """Remove unfinished saves, half-deleted folders, and replaced folders whose successor is in place."""
+    for left in (*root.glob(".saving_iter_*"), *root.glob(".removing_iter_*")):
+        shutil.rmtree(left)
+    for left in root.glob(".replaced_iter_*"):
+        if left.with_name(left.name.removeprefix(".replaced_")).exists():
+            shutil.rmtree(left)
+
+
+def commit(root: Path, step: int) -> Path:
+    """Turn a complete staging folder into the checkpoint that the trackers name; return its folder.
+
+    The rename makes it visible, the trackers make it the one to resume from. A kill before the trackers
+    leaves the previous checkpoint in force; a kill after them leaves this one. An older folder of the same
+    step stays readable until the new one is in place.
+    """
+    staging, final = staging_directory(root, step), iteration_directory(root, step)
+    replaced = replaced_directory(root, step)
+    fsync_tree(staging)
+    if final.exists():
+        shutil.rmtree(replaced, ignore_errors=True)
+        final.rename(replaced)
+    staging.rename(final)
+    fsync_path(root)
+    write_trackers(root, step)
+    shutil.rmtree(replaced, ignore_errors=True)
+    return final
+
+
+def write_trackers(root: Path, step: int) -> None:
+    """Point both trackers at the folder of a step, each atomically."""
+    state = (iteration_directory(root, step) / TRAIN_STATE).read_bytes()
+    write_atomically(root / STATE_TRACKER, state)
+    write_atomically(root / STEP_TRACKER, str(step).encode())
+
+
+def discard_staging(root: Path, step: int) -> None:
+    """Remove the staging folder of a failed save as far as that is possible."""
+    shutil.rmtree(staging_directory(root, step), ignore_errors=True)

@@ -1,0 +1,181 @@
+"""What a save or a load is given, what it gives back, and the protocol of a checkpoint manager."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from mb_checkpoint.retention import Pruned
+from mb_checkpoint.select import PassedOver
+
+
+class TrainStateLike(Protocol):
+    """The counters of a run: `step`, `consumed_train_samples` and so on, as Python numbers."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Return the counters; `step` must be among them."""
+        ...
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], /) -> None:
+        """Take the counters over."""
+        ...
+
+
+class ConfigLike(Protocol):
+    """The whole configuration of the run."""
+
+    def to_yaml(self, path: str, /) -> None:
+        """Write it to a file."""
+        ...
+
+
+class StateLike(Protocol):
+    """The run as a checkpoint sees it."""
+
+    @property
+    def train_state(self) -> TrainStateLike:
+        """The counters."""
+        ...
+
+    @property
+    def cfg(self) -> ConfigLike:
+        """The configuration."""
+        ...
+
+
+class SchedulerLike(Protocol):
+    """A learning-rate schedule."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where it stands."""
+        ...
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Go on from there."""
+        ...
+
+
+class GroupLike(Protocol):
+    """A process group; torch's fits."""
+
+    def rank(self) -> int:
+        """Return this process's place in the group."""
+        ...
+
+    def size(self) -> int:
+        """Return the number of processes."""
+        ...
+
+
+class CallbackManagerLike(Protocol):
+    """Where events go."""
+
+    def fire(self, event: str, context: Any, /) -> None:
+        """Call what is registered for the event."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSaveContext:
+    """What to save."""
+
+    state: StateLike
+    """Counters and configuration."""
+    model: Sequence[Any]
+    """Model chunks of this rank: one, or one for each virtual pipeline stage."""
+    optimizer: Any | None
+    """Megatron optimizer; None saves the weights alone."""
+    opt_param_scheduler: SchedulerLike | None
+    """Learning-rate schedule."""
+    num_floating_point_operations_so_far: float
+    """FLOPs to store; they replace the counter of the train state."""
+    train_data_iterator: Any | None = None
+    """Stored by position (`consumed_train_samples`); an iterator with a state of its own is refused."""
+    non_persistent_ckpt: bool = False
+    """Ask for a temporary checkpoint; refused by this version."""
+    pg_collection: Any | None = None
+    """Process groups with `tp`, `pp`, `dp_cp` (and `ep`); None takes Megatron's own."""
+    module_name: str | None = None
+    """Name of one module among several; refused by this version."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointLoadContext:
+    """What to load into."""
+
+    state: StateLike
+    """Its train state is overwritten when a run is resumed."""
+    model: Sequence[Any]
+    """Model chunks of this rank."""
+    optimizer: Any | None
+    """Megatron optimizer; None leaves the stored one unread."""
+    opt_param_scheduler: SchedulerLike | None
+    """Learning-rate schedule."""
+    strict: bool = True
+    """Refuse a checkpoint whose tensors are not exactly those of the model."""
+    skip_load_to_model_and_opt: bool = False
+    """Restore the train state only."""
+    pg_collection: Any | None = None
+    """As for saving."""
+    module_name: str | None = None
+    """As for saving."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedCheckpoint:
+    """A save that is complete."""
+
+    path: Path
+    """Folder of the checkpoint."""
+    step: int
+    """Its step."""
+    seconds: float
+    """How long this rank was busy with it."""
+    pruned: Pruned = field(default_factory=Pruned)
+    """What happened to older ones; known on rank 0."""
+
+    @property
+    def message(self) -> str:
+        """The line that other tools look for in a log."""
+        return f"successfully saved checkpoint from iteration {self.step:7d} to {self.path.parent}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedCheckpoint:
+    """A load that is complete, or the news that there was nothing to load."""
+
+    source: Literal["resumed", "weights", "nothing"]
+    """Everything of an interrupted run, the weights of another run, or nothing."""
+    step: int = 0
+    """Step to go on from; 0 unless resumed."""
+    floating_point_operations_so_far: float = 0
+    """FLOPs spent so far; 0 unless resumed."""
+    path: Path | None = None
+    """Folder that was read."""
+    passed_over: tuple[PassedOver, ...] = ()
+    """What was looked at and not taken, with reasons."""
+    notes: tuple[str, ...] = ()
+    """What was in the checkpoint or asked for, and was not restored, with reasons."""
+
+
+@runtime_checkable
+class CheckpointManager(Protocol):
+    """What the training loop needs of a checkpoint store. The constructor takes the checkpoint section."""
+
+    def save(self, ctx: CheckpointSaveContext, callback_manager: CallbackManagerLike | None = None) -> Any:
+        """Save; collective over all ranks."""
+        ...
+
+    def load(self, ctx: CheckpointLoadContext) -> tuple[int, float]:
+        """Load; collective over all ranks. Returns step and FLOPs, (0, 0) when nothing was loaded."""
+        ...
+
+    def finalize_async_saves(
+        self, state: Any = None, blocking: bool = False, terminate: bool = False
+    ) -> None:
+        """Finish background saves that are done, or all of them when blocking."""
+        ...
+
+    def has_checkpoint(self) -> bool:
+        """Say whether `load` would find something."""
+        ...

@@ -1,0 +1,33 @@
+"""Errors of this package; each is also the builtin error that a caller would catch."""
+
+
+class CheckpointFolderError(OSError):
+    """The folder that should receive checkpoints cannot be written."""
+
+
+class CheckpointSaveError(OSError):
+    """A checkpoint could not be written; the earlier ones and the trackers are as before."""
+
+
+class CheckpointNotFoundError(FileNotFoundError):
+    """There is no checkpoint, or not the wanted one, where one was asked for."""
+
+
+class IncompleteCheckpointError(ValueError):
+    """A checkpoint folder lacks files, or a file is shorter than its index says."""
+
+
+class CheckpointShapeError(ValueError):
+    """The checkpoint was made by a model of another shape."""
+
+
+class CheckpointLayoutError(RuntimeError):
+    """The optimizer state cannot be stored for, or read by, this parallel layout."""
+
+
+class CheckpointConfigError(ValueError):
+    """The checkpoint section asks for what cannot work or is not carried out."""
+
+
+class TrainStateError(ValueError):
+    """A train_state.pt file cannot be read or written."""

@@ -1,0 +1,71 @@
+"""Names of files and folders, and what a folder must hold to count as a checkpoint."""
+
+import re
+from pathlib import Path
+
+TRAIN_STATE = "train_state.pt"
+RUN_CONFIG = "run_config.yaml"
+FORMAT_MARK = "metadata.json"
+TENSOR_INDEX = ".metadata"
+STATE_TRACKER = "latest_train_state.pt"
+STEP_TRACKER = "latest_checkpointed_iteration.txt"
+
+MARKS = (RUN_CONFIG, TRAIN_STATE, FORMAT_MARK, TENSOR_INDEX)
+WEIGHTS = (FORMAT_MARK, TENSOR_INDEX)
+RESUMABLE = (FORMAT_MARK, TENSOR_INDEX, TRAIN_STATE)
+_STEP_FOLDER = re.compile(r"iter_(\d{7,})")
+
+
+def iteration_directory(root: Path, step: int) -> Path:
+    """Return the folder of a step: `<root>/iter_0000100`, at least seven digits."""
+    return root / f"iter_{step:07d}"
+
+
+def step_of(directory: Path) -> int | None:
+    """Return the step that a folder's name says, None for any other name."""
+    match = _STEP_FOLDER.fullmatch(directory.name)
+    return int(match[1]) if match else None
+
+
+def staging_directory(root: Path, step: int) -> Path:
+    """Return where a step is written until it is whole; hidden, and no tool's `iter_*` finds it."""
+    return root / f".saving_{iteration_directory(root, step).name}"
+
+
+def replaced_directory(root: Path, step: int) -> Path:
+    """Return where the older folder of the same step waits while the new one takes its name."""
+    return root / f".replaced_{iteration_directory(root, step).name}"
+
+
+def is_iteration_directory(path: Path) -> bool:
+    """Say whether the folder itself is one checkpoint: it holds any of the four marks."""
+    return any((path / mark).is_file() for mark in MARKS)
+
+
+def has_checkpoint(path: Path) -> bool:
+    """Say whether a path names a checkpoint, or a folder whose trackers name one."""
+    return is_iteration_directory(path) or any(
+        (path / name).is_file() for name in (STATE_TRACKER, STEP_TRACKER)
+    )
+
+
+def steps_in(root: Path) -> dict[int, Path]:
+    """Return the step folders of a root, newest first.
+
+    A step whose folder is only there under its replaced name (the process died between two renames) counts
+    under that name, so that nothing committed is out of reach.
+    """
+    if not root.is_dir():
+        return {}
+    found: dict[int, Path] = {}
+    for path in root.iterdir():
+        plain = path.with_name(path.name.removeprefix(".replaced_"))
+        step = step_of(plain)
+        if step is not None and path.is_dir() and (plain == path or not plain.exists()):
+            found[step] = path
+    return dict(sorted(found.items(), reverse=True))
+
+
+def missing_marks(directory: Path, wanted: tuple[str, ...] = RESUMABLE) -> list[str]:
+    """Return the wanted files that a checkpoint folder lacks."""
+    return [name for name in wanted if not (directory / name).is_file()]

@@ -1,0 +1,298 @@
+"""The door to Megatron Core: sharded state of model and optimizer, written and read as torch_dist."""
+
+import contextlib
+import logging
+import queue
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing import ShardedObject, ShardedTensor
+from megatron.core.dist_checkpointing.core import CheckpointingException
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
+from megatron.core.dist_checkpointing.strategies import filesystem_async
+from megatron.core.dist_checkpointing.strategies.fully_parallel import (
+    FullyParallelLoadStrategyWrapper,
+    FullyParallelSaveStrategyWrapper,
+)
+from megatron.core.dist_checkpointing.strategies.torch import (
+    TorchDistLoadShardedStrategy,
+    TorchDistSaveShardedStrategy,
+)
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel.random import convert_cuda_rng_state, get_cuda_rng_tracker
+from megatron.core.utils import unwrap_model
+from torch.distributed.checkpoint.api import CheckpointException
+
+from mb_checkpoint.config import CheckpointConfig
+from mb_checkpoint.context import GroupLike
+from mb_checkpoint.errors import CheckpointLayoutError
+
+WRITE_ERRORS = (OSError, CheckpointException, CheckpointingException)
+"""What a failing write raises, on every rank alike when a data file is at fault."""
+
+RNG_KEY = "rng_state"
+SHARDING_KEY = "distrib_optim_sharding_type"
+_OPTIMIZER = re.compile(r"(chained_\d+\.)?optimizer\.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Groups:
+    """The process groups that decide what this rank stores."""
+
+    tp: GroupLike
+    pp: GroupLike
+    dp_cp: Any
+    ep_size: int
+
+    @classmethod
+    def of(cls, pg_collection: Any | None) -> "Groups":
+        """Take them from a collection, or Megatron's own ones where there is none."""
+        names = ["tp", "pp", "dp_cp", "ep"]
+        found = pg_collection or ProcessGroupCollection.use_mpu_process_groups(required_pgs=names)
+        expert = getattr(found, "ep", None)  # a collection without experts lacks the attribute altogether
+        return cls(tp=found.tp, pp=found.pp, dp_cp=found.dp_cp, ep_size=expert.size() if expert else 1)
+
+    def layout(self, model: Sequence[Any]) -> dict[str, int]:
+        """Return what must be equal for a layout-bound optimizer state to be readable."""
+        return {
+            "tensor_model_parallel_size": self.tp.size(),
+            "pipeline_model_parallel_size": self.pp.size(),
+            "expert_model_parallel_size": self.ep_size,
+            "model_chunks": len(model),
+        }
+
+
+def model_sections(model: Sequence[Any], groups: Groups, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sharded weights: `model`, or `model0`, `model1`, ... for several chunks."""
+    names = ["model"] if len(model) == 1 else [f"model{index}" for index in range(len(model))]
+    metadata = {**metadata, "dp_cp_group": groups.dp_cp}
+    return {
+        name: chunk.sharded_state_dict(metadata=metadata)
+        for name, chunk in zip(names, unwrap_model(list(model)), strict=True)
+    }
+
+
+def load_model_sections(model: Sequence[Any], loaded: Mapping[str, Any], *, strict: bool) -> None:
+    """Put loaded weights into the model chunks."""
+    names = ["model"] if len(model) == 1 else [f"model{index}" for index in range(len(model))]
+    for name, chunk in zip(names, unwrap_model(list(model)), strict=True):
+        chunk.load_state_dict(loaded[name], strict=strict)
+
+
+def optimizer_section(
+    optimizer: Any,
+    sections: Mapping[str, Any],
+    groups: Groups,
+    metadata: Mapping[str, Any],
+    *,
+    is_loading: bool,
+) -> Any:
+    """Return the sharded optimizer state that goes with sharded weights. Collective in some formats."""
+    metadata = {**metadata, "dp_cp_group": groups.dp_cp}
+    return optimizer.sharded_state_dict(dict(sections), is_loading=is_loading, metadata=metadata)
+
+
+def has_state(optimizer: Any | None) -> bool:
+    """Say whether there is an optimizer, and it is no stand-in for a rank without parameters."""
+    return optimizer is not None and not getattr(optimizer, "is_stub_optimizer", False)
+
+
+def distributed_parts(optimizer: Any | None) -> list[Any]:
+    """Return the optimizers inside this one whose state is divided among data-parallel ranks."""
+    parts = getattr(optimizer, "chained_optimizers", [optimizer])  # only Megatron's chain has the list
+    return [part for part in parts if isinstance(part, DistributedOptimizer)]
+
+
+def content_metadata(optimizer: Any | None, config: CheckpointConfig) -> dict[str, Any]:
+    """Return how the content is laid out; stored in the checkpoint, and needed again to read it.
+
+    The distributed optimizer's state is stored bucket by bucket (`dp_reshardable`), which any data-parallel
+    size can read, unless `dist_ckpt_optim_fully_reshardable` asks for the form that any layout can read.
+    """
+    metadata: dict[str, Any] = {"singleton_local_shards": False, "chained_optim_avoid_prefix": True}
+    if distributed_parts(optimizer):
+        full = config.dist_ckpt_optim_fully_reshardable
+        metadata[SHARDING_KEY] = "fully_reshardable" if full else "dp_reshardable"
+    return metadata
+
+
+def refuse_padded_buckets(optimizer: Any | None, metadata: Mapping[str, Any]) -> None:
+    """Refuse the one combination that Megatron Core writes wrongly without saying so.
+
+    `fully_reshardable` joins the buckets of a buffer without their paddings and then cuts it up as if they
+    were there: with several padded buckets each parameter behind the first padding is stored shifted.
+
+    Raises:
+        CheckpointLayoutError: The optimizer has such buckets and this form is asked for.
+    """
+    if metadata.get(SHARDING_KEY) != "fully_reshardable":
+        return
+    for part in distributed_parts(optimizer):
+        for buffer in part.buffers:
+            padding = sum(b.grad_data.numel() - b.numel_unpadded for b in buffer.buckets)
+            if len(buffer.buckets) > 1 and padding:
+                raise CheckpointLayoutError(
+                    "checkpoint.dist_ckpt_optim_fully_reshardable: this optimizer has "
+                    f"{len(buffer.buckets)} buckets with {padding} elements of padding, and Megatron Core "
+                    "then writes shifted optimizer states without an error. Set it to false, or make one "
+                    "bucket (ddp.overlap_grad_reduce=false, or a ddp.bucket_size above the parameter count)."
+                )
+
+
+@contextlib.contextmanager
+def _quiet_synchronous_writer() -> Iterator[None]:
+    """Let Megatron's writer pass its results through a plain queue, and silence its advice about async saves.
+
+    It makes a manager process for the queue otherwise: 5 to 8 seconds at the first save, and a second import
+    of `__main__`. In one process a plain queue does the same.
+    """
+    logger = logging.getLogger(TorchDistSaveShardedStrategy.__module__)
+
+    def not_the_advice(record: logging.LogRecord) -> bool:
+        return "async save is deprecated" not in record.getMessage()
+
+    before = filesystem_async._results_queue
+    filesystem_async._results_queue = queue.Queue()
+    logger.addFilter(not_the_advice)
+    try:
+        yield
+    finally:
+        logger.removeFilter(not_the_advice)
+        filesystem_async._results_queue = before
+
+
+def write(
+    state: dict[str, Any],
+    directory: Path,
+    groups: Groups,
+    *,
+    config: CheckpointConfig,
+    metadata: dict[str, Any],
+    validate: bool,
+) -> None:
+    """Write a sharded state dict into an empty folder. Collective over all ranks; waits for the disk.
+
+    Raises:
+        OSError, CheckpointException, CheckpointingException: A file could not be written (`WRITE_ERRORS`).
+    """
+    strategy: Any = TorchDistSaveShardedStrategy(
+        "torch_dist", 1, thread_count=config.storage_writers_per_rank
+    )
+    if config.fully_parallel_save:
+        strategy = FullyParallelSaveStrategyWrapper(strategy, groups.dp_cp)
+    with _quiet_synchronous_writer():
+        dist_checkpointing.save(
+            state, str(directory), strategy, validate_access_integrity=validate, content_metadata=metadata
+        )
+
+
+def read(
+    state: dict[str, Any], directory: Path, groups: Groups, *, config: CheckpointConfig
+) -> dict[str, Any]:
+    """Read what a sharded state dict asks for. Collective over all ranks."""
+    strategy: Any = TorchDistLoadShardedStrategy(stream_ckpt_dequant=config.stream_ckpt_dequant)
+    if config.fully_parallel_load:
+        algorithm = config.ckpt_fully_parallel_load_exchange_algo
+        strategy = FullyParallelLoadStrategyWrapper(strategy, groups.dp_cp, exchange_algo=algorithm)
+    loaded: dict[str, Any] = dist_checkpointing.load(
+        state,
+        str(directory),
+        strategy,
+        validate_access_integrity=config.ckpt_load_validate_sharding_integrity,
+        strict=config.dist_ckpt_strictness,
+    )
+    return loaded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """What a checkpoint folder says that it holds, read without its tensors."""
+
+    common: Mapping[str, Any]
+    """The part that is the same on all ranks."""
+    shapes: Mapping[str, tuple[int, ...]]
+    """Global shape of each stored tensor."""
+    objects: frozenset[str]
+    """Unique keys of the stored objects."""
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """How the content is laid out."""
+        return dict(self.common.get("content_metadata") or {})
+
+    @property
+    def layout(self) -> Mapping[str, int] | None:
+        """Parallel sizes of the run that wrote it, None where they are not recorded."""
+        found: Mapping[str, int] | None = self.common.get("parallel_layout")
+        return found
+
+    @property
+    def has_optimizer(self) -> bool:
+        """Whether an optimizer state is there."""
+        return any(_OPTIMIZER.match(key) for key in (*self.shapes, *self.objects))
+
+    @property
+    def model_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the weights alone."""
+        return {key: shape for key, shape in self.shapes.items() if not _OPTIMIZER.match(key)}
+
+
+def contents_of(directory: Path) -> Contents:
+    """Read what a checkpoint holds. Every rank reads the files by itself."""
+    stored = dist_checkpointing.load_sharded_metadata(str(directory))
+    tensors = {
+        key: tuple(entry.global_shape) for key, entry in stored.items() if isinstance(entry, ShardedTensor)
+    }
+    return Contents(
+        common=dist_checkpointing.load_common_state_dict(str(directory)),
+        shapes=tensors,
+        objects=frozenset(key for key, entry in stored.items() if isinstance(entry, ShardedObject)),
+    )
+
+
+def shapes_of(sections: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the global shape of each tensor that sharded weights of this rank ask for."""
+    found: dict[str, tuple[int, ...]] = {}
+    for entry in nested_values(dict(sections)):
+        built = entry.build() if isinstance(entry, ShardedTensorFactory) else entry
+        for part in nested_values(built) if isinstance(built, (dict, list)) else [built]:
+            if isinstance(part, ShardedTensor):
+                found[part.key] = tuple(part.global_shape)
+    return found
+
+
+class MegatronRng:
+    """Megatron's generator tracker, with states that can be stored: CPU tensors in either of its modes."""
+
+    def get_states(self) -> dict[str, torch.Tensor]:
+        """Return the state of each name."""
+        states = get_cuda_rng_tracker().get_states()
+        return {name: convert_cuda_rng_state(state, to_graphable=False) for name, state in states.items()}
+
+    def set_states(self, states: dict[str, torch.Tensor]) -> None:
+        """Replace all states."""
+        tracker = get_cuda_rng_tracker()
+        graphable = bool(tracker.use_cudagraphable_rng)
+        tracker.set_states(
+            {name: convert_cuda_rng_state(state, to_graphable=graphable) for name, state in states.items()}
+        )
+
+
+def rng_object(state: object, groups: Groups, *, per_replica: bool) -> ShardedObject:
+    """Return the place of this rank's random state: one per (pp, tp), or per (pp, tp, dp x cp) rank.
+
+    With `state=None` it asks for the stored one instead.
+    """
+    shape: tuple[int, ...] = (groups.pp.size(), groups.tp.size())
+    offset: tuple[int, ...] = (groups.pp.rank(), groups.tp.rank())
+    replica = groups.dp_cp.rank()
+    if per_replica:
+        shape, offset, replica = (*shape, groups.dp_cp.size()), (*offset, replica), 0
+    return ShardedObject(RNG_KEY, state, shape, offset, replica_id=replica)

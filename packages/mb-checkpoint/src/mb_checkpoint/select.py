@@ -1,0 +1,171 @@
+"""Which checkpoint to read, and which ones were passed over on the way and why."""
+
+import pickle
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+from mb_checkpoint.errors import CheckpointNotFoundError, IncompleteCheckpointError, TrainStateError
+from mb_checkpoint.layout import (
+    RESUMABLE,
+    STATE_TRACKER,
+    STEP_TRACKER,
+    TENSOR_INDEX,
+    has_checkpoint,
+    is_iteration_directory,
+    iteration_directory,
+    missing_marks,
+    step_of,
+    steps_in,
+)
+from mb_checkpoint.train_state import read_train_state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassedOver:
+    """A tracker or a checkpoint folder that was not taken, and the reason."""
+
+    path: Path
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """The checkpoint to read."""
+
+    path: Path
+    """Folder with the files of one checkpoint."""
+    step: int | None
+    """Step that the folder's name says; None for a folder with another name, such as `release`."""
+    found_by: Literal["path", "ckpt_step", "tracker", "newest complete"]
+    """What led to it."""
+    passed_over: tuple[PassedOver, ...] = ()
+    """What was looked at before, in that order."""
+
+
+def select_checkpoint(
+    path: Path | str, *, step: int | None = None, wanted: tuple[str, ...] = RESUMABLE
+) -> Selection | None:
+    """Return the checkpoint that a path stands for; None when there is nothing at all.
+
+    A folder that is itself a checkpoint is taken as it is. Else `step` names one, else the trackers do. When a
+    tracker points to a folder that is missing or not whole, the newest complete one is taken.
+
+    Args:
+        path: A root with trackers and `iter_*` folders, or one checkpoint folder.
+        step: Take this step and no other.
+        wanted: Files that a checkpoint must hold to be complete, beside its data files.
+
+    Raises:
+        CheckpointNotFoundError: `step` has no folder, or a tracker is there but nothing complete is.
+        IncompleteCheckpointError: The one checkpoint that was named is not whole.
+    """
+    root = Path(path)
+    if is_iteration_directory(root):
+        return _exactly(root, found_by="path", wanted=wanted)
+    if step is not None:
+        return _exactly(
+            steps_in(root).get(step, iteration_directory(root, step)), found_by="ckpt_step", wanted=wanted
+        )
+    passed: list[PassedOver] = []
+    target = _tracker_target(root, passed)
+    if target is not None:
+        problems = problems_in(target, wanted=wanted)
+        if not problems:
+            passed += _newer_than(root, step_of(target))
+            return Selection(path=target, step=step_of(target), found_by="tracker", passed_over=tuple(passed))
+        passed.append(PassedOver(path=target, reason="; ".join(problems)))
+    return _newest_complete(root, passed, wanted=wanted)
+
+
+def problems_in(directory: Path, *, wanted: tuple[str, ...] = RESUMABLE) -> list[str]:
+    """Say what keeps a checkpoint folder from being whole: missing files, and data files that are cut short.
+
+    Reads the index of the tensors, not the tensors.
+    """
+    if not directory.is_dir():
+        return ["no such folder"]
+    problems = [f"lacks {name}" for name in missing_marks(directory, wanted)]
+    return problems or _short_files(directory)
+
+
+def _short_files(directory: Path) -> list[str]:
+    try:
+        index = FileSystemReader(directory).read_metadata()
+    except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError) as error:
+        return [f"{TENSOR_INDEX} cannot be read ({type(error).__name__})"]
+    needed: dict[str, int] = {}
+    for piece in (index.storage_data or {}).values():
+        end = piece.offset + piece.length
+        needed[piece.relative_path] = max(needed.get(piece.relative_path, 0), end)
+    problems = []
+    for name, size in sorted(needed.items()):
+        file = directory / name
+        if not file.is_file():
+            problems.append(f"lacks {name}")
+        elif file.stat().st_size < size:
+            problems.append(f"{name} has {file.stat().st_size} of {size} bytes")
+    return problems
+
+
+def _exactly(
+    directory: Path, *, found_by: Literal["path", "ckpt_step"], wanted: tuple[str, ...]
+) -> Selection:
+    if not directory.is_dir():
+        there = ", ".join(str(step) for step in steps_in(directory.parent)) or "none"
+        raise CheckpointNotFoundError(
+            f"checkpoint.ckpt_step: {directory} does not exist; steps there: {there}. Name one of them."
+        )
+    problems = problems_in(directory, wanted=wanted)
+    if problems:
+        raise IncompleteCheckpointError(
+            f"{directory}: not a whole checkpoint: {'; '.join(problems)}. Name another one, or the folder above "
+            "to get the newest complete one."
+        )
+    return Selection(path=directory, step=step_of(directory), found_by=found_by)
+
+
+def _tracker_target(root: Path, passed: list[PassedOver]) -> Path | None:
+    state, text = root / STATE_TRACKER, root / STEP_TRACKER
+    if state.is_file():
+        try:
+            return _folder_of(root, int(read_train_state(state)["step"]))
+        except TrainStateError as error:
+            passed.append(PassedOver(path=state, reason=str(error)))
+    if text.is_file():
+        content = text.read_text(errors="replace").strip()
+        if content == "release":
+            return root / "release"
+        if content.isdecimal():
+            return _folder_of(root, int(content))
+        passed.append(PassedOver(path=text, reason=f"holds {content[:40]!r}, neither a step nor 'release'"))
+    return None
+
+
+def _folder_of(root: Path, step: int) -> Path:
+    return steps_in(root).get(step, iteration_directory(root, step))
+
+
+def _newer_than(root: Path, step: int | None) -> list[PassedOver]:
+    reason = "newer than the tracker: its save was never committed"
+    newer = [(found, path) for found, path in steps_in(root).items() if step is not None and found > step]
+    return [PassedOver(path=path, reason=reason) for _, path in newer]
+
+
+def _newest_complete(root: Path, passed: list[PassedOver], *, wanted: tuple[str, ...]) -> Selection | None:
+    seen = {entry.path for entry in passed}
+    for step, directory in steps_in(root).items():
+        if directory in seen:
+            continue
+        problems = problems_in(directory, wanted=wanted)
+        if not problems:
+            return Selection(path=directory, step=step, found_by="newest complete", passed_over=tuple(passed))
+        passed.append(PassedOver(path=directory, reason="; ".join(problems)))
+    if not has_checkpoint(root) and not passed:
+        return None
+    listing = "; ".join(f"{entry.path.name}: {entry.reason}" for entry in passed)
+    raise CheckpointNotFoundError(
+        f"{root}: no complete checkpoint ({listing}). Remove the folder to start anew, or restore one."
+    )

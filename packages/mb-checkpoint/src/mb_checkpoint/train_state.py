@@ -1,0 +1,79 @@
+"""The counters of a run as a `train_state.pt` file: a dict of 0-d tensors."""
+
+import io
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from mb_checkpoint.errors import TrainStateError
+
+FLOPS = "floating_point_operations_so_far"
+DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64}
+"""Stored form of each Python type. FLOPs are always float64: int64 ends at 9e18, float32 forgets after 1e16."""
+
+
+def encode_train_state(counters: Mapping[str, object]) -> bytes:
+    """Return the content of a train_state.pt file.
+
+    Raises:
+        TrainStateError: A counter is neither a number nor a bool, or the step is missing.
+    """
+    if "step" not in counters:
+        raise TrainStateError(
+            f"train state: needs 'step', has only {sorted(counters)}. Add it to state_dict()."
+        )
+    buffer = io.BytesIO()
+    torch.save({name: _to_tensor(name, value) for name, value in counters.items()}, buffer)
+    return buffer.getvalue()
+
+
+def _to_tensor(name: str, value: object) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        value = value.item()
+    dtype = torch.float64 if name == FLOPS else DTYPES.get(type(value))
+    if dtype is None:
+        raise TrainStateError(
+            f"train state: {name} is {value!r}, a {type(value).__name__}; only bool, int and float are stored. "
+            "Leave it out of state_dict()."
+        )
+    return torch.tensor(value, dtype=dtype)
+
+
+def decode_train_state(content: bytes, *, source: str) -> dict[str, bool | int | float]:
+    """Return the counters of a train_state.pt file as Python numbers; FLOPs as a whole number.
+
+    Raises:
+        TrainStateError: The content is no such file; `source` names it in the message.
+    """
+    try:
+        stored = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        counters = {name: value.item() for name, value in stored.items()}
+        counters["step"] = int(counters["step"])
+    except (
+        pickle.UnpicklingError,
+        RuntimeError,
+        EOFError,
+        ValueError,
+        KeyError,
+        AttributeError,
+        TypeError,
+    ) as error:
+        raise TrainStateError(
+            f"{source}: cannot be read as a train state ({type(error).__name__}: {error}). "
+            "The file is damaged or of another kind; resume from an older checkpoint."
+        ) from error
+    if FLOPS in counters:
+        counters[FLOPS] = int(counters[FLOPS])
+    return counters
+
+
+def read_train_state(path: Path) -> dict[str, bool | int | float]:
+    """Read a train_state.pt file. Nothing is cached: each call returns what is on the disk now.
+
+    Raises:
+        TrainStateError: The file is damaged.
+        FileNotFoundError: There is no such file.
+    """
+    return decode_train_state(path.read_bytes(), source=str(path))

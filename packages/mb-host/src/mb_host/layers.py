@@ -1,0 +1,248 @@
+"""The parts of a GPT layer that Megatron's local spec lacks on a host, and the specs that use them.
+
+Needs `megatron.core` (the `mcore` extra), and `mb_host.install()` before it.
+
+Shape letters: S sequence on this rank, T sequence over all context-parallel ranks, B micro-batch, N attention heads
+and G query groups on this tensor-parallel rank, D channels of a head.
+"""
+
+import math
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_layer_local_spec
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel import get_cuda_rng_tracker
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.utils import is_layer_window_attention
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+_CAUSAL = (AttnMaskType.causal, AttnMaskType.padding_causal)
+_NORMS = {"LayerNorm": torch.nn.LayerNorm, "RMSNorm": torch.nn.RMSNorm}
+# Fields that Megatron's local spec takes and then ignores.
+_IGNORED_BY_LOCAL_SPEC = ("qk_l2_norm", "qk_clip", "fused_residual_rmsnorm")
+
+
+class HostNorm:
+    """Builds torch's LayerNorm or RMSNorm, under sequence parallelism too.
+
+    Megatron's own wrapper of the two refuses sequence parallelism, because nobody marks the weights as such; the
+    mark, set here, makes Megatron sum their gradients over the tensor-parallel ranks. A class that returns something
+    else, because Megatron builds classes and takes functions for finished modules.
+    """
+
+    def __new__(  # type: ignore[misc]
+        cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_unused: object
+    ) -> torch.nn.Module:
+        """Return the norm over the last dimension, of size `hidden_size`.
+
+        Raises:
+            ValueError: `config` asks for a norm that torch does not have.
+        """
+        if config.normalization not in _NORMS:
+            raise ValueError(
+                f"model.normalization: the host has no {config.normalization}, because torch does not; "
+                f"set one of {', '.join(_NORMS)}."
+            )
+        if config.layernorm_zero_centered_gamma:
+            raise ValueError(
+                "model.layernorm_zero_centered_gamma: the host has no zero-centred norm (got True), because torch "
+                "does not; set it to False."
+            )
+        norm: torch.nn.Module = _NORMS[config.normalization](hidden_size, eps=eps)
+        for parameter in norm.parameters():
+            parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+        return norm
+
+
+class HostCoreAttention(MegatronModule):  # type: ignore[misc]
+    """Dot-product attention: masks, windows, query groups, dropout and context parallelism.
+
+    Under context parallelism each rank holds two of the 2n equal chunks of the sequence, its own from either end
+    (rank r: chunks r and 2n-1-r); keys and values are gathered from all ranks, whatever `cp_comm_type` says.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        layer_number: int,
+        attn_mask_type: AttnMaskType,
+        attention_type: str,
+        attention_dropout: float | None = None,
+        softmax_scale: float | None = None,
+        cp_comm_type: str | None = None,
+        pg_collection: ProcessGroupCollection | None = None,
+        **_head_sizes: object,
+    ) -> None:
+        super().__init__(config=config)
+        if config.softmax_type != "vanilla":
+            raise ValueError(
+                f"model.softmax_type: the host's attention has no softmax sinks (got {config.softmax_type!r}), because "
+                "torch's does not; use Megatron's DotProductAttention, or softmax_type='vanilla'."
+            )
+        groups = pg_collection or ProcessGroupCollection.use_mpu_process_groups(required_pgs=["cp"])
+        self.cp_group = groups.cp if config.context_parallel_size > 1 else None
+        self.attn_mask_type = attn_mask_type
+        self.softmax_scale = softmax_scale or 1.0 / math.sqrt(config.kv_channels)
+        self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
+        windowed = is_layer_window_attention(config.window_size, config.window_attn_skip_freq, layer_number)
+        self.window_left = config.window_size[0] if windowed and config.window_size[0] >= 0 else None
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        attn_mask_type: AttnMaskType | None = None,
+        attention_bias: Tensor | None = None,
+        packed_seq_params: PackedSeqParams | None = None,
+    ) -> Tensor:
+        """Return the attention's output, [S, B, N*D], of query [S, B, N, D] and key and value [S, B, G, D].
+
+        Collective over the context-parallel group. A causal mask is made here where none is given; `attention_mask`
+        is True where attention is forbidden and broadcasts to [B, N, S, T].
+
+        Raises:
+            ValueError: A bias, packed sequences, or a mask under context parallelism.
+        """
+        self._refuse(attention_mask, attention_bias, packed_seq_params)
+        causal = (attn_mask_type or self.attn_mask_type) in _CAUSAL
+        query_positions, key_positions = self._positions(query.size(0), key.size(0))
+        if self.cp_group is not None:
+            key = gather_from_sequence_parallel_region(key, group=self.cp_group)
+            value = gather_from_sequence_parallel_region(value, group=self.cp_group)
+        allowed_ST = None
+        if attention_mask is not None:
+            allowed_ST = ~attention_mask
+        elif causal:
+            allowed_ST = self._causal(query_positions, key_positions)
+        query_BNSD, key_BGTD, value_BGTD = (each.permute(1, 2, 0, 3) for each in (query, key, value))
+        with self._random_state():
+            output_BNSD = scaled_dot_product_attention(
+                query_BNSD,
+                key_BGTD,
+                value_BGTD,
+                attn_mask=allowed_ST,
+                dropout_p=self.dropout if self.training else 0.0,
+                scale=self.softmax_scale,
+                enable_gqa=query.size(2) != key.size(2),
+            )
+        return output_BNSD.permute(2, 0, 1, 3).flatten(2)
+
+    def _refuse(
+        self,
+        attention_mask: Tensor | None,
+        attention_bias: Tensor | None,
+        packed_seq_params: PackedSeqParams | None,
+    ) -> None:
+        if attention_bias is not None or packed_seq_params is not None:
+            what = "packed_seq_params" if attention_bias is None else "attention_bias"
+            raise ValueError(
+                f"HostCoreAttention.forward: {what} is given, which the host's attention does not know; pass an "
+                "attention_mask, or use Transformer Engine on a GPU."
+            )
+        if attention_mask is not None and self.cp_group is not None:
+            raise ValueError(
+                f"HostCoreAttention.forward: attention_mask of shape {tuple(attention_mask.shape)} is given with "
+                f"context parallelism of {self.cp_group.size()}, and nothing tells how it was split; pass None, and "
+                "the mask is causal."
+            )
+
+    def _positions(self, query_length: int, key_length: int) -> tuple[Tensor, Tensor]:
+        """Return the places in the whole sequence of this rank's queries, and of the keys after gathering."""
+        if self.cp_group is None:  # fewer queries than keys: they are the last ones
+            return torch.arange(key_length - query_length, key_length), torch.arange(key_length)
+        ranks = range(self.cp_group.size())
+        by_rank = [zigzag_positions(key_length, rank=rank, ranks=len(ranks)) for rank in ranks]
+        return by_rank[self.cp_group.rank()], torch.cat(by_rank)
+
+    def _causal(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+        distance_ST = query_positions[:, None] - key_positions[None, :]
+        allowed_ST = distance_ST >= 0
+        return allowed_ST if self.window_left is None else allowed_ST & (distance_ST <= self.window_left)
+
+    def _random_state(self) -> AbstractContextManager[None]:
+        """Return the context for dropout: heads differ between ranks, so it draws from the rank's own state.
+
+        Under sequence parallelism the transformer block is inside that context already.
+        """
+        if not self.training or self.dropout == 0.0 or self.config.sequence_parallel:
+            return nullcontext()
+        fork: AbstractContextManager[None] = get_cuda_rng_tracker().fork()
+        return fork
+
+
+def zigzag_positions(length: int, *, rank: int, ranks: int) -> Tensor:
+    """Return the places of one context-parallel rank's `length` tokens in the whole sequence, in its order."""
+    half = length // 2
+    early, late = rank * half, (2 * ranks - 1 - rank) * half
+    return torch.cat([torch.arange(early, early + half), torch.arange(late, late + half)])
+
+
+def host_layer_spec(config: TransformerConfig, *, num_experts: int | None = None) -> ModuleSpec:
+    """Return the spec of one GPT layer, dense or of `num_experts` experts (`config` says all the rest).
+
+    Raises:
+        ValueError: `config` sets something that the local layers would silently ignore.
+    """
+    _refuse_ignored(config)
+    spec = get_gpt_layer_local_spec(
+        num_experts=num_experts,
+        moe_grouped_gemm=config.moe_grouped_gemm,
+        qk_layernorm=config.qk_layernorm,
+        multi_latent_attention=config.multi_latent_attention,
+        normalization=config.normalization,
+    )
+    return _with_host_parts(spec, config)
+
+
+def host_block_spec(
+    config: TransformerConfig, *, vp_stage: int | None = None, pp_rank: int | None = None
+) -> TransformerBlockSubmodules:
+    """Return the specs of the GPT layers of one pipeline stage and its final norm.
+
+    Dense and expert layers follow `config.moe_layer_freq`. Needs Megatron's parallel state unless `pp_rank` is given.
+
+    Raises:
+        ValueError: `config` sets something that the local layers would silently ignore.
+    """
+    _refuse_ignored(config)
+    block = get_gpt_decoder_block_spec(
+        config,
+        use_transformer_engine=False,
+        normalization=config.normalization,
+        vp_stage=vp_stage,
+        pp_rank=pp_rank,
+    )
+    layers = [_with_host_parts(spec, config) for spec in block.layer_specs]
+    return TransformerBlockSubmodules(layer_specs=layers, layer_norm=HostNorm)
+
+
+def _with_host_parts(spec: ModuleSpec, config: TransformerConfig) -> ModuleSpec:
+    """Put the host's parts into a layer's spec, in place: specs are new, and one may stand for several layers."""
+    layer, attention = spec.submodules, spec.submodules.self_attention.submodules
+    layer.input_layernorm = layer.pre_mlp_layernorm = HostNorm
+    if config.softmax_type == "vanilla":
+        attention.core_attention = HostCoreAttention
+    for name in ("q_layernorm", "k_layernorm", "kv_layernorm"):
+        if getattr(attention, name, IdentityOp) is not IdentityOp:
+            setattr(attention, name, HostNorm)
+    return spec
+
+
+def _refuse_ignored(config: TransformerConfig) -> None:
+    ignored = [name for name in _IGNORED_BY_LOCAL_SPEC if getattr(config, name)]
+    if ignored:
+        raise ValueError(
+            f"model.{ignored[0]}: got True, which Megatron's layers without Transformer Engine ignore silently; "
+            "set it to False, or train on a GPU with Transformer Engine."
+        )

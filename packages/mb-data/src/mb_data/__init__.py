@@ -1,1 +1,137 @@
-"""Datasets, blends, samplers, tokenizers and exact position for Megatron trainers."""
+"""Text to tokens to samples: datasets, blends, samplers and tokenizers for Megatron trainers.
+
+Write a few documents in Megatron's format, and look at what is there:
+
+>>> import tempfile
+>>> from pathlib import Path
+>>> from mb_data import ByteTokenizer, build_indexed
+>>> folder = Path(tempfile.mkdtemp())
+>>> (folder / "one.txt").write_text("to be")
+5
+>>> (folder / "two.txt").write_text("or not")
+6
+>>> summary = build_indexed([folder], tokenizer=ByteTokenizer(), prefix=folder / "play")
+>>> summary.documents, summary.tokens, summary.dtype
+(2, 13, 'uint16')
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mb_data.blend import blend_from_path as blend_from_path
+    from mb_data.blend import split_matrix as split_matrix
+    from mb_data.bpe import train_bpe as train_bpe
+    from mb_data.build import build_indexed as build_indexed
+    from mb_data.config import DataloaderConfig as DataloaderConfig
+    from mb_data.config import DatasetBuildContext as DatasetBuildContext
+    from mb_data.config import DatasetProvider as DatasetProvider
+    from mb_data.config import GPTDatasetConfig as GPTDatasetConfig
+    from mb_data.config import MockGPTDatasetConfig as MockGPTDatasetConfig
+    from mb_data.config import TextCorpusConfig as TextCorpusConfig
+    from mb_data.corpus import PreparedCorpus as PreparedCorpus
+    from mb_data.corpus import prepare_corpus as prepare_corpus
+    from mb_data.documents import BadDocumentError as BadDocumentError
+    from mb_data.indexed import DataPathError as DataPathError
+    from mb_data.indexed import IndexedFormatError as IndexedFormatError
+    from mb_data.indexed import IndexedSummary as IndexedSummary
+    from mb_data.indexed import IndexedWriter as IndexedWriter
+    from mb_data.indexed import verify_prefix as verify_prefix
+    from mb_data.loaders import build_data_iterator as build_data_iterator
+    from mb_data.mcore import as_megatron as as_megatron
+    from mb_data.mcore import build_gpt_datasets as build_gpt_datasets
+    from mb_data.rules import RULES as RULES
+    from mb_data.rules import ConfigError as ConfigError
+    from mb_data.rules import Rule as Rule
+    from mb_data.samplers import CyclicSampler as CyclicSampler
+    from mb_data.samplers import NotEnoughSamplesError as NotEnoughSamplesError
+    from mb_data.samplers import SingleSampler as SingleSampler
+    from mb_data.sizes import SampleCounts as SampleCounts
+    from mb_data.sizes import dataset_sample_counts as dataset_sample_counts
+    from mb_data.tokenizer_config import TokenizerConfig as TokenizerConfig
+    from mb_data.tokenizers import ByteTokenizer as ByteTokenizer
+    from mb_data.tokenizers import NullTokenizer as NullTokenizer
+    from mb_data.tokenizers import Tokenizer as Tokenizer
+    from mb_data.tokenizers import TokenizerError as TokenizerError
+    from mb_data.tokenizers import load_tokenizer as load_tokenizer
+
+_HOMES = {
+    "RULES": "rules",
+    "BadDocumentError": "documents",
+    "ByteTokenizer": "tokenizers",
+    "ConfigError": "rules",
+    "CyclicSampler": "samplers",
+    "DataPathError": "indexed",
+    "DataloaderConfig": "config",
+    "DatasetBuildContext": "config",
+    "DatasetProvider": "config",
+    "GPTDatasetConfig": "config",
+    "IndexedFormatError": "indexed",
+    "IndexedSummary": "indexed",
+    "IndexedWriter": "indexed",
+    "MockGPTDatasetConfig": "config",
+    "NotEnoughSamplesError": "samplers",
+    "NullTokenizer": "tokenizers",
+    "PreparedCorpus": "corpus",
+    "Rule": "rules",
+    "SampleCounts": "sizes",
+    "SingleSampler": "samplers",
+    "TextCorpusConfig": "config",
+    "Tokenizer": "tokenizers",
+    "TokenizerConfig": "tokenizer_config",
+    "TokenizerError": "tokenizers",
+    "as_megatron": "mcore",
+    "blend_from_path": "blend",
+    "build_data_iterator": "loaders",
+    "build_gpt_datasets": "mcore",
+    "build_indexed": "build",
+    "dataset_sample_counts": "sizes",
+    "load_tokenizer": "tokenizers",
+    "prepare_corpus": "corpus",
+    "split_matrix": "blend",
+    "train_bpe": "bpe",
+    "verify_prefix": "indexed",
+}
+__all__ = [
+    "RULES",
+    "BadDocumentError",
+    "ByteTokenizer",
+    "ConfigError",
+    "CyclicSampler",
+    "DataPathError",
+    "DataloaderConfig",
+    "DatasetBuildContext",
+    "DatasetProvider",
+    "GPTDatasetConfig",
+    "IndexedFormatError",
+    "IndexedSummary",
+    "IndexedWriter",
+    "MockGPTDatasetConfig",
+    "NotEnoughSamplesError",
+    "NullTokenizer",
+    "PreparedCorpus",
+    "Rule",
+    "SampleCounts",
+    "SingleSampler",
+    "TextCorpusConfig",
+    "Tokenizer",
+    "TokenizerConfig",
+    "TokenizerError",
+    "as_megatron",
+    "blend_from_path",
+    "build_data_iterator",
+    "build_gpt_datasets",
+    "build_indexed",
+    "dataset_sample_counts",
+    "load_tokenizer",
+    "prepare_corpus",
+    "split_matrix",
+    "train_bpe",
+    "verify_prefix",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOMES:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,151 @@
+"""The door to the `tokenizers` library: read a `tokenizer.json`, and train one."""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from mb_data.rules import BYTE_ENTRIES
+from mb_data.tokenizers import TokenizerError, fingerprint_of
+
+END_OF_DOCUMENT = "<|endoftext|>"
+"""The token that ends a document in the tokenizers that are trained here."""
+
+_ENDS = (END_OF_DOCUMENT, "<|end_of_text|>", "</s>", "<eos>")
+_THREADS = "TOKENIZERS_PARALLELISM"
+
+
+class FileTokenizer:
+    """A tokenizer read from a `tokenizer.json`.
+
+    A special token that is written out in a text is text: only `eod` ends a document.
+
+    Args:
+        path: The file, or a folder that holds it. A `tokenizer_config.json` beside it may name the end of a document
+            (`eos_token`); otherwise one of the customary names is looked for.
+        include_special_tokens: Put the tokens around each text that the file asks for, such as a begin of sequence.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        TokenizerError: The file is no tokenizer, or nothing in it ends a document.
+    """
+
+    def __init__(self, path: str | Path, *, include_special_tokens: bool = True) -> None:
+        file = Path(path) / "tokenizer.json" if Path(path).is_dir() else Path(path)
+        if not file.is_file():
+            raise FileNotFoundError(
+                f"{file}: no such file; a tokenizer is read from a tokenizer.json on this machine, and nothing is "
+                "downloaded. Give its path or its folder."
+            )
+        content = file.read_bytes()
+        self._tokenizer = _parse(content, file)
+        self._tokenizer.encode_special_tokens = True
+        self._include_special_tokens = include_special_tokens
+        self.vocab_size: int = self._tokenizer.get_vocab_size()
+        self.eod = _find_end(self._tokenizer, file)
+        self.fingerprint = fingerprint_of(content + bytes([include_special_tokens]))
+
+    def encode(self, text: str) -> list[int]:
+        """Turn text into ids, without an end of document."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=self._include_special_tokens).ids
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Turn ids into text, special tokens written out."""
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
+        return text
+
+
+def train_bpe(
+    files: Sequence[str | Path],
+    *,
+    vocab_size: int,
+    out: str | Path,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> FileTokenizer:
+    """Train a byte-level BPE tokenizer and write it as a `tokenizer.json`.
+
+    The same files give the same tokenizer. Uses one thread: afterwards the process may fork, as data loaders do.
+
+    Args:
+        files: UTF-8 text.
+        vocab_size: Number of entries, exactly: the 256 bytes, `<|endoftext|>` and merges.
+        out: The file to write.
+        progress: Called with the stage, files read and their number; the merges after the last file are a third of
+            the time.
+
+    Raises:
+        TokenizerError: The size is below 257, or the text gives fewer merges than asked for.
+    """
+    if vocab_size < BYTE_ENTRIES:
+        raise TokenizerError(
+            f"vocab_size: {vocab_size} is below {BYTE_ENTRIES}; the bytes and the end of a document are always there. "
+            f"Use {BYTE_ENTRIES} or more."
+        )
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_DOCUMENT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    with _one_thread():
+        tokenizer.train_from_iterator(_texts(files, progress), trainer, length=len(files))
+    if tokenizer.get_vocab_size() != vocab_size:
+        raise TokenizerError(
+            f"vocab_size: asked for {vocab_size} entries, but {len(files)} files give "
+            f"{tokenizer.get_vocab_size()}; no pair of tokens is left to merge. Give more text or a smaller vocabulary."
+        )
+    tokenizer.save(str(out))
+    return FileTokenizer(out)
+
+
+def _texts(files: Sequence[str | Path], progress: Callable[[str, int, int], None] | None) -> Iterator[str]:
+    for number, file in enumerate(files, start=1):
+        yield Path(file).read_bytes().decode()
+        if progress is not None:
+            progress("train tokenizer", number, len(files))
+
+
+def _parse(content: bytes, file: Path) -> Any:
+    try:
+        return Tokenizer.from_buffer(content)
+    except Exception as error:  # the library raises nothing narrower
+        raise TokenizerError(f"{file}: is no tokenizer ({error}). Give a tokenizer.json.") from error
+
+
+def _find_end(tokenizer: Any, file: Path) -> int:
+    """Return the id that ends a document: the one that the settings beside the file name, or a customary one."""
+    settings = file.with_name("tokenizer_config.json")
+    named = json.loads(settings.read_text("utf-8")).get("eos_token") if settings.is_file() else None
+    names = (named["content"] if isinstance(named, dict) else named, *_ENDS)
+    for name in names:
+        number: int | None = tokenizer.token_to_id(name) if name else None
+        if number is not None:
+            return number
+    raise TokenizerError(
+        f"{file}: has no token that ends a document (looked for {', '.join(filter(None, names))}); documents could not "
+        "be told apart. Name it as eos_token in a tokenizer_config.json beside the file."
+    )
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Keep the library from starting threads, after which each fork of the process prints a warning.
+
+    The environment is the library's only switch; a value that is set already is left alone.
+    """
+    if _THREADS in os.environ:
+        yield
+        return
+    os.environ[_THREADS] = "false"
+    try:
+        yield
+    finally:
+        del os.environ[_THREADS]

@@ -1,0 +1,137 @@
+"""Documents of text files and JSON lines, in chunks of bounded size."""
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, cast
+
+CHUNK_BYTES = 1 << 20
+"""Size at which a chunk is closed. One document is never divided, so a larger one is a chunk by itself."""
+
+_JSON_SUFFIXES = (".jsonl", ".json")
+
+
+class BadDocumentError(ValueError):
+    """An input file has something that is not a document; the message names file and line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Documents of one file that follow each other, still as bytes."""
+
+    path: Path
+    first_line: int | None
+    """JSON lines: the number of the first, counted from 1. None: a text file, which is one document."""
+    documents: list[bytes]
+    read_bytes: int
+    """Bytes of the input file that were read for it, compressed where the file is."""
+
+
+def input_files(inputs: Sequence[str | Path]) -> list[Path]:
+    """List the files of the given files and folders: folders in depth, sorted, without hidden entries.
+
+    Raises:
+        FileNotFoundError: An input does not exist, or there is no file at all.
+    """
+    files: list[Path] = []
+    for entry in map(Path, inputs):
+        if not entry.exists():
+            raise FileNotFoundError(
+                f"{entry}: no such file or folder; it was given as input. Correct the path."
+            )
+        files += visible_files(entry) if entry.is_dir() else [entry]
+    if not files:
+        raise FileNotFoundError(
+            f"{', '.join(map(str, inputs)) or 'inputs'}: no file in it; there is nothing to tokenize. "
+            "Give text files or JSON lines."
+        )
+    return files
+
+
+def visible_files(folder: Path) -> list[Path]:
+    """List the files of a folder in depth, sorted, without those whose name or folder starts with a dot."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return sorted(
+        path for path in files if not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    )
+
+
+def read_chunks(files: Iterable[Path], *, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Chunk]:
+    """Read files one after the other, in chunks of about `chunk_bytes` of text."""
+    for path in files:
+        if is_json(path):
+            yield from _line_chunks(path, chunk_bytes)
+        else:
+            with path.open("rb") as raw, _unpacked(raw, path) as stream:
+                content = stream.read()
+            yield Chunk(path=path, first_line=None, documents=[content], read_bytes=path.stat().st_size)
+
+
+def texts(chunk: Chunk, *, json_key: str) -> Iterator[str]:
+    """Decode the documents of a chunk, leaving out empty ones and empty lines.
+
+    Raises:
+        BadDocumentError: A document is not UTF-8, or a line is no JSON object with a text under `json_key`.
+    """
+    for number, document in enumerate(chunk.documents):
+        place = str(chunk.path) if chunk.first_line is None else f"{chunk.path}:{chunk.first_line + number}"
+        try:
+            text = document.decode()
+        except UnicodeDecodeError as error:
+            raise BadDocumentError(f"{place}: is not UTF-8 ({error}). Convert the file.") from error
+        if chunk.first_line is not None:
+            text = _json_text(text, json_key=json_key, place=place)
+        if text:
+            yield text
+
+
+def is_json(path: Path) -> bool:
+    """Say whether a file is read as JSON lines: `.jsonl` or `.json`, also with `.gz` behind."""
+    name = path.with_suffix("") if path.suffix == ".gz" else path
+    return name.suffix in _JSON_SUFFIXES
+
+
+def _line_chunks(path: Path, chunk_bytes: int) -> Iterator[Chunk]:
+    lines: list[bytes] = []
+    size, first, position = 0, 1, 0
+    with path.open("rb") as raw, _unpacked(raw, path) as stream:
+        for line in stream:
+            lines.append(line)
+            size += len(line)
+            if size >= chunk_bytes:
+                read_bytes = raw.tell() - position
+                yield Chunk(path=path, first_line=first, documents=lines, read_bytes=read_bytes)
+                position, first, lines, size = raw.tell(), first + len(lines), [], 0
+        yield Chunk(path=path, first_line=first, documents=lines, read_bytes=raw.tell() - position)
+
+
+@contextmanager
+def _unpacked(raw: BinaryIO, path: Path) -> Iterator[BinaryIO]:
+    try:
+        yield cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if path.suffix == ".gz" else raw
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise BadDocumentError(
+            f"{path}: cannot be unpacked ({error}); it is cut off, or not gzip. Copy it again."
+        ) from error
+
+
+def _json_text(line: str, *, json_key: str, place: str) -> str:
+    if not line.strip():
+        return ""
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise BadDocumentError(
+            f"{place}: is not JSON ({error}); every line is one document. Correct the line."
+        ) from error
+    text = record.get(json_key) if isinstance(record, dict) else None
+    if not isinstance(text, str):
+        found = f"the keys {', '.join(record)}" if isinstance(record, dict) else type(record).__name__
+        raise BadDocumentError(
+            f"{place}: has no text under {json_key!r}, but {found}. Correct the line, or name another key."
+        )
+    return text

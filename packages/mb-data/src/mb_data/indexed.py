@@ -1,0 +1,277 @@
+"""Megatron's `.bin`/`.idx` pairs: a writer, and a check that a pair is whole.
+
+The `.bin` file is nothing but token ids. The `.idx` file, little-endian: magic (9 bytes), version (uint64), code of the
+token type (uint8), number of sequences and of document boundaries (uint64 each), then for each sequence its length
+(int32) and its byte offset (int64), and the document boundaries (int64), which start with 0. A document here is one
+sequence. Layout after `megatron.core.datasets.indexed_dataset`.
+"""
+
+import difflib
+import struct
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+MAGIC = b"MMIDIDX\x00\x00"
+VERSION = 1
+HEADER = struct.Struct("<9sQBQQ")
+CODES = {
+    "uint8": 1,
+    "int8": 2,
+    "int16": 3,
+    "int32": 4,
+    "int64": 5,
+    "float64": 6,
+    "float32": 7,
+    "uint16": 8,
+}
+_BYTES_PER_SEQUENCE = 4 + 8
+_BYTES_PER_BOUNDARY = 8
+
+
+class DataPathError(FileNotFoundError):
+    """A `.bin`/`.idx` pair is not there, or only half of it."""
+
+
+class IndexedFormatError(ValueError):
+    """A `.bin`/`.idx` pair is not what its header says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexedSummary:
+    """What a `.bin`/`.idx` pair holds."""
+
+    documents: int
+    sequences: int
+    tokens: int
+    dtype: str
+    """Type of a token id, such as "uint16"."""
+    bytes: int
+    """Size of both files."""
+
+
+def token_dtype(vocab_size: int) -> np.dtype[Any]:
+    """Return the smallest type that Megatron expects for a vocabulary: uint16 up to 65,536 entries, else int32."""
+    return np.dtype(np.uint16 if vocab_size <= np.iinfo(np.uint16).max + 1 else np.int32)
+
+
+class IndexedWriter:
+    """Writes a `.bin`/`.idx` pair, document by document.
+
+    A context manager. The files appear under their names only when the block ends without an exception, the `.idx`
+    last; otherwise nothing is left behind. Keeps four bytes a document in memory.
+
+    Args:
+        prefix: Path without `.bin` and `.idx`; its folder must exist.
+        dtype: Type of a token id.
+
+    Raises:
+        ValueError: The type has no code in the format.
+    """
+
+    def __init__(self, prefix: str | Path, *, dtype: DTypeLike) -> None:
+        self.dtype = np.dtype(dtype)
+        if self.dtype.name not in CODES:
+            raise ValueError(
+                f"{prefix}: the format has no token type {self.dtype.name}; it has {', '.join(CODES)}. Use one of them."
+            )
+        self._bin, self._idx = pair_paths(prefix)
+        self._lengths = array("i")
+        self._tokens = 0
+
+    def __enter__(self) -> "IndexedWriter":
+        self._stream = _partial(self._bin).open("wb")
+        return self
+
+    def add_document(self, tokens: Sequence[int] | NDArray[Any]) -> None:
+        """Append one document.
+
+        Raises:
+            ValueError: A token id does not fit the token type.
+        """
+        self.add_documents(np.asarray(tokens, dtype=np.int64), lengths=[len(tokens)])
+
+    def add_documents(self, tokens: NDArray[Any], *, lengths: Sequence[int]) -> None:
+        """Append documents that lie one behind the other in `tokens`.
+
+        Raises:
+            ValueError: A token id does not fit the token type, or the lengths do not add up.
+        """
+        if sum(lengths) != tokens.size:
+            raise ValueError(
+                f"{self._bin}: lengths add up to {sum(lengths)}, but there are {tokens.size} tokens"
+            )
+        if tokens.size and self.dtype.kind in "iu":
+            bounds = np.iinfo(self.dtype)
+            if tokens.min() < bounds.min or tokens.max() > bounds.max:
+                raise ValueError(
+                    f"{self._bin}: token ids from {tokens.min()} to {tokens.max()} do not fit {self.dtype.name}; "
+                    "they would be cut off. Use a wider dtype."
+                )
+        self._stream.write(tokens.astype(self.dtype, copy=False).tobytes())
+        self._lengths.extend(lengths)
+        self._tokens += tokens.size
+
+    @property
+    def summary(self) -> IndexedSummary:
+        """What has been written so far."""
+        documents = len(self._lengths)
+        index_bytes = HEADER.size + documents * _BYTES_PER_SEQUENCE + (documents + 1) * _BYTES_PER_BOUNDARY
+        return IndexedSummary(
+            documents=documents,
+            sequences=documents,
+            tokens=self._tokens,
+            dtype=self.dtype.name,
+            bytes=index_bytes + self._tokens * self.dtype.itemsize,
+        )
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stream.close()
+        try:
+            if kind is None:
+                self._write_index()
+                _partial(self._bin).replace(self._bin)
+                _partial(self._idx).replace(self._idx)
+        finally:
+            for path in (self._bin, self._idx):
+                _partial(path).unlink(missing_ok=True)
+
+    def _write_index(self) -> None:
+        lengths = np.frombuffer(self._lengths, dtype=np.int32) if self._lengths else np.empty(0, np.int32)
+        ends = np.cumsum(lengths, dtype=np.int64) * self.dtype.itemsize
+        offsets = np.concatenate([np.zeros(1, np.int64), ends])[: lengths.size]
+        header = HEADER.pack(MAGIC, VERSION, CODES[self.dtype.name], lengths.size, lengths.size + 1)
+        with _partial(self._idx).open("wb") as stream:
+            for part in (header, lengths, offsets, np.arange(lengths.size + 1, dtype=np.int64)):
+                stream.write(part)
+
+
+def pair_paths(prefix: str | Path) -> tuple[Path, Path]:
+    """Return the paths of the `.bin` and of the `.idx` file of a prefix."""
+    return Path(f"{prefix}.bin"), Path(f"{prefix}.idx")
+
+
+def verify_prefix(prefix: str | Path) -> IndexedSummary:
+    """Check that a `.bin`/`.idx` pair is there and whole, from the header, the sizes and the last entries.
+
+    Reads a few bytes, however large the pair is.
+
+    Raises:
+        DataPathError: The pair, or one file of it, does not exist.
+        IndexedFormatError: A header is wrong, or a file is shorter or longer than the index says.
+    """
+    bin_path, idx_path = pair_paths(prefix)
+    _require_pair(bin_path, idx_path)
+    name, sequences, boundaries = _read_header(idx_path)
+    itemsize = np.dtype(name).itemsize
+    expected = HEADER.size + sequences * _BYTES_PER_SEQUENCE + boundaries * _BYTES_PER_BOUNDARY
+    found = idx_path.stat().st_size
+    if found not in (expected, expected + sequences):  # a byte more for each sequence: multimodal data
+        raise IndexedFormatError(
+            f"{idx_path}: {found} bytes, but {sequences} sequences and {boundaries} document boundaries need "
+            f"{expected}; the file was cut off or is not an index. Build it again."
+        )
+    tokens = _last_token(idx_path, sequences=sequences, boundaries=boundaries, itemsize=itemsize)
+    if bin_path.stat().st_size != tokens * itemsize:
+        raise IndexedFormatError(
+            f"{bin_path}: {bin_path.stat().st_size} bytes found, {tokens * itemsize} expected ({tokens} tokens of "
+            f"{name}, says {idx_path.name}); the files were cut off or do not belong together. Build them again."
+        )
+    return IndexedSummary(
+        documents=boundaries - 1,
+        sequences=sequences,
+        tokens=tokens,
+        dtype=name,
+        bytes=found + tokens * itemsize,
+    )
+
+
+def sequence_lengths(prefix: str | Path) -> NDArray[np.int32]:
+    """Map the lengths (tokens) of a pair's sequences into memory.
+
+    Raises:
+        FileNotFoundError: There is no index.
+        IndexedFormatError: Its header is wrong.
+    """
+    idx_path = pair_paths(prefix)[1]
+    _, sequences, _ = _read_header(idx_path)
+    if not sequences:
+        return np.empty(0, np.int32)
+    return np.memmap(idx_path, dtype=np.int32, mode="r", offset=HEADER.size, shape=(sequences,))
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(f".{path.name}.partial")
+
+
+def _require_pair(bin_path: Path, idx_path: Path) -> None:
+    there = [path for path in (bin_path, idx_path) if path.is_file()]
+    if len(there) == 2:
+        return
+    prefix = str(bin_path)[: -len(".bin")]
+    if there:
+        missing = idx_path if there == [bin_path] else bin_path
+        raise DataPathError(
+            f"{prefix}: {there[0].name} is there, but {missing.name} is not; a data set is both files. "
+            "Copy the other one, or build the pair again."
+        )
+    raise DataPathError(f"{prefix}: no such .bin/.idx pair; {_nearest(prefix)}")
+
+
+def _nearest(prefix: str) -> str:
+    """What to do about a prefix that does not exist, with the names that do."""
+    path = Path(prefix)
+    if path.suffix in (".bin", ".idx") and path.is_file():
+        return f"a data path is given without its suffix. Write {path.with_suffix('')}."
+    folder = path.parent
+    while not folder.is_dir():
+        folder = folder.parent
+    if folder != path.parent:
+        return f"the folder {path.parent} does not exist either; the nearest that does is {folder}. Correct the path."
+    names = sorted(entry.stem for entry in folder.glob("*.idx"))
+    close = difflib.get_close_matches(path.name, names, n=3, cutoff=0) if names else []
+    return f"{folder} has {', '.join(close) or 'no .idx file'}. Correct the path."
+
+
+def _read_header(idx_path: Path) -> tuple[str, int, int]:
+    """Return the token type, the number of sequences and of document boundaries."""
+    with idx_path.open("rb") as stream:
+        header = stream.read(HEADER.size)
+    if len(header) < HEADER.size or not header.startswith(MAGIC):
+        raise IndexedFormatError(
+            f"{idx_path}: begins with {header[: len(MAGIC)]!r}, but an index of at least {HEADER.size} bytes begins "
+            f"with {MAGIC!r}; this is another kind of file. Give the prefix of a .bin/.idx pair."
+        )
+    _, version, code, sequences, boundaries = HEADER.unpack(header)
+    names = {number: name for name, number in CODES.items()}
+    if version != VERSION or code not in names or boundaries < 1:
+        raise IndexedFormatError(
+            f"{idx_path}: version {version}, token type code {code}, {boundaries} document boundaries; known are "
+            f"version {VERSION}, codes {sorted(names)} and at least 1 boundary. Build the pair again."
+        )
+    return names[code], sequences, boundaries
+
+
+def _last_token(idx_path: Path, *, sequences: int, boundaries: int, itemsize: int) -> int:
+    """Return the tokens up to the end of the last sequence, checking the last entries against each other."""
+    with idx_path.open("rb") as stream:
+        stream.seek(HEADER.size + max(sequences - 1, 0) * 4)
+        length = int.from_bytes(stream.read(4), "little", signed=True) if sequences else 0
+        stream.seek(HEADER.size + sequences * _BYTES_PER_SEQUENCE - 8)
+        offset = int.from_bytes(stream.read(8), "little", signed=True) if sequences else 0
+        stream.seek((boundaries - 1) * _BYTES_PER_BOUNDARY, 1)
+        last = int.from_bytes(stream.read(8), "little", signed=True)
+    if last != sequences or length < 0 or offset < 0 or offset % itemsize:
+        raise IndexedFormatError(
+            f"{idx_path}: the last document ends at sequence {last} of {sequences}, and the last sequence has {length} "
+            f"tokens at byte {offset}; this cannot be. Build the pair again."
+        )
+    return offset // itemsize + length

@@ -1,0 +1,85 @@
+"""Batches from a dataset, on torch's DataLoader."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import DataLoader
+
+from mb_data.config import DataloaderConfig
+from mb_data.samplers import CyclicSampler, SingleSampler
+
+
+class Dataset(Protocol):
+    """Samples by index."""
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+
+    def __getitem__(self, index: int, /) -> Any:
+        """Return a sample: a dictionary of tensors."""
+
+
+def build_data_iterator(
+    dataset: Any,
+    *,
+    config: DataloaderConfig,
+    consumed_samples: int,
+    micro_batch_size: int,
+    data_parallel_rank: int,
+    data_parallel_size: int,
+    seed: int = 1234,
+    worker_init_fn: Callable[[int], None] | None = None,
+) -> Iterator[dict[str, torch.Tensor]]:
+    """Iterate over the micro-batches of one data-parallel rank, from a position on.
+
+    Not collective. Does not draw from torch's global random numbers.
+
+    Args:
+        dataset: Samples by index, or with `dataloader_type="external"` an iterable of finished batches.
+        config: The dataset's section; `dataloader_type` None means `single`.
+        consumed_samples: Position in the global order: samples that all ranks together have read before.
+        micro_batch_size: Sequences in one batch of one rank.
+        data_parallel_rank: This rank.
+        data_parallel_size: Number of ranks that share the data.
+        seed: Seed of the cyclic order and of the workers' random numbers.
+        worker_init_fn: Called with the worker's number at the start of each worker process.
+
+    Returns:
+        Dictionaries of tensors, each [micro_batch_size, ...]. `single` ends with the data, `cyclic` never.
+
+    Raises:
+        ValueError: The loader type is not supported, or sizes, rank and position do not fit.
+        NotEnoughSamplesError: The dataset is too small.
+    """
+    if config.dataloader_type == "external":
+        return iter(dataset)
+    loader: DataLoader[Any] = DataLoader(
+        dataset,
+        batch_sampler=_sampler(
+            config,
+            seed=seed,
+            total_samples=len(dataset),
+            consumed_samples=consumed_samples,
+            micro_batch_size=micro_batch_size,
+            data_parallel_rank=data_parallel_rank,
+            data_parallel_size=data_parallel_size,
+        ),
+        num_workers=config.num_workers,
+        pin_memory=config.pin_memory and torch.cuda.is_available(),
+        persistent_workers=config.persistent_workers and config.num_workers > 0,
+        worker_init_fn=worker_init_fn,
+        generator=torch.Generator().manual_seed(seed),
+    )
+    return iter(loader)
+
+
+def _sampler(config: DataloaderConfig, *, seed: int, **place: int) -> SingleSampler | CyclicSampler:
+    if config.dataloader_type in (None, "single"):
+        return SingleSampler(**place, drop_last=config.drop_last)
+    if config.dataloader_type == "cyclic":
+        return CyclicSampler(**place, seed=seed)
+    raise ValueError(
+        f"dataset.dataloader_type: {config.dataloader_type!r} is not supported; padded global batches are "
+        "not built yet. Use single, cyclic or external."
+    )

@@ -1,0 +1,287 @@
+"""The door to Megatron Core's datasets."""
+
+import copy
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+from megatron.core.datasets.gpt_dataset import GPTDataset, MockGPTDataset
+from megatron.core.datasets.gpt_dataset import GPTDatasetConfig as MegatronGPTDatasetConfig
+from megatron.core.tokenizers import MegatronTokenizerBase
+
+from mb_data.blend import SPLITS, Blend
+from mb_data.config import DataloaderConfig, DatasetBuildContext, GPTDatasetConfig, TextCorpusConfig
+from mb_data.corpus import prepare_corpus
+from mb_data.fingerprint import data_fingerprint
+from mb_data.indexed import sequence_lengths
+from mb_data.samplers import NotEnoughSamplesError
+from mb_data.tokenizers import Tokenizer, load_tokenizer
+
+Triple = tuple[Any | None, Any | None, Any | None]
+
+_OURS = {"seq_length", "data_path", "skip_getting_attention_mask_from_dataset", "per_dataset_sequences_path"}
+_NO_PADDING = -1
+
+
+class MegatronTokenizer(MegatronTokenizerBase):  # type: ignore[misc] # Megatron Core has no types
+    """A tokenizer of this package in the shape that Megatron's datasets use.
+
+    It has no padding token (`pad` is -1), so no token of a document is taken for padding.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__(path="", config={})
+        self._tokenizer = tokenizer
+        self.unique_identifiers = OrderedDict(
+            {"class": type(tokenizer).__qualname__, "fingerprint": tokenizer.fingerprint}
+        )
+
+    def tokenize(self, text: str) -> list[int]:
+        """Turn text into ids."""
+        return self._tokenizer.encode(text)
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """Turn ids into text."""
+        return self._tokenizer.decode(ids)
+
+    @property
+    def vocab(self) -> dict[str, int]:
+        """The text of each entry with its id; entries with the same text (parts of characters) count once."""
+        return {self._tokenizer.decode([number]): number for number in range(self.vocab_size)}
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of entries."""
+        return self._tokenizer.vocab_size
+
+    @property
+    def eod(self) -> int:
+        """Id that ends a document."""
+        return self._tokenizer.eod
+
+    @property
+    def pad(self) -> int:
+        """-1: no token is padding."""
+        return _NO_PADDING
+
+    def apply_chat_template(self) -> None:
+        """Raise NotImplementedError: plain tokenizers know no conversations."""
+        raise NotImplementedError(
+            "apply_chat_template: a plain tokenizer has no chat template. Format the text first."
+        )
+
+
+def as_megatron(tokenizer: Tokenizer) -> MegatronTokenizer:
+    """Wrap a tokenizer for Megatron's datasets, identified by its content in their caches."""
+    return MegatronTokenizer(tokenizer)
+
+
+def build_gpt_datasets(
+    config: GPTDatasetConfig,
+    context: DatasetBuildContext,
+    *,
+    is_built_on_rank: Callable[[], bool] = lambda: True,
+) -> Triple:
+    """Build Megatron's GPT datasets for training, validation and test.
+
+    Collective over the default process group where there is one: rank 0 builds the sample indices, the others load
+    them. Samples are dictionaries with `tokens`, `labels`, `position_ids` (int64, [seq_length]), `loss_mask` (float32,
+    [seq_length]) and, only without `skip_getting_attention_mask_from_dataset`, `attention_mask`.
+
+    A text corpus is prepared first, by rank 0 and then, finding it, by the others. The indices are cached in a folder
+    named by the data's fingerprint, so that indices of data that have changed are not used.
+
+    Args:
+        config: The dataset section; not changed.
+        context: Samples for each split, and the tokenizer unless the section has one or the corpus brings its own.
+        is_built_on_rank: Whether this rank reads data.
+
+    Returns:
+        Train, validation and test; None where no samples are asked for, the split has no documents to draw from by its
+        ratio, or this rank reads no data.
+
+    Raises:
+        ConfigError: The section contradicts itself.
+        NotEnoughSamplesError: A split has no tokens, or an unweighted blend has fewer samples than asked for.
+        PermissionError: The folder for the indices cannot be written.
+        ValueError: There is no tokenizer, or a setting is unknown to the installed Megatron Core.
+    """
+    config = copy.copy(config)
+    config.finalize()
+    samples = [context.train_samples, context.valid_samples, context.test_samples]
+    tokenizer = config.tokenizer or context.tokenizer
+    if isinstance(config, TextCorpusConfig):
+        prepared = _rank_zero_first(lambda: prepare_corpus(config))
+        prefixes = (prepared.train, prepared.valid, prepared.test)
+        config.blend_per_split = [None if prefix is None else ([prefix], None) for prefix in prefixes]
+        tokenizer = tokenizer or load_tokenizer(prepared.tokenizer)
+    if tokenizer is None:
+        raise ValueError(
+            "dataset: no tokenizer; the end of a document and the vocabulary come from it. "
+            "Put one into the build context."
+        )
+    if not isinstance(tokenizer, MegatronTokenizerBase):
+        tokenizer = as_megatron(tokenizer)
+    megatron_config = to_megatron(config, tokenizer=tokenizer, path_to_cache=_index_cache(config))
+    _leave_out_unneeded(megatron_config, samples)
+    _require_tokens(megatron_config)
+    if not any(samples):
+        return None, None, None
+    dataset_class = MockGPTDataset if megatron_config.mock else GPTDataset
+    with _without_cache_warning():
+        built = BlendedMegatronDatasetBuilder(
+            dataset_class, samples, is_built_on_rank, megatron_config
+        ).build()
+    for split, dataset, wanted in zip(SPLITS, built, samples, strict=True):
+        _require_samples(dataset, split=split, wanted=wanted)
+    return built[0], built[1], built[2]
+
+
+def to_megatron(
+    config: GPTDatasetConfig,
+    *,
+    tokenizer: MegatronTokenizerBase,
+    path_to_cache: str | None,
+    target: type = MegatronGPTDatasetConfig,
+) -> Any:
+    """Return a finalized section as Megatron's own configuration object.
+
+    Args:
+        config: The section.
+        tokenizer: Megatron's tokenizer.
+        path_to_cache: Folder for the sample indices.
+        target: Megatron's class.
+
+    Raises:
+        ValueError: A field is set that the installed Megatron Core does not have, so it would be lost.
+    """
+    known = {field.name for field in fields(target) if field.init}
+    shared = {field.name for field in fields(DataloaderConfig)} | _OURS
+    values = {}
+    for field in fields(GPTDatasetConfig):
+        if field.name in shared or not field.init:
+            continue
+        value = getattr(config, field.name)
+        if field.name in known:
+            values[field.name] = value
+        elif field.default is MISSING or value != field.default:
+            raise ValueError(
+                f"dataset.{field.name}: is {value!r}, but the installed Megatron Core has no such setting; it would be "
+                "lost. Leave it at its default, or install a Megatron Core that has it."
+            )
+    blend = config.blend
+    values |= {
+        "sequence_length": config.seq_length,
+        "tokenizer": tokenizer,
+        "path_to_cache": path_to_cache,
+        "blend": None if blend is None else _plain(blend),
+        "blend_per_split": config.blend_per_split
+        and [None if blend is None else _plain(blend) for blend in config.blend_per_split],
+        "create_attention_mask": config.create_attention_mask
+        and not config.skip_getting_attention_mask_from_dataset,
+    }
+    return target(**values)
+
+
+def _plain(blend: Blend) -> Blend:
+    """Drop the weight of a single prefix: Megatron would wrap the dataset in a blend of one."""
+    prefixes, weights = blend
+    return list(prefixes), None if weights is None or len(prefixes) == 1 else list(weights)
+
+
+def _blends(config: Any) -> list[Blend]:
+    return [blend for blend in (config.blend, *(config.blend_per_split or ())) if blend is not None]
+
+
+def _index_cache(config: GPTDatasetConfig) -> str | None:
+    """Return the folder for this data's sample indices, made if need be; None for generated data."""
+    prefixes = [prefix for blend in _blends(config) for prefix in blend[0]]
+    if not prefixes:
+        return None
+    # Neither of these settings is part of the name that Megatron gives an index.
+    settings = (config.add_extra_token_to_sequence, config.drop_last_partial_validation_sequence)
+    base = Path(config.path_to_cache) if config.path_to_cache else Path(prefixes[0]).parent / "index-cache"
+    folder = base / data_fingerprint(prefixes, settings=settings)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PermissionError(
+            f"dataset.path_to_cache: cannot make {folder} ({error}); the sample indices are kept there. "
+            "Set it to a folder that every rank can write."
+        ) from error
+    return str(folder)
+
+
+def _leave_out_unneeded(config: Any, samples: Sequence[int]) -> None:
+    """Take the splits of which no samples are wanted out of Megatron's configuration."""
+    if config.blend_per_split is not None:
+        config.blend_per_split = [
+            blend if count else None for blend, count in zip(config.blend_per_split, samples, strict=True)
+        ]
+    else:
+        config.split_matrix = [
+            part if count else None for part, count in zip(config.split_matrix, samples, strict=True)
+        ]
+
+
+def _require_tokens(config: Any) -> None:
+    """Refuse a split without tokens: Megatron would count epochs of nothing for ever."""
+    if config.blend is not None:
+        parts = [(split, config.blend, part) for split, part in zip(SPLITS, config.split_matrix, strict=True)]
+    else:
+        per_split = config.blend_per_split or (None, None, None)
+        parts = [(split, blend, (0.0, 1.0)) for split, blend in zip(SPLITS, per_split, strict=True) if blend]
+    for split, (prefixes, _), part in parts:
+        for prefix in prefixes:
+            if part is None or "://" in prefix:
+                continue
+            lengths = sequence_lengths(prefix)
+            start, end = (round(edge * lengths.size) for edge in part)
+            if not lengths[start:end].any():
+                raise NotEnoughSamplesError(
+                    f"{prefix}: the {split} split has no tokens (documents {start} to {end} of {lengths.size}, split="
+                    f"{config.split!r}); samples cannot be drawn from nothing. Give more documents, another split, or "
+                    f"no {split} samples."
+                )
+
+
+def _require_samples(dataset: Any, *, split: str, wanted: int) -> None:
+    if dataset is not None and not isinstance(dataset, list) and len(dataset) < wanted:
+        raise NotEnoughSamplesError(
+            f"dataset.blend: the {split} split has {len(dataset)} samples of {wanted} that the run needs; a blend "
+            "without weights is read once only. Give weights, more data, or fewer steps."
+        )
+
+
+def _rank_zero_first(action: Callable[[], Any]) -> Any:
+    """Run on rank 0 of the default group, then on the others, also when rank 0 fails."""
+    if not torch.distributed.is_initialized():
+        return action()
+    if torch.distributed.get_rank() != 0:
+        torch.distributed.barrier()
+        return action()
+    try:
+        return action()
+    finally:
+        torch.distributed.barrier()
+
+
+@contextmanager
+def _without_cache_warning() -> Iterator[None]:
+    """Silence Megatron's complaint that generated data is not cached, which nobody can do anything about."""
+
+    def keep(record: logging.LogRecord) -> bool:
+        return "because path_to_cache is None" not in record.getMessage()
+
+    logger = logging.getLogger("megatron.core.datasets.gpt_dataset")
+    logger.addFilter(keep)
+    try:
+        yield
+    finally:
+        logger.removeFilter(keep)

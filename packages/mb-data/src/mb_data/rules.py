@@ -1,0 +1,317 @@
+"""What the sections of this package refuse, as pure functions on values. Standard library only.
+
+A rule applies where its sections are there and have all the fields that it names: a user's own dataset provider
+has none of the GPT fields, so those rules say nothing about it.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mb_data.blend import SPLITS, blend_from_path, split_matrix
+
+SUPPORTED_LOADERS = (None, "single", "cyclic", "external")
+SUPPORTED_TOKENIZERS = (None, "HuggingFaceTokenizer", "ByteTokenizer", "NullTokenizer")
+BYTE_ENTRIES = 257
+"""Entries that every byte-level vocabulary has: the bytes and the end of a document."""
+
+_END_OF_DOCUMENT = ("dataset.reset_position_ids", "dataset.reset_attention_mask", "dataset.eod_mask_loss")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One condition on values of the configuration, with an example on either side of it."""
+
+    id: str
+    """Number of the rule."""
+
+    fields: tuple[str, ...]
+    """Paths of the values that the test gets, in this order: "section.field"."""
+
+    test: Callable[..., str | None]
+    """Returns None where the values are fine, else what is wrong, with the values."""
+
+    why: str
+    """The reason."""
+
+    fix: str
+    """What to do."""
+
+    severity: Literal["error", "warning"] = "error"
+    """Whether the run is refused."""
+
+    fails: Mapping[str, object]
+    """Values by path that the rule refuses."""
+
+    passes: Mapping[str, object]
+    """Values by path that the rule lets through."""
+
+
+class ConfigError(ValueError):
+    """A section breaks rules; the message has all of them, one a line."""
+
+
+def check_section(values: object, *, section: str) -> None:
+    """Refuse a section by the rules that need no other section.
+
+    Raises:
+        ConfigError: With a line *where: what; why. What to do.* for each broken rule.
+    """
+    problems = []
+    for rule in RULES:
+        names = [path.removeprefix(f"{section}.") for path in rule.fields]
+        if not all(hasattr(values, name) for name in names):
+            continue
+        problem = rule.test(*(getattr(values, name) for name in names))
+        if problem is not None and rule.severity == "error":
+            problems.append(f"{rule.fields[0]}: {problem} [{rule.id}]; {rule.why}. {rule.fix}")
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def _unless(passes: object, message: str) -> str | None:
+    return None if passes else message
+
+
+def _refused(read: Callable[[Any], object], value: object) -> str | None:
+    """What `read` says about a value that is set: its error's text after the place."""
+    try:
+        if value is not None:
+            read(value)
+    except ValueError as error:
+        return str(error).partition(": ")[2]
+    return None
+
+
+def _weights_match(blend: Any) -> str | None:
+    if blend is None or blend[1] is None or len(blend[0]) == len(blend[1]):
+        return None
+    return f"{len(blend[0])} prefixes have {len(blend[1])} weights"
+
+
+def _blend_per_split(per_split: Any, blend: Any, split: Any) -> str | None:
+    if per_split is None:
+        return None
+    if blend is not None or split is not None:
+        return f"set together with blend={blend!r}, split={split!r}"
+    if len(per_split) != len(SPLITS) or not any(per_split):
+        return f"has {len(per_split)} entries of which {sum(map(bool, per_split))} are blends"
+    return next((problem for problem in map(_weights_match, per_split) if problem), None)
+
+
+def _all_chosen(*values: Any) -> str | None:
+    missing = [path for path, value in zip(_END_OF_DOCUMENT, values, strict=True) if value is None]
+    return f"not chosen: {', '.join(missing)}" if missing else None
+
+
+def _fast_cache_load(fast: Any, path_to_cache: Any, blend: Any) -> str | None:
+    return _unless(
+        not fast or (path_to_cache is not None and blend is None),
+        f"on with path_to_cache={path_to_cache!r}, blend={blend!r}",
+    )
+
+
+def _tokenizer_source(kind: Any, model: Any, vocab_size: Any) -> str | None:
+    if kind == "HuggingFaceTokenizer" and not model:
+        return "HuggingFaceTokenizer without tokenizer_model"
+    if kind == "NullTokenizer" and not vocab_size:
+        return f"NullTokenizer with vocab_size={vocab_size}"
+    return None
+
+
+def _corpus_has_no_paths(sources: Any, data_path: Any, blend: Any, per_split: Any, split: Any) -> str | None:
+    return _unless(
+        not (data_path or blend or per_split or split),
+        f"{sources!r} together with data_path={data_path!r}, blend={blend!r}, "
+        f"blend_per_split={per_split!r}, split={split!r}",
+    )
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        id="V042",
+        fields=("dataset.data_path",),
+        test=lambda data_path: _refused(blend_from_path, data_path),
+        why="a blend has a weight for every prefix or for none",
+        fix="Write WEIGHT PREFIX WEIGHT PREFIX ..., or prefixes only.",
+        fails={"dataset.data_path": "30 a b c"},
+        passes={"dataset.data_path": "30 a 70 b"},
+    ),
+    Rule(
+        id="V044a",
+        fields=("dataset.fast_cache_load", "dataset.path_to_cache", "dataset.blend"),
+        test=_fast_cache_load,
+        why="it trusts indices that were built for each split before, in a folder that it must be told",
+        fix="Set dataset.path_to_cache and use dataset.blend_per_split, or dataset.fast_cache_load=false.",
+        fails={"dataset.fast_cache_load": True, "dataset.path_to_cache": None, "dataset.blend": None},
+        passes={"dataset.fast_cache_load": True, "dataset.path_to_cache": "/cache", "dataset.blend": None},
+    ),
+    Rule(
+        id="V044b",
+        fields=("dataset.defer_npy_index_mmap", "dataset.path_to_cache"),
+        test=lambda defer, path: _unless(not defer or path is not None, "on without path_to_cache"),
+        why="the indices are read later, from the cache",
+        fix="Set dataset.path_to_cache, or dataset.defer_npy_index_mmap=false.",
+        fails={"dataset.defer_npy_index_mmap": True, "dataset.path_to_cache": None},
+        passes={"dataset.defer_npy_index_mmap": True, "dataset.path_to_cache": "/cache"},
+    ),
+    Rule(
+        id="V044c",
+        fields=("dataset.blend_per_split", "dataset.blend", "dataset.split"),
+        test=_blend_per_split,
+        why="it names the data of train, validation and test one by one, so nothing is left to be split",
+        fix="Give three entries (a blend of prefixes and weights, or null), and neither blend nor split.",
+        fails={"dataset.blend_per_split": [(["a"], None)], "dataset.blend": None, "dataset.split": None},
+        passes={
+            "dataset.blend_per_split": [(["a"], None), (["b"], None), None],
+            "dataset.blend": None,
+            "dataset.split": None,
+        },
+    ),
+    Rule(
+        id="V044d",
+        fields=("dataset.blend", "dataset.split"),
+        test=lambda blend, split: _unless(blend is None or split is not None, f"{blend!r} without a split"),
+        why="validation and test take a part of the same documents",
+        fix="Set dataset.split, for example '99,1,0'.",
+        fails={"dataset.blend": (["a"], None), "dataset.split": None},
+        passes={"dataset.blend": (["a"], None), "dataset.split": "99,1,0"},
+    ),
+    Rule(
+        id="V044e",
+        fields=("dataset.blend",),
+        test=_weights_match,
+        why="each prefix is drawn from in proportion to its weight",
+        fix="Give as many weights as prefixes, or none.",
+        fails={"dataset.blend": (["a", "b"], [1.0])},
+        passes={"dataset.blend": (["a", "b"], [0.3, 0.7])},
+    ),
+    Rule(
+        id="V044f",
+        fields=("dataset.split",),
+        test=lambda split: _refused(split_matrix, split),
+        why="it says which part of the documents train, validation and test take",
+        fix="Write up to three ratios, for example '99,1,0'.",
+        fails={"dataset.split": "0,0,0"},
+        passes={"dataset.split": "99,1,0"},
+    ),
+    Rule(
+        id="V045",
+        fields=_END_OF_DOCUMENT,
+        test=_all_chosen,
+        why="they change what the model learns at the end of a document, so there is no safe default",
+        fix="Set each to true or false.",
+        fails=dict.fromkeys(_END_OF_DOCUMENT),
+        passes=dict.fromkeys(_END_OF_DOCUMENT, False),
+    ),
+    Rule(
+        id="V139b",
+        fields=("dataset.seq_length", "model.seq_length"),
+        test=lambda data, model: _unless(data == model, f"{data} tokens, but the model has {model}"),
+        why="a sample is one sequence of the model",
+        fix="Set both to the same number.",
+        fails={"dataset.seq_length": 4096, "model.seq_length": 2048},
+        passes={"dataset.seq_length": 2048, "model.seq_length": 2048},
+    ),
+    Rule(
+        id="D01",
+        fields=("dataset.dataloader_type",),
+        test=lambda kind: _unless(kind in SUPPORTED_LOADERS, f"{kind!r}"),
+        why="whole padded global batches (`batch`) are not built yet, and no other types exist",
+        fix="Use single, cyclic or external.",
+        fails={"dataset.dataloader_type": "batch"},
+        passes={"dataset.dataloader_type": "cyclic"},
+    ),
+    Rule(
+        id="D02",
+        fields=("dataset.num_workers",),
+        test=lambda workers: _unless(workers >= 0, f"{workers}"),
+        why="it counts processes",
+        fix="Use 0 to load in the training process.",
+        fails={"dataset.num_workers": -1},
+        passes={"dataset.num_workers": 0},
+    ),
+    Rule(
+        id="D03",
+        fields=("dataset.seq_length",),
+        test=lambda seq_length: _unless(seq_length > 0, f"{seq_length} tokens"),
+        why="a sample has at least one token",
+        fix="Set dataset.seq_length to the model's.",
+        fails={"dataset.seq_length": 0},
+        passes={"dataset.seq_length": 2048},
+    ),
+    Rule(
+        id="D04",
+        fields=(
+            "dataset.sources",
+            "dataset.data_path",
+            "dataset.blend",
+            "dataset.blend_per_split",
+            "dataset.split",
+        ),
+        test=_corpus_has_no_paths,
+        why="a text corpus is tokenized and split by file from its sources",
+        fix="Remove the paths and the split, or use GPTDatasetConfig for tokens that are there already.",
+        fails={
+            "dataset.sources": ["/text"],
+            "dataset.data_path": "/data/a",
+            "dataset.blend": None,
+            "dataset.blend_per_split": None,
+            "dataset.split": None,
+        },
+        passes={
+            "dataset.sources": ["/text"],
+            "dataset.data_path": None,
+            "dataset.blend": None,
+            "dataset.blend_per_split": None,
+            "dataset.split": None,
+        },
+    ),
+    Rule(
+        id="D05",
+        fields=("dataset.validation_fraction", "dataset.test_fraction"),
+        test=lambda valid, test: _unless(
+            min(valid, test) >= 0 and valid + test < 1, f"validation {valid}, test {test}"
+        ),
+        why="training takes the files that are left",
+        fix="Choose fractions from 0 whose sum is below 1.",
+        fails={"dataset.validation_fraction": 0.5, "dataset.test_fraction": 0.5},
+        passes={"dataset.validation_fraction": 0.05, "dataset.test_fraction": 0.05},
+    ),
+    Rule(
+        id="D06",
+        fields=("dataset.vocab_size",),
+        test=lambda vocab_size: _unless(vocab_size >= BYTE_ENTRIES, f"{vocab_size} entries"),
+        why="a byte-level vocabulary has the 256 bytes and the end of a document",
+        fix=f"Use {BYTE_ENTRIES} or more.",
+        fails={"dataset.vocab_size": 256},
+        passes={"dataset.vocab_size": 4096},
+    ),
+    Rule(
+        id="D11",
+        fields=("tokenizer.tokenizer_type",),
+        test=lambda kind: _unless(kind in SUPPORTED_TOKENIZERS, f"{kind!r} is not supported yet"),
+        why="only local tokenizer.json files, bytes and plain numbers can be read",
+        fix="Use HuggingFaceTokenizer with the tokenizer's tokenizer.json, ByteTokenizer or NullTokenizer.",
+        fails={"tokenizer.tokenizer_type": "SentencePieceTokenizer"},
+        passes={"tokenizer.tokenizer_type": "HuggingFaceTokenizer"},
+    ),
+    Rule(
+        id="D12",
+        fields=("tokenizer.tokenizer_type", "tokenizer.tokenizer_model", "tokenizer.vocab_size"),
+        test=_tokenizer_source,
+        why="the first is read from a file, the second knows nothing but its size",
+        fix="Set tokenizer.tokenizer_model to a tokenizer.json or its folder, or tokenizer.vocab_size.",
+        fails={
+            "tokenizer.tokenizer_type": "NullTokenizer",
+            "tokenizer.tokenizer_model": None,
+            "tokenizer.vocab_size": None,
+        },
+        passes={
+            "tokenizer.tokenizer_type": "NullTokenizer",
+            "tokenizer.tokenizer_model": None,
+            "tokenizer.vocab_size": 1000,
+        },
+    ),
+)
+"""Every rule of this package."""

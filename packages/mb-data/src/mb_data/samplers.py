@@ -1,0 +1,119 @@
+"""Which samples a data-parallel rank reads, micro-batch by micro-batch.
+
+Both samplers put all samples of the run into one order that depends neither on the data-parallel size nor on the
+micro-batch size. Position `p` of it is sample number `p` that is consumed, so the number of consumed samples is all
+that a checkpoint needs, and a run may go on with another data-parallel size. Each micro-step takes the next
+`micro_batch_size * data_parallel_size` positions, rank `r` the `r`-th part of them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class NotEnoughSamplesError(RuntimeError):
+    """A dataset has too few samples for what was asked of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SingleSampler:
+    """One pass over the samples in the dataset's order, which Megatron's datasets have shuffled already.
+
+    Yields lists of sample indices. All ranks yield the same number of lists. At the end, `drop_last` leaves out what
+    does not fill a micro-batch on every rank; otherwise the rest is spread evenly, and left out only where there is
+    less than one sample for each rank.
+
+    Raises:
+        ValueError: A size is below 1, the rank is not below the size, or more was consumed than there is.
+        NotEnoughSamplesError: There are no samples, or with `drop_last` not one micro-batch for each rank.
+    """
+
+    total_samples: int
+    consumed_samples: int
+    micro_batch_size: int
+    data_parallel_rank: int
+    data_parallel_size: int
+    drop_last: bool = True
+
+    def __post_init__(self) -> None:
+        _check_place(self)
+        step = self.micro_batch_size * self.data_parallel_size
+        if self.total_samples < (step if self.drop_last else self.data_parallel_size):
+            raise NotEnoughSamplesError(
+                f"dataset: {self.total_samples} samples do not fill one micro-batch on every rank (micro_batch_size="
+                f"{self.micro_batch_size}, data_parallel_size={self.data_parallel_size}, drop_last={self.drop_last}); "
+                "nothing would be read. Give more data, a shorter seq_length or a smaller batch."
+            )
+        if self.consumed_samples > self.total_samples:
+            raise ValueError(
+                f"dataset: {self.consumed_samples} samples are consumed, but there are only {self.total_samples}; "
+                "the checkpoint was made with more data. Give the same data, or dataloader_type='cyclic'."
+            )
+
+    def __iter__(self) -> Iterator[list[int]]:
+        step = self.micro_batch_size * self.data_parallel_size
+        position = self.consumed_samples
+        while position + step <= self.total_samples:
+            start = position + self.data_parallel_rank * self.micro_batch_size
+            yield list(range(start, start + self.micro_batch_size))
+            position += step
+        rest = self.total_samples - position
+        if not self.drop_last and rest >= self.data_parallel_size:
+            first, end = (
+                position + rest * rank // self.data_parallel_size
+                for rank in (self.data_parallel_rank, self.data_parallel_rank + 1)
+            )
+            yield list(range(first, end))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CyclicSampler:
+    """Endless passes over the samples, each in an order of its own.
+
+    Yields lists of sample indices without end. The order of pass `n` is a permutation drawn from `seed` and `n`. A pass
+    goes over into the next within a batch, so no sample is left out and `drop_last` has nothing to do.
+
+    Raises:
+        ValueError: A size is below 1, or the rank is not below the size.
+        NotEnoughSamplesError: There are no samples.
+    """
+
+    total_samples: int
+    consumed_samples: int
+    micro_batch_size: int
+    data_parallel_rank: int
+    data_parallel_size: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        _check_place(self)
+        if self.total_samples < 1:
+            raise NotEnoughSamplesError(
+                "dataset: 0 samples; there is nothing to go round. Give more data or a shorter seq_length."
+            )
+
+    def __iter__(self) -> Iterator[list[int]]:
+        step = self.micro_batch_size * self.data_parallel_size
+        position = self.consumed_samples + self.data_parallel_rank * self.micro_batch_size
+        number = -1
+        order: NDArray[np.int64] = np.empty(0, np.int64)
+        while True:
+            batch = []
+            for place in range(position, position + self.micro_batch_size):
+                if place // self.total_samples != number:
+                    number = place // self.total_samples
+                    order = np.random.default_rng((self.seed, number)).permutation(self.total_samples)
+                batch.append(int(order[place % self.total_samples]))
+            yield batch
+            position += step
+
+
+def _check_place(sampler: SingleSampler | CyclicSampler) -> None:
+    rank, size = sampler.data_parallel_rank, sampler.data_parallel_size
+    if sampler.micro_batch_size < 1 or sampler.consumed_samples < 0 or not 0 <= rank < size:
+        raise ValueError(
+            f"dataset: micro_batch_size={sampler.micro_batch_size}, consumed_samples={sampler.consumed_samples}, "
+            f"data_parallel_rank={rank} of {size}; sizes start with 1, and ranks and positions with 0. Correct them."
+        )

@@ -1,0 +1,43 @@
+"""How many samples a run draws from each split. Standard library only."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleCounts:
+    """Samples (sequences) that a run draws from each split; 0 means that the split is not needed."""
+
+    train: int
+    valid: int
+    test: int
+
+
+def dataset_sample_counts(
+    train_iters: int,
+    *,
+    global_batch_size: int,
+    eval_interval: int | None,
+    eval_iters: int | None,
+    eval_global_batch_size: int | None = None,
+    train_samples: int | None = None,
+) -> SampleCounts:
+    """Count the samples that a run needs.
+
+    Validation runs once every `eval_interval` steps and once more after training. Without an interval or
+    without evaluation batches nothing is validated.
+
+    Args:
+        train_iters: Optimizer steps of the whole run.
+        global_batch_size: Sequences in one optimizer step.
+        eval_interval: Steps between two validations.
+        eval_iters: Batches in one validation, and in the final test.
+        eval_global_batch_size: Sequences in one evaluation batch; None: as in training.
+        train_samples: Sequences of the whole run, where that is given instead of steps (ramp-up).
+    """
+    batches = eval_iters or 0
+    test = batches * (global_batch_size if eval_global_batch_size is None else eval_global_batch_size)
+    return SampleCounts(
+        train=train_iters * global_batch_size if train_samples is None else train_samples,
+        valid=(train_iters // eval_interval + 1) * test if eval_interval else 0,
+        test=test,
+    )

@@ -1,0 +1,128 @@
+"""Text to token ids and back.
+
+The tokenizers that need no library are here; `mb_data.bpe` is the door to the `tokenizers` library.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Protocol, cast
+
+from mb_data.rules import BYTE_ENTRIES
+from mb_data.tokenizer_config import TokenizerConfig
+
+
+class Tokenizer(Protocol):
+    """What this package asks of a tokenizer. Workers of other processes get it pickled."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of entries: every id is below it."""
+
+    @property
+    def eod(self) -> int:
+        """Id that ends a document."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of everything that its output depends on."""
+
+    def encode(self, text: str) -> list[int]:
+        """Turn text into ids, without an end of document."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Turn ids into text; bytes that are not UTF-8 become the replacement character."""
+
+
+class TokenizerError(ValueError):
+    """A tokenizer cannot be read, or does not fit what was asked of it."""
+
+
+class ByteTokenizer:
+    """The 256 bytes of UTF-8, and an end of document: needs no file and no library."""
+
+    vocab_size = BYTE_ENTRIES
+    eod = BYTE_ENTRIES - 1
+    fingerprint = "bytes"
+
+    def encode(self, text: str) -> list[int]:
+        """Return the bytes of the text."""
+        return list(text.encode())
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of the bytes; ends of documents are left out."""
+        return bytes(number for number in ids if number != self.eod).decode(errors="replace")
+
+
+class NullTokenizer:
+    """Text that is numbers separated by blanks: for data without words.
+
+    Args:
+        vocab_size: Number of entries.
+        eod: Id that ends a document; None: the last entry.
+    """
+
+    def __init__(self, vocab_size: int, *, eod: int | None = None) -> None:
+        self.vocab_size = vocab_size
+        self.eod = vocab_size - 1 if eod is None else eod
+        self.fingerprint = f"null-{vocab_size}-{self.eod}"
+
+    def encode(self, text: str) -> list[int]:
+        """Return the numbers.
+
+        Raises:
+            TokenizerError: Something in the text is no number, or no entry of the vocabulary.
+        """
+        words = text.split()
+        wrong = [word for word in words if not word.isdecimal() or int(word) >= self.vocab_size]
+        if wrong:
+            raise TokenizerError(
+                f"NullTokenizer: {wrong[0]!r} is not a number below {self.vocab_size}; it knows nothing else. "
+                "Use another tokenizer for words."
+            )
+        return [int(word) for word in words]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the numbers separated by blanks."""
+        return " ".join(str(number) for number in ids)
+
+
+def load_tokenizer(source: TokenizerConfig | str | Path) -> Tokenizer:
+    """Make the tokenizer that a configuration or a path describes.
+
+    Args:
+        source: A configuration section, or the path of a `tokenizer.json` or of a folder that holds one.
+
+    Raises:
+        FileNotFoundError: There is no `tokenizer.json`.
+        TokenizerError: The type is not supported, a setting is missing, or the file is not a tokenizer with an end of
+            document.
+        ModuleNotFoundError: The file needs the `tokenizers` library, which is not installed.
+    """
+    if isinstance(source, str | Path):
+        return _load_file(Path(source), include_special_tokens=True)
+    if source.tokenizer_type == "ByteTokenizer":
+        return ByteTokenizer()
+    if source.tokenizer_type == "NullTokenizer" and source.vocab_size is not None:
+        return NullTokenizer(source.vocab_size, eod=source.null_tokenizer_eod_id)
+    if source.tokenizer_type == "HuggingFaceTokenizer" and source.tokenizer_model is not None:
+        return _load_file(
+            Path(source.tokenizer_model),
+            include_special_tokens=not source.tokenizer_hf_no_include_special_tokens,
+        )
+    raise TokenizerError(
+        f"tokenizer: cannot load type {source.tokenizer_type!r} (tokenizer_model={source.tokenizer_model!r}, "
+        f"vocab_size={source.vocab_size}); ByteTokenizer needs nothing, NullTokenizer a vocab_size, "
+        "HuggingFaceTokenizer a tokenizer_model, and no other type is supported yet. Set them."
+    )
+
+
+def fingerprint_of(content: bytes) -> str:
+    """Return a hash of a tokenizer's file."""
+    return hashlib.sha256(content).hexdigest()[:32]
+
+
+def _load_file(path: Path, *, include_special_tokens: bool) -> Tokenizer:
+    bpe = import_module("mb_data.bpe")  # only those who read a tokenizer.json need the library
+    return cast(Tokenizer, bpe.FileTokenizer(path, include_special_tokens=include_special_tokens))

@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from mb_host.function_reference import function_in as function_in
     from mb_host.installation import HostReport as HostReport
     from mb_host.installation import MegatronAlreadyImportedError as MegatronAlreadyImportedError
     from mb_host.installation import install as install
@@ -29,6 +30,7 @@ __all__ = [
     "RankFailedError",
     "RankPool",
     "RankTimeoutError",
+    "function_in",
     "install",
     "quiet",
     "run_ranks",
@@ -39,6 +41,7 @@ _HOMES = {
     "RankFailedError": "outcomes",
     "RankPool": "ranks",
     "RankTimeoutError": "outcomes",
+    "function_in": "function_reference",
     "install": "installation",
     "quiet": "notices",
     "run_ranks": "ranks",

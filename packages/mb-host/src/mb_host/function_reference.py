@@ -49,6 +49,22 @@ def refer_to(function: Callable[..., Any]) -> FunctionReference:
     return FunctionReference(module=module_name, name=name, file=file and str(Path(file).resolve()))
 
 
+def function_in(file: str | Path, name: str) -> FunctionReference:
+    """Return a reference to the function `name` of the Python file `file`, which only the ranks will import.
+
+    For functions whose module imports Megatron, which the launching process need not do.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+    """
+    path = Path(file).resolve()
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"function_in.file: {path} is not there, so no rank could import {name} from it; give a Python file."
+        )
+    return FunctionReference(module=path.stem, name=name, file=str(path))
+
+
 def load(reference: FunctionReference) -> Callable[..., Any]:
     """Return the function, importing its module by name if that finds the same file, else by its file.
 

@@ -80,11 +80,15 @@ class RankProcess:
             self._process.send_signal(signal.SIGABRT)
 
     def stacks(self) -> str:
-        """Return the stacks of the rank's threads, the latest call first, if a fatal signal has hit it, or ""."""
+        """Return the stacks of the rank's threads, the latest call first, if a fatal signal has hit it, or "".
+
+        Without the thread that watches over the lifeline, which always stands there.
+        """
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_DEATH_SECONDS)
         text = os.pread(self._dump.fileno(), 1 << 20, 0).decode(errors="replace")
-        return text.partition("\nExtension modules:")[0].strip()
+        blocks = text.partition("\nExtension modules:")[0].strip().split("\n\n")
+        return "\n\n".join(block for block in blocks if "in _die_with_launcher" not in block)
 
     def hang_up(self) -> None:
         """Tell the rank that no more work comes."""

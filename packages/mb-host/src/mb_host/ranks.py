@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TypeVar
 
-from mb_host.function_reference import refer_to
+from mb_host.function_reference import FunctionReference, refer_to
 from mb_host.gathering import gather
 from mb_host.rank_messages import Work
 from mb_host.rank_process import RankProcess
@@ -20,7 +20,7 @@ _LEAVE_SECONDS = 5.0
 
 
 def run_ranks(
-    fn: Callable[..., Result],
+    fn: Callable[..., Result] | FunctionReference,
     world_size: int,
     *args: object,
     timeout_seconds: float = 120.0,
@@ -71,19 +71,22 @@ class RankPool:
         self._stop(patience_seconds=_LEAVE_SECONDS if error is None else 0.0)
 
     def run(
-        self, fn: Callable[..., Result], *args: object, timeout_seconds: float | None = None
+        self,
+        fn: Callable[..., Result] | FunctionReference,
+        *args: object,
+        timeout_seconds: float | None = None,
     ) -> list[Result]:
         """Run `fn(*args)` on every rank and return the results, by rank.
 
-        `fn` is a function at the top of a module; arguments and results are pickled. Printing goes where this
-        process prints.
+        `fn` is a function at the top of a module, or named by `function_in`; arguments and results are pickled.
+        Printing goes where this process prints.
 
         Raises:
             TypeError: `fn` cannot be found again in another process.
             RankFailedError: A rank raised or died; the others were given two seconds and then ended.
             RankTimeoutError: A rank was still running after `timeout_seconds` (the pool's unless given); all ended.
         """
-        reference = refer_to(fn)
+        reference = fn if isinstance(fn, FunctionReference) else refer_to(fn)
         arguments = pickle.dumps(args)
         timeout = self.timeout_seconds if timeout_seconds is None else timeout_seconds
         try:

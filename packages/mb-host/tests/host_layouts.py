@@ -1,0 +1,26 @@
+"""How ranks share the work of one small GPT, and what a run brings back: torch-free, for both sides."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Degrees of parallelism and how gradients are reduced; `experts` is the model's."""
+
+    tp: int = 1
+    pp: int = 1
+    vp: int | None = None
+    cp: int = 1
+    ep: int = 1
+    sequence_parallel: bool = False
+    distributed_optimizer: bool = False
+    overlap: bool = False
+    experts: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """The losses of the steps that ran, on ranks of the last pipeline stage, and the median time of a step."""
+
+    losses: list[float]
+    step_ms: float

@@ -1,0 +1,77 @@
+"""One GPT, one start, many layouts: the losses of every step agree with one process."""
+
+from pathlib import Path
+
+import pytest
+from host_layouts import Layout
+
+from mb_host import function_in
+
+GPT = Path(__file__).parent / "host_gpt.py"
+STEPS = 20
+TOLERANCE = 1e-5
+MOE = {"experts": 4}
+TWO_RANKS = {
+    "dp2": Layout(),
+    "tp2": Layout(tp=2),
+}
+TWO_RANKS_SLOW = {
+    "dp2-distributed-optimizer-overlap": Layout(distributed_optimizer=True, overlap=True),
+    "tp2-sp": Layout(tp=2, sequence_parallel=True),
+    "pp2": Layout(pp=2),
+    "pp2-vp2": Layout(pp=2, vp=2),
+    "cp2": Layout(cp=2),
+    "ep2": Layout(ep=2, **MOE),
+}
+FOUR_RANKS_SLOW = {
+    "tp2-pp2": Layout(tp=2, pp=2),
+    "tp2-dp2": Layout(tp=2),
+}
+
+
+@pytest.fixture(scope="session")
+def start(megatron, one_rank, tmp_path_factory):
+    """Return a function: experts -> (folder of initial weights, losses of one process from them)."""
+    known = {}
+
+    def start_of(experts):
+        if experts not in known:
+            folder, layout = tmp_path_factory.mktemp("start"), Layout(experts=experts)
+            one_rank.run(function_in(GPT, "write_start"), str(folder), layout)
+            [alone] = one_rank.run(function_in(GPT, "train"), str(folder), layout, STEPS)
+            known[experts] = (str(folder), alone)
+        return known[experts]
+
+    return start_of
+
+
+def largest_difference(pool, layout, start, record):
+    folder, alone = start(layout.experts)
+    curves = pool.run(function_in(GPT, "train"), folder, layout, STEPS)
+    difference = max(abs(one - other) for one, other in zip(alone.losses, curves[-1].losses, strict=True))
+    record("largest_difference", difference)
+    record("step_ms", round(curves[-1].step_ms))
+    return difference
+
+
+def test_one_process_learns(start):
+    _, alone = start(None)
+    assert len(alone.losses) == STEPS
+    assert alone.losses[-1] < 0.9 * alone.losses[0]
+
+
+@pytest.mark.parametrize("layout", TWO_RANKS.values(), ids=TWO_RANKS.keys())
+def test_two_ranks_agree_with_one(layout, two_ranks, start, record_property):
+    assert largest_difference(two_ranks, layout, start, record_property) < TOLERANCE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", TWO_RANKS_SLOW.values(), ids=TWO_RANKS_SLOW.keys())
+def test_more_ways_to_use_two_ranks_agree(layout, two_ranks, start, record_property):
+    assert largest_difference(two_ranks, layout, start, record_property) < TOLERANCE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", FOUR_RANKS_SLOW.values(), ids=FOUR_RANKS_SLOW.keys())
+def test_four_ranks_agree_with_one(layout, four_ranks, start, record_property):
+    assert largest_difference(four_ranks, layout, start, record_property) < TOLERANCE

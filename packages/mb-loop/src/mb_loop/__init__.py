@@ -1,1 +1,98 @@
-"""The training loop: step, evaluation, microbatches, exit conditions, callbacks."""
+"""The training loop: step, evaluation, microbatches, exit conditions, callbacks.
+
+The number of microbatches of a step follows from the samples consumed before it:
+
+>>> from mb_loop import BatchPlan, TrainState
+>>> plan = BatchPlan.of(8, micro_batch_size=1, data_parallel_size=2, rampup_batch_size=[4, 2, 24])
+>>> state, passes = TrainState(), []
+>>> while state.step < 7:
+...     batch = plan.at(state.consumed_train_samples)
+...     passes.append(batch.num_microbatches)
+...     state.consumed_train_samples += batch.samples
+...     state.step += 1
+>>> passes
+[2, 2, 2, 3, 3, 4, 4]
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mb_loop.callbacks import Callback as Callback
+    from mb_loop.callbacks import CallbackContext as CallbackContext
+    from mb_loop.callbacks import CallbackManager as CallbackManager
+    from mb_loop.callbacks import UnknownEventError as UnknownEventError
+    from mb_loop.evaluation import evaluate as evaluate
+    from mb_loop.evaluation import evaluate_and_print_results as evaluate_and_print_results
+    from mb_loop.hooks import disable_forward_pre_hook as disable_forward_pre_hook
+    from mb_loop.hooks import enable_forward_pre_hook as enable_forward_pre_hook
+    from mb_loop.hooks import should_disable_forward_pre_hook as should_disable_forward_pre_hook
+    from mb_loop.injection import maybe_inject_state as maybe_inject_state
+    from mb_loop.injection import needs_global_state_injection as needs_global_state_injection
+    from mb_loop.injection import prepare_forward_step_func as prepare_forward_step_func
+    from mb_loop.losses import LossShapeError as LossShapeError
+    from mb_loop.losses import reduce_losses as reduce_losses
+    from mb_loop.microbatches import BatchPlan as BatchPlan
+    from mb_loop.microbatches import BatchSizeError as BatchSizeError
+    from mb_loop.microbatches import StepBatch as StepBatch
+    from mb_loop.microbatches import step_batch as step_batch
+    from mb_loop.outcome import TrainOutcome as TrainOutcome
+    from mb_loop.passes import DataExhaustedError as DataExhaustedError
+    from mb_loop.passes import ParallelSetupError as ParallelSetupError
+    from mb_loop.printing import Print as Print
+    from mb_loop.result import StepResult as StepResult
+    from mb_loop.saves import Checkpointer as Checkpointer
+    from mb_loop.schedule import forward_backward_plain as forward_backward_plain
+    from mb_loop.settings import GlobalState as GlobalState
+    from mb_loop.settings import LoopState as LoopState
+    from mb_loop.state import TrainState as TrainState
+    from mb_loop.state import TrainStateError as TrainStateError
+    from mb_loop.step import TrainStep as TrainStep
+    from mb_loop.step import train_step as train_step
+    from mb_loop.training import TrainSettingsError as TrainSettingsError
+    from mb_loop.training import train as train
+    from mb_loop.validation import validation_line as validation_line
+
+_HOMES = {
+    "BatchPlan": "microbatches",
+    "BatchSizeError": "microbatches",
+    "Callback": "callbacks",
+    "CallbackContext": "callbacks",
+    "CallbackManager": "callbacks",
+    "Checkpointer": "saves",
+    "DataExhaustedError": "passes",
+    "GlobalState": "settings",
+    "LoopState": "settings",
+    "LossShapeError": "losses",
+    "ParallelSetupError": "passes",
+    "Print": "printing",
+    "StepBatch": "microbatches",
+    "StepResult": "result",
+    "TrainOutcome": "outcome",
+    "TrainSettingsError": "training",
+    "TrainState": "state",
+    "TrainStateError": "state",
+    "TrainStep": "step",
+    "UnknownEventError": "callbacks",
+    "disable_forward_pre_hook": "hooks",
+    "enable_forward_pre_hook": "hooks",
+    "evaluate": "evaluation",
+    "evaluate_and_print_results": "evaluation",
+    "forward_backward_plain": "schedule",
+    "maybe_inject_state": "injection",
+    "needs_global_state_injection": "injection",
+    "prepare_forward_step_func": "injection",
+    "reduce_losses": "losses",
+    "should_disable_forward_pre_hook": "hooks",
+    "step_batch": "microbatches",
+    "train": "training",
+    "train_step": "step",
+    "validation_line": "validation",
+}
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOMES:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,183 @@
+"""Evaluate a model on some global batches. Needs torch."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from mb_loop.callbacks import CallbackManager, EventName, Events
+from mb_loop.hooks import ForwardPreHooks, should_disable_forward_pre_hook
+from mb_loop.injection import ForwardStep, prepare_forward_step_func
+from mb_loop.losses import LossGroups, sum_and_count
+from mb_loop.passes import Parallel, Passes
+from mb_loop.schedule import ForwardBackward
+from mb_loop.settings import GlobalState, LoopSettings, evaluation_batch
+from mb_loop.validation import validation_line
+
+Kind = Literal["eval", "test"]
+_EVENTS: dict[Kind, tuple[EventName, EventName, EventName, EventName]] = {
+    "eval": ("on_eval_start", "on_eval_step_start", "on_eval_step_end", "on_eval_end"),
+    "test": ("on_test_start", "on_test_step_start", "on_test_step_end", "on_test_end"),
+}
+
+
+def forward_pre_hooks(cfg: LoopSettings, model: Sequence[Any]) -> ForwardPreHooks:
+    """Return the parameter-gather hooks of a model; none at all in most set-ups."""
+    used = should_disable_forward_pre_hook(
+        cfg.ddp.use_megatron_fsdp, cfg.optimizer.use_distributed_optimizer, cfg.ddp.overlap_param_gather
+    )
+    return ForwardPreHooks(model, used=used)
+
+
+def evaluate(  # noqa: PLR0913 (the seed's arguments, and the groups that it found in globals)
+    forward_step_func: ForwardStep,
+    data_iterator: Any,
+    model: Sequence[Any],
+    global_state: GlobalState,
+    *,
+    forward_backward_func: ForwardBackward | None = None,
+    pg_collection: LossGroups | None = None,
+    p2p_communicator: Any = None,
+    callbacks: CallbackManager | None = None,
+    kind: Kind = "eval",
+) -> dict[str, float]:
+    """Average the losses of `validation.eval_iters` global batches, with the model in evaluation mode.
+
+    Collective over all ranks of the model; one synchronisation with the host, at the end. Each batch counts into
+    `consumed_valid_samples`. The mode of each chunk and the forward pre-hooks are restored, also after an error.
+
+    Args:
+        forward_step_func: Megatron's contract; see `forward_backward_plain`.
+        data_iterator: an iterator, a list with one per chunk, or None on ranks that read no data.
+        model: the chunks.
+        global_state: counters and settings.
+        forward_backward_func: Megatron's schedule; None: the plain one.
+        pg_collection: losses are averaged over its dp_cp.
+        p2p_communicator: given to the schedule together with `pg_collection`.
+        callbacks: hear the events of `kind`.
+        kind: "eval" or "test".
+
+    Returns:
+        Loss per name; empty when there is nothing to evaluate, and except on the last pipeline stage.
+
+    Raises:
+        BatchSizeError: the evaluation batch does not divide.
+        DataExhaustedError: the data ended.
+    """
+    cfg = global_state.cfg
+    parallel = Parallel(
+        forward_backward_func=forward_backward_func,
+        pg_collection=pg_collection,
+        p2p_communicator=p2p_communicator,
+    )
+    parallel.check(cfg, model)
+    passes = Passes(
+        prepare_forward_step_func(forward_step_func, global_state),
+        data_iterator=data_iterator,
+        model=model,
+        seq_length=cfg.model.seq_length,
+        parallel=parallel,
+    )
+    manager = CallbackManager() if callbacks is None else callbacks
+    events = Events(manager=manager, state=global_state, model=model)
+    return run_evaluation(passes, events, groups=pg_collection, kind=kind)
+
+
+def run_evaluation(
+    passes: Passes, events: Events, *, groups: LossGroups | None, kind: Kind
+) -> dict[str, float]:
+    """Do what `evaluate` says, with the parts put together already; state and model are those of `events`."""
+    state: GlobalState = events.state
+    if not state.cfg.validation.eval_iters:
+        return {}
+    start, _, _, end = _EVENTS[kind]
+    with forward_pre_hooks(state.cfg, events.model).paused(), _evaluation_mode(events.model), torch.no_grad():
+        events(start)
+        names, rows = _run_batches(passes, state, events=events, kind=kind)
+        losses = _averages(names, rows, groups=groups)
+        events(end, total_loss_dict=losses)
+    return losses
+
+
+def evaluate_and_print_results(  # noqa: PLR0913 (as evaluate, and the prefix)
+    prefix: str,
+    forward_step_func: ForwardStep,
+    data_iterator: Any,
+    model: Sequence[Any],
+    global_state: GlobalState,
+    *,
+    write: Callable[[str], None] | None = print,
+    forward_backward_func: ForwardBackward | None = None,
+    pg_collection: LossGroups | None = None,
+    p2p_communicator: Any = None,
+    callbacks: CallbackManager | None = None,
+    kind: Kind = "eval",
+) -> str:
+    """Evaluate, and write the result as one line between dashes.
+
+    Collective, like `evaluate`. Pass `write=None` on all ranks but one of the last pipeline stage.
+
+    Returns:
+        The line; empty where there are no losses.
+    """
+    losses = evaluate(
+        forward_step_func,
+        data_iterator,
+        model,
+        global_state,
+        forward_backward_func=forward_backward_func,
+        pg_collection=pg_collection,
+        p2p_communicator=p2p_communicator,
+        callbacks=callbacks,
+        kind=kind,
+    )
+    if not losses:
+        return ""
+    line = validation_line(prefix, losses)
+    if write is not None:
+        dashes = "-" * len(line)
+        write(f"{dashes}\n{line}\n{dashes}")
+    return line
+
+
+def _run_batches(
+    passes: Passes, state: GlobalState, *, events: Events, kind: Kind
+) -> tuple[list[str], Tensor | None]:
+    batch = evaluation_batch(state.cfg)
+    _, step_start, step_end, _ = _EVENTS[kind]
+    names: list[str] = []
+    rows = None
+    for _ in range(state.cfg.validation.eval_iters or 0):
+        events(step_start)
+        microbatches = passes(batch, forward_only=True)
+        if microbatches and microbatches[0]:
+            names = list(microbatches[0])
+            batch_rows = sum_and_count(microbatches)
+            rows = batch_rows if rows is None else rows + batch_rows
+        state.train_state.consumed_valid_samples += batch.samples
+        if state.cfg.train.empty_unused_memory_level >= 1:
+            torch.cuda.empty_cache()
+        events(step_end)
+    return names, rows
+
+
+def _averages(names: list[str], rows: Tensor | None, *, groups: LossGroups | None) -> dict[str, float]:
+    if rows is None:
+        return {}
+    if groups is not None:
+        torch.distributed.all_reduce(rows, group=groups.dp_cp)
+    return dict(zip(names, (rows[:, 0] / rows[:, 1]).tolist(), strict=True))
+
+
+@contextmanager
+def _evaluation_mode(model: Sequence[Any]) -> Iterator[None]:
+    modes = [chunk.training for chunk in model]
+    for chunk in model:
+        chunk.eval()
+    try:
+        yield
+    finally:
+        for chunk, training in zip(model, modes, strict=True):
+            chunk.train(training)

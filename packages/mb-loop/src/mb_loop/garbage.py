@@ -1,0 +1,63 @@
+"""Collect garbage on a schedule, so that all ranks pause together."""
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from mb_loop.settings import TrainSettings
+
+
+class GarbageError(ValueError):
+    """The collection interval makes no sense."""
+
+
+class Garbage:
+    """Python's garbage collector during one run; left alone unless `train.manual_gc` is set.
+
+    Args:
+        settings: manual_gc, manual_gc_interval (steps), manual_gc_eval.
+        collect: does one collection; takes the generation.
+
+    Raises:
+        GarbageError: the interval is negative.
+    """
+
+    def __init__(self, settings: TrainSettings, *, collect: Callable[[int], object] = gc.collect) -> None:
+        if settings.manual_gc and settings.manual_gc_interval < 0:
+            raise GarbageError(
+                f"train.manual_gc_interval: {settings.manual_gc_interval} is negative, so no step is a multiple "
+                "of it. Use 0 (only around evaluations) or a number of steps."
+            )
+        self._manual = settings.manual_gc
+        self._interval = settings.manual_gc_interval
+        self._around_evaluation = settings.manual_gc and settings.manual_gc_eval
+        self._collect = collect
+
+    @contextmanager
+    def managed(self) -> Iterator[None]:
+        """Take the collector over for the block; afterwards it is as before, also after an error."""
+        if not self._manual:
+            yield
+            return
+        was_automatic = gc.isenabled()
+        gc.disable()
+        self._collect(2)
+        try:
+            yield
+        finally:
+            if was_automatic:
+                gc.enable()
+
+    def after_step(self, step: int) -> None:
+        """Collect when the interval divides the step."""
+        if self._manual and self._interval and step % self._interval == 0:
+            self._collect(2)
+
+    @contextmanager
+    def around_evaluation(self) -> Iterator[None]:
+        """Collect everything before an evaluation and its short-lived objects after it."""
+        if self._around_evaluation:
+            self._collect(2)
+        yield
+        if self._around_evaluation:
+            self._collect(0)

@@ -1,0 +1,36 @@
+"""How a run ended, as a record for the caller: the library never exits the process."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Reason = Literal["finished", "signal", "duration", "interval", "rerun"]
+"""Why the loop was left; "signal" stands for any wish that `exit_wish` brought."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """The decision to leave the loop."""
+
+    reason: Reason
+    message: str
+    exit_code: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainOutcome:
+    """What `train` returns."""
+
+    reason: Reason
+    """Why training ended. The last step always ends with "finished", whatever else is true then."""
+
+    message: str
+    """One line for people."""
+
+    step: int
+    """Finished steps, counted from the beginning of the training, not of this process."""
+
+    exit_code: int
+    """What a command line should exit with: 0, or the code of a rerun machine."""
+
+    saved: bool
+    """A lasting checkpoint of exactly `step` was written by this call."""

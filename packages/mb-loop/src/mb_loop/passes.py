@@ -1,0 +1,114 @@
+"""Forward and backward passes of a step, by whichever schedule. Needs torch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from mb_loop.injection import ForwardStep
+from mb_loop.losses import LossGroups
+from mb_loop.microbatches import StepBatch
+from mb_loop.schedule import ForwardBackward, forward_backward_plain
+from mb_loop.settings import LoopSettings
+
+
+@runtime_checkable
+class GradientBuffer(Protocol):
+    """A chunk that keeps gradients in buffers of its own, as Megatron's DistributedDataParallel does."""
+
+    def zero_grad_buffer(self) -> None:
+        """Zero the buffers."""
+
+
+class DataExhaustedError(RuntimeError):
+    """The data ended before the steps did."""
+
+
+class ParallelSetupError(ValueError):
+    """A parallel run misses what its ranks need to work together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parallel:
+    """How the ranks of a run work together."""
+
+    forward_backward_func: ForwardBackward | None = None
+    """Megatron's schedule; None: the plain one."""
+
+    pg_collection: LossGroups | None = None
+    """Losses are averaged over its dp_cp; None: over microbatches only."""
+
+    p2p_communicator: Any = None
+    """Megatron's pipeline communication; its schedules then take `pg_collection` too, and otherwise find both."""
+
+    def check(self, cfg: LoopSettings, model: Sequence[Any]) -> None:
+        """Refuse what would train wrongly without a word.
+
+        Raises:
+            ParallelSetupError: several data-parallel ranks without a group, or Megatron chunks without its schedule.
+        """
+        size = cfg.data_parallel_size
+        if size is not None and size > 1 and self.pg_collection is None:
+            raise ParallelSetupError(
+                f"pg_collection: is None with data_parallel_size={size}, so each rank would report its own "
+                "loss. Pass Megatron's ProcessGroupCollection, or any object whose dp_cp is the data-parallel group."
+            )
+        if self.forward_backward_func is None and any(isinstance(chunk, GradientBuffer) for chunk in model):
+            raise ParallelSetupError(
+                "forward_backward_func: is None with a Megatron-wrapped model, whose gradients the plain "
+                "schedule would leave unreduced. Pass get_forward_backward_func() of megatron.core.pipeline_parallel."
+            )
+
+
+class Passes:
+    """A schedule together with everything that stays the same from step to step.
+
+    Args:
+        forward_step: called as (iterator, model).
+        data_iterator: an iterator, a list with one per chunk, or None on ranks that read no data.
+        model: the chunks.
+        seq_length: tokens of a sequence.
+        parallel: the schedule and its communication.
+    """
+
+    def __init__(
+        self,
+        forward_step: ForwardStep,
+        *,
+        data_iterator: Any,
+        model: Sequence[Any],
+        seq_length: int | None,
+        parallel: Parallel,
+    ) -> None:
+        schedule = parallel.forward_backward_func
+        self._run = forward_backward_plain if schedule is None else schedule
+        self._arguments = {
+            "forward_step_func": forward_step,
+            "data_iterator": data_iterator,
+            "model": list(model),
+            "seq_length": seq_length,
+            "decoder_seq_length": seq_length,
+        }
+        if parallel.p2p_communicator is not None:
+            self._arguments["p2p_communicator"] = parallel.p2p_communicator
+            self._arguments["pg_collection"] = parallel.pg_collection
+
+    def __call__(self, batch: StepBatch, *, forward_only: bool) -> list[dict[str, Tensor]]:
+        """Run the passes of one batch; return what the loss function reported, per microbatch.
+
+        Raises:
+            DataExhaustedError: the iterator ended.
+        """
+        try:
+            return self._run(
+                **self._arguments,
+                num_microbatches=batch.num_microbatches,
+                micro_batch_size=batch.micro_batch_size,
+                forward_only=forward_only,
+            )
+        except StopIteration as end:
+            raise DataExhaustedError(
+                f"data iterator: ended within a batch of {batch.num_microbatches} microbatches, before the steps did. "
+                "Provide more data, an iterator that repeats it, or fewer steps."
+            ) from end

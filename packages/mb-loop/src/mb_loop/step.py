@@ -1,0 +1,124 @@
+"""One training step. Needs torch."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mb_loop.injection import ForwardStep, prepare_forward_step_func
+from mb_loop.losses import LossGroups, reduce_losses
+from mb_loop.microbatches import StepBatch
+from mb_loop.optimizers import Optimizer, Scheduler, learning_rate, scheduler_step, update
+from mb_loop.passes import GradientBuffer, Parallel, Passes
+from mb_loop.result import StepResult
+from mb_loop.schedule import ForwardBackward
+from mb_loop.settings import GlobalState, LoopSettings, batch_plan
+
+
+class TrainStep:
+    """One step: passes, optimizer, scheduler.
+
+    No host synchronisation and no collective of its own but one all-reduce of the losses on the last pipeline stage.
+
+    Args:
+        passes: forward and backward.
+        model: the chunks.
+        optimizer: Megatron's or torch's.
+        scheduler: Megatron's, torch's or None.
+        groups: losses are averaged over its dp_cp; None: over microbatches only.
+        cfg: `model.seq_length` and `train.empty_unused_memory_level` are read, once.
+    """
+
+    def __init__(
+        self,
+        passes: Passes,
+        *,
+        model: Sequence[Any],
+        optimizer: Optimizer,
+        scheduler: Scheduler | None,
+        groups: LossGroups | None,
+        cfg: LoopSettings,
+    ) -> None:
+        self._passes = passes
+        self._buffers = [chunk for chunk in model if isinstance(chunk, GradientBuffer)]
+        self._optimizer = optimizer
+        self._advance = scheduler_step(scheduler)
+        self._groups = groups
+        self._seq_length = cfg.model.seq_length
+        self._empty_cache_level = cfg.train.empty_unused_memory_level
+
+    def __call__(self, step: int, batch: StepBatch) -> StepResult:
+        """Make the step of this number with a batch of this size. Collective over all ranks of the model."""
+        for buffer in self._buffers:
+            buffer.zero_grad_buffer()
+        self._optimizer.zero_grad()
+        microbatches = self._passes(batch, forward_only=False)
+        if self._empty_cache_level >= 1:
+            torch.cuda.empty_cache()
+
+        rate = learning_rate(self._optimizer)
+        taken = update(self._optimizer)
+        if taken.done:
+            self._advance(batch.samples)
+        if self._empty_cache_level >= 2:
+            torch.cuda.empty_cache()
+
+        return StepResult(
+            step=step,
+            losses=reduce_losses(microbatches, groups=self._groups),
+            grad_norm=taken.grad_norm,
+            num_zeros_in_grad=taken.num_zeros_in_grad,
+            skipped=not taken.done,
+            learning_rate=rate,
+            samples=batch.samples,
+            tokens=None if self._seq_length is None else batch.samples * self._seq_length,
+        )
+
+
+def train_step(  # noqa: PLR0913 (the seed's arguments, and the groups that it found in globals)
+    forward_step_func: ForwardStep,
+    data_iterator: Any,
+    model: Sequence[Any],
+    optimizer: Optimizer,
+    scheduler: Scheduler | None,
+    global_state: GlobalState,
+    *,
+    pg_collection: LossGroups | None = None,
+    forward_backward_func: ForwardBackward | None = None,
+    p2p_communicator: Any = None,
+) -> tuple[dict[str, Tensor], int, bool, bool, int, Any, Any]:
+    """Make one step outside of `train`; the counters of the state stay as they are.
+
+    Collective over all ranks of the model. `TrainStep` does the same for many steps and returns a `StepResult`.
+
+    Returns:
+        losses, skipped (0 or 1), should_checkpoint, should_exit, exit_code, grad_norm, num_zeros_in_grad.
+    """
+    cfg, state = global_state.cfg, global_state.train_state
+    parallel = Parallel(
+        forward_backward_func=forward_backward_func,
+        pg_collection=pg_collection,
+        p2p_communicator=p2p_communicator,
+    )
+    parallel.check(cfg, model)
+    passes = Passes(
+        prepare_forward_step_func(forward_step_func, global_state),
+        data_iterator=data_iterator,
+        model=model,
+        seq_length=cfg.model.seq_length,
+        parallel=parallel,
+    )
+    make = TrainStep(
+        passes, model=model, optimizer=optimizer, scheduler=scheduler, groups=pg_collection, cfg=cfg
+    )
+    result = make(state.step + 1, batch_plan(cfg).at(state.consumed_train_samples))
+    return (
+        dict(result.losses),
+        int(result.skipped),
+        result.should_checkpoint,
+        result.exit_code is not None,
+        result.exit_code or 0,
+        result.grad_norm,
+        result.num_zeros_in_grad,
+    )

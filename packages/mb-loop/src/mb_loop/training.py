@@ -1,0 +1,219 @@
+"""Put the parts of a run together and run it. Needs torch."""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from mb_loop.callbacks import Callback, CallbackManager, Events
+from mb_loop.evaluation import forward_pre_hooks, run_evaluation
+from mb_loop.exits import Exits, ExitWish, no_wish
+from mb_loop.garbage import Garbage
+from mb_loop.injection import ForwardStep, prepare_forward_step_func
+from mb_loop.losses import LossGroups
+from mb_loop.microbatches import StepBatch
+from mb_loop.optimizers import Optimizer, Scheduler
+from mb_loop.outcome import TrainOutcome
+from mb_loop.passes import DataExhaustedError, Parallel, Passes
+from mb_loop.saves import Checkpointer, Saver
+from mb_loop.schedule import ForwardBackward
+from mb_loop.settings import GlobalState, batch_plan
+from mb_loop.step import TrainStep
+from mb_loop.turns import Loop, StepEnd, run_turns
+from mb_loop.validation import evaluation_due
+
+
+class TrainSettingsError(ValueError):
+    """A setting that the loop cannot do without is missing, or one is not possible here."""
+
+
+def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
+    forward_step_func: ForwardStep,
+    model: Sequence[Any],
+    optimizer: Optimizer,
+    scheduler: Scheduler | None,
+    train_data_iterator: Any,
+    valid_data_iterator: Any,
+    global_state: GlobalState,
+    checkpointing_context: object = None,
+    process_non_loss_data_func: Callable[..., Any] | None = None,
+    non_loss_data_func: Callable[..., Any] | None = None,
+    *,
+    forward_backward_func: ForwardBackward | None = None,
+    pg_collection: LossGroups | None = None,
+    p2p_communicator: Any = None,
+    callbacks: Iterable[Callback] | CallbackManager = (),
+    checkpointer: Checkpointer | None = None,
+    exit_wish: ExitWish | None = None,
+    clock: Callable[[], float] = time.time,
+) -> TrainOutcome:
+    """Train up to `train.train_iters`, from wherever `global_state.train_state` stands.
+
+    Collective: all ranks of the model call it with the same settings and counters. Adds no host synchronisation to a
+    step, and one collective: the all-reduce of the losses on the last pipeline stage. With
+    `train.exit_duration_in_mins` and several ranks, one more all-reduce and one synchronisation per step agree on it.
+    On return the forward pre-hooks are off and the parameters whole. `on_train_end` is fired on every way out.
+
+    Args:
+        forward_step_func: `(iterator, model)` or `(state, iterator, model)`; see `forward_backward_plain`.
+        model: the chunks of this rank; one without interleaved pipelining.
+        optimizer: Megatron's, or torch's.
+        scheduler: Megatron's (advances by samples), torch's (by steps), or None.
+        train_data_iterator: an iterator, a list with one per chunk, or None on ranks that read no data.
+        valid_data_iterator: the same for validation.
+        global_state: counters, which are advanced, and settings, which are read; `LoopState.of(...)` makes one.
+        checkpointing_context: not used; `checkpointer` holds what it needs.
+        process_non_loss_data_func: not available; must be None.
+        non_loss_data_func: not available; must be None. A callback on `on_eval_end` can do the same.
+        forward_backward_func: Megatron's schedule; None: the plain one, without pipelining.
+        pg_collection: losses are averaged over its dp_cp; needed when data_parallel_size > 1.
+        p2p_communicator: given to the schedule together with `pg_collection`.
+        callbacks: called in order; a manager keeps its `user_state`.
+        checkpointer: None: nothing is saved. Whether a directory is set is its own business.
+        exit_wish: asked once after each step; must answer alike on all ranks.
+        clock: seconds; the one that `global_state.start_time` was read from.
+
+    Returns:
+        Why and where training ended, and whether that step is saved.
+
+    Raises:
+        TrainSettingsError: train_iters is not set, or non-loss data is asked for.
+        BatchSizeError: the batch sizes do not fit.
+        ParallelSetupError: a parallel run without its group or schedule.
+        DataExhaustedError: the data ended before the steps did.
+    """
+    if process_non_loss_data_func is not None or non_loss_data_func is not None:
+        raise TrainSettingsError(
+            "non_loss_data_func: is set, but this version collects losses only. Use a callback on on_eval_end."
+        )
+    cfg, state = global_state.cfg, global_state.train_state
+    train_iters = cfg.train.train_iters
+    if train_iters is None:
+        raise TrainSettingsError("train.train_iters: is not set (None), so there is no last step. Set it.")
+    parallel = Parallel(
+        forward_backward_func=forward_backward_func,
+        pg_collection=pg_collection,
+        p2p_communicator=p2p_communicator,
+    )
+    parallel.check(cfg, model)
+
+    manager = callbacks if isinstance(callbacks, CallbackManager) else CallbackManager(callbacks)
+    events = Events(
+        manager=manager, state=global_state, model=model, optimizer=optimizer, scheduler=scheduler
+    )
+    hooks = forward_pre_hooks(cfg, model)
+    garbage = Garbage(cfg.train)
+    saver = Saver(checkpointer, settings=cfg.checkpoint, hooks=hooks, events=events, start_step=state.step)
+    forward_step = prepare_forward_step_func(forward_step_func, global_state)
+
+    def passes(data_iterator: Any) -> Passes:
+        return Passes(
+            forward_step,
+            data_iterator=data_iterator,
+            model=model,
+            seq_length=cfg.model.seq_length,
+            parallel=parallel,
+        )
+
+    loop = Loop(
+        train_iters=train_iters,
+        skip_steps=frozenset(cfg.train.iterations_to_skip),
+        state=state,
+        plan=batch_plan(cfg),
+        step=TrainStep(
+            passes(train_data_iterator),
+            model=model,
+            optimizer=optimizer,
+            scheduler=scheduler,
+            groups=pg_collection,
+            cfg=cfg,
+        ),
+        discard=_discard(train_data_iterator),
+        events=events,
+        hooks=hooks,
+        evaluate=_evaluation(
+            passes(valid_data_iterator),
+            Events(manager=manager, state=global_state, model=model),
+            groups=pg_collection,
+            garbage=garbage,
+        ),
+        housekeeping=_housekeeping(garbage, sync_interval=cfg.train.train_sync_interval),
+        saves=saver,
+        exits=Exits(
+            clock=clock,
+            start_time=clock() if global_state.start_time is None else global_state.start_time,
+            duration_minutes=cfg.train.exit_duration_in_mins,
+            interval=cfg.train.exit_interval,
+            wish=no_wish if exit_wish is None else exit_wish,
+            any_rank=any_rank,
+        ),
+    )
+    for chunk in model:
+        chunk.train()
+    outcome = None
+    with garbage.managed():
+        try:
+            events("on_train_start")
+            hooks.begin()
+            leave = run_turns(loop)
+            hooks.end()
+            if leave.reason == "finished":
+                saver.finish(state.step)
+            saver.poll(blocking=True)
+            outcome = TrainOutcome(
+                reason=leave.reason,
+                message=leave.message,
+                step=state.step,
+                exit_code=leave.exit_code,
+                saved=saver.saved(state.step),
+            )
+        finally:
+            events("on_train_end", outcome=outcome)
+    return outcome
+
+
+def any_rank(flag: bool) -> bool:
+    """Say whether the flag is set on any rank. Collective over the world; synchronises with the device there."""
+    if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
+        return flag
+    device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
+    value = torch.tensor(int(flag), device=device)
+    torch.distributed.all_reduce(value, op=torch.distributed.ReduceOp.MAX)
+    return bool(value.item())
+
+
+def _discard(data_iterator: Any) -> Callable[[StepBatch], None]:
+    """Use up the microbatches of a step: of every chunk's iterator, or of none on a rank that reads no data."""
+    iterators = data_iterator if isinstance(data_iterator, list) else [data_iterator]
+
+    def discard(batch: StepBatch) -> None:
+        for iterator in iterators:
+            for _ in range(batch.num_microbatches if iterator is not None else 0):
+                if next(iterator, _END) is _END:
+                    raise DataExhaustedError(
+                        "data iterator: ended within a step of train.iterations_to_skip. Provide more data."
+                    )
+
+    return discard
+
+
+_END = object()
+
+
+def _evaluation(passes: Passes, events: Events, *, groups: LossGroups | None, garbage: Garbage) -> StepEnd:
+    def run(step: int) -> None:
+        if evaluation_due(events.state.cfg.validation, events.state.train_state):
+            with garbage.around_evaluation():
+                run_evaluation(passes, events, groups=groups, kind="eval")
+
+    return run
+
+
+def _housekeeping(garbage: Garbage, *, sync_interval: int | None) -> StepEnd:
+    def run(step: int) -> None:
+        if sync_interval and step % sync_interval == 0 and torch.cuda.is_available():
+            torch.cuda.synchronize()
+        garbage.after_step(step)
+
+    return run

@@ -2,7 +2,7 @@
 
 
 def choose_sending(
-    pp: int, vp: int | None, overlap_p2p_comm: bool | None, batch_p2p_comm: bool | None
+    pp: int | None, vp: int | None, overlap_p2p_comm: bool | None, batch_p2p_comm: bool | None
 ) -> tuple[bool, bool]:
     """Return (overlap_p2p_comm, batch_p2p_comm) for a schedule; a wish that is not None stands.
 
@@ -10,18 +10,21 @@ def choose_sending(
     batches them, and a single stage does neither.
 
     Args:
-        pp: pipeline stages.
+        pp: pipeline stages; None counts as 1.
         vp: model chunks in a stage; None counts as 1.
         overlap_p2p_comm: the user's wish, or None.
         batch_p2p_comm: the user's wish, or None.
     """
-    interleaved = pp > 1 and (vp or 1) > 1
+    pipelined = (pp or 1) > 1
+    interleaved = pipelined and (vp or 1) > 1
     overlap = interleaved and not batch_p2p_comm if overlap_p2p_comm is None else overlap_p2p_comm
-    batch = pp > 1 and not interleaved if batch_p2p_comm is None else batch_p2p_comm
+    batch = pipelined and not interleaved if batch_p2p_comm is None else batch_p2p_comm
     return overlap, batch
 
 
-def sending_problem(pp: int, vp: int | None, overlap_p2p_comm: bool, batch_p2p_comm: bool) -> str | None:
+def sending_problem(
+    pp: int | None, vp: int | None, overlap_p2p_comm: bool, batch_p2p_comm: bool
+) -> str | None:
     """Say what is wrong with a way of sending under a schedule, or return None.
 
     Megatron Core refuses the first two cases when the first step runs. It does not see the third one: with two
@@ -30,7 +33,7 @@ def sending_problem(pp: int, vp: int | None, overlap_p2p_comm: bool, batch_p2p_c
     any number, neither to overlap nor to batch.
     """
     chosen = f"pp={pp}, vp={vp}, overlap_p2p_comm={overlap_p2p_comm}, batch_p2p_comm={batch_p2p_comm}"
-    if pp < 2:
+    if (pp or 1) < 2:
         return None
     if (vp or 1) < 2:
         return f"the plain pipeline schedule cannot overlap ({chosen})" if overlap_p2p_comm else None

@@ -6,7 +6,6 @@ from typing import Any
 
 from mb_overlap.pipeline import choose_sending
 from mb_overlap.rules import (
-    DATA_PARALLEL_SIZE,
     SENDING,
     SEQUENCE_PARALLEL,
     TENSOR_PARALLEL,
@@ -131,7 +130,7 @@ def _tensor_parallel(wishes: Mapping[str, Any], layout: Layout) -> dict[str, Dec
 
 def _pipeline(wishes: Mapping[str, Any], layout: Layout) -> dict[str, Decision]:
     wished = (wishes.get("overlap_p2p_comm"), wishes.get("batch_p2p_comm"))
-    if problem := SENDING.check(layout.pp, layout.vp, *wished):
+    if problem := SENDING.check(*wished, layout.pp, layout.vp):
         raise OverlapConflictError(f"comm_overlap: {problem}")
     overlap, batch = choose_sending(layout.pp, layout.vp, *wished)
     if layout.interleaved:
@@ -161,7 +160,9 @@ def _data_parallel(layout: Layout) -> dict[str, Decision]:
         return {}
     if layout.dp is None:
         raise DataParallelSizeError(
-            f"comm_overlap.data_parallel_size: {DATA_PARALLEL_SIZE.check(None, None, True, True)}"
+            "comm_overlap.data_parallel_size: is not set (data_parallel_size=None, use_distributed_optimizer=True), "
+            "because whether the distributed optimizer has anything to overlap depends on it. Set it to "
+            "world_size / (tp*pp*cp) before setup."
         )
     overlap = layout.dp > 1
     rule = "O12" if overlap else "O11"

@@ -1,0 +1,60 @@
+"""Every rule on its own two examples, and the truth table of the pipeline's sending."""
+
+import pytest
+
+from mb_overlap import RULES
+from mb_overlap.pipeline import choose_sending, sending_problem
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_a_rule_refuses_and_accepts_its_own_examples(rule):
+    assert list(rule.fails) == list(rule.passes) == list(rule.fields)
+    assert isinstance(rule.test(*rule.fails.values()), str)
+    assert rule.test(*rule.passes.values()) is None
+
+
+def test_a_check_says_what_is_wrong_and_why_and_what_to_do():
+    assert RULES[0].check(True, 1) == (
+        "needs tensor parallelism (tp=1), because one rank alone has no tensor-parallel communication to hide. "
+        "Set model.tensor_model_parallel_size=2 or more, or comm_overlap.tp_comm_overlap=false."
+    )
+
+
+def test_a_rule_rests_where_its_values_are_not_known():
+    rules = {rule.id: rule for rule in RULES}
+    assert rules["O04"].test(True, None) is None
+    assert rules["O05M"].test(False, True, 2, 2, False) is None
+    assert rules["O14"].test(None, 8, 2, 1, 1) is None
+
+
+@pytest.mark.parametrize(
+    ("pp", "vp", "wishes", "chosen"),
+    [
+        (1, None, (None, None), (False, False)),
+        (1, 2, (None, None), (False, False)),
+        (2, None, (None, None), (False, True)),
+        (2, 1, (None, None), (False, True)),
+        (2, 2, (None, None), (True, False)),
+        (4, 2, (None, None), (True, False)),
+        (4, 2, (False, None), (False, False)),
+        (4, 2, (None, True), (False, True)),
+        (4, None, (None, False), (False, False)),
+    ],
+)
+def test_the_schedule_decides_how_stages_send(pp, vp, wishes, chosen):
+    assert choose_sending(pp, vp, *wishes) == chosen
+    assert sending_problem(pp, vp, *chosen) is None
+
+
+@pytest.mark.parametrize(
+    ("pp", "vp", "overlap", "batch", "problem"),
+    [
+        (2, None, True, False, "the plain pipeline schedule cannot overlap"),
+        (4, 1, True, False, "the plain pipeline schedule cannot overlap"),
+        (4, 2, True, True, "sends cannot be overlapped and batched at once"),
+        (2, 2, False, True, "two interleaved stages that batch their sends train wrongly"),
+    ],
+)
+def test_sending_that_a_schedule_cannot_take(pp, vp, overlap, batch, problem):
+    values = f"(pp={pp}, vp={vp}, overlap_p2p_comm={overlap}, batch_p2p_comm={batch})"
+    assert sending_problem(pp, vp, overlap, batch) == f"{problem} {values}"

@@ -1,0 +1,250 @@
+"""What `CommOverlapConfig.setup` writes to plain sections, what it returns, and what it leaves alone."""
+
+from copy import deepcopy
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mb_overlap import CommOverlapConfig, OverlapConflictError, preset
+
+PRESET = "userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192"
+
+
+def model_section(*, tp=1, pp=1, vp=None, sequence_parallel=False, **fields):
+    defaults = {
+        "tp_comm_overlap": False,
+        "tp_comm_overlap_cfg": None,
+        "tp_comm_bootstrap_backend": "nccl",
+        "overlap_p2p_comm": False,
+        "batch_p2p_comm": True,
+        "defer_embedding_wgrad_compute": False,
+        "wgrad_deferral_limit": -1,
+    }
+    return SimpleNamespace(
+        tensor_model_parallel_size=tp,
+        pipeline_model_parallel_size=pp,
+        virtual_pipeline_model_parallel_size=vp,
+        sequence_parallel=sequence_parallel,
+        **{**defaults, **fields},
+    )
+
+
+def optimizer_section(*, sharded=False):
+    return SimpleNamespace(
+        use_distributed_optimizer=sharded,
+        overlap_param_gather=False,
+        overlap_param_gather_with_optimizer_step=False,
+    )
+
+
+def ddp_section(*, sharded=False, **fields):
+    defaults = {
+        "use_distributed_optimizer": sharded,
+        "overlap_grad_reduce": False,
+        "overlap_param_gather": False,
+        "align_param_gather": False,
+        "bucket_size": None,
+    }
+    return SimpleNamespace(**{**defaults, **fields})
+
+
+def short(changes):
+    return [(change.field, change.old, change.new, change.rule) for change in changes]
+
+
+def warnings(changes):
+    return [(change.field, change.rule) for change in changes if change.severity == "warning"]
+
+
+def test_everything_that_a_layout_changes_is_returned():
+    config = CommOverlapConfig(tp_comm_overlap=False, data_parallel_size=8)
+    changes = config.setup(model_section(pp=2, vp=2), optimizer_section(), ddp_section(sharded=True))
+    assert short(changes) == [
+        ("model.overlap_p2p_comm", False, True, "O05"),
+        ("model.batch_p2p_comm", True, False, "O05"),
+        ("optimizer.overlap_param_gather", False, True, "O12"),
+        ("ddp.bucket_size", None, 134217728, "O12"),
+        ("ddp.overlap_grad_reduce", False, True, "O12"),
+        ("ddp.overlap_param_gather", False, True, "O12"),
+        ("ddp.align_param_gather", False, True, "O13"),
+    ]
+
+
+def test_a_change_reads_as_one_line():
+    config = CommOverlapConfig(tp_comm_overlap=False)
+    (change,) = config.setup(model_section(), optimizer_section(), ddp_section())
+    assert (
+        str(change) == "model.batch_p2p_comm: True -> False (O07: pp=1: there is no other stage to send to)"
+    )
+
+
+def test_what_is_returned_is_what_the_sections_hold():
+    model, optimizer, ddp = model_section(pp=2, vp=2), optimizer_section(), ddp_section(sharded=True)
+    sections = {"model": model, "optimizer": optimizer, "ddp": ddp}
+    for change in CommOverlapConfig(tp_comm_overlap=False, data_parallel_size=8).setup(model, optimizer, ddp):
+        section, name = change.field.split(".")
+        assert getattr(sections[section], name) == change.new
+
+
+def test_tensor_parallel_overlap_hands_over_the_settings_of_each_gemm():
+    model = model_section(tp=4, sequence_parallel=True)
+    config = CommOverlapConfig(
+        tp_comm_overlap=True, tp_comm_overlap_cfg=preset(PRESET), tp_comm_bootstrap_backend="gloo"
+    )
+    assert warnings(config.setup(model, optimizer_section(), ddp_section(), transformer_engine=True)) == []
+    assert model.tp_comm_overlap is True
+    assert model.tp_comm_bootstrap_backend == "gloo"
+    assert model.tp_comm_overlap_cfg["qkv_dgrad"] == {
+        "num_sm": 4, "cga_size": 2, "set_sm_margin": False, "method": "bulk",
+    }  # fmt: skip
+
+
+def test_without_settings_the_models_own_stay():
+    model = model_section(tp=4, sequence_parallel=True, tp_comm_overlap_cfg={"own": {}})
+    CommOverlapConfig(tp_comm_overlap=True).setup(
+        model, optimizer_section(), ddp_section(), transformer_engine=True
+    )
+    assert (model.tp_comm_overlap_cfg, model.tp_comm_bootstrap_backend) == ({"own": {}}, "nccl")
+
+
+def test_a_refusal_is_returned_as_a_warning():
+    changes = CommOverlapConfig(tp_comm_overlap=True).setup(
+        model_section(), optimizer_section(), ddp_section(), transformer_engine=True
+    )
+    assert short(changes)[-1] == ("comm_overlap.tp_comm_overlap", True, False, "O02")
+    assert warnings(changes) == [("comm_overlap.tp_comm_overlap", "O02")]
+
+
+def test_a_refusal_for_one_model_does_not_reach_the_next():
+    config = CommOverlapConfig(tp_comm_overlap=True)
+    small, large = model_section(), model_section(tp=2, sequence_parallel=True)
+    config.setup(small, optimizer_section(), ddp_section(), transformer_engine=True)
+    config.setup(large, optimizer_section(), ddp_section(), transformer_engine=True)
+    assert (small.tp_comm_overlap, large.tp_comm_overlap) == (False, True)
+
+
+def test_transformer_engine_is_looked_for_when_nothing_is_said(monkeypatch, tmp_path):
+    config, sections = CommOverlapConfig(tp_comm_overlap=True), (optimizer_section(), ddp_section())
+    (tmp_path / "transformer_engine").mkdir()
+    (tmp_path / "transformer_engine" / "__init__.py").write_text("raise ImportError('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert warnings(config.setup(model_section(tp=2, sequence_parallel=True), *sections)) == []
+
+
+@pytest.mark.parametrize("holder", ["ddp", "optimizer"])
+def test_either_section_may_turn_the_distributed_optimizer_on(holder):
+    optimizer, ddp = optimizer_section(sharded=holder == "optimizer"), ddp_section(sharded=holder == "ddp")
+    CommOverlapConfig(tp_comm_overlap=False, data_parallel_size=2).setup(model_section(), optimizer, ddp)
+    assert (optimizer.overlap_param_gather, ddp.overlap_param_gather, ddp.bucket_size) == (
+        True,
+        True,
+        134217728,
+    )
+
+
+def test_without_the_distributed_optimizer_ddp_is_left_alone_and_a_wish_is_warned_about():
+    ddp = ddp_section(overlap_grad_reduce=True)
+    before = deepcopy(ddp)
+    config = CommOverlapConfig(tp_comm_overlap=False, overlap_param_gather=True, data_parallel_size=8)
+    assert warnings(config.setup(model_section(), optimizer_section(), ddp)) == [
+        ("comm_overlap.overlap_param_gather", "O22")
+    ]
+    assert ddp == before
+
+
+def test_a_wish_that_already_holds_is_no_warning():
+    config = CommOverlapConfig(tp_comm_overlap=False, overlap_grad_reduce=True)
+    assert (
+        warnings(config.setup(model_section(), optimizer_section(), ddp_section(overlap_grad_reduce=True)))
+        == []
+    )
+
+
+def test_a_wish_that_no_section_can_hold_is_a_warning():
+    config = CommOverlapConfig(tp_comm_overlap=False, delay_wgrad_compute=True)
+    (warning,) = config.setup(model_section(batch_p2p_comm=False), optimizer_section(), ddp_section())
+    assert str(warning) == (
+        "comm_overlap.delay_wgrad_compute: True -> None "
+        "(O20: has nowhere to go, because no section has a field delay_wgrad_compute)"
+    )
+
+
+def test_none_is_never_copied():
+    ddp = ddp_section(sharded=True, bucket_size=1000)
+    CommOverlapConfig(tp_comm_overlap=False, data_parallel_size=1).setup(
+        model_section(), optimizer_section(), ddp
+    )
+    assert ddp.bucket_size == 1000
+
+
+def test_one_namespace_serves_as_all_three_sections():
+    args = SimpleNamespace(**vars(ddp_section(sharded=True)), **vars(model_section(tp=2)))
+    changes = CommOverlapConfig(tp_comm_overlap=False, data_parallel_size=2).setup(args, args, args)
+    assert args.overlap_grad_reduce
+    assert len(changes) == len({change.field.split(".")[1] for change in changes})
+
+
+def test_a_value_that_the_user_set_on_a_section_is_kept():
+    ddp, optimizer = ddp_section(sharded=True), optimizer_section()
+    CommOverlapConfig(tp_comm_overlap=False, data_parallel_size=8).setup(
+        model_section(), optimizer, ddp, keep={"ddp.overlap_param_gather"}
+    )
+    assert (ddp.overlap_param_gather, optimizer.overlap_param_gather, ddp.overlap_grad_reduce) == (
+        False,
+        False,
+        True,
+    )
+
+
+def test_two_wishes_that_contradict_each_other_are_an_error():
+    config = CommOverlapConfig(tp_comm_overlap=False, overlap_grad_reduce=True, data_parallel_size=8)
+    ddp = ddp_section(sharded=True)
+    before = deepcopy(ddp)
+    with pytest.raises(
+        OverlapConflictError, match=r"ddp.overlap_grad_reduce.*comm_overlap.overlap_grad_reduce"
+    ):
+        config.setup(model_section(), optimizer_section(), ddp, keep={"ddp.overlap_grad_reduce"})
+    assert ddp == before
+
+
+WISHES = st.fixed_dictionaries(
+    {"tp_comm_overlap": st.booleans(), "data_parallel_size": st.integers(1, 8)},
+    optional={
+        "overlap_grad_reduce": st.booleans(),
+        "overlap_param_gather": st.booleans(),
+        "align_param_gather": st.booleans(),
+        "bucket_size": st.integers(1, 10**9),
+        "wgrad_deferral_limit": st.integers(0, 4),
+    },
+)
+LAYOUTS = st.fixed_dictionaries(
+    {
+        "tp": st.integers(1, 4),
+        "pp": st.integers(1, 4),
+        "vp": st.none() | st.integers(1, 3),
+        "sequence_parallel": st.booleans(),
+    }
+)
+
+
+@given(wishes=WISHES, layout=LAYOUTS, sharded=st.booleans(), transformer_engine=st.booleans())
+def test_setup_keeps_the_wishes_and_a_second_call_changes_nothing(
+    wishes, layout, sharded, transformer_engine
+):
+    config, asked = CommOverlapConfig(**wishes), CommOverlapConfig(**wishes)
+    sections = (model_section(**layout), optimizer_section(), ddp_section(sharded=sharded))
+    first = config.setup(*sections, transformer_engine=transformer_engine)
+    second = config.setup(*sections, transformer_engine=transformer_engine)
+    assert config == asked
+    assert second == [change for change in first if change.severity == "warning"]
+
+
+@given(wishes=WISHES, layout=LAYOUTS)
+def test_a_data_parallel_wish_always_wins_under_the_distributed_optimizer(wishes, layout):
+    ddp = ddp_section(sharded=True)
+    CommOverlapConfig(**wishes).setup(model_section(**layout), optimizer_section(), ddp)
+    assert {name: value for name, value in vars(ddp).items() if name in wishes} == {
+        name: value for name, value in wishes.items() if hasattr(ddp, name)
+    }

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from mb_models.rules import RULES as RULES
     from mb_models.rules import ModelConfigError as ModelConfigError
     from mb_models.specs import local_spec as local_spec
-    from mb_models.specs import transformer_engine_spec as transformer_engine_spec
     from mb_models.transformer import transformer_config as transformer_config
     from mb_models.vocab import model_vocab_size as model_vocab_size
     from mb_models.vocab import padded_vocab_size as padded_vocab_size
     from mb_models.wrap import wrap_ddp as wrap_ddp
+    from mb_models.wrap import wrap_half_precision as wrap_half_precision
 
 __all__ = [
     "Batch",
@@ -56,8 +56,8 @@ __all__ = [
     "padded_vocab_size",
     "parameter_count",
     "transformer_config",
-    "transformer_engine_spec",
     "wrap_ddp",
+    "wrap_half_precision",
 ]
 _HOMES = {
     "Batch": "batches",
@@ -78,8 +78,8 @@ _HOMES = {
     "padded_vocab_size": "vocab",
     "parameter_count": "parameters",
     "transformer_config": "transformer",
-    "transformer_engine_spec": "specs",
     "wrap_ddp": "wrap",
+    "wrap_half_precision": "wrap",
 }
 
 

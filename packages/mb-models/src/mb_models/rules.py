@@ -49,6 +49,7 @@ LOCAL_IGNORES = (
     "log_max_attention_logit",
     "fused_residual_rmsnorm",
     "layernorm_zero_centered_gamma",
+    "moe_grouped_gemm",
 )
 """Switches that only Transformer Engine's layers heed."""
 
@@ -59,9 +60,8 @@ NOT_BUILT = {
     "heterogeneous_block_specs": "layers of different shapes need a configuration class of their own",
     "is_hybrid_model": "hybrid models are another class",
     "init_model_with_meta_device": "parameters are created on their device",
-    "pipeline_model_parallel_layout": "layers are split evenly over the stages",
-    "num_layers_in_first_pipeline_stage": "layers are split evenly over the stages",
-    "num_layers_in_last_pipeline_stage": "layers are split evenly over the stages",
+    "pipeline_model_parallel_layout": "the embedding is on the first stage and the output layer on the last",
+    "hybrid_context_parallel": "every sequence is cut over all context-parallel ranks",
     "use_mup": "the optimizer's learning rates are not scaled by width",
 }
 """Fields of Megatron's TransformerConfig that the GPT provider does not build, and why."""
@@ -210,7 +210,7 @@ RULES: tuple[Rule, ...] = (
         id="G06",
         fields=("model.transformer_impl", *(f"model.{name}" for name in LOCAL_IGNORES)),
         test=_local_layers_heed,
-        why="Megatron builds the model as if they were off, without a word",
+        why="only Transformer Engine has them, and Megatron builds the model as if they were off",
         fix='Switch them off, or use transformer_impl "transformer_engine" on a GPU.',
         fails={
             "model.transformer_impl": "local",

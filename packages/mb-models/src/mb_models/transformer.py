@@ -49,7 +49,8 @@ def transformer_config(config: TransformerFields, *, device: torch.device) -> Tr
     """Build Megatron's configuration from a model section; the section is not changed.
 
     On a device without CUDA the settings of `mb_models.kernels.gpu_only_settings` are replaced. A single virtual
-    stage counts as none, and an unset pipeline_dtype is params_dtype. Reads no process group.
+    stage counts as none, an unset pipeline_dtype is params_dtype, and cuda_graph_modules "full" is the empty list,
+    as Megatron now calls it. Reads no process group.
 
     Raises:
         ModelConfigError: a rule of `mb_models.rules` is broken, a name stands for nothing, or the installed Megatron
@@ -66,6 +67,8 @@ def transformer_config(config: TransformerFields, *, device: torch.device) -> Tr
         raise ModelConfigError(problems)
     if config.virtual_pipeline_model_parallel_size == 1:
         values["virtual_pipeline_model_parallel_size"] = None
+    if config.cuda_graph_modules == "full":
+        values["cuda_graph_modules"] = []
     values["pipeline_dtype"] = config.pipeline_dtype or config.params_dtype
     return TransformerConfig(**from_names(values | config.transformer))
 

@@ -1,0 +1,46 @@
+"""One process that stands for a whole training job: the host instead of a GPU, and groups of one rank."""
+
+import pytest
+
+import mb_host
+
+mb_host.install()
+
+import torch  # noqa: E402  (after the stand-in)
+
+
+@pytest.fixture(scope="session")
+def groups(tmp_path_factory):
+    """Process groups of Megatron with one rank each, and seeded random states."""
+    from megatron.core import parallel_state, tensor_parallel
+    from megatron.core.process_groups_config import ProcessGroupCollection
+
+    store = tmp_path_factory.mktemp("store") / "store"
+    torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+    parallel_state.initialize_model_parallel()
+    tensor_parallel.model_parallel_cuda_manual_seed(1234)
+    yield ProcessGroupCollection.use_mpu_process_groups()
+    parallel_state.destroy_model_parallel()
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture
+def tiny():
+    """Arguments of a small GPT as trained today: rotary positions, RMSNorm, SwiGLU, grouped queries."""
+    return {
+        "num_layers": 2,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "num_query_groups": 2,
+        "ffn_hidden_size": 96,
+        "gated_linear_unit": True,
+        "activation_func": "silu",
+        "normalization": "RMSNorm",
+        "add_bias_linear": False,
+        "position_embedding_type": "rope",
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "seq_length": 32,
+        "vocab_size": 128,
+        "transformer_impl": "local",
+    }

@@ -1,0 +1,70 @@
+import pytest
+import torch
+
+from mb_models import Batch, BatchError, get_batch
+
+CPU = torch.device("cpu")
+
+
+def sample(**extra):
+    tokens = torch.arange(16).reshape(2, 8)
+    return {
+        "tokens": tokens,
+        "labels": tokens + 1,
+        "loss_mask": torch.ones(2, 8),
+        "position_ids": torch.arange(8).expand(2, 8),
+        **extra,
+    }
+
+
+def kept(batch: Batch) -> set[str]:
+    return {name for name in Batch.__dataclass_fields__ if getattr(batch, name) is not None}
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "names"),
+    [
+        (True, True, {"tokens_BS", "position_ids_BS", "labels_BS", "loss_mask_BS"}),
+        (True, False, {"tokens_BS", "position_ids_BS"}),
+        (False, True, {"labels_BS", "loss_mask_BS"}),
+        (False, False, set()),
+    ],
+)
+def test_a_stage_keeps_what_it_needs(first, last, names):
+    assert kept(get_batch(iter([sample()]), first_stage=first, last_stage=last, device=CPU)) == names
+
+
+def test_the_tensors_are_those_of_the_iterator():
+    batch = get_batch(iter([sample()]), first_stage=True, last_stage=True, device=CPU)
+    assert torch.equal(batch.labels_BS, batch.tokens_BS + 1)
+
+
+def test_a_middle_stage_leaves_the_iterator_alone():
+    batches = iter([sample()])
+    get_batch(batches, first_stage=False, last_stage=False, device=CPU)
+    assert len(list(batches)) == 1
+
+
+def test_an_attention_mask_goes_along_where_one_stage_is_the_whole_model():
+    mask = torch.ones(2, 1, 8, 8, dtype=torch.bool)
+    batch = get_batch(iter([sample(attention_mask=mask)]), first_stage=True, last_stage=True, device=CPU)
+    assert torch.equal(batch.attention_mask_B1SS, mask)
+
+
+@pytest.mark.parametrize(
+    ("data", "last", "message"),
+    [
+        (None, True, "no data iterator"),
+        ({"tokens": torch.zeros(1, 8)}, True, "lacks position_ids, labels, loss_mask"),
+        (sample(cu_seqlens=torch.tensor([0, 8])), True, "holds packed sequences"),
+        (sample(attention_mask=torch.ones(2, 1, 8, 8)), False, "holds an attention_mask"),
+    ],
+)
+def test_what_a_stage_cannot_take_is_refused(data, last, message):
+    batches = None if data is None else iter([data])
+    with pytest.raises(BatchError, match=message):
+        get_batch(batches, first_stage=True, last_stage=last, device=CPU)
+
+
+def test_a_batch_error_is_a_value_error():
+    assert issubclass(BatchError, ValueError)

@@ -1,0 +1,51 @@
+"""Text from a model: greedy and drawn tokens, the window, padding rows and the stop token."""
+
+import pytest
+import torch
+
+from mb_models.generation import PromptError, generate
+
+
+class CountsUp(torch.nn.Module):
+    """A model of 10 rows that finds the token after the last one likeliest, and remembers what it was given."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.windows = []
+
+    def forward(self, tokens, position_ids, attention_mask):
+        assert attention_mask is None
+        assert position_ids.tolist() == [list(range(tokens.shape[1]))]
+        self.windows.append(tokens[0].tolist())
+        return 50.0 * torch.nn.functional.one_hot((tokens + 1) % 10, 10)
+
+
+def follow(prompt, *, model=None, max_new_tokens=4, vocab_size=10, context_length=8, **choices):
+    bounds = {"max_new_tokens": max_new_tokens, "vocab_size": vocab_size, "context_length": context_length}
+    return list(generate(model or CountsUp(), prompt, **bounds, **choices))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_each_token_follows_the_last(temperature):
+    random = torch.Generator().manual_seed(1)
+    assert follow([3], temperature=temperature, generator=random) == [4, 5, 6, 7]
+
+
+def test_the_stop_token_ends_the_text_and_is_not_part_of_it():
+    assert follow([3], stop_token=6) == [4, 5]
+
+
+def test_the_model_sees_the_last_tokens_only():
+    model = CountsUp()
+    follow([1, 2], model=model, max_new_tokens=3, context_length=3, temperature=0.0)
+    assert model.windows == [[1, 2], [1, 2, 3], [2, 3, 4]]
+
+
+def test_padding_rows_are_never_chosen():
+    assert 9 not in follow([8], max_new_tokens=1, vocab_size=9, temperature=0.0)
+
+
+def test_an_empty_prompt_is_refused():
+    with pytest.raises(PromptError, match="prompt: is empty"):
+        follow([])

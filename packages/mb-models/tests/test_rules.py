@@ -1,0 +1,68 @@
+import pytest
+
+from mb_models import RULES, GPTModelConfig, ModelConfigError
+from mb_models.rules import BUILD_RULES, INTERLEAVING, broken_rules
+
+
+@pytest.mark.parametrize("rule", BUILD_RULES, ids=lambda rule: rule.id)
+def test_each_rule_refuses_its_failing_example_and_accepts_the_other(rule):
+    assert rule.test(*(rule.fails[path] for path in rule.fields))
+    assert rule.test(*(rule.passes[path] for path in rule.fields)) is None
+
+
+@pytest.mark.parametrize("rule", BUILD_RULES, ids=lambda rule: rule.id)
+def test_each_rule_reads_fields_that_exist(rule):
+    names = {f"model.{name}" for name in GPTModelConfig.__dataclass_fields__}
+    assert set(rule.fields) <= names
+
+
+def test_ids_are_unique():
+    assert len({rule.id for rule in BUILD_RULES}) == len(BUILD_RULES)
+
+
+def test_a_broken_rule_names_field_values_reason_remedy_and_id():
+    (line,) = broken_rules(RULES, {"model.num_query_groups": 3, "model.num_attention_heads": 8})
+    assert line == (
+        "model.num_query_groups: must divide the query heads (num_query_groups=3, num_attention_heads=8), because "
+        "every key/value head serves the same number of query heads. Set num_query_groups to a divisor of "
+        "num_attention_heads, or leave it unset. [G02]"
+    )
+
+
+def test_a_rule_whose_fields_are_absent_is_not_applied():
+    assert broken_rules(RULES, {"model.num_query_groups": 3}) == []
+
+
+@pytest.mark.parametrize(
+    ("vpp", "pp", "overlap", "batch", "sound"),
+    [
+        (None, 2, False, True, True),
+        (1, 2, False, True, True),
+        (2, 2, True, False, True),
+        (2, 2, False, True, False),
+        (2, 2, True, True, False),
+        (2, 4, False, True, True),
+        (2, 4, True, True, False),
+    ],
+)
+def test_interleaving_needs_overlapped_exchange_between_two_stages(vpp, pp, overlap, batch, sound):
+    assert (INTERLEAVING.test(vpp, pp, overlap, batch) is None) == sound
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ({"num_layers": 2}, "num_layers: set the field of the model section itself"),
+        ({"_cpu_offloading_context": None}, "_cpu_offloading_context: private to Megatron"),
+        ({"multi_latent_attention": True}, "multi_latent_attention: multi-latent attention has"),
+    ],
+)
+def test_the_transformer_dictionary_takes_only_what_it_should(extra, message):
+    (line,) = broken_rules(RULES, {"model.transformer": extra})
+    assert line.startswith(f"model.transformer: {message}")
+
+
+def test_a_model_config_error_is_a_value_error_with_all_problems():
+    error = ModelConfigError(["a: b", "c: d"])
+    assert isinstance(error, ValueError)
+    assert (str(error), error.problems) == ("a: b\nc: d", ("a: b", "c: d"))

@@ -1,0 +1,240 @@
+"""A tiny GPT trains: in this process, and split over two ranks with the same weights and losses."""
+
+import re
+import zlib
+from itertools import repeat
+
+import pytest
+import torch
+
+import mb_host
+from mb_models import (
+    GPTForwardStep,
+    GPTModelConfig,
+    GPTModelProvider,
+    get_batch,
+    gpt_forward_step,
+    local_spec,
+    parameter_count,
+    wrap_ddp,
+)
+
+CPU = torch.device("cpu")
+EXPERTS = {"num_moe_experts": 4, "moe_ffn_hidden_size": 48, "moe_token_dispatcher_type": "alltoall"}
+INTERLEAVED = {
+    "pipeline_model_parallel_size": 2,
+    "virtual_pipeline_model_parallel_size": 2,
+    "overlap_p2p_comm": True,
+    "batch_p2p_comm": False,
+}
+
+
+def batch():
+    tokens = torch.randint(128, (4, 33), generator=torch.Generator().manual_seed(0))
+    return {
+        "tokens": tokens[:, :-1],
+        "labels": tokens[:, 1:],
+        "loss_mask": torch.ones(4, 32),
+        "position_ids": torch.arange(32).expand(4, 32),
+    }
+
+
+def set_weights_by_name(chunk):
+    """Draw each matrix from a generator seeded by its name in the whole model: the same under any pipeline."""
+    numbers = [layer.layer_number for layer in chunk.decoder.layers]
+    for name, parameter in chunk.named_parameters():
+        whole = re.sub(r"layers\.(\d+)", lambda match: f"layers.{numbers[int(match[1])]}", name)
+        if chunk.share_embeddings_and_output_weights:
+            whole = whole.replace("output_layer.weight", "embedding.word_embeddings.weight")
+        generator = torch.Generator().manual_seed(zlib.crc32(whole.encode()))
+        if parameter.dim() > 1:
+            parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * 0.02)
+
+
+def train(settings, groups, *, steps, layer_spec=local_spec, forward_step=gpt_forward_step, ddp=None):
+    """Train on one repeated batch and return the loss of each step, or nothing off the last stage."""
+    from megatron.core.distributed import DistributedDataParallelConfig, finalize_model_grads
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+
+    ddp = ddp or DistributedDataParallelConfig(grad_reduce_in_fp32=True)
+    provider = GPTModelProvider(GPTModelConfig(**settings), layer_spec=layer_spec, device=CPU)
+    chunks = provider.provide_chunks(groups)
+    for chunk in chunks:
+        set_weights_by_name(chunk)
+    model = wrap_ddp(chunks, ddp, pg_collection=groups)
+    optimizer = get_megatron_optimizer(
+        OptimizerConfig(
+            optimizer="adam",
+            lr=3e-3,
+            clip_grad=1.0,
+            bf16=provider.config.bf16,
+            params_dtype=provider.transformer.params_dtype,
+            use_distributed_optimizer=ddp.use_distributed_optimizer,
+        ),
+        model,
+    )
+    provider.transformer.finalize_model_grads_func = finalize_model_grads
+    provider.transformer.grad_scale_func = optimizer.scale_loss
+    losses = []
+    for _ in range(steps):
+        for chunk in model:
+            chunk.zero_grad_buffer()
+        optimizer.zero_grad()
+        reports = get_forward_backward_func()(
+            forward_step_func=forward_step,
+            data_iterator=[repeat(batch()) for _ in model],
+            model=model,
+            num_microbatches=2,
+            seq_length=32,
+            micro_batch_size=4,
+            forward_only=False,
+        )
+        optimizer.step()
+        if reports:
+            total = torch.stack([report["lm loss"] for report in reports]).sum(0)
+            torch.distributed.all_reduce(total, group=groups.dp_cp)
+            losses.append((total[0] / total[1]).item())
+    return losses
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"share_embeddings_and_output_weights": True},
+        {"calculate_per_token_loss": True},
+        {"bf16": True, "params_dtype": "bfloat16"},
+        {**EXPERTS, "moe_aux_loss_coeff": 0.01},
+    ],
+    ids=["untied", "tied", "per token", "bf16", "experts"],
+)
+def test_a_tiny_gpt_learns_a_repeated_batch(tiny, groups, settings):
+    losses = train({**tiny, **settings}, groups, steps=20)
+    assert 4.6 < losses[0] < 5.1  # about ln(128)
+    assert losses[-1] < losses[0] - 2
+
+
+def test_a_distributed_optimizer_with_buckets_learns_alike(tiny, groups):
+    from megatron.core.distributed import DistributedDataParallelConfig
+
+    ddp = DistributedDataParallelConfig(
+        use_distributed_optimizer=True, overlap_grad_reduce=True, bucket_size=20_000, grad_reduce_in_fp32=True
+    )
+    plain, sharded = train(tiny, groups, steps=5), train(tiny, groups, steps=5, ddp=ddp)
+    assert sharded == pytest.approx(plain, abs=1e-6)
+
+
+def test_the_forward_step_reports_each_microbatch_to_its_inspector(tiny, groups):
+    seen = []
+    train(tiny, groups, steps=1, forward_step=GPTForwardStep(inspect_loss=seen.append))
+    assert [loss.requires_grad for loss in seen] == [False, False]
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with mb_host.RankPool(2) as ranks:
+        yield ranks
+
+
+def start(settings):
+    """Set up the groups that the settings ask for, and return them."""
+    from megatron.core import parallel_state, tensor_parallel
+    from megatron.core.process_groups_config import ProcessGroupCollection
+
+    sizes = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+    names = (*sizes, "virtual_pipeline_model_parallel_size")
+    parallel_state.initialize_model_parallel(**{name: settings[name] for name in names if name in settings})
+    tensor_parallel.model_parallel_cuda_manual_seed(1234)
+    return ProcessGroupCollection.use_mpu_process_groups()
+
+
+def train_here(settings):
+    """Train five steps on this rank with the host's layers."""
+    from mb_host.layers import host_block_spec
+
+    return train(settings, start(settings), steps=5, layer_spec=host_block_spec)
+
+
+def describe_chunks(settings):
+    """Say what each chunk of this rank holds: layers, embedding, output layer, parameters."""
+    groups = start(settings)
+    provider = GPTModelProvider(GPTModelConfig(**settings), layer_spec=local_spec, device=CPU)
+    return [
+        (
+            [layer.layer_number for layer in chunk.decoder.layers],
+            hasattr(chunk, "embedding"),
+            hasattr(chunk, "output_layer"),
+            sum(parameter.numel() for parameter in chunk.parameters()),
+        )
+        for chunk in provider.provide_chunks(groups)
+    ]
+
+
+def zigzag(sequence):
+    """Return the tokens of this context-parallel rank, of a batch that counts, or the error."""
+    groups = start({"context_parallel_size": 2})
+    tokens = torch.arange(sequence).expand(1, sequence)
+    whole = {"tokens": tokens, "position_ids": tokens}
+    try:
+        cut = get_batch(iter([whole]), first_stage=True, last_stage=False, device=CPU, cp_group=groups.cp)
+    except ValueError as error:
+        return str(error)
+    return cut.tokens_BS.tolist()
+
+
+def test_an_interleaved_pipeline_splits_the_model_in_order(pool, tiny):
+    settings = {**tiny, **INTERLEAVED, "num_layers": 4}
+    first, last = pool.run(describe_chunks, settings)
+    assert [chunk[:3] for chunk in (*first, *last)] == [
+        ([1], True, False),
+        ([3], False, False),
+        ([2], False, False),
+        ([4], False, True),
+    ]
+    assert sum(chunk[3] for chunk in (*first, *last)) == parameter_count(GPTModelConfig(**settings))
+
+
+def test_a_first_stage_can_be_short(pool, tiny):
+    short = {"transformer": {"num_layers_in_first_pipeline_stage": 1}}
+    first, last = pool.run(
+        describe_chunks, {**tiny, "num_layers": 4, "pipeline_model_parallel_size": 2, **short}
+    )
+    assert [chunk[0] for chunk in (*first, *last)] == [[1], [2, 3, 4]]
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"pipeline_model_parallel_size": 2},
+        {"pipeline_model_parallel_size": 2, "share_embeddings_and_output_weights": True},
+        INTERLEAVED,
+        {"context_parallel_size": 2},
+        {"context_parallel_size": 2, "calculate_per_token_loss": True},
+    ],
+    ids=["pp2", "pp2 tied", "pp2 vpp2", "cp2", "cp2 per token"],
+)
+def test_two_ranks_learn_as_one_does(pool, tiny, groups, layout):
+    from mb_host.layers import host_block_spec
+
+    settings = {**tiny, "num_layers": 4}
+    alone = {name: layout[name] for name in layout if "parallel" not in name and "p2p" not in name}
+    losses = train({**settings, **alone}, groups, steps=5, layer_spec=host_block_spec)
+    assert pool.run(train_here, {**settings, **layout})[-1] == pytest.approx(losses, abs=1e-5)
+
+
+def test_tensor_and_sequence_parallel_ranks_learn(pool, tiny):
+    settings = {**tiny, "tensor_model_parallel_size": 2, "sequence_parallel": True}
+    one, other = pool.run(train_here, settings)
+    assert one == other
+    assert one[-1] < one[0]
+
+
+def test_context_parallel_ranks_take_balanced_slices(pool):
+    assert pool.run(zigzag, 8) == [[[0, 1, 6, 7]], [[2, 3, 4, 5]]]
+
+
+def test_a_sequence_that_cannot_be_sliced_is_refused(pool):
+    assert all(
+        "6 tokens do not divide by twice the context-parallel size 2" in text for text in pool.run(zigzag, 6)
+    )

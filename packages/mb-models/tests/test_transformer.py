@@ -1,0 +1,135 @@
+from dataclasses import MISSING, fields, replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from mb_models import (
+    GPTModelConfig,
+    ModelConfigError,
+    TransformerFields,
+    gpu_only_settings,
+    transformer_config,
+)
+from mb_models.transformer import ACTIVATIONS, NAMED_VALUES, OWN_FIELDS
+
+CPU = torch.device("cpu")
+CUDA = torch.device("cuda")
+
+
+def test_names_and_defaults_are_those_of_the_installed_megatron():
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    theirs = {item.name: item.default for item in fields(TransformerConfig)}
+    ours = {item.name: item.default for item in fields(TransformerFields) if item.name not in OWN_FIELDS}
+    named = {name: NAMED_VALUES[name][ours[name]] for name in ours.keys() & NAMED_VALUES.keys() if ours[name]}
+    differing = {name: value for name, value in (ours | named).items() if theirs[name] != value}
+    assert differing == dict.fromkeys(("num_layers", "hidden_size", "num_attention_heads"), MISSING)
+
+
+def test_gpt_defaults_are_those_of_the_installed_megatron():
+    from inspect import signature
+
+    from megatron.core.models.gpt.gpt_model import GPTModel
+
+    theirs = {name: item.default for name, item in signature(GPTModel.__init__).parameters.items()}
+    ours = {item.name: item.default for item in fields(GPTModelConfig) if item.name in theirs}
+    ours.pop("vocab_size")
+    assert len(ours) == 9
+    assert ours == {name: theirs[name] for name in ours}
+
+
+def test_names_become_dtypes_functions_and_members(tiny):
+    from megatron.core.transformer.enums import AttnBackend
+
+    config = GPTModelConfig(**tiny, bf16=True, params_dtype="bfloat16", attention_backend="unfused")
+    built = transformer_config(config, device=CPU)
+    assert (built.params_dtype, built.pipeline_dtype, built.activation_func, built.attention_backend) == (
+        torch.bfloat16,
+        torch.bfloat16,
+        F.silu,
+        AttnBackend.unfused,
+    )
+
+
+def test_other_fields_reach_megatron_by_name(tiny):
+    config = GPTModelConfig(**tiny, transformer={"glu_linear_offset": 0.5, "batch_p2p_sync": False})
+    built = transformer_config(config, device=CPU)
+    assert (built.glu_linear_offset, built.batch_p2p_sync) == (0.5, False)
+
+
+def test_the_section_is_not_changed(tiny):
+    config = GPTModelConfig(**tiny, apply_rope_fusion=True)
+    before = replace(config)
+    transformer_config(config, device=CPU)
+    assert config == before
+
+
+def test_one_virtual_stage_is_none(tiny):
+    config = GPTModelConfig(**tiny, pipeline_model_parallel_size=2, virtual_pipeline_model_parallel_size=1)
+    assert transformer_config(config, device=CPU).virtual_pipeline_model_parallel_size is None
+
+
+def test_what_needs_a_gpu_is_off_without_one_and_named(tiny):
+    asked = {"gradient_accumulation_fusion": True, "apply_rope_fusion": True, "cuda_graph_impl": "local"}
+    config = GPTModelConfig(**{**tiny, "transformer_impl": "transformer_engine"}, **asked)
+    built = transformer_config(config, device=CPU)
+    replaced = gpu_only_settings(config)
+    assert replaced == {
+        "apply_rope_fusion": False,
+        "cuda_graph_impl": "none",
+        "gradient_accumulation_fusion": False,
+        "transformer_impl": "local",
+    }
+    assert {name: getattr(built, name) for name in replaced} == replaced
+
+
+def test_the_same_settings_are_kept_on_a_gpu(tiny):
+    config = GPTModelConfig(**tiny, gradient_accumulation_fusion=True)
+    assert transformer_config(config, device=CUDA).gradient_accumulation_fusion
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_query_groups": 3}, "must divide the query heads"),
+        ({"qk_clip": True}, "local layers do not heed qk_clip"),
+        ({"activation_func": "swish"}, "model.activation_func: 'swish' stands for nothing"),
+        ({"params_dtype": "fp32"}, "model.params_dtype: 'fp32' stands for nothing"),
+        (
+            {"transformer": {"glu_linear_ofset": 1.0}},
+            "model.transformer.glu_linear_ofset: no such field.*Nearest: glu_linear_offset",
+        ),
+        (
+            {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2},
+            "exchange would mix microbatches up",
+        ),
+    ],
+)
+def test_what_cannot_be_built_is_refused(tiny, settings, message):
+    with pytest.raises(ModelConfigError, match=message):
+        transformer_config(GPTModelConfig(**{**tiny, **settings}), device=CPU)
+
+
+def test_a_local_switch_is_refused_without_a_gpu_whatever_the_section_says(tiny):
+    config = GPTModelConfig(**{**tiny, "transformer_impl": "transformer_engine"}, qk_l2_norm=True)
+    with pytest.raises(ModelConfigError, match="local layers do not heed qk_l2_norm"):
+        transformer_config(config, device=CPU)
+
+
+def test_all_problems_come_at_once(tiny):
+    config = GPTModelConfig(
+        **{**tiny, "num_query_groups": 3, "seq_length": 64, "max_position_embeddings": 32}
+    )
+    with pytest.raises(ModelConfigError) as caught:
+        transformer_config(config, device=CPU)
+    assert [problem.split(":")[0] for problem in caught.value.problems] == [
+        "model.num_query_groups",
+        "model.max_position_embeddings",
+    ]
+
+
+def test_every_activation_name_of_the_section_is_known():
+    from typing import get_args, get_type_hints
+
+    assert set(get_args(get_type_hints(GPTModelConfig)["activation_func"])) == ACTIVATIONS.keys()

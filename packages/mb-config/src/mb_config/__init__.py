@@ -1,1 +1,118 @@
-"""Typed configuration for Megatron trainers: sections, overrides with provenance, preflight rules."""
+"""Typed configuration for Megatron trainers: sections, overrides with provenance, preflight rules.
+
+>>> from mb_config import OptimizerConfig, RULES, SchedulerConfig, TrainingConfig, check
+>>> sections = {
+...     "train": TrainingConfig(train_iters=100, global_batch_size=8, micro_batch_size=3),
+...     "optimizer": OptimizerConfig(lr=1e-3, min_lr=1e-4),
+...     "scheduler": SchedulerConfig(lr_warmup_iters=10),
+...     "model": {"tensor_model_parallel_size": 1},
+... }
+>>> for problem in check(sections, RULES, facts={"world_size": 2}):
+...     print(problem.id, problem.message)
+V242 8 is no multiple of 6 (micro batch 3 x data parallel 2)
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mb_config.codec import from_dict as from_dict
+    from mb_config.codec import to_dict as to_dict
+    from mb_config.container import ConfigContainer as ConfigContainer
+    from mb_config.display import show as show
+    from mb_config.errors import ConfigFileError as ConfigFileError
+    from mb_config.errors import ConfigFileNotFoundError as ConfigFileNotFoundError
+    from mb_config.errors import ConfigKeyError as ConfigKeyError
+    from mb_config.errors import ConfigReadError as ConfigReadError
+    from mb_config.errors import ManyReadErrors as ManyReadErrors
+    from mb_config.errors import MissingKeyError as MissingKeyError
+    from mb_config.errors import OverrideError as OverrideError
+    from mb_config.errors import TargetError as TargetError
+    from mb_config.errors import UnknownKeyError as UnknownKeyError
+    from mb_config.errors import WrongTypeError as WrongTypeError
+    from mb_config.overrides import apply_overrides as apply_overrides
+    from mb_config.overrides import apply_yaml as apply_yaml
+    from mb_config.precision_recipes import UnknownPrecisionError as UnknownPrecisionError
+    from mb_config.precision_recipes import get_mixed_precision_config as get_mixed_precision_config
+    from mb_config.problems import ConfigError as ConfigError
+    from mb_config.problems import Problem as Problem
+    from mb_config.problems import RuleLike as RuleLike
+    from mb_config.problems import check as check
+    from mb_config.problems import explain as explain
+    from mb_config.provenance import Provenance as Provenance
+    from mb_config.resolve import Change as Change
+    from mb_config.resolve import runtime_config_update as runtime_config_update
+    from mb_config.rules import RULES as RULES
+    from mb_config.rules.rule import Rule as Rule
+    from mb_config.schedule import SchedulerSteps as SchedulerSteps
+    from mb_config.schedule import learning_rate as learning_rate
+    from mb_config.schedule import scheduler_steps as scheduler_steps
+    from mb_config.section import Section as Section
+    from mb_config.section import given_fields as given_fields
+    from mb_config.sections.ddp import DistributedDataParallelConfig as DistributedDataParallelConfig
+    from mb_config.sections.optimizer import OptimizerConfig as OptimizerConfig
+    from mb_config.sections.optimizer_overrides import (
+        OptimizerConfigOverrideProvider as OptimizerConfigOverrideProvider,
+    )
+    from mb_config.sections.optimizer_overrides import (
+        OptimizerConfigOverrideProviderContext as OptimizerConfigOverrideProviderContext,
+    )
+    from mb_config.sections.precision import MixedPrecisionConfig as MixedPrecisionConfig
+    from mb_config.sections.scheduler import SchedulerConfig as SchedulerConfig
+    from mb_config.sections.startup import DistributedInitConfig as DistributedInitConfig
+    from mb_config.sections.startup import RNGConfig as RNGConfig
+    from mb_config.sections.training import TrainingConfig as TrainingConfig
+    from mb_config.sections.training import ValidationConfig as ValidationConfig
+
+_HOMES = {
+    "Change": "resolve",
+    "ConfigContainer": "container",
+    "ConfigError": "problems",
+    "ConfigFileError": "errors",
+    "ConfigFileNotFoundError": "errors",
+    "ConfigKeyError": "errors",
+    "ConfigReadError": "errors",
+    "DistributedDataParallelConfig": "sections.ddp",
+    "DistributedInitConfig": "sections.startup",
+    "ManyReadErrors": "errors",
+    "MissingKeyError": "errors",
+    "MixedPrecisionConfig": "sections.precision",
+    "OptimizerConfig": "sections.optimizer",
+    "OptimizerConfigOverrideProvider": "sections.optimizer_overrides",
+    "OptimizerConfigOverrideProviderContext": "sections.optimizer_overrides",
+    "OverrideError": "errors",
+    "Problem": "problems",
+    "Provenance": "provenance",
+    "RNGConfig": "sections.startup",
+    "RULES": "rules",
+    "Rule": "rules.rule",
+    "RuleLike": "problems",
+    "SchedulerConfig": "sections.scheduler",
+    "SchedulerSteps": "schedule",
+    "Section": "section",
+    "TargetError": "errors",
+    "TrainingConfig": "sections.training",
+    "UnknownKeyError": "errors",
+    "UnknownPrecisionError": "precision_recipes",
+    "ValidationConfig": "sections.training",
+    "WrongTypeError": "errors",
+    "apply_overrides": "overrides",
+    "apply_yaml": "overrides",
+    "check": "problems",
+    "explain": "problems",
+    "from_dict": "codec",
+    "get_mixed_precision_config": "precision_recipes",
+    "given_fields": "section",
+    "learning_rate": "schedule",
+    "runtime_config_update": "resolve",
+    "scheduler_steps": "schedule",
+    "show": "display",
+    "to_dict": "codec",
+}
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOMES:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

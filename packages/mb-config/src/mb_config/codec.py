@@ -1,0 +1,216 @@
+"""Sections to plain data and back, with keys and types checked first.
+
+dataclasses-json does the conversion. Alone it ignores unknown nested keys, takes True for an int and None for
+anything, and names no path: so the data is walked first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from enum import Enum
+from pathlib import PurePath
+from types import MappingProxyType
+from typing import Any, TypeVar, get_args
+
+from dataclasses_json import DataClassJsonMixin
+
+from mb_config.errors import ConfigReadError, MissingKeyError, TargetError, WrongTypeError, raise_all
+from mb_config.field_types import dataclasses_of, fit, hints, is_open, options
+from mb_config.masking import MASK, is_secret
+from mb_config.names import unknown_key
+from mb_config.section import given_fields, set_given
+
+T = TypeVar("T")
+TARGET = "_target_"
+NO_TARGETS: Mapping[str, type] = MappingProxyType({})
+
+
+def to_dict(section: Any, *, secrets: bool = False, defaults: bool = True) -> dict[str, Any]:
+    """Plain data for YAML or JSON: `from_dict` gives an equal object.
+
+    A value whose class does not follow from its field's type carries it as `_target_`. Computed fields are left out.
+    Secrets are masked unless `secrets` is set. Without `defaults`, only what somebody chose is written, and whatever
+    has no default.
+
+    Raises:
+        WrongTypeError: a field holds what no file can hold, such as a function.
+    """
+    data = DataClassJsonMixin.to_dict(section)
+    return _Writer(secrets=secrets, defaults=defaults).section(section, data, path="")
+
+
+def from_dict(cls: type[T], data: Mapping[str, Any], *, targets: Mapping[str, type] = NO_TARGETS) -> T:
+    """Build `cls` from plain data.
+
+    Args:
+        cls: A dataclass whose fields may be dataclasses, unions of them, or Any.
+        data: Keys are field names. Masked secrets count as not given.
+        targets: Classes that `_target_` may name, by dotted name. The classes in a field's own type are always
+            allowed, under their dotted or bare name. Nothing is imported by name.
+
+    Raises:
+        ConfigReadError: an unknown or missing key, a wrong type, a class that is not allowed; all of them at once.
+    """
+    reader = Reader(root=cls, targets=targets)
+    result = reader.build(cls, data, path="")
+    raise_all(reader.errors)
+    return result
+
+
+def target_name(cls: type) -> str:
+    """The dotted name under which a class is written."""
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+@dataclass(kw_only=True)
+class Reader:
+    """One walk over data. Errors are collected, so that a file with three slips is mended in one go."""
+
+    root: Any
+    """The whole config or its class: where to look for the field that may have been meant."""
+
+    targets: Mapping[str, type] = NO_TARGETS
+    """Classes that `_target_` may name."""
+
+    locate: Callable[[str], str] = lambda path: ""
+    """Place in a file of a field's path."""
+
+    errors: list[ConfigReadError] = field(default_factory=list)
+    """What was wrong so far. With errors noted, results are not to be used."""
+
+    def note(self, error: ConfigReadError) -> None:
+        """Keep an error and say where it is."""
+        error.origin = error.origin or self.locate(error.path)
+        self.errors.append(error)
+
+    def build(self, cls: type[T], data: Mapping[str, Any], *, path: str) -> T:
+        """Construct `cls` from the data at `path`, with whatever is nested in it."""
+        types = hints(cls)
+        writable = {f.name: f for f in fields(cls) if f.init}  # type: ignore[arg-type]
+        before = len(self.errors)
+        values: dict[str, Any] = {}
+        for key, value in data.items():
+            here = join(path, key)
+            try:
+                if key in writable and not _is_masked(key, value):
+                    values[key] = self.value(value, types[key], path=here)
+                elif key not in writable and key != TARGET:
+                    self.note(unknown_key(here, writable, self.root))
+            except ConfigReadError as error:
+                self.note(error)
+        for name in writable.keys() - data.keys():
+            if _is_required(writable[name]):
+                self.note(MissingKeyError("is required", path=join(path, name)))
+        if len(self.errors) > before:
+            return None  # type: ignore[return-value]
+        section: T = DataClassJsonMixin.from_dict.__func__(cls, values)  # type: ignore[attr-defined]
+        set_given(section, values)
+        return section
+
+    def value(self, value: Any, annotation: Any, *, path: str) -> Any:
+        """The value as a field of this type wants it."""
+        if is_open(annotation) and isinstance(value, Mapping) and TARGET in value:
+            return self._nested(value, (), path)
+        return fit(value, annotation, path=path, nested=self._nested)
+
+    def target(self, data: Mapping[str, Any], candidates: tuple[type, ...], *, path: str) -> type:
+        """The class that the data is for."""
+        name = data.get(TARGET)
+        if name is None and len(candidates) == 1:
+            return candidates[0]
+        allowed = {target_name(cls): cls for cls in (*self.targets.values(), *candidates)}
+        allowed |= {cls.__name__: cls for cls in candidates} | dict(self.targets)
+        if name is None:
+            raise TargetError(f"needs {TARGET}, one of {', '.join(sorted(allowed))}", path=path)
+        if name not in allowed:
+            raise TargetError(
+                f"{name!r} is not allowed; allowed are {', '.join(sorted(allowed))}", path=join(path, TARGET)
+            )
+        cls = allowed[name]
+        if candidates and not issubclass(cls, candidates):
+            expected = " or ".join(candidate.__name__ for candidate in candidates)
+            raise TargetError(f"{name} is no {expected}", path=join(path, TARGET))
+        return cls
+
+    def _nested(self, data: Mapping[str, Any], candidates: tuple[type, ...], path: str) -> object:
+        return self.build(self.target(data, candidates, path=path), data, path=path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Writer:
+    """Turns what dataclasses-json wrote into what a file shall hold."""
+
+    secrets: bool
+    defaults: bool
+
+    def section(self, section: Any, data: Mapping[str, Any], *, path: str) -> dict[str, Any]:
+        """The fields of a dataclass."""
+        annotations = hints(type(section))
+        return {
+            item.name: self.item(
+                getattr(section, item.name),
+                data[item.name],
+                annotations[item.name],
+                path=join(path, item.name),
+            )
+            for item in fields(section)
+            if item.init and (self.defaults or self._chosen(section, item))
+        }
+
+    def item(self, value: Any, data: Any, annotation: Any, *, path: str) -> Any:
+        """One value, with whatever is nested in it."""
+        if is_dataclass(value) and not isinstance(value, type):
+            plain = self.section(value, data, path=path)
+            known = dataclasses_of(annotation) == (type(value),)
+            return plain if known else {TARGET: target_name(type(value)), **plain}
+        inner = _inner(annotation)
+        if isinstance(value, Mapping):
+            return {
+                str(key): self.item(v, data[key], inner, path=join(path, key)) for key, v in value.items()
+            }
+        if isinstance(value, list | tuple):
+            pairs = enumerate(zip(value, data, strict=True))
+            return [self.item(v, d, inner, path=f"{path}[{i}]") for i, (v, d) in pairs]
+        return self._leaf(value, path=path)
+
+    def _chosen(self, section: Any, item: Field[Any]) -> bool:
+        value = getattr(section, item.name)
+        if item.name in given_fields(section) or _is_required(item):
+            return True
+        return is_dataclass(value) and bool(given_fields(value))
+
+    def _leaf(self, value: Any, *, path: str) -> Any:
+        if not self.secrets and is_secret(path.rpartition(".")[2], value):
+            return MASK
+        if isinstance(value, Enum):
+            return value.name
+        if isinstance(value, PurePath):
+            return str(value)
+        if isinstance(value, set | frozenset):
+            return sorted(value)
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        raise WrongTypeError(value, "a value that a file can hold", path=path)
+
+
+def join(path: str, key: object) -> str:
+    """The path of a key below a path."""
+    return f"{path}.{key}" if path else str(key)
+
+
+def _is_required(item: Field[Any]) -> bool:
+    return item.default is MISSING and item.default_factory is MISSING
+
+
+def _is_masked(name: str, value: object) -> bool:
+    return value == MASK and is_secret(name, value)
+
+
+def _inner(annotation: Any) -> Any:
+    """The item type of a container type, as far as one is given."""
+    for option in options(annotation):
+        arguments = [argument for argument in get_args(option) if argument is not Ellipsis]
+        if arguments:
+            return arguments[-1]
+    return Any

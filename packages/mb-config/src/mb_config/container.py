@@ -1,0 +1,219 @@
+"""All sections of a run in one object."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from mb_config.codec import NO_TARGETS, Reader, from_dict, to_dict
+from mb_config.errors import raise_all
+from mb_config.problems import NOTHING, ConfigError, Problem, RuleLike, check
+from mb_config.provenance import Provenance
+from mb_config.rules import RULES
+from mb_config.rules.parallelism import SIZES, data_parallel_size
+from mb_config.section import Section
+from mb_config.sections.ddp import DistributedDataParallelConfig
+from mb_config.sections.optimizer import OptimizerConfig
+from mb_config.sections.optimizer_overrides import OptimizerConfigOverrideProvider
+from mb_config.sections.precision import MixedPrecisionConfig
+from mb_config.sections.scheduler import SchedulerConfig
+from mb_config.sections.startup import DistributedInitConfig, RNGConfig
+from mb_config.sections.training import TrainingConfig, ValidationConfig
+from mb_config.yaml_file import dump_yaml, read_yaml
+
+T = TypeVar("T", bound="ConfigContainer")
+
+
+@dataclass(kw_only=True)
+class ConfigContainer(Section):
+    """Every section of a run. A subclass gives the sections of other packages their types.
+
+    For example `@dataclass(kw_only=True) class Config(ConfigContainer): model: GPTModelConfig`.
+
+    A section typed Any holds whatever it is given; from a file, a plain mapping unless `_target_` names its class.
+    """
+
+    rng: RNGConfig = field(default_factory=RNGConfig)
+    """Random numbers."""
+
+    rerun_state_machine: Any = None
+    """Checking of results by running a step again; None: off."""
+
+    train: TrainingConfig
+    """Length, batches, ways to stop."""
+
+    model: Any
+    """The model."""
+
+    optimizer: OptimizerConfig
+    """The optimizer."""
+
+    optimizer_config_override_provider: OptimizerConfigOverrideProvider = field(
+        default_factory=OptimizerConfigOverrideProvider
+    )
+    """Learning rates and weight decays of single parameters."""
+
+    ddp: DistributedDataParallelConfig = field(default_factory=DistributedDataParallelConfig)
+    """The data-parallel wrapper."""
+
+    validation: ValidationConfig = field(default_factory=ValidationConfig)
+    """Evaluation."""
+
+    scheduler: SchedulerConfig
+    """Learning rate and weight decay over time."""
+
+    dataset: Any
+    """The data."""
+
+    logger: Any
+    """What is logged, and where."""
+
+    tokenizer: Any
+    """The tokenizer."""
+
+    checkpoint: Any
+    """Saving and loading."""
+
+    dist: DistributedInitConfig = field(default_factory=DistributedInitConfig)
+    """Process groups."""
+
+    ft: Any = None
+    """Fault tolerance; None: off."""
+
+    straggler: Any = None
+    """Megatron's straggler timer; None: off."""
+
+    nvrx_straggler: Any = None
+    """NVRx's straggler detection; None: off."""
+
+    profiling: Any = None
+    """Profilers; None: off."""
+
+    peft: Any = None
+    """Adapters; None: all parameters are trained."""
+
+    comm_overlap: Any = None
+    """Overlap of communication with computation; None: Megatron's defaults."""
+
+    mixed_precision: MixedPrecisionConfig | str | None = None
+    """A precision recipe or its name; None: the dtypes stay as model and optimizer have them."""
+
+    tensor_inspect: Any = None
+    """Inspection of tensors; None: off."""
+
+    inprocess_restart: Any = None
+    """Restart without a new process; None: off."""
+
+    env_vars: dict[str, str | int | float | bool] = field(default_factory=dict)
+    """Environment variables to set at start where the shell has not set them."""
+
+    data_parallel_size: int | None = field(default=None, init=False, compare=False)
+    """Computed when the config is resolved: replicas of the model."""
+
+    def to_dict(self, *, secrets: bool = False, defaults: bool = True) -> dict[str, Any]:
+        """Plain data; secrets are masked unless asked for. Without `defaults`, only what somebody chose."""
+        return to_dict(self, secrets=secrets, defaults=defaults)
+
+    @classmethod
+    def from_dict(cls: type[T], data: Mapping[str, Any], targets: Mapping[str, type] = NO_TARGETS) -> T:
+        """The container that `to_dict` described; `targets` are the classes that `_target_` may name.
+
+        Raises:
+            ConfigReadError: everything that could not be read.
+        """
+        return from_dict(cls, data, targets=targets)
+
+    def to_yaml(self, path: str | Path | None = None, *, defaults: bool = True) -> str:
+        """YAML text, also written to `path` if one is given; secrets are masked.
+
+        What is read back from a file counts as chosen by the user. To hand on a config that is not resolved yet, leave
+        the defaults out.
+        """
+        text = dump_yaml(self.to_dict(defaults=defaults))
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
+
+    @classmethod
+    def from_yaml(
+        cls: type[T],
+        path: str | Path,
+        targets: Mapping[str, type] = NO_TARGETS,
+        *,
+        provenance: Provenance | None = None,
+    ) -> T:
+        """The container in a YAML file. `provenance` is told the line of each field.
+
+        Raises:
+            ConfigReadError: everything that could not be read, with file and line.
+        """
+        file = read_yaml(path)
+        reader = Reader(root=cls, targets=targets, locate=file.locate)
+        config = reader.build(cls, file.data, path="")
+        raise_all(reader.errors)
+        if provenance is not None:
+            for field_path in file.lines:
+                provenance.note(field_path, file.locate(field_path))
+        return config
+
+    def sections(self) -> dict[str, Any]:
+        """Section name to section, for `check`; those that are off are left out."""
+        every = {item.name: getattr(self, item.name) for item in fields(self) if item.init}
+        return {name: section for name, section in every.items() if section is not None}
+
+    def check(
+        self,
+        rules: Iterable[RuleLike] = RULES,
+        *,
+        world_size: int | None = None,
+        env: Mapping[str, str] = NOTHING,
+        provenance: Provenance | None = None,
+    ) -> list[Problem]:
+        """Every problem, without changing anything. Rules on the world size need it given."""
+        facts: dict[str, object] = {"env": env}
+        if world_size is not None:
+            facts["world_size"] = world_size
+        return check(self.sections(), rules, facts=facts, provenance=provenance)
+
+    def validate(
+        self,
+        rules: Iterable[RuleLike] = RULES,
+        *,
+        world_size: int | None = None,
+        env: Mapping[str, str] = NOTHING,
+        provenance: Provenance | None = None,
+    ) -> list[Problem]:
+        """Refuse a config that breaks a rule; warnings are returned.
+
+        Raises:
+            ConfigError: holds every problem, warnings too.
+        """
+        problems = self.check(rules, world_size=world_size, env=env, provenance=provenance)
+        if any(problem.severity == "error" for problem in problems):
+            raise ConfigError(problems)
+        return problems
+
+    def get_data_parallel_size(self, world_size: int) -> int:
+        """Replicas of the model on `world_size` processes: world / (tp x pp x cp).
+
+        Raises:
+            ConfigError: the sizes do not divide the world (V030).
+        """
+        sizes = [getattr(self.model, path.partition(".")[2], 1) for path in SIZES]
+        size = data_parallel_size(world_size, *sizes)
+        if size is None:
+            rules = [rule for rule in RULES if rule.id in ("V030", "P01")]
+            raise ConfigError(self.check(rules, world_size=world_size))
+        return size
+
+    def set_data_parallel_size(self, world_size: int) -> None:
+        """Set `data_parallel_size`, and the one of `comm_overlap` where it has one.
+
+        Raises:
+            ConfigError: the sizes do not divide the world (V030).
+        """
+        self.data_parallel_size = self.get_data_parallel_size(world_size)
+        if hasattr(self.comm_overlap, "data_parallel_size"):
+            self.comm_overlap.data_parallel_size = self.data_parallel_size

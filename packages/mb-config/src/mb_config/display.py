@@ -1,0 +1,46 @@
+"""A config as YAML, with the origin of each value beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import yaml
+
+from mb_config.codec import join, to_dict
+from mb_config.provenance import Provenance
+
+
+def show(config: Any, provenance: Provenance | None = None, *, origin: bool = False) -> str:
+    """The config as YAML text that loads back; secrets are masked.
+
+    Args:
+        config: A dataclass of sections.
+        provenance: Where the values came from; without it, what the sections themselves remember.
+        origin: Put the origin behind each value, as a comment.
+    """
+    known = Provenance.of(config) if provenance is None else provenance
+    rows = list(_rows(to_dict(config), path="", depth=0))
+    width = min(60, max((len(text) for text, path in rows if path), default=0))
+    lines = [
+        f"{text:<{width}}  # {known.origin(path)}" if origin and path is not None else text
+        for text, path in rows
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _rows(data: Mapping[str, Any], *, path: str, depth: int) -> Iterator[tuple[str, str | None]]:
+    """Lines, each with the path of its value; None for the head of a section."""
+    indent = "  " * depth
+    for key, value in data.items():
+        here = join(path, key)
+        if isinstance(value, Mapping) and value:
+            yield f"{indent}{key}:", None
+            yield from _rows(value, path=here, depth=depth + 1)
+        else:
+            yield f"{indent}{key}: {_inline(value)}", here
+
+
+def _inline(value: Any) -> str:
+    text: str = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=float("inf"))
+    return text.removesuffix("...\n").strip()

@@ -1,0 +1,61 @@
+"""Which field somebody may have meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from difflib import get_close_matches
+
+from mb_config.errors import UnknownKeyError
+from mb_config.field_types import dataclasses_of, hints
+
+
+def unknown_key(path: str, siblings: Iterable[str], root: object, *, origin: str = "") -> UnknownKeyError:
+    """The error for a key that is not there, with the nearest names.
+
+    Looks among the `siblings` of the key first, then for the last part of its path in all sections of `root`
+    (a dataclass or an instance of one).
+    """
+    nearest = nearest_paths(path, siblings, root)
+    hint = f"; did you mean {' or '.join(nearest)}?" if nearest else ""
+    return UnknownKeyError(f"no such field{hint}", path=path, origin=origin, nearest=nearest)
+
+
+def nearest_paths(path: str, siblings: Iterable[str], root: object) -> list[str]:
+    """At most three paths, the likeliest first."""
+    parent, _, leaf = path.rpartition(".")
+    close = get_close_matches(leaf, list(siblings), n=2, cutoff=0.7)
+    found = [f"{parent}.{name}" if parent else name for name in close]
+    found += _elsewhere(path, root)
+    return list(dict.fromkeys(found))[:3]
+
+
+def section_fields(value: object) -> list[str]:
+    """Names that may follow a section's name: fields of a dataclass (or its class), keys of a mapping."""
+    if isinstance(value, Mapping):
+        return [str(key) for key in value]
+    if is_dataclass(value):
+        return [f.name for f in fields(value) if f.init]
+    return []
+
+
+def _elsewhere(path: str, root: object) -> list[str]:
+    leaf = path.rpartition(".")[2]
+    every = [f"{name}.{field}" for name, names in _sections(root).items() for field in names]
+    exact = [candidate for candidate in every if candidate.rpartition(".")[2] == leaf]
+    if exact:
+        return exact
+    return get_close_matches(path, every, n=2, cutoff=0.75)
+
+
+def _sections(root: object) -> dict[str, list[str]]:
+    if not is_dataclass(root):
+        return {}
+    cls = root if isinstance(root, type) else type(root)
+    sections: dict[str, list[str]] = {}
+    for field in fields(root):
+        names = [] if isinstance(root, type) else section_fields(getattr(root, field.name))
+        for candidate in dataclasses_of(hints(cls).get(field.name)):
+            names += section_fields(candidate)
+        sections[field.name] = list(dict.fromkeys(names))
+    return sections

@@ -1,0 +1,223 @@
+"""Change a config from a command line or from a part of a YAML file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from mb_config.codec import NO_TARGETS, TARGET, Reader, join, target_name
+from mb_config.errors import ConfigReadError, OverrideError, WrongTypeError, raise_all
+from mb_config.field_types import hints, is_open, options
+from mb_config.names import section_fields, unknown_key
+from mb_config.precision_recipes import get_mixed_precision_config
+from mb_config.provenance import Provenance
+from mb_config.yaml_file import read_yaml
+
+if TYPE_CHECKING:
+    from mb_config.hydra_grammar import Override
+
+Named = Mapping[str, Callable[[str], object]]
+"""Section path to what makes the section from a name, as in `mixed_precision=bf16_mixed`."""
+
+NAMED: Named = MappingProxyType({"mixed_precision": get_mixed_precision_config})
+COMMAND_LINE = "command line"
+
+
+def apply_overrides(
+    config: Any,
+    overrides: Iterable[str],
+    *,
+    named: Named = NAMED,
+    targets: Mapping[str, type] = NO_TARGETS,
+    provenance: Provenance | None = None,
+) -> Provenance:
+    """Apply overrides in Hydra's grammar, in order, to `config` in place.
+
+    `a.b=c` changes a field (a section that is off is switched on with its defaults), `+a.b=c` adds what is not there,
+    `++a.b=c` does either, `~a.b` empties: an optional field becomes None, another its default, a key goes.
+
+    Args:
+        config: A dataclass of sections.
+        overrides: As on a command line.
+        named: Sections that a name may stand for.
+        targets: Classes that a `_target_` may name.
+        provenance: Is told of every field set; a new one is made without it.
+
+    Raises:
+        ConfigReadError: all overrides that could not be applied; throw the config away then.
+    """
+    from mb_config.hydra_grammar import parse_override  # noqa: PLC0415 - 0.4 s that only command lines need
+
+    record = Provenance.of(config) if provenance is None else provenance
+    reader = Reader(root=config, targets=targets, locate=lambda path: COMMAND_LINE)
+    for text in overrides:
+        editor = _Editor(reader=reader, named=named, provenance=record)
+        try:
+            editor.apply(config, parse_override(text))
+        except ConfigReadError as error:
+            reader.note(error)
+    raise_all(reader.errors)
+    return record
+
+
+def apply_yaml(
+    config: Any,
+    path: str | Path,
+    *,
+    named: Named = NAMED,
+    targets: Mapping[str, type] = NO_TARGETS,
+    provenance: Provenance | None = None,
+) -> Provenance:
+    """Merge a partial YAML file into `config` in place: it changes what it names.
+
+    Raises:
+        ConfigReadError: everything that could not be read, with file and line; throw the config away then.
+    """
+    record = Provenance.of(config) if provenance is None else provenance
+    file = read_yaml(path)
+    reader = Reader(root=config, targets=targets, locate=file.locate)
+    _Editor(reader=reader, named=named, provenance=record, adding=True).merge(config, file.data, path="")
+    raise_all(reader.errors)
+    return record
+
+
+@dataclass(kw_only=True)
+class _Editor:
+    """Merges plain data into sections."""
+
+    reader: Reader
+    named: Named
+    provenance: Provenance
+    adding: bool = False
+    text: str | None = None
+    path: str = field(default="", init=False)
+
+    def apply(self, config: Any, override: Override) -> None:
+        """Apply one override."""
+        if override.kind == "delete":
+            self._delete(config, override)
+            return
+        self.adding = override.kind in ("add", "force")
+        self.text = override.text
+        if override.kind == "add" and _lookup(config, override.keys) is not None:
+            raise OverrideError("is there already; use = or ++ instead of +", path=override.path)
+        data: Any = override.value
+        for key in reversed(override.keys):
+            data = {key: data}
+        self.merge(config, data, path="")
+
+    def merge(self, target: Any, data: Mapping[str, Any], *, path: str, free: bool = False) -> None:
+        """Set what `data` names in a section or a mapping; errors are noted, and the rest is still done."""
+        for key, value in data.items():
+            try:
+                if isinstance(target, dict):
+                    self._set_key(target, key, value, path=join(path, key), free=free)
+                elif key != TARGET:
+                    self._set_field(target, key, value, path=join(path, key))
+            except ConfigReadError as error:
+                self.reader.note(error)
+
+    def _set_field(self, section: Any, key: str, value: Any, *, path: str) -> None:
+        names = section_fields(section)
+        if key not in names:
+            raise unknown_key(path, names, self.reader.root)
+        annotation = hints(type(section))[key]
+        current = self._expand(section, key, value, path=path)
+        if isinstance(value, Mapping) and self._goes_into(current, value):
+            self.merge(current, value, path=path, free=is_open(annotation))
+            return
+        if isinstance(value, str) and path in self.named:
+            made = self.named[path](value)
+            value = value if str in options(annotation) else made
+            setattr(section, key, value)
+        else:
+            setattr(section, key, self._read(value, annotation, path=path))
+        self._note(path, value)
+
+    def _set_key(self, target: dict[str, Any], key: str, value: Any, *, path: str, free: bool) -> None:
+        if key not in target and not (self.adding or free):
+            error = unknown_key(path, target, self.reader.root)
+            error.message += f"; write +{path}=... to add it"
+            raise error
+        current = target.get(key)
+        if isinstance(current, dict) and isinstance(value, Mapping):
+            self.merge(current, value, path=path, free=free)
+            return
+        target[key] = value
+        self._note(path, value)
+
+    def _read(self, value: Any, annotation: Any, *, path: str) -> Any:
+        """The value as the field wants it; on a command line 123 is text too where text is wanted."""
+        try:
+            return self.reader.value(value, annotation, path=path)
+        except WrongTypeError:
+            scalar = isinstance(value, int | float)
+            if self.text is None or not scalar or str not in options(annotation):
+                raise
+            return self.text
+
+    def _expand(self, section: Any, key: str, value: Any, *, path: str) -> Any:
+        """The present value; a name is replaced by its section when a field of it is to be set."""
+        current = getattr(section, key)
+        if isinstance(current, str) and isinstance(value, Mapping) and path in self.named:
+            current = self.named[path](current)
+            setattr(section, key, current)
+        return current
+
+    def _goes_into(self, current: Any, value: Mapping[str, Any]) -> bool:
+        if isinstance(current, dict):
+            return TARGET not in value
+        if not is_dataclass(current):
+            return False
+        return TARGET not in value or value[TARGET] in (type(current).__name__, target_name(type(current)))
+
+    def _note(self, path: str, value: Any) -> None:
+        self.provenance.note(path, self.reader.locate(path))
+        if isinstance(value, Mapping):
+            for key, item in value.items():
+                self._note(join(path, key), item)
+
+    def _delete(self, config: Any, override: Override) -> None:
+        *parents, key = override.keys
+        owner = _lookup(config, parents) if parents else config
+        names = section_fields(owner)
+        if key not in names:
+            raise unknown_key(override.path, names, self.reader.root)
+        current = owner[key] if isinstance(owner, dict) else getattr(owner, key)
+        if override.has_value and current != override.value:
+            raise OverrideError(
+                f"is {current!r}, not {override.value!r}: nothing to delete", path=override.path
+            )
+        if isinstance(owner, dict):
+            del owner[key]
+        else:
+            setattr(owner, key, _emptied(owner, key, path=override.path))
+        self.provenance.note(override.path, COMMAND_LINE)
+
+
+def _lookup(config: Any, keys: Iterable[str]) -> Any:
+    value = config
+    for key in keys:
+        if isinstance(value, Mapping):
+            value = value.get(key)
+        elif key in section_fields(value):
+            value = getattr(value, key)
+        else:
+            return None
+    return value
+
+
+def _emptied(section: Any, key: str, *, path: str) -> Any:
+    """What a field holds after `~`."""
+    kinds = options(hints(type(section))[key])
+    item = next(item for item in fields(section) if item.name == key)
+    if type(None) in kinds or is_open(hints(type(section))[key]):
+        return None
+    if item.default is not MISSING:
+        return item.default
+    if item.default_factory is not MISSING:
+        return item.default_factory()
+    raise OverrideError("cannot be deleted: a run needs it", path=path)

@@ -1,0 +1,210 @@
+"""Apply rules to sections and report every problem at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal, Protocol
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class RuleLike(Protocol):
+    """What `check` needs of a rule; any record with these members will do."""
+
+    @property
+    def id(self) -> str:
+        """Its number."""
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Paths of the values that it reads, the one to blame first."""
+
+    @property
+    def test(self) -> Callable[..., str | None]:
+        """Takes those values in that order; returns None, or what is wrong."""
+
+    @property
+    def why(self) -> str:
+        """Completes "because ..."."""
+
+    @property
+    def fix(self) -> str:
+        """What to do, as a sentence."""
+
+    @property
+    def severity(self) -> Literal["error", "warning"]:
+        """Whether it refuses the run."""
+
+    @property
+    def fails(self) -> Mapping[str, object]:
+        """Values that it refuses."""
+
+    @property
+    def passes(self) -> Mapping[str, object]:
+        """Values that it accepts."""
+
+
+class Origins(Protocol):
+    """Tells where the value of a field came from."""
+
+    def origin(self, path: str) -> str:
+        """The place, such as `run.yaml:12`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One rule that a configuration breaks."""
+
+    id: str
+    """The rule."""
+
+    severity: Literal["error", "warning"] = "error"
+    """Whether it refuses the run."""
+
+    fields: tuple[str, ...]
+    """Paths that the rule reads, the one to blame first."""
+
+    message: str
+    """What is wrong, with the values."""
+
+    why: str
+    """The reason, completing "because ..."."""
+
+    fix: str
+    """What to do."""
+
+    values: Mapping[str, object] = NOTHING
+    """Value of each path."""
+
+    origin: Mapping[str, str] = NOTHING
+    """Where each value came from, as far as that is known."""
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain containers, ready for JSON."""
+        return {
+            "id": self.id,
+            "severity": self.severity,
+            "fields": list(self.fields),
+            "message": self.message,
+            "why": self.why,
+            "fix": self.fix,
+            "values": {path: _plain(value) for path, value in self.values.items()},
+            "origin": dict(self.origin),
+        }
+
+    def __str__(self) -> str:
+        return f"{self.fields[0]}: {self.message}, because {self.why}. {self.fix}"
+
+
+class ConfigError(ValueError):
+    """A configuration that was read but must not run. `problems` holds each reason; the text lists them all."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(f"[{problem.id}] {problem}" for problem in self.problems))
+
+
+def check(
+    sections: Mapping[str, object],
+    rules: Iterable[RuleLike],
+    *,
+    facts: Mapping[str, object] = NOTHING,
+    provenance: Origins | None = None,
+) -> list[Problem]:
+    """Every problem, in the order of the rules. Changes nothing.
+
+    Args:
+        sections: Section name to section: an object with attributes, or a mapping.
+        rules: A rule is applied when each section that it reads is there and is not None. A field that its
+            section does not have reads as None; a fact that is not known leaves the rule out.
+        facts: What no section holds, read by rules as `facts.<name>`: `world_size`, `env`.
+        provenance: Fills in where the values came from.
+    """
+    known = {**sections, "facts": facts}
+    found = (_apply(rule, known, provenance) for rule in rules)
+    return [problem for problem in found if problem is not None]
+
+
+def refuse(
+    sections: Mapping[str, object], rules: Iterable[RuleLike], *, facts: Mapping[str, object] = NOTHING
+) -> None:
+    """Raise `ConfigError` with every problem that is an error; warnings pass."""
+    errors = [problem for problem in check(sections, rules, facts=facts) if problem.severity == "error"]
+    if errors:
+        raise ConfigError(errors)
+
+
+def explain(rule: RuleLike) -> str:
+    """A page about a rule: what it reads, why, what to do, an example that fails and one that passes."""
+    lines = [
+        f"{rule.id} ({rule.severity})",
+        f"reads:  {', '.join(rule.fields)}",
+        f"why:    {rule.why}",
+        f"fix:    {rule.fix}",
+        f"fails:  {_example(rule.fails)}",
+        f"        {rule.test(*(rule.fails.get(path) for path in rule.fields))}",
+        f"passes: {_example(rule.passes)}",
+    ]
+    return "\n".join(lines)
+
+
+def _apply(rule: RuleLike, sections: Mapping[str, object], provenance: Origins | None) -> Problem | None:
+    if not all(_readable(path, sections) for path in rule.fields):
+        return None
+    values = {path: _read(path, sections) for path in rule.fields}
+    message = rule.test(*values.values())
+    if message is None:
+        return None
+    origin = {} if provenance is None else {path: provenance.origin(path) for path in _owned(rule.fields)}
+    return Problem(
+        id=rule.id,
+        severity=rule.severity,
+        fields=rule.fields,
+        message=message,
+        why=rule.why,
+        fix=rule.fix,
+        values=values,
+        origin=origin,
+    )
+
+
+def _readable(path: str, sections: Mapping[str, object]) -> bool:
+    name, _, leaf = path.partition(".")
+    section = sections.get(name)
+    if name == "facts":
+        return isinstance(section, Mapping) and section.get(leaf) is not None
+    return section is not None
+
+
+def _read(path: str, sections: Mapping[str, object]) -> object:
+    name, *leaves = path.split(".")
+    value = sections[name]
+    for leaf in leaves:
+        value = value.get(leaf) if isinstance(value, Mapping) else getattr(value, leaf, None)
+    return value
+
+
+def _owned(paths: Iterable[str]) -> list[str]:
+    return [path for path in paths if not path.startswith("facts.")]
+
+
+def _plain(value: object) -> object:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(item) for item in value]
+    return str(value)
+
+
+def _example(values: Mapping[str, object]) -> str:
+    return " ".join(f"{path}={_text(value)}" for path, value in values.items())
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)

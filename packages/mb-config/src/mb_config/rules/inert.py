@@ -1,0 +1,53 @@
+"""Fields that exist under their Megatron name, but that nothing reads: setting one is refused, not ignored."""
+
+from __future__ import annotations
+
+from mb_config.rules.rule import Rule
+
+
+def _inert(number: str, field: str, *, default: object, example: object, instead: str) -> Rule:
+    def test(value: object) -> str | None:
+        return None if value in (default, None) else f"{value} would have no effect"
+
+    return Rule(
+        id=number,
+        fields=(field,),
+        test=test,
+        why="nothing in this version reads it",
+        fix=instead,
+        fails={field: example},
+        passes={field: default},
+    )
+
+
+_CONSTANT = "Leave it unset and train with a constant train.global_batch_size."
+_ONE_SET = "Leave it unset; validation.eval_iters batches of one validation set are evaluated."
+
+RULES: tuple[Rule, ...] = (
+    _inert("I01", "train.rampup_batch_size", default=None, example=[8, 8, 1000], instead=_CONSTANT),
+    _inert("I02", "train.step_batch_size_schedule", default=None, example="1B:512", instead=_CONSTANT),
+    _inert(
+        "I03",
+        "train.gpu_sniff_test_interval",
+        default=None,
+        example=100,
+        instead="Leave it unset and watch the step time in the log.",
+    ),
+    _inert(
+        "I04",
+        "train.exit_signal_handler_for_training",
+        default=False,
+        example=True,
+        instead="Leave it unset and use train.exit_signal_handler, which saves and stops.",
+    ),
+    _inert("I05", "validation.full_validation", default=False, example=True, instead=_ONE_SET),
+    _inert("I06", "validation.multiple_validation_sets", default=False, example=True, instead=_ONE_SET),
+    _inert("I07", "validation.validation_set_names", default=None, example=["books"], instead=_ONE_SET),
+    _inert(
+        "I08",
+        "scheduler.no_weight_decay_cond_type",
+        default=None,
+        example="qwen3_next",
+        instead="Leave it unset and use optimizer.apply_wd_to_qk_layernorm.",
+    ),
+)

@@ -1,0 +1,267 @@
+"""Rules on how the model is cut over processes."""
+
+from __future__ import annotations
+
+from math import prod
+
+from mb_config.rules.rule import Rule
+
+SIZES = (
+    "model.tensor_model_parallel_size",
+    "model.pipeline_model_parallel_size",
+    "model.context_parallel_size",
+)
+
+
+def data_parallel_size(world: int, tp: int | None, pp: int | None, cp: int | None) -> int | None:
+    """Replicas of the model: world / (tp x pp x cp); None if that is no whole number of at least 1.
+
+    A size of None counts as 1. Expert parallelism is no factor: it is cut out of the data-parallel ranks.
+    """
+    sizes = [1 if size is None else size for size in (tp, pp, cp)]
+    if min(sizes) < 1 or world < 1 or world % prod(sizes) != 0:
+        return None
+    return world // prod(sizes)
+
+
+def _v030(world: int, tp: int | None, pp: int | None, cp: int | None) -> str | None:
+    if data_parallel_size(world, tp, pp, cp) is not None:
+        return None
+    return f"{world} processes are no multiple of tp x pp x cp = {tp or 1} x {pp or 1} x {cp or 1}"
+
+
+def _positive(*sizes: int | None) -> str | None:
+    wrong = [size for size in sizes if size is not None and size < 1]
+    return f"a parallel size must be at least 1, not {wrong[0]}" if wrong else None
+
+
+def _divides(what: str, number: int | None, size: int | None, name: str) -> str | None:
+    if number is None or not size or size < 1 or number % size == 0:
+        return None
+    return f"{number} {what} cannot be cut into {name}={size} equal parts"
+
+
+def _groups(groups: int | None, tp: int | None) -> str | None:
+    if not groups or not tp or groups % tp == 0 or tp % groups == 0:
+        return None
+    return f"{groups} query groups and tp={tp}: neither is a multiple of the other"
+
+
+def _heads_per_group(groups: int | None, heads: int | None) -> str | None:
+    if not groups or heads is None or heads % groups == 0:
+        return None
+    return f"{heads} attention heads do not share {groups} query groups evenly"
+
+
+def _layers(layers: int | None, pp: int | None, vp: int | None, *uneven: object) -> str | None:
+    stages = (pp or 1) * (vp or 1)
+    if layers is None or any(uneven) or stages < 1 or layers % stages == 0:
+        return None
+    return f"{layers} layers cannot be cut into pp x vp = {pp or 1} x {vp or 1} equal parts"
+
+
+def _sequence_parallel(on: bool | None, tp: int | None) -> str | None:
+    return "needs tensor parallelism (tp=1)" if on and (tp or 1) == 1 else None
+
+
+def _virtual(vp: int | None, pp: int | None) -> str | None:
+    return f"vp={vp} needs pipeline parallelism (pp=1)" if vp and vp > 1 and (pp or 1) == 1 else None
+
+
+def _experts(experts: int | None, ep: int | None) -> str | None:
+    if not ep or ep < 2:
+        return None
+    if not experts:
+        return f"ep={ep} needs a model with experts (num_moe_experts={experts or 'null'})"
+    return _divides("experts", experts, ep, "ep")
+
+
+def _expert_world(ep: int | None, etp: int | None, tp: int | None, pp: int | None, world: int) -> str | None:
+    sizes = [ep or 1, etp or tp or 1, pp or 1]
+    if (ep or 1) == 1 or world % prod(sizes) == 0:
+        return None
+    return f"{world} processes are no multiple of ep x etp x pp = {' x '.join(map(str, sizes))}"
+
+
+def _expert_sequence(on: bool | None, tp: int | None, experts: int | None) -> str | None:
+    return f"is off with tp={tp} and {experts} experts" if experts and (tp or 1) > 1 and not on else None
+
+
+def _v137(length: int | None, cp: int | None) -> str | None:
+    if length is None or not cp or cp < 2 or length % (2 * cp) == 0:
+        return None
+    return f"{length} is no multiple of 2 x cp = {2 * cp}"
+
+
+def _v154(kind: object, cp: int | None, layers: int | None) -> str | None:
+    if (cp or 1) == 1 or kind is None or isinstance(kind, str):
+        return None
+    if not isinstance(kind, list | tuple):
+        return f"must be a name or a list of names, not {kind!r}"
+    return None if len(kind) == layers else f"{len(kind)} entries for {layers} layers"
+
+
+def _v155(kind: object, sizes: list[int] | None) -> str | None:
+    kinds = [kind] if isinstance(kind, str) else list(kind) if isinstance(kind, list | tuple) else []
+    if sizes is None and any("a2a+p2p" in str(entry) for entry in kinds):
+        return "a2a+p2p is asked for, but the sizes of the hierarchy are not given"
+    return None
+
+
+def _v156(sizes: list[int] | None, cp: int | None) -> str | None:
+    if not sizes or prod(sizes) == (cp or 1):
+        return None
+    return f"the product of {list(sizes)} is {prod(sizes)}, but cp={cp or 1}"
+
+
+_UNEVEN = (
+    "model.num_layers_in_first_pipeline_stage",
+    "model.num_layers_in_last_pipeline_stage",
+    "model.pipeline_model_parallel_layout",
+    "model.account_for_embedding_in_pipeline_split",
+    "model.account_for_loss_in_pipeline_split",
+)
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        id="V030",
+        fields=("facts.world_size", *SIZES),
+        test=_v030,
+        why="each replica of the model takes tp x pp x cp processes",
+        fix="Start another number of processes or change the parallel sizes.",
+        fails={"facts.world_size": 12, SIZES[0]: 2, SIZES[1]: 2, SIZES[2]: 2},
+        passes={"facts.world_size": 16, SIZES[0]: 2, SIZES[1]: 2, SIZES[2]: 2},
+    ),
+    Rule(
+        id="P01",
+        fields=(*SIZES, "model.expert_model_parallel_size", "model.virtual_pipeline_model_parallel_size"),
+        test=_positive,
+        why="it counts processes",
+        fix="Set it to 1 to switch that parallelism off.",
+        fails={SIZES[0]: 0},
+        passes={SIZES[0]: 1},
+    ),
+    Rule(
+        id="P02",
+        fields=("model.num_attention_heads", SIZES[0]),
+        test=lambda heads, tp: _divides("attention heads", heads, tp, "tp"),
+        why="tensor parallelism gives each rank whole heads",
+        fix="Change model.num_attention_heads or model.tensor_model_parallel_size.",
+        fails={"model.num_attention_heads": 6, SIZES[0]: 4},
+        passes={"model.num_attention_heads": 8, SIZES[0]: 4},
+    ),
+    Rule(
+        id="P03",
+        fields=("model.num_query_groups", SIZES[0]),
+        test=_groups,
+        why="keys and values are either cut over the ranks or copied to them evenly",
+        fix="Change model.num_query_groups or model.tensor_model_parallel_size.",
+        fails={"model.num_query_groups": 6, SIZES[0]: 4},
+        passes={"model.num_query_groups": 2, SIZES[0]: 4},
+    ),
+    Rule(
+        id="P04",
+        fields=("model.num_query_groups", "model.num_attention_heads"),
+        test=_heads_per_group,
+        why="each group of queries shares one key and value",
+        fix="Make model.num_attention_heads a multiple of model.num_query_groups.",
+        fails={"model.num_query_groups": 3, "model.num_attention_heads": 8},
+        passes={"model.num_query_groups": 2, "model.num_attention_heads": 8},
+    ),
+    Rule(
+        id="P05",
+        fields=("model.num_layers", SIZES[1], "model.virtual_pipeline_model_parallel_size", *_UNEVEN),
+        test=_layers,
+        why="each pipeline stage, and each virtual one, holds the same number of layers",
+        fix="Change model.num_layers or the pipeline sizes, or give an uneven layout.",
+        fails={"model.num_layers": 6, SIZES[1]: 4},
+        passes={"model.num_layers": 8, SIZES[1]: 2, "model.virtual_pipeline_model_parallel_size": 2},
+    ),
+    Rule(
+        id="P06",
+        fields=("model.sequence_parallel", SIZES[0]),
+        test=_sequence_parallel,
+        why="it scatters the sequence over the tensor-parallel ranks",
+        fix="Set model.sequence_parallel=false or model.tensor_model_parallel_size above 1.",
+        fails={"model.sequence_parallel": True, SIZES[0]: 1},
+        passes={"model.sequence_parallel": True, SIZES[0]: 2},
+    ),
+    Rule(
+        id="P07",
+        fields=("model.virtual_pipeline_model_parallel_size", SIZES[1]),
+        test=_virtual,
+        why="virtual stages interleave on real ones",
+        fix="Set model.virtual_pipeline_model_parallel_size=null or model.pipeline_model_parallel_size above 1.",
+        fails={"model.virtual_pipeline_model_parallel_size": 2, SIZES[1]: 1},
+        passes={"model.virtual_pipeline_model_parallel_size": 2, SIZES[1]: 2},
+    ),
+    Rule(
+        id="P08",
+        fields=("model.num_moe_experts", "model.expert_model_parallel_size"),
+        test=_experts,
+        why="expert parallelism gives each rank whole experts",
+        fix="Change model.num_moe_experts or model.expert_model_parallel_size.",
+        fails={"model.num_moe_experts": 6, "model.expert_model_parallel_size": 4},
+        passes={"model.num_moe_experts": 8, "model.expert_model_parallel_size": 4},
+    ),
+    Rule(
+        id="P09",
+        fields=(
+            "model.expert_model_parallel_size",
+            "model.expert_tensor_parallel_size",
+            SIZES[0],
+            SIZES[1],
+            "facts.world_size",
+        ),
+        test=_expert_world,
+        why="each copy of the experts takes ep x etp x pp processes",
+        fix="Start another number of processes or change the expert-parallel sizes.",
+        fails={"model.expert_model_parallel_size": 8, "facts.world_size": 4},
+        passes={"model.expert_model_parallel_size": 4, "facts.world_size": 4},
+    ),
+    Rule(
+        id="P10",
+        fields=("model.sequence_parallel", SIZES[0], "model.num_moe_experts"),
+        test=_expert_sequence,
+        why="Megatron Core routes tokens under tensor parallelism only when the sequence is scattered",
+        fix="Set model.sequence_parallel=true or model.tensor_model_parallel_size=1.",
+        fails={"model.sequence_parallel": False, SIZES[0]: 2, "model.num_moe_experts": 8},
+        passes={"model.sequence_parallel": True, SIZES[0]: 2, "model.num_moe_experts": 8},
+    ),
+    Rule(
+        id="V137",
+        fields=("model.seq_length", SIZES[2]),
+        test=_v137,
+        why="each context-parallel rank takes two chunks of the sequence, to balance the causal mask",
+        fix="Make model.seq_length a multiple of twice model.context_parallel_size.",
+        fails={"model.seq_length": 2050, SIZES[2]: 2},
+        passes={"model.seq_length": 2048, SIZES[2]: 2},
+    ),
+    Rule(
+        id="V154",
+        fields=("model.cp_comm_type", SIZES[2], "model.num_layers"),
+        test=_v154,
+        why="a list names the kind of exchange for each layer",
+        fix="Give model.cp_comm_type as one name, or one per layer.",
+        fails={"model.cp_comm_type": ["p2p", "a2a"], SIZES[2]: 2, "model.num_layers": 4},
+        passes={"model.cp_comm_type": "p2p", SIZES[2]: 2, "model.num_layers": 4},
+    ),
+    Rule(
+        id="V155",
+        fields=("model.cp_comm_type", "model.hierarchical_context_parallel_sizes"),
+        test=_v155,
+        why="without them Megatron Core silently runs without context parallelism",
+        fix="Set model.hierarchical_context_parallel_sizes, or another model.cp_comm_type.",
+        fails={"model.cp_comm_type": "a2a+p2p"},
+        passes={"model.cp_comm_type": "a2a+p2p", "model.hierarchical_context_parallel_sizes": [2, 2]},
+    ),
+    Rule(
+        id="V156",
+        fields=("model.hierarchical_context_parallel_sizes", SIZES[2]),
+        test=_v156,
+        why="the levels of the hierarchy together make up the context-parallel group",
+        fix="Make the product of the sizes equal model.context_parallel_size.",
+        fails={"model.hierarchical_context_parallel_sizes": [2, 2], SIZES[2]: 8},
+        passes={"model.hierarchical_context_parallel_sizes": [2, 4], SIZES[2]: 8},
+    ),
+)

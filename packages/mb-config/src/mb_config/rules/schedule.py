@@ -1,0 +1,286 @@
+"""Rules on the learning-rate and weight-decay schedule."""
+
+from __future__ import annotations
+
+from mb_config.rules.rule import Rule
+
+_ITERATIONS = ("scheduler.lr_decay_iters", "scheduler.lr_warmup_iters", "scheduler.lr_wsd_decay_iters")
+_SAMPLES = ("scheduler.lr_decay_samples", "scheduler.lr_warmup_samples", "scheduler.lr_wsd_decay_samples")
+
+
+def _v059(max_steps: int | None) -> str | None:
+    return f"must be above 0, not {max_steps}" if max_steps is not None and max_steps <= 0 else None
+
+
+def _v060(start: float | None, end: float | None) -> str | None:
+    if start is not None and start < 0:
+        return f"must not be negative ({start})"
+    if start is not None and end is not None and end < start:
+        return f"{start} is above end_weight_decay={end}"
+    return None
+
+
+def _v061(override: bool | None, stored: bool | None) -> str | None:
+    return "is on together with use_checkpoint_opt_param_scheduler" if override and stored else None
+
+
+def _v062(*values: float | None) -> str | None:
+    given = [
+        f"{path.partition('.')[2]}={value}"
+        for path, value in zip((*_ITERATIONS, *_SAMPLES), values, strict=True)
+        if value
+    ]
+    in_steps, in_samples = any(values[:3]), any(values[3:])
+    return f"steps and sequences are mixed ({', '.join(given)})" if in_steps and in_samples else None
+
+
+def _v063(fraction: float | None, iters: int | None, samples: int | None) -> str | None:
+    if fraction is None or (not iters and not samples):
+        return None
+    return f"{fraction} comes beside lr_warmup_iters={iters or 0}, lr_warmup_samples={samples or 0}"
+
+
+def _fraction(fraction: float | None) -> str | None:
+    return (
+        None
+        if fraction is None or 0 <= fraction < 1
+        else f"must be from 0 up to, not including, 1, not {fraction}"
+    )
+
+
+def _negative(*values: float | None) -> str | None:
+    wrong = [value for value in values if value is not None and value < 0]
+    return f"a length must not be negative ({wrong[0]})" if wrong else None
+
+
+def _v200(samples: int | None, decay: int | None, warmup: int | None, max_steps: int | None) -> str | None:
+    if samples is None:
+        return None
+    given = [
+        f"{name}={value}"
+        for name, value in (
+            ("lr_decay_iters", decay),
+            ("lr_warmup_iters", warmup),
+            ("max_steps", max_steps),
+        )
+        if value
+    ]
+    return f"the length is in sequences, but {', '.join(given)} count steps" if given else None
+
+
+def _v201(samples: int | None, decay: int | None, warmup: int | None) -> str | None:
+    if samples is not None:
+        return None
+    given = [
+        f"{name}={value}"
+        for name, value in (("lr_decay_samples", decay), ("lr_warmup_samples", warmup))
+        if value
+    ]
+    return f"the length is in steps, but {', '.join(given)} count sequences" if given else None
+
+
+def _v203(max_steps: int | None, iters: int | None, decay: int | None) -> str | None:
+    if max_steps is None:
+        return None
+    if iters is not None and max_steps < iters:
+        return f"{max_steps} is below train_iters={iters}"
+    return f"{max_steps} differs from lr_decay_iters={decay}" if decay not in (None, max_steps) else None
+
+
+def _horizon(iters: int | None, samples: int | None, *own: int | None) -> int | None:
+    decay_iters, decay_samples, max_steps = own
+    if samples is not None:
+        return samples if decay_samples is None else decay_samples
+    return next((value for value in (max_steps, decay_iters, iters) if value is not None), None)
+
+
+def _v204(*values: int | None) -> str | None:
+    horizon = _horizon(*values)
+    return f"the decay would end at {horizon}" if horizon is not None and horizon <= 0 else None
+
+
+def _v205(warmup_iters: int | None, warmup_samples: int | None, *values: int | None) -> str | None:
+    horizon, samples = _horizon(*values), values[1]
+    warmup = warmup_iters if samples is None else warmup_samples
+    if not horizon or not warmup or horizon <= 0 or warmup < horizon:
+        return None
+    return f"a warm-up of {warmup} does not fit before the end of the decay at {horizon}"
+
+
+def _learning_rate(lr: float | None, low: float | None, first: float | None) -> str | None:
+    if lr is None:
+        return "is not set"
+    if lr < 0:
+        return f"must not be negative ({lr})"
+    if low is not None and not 0 <= low <= lr:
+        return f"min_lr={low} is not between 0 and lr={lr}"
+    return f"lr_warmup_init={first} is above lr={lr}" if first is not None and first > lr else None
+
+
+def _constant_decay(style: str | None, start: float | None, end: float | None) -> str | None:
+    if style != "constant" or start is None or end is None or start == end:
+        return None
+    return f"is constant, but goes from {start} to {end}"
+
+
+_LENGTHS = (
+    "train.train_iters",
+    "train.train_samples",
+    "scheduler.lr_decay_iters",
+    "scheduler.lr_decay_samples",
+    "scheduler.max_steps",
+)
+
+OWN_RULES: tuple[Rule, ...] = (
+    Rule(
+        id="V059",
+        fields=("scheduler.max_steps",),
+        test=_v059,
+        why="it counts steps",
+        fix="Set a positive scheduler.max_steps, or null.",
+        fails={"scheduler.max_steps": 0},
+        passes={"scheduler.max_steps": 100},
+    ),
+    Rule(
+        id="V060",
+        fields=("scheduler.start_weight_decay", "scheduler.end_weight_decay"),
+        test=_v060,
+        why="the weight decay may only grow from a value of 0 or more",
+        fix="Set scheduler.end_weight_decay to at least scheduler.start_weight_decay.",
+        fails={"scheduler.start_weight_decay": 0.1, "scheduler.end_weight_decay": 0.01},
+        passes={"scheduler.start_weight_decay": 0.01, "scheduler.end_weight_decay": 0.1},
+    ),
+    Rule(
+        id="V061",
+        fields=("scheduler.override_opt_param_scheduler", "scheduler.use_checkpoint_opt_param_scheduler"),
+        test=_v061,
+        why="a resumed schedule is either the configured or the stored one",
+        fix="Switch one of the two off.",
+        fails={
+            "scheduler.override_opt_param_scheduler": True,
+            "scheduler.use_checkpoint_opt_param_scheduler": True,
+        },
+        passes={"scheduler.override_opt_param_scheduler": True},
+    ),
+    Rule(
+        id="V062",
+        fields=(*_ITERATIONS, *_SAMPLES),
+        test=_v062,
+        why="one schedule has one unit",
+        fix="Give all lengths of the schedule in steps (..._iters) or all in sequences (..._samples).",
+        fails={"scheduler.lr_decay_iters": 100, "scheduler.lr_warmup_samples": 8},
+        passes={"scheduler.lr_decay_iters": 100, "scheduler.lr_warmup_iters": 8},
+    ),
+    Rule(
+        id="V063",
+        fields=("scheduler.lr_warmup_fraction", "scheduler.lr_warmup_iters", "scheduler.lr_warmup_samples"),
+        test=_v063,
+        why="each of them alone gives the warm-up",
+        fix="Set scheduler.lr_warmup_fraction=null, or the other two to 0.",
+        fails={"scheduler.lr_warmup_fraction": 0.1, "scheduler.lr_warmup_iters": 10},
+        passes={"scheduler.lr_warmup_fraction": 0.1, "scheduler.lr_warmup_iters": 0},
+    ),
+    Rule(
+        id="S01",
+        fields=("scheduler.lr_warmup_fraction",),
+        test=_fraction,
+        why="it is a part of the horizon",
+        fix="Set scheduler.lr_warmup_fraction to a number such as 0.1.",
+        fails={"scheduler.lr_warmup_fraction": 10.0},
+        passes={"scheduler.lr_warmup_fraction": 0.1},
+    ),
+    Rule(
+        id="S02",
+        fields=(*_ITERATIONS, *_SAMPLES),
+        test=_negative,
+        why="it counts steps or sequences",
+        fix="Set it to 0 or more.",
+        fails={"scheduler.lr_warmup_iters": -1},
+        passes={"scheduler.lr_warmup_iters": 1},
+    ),
+    Rule(
+        id="S03",
+        fields=(
+            "scheduler.weight_decay_incr_style",
+            "scheduler.start_weight_decay",
+            "scheduler.end_weight_decay",
+        ),
+        test=_constant_decay,
+        why="a constant has one value",
+        fix="Set scheduler.weight_decay_incr_style=linear, or the same value twice.",
+        fails={
+            "scheduler.weight_decay_incr_style": "constant",
+            "scheduler.start_weight_decay": 0.01,
+            "scheduler.end_weight_decay": 0.1,
+        },
+        passes={
+            "scheduler.weight_decay_incr_style": "linear",
+            "scheduler.start_weight_decay": 0.01,
+            "scheduler.end_weight_decay": 0.1,
+        },
+    ),
+)
+
+RULES: tuple[Rule, ...] = (
+    *OWN_RULES,
+    Rule(
+        id="V200",
+        fields=(
+            "train.train_samples",
+            "scheduler.lr_decay_iters",
+            "scheduler.lr_warmup_iters",
+            "scheduler.max_steps",
+        ),
+        test=_v200,
+        why="one run has one unit",
+        fix="Use the fields ..._samples, or give train.train_iters.",
+        fails={"train.train_samples": 1000, "scheduler.lr_warmup_iters": 10},
+        passes={"train.train_samples": 1000, "scheduler.lr_warmup_iters": 0},
+    ),
+    Rule(
+        id="V201",
+        fields=("train.train_samples", "scheduler.lr_decay_samples", "scheduler.lr_warmup_samples"),
+        test=_v201,
+        why="one run has one unit",
+        fix="Use the fields ..._iters, or give train.train_samples.",
+        fails={"scheduler.lr_decay_samples": 1000},
+        passes={"train.train_samples": 1000, "scheduler.lr_decay_samples": 1000},
+    ),
+    Rule(
+        id="V203",
+        fields=("scheduler.max_steps", "train.train_iters", "scheduler.lr_decay_iters"),
+        test=_v203,
+        why="it is the horizon of the full run, of which this one is a part",
+        fix="Set scheduler.max_steps to at least train.train_iters, and scheduler.lr_decay_iters=null.",
+        fails={"scheduler.max_steps": 50, "train.train_iters": 100},
+        passes={"scheduler.max_steps": 1000, "train.train_iters": 100},
+    ),
+    Rule(
+        id="V204",
+        fields=_LENGTHS,
+        test=_v204,
+        why="a schedule needs a horizon",
+        fix="Set train.train_iters or scheduler.lr_decay_iters above 0.",
+        fails={"train.train_iters": 10, "scheduler.lr_decay_iters": 0},
+        passes={"train.train_iters": 10},
+    ),
+    Rule(
+        id="V205",
+        fields=("scheduler.lr_warmup_iters", "scheduler.lr_warmup_samples", *_LENGTHS),
+        test=_v205,
+        why="the learning rate would still rise where the decay ends; it is cut to one sequence less",
+        fix="Shorten the warm-up or train longer.",
+        severity="warning",
+        fails={"scheduler.lr_warmup_iters": 10, "train.train_iters": 2},
+        passes={"scheduler.lr_warmup_iters": 10, "train.train_iters": 100},
+    ),
+    Rule(
+        id="V208",
+        fields=("optimizer.lr", "optimizer.min_lr", "scheduler.lr_warmup_init"),
+        test=_learning_rate,
+        why="the schedule rises to optimizer.lr and falls to optimizer.min_lr",
+        fix="Set optimizer.lr, and the others not above it.",
+        fails={"optimizer.lr": 1e-4, "optimizer.min_lr": 1e-3},
+        passes={"optimizer.lr": 1e-3, "optimizer.min_lr": 1e-4},
+    ),
+)

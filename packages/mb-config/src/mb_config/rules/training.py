@@ -1,0 +1,190 @@
+"""Rules on length, batches and evaluation."""
+
+from __future__ import annotations
+
+from mb_config.rules.parallelism import SIZES, data_parallel_size
+from mb_config.rules.rule import Rule
+
+
+def _v056(iters: int | None, samples: int | None, epochs: float | None, batch: int | None) -> str | None:
+    given = [
+        f"{name}={value}"
+        for name, value in (("train_iters", iters), ("train_samples", samples), ("num_epochs", epochs))
+        if value is not None
+    ]
+    if not given:
+        return "the length of the training is not given"
+    if len(given) == 1 or (samples and batch and epochs is None and iters == samples // batch):
+        return None
+    return f"the length is given more than once ({', '.join(given)})"
+
+
+def _v057(samples: int | None, batch: int | None, rampup: list[int] | None) -> str | None:
+    if samples is None:
+        return None
+    if samples <= 0:
+        return f"must be above 0, not {samples}"
+    if batch is None:
+        return f"needs train.global_batch_size (train_samples={samples}, global_batch_size=null)"
+    if rampup is not None:
+        return f"does not go with a growing batch (train_samples={samples}, rampup_batch_size={rampup})"
+    return None
+
+
+def _v058(epochs: float | None, batch: int | None) -> str | None:
+    if epochs is None:
+        return None
+    if epochs <= 0:
+        return f"must be above 0, not {epochs}"
+    return "needs train.global_batch_size" if batch is None else None
+
+
+def _t01(iters: int | None) -> str | None:
+    return f"must not be negative ({iters})" if iters is not None and iters < 0 else None
+
+
+def _batch_sizes(batch: int | None, micro: int | None) -> str | None:
+    wrong = [
+        f"{name}={value}"
+        for name, value in (("global_batch_size", batch), ("micro_batch_size", micro))
+        if value is None or value < 1
+    ]
+    return f"needs two batch sizes of at least 1 ({', '.join(wrong)})" if wrong else None
+
+
+def _v242(
+    batch: int | None, micro: int | None, lenient: bool, world: int, tp: int, pp: int, cp: int
+) -> str | None:
+    dp = data_parallel_size(world, tp, pp, cp)
+    if lenient or dp is None or not batch or not micro or batch % (micro * dp) == 0:
+        return None
+    return f"{batch} is no multiple of {micro * dp} (micro batch {micro} x data parallel {dp})"
+
+
+def _v119(  # noqa: PLR0913 - one value per field
+    eval_batch: int | None,
+    eval_micro: int | None,
+    batch: int | None,
+    micro: int | None,
+    world: int,
+    tp: int,
+    pp: int,
+    cp: int,
+    eval_cp: int | None,
+) -> str | None:
+    batch, micro = eval_batch or batch, eval_micro or micro
+    dp = data_parallel_size(world, tp, pp, eval_cp or cp)
+    if dp is None and eval_cp is not None:
+        return f"the evaluation's layout does not fit ({world} processes, tp={tp}, pp={pp}, cp={eval_cp})"
+    if dp is None or not batch or not micro or batch % (micro * dp) == 0:
+        return None
+    return f"{batch} is no multiple of {micro * dp} (micro batch {micro} x data parallel {dp})"
+
+
+def _same_length(model: int | None, dataset: int | None) -> str | None:
+    if model is None or dataset is None or model == dataset:
+        return None
+    return f"{dataset} differs from model.seq_length={model}"
+
+
+_BATCH = {"train.global_batch_size": 32, "train.micro_batch_size": 4, "facts.world_size": 8}
+_LAYOUT = dict.fromkeys(SIZES, 1)
+
+LENGTH_RULES: tuple[Rule, ...] = (
+    Rule(
+        id="V056",
+        fields=("train.train_iters", "train.train_samples", "train.num_epochs", "train.global_batch_size"),
+        test=_v056,
+        why="exactly one of the three decides when the training ends",
+        fix="Set one of train.train_iters, train.train_samples and train.num_epochs, and the others to null.",
+        fails={"train.train_iters": 10, "train.train_samples": 1000, "train.global_batch_size": 30},
+        passes={"train.train_samples": 1000, "train.global_batch_size": 30},
+    ),
+    Rule(
+        id="V057",
+        fields=("train.train_samples", "train.global_batch_size", "train.rampup_batch_size"),
+        test=_v057,
+        why="the steps are train_samples divided by the global batch",
+        fix="Set a positive train.train_samples and train.global_batch_size, and no ramp-up.",
+        fails={"train.train_samples": 1000},
+        passes={"train.train_samples": 1000, "train.global_batch_size": 30},
+    ),
+    Rule(
+        id="V058",
+        fields=("train.num_epochs", "train.global_batch_size"),
+        test=_v058,
+        why="the steps of an epoch are the dataset divided by the global batch",
+        fix="Set a positive train.num_epochs and train.global_batch_size.",
+        fails={"train.num_epochs": 0},
+        passes={"train.num_epochs": 1.5, "train.global_batch_size": 8},
+    ),
+    Rule(
+        id="T01",
+        fields=("train.train_iters",),
+        test=_t01,
+        why="it counts steps",
+        fix="Set train.train_iters to 0 or more.",
+        fails={"train.train_iters": -1},
+        passes={"train.train_iters": 100},
+    ),
+)
+
+RULES: tuple[Rule, ...] = (
+    *LENGTH_RULES,
+    Rule(
+        id="V118",
+        fields=("train.global_batch_size", "train.micro_batch_size"),
+        test=_batch_sizes,
+        why="training and evaluation both take their batches from them",
+        fix="Set train.global_batch_size and train.micro_batch_size.",
+        fails={"train.global_batch_size": 8},
+        passes={"train.global_batch_size": 8, "train.micro_batch_size": 2},
+    ),
+    Rule(
+        id="V242",
+        fields=(
+            "train.global_batch_size",
+            "train.micro_batch_size",
+            "train.decrease_batch_size_if_needed",
+            "facts.world_size",
+            *SIZES,
+        ),
+        test=_v242,
+        why="each replica takes the same number of micro batches",
+        fix="Change train.global_batch_size or train.micro_batch_size, "
+        "or set train.decrease_batch_size_if_needed=true.",
+        fails={**_BATCH, "train.micro_batch_size": 3, **_LAYOUT},
+        passes={**_BATCH, **_LAYOUT},
+    ),
+    Rule(
+        id="V119",
+        fields=(
+            "validation.eval_global_batch_size",
+            "validation.eval_micro_batch_size",
+            "train.global_batch_size",
+            "train.micro_batch_size",
+            "facts.world_size",
+            *SIZES,
+            "dist.eval_context_parallel_size",
+        ),
+        test=_v119,
+        why="each replica takes the same number of micro batches in an evaluation too",
+        fix="Change validation.eval_global_batch_size or validation.eval_micro_batch_size.",
+        fails={
+            "validation.eval_global_batch_size": 6,
+            "validation.eval_micro_batch_size": 4,
+            "facts.world_size": 1,
+            **_LAYOUT,
+        },
+        passes={**_BATCH, **_LAYOUT},
+    ),
+    Rule(
+        id="V139b",
+        fields=("dataset.seq_length", "model.seq_length"),
+        test=lambda dataset, model: _same_length(model, dataset),
+        why="the model reads each sequence whole",
+        fix="Set both lengths to the same value.",
+        fails={"model.seq_length": 2048, "dataset.seq_length": 4096},
+        passes={"model.seq_length": 2048, "dataset.seq_length": 2048},
+    ),
+)

@@ -1,0 +1,129 @@
+"""The arithmetic of the schedule. Its unit is the sequence: a step counts as one global batch of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from mb_config.sections.optimizer import OptimizerConfig
+from mb_config.sections.scheduler import SchedulerConfig
+from mb_config.sections.training import TrainingConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerSteps:
+    """Lengths that Megatron's scheduler wants, in sequences."""
+
+    lr_decay_steps: int
+    """Where the decay of the learning rate ends."""
+
+    lr_warmup_steps: int
+    """Where its warm-up ends, before the end of the decay."""
+
+    wd_incr_steps: int
+    """Where the growth of the weight decay ends."""
+
+    wsd_decay_steps: int | None
+    """Length of the last phase of WSD; None for other shapes without one."""
+
+
+def scheduler_steps(train: TrainingConfig, scheduler: SchedulerConfig) -> SchedulerSteps:
+    """Lengths of the schedule; neither section is changed.
+
+    A warm-up as a fraction is rounded to whole sequences. A warm-up that reaches the end of the decay is cut to one
+    sequence less (rule V205 warns of it).
+
+    Raises:
+        ValueError: the length of the training or the global batch is not given, or the decay has no length (V204).
+    """
+    if train.train_samples is not None:
+        unit, length = 1, train.train_samples
+        decay, warmup, last = (
+            scheduler.lr_decay_samples,
+            scheduler.lr_warmup_samples,
+            scheduler.lr_wsd_decay_samples,
+        )
+    else:
+        unit, length = (
+            _batch(train),
+            _iterations(train) if scheduler.max_steps is None else scheduler.max_steps,
+        )
+        decay = scheduler.lr_decay_iters if scheduler.max_steps is None else scheduler.max_steps
+        warmup, last = scheduler.lr_warmup_iters, scheduler.lr_wsd_decay_iters
+    horizon = unit * (length if decay is None else decay)
+    if horizon <= 0:
+        raise ValueError(
+            f"scheduler: the decay of the learning rate would end at {horizon} sequences, because the training or its "
+            f"decay has no length. Set train.train_iters or scheduler.lr_decay_iters above 0."
+        )
+    if last is None and scheduler.lr_decay_style == "WSD":
+        last = horizon // unit
+    fraction = scheduler.lr_warmup_fraction
+    wanted = warmup * unit if fraction is None else round(fraction * horizon)
+    return SchedulerSteps(
+        lr_decay_steps=horizon,
+        lr_warmup_steps=min(wanted, horizon - 1),
+        wd_incr_steps=length * unit,
+        wsd_decay_steps=None if last is None else last * unit,
+    )
+
+
+def learning_rate(
+    consumed: int, *, steps: SchedulerSteps, scheduler: SchedulerConfig, optimizer: OptimizerConfig
+) -> float:
+    """Learning rate after `consumed` sequences: the formula of Megatron Core's OptimizerParamScheduler.
+
+    Raises:
+        ValueError: `optimizer.lr` is not set.
+    """
+    high, low = optimizer.lr, optimizer.min_lr or 0.0
+    if high is None:
+        raise ValueError("optimizer.lr: is not set, because nothing can be guessed for it. Set optimizer.lr.")
+    warmup, horizon = steps.lr_warmup_steps, steps.lr_decay_steps
+    if warmup > 0 and consumed <= warmup:
+        first = scheduler.lr_warmup_init
+        return first + (high - first) * consumed / warmup
+    if scheduler.lr_decay_style == "constant":
+        return high
+    if consumed > horizon:
+        return low
+    if scheduler.lr_decay_style == "inverse-square-root":
+        return max(low, high * math.sqrt(max(warmup, 1)) / math.sqrt(max(consumed, 1)))
+    if scheduler.lr_decay_style == "WSD":
+        part = _annealed(consumed, horizon, steps.wsd_decay_steps or horizon, scheduler.lr_wsd_decay_style)
+    else:
+        part = _shape(scheduler.lr_decay_style, (consumed - warmup) / (horizon - warmup))
+    return low + part * (high - low)
+
+
+def _annealed(consumed: int, horizon: int, last: int, style: str) -> float:
+    begin = horizon - last
+    return 1.0 if consumed <= begin else _shape(style, (consumed - begin) / last)
+
+
+def _shape(style: str, ratio: float) -> float:
+    """Part of the range that is left after `ratio` of the decay."""
+    if style == "linear":
+        return 1.0 - ratio
+    if style == "cosine":
+        return 0.5 * (math.cos(math.pi * ratio) + 1.0)
+    if style == "exponential":
+        return float(2.0 * 0.5**ratio - 1.0)
+    return 1.0 - math.sqrt(ratio)
+
+
+def _batch(train: TrainingConfig) -> int:
+    if train.global_batch_size is None:
+        raise ValueError(
+            "train.global_batch_size: is not set, because a step counts as that many sequences. Set it to 1 or more."
+        )
+    return train.global_batch_size
+
+
+def _iterations(train: TrainingConfig) -> int:
+    if train.train_iters is None:
+        raise ValueError(
+            "train.train_iters: is not set, and neither is train.train_samples, because the length of the schedule "
+            "follows from them. Set one of the two."
+        )
+    return train.train_iters

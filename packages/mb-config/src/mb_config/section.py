@@ -1,0 +1,75 @@
+"""The base of every section: a dataclass that remembers which of its fields somebody chose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import MISSING, Field, fields, is_dataclass
+from typing import Any, TypeVar
+
+T = TypeVar("T", bound="Section")
+
+
+class Section:
+    """Remembers the names given to the constructor or assigned later.
+
+    A name counts as given whether or not its value equals the default: `DistributedDataParallelConfig(
+    grad_reduce_in_fp32=False)` is a wish, `DistributedDataParallelConfig()` is none. Copies keep the record;
+    equality ignores it.
+    """
+
+    _given: frozenset[str]
+
+    def __new__(cls: type[T], *args: object, **kwargs: object) -> T:
+        """Note the names of the arguments."""
+        section = super().__new__(cls)
+        object.__setattr__(section, "_given", frozenset(kwargs))
+        return section
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in vars(self):  # the first assignment is the constructor's own
+            object.__setattr__(self, "_given", self._given | {name})
+        object.__setattr__(self, name, value)
+
+
+def given_fields(section: object) -> frozenset[str]:
+    """Names of the fields that somebody chose.
+
+    For a dataclass that keeps no record: the fields whose value differs from the class default.
+    """
+    if isinstance(section, Section):
+        return section._given
+    if not is_dataclass(section) or isinstance(section, type):
+        return frozenset()
+    return frozenset(f.name for f in fields(section) if not _is_default(f, getattr(section, f.name)))
+
+
+def set_given(section: object, names: Iterable[str]) -> None:
+    """Replace the record of `section` (a reader knows better than the constructor what was written)."""
+    if isinstance(section, Section):
+        object.__setattr__(section, "_given", frozenset(names))
+
+
+def assign_quietly(section: object, name: str, value: object) -> None:
+    """Assign a computed value: it does not count as given."""
+    with unrecorded(section):
+        setattr(section, name, value)
+
+
+@contextmanager
+def unrecorded(*sections: object) -> Iterator[None]:
+    """While this is open, assignments to `sections` do not count as given."""
+    before = [(section, section._given) for section in sections if isinstance(section, Section)]
+    try:
+        yield
+    finally:
+        for section, given in before:
+            set_given(section, given)
+
+
+def _is_default(field: Field[Any], value: object) -> bool:
+    if field.default is not MISSING:
+        return bool(value == field.default)
+    if field.default_factory is not MISSING:
+        return bool(value == field.default_factory())
+    return False

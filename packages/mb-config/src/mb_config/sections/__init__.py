@@ -1,0 +1,1 @@
+"""The sections that every Megatron trainer shares, one file per subject."""

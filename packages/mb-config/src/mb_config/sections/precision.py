@@ -1,0 +1,141 @@
+"""The precision of a run, in one place: it is spread over model, optimizer and ddp when the config is resolved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mb_config.problems import refuse
+from mb_config.rules.precision import RECIPE_RULES
+from mb_config.section import Section, assign_quietly
+
+_TWINS = {
+    "fp8_param": "fp8_param_gather",
+    "fp8_param_gather": "fp8_param",
+    "fp4_param": "fp4_param_gather",
+    "fp4_param_gather": "fp4_param",
+}
+
+
+@dataclass(kw_only=True)
+class MixedPrecisionConfig(Section):
+    """One precision recipe. `mb_config.precision_recipes` holds the named ones.
+
+    `fp8_param` and `fp8_param_gather` are two names of one switch: assigning one assigns the other. So with fp4.
+    """
+
+    fp32: bool = False
+    """Marks a run in float32."""
+
+    fp16: bool = False
+    """Compute in float16."""
+
+    bf16: bool = False
+    """Compute in bfloat16."""
+
+    params_dtype: str | None = None
+    """Dtype of the parameters; None: leave the model's."""
+
+    pipeline_dtype: str | None = None
+    """Dtype sent between pipeline stages."""
+
+    autocast_dtype: str | None = None
+    """Dtype of torch's autocast."""
+
+    autocast_enabled: bool = False
+    """Run under torch's autocast."""
+
+    grad_reduce_in_fp32: bool = True
+    """Accumulate and reduce gradients in float32."""
+
+    fp8: str | None = None
+    """FP8 format, hybrid or e4m3; None: no FP8."""
+
+    fp8_recipe: str = "tensorwise"
+    """FP8 scaling: tensorwise, delayed, mxfp8, blockwise."""
+
+    first_last_layers_bf16: bool = False
+    """Keep the outermost layers in bfloat16."""
+
+    fp8_margin: int = 0
+    """Margin of the FP8 scale, in powers of two."""
+
+    fp8_amax_history_len: int = 1
+    """Steps of history for the largest value."""
+
+    fp8_amax_compute_algo: str = "most_recent"
+    """Which value of that history counts: most_recent or max."""
+
+    fp8_wgrad: bool = True
+    """Compute weight gradients in FP8."""
+
+    fp8_dot_product_attention: bool = False
+    """Compute the core of attention in FP8."""
+
+    fp8_multi_head_attention: bool = False
+    """Compute the whole of attention in FP8."""
+
+    fp8_param: bool | None = None
+    """The model's name of `fp8_param_gather`."""
+
+    fp8_param_gather: bool = False
+    """Keep and gather parameters in FP8."""
+
+    fp4: str | None = None
+    """FP4 format, e2m1; None: no FP4."""
+
+    fp4_recipe: str = "nvfp4"
+    """FP4 scaling."""
+
+    fp4_param: bool | None = None
+    """The model's name of `fp4_param_gather`."""
+
+    fp4_param_gather: bool = False
+    """Keep and gather parameters in FP4."""
+
+    loss_scale: float | None = None
+    """Fixed loss scale; None: adapted while training in float16."""
+
+    initial_loss_scale: float | None = 2.0**32
+    """First value of the adapted loss scale."""
+
+    min_loss_scale: float = 1.0
+    """Lower bound of the adapted loss scale."""
+
+    loss_scale_window: float = 1000.0
+    """Good steps in a row before the loss scale grows."""
+
+    hysteresis: int = 2
+    """Bad steps before the loss scale shrinks."""
+
+    num_layers_at_start_in_bf16: int = 0
+    """First layers to keep in bfloat16."""
+
+    num_layers_at_end_in_bf16: int = 0
+    """Last layers to keep in bfloat16."""
+
+    reuse_grad_buf_for_mxfp8_param_ag: bool = False
+    """Gather MXFP8 parameters through the gradient buffer."""
+
+    def __post_init__(self) -> None:
+        """Let the one given of each pair of twins decide."""
+        for name in ("fp8_param", "fp4_param"):
+            if getattr(self, name) is not None and _TWINS[name] not in self._given:
+                assign_quietly(self, _TWINS[name], getattr(self, name))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        twin = _TWINS.get(name)
+        later = name in vars(self)
+        super().__setattr__(name, value)
+        if later and twin is not None and vars(self).get(twin) != value:
+            super().__setattr__(twin, value)
+
+    def finalize(self) -> None:
+        """Fill in the twins. Calling it again changes nothing.
+
+        Raises:
+            ConfigError: FP4 and FP8 together, or twins that disagree (V013 to V015).
+        """
+        refuse({"mixed_precision": self}, RECIPE_RULES)
+        for name in ("fp8_param", "fp4_param"):
+            if getattr(self, name) is None:
+                assign_quietly(self, name, getattr(self, _TWINS[name]))

@@ -1,10 +1,16 @@
-from importlib import import_module
 from importlib.util import find_spec
 
 import pytest
 import torch
 
-from mb_models import GPTModelConfig, GPTModelProvider, local_spec, parameter_count, wrap_ddp
+from mb_models import (
+    GPTModelConfig,
+    GPTModelProvider,
+    local_spec,
+    parameter_count,
+    transformer_engine_spec,
+    wrap_ddp,
+)
 
 CPU = torch.device("cpu")
 LEARNED = {
@@ -77,6 +83,8 @@ def test_all_replicas_can_be_given_the_first_ones_weights(tiny, groups):
 
 
 @pytest.mark.skipif(find_spec("transformer_engine") is not None, reason="Transformer Engine is installed")
-def test_transformer_engine_layers_need_transformer_engine():
-    with pytest.raises(ModuleNotFoundError, match="transformer_engine"):
-        import_module("mb_models.te_spec")
+def test_transformer_engine_layers_need_transformer_engine(tiny, groups):
+    config = GPTModelConfig(**tiny)
+    built = GPTModelProvider(config, layer_spec=transformer_engine_spec, device=CPU)
+    with pytest.raises(ModuleNotFoundError, match=r"Install mb-models\[te\], or use local_spec"):
+        built.provide_chunks(groups)

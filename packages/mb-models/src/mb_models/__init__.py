@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from mb_models.rules import RULES as RULES
     from mb_models.rules import ModelConfigError as ModelConfigError
     from mb_models.specs import local_spec as local_spec
+    from mb_models.specs import transformer_engine_spec as transformer_engine_spec
     from mb_models.transformer import transformer_config as transformer_config
     from mb_models.vocab import model_vocab_size as model_vocab_size
     from mb_models.vocab import padded_vocab_size as padded_vocab_size
@@ -56,6 +57,7 @@ __all__ = [
     "padded_vocab_size",
     "parameter_count",
     "transformer_config",
+    "transformer_engine_spec",
     "wrap_ddp",
     "wrap_half_precision",
 ]
@@ -78,6 +80,7 @@ _HOMES = {
     "padded_vocab_size": "vocab",
     "parameter_count": "parameters",
     "transformer_config": "transformer",
+    "transformer_engine_spec": "specs",
     "wrap_ddp": "wrap",
     "wrap_half_precision": "wrap",
 }

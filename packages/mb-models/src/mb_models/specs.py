@@ -1,4 +1,6 @@
-"""Layers of Megatron's and torch's own modules, in the form that the providers take."""
+"""Layers that Megatron Core brings along, in the form that the providers take."""
+
+from importlib.util import find_spec
 
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
@@ -16,6 +18,29 @@ def local_spec(
         config,
         use_transformer_engine=False,
         normalization=config.normalization,
+        vp_stage=vp_stage,
+        pp_rank=pp_rank,
+    )
+
+
+def transformer_engine_spec(
+    config: TransformerConfig, /, *, vp_stage: int | None = None, pp_rank: int | None = None
+) -> TransformerBlockSubmodules:
+    """Return layers of Transformer Engine's modules; they run on a GPU only.
+
+    Raises:
+        ModuleNotFoundError: Transformer Engine is not installed (Megatron would fail later, on a class that is None).
+    """
+    if find_spec("transformer_engine") is None:
+        raise ModuleNotFoundError(
+            "transformer_engine_spec: Transformer Engine is not installed, because mb-models does not require it. "
+            "Install mb-models[te], or use local_spec."
+        )
+    return get_gpt_decoder_block_spec(
+        config,
+        use_transformer_engine=True,
+        normalization=config.normalization,
+        qk_l2_norm=config.qk_l2_norm,
         vp_stage=vp_stage,
         pp_rank=pp_rank,
     )

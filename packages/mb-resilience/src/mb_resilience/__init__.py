@@ -1,1 +1,60 @@
-"""Signals, agreed stops and fault handling for distributed training."""
+"""Signals, agreed stops and fault handling for distributed training.
+
+A run that is told to stop ends its step first:
+
+>>> import os, signal
+>>> from mb_resilience import AgreedStop, SignalWatcher
+>>> with SignalWatcher() as watcher:
+...     stop = AgreedStop(watcher)
+...     for step in range(1, 6):
+...         if step == 3:
+...             os.kill(os.getpid(), signal.SIGTERM)
+...         why = stop(step)
+...         if why:
+...             break
+>>> step, why
+(3, 'SIGTERM on rank 0')
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mb_resilience.agreement import AgreedStop as AgreedStop
+    from mb_resilience.agreement import KeyValueStore as KeyValueStore
+    from mb_resilience.agreement import Rank0SilentError as Rank0SilentError
+    from mb_resilience.agreement import StopOrderError as StopOrderError
+    from mb_resilience.agreement import StopSetupError as StopSetupError
+    from mb_resilience.agreement import Watcher as Watcher
+    from mb_resilience.config import FaultToleranceConfig as FaultToleranceConfig
+    from mb_resilience.config import InProcessRestartConfig as InProcessRestartConfig
+    from mb_resilience.config import NVRxStragglerDetectionConfig as NVRxStragglerDetectionConfig
+    from mb_resilience.config import RerunStateMachineConfig as RerunStateMachineConfig
+    from mb_resilience.config import StragglerDetectionConfig as StragglerDetectionConfig
+    from mb_resilience.rules import RULES as RULES
+    from mb_resilience.rules import Rule as Rule
+    from mb_resilience.signals import SignalWatcher as SignalWatcher
+
+_HOMES = {
+    "AgreedStop": "agreement",
+    "FaultToleranceConfig": "config",
+    "InProcessRestartConfig": "config",
+    "KeyValueStore": "agreement",
+    "NVRxStragglerDetectionConfig": "config",
+    "RULES": "rules",
+    "Rank0SilentError": "agreement",
+    "RerunStateMachineConfig": "config",
+    "Rule": "rules",
+    "SignalWatcher": "signals",
+    "StopOrderError": "agreement",
+    "StopSetupError": "agreement",
+    "StragglerDetectionConfig": "config",
+    "Watcher": "agreement",
+}
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOMES:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,46 @@
+"""Microseconds that one question to AgreedStop costs, by kind of store.
+
+Run: python benchmarks/bench_poll.py (needs torch for the TCPStore rows). Both ranks are asked in turn from one process,
+so that a round trip to the store is measured and not the wait for another process.
+"""
+
+import time
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from mb_resilience import AgreedStop
+
+
+class NeverTold:
+    received = None
+
+
+def microseconds(stops, steps):
+    begin = time.perf_counter()
+    spent = [0.0] * len(stops)
+    for step in range(1, steps + 1):
+        for index, stop in enumerate(stops):
+            begin = time.perf_counter()
+            stop(step)
+            spent[index] += time.perf_counter() - begin
+    return [1e6 * seconds / steps for seconds in spent]
+
+
+def main():
+    server = dist.TCPStore("127.0.0.1", 0, 1, True, timedelta(seconds=30), wait_for_workers=False)
+    client = dist.TCPStore("127.0.0.1", server.port, 1, False, timedelta(seconds=30), wait_for_workers=False)
+    print(f"one rank, no store: {microseconds([AgreedStop(NeverTold())], 20_000)[0]:.2f} us a step")
+    for every in (1, 10):
+        stops = [
+            AgreedStop(NeverTold(), store=store, rank=rank, world_size=2, attempt=f"{every}", every=every)
+            for rank, store in enumerate((server, client))
+        ]
+        zero, other = microseconds(stops, 5_000)
+        print(
+            f"TCPStore on this machine, every={every}: rank 0 {zero:.1f} us, other ranks {other:.1f} us a step"
+        )
+
+
+if __name__ == "__main__":
+    main()

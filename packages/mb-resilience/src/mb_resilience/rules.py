@@ -1,0 +1,172 @@
+"""What must hold in the sections of this package. Pure functions; the standard library only.
+
+Most of the sections describe features that this version does not have. They are refused when switched on: accepting
+them silently would let a run go unprotected. Their other fields may be set, with a warning that nothing reads them.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from mb_resilience.config import (
+    FaultToleranceConfig,
+    InProcessRestartConfig,
+    NVRxStragglerDetectionConfig,
+    RerunStateMachineConfig,
+    StragglerDetectionConfig,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """A condition on some fields, with what to say when it does not hold."""
+
+    id: str
+    fields: tuple[str, ...]
+    test: Callable[..., str | None]
+    why: str
+    fix: str
+    severity: Literal["error", "warning"] = "error"
+    fails: Mapping[str, object]
+    passes: Mapping[str, object]
+
+
+def _detector_can_work(
+    enabled: bool, relative: bool, individual: bool, interval: float, thresholds: tuple[float, float]
+) -> str | None:
+    if not enabled:
+        return None
+    if not (relative or individual):
+        return "calc_relative_gpu_perf=false and calc_individual_gpu_perf=false leave nothing to score"
+    if interval <= 0:
+        return f"report_time_interval={interval} is not a time between reports"
+    outside = [value for value in thresholds if not 0 <= value <= 1]
+    return f"threshold {outside[0]} is not between 0 and 1" if outside else None
+
+
+_V071 = Rule(
+    id="V071",
+    fields=(
+        "nvrx_straggler.enabled",
+        "nvrx_straggler.calc_relative_gpu_perf",
+        "nvrx_straggler.calc_individual_gpu_perf",
+        "nvrx_straggler.report_time_interval",
+        "nvrx_straggler.gpu_relative_perf_threshold",
+        "nvrx_straggler.gpu_individual_perf_threshold",
+    ),
+    test=lambda enabled, relative, individual, interval, *thresholds: _detector_can_work(
+        enabled, relative, individual, interval, thresholds
+    ),
+    why="the detector needs at least one kind of score, a positive interval, and thresholds on the scale of scores",
+    fix="Set one of the two kinds, an interval above 0 seconds, and thresholds between 0 and 1.",
+    fails={
+        "nvrx_straggler.enabled": True,
+        "nvrx_straggler.calc_relative_gpu_perf": True,
+        "nvrx_straggler.calc_individual_gpu_perf": True,
+        "nvrx_straggler.report_time_interval": 300.0,
+        "nvrx_straggler.gpu_relative_perf_threshold": 1.5,
+        "nvrx_straggler.gpu_individual_perf_threshold": 0.7,
+    },
+    passes={
+        "nvrx_straggler.enabled": True,
+        "nvrx_straggler.calc_relative_gpu_perf": False,
+        "nvrx_straggler.calc_individual_gpu_perf": True,
+        "nvrx_straggler.report_time_interval": 300.0,
+        "nvrx_straggler.gpu_relative_perf_threshold": 0.7,
+        "nvrx_straggler.gpu_individual_perf_threshold": 0.7,
+    },
+)
+
+
+def _must_stay(path: str, default: object) -> Callable[[object], str | None]:
+    def test(value: object) -> str | None:
+        return (
+            None if value == default else f"{path.split('.')[1]}={value!r} is not available in this version"
+        )
+
+    return test
+
+
+def _switch(rule_id: str, path: str, *, off: object, on: object, why: str) -> Rule:
+    """Refuse a feature that is not there."""
+    return Rule(
+        id=rule_id,
+        fields=(path,),
+        test=_must_stay(path, off),
+        why=why,
+        fix=f"Leave {path} at {off!r}.",
+        fails={path: on},
+        passes={path: off},
+    )
+
+
+_SWITCHES = (
+    _switch(
+        "R01", "ft.enable_ft_package", off=False, on=True,
+        why="no sections are reported to the launcher, which would end a healthy run at its first time-out",
+    ),
+    _switch("R02", "ft.simulate_fault", off=False, on=True, why="nothing breaks a rank, so recovery would seem tested"),
+    _switch(
+        "R03", "straggler.log_straggler", off=False, on=True,
+        why="the speed of ranks is not measured, and no report would look like no stragglers",
+    ),
+    _switch(
+        "R04", "nvrx_straggler.enabled", off=False, on=True,
+        why="nothing looks for slow ranks, and silence would look like health",
+    ),
+    _switch(
+        "R05", "inprocess_restart.enabled", off=False, on=True,
+        why="the training function is not wrapped, so a fault ends the process",
+    ),
+    _switch(
+        "R06", "rerun_state_machine.rerun_mode", off="disabled", on="validate_results",
+        why="no step is run again, so a wrong result would go into the weights unseen",
+    ),
+    _switch(
+        "R07", "rerun_state_machine.check_for_spiky_loss", off=False, on=True,
+        why="losses are not compared with earlier ones",
+    ),
+    _switch("R08", "rerun_state_machine.error_injection_rate", off=0, on=1000, why="no false result is made"),
+)  # fmt: skip
+
+
+def _unread(rule_id: str, section: str, kind: type) -> Rule:
+    """Warn about fields of a feature that is not there; its switches have rules of their own."""
+    switches = {path for rule in _SWITCHES for path in rule.fields}
+    defaults = {
+        f"{section}.{field.name}": field.default
+        for field in fields(kind)
+        if f"{section}.{field.name}" not in {*switches, "rerun_state_machine.check_for_nan_in_loss"}
+    }
+
+    def test(*values: object) -> str | None:
+        changed = [
+            f"{path.split('.')[1]}={value!r}"
+            for (path, default), value in zip(defaults.items(), values, strict=True)
+            if value != default
+        ]
+        return f"{', '.join(changed)} {'has' if len(changed) == 1 else 'have'} no effect" if changed else None
+
+    first = next(iter(defaults))
+    return Rule(
+        id=rule_id,
+        fields=tuple(defaults),
+        test=test,
+        why=f"this version does not have the feature that the section {section} configures",
+        fix="Leave these fields out.",
+        severity="warning",
+        fails={**defaults, first: "something else"},
+        passes=defaults,
+    )
+
+
+RULES: tuple[Rule, ...] = (
+    _V071,
+    *_SWITCHES,
+    _unread("R11", "ft", FaultToleranceConfig),
+    _unread("R12", "straggler", StragglerDetectionConfig),
+    _unread("R13", "nvrx_straggler", NVRxStragglerDetectionConfig),
+    _unread("R14", "inprocess_restart", InProcessRestartConfig),
+    _unread("R15", "rerun_state_machine", RerunStateMachineConfig),
+)
+"""All rules of this package. A rule whose section is absent does not apply."""

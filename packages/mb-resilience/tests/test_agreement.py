@@ -1,0 +1,177 @@
+"""Ranks are threads that sleep at random, the store is a dict."""
+
+import random
+import threading
+import time
+from dataclasses import dataclass, field
+
+import pytest
+
+from mb_resilience import AgreedStop, Rank0SilentError, StopOrderError, StopSetupError
+
+
+@dataclass
+class Told:
+    received: str | None = None
+
+
+@dataclass
+class DictStore:
+    values: dict[str, bytes] = field(default_factory=dict)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def set(self, key, value, /):
+        with self.changed:
+            self.values[key] = value.encode()
+            self.changed.notify_all()
+
+    def get(self, key, /):
+        with self.changed:
+            assert self.changed.wait_for(lambda: key in self.values, timeout=10)
+            return self.values[key]
+
+    def check(self, keys, /):
+        with self.changed:
+            return all(key in self.values for key in keys)
+
+
+def run_ranks(
+    world_size, *, steps, barrier, told, seed=0, every=1, longest_pause=0.001, store=None, attempt="0"
+):
+    """Run fake ranks; return, per rank, the step at which it was stopped and why (or None).
+
+    Args:
+        barrier: the ranks meet in every step, as they do in collectives; without it they drift apart.
+        told: rank -> (step in which the signal comes, signal).
+    """
+    store = DictStore() if store is None else store
+    meeting = threading.Barrier(world_size, timeout=10)
+    results = ["did not end"] * world_size
+
+    def rank_main(rank):
+        pause = random.Random(seed * 100 + rank)
+        watcher = Told()
+        stop = AgreedStop(
+            watcher,
+            store=store,
+            rank=rank,
+            world_size=world_size,
+            every=every,
+            attempt=attempt,
+            timeout_seconds=10,
+        )
+        results[rank] = None
+        for step in range(1, steps + 1):
+            if barrier:
+                meeting.wait()
+            time.sleep(pause.random() * longest_pause)
+            if rank in told and told[rank][0] == step:
+                watcher.received = told[rank][1]
+            why = stop(step)
+            if why is not None:
+                results[rank] = (step, why)
+                return
+
+    threads = [threading.Thread(target=rank_main, args=(rank,)) for rank in range(world_size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=20)
+    return results
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_ranks_in_step_stop_together_whoever_was_told_and_whenever(world_size):
+    for seed in range(70):
+        chance = random.Random(seed)
+        rank, step = chance.randrange(world_size), chance.randint(1, 6)
+        results = run_ranks(world_size, steps=9, barrier=True, told={rank: (step, "SIGTERM")}, seed=seed)
+        assert len(set(results)) == 1, (seed, results)
+        stopped, why = results[0]
+        assert step + 1 <= stopped <= step + 2, (seed, results)
+        assert why == f"SIGTERM on rank {rank}"
+
+
+def test_ranks_that_drift_apart_stop_together_too():
+    for seed in range(100):
+        chance = random.Random(seed)
+        told = {chance.randrange(3): (chance.randint(1, 20), "SIGTERM")}
+        results = run_ranks(3, steps=60, barrier=False, told=told, seed=seed, longest_pause=0.0005)
+        assert len(set(results)) == 1, (seed, results)
+
+
+def test_two_ranks_told_at_once_give_one_reason():
+    for seed in range(50):
+        told = {1: (3, "SIGTERM"), 2: (3, "SIGINT")}
+        results = run_ranks(3, steps=8, barrier=True, told=told, seed=seed)
+        assert len(set(results)) == 1, (seed, results)
+        assert results[0][1] in ("SIGTERM on rank 1", "SIGINT on rank 2")
+
+
+def test_rounds_can_be_several_steps_apart():
+    for seed in range(20):
+        results = run_ranks(3, steps=30, barrier=True, told={2: (7, "SIGTERM")}, seed=seed, every=5)
+        assert results in ([(15, "SIGTERM on rank 2")] * 3, [(20, "SIGTERM on rank 2")] * 3)
+
+
+def test_nobody_told_means_nobody_stops():
+    assert run_ranks(3, steps=20, barrier=False, told={}) == [None, None, None]
+
+
+def test_a_signal_at_the_last_step_comes_too_late_for_all():
+    assert run_ranks(2, steps=5, barrier=True, told={1: (5, "SIGTERM")}) == [None, None]
+
+
+def test_a_new_attempt_is_not_stopped_by_the_wish_of_the_old_one():
+    store = DictStore()
+    first = run_ranks(2, steps=9, barrier=True, told={1: (2, "SIGTERM")}, store=store, attempt="0")
+    assert first[0] is not None
+    assert run_ranks(2, steps=9, barrier=True, told={}, store=store, attempt="1") == [None, None]
+
+
+def test_one_rank_needs_no_store_and_stops_at_once():
+    told = Told()
+    stop = AgreedStop(told)
+    assert stop(1) is None
+    told.received = "SIGINT"
+    assert stop(2) == "SIGINT on rank 0"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"world_size": 2}, {"rank": 2, "world_size": 2, "store": DictStore()}, {"every": 0}],
+)
+def test_a_set_up_that_cannot_agree_is_refused(arguments):
+    with pytest.raises(StopSetupError, match="AgreedStop"):
+        AgreedStop(Told(), **arguments)
+
+
+@pytest.mark.parametrize("step", [4, 5, 7])
+def test_steps_must_follow_each_other(step):
+    stop = AgreedStop(Told())
+    stop(5)
+    with pytest.raises(StopOrderError, match="after step 5"):
+        stop(step)
+
+
+def test_going_on_after_the_agreed_stop_is_refused():
+    stop = AgreedStop(Told("SIGTERM"), store=DictStore(), world_size=2)
+    assert [stop(1), stop(2)] == [None, "SIGTERM on rank 0"]
+    with pytest.raises(StopOrderError, match="stop after step 2"):
+        stop(3)
+
+
+def test_a_silent_rank_0_is_named():
+    store, now = DictStore(), [0.0]
+    AgreedStop(Told(), store=store, world_size=2)(1)
+
+    def sleep(seconds):
+        now[0] += seconds
+
+    stop = AgreedStop(
+        Told(), store=store, rank=1, world_size=2, timeout_seconds=5, clock=lambda: now[0], sleep=sleep
+    )
+    assert [stop(1), stop(2)] == [None, None]
+    with pytest.raises(Rank0SilentError, match=r"rank 1 has ended step 3, but rank 0 has not ended step 2"):
+        stop(3)
+    assert 5 < now[0] < 6

@@ -1,0 +1,69 @@
+from dataclasses import fields
+
+import pytest
+
+from mb_resilience import (
+    RULES,
+    FaultToleranceConfig,
+    InProcessRestartConfig,
+    NVRxStragglerDetectionConfig,
+    RerunStateMachineConfig,
+    StragglerDetectionConfig,
+)
+
+SECTIONS = {
+    "ft": FaultToleranceConfig,
+    "straggler": StragglerDetectionConfig,
+    "nvrx_straggler": NVRxStragglerDetectionConfig,
+    "inprocess_restart": InProcessRestartConfig,
+    "rerun_state_machine": RerunStateMachineConfig,
+}
+
+
+def outcome(rule, values):
+    return rule.test(*(values[path] for path in rule.fields))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_each_rule_refuses_its_bad_example_and_accepts_its_good_one(rule):
+    assert outcome(rule, rule.fails)
+    assert outcome(rule, rule.passes) is None
+
+
+def test_ids_are_unique():
+    ids = [rule.id for rule in RULES]
+    assert sorted(set(ids)) == sorted(ids)
+
+
+def test_every_rule_reads_fields_that_exist():
+    known = {f"{name}.{field.name}" for name, section in SECTIONS.items() for field in fields(section)}
+    assert {path for rule in RULES for path in rule.fields} <= known
+
+
+def test_default_sections_pass_every_rule():
+    values = {
+        f"{name}.{f.name}": getattr(kind(), f.name) for name, kind in SECTIONS.items() for f in fields(kind)
+    }
+    assert [rule.id for rule in RULES if outcome(rule, values)] == []
+
+
+def test_no_field_is_accepted_silently_but_the_loss_check_that_is_on_by_default():
+    read = {path for rule in RULES for path in rule.fields}
+    known = {f"{name}.{field.name}" for name, section in SECTIONS.items() for field in fields(section)}
+    assert known - read == {"rerun_state_machine.check_for_nan_in_loss"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"calc_relative_gpu_perf": False, "calc_individual_gpu_perf": False}, "nothing to score"),
+        ({"report_time_interval": 0.0}, "report_time_interval=0.0"),
+        ({"gpu_individual_perf_threshold": -0.1}, "threshold -0.1"),
+        ({"enabled": False, "report_time_interval": -1.0}, None),
+    ],
+)
+def test_v071(changed, words):
+    (rule,) = [rule for rule in RULES if rule.id == "V071"]
+    section = NVRxStragglerDetectionConfig(**{"enabled": True, **changed})
+    message = outcome(rule, {path: getattr(section, path.split(".")[1]) for path in rule.fields})
+    assert (words is None and message is None) or words in message

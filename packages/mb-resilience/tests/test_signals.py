@@ -1,0 +1,87 @@
+import signal
+import threading
+
+import pytest
+
+from mb_resilience import SignalWatcher
+
+
+def handlers():
+    return signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+
+
+def test_the_first_signal_is_remembered_and_the_program_goes_on():
+    with SignalWatcher() as watcher:
+        assert watcher.received is None
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+        assert watcher.received == "SIGTERM"
+
+
+def test_a_second_interrupt_stops_at_once():
+    with SignalWatcher() as watcher:
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        assert watcher.received == "SIGINT"
+
+
+def test_interrupts_of_one_key_press_count_once():
+    times = iter([10.0, 10.2, 12.0])
+    with SignalWatcher(same_press_seconds=1.0, clock=lambda: next(times)):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_a_second_sigterm_changes_nothing():
+    with SignalWatcher() as watcher:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+    assert watcher.received == "SIGTERM"
+
+
+def test_the_old_handlers_come_back_also_after_an_error():
+    before = handlers()
+    with pytest.raises(ZeroDivisionError), SignalWatcher() as watcher:  # noqa: PT012 (the error comes after a look)
+        assert watcher.installed
+        assert handlers() != before
+        _ = 1 / 0
+    assert handlers() == before
+    assert not watcher.installed
+
+
+def test_watchers_nest():
+    with SignalWatcher() as outer:
+        with SignalWatcher() as inner:
+            signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+    assert (outer.received, inner.received) == ("SIGINT", "SIGTERM")
+
+
+def test_another_thread_installs_nothing():
+    before = handlers()
+    seen = []
+
+    def enter():
+        with SignalWatcher() as watcher:
+            seen.append((watcher.installed, handlers() == before))
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    assert seen == [(False, True)]
+
+
+def test_a_signal_that_cannot_be_caught_leaves_nothing_behind():
+    before = handlers()
+    with pytest.raises(OSError), SignalWatcher((signal.SIGTERM, signal.SIGKILL)):
+        pass
+    assert handlers() == before
+
+
+def test_other_signals_can_be_watched():
+    with SignalWatcher((signal.SIGUSR1,)) as watcher:
+        signal.raise_signal(signal.SIGUSR1)
+    assert watcher.received == "SIGUSR1"

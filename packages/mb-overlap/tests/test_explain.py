@@ -39,6 +39,17 @@ def test_each_kind_says_what_it_is_and_what_decides():
     ]
 
 
+def test_a_wish_without_effect_shows_the_value_that_stands():
+    model, optimizer, ddp = sections()
+    ddp.use_distributed_optimizer, ddp.overlap_grad_reduce = False, True
+    config = CommOverlapConfig(tp_comm_overlap=False, overlap_grad_reduce=False)
+    lines = explain(config, model, optimizer, ddp).splitlines()
+    assert lines[2].startswith(
+        "gradients           on   O22: has no effect (ddp.use_distributed_optimizer=False)"
+    )
+    assert lines[3] == "parameters          off  ddp.overlap_param_gather=False stands: no rule decides it"
+
+
 def test_explaining_writes_nothing():
     before = sections()
     after = deepcopy(before)

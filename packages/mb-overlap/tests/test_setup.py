@@ -171,6 +171,11 @@ def test_a_wish_that_no_section_can_hold_is_a_warning():
     )
 
 
+def test_wishing_a_thing_away_that_no_section_has_is_no_warning():
+    config = CommOverlapConfig(tp_comm_overlap=False, delay_wgrad_compute=False)
+    assert warnings(config.setup(model_section(), optimizer_section(), ddp_section())) == []
+
+
 def test_none_is_never_copied():
     ddp = ddp_section(sharded=True, bucket_size=1000)
     CommOverlapConfig(tp_comm_overlap=False, data_parallel_size=1).setup(
@@ -195,6 +200,15 @@ def test_a_value_that_the_user_set_on_a_section_is_kept():
         False,
         False,
         True,
+    )
+
+
+def test_what_no_rule_touches_cannot_contradict():
+    config, ddp = CommOverlapConfig(tp_comm_overlap=False, overlap_grad_reduce=True), ddp_section()
+    changes = config.setup(model_section(), optimizer_section(), ddp, keep={"ddp.overlap_grad_reduce"})
+    assert (warnings(changes), ddp.overlap_grad_reduce) == (
+        [("comm_overlap.overlap_grad_reduce", "O22")],
+        False,
     )
 
 

@@ -1,0 +1,30 @@
+import subprocess
+import sys
+
+import pytest
+
+import mb_metrics
+
+
+def test_every_public_name_has_a_home():
+    assert sorted(mb_metrics.__all__) == sorted(mb_metrics._HOMES)
+    for name in mb_metrics.__all__:
+        if name == "TensorBoardSink":
+            pytest.importorskip("tensorboard")
+        assert getattr(mb_metrics, name) is not None
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'Metric'"):
+        mb_metrics.Metric  # noqa: B018
+
+
+def test_importing_and_recording_numbers_loads_neither_torch_nor_tensorboard():
+    code = (
+        "import sys, mb_metrics\n"
+        "from mb_metrics import ConsoleSink, Metrics, LoggerConfig, RULES, build_sinks\n"
+        "with Metrics(build_sinks(LoggerConfig())) as metrics: metrics.record(1, {'lm loss': 1.0})\n"
+        "print({'torch', 'tensorboard', 'numpy'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("set()\n")

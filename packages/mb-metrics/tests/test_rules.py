@@ -1,0 +1,61 @@
+import ast
+import inspect
+from dataclasses import asdict, fields
+
+import pytest
+
+import mb_metrics.config
+import mb_metrics.rules
+from mb_metrics import RULES, LoggerConfig
+
+
+def judge(rule, values):
+    return rule.test(*(values[field] for field in rule.fields))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_a_rule_tells_its_own_examples_apart(rule):
+    assert judge(rule, rule.fails)
+    assert judge(rule, rule.passes) is None
+    assert rule.why
+    assert rule.fix
+
+
+def test_rules_have_names_of_their_own_and_real_fields():
+    assert len({rule.id for rule in RULES}) == len(RULES)
+    known = {f"logger.{field.name}" for field in fields(LoggerConfig)}
+    assert {path for rule in RULES for path in rule.fields if not path.startswith("facts.")} <= known
+
+
+def test_the_defaults_pass_every_rule():
+    values = {f"logger.{name}": value for name, value in asdict(LoggerConfig()).items()}
+    facts = {path: False for rule in RULES for path in rule.fields if path.startswith("facts.")}
+    assert [rule.id for rule in RULES if judge(rule, values | facts)] == []
+
+
+def test_messages_name_the_values():
+    messages = {rule.id: judge(rule, rule.fails) for rule in RULES}
+    assert messages["V052"] == "'gpt' is set and its run has no name ('')"
+    assert messages["V055"] == "comet_ml is asked for and not installed"
+    assert messages["L02"] == "Weights & Biases is asked for and not available in this version"
+    assert messages["L05"] == "log_interval=0 is not positive"
+
+
+@pytest.mark.parametrize("module", [mb_metrics.config, mb_metrics.rules])
+def test_config_and_rules_import_the_standard_library_only(module):
+    tree = ast.parse(inspect.getsource(module))
+    imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert imported <= {"collections.abc", "dataclasses", "typing"}
+    assert not any(isinstance(node, ast.Import) for node in ast.walk(tree))
+
+
+def test_every_field_says_what_it_means():
+    (section,) = (
+        node
+        for node in ast.parse(inspect.getsource(mb_metrics.config)).body
+        if isinstance(node, ast.ClassDef)
+    )
+    body = section.body[1:]
+    assert all(isinstance(node, ast.AnnAssign) for node in body[::2])
+    assert all(isinstance(node.value.value, str) for node in body[1::2])
+    assert len(body) == 2 * len(fields(LoggerConfig))

@@ -1,0 +1,89 @@
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mb_metrics import report_runtime, report_throughput
+
+
+@dataclass(frozen=True)
+class Config:
+    global_batch_size: int = 8
+    micro_batch_size: int = 2
+
+
+@dataclass(frozen=True)
+class State:
+    step: int
+    consumed_train_samples: int = 0
+
+
+def test_every_rate():
+    assert report_throughput(Config(), 3, 100, [0.0, 2.0, 4.0], 2, world_size=4) == {
+        "throughput/batches_per_sec": 0.5,
+        "throughput/samples_per_sec": 4.0,
+        "throughput/tokens_per_sec": 400.0,
+        "throughput/device/batches_per_sec": 0.125,
+        "throughput/device/samples_per_sec": 1.0,
+        "throughput/device/tokens_per_sec": 100.0,
+        "throughput/micro_batch_size": 2.0,
+        "throughput/global_batch_size": 8.0,
+    }
+
+
+@given(window=st.integers(1, 50), extra=st.integers(1, 60))
+def test_steps_of_one_second_are_one_step_per_second_at_any_window(window, extra):
+    history = [float(second) for second in range(window + extra)]
+    report = report_throughput(Config(), 0, 16, history, window)
+    assert report["throughput/batches_per_sec"] == 1.0
+    # A full history counted as window - 1 steps would be low by 1 / window.
+    assert report["throughput/batches_per_sec"] != (window - 1) / window
+
+
+def test_a_changing_batch_size_counts_what_was_consumed():
+    history, consumed = [0.0, 1.0, 2.0, 3.0], [0, 2, 6, 14]
+    report = report_throughput(Config(), 3, 1, history, 2, consumed_samples=consumed)
+    assert report["throughput/samples_per_sec"] == (14 - 2) / 2
+
+
+@pytest.mark.parametrize("history", [[], [1.0], [1.0, 2.0], [3.0, 3.0, 3.0, 3.0]])
+def test_nothing_before_the_window_is_full_or_when_no_time_passed(history):
+    assert report_throughput(Config(), 1, 1, history, 3) == {}
+
+
+def test_sample_counts_must_fit_the_history():
+    with pytest.raises(ValueError, match="1 sample counts for 2 time stamps"):
+        report_throughput(Config(), 1, 1, [0.0, 1.0], 1, consumed_samples=[1])
+
+
+def test_runtime_of_a_resumed_job_goes_by_its_own_steps():
+    state = State(step=900, consumed_train_samples=7200)
+    report = report_runtime(state, 50.0, 100, 1000, start_step=890, clock=lambda: 60.0)
+    assert report == {
+        "time/total": 10.0,
+        "time/tokens": 720_000.0,
+        "time/samples": 7200.0,
+        "time/batches": 900.0,
+        "time/remaining_estimate": 100.0,  # dividing by all 900 steps ever done would say 1.1 s
+    }
+
+
+@pytest.mark.parametrize(("unit", "total"), [("minutes", 120.0), ("hours", 2.0), ("days", 2 / 24)])
+def test_runtime_units(unit, total):
+    report = report_runtime(State(step=1), 0.0, 1, 2, unit, clock=lambda: 7200.0)
+    assert (report["time/total"], report["time/remaining_estimate"]) == pytest.approx((total, total))
+
+
+def test_no_estimate_before_the_first_step():
+    assert "time/remaining_estimate" not in report_runtime(State(step=5), 0.0, 1, 9, start_step=5)
+
+
+def test_nothing_is_left_after_the_last_step():
+    report = report_runtime(State(step=12), 0.0, 1, 10, clock=lambda: 1.0)
+    assert report["time/remaining_estimate"] == 0.0
+
+
+def test_an_unknown_unit_is_refused():
+    with pytest.raises(ValueError, match="no time unit 'weeks'"):
+        report_runtime(State(step=1), 0.0, 1, 1, "weeks")

@@ -128,8 +128,8 @@ def _kept(
         value = getattr(section, name)
         if name in stated and stated[name] != value:
             raise OverlapConflictError(
-                f"{path}.{name}: contradicts {origins[name]} ({value} against {stated[name]}), because both were "
-                f"set by the user and only one can stand. Remove one of them."
+                f"{path}.{name}: contradicts {origins[name]} ({value} against {stated[name]}), because both are "
+                "wishes and only one can stand. Make them equal, or leave one of them unset."
             )
         origins[name] = f"{path}.{name}"
         stated[name] = kept[name] = value

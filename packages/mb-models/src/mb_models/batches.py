@@ -45,6 +45,7 @@ def get_batch(
     Raises:
         BatchError: there is no iterator; a key is missing; S does not divide by twice the context-parallel size; the
             microbatch holds packed sequences, or an attention mask that later stages would not see.
+        StopIteration: the iterator has run out.
     """
     if not (first_stage or last_stage):
         return Batch()

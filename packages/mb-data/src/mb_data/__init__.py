@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from mb_data.samplers import CyclicSampler as CyclicSampler
     from mb_data.samplers import NotEnoughSamplesError as NotEnoughSamplesError
     from mb_data.samplers import SingleSampler as SingleSampler
+    from mb_data.samplers import require_global_batch as require_global_batch
     from mb_data.sizes import SampleCounts as SampleCounts
     from mb_data.sizes import dataset_sample_counts as dataset_sample_counts
     from mb_data.tokenizer_config import TokenizerConfig as TokenizerConfig
@@ -88,6 +89,7 @@ _HOMES = {
     "dataset_sample_counts": "sizes",
     "load_tokenizer": "tokenizers",
     "prepare_corpus": "corpus",
+    "require_global_batch": "samplers",
     "split_matrix": "blend",
     "train_bpe": "bpe",
     "verify_prefix": "indexed",
@@ -125,6 +127,7 @@ __all__ = [
     "dataset_sample_counts",
     "load_tokenizer",
     "prepare_corpus",
+    "require_global_batch",
     "split_matrix",
     "train_bpe",
     "verify_prefix",

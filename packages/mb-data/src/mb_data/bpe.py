@@ -43,11 +43,17 @@ class FileTokenizer:
             )
         content = file.read_bytes()
         self._tokenizer = _parse(content, file)
+        self._tokenizer.no_truncation()  # a file saved for a model of 512 tokens would cut every document there
+        self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True
         self._include_special_tokens = include_special_tokens
         self.vocab_size: int = self._tokenizer.get_vocab_size()
         self.eod = _find_end(self._tokenizer, file)
         self.fingerprint = fingerprint_of(content + bytes([include_special_tokens]))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._tokenizer.encode_special_tokens = True  # the library does not pickle it
 
     def encode(self, text: str) -> list[int]:
         """Turn text into ids, without an end of document."""

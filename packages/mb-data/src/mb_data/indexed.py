@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -263,15 +263,18 @@ def _read_header(idx_path: Path) -> tuple[str, int, int]:
 def _last_token(idx_path: Path, *, sequences: int, boundaries: int, itemsize: int) -> int:
     """Return the tokens up to the end of the last sequence, checking the last entries against each other."""
     with idx_path.open("rb") as stream:
-        stream.seek(HEADER.size + max(sequences - 1, 0) * 4)
-        length = int.from_bytes(stream.read(4), "little", signed=True) if sequences else 0
-        stream.seek(HEADER.size + sequences * _BYTES_PER_SEQUENCE - 8)
-        offset = int.from_bytes(stream.read(8), "little", signed=True) if sequences else 0
-        stream.seek((boundaries - 1) * _BYTES_PER_BOUNDARY, 1)
-        last = int.from_bytes(stream.read(8), "little", signed=True)
+        ends = HEADER.size + sequences * _BYTES_PER_SEQUENCE
+        length = _read_int(stream, HEADER.size + (sequences - 1) * 4, size=4) if sequences else 0
+        offset = _read_int(stream, ends - 8, size=8) if sequences else 0
+        last = _read_int(stream, ends + (boundaries - 1) * _BYTES_PER_BOUNDARY, size=8)
     if last != sequences or length < 0 or offset < 0 or offset % itemsize:
         raise IndexedFormatError(
             f"{idx_path}: the last document ends at sequence {last} of {sequences}, and the last sequence has {length} "
             f"tokens at byte {offset}; this cannot be. Build the pair again."
         )
     return offset // itemsize + length
+
+
+def _read_int(stream: BinaryIO, position: int, *, size: int) -> int:
+    stream.seek(position)
+    return int.from_bytes(stream.read(size), "little", signed=True)

@@ -1,23 +1,13 @@
 """Batches from a dataset, on torch's DataLoader."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
 from mb_data.config import DataloaderConfig
 from mb_data.samplers import CyclicSampler, SingleSampler
-
-
-class Dataset(Protocol):
-    """Samples by index."""
-
-    def __len__(self) -> int:
-        """Return the number of samples."""
-
-    def __getitem__(self, index: int, /) -> Any:
-        """Return a sample: a dictionary of tensors."""
 
 
 def build_data_iterator(

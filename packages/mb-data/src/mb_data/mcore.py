@@ -112,27 +112,16 @@ def build_gpt_datasets(
         PermissionError: The folder for the indices cannot be written.
         ValueError: There is no tokenizer, or a setting is unknown to the installed Megatron Core.
     """
-    config = copy.copy(config)
-    config.finalize()
     samples = [context.train_samples, context.valid_samples, context.test_samples]
-    tokenizer = config.tokenizer or context.tokenizer
-    if isinstance(config, TextCorpusConfig):
-        prepared = _rank_zero_first(lambda: prepare_corpus(config))
-        prefixes = (prepared.train, prepared.valid, prepared.test)
-        config.blend_per_split = [None if prefix is None else ([prefix], None) for prefix in prefixes]
-        tokenizer = tokenizer or load_tokenizer(prepared.tokenizer)
-    if tokenizer is None:
-        raise ValueError(
-            "dataset: no tokenizer; the end of a document and the vocabulary come from it. "
-            "Put one into the build context."
-        )
-    if not isinstance(tokenizer, MegatronTokenizerBase):
-        tokenizer = as_megatron(tokenizer)
-    megatron_config = to_megatron(config, tokenizer=tokenizer, path_to_cache=_index_cache(config))
-    _leave_out_unneeded(megatron_config, samples)
-    _require_tokens(megatron_config)
+    config = _resolved(config, context)
     if not any(samples):
         return None, None, None
+    reads = is_built_on_rank()  # the files need not be there on ranks that do not read
+    index_cache = _index_cache(config) if reads else config.path_to_cache
+    megatron_config = to_megatron(config, tokenizer=config.tokenizer, path_to_cache=index_cache)
+    _leave_out_unneeded(megatron_config, samples)
+    if reads:
+        _require_tokens(megatron_config)
     dataset_class = MockGPTDataset if megatron_config.mock else GPTDataset
     with _without_cache_warning():
         built = BlendedMegatronDatasetBuilder(
@@ -187,6 +176,26 @@ def to_megatron(
         and not config.skip_getting_attention_mask_from_dataset,
     }
     return target(**values)
+
+
+def _resolved(config: GPTDatasetConfig, context: DatasetBuildContext) -> GPTDatasetConfig:
+    """Return a finalized copy of the section, with Megatron's tokenizer, and with the data of a text corpus."""
+    config = copy.copy(config)
+    config.finalize()
+    tokenizer = config.tokenizer or context.tokenizer
+    if isinstance(config, TextCorpusConfig):
+        corpus = config
+        prepared = _rank_zero_first(lambda: prepare_corpus(corpus))
+        prefixes = (prepared.train, prepared.valid, prepared.test)
+        config.blend_per_split = [None if prefix is None else ([prefix], None) for prefix in prefixes]
+        tokenizer = tokenizer or load_tokenizer(prepared.tokenizer)
+    if tokenizer is None:
+        raise ValueError(
+            "dataset: no tokenizer; the end of a document and the vocabulary come from it. "
+            "Put one into the build context."
+        )
+    config.tokenizer = tokenizer if isinstance(tokenizer, MegatronTokenizerBase) else as_megatron(tokenizer)
+    return config
 
 
 def _plain(blend: Blend) -> Blend:

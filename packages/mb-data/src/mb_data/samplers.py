@@ -110,6 +110,19 @@ class CyclicSampler:
             position += step
 
 
+def require_global_batch(total_samples: int, *, global_batch_size: int, drop_last: bool) -> None:
+    """Refuse a training set that cannot fill one global batch where incomplete ones are left out.
+
+    Raises:
+        NotEnoughSamplesError: It has fewer samples.
+    """
+    if drop_last and total_samples < global_batch_size:
+        raise NotEnoughSamplesError(
+            f"dataset: {total_samples} samples do not fill one global batch of {global_batch_size}; no step could be "
+            "made. Give more data, a shorter seq_length or a smaller global batch."
+        )
+
+
 def _check_place(sampler: SingleSampler | CyclicSampler) -> None:
     rank, size = sampler.data_parallel_rank, sampler.data_parallel_size
     if sampler.micro_batch_size < 1 or sampler.consumed_samples < 0 or not 0 <= rank < size:

@@ -13,6 +13,11 @@ Result = TypeVar("Result")
 AHEAD = 4
 """Results for each worker that may wait for an earlier one: bounds memory."""
 
+_GONE = (
+    "a worker process ended without an answer; it was killed, or there was not enough memory. "
+    "Use fewer workers, or smaller documents."
+)
+
 
 class WorkerError(RuntimeError):
     """A worker process ended without an answer: killed, or out of memory."""
@@ -55,7 +60,7 @@ def _in_order(idle: list[Connection], arguments: Iterator[Any], *, most_ahead: i
                 more = False
                 break
             connection = idle.pop()
-            connection.send((argument,))
+            _send(connection, argument)
             busy[connection] = given
             given += 1
         for connection in cast(list[Connection], wait(list(busy)) if busy else []):
@@ -69,14 +74,18 @@ def _in_order(idle: list[Connection], arguments: Iterator[Any], *, most_ahead: i
             taken += 1
 
 
+def _send(connection: Connection, argument: object) -> None:
+    try:
+        connection.send((argument,))
+    except BrokenPipeError as error:
+        raise WorkerError(_GONE) from error
+
+
 def _answer(connection: Connection) -> Any:
     try:
         return connection.recv()
-    except EOFError as error:
-        raise WorkerError(
-            "a worker process ended without an answer; it was killed, or there was not enough memory. "
-            "Use fewer workers, or smaller documents."
-        ) from error
+    except (EOFError, ConnectionResetError) as error:
+        raise WorkerError(_GONE) from error
 
 
 @contextmanager

@@ -1,0 +1,49 @@
+"""What the ranks of `test_ranks` run."""
+
+import torch
+
+from mb_data import DatasetBuildContext, TextCorpusConfig, build_data_iterator, build_gpt_datasets
+
+MICRO = 2
+SAMPLES = 16
+
+
+def read_corpus(sources, cache_dir):
+    """Read one pass on both ranks; returns this rank's micro-batches."""
+    config, train = _train(sources, cache_dir, is_built_on_rank=lambda: True)
+    return _batches(config, train, rank=torch.distributed.get_rank(), ranks=2)
+
+
+def read_corpus_on_rank_zero(sources, cache_dir):
+    """Read one pass on rank 0 alone; returns its samples, and None on rank 1."""
+    config, train = _train(sources, cache_dir, is_built_on_rank=lambda: torch.distributed.get_rank() == 0)
+    if train is None:
+        return None
+    return [row for batch in _batches(config, train, rank=0, ranks=1) for row in batch]
+
+
+def _train(sources, cache_dir, *, is_built_on_rank):
+    config = TextCorpusConfig(
+        seq_length=8,
+        sources=[sources],
+        vocab_size=280,
+        cache_dir=cache_dir,
+        validation_fraction=0.2,
+        test_fraction=0.2,
+        num_workers=0,
+    )
+    context = DatasetBuildContext(train_samples=SAMPLES, valid_samples=2, test_samples=2)
+    return config, build_gpt_datasets(config, context, is_built_on_rank=is_built_on_rank)[0]
+
+
+def _batches(config, train, *, rank, ranks):
+    iterator = build_data_iterator(
+        train,
+        config=config,
+        consumed_samples=0,
+        micro_batch_size=MICRO,
+        data_parallel_rank=rank,
+        data_parallel_size=ranks,
+    )
+    steps = SAMPLES // (MICRO * ranks)
+    return [next(iterator)["tokens"].tolist() for _ in range(steps)]

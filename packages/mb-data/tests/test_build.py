@@ -1,0 +1,108 @@
+import gzip
+import json
+
+import numpy as np
+import pytest
+
+from mb_data import BadDocumentError, ByteTokenizer, build_indexed
+from mb_data.documents import read_chunks
+
+END = ByteTokenizer.eod
+
+
+def tokens_of(prefix):
+    return np.fromfile(f"{prefix}.bin", np.uint16).tolist()
+
+
+def write_lines(path, records):
+    content = "".join(json.dumps(record) + "\n" for record in records).encode()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return path
+
+
+def test_a_file_is_a_document_and_a_folder_its_files_in_order(tmp_path):
+    (tmp_path / "in" / "sub").mkdir(parents=True)
+    (tmp_path / "in" / "b.txt").write_text("b")
+    (tmp_path / "in" / "sub" / "a.txt").write_text("aa")
+    (tmp_path / "in" / ".hidden").write_text("x")
+    (tmp_path / "in" / "empty.txt").write_text("")
+    summary = build_indexed([tmp_path / "in"], tokenizer=ByteTokenizer(), prefix=tmp_path / "made" / "out")
+    assert tokens_of(tmp_path / "made" / "out") == [98, END, 97, 97, END]
+    assert (summary.documents, summary.tokens) == (2, 5)
+
+
+@pytest.mark.parametrize("name", ["in.jsonl", "in.json", "in.jsonl.gz"])
+def test_a_line_is_a_document(tmp_path, name):
+    lines = write_lines(tmp_path / name, [{"text": "a"}, {"text": ""}, {"text": "bc"}])
+    build_indexed([lines], tokenizer=ByteTokenizer(), prefix=tmp_path / "out")
+    assert tokens_of(tmp_path / "out") == [97, END, 98, 99, END]
+
+
+def test_another_key_and_no_end_of_document(tmp_path):
+    lines = write_lines(tmp_path / "in.jsonl", [{"body": "ab"}])
+    build_indexed(
+        [lines], tokenizer=ByteTokenizer(), prefix=tmp_path / "out", json_key="body", append_eod=False
+    )
+    assert tokens_of(tmp_path / "out") == [97, 98]
+
+
+def test_the_result_does_not_depend_on_the_number_of_workers(tmp_path):
+    lines = write_lines(tmp_path / "in.jsonl", [{"text": f"{number} " * 2000} for number in range(2000)])
+    for workers in (1, 2):
+        build_indexed([lines], tokenizer=ByteTokenizer(), prefix=tmp_path / f"out{workers}", workers=workers)
+    assert len(list(read_chunks([lines]))) > 4
+    for suffix in ("bin", "idx"):
+        assert (tmp_path / f"out1.{suffix}").read_bytes() == (tmp_path / f"out2.{suffix}").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["in.jsonl", "in.jsonl.gz"])
+def test_progress_ends_at_the_size_of_the_input(tmp_path, name):
+    seen = []
+    lines = write_lines(tmp_path / name, [{"text": "a" * 1000}] * 3000)
+    build_indexed(
+        [lines], tokenizer=ByteTokenizer(), prefix=tmp_path / "out", progress=lambda *step: seen.append(step)
+    )
+    size = lines.stat().st_size
+    assert len(seen) > 2
+    assert seen[-1] == ("tokenize", size, size)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"{not json", r"in\.jsonl:3: is not JSON"),
+        (b'{"body": "x"}', r"in\.jsonl:3: has no text under 'text', but the keys body"),
+        (b'{"text": 7}', r"in\.jsonl:3: has no text"),
+        (b"[1]", r"in\.jsonl:3: has no text under 'text', but list"),
+        (b"\xff", r"in\.jsonl:3: is not UTF-8"),
+    ],
+)
+def test_a_bad_line_is_named_and_nothing_is_left(tmp_path, line, message):
+    lines = tmp_path / "in.jsonl"
+    lines.write_bytes(b'{"text": "a"}\n\n' + line + b"\n")
+    with pytest.raises(BadDocumentError, match=message):
+        build_indexed([lines], tokenizer=ByteTokenizer(), prefix=tmp_path / "out")
+    assert list(tmp_path.iterdir()) == [lines]
+
+
+def test_a_bad_line_is_named_by_workers_too(tmp_path):
+    lines = tmp_path / "in.jsonl"
+    lines.write_bytes(b'{"text": "a"}\n{not json\n')
+    with pytest.raises(BadDocumentError, match=r"in\.jsonl:2"):
+        build_indexed([lines], tokenizer=ByteTokenizer(), prefix=tmp_path / "out", workers=2)
+    assert list(tmp_path.iterdir()) == [lines]
+
+
+@pytest.mark.parametrize("content", [b"no gzip at all", gzip.compress(b'{"text": "a"}\n' * 99)[:-12]])
+def test_a_broken_archive_is_named(tmp_path, content):
+    (tmp_path / "in.jsonl.gz").write_bytes(content)
+    with pytest.raises(BadDocumentError, match=r"in\.jsonl\.gz: cannot be unpacked"):
+        build_indexed([tmp_path / "in.jsonl.gz"], tokenizer=ByteTokenizer(), prefix=tmp_path / "out")
+
+
+def test_missing_and_empty_inputs(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no such file or folder"):
+        build_indexed([tmp_path / "none"], tokenizer=ByteTokenizer(), prefix=tmp_path / "out")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match="nothing to tokenize"):
+        build_indexed([tmp_path / "empty"], tokenizer=ByteTokenizer(), prefix=tmp_path / "out")

@@ -1,0 +1,185 @@
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mb_data import TextCorpusConfig, load_tokenizer, prepare_corpus, verify_prefix
+from mb_data.corpus import CorpusError, cache_folder, fingerprint, read_sources, split_files
+
+pytest.importorskip("tokenizers", reason="needs the tokenizers extra")
+
+SPLITS = ("train", "valid", "test")
+
+
+@pytest.fixture
+def config(text_folder, tmp_path):
+    return TextCorpusConfig(
+        seq_length=16,
+        sources=[str(text_folder)],
+        vocab_size=280,
+        cache_dir=str(tmp_path / "cache"),
+        validation_fraction=0.2,
+        test_fraction=0.2,
+    )
+
+
+def test_every_file_is_a_document_of_exactly_one_split(config, text_folder):
+    corpus = prepare_corpus(config)
+    prefixes = {"train": corpus.train, "valid": corpus.valid, "test": corpus.test}
+    summaries = {split: verify_prefix(prefix) for split, prefix in prefixes.items()}
+    assert {split: summary.tokens for split, summary in summaries.items()} == corpus.tokens
+    assert {split: summary.documents for split, summary in summaries.items()} | {"skipped": 1} == corpus.files
+    tokenizer = load_tokenizer(corpus.tokenizer)
+    texts = [
+        text
+        for prefix in prefixes.values()
+        for text in tokenizer.decode(np.fromfile(f"{prefix}.bin", np.uint16)).split("<|endoftext|>")
+        if text
+    ]
+    assert sorted(texts) == sorted(path.read_text() for path in text_folder.glob("*/*.txt"))
+
+
+def test_a_second_call_finds_it_quickly(config):
+    first = prepare_corpus(config)
+    seen = []
+    started = time.perf_counter()
+    second = prepare_corpus(config, progress=lambda *step: seen.append(step))
+    assert (second.train, first.reused, second.reused, seen) == (first.train, False, True, [])
+    assert time.perf_counter() - started < 0.5
+
+
+def test_progress_names_the_stages(config):
+    seen = []
+    prepare_corpus(config, progress=lambda *step: seen.append(step))
+    assert {stage for stage, _, _ in seen} == {"train tokenizer", "tokenize"}
+    assert seen[-1] == ("tokenize", 40, 40)
+
+
+def change_content(config, folder):
+    (folder / "one" / "00.txt").write_text("changed")
+
+
+def change_name(config, folder):
+    (folder / "one" / "00.txt").rename(folder / "one" / "renamed.txt")
+
+
+def change_vocabulary(config, folder):
+    config.vocab_size = 281
+
+
+def change_seed(config, folder):
+    config.split_seed = 2
+
+
+def change_fraction(config, folder):
+    config.test_fraction = 0.25
+
+
+@pytest.mark.parametrize(
+    "change", [change_content, change_name, change_vocabulary, change_seed, change_fraction]
+)
+def test_a_change_makes_another_corpus(config, text_folder, change):
+    before = fingerprint(read_sources(config)[0], config)
+    change(config, text_folder)
+    assert fingerprint(read_sources(config)[0], config) != before
+
+
+def test_a_moved_folder_is_the_same_corpus(config, text_folder, tmp_path):
+    before = fingerprint(read_sources(config)[0], config)
+    (tmp_path / "elsewhere").mkdir()
+    text_folder.rename(tmp_path / "elsewhere" / "text")
+    config.sources = [str(tmp_path / "elsewhere" / "text")]
+    assert fingerprint(read_sources(config)[0], config) == before
+
+
+def test_a_new_file_moves_no_other_between_the_splits(config, text_folder):
+    def splits():
+        found = split_files(read_sources(config)[0], config)
+        return {file.name: split for split, files in found.items() for file in files}
+
+    before = splits()
+    (text_folder / "new.txt").write_text("new")
+    assert splits().items() > before.items()
+
+
+@pytest.mark.parametrize("damage", ["train.idx", "tokenizer.json", "corpus.json"])
+def test_a_damaged_corpus_is_made_again(config, damage):
+    folder = Path(prepare_corpus(config).train).parent
+    (folder / damage).unlink()
+    assert prepare_corpus(config).reused is False
+    assert prepare_corpus(config).reused is True
+
+
+def test_a_failed_build_leaves_nothing(config, tmp_path):
+    config.vocab_size = 100_000
+    with pytest.raises(ValueError, match="vocab_size"):
+        prepare_corpus(config)
+    assert list((tmp_path / "cache" / "corpora").iterdir()) == []
+
+
+PREPARE = """
+import sys
+from mb_data import TextCorpusConfig, prepare_corpus
+corpus = prepare_corpus(TextCorpusConfig(
+    seq_length=16, sources=[sys.argv[1]], vocab_size=280, cache_dir=sys.argv[2], validation_fraction=0.2,
+    test_fraction=0.2))
+print(corpus.train)
+"""
+
+
+def test_two_processes_at_once_both_end_well(text_folder, tmp_path):
+    command = [sys.executable, "-c", PREPARE, str(text_folder), str(tmp_path / "cache")]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    trains = {process.communicate()[0].strip() for process in processes}
+    assert [process.returncode for process in processes] == [0, 0]
+    (train,) = trains
+    assert verify_prefix(train).documents > 0
+    assert list((tmp_path / "cache" / "corpora").iterdir()) == [Path(train).parent]
+
+
+def test_what_a_killed_build_left_is_not_read(config):
+    corpus = prepare_corpus(config)
+    folder = Path(corpus.train).parent
+    folder.rename(folder.with_name(f".building-{folder.name}-x"))
+    (folder.with_name(f".building-{folder.name}-x") / "test.idx").unlink()
+    assert prepare_corpus(config).reused is False
+
+
+def test_a_fraction_of_zero_means_no_such_split(config):
+    config.test_fraction = 0.0
+    corpus = prepare_corpus(config)
+    assert (corpus.test, corpus.tokens["test"]) == (None, 0)
+
+
+def test_a_split_without_a_file_is_refused(config, tmp_path):
+    (tmp_path / "single.txt").write_text("alone")
+    config.sources = [str(tmp_path / "single.txt")]
+    with pytest.raises(CorpusError, match="1 files give"):
+        prepare_corpus(config)
+
+
+def test_missing_and_empty_sources_are_refused(config, tmp_path):
+    config.sources = [str(tmp_path / "none")]
+    with pytest.raises(FileNotFoundError, match=r"dataset\.sources"):
+        prepare_corpus(config)
+    (tmp_path / "empty").mkdir()
+    config.sources = [str(tmp_path / "empty")]
+    with pytest.raises(CorpusError, match="have no text"):
+        prepare_corpus(config)
+
+
+def test_the_standard_library_is_there_and_has_no_tests():
+    files, _ = read_sources(TextCorpusConfig(seq_length=16))
+    names = {file.name for file in files}
+    folders = {part for name in names for part in name.split("/")[:-1]}
+    assert {"argparse.py", "json/decoder.py"} <= names
+    assert folders & {"test", "tests", "site-packages", "lib2to3"} == set()
+
+
+def test_where_the_cache_is():
+    assert cache_folder("/a", environment={"MB_CACHE_DIR": "/b"}) == Path("/a")
+    assert cache_folder(None, environment={"MB_CACHE_DIR": "/b"}) == Path("/b")
+    assert cache_folder(None, environment={}) == Path.home() / ".cache" / "mb-trainer"

@@ -1,0 +1,81 @@
+from itertools import islice
+
+import pytest
+import torch
+
+from mb_data import DataloaderConfig, build_data_iterator
+
+
+class Numbers(torch.utils.data.Dataset):
+    """Sample n is n."""
+
+    def __init__(self, size):
+        self.size = size
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        return {"tokens": torch.tensor([index])}
+
+
+def iterate(*, steps=None, size=12, rank=0, ranks=1, consumed=0, worker_init_fn=None, **config):
+    iterator = build_data_iterator(
+        Numbers(size),
+        config=DataloaderConfig(**({"num_workers": 0} | config)),
+        consumed_samples=consumed,
+        micro_batch_size=2,
+        data_parallel_rank=rank,
+        data_parallel_size=ranks,
+        worker_init_fn=worker_init_fn,
+    )
+    return [batch["tokens"].flatten().tolist() for batch in islice(iterator, steps)]
+
+
+def test_one_pass_from_a_position_on():
+    assert iterate(consumed=6) == [[6, 7], [8, 9], [10, 11]]
+
+
+def test_the_type_is_single_unless_it_is_chosen():
+    assert iterate() == iterate(dataloader_type="single")
+
+
+def test_the_cycle_goes_on_where_it_stopped():
+    whole = iterate(dataloader_type="cyclic", steps=20)
+    assert iterate(dataloader_type="cyclic", steps=12, consumed=16) == whole[8:]
+
+
+def refuse_to_start(worker):
+    raise RuntimeError(f"worker {worker} refuses")
+
+
+def test_workers_keep_the_order_and_run_the_init_function():
+    assert iterate(num_workers=2, rank=1, ranks=2) == iterate(rank=1, ranks=2) == [[2, 3], [6, 7], [10, 11]]
+    with pytest.raises(RuntimeError, match="worker 0 refuses"):
+        iterate(num_workers=1, worker_init_fn=refuse_to_start)
+
+
+def test_an_external_loader_is_the_iterable_itself():
+    batches = [{"tokens": torch.ones(2, 4)}]
+    iterator = build_data_iterator(
+        batches,
+        config=DataloaderConfig(dataloader_type="external"),
+        consumed_samples=0,
+        micro_batch_size=2,
+        data_parallel_rank=0,
+        data_parallel_size=1,
+    )
+    assert next(iterator) is batches[0]
+
+
+def test_torch_random_numbers_are_left_alone():
+    torch.manual_seed(1)
+    expected = torch.rand(1)
+    torch.manual_seed(1)
+    iterate(dataloader_type="cyclic", steps=2)
+    assert torch.rand(1) == expected
+
+
+def test_an_unsupported_type_is_refused():
+    with pytest.raises(ValueError, match="'batch' is not supported"):
+        iterate(dataloader_type="batch")

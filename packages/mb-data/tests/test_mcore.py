@@ -1,0 +1,225 @@
+import json
+import logging
+from dataclasses import dataclass, fields
+
+import numpy as np
+import pytest
+import torch
+
+from mb_data import (
+    ByteTokenizer,
+    DatasetBuildContext,
+    GPTDatasetConfig,
+    IndexedWriter,
+    MockGPTDatasetConfig,
+    NotEnoughSamplesError,
+    TextCorpusConfig,
+)
+from mb_data.config import DataloaderConfig
+
+mb_host = pytest.importorskip("mb_host", reason="needs the test group")
+mb_host.install()
+mb_host.quiet()
+gpt_dataset = pytest.importorskip("megatron.core.datasets.gpt_dataset", reason="needs the mcore extra")
+indexed_dataset = pytest.importorskip("megatron.core.datasets.indexed_dataset")
+mcore = pytest.importorskip("mb_data.mcore")
+
+CHOSEN = {"reset_position_ids": False, "reset_attention_mask": False, "eod_mask_loss": False}
+
+
+def build(*, train=20, valid=4, test=0, **values):
+    config = GPTDatasetConfig(**({"seq_length": 8, "split": "90,10,0"} | CHOSEN | values))
+    context = DatasetBuildContext(
+        train_samples=train, valid_samples=valid, test_samples=test, tokenizer=ByteTokenizer()
+    )
+    return mcore.build_gpt_datasets(config, context)
+
+
+def tokens_of(dataset):
+    return [dataset[index]["tokens"].tolist() for index in range(len(dataset))]
+
+
+class TestFormat:
+    DOCUMENTS = ([1, 2, 3], [4], [5, 6])
+
+    @pytest.mark.parametrize("dtype", [np.uint16, np.int32])
+    def test_megatrons_builder_writes_the_same_bytes(self, tmp_path, dtype):
+        with IndexedWriter(tmp_path / "ours", dtype=dtype) as writer:
+            for document in self.DOCUMENTS:
+                writer.add_document(document)
+        builder = indexed_dataset.IndexedDatasetBuilder(str(tmp_path / "theirs.bin"), dtype=dtype)
+        for document in self.DOCUMENTS:
+            builder.add_document(torch.tensor(document), [len(document)])
+        builder.finalize(str(tmp_path / "theirs.idx"))
+        for suffix in ("bin", "idx"):
+            assert (tmp_path / f"ours.{suffix}").read_bytes() == (tmp_path / f"theirs.{suffix}").read_bytes()
+
+    def test_megatrons_reader_gives_the_documents_back(self, tmp_path):
+        with IndexedWriter(tmp_path / "ours", dtype="uint16") as writer:
+            for document in self.DOCUMENTS:
+                writer.add_document(document)
+        dataset = indexed_dataset.IndexedDataset(str(tmp_path / "ours"))
+        assert [document.tolist() for document in dataset] == list(self.DOCUMENTS)
+        assert dataset.document_indices.tolist() == [0, 1, 2, 3]
+
+
+class TestBuild:
+    def test_samples_are_shifted_sequences_without_a_mask(self, prefix):
+        train, valid, test = build(data_path=prefix)
+        sample = train[0]
+        assert sorted(sample) == ["labels", "loss_mask", "position_ids", "tokens"]
+        assert sample["tokens"][1:].tolist() == sample["labels"][:-1].tolist()
+        assert (len(train) >= 20, len(valid) >= 4, test) == (True, True, None)
+
+    def test_a_mask_when_it_is_asked_for(self, prefix):
+        train, _, _ = build(data_path=prefix, skip_getting_attention_mask_from_dataset=False)
+        assert train[0]["attention_mask"].shape == (1, 8, 8)
+
+    def test_the_splits_share_no_document(self, prefix):
+        train, valid, _ = build(data_path=prefix)
+        train_tokens, valid_tokens = ({t for row in tokens_of(d) for t in row} for d in (train, valid))
+        assert train_tokens & valid_tokens <= {ByteTokenizer.eod}
+
+    def test_string_list_and_blend_are_the_same_dataset(self, write_pair):
+        a = write_pair("a", documents=50)
+        b = write_pair("b", documents=50, first=100)
+        forms = [
+            {"data_path": f"30 {a} 70 {b}"},
+            {"data_path": ["30", a, "70", b]},
+            {"blend": ([a, b], [30.0, 70.0])},
+        ]
+        first, *others = (tokens_of(build(**form)[0]) for form in forms)
+        assert all(other == first for other in others)
+        share = sum(max(row[:-1]) >= 100 for row in first) / len(first)
+        assert 0.6 < share < 0.8
+
+    def test_a_single_prefix_with_a_weight_is_that_prefix(self, prefix):
+        assert tokens_of(build(blend=([prefix], [3.0]))[0]) == tokens_of(build(data_path=prefix)[0])
+
+    def test_a_blend_for_each_split(self, write_pair):
+        a = write_pair("a", documents=50)
+        b = write_pair("b", documents=50, first=100)
+        _, valid, test = build(blend_per_split=[([a], None), ([b], None), None], split=None, test=3)
+        assert min(token for row in tokens_of(valid) for token in row) >= 100
+        assert test is None
+
+    def test_splits_of_no_samples_are_none(self, prefix):
+        assert build(data_path=prefix, train=0, valid=0) == (None, None, None)
+
+    def test_generated_data_needs_no_file_and_says_nothing(self, caplog, capfd):
+        config = MockGPTDatasetConfig(seq_length=8, **CHOSEN)
+        context = DatasetBuildContext(
+            train_samples=4, valid_samples=2, test_samples=0, tokenizer=ByteTokenizer()
+        )
+        with caplog.at_level(logging.WARNING):
+            train, valid, test = mcore.build_gpt_datasets(config, context)
+        assert (train[0]["tokens"].shape, len(valid) >= 2, test) == ((8,), True, None)
+        assert (caplog.records, capfd.readouterr().out) == ([], "")
+
+    def test_the_section_is_not_changed(self, prefix):
+        config = GPTDatasetConfig(seq_length=8, data_path=prefix, split="1", **CHOSEN)
+        mcore.build_gpt_datasets(
+            config,
+            DatasetBuildContext(train_samples=4, valid_samples=0, test_samples=0, tokenizer=ByteTokenizer()),
+        )
+        assert config == GPTDatasetConfig(seq_length=8, data_path=prefix, split="1", **CHOSEN)
+
+    def test_a_text_corpus_is_prepared_and_read(self, text_folder, tmp_path):
+        pytest.importorskip("tokenizers")
+        config = TextCorpusConfig(
+            seq_length=8,
+            sources=[str(text_folder)],
+            vocab_size=280,
+            cache_dir=str(tmp_path / "cache"),
+            validation_fraction=0.2,
+            test_fraction=0.0,
+        )
+        context = DatasetBuildContext(train_samples=9, valid_samples=3, test_samples=3)
+        train, valid, test = mcore.build_gpt_datasets(config, context)
+        assert (len(train) >= 9, len(valid) >= 3, test) == (True, True, None)
+        assert max(token for row in tokens_of(train) for token in row) < 280
+
+
+class TestIndexCache:
+    def test_it_is_reused(self, prefix, tmp_path):
+        build(data_path=prefix, path_to_cache=str(tmp_path / "cache"))
+        times = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*.npy")}
+        build(data_path=prefix, path_to_cache=str(tmp_path / "cache"))
+        assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*.npy")} == times != {}
+
+    def test_data_that_changed_under_the_same_name_are_read_anew(self, write_pair):
+        prefix = write_pair("pair", documents=100)
+        build(data_path=prefix)
+        write_pair("pair", documents=50, first=200)
+        fresh = write_pair("fresh", documents=50, first=200)
+        assert tokens_of(build(data_path=prefix)[0]) == tokens_of(build(data_path=fresh)[0])
+
+    def test_a_setting_that_megatron_leaves_out_of_its_key_counts(self, prefix):
+        one, other = (
+            build(data_path=prefix, drop_last_partial_validation_sequence=drop, valid=13, seq_length=10)[1]
+            for drop in (True, False)
+        )
+        assert (len(one), len(other)) == (21, 11)
+
+    def test_another_tokenizer_is_another_index(self, prefix, tmp_path):
+        build(data_path=prefix, path_to_cache=str(tmp_path / "cache"))
+        described = [json.loads(path.read_text()) for path in (tmp_path / "cache").rglob("*description.txt")]
+        assert {entry["tokenizer"]["fingerprint"] for entry in described} == {"bytes"}
+
+    def test_a_folder_that_cannot_be_made_is_named(self, prefix):
+        with pytest.raises(PermissionError, match=r"dataset\.path_to_cache"):
+            build(data_path=prefix, path_to_cache=f"{prefix}.bin")
+
+
+class TestRefused:
+    def test_a_split_without_documents(self, write_pair):
+        prefix = write_pair("pair", documents=3)
+        with pytest.raises(NotEnoughSamplesError, match="the valid split has no tokens"):
+            build(data_path=prefix, split="99,1,0")
+
+    def test_more_samples_than_an_unweighted_blend_has(self, write_pair):
+        a, b = (write_pair(name, documents=20) for name in "ab")
+        with pytest.raises(NotEnoughSamplesError, match="that the run needs"):
+            build(data_path=f"{a} {b}", train=1000)
+
+    def test_no_tokenizer(self, prefix):
+        config = GPTDatasetConfig(seq_length=8, data_path=prefix, split="1", **CHOSEN)
+        with pytest.raises(ValueError, match="no tokenizer"):
+            mcore.build_gpt_datasets(
+                config, DatasetBuildContext(train_samples=1, valid_samples=0, test_samples=0)
+            )
+
+    def test_a_setting_that_megatron_does_not_have(self):
+        @dataclass
+        class OldMegatronConfig:
+            random_seed: int
+            sequence_length: int
+
+        config = GPTDatasetConfig(seq_length=8, inter_document_masking=True)
+        with pytest.raises(ValueError, match=r"dataset\.inter_document_masking"):
+            mcore.to_megatron(config, tokenizer=None, path_to_cache=None, target=OldMegatronConfig)
+
+
+def test_the_tokenizer_in_megatrons_shape():
+    tokenizer = mcore.as_megatron(ByteTokenizer())
+    assert tokenizer.detokenize(tokenizer.tokenize("text")) == "text"
+    assert (tokenizer.eod, tokenizer.pad, tokenizer.vocab_size) == (256, -1, 257)
+    assert (tokenizer.vocab["a"], tokenizer.unique_identifiers["fingerprint"]) == (97, "bytes")
+    with pytest.raises(NotImplementedError, match="no chat template"):
+        tokenizer.apply_chat_template()
+
+
+def test_our_fields_are_megatrons():
+    """Differences: names of the loader, of paths, and what only finalize() uses; a default where theirs has none."""
+    theirs = {field.name: field for field in fields(gpt_dataset.GPTDatasetConfig)}
+    ours = {field.name: field for field in fields(GPTDatasetConfig)}
+    loader = {field.name for field in fields(DataloaderConfig)}
+    assert theirs.keys() - ours.keys() == {"sequence_length"}
+    assert ours.keys() - theirs.keys() - loader == {
+        "seq_length",
+        "data_path",
+        "skip_getting_attention_mask_from_dataset",
+        "per_dataset_sequences_path",
+    }
+    different = {name for name in ours.keys() & theirs.keys() if ours[name].default != theirs[name].default}
+    assert different == {"random_seed"}

@@ -1,0 +1,41 @@
+import subprocess
+import sys
+
+import pytest
+
+from mb_data import RULES
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_every_rule_refuses_its_bad_example_and_passes_its_good_one(rule):
+    assert rule.test(*(rule.fails[path] for path in rule.fields)) is not None
+    assert rule.test(*(rule.passes[path] for path in rule.fields)) is None
+    assert set(rule.fails) == set(rule.passes) == set(rule.fields)
+    assert rule.why[-1] != "."
+    assert rule.fix[-1] == "."
+
+
+def test_ids_are_unique():
+    assert len({rule.id for rule in RULES}) == len(RULES)
+
+
+@pytest.mark.parametrize(
+    ("rule_id", "values", "message"),
+    [
+        ("V044c", ([(["a"], None)] * 3, (["b"], None), None), "set together with"),
+        ("V044c", ([(["a"], [1.0, 2.0]), None, None], None, None), "1 prefixes have 2 weights"),
+        ("V044c", ([None, None, None], None, None), "0 are blends"),
+        ("D12", ("HuggingFaceTokenizer", None, None), "without tokenizer_model"),
+    ],
+)
+def test_other_ways_to_break_a_rule(rule_id, values, message):
+    (rule,) = (rule for rule in RULES if rule.id == rule_id)
+    assert message in rule.test(*values)
+
+
+def test_sections_and_rules_need_the_standard_library_only():
+    program = (
+        "import mb_data.config, mb_data.rules, sys; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["False", "False"]

@@ -1,0 +1,134 @@
+from itertools import islice
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mb_data import CyclicSampler, NotEnoughSamplesError, SingleSampler, require_global_batch
+
+PLACE = {"consumed_samples": 0, "micro_batch_size": 2, "data_parallel_rank": 0, "data_parallel_size": 1}
+
+
+def single(**changes):
+    return SingleSampler(**(PLACE | {"total_samples": 10} | changes))
+
+
+def cyclic(**changes):
+    return CyclicSampler(**(PLACE | {"total_samples": 10, "seed": 1} | changes))
+
+
+def global_order(make, *, size, steps, **place):
+    """The samples that all ranks read, micro-step by micro-step, in the order of the ranks."""
+    shards = [
+        list(islice(make(data_parallel_rank=r, data_parallel_size=size, **place), steps)) for r in range(size)
+    ]
+    return [sample for batches in zip(*shards, strict=True) for batch in batches for sample in batch]
+
+
+def test_two_ranks_take_turns():
+    assert list(single(data_parallel_rank=0, data_parallel_size=2)) == [[0, 1], [4, 5]]
+    assert list(single(data_parallel_rank=1, data_parallel_size=2)) == [[2, 3], [6, 7]]
+
+
+def test_the_rest_is_spread_when_it_is_kept():
+    ranks = [
+        single(total_samples=11, data_parallel_rank=r, data_parallel_size=2, drop_last=False) for r in (0, 1)
+    ]
+    assert [list(rank) for rank in ranks] == [[[0, 1], [4, 5], [8]], [[2, 3], [6, 7], [9, 10]]]
+
+
+def test_a_rest_smaller_than_the_ranks_is_left_out():
+    ranks = [
+        single(total_samples=9, data_parallel_rank=r, data_parallel_size=2, drop_last=False) for r in (0, 1)
+    ]
+    assert [list(rank) for rank in ranks] == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
+
+
+def test_a_finished_pass_is_empty():
+    assert list(single(consumed_samples=10)) == []
+
+
+def test_each_pass_of_the_cycle_has_every_sample_in_an_order_of_its_own():
+    order = global_order(cyclic, size=1, steps=15)
+    passes = [order[start : start + 10] for start in (0, 10, 20)]
+    assert [sorted(each) for each in passes] == [list(range(10))] * 3
+    assert len(set(map(tuple, passes))) == 3
+
+
+def test_the_seed_chooses_the_order():
+    assert global_order(cyclic, size=1, steps=5) != global_order(cyclic, size=1, steps=5, seed=2)
+
+
+@given(
+    make=st.sampled_from([single, cyclic]),
+    size=st.integers(1, 4),
+    micro=st.integers(1, 3),
+    total=st.integers(12, 40),
+    consumed=st.integers(0, 12),
+)
+def test_the_global_order_is_the_same_for_every_data_parallel_size(make, size, micro, total, consumed):
+    steps = (total - consumed) // (size * micro)
+    place = {"total_samples": total, "consumed_samples": consumed}
+    sharded = global_order(make, size=size, steps=steps, micro_batch_size=micro, **place)
+    assert sharded == global_order(make, size=1, steps=steps * size * micro, micro_batch_size=1, **place)
+
+
+@given(
+    make=st.sampled_from([single, cyclic]),
+    before=st.integers(1, 4),
+    after=st.integers(1, 4),
+    micro=st.integers(1, 3),
+    stop=st.integers(0, 6),
+)
+def test_stopping_and_going_on_is_never_having_stopped(make, before, after, micro, stop):
+    total = 300 if make is single else 7  # cyclic: over the end of several passes
+    step = before * after * micro
+    whole = global_order(make, size=1, steps=10 * step, micro_batch_size=1, total_samples=total)
+    place = {"micro_batch_size": micro, "total_samples": total}
+    head = global_order(make, size=before, steps=stop * after, **place)
+    tail = global_order(make, size=after, steps=(10 - stop) * before, consumed_samples=len(head), **place)
+    assert head + tail == whole[: len(head + tail)]
+
+
+@given(size=st.integers(1, 4), micro=st.integers(1, 3), total=st.integers(4, 30), keep=st.booleans())
+def test_all_ranks_make_the_same_number_of_steps(size, micro, total, keep):
+    total = max(total, size * micro)
+    place = {"total_samples": total, "micro_batch_size": micro, "data_parallel_size": size}
+    ranks = [list(single(**place, data_parallel_rank=rank, drop_last=not keep)) for rank in range(size)]
+    read = sorted(sample for rank in ranks for batch in rank for sample in batch)
+    assert len({len(rank) for rank in ranks}) == 1
+    assert read == list(range(len(read)))
+    assert total - len(read) < (size if keep else size * micro)
+
+
+@pytest.mark.parametrize("make", [single, cyclic])
+def test_no_samples_are_refused(make):
+    with pytest.raises(NotEnoughSamplesError):
+        make(total_samples=0)
+
+
+def test_less_than_one_step_is_refused():
+    with pytest.raises(NotEnoughSamplesError, match="do not fill one micro-batch"):
+        single(total_samples=7, data_parallel_size=4)
+
+
+def test_less_than_one_global_batch_is_refused():
+    require_global_batch(16, global_batch_size=16, drop_last=True)
+    require_global_batch(12, global_batch_size=16, drop_last=False)
+    with pytest.raises(NotEnoughSamplesError, match="12 samples do not fill one global batch of 16"):
+        require_global_batch(12, global_batch_size=16, drop_last=True)
+
+
+def test_more_consumed_than_there_is_is_refused():
+    with pytest.raises(ValueError, match="11 samples are consumed, but there are only 10"):
+        single(consumed_samples=11)
+
+
+@pytest.mark.parametrize("make", [single, cyclic])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"micro_batch_size": 0}, {"data_parallel_rank": 1}, {"data_parallel_size": 0}, {"consumed_samples": -1}],
+)
+def test_impossible_places_are_refused(make, wrong):
+    with pytest.raises(ValueError, match="Correct them"):
+        make(**wrong)

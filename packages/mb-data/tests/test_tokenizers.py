@@ -1,0 +1,150 @@
+import json
+import os
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mb_data import ByteTokenizer, NullTokenizer, TokenizerConfig, TokenizerError, load_tokenizer
+
+pytest.importorskip("tokenizers", reason="needs the tokenizers extra")
+from mb_data import train_bpe
+
+TEXT = "The quick brown fox jumps over the lazy dog. Die heiße Quelle läuft über. " * 20
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    (folder / "text.txt").write_text(TEXT)
+    return train_bpe([folder / "text.txt"], vocab_size=300, out=folder / "tokenizer.json"), folder
+
+
+@given(text=st.text())
+def test_bytes_there_and_back(text):
+    assert ByteTokenizer().decode(ByteTokenizer().encode(text)) == text
+
+
+def test_numbers_there_and_back():
+    tokenizer = NullTokenizer(100)
+    assert tokenizer.encode("1 22 3") == [1, 22, 3]
+    assert (tokenizer.decode([1, 22]), tokenizer.eod) == ("1 22", 99)
+
+
+@pytest.mark.parametrize("text", ["one", "100", "-1"])
+def test_what_is_no_number_of_the_vocabulary_is_refused(text):
+    with pytest.raises(TokenizerError, match="is not a number below 100"):
+        NullTokenizer(100).encode(text)
+
+
+class TestTrained:
+    def test_it_has_exactly_the_size_asked_for(self, trained):
+        tokenizer, _ = trained
+        assert (tokenizer.vocab_size, max(tokenizer.encode(TEXT)) < 300) == (300, True)
+        assert len(tokenizer.encode(TEXT)) < len(TEXT)
+
+    @given(text=st.text())
+    def test_any_text_there_and_back(self, trained, text):
+        assert trained[0].decode(trained[0].encode(text)) == text
+
+    def test_the_same_files_give_the_same_tokenizer(self, trained, tmp_path):
+        tokenizer, folder = trained
+        again = train_bpe([folder / "text.txt"], vocab_size=300, out=tmp_path / "tokenizer.json")
+        assert again.fingerprint == tokenizer.fingerprint
+        assert again.fingerprint == load_tokenizer(folder).fingerprint
+
+    def test_text_cannot_end_a_document_even_in_another_process(self, trained):
+        tokenizer, _ = trained
+        text = "before<|endoftext|>after"
+        copied = pickle.loads(pickle.dumps(tokenizer))
+        assert tokenizer.eod not in tokenizer.encode(text)
+        assert copied.encode(text) == tokenizer.encode(text)
+        assert tokenizer.decode([tokenizer.eod]) == "<|endoftext|>"
+
+    def test_training_leaves_the_environment_alone(self, trained):
+        assert "TOKENIZERS_PARALLELISM" not in os.environ
+
+    def test_progress_counts_files(self, tmp_path):
+        (tmp_path / "text.txt").write_text(TEXT)
+        seen = []
+        train_bpe(
+            [tmp_path / "text.txt"] * 2,
+            vocab_size=280,
+            out=tmp_path / "t.json",
+            progress=lambda *step: seen.append(step),
+        )
+        assert seen == [("train tokenizer", 1, 2), ("train tokenizer", 2, 2)]
+
+    def test_too_little_text_is_refused(self, tmp_path):
+        (tmp_path / "text.txt").write_text("ab")
+        with pytest.raises(TokenizerError, match="asked for 1000 entries, but 1 files give 258"):
+            train_bpe([tmp_path / "text.txt"], vocab_size=1000, out=tmp_path / "t.json")
+        assert not (tmp_path / "t.json").exists()
+
+    def test_too_small_a_vocabulary_is_refused(self, tmp_path):
+        with pytest.raises(TokenizerError, match="256 is below 257"):
+            train_bpe([], vocab_size=256, out=tmp_path / "t.json")
+
+
+class TestLoad:
+    @pytest.mark.parametrize(
+        ("config", "size"),
+        [
+            (TokenizerConfig(tokenizer_type="ByteTokenizer"), 257),
+            (TokenizerConfig(tokenizer_type="NullTokenizer", vocab_size=64), 64),
+        ],
+    )
+    def test_types_without_a_file(self, config, size):
+        assert load_tokenizer(config).vocab_size == size
+
+    def test_a_folder_or_a_file(self, trained):
+        _, folder = trained
+        config = TokenizerConfig(tokenizer_type="HuggingFaceTokenizer", tokenizer_model=str(folder))
+        assert load_tokenizer(config).eod == load_tokenizer(folder / "tokenizer.json").eod == 0
+
+    @pytest.mark.parametrize("eos_token", ["x", {"content": "x"}])
+    def test_the_settings_beside_it_may_name_the_end(self, trained, tmp_path, eos_token):
+        (tmp_path / "tokenizer.json").write_bytes((trained[1] / "tokenizer.json").read_bytes())
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": eos_token}))
+        tokenizer = load_tokenizer(tmp_path)
+        assert tokenizer.decode([tokenizer.eod]) == "x"
+
+    def test_a_limit_on_the_length_in_the_file_does_not_cut_documents(self, trained, tmp_path):
+        content = json.loads((trained[1] / "tokenizer.json").read_text())
+        content["truncation"] = {
+            "direction": "Right",
+            "max_length": 4,
+            "strategy": "LongestFirst",
+            "stride": 0,
+        }
+        (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+        assert load_tokenizer(tmp_path).encode(TEXT) == trained[0].encode(TEXT)
+
+    def test_a_missing_file(self, tmp_path):
+        with pytest.raises(FileNotFoundError, match=r"tokenizer\.json: no such file"):
+            load_tokenizer(tmp_path)
+
+    def test_a_file_that_is_no_tokenizer(self, tmp_path):
+        (tmp_path / "tokenizer.json").write_text("{}")
+        with pytest.raises(TokenizerError, match="is no tokenizer"):
+            load_tokenizer(tmp_path)
+
+    def test_a_tokenizer_without_an_end_of_document(self, trained, tmp_path):
+        content = (trained[1] / "tokenizer.json").read_text().replace("<|endoftext|>", "<|other|>")
+        (tmp_path / "tokenizer.json").write_text(content)
+        with pytest.raises(TokenizerError, match="has no token that ends a document"):
+            load_tokenizer(tmp_path)
+
+    @pytest.mark.parametrize(
+        "config",
+        [
+            TokenizerConfig(),
+            TokenizerConfig(tokenizer_type="SentencePieceTokenizer"),
+            TokenizerConfig(tokenizer_type="NullTokenizer"),
+            TokenizerConfig(tokenizer_type="HuggingFaceTokenizer"),
+        ],
+    )
+    def test_what_cannot_be_loaded_is_refused(self, config):
+        with pytest.raises(TokenizerError, match="cannot load type"):
+            load_tokenizer(config)

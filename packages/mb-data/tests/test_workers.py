@@ -1,0 +1,38 @@
+import operator
+import os
+from functools import partial
+
+import pytest
+
+from mb_data.workers import WorkerError, map_in_order
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_results_come_in_order(workers):
+    assert list(map_in_order(operator.neg, range(50), workers=workers)) == [-number for number in range(50)]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_error_comes_at_its_place(workers):
+    results = map_in_order(partial(operator.floordiv, 12), [3, 2, 0, 1], workers=workers)
+    assert [next(results), next(results)] == [4, 6]
+    with pytest.raises(ZeroDivisionError):
+        next(results)
+
+
+def test_only_a_few_arguments_are_taken_ahead():
+    taken = iter(range(1000))
+    results = map_in_order(operator.neg, taken, workers=2)
+    next(results)
+    assert next(taken) <= 2 * 4
+    results.close()
+
+
+def test_a_worker_that_dies_is_an_error():
+    with pytest.raises(WorkerError, match="ended without an answer"):
+        list(map_in_order(os._exit, [1, 1], workers=2))
+
+
+def test_somebody_has_to_work():
+    with pytest.raises(ValueError, match="workers: 0"):
+        list(map_in_order(operator.neg, [1], workers=0))

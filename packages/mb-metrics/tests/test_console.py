@@ -4,7 +4,7 @@ import re
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mb_metrics import ConsoleSink, Evaluation, Interval, Metrics, Row
@@ -94,6 +94,7 @@ def test_the_step_time_line(speed, line):
     assert step_time_line(speed) == line
 
 
+@settings(deadline=None)
 @given(st.floats(min_value=0), st.one_of(st.none(), st.floats(min_value=0)))
 def test_cloudai_reads_the_step_time_line_whatever_the_numbers(step_seconds, tflops):
     line = step_time_line(rates(step_seconds, tflops, 0.5, 1e30))

@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mb_metrics import FlopsPerToken, gpt_flops_per_token
@@ -40,6 +40,7 @@ def test_gpt3_agrees_with_the_closed_formula_of_the_megatron_paper():
     assert flops.total == pytest.approx(body + 6 * width * vocab)
 
 
+@settings(deadline=None)
 @given(causal=st.booleans(), seq_length=st.integers(1, 4096))
 def test_causal_attention_counts_half_and_says_so(causal, seq_length):
     flops = gpt_flops_per_token(**SHAPE | {"seq_length": seq_length}, causal=causal)

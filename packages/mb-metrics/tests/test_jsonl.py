@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mb_metrics import JsonlSink, Metrics, Row, read_jsonl
@@ -32,6 +32,7 @@ def test_an_object_per_step_and_one_per_evaluation(tmp_path):
     )
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.text(), st.floats()))
 def test_any_value_comes_back_and_every_line_is_strict_json(values):
     values = {name: value for name, value in values.items() if name not in ("step", "time")}
@@ -46,6 +47,7 @@ def test_any_value_comes_back_and_every_line_is_strict_json(values):
     assert repr(back) == repr({"step": 1, "time": 0.5} | values)
 
 
+@settings(deadline=None)
 @given(data=st.data())
 def test_stop_and_resume_equals_never_stopped(data):
     last = data.draw(st.integers(1, 30))
@@ -75,6 +77,13 @@ def test_without_a_resume_step_nothing_is_dropped_but_a_cut_line(tmp_path):
     sink.close()
     assert steps(path) == [1, 2, 3]
     assert [file.name for file in tmp_path.iterdir()] == ["m.jsonl"]
+
+
+def test_resuming_before_the_first_step_begins_anew(tmp_path):
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}\n')
+    JsonlSink(path, resume_step=0).close()
+    assert path.read_text() == ""
 
 
 def test_a_whole_last_line_without_its_newline_stands(tmp_path):

@@ -3,7 +3,7 @@ import math
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mb_metrics import Metrics, Sink
@@ -153,6 +153,7 @@ def test_close_after_flush_still_sums_up(recorder):
     assert recorder.closed == 1
 
 
+@settings(deadline=None)
 @given(
     st.integers(1, 7),
     st.lists(st.sampled_from(["record", "flush", "evaluate"]), max_size=40),

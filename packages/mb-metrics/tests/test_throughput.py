@@ -1,7 +1,7 @@
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mb_metrics import report_runtime, report_throughput
@@ -32,6 +32,7 @@ def test_every_rate():
     }
 
 
+@settings(deadline=None)
 @given(window=st.integers(1, 50), extra=st.integers(1, 60))
 def test_steps_of_one_second_are_one_step_per_second_at_any_window(window, extra):
     history = [float(second) for second in range(window + extra)]

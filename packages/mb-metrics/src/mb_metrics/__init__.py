@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from mb_metrics.sinks.jsonl import JsonlSink as JsonlSink
     from mb_metrics.sinks.jsonl import read_jsonl as read_jsonl
     from mb_metrics.sinks.tensorboard import TensorBoardSink as TensorBoardSink
+    from mb_metrics.throughput import Rates as Rates
     from mb_metrics.throughput import report_throughput as report_throughput
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "JsonlSink",
     "LoggerConfig",
     "Metrics",
+    "Rates",
     "Row",
     "Rule",
     "Sink",
@@ -66,6 +68,7 @@ _HOMES = {
     "JsonlSink": "sinks.jsonl",
     "LoggerConfig": "config",
     "Metrics": "metrics",
+    "Rates": "throughput",
     "Row": "record",
     "Rule": "rules",
     "Sink": "sink",

@@ -49,16 +49,17 @@ def take(values: Mapping[str, Value]) -> tuple[dict[str, float], Sequence[Any]]:
         TypeError: a value is neither a number nor a tensor that this rank can read alone.
         ValueError: a tensor has not exactly one element.
     """
+    tensor_type = _tensor_type()
     numbers: dict[str, float] = {}
     tensors: dict[str, DeviceScalar] = {}
     for name, value in values.items():
         if isinstance(value, (float, int)):
             numbers[name] = float(value)
-        elif value is None:
-            continue
-        elif _is_tensor(value):
+        elif isinstance(value, tensor_type):
             tensors[name] = value
             numbers[name] = math.nan
+        elif value is None:
+            continue
         elif isinstance(value, Real):
             numbers[name] = float(value)
         else:
@@ -69,9 +70,10 @@ def take(values: Mapping[str, Value]) -> tuple[dict[str, float], Sequence[Any]]:
     return numbers, import_module("mb_metrics.tensors").pack(tensors) if tensors else ()
 
 
-def _is_tensor(value: object) -> bool:
-    torch = sys.modules.get("torch")  # who has a tensor has imported torch
-    return torch is not None and isinstance(value, torch.Tensor)
+def _tensor_type() -> Any:
+    """Return torch's tensor type, or what no value is an instance of: who has a tensor has imported torch."""
+    torch = sys.modules.get("torch")
+    return () if torch is None else torch.Tensor
 
 
 class Batch:

@@ -26,7 +26,8 @@ class JsonlSink:
     Args:
         path: The file; its folder is made.
         resume_step: The last step that stands: rows of later steps, which the run will repeat, are dropped, and so
-            is a line that was cut when an earlier run was killed. None: continue after what is there.
+            is a line that was cut when an earlier run was killed. One before the first step (0, or -1 where steps
+            count from 0) begins anew; None continues after what is there.
 
     Raises:
         ValueError: a line of the file, other than the last, is not a JSON object with a step.

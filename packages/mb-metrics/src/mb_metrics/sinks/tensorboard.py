@@ -24,7 +24,8 @@ class TensorBoardSink:
 
     Args:
         folder: Where the event files are; it is made. TensorBoard shows it as one run.
-        resume_step: The last step that stands; None: continue after what is there.
+        resume_step: The last step that stands: one before the first (0, or -1 where steps count from 0) begins anew,
+            None continues after what is there.
         every: Steps between points; the last step of a log interval is written in any case.
         keep: Which metrics to write, by name; None: all.
         queue_size: Events held for the writing thread before `write_rows` waits for it.

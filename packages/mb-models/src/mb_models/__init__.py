@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from mb_models.forward_step import GPTForwardStep as GPTForwardStep
     from mb_models.forward_step import gpt_forward_step as gpt_forward_step
     from mb_models.forward_step import masked_next_token_loss as masked_next_token_loss
+    from mb_models.generation import PromptError as PromptError
+    from mb_models.generation import generate as generate
     from mb_models.gpt import GPTModelProvider as GPTModelProvider
     from mb_models.gpt import LayerSpec as LayerSpec
     from mb_models.kernels import gpu_only_settings as gpu_only_settings
@@ -46,8 +48,10 @@ __all__ = [
     "GPTModelProvider",
     "LayerSpec",
     "ModelConfigError",
+    "PromptError",
     "RULES",
     "TransformerFields",
+    "generate",
     "get_batch",
     "gpt_forward_step",
     "gpu_only_settings",
@@ -69,8 +73,10 @@ _HOMES = {
     "GPTModelProvider": "gpt",
     "LayerSpec": "gpt",
     "ModelConfigError": "rules",
+    "PromptError": "generation",
     "RULES": "rules",
     "TransformerFields": "config",
+    "generate": "generation",
     "get_batch": "batches",
     "gpt_forward_step": "forward_step",
     "gpu_only_settings": "kernels",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass
+from inspect import signature
 from typing import Any
 
 from mb_config.container import ConfigContainer
@@ -12,7 +13,7 @@ from mb_config.resolution import Change, Resolution
 from mb_config.resolve_precision import apply_precision
 from mb_config.rules import schedule
 from mb_config.rules.training import LENGTH_RULES
-from mb_config.schedule import scheduler_steps
+from mb_config.schedule import scheduler_steps, weight_decays
 from mb_config.section import unrecorded
 
 __all__ = ["Change", "runtime_config_update"]
@@ -35,7 +36,8 @@ def runtime_config_update(
     defaults, length, schedule. What the user set (in a file, on the command line, in code) is kept where that is legal.
 
     Args:
-        config: The sections. Overlap is `config.comm_overlap.setup(model, optimizer, ddp)`, if there is such a method.
+        config: The sections. Overlap is `config.comm_overlap.setup(model, optimizer, ddp)`, if there is such a method;
+            where it takes `keep`, it is told the paths that the user set.
         world_size: Number of processes.
         provenance: Where the values came from; is told of each change. Without it, what the sections remember was
             set in code.
@@ -67,24 +69,28 @@ def _set_data_parallel_size(run: Resolution, world_size: int) -> None:
         run.problems += error.problems
         return
     now = run.config.data_parallel_size
+    if hasattr(run.config.comm_overlap, "data_parallel_size"):
+        run.provenance.note("comm_overlap.data_parallel_size", "resolve: V031")
     if before != now:
         run.record("data_parallel_size", before, now, rule="V031", why="processes / (tp x pp x cp)")
 
 
 def _overlap(run: Resolution) -> None:
     config = run.config
-    if not hasattr(config.comm_overlap, "setup"):
+    if run.problems or not hasattr(config.comm_overlap, "setup"):
         return
     names = ("model", "optimizer", "ddp")
     sections = [getattr(config, name) for name in names]
     before = {f"{name}.{leaf}": value for name in names for leaf, value in _values(getattr(config, name))}
+    chosen = [path for path in before if run.rank(path) == 2]
+    keeps = "keep" in signature(config.comm_overlap.setup).parameters
     with unrecorded(*sections):
-        config.comm_overlap.setup(*sections)
+        config.comm_overlap.setup(*sections, **({"keep": chosen} if keeps else {}))
         for path, old in before.items():
             new = run.get(path)
             if old == new and type(old) is type(new):
                 continue
-            if run.rank(path) == 2:
+            if path in chosen:
                 section, _, leaf = path.partition(".")
                 setattr(getattr(config, section), leaf, old)
             else:
@@ -157,13 +163,10 @@ def _length(run: Resolution) -> None:
 
 def _schedule(run: Resolution) -> None:
     config, section = run.config, run.config.scheduler
-    decay = config.optimizer.weight_decay
-    start, end = section.start_weight_decay, section.end_weight_decay
-    if section.weight_decay_incr_style == "constant":
-        start, end = (value if value is not None else other for value, other in ((start, end), (end, start)))
+    start, end = weight_decays(section, config.optimizer)
     defaults = {
-        "scheduler.start_weight_decay": decay if start is None else start,
-        "scheduler.end_weight_decay": decay if end is None else end,
+        "scheduler.start_weight_decay": start,
+        "scheduler.end_weight_decay": end,
         "optimizer.min_lr": config.optimizer.min_lr or 0.0,
     }
     for path, value in defaults.items():

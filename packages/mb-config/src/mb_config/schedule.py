@@ -68,6 +68,15 @@ def scheduler_steps(train: TrainingConfig, scheduler: SchedulerConfig) -> Schedu
     )
 
 
+def weight_decays(scheduler: SchedulerConfig, optimizer: OptimizerConfig) -> tuple[float, float]:
+    """Weight decay at the start and at the end; what is not given is the optimizer's, or a constant's other end."""
+    start, end = scheduler.start_weight_decay, scheduler.end_weight_decay
+    if scheduler.weight_decay_incr_style == "constant":
+        start, end = (end if start is None else start), (start if end is None else end)
+    default = optimizer.weight_decay
+    return (default if start is None else start), (default if end is None else end)
+
+
 def learning_rate(
     consumed: int, *, steps: SchedulerSteps, scheduler: SchedulerConfig, optimizer: OptimizerConfig
 ) -> float:

@@ -72,6 +72,8 @@ def _v119(  # noqa: PLR0913 - one value per field
     cp: int,
     eval_cp: int | None,
 ) -> str | None:
+    if eval_batch is None and eval_micro is None and eval_cp is None:
+        return None  # as in training, where V242 speaks
     batch, micro = eval_batch or batch, eval_micro or micro
     dp = data_parallel_size(world, tp, pp, eval_cp or cp)
     if dp is None and eval_cp is not None:

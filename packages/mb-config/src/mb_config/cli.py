@@ -1,0 +1,117 @@
+"""`mb-config`: check, show and explain a YAML configuration without torch."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+from mb_config.display import show
+from mb_config.errors import ConfigReadError
+from mb_config.plain import PlainConfig, read_plain
+from mb_config.problems import Problem, check, explain
+from mb_config.rules import RULES
+
+_EXAMPLES = """examples:
+  mb-config check run.yaml train.global_batch_size=64 --world-size 8
+  mb-config show run.yaml --origin
+  mb-config explain V242
+
+exit codes: 0 no problem that refuses the run, 1 problems, 2 could not be read
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code."""
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    if any(text.startswith("-") or options.command == "explain" for text in rest):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    commands = {"check": _check, "show": _show, "explain": _explain}
+    try:
+        if options.command != "explain":
+            options.overrides += rest  # argparse takes no second group of words after an option
+        return commands[options.command](options)
+    except ConfigReadError as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="mb-config",
+        description="Check, show and explain the configuration of a Megatron trainer.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    checking = commands.add_parser("check", help="report every problem of a file")
+    checking.add_argument("--world-size", type=int, metavar="N", help="number of processes to check for")
+    checking.add_argument("--json", action="store_true", help="print one JSON object")
+    showing = commands.add_parser("show", help="print the whole configuration")
+    showing.add_argument("--origin", action="store_true", help="say where each value came from")
+    for command in (checking, showing):
+        command.add_argument("file", metavar="FILE", help="YAML file")
+        command.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="changes, in Hydra's grammar")
+    explaining = commands.add_parser("explain", help="explain a rule")
+    explaining.add_argument("rule", metavar="RULE", help="its number, such as V242")
+    return parser
+
+
+def _check(options: argparse.Namespace) -> int:
+    plain = read_plain(options.file, options.overrides)
+    facts: dict[str, object] = {"env": dict(os.environ)}
+    if options.world_size is not None:
+        facts["world_size"] = options.world_size
+    problems = check(plain.sections(), RULES, facts=facts, provenance=plain.provenance)
+    if options.json:
+        print(json.dumps(_report(plain, problems), indent=2))
+    else:
+        for problem in problems:
+            print(f"{problem.severity} {problem.id}: {problem}")
+        print(_summary(plain, problems, world_size=options.world_size), file=sys.stderr)
+    return 1 if any(problem.severity == "error" for problem in problems) else 0
+
+
+def _show(options: argparse.Namespace) -> int:
+    plain = read_plain(options.file, options.overrides)
+    print(show(plain.config, plain.provenance, origin=options.origin), end="")
+    return 0
+
+
+def _explain(options: argparse.Namespace) -> int:
+    by_id = {rule.id.lower(): rule for rule in RULES}
+    rule = by_id.get(options.rule.lower())
+    if rule is None:
+        near = get_close_matches(options.rule.lower(), by_id, n=3)
+        hint = f"; did you mean {' or '.join(by_id[name].id for name in near)}?" if near else ""
+        raise ConfigReadError(f"no rule {options.rule!r} here{hint}")
+    print(explain(rule))
+    return 0
+
+
+def _report(plain: PlainConfig, problems: Sequence[Problem]) -> dict[str, object]:
+    return {
+        "problems": [problem.to_dict() for problem in problems],
+        "changes": [],
+        "checked": list(plain.known),
+        "checked_by_shared_rules_only": list(plain.foreign),
+        "absent": list(plain.absent),
+    }
+
+
+def _summary(plain: PlainConfig, problems: Sequence[Problem], *, world_size: int | None) -> str:
+    errors = sum(problem.severity == "error" for problem in problems)
+    lines = [f"{errors} errors, {len(problems) - errors} warnings"]
+    if plain.foreign:
+        lines.append(
+            f"not checked but for the shared rules: {', '.join(plain.foreign)} (sections of other packages)"
+        )
+    if plain.absent:
+        lines.append(f"not in the file, not checked: {', '.join(plain.absent)}")
+    if world_size is None:
+        lines.append("rules on the number of processes were left out: give --world-size")
+    return "\n".join(lines)

@@ -1,0 +1,125 @@
+"""Megatron Core's own objects, made of our sections. Importing this file imports torch and Megatron."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, Field, fields
+from typing import Any
+
+import torch
+from megatron.core.distributed import DistributedDataParallelConfig as MegatronDDPConfig
+from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+from mb_config.rules.precision import DTYPES
+from mb_config.schedule import SchedulerSteps, weight_decays
+from mb_config.sections.ddp import DistributedDataParallelConfig
+from mb_config.sections.optimizer import OptimizerConfig
+from mb_config.sections.scheduler import SchedulerConfig
+
+__all__ = ["DroppedFieldError", "build_scheduler", "to_dtype", "to_megatron"]
+
+
+class DroppedFieldError(TypeError):
+    """The installed Megatron Core has no such field, so the value would be lost."""
+
+
+def to_megatron(section: OptimizerConfig | DistributedDataParallelConfig, **runtime: Any) -> Any:
+    """Build Megatron's dataclass from ours; its checks run.
+
+    Args:
+        section: The section; it is not changed.
+        runtime: Fields that only exist at run time, such as `timers`.
+
+    Raises:
+        DroppedFieldError: a field with a value other than its default does not exist in the installed Megatron Core.
+        TypeError: another section.
+        AssertionError, ValueError, RuntimeError: Megatron's, for what no rule of ours has caught.
+    """
+    target = _target(section)
+    known = {item.name: item for item in fields(target) if item.init}
+    values = {item.name: getattr(section, item.name) for item in fields(section) if item.init}
+    lost = [
+        item.name for item in fields(section) if item.name not in known and not _is_default(section, item)
+    ]
+    if lost:
+        home = f"{target.__module__}.{target.__name__}"
+        raise DroppedFieldError(
+            f"{', '.join(lost)}: not known to the installed {home}, because it is another version of Megatron Core. "
+            f"Leave these fields at their defaults or install a version that has them."
+        )
+    taken = {name: _convert(name, value) for name, value in values.items() if name in known}
+    return target(**{**taken, **runtime})
+
+
+def to_dtype(name: str) -> torch.dtype:
+    """The torch dtype of a name such as "bfloat16".
+
+    Raises:
+        ValueError: torch has no such dtype.
+    """
+    if name not in DTYPES:
+        raise ValueError(
+            f"{name!r}: no dtype, because torch has none of that name. Use one such as 'bfloat16'."
+        )
+    dtype: torch.dtype = vars(torch)[name]
+    return dtype
+
+
+def build_scheduler(
+    optimizer: Any, *, scheduler: SchedulerConfig, settings: OptimizerConfig, steps: SchedulerSteps
+) -> OptimizerParamScheduler:
+    """Megatron's scheduler for `optimizer`, at its start. `step(increment)` counts sequences.
+
+    Weight decays that are not given are those of `settings`, a lowest learning rate that is not given is 0.
+
+    Args:
+        optimizer: Megatron's optimizer, or anything with `param_groups`; their learning rates are set.
+        scheduler: The section of the schedule.
+        settings: The section of the optimizer.
+        steps: Lengths, as `mb_config.scheduler_steps` computes them.
+
+    Raises:
+        ValueError: `settings.lr` is not set.
+    """
+    if settings.lr is None:
+        raise ValueError("optimizer.lr: is not set, because nothing can be guessed for it. Set optimizer.lr.")
+    start, end = weight_decays(scheduler, settings)
+    return OptimizerParamScheduler(
+        optimizer,
+        init_lr=scheduler.lr_warmup_init,
+        max_lr=settings.lr,
+        min_lr=settings.min_lr or 0.0,
+        lr_warmup_steps=steps.lr_warmup_steps,
+        lr_decay_steps=steps.lr_decay_steps,
+        lr_decay_style=scheduler.lr_decay_style,
+        start_wd=start,
+        end_wd=end,
+        wd_incr_steps=steps.wd_incr_steps,
+        wd_incr_style=scheduler.weight_decay_incr_style,
+        use_checkpoint_opt_param_scheduler=scheduler.use_checkpoint_opt_param_scheduler,
+        override_opt_param_scheduler=scheduler.override_opt_param_scheduler,
+        wsd_decay_steps=steps.wsd_decay_steps,
+        lr_wsd_decay_style=scheduler.lr_wsd_decay_style,
+    )
+
+
+def _target(section: object) -> Any:
+    if isinstance(section, OptimizerConfig):
+        return MegatronOptimizerConfig
+    if isinstance(section, DistributedDataParallelConfig):
+        return MegatronDDPConfig
+    raise TypeError(
+        f"{type(section).__name__}: cannot be made Megatron's, because only the optimizer and ddp sections have a "
+        f"counterpart here. Pass an OptimizerConfig or a DistributedDataParallelConfig."
+    )
+
+
+def _is_default(section: object, item: Field[Any]) -> bool:
+    value = getattr(section, item.name)
+    if item.default_factory is not MISSING:
+        return bool(value == item.default_factory())
+    return bool(value == item.default)
+
+
+def _convert(name: str, value: Any) -> Any:
+    return to_dtype(value) if name.endswith("dtype") and isinstance(value, str) else value

@@ -1,4 +1,4 @@
-"""Make `packages` importable for the tests of this folder under any import mode."""
+"""Make `house` importable for the tests of this folder under any import mode."""
 
 import sys
 from pathlib import Path

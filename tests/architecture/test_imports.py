@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from packages import DOORS, PACKAGES, Package
+from house import DOORS, PACKAGES, Package
 
 PROBE = """
 import json, sys, time

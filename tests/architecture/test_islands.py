@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from packages import MODULE_TO_DISTRIBUTION, PACKAGES, Package
+from house import MODULE_TO_DISTRIBUTION, PACKAGES, Package
 
 
 def imported_modules(path: Path) -> Iterator[str]:

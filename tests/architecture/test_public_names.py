@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from packages import PACKAGES, Package
+from house import PACKAGES, Package
 
 GOLDEN = json.loads((Path(__file__).parent / "public_names.json").read_text())
 

@@ -1,0 +1,1 @@
+"""The work behind each command: words in, exit code out."""

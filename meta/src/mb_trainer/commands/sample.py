@@ -1,0 +1,21 @@
+"""`mb sample`."""
+
+from importlib import import_module
+from pathlib import Path
+
+import mb_host
+from mb_trainer.commands.errors import reported
+
+
+def sample(run: Path, *, prompt: str, tokens: int, temperature: float, seed: int) -> int:
+    """Print the prompt and what follows it as it is generated; return the exit code."""
+
+    def work() -> int:
+        mb_host.install()  # before megatron is imported; without effect where there is a GPU
+        sample_run = import_module("mb_trainer.sampling").sample_run
+        for text in sample_run(run, prompt=prompt, tokens=tokens, temperature=temperature, seed=seed):
+            print(text, end="", flush=True)
+        print()
+        return 0
+
+    return reported(work)

@@ -1,0 +1,81 @@
+"""Process groups and seeds of a run: opened for the length of a block, closed on every way out."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import numpy as np
+import torch
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.process_groups_config import ProcessGroupCollection
+from torch.distributed import HashStore  # type: ignore[attr-defined]
+
+from mb_trainer.config import ConfigContainer
+from mb_trainer.processes import World
+
+
+def pick_device(world: World, *, external_mapping: bool = False) -> torch.device:
+    """Return this rank's device: its GPU (index 0 if the launcher maps GPUs itself), or the CPU where there is none."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", 0 if external_mapping else world.local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+@contextmanager
+def process_groups(
+    world: World, config: ConfigContainer, *, device: torch.device
+) -> Iterator[ProcessGroupCollection]:
+    """Open torch's and Megatron's process groups, NCCL on a GPU and gloo elsewhere, and close them at the end.
+
+    A process group that exists already is used and left open. One process needs no port. Collective over the world.
+    """
+    ours = not torch.distributed.is_initialized()
+    if ours:
+        torch.distributed.init_process_group(
+            backend="nccl" if device.type == "cuda" else "gloo",
+            store=HashStore() if world.world_size == 1 else None,
+            rank=world.rank,
+            world_size=world.world_size,
+            timeout=timedelta(minutes=config.dist.distributed_timeout_minutes),
+        )
+    try:
+        model = config.model
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=model.tensor_model_parallel_size,
+            pipeline_model_parallel_size=model.pipeline_model_parallel_size,
+            virtual_pipeline_model_parallel_size=model.virtual_pipeline_model_parallel_size,
+            context_parallel_size=model.context_parallel_size,
+            expert_model_parallel_size=model.expert_model_parallel_size,
+            expert_tensor_parallel_size=model.expert_tensor_parallel_size,
+            num_distributed_optimizer_instances=config.ddp.num_distributed_optimizer_instances,
+            use_sharp=config.dist.use_sharp,
+            order="tp-cp-ep-pp-dp" if config.dist.use_tp_pp_dp_mapping else "tp-cp-ep-dp-pp",
+            distributed_timeout_minutes=config.dist.distributed_timeout_minutes,
+            create_gloo_process_groups=config.dist.use_gloo_process_groups,
+            high_priority_stream_groups=config.dist.high_priority_stream_groups or None,
+            nccl_communicator_config_path=config.dist.nccl_communicator_config_path,
+        )
+        yield ProcessGroupCollection.use_mpu_process_groups()
+    finally:
+        parallel_state.destroy_model_parallel()
+        if ours:
+            torch.distributed.destroy_process_group()
+
+
+def seed_everything(config: ConfigContainer, groups: ProcessGroupCollection) -> None:
+    """Seed Python, NumPy, torch and Megatron's trackers: alike in data parallelism, different in pipeline stages.
+
+    With `rng.data_parallel_random_init` replicas differ, too. Megatron's tracker adds the tensor-parallel rank itself.
+    """
+    seed = config.rng.seed + 100 * groups.pp.rank()
+    if config.rng.data_parallel_random_init:
+        seed += 10 * groups.dp.rank()
+    random.seed(seed)
+    np.random.seed(seed)  # libraries that draw from NumPy use its global state
+    torch.manual_seed(seed)
+    tensor_parallel.model_parallel_cuda_manual_seed(
+        seed, te_rng_tracker=config.rng.te_rng_tracker, inference_rng_tracker=config.rng.inference_rng_tracker
+    )

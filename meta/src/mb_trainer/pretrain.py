@@ -1,0 +1,149 @@
+"""`pretrain(config)`: check everything, then train. What needs torch is imported only after the checks."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+import mb_host
+from mb_checkpoint import check_writable
+from mb_checkpoint.layout import STEP_TRACKER
+from mb_config import Change, Provenance
+from mb_loop import Callback, TrainOutcome
+from mb_trainer.config import ConfigContainer
+from mb_trainer.console import Voice
+from mb_trainer.preflight import settle, verify_data
+from mb_trainer.processes import World, read_world
+from mb_trainer.run_folder import RunFolder, RunFolderError, Standing, standing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A run that passed every check: what is to be trained, where, and by which process."""
+
+    name: str
+    config: ConfigContainer
+    changes: Sequence[Change]
+    folder: RunFolder
+    standing: Standing
+    world: World
+    resume_command: str | None = None
+    """What a user types to go on after a stop."""
+
+
+def pretrain(
+    config: ConfigContainer,
+    *,
+    name: str = "run",
+    out: Path | str | None = None,
+    provenance: Provenance | None = None,
+    callbacks: Sequence[Callback] = (),
+    resume_with_changes: bool = False,
+    resume_command: str | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> TrainOutcome:
+    """Train what the configuration says, in a run folder, from its newest checkpoint if there is one.
+
+    Collective: under torchrun or srun every process calls it. The process has not imported megatron before where
+    there is no GPU.
+
+    Args:
+        config: resolved in place.
+        name: names the run folder and appears in the log.
+        out: run folder; None: `runs/<name>`.
+        provenance: where values came from; without it, what was set in code counts as the user's.
+        callbacks: called after the trainer's own.
+        resume_with_changes: go on although the run folder's settings differ.
+        resume_command: shown after a stop.
+        environment: where rank and world size are read.
+
+    Returns:
+        Why and where training ended. A run that is complete already is "finished" at its last step.
+
+    Raises:
+        mb_config.ConfigError: rules are broken; holds every problem.
+        FileNotFoundError, ValueError: a data file is missing or not what it should be.
+        RunFolderError: the run folder holds a run with other settings.
+        OSError: the checkpoint folder cannot be written.
+    """
+    job = prepare(
+        config,
+        name=name,
+        out=out,
+        provenance=provenance,
+        resume_with_changes=resume_with_changes,
+        resume_command=resume_command,
+        environment=environment,
+    )
+    voice = Voice(rank=job.world.rank, speaks=job.world.is_voice)
+    steps = config.train.train_iters or 0
+    if job.standing == "complete":
+        message = f"{job.folder.path}: the run is complete ({steps} steps); nothing to do."
+        voice.say(
+            f"{message} Train longer with train.train_iters=N --resume-with-changes, or elsewhere with --out."
+        )
+        return TrainOutcome(reason="finished", message=message, step=steps, exit_code=0, saved=False)
+    mb_host.install()  # before megatron is imported; without effect where there is a GPU
+    run = import_module(
+        "mb_trainer.training"
+    ).run  # imports torch and megatron: seconds, and only after all checks
+    outcome: TrainOutcome = run(job, voice=voice, callbacks=callbacks)
+    return outcome
+
+
+def prepare(
+    config: ConfigContainer,
+    *,
+    name: str,
+    out: Path | str | None,
+    provenance: Provenance | None,
+    resume_with_changes: bool,
+    resume_command: str | None,
+    environment: Mapping[str, str],
+) -> Job:
+    """Check everything that can be known now and write nothing; raises as `pretrain`."""
+    world = read_world(environment)
+    folder = RunFolder(Path(out) if out is not None else Path("runs") / name)
+    place(config, folder)
+    known = Provenance.of(config) if provenance is None else provenance
+    changes = settle(config, world_size=world.world_size, provenance=known)
+    verify_data(config)
+    save = config.checkpoint.save
+    if save is not None:
+        check_writable(save)
+    try:
+        state = standing(
+            folder,
+            config.to_dict(),
+            last_step=last_step(config.checkpoint.load),
+            train_iters=config.train.train_iters or 0,
+        )
+    except RunFolderError:
+        if not resume_with_changes:
+            raise
+        state = "resumable"
+    return Job(
+        name=name,
+        config=config,
+        changes=changes,
+        folder=folder,
+        standing=state,
+        world=world,
+        resume_command=resume_command,
+    )
+
+
+def place(config: ConfigContainer, folder: RunFolder) -> None:
+    """Let what has no place yet be in the run folder."""
+    checkpoint, logger = config.checkpoint, config.logger
+    checkpoint.save = checkpoint.save or str(folder.checkpoints)
+    checkpoint.load = checkpoint.load or checkpoint.save
+    logger.tensorboard_dir = logger.tensorboard_dir or str(folder.tensorboard)
+
+
+def last_step(checkpoints: str | None) -> int | None:
+    """Return the step that the text tracker names, None where there is none."""
+    tracker = Path(checkpoints or "") / STEP_TRACKER
+    text = tracker.read_text().strip() if checkpoints and tracker.is_file() else ""
+    return int(text) if text.isdecimal() else None

@@ -1,0 +1,63 @@
+"""From words on a command line to a configuration that knows where each of its values came from. No torch."""
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mb_config import ConfigReadError, Provenance, apply_overrides, apply_yaml
+from mb_trainer.config import TARGETS, ConfigContainer
+from mb_trainer.recipes import RECIPES
+
+DEFAULT_RECIPE = "gpt_tiny"
+
+
+class UnknownRecipeError(ConfigReadError, LookupError):
+    """There is neither a recipe nor a file of this name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What a user asked for."""
+
+    name: str
+    """The recipe's name, or the YAML file's without its ending."""
+    config: ConfigContainer
+    provenance: Provenance
+
+
+def read_request(words: Sequence[str], *, files: Sequence[Path] = ()) -> Request:
+    """Read `[RECIPE] [KEY=VALUE ...]` and overlay files. Low to high: class default, recipe, files in order, words.
+
+    Raises:
+        ConfigReadError: an unknown recipe, unknown keys, wrong types or unreadable files; all that were found.
+    """
+    named = bool(words) and not is_override(words[0])
+    recipe, overrides = (words[0], words[1:]) if named else (DEFAULT_RECIPE, words)
+    request = from_recipe(recipe)
+    for file in files:
+        apply_yaml(request.config, file, targets=TARGETS, provenance=request.provenance)
+    apply_overrides(request.config, overrides, targets=TARGETS, provenance=request.provenance)
+    return request
+
+
+def is_override(word: str) -> bool:
+    """Say whether a word is an override rather than a recipe."""
+    return "=" in word or word.startswith(("+", "~"))
+
+
+def from_recipe(name: str) -> Request:
+    """Build a recipe by its name, or read a YAML file that holds a whole configuration."""
+    if name in RECIPES:
+        config = RECIPES[name].build()
+        return Request(name=name, config=config, provenance=Provenance.of(config, origin=f"recipe {name}"))
+    path = Path(name)
+    if path.suffix not in (".yaml", ".yml") and not path.is_file():
+        near = difflib.get_close_matches(name, RECIPES, n=3) or list(RECIPES)
+        raise UnknownRecipeError(
+            f"{name}: is no recipe and no YAML file. Nearest: {', '.join(near)}; `mb recipes` lists all. "
+            "An override has the form KEY=VALUE."
+        )
+    provenance = Provenance()
+    config = ConfigContainer.from_yaml(path, TARGETS, provenance=provenance)
+    return Request(name=path.stem, config=config, provenance=provenance)

@@ -1,0 +1,82 @@
+"""Callbacks that write down what happens: metrics of each step, events, the progress bar."""
+
+from contextlib import ExitStack
+
+from mb_loop import Callback, CallbackContext
+from mb_metrics import Metrics
+from mb_trainer.console import Bar
+from mb_trainer.run_folder import EventLog
+
+
+class MetricsRecorder(Callback):
+    """Hands each step and evaluation to the metrics; values stay on the device until they want them."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._pause = ExitStack()
+
+    def on_train_step_end(self, context: CallbackContext) -> None:
+        """Record the losses, the learning rate, the gradient norm and what was consumed."""
+        result = context.result
+        if result is None:
+            return
+        self._metrics.record(
+            result.step,
+            {
+                **result.losses,
+                "learning-rate": result.learning_rate,
+                "grad-norm": result.grad_norm,
+                "num-zeros": result.num_zeros_in_grad,
+            },
+            samples=result.samples,
+            tokens=result.tokens,
+            skipped=result.skipped,
+            consumed_samples=context.state.train_state.consumed_train_samples,
+        )
+
+    def on_eval_start(self, context: CallbackContext) -> None:
+        """Stop the step clock."""
+        self._pause.enter_context(self._metrics.pause())
+
+    def on_eval_end(self, context: CallbackContext) -> None:
+        """Record the losses of the evaluation, and let the step clock run again."""
+        if context.total_loss_dict:
+            self._metrics.evaluation(context.state.train_state.step, context.total_loss_dict)
+        self._pause.close()
+
+    def on_checkpoint_save(self, context: CallbackContext) -> None:
+        """Write down every step up to the checkpoint, so that a resumed run goes on without a gap."""
+        self._metrics.flush()
+
+
+class EventRecorder(Callback):
+    """Appends saves, evaluations and the stop to events.jsonl."""
+
+    def __init__(self, events: EventLog) -> None:
+        self._events = events
+
+    def on_eval_end(self, context: CallbackContext) -> None:
+        """Write the losses of an evaluation."""
+        self._events.write(
+            "evaluation", step=context.state.train_state.step, losses=dict(context.total_loss_dict or {})
+        )
+
+    def on_checkpoint_save(self, context: CallbackContext) -> None:
+        """Write the step of a checkpoint."""
+        self._events.write("save", step=context.state.train_state.step)
+
+    def on_train_end(self, context: CallbackContext) -> None:
+        """Write how the run ended; an exception on its way out is a failure."""
+        reason = context.outcome.reason if context.outcome else "failed"
+        self._events.write("stop", step=context.state.train_state.step, reason=reason)
+
+
+class ProgressBar(Callback):
+    """Moves a bar forward after each step."""
+
+    def __init__(self, bar: Bar) -> None:
+        self._bar = bar
+
+    def on_train_step_end(self, context: CallbackContext) -> None:
+        """Move to the step that was done."""
+        self._bar.update(context.state.train_state.step)

@@ -1,0 +1,88 @@
+"""Text from a run's newest whole checkpoint. Imports torch and megatron."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from mb_checkpoint import load_model_weights, select_checkpoint
+from mb_data import load_tokenizer
+from mb_data.tokenizers import Tokenizer
+from mb_models import GPTModelProvider, generate
+from mb_trainer.checkpointing import TOKENIZER
+from mb_trainer.config import TARGETS, ConfigContainer
+from mb_trainer.groups import pick_device, process_groups, seed_everything
+from mb_trainer.layers import choose_layers
+from mb_trainer.processes import World
+from mb_trainer.run_folder import RunFolder
+
+
+class NoCheckpointError(FileNotFoundError):
+    """There is nothing to sample from."""
+
+
+def sample_run(run: Path, *, prompt: str, tokens: int, temperature: float, seed: int) -> Iterator[str]:
+    """Yield the prompt, then the text that follows it, piece by piece.
+
+    One process, whatever the layout of the run was: weights are put together as they are loaded.
+
+    Raises:
+        NoCheckpointError: the folder has no checkpoint.
+        mb_models.PromptError: the prompt is empty.
+    """
+    checkpoints = RunFolder(run).checkpoints if RunFolder(run).checkpoints.is_dir() else run
+    selection = select_checkpoint(checkpoints) if checkpoints.is_dir() else None
+    if selection is None:
+        raise NoCheckpointError(
+            f"{run}: has no checkpoint to sample from. Name the folder of a run that saved one, such as runs/gpt_tiny."
+        )
+    config = single_process(ConfigContainer.from_yaml(selection.path / "run_config.yaml", TARGETS))
+    file = selection.path / TOKENIZER
+    tokenizer = load_tokenizer(file if file.is_file() else config.tokenizer)
+    device = pick_device(World())
+    with process_groups(World(), config, device=device) as groups:
+        seed_everything(config, groups)
+        provider = GPTModelProvider(
+            config.model,
+            layer_spec=choose_layers(device, wanted=config.model.transformer_impl).spec,
+            device=device,
+            tokenizer_vocab_size=tokenizer.vocab_size,
+        )
+        chunks = provider.provide_chunks(groups)
+        load_model_weights(selection.path, chunks, pg_collection=groups)
+        chunks[0].eval()
+        numbers = generate(
+            chunks[0],
+            tokenizer.encode(prompt),
+            max_new_tokens=tokens,
+            vocab_size=tokenizer.vocab_size,
+            context_length=config.model.seq_length,
+            temperature=temperature,
+            stop_token=tokenizer.eod,
+            generator=torch.Generator().manual_seed(seed),
+        )
+        yield from stream_text(tokenizer, prompt, numbers)
+
+
+def single_process(config: ConfigContainer) -> ConfigContainer:
+    """Set every parallel size to one, and leave out what only makes sense with several ranks."""
+    model = config.model
+    model.tensor_model_parallel_size = model.pipeline_model_parallel_size = model.context_parallel_size = 1
+    model.expert_model_parallel_size = 1
+    model.expert_tensor_parallel_size = model.virtual_pipeline_model_parallel_size = None
+    model.sequence_parallel = model.overlap_p2p_comm = model.tp_comm_overlap = False
+    return config
+
+
+def stream_text(tokenizer: Tokenizer, prompt: str, numbers: Iterator[int]) -> Iterator[str]:
+    """Yield the prompt, then each piece of text as soon as its bytes are whole characters."""
+    yield prompt
+    pending: list[int] = []
+    for number in numbers:
+        pending.append(number)
+        text = tokenizer.decode(pending)
+        if not text.endswith("\N{REPLACEMENT CHARACTER}"):
+            yield text
+            pending = []
+    if pending:
+        yield tokenizer.decode(pending)

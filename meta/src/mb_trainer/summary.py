@@ -1,0 +1,57 @@
+"""The last lines of a run: what was done, how fast, how good, and where the files are."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+from mb_loop import Callback, CallbackContext, TrainOutcome
+from mb_trainer.run_folder import RunFolder
+
+
+class Summary(Callback):
+    """Counts steps, tokens and seconds of this process, and keeps the best validation loss."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._started = clock()
+        self._steps = 0
+        self._tokens = 0
+        self._best: tuple[float, int] | None = None
+
+    def on_train_start(self, context: CallbackContext) -> None:
+        """Start the clock."""
+        self._started = self._clock()
+
+    def on_train_step_end(self, context: CallbackContext) -> None:
+        """Count a step and its tokens."""
+        self._steps += 1
+        self._tokens += (context.result.tokens or 0) if context.result else 0
+
+    def on_eval_end(self, context: CallbackContext) -> None:
+        """Keep the lowest language-model loss."""
+        loss = (context.total_loss_dict or {}).get("lm loss")
+        if loss is not None and (self._best is None or loss < self._best[0]):
+            self._best = loss, context.state.train_state.step
+
+    def lines(
+        self,
+        outcome: TrainOutcome,
+        *,
+        test_losses: Mapping[str, float],
+        folder: RunFolder,
+        checkpoints: str | None,
+        resume_command: str | None,
+    ) -> Iterator[str]:
+        """Yield the lines to print."""
+        seconds = self._clock() - self._started
+        rate = self._tokens / seconds if seconds > 0 else 0.0
+        yield f"{outcome.message}"
+        done = f"{self._steps} steps, {self._tokens:,} tokens in {seconds:.1f} s ({rate:,.0f} tokens/s)"
+        yield f"  trained              {done}"
+        if self._best is not None:
+            yield f"  best validation loss {self._best[0]:.4f} at step {self._best[1]}"
+        for name, loss in test_losses.items():
+            yield f"  test {name:<16}{loss:.4f}"
+        yield f"  metrics              {folder.metrics} and {folder.tensorboard}"
+        yield f"  checkpoints          {checkpoints}"
+        if outcome.reason != "finished" and resume_command is not None:
+            yield f"  resume with          {resume_command}"

@@ -1,0 +1,92 @@
+"""What is trained: model, optimizer and scheduler, built from the configuration and connected."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from megatron.core.distributed import finalize_model_grads
+from megatron.core.optimizer import get_megatron_optimizer
+from megatron.core.process_groups_config import ProcessGroupCollection
+
+from mb_config import scheduler_steps
+from mb_config.mcore import build_scheduler, to_megatron
+from mb_models import GPTModelProvider, parameter_count, wrap_ddp
+from mb_trainer.config import ConfigContainer
+from mb_trainer.layers import Layers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trainee:
+    """A model under training, as Megatron's schedules and the training loop take it."""
+
+    chunks: list[Any]
+    """This rank's model chunks in DDP: one, or one per virtual stage."""
+    optimizer: Any
+    scheduler: Any
+    transformer: Any
+    """Megatron's configuration of the model."""
+    vocab_size: int
+    """Rows of the embedding, padding included."""
+    parameters: int
+    """Parameters of the whole model, each counted once."""
+
+
+def build_trainee(
+    config: ConfigContainer,
+    *,
+    layers: Layers,
+    tokenizer_vocab_size: int,
+    device: torch.device,
+    groups: ProcessGroupCollection,
+) -> Trainee:
+    """Build model, optimizer and scheduler. All ranks call it, seeded; collective over the data-parallel groups."""
+    provider = GPTModelProvider(
+        config.model,
+        layer_spec=layers.spec,
+        device=device,
+        tokenizer_vocab_size=tokenizer_vocab_size,
+    )
+    chunks = wrap_ddp(
+        provider.provide_chunks(groups),
+        to_megatron(config.ddp),
+        pg_collection=groups,
+        disable_bucketing=config.optimizer.overlap_param_gather_with_optimizer_step,
+        broadcast_parameters=config.rng.data_parallel_random_init,
+    )
+    gloo = config.dist.use_gloo_process_groups
+    optimizer = get_megatron_optimizer(
+        to_megatron(config.optimizer),
+        chunks,
+        use_gloo_process_groups=gloo,
+        pg_collection=None if gloo else groups,  # Megatron finds its gloo groups only in its own state
+    )
+    steps = scheduler_steps(config.train, config.scheduler)
+    hook_up(provider.transformer, chunks, optimizer, config=config)
+    return Trainee(
+        chunks=chunks,
+        optimizer=optimizer,
+        scheduler=build_scheduler(
+            optimizer, scheduler=config.scheduler, settings=config.optimizer, steps=steps
+        ),
+        transformer=provider.transformer,
+        vocab_size=provider.vocab_size,
+        parameters=parameter_count(config.model, vocab_size=provider.vocab_size),
+    )
+
+
+def hook_up(transformer: Any, chunks: list[Any], optimizer: Any, *, config: ConfigContainer) -> None:
+    """Tell Megatron's schedules, through the model's configuration, when to scale, synchronise and finalise."""
+    transformer.grad_scale_func = optimizer.scale_loss
+    transformer.finalize_model_grads_func = finalize_model_grads
+    if config.ddp.overlap_grad_reduce:
+        transformer.no_sync_func = one_or_all([chunk.no_sync for chunk in chunks])
+        if config.dist.align_grad_reduce:
+            transformer.grad_sync_func = one_or_all([chunk.start_grad_sync for chunk in chunks])
+    if config.ddp.overlap_param_gather and config.ddp.align_param_gather:
+        transformer.param_sync_func = one_or_all([chunk.start_param_sync for chunk in chunks])
+
+
+def one_or_all(functions: list[Callable[..., Any]]) -> Any:
+    """Return the one function of a single chunk, or the list that interleaved schedules expect."""
+    return functions[0] if len(functions) == 1 else functions

@@ -1,0 +1,270 @@
+"""One run from start to end: open, build, load, train, evaluate, say what came of it. Imports torch and megatron."""
+
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
+from megatron.core.process_groups_config import ProcessGroupCollection
+
+from mb_checkpoint import CheckpointLoadContext, DefaultCheckpointManager
+from mb_loop import Callback, CallbackManager, TrainOutcome, TrainState, evaluate, train
+from mb_metrics import Metrics, build_sinks, gpt_flops_per_token, peak_tflops
+from mb_models import GPTForwardStep
+from mb_resilience import AgreedStop, SignalWatcher
+from mb_trainer.checkpointing import Saves, write_tokenizer
+from mb_trainer.config import ConfigContainer
+from mb_trainer.console import Voice
+from mb_trainer.data import Data, Vocabulary, build_data, build_vocabulary
+from mb_trainer.groups import pick_device, process_groups, seed_everything
+from mb_trainer.layers import choose_layers
+from mb_trainer.pretrain import Job
+from mb_trainer.recording import EventRecorder, MetricsRecorder, ProgressBar
+from mb_trainer.run_folder import EventLog
+from mb_trainer.summary import Summary
+from mb_trainer.trainee import Trainee, build_trainee
+
+
+@dataclass(slots=True, kw_only=True)
+class GlobalState:
+    """What the parts read of a run; passed to them, never found by them."""
+
+    cfg: ConfigContainer
+    train_state: TrainState
+    start_time: float | None = field(default_factory=time.time)
+
+
+def run(job: Job, *, voice: Voice, callbacks: Sequence[Callback] = ()) -> TrainOutcome:
+    """Run a job that passed every check. Collective over the world; the caller exits."""
+    config = job.config
+    device = pick_device(job.world, external_mapping=config.dist.external_gpu_device_mapping)
+    with ExitStack() as stack:
+        groups = stack.enter_context(process_groups(job.world, config, device=device))
+        seed_everything(config, groups)
+        open_folder(job, voice)
+        stack.callback(voice.close)
+        vocabulary = share_vocabulary(config, voice)
+        layers = choose_layers(device, wanted=config.model.transformer_impl)
+        trainee = build_trainee(
+            config,
+            layers=layers,
+            tokenizer_vocab_size=vocabulary.tokenizer.vocab_size,
+            device=device,
+            groups=groups,
+        )
+        voice.say(describe(job, trainee, device=device, layers=layers.why))
+        state = GlobalState(cfg=config, train_state=TrainState(do_train=True, do_valid=True))
+        manager = DefaultCheckpointManager(config.checkpoint, write_assets=write_tokenizer(vocabulary))
+        load(manager, state, trainee, groups=groups, voice=voice)
+        data = build_data(
+            config,
+            vocabulary=vocabulary,
+            groups=groups,
+            state=state.train_state,
+            worker_init_fn=ignore_signals,
+        )
+        return Run(
+            job=job,
+            voice=voice,
+            groups=groups,
+            trainee=trainee,
+            data=data,
+            state=state,
+            saves=Saves(manager, state=state, trainee=trainee, groups=groups, say=voice.say),
+        ).train(callbacks)
+
+
+def open_folder(job: Job, voice: Voice) -> None:
+    """Make the run folder on rank 0, and log to it from all ranks. Collective over the world."""
+    if job.world.rank == 0:
+        job.folder.path.mkdir(parents=True, exist_ok=True)
+        job.config.to_yaml(job.folder.run_config)
+    torch.distributed.barrier()
+    voice.open_log(job.folder.log)
+
+
+def share_vocabulary(config: ConfigContainer, voice: Voice) -> Vocabulary:
+    """Prepare data and tokenizer on rank 0 with a progress bar, then find them on the others. Collective."""
+    if torch.distributed.get_rank() == 0:
+        with voice.progress("preparing data", 1) as bar:
+            vocabulary = build_vocabulary(
+                config, progress=lambda stage, done, total: bar.update(done, total=total, label=stage)
+            )
+    torch.distributed.barrier()
+    return vocabulary if torch.distributed.get_rank() == 0 else build_vocabulary(config)
+
+
+def describe(job: Job, trainee: Trainee, *, device: torch.device, layers: str) -> str:
+    """Say in one line what will be trained, on what, and where it is written."""
+    world = job.world.world_size
+    processes = "1 process" if world == 1 else f"{world} processes"
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    size = trainee.parameters / 1e6
+    return (
+        f"{job.name}: {size:.1f} M parameters, {layers}, {processes} on {name}; run folder {job.folder.path}"
+    )
+
+
+def load(
+    manager: DefaultCheckpointManager,
+    state: GlobalState,
+    trainee: Trainee,
+    *,
+    groups: ProcessGroupCollection,
+    voice: Voice,
+) -> None:
+    """Go on from the newest whole checkpoint, and say what was taken and what was passed over. Collective."""
+    if not manager.has_checkpoint():
+        return
+    manager.load(
+        CheckpointLoadContext(
+            state=state,
+            model=trainee.chunks,
+            optimizer=trainee.optimizer,
+            opt_param_scheduler=trainee.scheduler,
+            pg_collection=groups,
+        )
+    )
+    loaded = manager.loaded
+    if loaded is None:
+        return
+    for passed in loaded.passed_over:
+        voice.say(f"passed over {passed.path}: {passed.reason}")
+    for note in loaded.notes:
+        voice.say(note)
+    voice.say(f"resumed from {loaded.path} at step {loaded.step}")
+
+
+def ignore_signals(worker: int) -> None:
+    """Leave Ctrl-C and termination to the training process: it stops its data workers itself."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """The parts of a run, ready to train."""
+
+    job: Job
+    voice: Voice
+    groups: ProcessGroupCollection
+    trainee: Trainee
+    data: Data
+    state: GlobalState
+    saves: Saves
+
+    def train(self, callbacks: Sequence[Callback]) -> TrainOutcome:
+        """Train, evaluate on the test split, and print the summary."""
+        config, counters = self.job.config, self.state.train_state
+        events = EventLog(self.job.folder.events)
+        summary = Summary()
+        own: list[Callback] = [summary]
+        with ExitStack() as stack:
+            watcher = stack.enter_context(SignalWatcher(same_press_seconds=1.0))
+            metrics = stack.enter_context(self.metrics())
+            total = config.train.train_iters or 0
+            bar = stack.enter_context(self.voice.progress("training", total, done=counters.step))
+            own += [MetricsRecorder(metrics), ProgressBar(bar)]
+            if self.job.world.is_voice:
+                events.write("resume" if counters.step else "start", step=counters.step)
+                own.append(EventRecorder(events))
+            manager = CallbackManager([*own, *callbacks])
+            outcome = train(
+                GPTForwardStep(),
+                self.trainee.chunks,
+                self.trainee.optimizer,
+                self.trainee.scheduler,
+                self.data.train,
+                self.data.valid,
+                self.state,
+                callbacks=manager,
+                checkpointer=self.saves,
+                exit_wish=self.agreed_stop(watcher),
+                **self.schedule(),
+            )
+            test_losses = self.test(manager) if outcome.reason == "finished" else {}
+        for line in summary.lines(
+            outcome,
+            test_losses=test_losses,
+            folder=self.job.folder,
+            checkpoints=config.checkpoint.save,
+            resume_command=self.job.resume_command,
+        ):
+            self.voice.say(line)
+        torch.distributed.barrier()
+        return outcome
+
+    def test(self, manager: CallbackManager) -> dict[str, float]:
+        """Evaluate on the test split, where there is one. Collective."""
+        if self.data.test is None and self.groups.pp.size() == 1:
+            return {}
+        return evaluate(
+            GPTForwardStep(),
+            self.data.test,
+            self.trainee.chunks,
+            self.state,
+            callbacks=manager,
+            kind="test",
+            **self.schedule(),
+        )
+
+    def schedule(self) -> dict[str, Any]:
+        """Return Megatron's schedule for this layout, with its groups and pipeline communication."""
+        sizes = self.groups.pp.size(), self.job.config.model.virtual_pipeline_model_parallel_size
+        return {
+            "forward_backward_func": get_forward_backward_func(*sizes),
+            "pg_collection": self.groups,
+            "p2p_communicator": P2PCommunicator(self.groups.pp, self.trainee.transformer),
+        }
+
+    def agreed_stop(self, watcher: SignalWatcher) -> AgreedStop:
+        """Return what asks, after each step, whether any rank got a signal; host-side, through the store."""
+        world = self.job.world
+        store = torch.distributed.distributed_c10d._get_default_store() if world.world_size > 1 else None
+        return AgreedStop(watcher, store=store, rank=world.rank, world_size=world.world_size)
+
+    def metrics(self) -> Metrics:
+        """Return the metrics of the rank that speaks; on the others nothing is recorded."""
+        config, step = self.job.config, self.state.train_state.step
+        sinks = (
+            build_sinks(config.logger, jsonl=self.job.folder.metrics, resume_step=step, stream=self.voice)
+            if self.job.world.is_voice
+            else []
+        )
+        return Metrics(
+            sinks,
+            log_interval=config.logger.log_interval,
+            throughput_window=config.logger.throughput_window_size,
+            total_steps=config.train.train_iters,
+            world_size=self.job.world.world_size,
+            flops_per_token=flops_per_token(config, vocab_size=self.trainee.vocab_size),
+            peak_tflops=device_peak(config),
+        )
+
+
+def flops_per_token(config: ConfigContainer, *, vocab_size: int) -> float:
+    """Return the model FLOPs of one token, forward and backward."""
+    model = config.model
+    return gpt_flops_per_token(
+        num_layers=model.num_layers,
+        hidden_size=model.hidden_size,
+        ffn_hidden_size=model.ffn_hidden_size or 4 * model.hidden_size,
+        num_attention_heads=model.num_attention_heads,
+        num_query_groups=model.num_query_groups,
+        kv_channels=model.kv_channels,
+        seq_length=model.seq_length,
+        vocab_size=vocab_size,
+        gated_mlp=model.gated_linear_unit,
+    ).total
+
+
+def device_peak(config: ConfigContainer) -> float | None:
+    """Return the dense peak TFLOP/s of this GPU in the model's precision; None on a CPU or an unknown GPU."""
+    if not torch.cuda.is_available():
+        return None
+    return peak_tflops(torch.cuda.get_device_name(), config.model.params_dtype)

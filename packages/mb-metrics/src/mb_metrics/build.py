@@ -3,12 +3,11 @@
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import TextIO
 
 from mb_metrics.config import LoggerConfig
 from mb_metrics.names import ITERATION_TIME, LOSS_SCALE, PERPLEXITY, WORLD_SIZE
 from mb_metrics.sink import Sink
-from mb_metrics.sinks.console import ConsoleSink
+from mb_metrics.sinks.console import ConsoleSink, TextStream
 from mb_metrics.sinks.jsonl import JsonlSink
 
 
@@ -17,7 +16,7 @@ def build_sinks(
     *,
     jsonl: str | Path | None = None,
     resume_step: int | None = None,
-    stream: TextIO | None = None,
+    stream: TextStream | None = None,
 ) -> list[Sink]:
     """Return the sinks for the one rank that writes: console, JSONL if `jsonl` names a file, TensorBoard if asked.
 

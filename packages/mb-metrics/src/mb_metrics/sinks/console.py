@@ -4,11 +4,21 @@ import math
 import sys
 import time
 from collections.abc import Collection, Sequence
-from typing import TextIO
+from typing import Protocol
 
 from mb_metrics import names
 from mb_metrics.record import Evaluation, Interval, Row, perplexity
 from mb_metrics.throughput import Rates
+
+
+class TextStream(Protocol):
+    """Where text is printed: a file, or anything that takes it line by line."""
+
+    def write(self, text: str, /) -> object:
+        """Take a piece of text."""
+
+    def flush(self) -> None:
+        """Show what was written."""
 
 
 class ConsoleSink:
@@ -21,7 +31,7 @@ class ConsoleSink:
     """
 
     def __init__(
-        self, stream: TextIO | None = None, *, throughput: bool = False, losses: Collection[str] | None = None
+        self, stream: TextStream | None = None, *, throughput: bool = False, losses: Collection[str] | None = None
     ) -> None:
         self._stream = stream
         self._throughput = throughput

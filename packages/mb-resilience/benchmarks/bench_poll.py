@@ -13,6 +13,8 @@ from mb_resilience import AgreedStop
 
 
 class NeverTold:
+    """A watcher that never notices anything."""
+
     received = None
 
 

@@ -1,0 +1,98 @@
+"""Host microseconds per step that the loop adds to a bare `while` around the same work.
+
+Run: python benchmarks/bench_loop.py. The model, the loss function and the optimizer do next to nothing (about a
+microsecond), so what is left is the loop; one variant reduces a real loss, which is a few torch operations. All variants run in turn in one process, several times; the best time of
+each is shown, as a difference and as a ratio to the bare loop.
+"""
+
+import time
+
+import torch
+
+import mb_loop
+
+
+class Nothing:
+    """Model, optimizer and schedule of a step that costs nothing."""
+
+    param_groups = ({"params": (0,), "lr": 0.1},)
+    training = True
+
+    def train(self, mode=True):
+        """Do nothing."""
+
+    def zero_grad(self):
+        """Do nothing."""
+
+    def step(self):
+        """Do nothing."""
+
+    def __init__(self, losses=()):
+        self.losses = list(losses)
+
+    def forward_backward(self, **arguments):
+        """Report the losses given."""
+        return self.losses
+
+
+class Listener(mb_loop.Callback):
+    """One callback that reads one number."""
+
+    def on_train_step_end(self, context):
+        """Take a note."""
+        self.last = context.result.step
+
+
+class Poller:
+    """A checkpointer that is only asked whether it has something to do."""
+
+    def save(self, step, *, temporary):
+        """Do nothing."""
+
+    def poll(self, *, blocking):
+        """Do nothing."""
+
+
+def bare(steps):
+    nothing = Nothing()
+    step = 0
+    while step < steps:
+        nothing.zero_grad()
+        nothing.forward_backward(
+            forward_step_func=None, data_iterator=None, model=None, seq_length=None, decoder_seq_length=None,
+            num_microbatches=1, micro_batch_size=1, forward_only=False,
+        )  # fmt: skip
+        nothing.step()
+        step += 1
+
+
+def looped(steps, *, losses=(), **keywords):
+    nothing = Nothing(losses)
+    mb_loop.train(
+        lambda iterator, model: None, [nothing], nothing, None, None, None, mb_loop.LoopState.of(train_iters=steps),
+        forward_backward_func=nothing.forward_backward, **keywords,
+    )  # fmt: skip
+
+
+def main(steps=20_000, repeats=7):
+    variants = {
+        "bare while": lambda: bare(steps),
+        "mb_loop.train": lambda: looped(steps),
+        "with one callback": lambda: looped(steps, callbacks=[Listener()]),
+        "with a loss (torch, CPU)": lambda: looped(steps, losses=[{"loss": torch.ones(2)}]),
+        "with a checkpointer to poll": lambda: looped(steps, checkpointer=Poller()),
+    }
+    best = dict.fromkeys(variants, float("inf"))
+    for _ in range(repeats):
+        for name, run in variants.items():
+            begin = time.perf_counter()
+            run()
+            best[name] = min(best[name], 1e6 * (time.perf_counter() - begin) / steps)
+    floor = best["bare while"]
+    for name, microseconds in best.items():
+        added, ratio = microseconds - floor, microseconds / floor
+        print(f"{name:28} {microseconds:6.2f} us a step, {added:+6.2f} us, {ratio:5.1f} x the bare loop")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+from types import SimpleNamespace
+
+import pytest
+
+from mb_loop import Callback, CallbackContext, CallbackManager, StepResult, UnknownEventError
+from mb_loop.callbacks import EVENTS, Events
+
+
+class Two(Callback):
+    def __init__(self, log):
+        self.log = log
+
+    def on_train_start(self, context):
+        self.log.append("two")
+        context.user_state["seen"] = True
+
+
+def test_listeners_are_called_in_the_order_of_registration():
+    log, manager = [], CallbackManager()
+    manager.register("on_train_start", lambda context: log.append("one"))
+    manager.add(Two(log))
+    manager.register("on_train_start", lambda context: log.append("three"))
+    manager.fire("on_train_start", CallbackContext(state=None, model=[], user_state=manager.user_state))
+    assert log == ["one", "two", "three"]
+    assert manager.user_state == {"seen": True}
+
+
+def test_only_overridden_events_are_registered():
+    manager = CallbackManager([Two([])])
+    assert [event for event in EVENTS if manager.wants(event)] == ["on_train_start"]
+
+
+def test_the_base_class_has_a_method_for_every_event():
+    for event in EVENTS:
+        assert getattr(Callback(), event)(CallbackContext(state=None, model=[])) is None
+
+
+def test_an_unknown_event_names_those_there_are():
+    with pytest.raises(UnknownEventError, match=r"'on_step'.*on_train_step_end"):
+        CallbackManager().register("on_step", print)
+
+
+def test_exceptions_go_through():
+    manager = CallbackManager()
+    manager.register("on_train_start", lambda context: [][0])
+    with pytest.raises(IndexError):
+        Events(manager=manager, state=None, model=[])("on_train_start")
+
+
+def test_the_context_of_a_step_repeats_its_result():
+    seen = []
+    manager = CallbackManager()
+    manager.register("on_train_step_end", seen.append)
+    result = StepResult(step=3, losses={"loss": 1.0}, grad_norm=2.0, skipped=True, samples=4)
+    Events(manager=manager, state="state", model=["chunk"], optimizer="o", scheduler="s")(
+        "on_train_step_end", result=result
+    )
+    assert seen == [
+        CallbackContext(
+            state="state",
+            model=["chunk"],
+            optimizer="o",
+            scheduler="s",
+            loss_dict={"loss": 1.0},
+            grad_norm=2.0,
+            skipped_iter=True,
+            result=result,
+        )
+    ]
+
+
+def test_no_context_is_built_when_nobody_listens():
+    Events(manager=CallbackManager(), state=SimpleNamespace(), model=[])("on_eval_start")

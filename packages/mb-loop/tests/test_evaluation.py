@@ -1,0 +1,114 @@
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import mb_loop  # noqa: E402
+from mb_loop.settings import LoopConfig, TrainSection, ValidationSection  # noqa: E402
+
+_spec = importlib.util.spec_from_file_location("tiny", Path(__file__).with_name("tiny.py"))
+tiny = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(tiny)
+
+
+def evaluate(state, model, data=None, **keywords):
+    return mb_loop.evaluate(
+        tiny.forward_step, tiny.batches() if data is None else data, [model], state, **keywords
+    )
+
+
+def test_losses_are_averaged_over_all_batches():
+    model, _ = tiny.make_model()
+    state = mb_loop.LoopState.of(train_iters=1, global_batch_size=2, eval_iters=3)
+    losses = evaluate(state, model)
+    model.eval()
+    each = [(model(inputs) - targets).square().mean() for inputs, targets in map(tiny.batch, range(6))]
+    assert losses == {"loss": pytest.approx(torch.stack(each).mean().item(), rel=1e-6)}
+    assert state.train_state.consumed_valid_samples == 6
+
+
+def test_token_losses_are_weighted():
+    reports = iter([[20.0, 10.0], [120.0, 30.0]])
+
+    def forward_step(iterator, model):
+        return torch.zeros(()), lambda output: (output, {"lm loss": torch.tensor(next(reports))})
+
+    state = mb_loop.LoopState.of(train_iters=1, eval_iters=2)
+    assert mb_loop.evaluate(forward_step, None, [torch.nn.Linear(1, 1)], state) == {"lm loss": 3.5}
+
+
+def test_the_model_is_evaluated_without_gradients_and_goes_back_to_training():
+    seen = []
+
+    def forward_step(iterator, model):
+        seen.append((model.training, torch.is_grad_enabled()))
+        return tiny.forward_step(iterator, model)
+
+    model, _ = tiny.make_model()
+    mb_loop.evaluate(forward_step, tiny.batches(), [model], mb_loop.LoopState.of(train_iters=1, eval_iters=1))
+    assert (seen, model.training) == ([(False, False)], True)
+
+
+def test_the_model_goes_back_to_training_after_an_error():
+    model, _ = tiny.make_model()
+    with pytest.raises(mb_loop.DataExhaustedError):
+        evaluate(mb_loop.LoopState.of(train_iters=1, eval_iters=2), model, data=tiny.batches(end=1))
+    assert model.training
+
+
+@pytest.mark.parametrize("eval_iters", [None, 0])
+def test_no_batches_mean_no_evaluation(eval_iters):
+    model, _ = tiny.make_model()
+    assert evaluate(mb_loop.LoopState.of(train_iters=1, eval_iters=eval_iters), model, data=iter(())) == {}
+
+
+def test_evaluation_has_batch_sizes_of_its_own():
+    cfg = LoopConfig(
+        train=TrainSection(micro_batch_size=1, global_batch_size=1),
+        validation=ValidationSection(eval_iters=1, eval_global_batch_size=4, eval_micro_batch_size=2),
+    )
+    state, data = mb_loop.LoopState(cfg=cfg), tiny.batches()
+    evaluate(state, tiny.make_model()[0], data=data)
+    assert state.train_state.consumed_valid_samples == 4
+    assert torch.equal(next(data)[0], tiny.batch(2)[0])
+
+
+def test_a_test_has_events_of_its_own():
+    seen, manager = [], mb_loop.CallbackManager()
+    for event in ("on_test_start", "on_test_step_start", "on_test_step_end", "on_test_end", "on_eval_start"):
+        manager.register(event, lambda context, event=event: seen.append((event, context.total_loss_dict)))
+    losses = evaluate(
+        mb_loop.LoopState.of(train_iters=1, eval_iters=1),
+        tiny.make_model()[0],
+        callbacks=manager,
+        kind="test",
+    )
+    assert seen == [
+        ("on_test_start", None),
+        ("on_test_step_start", None),
+        ("on_test_step_end", None),
+        ("on_test_end", losses),
+    ]
+
+
+def test_results_are_written_between_dashes_and_returned():
+    lines, model = [], tiny.make_model()[0]
+    state = mb_loop.LoopState.of(train_iters=1, eval_iters=1)
+    line = mb_loop.evaluate_and_print_results(
+        "iteration 5", tiny.forward_step, tiny.batches(), [model], state, write=lines.append
+    )
+    assert line == mb_loop.validation_line("iteration 5", evaluate(state, model))
+    assert lines == [f"{'-' * len(line)}\n{line}\n{'-' * len(line)}"]
+
+
+def test_nothing_is_written_where_there_are_no_losses():
+    def schedule(**arguments):
+        return []
+
+    line = mb_loop.evaluate_and_print_results(
+        "x", tiny.forward_step, None, [], mb_loop.LoopState.of(train_iters=1, eval_iters=1),
+        write=lambda text: 1 / 0, forward_backward_func=schedule,
+    )  # fmt: skip
+    assert line == ""

@@ -1,0 +1,74 @@
+import gc
+import math
+
+import pytest
+
+from mb_loop import LoopState, TrainState, validation_line
+from mb_loop.garbage import Garbage, GarbageError
+from mb_loop.settings import TrainSection, ValidationSection
+from mb_loop.validation import evaluation_due
+
+
+def test_collections_happen_at_the_interval_and_around_evaluations():
+    collected = []
+    garbage = Garbage(TrainSection(manual_gc=True, manual_gc_interval=2), collect=collected.append)
+    with garbage.managed():
+        assert not gc.isenabled()
+        for step in (1, 2, 3, 4):
+            garbage.after_step(step)
+        with garbage.around_evaluation():
+            pass
+    assert gc.isenabled()
+    assert collected == [2, 2, 2, 2, 0]
+
+
+def test_the_collector_is_automatic_again_after_an_error():
+    with pytest.raises(ZeroDivisionError), Garbage(TrainSection(manual_gc=True)).managed():
+        raise ZeroDivisionError
+    assert gc.isenabled()
+
+
+def test_the_collector_is_left_alone_unless_asked():
+    garbage = Garbage(TrainSection(manual_gc_interval=1), collect=lambda generation: 1 / 0)
+    with garbage.managed(), garbage.around_evaluation():
+        garbage.after_step(1)
+        assert gc.isenabled()
+
+
+def test_a_negative_interval_is_refused():
+    with pytest.raises(GarbageError, match="-1"):
+        Garbage(TrainSection(manual_gc=True, manual_gc_interval=-1))
+
+
+def due_steps(*, do_valid=True, **settings):
+    validation = ValidationSection(**settings)
+    return [
+        step for step in range(1, 13) if evaluation_due(validation, TrainState(step=step, do_valid=do_valid))
+    ]
+
+
+def test_when_an_evaluation_is_due():
+    assert due_steps(eval_iters=1, eval_interval=4) == [4, 8, 12]
+    assert due_steps(eval_iters=1, eval_interval=4, start_eval_at_iter=5) == [8, 12]
+    assert due_steps(eval_iters=1, eval_interval=4, do_valid=False) == []
+    assert due_steps(eval_iters=1) == []
+
+
+@pytest.mark.parametrize("eval_iters", [None, 0])
+def test_no_batches_mean_no_evaluation(eval_iters):
+    assert due_steps(eval_iters=eval_iters, eval_interval=4) == []
+
+
+def test_validation_is_on_when_there_are_batches_to_evaluate():
+    assert LoopState.of(train_iters=1, eval_iters=2).train_state == TrainState(do_train=True, do_valid=True)
+
+
+def test_the_line_that_log_readers_know():
+    assert validation_line("iteration 10", {"lm loss": 2.0, "mtp": 25.0}) == (
+        " validation loss at iteration 10 | lm loss value: 2.000000E+00 | lm loss PPL: 7.389056E+00 | "
+        "mtp value: 2.500000E+01 | mtp PPL: 4.851652E+08 | "
+    )
+
+
+def test_a_loss_that_is_not_a_number_is_shown_as_it_is():
+    assert validation_line("x", {"l": math.nan}) == " validation loss at x | l value: NAN | l PPL: NAN | "

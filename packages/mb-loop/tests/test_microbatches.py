@@ -1,0 +1,128 @@
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mb_loop import BatchPlan, BatchSizeError, LoopState, StepBatch, TrainState, step_batch
+from mb_loop.settings import LoopConfig, TrainSection, batch_plan, evaluation_batch
+from mb_loop.turns import count
+
+sizes = st.integers(1, 64)
+
+
+def run(plan, state, steps):
+    """Return the samples of each step, and advance the state."""
+    seen = []
+    for _ in range(steps):
+        batch = plan.at(state.consumed_train_samples)
+        seen.append(batch.samples)
+        count(state, batch, trained=True)
+    return seen
+
+
+@given(micro=sizes, dp=sizes, passes=sizes)
+def test_a_batch_that_divides_is_used_whole(micro, dp, passes):
+    assert step_batch(passes * micro * dp, micro_batch_size=micro, data_parallel_size=dp) == StepBatch(
+        num_microbatches=passes, micro_batch_size=micro, samples=passes * micro * dp, dropped=0
+    )
+
+
+@given(micro=sizes, dp=sizes, passes=sizes, rest=st.integers(0, 4000))
+def test_rounding_down_uses_and_drops_everything_once(micro, dp, passes, rest):
+    wanted = passes * micro * dp + rest % (micro * dp)
+    batch = step_batch(
+        wanted, micro_batch_size=micro, data_parallel_size=dp, decrease_batch_size_if_needed=True
+    )
+    assert batch.samples + batch.dropped == wanted
+    assert batch.samples == batch.num_microbatches * micro * dp
+    assert 0 <= batch.dropped < micro * dp
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((10, 2, 2, False), r"not a multiple of 4 .*Use 8 or 12, or set train.decrease_batch_size_if_needed"),
+        ((3, 2, 2, True), r"not a multiple of 4 .*Use 4 or 4\."),
+        ((0, 1, 1, False), "at least 1"),
+        ((8, 0, 1, False), "at least 1"),
+        ((8, 1, 0, True), "at least 1"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(arguments, message):
+    batch, micro, dp, decrease = arguments
+    with pytest.raises(BatchSizeError, match=message):
+        step_batch(
+            batch, micro_batch_size=micro, data_parallel_size=dp, decrease_batch_size_if_needed=decrease
+        )
+
+
+def test_the_classic_ramp_up():
+    plan = BatchPlan.of(1024, micro_batch_size=8, data_parallel_size=1, rampup_batch_size=[16, 8, 300_000])
+    assert plan.sizes == tuple(range(16, 1025, 8))
+    first = [plan.at(consumed).samples for consumed in (0, 2380, 2381, 4761, 4762, 299_999, 300_000, 300_001)]
+    assert first == [16, 16, 24, 24, 32, 1016, 1024, 1024]
+
+
+@given(
+    first=st.integers(1, 8), increment=st.integers(1, 8), n=st.integers(0, 12), samples=st.integers(1, 500)
+)
+def test_ramp_up_follows_the_rule_in_exact_arithmetic(first, increment, n, samples):
+    whole = first + n * increment
+    plan = BatchPlan.of(
+        whole, micro_batch_size=1, data_parallel_size=1, rampup_batch_size=[first, increment, samples]
+    )
+    for consumed in range(samples + 3):
+        grown = int(consumed / Fraction(samples, n)) if n else 0
+        expected = whole if consumed > samples else first + grown * increment
+        assert plan.at(consumed).samples == expected
+
+
+@given(before=st.integers(0, 20), after=st.integers(0, 20))
+def test_a_resumed_ramp_up_goes_on_where_it_was(before, after):
+    plan = BatchPlan.of(12, micro_batch_size=1, data_parallel_size=2, rampup_batch_size=[2, 2, 40])
+    first, second = TrainState(), TrainState()
+    sizes_before = run(plan, first, before)
+    second.load_state_dict(first.state_dict())
+    assert sizes_before + run(plan, second, after) == run(plan, TrainState(), before + after)
+
+
+@pytest.mark.parametrize("ramp", [[4, 3, 100], [12, 2, 100], [4, 2], [4, 0, 100], [4, 4, 0]])
+def test_a_ramp_that_does_not_reach_the_batch_is_refused(ramp):
+    with pytest.raises(BatchSizeError, match="rampup_batch_size"):
+        BatchPlan.of(8, micro_batch_size=1, data_parallel_size=1, rampup_batch_size=ramp)
+
+
+def test_every_size_of_a_ramp_must_divide():
+    with pytest.raises(BatchSizeError, match="not a multiple of 4"):
+        BatchPlan.of(8, micro_batch_size=2, data_parallel_size=2, rampup_batch_size=[4, 2, 100])
+
+
+@given(micro=sizes, dp=sizes, wanted=st.integers(1, 5000), turns=st.lists(st.booleans(), max_size=20))
+def test_counters_equal_hand_arithmetic(micro, dp, wanted, turns):
+    wanted = max(wanted, micro * dp)
+    batch = step_batch(
+        wanted, micro_batch_size=micro, data_parallel_size=dp, decrease_batch_size_if_needed=True
+    )
+    state = TrainState()
+    for trained in turns:
+        count(state, batch, trained=trained)
+    used, skipped = wanted // (micro * dp) * (micro * dp), turns.count(False)
+    assert state == TrainState(
+        step=len(turns),
+        consumed_train_samples=len(turns) * used,
+        skipped_train_samples=len(turns) * (wanted - used) + skipped * used,
+    )
+
+
+def test_evaluation_takes_the_training_sizes_where_it_has_none():
+    assert evaluation_batch(
+        LoopState.of(train_iters=1, micro_batch_size=2, global_batch_size=8).cfg
+    ) == StepBatch(num_microbatches=4, micro_batch_size=2, samples=8)
+
+
+@pytest.mark.parametrize("missing", ["micro_batch_size", "global_batch_size"])
+def test_a_size_that_is_not_set_is_named(missing):
+    cfg = LoopConfig(train=TrainSection(**{missing: None}))
+    with pytest.raises(BatchSizeError, match=f"train.{missing}: is not set"):
+        batch_plan(cfg)

@@ -1,0 +1,32 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mb_loop import TrainState, TrainStateError
+
+counters = st.integers(0, 2**62)
+
+
+@given(step=counters, consumed=counters, operations=counters, valid=st.booleans())
+def test_a_state_comes_back_as_it_was(step, consumed, operations, valid):
+    state = TrainState(
+        step=step,
+        consumed_train_samples=consumed,
+        floating_point_operations_so_far=operations,
+        do_valid=valid,
+    )
+    other = TrainState()
+    other.load_state_dict(state.state_dict())
+    assert other == state
+    assert {type(value) for value in state.state_dict().values()} == {int, bool}
+
+
+@pytest.mark.parametrize("change", [{"steps": 3}, None])
+def test_a_state_with_other_counters_is_refused_and_changes_nothing(change):
+    stored = {**TrainState(step=5).state_dict(), **(change or {})}
+    if change is None:
+        del stored["step"]
+    state = TrainState(step=1)
+    with pytest.raises(TrainStateError, match="step"):
+        state.load_state_dict(stored)
+    assert state == TrainState(step=1)

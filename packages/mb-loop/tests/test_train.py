@@ -1,0 +1,383 @@
+"""The loop with a torch model, and with an optimizer that behaves as Megatron's."""
+
+import importlib.util
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+
+import mb_loop  # noqa: E402
+from mb_loop.callbacks import EVENTS  # noqa: E402
+from mb_loop.schedule import ScheduleError, forward_backward_plain  # noqa: E402
+from mb_loop.settings import LoopConfig, TrainSection  # noqa: E402
+
+_spec = importlib.util.spec_from_file_location("tiny", Path(__file__).with_name("tiny.py"))
+tiny = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(tiny)
+
+
+@dataclass
+class MegatronLikeOptimizer:
+    """Refuses the steps of `bad_steps`, as an overflow does."""
+
+    bad_steps: tuple[int, ...] = ()
+    steps: int = 0
+    param_groups: list = field(
+        default_factory=lambda: [
+            {"params": ["w"], "lr": 0.5},
+            {"params": ["e"], "lr": 9.0, "is_decoupled_lr": True},
+            {"params": [], "lr": 7.0},
+        ]
+    )
+
+    def zero_grad(self):
+        pass
+
+    def step(self):
+        self.steps += 1
+        done = self.steps not in self.bad_steps
+        return done, 1.25 if done else None, 3
+
+
+@dataclass
+class MegatronLikeScheduler:
+    samples: int = 0
+
+    def step(self, increment):
+        self.samples += increment
+
+
+@dataclass
+class Saves:
+    steps: list = field(default_factory=list)
+
+    def save(self, step, *, temporary):
+        self.steps.append(step)
+
+    def poll(self, *, blocking):
+        pass
+
+
+def train(state, *, model=None, optimizer=None, scheduler=None, data=None, valid=None, **keywords):
+    if model is None:
+        model, default_optimizer = tiny.make_model()
+        optimizer = optimizer or default_optimizer
+    return mb_loop.train(
+        tiny.forward_step,
+        [model],
+        optimizer,
+        scheduler,
+        tiny.batches() if data is None else data,
+        valid,
+        state,
+        **keywords,
+    )
+
+
+def test_it_runs_to_the_end_and_says_so():
+    saves, state = (
+        Saves(),
+        mb_loop.LoopState.of(train_iters=6, global_batch_size=2, save_interval=4, seq_length=10),
+    )
+    outcome = train(state, checkpointer=saves)
+    assert outcome == mb_loop.TrainOutcome(
+        reason="finished", message="finished all 6 steps", step=6, exit_code=0, saved=True
+    )
+    assert state.train_state == mb_loop.TrainState(step=6, consumed_train_samples=12, do_train=True)
+    assert saves.steps == [4, 6]
+
+
+def test_a_step_result_says_everything_about_the_step():
+    results, manager = [], mb_loop.CallbackManager()
+    manager.register("on_train_step_end", lambda context: results.append(context.result))
+    scheduler = MegatronLikeScheduler()
+    train(
+        mb_loop.LoopState.of(train_iters=2, micro_batch_size=2, global_batch_size=4, seq_length=10),
+        optimizer=MegatronLikeOptimizer(bad_steps=(1,)),
+        scheduler=scheduler,
+        callbacks=manager,
+    )
+    assert [(r.step, r.skipped, r.grad_norm, r.num_zeros_in_grad, r.learning_rate) for r in results] == [
+        (1, True, None, 3, 0.5),
+        (2, False, 1.25, 3, 0.5),
+    ]
+    assert [(r.samples, r.tokens, list(r.losses)) for r in results] == [(4, 40, ["loss"])] * 2
+    assert scheduler.samples == 4
+
+
+def test_torch_schedulers_step_once_a_step_and_the_rate_reported_is_the_one_used():
+    model, optimizer = tiny.make_model()
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+    rates, manager = [], mb_loop.CallbackManager()
+    manager.register("on_train_step_end", lambda context: rates.append(context.result.learning_rate))
+    train(
+        mb_loop.LoopState.of(train_iters=3),
+        model=model,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        callbacks=manager,
+    )
+    assert rates == [0.01, 0.005, 0.0025]
+
+
+def test_a_group_without_a_rate_of_its_own_reports_none():
+    optimizer = MegatronLikeOptimizer(param_groups=[{"params": [], "lr": 1.0}])
+    result = mb_loop.train_step(
+        tiny.forward_step,
+        tiny.batches(),
+        [tiny.make_model()[0]],
+        optimizer,
+        None,
+        mb_loop.LoopState.of(train_iters=1),
+    )
+    assert result[1:] == (0, False, False, 0, 1.25, 3)
+
+
+def test_gradients_are_those_of_the_whole_batch():
+    model, _ = tiny.make_model()
+    model.eval()  # no dropout, so that one pass over everything is an oracle
+    state = mb_loop.LoopState.of(train_iters=1, global_batch_size=3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    losses, skipped, *_ = mb_loop.train_step(
+        tiny.forward_step, tiny.batches(), [model], optimizer, None, state
+    )
+    gradients = [parameter.grad.clone() for parameter in model.parameters()]
+
+    model.zero_grad()
+    inputs, targets = (
+        torch.cat(parts) for parts in zip(*(tiny.batch(index) for index in range(3)), strict=True)
+    )
+    loss = (model(inputs) - targets).square().mean()
+    loss.backward()
+    torch.testing.assert_close(gradients, [parameter.grad for parameter in model.parameters()])
+    torch.testing.assert_close(losses, {"loss": loss.detach()})
+    assert (skipped, state.train_state.step) == (0, 0)
+
+
+def test_token_losses_are_divided_by_their_tokens():
+    weight = torch.nn.Linear(1, 1, bias=False)
+
+    def forward_step(iterator, model):
+        def loss_function(output):
+            return output, torch.tensor(4), {"lm loss": torch.stack([output.detach(), torch.tensor(4.0)])}
+
+        return model.weight.sum() * next(iterator), loss_function
+
+    forward_backward_plain(
+        forward_step_func=forward_step, data_iterator=iter([8.0, 16.0]), model=[weight], num_microbatches=2
+    )
+    assert weight.weight.grad.item() == (8 / 4 + 16 / 4) / 2
+
+
+def parameters_after(cut, *, steps=8):
+    """Train, stop at `cut`, put everything into a new process's objects, go on."""
+    torch.manual_seed(7)
+    losses, manager = [], mb_loop.CallbackManager()
+    manager.register("on_train_step_end", lambda context: losses.append(context.result.losses["loss"].item()))
+    model, optimizer = tiny.make_model()
+    state = mb_loop.LoopState.of(train_iters=steps, global_batch_size=2, exit_interval=cut)
+    train(state, model=model, optimizer=optimizer, callbacks=manager)
+    if state.train_state.step < steps:
+        stored = (
+            model.state_dict(),
+            optimizer.state_dict(),
+            state.train_state.state_dict(),
+            torch.get_rng_state(),
+        )
+        model, optimizer = tiny.make_model(seed=99)
+        state = mb_loop.LoopState.of(train_iters=steps, global_batch_size=2)
+        for target, values in zip((model, optimizer, state.train_state), stored, strict=False):
+            target.load_state_dict(values)
+        torch.set_rng_state(stored[3])
+        data = tiny.batches(start=state.train_state.consumed_train_samples)
+        train(state, model=model, optimizer=optimizer, data=data, callbacks=manager)
+    return losses, [parameter.tolist() for parameter in model.parameters()]
+
+
+@settings(max_examples=8, deadline=None)
+@given(cut=st.integers(1, 8))
+def test_stopping_anywhere_and_going_on_is_bit_for_bit_never_stopping(cut):
+    assert parameters_after(cut) == parameters_after(8)
+
+
+def test_events_of_a_whole_run_in_order():
+    seen, manager = [], mb_loop.CallbackManager()
+    state = mb_loop.LoopState.of(train_iters=2, eval_iters=2, eval_interval=2, save_interval=1)
+    for event in EVENTS:
+        manager.register(event, lambda context, event=event: seen.append(f"{event} {state.train_state.step}"))
+    train(state, valid=tiny.batches(), checkpointer=Saves(), callbacks=manager)
+    assert seen == [
+        "on_train_start 0",
+        "on_train_step_start 0",
+        "on_train_step_end 1",
+        "on_checkpoint_save 1",
+        "on_train_step_start 1",
+        "on_train_step_end 2",
+        "on_eval_start 2",
+        "on_eval_step_start 2",
+        "on_eval_step_end 2",
+        "on_eval_step_start 2",
+        "on_eval_step_end 2",
+        "on_eval_end 2",
+        "on_checkpoint_save 2",
+        "on_train_end 2",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "keywords", "expected"),
+    [
+        ({"exit_interval": 3}, {}, ("interval", 3)),
+        ({"exit_duration_in_mins": 1}, {"clock": iter(range(0, 1000, 25)).__next__}, ("duration", 3)),
+        ({}, {"exit_wish": lambda step: "SIGTERM on rank 0" if step == 4 else None}, ("signal", 4)),
+    ],
+)
+def test_every_way_out_saves_once_and_fires_on_train_end(settings, keywords, expected):
+    saves, ends, manager = Saves(), [], mb_loop.CallbackManager()
+    manager.register("on_train_end", lambda context: ends.append(context.outcome))
+    outcome = train(
+        mb_loop.LoopState.of(train_iters=9, save_interval=1, **settings),
+        checkpointer=saves,
+        callbacks=manager,
+        **keywords,
+    )
+    reason, step = expected
+    assert (outcome.reason, outcome.step, outcome.saved, outcome.exit_code) == (reason, step, True, 0)
+    assert saves.steps == list(range(1, step + 1))
+    assert ends == [outcome]
+
+
+def test_on_train_end_is_fired_without_outcome_when_an_exception_passes():
+    ends, manager = [], mb_loop.CallbackManager()
+    manager.register("on_train_end", lambda context: ends.append(context.outcome))
+    with pytest.raises(mb_loop.DataExhaustedError, match="ended within a batch of 2 microbatches"):
+        train(
+            mb_loop.LoopState.of(train_iters=9, global_batch_size=2),
+            data=tiny.batches(end=5),
+            callbacks=manager,
+        )
+    assert ends == [None]
+
+
+def test_skipped_steps_use_data_but_leave_the_weights():
+    model, optimizer = tiny.make_model()
+    before = [parameter.clone() for parameter in model.parameters()]
+    data = tiny.batches()
+    state = mb_loop.LoopState.of(train_iters=2, global_batch_size=3, iterations_to_skip=[1, 2])
+    train(state, model=model, optimizer=optimizer, data=[data, None])
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert torch.equal(next(data)[0], tiny.batch(6)[0])
+    assert state.train_state.skipped_train_samples == 6
+
+
+def test_data_that_ends_in_a_skipped_step_is_an_error():
+    with pytest.raises(mb_loop.DataExhaustedError, match="iterations_to_skip"):
+        train(mb_loop.LoopState.of(train_iters=3, iterations_to_skip=[1, 2]), data=tiny.batches(end=1))
+
+
+def test_nothing_left_to_do_does_nothing_and_saves_nothing():
+    saves, state = Saves(), mb_loop.LoopState.of(train_iters=5)
+    state.train_state.step = 5
+    assert train(state, checkpointer=saves).saved is False
+    assert saves.steps == []
+
+
+def test_a_scheduled_collection_and_device_wait_do_not_disturb():
+    section = TrainSection(
+        train_iters=2,
+        manual_gc=True,
+        manual_gc_interval=1,
+        train_sync_interval=1,
+        empty_unused_memory_level=2,
+    )
+    assert train(mb_loop.LoopState(cfg=LoopConfig(train=section))).step == 2
+
+
+def test_no_last_step_is_an_error():
+    with pytest.raises(mb_loop.TrainSettingsError, match="train_iters: is not set"):
+        train(mb_loop.LoopState(cfg=LoopConfig(train=TrainSection())))
+
+
+def test_non_loss_data_is_refused():
+    with pytest.raises(mb_loop.TrainSettingsError, match="non_loss_data_func"):
+        train(mb_loop.LoopState.of(train_iters=1), non_loss_data_func=print)
+
+
+def test_several_ranks_need_a_group():
+    with pytest.raises(mb_loop.ParallelSetupError, match="data_parallel_size=2"):
+        train(mb_loop.LoopState.of(train_iters=1, data_parallel_size=2))
+
+
+def test_megatron_chunks_need_megatrons_schedule():
+    model, _ = tiny.make_model()
+    model.zero_grad_buffer = lambda: None
+    with pytest.raises(mb_loop.ParallelSetupError, match="forward_backward_func"):
+        train(mb_loop.LoopState.of(train_iters=1), model=model)
+
+
+def test_the_plain_schedule_refuses_chunks():
+    with pytest.raises(ScheduleError, match="2 chunks"):
+        forward_backward_plain(
+            forward_step_func=tiny.forward_step, data_iterator=None, model=[None, None], num_microbatches=1
+        )
+
+
+def test_megatrons_schedule_gets_the_arguments_it_takes():
+    calls, model = [], tiny.make_model()[0]
+    model.zero_grad_buffer = lambda: calls.append("zero_grad_buffer")
+
+    def schedule(**arguments):
+        arguments.pop("forward_step_func")
+        calls.append(arguments)
+        return []
+
+    state = mb_loop.LoopState.of(train_iters=1, micro_batch_size=2, global_batch_size=8, seq_length=16)
+    train(
+        state,
+        model=model,
+        data="data",
+        optimizer=MegatronLikeOptimizer(),
+        forward_backward_func=schedule,
+        pg_collection="groups",
+        p2p_communicator="p2p",
+    )
+    assert calls == [
+        "zero_grad_buffer",
+        {
+            "data_iterator": "data",
+            "model": [model],
+            "num_microbatches": 4,
+            "seq_length": 16,
+            "micro_batch_size": 2,
+            "decoder_seq_length": 16,
+            "forward_only": False,
+            "p2p_communicator": "p2p",
+            "pg_collection": "groups",
+        },
+    ]
+
+
+def test_the_loop_itself_never_reads_a_tensor(monkeypatch):
+    def refuse(*_):
+        raise AssertionError("read by the host")
+
+    for name in ("item", "tolist", "__float__", "__bool__", "__int__", "cpu", "numpy"):
+        monkeypatch.setattr(torch.Tensor, name, refuse)
+    model, _ = tiny.make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    assert train(mb_loop.LoopState.of(train_iters=3), model=model, optimizer=optimizer).step == 3
+
+
+def test_print_writes_steps_and_validations():
+    lines = []
+    state = mb_loop.LoopState.of(train_iters=4, eval_iters=1, eval_interval=4)
+    train(state, valid=tiny.batches(), callbacks=[mb_loop.Print(every=2, write=lines.append)])
+    assert [line.rsplit(" ", 1)[0] for line in lines] == [
+        "step 2: loss",
+        "step 4: loss",
+        "step 4, validation: loss",
+    ]

@@ -1,0 +1,116 @@
+"""The order of a turn, with fakes that write down what they are asked."""
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+from mb_loop import BatchPlan, CallbackManager, StepResult, TrainState
+from mb_loop.callbacks import Events
+from mb_loop.exits import Exits
+from mb_loop.outcome import Exit
+from mb_loop.turns import Loop, run_turns
+
+
+@dataclass
+class Log:
+    lines: list[str] = field(default_factory=list)
+
+    def poll(self):
+        self.lines.append("poll")
+
+    def save(self, step):
+        self.lines.append(f"save {step}")
+
+    def after_step(self, step=None, *, leaving=None, skipped=None):
+        if step is None:
+            self.lines.append("hooks")
+        else:
+            self.lines.append(f"saves after {step}" + (", leaving" if leaving else ""))
+
+    def __call__(self, step):
+        self.lines.append(f"after {step}")
+
+
+def make_loop(log, *, train_iters=2, results=None, plan=None, skip=(), interval=None, wish=lambda step: None):
+    state = TrainState()
+    manager = CallbackManager()
+    for event in ("on_train_step_start", "on_train_step_end"):
+        manager.register(event, lambda context, event=event: log.lines.append(f"{event} at {state.step}"))
+
+    def step(number, batch):
+        log.lines.append(f"step {number} of {batch.samples}")
+        return StepResult(step=number, losses={}, samples=batch.samples, **(results or {}).get(number, {}))
+
+    return Loop(
+        train_iters=train_iters,
+        skip_steps=frozenset(skip),
+        state=state,
+        plan=plan or BatchPlan.of(4, micro_batch_size=1, data_parallel_size=2),
+        step=step,
+        discard=lambda batch: log.lines.append(f"discard {batch.samples}"),
+        events=Events(manager=manager, state=SimpleNamespace(train_state=state), model=[]),
+        hooks=log,
+        evaluate=lambda step: log.lines.append(f"evaluate after {step}"),
+        housekeeping=lambda step: log.lines.append(f"housekeeping after {step}"),
+        saves=log,
+        exits=Exits(clock=lambda: 0.0, start_time=0.0, interval=interval, wish=wish),
+    )
+
+
+def test_one_turn_in_order():
+    log = Log()
+    loop = make_loop(log, train_iters=1)
+    assert run_turns(loop) == Exit(reason="finished", message="finished all 1 steps")
+    assert log.lines == [
+        "poll",
+        "on_train_step_start at 0",
+        "step 1 of 4",
+        "hooks",
+        "on_train_step_end at 1",
+        "evaluate after 1",
+        "housekeeping after 1",
+        "saves after 1",
+    ]
+
+
+def test_a_skipped_turn_uses_data_and_still_decides_on_saves_and_exits():
+    log = Log()
+    loop = make_loop(log, train_iters=5, skip=[1, 2], wish=lambda step: "enough" if step == 2 else None)
+    assert run_turns(loop) == Exit(reason="signal", message="stopped after step 2: enough")
+    assert log.lines == ["poll", "discard 4", "saves after 1", "poll", "discard 4", "saves after 2, leaving"]
+    assert loop.state == TrainState(step=2, consumed_train_samples=8, skipped_train_samples=8)
+
+
+def test_the_last_step_before_a_larger_batch_is_saved():
+    log = Log()
+    plan = BatchPlan.of(4, micro_batch_size=1, data_parallel_size=1, rampup_batch_size=[2, 2, 4])
+    run_turns(make_loop(log, train_iters=4, plan=plan))
+    assert [line for line in log.lines if line.startswith(("step", "save "))] == [
+        "step 1 of 2",
+        "step 2 of 2",
+        "save 2",
+        "step 3 of 4",
+        "step 4 of 4",
+    ]
+
+
+def test_a_rejected_result_leaves_without_counting_the_step():
+    log = Log()
+    loop = make_loop(log, results={2: {"should_checkpoint": True, "exit_code": 16}})
+    leave = run_turns(loop)
+    assert (leave.reason, leave.exit_code, loop.state.step) == ("rerun", 16, 1)
+    assert log.lines[-2:] == ["step 2 of 4", "save 1"]
+
+
+def test_the_wish_is_asked_once_after_every_step():
+    asked = []
+    run_turns(make_loop(Log(), train_iters=4, skip=[2], wish=asked.append))
+    assert asked == [1, 2, 3, 4]
+
+
+def test_the_last_step_finishes_whatever_else_holds():
+    log = Log()
+    leave = run_turns(
+        make_loop(log, train_iters=3, interval=3, wish=lambda step: "now" if step == 3 else None)
+    )
+    assert leave.reason == "finished"
+    assert log.lines[-1] == "saves after 3, leaving"

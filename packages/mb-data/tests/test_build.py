@@ -47,10 +47,10 @@ def test_another_key_and_no_end_of_document(tmp_path):
 
 
 def test_the_result_does_not_depend_on_the_number_of_workers(tmp_path):
-    lines = write_lines(tmp_path / "in.jsonl", [{"text": f"{number} " * 2000} for number in range(2000)])
+    lines = write_lines(tmp_path / "in.jsonl", [{"text": f"{number} " * 2000} for number in range(300)])
     for workers in (1, 2):
         build_indexed([lines], tokenizer=ByteTokenizer(), prefix=tmp_path / f"out{workers}", workers=workers)
-    assert len(list(read_chunks([lines]))) > 4
+    assert len(list(read_chunks([lines]))) > 2
     for suffix in ("bin", "idx"):
         assert (tmp_path / f"out1.{suffix}").read_bytes() == (tmp_path / f"out2.{suffix}").read_bytes()
 

@@ -67,9 +67,9 @@ def build_indexed(
     Args:
         inputs: Files and folders. `.jsonl` and `.json` hold a JSON object a line, each a document; any other file is
             one document. `.gz` is unpacked. Empty documents are left out.
-        tokenizer: Turns text into ids; must be picklable for several workers.
+        tokenizer: Turns text into ids; for several workers picklable, its class in a module that can be imported.
         prefix: Path without suffix; its folder is made.
-        workers: Processes. More than one are spawned: call this under `if __name__ == "__main__":` in a script.
+        workers: Processes that tokenize; with one it is this one.
         json_key: Where a JSON object has its text.
         append_eod: End each document with the tokenizer's `eod`.
         progress: Called with the stage, input bytes read, and their total.

@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -118,12 +119,13 @@ def build_gpt_datasets(
         return None, None, None
     reads = is_built_on_rank()  # the files need not be there on ranks that do not read
     index_cache = _index_cache(config) if reads else config.path_to_cache
-    megatron_config = to_megatron(config, tokenizer=config.tokenizer, path_to_cache=index_cache)
+    with _without_notices():
+        megatron_config = to_megatron(config, tokenizer=config.tokenizer, path_to_cache=index_cache)
     _leave_out_unneeded(megatron_config, samples)
     if reads:
         _require_tokens(megatron_config)
     dataset_class = MockGPTDataset if megatron_config.mock else GPTDataset
-    with _without_cache_warning():
+    with _without_notices():
         built = BlendedMegatronDatasetBuilder(
             dataset_class, samples, is_built_on_rank, megatron_config
         ).build()
@@ -282,8 +284,11 @@ def _rank_zero_first(action: Callable[[], Any]) -> Any:
 
 
 @contextmanager
-def _without_cache_warning() -> Iterator[None]:
-    """Silence Megatron's complaint that generated data is not cached, which nobody can do anything about."""
+def _without_notices() -> Iterator[None]:
+    """Silence two of Megatron's notices, by name, that nobody can do anything about.
+
+    Generated data is not cached; and without a process group this process counts as rank 0, which it is.
+    """
 
     def keep(record: logging.LogRecord) -> bool:
         return "because path_to_cache is None" not in record.getMessage()
@@ -291,6 +296,8 @@ def _without_cache_warning() -> Iterator[None]:
     logger = logging.getLogger("megatron.core.datasets.gpt_dataset")
     logger.addFilter(keep)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Could not determine rank")
+            yield
     finally:
         logger.removeFilter(keep)

@@ -1,10 +1,11 @@
 """A function applied by several processes, its results in the order of the arguments."""
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from multiprocessing import get_context
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar, cast
 
 Argument = TypeVar("Argument")
@@ -14,9 +15,18 @@ AHEAD = 4
 """Results for each worker that may wait for an earlier one: bounds memory."""
 
 _GONE = (
-    "a worker process ended without an answer; it was killed, or there was not enough memory. "
-    "Use fewer workers, or smaller documents."
+    "a worker process ended without an answer; it was killed, there was not enough memory, or it failed as it says "
+    "above. Use one worker, fewer, or smaller documents."
 )
+_PROGRAM = """
+import sys
+from multiprocessing.connection import Connection
+
+connection = Connection(int(sys.argv[1]))
+sys.path[:] = connection.recv()
+serve, function = connection.recv()
+serve(connection, function)
+"""
 
 
 class WorkerError(RuntimeError):
@@ -28,9 +38,9 @@ def map_in_order(
 ) -> Iterator[Result]:
     """Yield `function(argument)` for each argument, in order, computed by `workers` processes.
 
-    With one worker this process does it. The processes are spawned, so a script that calls this needs the usual
-    `if __name__ == "__main__":`. The function is sent to each process once. Arguments are taken as they are needed: at
-    most `AHEAD` results for each worker are held.
+    With one worker this process does it. The processes are new interpreters that do not run the caller's script again,
+    so what the function consists of must come from modules that can be imported. It is sent to each process once.
+    Arguments are taken as they are needed: at most `AHEAD` results for each worker are held.
 
     Raises:
         ValueError: `workers` is below 1.
@@ -60,7 +70,7 @@ def _in_order(idle: list[Connection], arguments: Iterator[Any], *, most_ahead: i
                 more = False
                 break
             connection = idle.pop()
-            _send(connection, argument)
+            _send(connection, (argument,))
             busy[connection] = given
             given += 1
         for connection in cast(list[Connection], wait(list(busy)) if busy else []):
@@ -74,9 +84,9 @@ def _in_order(idle: list[Connection], arguments: Iterator[Any], *, most_ahead: i
             taken += 1
 
 
-def _send(connection: Connection, argument: object) -> None:
+def _send(connection: Connection, message: object) -> None:
     try:
-        connection.send((argument,))
+        connection.send(message)
     except BrokenPipeError as error:
         raise WorkerError(_GONE) from error
 
@@ -91,24 +101,24 @@ def _answer(connection: Connection) -> Any:
 @contextmanager
 def _processes(function: Callable[[Any], Any], workers: int) -> Iterator[list[Connection]]:
     """Start processes that wait for arguments; end them with the block, whatever they are doing."""
-    context = get_context("spawn")
     connections: list[Connection] = []
-    processes: list[BaseProcess] = []
+    processes: list[subprocess.Popen[bytes]] = []
     try:
         for _ in range(workers):
-            here, there = context.Pipe()
-            process: BaseProcess = context.Process(target=_serve, args=(there, function), daemon=True)
-            process.start()
+            here, there = Pipe()
+            command = [sys.executable, "-c", _PROGRAM, str(there.fileno())]
+            processes.append(subprocess.Popen(command, pass_fds=[there.fileno()]))
             there.close()
             connections.append(here)
-            processes.append(process)
+            _send(here, sys.path)
+            _send(here, (_serve, function))
         yield list(connections)
     finally:
         for connection in connections:
             connection.close()
         for process in processes:
-            process.terminate()
-            process.join()
+            process.kill()
+            process.wait()
 
 
 def _serve(connection: Connection, function: Callable[[Any], Any]) -> None:
@@ -116,7 +126,7 @@ def _serve(connection: Connection, function: Callable[[Any], Any]) -> None:
     while True:
         try:
             (argument,) = connection.recv()
-        except EOFError:
+        except (EOFError, ConnectionResetError):
             return
         try:
             answer: tuple[Any, Exception | None] = (function(argument), None)

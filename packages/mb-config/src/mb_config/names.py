@@ -24,10 +24,14 @@ def unknown_key(path: str, siblings: Iterable[str], root: object, *, origin: str
 def nearest_paths(path: str, siblings: Iterable[str], root: object) -> list[str]:
     """At most three paths, the likeliest first."""
     parent, _, leaf = path.rpartition(".")
-    close = get_close_matches(leaf, list(siblings), n=2, cutoff=0.7)
+    names = list(siblings)
+    close = get_close_matches(leaf, names, n=2, cutoff=0.85) or get_close_matches(
+        leaf, names, n=2, cutoff=0.7
+    )
     found = [f"{parent}.{name}" if parent else name for name in close]
-    found += _elsewhere(path, root)
-    return list(dict.fromkeys(found))[:3]
+    every = [f"{name}.{field}" for name, inside in _sections(root).items() for field in inside]
+    found += [candidate for candidate in every if candidate.rpartition(".")[2] == leaf]
+    return list(dict.fromkeys(found))[:3] or get_close_matches(path, every, n=2, cutoff=0.75)
 
 
 def section_fields(value: object) -> list[str]:
@@ -37,15 +41,6 @@ def section_fields(value: object) -> list[str]:
     if is_dataclass(value):
         return [f.name for f in fields(value) if f.init]
     return []
-
-
-def _elsewhere(path: str, root: object) -> list[str]:
-    leaf = path.rpartition(".")[2]
-    every = [f"{name}.{field}" for name, names in _sections(root).items() for field in names]
-    exact = [candidate for candidate in every if candidate.rpartition(".")[2] == leaf]
-    if exact:
-        return exact
-    return get_close_matches(path, every, n=2, cutoff=0.75)
 
 
 def _sections(root: object) -> dict[str, list[str]]:

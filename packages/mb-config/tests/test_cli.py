@@ -1,0 +1,101 @@
+"""The command line on plain YAML."""
+
+import json
+
+import pytest
+
+from mb_config.cli import main
+
+GOOD = """\
+train: {train_iters: 100, global_batch_size: 8, micro_batch_size: 2}
+model: {_target_: somebody.Model, num_layers: 4, num_attention_heads: 8}
+optimizer: {lr: 1e-3}
+scheduler: {lr_warmup_iters: 10}
+logger: {comet_api_key: abc}
+"""
+
+
+@pytest.fixture
+def run(tmp_path, capsys):
+    file = tmp_path / "run.yaml"
+    file.write_text(GOOD)
+
+    def call(command, *arguments):
+        code = main([command, str(file), *arguments] if command != "explain" else [command, *arguments])
+        return code, *capsys.readouterr()
+
+    return call
+
+
+def test_a_good_file(run):
+    code, out, err = run("check", "--world-size", "2")
+    assert (code, out) == (0, "")
+    assert err.splitlines() == [
+        "0 errors, 0 warnings",
+        "not checked but for the shared rules: model, logger (sections of other packages)",
+        "not in the file, not checked: dataset, tokenizer, checkpoint",
+    ]
+
+
+def test_problems_are_printed_and_the_code_is_one(run):
+    code, out, _ = run("check", "train.global_batch_size=7", "--world-size", "2", "model.num_layers=3")
+    assert (code, out.split(":")[0]) == (1, "error V242")
+
+
+def test_the_world_size_may_be_left_out(run):
+    assert "give --world-size" in run("check")[2]
+
+
+def test_a_warning_is_no_failure(run):
+    code, out, _ = run("check", "scheduler.lr_warmup_iters=100")
+    assert (code, out.split(":")[0]) == (0, "warning V205")
+
+
+def test_json(run):
+    code, out, _ = run("check", "--json", "rng.seed=0")
+    report = json.loads(out)
+    assert (code, [problem["id"] for problem in report["problems"]]) == (1, ["V240"])
+    assert report["problems"][0]["origin"] == {"rng.seed": "command line"}
+    assert report["changes"] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("check", "train.lr=1"), "train.lr: no such field; did you mean optimizer.lr?"),
+        (("check", "model.num_layers=x"), "command line: model.num_layers: expected int or null, not 'x'"),
+        (("check", "modle.num_layers=x"), "modle: no such field; did you mean model?"),
+        (("explain", "V24"), "no rule 'V24' here; did you mean V242"),
+        (("explain", "whatever"), "no rule 'whatever' here"),
+    ],
+)
+def test_what_cannot_be_read_has_code_two(run, arguments, message):
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert message in err
+
+
+def test_a_missing_file(capsys):
+    assert main(["check", "nowhere.yaml"]) == 2
+    assert capsys.readouterr().err == "nowhere.yaml: no such file\n"
+
+
+@pytest.mark.parametrize("arguments", [["check", "a.yaml", "--nonsense"], ["explain", "V242", "more"], []])
+def test_wrong_usage_has_code_two(arguments, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+
+
+def test_show_with_origin_masks_secrets(run):
+    code, out, _ = run("show", "--origin", "rng.seed=3")
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert code == 0
+    assert "seed: 3 # command line" in lines
+    assert any(line.startswith("train_iters: 100 # ") and line.endswith("run.yaml:1") for line in lines)
+    assert "abc" not in out
+
+
+def test_explain(run):
+    code, out, _ = run("explain", "v137")
+    assert (code, out.splitlines()[0]) == (0, "V137 (error)")

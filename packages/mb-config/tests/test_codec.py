@@ -1,0 +1,196 @@
+"""Plain data and back, with every slip named."""
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mb_config import (
+    ConfigContainer,
+    ConfigFileError,
+    ConfigFileNotFoundError,
+    ManyReadErrors,
+    MissingKeyError,
+    OptimizerConfig,
+    Provenance,
+    TargetError,
+    TrainingConfig,
+    UnknownKeyError,
+    WrongTypeError,
+    from_dict,
+    given_fields,
+    to_dict,
+)
+
+
+def test_yaml_round_trip_of_a_full_config(make, kinds, bf16, tmp_path):
+    config = make(
+        dataset=kinds["TextData"](seq_length=64, paths=["a", "b"], weights={"a": 0.5}),
+        peft=kinds["Adapter"](rank=8, targets=("q", "k")),
+        mixed_precision=bf16,
+        env_vars={"NCCL_DEBUG": "INFO", "N": 3},
+    )
+    config.to_yaml(tmp_path / "run.yaml")
+    assert kinds["Config"].from_yaml(tmp_path / "run.yaml") == config
+
+
+def test_a_class_is_written_only_where_the_type_does_not_give_it(make, kinds):
+    data = make(peft=kinds["Adapter"](rank=1)).to_dict()
+    assert data["dataset"] == {"_target_": f"{kinds['MockData'].__module__}.MockData", "seq_length": 64}
+    assert data["peft"] == {"rank": 1, "targets": ["linear_qkv"]}
+
+
+def test_without_defaults_only_what_was_chosen(make):
+    data = make(logger=None).to_dict(defaults=False)
+    assert data["train"] == {"micro_batch_size": 2, "global_batch_size": 8, "train_iters": 100}
+    assert "ddp" not in data
+
+
+def test_computed_fields_are_not_written(make):
+    config = make()
+    config.scheduler.lr_decay_steps = config.data_parallel_size = 3
+    data = config.to_dict()
+    assert "lr_decay_steps" not in data["scheduler"]
+    assert "data_parallel_size" not in data
+
+
+def test_secrets_are_masked_and_a_mask_is_not_read_back(make, kinds):
+    config = make(env_vars={"WANDB_API_KEY": "w"})
+    config.logger.comet_api_key = "c"
+    data = config.to_dict()
+    assert (data["logger"]["comet_api_key"], data["env_vars"]["WANDB_API_KEY"]) == ("<masked>", "<masked>")
+    assert kinds["Config"].from_dict(data).logger.comet_api_key is None
+    assert config.to_dict(secrets=True)["logger"]["comet_api_key"] == "c"
+
+
+def test_reading_remembers_what_was_given():
+    assert given_fields(from_dict(TrainingConfig, {"train_iters": None})) == {"train_iters"}
+
+
+@given(
+    st.builds(
+        OptimizerConfig,
+        lr=st.none() | st.floats(0, 1),
+        optimizer=st.text(),
+        hysteresis=st.integers(),
+        bf16=st.booleans(),
+    )
+)
+def test_any_section_survives_yaml(section):
+    text = yaml.safe_dump(to_dict(section))
+    assert from_dict(OptimizerConfig, yaml.safe_load(text)) == section
+
+
+def test_a_function_cannot_be_written():
+    with pytest.raises(WrongTypeError, match="timers: expected a value that a file can hold"):
+        to_dict(OptimizerConfig(timers=print))
+
+
+def test_all_slips_at_once(make, kinds):
+    data = make().to_dict()
+    data["train"] |= {"train_iter": 3, "lr": 1.0, "manual_gc": 1}
+    del data["model"]
+    data["extra"] = {}
+    with pytest.raises(ManyReadErrors) as caught:
+        kinds["Config"].from_dict(data)
+    assert sorted(str(error) for error in caught.value.errors) == [
+        "extra: no such field",
+        "model: is required",
+        "train.lr: no such field; did you mean optimizer.lr?",
+        "train.manual_gc: expected bool, not 1",
+        "train.train_iter: no such field; did you mean train.train_iters?",
+    ]
+
+
+def test_errors_are_what_python_would_raise():
+    with pytest.raises(UnknownKeyError) as unknown:
+        from_dict(TrainingConfig, {"train_itres": 3})
+    assert isinstance(unknown.value, KeyError)
+    assert unknown.value.nearest == ("train_iters",)
+    assert str(unknown.value) == "train_itres: no such field; did you mean train_iters?"
+    with pytest.raises(TypeError, match="global_batch_size: expected int or null, not True"):
+        from_dict(TrainingConfig, {"global_batch_size": True})
+
+
+def test_a_missing_key_is_named(kinds):
+    with pytest.raises(MissingKeyError, match="rank: is required"):
+        from_dict(kinds["Adapter"], {})
+
+
+def load(make, kinds, dataset, **targets):
+    return kinds["Config"].from_dict({**make().to_dict(), "dataset": dataset}, targets).dataset
+
+
+def test_classes_of_the_type_go_by_their_bare_name(make, kinds):
+    assert load(make, kinds, {"_target_": "MockData", "seq_length": 3}) == kinds["MockData"](seq_length=3)
+
+
+def test_a_subclass_needs_to_be_in_the_allow_list(make, kinds):
+    class Own(kinds["MockData"]):
+        pass
+
+    assert type(load(make, kinds, {"_target_": "my.Own"}, **{"my.Own": Own})) is Own
+    with pytest.raises(
+        TargetError, match=r"dataset._target_: 'my.Own' is not allowed; allowed are MockData, TextData"
+    ):
+        load(make, kinds, {"_target_": "my.Own"})
+
+
+@pytest.mark.parametrize("section", ["dataset", "tokenizer", "peft", "mixed_precision"])
+def test_a_file_cannot_name_a_function(make, kinds, section):
+    with pytest.raises(TargetError, match=r"'os.system' is not allowed"):
+        kinds["Config"].from_dict({**make().to_dict(), section: {"_target_": "os.system"}})
+
+
+def test_a_choice_of_classes_needs_a_target(make, kinds):
+    with pytest.raises(TargetError, match="dataset: needs _target_, one of MockData, TextData"):
+        load(make, kinds, {"seq_length": 3})
+
+
+def test_a_target_of_the_wrong_kind_is_refused(make, kinds):
+    with pytest.raises(TargetError, match="is no TextData or MockData"):
+        load(make, kinds, {"_target_": "m.Model"}, **{"m.Model": kinds["Model"]})
+
+
+def test_an_untyped_section_stays_a_mapping_or_takes_an_allowed_class(make, kinds):
+    data = {**make().to_dict(), "tokenizer": {"path": "x"}, "checkpoint": {"_target_": "A", "rank": 2}}
+    config = kinds["Config"].from_dict(data, {"A": kinds["Adapter"]})
+    assert (config.tokenizer, config.checkpoint) == ({"path": "x"}, kinds["Adapter"](rank=2))
+    assert config.to_dict()["checkpoint"]["_target_"].endswith(".Adapter")
+
+
+def test_errors_in_a_file_carry_the_line(kinds, tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("train:\n  train_iters: abc\n")
+    with pytest.raises(ManyReadErrors) as caught:
+        kinds["Config"].from_yaml(file)
+    assert f"{file}:2: train.train_iters: expected int or null, not 'abc'" in str(caught.value)
+
+
+def test_provenance_has_file_and_line(make, kinds, tmp_path):
+    file, provenance = tmp_path / "run.yaml", Provenance()
+    make().to_yaml(file)
+    kinds["Config"].from_yaml(file, provenance=provenance)
+    assert provenance.origin("rng.seed") == f"{file}:2"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [", "no valid YAML"),
+        ("- 1", "expected keys and values at the top, not list"),
+        ("a: 1\nb: 2\na: 3", ":3: a: given twice, first on line 1"),
+        ("a: \x00", "no valid YAML"),
+    ],
+)
+def test_what_is_no_yaml_mapping_is_refused(tmp_path, text, message):
+    (tmp_path / "run.yaml").write_text(text)
+    with pytest.raises(ConfigFileError, match=message):
+        ConfigContainer.from_yaml(tmp_path / "run.yaml")
+
+
+def test_a_missing_file_and_a_folder(tmp_path):
+    with pytest.raises(ConfigFileNotFoundError, match="no such file"):
+        ConfigContainer.from_yaml(tmp_path / "run.yaml")
+    with pytest.raises(ConfigFileError):
+        ConfigContainer.from_yaml(tmp_path)

@@ -1,0 +1,196 @@
+"""Changes from a command line and from partial files."""
+
+import signal
+
+import pytest
+
+from mb_config import (
+    ConfigReadError,
+    ManyReadErrors,
+    MissingKeyError,
+    OverrideError,
+    Provenance,
+    UnknownKeyError,
+    UnknownPrecisionError,
+    WrongTypeError,
+    apply_overrides,
+    apply_yaml,
+    get_mixed_precision_config,
+    show,
+)
+
+
+def after(config, *overrides, **arguments):
+    apply_overrides(config, overrides, **arguments)
+    return config
+
+
+def test_exactly_the_named_fields_change(make):
+    before, config = make(), make()
+    provenance = apply_overrides(
+        config, ["train.train_iters=7", "model.num_layers=2"], provenance=Provenance()
+    )
+    assert (config.train.train_iters, config.model.num_layers) == (7, 2)
+    config.train.train_iters, config.model.num_layers = 100, 4
+    assert config == before
+    assert provenance.origins == {"train.train_iters": "command line", "model.num_layers": "command line"}
+
+
+@pytest.mark.parametrize(
+    ("override", "path", "value"),
+    [
+        ("optimizer.lr=1e-3", "optimizer.lr", 1e-3),
+        ("optimizer.lr=3e-4", "optimizer.lr", 3e-4),
+        ("optimizer.clip_grad=1", "optimizer.clip_grad", 1.0),
+        ("train.exit_interval=null", "train.exit_interval", None),
+        ("train.exit_signal=SIGINT", "train.exit_signal", signal.SIGINT),
+        ("train.iterations_to_skip=[3,4]", "train.iterations_to_skip", [3, 4]),
+        ("logger.name=2024", "logger.name", "2024"),
+        ("logger.name='a b'", "logger.name", "a b"),
+        ("++train.train_iters=5", "train.train_iters", 5),
+        ("+env_vars.NCCL_DEBUG=INFO", "env_vars", {"NCCL_DEBUG": "INFO"}),
+        ("train={train_iters:5,global_batch_size:4}", "train.global_batch_size", 4),
+        ("+train.exit_interval=5", "train.exit_interval", 5),
+        ("~train.train_iters", "train.train_iters", None),
+        ("~train.train_iters=100", "train.train_iters", None),
+        ("~scheduler.lr_decay_style", "scheduler.lr_decay_style", "linear"),
+        ("~env_vars", "env_vars", {}),
+        ("~comm_overlap", "comm_overlap", None),
+    ],
+)
+def test_override(make, override, path, value):
+    found = after(make(), override)
+    for key in path.split("."):
+        found = getattr(found, key)
+    assert (found, type(found)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    ("override", "error", "message"),
+    [
+        ("train.train_iters=abc", WrongTypeError, "train.train_iters: expected int or null, not 'abc'"),
+        ("train.train_iters=1.5", WrongTypeError, "train.train_iters: expected int or null, not 1.5"),
+        ("train.train_iters=true", WrongTypeError, "train.train_iters: expected int or null, not True"),
+        ("train.lr=1", UnknownKeyError, "train.lr: no such field; did you mean optimizer.lr?"),
+        ("lr=1", UnknownKeyError, "lr: no such field; did you mean optimizer.lr?"),
+        (
+            "train.train_itres=1",
+            UnknownKeyError,
+            "train.train_itres: no such field; did you mean train.train_iters?",
+        ),
+        ("env_vars.A=1", UnknownKeyError, "env_vars.A: no such field; write +env_vars.A=... to add it"),
+        (
+            "+train.train_iters=1",
+            OverrideError,
+            "train.train_iters: is there already; use = or ++ instead of +",
+        ),
+        ("+train.nothing=1", UnknownKeyError, "train.nothing: no such field"),
+        ("~model", OverrideError, "model: cannot be deleted: a run needs it"),
+        ("~train.nothing", UnknownKeyError, "train.nothing: no such field"),
+        ("~train.train_iters=5", OverrideError, "train.train_iters: is 100, not 5: nothing to delete"),
+        (
+            "train.train_iters=1,2",
+            OverrideError,
+            "train.train_iters: 'train.train_iters=1,2' gives several values; one run takes one",
+        ),
+        ("db@x=1", OverrideError, "'db@x=1' names a Hydra group; write section.field=value"),
+        ("rng=3", WrongTypeError, "rng: expected RNGConfig, not 3"),
+        ("peft.targets=[a]", MissingKeyError, "peft.rank: is required"),
+        (
+            "mixed_precision=bf16",
+            UnknownPrecisionError,
+            "mixed_precision: no recipe 'bf16'; there are bf16_mixed",
+        ),
+    ],
+)
+def test_what_cannot_be_applied_is_refused(make, override, error, message):
+    with pytest.raises(error) as caught:
+        after(make(), override)
+    assert isinstance(caught.value, ConfigReadError)
+    assert str(caught.value).partition("command line: ")[2].startswith(message)
+
+
+def test_a_text_that_is_no_override(make):
+    with pytest.raises(OverrideError, match=r"cannot read the override 'a=\['"):
+        after(make(), "a=[")
+
+
+def test_all_errors_come_together(make):
+    with pytest.raises(ManyReadErrors) as caught:
+        after(make(), "train.lr=1", "rng.seed=x", "train.train_iters=5")
+    assert [error.path for error in caught.value.errors] == ["train.lr", "rng.seed"]
+
+
+def test_a_field_of_a_section_that_is_off_switches_it_on(make, kinds):
+    assert after(make(), "peft.rank=4").peft == kinds["Adapter"](rank=4)
+
+
+def test_names_stand_for_sections(make, kinds):
+    named = {"peft": lambda name: kinds["Adapter"](rank=int(name[4:]))}
+    assert after(make(), "peft=lora16", named=named).peft == kinds["Adapter"](rank=16)
+
+
+def test_a_precision_name_is_checked_and_kept(make):
+    assert after(make(), "mixed_precision=bf16-mixed").mixed_precision == "bf16-mixed"
+
+
+def test_a_field_of_a_named_precision_changes_only_that(make):
+    expected = get_mixed_precision_config("bf16_mixed")
+    expected.hysteresis = 3
+    config = after(make(mixed_precision="bf16_mixed"), "mixed_precision.hysteresis=3")
+    assert config.mixed_precision == expected
+
+
+def test_another_class_for_a_section(make, kinds):
+    config = after(make(), "dataset={_target_:TextData,seq_length:32,paths:[a]}")
+    assert config.dataset == kinds["TextData"](seq_length=32, paths=["a"])
+
+
+def test_a_key_of_a_mapping_goes(make):
+    assert after(make(env_vars={"A": 1, "B": 2}), "~env_vars.A").env_vars == {"B": 2}
+
+
+def test_untyped_mappings_take_any_key(make):
+    assert after(make(tokenizer={}), "tokenizer.path=x", "tokenizer.more.deep=1").tokenizer == {
+        "path": "x",
+        "more": {"deep": 1},
+    }
+
+
+def test_a_partial_file_merges(make, tmp_path):
+    file = tmp_path / "more.yaml"
+    file.write_text("train:\n  train_iters: 7\noptimizer:\n  lr: 1e-4\nenv_vars:\n  A: 1\npeft:\n  rank: 2\n")
+    config = make(env_vars={"B": 2})
+    provenance = apply_yaml(config, file, provenance=Provenance())
+    assert (config.train.train_iters, config.train.global_batch_size, config.optimizer.lr) == (7, 8, 1e-4)
+    assert (config.env_vars, config.peft.rank) == ({"B": 2, "A": 1}, 2)
+    assert provenance.origins["optimizer.lr"] == f"{file}:4"
+    assert provenance.origins["peft.rank"] == f"{file}:8"
+
+
+def test_slips_in_a_partial_file_carry_the_line(make, tmp_path):
+    file = tmp_path / "more.yaml"
+    file.write_text("train:\n  train_iters: 7\n  lr: 3\n")
+    with pytest.raises(UnknownKeyError) as caught:
+        apply_yaml(make(), file)
+    assert str(caught.value) == f"{file}:3: train.lr: no such field; did you mean optimizer.lr?"
+
+
+def test_what_was_set_in_code_is_known(make):
+    provenance = apply_overrides(make(), ["rng.seed=5"])
+    assert provenance.origin("train.train_iters") == "code"
+    assert provenance.origin("rng.seed") == "command line"
+    assert provenance.origin("train.exit_interval") == "default"
+
+
+def test_show_with_origins_is_yaml_that_loads_back(make, kinds, tmp_path):
+    config = make(peft=kinds["Adapter"](rank=3))
+    config.logger.comet_api_key = "secret"
+    text = show(config, apply_overrides(config, ["rng.seed=5"]), origin=True)
+    (tmp_path / "shown.yaml").write_text(text)
+    loaded = kinds["Config"].from_yaml(tmp_path / "shown.yaml")
+    config.logger.comet_api_key = None
+    assert loaded == config
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert lines[:3] == ["rng:", "seed: 5 # command line", "te_rng_tracker: false # default"]
+    assert "secret" not in text

@@ -1,0 +1,86 @@
+"""Problems come all together, with values, origins, reasons and what to do."""
+
+import json
+
+import pytest
+
+from mb_config import RULES, ConfigError, Problem, Provenance, Rule, check
+
+EVEN = Rule(
+    id="X1",
+    fields=("a.size",),
+    test=lambda size: f"{size} is odd" if size is not None and size % 2 else None,
+    why="pairs are made",
+    fix="Set a.size to an even number.",
+    fails={"a.size": 3},
+    passes={"a.size": 2},
+)
+PROBLEM = Problem(
+    id="X1",
+    fields=("a.size",),
+    message="3 is odd",
+    why="pairs are made",
+    fix="Set a.size to an even number.",
+    values={"a.size": 3},
+    origin={"a.size": "run.yaml:2"},
+)
+
+
+def test_problem_holds_values_and_where_they_came_from():
+    found = check({"a": {"size": 3}}, [EVEN], provenance=Provenance({"a.size": "run.yaml:2"}))
+    assert found == [PROBLEM]
+
+
+def test_problem_reads_as_one_sentence_and_what_to_do():
+    assert str(PROBLEM) == "a.size: 3 is odd, because pairs are made. Set a.size to an even number."
+
+
+def test_problem_as_json():
+    assert json.loads(json.dumps(PROBLEM.to_dict())) == {
+        "id": "X1",
+        "severity": "error",
+        "fields": ["a.size"],
+        "message": "3 is odd",
+        "why": "pairs are made",
+        "fix": "Set a.size to an even number.",
+        "values": {"a.size": 3},
+        "origin": {"a.size": "run.yaml:2"},
+    }
+
+
+def test_odd_values_become_json_too():
+    problem = Problem(
+        id="X", fields=("a",), message="", why="", fix="", values={"a": (1, {"b": {2}}), "c": len}
+    )
+    assert problem.to_dict()["values"] == {"a": [1, {"b": [2]}], "c": str(len)}
+
+
+@pytest.mark.parametrize("sections", [{}, {"a": None}, {"a": {}}, {"a": object()}])
+def test_an_absent_section_or_field_is_no_problem(sections):
+    assert check(sections, [EVEN]) == []
+
+
+def test_an_unknown_fact_leaves_a_rule_out(make):
+    config = make()
+    config.train.global_batch_size = 12
+    assert config.check() == []
+    assert [problem.id for problem in config.check(world_size=4)] == ["V242"]
+
+
+def test_validate_raises_every_problem_at_once(make):
+    config = make()
+    config.rng.seed, config.optimizer.lr, config.scheduler.lr_warmup_iters = 0, None, 1000
+    with pytest.raises(ConfigError) as caught:
+        config.validate(world_size=1)
+    assert [problem.id for problem in caught.value.problems] == ["V205", "V208", "V240"]
+    assert [line[:6] for line in str(caught.value).splitlines()] == ["[V205]", "[V208]", "[V240]"]
+
+
+def test_validate_returns_warnings(make):
+    config = make()
+    config.scheduler.lr_warmup_iters = 1000
+    assert [problem.id for problem in config.validate()] == ["V205"]
+
+
+def test_every_rule_can_be_checked_on_an_empty_world():
+    assert check({}, RULES) == []

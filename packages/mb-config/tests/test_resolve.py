@@ -1,0 +1,270 @@
+"""Resolving fills in what follows, says so, and never overwrites the user in silence."""
+
+from copy import deepcopy
+from dataclasses import dataclass
+
+import pytest
+
+from mb_config import (
+    Change,
+    ConfigError,
+    DistributedDataParallelConfig,
+    MixedPrecisionConfig,
+    OptimizerConfig,
+    Provenance,
+    SchedulerConfig,
+    TrainingConfig,
+    UnknownPrecisionError,
+    apply_overrides,
+    get_mixed_precision_config,
+    runtime_config_update,
+)
+from mb_config.precision_recipes import RECIPES
+
+
+def recipe(config):
+    return Provenance.of(config, origin="recipe tiny")
+
+
+def test_every_change_is_returned_and_the_second_call_changes_nothing(make):
+    config = make(train=TrainingConfig(train_samples=1000, global_batch_size=30, micro_batch_size=3))
+    config.scheduler.lr_warmup_iters = 0
+    provenance = Provenance()
+    changes = runtime_config_update(config, world_size=2, provenance=provenance)
+    after = deepcopy(config)
+    assert {change.field: (change.old, change.new) for change in changes} == {
+        "data_parallel_size": (None, 2),
+        "validation.eval_global_batch_size": (None, 30),
+        "validation.eval_micro_batch_size": (None, 3),
+        "train.train_iters": (None, 33),
+        "scheduler.start_weight_decay": (None, 0.01),
+        "scheduler.end_weight_decay": (None, 0.01),
+        "optimizer.min_lr": (None, 0.0),
+        "scheduler.lr_decay_steps": (None, 1000),
+        "scheduler.lr_warmup_steps": (None, 0),
+        "scheduler.wd_incr_steps": (None, 1000),
+    }
+    assert provenance.origin("train.train_iters") == "resolve: V057"
+    assert runtime_config_update(config, world_size=2, provenance=provenance) == []
+    assert runtime_config_update(config, world_size=2) == []
+    assert config == after
+    assert config.check(world_size=2) == []
+
+
+def test_a_change_as_text_and_json():
+    change = Change(field="train.train_iters", old=None, new=33, why="V057: ...")
+    assert str(change) == "train.train_iters: None -> 33 (V057: ...)"
+    assert change.to_dict() == {"field": "train.train_iters", "from": None, "to": 33, "why": "V057: ..."}
+
+
+def test_precision_reaches_model_optimizer_and_wrapper(make):
+    config = make(mixed_precision="bf16-mixed")
+    runtime_config_update(config, world_size=1, provenance=Provenance())
+    assert (config.model.bf16, config.model.params_dtype, config.model.pipeline_dtype) == (
+        True,
+        "bfloat16",
+        "bfloat16",
+    )
+    assert (config.optimizer.bf16, config.optimizer.params_dtype) == (True, "bfloat16")
+    assert config.ddp.grad_reduce_in_fp32 is True
+    assert config.mixed_precision == "bf16-mixed"
+
+
+@pytest.mark.parametrize("how", ["code", "command line", "recipe"])
+def test_a_hand_set_value_is_not_overwritten_by_the_precision_recipe(make, how):
+    config = make(mixed_precision="bf16_mixed")
+    if how == "command line":
+        provenance = apply_overrides(config, ["ddp.grad_reduce_in_fp32=false"], provenance=recipe(config))
+    else:
+        config.ddp = DistributedDataParallelConfig(grad_reduce_in_fp32=False)
+        provenance = recipe(config) if how == "recipe" else None
+    runtime_config_update(config, world_size=1, provenance=provenance)
+    assert config.ddp.grad_reduce_in_fp32 is False
+    assert config.model.bf16 is True
+
+
+def test_the_users_precision_beats_a_recipes_fields(make):
+    config = make(optimizer=OptimizerConfig(lr=1e-3, bf16=True), mixed_precision="bf16_mixed")
+    provenance = apply_overrides(config, ["mixed_precision=fp16_mixed"], provenance=recipe(config))
+    changes = runtime_config_update(config, world_size=1, provenance=provenance)
+    assert (config.optimizer.fp16, config.optimizer.bf16) == (True, False)
+    assert "optimizer.bf16" in [change.field for change in changes]
+
+
+def test_a_value_that_cannot_be_kept_is_a_named_conflict(make):
+    config = make(mixed_precision="bf16_mixed")
+    provenance = apply_overrides(config, ["optimizer.bf16=false"], provenance=recipe(config))
+    with pytest.raises(ConfigError) as caught:
+        runtime_config_update(config, world_size=1, provenance=provenance)
+    (problem,) = caught.value.problems
+    assert problem.fields == ("optimizer.bf16", "mixed_precision")
+    assert problem.origin == {"optimizer.bf16": "command line", "mixed_precision": "recipe tiny"}
+    assert config.optimizer.bf16 is False
+
+
+def test_none_in_a_recipe_leaves_what_must_not_be_none(make):
+    config = make(mixed_precision=MixedPrecisionConfig())
+    config.model.pipeline_dtype = "float32"
+    runtime_config_update(config, world_size=1, provenance=recipe(config))
+    assert (config.model.params_dtype, config.optimizer.params_dtype) == ("float32", "float32")
+
+
+def test_an_unknown_precision_lists_all_names(make):
+    with pytest.raises(UnknownPrecisionError) as caught:
+        runtime_config_update(make(mixed_precision="bf17"), world_size=1)
+    assert all(name in str(caught.value) for name in RECIPES)
+
+
+def test_fourteen_recipes_under_two_spellings():
+    assert len(RECIPES) == 14
+    for name in RECIPES:
+        precision = get_mixed_precision_config(name)
+        assert precision == get_mixed_precision_config(name.replace("_", "-"))
+        precision.finalize()
+        assert precision.bf16 != precision.fp16
+    assert get_mixed_precision_config(precision) is precision
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("fp16_mixed", {"fp16": True, "params_dtype": "float16", "grad_reduce_in_fp32": False}),
+        ("bf16_with_fp8_delayed_scaling_mixed", {"fp8_recipe": "delayed", "fp8_amax_history_len": 1024}),
+        ("fp16_with_mxfp8_mixed", {"fp8": "e4m3", "reuse_grad_buf_for_mxfp8_param_ag": True}),
+        (
+            "nanov2_bf16_with_fp8_current_scaling_mixed",
+            {"fp8_recipe": "blockwise", "num_layers_at_end_in_bf16": 2},
+        ),
+        ("bf16_with_fp8_subchannel_scaling_mixed", {"fp8_recipe": "blockwise", "fp8_param_gather": False}),
+        (
+            "nemotron_3_super_bf16_with_nvfp4_mixed",
+            {"fp4": "e2m1", "fp8": None, "num_layers_at_end_in_bf16": 14},
+        ),
+    ],
+)
+def test_what_recipes_set(name, values):
+    precision = get_mixed_precision_config(name)
+    assert {key: getattr(precision, key) for key in values} == values
+
+
+def test_a_layout_that_does_not_fit_is_refused(make):
+    config = make()
+    config.model.tensor_model_parallel_size = 2
+    with pytest.raises(ConfigError, match=r"V030.*3 processes"):
+        runtime_config_update(config, world_size=3)
+
+
+@pytest.mark.parametrize(
+    ("sections", "expected"),
+    [
+        ({"ddp": DistributedDataParallelConfig(use_distributed_optimizer=True)}, True),
+        ({"optimizer": OptimizerConfig(lr=1e-3, use_distributed_optimizer=True)}, True),
+        ({}, False),
+    ],
+)
+def test_wrapper_and_optimizer_shard_together(make, sections, expected):
+    config = make(**sections)
+    runtime_config_update(config, world_size=1)
+    assert (config.ddp.use_distributed_optimizer, config.optimizer.use_distributed_optimizer) == (
+        expected,
+        expected,
+    )
+
+
+def test_the_users_no_wins_over_a_recipes_yes(make):
+    config = make(optimizer=OptimizerConfig(lr=1e-3, use_distributed_optimizer=True))
+    provenance = apply_overrides(config, ["ddp.use_distributed_optimizer=false"], provenance=recipe(config))
+    runtime_config_update(config, world_size=1, provenance=provenance)
+    assert config.optimizer.use_distributed_optimizer is False
+
+
+def test_two_wishes_for_one_switch_are_a_conflict(make):
+    ddp = DistributedDataParallelConfig(use_distributed_optimizer=False)
+    config = make(ddp=ddp, optimizer=OptimizerConfig(lr=1e-3, use_distributed_optimizer=True))
+    with pytest.raises(ConfigError, match=r"V143.*ddp.use_distributed_optimizer: is False"):
+        runtime_config_update(config, world_size=1)
+
+
+def test_moved_evaluation_fields_arrive(make):
+    config = make()
+    config.train.eval_iters = 3
+    runtime_config_update(config, world_size=1)
+    runtime_config_update(config, world_size=1)
+    assert config.validation.eval_iters == 3
+
+
+def test_a_moved_field_given_twice_is_a_conflict(make):
+    config = make()
+    config.train.eval_iters = 3
+    config.validation.eval_iters = 4
+    with pytest.raises(ConfigError, match="V139d"):
+        runtime_config_update(config, world_size=1)
+
+
+def test_te_rng_tracker_and_cpu_initialisation_follow(make):
+    config = make()
+    config.rng.te_rng_tracker = True
+    config.dist.lazy_mpu_init = True
+    runtime_config_update(config, world_size=1)
+    assert (config.model.use_te_rng_tracker, config.model.use_cpu_initialization) == (True, True)
+
+
+def test_a_length_that_is_not_given_is_refused(make):
+    with pytest.raises(ConfigError, match="V056"):
+        runtime_config_update(
+            make(train=TrainingConfig(global_batch_size=8, micro_batch_size=2)), world_size=1
+        )
+
+
+def test_an_empty_decay_is_refused(make):
+    with pytest.raises(ConfigError, match="V204"):
+        runtime_config_update(make(scheduler=SchedulerConfig(lr_decay_iters=0)), world_size=1)
+
+
+@dataclass
+class Overlap:
+    """Overlap as the resolver sees it."""
+
+    data_parallel_size: int | None = None
+
+    def setup(self, model, optimizer, ddp):
+        ddp.overlap_grad_reduce = True
+        ddp.bucket_size = 100 * self.data_parallel_size
+
+
+@dataclass
+class KeepingOverlap(Overlap):
+    """Overlap that wants to know what the user set."""
+
+    kept: tuple = ()
+
+    def setup(self, model, optimizer, ddp, *, keep=()):
+        self.kept = tuple(keep)
+
+
+def test_overlap_is_set_up_with_the_data_parallel_size(make):
+    config = make(comm_overlap=Overlap())
+    changes = runtime_config_update(config, world_size=2)
+    assert ("ddp.bucket_size", None, 200) in [(change.field, change.old, change.new) for change in changes]
+    assert runtime_config_update(config, world_size=2) == []
+
+
+def test_overlap_does_not_overwrite_the_user(make):
+    config = make(comm_overlap=Overlap(), ddp=DistributedDataParallelConfig(overlap_grad_reduce=False))
+    runtime_config_update(config, world_size=2)
+    assert (config.ddp.overlap_grad_reduce, config.ddp.bucket_size) == (False, 200)
+
+
+def test_overlap_is_told_what_the_user_set(make):
+    config = make(comm_overlap=KeepingOverlap(), ddp=DistributedDataParallelConfig(overlap_grad_reduce=False))
+    runtime_config_update(config, world_size=2)
+    assert "ddp.overlap_grad_reduce" in config.comm_overlap.kept
+
+
+def test_a_config_handed_on_without_its_defaults_resolves_alike(make, kinds, tmp_path):
+    config = make(mixed_precision="bf16_mixed")
+    config.to_yaml(tmp_path / "run.yaml", defaults=False)
+    other = kinds["Config"].from_yaml(tmp_path / "run.yaml")
+    runtime_config_update(config, world_size=1)
+    runtime_config_update(other, world_size=1)
+    assert other == config

@@ -1,0 +1,121 @@
+"""Every rule refuses its own bad example and accepts its good one."""
+
+from dataclasses import fields
+
+import pytest
+
+from mb_config import RULES, ConfigContainer, check, explain
+from mb_config.plain import FOREIGN
+
+
+def values(rule, example):
+    return [example.get(path) for path in rule.fields]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_rule_refuses_and_accepts_its_examples(rule):
+    assert rule.test(*values(rule, rule.fails))
+    assert rule.test(*values(rule, rule.passes)) is None
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_examples_name_fields_that_the_rule_reads(rule):
+    assert {*rule.fails, *rule.passes} <= set(rule.fields)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_nothing_known_is_no_error_in_a_rule(rule):
+    facts = {"facts.world_size": 8, "facts.env": {}}
+    assert rule.test(*[facts.get(path) for path in rule.fields]) is None or rule.id in (
+        "V056",
+        "V118",
+        "V208",
+    )
+
+
+def test_ids_are_unique():
+    ids = [rule.id for rule in RULES]
+    assert sorted(ids) == sorted(set(ids))
+
+
+def test_fields_exist_in_our_sections_or_are_listed_as_foreign():
+    ours = {
+        item.name: {field.name for field in fields(item.default_factory)}
+        for item in fields(ConfigContainer)
+        if callable(item.default_factory) and item.name != "env_vars"
+    }
+    required = {"train": "TrainingConfig", "optimizer": "OptimizerConfig", "scheduler": "SchedulerConfig"}
+    module = __import__("mb_config")
+    for section, name in {**required, "mixed_precision": "MixedPrecisionConfig"}.items():
+        ours[section] = {field.name for field in fields(getattr(module, name))}
+    read = {path for rule in RULES for path in rule.fields if not path.startswith("facts.")}
+    unknown = {p for p in read if p.partition(".")[2] not in ours.get(p.partition(".")[0], ())}
+    assert unknown == set(FOREIGN)
+
+
+def test_explain_shows_both_examples():
+    rule = next(rule for rule in RULES if rule.id == "V137")
+    assert explain(rule).splitlines() == [
+        "V137 (error)",
+        "reads:  model.seq_length, model.context_parallel_size",
+        "why:    each context-parallel rank takes two chunks of the sequence, to balance the causal mask",
+        "fix:    Make model.seq_length a multiple of twice model.context_parallel_size.",
+        "fails:  model.seq_length=2050 model.context_parallel_size=2",
+        "        2050 is no multiple of 2 x cp = 4",
+        "passes: model.seq_length=2048 model.context_parallel_size=2",
+    ]
+
+
+def test_a_valid_config_has_no_problem(make):
+    assert make().check(world_size=4) == []
+
+
+TABLE = [
+    ({"train.train_iters": None}, {"V056"}),
+    ({"train.train_samples": 1000}, {"V056", "V200"}),
+    ({"train.global_batch_size": None}, {"V118"}),
+    ({"train.global_batch_size": 12}, {"V242"}),
+    ({"validation.eval_global_batch_size": 6, "validation.eval_micro_batch_size": 4}, {"V119"}),
+    ({"model.seq_length": 65}, {"V139b"}),
+    ({"model.tensor_model_parallel_size": 3}, {"V030", "P02"}),
+    ({"model.num_layers": 3, "model.pipeline_model_parallel_size": 2}, {"P05"}),
+    ({"model.tensor_model_parallel_size": 0}, {"V030", "P01"}),
+    ({"model.context_parallel_size": 2, "model.seq_length": 66, "dataset.seq_length": 66}, {"V137"}),
+    ({"scheduler.lr_warmup_fraction": 0.1}, {"V063"}),
+    ({"scheduler.lr_decay_samples": 10, "scheduler.lr_warmup_iters": 0}, {"V201"}),
+    ({"scheduler.lr_warmup_samples": 10}, {"V062", "V201"}),
+    ({"scheduler.lr_warmup_iters": 100}, {"V205"}),
+    ({"scheduler.lr_decay_iters": 0, "scheduler.lr_warmup_iters": 0}, {"V204"}),
+    ({"optimizer.lr": None}, {"V208"}),
+    ({"optimizer.bf16": True, "optimizer.fp16": True}, {"V146"}),
+    ({"optimizer.params_dtype": "bf16"}, {"D02"}),
+    ({"optimizer.main_grads_dtype": "bfloat16"}, {"V051"}),
+    ({"model.bf16": True, "model.fp16": True}, {"V145"}),
+    ({"ddp.overlap_param_gather": True}, {"R03", "R04", "V144"}),
+    ({"ddp.use_distributed_optimizer": True}, {"V143"}),
+    ({"dist.use_decentralized_pg": True}, {"V134"}),
+    ({"rng.seed": 0}, {"V240"}),
+    ({"train.rampup_batch_size": [1, 1, 8]}, {"I01"}),
+    ({"validation.full_validation": True}, {"I05"}),
+]
+
+
+@pytest.mark.parametrize(("values", "ids"), TABLE, ids=lambda item: " ".join(item))
+def test_bad_config_breaks_exactly_these_rules(make, values, ids):
+    config = make()
+    for path, value in values.items():
+        section, _, name = path.partition(".")
+        setattr(getattr(config, section), name, value)
+    assert {problem.id for problem in config.check(world_size=4)} == ids
+
+
+def test_deterministic_mode_needs_the_algorithm_in_the_environment():
+    sections = {"model": {"deterministic_mode": True, "cross_entropy_loss_fusion": True}, "dist": {}}
+    assert [p.id for p in check(sections, RULES, facts={"env": {"NCCL_ALGO": "Ring,Tree"}})] == [
+        "V140",
+        "V141",
+    ]
+    assert [p.id for p in check(sections, RULES, facts={"env": {"NCCL_ALGO": "Ring"}})] == ["V140"]
+    assert [
+        p.id for p in check({**sections, "dist": {"distributed_backend": "gloo"}}, RULES, facts={"env": {}})
+    ] == ["V140"]

@@ -1,0 +1,164 @@
+"""Sections are data: they remember what was given, and finalize() may be called again."""
+
+import copy
+import pickle
+import signal
+from dataclasses import fields
+
+import pytest
+
+import mb_config
+from mb_config import (
+    ConfigContainer,
+    ConfigError,
+    DistributedDataParallelConfig,
+    DistributedInitConfig,
+    MixedPrecisionConfig,
+    OptimizerConfig,
+    OptimizerConfigOverrideProvider,
+    OptimizerConfigOverrideProviderContext,
+    SchedulerConfig,
+    TrainingConfig,
+    given_fields,
+)
+
+COUNTS = {
+    "TrainingConfig": 27,
+    "ValidationConfig": 10,
+    "SchedulerConfig": 21,
+    "OptimizerConfig": 63,
+    "DistributedDataParallelConfig": 38,
+    "DistributedInitConfig": 25,
+    "RNGConfig": 4,
+    "MixedPrecisionConfig": 31,
+}
+
+
+@pytest.mark.parametrize(("name", "count"), COUNTS.items())
+def test_number_of_fields(name, count):
+    assert len(fields(getattr(mb_config, name))) == count
+
+
+def test_what_was_given_is_remembered_equal_to_the_default_or_not():
+    ddp = DistributedDataParallelConfig(grad_reduce_in_fp32=False)
+    ddp.bucket_size = None
+    assert given_fields(ddp) == {"grad_reduce_in_fp32", "bucket_size"}
+    assert ddp == DistributedDataParallelConfig()
+    assert (
+        given_fields(copy.deepcopy(ddp)) == given_fields(pickle.loads(pickle.dumps(ddp))) == given_fields(ddp)
+    )
+
+
+def test_a_copy_keeps_its_own_record():
+    first = TrainingConfig(train_iters=1)
+    second = copy.copy(first)
+    second.global_batch_size = 4
+    assert given_fields(first) == {"train_iters"}
+
+
+def test_other_dataclasses_and_objects(kinds):
+    assert given_fields(kinds["Adapter"](rank=3)) == {"rank"}
+    assert given_fields(kinds["TextData"](seq_length=3, paths=["a"])) == {"seq_length", "paths"}
+    assert given_fields(object()) == frozenset()
+
+
+def test_a_required_section_is_named():
+    with pytest.raises(TypeError, match="train"):
+        ConfigContainer(model=None, optimizer=None, scheduler=None, dataset=None, logger=None, tokenizer=None)
+
+
+def test_samples_become_iterations_once_and_again():
+    train = TrainingConfig(train_samples=1000, global_batch_size=30)
+    train.finalize()
+    train.finalize()
+    assert train.train_iters == 33
+    assert given_fields(train) == {"train_samples", "global_batch_size"}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"train_iters": 10, "train_samples": 1000, "global_batch_size": 30},
+        {"train_samples": 1000},
+        {"train_samples": 0, "global_batch_size": 1},
+        {"num_epochs": -1.0, "global_batch_size": 1},
+        {"train_iters": -1},
+        {"train_samples": 8, "global_batch_size": 8, "rampup_batch_size": [8, 8, 8]},
+    ],
+)
+def test_a_length_that_makes_no_sense_is_refused(values):
+    with pytest.raises(ConfigError, match="train"):
+        TrainingConfig(**values).finalize()
+
+
+@pytest.mark.parametrize(
+    ("section", "rule"),
+    [
+        (SchedulerConfig(lr_decay_iters=10, lr_warmup_samples=3), "V062"),
+        (OptimizerConfig(use_precision_aware_optimizer=True, optimizer="sgd"), "V051a"),
+        (DistributedDataParallelConfig(num_buckets=0), "V050b"),
+        (MixedPrecisionConfig(fp8="hybrid", fp4="e2m1"), "V015"),
+    ],
+)
+def test_finalize_checks_the_section_alone(section, rule):
+    with pytest.raises(ConfigError) as caught:
+        section.finalize()
+    assert [problem.id for problem in caught.value.problems] == [rule]
+
+
+def test_finalize_of_defaults_changes_nothing():
+    for section in (SchedulerConfig(), OptimizerConfig(), DistributedDataParallelConfig()):
+        before = copy.deepcopy(section)
+        section.finalize()
+        assert section == before
+
+
+def test_precision_twins_mirror_each_other():
+    assert MixedPrecisionConfig(fp8_param=True).fp8_param_gather is True
+    precision = MixedPrecisionConfig()
+    precision.fp8_param_gather = True
+    precision.fp4_param = True
+    assert (precision.fp8_param, precision.fp4_param_gather) == (True, True)
+    precision = MixedPrecisionConfig(fp8_param_gather=True)
+    precision.finalize()
+    precision.finalize()
+    assert (precision.fp8_param, precision.fp4_param) == (True, False)
+
+
+def test_twins_that_disagree_are_refused():
+    with pytest.raises(ConfigError, match="fp8_param"):
+        MixedPrecisionConfig(fp8_param=True, fp8_param_gather=False).finalize()
+
+
+def test_constructing_reads_no_environment(monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert DistributedInitConfig().local_rank == 0
+
+
+def test_lazy_init_is_another_name():
+    dist = DistributedInitConfig()
+    dist.lazy_init = True
+    assert (dist.lazy_mpu_init, dist.lazy_init) == (True, True)
+
+
+def test_the_default_provider_leaves_it_to_megatron():
+    context = OptimizerConfigOverrideProviderContext(
+        scheduler_config=SchedulerConfig(), optimizer_config=OptimizerConfig(), model=[]
+    )
+    assert OptimizerConfigOverrideProvider().build_config_overrides(context) is None
+
+
+def test_the_signal_is_a_signal():
+    assert TrainingConfig().exit_signal is signal.SIGTERM
+
+
+def test_data_parallel_size(make):
+    config = make()
+    config.model.tensor_model_parallel_size = config.model.context_parallel_size = 2
+    config.model.pipeline_model_parallel_size = 2
+    assert config.get_data_parallel_size(16) == 2
+    with pytest.raises(ConfigError, match="12 processes"):
+        config.set_data_parallel_size(12)
+    config.set_data_parallel_size(8)
+    assert config.data_parallel_size == 1

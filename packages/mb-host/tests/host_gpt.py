@@ -132,29 +132,28 @@ class Trainer:
         losses = model(batch["tokens"], batch["position_ids"], None, labels=batch["labels"])
         return losses, sum_loss
 
-    def _state(self, *, is_loading: bool, with_optimizer: bool) -> dict:
-        """Return the sharded state. With one bucket, a fully reshardable optimizer state loads into any layout."""
+    def _state(self, optimizer_format: str | None, *, is_loading: bool) -> dict:
         chunks = {f"model{i}" if i else "model": chunk for i, chunk in enumerate(self.chunks)}
         state = {name: chunk.sharded_state_dict() for name, chunk in chunks.items()}
-        if with_optimizer:
+        if optimizer_format:
             group = parallel_state.get_data_parallel_group(with_context_parallel=True)
             state["optimizer"] = self.optimizer.sharded_state_dict(
                 state,
                 is_loading=is_loading,
-                metadata={"distrib_optim_sharding_type": "fully_reshardable", "dp_cp_group": group},
+                metadata={"distrib_optim_sharding_type": optimizer_format, "dp_cp_group": group},
             )
         return state
 
-    def save(self, folder: str, *, with_optimizer: bool = False) -> None:
-        """Write weights, and the optimizer's state if asked, into an empty folder. Collective."""
-        dist_checkpointing.save(self._state(is_loading=False, with_optimizer=with_optimizer), folder)
+    def save(self, folder: str, *, optimizer_format: str | None = None) -> None:
+        """Write the weights, and the optimizer's state in that format, into an empty folder. Collective."""
+        dist_checkpointing.save(self._state(optimizer_format, is_loading=False), folder)
 
-    def load(self, folder: str, *, with_optimizer: bool = False) -> None:
+    def load(self, folder: str, *, optimizer_format: str | None = None) -> None:
         """Read them, whatever the layout they were written in. Collective."""
-        state = dist_checkpointing.load(self._state(is_loading=True, with_optimizer=with_optimizer), folder)
+        state = dist_checkpointing.load(self._state(optimizer_format, is_loading=True), folder)
         for index, chunk in enumerate(self.chunks):
             chunk.load_state_dict(state[f"model{index}" if index else "model"])
-        if with_optimizer:
+        if optimizer_format:
             self.optimizer.load_state_dict(state["optimizer"])
         else:
             self.optimizer.reload_model_params()

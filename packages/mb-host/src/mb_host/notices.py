@@ -1,67 +1,137 @@
-"""Third-party notices that nobody without a GPU can do anything about, silenced at their source, by name."""
+"""Third-party notices that the user of a host can do nothing about, silenced at their source, by name."""
 
 import logging
 import re
 import warnings
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
     """One notice to keep quiet.
 
-    `logger` is the logger that it comes through; None: it is a Python warning. `pattern` is matched at its start.
+    `source` is the module that it is said to come from: for a warning a regular expression for the start of the
+    module's name, for a log record the name of the logger. `pattern` matches the start of the text.
     """
 
+    kind: Literal["warning", "log"]
+    source: str
     pattern: str
     why: str
-    logger: str | None = None
 
 
 NOTICES: tuple[Notice, ...] = (
     Notice(
+        kind="warning",
+        source=r"megatron\.core",
         pattern=r"(Transformer Engine and )?Apex (are|is) not installed",
         why="both need CUDA; torch's own norms and optimizers are the right ones here",
     ),
     Notice(
+        kind="warning",
+        source=r".*megatron.core.inference",  # a path: Python is only compiling the file
         pattern=r"invalid escape sequence",
-        why="a docstring in Megatron's inference files; seen once, when Python compiles them",
+        why="a docstring of Megatron's, seen once, when its file is compiled",
     ),
     Notice(
-        logger="torch.utils.cpp_extension",
+        kind="warning",
+        source=r"megatron\.core\.transformer\.transformer_config",
+        pattern=r"full scope is deprecated",
+        why="about CUDA graphs, and about a value that Megatron itself has set",
+    ),
+    Notice(
+        kind="warning",
+        source=r"megatron\.core\.models\.mimo",
+        pattern=r"MimoModelConfig is experimental",
+        why="said when the class is defined, whether or not anybody uses it",
+    ),
+    Notice(
+        kind="warning",
+        source=r"megatron\.core\.tensor_parallel\.layers",
+        pattern=r"When using async grad allreduce it is recommended to set .* CUDA_DEVICE_MAX_CONNECTIONS",
+        why="there are no CUDA connections",
+    ),
+    Notice(
+        kind="warning",
+        source=r"megatron\.core\.optimizer\.optimizer",
+        pattern=r"The \.grad attribute of a Tensor that is not a leaf Tensor is being accessed",
+        why="the distributed optimizer looks at gradients of its own views, which is harmless",
+    ),
+    Notice(
+        kind="warning",
+        source=r"torch\.distributed\.checkpoint",
+        pattern=r"torch\.distributed is disabled, unavailable or uninitialized",
+        why="Megatron reads checkpoint metadata in each process by itself",
+    ),
+    Notice(
+        kind="warning",
+        source=r"torch\.distributed\.checkpoint",
+        pattern=r"The argument order of load has been changed",
+        why="Megatron's call, which is right for both orders",
+    ),
+    Notice(
+        kind="warning",
+        source=r"torch\.distributed\.checkpoint",
+        pattern=r"Please use DTensor instead and we are deprecating ShardedTensor",
+        why="Megatron's format of checkpoints",
+    ),
+    Notice(
+        kind="log",
+        source="torch.utils.cpp_extension",
         pattern=r"No CUDA runtime is found",
         why="there is none, and nothing is built",
     ),
     Notice(
-        logger="megatron.core.tensor_parallel.random",
+        kind="log",
+        source="megatron.core.tensor_parallel.random",
         pattern=r"CPU RNG state changed",
         why="host and device share one generator, so a fork of the device's state moves the host's",
+    ),
+    Notice(
+        kind="log",
+        source="megatron.core.models.gpt.gpt_model",
+        pattern=r"GPTModel IS DEPRECATED",
+        why="a choice of whoever wrote the trainer, repeated for each model chunk",
+    ),
+    Notice(
+        kind="log",
+        source="megatron.core.distributed.distributed_data_parallel",
+        pattern=r"DistributedDataParallel: full_param_layout not provided",
+        why="the same layout is then computed there",
+    ),
+    Notice(
+        kind="log",
+        source="megatron.core.dist_checkpointing.strategies.torch",
+        pattern=r"MCore's async save is deprecated",
+        why="said for synchronous saves too",
     ),
 )
 
 
 class _Drop(logging.Filter):
-    """A logging filter that drops the records whose message starts with one of `patterns`."""
+    """A logging filter that drops the records whose text starts with `pattern`."""
 
-    def __init__(self, patterns: frozenset[str]) -> None:
+    def __init__(self, pattern: str) -> None:
         super().__init__()
-        self.patterns = patterns
+        self.pattern = pattern
 
     def filter(self, record: logging.LogRecord) -> bool:
-        message = record.getMessage()
-        return not any(re.match(pattern, message) for pattern in self.patterns)
+        return re.match(self.pattern, record.getMessage()) is None
 
 
 def quiet() -> None:
-    """Silence every notice of `NOTICES`; nothing else, and again without effect."""
+    """Silence every notice of `NOTICES`, and nothing else; calling it again changes nothing.
+
+    Warning filters are Python's, so a `warnings.catch_warnings` block, or pytest, sets them aside.
+    """
     for notice in NOTICES:
-        if notice.logger is None:
-            warnings.filterwarnings("ignore", message=notice.pattern)
+        if notice.kind == "warning":
+            warnings.filterwarnings("ignore", message=notice.pattern, module=notice.source)
         else:
-            _drop(notice.pattern, logger=logging.getLogger(notice.logger))
+            _drop(notice.pattern, logger=logging.getLogger(notice.source))
 
 
 def _drop(pattern: str, *, logger: logging.Logger) -> None:
-    patterns = frozenset({pattern})
-    if not any(isinstance(known, _Drop) and known.patterns == patterns for known in logger.filters):
-        logger.addFilter(_Drop(patterns))
+    if not any(isinstance(known, _Drop) and known.pattern == pattern for known in logger.filters):
+        logger.addFilter(_Drop(pattern))

@@ -27,6 +27,11 @@ class RankFailedError(RuntimeError):
         super().__init__(message)
         self.outcomes = tuple(outcomes)
 
+    @property
+    def all_answered(self) -> bool:
+        """Whether every rank raised or returned, so that all processes are there for another run."""
+        return all(outcome.state in ("raised", "returned") for outcome in self.outcomes)
+
 
 class RankTimeoutError(TimeoutError):
     """Ranks were still running when the time was up. `outcomes` has every rank, those still running first."""

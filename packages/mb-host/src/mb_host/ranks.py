@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from mb_host.function_reference import FunctionReference, refer_to
 from mb_host.gathering import gather
+from mb_host.outcomes import RankFailedError
 from mb_host.rank_messages import Work
 from mb_host.rank_process import RankProcess
 
@@ -39,8 +40,8 @@ class RankPool:
 
     In each rank `mb_host.install()` has run, RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set, and
     the default process group is a gloo group, new for each run. What a run leaves of process groups and of Megatron's
-    process-wide state is cleared before the next one; random generators and other modules' state are not. After a
-    failure or a hang, the next run gets new processes.
+    process-wide state is cleared before the next one; random generators and other modules' state are not. Where a
+    rank died or had to be ended, the next run gets new processes; where each raised or returned, the same ones.
 
     Args:
         world_size: Number of ranks.
@@ -97,6 +98,10 @@ class RankPool:
                 for process in self._processes:
                     process.send(work)
                 outcomes = gather(self._processes, what=str(reference), timeout_seconds=timeout)
+        except RankFailedError as error:
+            if not error.all_answered:
+                self._stop(patience_seconds=0.0)
+            raise
         except BaseException:
             self._stop(patience_seconds=0.0)
             raise

@@ -1,0 +1,85 @@
+"""Functions for the launcher's tests: what ranks may do, good and bad."""
+
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass(frozen=True)
+class Place:
+    rank: int
+    sum_of_ranks: int
+
+
+def place() -> Place:
+    total = torch.tensor(dist.get_rank())
+    dist.all_reduce(total)
+    return Place(rank=dist.get_rank(), sum_of_ranks=int(total))
+
+
+def environment(*names: str) -> tuple:
+    return tuple(os.environ.get(name) for name in names)
+
+
+def raise_on(rank: int) -> None:
+    if dist.get_rank() == rank:
+        raise ValueError(f"boom on {rank}")
+    dist.barrier()
+
+
+def raise_everywhere() -> None:
+    raise ValueError("boom")
+
+
+def kill(rank: int) -> None:
+    if dist.get_rank() == rank:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
+
+
+def crash(rank: int) -> None:
+    if dist.get_rank() == rank:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    dist.barrier()
+
+
+def exit_on(rank: int) -> None:
+    if dist.get_rank() == rank:
+        os._exit(3)
+    dist.barrier()
+
+
+def system_exit() -> None:
+    sys.exit(4)
+
+
+def hang_on(rank: int) -> None:
+    if dist.get_rank() == rank:
+        sleep_for_ever()
+
+
+def sleep_for_ever() -> None:
+    while True:
+        time.sleep(60)
+
+
+def start_a_child() -> int:
+    """Leave a process behind and return its id."""
+    return os.spawnlp(os.P_NOWAIT, "sleep", "sleep", "600")
+
+
+def unpicklable() -> object:
+    return lambda: None
+
+
+def process_id() -> int:
+    return os.getpid()
+
+
+def stands_in() -> tuple:
+    return torch.cuda.current_device(), torch.ones(1, device="cuda").device.type

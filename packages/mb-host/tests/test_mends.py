@@ -1,0 +1,60 @@
+"""Faults of Megatron Core: each is there without its mend, and gone with it."""
+
+from pathlib import Path
+
+import pytest
+
+from mb_host import RankFailedError, function_in
+from mb_host.mends import ALL_MENDS, callbacks, without
+
+FAULTS = Path(__file__).parent / "host_faults.py"
+FORMATS = ["fully_reshardable", "dp_reshardable"]
+
+
+@pytest.fixture(scope="module")
+def saved(megatron, one_rank, tmp_path_factory):
+    """Return the folder of checkpoints, and the losses of the run that wrote them and was never stopped."""
+    folder = str(tmp_path_factory.mktemp("checkpoints"))
+    [losses] = one_rank.run(function_in(FAULTS, "unbroken"), folder, FORMATS)
+    return folder, losses
+
+
+@pytest.mark.parametrize("optimizer_format", FORMATS)
+def test_a_resumed_run_goes_on_as_if_never_stopped(saved, one_rank, optimizer_format):
+    folder, losses = saved
+    assert one_rank.run(function_in(FAULTS, "resumed"), folder, optimizer_format, None) == [losses]
+
+
+def test_one_step_tensor_for_all_parameters_drifts(saved, one_rank):
+    folder, losses = saved
+    [drifted] = one_rank.run(function_in(FAULTS, "resumed"), folder, FORMATS[0], "own_step_tensors")
+    assert drifted[0] == losses[0]
+    assert abs(drifted[-1] - losses[-1]) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("fault", "optimizer_format", "error"),
+    [
+        ("primed_optimizer_state", "fully_reshardable", "AssertionError"),
+        ("step_kept_out", "fully_reshardable", "KeyError: 'step'"),
+        ("load_without_grad", "dp_reshardable", "RuntimeError: a view of a leaf Variable"),
+    ],
+)
+def test_the_other_faults_refuse_to_load(saved, one_rank, fault, optimizer_format, error):
+    with pytest.raises(RankFailedError, match=error):
+        one_rank.run(function_in(FAULTS, "resumed"), saved[0], optimizer_format, fault)
+
+
+def test_every_mend_has_a_target():
+    assert sorted(callbacks(ALL_MENDS)) == [
+        "megatron.core.optimizer.distrib_optimizer",
+        "megatron.core.transformer.moe.moe_utils",
+    ]
+
+
+def test_an_unknown_mend_is_refused():
+    with (
+        pytest.raises(ValueError, match=r"own_step unknown.*choose from .*own_step_tensors"),
+        without("own_step"),
+    ):
+        pass

@@ -1,0 +1,185 @@
+"""The launcher: results, failures, deaths, hangs, and what is left behind."""
+
+import os
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import host_launches
+import pytest
+
+from mb_host import RankFailedError, RankPool, RankTimeoutError, function_in, run_ranks
+
+
+def test_results_come_back_by_rank(two_ranks):
+    assert two_ranks.run(host_launches.place) == [host_launches.Place(0, 1), host_launches.Place(1, 1)]
+
+
+def test_processes_stay_between_runs(two_ranks):
+    assert two_ranks.run(host_launches.process_id) == two_ranks.run(host_launches.process_id)
+
+
+def test_the_host_stands_in_on_every_rank(two_ranks):
+    assert two_ranks.run(host_launches.stands_in) == [(0, "cpu")] * 2
+
+
+def test_environment_of_a_rank():
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "OMP_NUM_THREADS", "COLOUR")
+    [found] = run_ranks(host_launches.environment, 1, *names, env={"COLOUR": "red"})
+    assert found == ("0", "0", "1", "127.0.0.1", "1", "red")
+
+
+def test_the_first_failure_is_told_first(two_ranks):
+    with pytest.raises(RankFailedError) as caught:
+        two_ranks.run(host_launches.raise_on, 1)
+    headline, *rest = str(caught.value).splitlines()
+    assert headline == (
+        "run_ranks: rank 1 of 2 raised ValueError: boom on 1, running host_launches:raise_on."
+    )
+    assert [outcome.state for outcome in caught.value.outcomes] == ["raised", "running"]
+    assert "in raise_on" in "\n".join(rest)
+    assert "in barrier" in caught.value.outcomes[1].detail
+
+
+def test_where_every_rank_raises_the_processes_stay(two_ranks):
+    before = two_ranks.run(host_launches.process_id)
+    with pytest.raises(RankFailedError, match="ValueError: boom"):
+        two_ranks.run(host_launches.raise_everywhere)
+    assert two_ranks.run(host_launches.process_id) == before
+
+
+@pytest.mark.parametrize(
+    ("function", "death"),
+    [
+        (host_launches.kill, "died of SIGKILL"),
+        (host_launches.crash, "died of SIGSEGV"),
+        (host_launches.exit_on, "ended its process with exit code 3"),
+    ],
+)
+def test_a_rank_that_dies_is_told_first_and_replaced(two_ranks, function, death):
+    start = time.monotonic()
+    with pytest.raises(RankFailedError, match=f"rank 1 of 2 {death}") as caught:
+        two_ranks.run(function, 1)
+    assert time.monotonic() - start < 15
+    assert caught.value.outcomes[0].state == "died"
+    assert two_ranks.run(host_launches.place)[1].rank == 1
+
+
+def test_a_crash_leaves_its_stacks(two_ranks):
+    with pytest.raises(RankFailedError) as caught:
+        two_ranks.run(host_launches.crash, 1)
+    assert "in crash" in caught.value.outcomes[0].detail
+
+
+def test_a_hang_says_where():
+    with RankPool(2) as pool, pytest.raises(RankTimeoutError) as caught:
+        pool.run(host_launches.hang_on, 1, timeout_seconds=2)
+    assert str(caught.value).startswith(
+        "run_ranks: host_launches:hang_on did not return within 2 s on rank 1 of 2;"
+    )
+    assert "in sleep_for_ever" in caught.value.outcomes[0].detail
+    assert [(each.rank, each.state) for each in caught.value.outcomes] == [(1, "running"), (0, "returned")]
+
+
+def test_sys_exit_is_a_failure(two_ranks):
+    with pytest.raises(RankFailedError, match="raised SystemExit: 4"):
+        two_ranks.run(host_launches.system_exit)
+
+
+def test_a_result_that_cannot_be_pickled_is_a_failure(two_ranks):
+    with pytest.raises(RankFailedError, match="pickle"):
+        two_ranks.run(host_launches.unpicklable)
+
+
+def ends(process_id):
+    """Wait for a process to end, and tell whether it does. A zombie, which its new parent may keep, has ended."""
+    for _ in range(100):
+        command = ["ps", "-o", "stat=", "-p", str(process_id)]
+        state = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+        if state == "" or state.startswith("Z"):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_nothing_is_left_behind():
+    with RankPool(1) as pool:
+        [rank], [child] = pool.run(host_launches.process_id), pool.run(host_launches.start_a_child)
+    assert ends(rank)
+    assert ends(child)
+    with pytest.raises(ProcessLookupError):  # not even a zombie
+        os.kill(rank, 0)
+
+
+def test_no_rank_is_refused():
+    with pytest.raises(ValueError, match=r"RankPool.world_size: got 0"):
+        RankPool(0)
+
+
+def local_function():
+    def inner():
+        pass
+
+    return inner
+
+
+@pytest.mark.parametrize("function", [lambda: None, partial(print, 1), local_function(), "print"])
+def test_a_function_that_ranks_cannot_import_is_refused(two_ranks, function):
+    with pytest.raises(TypeError, match="top of a module's file"):
+        two_ranks.run(function)
+
+
+def double(number):
+    return 2 * number
+
+
+def test_functions_of_a_test_module_run(two_ranks):
+    assert two_ranks.run(double, 3) == [6, 6]
+
+
+def test_a_function_can_be_named_by_its_file(two_ranks, tmp_path):
+    file = tmp_path / "triple.py"
+    file.write_text("def triple(number):\n    return 3 * number\n")
+    assert two_ranks.run(function_in(file, "triple"), 3) == [9, 9]
+    assert "triple" not in sys.modules
+
+
+def test_a_missing_name_is_told(two_ranks, tmp_path):
+    file = tmp_path / "nothing.py"
+    file.write_text("")
+    with pytest.raises(RankFailedError, match=r"AttributeError: .*triple"):
+        two_ranks.run(function_in(file, "triple"))
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"function_in.file: .*triple.py is not there"):
+        function_in(tmp_path / "triple.py", "triple")
+
+
+def test_a_script_runs_its_own_functions(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import mb_host\n"
+        "class Box:\n    pass\n"
+        "def box():\n    return Box()\n"
+        "if __name__ == '__main__':\n"
+        "    print(isinstance(mb_host.run_ranks(box, 1)[0], Box))\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
+
+
+def test_ranks_do_not_outlive_a_killed_launcher(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import mb_host, os, sys\n"
+        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "import host_launches\n"
+        "pool = mb_host.RankPool(1)\n"
+        "print(*pool.run(host_launches.process_id), flush=True)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert ends(int(done.stdout))

@@ -24,7 +24,7 @@ class TrainStateLike(Protocol):
 class ConfigLike(Protocol):
     """The whole configuration of the run."""
 
-    def to_yaml(self, path: str, /) -> None:
+    def to_yaml(self, path: str, /) -> object:
         """Write it to a file."""
         ...
 

@@ -13,7 +13,8 @@ STEP_TRACKER = "latest_checkpointed_iteration.txt"
 MARKS = (RUN_CONFIG, TRAIN_STATE, FORMAT_MARK, TENSOR_INDEX)
 WEIGHTS = (FORMAT_MARK, TENSOR_INDEX)
 RESUMABLE = (FORMAT_MARK, TENSOR_INDEX, TRAIN_STATE)
-_STEP_FOLDER = re.compile(r"iter_(\d{7,})")
+_REPLACED = ".replaced_"
+_STEP_FOLDER = re.compile(r"(?:\.replaced_)?iter_(\d{7,})")
 
 
 def iteration_directory(root: Path, step: int) -> Path:
@@ -22,7 +23,7 @@ def iteration_directory(root: Path, step: int) -> Path:
 
 
 def step_of(directory: Path) -> int | None:
-    """Return the step that a folder's name says, None for any other name."""
+    """Return the step that a folder's name says, the hidden replaced form included; None for other names."""
     match = _STEP_FOLDER.fullmatch(directory.name)
     return int(match[1]) if match else None
 
@@ -34,7 +35,7 @@ def staging_directory(root: Path, step: int) -> Path:
 
 def replaced_directory(root: Path, step: int) -> Path:
     """Return where the older folder of the same step waits while the new one takes its name."""
-    return root / f".replaced_{iteration_directory(root, step).name}"
+    return root / f"{_REPLACED}{iteration_directory(root, step).name}"
 
 
 def is_iteration_directory(path: Path) -> bool:
@@ -59,8 +60,8 @@ def steps_in(root: Path) -> dict[int, Path]:
         return {}
     found: dict[int, Path] = {}
     for path in root.iterdir():
-        plain = path.with_name(path.name.removeprefix(".replaced_"))
-        step = step_of(plain)
+        plain = path.with_name(path.name.removeprefix(_REPLACED))
+        step = step_of(path)
         if step is not None and path.is_dir() and (plain == path or not plain.exists()):
             found[step] = path
     return dict(sorted(found.items(), reverse=True))

@@ -42,11 +42,15 @@ def load_checkpoint(ctx: CheckpointLoadContext, config: CheckpointConfig) -> Loa
     source, chosen = on_rank_zero(lambda: find_checkpoint(config))
     if chosen is None:
         return LoadedCheckpoint(source="nothing", notes=("no checkpoint found: random weights, step 0",))
-    counters = read_train_state(chosen.path / TRAIN_STATE) if source == "resumed" else {}
+    contents = mcore.contents_of(chosen.path)
     notes: list[str] = []
     if not ctx.skip_load_to_model_and_opt:
-        notes = _Load(ctx, config, groups, chosen.path, resume=source == "resumed").run()
-    if counters:
+        notes = _Load(ctx, config, groups, chosen.path, contents=contents, resume=source == "resumed").run()
+    counters: dict[str, Any] = {}
+    if source == "resumed":
+        counters = read_train_state(chosen.path / TRAIN_STATE)
+        if mcore.EXACT_FLOPS in contents.common:
+            counters[FLOPS] = contents.common[mcore.EXACT_FLOPS]
         ctx.state.train_state.load_state_dict(counters)
     return LoadedCheckpoint(
         source=source,
@@ -166,11 +170,12 @@ class _Load:
         groups: mcore.Groups,
         path: Path,
         *,
+        contents: mcore.Contents,
         resume: bool,
     ) -> None:
         self._ctx, self._config, self._groups, self._path = ctx, config, groups, path
         self._resume = resume
-        self._contents = mcore.contents_of(path)
+        self._contents = contents
         self._notes: list[str] = []
 
     def run(self) -> list[str]:

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import queue
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from megatron.core.dist_checkpointing import ShardedObject, ShardedTensor
 from megatron.core.dist_checkpointing.core import CheckpointingException
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
+from megatron.core.dist_checkpointing.serialization import load_common_state_dict, load_sharded_metadata
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.fully_parallel import (
     FullyParallelLoadStrategyWrapper,
@@ -38,6 +40,8 @@ WRITE_ERRORS = (OSError, CheckpointException, CheckpointingException)
 """What a failing write raises, on every rank alike when a data file is at fault."""
 
 RNG_KEY = "rng_state"
+EXACT_FLOPS = "num_floating_point_operations_so_far"
+"""Entry with the whole number of FLOPs, of which float64 in train_state.pt keeps 15 digits."""
 SHARDING_KEY = "distrib_optim_sharding_type"
 _OPTIMIZER = re.compile(r"(chained_\d+\.)?optimizer\.")
 
@@ -146,25 +150,44 @@ def refuse_padded_buckets(optimizer: Any | None, metadata: Mapping[str, Any]) ->
                 )
 
 
-@contextlib.contextmanager
-def _quiet_synchronous_writer() -> Iterator[None]:
-    """Let Megatron's writer pass its results through a plain queue, and silence its advice about async saves.
+_NOISE = (
+    "Please use DTensor instead and we are deprecating ShardedTensor",
+    "torch.distributed is disabled, unavailable or uninitialized",
+    "The argument order of (save|load) has been changed",
+)
+"""Warnings that torch gives Megatron Core for how it calls torch; nobody else can act on them."""
 
-    It makes a manager process for the queue otherwise: 5 to 8 seconds at the first save, and a second import
-    of `__main__`. In one process a plain queue does the same.
-    """
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence what torch and Megatron say to each other: the warnings above, and advice about async saves."""
     logger = logging.getLogger(TorchDistSaveShardedStrategy.__module__)
 
     def not_the_advice(record: logging.LogRecord) -> bool:
         return "async save is deprecated" not in record.getMessage()
 
+    logger.addFilter(not_the_advice)
+    try:
+        with warnings.catch_warnings():
+            for message in _NOISE:
+                warnings.filterwarnings("ignore", message=message)
+            yield
+    finally:
+        logger.removeFilter(not_the_advice)
+
+
+@contextlib.contextmanager
+def _results_in_this_process() -> Iterator[None]:
+    """Let Megatron's writer pass its results through a plain queue.
+
+    It makes a manager process for the queue otherwise: 5 to 8 seconds at the first save, and a second import
+    of `__main__`. A synchronous save stays in one process, where a plain queue does the same.
+    """
     before = filesystem_async._results_queue
     filesystem_async._results_queue = queue.Queue()
-    logger.addFilter(not_the_advice)
     try:
         yield
     finally:
-        logger.removeFilter(not_the_advice)
         filesystem_async._results_queue = before
 
 
@@ -187,7 +210,7 @@ def write(
     )
     if config.fully_parallel_save:
         strategy = FullyParallelSaveStrategyWrapper(strategy, groups.dp_cp)
-    with _quiet_synchronous_writer():
+    with _quiet(), _results_in_this_process():
         dist_checkpointing.save(
             state, str(directory), strategy, validate_access_integrity=validate, content_metadata=metadata
         )
@@ -201,13 +224,14 @@ def read(
     if config.fully_parallel_load:
         algorithm = config.ckpt_fully_parallel_load_exchange_algo
         strategy = FullyParallelLoadStrategyWrapper(strategy, groups.dp_cp, exchange_algo=algorithm)
-    loaded: dict[str, Any] = dist_checkpointing.load(
-        state,
-        str(directory),
-        strategy,
-        validate_access_integrity=config.ckpt_load_validate_sharding_integrity,
-        strict=config.dist_ckpt_strictness,
-    )
+    with _quiet():
+        loaded: dict[str, Any] = dist_checkpointing.load(
+            state,
+            str(directory),
+            strategy,
+            validate_access_integrity=config.ckpt_load_validate_sharding_integrity,
+            strict=config.dist_ckpt_strictness,
+        )
     return loaded
 
 
@@ -246,12 +270,14 @@ class Contents:
 
 def contents_of(directory: Path) -> Contents:
     """Read what a checkpoint holds. Every rank reads the files by itself."""
-    stored = dist_checkpointing.load_sharded_metadata(str(directory))
+    stored = load_sharded_metadata(str(directory))
     tensors = {
         key: tuple(entry.global_shape) for key, entry in stored.items() if isinstance(entry, ShardedTensor)
     }
+    with _quiet():
+        common = load_common_state_dict(str(directory))
     return Contents(
-        common=dist_checkpointing.load_common_state_dict(str(directory)),
+        common=common,
         shapes=tensors,
         objects=frozenset(key for key, entry in stored.items() if isinstance(entry, ShardedObject)),
     )

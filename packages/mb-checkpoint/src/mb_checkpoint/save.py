@@ -115,6 +115,7 @@ def _sharded_state(
     state: dict[str, Any] = {
         "checkpoint_version": CHECKPOINT_VERSION,
         "iteration": step,
+        mcore.EXACT_FLOPS: int(ctx.num_floating_point_operations_so_far),
         "parallel_layout": groups.layout(ctx.model),
         **sections,
     }

@@ -1,0 +1,203 @@
+"""What the ranks of a pool do; light to import, so that a test can name these functions without Megatron.
+
+A shape is a dict of `tiny_run.Shape`'s fields, a section one of `CheckpointConfig`'s.
+"""
+
+import random
+import resource
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+def straight(shape, steps):
+    """Train without a break; return losses and fingerprint."""
+    run = new_run(shape)
+    return run.train(steps), run.fingerprint()
+
+
+def first_part(shape, section, steps):
+    """Train and save; return losses and what the save returned."""
+    run = new_run(shape, **section)
+    return run.train(steps), run.save()
+
+
+def second_part(shape, section, steps):
+    """Load into a run with other weights and generators, and go on; return losses, fingerprint, record."""
+    run = new_run({"seed": 99, **shape}, **section)
+    loaded = run.load()
+    return run.train(steps), run.fingerprint(), loaded
+
+
+def new_run(shape, **section):
+    """Return a fresh run."""
+    from tiny_run import Shape, TinyRun
+
+    return TinyRun(Shape(**shape), **section)
+
+
+def outcome_of_load(shape, section, wishes):
+    """Load; return whether the weights and the optimizer changed, where the counters stand, and the record."""
+    run = new_run({"seed": 99, **shape}, **section)
+    before = run.fingerprint()
+    record = run.load(**wishes)
+    after = run.fingerprint()
+    changed = [name for name in ("weights", "optimizer", "torch", "trackers") if before[name] != after[name]]
+    return changed, run.state.train_state.step, record
+
+
+def outcome_of_weights(shape, folder, seed):
+    """Load weights into a bare model; return a digest of them and the step."""
+    from tiny_run import digest
+
+    from mb_checkpoint import load_model_weights
+
+    run = new_run({"seed": seed, **shape})
+    chosen = load_model_weights(folder, run.model)
+    return digest(dict(run.model[0].named_parameters())), chosen.step
+
+
+def weights(shape, steps):
+    """Return a digest of the weights after some steps."""
+    run = new_run(shape)
+    run.train(steps)
+    return run.fingerprint()["weights"]
+
+
+def error_of(work, *args):
+    """Do the work and return type, message and family of its exception."""
+    try:
+        work(*args)
+    except Exception as error:  # noqa: BLE001  # whatever it is, the test compares it
+        return type(error).__name__, str(error), isinstance(error, OSError)
+    return "no error", "", False
+
+
+def failing_config(shape, section):
+    """Save twice; the second time the configuration cannot be written."""
+    run = new_run(shape, **section)
+    run.train(1)
+    run.save()
+    run.train(1)
+    run.state.cfg.fails = True
+    run.save()
+
+
+def full_disk(shape, section):
+    """Save twice; the second time every file ends after 4 KiB, as on a full disk."""
+    run = new_run(shape, **section)
+    run.train(1)
+    run.save()
+    run.train(1)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        run.save()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def load_only(shape, section, wishes):
+    """Load and return the record."""
+    return new_run(shape, **section).load(**wishes)
+
+
+def replicas_that_drew_differently(section):
+    """Let each rank draw another number of times, save, draw, load, draw: equal if each got its own state."""
+    import torch
+
+    run = new_run({}, **section)
+    for _ in range(torch.distributed.get_rank() + 1):
+        random.random()
+    run.save()
+    drawn = random.random()
+    run.load()
+    return drawn, random.random()
+
+
+def rank_zero_fails():
+    """Let rank 0 fail, and show what each rank sees."""
+    from mb_checkpoint.agreement import on_rank_zero
+
+    def work():
+        raise FileNotFoundError(2, "No such file", "x")
+
+    return error_of(on_rank_zero, work)
+
+
+def rank_zero_fails_strangely():
+    """Let rank 0 fail with an exception that no other process can rebuild."""
+    from mb_checkpoint.agreement import on_rank_zero
+
+    class LocalError(Exception):
+        pass
+
+    def work():
+        raise LocalError("only here")
+
+    return error_of(on_rank_zero, work)
+
+
+def save_with(section, wishes):
+    """Save with a wish in the context."""
+    from mb_checkpoint import CheckpointConfig, CheckpointSaveContext, save_checkpoint
+
+    run = new_run({})
+    context = CheckpointSaveContext(
+        state=run.state,
+        model=run.model,
+        optimizer=None,
+        opt_param_scheduler=None,
+        num_floating_point_operations_so_far=0,
+        **wishes,
+    )
+    return save_checkpoint(context, CheckpointConfig(**section))
+
+
+def without_process_group(section):
+    """Save after the default process group is gone."""
+    import torch
+
+    run = new_run({}, **section)
+    torch.distributed.destroy_process_group()
+    run.save()
+
+
+class Streaming:
+    """An iterator with a position of its own."""
+
+    class iterable:
+        """As a dataloader that can be saved."""
+
+        @staticmethod
+        def save_state():
+            """Save."""
+
+
+def events_and_assets(section):
+    """Save with a callback manager and a writer of assets; return the events and the files."""
+    from mb_checkpoint import CheckpointConfig, CheckpointSaveContext, DefaultCheckpointManager
+
+    seen = []
+
+    class Events:
+        def fire(self, event, context):
+            seen.append((event, context.step))
+
+    run = new_run({})
+    context = CheckpointSaveContext(
+        state=run.state,
+        model=run.model,
+        optimizer=run.optimizer,
+        opt_param_scheduler=run.scheduler,
+        num_floating_point_operations_so_far=0,
+    )
+    manager = DefaultCheckpointManager(
+        CheckpointConfig(**section), write_assets=lambda folder: (folder / "tokenizer.json").write_text("{}")
+    )
+    found_before = manager.has_checkpoint()
+    saved = manager.save(context, Events())
+    manager.finalize_async_saves(run.state, blocking=True, terminate=True)
+    files = sorted(path.name for path in saved.path.iterdir())
+    return seen, files, saved.message, (found_before, manager.has_checkpoint())

@@ -1,0 +1,115 @@
+"""A reader sees a whole checkpoint or none, whenever the writer dies."""
+
+import os
+import shutil
+import sys
+
+import pytest
+import whole
+
+from mb_checkpoint import CheckpointFolderError, check_writable, layout, select_checkpoint, write_atomically
+from mb_checkpoint.commit import commit, open_staging
+
+FILE_EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree", "tempfile.mkstemp"}
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_file_is_replaced_whole(tmp_path):
+    path = tmp_path / "tracker"
+    write_atomically(path, b"10")
+    write_atomically(path, b"20")
+    assert (path.read_bytes(), names(tmp_path)) == (b"20", ["tracker"])
+
+
+def test_a_failing_write_leaves_the_old_file_and_nothing_else(tmp_path):
+    write_atomically(tmp_path / "tracker", b"10")
+    with pytest.raises(TypeError):
+        write_atomically(tmp_path / "tracker", "not bytes")
+    assert ((tmp_path / "tracker").read_bytes(), names(tmp_path)) == (b"10", ["tracker"])
+
+
+def test_a_commit_leaves_the_checkpoint_and_two_trackers(tmp_path):
+    whole.save(tmp_path, 10)
+    assert names(tmp_path) == ["iter_0000010", "latest_checkpointed_iteration.txt", "latest_train_state.pt"]
+    assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "10"
+    assert select_checkpoint(tmp_path).path == tmp_path / "iter_0000010"
+
+
+def test_the_same_step_can_be_saved_again(tmp_path):
+    whole.save(tmp_path, 10)
+    (tmp_path / "iter_0000010" / "old").touch()
+    whole.save(tmp_path, 10)
+    assert "old" not in names(tmp_path / "iter_0000010")
+    assert select_checkpoint(tmp_path).step == 10
+
+
+def test_what_interrupted_saves_left_is_removed_by_the_next_one(tmp_path):
+    open_staging(tmp_path, 5)
+    (tmp_path / ".removing_iter_0000001").mkdir()
+    whole.save(tmp_path, 10)
+    (tmp_path / ".replaced_iter_0000010").mkdir()
+    assert names(open_staging(tmp_path, 20).parent)[:2] == [".saving_iter_0000020", "iter_0000010"]
+
+
+def test_a_kill_between_data_and_tracker_leaves_the_previous_checkpoint_in_force(tmp_path):
+    whole.save(tmp_path, 10)
+    whole.fill(tmp_path / "iter_0000020", 20)  # renamed, but no tracker names it yet
+    found = select_checkpoint(tmp_path)
+    assert (found.step, found.found_by) == (10, "tracker")
+    assert [entry.path.name for entry in found.passed_over] == ["iter_0000020"]
+
+
+def committed_or_killed_at(point, root, step):
+    """Commit in a forked child that dies without warning at its n-th file operation; True if it survived."""
+    child = os.fork()
+    if child == 0:
+        left = [point]
+
+        def die(event, _arguments):
+            if event in FILE_EVENTS:
+                left[0] -= 1
+                if left[0] < 0:
+                    os._exit(9)
+
+        sys.addaudithook(die)
+        commit(root, step)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("step", [20, 10], ids=["a new step", "the same step again"])
+def test_a_kill_at_any_file_operation_of_a_commit_loses_nothing(tmp_path, step):
+    template = tmp_path / "template"
+    whole.save(template, 10)
+    whole.fill(open_staging(template, step), step)
+    survived, points = False, 0
+    while not survived:
+        root = shutil.copytree(template, tmp_path / str(points))
+        survived = committed_or_killed_at(points, root, step)
+        assert select_checkpoint(root).step in ({step} if survived else {10, step})
+        shutil.copytree(template / "iter_0000010", open_staging(root, 30), dirs_exist_ok=True)
+        commit(root, 30)
+        assert layout.step_of(max(root.glob("iter_*"))) == 30
+        points += 1
+    assert points > 10
+
+
+def test_a_folder_that_does_not_exist_yet_is_checked_and_not_made(tmp_path):
+    check_writable(tmp_path / "runs" / "new")
+    assert names(tmp_path) == []
+
+
+def test_a_file_in_the_way_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointFolderError, match="file is not a folder"):
+        check_writable(tmp_path / "file" / "checkpoints")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc, where even root cannot make files")
+def test_a_folder_that_takes_no_file_is_refused():
+    with pytest.raises(CheckpointFolderError, match=r"/proc takes no file \("):
+        check_writable("/proc/checkpoints")

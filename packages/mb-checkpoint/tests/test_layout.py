@@ -1,0 +1,46 @@
+"""Names on disk, and what counts as a checkpoint."""
+
+from pathlib import Path
+
+import pytest
+
+from mb_checkpoint import layout
+
+
+@pytest.mark.parametrize(
+    ("step", "name"), [(0, "iter_0000000"), (100, "iter_0000100"), (12_345_678, "iter_12345678")]
+)
+def test_a_step_and_its_folder_name_each_other(step, name):
+    assert layout.iteration_directory(Path("run"), step) == Path("run") / name
+    assert layout.step_of(Path("run") / name) == step
+
+
+@pytest.mark.parametrize("name", ["release", "iter_12", "iter_0000001.tmp", ".saving_iter_0000001"])
+def test_other_names_are_no_steps(name):
+    assert layout.step_of(Path(name)) is None
+
+
+@pytest.mark.parametrize("mark", ["run_config.yaml", "train_state.pt", "metadata.json", ".metadata"])
+def test_one_mark_makes_a_folder_a_checkpoint(tmp_path, mark):
+    assert not layout.is_iteration_directory(tmp_path)
+    (tmp_path / mark).touch()
+    assert layout.is_iteration_directory(tmp_path)
+    assert layout.has_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("tracker", ["latest_train_state.pt", "latest_checkpointed_iteration.txt"])
+def test_a_tracker_says_that_there_is_a_checkpoint(tmp_path, tracker):
+    assert not layout.has_checkpoint(tmp_path)
+    (tmp_path / tracker).touch()
+    assert layout.has_checkpoint(tmp_path)
+
+
+def test_steps_come_newest_first_and_hidden_names_count_only_alone(tmp_path):
+    for name in ("iter_0000002", "iter_0000010", ".replaced_iter_0000010", ".replaced_iter_0000005", "wandb"):
+        (tmp_path / name).mkdir()
+    assert layout.steps_in(tmp_path) == {
+        10: tmp_path / "iter_0000010",
+        5: tmp_path / ".replaced_iter_0000005",
+        2: tmp_path / "iter_0000002",
+    }
+    assert layout.steps_in(tmp_path / "missing") == {}

@@ -1,0 +1,167 @@
+"""What a load takes, what it leaves and says so, and what it refuses."""
+
+from pathlib import Path
+
+import pytest
+import rank_work
+
+OPTIMIZER_FRESH = "optimizer: {}; it starts fresh"
+
+
+@pytest.fixture(scope="module")
+def saved(one_rank, tmp_path_factory):
+    """A run of one process with checkpoints of steps 2 and 4."""
+    folder = str(tmp_path_factory.mktemp("saved"))
+    one_rank.run(rank_work.first_part, {}, {"save": folder}, 2)
+    one_rank.run(rank_work.first_part, {}, {"save": folder}, 4)
+    return folder
+
+
+def load(one_rank, section, **wishes):
+    ((changed, step, record),) = one_rank.run(rank_work.outcome_of_load, {}, section, wishes)
+    return changed, step, record.source, record.step, record.notes
+
+
+def test_a_run_is_resumed_whole(one_rank, saved):
+    everything = ["weights", "optimizer", "torch", "trackers"]
+    assert load(one_rank, {"load": saved}) == (everything, 4, "resumed", 4, ())
+
+
+def test_a_wanted_step_is_resumed(one_rank, saved):
+    assert load(one_rank, {"load": saved, "ckpt_step": 2})[1:4] == (2, "resumed", 2)
+
+
+def test_nothing_to_load_is_no_error_and_says_so(one_rank, tmp_path):
+    notes = ("no checkpoint found: random weights, step 0",)
+    assert load(one_rank, {"load": str(tmp_path)}) == ([], 0, "nothing", 0, notes)
+
+
+def test_finetuning_takes_the_weights_and_begins_at_step_0(one_rank, saved):
+    changed, *rest = load(one_rank, {"load": saved, "finetune": True})
+    assert "torch" not in changed
+    assert "weights" in changed
+    assert rest == [0, "weights", 0, ()]
+
+
+@pytest.mark.parametrize("form", [".", "iter_0000002"])
+def test_pretrained_weights_begin_at_step_0_in_both_forms(one_rank, saved, tmp_path, form):
+    section = {"load": str(tmp_path), "pretrained_checkpoint": str(Path(saved) / form)}
+    assert load(one_rank, section)[1:4] == (0, "weights", 0)
+
+
+def test_resuming_beats_pretrained_weights(one_rank, saved):
+    section = {"load": saved, "pretrained_checkpoint": str(Path(saved) / "iter_0000002")}
+    assert load(one_rank, section)[1:4] == (4, "resumed", 4)
+
+
+def test_what_is_declined_is_left_and_named(one_rank, saved):
+    notes = (OPTIMIZER_FRESH.format("load_optim is off"), "random state: load_rng is off")
+    changed, *rest = load(one_rank, {"load": saved, "load_optim": False, "load_rng": False})
+    assert "torch" not in changed
+    assert rest == [4, "resumed", 4, notes]
+
+
+def test_what_was_not_saved_is_named(one_rank, tmp_path):
+    one_rank.run(rank_work.first_part, {}, {"save": str(tmp_path), "save_optim": False, "save_rng": False}, 2)
+    notes = (OPTIMIZER_FRESH.format("the checkpoint holds none"), "random state: the checkpoint holds none")
+    assert load(one_rank, {"load": str(tmp_path)})[1:] == (2, "resumed", 2, notes)
+
+
+def test_counters_alone_can_be_restored(one_rank, saved):
+    expected = ([], 4, "resumed", 4, ())
+    assert load(one_rank, {"load": saved}, skip_load_to_model_and_opt=True) == expected
+
+
+def test_sampling_loads_weights_alone(one_rank, saved):
+    (expected,) = one_rank.run(rank_work.weights, {}, 4)
+    assert one_rank.run(rank_work.outcome_of_weights, {}, saved, 5) == [(expected, 4)]
+
+
+def test_weights_of_one_process_fit_two_tensor_parallel_ranks_and_the_random_state_does_not(two_ranks, saved):
+    outcomes = two_ranks.run(rank_work.outcome_of_load, {"tp": 2}, {"load": saved}, {})
+    note = "random state: stored for another parallel layout; this run goes on with its own"
+    assert [(step, record.notes) for _, step, record in outcomes] == [(4, (note,))] * 2
+
+
+def test_another_data_parallel_size_reads_the_distributed_optimizer(one_rank, two_ranks, tmp_path):
+    shape, folder = {"dist_opt": True, "bf16": True}, str(tmp_path)
+    two_ranks.run(rank_work.first_part, shape, {"save": folder}, 2)
+    (_, _, record), *_ = one_rank.run(rank_work.outcome_of_load, shape, {"load": folder}, {})
+    assert (record.step, record.notes) == (2, ())
+
+
+def test_reading_in_parallel_gives_the_same(two_ranks, tmp_path):
+    folder = str(tmp_path)
+    two_ranks.run(rank_work.first_part, {}, {"save": folder, "storage_writers_per_rank": 2}, 2)
+    plain = two_ranks.run(rank_work.second_part, {}, {"load": folder}, 0)
+    shared = two_ranks.run(rank_work.second_part, {}, {"load": folder, "fully_parallel_load": True}, 0)
+    assert shared == plain
+
+
+def test_each_replica_gets_its_own_random_state(two_ranks, tmp_path):
+    folder = str(tmp_path)
+    (a, a_again), (b, b_again) = two_ranks.run(
+        rank_work.replicas_that_drew_differently, {"save": folder, "load": folder}
+    )
+    assert (a, b) == (a_again, b_again)
+    assert a != b
+
+
+def error(ranks, work, *args):
+    return ranks.run(rank_work.error_of, work, *args)[0]
+
+
+def test_a_model_of_another_shape_is_refused_with_names_and_both_shapes(one_rank, saved):
+    shape = {"hidden": 64}
+    kind, message, _ = error(one_rank, rank_work.load_only, shape, {"load": saved}, {})
+    assert kind == "CheckpointShapeError"
+    assert "decoder.final_layernorm.weight: [32] in the checkpoint, [64] in the model;" in message
+    assert "more. Set the model as in" in message
+
+
+def test_a_model_with_another_number_of_layers_is_refused(one_rank, saved):
+    kind, message, _ = error(one_rank, rank_work.load_only, {"layers": 4}, {"load": saved}, {})
+    assert (kind, "[2, 32] in the checkpoint, [4, 32] in the model" in message) == (
+        "CheckpointShapeError",
+        True,
+    )
+
+
+def test_an_optimizer_of_another_layout_is_refused_on_every_rank(one_rank, two_ranks, tmp_path):
+    one_rank.run(rank_work.first_part, {"dist_opt": True}, {"save": str(tmp_path)}, 1)
+    shape = {"dist_opt": True, "tp": 2}
+    errors = two_ranks.run(rank_work.error_of, rank_work.load_only, shape, {"load": str(tmp_path)}, {})
+    assert [(kind, "'tensor_model_parallel_size': 1" in message) for kind, message, _ in errors] == [
+        ("CheckpointLayoutError", True)
+    ] * 2
+
+
+def test_padded_buckets_are_refused_in_the_form_that_megatron_writes_wrongly(two_ranks, tmp_path):
+    shape = {"dist_opt": True, "bucket_size": 3000}
+    section = {"save": str(tmp_path), "dist_ckpt_optim_fully_reshardable": True}
+    kind, message, _ = error(two_ranks, rank_work.first_part, shape, section, 1)
+    assert (kind, "elements of padding" in message) == ("CheckpointLayoutError", True)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"exit_on_missing_checkpoint": True}, "checkpoint.load: no checkpoint in"),
+        ({"pretrained_checkpoint": "/tmp"}, "checkpoint.pretrained_checkpoint: no checkpoint in /tmp"),
+        ({"ckpt_step": 7}, "does not exist; steps there: none"),
+    ],
+)
+def test_a_missing_checkpoint_is_an_error_where_one_is_needed(one_rank, tmp_path, section, message):
+    kind, text, is_os_error = error(one_rank, rank_work.load_only, {}, {"load": str(tmp_path), **section}, {})
+    assert (kind, message in text, is_os_error) == ("CheckpointNotFoundError", True, True)
+
+
+def test_weights_from_an_empty_folder_are_an_error(one_rank, tmp_path):
+    kind, *_ = error(one_rank, rank_work.outcome_of_weights, {}, str(tmp_path), 1)
+    assert kind == "CheckpointNotFoundError"
+
+
+def test_one_module_of_several_is_not_carried_out(one_rank, saved):
+    kind, *_ = error(one_rank, rank_work.load_only, {}, {"load": saved}, {"module_name": "vision"})
+    assert kind == "NotImplementedError"

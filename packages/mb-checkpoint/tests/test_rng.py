@@ -1,0 +1,57 @@
+"""Random generators go on where they were."""
+
+import random
+
+import pytest
+import torch
+
+from mb_checkpoint.rng import collect_rng_state, restore_rng_state, rng_digest
+
+numpy = pytest.importorskip("numpy")
+
+
+class Tracker:
+    """One named state."""
+
+    def __init__(self):
+        self.states = {"model-parallel-rng": torch.Generator().manual_seed(5).get_state()}
+
+    def get_states(self):
+        return dict(self.states)
+
+    def set_states(self, states):
+        self.states = states
+
+
+def draws():
+    return random.random(), float(numpy.random.rand()), torch.rand(3).tolist()
+
+
+def test_the_same_numbers_follow_a_restored_state():
+    tracker = Tracker()
+    state = collect_rng_state(tracker)
+    expected = draws()
+    tracker.states = {}
+    restore_rng_state(state, tracker)
+    assert draws() == expected
+    assert torch.equal(tracker.states["model-parallel-rng"], Tracker().states["model-parallel-rng"])
+
+
+def test_a_state_survives_a_file_without_trusting_pickles(tmp_path):
+    state = collect_rng_state(Tracker())
+    torch.save(state, tmp_path / "rng.pt")
+    expected = draws()
+    restore_rng_state(torch.load(tmp_path / "rng.pt", weights_only=True), Tracker())
+    assert draws() == expected
+
+
+def test_a_digest_tells_two_states_apart():
+    before = collect_rng_state()
+    assert rng_digest(before) == rng_digest(collect_rng_state())
+    random.random()
+    assert rng_digest(before) != rng_digest(collect_rng_state())
+
+
+def test_a_state_without_generators_is_refused():
+    with pytest.raises(KeyError, match="random_rng_state"):
+        restore_rng_state({})

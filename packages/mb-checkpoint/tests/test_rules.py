@@ -1,0 +1,109 @@
+"""Every rule on its own examples, and the section as the fact that rules read."""
+
+import dataclasses
+
+import pytest
+
+from mb_checkpoint import CheckpointConfig
+from mb_checkpoint.rules import RULES, Rule, refusals
+
+HONOURED = {
+    "save",
+    "save_interval",
+    "most_recent_k",
+    "save_optim",
+    "save_rng",
+    "save_tokenizer_assets",
+    "ckpt_format",
+    "storage_writers_per_rank",
+    "fully_parallel_save",
+    "dist_ckpt_optim_fully_reshardable",
+    "load",
+    "pretrained_checkpoint",
+    "ckpt_step",
+    "finetune",
+    "load_optim",
+    "load_rng",
+    "load_main_params_from_ckpt",
+    "exit_on_missing_checkpoint",
+    "dist_ckpt_strictness",
+    "ckpt_load_validate_sharding_integrity",
+    "fully_parallel_load",
+    "ckpt_fully_parallel_load_exchange_algo",
+    "stream_ckpt_dequant",
+}
+MEANINGLESS_ALONE = {  # read only together with a field that a rule refuses
+    "async_strategy": "async_save",
+    "use_persistent_ckpt_worker": "async_save",
+    "async_write_results_mp_mode": "async_save",
+    "async_ckpt_cpu_priority": "async_save",
+    "async_ckpt_io_priority": "async_save",
+    "async_ckpt_use_cpu_shm": "async_save",
+    "dist_ckpt_workers": "async_save",
+    "non_persistent_global_ckpt_dir": "non_persistent_ckpt_type",
+    "non_persistent_local_ckpt_dir": "non_persistent_ckpt_type",
+    "non_persistent_local_ckpt_algo": "non_persistent_ckpt_type",
+    "replication_jump": "replication",
+    "replication_factor": "replication",
+    "strict_fsdp_dtensor_load": "ckpt_format",
+    "auto_detect_ckpt_format": "ckpt_format",
+    "use_tokenizer_model_from_checkpoint_args": "use_checkpoint_args",
+    "hf_source_path": "also_save_hf_checkpoint",
+    "hf_trust_remote_code": "also_save_hf_checkpoint",
+    "hf_distributed_save": "also_save_hf_checkpoint",
+    "hf_save_every_n_ranks": "also_save_hf_checkpoint",
+}
+
+
+def verdict(rule: Rule, values):
+    return rule.test(*(values[field] for field in rule.fields))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_a_rule_refuses_and_accepts_its_own_examples(rule):
+    assert verdict(rule, rule.passes) is None
+    assert verdict(rule, rule.fails)
+
+
+def test_rule_ids_are_unique():
+    assert len({rule.id for rule in RULES}) == len(RULES)
+
+
+def test_each_field_is_honoured_or_refused_or_means_nothing_alone():
+    refused = {field.removeprefix("checkpoint.") for rule in RULES for field in rule.fields}
+    fields = {field.name for field in dataclasses.fields(CheckpointConfig)}
+    assert fields - refused - HONOURED == set(MEANINGLESS_ALONE) - refused
+    assert set(MEANINGLESS_ALONE.values()) <= refused
+
+
+def test_the_defaults_are_accepted():
+    assert refusals(CheckpointConfig()) == []
+
+
+def test_refusals_come_all_together_with_value_reason_and_remedy():
+    lines = refusals(CheckpointConfig(async_save=True, ckpt_step=5, most_recent_k=None))
+    assert [line.rsplit(" ", 1)[1] for line in lines] == ["[V066]", "[V068]", "[CK01]", "[CK10]"]
+    assert lines[1] == (
+        "checkpoint.ckpt_step: ckpt_step=5, but load is not set. A step is looked for in the folder that load "
+        "names. Set checkpoint.load, or leave out checkpoint.ckpt_step. [V068]"
+    )
+
+
+@pytest.mark.parametrize(
+    ("async_save", "save", "worker", "wrong"),
+    [
+        (True, "x", True, False),
+        (True, "x", False, True),
+        (True, None, True, True),
+        (False, None, False, False),
+    ],
+)
+def test_a_background_save_needs_a_folder_and_a_lasting_worker(async_save, save, worker, wrong):
+    (rule,) = (rule for rule in RULES if rule.id == "V066")
+    assert bool(rule.test(async_save, save, worker)) is wrong
+
+
+def test_a_hugging_face_copy_needs_whole_weights_on_the_shared_disk():
+    (rule,) = (rule for rule in RULES if rule.id == "V067")
+    assert rule.test(True, "torch_dist", "local")
+    assert not rule.test(True, "torch_dist", "global")

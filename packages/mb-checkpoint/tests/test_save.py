@@ -1,0 +1,89 @@
+"""What a save writes, and that a failing one changes nothing."""
+
+from pathlib import Path
+
+import pytest
+import rank_work
+
+from mb_checkpoint import select_checkpoint
+from mb_checkpoint.layout import steps_in
+
+
+def names(folder):
+    return sorted(path.name for path in Path(folder).iterdir())
+
+
+def test_the_layout_on_disk_the_event_and_the_line_for_log_readers(one_rank, tmp_path):
+    ((seen, files, message, found),) = one_rank.run(
+        rank_work.events_and_assets, {"save": str(tmp_path), "load": str(tmp_path)}
+    )
+    assert names(tmp_path) == ["iter_0000000", "latest_checkpointed_iteration.txt", "latest_train_state.pt"]
+    expected = [".metadata", "metadata.json", "run_config.yaml", "tokenizer.json", "train_state.pt"]
+    assert [name for name in files if not name.endswith(".distcp")] == expected
+    assert seen == [("on_checkpoint_save", 0)]
+    assert message == f"successfully saved checkpoint from iteration       0 to {tmp_path}"
+    assert found == (False, True)
+
+
+def test_two_writers_a_rank_give_two_files_a_rank(two_ranks, tmp_path):
+    two_ranks.run(rank_work.first_part, {}, {"save": str(tmp_path), "storage_writers_per_rank": 2}, 1)
+    files = [name for name in names(tmp_path / "iter_0000001") if name.endswith(".distcp")]
+    assert files == ["__0_0.distcp", "__0_1.distcp", "__1_0.distcp", "__1_1.distcp"]
+
+
+def test_old_checkpoints_go(one_rank, tmp_path):
+    for steps in (1, 2, 3):
+        one_rank.run(rank_work.first_part, {}, {"save": str(tmp_path), "most_recent_k": 2}, steps)
+    assert list(steps_in(tmp_path)) == [3, 2]
+
+
+@pytest.mark.parametrize("work", [rank_work.failing_config, rank_work.full_disk])
+def test_a_failing_save_leaves_the_previous_checkpoint_and_nothing_else(two_ranks, tmp_path, work):
+    errors = two_ranks.run(rank_work.error_of, work, {}, {"save": str(tmp_path)})
+    assert [(kind, is_os_error) for kind, _, is_os_error in errors] == [("CheckpointSaveError", True)] * 2
+    assert all("checkpoint save at step 2 to" in message and "free" in message for _, message, _ in errors)
+    assert names(tmp_path) == ["iter_0000001", "latest_checkpointed_iteration.txt", "latest_train_state.pt"]
+    assert select_checkpoint(tmp_path).step == 1
+
+
+@pytest.mark.parametrize(
+    ("section", "wishes", "kind"),
+    [
+        ({"save": "x"}, {"non_persistent_ckpt": True}, "NotImplementedError"),
+        ({"save": "x"}, {"module_name": "vision"}, "NotImplementedError"),
+        ({"save": "x"}, {"train_data_iterator": rank_work.Streaming()}, "NotImplementedError"),
+        ({}, {}, "ValueError"),
+    ],
+)
+def test_what_is_not_stored_is_refused(one_rank, section, wishes, kind):
+    assert one_rank.run(rank_work.error_of, rank_work.save_with, section, wishes)[0][0] == kind
+
+
+def test_a_section_that_cannot_be_carried_out_is_refused_with_every_reason(one_rank):
+    section = {"async_save": True, "most_recent_k": 0}
+    ((kind, message, _),) = one_rank.run(rank_work.error_of, rank_work.load_only, {}, section, {})
+    assert (kind, [line[-6:] for line in message.splitlines()]) == (
+        "CheckpointConfigError",
+        ["[V066]", "[CK01]", "[CK10]"],
+    )
+
+
+def test_a_process_group_is_needed(one_rank, tmp_path):
+    ((kind, message, _),) = one_rank.run(
+        rank_work.error_of, rank_work.without_process_group, {"save": str(tmp_path)}
+    )
+    assert (kind, "init_process_group" in message) == ("RuntimeError", True)
+
+
+def test_a_failure_of_rank_0_is_raised_as_it_is_on_every_rank(two_ranks):
+    assert (
+        two_ranks.run(rank_work.rank_zero_fails)
+        == [("FileNotFoundError", "[Errno 2] No such file: 'x'", True)] * 2
+    )
+
+
+def test_an_exception_that_cannot_travel_arrives_as_its_text(two_ranks):
+    assert (
+        two_ranks.run(rank_work.rank_zero_fails_strangely)
+        == [("RuntimeError", "LocalError: only here", False)] * 2
+    )

@@ -1,0 +1,290 @@
+"""A tiny GPT on Megatron Core that trains on made-up tokens: what the tests save, kill and resume.
+
+Imports Megatron: for the processes of a rank pool, after `mb_host.install()`.
+"""
+
+import functools
+import hashlib
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from mb_checkpoint import (
+    CheckpointConfig,
+    CheckpointLoadContext,
+    CheckpointSaveContext,
+    DefaultCheckpointManager,
+)
+from mb_host.layers import host_block_spec
+
+VOCAB, SEQ, GLOBAL_BATCH, MICRO_BATCH = 64, 16, 8, 2
+
+
+@dataclass
+class Counters:
+    """A train state."""
+
+    step: int = 0
+    consumed_train_samples: int = 0
+    floating_point_operations_so_far: int = 0
+    do_train: bool = True
+
+    def state_dict(self):
+        return dict(vars(self))
+
+    def load_state_dict(self, state_dict):
+        vars(self).update(state_dict)
+
+
+@dataclass
+class Config:
+    """A configuration that writes itself; `fails` stands for a disk that is full by then."""
+
+    text: str = "train: {}\n"
+    fails: bool = False
+
+    def to_yaml(self, path):
+        if self.fails:
+            raise OSError(28, "No space left on device", path)
+        Path(path).write_text(self.text)
+
+
+@dataclass
+class State:
+    train_state: Counters = field(default_factory=Counters)
+    cfg: Config = field(default_factory=Config)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What differs between the runs."""
+
+    tp: int = 1
+    pp: int = 1
+    vpp: int | None = None
+    layers: int = 2
+    hidden: int = 32
+    bf16: bool = False
+    dist_opt: bool = False
+    bucket_size: int | None = None
+    seed: int = 1234
+
+
+class TinyRun:
+    """Model, optimizer, scheduler and counters of one rank. Needs a default process group."""
+
+    def __init__(self, shape=Shape(), **section):
+        self.shape = shape
+        if not parallel_state.model_parallel_is_initialized():
+            parallel_state.initialize_model_parallel(
+                shape.tp, shape.pp, virtual_pipeline_model_parallel_size=shape.vpp
+            )
+        random.seed(shape.seed)
+        np.random.seed(shape.seed)
+        torch.manual_seed(shape.seed)
+        tensor_parallel.model_parallel_cuda_manual_seed(shape.seed, force_reset_rng=True)
+        self.config = transformer_config(shape)
+        self.model = [self._chunk(stage) for stage in range(shape.vpp or 1)]
+        self.optimizer = get_megatron_optimizer(optimizer_config(shape), self.model)
+        self.config.grad_scale_func = self.optimizer.scale_loss
+        self.config.finalize_model_grads_func = finalize_model_grads
+        self.scheduler = OptimizerParamScheduler(
+            self.optimizer, 0.0, 1e-2, 1e-4, 16, 400, "cosine", 0.01, 0.01, 400, "constant"
+        )
+        self.state = State()
+        self.manager = DefaultCheckpointManager(CheckpointConfig(**section))
+
+    def _chunk(self, stage):
+        shape = self.shape
+        virtual = {"ignore_virtual": False, "vp_stage": stage} if shape.vpp else {}
+        pp_rank = parallel_state.get_pipeline_model_parallel_rank()
+        model = GPTModel(
+            config=self.config,
+            transformer_layer_spec=host_block_spec(
+                self.config, vp_stage=stage if shape.vpp else None, pp_rank=pp_rank
+            ),
+            vocab_size=VOCAB,
+            max_sequence_length=SEQ,
+            pre_process=parallel_state.is_pipeline_first_stage(**virtual),
+            post_process=parallel_state.is_pipeline_last_stage(**virtual),
+            share_embeddings_and_output_weights=False,
+            position_embedding_type="rope",
+            vp_stage=stage if shape.vpp else None,
+        )
+        model = Float16Module(self.config, model) if shape.bf16 else model
+        ddp = DistributedDataParallelConfig(
+            grad_reduce_in_fp32=True,
+            use_distributed_optimizer=shape.dist_opt,
+            overlap_grad_reduce=shape.bucket_size is not None,
+            bucket_size=shape.bucket_size,
+        )
+        return DistributedDataParallel(self.config, ddp, model, disable_bucketing=stage > 0)
+
+    def train(self, steps):
+        """Train and return the loss of each step as this rank sees it (0 on stages without a loss)."""
+        return [self._step() for _ in range(steps)]
+
+    def _step(self):
+        for chunk in self.model:
+            chunk.train()
+            chunk.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        replicas = parallel_state.get_data_parallel_world_size()
+        microbatches = GLOBAL_BATCH // MICRO_BATCH // replicas
+        losses = get_forward_backward_func()(
+            forward_step_func=forward_step,
+            data_iterator=[batches(self.state.train_state.step, microbatches) for _ in self.model],
+            model=self.model,
+            num_microbatches=microbatches,
+            seq_length=SEQ,
+            micro_batch_size=MICRO_BATCH,
+        )
+        self.optimizer.step()
+        self.scheduler.step(increment=GLOBAL_BATCH)
+        counters = self.state.train_state
+        counters.step += 1
+        counters.consumed_train_samples += GLOBAL_BATCH
+        counters.floating_point_operations_so_far += 2**61 + 12_345
+        return sum(float(loss["lm loss"]) for loss in losses)
+
+    def save(self, *, optimizer=True):
+        """Save through the manager."""
+        context = CheckpointSaveContext(
+            state=self.state,
+            model=self.model,
+            optimizer=self.optimizer if optimizer else None,
+            opt_param_scheduler=self.scheduler,
+            num_floating_point_operations_so_far=self.state.train_state.floating_point_operations_so_far,
+        )
+        return self.manager.save(context)
+
+    def load(self, **wishes):
+        """Load through the manager and return its record."""
+        context = CheckpointLoadContext(
+            state=self.state,
+            model=self.model,
+            optimizer=self.optimizer,
+            opt_param_scheduler=self.scheduler,
+            **wishes,
+        )
+        self.manager.load(context)
+        return self.manager.loaded
+
+    def fingerprint(self):
+        """Return short texts that are equal only if what they stand for is equal to the last bit."""
+        trackers = tensor_parallel.get_cuda_rng_tracker().get_states()
+        return {
+            "weights": digest(dict(pair for chunk in self.model for pair in chunk.named_parameters())),
+            "optimizer": digest(optimizer_tensors(self.optimizer)),
+            "rates": [(group["lr"], group["weight_decay"]) for group in self.optimizer.param_groups],
+            "counters": self.state.train_state.state_dict(),
+            "python": random.random(),
+            "numpy": float(np.random.rand()),
+            "torch": digest({"state": torch.get_rng_state()}),
+            "trackers": digest(trackers),
+        }
+
+
+def optimizer_tensors(optimizer):
+    """Return the master weights and every tensor that the optimizer keeps for them, by place and name."""
+    found = {}
+    for chained in optimizer.chained_optimizers:
+        parameters = [each for group in chained.optimizer.param_groups for each in group["params"]]
+        for parameter in parameters:
+            state = {"master": parameter, **chained.optimizer.state[parameter]}
+            place = len(found)
+            found |= {f"{place} {name}": value for name, value in state.items() if torch.is_tensor(value)}
+    return found
+
+
+def digest(tensors):
+    """Return a hash of named tensors."""
+    sha = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        sha.update(name.encode() + tensor.detach().flatten().view(torch.uint8).numpy().tobytes())
+    return sha.hexdigest()[:16]
+
+
+def transformer_config(shape):
+    """Return Megatron's config of the tiny model, dropout on."""
+    dtype = torch.bfloat16 if shape.bf16 else torch.float32
+    return TransformerConfig(
+        num_layers=shape.layers,
+        hidden_size=shape.hidden,
+        ffn_hidden_size=2 * shape.hidden,
+        num_attention_heads=4,
+        num_query_groups=2,
+        normalization="RMSNorm",
+        gated_linear_unit=True,
+        activation_func=torch.nn.functional.silu,
+        add_bias_linear=False,
+        hidden_dropout=0.1,
+        attention_dropout=0.1,
+        tensor_model_parallel_size=shape.tp,
+        pipeline_model_parallel_size=shape.pp,
+        virtual_pipeline_model_parallel_size=shape.vpp,
+        overlap_p2p_comm=shape.vpp is not None,
+        batch_p2p_comm=shape.vpp is None,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=shape.bf16,
+        bias_dropout_fusion=False,
+        masked_softmax_fusion=False,
+        bias_activation_fusion=False,
+        gradient_accumulation_fusion=False,
+        apply_rope_fusion=False,
+    )
+
+
+def optimizer_config(shape):
+    """Return Megatron's config of an AdamW with clipping."""
+    return OptimizerConfig(
+        optimizer="adam",
+        lr=1e-2,
+        min_lr=1e-4,
+        weight_decay=0.01,
+        clip_grad=1.0,
+        bf16=shape.bf16,
+        params_dtype=torch.bfloat16 if shape.bf16 else torch.float32,
+        use_distributed_optimizer=shape.dist_opt,
+    )
+
+
+def batches(step, microbatches):
+    """Yield the microbatches of this replica at a step: tokens that count upwards from a random start."""
+    first = parallel_state.get_data_parallel_rank() * microbatches
+    for index in range(first, first + microbatches):
+        generator = torch.Generator().manual_seed(1000 * step + index)
+        start = torch.randint(VOCAB, (MICRO_BATCH, 1), generator=generator)
+        yield (start + torch.arange(SEQ + 1)) % VOCAB
+
+
+def forward_step(iterator, model):
+    """Megatron's forward step: the mean loss of one microbatch."""
+    sequence = next(iterator)
+    tokens, labels = sequence[:, :-1], sequence[:, 1:].contiguous()
+    positions = torch.arange(SEQ).expand_as(tokens)
+    mask = torch.ones(1, 1, SEQ, SEQ).tril() < 0.5
+    output = model(tokens, positions, mask, labels=labels)
+    return output, functools.partial(mean_loss)
+
+
+def mean_loss(losses):
+    """Megatron's loss function."""
+    loss = losses.float().mean()
+    return loss, {"lm loss": loss.detach()}

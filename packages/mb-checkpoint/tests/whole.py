@@ -1,0 +1,28 @@
+"""Small whole checkpoints for tests that need no Megatron: one tensor, written by torch itself."""
+
+import warnings
+from pathlib import Path
+
+import torch
+import torch.distributed.checkpoint as dcp
+
+from mb_checkpoint.commit import commit, open_staging
+from mb_checkpoint.train_state import encode_train_state
+
+
+def fill(directory: Path, step: int) -> Path:
+    """Write what a checkpoint folder must hold."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save({"weight": torch.full((4,), float(step))}, checkpoint_id=directory, no_dist=True)
+    (directory / "metadata.json").write_text(
+        '{"sharded_backend": "torch_dist", "sharded_backend_version": 1}'
+    )
+    (directory / "train_state.pt").write_bytes(encode_train_state({"step": step}))
+    return directory
+
+
+def save(root: Path, step: int) -> Path:
+    """Write and commit a checkpoint."""
+    fill(open_staging(root, step), step)
+    return commit(root, step)

@@ -55,9 +55,24 @@ def test_odd_values_become_json_too():
     assert problem.to_dict()["values"] == {"a": [1, {"b": [2]}], "c": str(len)}
 
 
-@pytest.mark.parametrize("sections", [{}, {"a": None}, {"a": {}}, {"a": object()}])
-def test_an_absent_section_or_field_is_no_problem(sections):
-    assert check(sections, [EVEN]) == []
+RATIO = Rule(
+    id="X2",
+    fields=("a.size", "a.parts"),
+    test=lambda size, parts: f"{size} is below {parts}" if size < (parts or 1) else None,
+    why="no part is empty",
+    fix="Set a.size to at least a.parts.",
+    fails={"a.size": 3, "a.parts": 4},
+    passes={"a.size": 3, "a.parts": 3},
+)
+
+
+@pytest.mark.parametrize("sections", [{}, {"a": None}, {"a": {}}, {"a": object()}, {"b": {"size": 0}}])
+def test_a_rule_is_left_out_where_its_section_or_first_field_is_absent(sections):
+    assert check(sections, [EVEN, RATIO]) == []
+
+
+def test_another_absent_field_reads_as_none():
+    assert [problem.message for problem in check({"a": {"size": 0}}, [RATIO])] == ["0 is below None"]
 
 
 def test_an_unknown_fact_leaves_a_rule_out(make):

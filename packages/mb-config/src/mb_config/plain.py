@@ -15,6 +15,7 @@ from mb_config.overrides import apply_overrides
 from mb_config.provenance import Provenance
 from mb_config.yaml_file import YamlFile, read_yaml
 
+_REQUIRED = ("train", "model", "optimizer", "scheduler", "dataset", "logger", "tokenizer", "checkpoint")
 _SIZE = int | None
 _SWITCH = bool | None
 _NAMES = str | list[str] | None
@@ -93,7 +94,7 @@ def read_plain(path: str | Path, overrides: Iterable[str] = ()) -> PlainConfig:
     raise_all(_wrong_types(config, provenance))
     written = {item.partition(".")[0] for item in provenance.origins}
     every = [item.name for item in fields(config) if item.init and getattr(config, item.name) is not None]
-    absent = [name for name in _required() if name not in written]
+    absent = [name for name in _REQUIRED if name not in written]
     there = [name for name in every if name not in absent]
     return PlainConfig(
         config=config,
@@ -106,16 +107,12 @@ def read_plain(path: str | Path, overrides: Iterable[str] = ()) -> PlainConfig:
 
 def _build(file: YamlFile) -> ConfigContainer:
     data = {key: _without_targets(value) for key, value in file.data.items()}
-    for name in _required():
+    for name in _REQUIRED:
         data.setdefault(name, {})
     reader = Reader(root=ConfigContainer, locate=file.locate)
     config = reader.build(ConfigContainer, data, path="")
     raise_all(reader.errors)
     return config
-
-
-def _required() -> list[str]:
-    return ["train", "model", "optimizer", "scheduler", "dataset", "logger", "tokenizer", "checkpoint"]
 
 
 def _is_foreign(name: str) -> bool:

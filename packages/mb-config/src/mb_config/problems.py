@@ -117,8 +117,8 @@ def check(
 
     Args:
         sections: Section name to section: an object with attributes, or a mapping.
-        rules: A rule is applied when each section that it reads is there and is not None. A field that its
-            section does not have reads as None; a fact that is not known leaves the rule out.
+        rules: A rule is applied when each section that it reads is there and its first field exists; another
+            field that a section lacks reads as None. A fact that is not known leaves the rule out.
         facts: What no section holds, read by rules as `facts.<name>`: `world_size`, `env`.
         provenance: Fills in where the values came from.
     """
@@ -151,7 +151,7 @@ def explain(rule: RuleLike) -> str:
 
 
 def _apply(rule: RuleLike, sections: Mapping[str, object], provenance: Origins | None) -> Problem | None:
-    if not all(_readable(path, sections) for path in rule.fields):
+    if not all(_readable(path, sections) for path in rule.fields) or not _exists(rule.fields[0], sections):
         return None
     values = {path: _read(path, sections) for path in rule.fields}
     message = rule.test(*values.values())
@@ -176,6 +176,12 @@ def _readable(path: str, sections: Mapping[str, object]) -> bool:
     if name == "facts":
         return isinstance(section, Mapping) and section.get(leaf) is not None
     return section is not None
+
+
+def _exists(path: str, sections: Mapping[str, object]) -> bool:
+    name, _, leaf = path.partition(".")
+    section = sections[name]
+    return leaf in section if isinstance(section, Mapping) else hasattr(section, leaf.partition(".")[0])
 
 
 def _read(path: str, sections: Mapping[str, object]) -> object:

@@ -1,8 +1,9 @@
 """Host microseconds per step that the loop adds to a bare `while` around the same work.
 
 Run: python benchmarks/bench_loop.py. The model, the loss function and the optimizer do next to nothing (about a
-microsecond), so what is left is the loop; one variant reduces a real loss, which is a few torch operations. All variants run in turn in one process, several times; the best time of
-each is shown, as a difference and as a ratio to the bare loop.
+microsecond), so what is left is the loop; one variant averages a real loss, which is a few torch operations. All
+variants run in turn in one process, several times; the best time of each is shown, as a difference and as a ratio to
+the bare loop.
 """
 
 import time

@@ -18,4 +18,5 @@ def test_an_unknown_name_is_an_attribute_error():
 
 def test_every_name_resolves():
     pytest.importorskip("torch")
-    assert [name for name in mb_loop.__all__ if getattr(mb_loop, name).__name__ != name] == []
+    names = [name for name in mb_loop.__all__ if name != "RULES"]
+    assert [name for name in names if getattr(mb_loop, name).__name__ != name] == []

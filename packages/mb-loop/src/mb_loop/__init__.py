@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from mb_loop.passes import ParallelSetupError as ParallelSetupError
     from mb_loop.printing import Print as Print
     from mb_loop.result import StepResult as StepResult
+    from mb_loop.rules import RULES as RULES
     from mb_loop.saves import Checkpointer as Checkpointer
     from mb_loop.schedule import forward_backward_plain as forward_backward_plain
     from mb_loop.settings import GlobalState as GlobalState
@@ -66,6 +67,7 @@ _HOMES = {
     "LossShapeError": "losses",
     "ParallelSetupError": "passes",
     "Print": "printing",
+    "RULES": "rules",
     "StepBatch": "microbatches",
     "StepResult": "result",
     "TrainOutcome": "outcome",

@@ -90,6 +90,16 @@ def test_another_data_parallel_size_reads_the_distributed_optimizer(one_rank, tw
     assert (record.step, record.notes) == (2, ())
 
 
+def test_the_fully_reshardable_form_is_read_by_any_layout(two_ranks, tmp_path):
+    shape, folder = {"dist_opt": True}, str(tmp_path)
+    section = {"save": folder, "dist_ckpt_optim_fully_reshardable": True}
+    two_ranks.run(rank_work.first_part, {**shape, "tp": 2}, section, 1)
+    (changed, _, record), *_ = two_ranks.run(
+        rank_work.outcome_of_load, {**shape, "pp": 2}, {"load": folder}, {}
+    )
+    assert (changed[:2], record.step) == (["weights", "optimizer"], 1)
+
+
 def test_reading_in_parallel_gives_the_same(two_ranks, tmp_path):
     folder = str(tmp_path)
     two_ranks.run(rank_work.first_part, {}, {"save": folder, "storage_writers_per_rank": 2}, 2)

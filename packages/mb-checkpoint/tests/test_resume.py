@@ -3,28 +3,28 @@
 import pytest
 import rank_work
 
+FULL = {"dist_ckpt_optim_fully_reshardable": True}
+BUCKETS = {"dist_opt": True, "bf16": True, "bucket_size": 3000}
 LAYOUTS = {
-    "one process": ({}, 10),
-    "one process, bf16": ({"bf16": True}, 3),
-    "DP2": ({}, 3),
-    "DP2, distributed optimizer": ({"dist_opt": True}, 10),
-    "DP2, distributed optimizer, bf16, many buckets": (
-        {"dist_opt": True, "bf16": True, "bucket_size": 3000},
-        3,
-    ),
-    "TP2": ({"tp": 2}, 3),
-    "PP2": ({"pp": 2}, 3),
-    "PP2, two virtual stages": ({"pp": 2, "vpp": 2, "layers": 4}, 3),
+    "one process": ({}, {}, 10),
+    "one process, bf16": ({"bf16": True}, {}, 3),
+    "DP2": ({}, {}, 3),
+    "DP2, distributed optimizer": ({"dist_opt": True}, {}, 10),
+    "DP2, distributed optimizer, fully reshardable": ({"dist_opt": True}, FULL, 3),
+    "DP2, distributed optimizer, bf16, many padded buckets": (BUCKETS, {}, 3),
+    "TP2": ({"tp": 2}, {}, 3),
+    "PP2": ({"pp": 2}, {}, 3),
+    "PP2, two virtual stages": ({"pp": 2, "vpp": 2, "layers": 4}, {}, 3),
 }
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_resumed_run_equals_a_straight_one_bit_for_bit(layout, request, tmp_path):
     ranks = request.getfixturevalue("one_rank" if layout.startswith("one") else "two_ranks")
-    (shape, cut), folder = LAYOUTS[layout], str(tmp_path)
+    (shape, section, cut), folder = LAYOUTS[layout], str(tmp_path)
     straight = ranks.run(rank_work.straight, shape, 2 * cut)
-    before = ranks.run(rank_work.first_part, shape, {"save": folder}, cut)
-    after = ranks.run(rank_work.second_part, shape, {"load": folder}, cut)
+    before = ranks.run(rank_work.first_part, shape, {"save": folder, **section}, cut)
+    after = ranks.run(rank_work.second_part, shape, {"load": folder, **section}, cut)
     assert [first[0] + second[0] for first, second in zip(before, after, strict=True)] == [
         losses for losses, _ in straight
     ]

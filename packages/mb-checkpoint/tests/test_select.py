@@ -98,7 +98,7 @@ def test_complete_folders_without_any_tracker_are_found(tmp_path):
 
 
 def test_a_release_folder_is_followed(tmp_path):
-    whole.fill(tmp_path / "release", 0)
+    (whole.fill(tmp_path / "release", 0) / "train_state.pt").unlink()
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("release")
     assert outcome(tmp_path) == ("release", "tracker", [])
 

@@ -13,6 +13,7 @@ from mb_checkpoint.layout import (
     STATE_TRACKER,
     STEP_TRACKER,
     TENSOR_INDEX,
+    WEIGHTS,
     has_checkpoint,
     is_iteration_directory,
     iteration_directory,
@@ -72,7 +73,7 @@ def select_checkpoint(
     passed: list[PassedOver] = []
     target = _tracker_target(root, passed)
     if target is not None:
-        problems = problems_in(target, wanted=wanted)
+        problems = problems_in(target, wanted=_marks_of(target, wanted))
         if not problems:
             passed += _newer_than(root, step_of(target))
             return Selection(path=target, step=step_of(target), found_by="tracker", passed_over=tuple(passed))
@@ -118,13 +119,18 @@ def _exactly(
         raise CheckpointNotFoundError(
             f"checkpoint.ckpt_step: {directory} does not exist; steps there: {there}. Name one of them."
         )
-    problems = problems_in(directory, wanted=wanted)
+    problems = problems_in(directory, wanted=_marks_of(directory, wanted))
     if problems:
         raise IncompleteCheckpointError(
             f"{directory}: not a whole checkpoint: {'; '.join(problems)}. Name another one, or the folder above "
             "to get the newest complete one."
         )
     return Selection(path=directory, step=step_of(directory), found_by=found_by)
+
+
+def _marks_of(directory: Path, wanted: tuple[str, ...]) -> tuple[str, ...]:
+    """Released weights have no train state."""
+    return WEIGHTS if directory.name == "release" else wanted
 
 
 def _tracker_target(root: Path, passed: list[PassedOver]) -> Path | None:

@@ -10,22 +10,24 @@ sys.path.insert(0, str(Path(__file__).parent))  # ranks inherit it: they import 
 
 from mb_host import RankPool
 
+HOST_ONLY = {"CUDA_VISIBLE_DEVICES": ""}  # the host stands in where there is a GPU, too
+
 
 @pytest.fixture(scope="session")
 def one_rank():
-    with RankPool(1, timeout_seconds=100) as pool:
+    with RankPool(1, timeout_seconds=100, env=HOST_ONLY) as pool:
         yield pool
 
 
 @pytest.fixture(scope="session")
 def two_ranks():
-    with RankPool(2, timeout_seconds=100) as pool:
+    with RankPool(2, timeout_seconds=100, env=HOST_ONLY) as pool:
         yield pool
 
 
 @pytest.fixture(scope="session")
 def four_ranks():
-    with RankPool(4, timeout_seconds=200) as pool:
+    with RankPool(4, timeout_seconds=200, env=HOST_ONLY) as pool:
         yield pool
 
 

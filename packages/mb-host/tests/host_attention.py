@@ -1,0 +1,130 @@
+"""What the tests of the layers run on a rank: the host's parts beside Megatron's own."""
+
+import torch
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.dot_product_attention import DotProductAttention
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from mb_host.layers import HostCoreAttention, HostNorm, host_block_spec, host_layer_spec
+
+SEQUENCE, BATCH, HEADS, GROUPS, CHANNELS = 16, 2, 4, 2, 8
+
+
+def config(**changes) -> TransformerConfig:
+    settings = {
+        "num_layers": 4,
+        "hidden_size": 24,  # not HEADS * CHANNELS
+        "num_attention_heads": HEADS,
+        "num_query_groups": GROUPS,
+        "kv_channels": CHANNELS,
+        "normalization": "RMSNorm",
+        "attention_dropout": 0.0,
+        "masked_softmax_fusion": False,
+        "transformer_impl": "local",
+    }
+    return TransformerConfig(**{**settings, **changes})
+
+
+def attention(kind: type, **changes) -> torch.nn.Module:
+    parallel_state.initialize_model_parallel(changes.get("tensor_model_parallel_size", 1))
+    tensor_parallel.model_parallel_cuda_manual_seed(3)
+    return kind(
+        config=config(**changes),
+        layer_number=1,
+        attn_mask_type=AttnMaskType.causal,
+        attention_type="self",
+        pg_collection=ProcessGroupCollection.use_mpu_process_groups(),
+    )
+
+
+def attend(module: torch.nn.Module, *, masked: bool = False) -> tuple[torch.Tensor, ...]:
+    """Return the output of attention to the same 64-bit tensors, and the three gradients of its square's sum."""
+    generator = torch.Generator().manual_seed(7)
+    shapes = [(SEQUENCE, BATCH, heads, CHANNELS) for heads in (HEADS, GROUPS, GROUPS)]
+    inputs = [
+        torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=True) for shape in shapes
+    ]
+    mask = None
+    if masked:  # two documents
+        place = torch.arange(SEQUENCE)
+        mask = (place[:, None] < place) | ((place[:, None] < 5) != (place < 5))
+    output = module(*inputs, mask)
+    return output, *torch.autograd.grad(output.square().sum(), inputs)
+
+
+def largest_difference(masked: bool, changes: dict) -> float:
+    """Compare the host's attention with Megatron's own, output and gradients."""
+    expected = attend(attention(DotProductAttention, **changes), masked=masked)
+    parallel_state.destroy_model_parallel()
+    found = attend(attention(HostCoreAttention, **changes), masked=masked)
+    return max((one - other).abs().max().item() for one, other in zip(expected, found, strict=True))
+
+
+def dropped() -> dict:
+    """Draw dropout on each tensor-parallel rank."""
+    module = attention(HostCoreAttention, tensor_model_parallel_size=2, attention_dropout=0.5)
+    before = torch.get_rng_state()
+    first, second = attend(module)[0], attend(module)[0]
+    return {
+        "host's state is kept": torch.equal(before, torch.get_rng_state()),
+        "each call draws anew": not torch.equal(first, second),
+        "without training nothing is dropped": torch.equal(attend(module.eval())[0], attend(module)[0]),
+        "sum": first.sum().item(),
+    }
+
+
+def norms() -> list:
+    made = [HostNorm(config(normalization=name), 8) for name in ("LayerNorm", "RMSNorm")]
+    marked = HostNorm(config(tensor_model_parallel_size=2, sequence_parallel=True), 8, eps=1e-6)
+    return [type(norm).__name__ for norm in made] + [
+        [parameter.sequence_parallel for parameter in marked.parameters()],
+        marked.eps,
+    ]
+
+
+def parts_of_specs() -> dict:
+    """Name the classes that the specs hold."""
+    settings = config(
+        num_moe_experts=4,
+        moe_layer_freq=[0, 1, 0, 1],
+        pipeline_model_parallel_size=2,
+        pipeline_dtype=torch.float32,
+    )
+    block = host_block_spec(settings, pp_rank=1)
+    layer = host_layer_spec(config(qk_layernorm=True)).submodules
+    core = layer.self_attention.submodules
+    kept = host_layer_spec(config(softmax_type="off-by-one")).submodules.self_attention.submodules
+    return {
+        "layers of a stage": [
+            spec.submodules.mlp.func.__qualname__.split(".")[0] for spec in block.layer_specs
+        ],
+        "final norm": block.layer_norm.__name__,
+        "norms": [layer.input_layernorm.__name__, layer.pre_mlp_layernorm.__name__],
+        "query and key norms": [core.q_layernorm.__name__, core.k_layernorm.__name__],
+        "attention": core.core_attention.__name__,
+        "attention with sinks": kept.core_attention.__name__,
+    }
+
+
+def refused(what: str) -> None:
+    """Do something that the host's parts refuse."""
+    forbidden = {
+        "normalization": lambda: HostNorm(config(normalization="L2Norm"), 8),
+        "gamma": lambda: HostNorm(config(layernorm_zero_centered_gamma=True), 8),
+        "sinks": lambda: attention(HostCoreAttention, softmax_type="off-by-one"),
+        "ignored": lambda: host_layer_spec(config(qk_l2_norm=True)),
+        "ignored in a block": lambda: host_block_spec(config(fused_residual_rmsnorm=True), pp_rank=0),
+        "bias": lambda: attention(HostCoreAttention)(*(torch.ones(2, 1, 4, 8),) * 3, None, attention_bias=1),
+        "packed": lambda: attention(HostCoreAttention)(
+            *(torch.ones(2, 1, 4, 8),) * 3, None, packed_seq_params=1
+        ),
+    }
+    forbidden[what]()
+
+
+def mask_under_context_parallelism() -> None:
+    parallel_state.initialize_model_parallel(context_parallel_size=2)
+    module = HostCoreAttention(config(context_parallel_size=2), 1, AttnMaskType.causal, "self")
+    module(*(torch.ones(2, 1, 4, 8),) * 3, torch.ones(2, 2, dtype=torch.bool))

@@ -1,0 +1,36 @@
+"""The hook that mends a module as soon as it is imported."""
+
+import sys
+
+import pytest
+
+from mb_host.after_import import AfterImport
+
+
+@pytest.fixture
+def finder(tmp_path, monkeypatch):
+    """Return a function that installs a finder for this test."""
+    (tmp_path / "fresh_module.py").write_text("VALUE = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "fresh_module", raising=False)
+
+    def install(callbacks):
+        monkeypatch.setattr(sys, "meta_path", [AfterImport(callbacks), *sys.meta_path])
+
+    return install
+
+
+def test_the_callback_comes_before_the_importer(finder):
+    finder({"fresh_module": lambda module: setattr(module, "VALUE", 2)})
+    from fresh_module import VALUE
+
+    assert VALUE == 2
+
+
+def test_other_modules_and_missing_ones_are_left_alone(finder):
+    finder({"fresh_module_that_is_not_there": lambda module: None})
+    import fresh_module
+
+    assert fresh_module.VALUE == 1
+    with pytest.raises(ModuleNotFoundError, match="fresh_module_that_is_not_there"):
+        import fresh_module_that_is_not_there  # noqa: F401

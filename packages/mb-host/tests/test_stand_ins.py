@@ -1,0 +1,53 @@
+"""What `torch` answers when the host stands in for CUDA."""
+
+import host_stand_ins
+import pytest
+
+from mb_host import RankFailedError
+
+
+def test_there_is_one_device_and_it_is_not_available(one_rank):
+    [answers] = one_rank.run(host_stand_ins.device)
+    assert answers == {
+        "available": False,
+        "current": 0,
+        "count": 1,
+        "capability": (0, 0),
+        "name is told": True,
+        "memory fits": True,
+    }
+
+
+def test_tensors_on_cuda_are_on_the_host(one_rank):
+    assert one_rank.run(host_stand_ins.places) == [{"cpu"}]
+
+
+def test_the_rest_of_torch_is_as_it_was(one_rank):
+    [(dtype, meta, cpu)] = one_rank.run(host_stand_ins.untouched)
+    assert (str(dtype), meta, cpu) == ("torch.float64", "meta", "cpu")
+
+
+def test_tensor_types_have_the_names_of_a_gpu(one_rank):
+    [(*names, dtype)] = one_rank.run(host_stand_ins.type_names)
+    assert names == ["torch.cuda.FloatTensor", "torch.cuda.BFloat16Tensor", "torch.IntTensor"]
+    assert str(dtype) == "torch.float16"
+
+
+def test_streams_have_nothing_to_wait_for(one_rank):
+    [answers] = one_rank.run(host_stand_ins.streams)
+    assert answers == {"done": True, "forward": True, "capturing": False, "priorities": (0, 0)}
+
+
+def test_time_between_events_that_were_not_recorded_is_refused(one_rank):
+    with pytest.raises(
+        RankFailedError, match=r"RuntimeError: HostEvent.elapsed_time: both events need a time"
+    ):
+        one_rank.run(host_stand_ins.elapsed_without_record)
+
+
+def test_host_and_device_draw_from_one_generator(one_rank):
+    assert one_rank.run(host_stand_ins.random_numbers) == [True]
+
+
+def test_compiled_functions_are_the_functions(one_rank):
+    assert one_rank.run(host_stand_ins.compiled) == [(2, 3, True)]

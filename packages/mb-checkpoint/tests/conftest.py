@@ -1,4 +1,4 @@
-"""Fixtures: pools of ranks that pay for Megatron's imports once, and the folder of the helpers on the path."""
+"""Fixtures: pools of ranks that pay for Megatron's imports once, and this folder on the path."""
 
 import sys
 from pathlib import Path

@@ -131,7 +131,7 @@ def refuse_padded_buckets(optimizer: Any | None, metadata: Mapping[str, Any]) ->
     """Refuse the one combination that Megatron Core writes wrongly without saying so.
 
     `fully_reshardable` joins the buckets of a buffer without their paddings and then cuts it up as if they
-    were there: with several padded buckets each parameter behind the first padding is stored shifted.
+    were there: each parameter behind the first padding is stored shifted. Padding of the last bucket is harmless.
 
     Raises:
         CheckpointLayoutError: The optimizer has such buckets and this form is asked for.
@@ -140,11 +140,11 @@ def refuse_padded_buckets(optimizer: Any | None, metadata: Mapping[str, Any]) ->
         return
     for part in distributed_parts(optimizer):
         for buffer in part.buffers:
-            padding = sum(b.grad_data.numel() - b.numel_unpadded for b in buffer.buckets)
-            if len(buffer.buckets) > 1 and padding:
+            padding = sum(each.grad_data.numel() - each.numel_unpadded for each in buffer.buckets[:-1])
+            if padding:
                 raise CheckpointLayoutError(
                     "checkpoint.dist_ckpt_optim_fully_reshardable: this optimizer has "
-                    f"{len(buffer.buckets)} buckets with {padding} elements of padding, and Megatron Core "
+                    f"{len(buffer.buckets)} buckets with {padding} elements of padding between them, and Megatron Core "
                     "then writes shifted optimizer states without an error. Set it to false, or make one "
                     "bucket (ddp.overlap_grad_reduce=false, or a ddp.bucket_size above the parameter count)."
                 )

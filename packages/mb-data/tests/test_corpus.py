@@ -48,7 +48,7 @@ def test_a_second_call_finds_it_quickly(config):
     started = time.perf_counter()
     second = prepare_corpus(config, progress=lambda *step: seen.append(step))
     assert (second.train, first.reused, second.reused, seen) == (first.train, False, True, [])
-    assert time.perf_counter() - started < 0.5
+    assert time.perf_counter() - started < 1.0
 
 
 def test_progress_names_the_stages(config):

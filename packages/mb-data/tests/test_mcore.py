@@ -161,7 +161,7 @@ class TestIndexCache:
         )
         assert (len(one), len(other)) == (21, 22)
 
-    def test_another_tokenizer_is_another_index(self, prefix, tmp_path):
+    def test_the_tokenizers_content_is_part_of_its_name(self, prefix, tmp_path):
         build(data_path=prefix, path_to_cache=str(tmp_path / "cache"))
         described = [json.loads(path.read_text()) for path in (tmp_path / "cache").rglob("*description.txt")]
         assert {entry["tokenizer"]["fingerprint"] for entry in described} == {"bytes"}

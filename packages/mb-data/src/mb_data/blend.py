@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from itertools import pairwise
 
-Blend = tuple[list[str], "list[float] | None"]
+Blend = tuple[list[str], list[float] | None]
 """Prefixes of `.bin`/`.idx` pairs, and their weights (None: in proportion to their sizes)."""
 
 SPLITS = ("train", "valid", "test")

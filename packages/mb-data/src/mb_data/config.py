@@ -8,7 +8,7 @@ import json
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from mb_data.blend import Blend, blend_from_path, split_matrix
 from mb_data.rules import check_section
@@ -19,7 +19,7 @@ from mb_data.tokenizer_config import TokenizerConfig as TokenizerConfig
 class DataloaderConfig:
     """How samples become batches. Every dataset section has these fields too."""
 
-    dataloader_type: str | None = None
+    dataloader_type: Literal["single", "cyclic", "batch", "external"] | None = None
     """`single`: one pass in the dataset's order; `cyclic`: endless passes, each shuffled; `external`: the dataset
     is an iterable of finished batches. None means `single`. `batch` is not supported yet."""
 

@@ -25,3 +25,9 @@ def test_every_public_name_resolves(package: Package):
 def test_an_unknown_name_is_an_attribute_error(package: Package):
     with pytest.raises(AttributeError, match="no_such_name"):
         importlib.import_module(package.module).no_such_name  # noqa: B018
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.module)
+def test_no_public_name_is_hidden_by_a_submodule(package: Package):
+    files = {path.stem for path in package.source.iterdir()}
+    assert files & set(importlib.import_module(package.module).__all__) == set()

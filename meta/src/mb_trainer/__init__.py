@@ -1,1 +1,29 @@
-"""A complete LLM trainer on Megatron Core."""
+"""A complete LLM trainer on Megatron Core, wired from micro-libraries.
+
+>>> from mb_trainer import RECIPES, pretrain
+>>> config = RECIPES["gpt_tiny"].build()
+>>> config.train.train_iters = 20
+>>> config.model.num_layers
+4
+>>> outcome = pretrain(config, out="runs/first")  # doctest: +SKIP
+>>> outcome.reason  # doctest: +SKIP
+'finished'
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mb_trainer.config import ConfigContainer as ConfigContainer
+    from mb_trainer.job import pretrain as pretrain
+    from mb_trainer.recipes import RECIPES as RECIPES
+    from mb_trainer.recipes import Recipe as Recipe
+
+__all__ = ["RECIPES", "ConfigContainer", "Recipe", "pretrain"]
+_HOMES = {"ConfigContainer": "config", "RECIPES": "recipes", "Recipe": "recipes", "pretrain": "job"}
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOMES:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,16 @@ TOKENIZER = "tokenizer.json"
 
 
 class Saves:
-    """Fits the loop's Checkpointer: each save gathers what the manager writes. Collective over the world."""
+    """Fits the loop's Checkpointer: each save gathers what the manager writes. Collective over the world.
+
+    Args:
+        manager: writes the checkpoints.
+        state: counters and configuration.
+        trainee: model, optimizer and scheduler.
+        groups: process groups.
+        say: prints a line.
+        pause: stops the step clock while a checkpoint is written.
+    """
 
     def __init__(
         self,
@@ -26,26 +36,28 @@ class Saves:
         trainee: Trainee,
         groups: ProcessGroupCollection,
         say: Callable[[str], None],
+        pause: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self._manager = manager
         self._state = state
         self._trainee = trainee
         self._groups = groups
         self._say = say
+        self._pause = pause
 
     def save(self, step: int, *, temporary: bool) -> None:
         """Write a checkpoint of this step, and print the line that log readers look for."""
-        saved = self._manager.save(
-            CheckpointSaveContext(
-                state=self._state,
-                model=self._trainee.chunks,
-                optimizer=self._trainee.optimizer,
-                opt_param_scheduler=self._trainee.scheduler,
-                num_floating_point_operations_so_far=self._state.train_state.floating_point_operations_so_far,
-                non_persistent_ckpt=temporary,
-                pg_collection=self._groups,
-            )
+        context = CheckpointSaveContext(
+            state=self._state,
+            model=self._trainee.chunks,
+            optimizer=self._trainee.optimizer,
+            opt_param_scheduler=self._trainee.scheduler,
+            num_floating_point_operations_so_far=self._state.train_state.floating_point_operations_so_far,
+            non_persistent_ckpt=temporary,
+            pg_collection=self._groups,
         )
+        with self._pause():
+            saved = self._manager.save(context)
         self._say(f"  {saved.message}")
 
     def poll(self, *, blocking: bool) -> None:

@@ -84,6 +84,10 @@ def sample(
     seed: Annotated[int, typer.Option(help="Seed of the random choice.")] = 1234,
 ) -> None:
     """Print text from the newest valid checkpoint of a run, so that a person sees what was learned."""
+    if not prompt:
+        raise typer.BadParameter(
+            "must not be empty: the first token has to follow something", param_hint="--prompt"
+        )
     raise typer.Exit(
         command("sample").sample(run, prompt=prompt, tokens=tokens, temperature=temperature, seed=seed)
     )

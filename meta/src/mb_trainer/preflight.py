@@ -8,12 +8,13 @@ from pathlib import Path
 import mb_checkpoint.rules
 import mb_config
 import mb_data.rules
+import mb_loop.rules
 import mb_metrics.rules
 import mb_models.rules
 import mb_overlap.rules
 import mb_resilience.rules
 from mb_config import Change, ConfigError, Problem, Provenance, RuleLike, runtime_config_update
-from mb_data import GPTDatasetConfig, verify_prefix
+from mb_data import DataPathError, GPTDatasetConfig, verify_prefix
 from mb_trainer.config import ConfigContainer
 from mb_trainer.rules import RULES as TRAINER_RULES
 
@@ -21,6 +22,7 @@ RULES: tuple[RuleLike, ...] = (
     *mb_config.RULES,
     *mb_models.rules.RULES,
     *mb_data.rules.RULES,
+    *mb_loop.rules.RULES,
     *mb_overlap.rules.RULES,
     *mb_checkpoint.rules.RULES,
     *mb_metrics.rules.RULES,
@@ -76,8 +78,8 @@ def verify_data(config: ConfigContainer) -> None:
     """Look at every file that the dataset names, before anything is built.
 
     Raises:
-        FileNotFoundError: a path does not exist, or one of a `.bin`/`.idx` pair is missing.
-        ValueError: a file is not what its name says, or is cut short.
+        DataPathError: a path does not exist, or one of a `.bin`/`.idx` pair is missing.
+        IndexedFormatError: a file is not what its name says, or is cut short.
     """
     dataset = config.dataset
     if not isinstance(dataset, GPTDatasetConfig):
@@ -89,4 +91,4 @@ def verify_data(config: ConfigContainer) -> None:
             verify_prefix(prefix)
     for source in getattr(dataset, "sources", None) or []:
         if not Path(source).exists():
-            raise FileNotFoundError(f"dataset.sources: {source} does not exist. Correct the path.")
+            raise DataPathError(f"dataset.sources: {source} does not exist. Correct the path.")

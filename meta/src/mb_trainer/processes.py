@@ -15,6 +15,8 @@ class World:
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
+    attempt: str = "0"
+    """Which start of the same processes this is, as torch elastic counts restarts."""
 
     @property
     def is_voice(self) -> bool:
@@ -41,6 +43,7 @@ def read_world(environment: Mapping[str, str]) -> World:
                 rank=read_number(environment, rank),
                 world_size=read_number(environment, world_size),
                 local_rank=read_number(environment, local_rank),
+                attempt=environment.get("TORCHELASTIC_RESTART_COUNT", "0"),
             )
             if not 0 <= world.rank < world.world_size:
                 raise WorldError(

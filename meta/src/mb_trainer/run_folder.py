@@ -9,14 +9,20 @@ from typing import Any, Literal
 
 import yaml
 
-PLACED = frozenset({"checkpoint.save", "checkpoint.load", "logger.tensorboard_dir"})
-"""Fields that the run folder itself fills in; they do not make two runs different."""
+NOT_SETTINGS = frozenset(
+    {"checkpoint.save", "checkpoint.load", "logger.tensorboard_dir", "comm_overlap.data_parallel_size"}
+)
+"""Fields filled in from the run folder and the number of processes; they do not make two runs different."""
 
 Standing = Literal["fresh", "resumable", "complete"]
 
 
 class RunFolderError(ValueError):
     """The run folder belongs to a run with other settings."""
+
+
+class NoCheckpointError(FileNotFoundError):
+    """The run has no checkpoint to read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +65,7 @@ class RunFolder:
 def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return dotted path -> (saved, wanted) for every leaf in which two configurations differ."""
     old, new = flatten(saved), flatten(wanted)
-    paths = [path for path in (*old, *(path for path in new if path not in old)) if path not in PLACED]
+    paths = [path for path in (*old, *(path for path in new if path not in old)) if path not in NOT_SETTINGS]
     return {path: (old.get(path), new.get(path)) for path in paths if old.get(path) != new.get(path)}
 
 

@@ -14,11 +14,7 @@ from mb_trainer.config import TARGETS, ConfigContainer
 from mb_trainer.groups import pick_device, process_groups, seed_everything
 from mb_trainer.layers import choose_layers
 from mb_trainer.processes import World
-from mb_trainer.run_folder import RunFolder
-
-
-class NoCheckpointError(FileNotFoundError):
-    """There is nothing to sample from."""
+from mb_trainer.run_folder import NoCheckpointError, RunFolder
 
 
 def sample_run(run: Path, *, prompt: str, tokens: int, temperature: float, seed: int) -> Iterator[str]:

@@ -22,8 +22,8 @@ from mb_trainer.config import ConfigContainer
 from mb_trainer.console import Voice
 from mb_trainer.data import Data, Vocabulary, build_data, build_vocabulary
 from mb_trainer.groups import pick_device, process_groups, seed_everything
+from mb_trainer.job import Job
 from mb_trainer.layers import choose_layers
-from mb_trainer.pretrain import Job
 from mb_trainer.recording import EventRecorder, MetricsRecorder, ProgressBar
 from mb_trainer.run_folder import EventLog
 from mb_trainer.summary import Summary
@@ -75,7 +75,7 @@ def run(job: Job, *, voice: Voice, callbacks: Sequence[Callback] = ()) -> TrainO
             trainee=trainee,
             data=data,
             state=state,
-            saves=Saves(manager, state=state, trainee=trainee, groups=groups, say=voice.say),
+            manager=manager,
         ).train(callbacks)
 
 
@@ -156,7 +156,7 @@ class Run:
     trainee: Trainee
     data: Data
     state: GlobalState
-    saves: Saves
+    manager: DefaultCheckpointManager
 
     def train(self, callbacks: Sequence[Callback]) -> TrainOutcome:
         """Train, evaluate on the test split, and print the summary."""
@@ -173,7 +173,7 @@ class Run:
             if self.job.world.is_voice:
                 events.write("resume" if counters.step else "start", step=counters.step)
                 own.append(EventRecorder(events))
-            manager = CallbackManager([*own, *callbacks])
+            heard = CallbackManager([*own, *callbacks])
             outcome = train(
                 GPTForwardStep(),
                 self.trainee.chunks,
@@ -182,12 +182,19 @@ class Run:
                 self.data.train,
                 self.data.valid,
                 self.state,
-                callbacks=manager,
-                checkpointer=self.saves,
+                callbacks=heard,
+                checkpointer=Saves(
+                    self.manager,
+                    state=self.state,
+                    trainee=self.trainee,
+                    groups=self.groups,
+                    say=self.voice.say,
+                    pause=metrics.pause,
+                ),
                 exit_wish=self.agreed_stop(watcher),
                 **self.schedule(),
             )
-            test_losses = self.test(manager) if outcome.reason == "finished" else {}
+            test_losses = self.test(heard) if outcome.reason == "finished" else {}
         for line in summary.lines(
             outcome,
             test_losses=test_losses,
@@ -199,7 +206,7 @@ class Run:
         torch.distributed.barrier()
         return outcome
 
-    def test(self, manager: CallbackManager) -> dict[str, float]:
+    def test(self, heard: CallbackManager) -> dict[str, float]:
         """Evaluate on the test split, where there is one. Collective."""
         if self.data.test is None and self.groups.pp.size() == 1:
             return {}
@@ -208,7 +215,7 @@ class Run:
             self.data.test,
             self.trainee.chunks,
             self.state,
-            callbacks=manager,
+            callbacks=heard,
             kind="test",
             **self.schedule(),
         )
@@ -226,7 +233,9 @@ class Run:
         """Return what asks, after each step, whether any rank got a signal; host-side, through the store."""
         world = self.job.world
         store = torch.distributed.distributed_c10d._get_default_store() if world.world_size > 1 else None
-        return AgreedStop(watcher, store=store, rank=world.rank, world_size=world.world_size)
+        return AgreedStop(
+            watcher, store=store, rank=world.rank, world_size=world.world_size, attempt=world.attempt
+        )
 
     def metrics(self) -> Metrics:
         """Return the metrics of the rank that speaks; on the others nothing is recorded."""

@@ -3,21 +3,57 @@
 import sys
 from collections.abc import Callable
 
-from mb_checkpoint import CheckpointFolderError
+from mb_checkpoint.errors import (
+    CheckpointConfigError,
+    CheckpointFolderError,
+    CheckpointLayoutError,
+    CheckpointNotFoundError,
+    CheckpointSaveError,
+    CheckpointShapeError,
+    IncompleteCheckpointError,
+    TrainStateError,
+)
 from mb_config import ConfigError, ConfigReadError
-from mb_data import DataPathError, IndexedFormatError
+from mb_data.corpus import CorpusError
+from mb_data.documents import BadDocumentError
+from mb_data.indexed import DataPathError, IndexedFormatError
+from mb_data.samplers import NotEnoughSamplesError
+from mb_data.tokenizers import TokenizerError
+from mb_models.rules import ModelConfigError
 from mb_trainer.processes import WorldError
-from mb_trainer.run_folder import RunFolderError
+from mb_trainer.run_folder import NoCheckpointError, RunFolderError
 
 REFUSED = 1
 UNREADABLE = 2
 INTERRUPTED = 130
 
-EXIT_CODES: tuple[tuple[tuple[type[Exception], ...], int], ...] = (
-    ((ConfigReadError, DataPathError, IndexedFormatError, WorldError), UNREADABLE),
-    ((ConfigError, RunFolderError, CheckpointFolderError), REFUSED),
+CANNOT_BE_READ = (
+    BadDocumentError,
+    ConfigReadError,
+    CorpusError,
+    DataPathError,
+    IndexedFormatError,
+    NoCheckpointError,
+    TokenizerError,
+    WorldError,
 )
-"""Kinds of errors and the exit code of each."""
+"""What was asked for could not be read."""
+
+CANNOT_BE_DONE = (
+    CheckpointConfigError,
+    CheckpointFolderError,
+    CheckpointLayoutError,
+    CheckpointNotFoundError,
+    CheckpointSaveError,
+    CheckpointShapeError,
+    ConfigError,
+    IncompleteCheckpointError,
+    ModelConfigError,
+    NotEnoughSamplesError,
+    RunFolderError,
+    TrainStateError,
+)
+"""It was read, and cannot or must not be done."""
 
 
 def reported(work: Callable[[], int]) -> int:
@@ -27,9 +63,9 @@ def reported(work: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    except Exception as error:
-        for kinds, code in EXIT_CODES:
-            if isinstance(error, kinds):
-                print(f"error: {error}", file=sys.stderr)
-                return code
-        raise
+    except CANNOT_BE_READ as error:
+        print(f"error: {error}", file=sys.stderr)
+        return UNREADABLE
+    except CANNOT_BE_DONE as error:
+        print(f"error: {error}", file=sys.stderr)
+        return REFUSED

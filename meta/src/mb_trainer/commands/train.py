@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mb_trainer.commands.errors import reported
-from mb_trainer.pretrain import pretrain as run_pretrain
+from mb_trainer.job import pretrain as run_pretrain
 from mb_trainer.reading import read_request
 
 

@@ -1,0 +1,122 @@
+"""The main job, small: what a run leaves behind, how it goes on, and what it refuses."""
+
+import re
+
+import pytest
+import torch
+from runs import events, losses, metrics, train_here
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from mb_loop import Callback
+from mb_trainer.run_folder import RunFolderError
+
+CLOUDAI = re.compile(
+    r"Step Time\s*:\s*([0-9]+(?:\.[0-9]+)?)\s*s.*?GPU utilization:\s*([0-9]+(?:\.[0-9]+)?)\s*(?:MODEL_)?TFLOP/s/GPU",
+    re.IGNORECASE,
+)
+
+
+@pytest.fixture(scope="module")
+def straight(overrides, tmp_path_factory):
+    """The folder of a run of twenty steps."""
+    out = tmp_path_factory.mktemp("straight") / "run"
+    assert train_here(overrides, out).reason == "finished"
+    return out
+
+
+def test_the_loss_falls(straight):
+    steps = losses(straight)
+    assert list(steps) == list(range(1, 21))
+    assert steps[20] < 0.9 * steps[1]
+
+
+def test_the_run_folder_holds_everything(straight):
+    assert {path.name for path in straight.iterdir()} == {
+        "checkpoints",
+        "events.jsonl",
+        "log.txt",
+        "metrics.jsonl",
+        "run_config.yaml",
+        "tensorboard",
+    }
+    assert {path.name for path in (straight / "checkpoints").iterdir()} == {
+        "iter_0000010",
+        "iter_0000020",
+        "latest_checkpointed_iteration.txt",
+        "latest_train_state.pt",
+    }
+
+
+def test_every_step_has_its_metrics(straight):
+    first = metrics(straight)[0]
+    assert {"step", "time", "lm loss", "learning-rate", "grad-norm", "batch-size"} <= set(first)
+
+
+def test_validation_is_a_metric_and_an_event(straight):
+    assert [row["step"] for row in metrics(straight) if "lm loss validation" in row] == [10, 20]
+    assert events(straight) == [
+        ("start", 0),
+        ("evaluation", 10),
+        ("save", 10),
+        ("evaluation", 20),
+        ("save", 20),
+        ("stop", 20),
+    ]
+
+
+def test_log_readers_find_the_step_time(straight):
+    assert len(CLOUDAI.findall((straight / "log.txt").read_text())) == 4
+
+
+def test_tensorboard_reads_the_loss_of_every_step(straight):
+    board = EventAccumulator(str(straight / "tensorboard")).Reload()
+    assert [event.step for event in board.Scalars("lm loss")] == list(range(1, 21))
+
+
+def test_a_stopped_run_goes_on_bit_for_bit(overrides, straight, tmp_path):
+    out = tmp_path / "run"
+    halfway = train_here([*overrides, "train.exit_interval=10"], out)
+    assert (halfway.reason, halfway.step, halfway.saved) == ("interval", 10, True)
+    train_here(overrides, out, resume_with_changes=True)
+    assert losses(out) == losses(straight)
+
+
+def test_dropout_goes_on_bit_for_bit(overrides, tmp_path):
+    words = [*overrides, "model.hidden_dropout=0.1", "model.attention_dropout=0.1", "train.train_iters=12"]
+    train_here(words, tmp_path / "straight")
+    train_here([*words, "train.exit_interval=6"], tmp_path / "run")
+    train_here(words, tmp_path / "run", resume_with_changes=True)
+    assert losses(tmp_path / "run") == losses(tmp_path / "straight")
+
+
+def test_a_complete_run_is_left_alone(overrides, straight, capsys):
+    before = (straight / "metrics.jsonl").read_bytes()
+    outcome = train_here(overrides, straight)
+    assert (outcome.reason, outcome.step) == ("finished", 20)
+    assert "the run is complete (20 steps); nothing to do" in capsys.readouterr().out
+    assert (straight / "metrics.jsonl").read_bytes() == before
+
+
+def test_another_run_in_the_same_folder_is_refused(overrides, straight):
+    with pytest.raises(RunFolderError, match=r"optimizer.lr: 0.002 there, 0.1 now"):
+        train_here([*overrides, "optimizer.lr=0.1"], straight)
+
+
+class Norms(Callback):
+    """A user's own callback: reads the gradient norm of each step."""
+
+    def __init__(self):
+        self.values = []
+
+    def on_train_step_end(self, context):
+        self.values.append(float(context.grad_norm))
+
+
+def test_a_user_can_listen(overrides, tmp_path):
+    norms = Norms()
+    train_here([*overrides, "train.train_iters=3"], tmp_path / "run", callbacks=(norms,))
+    assert norms.values == [row["grad-norm"] for row in metrics(tmp_path / "run") if "grad-norm" in row]
+
+
+def test_nothing_global_is_left_behind(straight):
+    assert not torch.distributed.is_initialized()

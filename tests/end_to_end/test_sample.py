@@ -1,0 +1,36 @@
+"""Text from a checkpoint, through the command."""
+
+import pytest
+from runs import train_here
+
+from mb_trainer.commands.sample import sample
+
+
+@pytest.fixture(scope="module")
+def run(overrides, tmp_path_factory):
+    """The folder of a short run."""
+    out = tmp_path_factory.mktemp("sampled") / "run"
+    train_here(overrides, out)
+    return out
+
+
+def speak(run, capsys, **options) -> str:
+    choices = {"prompt": "the loop", "tokens": 12, "temperature": 0.8, "seed": 1} | options
+    assert sample(run, **choices) == 0
+    return capsys.readouterr().out
+
+
+def test_the_text_begins_with_the_prompt_and_goes_on(run, capsys):
+    text = speak(run, capsys)
+    assert text.startswith("the loop")
+    assert len(text) > len("the loop\n")
+
+
+def test_the_same_seed_says_the_same(run, capsys):
+    assert speak(run, capsys) == speak(run, capsys)
+    assert speak(run, capsys, tokens=40) != speak(run, capsys, tokens=40, seed=2)
+
+
+def test_a_folder_without_checkpoint_is_an_error(tmp_path, capsys):
+    assert sample(tmp_path, prompt="x", tokens=1, temperature=0.0, seed=1) == 2
+    assert "has no checkpoint to sample from" in capsys.readouterr().err

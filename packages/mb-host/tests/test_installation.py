@@ -1,5 +1,6 @@
 """`install` and `quiet` in a process of their own: answers, errors, and silence."""
 
+import json
 import os
 import subprocess
 import sys
@@ -17,56 +18,32 @@ def run(script: str) -> subprocess.CompletedProcess:
     )
 
 
-ANSWERS = """
-import mb_host, torch
-try:
-    mb_host.install(mends=("no_such_fault",))
-except ValueError as error:
-    print(error)
-report = mb_host.install()
-print(bool(report), report.reason, mb_host.install(force=True) is report, torch.cuda.is_available(), sep="; ")
-"""
+@pytest.fixture(scope="module")
+def answers():
+    return json.loads(run("import host_installs; host_installs.main()").stdout)
 
 
-def test_without_a_gpu_the_host_stands_in_once_and_for_all():
-    lines = run(ANSWERS).stdout.splitlines()
-    assert lines[0].startswith("mends: no_such_fault unknown")
-    assert lines[1:] == ["True; no GPU is there, so the host stands in for CUDA; True; False"]
+def test_without_a_gpu_the_host_stands_in_once_and_for_all(answers):
+    assert answers["plain"] == [True, "no GPU is there, so the host stands in for CUDA", True, False]
 
 
-# A GPU for machines that have none: only these two questions are asked before the decision.
-WITH_A_GPU = """
-import mb_host, torch
-torch.cuda.is_available, torch.cuda.get_device_name = lambda: True, lambda: "GPU"
-empty = torch.empty
-report = mb_host.install(force={force})
-print(report.active, report.reason, torch.cuda.is_available(), torch.empty is empty, sep="; ")
-"""
+def test_with_a_gpu_torch_is_left_as_it_is(answers):
+    assert answers["with_gpu"] == [False, "a GPU is there (GPU), so torch is left as it is", True, True]
 
 
-@pytest.mark.parametrize(
-    ("force", "answer"),
-    [
-        (False, "False; a GPU is there (GPU), so torch is left as it is; True; True"),
-        (True, "True; force=True, so the host stands in for CUDA; False; False"),
-    ],
-)
-def test_with_a_gpu_the_host_stands_in_only_by_force(force, answer):
-    assert run(WITH_A_GPU.format(force=force)).stdout.strip() == answer
+def test_with_a_gpu_the_host_stands_in_by_force(answers):
+    assert answers["forced"] == [True, "force=True, so the host stands in for CUDA", False, False]
 
 
-TOO_LATE = """
-import mb_host, sys, types
-sys.modules["megatron.core"] = types.ModuleType("megatron.core")
-try:
-    mb_host.install(force=True)
-except mb_host.MegatronAlreadyImportedError as error:
-    print(isinstance(error, RuntimeError), error)
-"""
+def test_after_megatron_it_is_too_late(answers):
+    is_runtime_error, message = answers["after_megatron"]
+    assert is_runtime_error
+    assert message.startswith("mb_host.install: megatron.core is imported already")
 
 
-def test_after_megatron_it_is_too_late():
-    assert run(TOO_LATE).stdout.startswith("True mb_host.install: megatron.core is imported already")
+def test_an_unknown_mend_is_refused(answers):
+    [message] = answers["unknown_mend"]
+    assert message.startswith("mends: no_such_fault unknown")
 
 
 SILENT = """

@@ -25,22 +25,9 @@ def test_the_host_stands_in_on_every_rank(two_ranks):
     assert two_ranks.run(host_launches.stands_in) == [(0, "cpu")] * 2
 
 
-def test_environment_of_a_rank():
-    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "OMP_NUM_THREADS", "COLOUR")
-    [found] = run_ranks(host_launches.environment, 1, *names, env={"COLOUR": "red"})
-    assert found == ("0", "0", "1", "127.0.0.1", "1", "red")
-
-
-def test_the_first_failure_is_told_first(two_ranks):
-    with pytest.raises(RankFailedError) as caught:
-        two_ranks.run(host_launches.raise_on, 1)
-    headline, *rest = str(caught.value).splitlines()
-    assert headline == (
-        "run_ranks: rank 1 of 2 raised ValueError: boom on 1, running host_launches:raise_on."
-    )
-    assert [outcome.state for outcome in caught.value.outcomes] == ["raised", "running"]
-    assert "in raise_on" in "\n".join(rest)
-    assert "in barrier" in caught.value.outcomes[1].detail
+def test_environment_of_a_rank(one_rank):
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+    assert one_rank.run(host_launches.environment, *names) == [("0", "0", "1", "127.0.0.1", "1", "")]
 
 
 def test_where_every_rank_raises_the_processes_stay(two_ranks):
@@ -48,39 +35,6 @@ def test_where_every_rank_raises_the_processes_stay(two_ranks):
     with pytest.raises(RankFailedError, match="ValueError: boom"):
         two_ranks.run(host_launches.raise_everywhere)
     assert two_ranks.run(host_launches.process_id) == before
-
-
-@pytest.mark.parametrize(
-    ("function", "death"),
-    [
-        (host_launches.kill, "died of SIGKILL"),
-        (host_launches.crash, "died of SIGSEGV"),
-        (host_launches.exit_on, "ended its process with exit code 3"),
-    ],
-)
-def test_a_rank_that_dies_is_told_first_and_replaced(two_ranks, function, death):
-    start = time.monotonic()
-    with pytest.raises(RankFailedError, match=f"rank 1 of 2 {death}") as caught:
-        two_ranks.run(function, 1)
-    assert time.monotonic() - start < 15
-    assert caught.value.outcomes[0].state == "died"
-    assert two_ranks.run(host_launches.place)[1].rank == 1
-
-
-def test_a_crash_leaves_its_stacks(two_ranks):
-    with pytest.raises(RankFailedError) as caught:
-        two_ranks.run(host_launches.crash, 1)
-    assert "in crash" in caught.value.outcomes[0].detail
-
-
-def test_a_hang_says_where():
-    with RankPool(2) as pool, pytest.raises(RankTimeoutError) as caught:
-        pool.run(host_launches.hang_on, 1, timeout_seconds=2)
-    assert str(caught.value).startswith(
-        "run_ranks: host_launches:hang_on did not return within 2 s on rank 1 of 2;"
-    )
-    assert "in sleep_for_ever" in caught.value.outcomes[0].detail
-    assert [(each.rank, each.state) for each in caught.value.outcomes] == [(1, "running"), (0, "returned")]
 
 
 def test_sys_exit_is_a_failure(two_ranks):
@@ -183,3 +137,47 @@ def test_ranks_do_not_outlive_a_killed_launcher(tmp_path):
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
     assert ends(int(done.stdout))
+
+
+def test_the_first_failure_is_told_first(two_ranks):
+    with pytest.raises(RankFailedError) as caught:
+        two_ranks.run(host_launches.raise_on, 1)
+    headline, *rest = str(caught.value).splitlines()
+    assert headline == (
+        "run_ranks: rank 1 of 2 raised ValueError: boom on 1, running host_launches:raise_on."
+    )
+    assert [outcome.state for outcome in caught.value.outcomes] == ["raised", "running"]
+    assert "in raise_on" in "\n".join(rest)
+    assert "in barrier" in caught.value.outcomes[1].detail
+
+
+@pytest.mark.parametrize(
+    ("function", "death"),
+    [
+        (host_launches.crash, "died of SIGSEGV"),
+        (host_launches.exit_on, "ended its process with exit code 3"),
+    ],
+)
+def test_a_death_says_how(function, death):
+    with pytest.raises(RankFailedError, match=f"rank 0 of 1 {death}") as caught:
+        run_ranks(function, 1, 0)
+    assert ("in crash" in caught.value.outcomes[0].detail) == (function is host_launches.crash)
+
+
+def test_a_rank_that_dies_is_told_first_and_replaced(two_ranks):
+    start = time.monotonic()
+    with pytest.raises(RankFailedError, match="rank 1 of 2 died of SIGKILL") as caught:
+        two_ranks.run(host_launches.kill, 1)
+    assert time.monotonic() - start < 15
+    assert caught.value.outcomes[0].state == "died"
+    assert two_ranks.run(host_launches.place)[1].rank == 1
+
+
+def test_a_hang_says_where(two_ranks):
+    with pytest.raises(RankTimeoutError) as caught:
+        two_ranks.run(host_launches.hang_on, 1, timeout_seconds=2)
+    assert str(caught.value).startswith(
+        "run_ranks: host_launches:hang_on did not return within 2 s on rank 1 of 2;"
+    )
+    assert "in sleep_for_ever" in caught.value.outcomes[0].detail
+    assert [(each.rank, each.state) for each in caught.value.outcomes] == [(1, "running"), (0, "returned")]

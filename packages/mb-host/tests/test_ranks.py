@@ -107,6 +107,15 @@ def test_a_missing_name_is_told(two_ranks, tmp_path):
         two_ranks.run(function_in(file, "triple"))
 
 
+def test_a_file_that_is_no_python_is_told(one_rank, tmp_path):
+    file = tmp_path / "triple.txt"
+    file.write_text("")
+    with pytest.raises(
+        RankFailedError, match=r"ImportError: .*triple.txt, because that is not a Python source"
+    ):
+        one_rank.run(function_in(file, "triple"))
+
+
 def test_a_file_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"function_in.file: .*triple.py is not there"):
         function_in(tmp_path / "triple.py", "triple")
@@ -165,6 +174,7 @@ def test_a_death_says_how(function, death):
 
 
 def test_a_rank_that_dies_is_told_first_and_replaced(two_ranks):
+    two_ranks.run(host_launches.process_id)  # the ranks are there: their start is not timed
     start = time.monotonic()
     with pytest.raises(RankFailedError, match="rank 1 of 2 died of SIGKILL") as caught:
         two_ranks.run(host_launches.kill, 1)

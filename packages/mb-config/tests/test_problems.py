@@ -99,3 +99,17 @@ def test_validate_returns_warnings(make):
 
 def test_every_rule_can_be_checked_on_an_empty_world():
     assert check({}, RULES) == []
+
+
+def test_a_rule_can_speak_of_a_section_as_a_whole():
+    rule = Rule(
+        id="X1",
+        fields=("profiling",),
+        test=lambda section: "profiling is set",
+        why="there is no profiler",
+        fix="Remove it.",
+        fails={"profiling": {}},
+        passes={},
+    )
+    assert [problem.id for problem in check({"profiling": {"start": 1}}, [rule])] == ["X1"]
+    assert check({}, [rule]) == []

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from mb_data import TextCorpusConfig, load_tokenizer, prepare_corpus, verify_prefix
-from mb_data.corpus import CorpusError, cache_folder, fingerprint, read_sources, split_files
+from mb_data.corpus import cache_folder, fingerprint, read_sources, split_files
+from mb_data.errors import CorpusError
 
 pytest.importorskip("tokenizers", reason="needs the tokenizers extra")
 

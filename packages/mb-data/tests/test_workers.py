@@ -4,7 +4,8 @@ from functools import partial
 
 import pytest
 
-from mb_data.workers import WorkerError, map_in_order
+from mb_data.errors import WorkerError
+from mb_data.workers import map_in_order
 
 
 @pytest.mark.parametrize("workers", [1, 2])

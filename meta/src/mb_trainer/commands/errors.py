@@ -14,11 +14,15 @@ from mb_checkpoint.errors import (
     TrainStateError,
 )
 from mb_config import ConfigError, ConfigReadError
-from mb_data.corpus import CorpusError
-from mb_data.documents import BadDocumentError
-from mb_data.indexed import DataPathError, IndexedFormatError
-from mb_data.samplers import NotEnoughSamplesError
-from mb_data.tokenizers import TokenizerError
+from mb_data.errors import (
+    BadDocumentError,
+    CorpusError,
+    DataPathError,
+    IndexedFormatError,
+    NotEnoughSamplesError,
+    TokenizerError,
+    WorkerError,
+)
 from mb_models.rules import ModelConfigError
 from mb_trainer.processes import WorldError
 from mb_trainer.run_folder import NoCheckpointError, RunFolderError
@@ -52,6 +56,7 @@ CANNOT_BE_DONE = (
     NotEnoughSamplesError,
     RunFolderError,
     TrainStateError,
+    WorkerError,
 )
 """It was read, and cannot or must not be done."""
 

@@ -181,6 +181,8 @@ def _readable(path: str, sections: Mapping[str, object]) -> bool:
 def _exists(path: str, sections: Mapping[str, object]) -> bool:
     name, _, leaf = path.partition(".")
     section = sections[name]
+    if not leaf:
+        return True  # a rule on the section as a whole
     return leaf in section if isinstance(section, Mapping) else hasattr(section, leaf.partition(".")[0])
 
 

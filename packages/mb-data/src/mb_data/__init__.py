@@ -31,9 +31,11 @@ if TYPE_CHECKING:
     from mb_data.config import TextCorpusConfig as TextCorpusConfig
     from mb_data.corpus import PreparedCorpus as PreparedCorpus
     from mb_data.corpus import prepare_corpus as prepare_corpus
-    from mb_data.documents import BadDocumentError as BadDocumentError
-    from mb_data.indexed import DataPathError as DataPathError
-    from mb_data.indexed import IndexedFormatError as IndexedFormatError
+    from mb_data.errors import BadDocumentError as BadDocumentError
+    from mb_data.errors import DataPathError as DataPathError
+    from mb_data.errors import IndexedFormatError as IndexedFormatError
+    from mb_data.errors import NotEnoughSamplesError as NotEnoughSamplesError
+    from mb_data.errors import TokenizerError as TokenizerError
     from mb_data.indexed import IndexedSummary as IndexedSummary
     from mb_data.indexed import IndexedWriter as IndexedWriter
     from mb_data.indexed import verify_prefix as verify_prefix
@@ -44,7 +46,6 @@ if TYPE_CHECKING:
     from mb_data.rules import ConfigError as ConfigError
     from mb_data.rules import Rule as Rule
     from mb_data.samplers import CyclicSampler as CyclicSampler
-    from mb_data.samplers import NotEnoughSamplesError as NotEnoughSamplesError
     from mb_data.samplers import SingleSampler as SingleSampler
     from mb_data.samplers import require_global_batch as require_global_batch
     from mb_data.sizes import SampleCounts as SampleCounts
@@ -53,25 +54,24 @@ if TYPE_CHECKING:
     from mb_data.tokenizers import ByteTokenizer as ByteTokenizer
     from mb_data.tokenizers import NullTokenizer as NullTokenizer
     from mb_data.tokenizers import Tokenizer as Tokenizer
-    from mb_data.tokenizers import TokenizerError as TokenizerError
     from mb_data.tokenizers import load_tokenizer as load_tokenizer
 
 _HOMES = {
     "RULES": "rules",
-    "BadDocumentError": "documents",
+    "BadDocumentError": "errors",
     "ByteTokenizer": "tokenizers",
     "ConfigError": "rules",
     "CyclicSampler": "samplers",
-    "DataPathError": "indexed",
+    "DataPathError": "errors",
     "DataloaderConfig": "config",
     "DatasetBuildContext": "config",
     "DatasetProvider": "config",
     "GPTDatasetConfig": "config",
-    "IndexedFormatError": "indexed",
+    "IndexedFormatError": "errors",
     "IndexedSummary": "indexed",
     "IndexedWriter": "indexed",
     "MockGPTDatasetConfig": "config",
-    "NotEnoughSamplesError": "samplers",
+    "NotEnoughSamplesError": "errors",
     "NullTokenizer": "tokenizers",
     "PreparedCorpus": "corpus",
     "Rule": "rules",
@@ -80,7 +80,7 @@ _HOMES = {
     "TextCorpusConfig": "config",
     "Tokenizer": "tokenizers",
     "TokenizerConfig": "tokenizer_config",
-    "TokenizerError": "tokenizers",
+    "TokenizerError": "errors",
     "as_megatron": "mcore",
     "blend_from_path": "blend",
     "build_data_iterator": "loaders",

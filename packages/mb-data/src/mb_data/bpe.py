@@ -9,8 +9,9 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from mb_data.errors import DataPathError, TokenizerError
 from mb_data.rules import BYTE_ENTRIES
-from mb_data.tokenizers import TokenizerError, fingerprint_of
+from mb_data.tokenizers import fingerprint_of
 
 END_OF_DOCUMENT = "<|endoftext|>"
 """The token that ends a document in the tokenizers that are trained here."""
@@ -30,14 +31,14 @@ class FileTokenizer:
         include_special_tokens: Put the tokens around each text that the file asks for, such as a begin of sequence.
 
     Raises:
-        FileNotFoundError: There is no such file.
+        DataPathError: There is no such file.
         TokenizerError: The file is no tokenizer, or nothing in it ends a document.
     """
 
     def __init__(self, path: str | Path, *, include_special_tokens: bool = True) -> None:
         file = Path(path) / "tokenizer.json" if Path(path).is_dir() else Path(path)
         if not file.is_file():
-            raise FileNotFoundError(
+            raise DataPathError(
                 f"{file}: no such file; a tokenizer is read from a tokenizer.json on this machine, and nothing is "
                 "downloaded. Give its path or its folder."
             )

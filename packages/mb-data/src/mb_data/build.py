@@ -75,7 +75,7 @@ def build_indexed(
         progress: Called with the stage, input bytes read, and their total.
 
     Raises:
-        FileNotFoundError: An input does not exist, or there is no file.
+        DataPathError: An input does not exist, or there is no file.
         BadDocumentError: A line or file cannot be read; named by file and line.
         WorkerError: A worker process was killed.
     """

@@ -20,7 +20,8 @@ from typing import Any
 from mb_data.blend import SPLITS
 from mb_data.config import TextCorpusConfig
 from mb_data.documents import visible_files
-from mb_data.indexed import DataPathError, IndexedFormatError, IndexedWriter, token_dtype, verify_prefix
+from mb_data.errors import CorpusError, DataPathError, IndexedFormatError
+from mb_data.indexed import IndexedWriter, token_dtype, verify_prefix
 
 FORMAT_VERSION = 1
 """Part of the fingerprint: a change of what is written makes new corpora."""
@@ -38,10 +39,6 @@ _NOT_LIBRARY = {
 """Folders of a Python installation that are tests, or not the standard library."""
 
 Progress = Callable[[str, int, int], None]
-
-
-class CorpusError(ValueError):
-    """The sources do not give what the settings ask for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +81,7 @@ def prepare_corpus(config: TextCorpusConfig, *, progress: Progress | None = None
         progress: Called with the stage, and how much of it is done.
 
     Raises:
-        FileNotFoundError: A source does not exist.
+        DataPathError: A source does not exist.
         CorpusError: There is no text, or no file for a split that has a fraction.
         TokenizerError: There is too little text for the vocabulary.
         ModuleNotFoundError: The `tokenizers` library is not installed.
@@ -116,7 +113,7 @@ def read_sources(config: TextCorpusConfig) -> tuple[list[SourceFile], int]:
     """Find and hash the source files, in a fixed order; return also how many are no UTF-8 text.
 
     Raises:
-        FileNotFoundError: A source does not exist.
+        DataPathError: A source does not exist.
         CorpusError: No file has any text.
     """
     found = [_read(path, name) for path, name in _source_paths(config)]
@@ -172,7 +169,7 @@ def _source_paths(config: TextCorpusConfig) -> Iterator[tuple[Path, str]]:
         return
     for source in map(Path, config.sources):
         if not source.exists():
-            raise FileNotFoundError(f"dataset.sources: {source} does not exist. Correct the path.")
+            raise DataPathError(f"dataset.sources: {source} does not exist. Correct the path.")
         for path in visible_files(source) if source.is_dir() else [source]:
             yield path, path.relative_to(source.parent).as_posix()
 

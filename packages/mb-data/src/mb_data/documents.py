@@ -9,14 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from mb_data.errors import BadDocumentError, DataPathError
+
 CHUNK_BYTES = 1 << 20
 """Size at which a chunk is closed. One document is never divided, so a larger one is a chunk by itself."""
 
 _JSON_SUFFIXES = (".jsonl", ".json")
-
-
-class BadDocumentError(ValueError):
-    """An input file has something that is not a document; the message names file and line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,17 +33,15 @@ def input_files(inputs: Sequence[str | Path]) -> list[Path]:
     """List the files of the given files and folders: folders in depth, sorted, without hidden entries.
 
     Raises:
-        FileNotFoundError: An input does not exist, or there is no file at all.
+        DataPathError: An input does not exist, or there is no file at all.
     """
     files: list[Path] = []
     for entry in map(Path, inputs):
         if not entry.exists():
-            raise FileNotFoundError(
-                f"{entry}: no such file or folder; it was given as input. Correct the path."
-            )
+            raise DataPathError(f"{entry}: no such file or folder; it was given as input. Correct the path.")
         files += visible_files(entry) if entry.is_dir() else [entry]
     if not files:
-        raise FileNotFoundError(
+        raise DataPathError(
             f"{', '.join(map(str, inputs)) or 'inputs'}: no file in it; there is nothing to tokenize. "
             "Give text files or JSON lines."
         )

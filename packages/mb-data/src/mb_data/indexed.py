@@ -18,6 +18,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from mb_data.errors import DataPathError, IndexedFormatError
+
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 HEADER = struct.Struct("<9sQBQQ")
@@ -33,14 +35,6 @@ CODES = {
 }
 _BYTES_PER_SEQUENCE = 4 + 8
 _BYTES_PER_BOUNDARY = 8
-
-
-class DataPathError(FileNotFoundError):
-    """A `.bin`/`.idx` pair is not there, or only half of it."""
-
-
-class IndexedFormatError(ValueError):
-    """A `.bin`/`.idx` pair is not what its header says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +192,7 @@ def sequence_lengths(prefix: str | Path) -> NDArray[np.int32]:
     """Map the lengths (tokens) of a pair's sequences into memory.
 
     Raises:
-        FileNotFoundError: There is no index.
+        DataPathError: There is no index.
         IndexedFormatError: Its header is wrong.
     """
     idx_path = pair_paths(prefix)[1]

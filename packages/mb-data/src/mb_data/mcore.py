@@ -19,9 +19,9 @@ from megatron.core.tokenizers import MegatronTokenizerBase
 from mb_data.blend import SPLITS, Blend
 from mb_data.config import DataloaderConfig, DatasetBuildContext, GPTDatasetConfig, TextCorpusConfig
 from mb_data.corpus import prepare_corpus
+from mb_data.errors import NotEnoughSamplesError
 from mb_data.fingerprint import data_fingerprint
 from mb_data.indexed import sequence_lengths
-from mb_data.samplers import NotEnoughSamplesError
 from mb_data.tokenizers import Tokenizer, load_tokenizer
 
 Triple = tuple[Any | None, Any | None, Any | None]

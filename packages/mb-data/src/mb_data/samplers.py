@@ -12,9 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-
-class NotEnoughSamplesError(RuntimeError):
-    """A dataset has too few samples for what was asked of it."""
+from mb_data.errors import NotEnoughSamplesError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Protocol, cast
 
+from mb_data.errors import TokenizerError
 from mb_data.rules import BYTE_ENTRIES
 from mb_data.tokenizer_config import TokenizerConfig
 
@@ -33,10 +34,6 @@ class Tokenizer(Protocol):
 
     def decode(self, ids: Sequence[int]) -> str:
         """Turn ids into text; bytes that are not UTF-8 become the replacement character."""
-
-
-class TokenizerError(ValueError):
-    """A tokenizer cannot be read, or does not fit what was asked of it."""
 
 
 class ByteTokenizer:
@@ -95,7 +92,7 @@ def load_tokenizer(source: TokenizerConfig | str | Path) -> Tokenizer:
         source: A configuration section, or the path of a `tokenizer.json` or of a folder that holds one.
 
     Raises:
-        FileNotFoundError: There is no `tokenizer.json`.
+        DataPathError: There is no `tokenizer.json`.
         TokenizerError: The type is not supported, a setting is missing, or the file is not a tokenizer with an end of
             document.
         ModuleNotFoundError: The file needs the `tokenizers` library, which is not installed.

@@ -8,6 +8,8 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar, cast
 
+from mb_data.errors import WorkerError
+
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")
 
@@ -27,10 +29,6 @@ sys.path[:] = connection.recv()
 serve, function = connection.recv()
 serve(connection, function)
 """
-
-
-class WorkerError(RuntimeError):
-    """A worker process ended without an answer: killed, or out of memory."""
 
 
 def map_in_order(

@@ -1,0 +1,85 @@
+"""Every implementation, assigned to every consumer's Protocol: drift between islands is a type error here.
+
+mypy --strict checks the assignments; pytest only imports the file, so that it cannot rot.
+"""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import mb_checkpoint.rules
+import mb_data.rules
+import mb_loop.rules
+import mb_metrics.rules
+import mb_models.rules
+import mb_overlap.rules
+import mb_resilience.rules
+from mb_config import RuleLike
+from mb_trainer.config import ConfigContainer
+from mb_trainer.rules import RULES as TRAINER_RULES
+
+RULES: Iterable[RuleLike] = (
+    *mb_checkpoint.rules.RULES,
+    *mb_data.rules.RULES,
+    *mb_loop.rules.RULES,
+    *mb_metrics.rules.RULES,
+    *mb_models.rules.RULES,
+    *mb_overlap.rules.RULES,
+    *mb_resilience.rules.RULES,
+    *TRAINER_RULES,
+)
+
+if TYPE_CHECKING:
+    from mb_checkpoint import CheckpointManager, DefaultCheckpointManager
+    from mb_checkpoint.context import StateLike, TrainStateLike
+    from mb_host.layers import host_block_spec
+    from mb_loop import Checkpointer, TrainState
+    from mb_loop import GlobalState as LoopState
+    from mb_loop.exits import ExitWish
+    from mb_loop.settings import LoopSettings
+    from mb_metrics.sinks.console import TextStream
+    from mb_models import LayerSpec
+    from mb_resilience import AgreedStop, SignalWatcher
+    from mb_resilience.agreement import Watcher
+    from mb_trainer.checkpointing import Saves
+    from mb_trainer.console import Voice
+    from mb_trainer.training import GlobalState
+
+    def _(stop: AgreedStop) -> ExitWish:
+        return stop
+
+    def _(saves: Saves) -> Checkpointer:
+        return saves
+
+    def _(state: GlobalState) -> LoopState:
+        return state
+
+    def _(config: ConfigContainer) -> LoopSettings:
+        return config
+
+    def _(state: GlobalState) -> StateLike:
+        return state
+
+    def _(counters: TrainState) -> TrainStateLike:
+        return counters
+
+    def _(manager: DefaultCheckpointManager) -> CheckpointManager:
+        return manager
+
+    def _(watcher: SignalWatcher) -> Watcher:
+        return watcher
+
+    def _(voice: Voice) -> TextStream:
+        return voice
+
+    def _() -> LayerSpec:
+        return host_block_spec
+
+
+def test_rule_ids_are_unique_within_each_section() -> None:
+    keys = [(rule.id, rule.fields[0].partition(".")[0]) for rule in RULES]
+    assert [key for key in keys if keys.count(key) > 1] == []
+
+
+def test_every_rule_reads_a_section_of_the_container() -> None:
+    sections = {*ConfigContainer.__dataclass_fields__, "facts"}
+    assert {path.partition(".")[0] for rule in RULES for path in rule.fields} <= sections

@@ -63,6 +63,7 @@ def build_data(
     Under interleaving each iterator is a list with one per chunk, all of which yield the same batches.
     """
     reads = groups.pp.rank() in (0, groups.pp.size() - 1)
+    config.dataset.finalize()
     datasets = build_datasets(config, vocabulary=vocabulary, groups=groups, reads=reads)
     train, validation = config.train, config.validation
     eval_micro_batch_size = validation.eval_micro_batch_size or train.micro_batch_size

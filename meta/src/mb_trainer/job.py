@@ -1,7 +1,8 @@
 """`pretrain(config)`: check everything, then train. What needs torch is imported only after the checks."""
 
+import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -84,6 +85,9 @@ def pretrain(
             f"{message} Train longer with train.train_iters=N --resume-with-changes, or elsewhere with --out."
         )
         return TrainOutcome(reason="finished", message=message, step=steps, exit_code=0, saved=False)
+    if config.logger.logging_level is not None:
+        logging.getLogger().setLevel(config.logger.logging_level)
+    set_environment(config.env_vars, say=voice.say)
     mb_host.install()  # before megatron is imported; without effect where there is a GPU
     run = import_module(
         "mb_trainer.training"
@@ -132,6 +136,18 @@ def prepare(
         world=world,
         resume_command=resume_command,
     )
+
+
+def set_environment(
+    wanted: Mapping[str, str | int | float | bool],
+    *,
+    say: Callable[[str], None],
+    environment: MutableMapping[str, str] = os.environ,
+) -> None:
+    """Set the variables that the shell has not set; say which of the shell's values win."""
+    for name, value in wanted.items():
+        if environment.setdefault(name, str(value)) != str(value):
+            say(f"env_vars.{name}: the shell's value {environment[name]!r} wins over {str(value)!r}")
 
 
 def place(config: ConfigContainer, folder: RunFolder) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Literal
 
 import torch
 
@@ -15,6 +16,8 @@ class Layers:
     """A choice of layers, with the reason for the log."""
 
     spec: LayerSpec
+    implementation: Literal["transformer_engine", "local"]
+    """What `model.transformer_impl` must say, so that the rules on these layers apply."""
     why: str
 
 
@@ -29,9 +32,19 @@ def choose_layers(
         installed: says whether a module can be imported.
     """
     if device.type != "cuda":
-        return Layers(spec=host_block_spec, why="host layers (there is no GPU)")
+        return Layers(spec=host_block_spec, implementation="local", why="host layers (there is no GPU)")
     if wanted == "local":
-        return Layers(spec=local_spec, why="Megatron's local layers (model.transformer_impl=local)")
+        return Layers(
+            spec=local_spec,
+            implementation="local",
+            why="Megatron's local layers (model.transformer_impl=local)",
+        )
     if installed("transformer_engine") is None:
-        return Layers(spec=local_spec, why="Megatron's local layers (Transformer Engine is not installed)")
-    return Layers(spec=transformer_engine_spec, why="Transformer Engine layers")
+        return Layers(
+            spec=local_spec,
+            implementation="local",
+            why="Megatron's local layers (Transformer Engine is not installed)",
+        )
+    return Layers(
+        spec=transformer_engine_spec, implementation="transformer_engine", why="Transformer Engine layers"
+    )

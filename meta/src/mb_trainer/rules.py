@@ -32,9 +32,47 @@ def not_carried_out(number: int, section: str, what: str) -> Rule:
     )
 
 
+def must_stay(number: int, path: str, default: object, *, asked: object, instead: str) -> Rule:
+    """Make the rule that refuses any other value of a field that nothing reads."""
+    return Rule(
+        id=f"T{number:02d}",
+        fields=(path,),
+        test=lambda value: None if value in (default, None) else f"{value!r} would have no effect",
+        why="nothing in this version carries it out",
+        fix=f"Leave it at {default!r}. {instead}".strip(),
+        fails={path: asked},
+        passes={path: default},
+    )
+
+
+BOTH_SIGNALS = "SIGTERM and SIGINT always save a checkpoint and stop."
+NO_RECORDER = "Set NCCL's own environment variables through env_vars."
+NO_FSDP = "Use ddp.use_distributed_optimizer=true to spread optimizer states."
+
 RULES = (
     not_carried_out(1, "profiling", "profiler"),
     not_carried_out(2, "peft", "adapters"),
     not_carried_out(3, "tensor_inspect", "tensor inspection"),
+    must_stay(10, "train.exit_signal_handler_for_dataloader", False, asked=True, instead=BOTH_SIGNALS),
+    must_stay(11, "train.check_optimizer_step_success", True, asked=False, instead=""),
+    must_stay(12, "train.skip_sync_grad_norm_across_mp", False, asked=True, instead=""),
+    must_stay(13, "validation.skip_train", False, asked=True, instead=""),
+    must_stay(14, "validation.test_mode", False, asked=True, instead=""),
+    must_stay(20, "dist.lazy_mpu_init", False, asked=True, instead=""),
+    must_stay(21, "dist.use_megatron_fsdp", False, asked=True, instead=NO_FSDP),
+    must_stay(22, "dist.use_torch_fsdp2", False, asked=True, instead=NO_FSDP),
+    must_stay(23, "dist.use_decentralized_pg", False, asked=True, instead=""),
+    must_stay(24, "dist.distributed_timeout_seconds_after_init", None, asked=60, instead=""),
+    must_stay(25, "dist.flight_recorder_dump_path", None, asked="dump", instead=NO_RECORDER),
+    must_stay(26, "dist.disable_jit_fuser", False, asked=True, instead=""),
+    must_stay(27, "dist.enable_megatron_core_experimental", False, asked=True, instead=""),
+    must_stay(28, "dist.eval_context_parallel_size", None, asked=2, instead=""),
+    must_stay(29, "ddp.use_megatron_fsdp", False, asked=True, instead=NO_FSDP),
+    must_stay(
+        30, "logger.log_progress", False, asked=True, instead="events.jsonl has every save with its time."
+    ),
+    must_stay(31, "logger.filter_warnings", True, asked=False, instead=""),
+    must_stay(32, "logger.modules_to_filter", None, asked=["torch"], instead=""),
+    must_stay(33, "logger.set_level_for_all_loggers", False, asked=True, instead=""),
 )
 """Every rule of the trainer."""

@@ -38,9 +38,11 @@ def sample_run(run: Path, *, prompt: str, tokens: int, temperature: float, seed:
     device = pick_device(World())
     with process_groups(World(), config, device=device) as groups:
         seed_everything(config, groups)
+        layers = choose_layers(device, wanted=config.model.transformer_impl)
+        config.model.transformer_impl = layers.implementation
         provider = GPTModelProvider(
             config.model,
-            layer_spec=choose_layers(device, wanted=config.model.transformer_impl).spec,
+            layer_spec=layers.spec,
             device=device,
             tokenizer_vocab_size=tokenizer.vocab_size,
         )

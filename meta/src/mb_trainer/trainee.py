@@ -9,7 +9,7 @@ from megatron.core.distributed import finalize_model_grads
 from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.process_groups_config import ProcessGroupCollection
 
-from mb_config import scheduler_steps
+from mb_config import OptimizerConfigOverrideProviderContext, scheduler_steps
 from mb_config.mcore import build_scheduler, to_megatron
 from mb_models import GPTModelProvider, parameter_count, wrap_ddp
 from mb_trainer.config import ConfigContainer
@@ -55,9 +55,15 @@ def build_trainee(
         broadcast_parameters=config.rng.data_parallel_random_init,
     )
     gloo = config.dist.use_gloo_process_groups
+    overrides = config.optimizer_config_override_provider.build_config_overrides(
+        OptimizerConfigOverrideProviderContext(
+            scheduler_config=config.scheduler, optimizer_config=config.optimizer, model=chunks
+        )
+    )
     optimizer = get_megatron_optimizer(
         to_megatron(config.optimizer),
         chunks,
+        config_overrides=overrides,
         use_gloo_process_groups=gloo,
         pg_collection=None if gloo else groups,  # Megatron finds its gloo groups only in its own state
     )

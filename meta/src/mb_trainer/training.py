@@ -50,6 +50,7 @@ def run(job: Job, *, voice: Voice, callbacks: Sequence[Callback] = ()) -> TrainO
         stack.callback(voice.close)
         vocabulary = share_vocabulary(config, voice)
         layers = choose_layers(device, wanted=config.model.transformer_impl)
+        config.model.transformer_impl = layers.implementation
         trainee = build_trainee(
             config,
             layers=layers,
@@ -84,6 +85,8 @@ def open_folder(job: Job, voice: Voice) -> None:
     if job.world.rank == 0:
         job.folder.path.mkdir(parents=True, exist_ok=True)
         job.config.to_yaml(job.folder.run_config)
+        if job.config.logger.save_config_filepath is not None:
+            job.config.to_yaml(job.config.logger.save_config_filepath)
     torch.distributed.barrier()
     voice.open_log(job.folder.log)
 
@@ -165,7 +168,9 @@ class Run:
         summary = Summary()
         own: list[Callback] = [summary]
         with ExitStack() as stack:
-            watcher = stack.enter_context(SignalWatcher(same_press_seconds=1.0))
+            watcher = stack.enter_context(
+                SignalWatcher((signal.SIGINT, config.train.exit_signal), same_press_seconds=1.0)
+            )
             metrics = stack.enter_context(self.metrics())
             total = config.train.train_iters or 0
             bar = stack.enter_context(self.voice.progress("training", total, done=counters.step))

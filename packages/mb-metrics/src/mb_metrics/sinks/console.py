@@ -31,7 +31,11 @@ class ConsoleSink:
     """
 
     def __init__(
-        self, stream: TextStream | None = None, *, throughput: bool = False, losses: Collection[str] | None = None
+        self,
+        stream: TextStream | None = None,
+        *,
+        throughput: bool = False,
+        losses: Collection[str] | None = None,
     ) -> None:
         self._stream = stream
         self._throughput = throughput

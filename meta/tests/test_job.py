@@ -1,0 +1,26 @@
+"""What is settled before anything is built: environment variables and places."""
+
+from mb_trainer.job import last_step, place, set_environment
+from mb_trainer.recipes import gpt_tiny
+from mb_trainer.run_folder import RunFolder
+
+
+def test_the_shell_wins_over_env_vars_and_this_is_said():
+    said, environment = [], {"A": "shell"}
+    set_environment({"A": "recipe", "B": 1}, say=said.append, environment=environment)
+    assert environment == {"A": "shell", "B": "1"}
+    assert said == ["env_vars.A: the shell's value 'shell' wins over 'recipe'"]
+
+
+def test_what_has_no_place_goes_into_the_run_folder(tmp_path):
+    config = gpt_tiny()
+    config.checkpoint.save = "/elsewhere"
+    place(config, RunFolder(tmp_path))
+    assert (config.checkpoint.save, config.checkpoint.load) == ("/elsewhere", "/elsewhere")
+    assert config.logger.tensorboard_dir == str(tmp_path / "tensorboard")
+
+
+def test_the_last_step_is_the_trackers(tmp_path):
+    assert last_step(str(tmp_path)) is None
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("12\n")
+    assert last_step(str(tmp_path)) == 12

@@ -70,7 +70,7 @@ class Reader:
     root: Any
     """The whole config or its class: where to look for the field that may have been meant."""
 
-    targets: Mapping[str, type] = NO_TARGETS
+    targets: Mapping[str, type] = field(default_factory=lambda: NO_TARGETS)
     """Classes that `_target_` may name."""
 
     locate: Callable[[str], str] = lambda path: ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
@@ -75,10 +75,10 @@ class Problem:
     fix: str
     """What to do."""
 
-    values: Mapping[str, object] = NOTHING
+    values: Mapping[str, object] = field(default_factory=lambda: NOTHING)
     """Value of each path."""
 
-    origin: Mapping[str, str] = NOTHING
+    origin: Mapping[str, str] = field(default_factory=lambda: NOTHING)
     """Where each value came from, as far as that is known."""
 
     def to_dict(self) -> dict[str, object]:

@@ -50,6 +50,10 @@ def pretrain(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Run folder; default runs/RECIPE.", show_default=False)
     ] = None,
+    nproc: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Processes on this machine; default 1.", show_default=False),
+    ] = None,
     resume_with_changes: Annotated[
         bool, typer.Option("--resume-with-changes", help="Go on in a run folder although settings differ.")
     ] = False,
@@ -65,12 +69,12 @@ def pretrain(
     Overrides are dotted paths: train.train_iters=50, model.num_layers=2, optimizer.lr=1e-3. Low to high: class
     default, recipe, --config files in order, command line. Ctrl-C saves a checkpoint and stops; a second one stops
     at once.
+
+    Several processes: mb pretrain --nproc 2 model.tensor_model_parallel_size=2. On several machines start the same
+    command with torchrun (torchrun ... -m mb_trainer pretrain ...) or srun, without --nproc.
     """
-    words = list(recipe or [])
-    code = command("train").pretrain(
-        words, files=config or [], out=out, resume_with_changes=resume_with_changes
-    )
-    raise typer.Exit(code)
+    asked = {"files": config or [], "out": out, "nproc": nproc, "resume_with_changes": resume_with_changes}
+    raise typer.Exit(command("train").pretrain(list(recipe or []), **asked))
 
 
 @app.command(epilog='Example: mb sample runs/gpt_tiny --prompt "def " --tokens 80')

@@ -68,7 +68,7 @@ def pretrain(
         RunFolderError: the run folder holds a run with other settings.
         OSError: the checkpoint folder cannot be written.
     """
-    job = prepare(
+    job = settle_job(
         config,
         name=name,
         out=out,
@@ -77,14 +77,9 @@ def pretrain(
         resume_command=resume_command,
         environment=environment,
     )
-    voice = Voice(rank=job.world.rank, speaks=job.world.is_voice)
-    steps = config.train.train_iters or 0
     if job.standing == "complete":
-        message = f"{job.folder.path}: the run is complete ({steps} steps); nothing to do."
-        voice.say(
-            f"{message} Train longer with train.train_iters=N --resume-with-changes, or elsewhere with --out."
-        )
-        return TrainOutcome(reason="finished", message=message, step=steps, exit_code=0, saved=False)
+        return say_complete(job)
+    voice = Voice(rank=job.world.rank, speaks=job.world.is_voice)
     if config.logger.logging_level is not None:
         logging.getLogger().setLevel(config.logger.logging_level)
     set_environment(config.env_vars, say=voice.say)
@@ -96,15 +91,26 @@ def pretrain(
     return outcome
 
 
-def prepare(
+def say_complete(job: Job) -> TrainOutcome:
+    """Say that there is nothing to do, and return that as an outcome."""
+    steps = job.config.train.train_iters or 0
+    message = f"{job.folder.path}: the run is complete ({steps} steps); nothing to do."
+    voice = Voice(rank=job.world.rank, speaks=job.world.is_voice)
+    voice.say(
+        f"{message} Train longer with train.train_iters=N --resume-with-changes, or elsewhere with --out."
+    )
+    return TrainOutcome(reason="finished", message=message, step=steps, exit_code=0, saved=False)
+
+
+def settle_job(
     config: ConfigContainer,
     *,
     name: str,
     out: Path | str | None,
     provenance: Provenance | None,
     resume_with_changes: bool,
-    resume_command: str | None,
     environment: Mapping[str, str],
+    resume_command: str | None = None,
 ) -> Job:
     """Check everything that can be known now and write nothing; raises as `pretrain`."""
     world = read_world(environment)

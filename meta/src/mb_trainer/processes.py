@@ -24,6 +24,11 @@ class World:
         return self.rank == self.world_size - 1
 
 
+def is_launched(environment: Mapping[str, str]) -> bool:
+    """Say whether torchrun or srun started this process."""
+    return any(rank in environment for rank, _, _ in SOURCES)
+
+
 SOURCES = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
     ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),

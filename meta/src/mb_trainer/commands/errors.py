@@ -1,7 +1,10 @@
 """Errors that a user can cause become one message on stderr and an exit code; all others keep their traceback."""
 
+import os
 import sys
-from collections.abc import Callable
+import time
+import traceback
+from collections.abc import Callable, Mapping
 
 from mb_checkpoint.errors import (
     CheckpointConfigError,
@@ -24,8 +27,15 @@ from mb_data.errors import (
     WorkerError,
 )
 from mb_models.rules import ModelConfigError
-from mb_trainer.processes import WorldError
+from mb_trainer.failures import ERROR_FOLDER, FAILED, Failure, leave_failure
+from mb_trainer.ports import PortError
+from mb_trainer.processes import World, WorldError, read_world
 from mb_trainer.run_folder import NoCheckpointError, RunFolderError
+
+
+class LaunchError(ValueError):
+    """Processes were asked for in a way that cannot be."""
+
 
 REFUSED = 1
 UNREADABLE = 2
@@ -37,6 +47,7 @@ CANNOT_BE_READ = (
     CorpusError,
     DataPathError,
     IndexedFormatError,
+    LaunchError,
     NoCheckpointError,
     TokenizerError,
     WorldError,
@@ -54,6 +65,7 @@ CANNOT_BE_DONE = (
     IncompleteCheckpointError,
     ModelConfigError,
     NotEnoughSamplesError,
+    PortError,
     RunFolderError,
     TrainStateError,
     WorkerError,
@@ -61,16 +73,34 @@ CANNOT_BE_DONE = (
 """It was read, and cannot or must not be done."""
 
 
-def reported(work: Callable[[], int]) -> int:
-    """Do the work and return its exit code, or say what a user did wrong and return the code of that."""
+def reported(work: Callable[[], int], *, environment: Mapping[str, str] = os.environ) -> int:
+    """Do the work and return its exit code, or say what went wrong and return the code of that.
+
+    An error that a user can cause is one message on stderr; any other keeps its traceback. A process that a launcher
+    watches leaves both to the launcher, which shows the first of all processes.
+    """
     try:
         return work()
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except CANNOT_BE_READ as error:
-        print(f"error: {error}", file=sys.stderr)
-        return UNREADABLE
+        return tell(str(error), UNREADABLE, environment)
     except CANNOT_BE_DONE as error:
-        print(f"error: {error}", file=sys.stderr)
-        return REFUSED
+        return tell(str(error), REFUSED, environment)
+    except Exception:
+        if ERROR_FOLDER not in environment:
+            raise
+        return tell(traceback.format_exc(), FAILED, environment)
+
+
+def tell(text: str, exit_code: int, environment: Mapping[str, str]) -> int:
+    """Hand a failure to the launcher, or print it; of several processes under torchrun or srun the last one speaks."""
+    try:
+        world = read_world(environment)
+    except WorldError:
+        world = World()
+    failure = Failure(rank=world.rank, time=time.time(), text=text, exit_code=exit_code)
+    if not leave_failure(failure, environment) and world.is_voice:
+        print(f"error: {text}", file=sys.stderr)
+    return exit_code

@@ -1,30 +1,92 @@
 """`mb pretrain`."""
 
+import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 
-from mb_trainer.commands.errors import reported
+from mb_loop import TrainOutcome
+from mb_trainer.commands.errors import LaunchError, reported
 from mb_trainer.job import pretrain as run_pretrain
+from mb_trainer.job import say_complete, settle_job
+from mb_trainer.ports import asked_port
+from mb_trainer.processes import is_launched
 from mb_trainer.reading import read_request
 
 
 def pretrain(
-    words: Sequence[str], *, files: Sequence[Path], out: Path | None, resume_with_changes: bool
+    words: Sequence[str],
+    *,
+    files: Sequence[Path],
+    out: Path | None,
+    nproc: int | None,
+    resume_with_changes: bool,
 ) -> int:
-    """Read what was asked for, train it, and return the exit code."""
+    """Read what was asked for, train it here or in `nproc` processes, and return the exit code."""
 
-    def work() -> int:
+    def train_here() -> int:
         request = read_request(words, files=files)
-        outcome = run_pretrain(
+        outcome: TrainOutcome = run_pretrain(
             request.config,
             name=request.name,
             out=out,
             provenance=request.provenance,
             resume_with_changes=resume_with_changes,
-            resume_command=shlex.join(["mb", *sys.argv[1:]]),
+            resume_command=os.environ.get(RESUME_COMMAND) or shlex.join(["mb", *sys.argv[1:]]),
         )
         return outcome.exit_code
 
-    return reported(work)
+    def train_in_processes() -> int:
+        refuse_inside_a_launcher(os.environ)
+        request = read_request(words, files=files)
+        job = settle_job(
+            request.config,
+            name=request.name,
+            out=out,
+            provenance=request.provenance,
+            resume_with_changes=resume_with_changes,
+            environment={"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(nproc)},
+        )
+        if job.standing == "complete":
+            say_complete(job)
+            return 0
+        port = asked_port(os.environ)
+        os.environ[RESUME_COMMAND] = shlex.join(["mb", *sys.argv[1:]])
+        return launch(
+            worker_arguments(words, files, out, resume_with_changes), processes=nproc or 1, port=port
+        )
+
+    return reported(train_here if nproc is None else train_in_processes)
+
+
+RESUME_COMMAND = "MB_RESUME_COMMAND"
+"""Environment variable: what the user typed, told to the processes that were started for it."""
+
+
+def refuse_inside_a_launcher(environment: Mapping[str, str]) -> None:
+    """Refuse to start processes where torchrun or srun has started this one."""
+    if is_launched(environment):
+        raise LaunchError(
+            "--nproc: is given inside torchrun or srun, which have started the processes already. Leave it out."
+        )
+
+
+def worker_arguments(
+    words: Sequence[str], files: Sequence[Path], out: Path | None, resume_with_changes: bool
+) -> list[str]:
+    """Return the same command without --nproc."""
+    options = [f"--config={file}" for file in files]
+    options += [] if out is None else [f"--out={out}"]
+    options += ["--resume-with-changes"] if resume_with_changes else []
+    return ["pretrain", *options, "--", *words]
+
+
+def launch(arguments: Sequence[str], *, processes: int, port: int | None) -> int:
+    """Start the processes, wait for them, and say why they failed if they did."""
+    launching = import_module("mb_trainer.launching")  # imports torch, only after all checks
+    ended = launching.launch(arguments, processes=processes, port=port)
+    if ended.failure is not None:
+        print(f"error: rank {ended.failure.rank}: {ended.failure.text}", file=sys.stderr)
+    return int(ended.exit_code)

@@ -1,0 +1,123 @@
+"""N processes of the same command on this machine, through torch elastic: one voice, one cause when it fails.
+
+The launcher passes the first SIGTERM or Ctrl-C on to every process, which then agree on a last step, save and leave; a
+second Ctrl-C kills them. A process that fails leaves its error in a file of its own, so that the cause is shown once.
+"""
+
+import logging
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import psutil
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from mb_trainer.failures import ERROR_FOLDER, FAILED, Failure, read_failures
+
+FORWARDED = (signal.SIGTERM, signal.SIGINT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launched:
+    """How the processes ended: exit code 0, or the failure that came first."""
+
+    exit_code: int
+    failure: Failure | None = None
+
+
+def launch(arguments: Sequence[str], *, processes: int, port: int | None = None) -> Launched:
+    """Run `mb ARGUMENTS` in several processes and wait for them.
+
+    Args:
+        arguments: words after `mb`.
+        processes: how many; the last one speaks, the others' stderr goes to a file that is read when one dies.
+        port: of the rendezvous; None takes a free one.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C was pressed twice; the processes are gone.
+    """
+    logging.getLogger("torch.distributed.elastic").setLevel(
+        logging.CRITICAL
+    )  # every failure is told below, once
+    with tempfile.TemporaryDirectory(prefix="mb-") as folder, forwarded_signals():
+        set_worker_environment(Path(folder), processes=processes)
+        quiet = dict.fromkeys(range(processes - 1), Std.ERR)
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=processes,
+            run_id=Path(folder).name,
+            rdzv_backend="c10d" if port is None else "static",
+            rdzv_endpoint=f"localhost:{port or 0}",
+            rdzv_configs={} if port is None else {"rank": 0},
+            max_restarts=0,
+            logs_specs=DefaultLogsSpecs(log_dir=folder, redirects=quiet),
+            signals_to_handle="SIGHUP,SIGQUIT",
+        )
+        try:
+            elastic_launch(config, sys.executable)("-m", "mb_trainer", *arguments)
+        except ChildFailedError as error:
+            failure = first_failure(error.failures, read_failures(Path(folder)), logs=Path(folder))
+            return Launched(exit_code=failure.exit_code, failure=failure)
+    return Launched(exit_code=0)
+
+
+def set_worker_environment(folder: Path, *, processes: int) -> None:
+    """Tell the processes where failures go, and divide the cores among them where nobody has."""
+    os.environ[ERROR_FOLDER] = str(folder)
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+
+
+@contextmanager
+def forwarded_signals() -> Iterator[None]:
+    """Pass the first SIGTERM or SIGINT on to the processes; kill them at a second SIGINT and raise."""
+    received: list[int] = []
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        interrupted_again = number == signal.SIGINT and signal.SIGINT in received
+        received.append(number)
+        for child in psutil.Process().children():
+            child.send_signal(signal.SIGKILL if interrupted_again else number)
+        if interrupted_again:
+            raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, forward) for number in FORWARDED}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def first_failure(ended: Mapping[int, ProcessFailure], told: Sequence[Failure], *, logs: Path) -> Failure:
+    """Return the cause: a process that was killed, else the earliest error told, else what elastic knows.
+
+    The others fail because of it: their partner is gone.
+    """
+    for rank, process in ended.items():
+        if process.exitcode < 0 and -process.exitcode not in FORWARDED:
+            name = signal.Signals(-process.exitcode).name
+            text = f"rank {rank} was killed by {name}{last_words(logs, rank)}"
+            return Failure(rank=rank, time=0.0, text=text, exit_code=FAILED)
+    if told:
+        return min(told, key=lambda failure: failure.time)
+    rank, process = next(iter(ended.items()))
+    text = f"rank {rank} ended with exit code {process.exitcode}{last_words(logs, rank)}"
+    return Failure(rank=rank, time=0.0, text=text, exit_code=FAILED)
+
+
+def last_words(logs: Path, rank: int, *, lines: int = 20) -> str:
+    """Return the end of what a process wrote to stderr, where it was kept."""
+    for file in logs.glob(f"*/attempt_*/{rank}/stderr.log"):
+        words = file.read_text(errors="replace").splitlines()[-lines:]
+        if words:
+            return "; its last words:\n" + "\n".join(words)
+    return ""

@@ -181,6 +181,7 @@ def test_provenance_has_file_and_line(make, kinds, tmp_path):
         ("- 1", "expected keys and values at the top, not list"),
         ("a: 1\nb: 2\na: 3", ":3: a: given twice, first on line 1"),
         ("a: \x00", "no valid YAML"),
+        ("a: 2024-13-45", "no valid YAML: month must be in 1..12"),
     ],
 )
 def test_what_is_no_yaml_mapping_is_refused(tmp_path, text, message):

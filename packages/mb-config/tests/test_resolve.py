@@ -83,6 +83,28 @@ def test_a_hand_set_value_is_not_overwritten_by_the_precision_recipe(make, how):
     assert config.model.bf16 is True
 
 
+@pytest.mark.parametrize("name", ["recipe.yaml", "recipes/tiny.yaml", "default.yaml", "resolve.yaml"])
+def test_a_file_counts_as_the_users_whatever_it_is_called(make, name):
+    config = make(mixed_precision="bf16_mixed")
+    provenance = recipe(config)
+    provenance.note("ddp.grad_reduce_in_fp32", f"{name}:3")
+    runtime_config_update(config, world_size=1, provenance=provenance)
+    assert config.ddp.grad_reduce_in_fp32 is False
+    assert not provenance.by_recipe("ddp.grad_reduce_in_fp32")
+
+
+def test_a_batch_that_is_rounded_down_is_so_in_the_evaluation_too(make):
+    train = TrainingConfig(
+        train_iters=2, global_batch_size=32, micro_batch_size=4, decrease_batch_size_if_needed=True
+    )
+    config = make(train=train)
+    config.scheduler.lr_warmup_iters = 0
+    runtime_config_update(config, world_size=3)
+    assert config.check(world_size=3) == []
+    config.validation.eval_global_batch_size = 20
+    assert [problem.id for problem in config.check(world_size=3)] == ["V119"]
+
+
 def test_the_users_precision_beats_a_recipes_fields(make):
     config = make(optimizer=OptimizerConfig(lr=1e-3, bf16=True), mixed_precision="bf16_mixed")
     provenance = apply_overrides(config, ["mixed_precision=fp16_mixed"], provenance=recipe(config))

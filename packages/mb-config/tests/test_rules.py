@@ -4,7 +4,7 @@ from dataclasses import fields
 
 import pytest
 
-from mb_config import RULES, ConfigContainer, check, explain
+from mb_config import RULES, ConfigContainer, MixedPrecisionConfig, check, explain
 from mb_config.plain import FOREIGN
 
 
@@ -76,6 +76,8 @@ TABLE = [
     ({"train.global_batch_size": None}, {"V118"}),
     ({"train.global_batch_size": 12}, {"V242"}),
     ({"validation.eval_global_batch_size": 6, "validation.eval_micro_batch_size": 4}, {"V119"}),
+    ({"train.global_batch_size": 12, "train.decrease_batch_size_if_needed": True}, set()),
+    ({"train.global_batch_size": 4, "train.decrease_batch_size_if_needed": True}, {"V242"}),
     ({"model.seq_length": 65}, {"V139b"}),
     ({"model.tensor_model_parallel_size": 3}, {"V030", "P02"}),
     ({"model.num_layers": 3, "model.pipeline_model_parallel_size": 2}, {"P05"}),
@@ -96,7 +98,9 @@ TABLE = [
     ({"dist.use_decentralized_pg": True}, {"V134"}),
     ({"rng.seed": 0}, {"V240"}),
     ({"train.rampup_batch_size": [1, 1, 8]}, {"I01"}),
+    ({"train.num_epochs": 2.0}, {"I10", "V056"}),
     ({"validation.full_validation": True}, {"I05"}),
+    ({"mixed_precision": MixedPrecisionConfig(autocast_enabled=True)}, {"I09"}),
 ]
 
 
@@ -104,8 +108,8 @@ TABLE = [
 def test_bad_config_breaks_exactly_these_rules(make, values, ids):
     config = make()
     for path, value in values.items():
-        section, _, name = path.partition(".")
-        setattr(getattr(config, section), name, value)
+        section, _, name = path.rpartition(".")
+        setattr(getattr(config, section) if section else config, name, value)
     assert {problem.id for problem in config.check(world_size=4)} == ids
 
 

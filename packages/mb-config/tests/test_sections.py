@@ -162,3 +162,5 @@ def test_data_parallel_size(make):
         config.set_data_parallel_size(12)
     config.set_data_parallel_size(8)
     assert config.data_parallel_size == 1
+    config.model = {"tensor_model_parallel_size": 4}
+    assert config.get_data_parallel_size(16) == 4

@@ -99,8 +99,8 @@ class Reader:
                     self.note(unknown_key(here, writable, self.root))
             except ConfigReadError as error:
                 self.note(error)
-        for name in writable.keys() - data.keys():
-            if _is_required(writable[name]):
+        for name, item in writable.items():
+            if name not in data and _is_required(item):
                 self.note(MissingKeyError("is required", path=join(path, name)))
         if len(self.errors) > before:
             return None  # type: ignore[return-value]

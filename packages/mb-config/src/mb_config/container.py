@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from mb_config.codec import NO_TARGETS, Reader, from_dict, to_dict
 from mb_config.errors import raise_all
-from mb_config.problems import NOTHING, ConfigError, Problem, RuleLike, check
+from mb_config.problems import NOTHING, ConfigError, Problem, RuleLike, check, value_at
 from mb_config.provenance import Provenance
 from mb_config.rules import RULES
 from mb_config.rules.parallelism import SIZES, data_parallel_size
@@ -201,8 +201,8 @@ class ConfigContainer(Section):
         Raises:
             ConfigError: the sizes do not divide the world (V030).
         """
-        sizes = [getattr(self.model, path.partition(".")[2], 1) for path in SIZES]
-        size = data_parallel_size(world_size, *sizes)
+        tp, pp, cp = (value_at(path, {"model": self.model}) for path in SIZES)
+        size = data_parallel_size(world_size, tp, pp, cp)  # type: ignore[arg-type]  # V030 and P01 speak otherwise
         if size is None:
             rules = [rule for rule in RULES if rule.id in ("V030", "P01")]
             raise ConfigError(self.check(rules, world_size=world_size))

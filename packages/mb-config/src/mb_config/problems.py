@@ -153,7 +153,7 @@ def explain(rule: RuleLike) -> str:
 def _apply(rule: RuleLike, sections: Mapping[str, object], provenance: Origins | None) -> Problem | None:
     if not all(_readable(path, sections) for path in rule.fields) or not _exists(rule.fields[0], sections):
         return None
-    values = {path: _read(path, sections) for path in rule.fields}
+    values = {path: value_at(path, sections) for path in rule.fields}
     message = rule.test(*values.values())
     if message is None:
         return None
@@ -186,7 +186,8 @@ def _exists(path: str, sections: Mapping[str, object]) -> bool:
     return leaf in section if isinstance(section, Mapping) else hasattr(section, leaf.partition(".")[0])
 
 
-def _read(path: str, sections: Mapping[str, object]) -> object:
+def value_at(path: str, sections: Mapping[str, object]) -> object:
+    """The value of a dotted path in sections that are objects or mappings; None where there is no such field."""
     name, *leaves = path.split(".")
     value = sections[name]
     for leaf in leaves:

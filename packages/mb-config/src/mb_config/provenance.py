@@ -9,7 +9,7 @@ from typing import Any
 from mb_config.section import given_fields
 
 DEFAULT = "default"
-_NOT_THE_USER = (DEFAULT, "recipe", "resolve")
+_RECIPE, _RESOLVE = "recipe ", "resolve: "  # with what follows the word: a file may be called recipe.yaml
 
 
 @dataclass(slots=True)
@@ -37,11 +37,12 @@ class Provenance:
 
     def by_user(self, path: str) -> bool:
         """True for a value from a file, the command line or code: whatever is no default, recipe or resolving."""
-        return not self.origin(path).startswith(_NOT_THE_USER)
+        origin = self.origin(path)
+        return origin != DEFAULT and not origin.startswith((_RECIPE, _RESOLVE))
 
     def by_recipe(self, path: str) -> bool:
         """True for a recipe's value."""
-        return self.origin(path).startswith("recipe")
+        return self.origin(path).startswith(_RECIPE)
 
 
 def given_paths(config: object, *, path: str = "") -> Iterator[str]:

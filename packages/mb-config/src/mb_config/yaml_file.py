@@ -73,6 +73,10 @@ def parse_yaml(text: str, *, name: str = "YAML text") -> YamlFile:
         raise ConfigFileError(f"no valid YAML: {error.problem}", origin=f"{name}{line}") from error
     except yaml.YAMLError as error:
         raise ConfigFileError(f"no valid YAML: {error}", origin=name) from error
+    except ConfigFileError:
+        raise
+    except ValueError as error:  # a value in the form of a date that does not exist
+        raise ConfigFileError(f"no valid YAML: {error}", origin=name) from error
     if data is None:
         data = {}
     if not isinstance(data, Mapping):

@@ -50,4 +50,18 @@ RULES: tuple[Rule, ...] = (
         example="qwen3_next",
         instead="Leave it unset and use optimizer.apply_wd_to_qk_layernorm.",
     ),
+    _inert(
+        "I09",
+        "mixed_precision.autocast_enabled",
+        default=False,
+        example=True,
+        instead="Leave it unset and set model.enable_autocast, which Megatron Core reads.",
+    ),
+    _inert(
+        "I10",
+        "train.num_epochs",
+        default=None,
+        example=3.0,
+        instead="Leave it unset and give the length as train.train_iters or train.train_samples.",
+    ),
 )

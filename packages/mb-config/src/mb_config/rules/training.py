@@ -56,9 +56,14 @@ def _v242(
     batch: int | None, micro: int | None, lenient: bool, world: int, tp: int, pp: int, cp: int
 ) -> str | None:
     dp = data_parallel_size(world, tp, pp, cp)
-    if lenient or dp is None or not batch or not micro or batch % (micro * dp) == 0:
+    return None if dp is None else _uneven(batch, micro, dp, lenient=lenient)
+
+
+def _uneven(batch: int | None, micro: int | None, dp: int, *, lenient: bool) -> str | None:
+    if not batch or not micro or batch % (micro * dp) == 0 or (lenient and batch > micro * dp):
         return None
-    return f"{batch} is no multiple of {micro * dp} (micro batch {micro} x data parallel {dp})"
+    wrong = "cannot be rounded down to a multiple" if lenient else "is no multiple"
+    return f"{batch} {wrong} of {micro * dp} (micro batch {micro} x data parallel {dp})"
 
 
 def _v119(  # noqa: PLR0913 - one value per field
@@ -66,6 +71,7 @@ def _v119(  # noqa: PLR0913 - one value per field
     eval_micro: int | None,
     batch: int | None,
     micro: int | None,
+    lenient: bool,
     world: int,
     tp: int,
     pp: int,
@@ -74,13 +80,12 @@ def _v119(  # noqa: PLR0913 - one value per field
 ) -> str | None:
     if eval_batch is None and eval_micro is None and eval_cp is None:
         return None  # as in training, where V242 speaks
+    lenient = lenient and eval_batch in (None, batch)  # a batch of its own is not rounded down
     batch, micro = eval_batch or batch, eval_micro or micro
     dp = data_parallel_size(world, tp, pp, eval_cp or cp)
     if dp is None and eval_cp is not None:
         return f"the evaluation's layout does not fit ({world} processes, tp={tp}, pp={pp}, cp={eval_cp})"
-    if dp is None or not batch or not micro or batch % (micro * dp) == 0:
-        return None
-    return f"{batch} is no multiple of {micro * dp} (micro batch {micro} x data parallel {dp})"
+    return None if dp is None else _uneven(batch, micro, dp, lenient=lenient)
 
 
 def _same_length(model: int | None, dataset: int | None) -> str | None:
@@ -98,7 +103,7 @@ LENGTH_RULES: tuple[Rule, ...] = (
         fields=("train.train_iters", "train.train_samples", "train.num_epochs", "train.global_batch_size"),
         test=_v056,
         why="exactly one of the three decides when the training ends",
-        fix="Set one of train.train_iters, train.train_samples and train.num_epochs, and the others to null.",
+        fix="Set train.train_iters or train.train_samples, and the others to null.",
         fails={"train.train_iters": 10, "train.train_samples": 1000, "train.global_batch_size": 30},
         passes={"train.train_samples": 1000, "train.global_batch_size": 30},
     ),
@@ -165,6 +170,7 @@ RULES: tuple[Rule, ...] = (
             "validation.eval_micro_batch_size",
             "train.global_batch_size",
             "train.micro_batch_size",
+            "train.decrease_batch_size_if_needed",
             "facts.world_size",
             *SIZES,
             "dist.eval_context_parallel_size",

@@ -42,7 +42,7 @@ class MixedPrecisionConfig(Section):
     """Dtype of torch's autocast."""
 
     autocast_enabled: bool = False
-    """Run under torch's autocast."""
+    """Run under torch's autocast. Nothing reads it, `model.enable_autocast` does: refused."""
 
     grad_reduce_in_fp32: bool = True
     """Accumulate and reduce gradients in float32."""

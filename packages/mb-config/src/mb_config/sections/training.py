@@ -49,7 +49,7 @@ class TrainingConfig(Section):
     """Sequences of the whole training, restarts included: the other way to give the length."""
 
     num_epochs: float | None = None
-    """Passes over a finite fine-tuning dataset: the third way to give the length."""
+    """Passes over a finite dataset, the third way to give the length. Nothing reads it yet: refused."""
 
     exit_interval: int | None = None
     """Stop at each multiple of this many steps; None: never."""

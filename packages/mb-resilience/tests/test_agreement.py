@@ -161,9 +161,12 @@ def test_going_on_after_the_agreed_stop_is_refused():
         stop(3)
 
 
-def test_a_silent_rank_0_is_named():
+@pytest.mark.parametrize("ended_by_rank_0", [0, 1])
+def test_a_silent_rank_0_is_named(ended_by_rank_0):
     store, now = DictStore(), [0.0]
-    AgreedStop(Told(), store=store, world_size=2)(1)
+    rank_0 = AgreedStop(Told(), store=store, world_size=2)
+    for step in range(1, ended_by_rank_0 + 1):
+        rank_0(step)
 
     def sleep(seconds):
         now[0] += seconds
@@ -171,7 +174,10 @@ def test_a_silent_rank_0_is_named():
     stop = AgreedStop(
         Told(), store=store, rank=1, world_size=2, timeout_seconds=5, clock=lambda: now[0], sleep=sleep
     )
-    assert [stop(1), stop(2)] == [None, None]
-    with pytest.raises(Rank0SilentError, match=r"rank 1 has ended step 3, but rank 0 has not ended step 2"):
-        stop(3)
+    assert [stop(step + 1) for step in range(ended_by_rank_0 + 1)] == [None] * (ended_by_rank_0 + 1)
+    step = ended_by_rank_0 + 2
+    with pytest.raises(
+        Rank0SilentError, match=rf"rank 1 has ended step {step}, but rank 0 has not ended step {step - 1}"
+    ):
+        stop(step)
     assert 5 < now[0] < 6

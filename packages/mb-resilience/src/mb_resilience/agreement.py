@@ -64,7 +64,7 @@ class AgreedStop:
 
     The store must outlive the last question of every rank: end a run with something that all ranks take part in.
 
-    Cost: at each round one round trip to the store, on rank 0 two; nothing in between.
+    Cost: at each round one round trip to the store, on rank 0 two, and one more at the first; nothing in between.
 
     Args:
         watcher: notices the wish on this rank.
@@ -115,6 +115,7 @@ class AgreedStop:
         prefix = f"mb_resilience/stop/{attempt}"
         self._wish_key, self._decided_key = f"{prefix}/wish", f"{prefix}/decided"
         self._announced = False
+        self._heard = False
         self._step: int | None = None
         self._round: int | None = None
         self._last: tuple[int, str] | None = None
@@ -174,9 +175,12 @@ class AgreedStop:
     def _wait_for(self, store: KeyValueStore, wanted: int) -> tuple[int, str] | None:
         begin, pause = self._clock(), 0.001
         while True:
-            decided, last = _read(store.get(self._decided_key))
-            if decided >= wanted:
-                return last
+            # The first time the key may not be there yet, and `get` would wait by the store's own time-out.
+            self._heard = self._heard or store.check([self._decided_key])
+            if self._heard:
+                decided, last = _read(store.get(self._decided_key))
+                if decided >= wanted:
+                    return last
             if self._clock() - begin > self._timeout_seconds:
                 raise Rank0SilentError(
                     f"AgreedStop: rank {self._rank} has ended step {self._step}, but rank 0 has not ended step "

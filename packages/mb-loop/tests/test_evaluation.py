@@ -75,6 +75,17 @@ def test_evaluation_has_batch_sizes_of_its_own():
     assert torch.equal(next(data)[0], tiny.batch(2)[0])
 
 
+@pytest.mark.parametrize("eval_global_batch_size", [None, 5])
+def test_the_training_batch_is_rounded_down_in_an_evaluation_too(eval_global_batch_size):
+    cfg = LoopConfig(
+        train=TrainSection(micro_batch_size=2, global_batch_size=5, decrease_batch_size_if_needed=True),
+        validation=ValidationSection(eval_iters=1, eval_global_batch_size=eval_global_batch_size),
+    )
+    state = mb_loop.LoopState(cfg=cfg)
+    evaluate(state, tiny.make_model()[0])
+    assert state.train_state.consumed_valid_samples == 4
+
+
 def test_a_test_has_events_of_its_own():
     seen, manager = [], mb_loop.CallbackManager()
     for event in ("on_test_start", "on_test_step_start", "on_test_step_end", "on_test_end", "on_eval_start"):

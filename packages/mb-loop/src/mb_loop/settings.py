@@ -321,6 +321,8 @@ def batch_plan(cfg: LoopSettings) -> BatchPlan:
 def evaluation_batch(cfg: LoopSettings) -> StepBatch:
     """Return the batch of one evaluation step; the training sizes stand in for those that are not set.
 
+    The training's global batch is rounded down where the training rounds it; one of its own has to divide.
+
     Raises:
         BatchSizeError: a size is not set, or the sizes do not fit.
     """
@@ -331,7 +333,8 @@ def evaluation_batch(cfg: LoopSettings) -> StepBatch:
             "train.micro_batch_size", cfg.train.micro_batch_size if micro is None else micro
         ),
         data_parallel_size=_size("data_parallel_size", cfg.data_parallel_size),
-        decrease_batch_size_if_needed=wanted is None and cfg.train.decrease_batch_size_if_needed,
+        decrease_batch_size_if_needed=wanted in (None, cfg.train.global_batch_size)
+        and cfg.train.decrease_batch_size_if_needed,
     )
 
 

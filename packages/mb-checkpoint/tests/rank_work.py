@@ -126,12 +126,15 @@ def rank_zero_fails():
     return error_of(on_rank_zero, work)
 
 
-def rank_zero_fails_strangely():
-    """Let rank 0 fail with an exception that no other process can rebuild."""
+def rank_zero_fails_strangely(reason):
+    """Let rank 0 fail with an exception that no other process can rebuild, or that cannot be taken apart."""
     from mb_checkpoint.agreement import on_rank_zero
 
     class LocalError(Exception):
-        pass
+        def __reduce__(self):
+            if reason == "refuses":
+                raise ValueError("not for pickles")
+            return super().__reduce__()
 
     def work():
         raise LocalError("only here")

@@ -109,6 +109,11 @@ def test_a_file_in_the_way_is_refused(tmp_path):
         check_writable(tmp_path / "file" / "checkpoints")
 
 
+def test_a_path_that_cannot_be_looked_at_is_refused(tmp_path):
+    with pytest.raises(CheckpointFolderError, match="File name too long"):
+        check_writable(tmp_path / ("x" * 300))
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc, where even root cannot make files")
 def test_a_folder_that_takes_no_file_is_refused():
     with pytest.raises(CheckpointFolderError, match=r"/proc takes no file \("):

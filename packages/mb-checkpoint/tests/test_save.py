@@ -82,8 +82,9 @@ def test_a_failure_of_rank_0_is_raised_as_it_is_on_every_rank(two_ranks):
     )
 
 
-def test_an_exception_that_cannot_travel_arrives_as_its_text(two_ranks):
+@pytest.mark.parametrize("reason", ["local", "refuses"])
+def test_an_exception_that_cannot_travel_arrives_as_its_text(two_ranks, reason):
     assert (
-        two_ranks.run(rank_work.rank_zero_fails_strangely)
+        two_ranks.run(rank_work.rank_zero_fails_strangely, reason)
         == [("RuntimeError", "LocalError: only here", False)] * 2
     )

@@ -5,6 +5,7 @@ import whole
 
 from mb_checkpoint import CheckpointNotFoundError, IncompleteCheckpointError, select_checkpoint
 from mb_checkpoint.layout import WEIGHTS
+from mb_checkpoint.select import problems_in
 
 
 def outcome(path, **wishes):
@@ -75,6 +76,14 @@ def test_a_missing_data_file_and_a_damaged_index_are_found(tmp_path):
     reasons = dict(outcome(tmp_path)[2])
     assert reasons["iter_0000030"] == f"lacks {data.name}"
     assert reasons["iter_0000020"].startswith(".metadata cannot be read")
+
+
+def test_a_changed_byte_anywhere_in_an_index_is_no_crash(tmp_path):
+    index = whole.save(tmp_path, 10) / ".metadata"
+    content = index.read_bytes()
+    for position in range(0, len(content), 3):
+        index.write_bytes(content[:position] + bytes([content[position] ^ 0x51]) + content[position + 1 :])
+        assert isinstance(problems_in(index.parent), list)
 
 
 def test_a_damaged_tracker_gives_way_to_the_other_one(tmp_path):

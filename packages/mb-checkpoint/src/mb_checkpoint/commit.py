@@ -60,7 +60,15 @@ def check_writable(path: Path | str) -> None:
         CheckpointFolderError: The path, or its nearest existing parent, is no folder or takes no file.
     """
     wanted = Path(path)
-    existing = next(parent for parent in (wanted.absolute(), *wanted.absolute().parents) if parent.exists())
+    try:
+        existing = next(
+            parent for parent in (wanted.absolute(), *wanted.absolute().parents) if parent.exists()
+        )
+    except OSError as error:
+        raise CheckpointFolderError(
+            f"checkpoint.save: cannot write checkpoints to {wanted}: {error.strerror}. "
+            "Set checkpoint.save to a folder that can be written."
+        ) from error
     if not existing.is_dir():
         raise CheckpointFolderError(
             f"checkpoint.save: cannot write checkpoints to {wanted}: {existing} is not a folder. "

@@ -23,6 +23,19 @@ from mb_checkpoint.layout import (
 )
 from mb_checkpoint.train_state import read_train_state
 
+_DAMAGED = (
+    pickle.UnpicklingError,
+    EOFError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    ValueError,
+    TypeError,
+    OverflowError,
+    MemoryError,
+)
+"""What unpickling, or using what came of it, raises where a bit of a pickle has changed."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassedOver:
@@ -94,13 +107,9 @@ def problems_in(directory: Path, *, wanted: tuple[str, ...] = RESUMABLE) -> list
 
 def _short_files(directory: Path) -> list[str]:
     try:
-        index = FileSystemReader(directory).read_metadata()
-    except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError) as error:
+        needed = _needed_bytes(directory)
+    except _DAMAGED as error:
         return [f"{TENSOR_INDEX} cannot be read ({type(error).__name__})"]
-    needed: dict[str, int] = {}
-    for piece in (index.storage_data or {}).values():
-        end = piece.offset + piece.length
-        needed[piece.relative_path] = max(needed.get(piece.relative_path, 0), end)
     problems = []
     for name, size in sorted(needed.items()):
         file = directory / name
@@ -109,6 +118,15 @@ def _short_files(directory: Path) -> list[str]:
         elif file.stat().st_size < size:
             problems.append(f"{name} has {file.stat().st_size} of {size} bytes")
     return problems
+
+
+def _needed_bytes(directory: Path) -> dict[str, int]:
+    """Return where the last piece of each data file ends, by the index."""
+    needed: dict[str, int] = {}
+    for piece in (FileSystemReader(directory).read_metadata().storage_data or {}).values():
+        end = piece.offset + piece.length
+        needed[piece.relative_path] = max(needed.get(piece.relative_path, 0), end)
+    return needed
 
 
 def _exactly(

@@ -74,6 +74,7 @@ def test_progress_ends_at_the_size_of_the_input(tmp_path, name):
         (b'{"body": "x"}', r"in\.jsonl:3: has no text under 'text', but the keys body"),
         (b'{"text": 7}', r"in\.jsonl:3: has no text"),
         (b"[1]", r"in\.jsonl:3: has no text under 'text', but list"),
+        (b'{"text": "ab\\ud83d"}', r"in\.jsonl:3: has half a character \(surrogates not allowed at 2\)"),
         (b"\xff", r"in\.jsonl:3: is not UTF-8"),
     ],
 )

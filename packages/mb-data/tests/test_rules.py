@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from mb_data import RULES
+from mb_data import RULES, TokenizerConfig
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
@@ -26,11 +26,22 @@ def test_ids_are_unique():
         ("V044c", ([(["a"], [1.0, 2.0]), None, None], None, None), "1 prefixes have 2 weights"),
         ("V044c", ([None, None, None], None, None), "0 are blends"),
         ("D12", ("HuggingFaceTokenizer", None, None), "without tokenizer_model"),
+        ("D33", (0,), "0 would have no effect"),
     ],
 )
 def test_other_ways_to_break_a_rule(rule_id, values, message):
     (rule,) = (rule for rule in RULES if rule.id == rule_id)
     assert message in rule.test(*values)
+
+
+def test_a_tokenizer_section_as_it_is_made_breaks_no_rule():
+    broken = [
+        rule.id
+        for rule in RULES
+        for values in [[getattr(TokenizerConfig(), path.partition(".")[2], None) for path in rule.fields]]
+        if rule.fields[0].startswith("tokenizer.") and rule.test(*values) is not None
+    ]
+    assert broken == []
 
 
 def test_sections_and_rules_need_the_standard_library_only():

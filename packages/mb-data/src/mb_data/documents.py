@@ -130,4 +130,10 @@ def _json_text(line: str, *, json_key: str, place: str) -> str:
         raise BadDocumentError(
             f"{place}: has no text under {json_key!r}, but {found}. Correct the line, or name another key."
         )
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # an escape such as \ud83d without its other half
+        raise BadDocumentError(
+            f"{place}: has half a character ({error.reason} at {error.start}); no tokenizer takes it. Correct the line."
+        ) from error
     return text

@@ -127,6 +127,48 @@ def _corpus_has_no_paths(sources: Any, data_path: Any, blend: Any, per_split: An
     )
 
 
+def _inert(rule_id: str, name: str, *, neutral: object, asked: object, fix: str) -> Rule:
+    """Refuse a field of the tokenizer section that nothing reads, unless it asks for nothing."""
+    path = f"tokenizer.{name}"
+    return Rule(
+        id=rule_id,
+        fields=(path,),
+        test=lambda value: _unless(value is None or value == neutral, f"{value!r} would have no effect"),
+        why="nothing in this version reads it, and a wish that is passed over in silence is missed too late",
+        fix=fix,
+        fails={path: asked},
+        passes={path: neutral},
+    )
+
+
+_PADDING = "Leave it unset and set model.make_vocab_size_divisible_by or model.vocab_size."
+_FILE = "Leave it unset; a tokenizer is what its tokenizer.json says."
+_CHAT = "Leave it unset and format conversations before they are tokenized."
+
+_INERT: tuple[tuple[str, object, object, str], ...] = (
+    ("padded_vocab_size", None, 50304, _PADDING),
+    ("pad_vocab_size", True, False, "Leave it set; a model.vocab_size is taken as it is."),
+    ("make_vocab_size_divisible_by", 1, 128, _PADDING),
+    ("tensor_model_parallel_size", 1, 2, _PADDING),
+    ("use_tokenizer_vocab_size", False, True, "Leave model.vocab_size unset: it is the tokenizer's then."),
+    ("vocab_file", None, "vocab.json", _FILE),
+    ("merge_file", None, "merges.txt", _FILE),
+    ("metadata_path", None, "metadata.json", _FILE),
+    ("special_tokens", None, ["<pad>"], _FILE),
+    ("vocab_extra_ids", 0, 100, _FILE),
+    ("tokenizer_hf_no_use_fast", False, True, _FILE),
+    ("hf_tokenizer_kwargs", {}, {"use_fast": False}, _FILE),
+    ("null_tokenizer_pad_id", -1, 3, "Leave it at -1; no token is taken for padding."),
+    ("chat_template", None, "{{ messages }}", _CHAT),
+    ("chat_template_path", None, "chat.jinja", _CHAT),
+)
+"""Fields that a supported tokenizer could have heeded: name, value that asks for nothing, example, what to do."""
+
+
+def _position_is_kept(save: Any, load: Any, kind: Any) -> str | None:
+    return _unless(kind == "external" or not (save or load), f"save={save!r}, load={load!r} with {kind!r}")
+
+
 RULES: tuple[Rule, ...] = (
     Rule(
         id="V042",
@@ -312,6 +354,27 @@ RULES: tuple[Rule, ...] = (
             "tokenizer.tokenizer_model": None,
             "tokenizer.vocab_size": 1000,
         },
+    ),
+    Rule(
+        id="D13",
+        fields=("dataset.dataloader_save", "dataset.dataloader_load", "dataset.dataloader_type"),
+        test=_position_is_kept,
+        why="the other loaders continue from the number of consumed samples, and write no position of their own",
+        fix="Leave both unset, or use dataloader_type external with a dataset that heeds them.",
+        fails={
+            "dataset.dataloader_save": "/positions",
+            "dataset.dataloader_load": None,
+            "dataset.dataloader_type": "single",
+        },
+        passes={
+            "dataset.dataloader_save": "/positions",
+            "dataset.dataloader_load": None,
+            "dataset.dataloader_type": "external",
+        },
+    ),
+    *(
+        _inert(f"D{number}", name, neutral=neutral, asked=asked, fix=fix)
+        for number, (name, neutral, asked, fix) in enumerate(_INERT, start=21)
     ),
 )
 """Every rule of this package."""

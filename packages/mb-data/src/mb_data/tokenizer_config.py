@@ -6,7 +6,10 @@ from typing import Any
 
 @dataclass(kw_only=True)
 class TokenizerConfig:
-    """Which tokenizer, and the size of the vocabulary. Types that are not supported yet are refused by rule D11."""
+    """Which tokenizer, and the size of the vocabulary.
+
+    Types that are not supported yet are refused by rule D11, fields that nothing reads by the rules from D21 on.
+    """
 
     vocab_size: int | None = None
     """Entries before padding; the NullTokenizer needs it, others know it."""

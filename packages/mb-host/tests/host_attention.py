@@ -39,7 +39,9 @@ def attention(kind: type, **changes) -> torch.nn.Module:
     )
 
 
-def attend(module: torch.nn.Module, *, masked: bool = False) -> tuple[torch.Tensor, ...]:
+def attend(
+    module: torch.nn.Module, *, masked: bool = False, seen_before: int = SEQUENCE
+) -> tuple[torch.Tensor, ...]:
     """Return the output of attention to the same 64-bit tensors, and the three gradients of its square's sum."""
     generator = torch.Generator().manual_seed(7)
     shapes = [(SEQUENCE, BATCH, heads, CHANNELS) for heads in (HEADS, GROUPS, GROUPS)]
@@ -50,6 +52,7 @@ def attend(module: torch.nn.Module, *, masked: bool = False) -> tuple[torch.Tens
     if masked:  # two documents
         place = torch.arange(SEQUENCE)
         mask = (place[:, None] < place) | ((place[:, None] < 5) != (place < 5))
+        mask |= place[:, None] - place > seen_before
     output = module(*inputs, mask)
     return output, *torch.autograd.grad(output.square().sum(), inputs)
 
@@ -59,6 +62,14 @@ def largest_difference(masked: bool, changes: dict) -> float:
     expected = attend(attention(DotProductAttention, **changes), masked=masked)
     parallel_state.destroy_model_parallel()
     found = attend(attention(HostCoreAttention, **changes), masked=masked)
+    return max((one - other).abs().max().item() for one, other in zip(expected, found, strict=True))
+
+
+def largest_difference_in_a_masked_window() -> float:
+    """Compare a window beside a mask with Megatron's attention under one mask that says both."""
+    expected = attend(attention(DotProductAttention), masked=True, seen_before=4)
+    parallel_state.destroy_model_parallel()
+    found = attend(attention(HostCoreAttention, window_size=(4, 0)), masked=True)
     return max((one - other).abs().max().item() for one, other in zip(expected, found, strict=True))
 
 

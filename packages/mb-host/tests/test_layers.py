@@ -26,6 +26,11 @@ def test_attention_is_megatrons(masked, changes, one_rank):
     assert difference < 1e-12
 
 
+def test_a_window_holds_beside_a_mask(one_rank):
+    [difference] = one_rank.run(function_in(ATTENTION, "largest_difference_in_a_masked_window"))
+    assert difference < 1e-12
+
+
 def test_dropout_differs_between_ranks_and_leaves_the_host_alone(two_ranks):
     first, second = two_ranks.run(function_in(ATTENTION, "dropped"))
     assert first.pop("sum") != second.pop("sum")

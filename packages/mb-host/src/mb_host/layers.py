@@ -109,7 +109,7 @@ class HostCoreAttention(MegatronModule):  # type: ignore[misc]
         """Return the attention's output, [S, B, N*D], of query [S, B, N, D] and key and value [S, B, G, D].
 
         Collective over the context-parallel group. A causal mask is made here where none is given; `attention_mask`
-        is True where attention is forbidden and broadcasts to [B, N, S, T].
+        is True where attention is forbidden and broadcasts to [B, N, S, T]. A window narrows either of them.
 
         Raises:
             ValueError: A bias, packed sequences, or a mask under context parallelism.
@@ -123,8 +123,9 @@ class HostCoreAttention(MegatronModule):  # type: ignore[misc]
         allowed_ST = None
         if attention_mask is not None:
             allowed_ST = ~attention_mask
-        elif causal:
-            allowed_ST = self._causal(query_positions, key_positions)
+        if causal and (allowed_ST is None or self.window_left is not None):
+            seen_ST = self._causal(query_positions, key_positions)
+            allowed_ST = seen_ST if allowed_ST is None else allowed_ST & seen_ST
         query_BNSD, key_BGTD, value_BGTD = (each.permute(1, 2, 0, 3) for each in (query, key, value))
         with self._random_state():
             output_BNSD = scaled_dot_product_attention(

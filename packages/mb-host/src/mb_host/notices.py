@@ -36,6 +36,12 @@ NOTICES: tuple[Notice, ...] = (
     ),
     Notice(
         kind="warning",
+        source=r"megatron\.core\.hyper_comm_grid",
+        pattern=r"absl\.logging is not installed",
+        why="the standard library's logging takes its place",
+    ),
+    Notice(
+        kind="warning",
         source=r"megatron\.core\.transformer\.transformer_config",
         pattern=r"full scope is deprecated",
         why="about CUDA graphs, and about a value that Megatron itself has set",

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mb_data import TextCorpusConfig, load_tokenizer, prepare_corpus, verify_prefix
-from mb_data.corpus import cache_folder, fingerprint, read_sources, split_files
+from mb_data.corpus import _put, cache_folder, fingerprint, read_sources, split_files
 from mb_data.errors import CorpusError
 
 pytest.importorskip("tokenizers", reason="needs the tokenizers extra")
@@ -129,6 +129,20 @@ corpus = prepare_corpus(TextCorpusConfig(
     test_fraction=0.2))
 print(corpus.train)
 """
+
+
+def test_a_corpus_that_loses_a_file_while_it_is_made_is_refused(config, tmp_path):
+    def lose(stage, done, total):
+        for file in (tmp_path / "cache").rglob("tokenizer.json") if done == total else ():
+            file.unlink()
+
+    with pytest.raises(CorpusError, match="was changed while it was being made"):
+        prepare_corpus(config, progress=lose)
+
+
+def test_a_build_that_cannot_be_put_in_its_place_is_an_error(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        _put(tmp_path / "building", tmp_path / "corpus")
 
 
 def test_two_processes_at_once_both_end_well(text_folder, tmp_path):

@@ -1,11 +1,12 @@
 import operator
 import os
 from functools import partial
+from multiprocessing import Pipe
 
 import pytest
 
 from mb_data.errors import WorkerError
-from mb_data.workers import map_in_order
+from mb_data.workers import _send, map_in_order
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -32,6 +33,13 @@ def test_only_a_few_arguments_are_taken_ahead():
 def test_a_worker_that_dies_is_an_error():
     with pytest.raises(WorkerError, match="ended without an answer"):
         list(map_in_order(os._exit, [1, 1], workers=2))
+
+
+def test_a_worker_that_died_before_it_got_anything_is_an_error():
+    here, there = Pipe()
+    there.close()
+    with pytest.raises(WorkerError, match="ended without an answer"):
+        _send(here, 1)
 
 
 def test_somebody_has_to_work():

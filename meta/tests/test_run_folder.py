@@ -5,26 +5,27 @@ import json
 import pytest
 import yaml
 
-from mb_trainer.run_folder import EventLog, RunFolder, RunFolderError, differences, standing
+from mb_trainer.run_folder import EventLog, RunFolder, changes_since, describe, differences, standing
 
 CONFIG = {"train": {"train_iters": 20}, "checkpoint": {"save": "runs/a/checkpoints"}, "peft": None}
 
 
 @pytest.mark.parametrize(("last_step", "expected"), [(None, "fresh"), (10, "resumable"), (20, "complete")])
-def test_standing_follows_the_newest_checkpoint(tmp_path, last_step, expected):
-    folder = RunFolder(tmp_path)
-    folder.run_config.write_text(yaml.safe_dump(CONFIG))
-    assert standing(folder, CONFIG, last_step=last_step, train_iters=20) == expected
+def test_standing_follows_the_newest_checkpoint(last_step, expected):
+    assert standing(last_step=last_step, train_iters=20) == expected
 
 
-def test_other_settings_are_refused_and_each_is_named(tmp_path):
+def test_a_fresh_folder_has_no_other_settings(tmp_path):
+    assert changes_since(RunFolder(tmp_path), CONFIG) == {}
+
+
+def test_other_settings_are_described_each_with_both_values(tmp_path):
     folder = RunFolder(tmp_path)
     folder.run_config.write_text(yaml.safe_dump(CONFIG))
-    wanted = {**CONFIG, "train": {"train_iters": 30}}
-    with pytest.raises(
-        RunFolderError, match=r"train.train_iters: 20 there, 30 now[\s\S]*--resume-with-changes"
-    ):
-        standing(folder, wanted, last_step=10, train_iters=30)
+    changed = changes_since(folder, {**CONFIG, "train": {"train_iters": 30}})
+    assert changed == {"train.train_iters": (20, 30)}
+    assert "train.train_iters: 20 there, 30 now" in describe(folder, changed)
+    assert "--resume-with-changes" in describe(folder, changed)
 
 
 def test_differences_name_leaves_and_pass_over_what_the_folder_places():

@@ -102,6 +102,13 @@ def test_another_run_in_the_same_folder_is_refused(overrides, straight):
         train_here([*overrides, "optimizer.lr=0.1"], straight)
 
 
+def test_a_complete_run_can_be_made_longer(overrides, tmp_path):
+    train_here([*overrides, "train.train_iters=4"], tmp_path / "run")
+    outcome = train_here([*overrides, "train.train_iters=8"], tmp_path / "run", resume_with_changes=True)
+    assert (outcome.reason, outcome.step) == ("finished", 8)
+    assert list(losses(tmp_path / "run")) == list(range(1, 9))
+
+
 class Norms(Callback):
     """A user's own callback: reads the gradient norm of each step."""
 

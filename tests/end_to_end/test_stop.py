@@ -1,21 +1,9 @@
 """Stopping as a user does: Ctrl-C or SIGTERM to the process, and on again with the same command."""
 
 import signal
-import time
 
 import pytest
-from runs import events, losses, start_mb
-
-
-def wait_for_steps(out, number: int, *, seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if (out / "metrics.jsonl").exists() and len(
-            (out / "metrics.jsonl").read_text().splitlines()
-        ) >= number:
-            return
-        time.sleep(0.05)
-    pytest.fail(f"{out}: fewer than {number} steps in {seconds} s")
+from runs import events, losses, start_mb, wait_for_steps
 
 
 @pytest.mark.slow

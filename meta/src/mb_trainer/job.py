@@ -16,7 +16,7 @@ from mb_trainer.config import ConfigContainer
 from mb_trainer.console import Voice
 from mb_trainer.preflight import settle, verify_data
 from mb_trainer.processes import World, read_world
-from mb_trainer.run_folder import RunFolder, RunFolderError, Standing, standing
+from mb_trainer.run_folder import RunFolder, RunFolderError, Standing, changes_since, describe, standing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,17 +122,12 @@ def settle_job(
     save = config.checkpoint.save
     if save is not None:
         check_writable(save)
-    try:
-        state = standing(
-            folder,
-            config.to_dict(),
-            last_step=last_step(config.checkpoint.load),
-            train_iters=config.train.train_iters or 0,
-        )
-    except RunFolderError:
-        if not resume_with_changes:
-            raise
-        state = "resumable"
+    changed = changes_since(folder, config.to_dict())
+    if changed and not resume_with_changes:
+        raise RunFolderError(describe(folder, changed))
+    if changed and not config.scheduler.use_checkpoint_opt_param_scheduler:
+        config.scheduler.override_opt_param_scheduler = True  # the new schedule, not the checkpoint's
+    state = standing(last_step=last_step(config.checkpoint.load), train_iters=config.train.train_iters or 0)
     return Job(
         name=name,
         config=config,

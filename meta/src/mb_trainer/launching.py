@@ -11,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
@@ -108,7 +108,8 @@ def first_failure(ended: Mapping[int, ProcessFailure], told: Sequence[Failure], 
             text = f"rank {rank} was killed by {name}{last_words(logs, rank)}"
             return Failure(rank=rank, time=0.0, text=text, exit_code=FAILED)
     if told:
-        return min(told, key=lambda failure: failure.time)
+        first = min(told, key=lambda failure: failure.time)
+        return replace(first, text=f"rank {first.rank}: {first.text}")
     rank, process = next(iter(ended.items()))
     text = f"rank {rank} ended with exit code {process.exitcode}{last_words(logs, rank)}"
     return Failure(rank=rank, time=0.0, text=text, exit_code=FAILED)

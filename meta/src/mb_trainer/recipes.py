@@ -54,7 +54,9 @@ def gpt_tiny() -> ConfigContainer:
         optimizer=OptimizerConfig(lr=2e-3, min_lr=2e-4, adam_beta2=0.95, weight_decay=0.1, clip_grad=1.0),
         scheduler=SchedulerConfig(lr_decay_style="cosine", lr_warmup_iters=20),
         ddp=DistributedDataParallelConfig(grad_reduce_in_fp32=True),
-        dataset=TextCorpusConfig(seq_length=seq_length, vocab_size=4096, dataloader_type="single"),
+        dataset=TextCorpusConfig(
+            seq_length=seq_length, vocab_size=4096, dataloader_type="single", num_workers=0
+        ),
         tokenizer=TokenizerConfig(),
         logger=LoggerConfig(log_interval=10, log_throughput=True, log_throughput_to_tensorboard=True),
         checkpoint=CheckpointConfig(save_interval=100),

@@ -10,9 +10,15 @@ from typing import Any, Literal
 import yaml
 
 NOT_SETTINGS = frozenset(
-    {"checkpoint.save", "checkpoint.load", "logger.tensorboard_dir", "comm_overlap.data_parallel_size"}
+    {
+        "checkpoint.save",
+        "checkpoint.load",
+        "logger.tensorboard_dir",
+        "comm_overlap.data_parallel_size",
+        "scheduler.override_opt_param_scheduler",
+    }
 )
-"""Fields filled in from the run folder and the number of processes; they do not make two runs different."""
+"""Fields filled in from the folder, the number of processes or a resume; they do not make two runs different."""
 
 Standing = Literal["fresh", "resumable", "complete"]
 
@@ -78,25 +84,15 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return leaves
 
 
-def standing(
-    folder: RunFolder, wanted: Mapping[str, Any], *, last_step: int | None, train_iters: int
-) -> Standing:
-    """Say whether the run is fresh, to be resumed or complete.
+def changes_since(folder: RunFolder, wanted: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return dotted path -> (there, wanted) for each setting that differs from the run in the folder; none if fresh."""
+    if not folder.run_config.exists():
+        return {}
+    return differences(yaml.safe_load(folder.run_config.read_text()), wanted)
 
-    Args:
-        folder: where the run is or will be.
-        wanted: the resolved configuration as plain data.
-        last_step: step of the newest checkpoint, None where there is none.
-        train_iters: steps that the wanted run has.
 
-    Raises:
-        RunFolderError: the folder holds a run with other settings; the message names each difference.
-    """
-    if folder.run_config.exists():
-        saved = yaml.safe_load(folder.run_config.read_text())
-        changed = differences(saved, wanted)
-        if changed:
-            raise RunFolderError(describe(folder, changed))
+def standing(*, last_step: int | None, train_iters: int) -> Standing:
+    """Say whether a run is fresh, to be resumed or complete; `last_step` is its newest checkpoint's, None without one."""
     if last_step is None:
         return "fresh"
     return "complete" if last_step >= train_iters else "resumable"

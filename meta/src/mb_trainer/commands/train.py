@@ -39,7 +39,6 @@ def pretrain(
         return outcome.exit_code
 
     def train_in_processes() -> int:
-        refuse_inside_a_launcher(os.environ)
         request = read_request(words, files=files)
         job = settle_job(
             request.config,
@@ -58,7 +57,12 @@ def pretrain(
             worker_arguments(words, files, out, resume_with_changes), processes=nproc or 1, port=port
         )
 
-    return reported(train_here if nproc is None else train_in_processes)
+    def work() -> int:
+        if nproc is not None:
+            refuse_inside_a_launcher(os.environ)
+        return train_here() if nproc in (None, 1) else train_in_processes()
+
+    return reported(work)
 
 
 RESUME_COMMAND = "MB_RESUME_COMMAND"
@@ -88,5 +92,5 @@ def launch(arguments: Sequence[str], *, processes: int, port: int | None) -> int
     launching = import_module("mb_trainer.launching")  # imports torch, only after all checks
     ended = launching.launch(arguments, processes=processes, port=port)
     if ended.failure is not None:
-        print(f"error: rank {ended.failure.rank}: {ended.failure.text}", file=sys.stderr)
+        print(f"error: {ended.failure.text}", file=sys.stderr)
     return int(ended.exit_code)

@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from mb_loop import Callback, TrainOutcome
@@ -27,13 +29,32 @@ def train_here(
     )
 
 
-def start_mb(*words: str) -> subprocess.Popen[str]:
+def start_mb(*words: str, environment: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
     """Start `mb` in a process of its own."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "mb_trainer", *words]
     return subprocess.Popen(
-        command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-m", "mb_trainer", *words],
+        env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
+
+
+def mb(*words: str, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run `mb` in a process of its own and wait for it."""
+    process = start_mb(*words, environment=environment)
+    said, complaints = process.communicate(timeout=300)
+    return subprocess.CompletedProcess(process.args, process.returncode, said, complaints)
+
+
+def wait_for_steps(out: Path, number: int, *, seconds: float = 120) -> None:
+    """Wait until a run has recorded so many steps."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if (out / "metrics.jsonl").exists() and len(metrics(out)) >= number:
+            return
+        time.sleep(0.02)
+    raise TimeoutError(f"{out}: fewer than {number} steps in {seconds} s")
 
 
 def metrics(out: Path) -> list[dict]:

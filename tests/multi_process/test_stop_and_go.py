@@ -1,0 +1,59 @@
+"""Stopped by a signal to the launcher or to one rank, and on again with the same command: bit for bit."""
+
+import signal
+
+import psutil
+import pytest
+from runs import events, losses, mb, start_mb, wait_for_steps
+
+LAYOUTS = {
+    "DP2": [],
+    "TP2": ["model.tensor_model_parallel_size=2"],
+    "PP2": ["model.pipeline_model_parallel_size=2", "model.num_layers=2"],
+}
+STEPS = 60
+
+
+def command(overrides, layout, out):
+    words = [*overrides, *layout, f"train.train_iters={STEPS}", "logger.log_interval=1"]
+    words += ["validation.eval_interval=null", "validation.eval_iters=0", "checkpoint.save_interval=null"]
+    return ["pretrain", *words, "--nproc", "2", "--out", str(out)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "number", "to"), [
+    ("DP2", signal.SIGTERM, "launcher"),
+    ("TP2", signal.SIGINT, "launcher"),
+    ("PP2", signal.SIGTERM, "one rank"),
+])  # fmt: skip
+def test_stop_and_go_is_bit_for_bit(overrides, tmp_path, name, number, to):
+    straight = mb(*command(overrides, LAYOUTS[name], tmp_path / "straight"))
+    assert straight.returncode == 0
+
+    words = command(overrides, LAYOUTS[name], tmp_path / "run")
+    process = start_mb(*words)
+    wait_for_steps(tmp_path / "run", 3)
+    target = process if to == "launcher" else psutil.Process(process.pid).children()[1]
+    target.send_signal(number)
+    said, complaints = process.communicate(timeout=60)
+    assert (process.returncode, complaints) == (0, "")
+    stopped = max(losses(tmp_path / "run"))
+    assert stopped < STEPS
+    assert f"stopped after step {stopped}: {number.name} on rank" in said
+    assert "resume with          mb pretrain" in said
+    assert events(tmp_path / "run")[-2:] == [("save", stopped), ("stop", stopped)]
+
+    again = mb(*words)
+    assert again.returncode == 0
+    assert f"at step {stopped}" in again.stdout
+    assert losses(tmp_path / "run") == losses(tmp_path / "straight")
+
+
+@pytest.mark.slow
+def test_a_second_interrupt_stops_at_once(overrides, tmp_path):
+    process = start_mb(*command(overrides, ["train.train_iters=100000"], tmp_path / "run"))
+    wait_for_steps(tmp_path / "run", 3)
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode in (0, 130)  # 0: the run had stopped by itself before the second one came

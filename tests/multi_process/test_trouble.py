@@ -1,0 +1,139 @@
+"""Trouble while running: exit code 1, one clear message, the cause first, and nothing that was saved is lost."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from runs import losses, mb, start_mb, train_here, wait_for_steps
+
+FAULT = Path(__file__).parent / "fault"
+ENDLESS = ["train.train_iters=100000", "logger.log_interval=1", "checkpoint.save_interval=null"]
+ENDLESS += ["validation.eval_interval=null", "validation.eval_iters=0"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_raises_is_named_with_its_traceback_first(overrides, tmp_path, rank):
+    environment = {"PYTHONPATH": str(FAULT), "FAULTY_RANK": str(rank)}
+    result = mb(
+        "pretrain", *overrides, "--nproc", "2", "--out", str(tmp_path / "run"), environment=environment
+    )
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"error: rank {rank}: Traceback")
+    assert result.stderr.count("Traceback") == 1
+    assert "RuntimeError: a planted fault" in result.stderr
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_ends_the_others_within_seconds(overrides, tmp_path):
+    process = start_mb("pretrain", *overrides, *ENDLESS, "--nproc", "2", "--out", str(tmp_path / "run"))
+    wait_for_steps(tmp_path / "run", 3)
+    ranks = psutil.Process(process.pid).children()
+    ranks[1].send_signal(signal.SIGKILL)
+    killed = time.monotonic()
+    _, complaints = process.communicate(timeout=60)
+    assert time.monotonic() - killed < 20
+    assert process.returncode == 1
+    assert complaints.startswith("error: rank 1 was killed by SIGKILL")
+    assert not any(rank.is_running() for rank in ranks)
+
+
+def test_a_port_that_was_asked_for_and_is_in_use_is_refused(overrides, tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        words = ["pretrain", *overrides, "--nproc", "2", "--out", str(tmp_path / "run")]
+        result = mb(*words, environment={"MASTER_PORT": port})
+    assert (result.returncode, (tmp_path / "run").exists()) == (1, False)
+    assert result.stderr.startswith(f"error: MASTER_PORT: port {port} is in use")
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_another_shape_names_the_tensors_once(overrides, tmp_path):
+    train_here([*overrides, "train.train_iters=2"], tmp_path / "run")
+    words = [*overrides, "model.hidden_size=64", "--resume-with-changes", "--nproc", "2"]
+    result = mb("pretrain", *words, "--out", str(tmp_path / "run"))
+    assert result.returncode == 1
+    assert result.stderr.count("made by a model of another shape") == 1
+    assert "decoder.final_layernorm.weight: [32] in the checkpoint, [64] in the model" in result.stderr
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk with room for one checkpoint and a bit."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1200k", "tmpfs", str(disk)], capture_output=True, check=False
+    )
+    if mounted.returncode != 0:
+        pytest.skip("a tmpfs cannot be mounted here")
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+@pytest.mark.slow
+def test_a_disk_that_fills_up_keeps_the_previous_checkpoint(overrides, small_disk, tmp_path):
+    words = [*overrides, f"checkpoint.save={small_disk}/checkpoints", "checkpoint.most_recent_k=-1"]
+    words += ["train.train_iters=100", "checkpoint.save_interval=5", "validation.eval_interval=null"]
+    result = mb("pretrain", *words, "validation.eval_iters=0", "--out", str(tmp_path / "run"))
+    assert result.returncode == 1
+    assert re.search(
+        r"^error: checkpoint save at step \d+ to .* failed \(0.0 GiB free\)", result.stderr, re.MULTILINE
+    )
+    assert "Traceback" not in result.stderr
+    saved = int((small_disk / "checkpoints/latest_checkpointed_iteration.txt").read_text())
+    stop_there = [
+        *words,
+        f"train.train_iters={saved}",
+        "validation.eval_iters=0",
+        "checkpoint.save_interval=0",
+    ]
+    again = mb("pretrain", *stop_there, "--resume-with-changes", "--out", str(tmp_path / "run"))
+    assert again.returncode == 0
+    assert f"the run is complete ({saved} steps)" in again.stdout
+
+
+def test_nproc_inside_torchrun_is_refused(overrides, tmp_path):
+    result = mb(
+        "pretrain",
+        *overrides,
+        "--nproc",
+        "2",
+        environment={"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"},
+    )
+    assert result.returncode == 2
+    assert "--nproc: is given inside torchrun or srun" in result.stderr
+
+
+@pytest.mark.slow
+def test_plain_torchrun_runs_the_same_and_tells_an_error_once(overrides, tmp_path):
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "-m",
+        "mb_trainer",
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    out = tmp_path / "run"
+
+    def start(*words):
+        command = [*torchrun, "pretrain", *overrides, *words, f"--out={out}"]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    assert start().returncode == 0
+    assert len(losses(out)) == 20
+    refused = start("train.train_itres=3")
+    assert refused.returncode == 1
+    assert refused.stderr.count("error: command line: train.train_itres: no such field") == 1

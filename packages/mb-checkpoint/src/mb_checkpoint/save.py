@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 
 from mb_checkpoint import mcore
 from mb_checkpoint.agreement import gather, need_process_group, on_rank_zero
@@ -145,6 +146,14 @@ def _keep(config: CheckpointConfig) -> int:
 def _failure(root: Path, step: int, error: BaseException) -> str:
     free = f"{shutil.disk_usage(root).free / 2**30:.1f} GiB free" if root.is_dir() else "no such folder"
     return (
-        f"checkpoint save at step {step} to {root} failed ({free}): {type(error).__name__}: {error}. "
-        "Earlier checkpoints and the trackers are as before. Make room or repair the folder, then resume."
+        f"checkpoint save at step {step} to {root} failed ({free}): {_cause(error)}. Earlier checkpoints and the "
+        "trackers are as before. Make room or repair the folder, then resume."
     )
+
+
+def _cause(error: BaseException) -> str:
+    """Return the error that a rank met, without the tracebacks that torch gathers around it."""
+    if isinstance(error, CheckpointException):
+        rank, (inner, _) = next(iter(error.failures.items()))
+        return f"rank {rank}: {type(inner).__name__}: {inner}"
+    return f"{type(error).__name__}: {error}"

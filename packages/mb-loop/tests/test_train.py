@@ -1,6 +1,7 @@
 """The loop with a torch model, and with an optimizer that behaves as Megatron's."""
 
 import importlib.util
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,7 +14,7 @@ torch = pytest.importorskip("torch")
 import mb_loop  # noqa: E402
 from mb_loop.callbacks import EVENTS  # noqa: E402
 from mb_loop.schedule import ScheduleError, forward_backward_plain  # noqa: E402
-from mb_loop.settings import LoopConfig, TrainSection  # noqa: E402
+from mb_loop.settings import LoopConfig, TrainSection, ValidationSection  # noqa: E402
 
 _spec = importlib.util.spec_from_file_location("tiny", Path(__file__).with_name("tiny.py"))
 tiny = importlib.util.module_from_spec(_spec)
@@ -300,6 +301,18 @@ def test_a_scheduled_collection_and_device_wait_do_not_disturb():
 def test_no_last_step_is_an_error():
     with pytest.raises(mb_loop.TrainSettingsError, match="train_iters: is not set"):
         train(mb_loop.LoopState(cfg=LoopConfig(train=TrainSection())))
+
+
+@pytest.mark.parametrize(("do_valid", "steps"), [(True, 0), (False, 2)])
+def test_evaluation_batches_that_do_not_fit_are_refused_before_the_first_step(do_valid, steps):
+    cfg = LoopConfig(
+        train=TrainSection(train_iters=2),
+        validation=ValidationSection(eval_iters=1, eval_interval=2, eval_global_batch_size=0),
+    )
+    state = mb_loop.LoopState(cfg=cfg, train_state=mb_loop.TrainState(do_valid=do_valid))
+    with pytest.raises(mb_loop.BatchSizeError) if do_valid else nullcontext():
+        train(state)
+    assert state.train_state.step == steps
 
 
 def test_non_loss_data_is_refused():

@@ -18,7 +18,7 @@ from mb_loop.outcome import TrainOutcome
 from mb_loop.passes import DataExhaustedError, Parallel, Passes
 from mb_loop.saves import Checkpointer, Saver
 from mb_loop.schedule import ForwardBackward
-from mb_loop.settings import GlobalState, batch_plan
+from mb_loop.settings import GlobalState, batch_plan, evaluation_batch
 from mb_loop.step import TrainStep
 from mb_loop.turns import Loop, StepEnd, run_turns
 from mb_loop.validation import evaluation_due
@@ -79,7 +79,7 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
 
     Raises:
         TrainSettingsError: train_iters is not set, or non-loss data is asked for.
-        BatchSizeError: the batch sizes do not fit.
+        BatchSizeError: the batch sizes do not fit, those of the evaluations included.
         ParallelSetupError: a parallel run without its group or schedule.
         DataExhaustedError: the data ended before the steps did.
     """
@@ -202,8 +202,12 @@ _END = object()
 
 
 def _evaluation(passes: Passes, events: Events, *, groups: LossGroups | None, garbage: Garbage) -> StepEnd:
+    cfg = events.state.cfg
+    if events.state.train_state.do_valid and cfg.validation.eval_iters and cfg.validation.eval_interval:
+        evaluation_batch(cfg)  # sizes that do not fit are refused now, not at the first evaluation
+
     def run(step: int) -> None:
-        if evaluation_due(events.state.cfg.validation, events.state.train_state):
+        if evaluation_due(cfg.validation, events.state.train_state):
             with garbage.around_evaluation():
                 run_evaluation(passes, events, groups=groups, kind="eval")
 

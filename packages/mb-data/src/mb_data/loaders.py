@@ -36,7 +36,8 @@ def build_data_iterator(
         worker_init_fn: Called with the worker's number at the start of each worker process.
 
     Returns:
-        Dictionaries of tensors, each [micro_batch_size, ...]. `single` ends with the data, `cyclic` never.
+        Dictionaries of tensors, each [micro_batch_size, ...]. `single` ends with the data (without `drop_last` in a
+        smaller batch), `cyclic` never.
 
     Raises:
         ValueError: The loader type is not supported, or sizes, rank and position do not fit.

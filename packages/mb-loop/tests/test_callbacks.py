@@ -70,4 +70,9 @@ def test_the_context_of_a_step_repeats_its_result():
 
 
 def test_no_context_is_built_when_nobody_listens():
-    Events(manager=CallbackManager(), state=SimpleNamespace(), model=[])("on_eval_start")
+    unreadable = SimpleNamespace()  # a context takes the losses out of a result
+    events = Events(manager=CallbackManager(), state=SimpleNamespace(), model=[])
+    events("on_train_step_end", result=unreadable)
+    events.manager.register("on_train_step_end", lambda context: None)
+    with pytest.raises(AttributeError, match="losses"):
+        events("on_train_step_end", result=unreadable)

@@ -45,7 +45,8 @@ def save_checkpoint(
 
     Raises:
         CheckpointSaveError: Something could not be written. Earlier checkpoints and the trackers are as
-            before, and what was written is removed.
+            before, and what was written is removed; where only a tracker could not be written, the whole
+            checkpoint stays beside them.
         CheckpointLayoutError: The optimizer state cannot be stored rightly in the form asked for.
         NotImplementedError: A temporary checkpoint, one module of several, or an iterator's own state.
         ValueError: `config.save` is not set.

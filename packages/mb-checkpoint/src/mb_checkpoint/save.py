@@ -154,7 +154,9 @@ def _failure(root: Path, step: int, error: BaseException) -> str:
 
 def _cause(error: BaseException) -> str:
     """Return the error that a rank met, without the tracebacks that torch gathers around it."""
-    if isinstance(error, CheckpointException):
+    if (
+        isinstance(error, CheckpointException) and error.failures
+    ):  # not every rank is told the failures of the others
         rank, (inner, _) = next(iter(error.failures.items()))
         return f"rank {rank}: {type(inner).__name__}: {inner}"
     return f"{type(error).__name__}: {error}"

@@ -23,7 +23,12 @@ LAYOUTS = {
     "TP2 PP2": (4, [TP2, PP2]),
     "TP2 DP2": (4, [TP2]),
 }
-MOE = ["model.num_moe_experts=4", "model.moe_token_dispatcher_type=alltoall", "model.moe_router_topk=2"]
+MOE = [
+    "model.num_moe_experts=4",
+    "model.moe_token_dispatcher_type=alltoall",
+    "model.moe_router_topk=2",
+    "model.moe_ffn_hidden_size=64",
+]
 
 
 @pytest.fixture(scope="module")

@@ -92,7 +92,7 @@ def changes_since(folder: RunFolder, wanted: Mapping[str, Any]) -> dict[str, tup
 
 
 def standing(*, last_step: int | None, train_iters: int) -> Standing:
-    """Say whether a run is fresh, to be resumed or complete; `last_step` is its newest checkpoint's, None without one."""
+    """Say whether a run is fresh (no checkpoint, `last_step` None), to be resumed, or complete."""
     if last_step is None:
         return "fresh"
     return "complete" if last_step >= train_iters else "resumable"

@@ -55,7 +55,7 @@ NOTICES: tuple[Notice, ...] = (
     Notice(
         kind="warning",
         source=r"megatron\.core\.tensor_parallel\.layers",
-        pattern=r"When using async grad allreduce it is recommended to set .* CUDA_DEVICE_MAX_CONNECTIONS",
+        pattern=r"When using .* it is recommended to set .* CUDA_DEVICE_MAX_CONNECTIONS",
         why="there are no CUDA connections",
     ),
     Notice(

@@ -7,7 +7,7 @@ import torch
 from runs import events, losses, metrics, train_here
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from mb_loop import Callback
+from mb_loop import Callback, NonFiniteLossError
 from mb_trainer.run_folder import RunFolderError
 
 CLOUDAI = re.compile(
@@ -127,3 +127,9 @@ def test_a_user_can_listen(overrides, tmp_path):
 
 def test_nothing_global_is_left_behind(straight):
     assert not torch.distributed.is_initialized()
+
+
+def test_a_loss_that_is_no_number_ends_the_run(overrides, tmp_path):
+    with pytest.raises(NonFiniteLossError, match="loss: is nan"):
+        train_here([*overrides, "optimizer.lr=1e30", "optimizer.clip_grad=0"], tmp_path / "run")
+    assert events(tmp_path / "run")[-1][0] == "stop"

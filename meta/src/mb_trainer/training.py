@@ -13,7 +13,15 @@ from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from mb_checkpoint import CheckpointLoadContext, DefaultCheckpointManager
-from mb_loop import Callback, CallbackManager, TrainOutcome, TrainState, evaluate, train
+from mb_loop import (
+    Callback,
+    CallbackManager,
+    TrainOutcome,
+    TrainState,
+    evaluate,
+    require_finite_loss,
+    train,
+)
 from mb_metrics import Metrics, build_sinks, gpt_flops_per_token, peak_tflops
 from mb_models import GPTForwardStep
 from mb_resilience import AgreedStop, SignalWatcher
@@ -179,8 +187,9 @@ class Run:
                 events.write("resume" if counters.step else "start", step=counters.step)
                 own.append(EventRecorder(events))
             heard = CallbackManager([*own, *callbacks])
+            check_loss = config.rerun_state_machine.check_for_nan_in_loss
             outcome = train(
-                GPTForwardStep(),
+                GPTForwardStep(inspect_loss=require_finite_loss if check_loss else None),
                 self.trainee.chunks,
                 self.trainee.optimizer,
                 self.trainee.scheduler,

@@ -26,6 +26,7 @@ from mb_data.errors import (
     TokenizerError,
     WorkerError,
 )
+from mb_loop import NonFiniteLossError
 from mb_models.rules import ModelConfigError
 from mb_trainer.failures import ERROR_FOLDER, FAILED, Failure, leave_failure
 from mb_trainer.ports import PortError
@@ -64,6 +65,7 @@ CANNOT_BE_DONE = (
     ConfigError,
     IncompleteCheckpointError,
     ModelConfigError,
+    NonFiniteLossError,
     NotEnoughSamplesError,
     PortError,
     RunFolderError,

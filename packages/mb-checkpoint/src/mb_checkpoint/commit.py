@@ -3,6 +3,8 @@
 import os
 import shutil
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from mb_checkpoint.errors import CheckpointFolderError
@@ -24,17 +26,23 @@ def write_atomically(path: Path, content: bytes) -> None:
     Raises:
         OSError: Nothing could be written; the old file is as before and no temporary file is left.
     """
+    with staged(path, content) as put:
+        put()
+    fsync_path(path.parent)
+
+
+@contextmanager
+def staged(path: Path, content: bytes) -> Iterator[Callable[[], object]]:
+    """Write a temporary file beside `path`, on the disk already, and yield what renames it into place."""
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
-        Path(name).replace(path)
-    except BaseException:
+        yield lambda: Path(name).replace(path)
+    finally:
         Path(name).unlink(missing_ok=True)
-        raise
-    fsync_path(path.parent)
 
 
 def fsync_path(path: Path) -> None:
@@ -127,10 +135,15 @@ def commit(root: Path, step: int) -> Path:
 
 
 def write_trackers(root: Path, step: int) -> None:
-    """Point both trackers at the folder of a step, each atomically."""
+    """Point both trackers at the folder of a step, each atomically; neither moves unless there is room for both."""
     state = (iteration_directory(root, step) / TRAIN_STATE).read_bytes()
-    write_atomically(root / STATE_TRACKER, state)
-    write_atomically(root / STEP_TRACKER, str(step).encode())
+    with (
+        staged(root / STATE_TRACKER, state) as put_state,
+        staged(root / STEP_TRACKER, b"%d" % step) as put_step,
+    ):
+        put_state()
+        put_step()
+    fsync_path(root)
 
 
 def discard_staging(root: Path, step: int) -> None:

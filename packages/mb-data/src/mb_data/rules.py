@@ -127,9 +127,8 @@ def _corpus_has_no_paths(sources: Any, data_path: Any, blend: Any, per_split: An
     )
 
 
-def _inert(rule_id: str, name: str, *, neutral: object, asked: object, fix: str) -> Rule:
-    """Refuse a field of the tokenizer section that nothing reads, unless it asks for nothing."""
-    path = f"tokenizer.{name}"
+def _inert(rule_id: str, path: str, *, neutral: object, asked: object, fix: str) -> Rule:
+    """Refuse a field that nothing reads, unless it asks for nothing."""
     return Rule(
         id=rule_id,
         fields=(path,),
@@ -373,8 +372,20 @@ RULES: tuple[Rule, ...] = (
         },
     ),
     *(
-        _inert(f"D{number}", name, neutral=neutral, asked=asked, fix=fix)
+        _inert(f"D{number}", f"tokenizer.{name}", neutral=neutral, asked=asked, fix=fix)
         for number, (name, neutral, asked, fix) in enumerate(_INERT, start=21)
+    ),
+    *(
+        _inert(
+            f"D{number}",
+            path,
+            neutral=None,
+            asked=True,
+            fix="Leave it unset; one validation set is read in part.",
+        )
+        for number, path in enumerate(
+            ("dataset.multiple_validation_sets", "dataset.full_validation"), start=41
+        )
     ),
 )
 """Every rule of this package."""

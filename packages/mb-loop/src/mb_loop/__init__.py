@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from mb_loop.injection import maybe_inject_state as maybe_inject_state
     from mb_loop.injection import needs_global_state_injection as needs_global_state_injection
     from mb_loop.injection import prepare_forward_step_func as prepare_forward_step_func
+    from mb_loop.loss_checks import NonFiniteLossError as NonFiniteLossError
+    from mb_loop.loss_checks import require_finite_loss as require_finite_loss
     from mb_loop.losses import LossShapeError as LossShapeError
     from mb_loop.losses import reduce_losses as reduce_losses
     from mb_loop.microbatches import BatchPlan as BatchPlan
@@ -65,6 +67,7 @@ _HOMES = {
     "GlobalState": "settings",
     "LoopState": "settings",
     "LossShapeError": "losses",
+    "NonFiniteLossError": "loss_checks",
     "ParallelSetupError": "passes",
     "Print": "printing",
     "RULES": "rules",
@@ -85,6 +88,7 @@ _HOMES = {
     "needs_global_state_injection": "injection",
     "prepare_forward_step_func": "injection",
     "reduce_losses": "losses",
+    "require_finite_loss": "loss_checks",
     "should_disable_forward_pre_hook": "hooks",
     "step_batch": "microbatches",
     "train": "training",

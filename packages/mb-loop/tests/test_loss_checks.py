@@ -1,0 +1,18 @@
+"""A loss must be a number where that is asked for."""
+
+import pytest
+
+from mb_loop import NonFiniteLossError, require_finite_loss
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.mark.parametrize("value", [0.0, -3.5, 1e30])
+def test_a_finite_loss_passes(value):
+    require_finite_loss(torch.tensor(value))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_loss_that_is_no_number_is_refused(value):
+    with pytest.raises(NonFiniteLossError, match=f"loss: is {value}"):
+        require_finite_loss(torch.tensor(value))

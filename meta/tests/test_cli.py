@@ -58,12 +58,18 @@ def test_what_cannot_be_read_is_exit_code_2(words, message, empty_folder):
     assert result.stderr.startswith("error: ")
 
 
+INTERLEAVED = ["model.pipeline_model_parallel_size=2", "model.virtual_pipeline_model_parallel_size=2"]
+
 MUST_NOT_BE_DONE = [
     (["train.global_batch_size=7"], "train.global_batch_size: 7 is no multiple of 8"),
     (["model.tensor_model_parallel_size=2"], "1 processes are no multiple of tp x pp x cp = 2 x 1 x 1"),
     (["checkpoint.save=/proc/nothing"], "checkpoint.save: cannot write checkpoints to /proc/nothing"),
     (["model.seq_length=128"], "seq_length"),
     (["checkpoint.async_save=true"], "async_save"),
+    (
+        [*INTERLEAVED, "--nproc", "2", "model.batch_p2p_comm=true"],
+        "two interleaved stages that batch their sends train wrongly",
+    ),
     (["+profiling.use_pytorch_profiler=true"], "profiling is set"),
 ]
 

@@ -1,6 +1,8 @@
 """What is settled before anything is built: environment variables and places."""
 
+from mb_config import Provenance
 from mb_trainer.job import last_step, place, set_environment
+from mb_trainer.preflight import settle
 from mb_trainer.recipes import gpt_tiny
 from mb_trainer.run_folder import RunFolder
 
@@ -24,3 +26,12 @@ def test_the_last_step_is_the_trackers(tmp_path):
     assert last_step(str(tmp_path)) is None
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("12\n")
     assert last_step(str(tmp_path)) == 12
+
+
+def test_what_was_asked_for_and_will_not_be_is_a_warning():
+    config = gpt_tiny()
+    config.comm_overlap.tp_comm_overlap = True
+    settled = settle(
+        config, world_size=1, provenance=Provenance()
+    )  # TP is 1, and there is no Transformer Engine
+    assert [warning.id for warning in settled.warnings] == ["O02", "O04"]

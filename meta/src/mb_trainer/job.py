@@ -10,11 +10,11 @@ from pathlib import Path
 import mb_host
 from mb_checkpoint import check_writable
 from mb_checkpoint.layout import STEP_TRACKER
-from mb_config import Change, Provenance
+from mb_config import Provenance
 from mb_loop import Callback, TrainOutcome
 from mb_trainer.config import ConfigContainer
 from mb_trainer.console import Voice
-from mb_trainer.preflight import settle, verify_data
+from mb_trainer.preflight import Settled, settle, verify_data
 from mb_trainer.processes import World, read_world
 from mb_trainer.run_folder import RunFolder, RunFolderError, Standing, changes_since, describe, standing
 
@@ -25,7 +25,7 @@ class Job:
 
     name: str
     config: ConfigContainer
-    changes: Sequence[Change]
+    settled: Settled
     folder: RunFolder
     standing: Standing
     world: World
@@ -82,6 +82,8 @@ def pretrain(
     voice = Voice(rank=job.world.rank, speaks=job.world.is_voice)
     if config.logger.logging_level is not None:
         logging.getLogger().setLevel(config.logger.logging_level)
+    for warning in job.settled.warnings:
+        voice.say(f"warning: [{warning.id}] {warning}")
     set_environment(config.env_vars, say=voice.say)
     mb_host.install()  # before megatron is imported; without effect where there is a GPU
     run = import_module(
@@ -117,7 +119,7 @@ def settle_job(
     folder = RunFolder(Path(out) if out is not None else Path("runs") / name)
     place(config, folder)
     known = Provenance.of(config) if provenance is None else provenance
-    changes = settle(config, world_size=world.world_size, provenance=known)
+    settled = settle(config, world_size=world.world_size, provenance=known)
     verify_data(config)
     save = config.checkpoint.save
     if save is not None:
@@ -131,7 +133,7 @@ def settle_job(
     return Job(
         name=name,
         config=config,
-        changes=changes,
+        settled=settled,
         folder=folder,
         standing=state,
         world=world,

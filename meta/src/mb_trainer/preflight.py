@@ -1,7 +1,8 @@
 """Everything that can be known before a process group or a model is built: rules and data files. No torch."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -54,24 +55,36 @@ def find_problems(
     return mb_config.check(config.sections(), RULES, facts=facts, provenance=provenance)
 
 
-def settle(config: ConfigContainer, *, world_size: int, provenance: Provenance) -> list[Change]:
-    """Check every rule, resolve, and check what only a resolved configuration shows. Returns the changes.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """What settling a configuration brought to light."""
+
+    changes: Sequence[Change]
+    """Fields that resolving set, with reasons."""
+    warnings: Sequence[Problem]
+    """What was asked for and will not be as asked."""
+
+
+def settle(config: ConfigContainer, *, world_size: int, provenance: Provenance) -> Settled:
+    """Check every rule, resolve, and check what only a resolved configuration shows.
 
     Raises:
         ConfigError: rules are broken; holds every problem of the stage that found one.
+        OverlapConflictError: wishes for overlap exclude each other.
     """
     known = facts(world_size)
-    refuse(find_problems(config, facts=known, provenance=provenance))
+    warnings = refuse(find_problems(config, facts=known, provenance=provenance))
     changes = runtime_config_update(config, world_size=world_size, provenance=provenance)
     refuse(find_problems(config, facts={**known, "resolved": True}, provenance=provenance))
-    return changes
+    return Settled(changes=changes, warnings=warnings)
 
 
-def refuse(problems: Iterable[Problem]) -> None:
-    """Raise when any problem is an error; warnings pass."""
+def refuse(problems: Sequence[Problem]) -> list[Problem]:
+    """Raise when any problem is an error; return the warnings."""
     errors = [problem for problem in problems if problem.severity == "error"]
     if errors:
         raise ConfigError(errors)
+    return [problem for problem in problems if problem.severity == "warning"]
 
 
 def verify_data(config: ConfigContainer) -> None:

@@ -161,7 +161,7 @@ class Trainer:
 
 def model_config(layout: Layout) -> TransformerConfig:
     """Return a GPT with rotary positions, RMSNorm, SwiGLU and grouped queries: 4 layers of 64."""
-    interleaved = layout.vp is not None
+    batched = layout.vp is None if layout.batched_sends is None else layout.batched_sends
     return TransformerConfig(
         num_layers=4,
         hidden_size=64,
@@ -184,9 +184,8 @@ def model_config(layout: Layout) -> TransformerConfig:
         moe_router_load_balancing_type="none",
         moe_token_dispatcher_type="alltoall",
         pipeline_dtype=torch.float32,
-        # Interleaved stages that exchange in batches train wrongly, without a word.
-        overlap_p2p_comm=interleaved,
-        batch_p2p_comm=not interleaved,
+        overlap_p2p_comm=not batched,
+        batch_p2p_comm=batched,
         calculate_per_token_loss=True,
         transformer_impl="local",
         bias_dropout_fusion=False,

@@ -5,7 +5,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Degrees of parallelism and how gradients are reduced; `experts` is the model's."""
+    """Degrees of parallelism and how gradients are reduced; `experts` is the model's.
+
+    `batched_sends` None is what the pipeline schedule is right with.
+    """
 
     tp: int = 1
     pp: int = 1
@@ -15,6 +18,7 @@ class Layout:
     sequence_parallel: bool = False
     distributed_optimizer: bool = False
     overlap: bool = False
+    batched_sends: bool | None = None
     experts: int | None = None
 
 

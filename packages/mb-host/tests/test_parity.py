@@ -75,3 +75,11 @@ def test_more_ways_to_use_two_ranks_agree(layout, two_ranks, start, record_prope
 @pytest.mark.parametrize("layout", FOUR_RANKS_SLOW.values(), ids=FOUR_RANKS_SLOW.keys())
 def test_four_ranks_agree_with_one(layout, four_ranks, start, record_property):
     assert largest_difference(four_ranks, layout, start, record_property) < TOLERANCE
+
+
+@pytest.mark.slow
+def test_two_interleaved_stages_that_batch_their_sends_train_wrongly_without_a_word(
+    two_ranks, start, record_property
+):
+    wrong = Layout(pp=2, vp=2, batched_sends=True)
+    assert largest_difference(two_ranks, wrong, start, record_property) > 0.01

@@ -28,6 +28,7 @@ from mb_data.errors import (
 )
 from mb_loop import NonFiniteLossError
 from mb_models.rules import ModelConfigError
+from mb_overlap import OverlapConflictError
 from mb_trainer.failures import ERROR_FOLDER, FAILED, Failure, leave_failure
 from mb_trainer.ports import PortError
 from mb_trainer.processes import World, WorldError, read_world
@@ -67,6 +68,7 @@ CANNOT_BE_DONE = (
     ModelConfigError,
     NonFiniteLossError,
     NotEnoughSamplesError,
+    OverlapConflictError,
     PortError,
     RunFolderError,
     TrainStateError,

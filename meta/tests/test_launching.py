@@ -1,0 +1,57 @@
+"""Which of several failures is the cause, and what a process leaves behind for the launcher to tell."""
+
+import signal
+from types import SimpleNamespace
+
+import pytest
+
+from mb_trainer.failures import ERROR_FOLDER, Failure, leave_failure, read_failures
+from mb_trainer.ports import PortError, asked_port
+
+launching = pytest.importorskip("mb_trainer.launching")
+
+LATER = Failure(rank=0, time=20.0, text="connection closed by peer", exit_code=1)
+EARLIER = Failure(rank=1, time=10.0, text="the cause", exit_code=2)
+
+
+def ended(**codes):
+    return {int(rank[1:]): SimpleNamespace(exitcode=code) for rank, code in codes.items()}
+
+
+def test_the_earliest_failure_is_the_cause(tmp_path):
+    found = launching.first_failure(ended(r0=1, r1=2), [LATER, EARLIER], logs=tmp_path)
+    assert found == Failure(rank=1, time=10.0, text="rank 1: the cause", exit_code=2)
+
+
+def test_a_killed_rank_is_the_cause_of_what_the_others_tell(tmp_path):
+    found = launching.first_failure(ended(r0=1, r2=-signal.SIGKILL), [LATER], logs=tmp_path)
+    assert (found.rank, found.text, found.exit_code) == (2, "rank 2 was killed by SIGKILL", 1)
+
+
+def test_a_rank_that_the_launcher_ended_is_not_the_cause(tmp_path):
+    found = launching.first_failure(ended(r0=-signal.SIGTERM), [LATER], logs=tmp_path)
+    assert found.text == "rank 0: connection closed by peer"
+
+
+def test_a_rank_that_says_nothing_is_told_with_its_last_words(tmp_path):
+    file = tmp_path / "run" / "attempt_0" / "1" / "stderr.log"
+    file.parent.mkdir(parents=True)
+    file.write_text("one\ntwo\n")
+    found = launching.first_failure(ended(r1=3), [], logs=tmp_path)
+    assert found.text == "rank 1 ended with exit code 3; its last words:\none\ntwo"
+
+
+def test_a_failure_is_left_where_a_launcher_looks_and_nowhere_else(tmp_path):
+    assert leave_failure(EARLIER, {}) is False
+    assert leave_failure(EARLIER, {ERROR_FOLDER: str(tmp_path)}) is True
+    assert read_failures(tmp_path) == [EARLIER]
+
+
+def test_no_port_is_asked_for_unless_it_is_set():
+    assert asked_port({}) is None
+
+
+@pytest.mark.parametrize("text", ["", "http", "0", "70000"])
+def test_a_port_that_is_none_is_refused(text):
+    with pytest.raises(PortError, match="MASTER_PORT: must be a number from 1 to 65535"):
+        asked_port({"MASTER_PORT": text})

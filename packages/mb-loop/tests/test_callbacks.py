@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mb_loop import Callback, CallbackContext, CallbackManager, StepResult, UnknownEventError
+from mb_loop import Callback, CallbackContext, CallbackManager, Print, StepResult, UnknownEventError
 from mb_loop.callbacks import EVENTS, Events
 
 
@@ -76,3 +76,8 @@ def test_no_context_is_built_when_nobody_listens():
     events.manager.register("on_train_step_end", lambda context: None)
     with pytest.raises(AttributeError, match="losses"):
         events("on_train_step_end", result=unreadable)
+
+
+def test_lines_come_every_so_many_steps_at_least_one():
+    with pytest.raises(ValueError, match="Print.every: must be 1 or more, is 0"):
+        Print(every=0)

@@ -85,6 +85,7 @@ def test_experts_sit_where_the_frequency_says():
             "attention_output_gate not counted",
         ),
         ({"vocab_size": 8, "num_moe_experts": 2, "moe_layer_freq": [1]}, "lists 1 layers of 4"),
+        ({"vocab_size": 8, "num_moe_experts": 2, "moe_layer_freq": 0}, "must be 1 or more, is 0"),
     ],
 )
 def test_what_cannot_be_counted_is_refused(settings, message):

@@ -12,9 +12,14 @@ class Print(Callback):
     Args:
         every: steps between lines.
         write: takes one line.
+
+    Raises:
+        ValueError: `every` is not positive.
     """
 
     def __init__(self, every: int = 1, *, write: Callable[[str], None] = print) -> None:
+        if every < 1:
+            raise ValueError(f"Print.every: must be 1 or more, is {every}; it counts steps. Set it higher.")
         self._every = every
         self._write = write
 

@@ -10,6 +10,7 @@ from mb_loop.callbacks import Callback, CallbackManager, Events
 from mb_loop.evaluation import forward_pre_hooks, run_evaluation
 from mb_loop.exits import Exits, ExitWish, no_wish
 from mb_loop.garbage import Garbage
+from mb_loop.hooks import ForwardPreHooks
 from mb_loop.injection import ForwardStep, prepare_forward_step_func
 from mb_loop.losses import LossGroups
 from mb_loop.microbatches import StepBatch
@@ -151,25 +152,30 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
     )
     for chunk in model:
         chunk.train()
-    outcome = None
     with garbage.managed():
-        try:
-            events("on_train_start")
-            hooks.begin()
-            leave = run_turns(loop)
-            hooks.end()
-            if leave.reason == "finished":
-                saver.finish(state.step)
-            saver.poll(blocking=True)
-            outcome = TrainOutcome(
-                reason=leave.reason,
-                message=leave.message,
-                step=state.step,
-                exit_code=leave.exit_code,
-                saved=saver.saved(state.step),
-            )
-        finally:
-            events("on_train_end", outcome=outcome)
+        return _run(loop, hooks=hooks, saver=saver)
+
+
+def _run(loop: Loop, *, hooks: ForwardPreHooks, saver: Saver) -> TrainOutcome:
+    """Run the turns, save what the end asks for, and fire `on_train_end` whatever happens."""
+    outcome = None
+    try:
+        loop.events("on_train_start")
+        hooks.begin()
+        leave = run_turns(loop)
+        hooks.end()
+        if leave.reason == "finished":
+            saver.finish(loop.state.step)
+        saver.poll(blocking=True)
+        outcome = TrainOutcome(
+            reason=leave.reason,
+            message=leave.message,
+            step=loop.state.step,
+            exit_code=leave.exit_code,
+            saved=saver.saved(loop.state.step),
+        )
+    finally:
+        loop.events("on_train_end", outcome=outcome)
     return outcome
 
 

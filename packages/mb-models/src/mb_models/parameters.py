@@ -45,11 +45,16 @@ def expert_layers(config: GPTModelConfig) -> list[bool]:
     """Say for each layer, in order, whether its MLP is a set of experts.
 
     Raises:
-        ValueError: moe_layer_freq lists another number of layers than there are.
+        ValueError: moe_layer_freq is not positive, or lists another number of layers than there are.
     """
     if config.num_moe_experts is None:
         return [False] * config.num_layers
     if isinstance(config.moe_layer_freq, int):
+        if config.moe_layer_freq < 1:
+            raise ValueError(
+                f"model.moe_layer_freq: must be 1 or more, is {config.moe_layer_freq}, because every so many layers have "
+                "experts. Set it higher, or give one entry a layer."
+            )
         return [layer % config.moe_layer_freq == 0 for layer in range(config.num_layers)]
     if len(config.moe_layer_freq) != config.num_layers:
         raise ValueError(

@@ -52,8 +52,8 @@ def expert_layers(config: GPTModelConfig) -> list[bool]:
     if isinstance(config.moe_layer_freq, int):
         if config.moe_layer_freq < 1:
             raise ValueError(
-                f"model.moe_layer_freq: must be 1 or more, is {config.moe_layer_freq}, because every so many layers have "
-                "experts. Set it higher, or give one entry a layer."
+                f"model.moe_layer_freq: must be 1 or more, is {config.moe_layer_freq}, because every so many layers "
+                "have experts. Set it higher, or give one entry a layer."
             )
         return [layer % config.moe_layer_freq == 0 for layer in range(config.num_layers)]
     if len(config.moe_layer_freq) != config.num_layers:

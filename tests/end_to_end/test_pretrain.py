@@ -133,3 +133,16 @@ def test_a_loss_that_is_no_number_ends_the_run(overrides, tmp_path):
     with pytest.raises(NonFiniteLossError, match="loss: is nan"):
         train_here([*overrides, "optimizer.lr=1e30", "optimizer.clip_grad=0"], tmp_path / "run")
     assert events(tmp_path / "run")[-1][0] == "stop"
+
+
+def test_the_batch_ramps_up_and_a_checkpoint_comes_before_each_increase(overrides, tmp_path):
+    words = [
+        *overrides,
+        "train.rampup_batch_size=[4,4,16]",
+        "train.train_iters=8",
+        "validation.eval_interval=null",
+    ]
+    train_here([*words, "checkpoint.save_interval=100"], tmp_path / "run")
+    rows = [row for row in metrics(tmp_path / "run") if "batch-size" in row]
+    assert [row["batch-size"] for row in rows] == [4.0, 4.0, 4.0, 4.0, 8.0, 8.0, 8.0, 8.0]
+    assert [event for event in events(tmp_path / "run") if event[0] == "save"] == [("save", 4), ("save", 8)]

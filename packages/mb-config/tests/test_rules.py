@@ -97,7 +97,6 @@ TABLE = [
     ({"ddp.use_distributed_optimizer": True}, {"V143"}),
     ({"dist.use_decentralized_pg": True}, {"V134"}),
     ({"rng.seed": 0}, {"V240"}),
-    ({"train.rampup_batch_size": [1, 1, 8]}, {"I01"}),
     ({"train.num_epochs": 2.0}, {"I10", "V056"}),
     ({"validation.full_validation": True}, {"I05"}),
     ({"mixed_precision": MixedPrecisionConfig(autocast_enabled=True)}, {"I09"}),

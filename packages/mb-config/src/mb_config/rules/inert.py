@@ -24,7 +24,6 @@ _CONSTANT = "Leave it unset and train with a constant train.global_batch_size."
 _ONE_SET = "Leave it unset; validation.eval_iters batches of one validation set are evaluated."
 
 RULES: tuple[Rule, ...] = (
-    _inert("I01", "train.rampup_batch_size", default=None, example=[8, 8, 1000], instead=_CONSTANT),
     _inert("I02", "train.step_batch_size_schedule", default=None, example="1B:512", instead=_CONSTANT),
     _inert(
         "I03",

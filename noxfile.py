@@ -23,6 +23,10 @@ LIGHT_PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
 LIGHT = ["mb-config", "mb-overlap", "mb-metrics", "mb-resilience", "mb-loop"]
 HEAVY = ["mb-host", "mb-data", "mb-models", "mb-checkpoint"]
 PACKAGES = LIGHT + HEAVY
+OLDEST = [
+    *(nox.param(LIGHT_PYTHONS[0], package, id=package) for package in LIGHT),
+    *(nox.param(TRAINER_PYTHON, package, id=package) for package in ["mb-data", "mb-trainer"]),
+]
 UNITS = [
     *(nox.param(python, package, id=f"{package}, {python}") for package in LIGHT for python in LIGHT_PYTHONS),
     *(nox.param(TRAINER_PYTHON, package, id=package) for package in HEAVY),
@@ -64,6 +68,13 @@ def usable_extras(package: str) -> list[str]:
     ]
 
 
+def declared(package: str, extras: list[str]) -> list[str]:
+    """Return what a package declares beside its siblings, so that a resolver sees it as direct requirements."""
+    project = pyproject(package)["project"]
+    groups = [project["dependencies"], *(project["optional-dependencies"][extra] for extra in extras)]
+    return [spec for group in groups for spec in group if not spec.startswith("mb-")]
+
+
 def interpreter_version(python: str) -> str:
     """Return the full version of an interpreter, or say that its checks are skipped."""
     command = [f"python{python}", "-c", "import sys; print(sys.version.split()[0])"]
@@ -76,7 +87,8 @@ def interpreter_version(python: str) -> str:
 def run_tests(session: nox.Session, package: str) -> None:
     """Run the tests of a package against what is installed in the session's environment."""
     session.run("python", "-c", "import sys; print('Python', sys.version.split()[0])")
-    session.run("pytest", f"packages/{package}/tests", *session.posargs, env={"OMP_NUM_THREADS": "1"})
+    tests = "meta/tests" if package == "mb-trainer" else f"packages/{package}/tests"
+    session.run("pytest", tests, *session.posargs, env={"OMP_NUM_THREADS": "1"})
 
 
 @nox.session(venv_backend="none")
@@ -144,12 +156,16 @@ def docs(session: nox.Session) -> None:
     session.run("uv", "run", *doctest, *readmes, *modules, "meta/src/mb_trainer/__init__.py", external=True)
 
 
-@nox.session(python="3.10", requires=["build"])
-@nox.parametrize("package", LIGHT)
+@nox.session(requires=["build"])
+@nox.parametrize(["python", "package"], OLDEST)
 def oldest(session: nox.Session, package: str) -> None:
-    """A light wheel with the lowest versions that its bounds allow, on the oldest Python."""
-    session.install("--resolution", "lowest-direct", requirement(package, []))
-    session.install(*requirements_of_tests(package, bare=True))
+    """A wheel with the lowest versions that it declares (torch and Megatron Core: the workspace's)."""
+    extras = [] if package in LIGHT else usable_extras(package)
+    wheels = [requirement(package, extras)]
+    if package == "mb-trainer":
+        wheels += [requirement(name, usable_extras(name)) for name in PACKAGES]
+    session.install("--resolution", "lowest-direct", *wheels, *declared(package, extras))
+    session.install(*requirements_of_tests(package, bare=package in LIGHT))
     run_tests(session, package)
 
 

@@ -29,3 +29,23 @@ def test_no_bar_in_a_pipe():
     with voice.progress("tokenizing", 10) as bar:
         bar.update(5)
     assert screen.getvalue() == ""
+
+
+def test_a_line_is_printed_when_it_is_whole():
+    screen = io.StringIO()
+    voice = Voice(stream=screen)
+    voice.write("half a ")
+    assert screen.getvalue() == ""
+    voice.write("line\nand more")
+    assert screen.getvalue() == "half a line\n"
+    voice.close()
+    assert screen.getvalue() == "half a line\nand more\n"
+
+
+def test_what_was_said_before_the_log_was_opened_is_in_it(tmp_path):
+    voice = Voice(stream=io.StringIO())
+    voice.say("early")
+    voice.open_log(tmp_path / "log.txt")
+    voice.log("only here")
+    voice.close()
+    assert (tmp_path / "log.txt").read_text() == "early\nonly here\n"

@@ -7,6 +7,7 @@ import torch
 from runs import events, losses, metrics, train_here
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from mb_data.errors import CorpusError
 from mb_loop import Callback, NonFiniteLossError
 from mb_trainer.run_folder import RunFolderError
 
@@ -146,3 +147,20 @@ def test_the_batch_ramps_up_and_a_checkpoint_comes_before_each_increase(override
     rows = [row for row in metrics(tmp_path / "run") if "batch-size" in row]
     assert [row["batch-size"] for row in rows] == [4.0, 4.0, 4.0, 4.0, 8.0, 8.0, 8.0, 8.0]
     assert [event for event in events(tmp_path / "run") if event[0] == "save"] == [("save", 4), ("save", 8)]
+
+
+def test_data_that_cannot_be_used_leaves_no_run_folder(overrides, tmp_path):
+    (tmp_path / "single.txt").write_text("one file for three splits")
+    with pytest.raises(CorpusError, match=r"1 file\(s\) cannot give train, valid and test one each"):
+        train_here([*overrides, f"dataset.sources=[{tmp_path}/single.txt]"], tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_ended_a_run_is_in_its_log(overrides, tmp_path):
+    class Fault(Callback):
+        def on_train_step_end(self, context):
+            raise RuntimeError("a planted fault")
+
+    with pytest.raises(RuntimeError, match="a planted fault"):
+        train_here(overrides, tmp_path / "run", callbacks=(Fault(),))
+    assert "RuntimeError: a planted fault" in (tmp_path / "run" / "log.txt").read_text()

@@ -66,7 +66,8 @@ def pretrain(
     The run folder receives run_config.yaml, metrics.jsonl (a JSON object per step), events.jsonl, tensorboard/,
     checkpoints/ and log.txt. Running the same command again resumes, or says that the run is complete.
 
-    Overrides are dotted paths: train.train_iters=50, model.num_layers=2, optimizer.lr=1e-3. Low to high: class
+    Overrides are dotted paths: train.train_iters=50, model.num_layers=2, optimizer.lr=1e-3; the run_config.yaml of any
+    run lists all fields with their values. Low to high: class
     default, recipe, --config files in order, command line. Ctrl-C saves a checkpoint and stops; a second one stops
     at once.
 
@@ -114,11 +115,13 @@ def build(
     out: Annotated[Path, typer.Option(metavar="PREFIX", help="Writes PREFIX.bin and PREFIX.idx.")],
     workers: Annotated[int, typer.Option(min=1, help="Processes that tokenize.")] = 2,
     json_key: Annotated[str, typer.Option(help="Key of the text in a JSONL line.")] = "text",
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace files that are there already.")
+    ] = False,
 ) -> None:
     """Turn text into the .bin and .idx files that Megatron reads, streaming, with bounded memory."""
-    raise typer.Exit(
-        command("data").build(inputs, tokenizer=tokenizer, prefix=out, workers=workers, json_key=json_key)
-    )
+    choices = {"tokenizer": tokenizer, "prefix": out, "workers": workers, "json_key": json_key}
+    raise typer.Exit(command("data").build(inputs, **choices, overwrite=overwrite))
 
 
 def main() -> None:

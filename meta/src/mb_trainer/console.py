@@ -23,39 +23,55 @@ class Voice:
         self.speaks = speaks
         self._console = Console(file=stream or sys.stdout, highlight=False, markup=False, soft_wrap=True)
         self._log: TextIO | None = None
+        self._unlogged: list[str] = []
+        self._line = ""
 
     def open_log(self, path: Path) -> None:
-        """Append everything from here on to a file, too; lines of ranks that do not speak carry their rank."""
+        """Append to a file what was said so far and everything from here on.
+
+        Lines of ranks that do not speak carry their rank.
+        """
         path.parent.mkdir(parents=True, exist_ok=True)
         self._log = path.open("a", buffering=1)
+        for line in self._unlogged:
+            self._log.write(line)
+        self._unlogged = []
 
     def say(self, text: str) -> None:
         """Print one line."""
         self.write(f"{text}\n")
 
     def write(self, text: str) -> int:
-        """Write text as it is; part of the stream interface."""
-        if self.speaks:
-            self._console.print(text, end="")
-        if self._log is not None:
-            self._log.write(text if self.speaks else self._with_rank(text))
+        """Take text, and print it when its line is whole: a bar is only drawn between lines."""
+        *lines, self._line = (self._line + text).split("\n")
+        for line in lines:
+            self._put(line)
         return len(text)
 
     def flush(self) -> None:
-        """Flush the log; part of the stream interface."""
-        if self._log is not None:
-            self._log.flush()
+        """Do nothing: whole lines are printed at once."""
 
     def close(self) -> None:
-        """Close the log file."""
+        """Print what is left of a line, and close the log file."""
+        if self._line:
+            self.write("\n")
         if self._log is not None:
             self._log.close()
             self._log = None
 
-    def _with_rank(self, text: str) -> str:
-        return "".join(
-            f"[rank {self.rank}] {line}" for line in text.splitlines(keepends=True) if line.strip()
-        )
+    def log(self, text: str) -> None:
+        """Write lines to the log file only, or keep them for it."""
+        for line in text.splitlines():
+            prefix = "" if self.speaks else f"[rank {self.rank}] "
+            if self._log is not None:
+                self._log.write(f"{prefix}{line}\n")
+            else:
+                self._unlogged.append(f"{prefix}{line}\n")
+
+    def _put(self, line: str) -> None:
+        if self.speaks:
+            self._console.print(line)
+        self.log(line)
 
     @contextmanager
     def progress(self, label: str, total: int, *, done: int = 0) -> Iterator["Bar"]:

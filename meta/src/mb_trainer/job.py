@@ -80,6 +80,7 @@ def pretrain(
     if job.standing == "complete":
         return say_complete(job)
     voice = Voice(rank=job.world.rank, speaks=job.world.is_voice)
+    voice.say(f"{name}: {job.standing} run in {job.folder.path}; loading Megatron Core")
     if config.logger.logging_level is not None:
         logging.getLogger().setLevel(config.logger.logging_level)
     for warning in job.settled.warnings:

@@ -15,10 +15,11 @@ NOT_SETTINGS = frozenset(
         "checkpoint.load",
         "logger.tensorboard_dir",
         "comm_overlap.data_parallel_size",
+        "model.transformer_impl",
         "scheduler.override_opt_param_scheduler",
     }
 )
-"""Fields filled in from the folder, the number of processes or a resume; they do not make two runs different."""
+"""Fields filled in from the folder, the machine or a resume; they do not make two runs different."""
 
 Standing = Literal["fresh", "resumable", "complete"]
 

@@ -26,7 +26,8 @@ def sample_run(run: Path, *, prompt: str, tokens: int, temperature: float, seed:
         NoCheckpointError: the folder has no checkpoint.
         mb_models.PromptError: the prompt is empty.
     """
-    checkpoints = RunFolder(run).checkpoints if RunFolder(run).checkpoints.is_dir() else run
+    folder = RunFolder(run)
+    checkpoints = folder.checkpoints if folder.events.exists() or folder.checkpoints.is_dir() else run
     selection = select_checkpoint(checkpoints) if checkpoints.is_dir() else None
     if selection is None:
         raise NoCheckpointError(

@@ -1,7 +1,9 @@
 """One run from start to end: open, build, load, train, evaluate, say what came of it. Imports torch and megatron."""
 
+import os
 import signal
 import time
+import traceback
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -54,7 +56,6 @@ def run(job: Job, *, voice: Voice, callbacks: Sequence[Callback] = ()) -> TrainO
     with ExitStack() as stack:
         groups = stack.enter_context(process_groups(job.world, config, device=device))
         seed_everything(config, groups)
-        open_folder(job, voice)
         stack.callback(voice.close)
         vocabulary = share_vocabulary(config, voice)
         layers = choose_layers(device, wanted=config.model.transformer_impl)
@@ -77,7 +78,8 @@ def run(job: Job, *, voice: Voice, callbacks: Sequence[Callback] = ()) -> TrainO
             state=state.train_state,
             worker_init_fn=ignore_signals,
         )
-        return Run(
+        open_folder(job, voice)
+        parts = Run(
             job=job,
             voice=voice,
             groups=groups,
@@ -85,11 +87,16 @@ def run(job: Job, *, voice: Voice, callbacks: Sequence[Callback] = ()) -> TrainO
             data=data,
             state=state,
             manager=manager,
-        ).train(callbacks)
+        )
+        try:
+            return parts.train(callbacks)
+        except BaseException:
+            voice.log(traceback.format_exc())
+            raise
 
 
 def open_folder(job: Job, voice: Voice) -> None:
-    """Make the run folder on rank 0, and log to it from all ranks. Collective over the world."""
+    """Make the run folder on rank 0, and log to it from all ranks: the first thing that is written. Collective."""
     if job.world.rank == 0:
         job.folder.path.mkdir(parents=True, exist_ok=True)
         job.config.to_yaml(job.folder.run_config)
@@ -157,6 +164,11 @@ def ignore_signals(worker: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
+def announce_stop(name: str) -> None:
+    """Tell a person at once that the signal has arrived; the step under way is finished first. Safe in a handler."""
+    os.write(1, f"\n{name}: stopping after this step (Ctrl-C again: at once)\n".encode())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """The parts of a run, ready to train."""
@@ -177,7 +189,11 @@ class Run:
         own: list[Callback] = [summary]
         with ExitStack() as stack:
             watcher = stack.enter_context(
-                SignalWatcher((signal.SIGINT, config.train.exit_signal), same_press_seconds=1.0)
+                SignalWatcher(
+                    (signal.SIGINT, config.train.exit_signal),
+                    same_press_seconds=1.0,
+                    announce=announce_stop if self.job.world.is_voice else None,
+                )
             )
             metrics = stack.enter_context(self.metrics())
             total = config.train.train_iters or 0

@@ -118,3 +118,9 @@ def test_a_path_that_cannot_be_looked_at_is_refused(tmp_path):
 def test_a_folder_that_takes_no_file_is_refused():
     with pytest.raises(CheckpointFolderError, match=r"/proc takes no file \("):
         check_writable("/proc/checkpoints")
+
+
+def test_a_tracker_can_be_read_by_whoever_can_read_other_files(tmp_path):
+    (tmp_path / "other").touch()
+    write_atomically(tmp_path / "tracker", b"10")
+    assert (tmp_path / "tracker").stat().st_mode == (tmp_path / "other").stat().st_mode

@@ -172,7 +172,7 @@ def test_a_fraction_of_zero_means_no_such_split(config):
 def test_a_split_without_a_file_is_refused(config, tmp_path):
     (tmp_path / "single.txt").write_text("alone")
     config.sources = [str(tmp_path / "single.txt")]
-    with pytest.raises(CorpusError, match="1 files give"):
+    with pytest.raises(CorpusError, match=r"1 file\(s\) cannot give train, valid and test one each"):
         prepare_corpus(config)
 
 
@@ -198,3 +198,11 @@ def test_where_the_cache_is():
     assert cache_folder("/a", environment={"MB_CACHE_DIR": "/b"}) == Path("/a")
     assert cache_folder(None, environment={"MB_CACHE_DIR": "/b"}) == Path("/b")
     assert cache_folder(None, environment={}) == Path.home() / ".cache" / "mb-trainer"
+
+
+def test_three_files_are_enough_for_three_splits(config, tmp_path):
+    for name in "abc":
+        (tmp_path / f"{name}.txt").write_text(name)
+    config.sources = [str(tmp_path / f"{name}.txt") for name in "abc"]
+    splits = split_files(read_sources(config)[0], config)
+    assert sorted(len(files) for files in splits.values()) == [1, 1, 1]

@@ -78,7 +78,7 @@ class TestTrained:
 
     def test_too_little_text_is_refused(self, tmp_path):
         (tmp_path / "text.txt").write_text("ab")
-        with pytest.raises(TokenizerError, match="asked for 1000 entries, but 1 files give 258"):
+        with pytest.raises(TokenizerError, match="asked for 1000 entries, but 1 file\\(s\\) give 258"):
             train_bpe([tmp_path / "text.txt"], vocab_size=1000, out=tmp_path / "t.json")
         assert not (tmp_path / "t.json").exists()
 

@@ -85,3 +85,12 @@ def test_other_signals_can_be_watched():
     with SignalWatcher((signal.SIGUSR1,)) as watcher:
         signal.raise_signal(signal.SIGUSR1)
     assert watcher.received == "SIGUSR1"
+
+
+def test_the_first_signal_is_announced_at_once_and_once():
+    told = []
+    with SignalWatcher((signal.SIGUSR1,), announce=told.append):
+        signal.raise_signal(signal.SIGUSR1)
+        assert told == ["SIGUSR1"]
+        signal.raise_signal(signal.SIGUSR1)
+    assert told == ["SIGUSR1"]

@@ -4,7 +4,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from mb_checkpoint.errors import (
     CheckpointConfigError,
@@ -16,7 +16,7 @@ from mb_checkpoint.errors import (
     IncompleteCheckpointError,
     TrainStateError,
 )
-from mb_config import ConfigError, ConfigReadError
+from mb_config import ConfigError, ConfigReadError, Problem
 from mb_data.errors import (
     BadDocumentError,
     CorpusError,
@@ -37,6 +37,10 @@ from mb_trainer.run_folder import NoCheckpointError, RunFolderError
 
 class LaunchError(ValueError):
     """Processes were asked for in a way that cannot be."""
+
+
+class OutputExistsError(FileExistsError):
+    """A file that would be overwritten."""
 
 
 REFUSED = 1
@@ -63,11 +67,11 @@ CANNOT_BE_DONE = (
     CheckpointNotFoundError,
     CheckpointSaveError,
     CheckpointShapeError,
-    ConfigError,
     IncompleteCheckpointError,
     ModelConfigError,
     NonFiniteLossError,
     NotEnoughSamplesError,
+    OutputExistsError,
     OverlapConflictError,
     PortError,
     RunFolderError,
@@ -90,12 +94,28 @@ def reported(work: Callable[[], int], *, environment: Mapping[str, str] = os.env
         return INTERRUPTED
     except CANNOT_BE_READ as error:
         return tell(str(error), UNREADABLE, environment)
+    except ConfigError as error:
+        return tell(described(error.problems), REFUSED, environment)
     except CANNOT_BE_DONE as error:
         return tell(str(error), REFUSED, environment)
     except Exception:
         if ERROR_FOLDER not in environment:
             raise
         return tell(traceback.format_exc(), FAILED, environment)
+
+
+def described(problems: Sequence[Problem]) -> str:
+    """Write a line per problem, with the places where the user set the values that it speaks of."""
+    lines = []
+    for problem in problems:
+        chosen = {
+            path: origin
+            for path, origin in problem.origin.items()
+            if not origin.startswith(("default", "recipe"))
+        }
+        places = ", ".join(f"{path} from {origin}" for path, origin in chosen.items())
+        lines.append(f"[{problem.id}] {problem}" + (f" ({places})" if places else ""))
+    return "\n".join(lines)
 
 
 def tell(text: str, exit_code: int, environment: Mapping[str, str]) -> int:

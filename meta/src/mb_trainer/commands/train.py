@@ -34,7 +34,7 @@ def pretrain(
             out=out,
             provenance=request.provenance,
             resume_with_changes=resume_with_changes,
-            resume_command=os.environ.get(RESUME_COMMAND) or shlex.join(["mb", *sys.argv[1:]]),
+            resume_command=os.environ.get(RESUME_COMMAND) or typed(os.environ),
         )
         return outcome.exit_code
 
@@ -52,7 +52,7 @@ def pretrain(
             say_complete(job)
             return 0
         port = asked_port(os.environ)
-        os.environ[RESUME_COMMAND] = shlex.join(["mb", *sys.argv[1:]])
+        os.environ[RESUME_COMMAND] = typed(os.environ)
         return launch(
             worker_arguments(words, files, out, resume_with_changes), processes=nproc or 1, port=port
         )
@@ -67,6 +67,13 @@ def pretrain(
 
 RESUME_COMMAND = "MB_RESUME_COMMAND"
 """Environment variable: what the user typed, told to the processes that were started for it."""
+
+
+def typed(environment: Mapping[str, str]) -> str:
+    """Return the command as the user typed it, with `uv run` where that started it."""
+    return shlex.join(
+        [*(["uv", "run"] if "UV_RUN_RECURSION_DEPTH" in environment else []), "mb", *sys.argv[1:]]
+    )
 
 
 def refuse_inside_a_launcher(environment: Mapping[str, str]) -> None:

@@ -1,6 +1,7 @@
 """Writing so that a reader sees a whole checkpoint or none: staging folder, fsync, rename, trackers last."""
 
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -34,15 +35,15 @@ def write_atomically(path: Path, content: bytes) -> None:
 @contextmanager
 def staged(path: Path, content: bytes) -> Iterator[Callable[[], object]]:
     """Write a temporary file beside `path`, on the disk already, and yield what renames it into place."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    name = path.with_name(f".{path.name}.{secrets.token_hex(8)}")  # with the permissions that other files get
     try:
-        with os.fdopen(handle, "wb") as stream:
+        with name.open("xb") as stream:
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
-        yield lambda: Path(name).replace(path)
+        yield lambda: name.replace(path)
     finally:
-        Path(name).unlink(missing_ok=True)
+        name.unlink(missing_ok=True)
 
 
 def fsync_path(path: Path) -> None:

@@ -95,7 +95,7 @@ class Problem:
         }
 
     def __str__(self) -> str:
-        return f"{self.fields[0]}: {self.message}, because {self.why}. {self.fix}"
+        return f"{self.fields[0].removeprefix('facts.')}: {self.message}, because {self.why}. {self.fix}"
 
 
 class ConfigError(ValueError):

@@ -106,8 +106,9 @@ def train_bpe(
         tokenizer.train_from_iterator(_texts(files, progress), trainer, length=len(files))
     if tokenizer.get_vocab_size() != vocab_size:
         raise TokenizerError(
-            f"vocab_size: asked for {vocab_size} entries, but {len(files)} files give "
-            f"{tokenizer.get_vocab_size()}; no pair of tokens is left to merge. Give more text or a smaller vocabulary."
+            f"vocab_size: asked for {vocab_size} entries, but {len(files)} file(s) give {tokenizer.get_vocab_size()}; "
+            "no pair of tokens is left to merge. Give more text, or set vocab_size (dataset.vocab_size in a run) to "
+            f"{tokenizer.get_vocab_size()} or less."
         )
     tokenizer.save(str(out))
     return FileTokenizer(out)

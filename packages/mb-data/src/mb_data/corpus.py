@@ -129,20 +129,25 @@ def read_sources(config: TextCorpusConfig) -> tuple[list[SourceFile], int]:
 def split_files(files: list[SourceFile], config: TextCorpusConfig) -> dict[str, list[SourceFile]]:
     """Give each file to train, valid or test, by a hash of its name and the seed alone.
 
+    A split that would get no file, though its fraction is not 0, takes the first one of the largest split.
+
     Raises:
-        CorpusError: A split whose fraction is not 0 gets no file.
+        CorpusError: There are fewer files than splits.
     """
+    fractions = {"valid": config.validation_fraction, "test": config.test_fraction}
+    wanted = [name for name, fraction in fractions.items() if fraction > 0]
+    if len(files) <= len(wanted):
+        raise CorpusError(
+            f"dataset.sources: {len(files)} file(s) cannot give train, {' and '.join(wanted)} one each; a file is "
+            "never divided. Give more files, or set dataset.validation_fraction=0, dataset.test_fraction=0 or both."
+        )
     splits: dict[str, list[SourceFile]] = {name: [] for name in SPLITS}
     for file in files:
         splits[_split_of(file.name, config)].append(file)
-    wanted = dict(zip(SPLITS, (1.0, config.validation_fraction, config.test_fraction), strict=True))
-    empty = [name for name in SPLITS if wanted[name] > 0 and not splits[name]]
-    if empty:
-        raise CorpusError(
-            f"dataset.sources: {len(files)} files give {', '.join(empty)} none (validation_fraction="
-            f"{config.validation_fraction}, test_fraction={config.test_fraction}, split_seed={config.split_seed}); "
-            "a file is never divided. Give more files, another split_seed, or a fraction of 0."
-        )
+    for name in ("train", *wanted):
+        if not splits[name]:
+            largest = max(splits.values(), key=len)
+            splits[name].append(largest.pop(0))
     return splits
 
 

@@ -23,6 +23,8 @@ class SignalWatcher:
         signals: which signals ask for a stop.
         same_press_seconds: a SIGINT that follows the last one sooner than this is taken for the same key press.
             Launchers such as torchrun pass Ctrl-C on to processes that got it from the terminal already.
+        announce: called in the handler with the first signal's name, to tell a person at once; it must be as harmless
+            as `os.write`, because anything may be interrupted.
         clock: seconds, for `same_press_seconds`.
 
     Raises:
@@ -34,10 +36,12 @@ class SignalWatcher:
         signals: Sequence[signal.Signals] = _STOP_SIGNALS,
         *,
         same_press_seconds: float = 0.0,
+        announce: Callable[[str], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._signals = tuple(signals)
         self._same_press_seconds = same_press_seconds
+        self._announce = announce
         self._clock = clock
         self._replaced: dict[signal.Signals, Any] = {}
         self._received: str | None = None
@@ -77,6 +81,8 @@ class SignalWatcher:
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._received is None:
             self._received = signal.Signals(number).name
+            if self._announce is not None:
+                self._announce(self._received)
         if number == signal.SIGINT:
             self._interrupt()
 

@@ -1,6 +1,7 @@
 """What a person sees: one voice on the console, everything in log.txt."""
 
 import io
+import warnings
 
 from mb_trainer.console import Voice
 
@@ -49,3 +50,12 @@ def test_what_was_said_before_the_log_was_opened_is_in_it(tmp_path):
     voice.log("only here")
     voice.close()
     assert (tmp_path / "log.txt").read_text() == "early\nonly here\n"
+
+
+def test_warnings_of_other_ranks_are_only_logged(tmp_path, recwarn):
+    voice = Voice(rank=1, speaks=False, stream=io.StringIO())
+    voice.open_log(tmp_path / "log.txt")
+    with voice.warnings_logged():
+        warnings.warn("a planted warning", UserWarning, stacklevel=1)
+    assert "UserWarning: a planted warning" in (tmp_path / "log.txt").read_text()
+    assert len(recwarn) == 0

@@ -1,11 +1,12 @@
 """What a person sees: lines on the console and in log.txt, progress bars on a terminal, the summary at the end."""
 
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -72,6 +73,21 @@ class Voice:
         if self.speaks:
             self._console.print(line)
         self.log(line)
+
+    @contextmanager
+    def warnings_logged(self) -> Iterator[None]:
+        """While the block runs, put Python's warnings of a rank that does not speak into the log, not on stderr."""
+        before = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *place: Any, **rest: Any) -> None:
+            self.log(warnings.formatwarning(message, category, *place[:2]))
+
+        if not self.speaks:
+            warnings.showwarning = show
+        try:
+            yield
+        finally:
+            warnings.showwarning = before
 
     @contextmanager
     def progress(self, label: str, total: int, *, done: int = 0) -> Iterator["Bar"]:

@@ -90,7 +90,8 @@ def pretrain(
     run = import_module(
         "mb_trainer.training"
     ).run  # imports torch and megatron: seconds, and only after all checks
-    outcome: TrainOutcome = run(job, voice=voice, callbacks=callbacks)
+    with voice.warnings_logged():
+        outcome: TrainOutcome = run(job, voice=voice, callbacks=callbacks)
     return outcome
 
 

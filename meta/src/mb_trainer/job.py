@@ -87,11 +87,9 @@ def pretrain(
         voice.say(f"warning: [{warning.id}] {warning}")
     set_environment(config.env_vars, say=voice.say)
     mb_host.install()  # before megatron is imported; without effect where there is a GPU
-    run = import_module(
-        "mb_trainer.training"
-    ).run  # imports torch and megatron: seconds, and only after all checks
+    training = import_module("mb_trainer.training")  # torch and megatron: seconds, and only after all checks
     with voice.warnings_logged():
-        outcome: TrainOutcome = run(job, voice=voice, callbacks=callbacks)
+        outcome: TrainOutcome = training.run(job, voice=voice, callbacks=callbacks)
     return outcome
 
 

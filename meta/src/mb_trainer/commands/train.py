@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from mb_loop import TrainOutcome
 from mb_trainer.commands.errors import LaunchError, reported
@@ -26,41 +27,29 @@ def pretrain(
 ) -> int:
     """Read what was asked for, train it here or in `nproc` processes, and return the exit code."""
 
-    def train_here() -> int:
+    def work() -> int:
+        if nproc is not None:
+            refuse_inside_a_launcher(os.environ)
         request = read_request(words, files=files)
-        outcome: TrainOutcome = run_pretrain(
-            request.config,
-            name=request.name,
-            out=out,
-            provenance=request.provenance,
-            resume_with_changes=resume_with_changes,
-            resume_command=os.environ.get(RESUME_COMMAND) or typed(os.environ),
-        )
-        return outcome.exit_code
-
-    def train_in_processes() -> int:
-        request = read_request(words, files=files)
-        job = settle_job(
-            request.config,
-            name=request.name,
-            out=out,
-            provenance=request.provenance,
-            resume_with_changes=resume_with_changes,
-            environment={"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(nproc)},
-        )
+        asked: dict[str, Any] = {
+            "name": request.name,
+            "out": out,
+            "provenance": request.provenance,
+            "resume_with_changes": resume_with_changes,
+        }
+        if nproc is None or nproc == 1:
+            outcome: TrainOutcome = run_pretrain(
+                request.config, **asked, resume_command=os.environ.get(RESUME_COMMAND) or typed(os.environ)
+            )
+            return outcome.exit_code
+        world = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(nproc)}
+        job = settle_job(request.config, **asked, environment=world)
         if job.standing == "complete":
             say_complete(job)
             return 0
         port = asked_port(os.environ)
         os.environ[RESUME_COMMAND] = typed(os.environ)
-        return launch(
-            worker_arguments(words, files, out, resume_with_changes), processes=nproc or 1, port=port
-        )
-
-    def work() -> int:
-        if nproc is not None:
-            refuse_inside_a_launcher(os.environ)
-        return train_here() if nproc in (None, 1) else train_in_processes()
+        return launch(worker_arguments(words, files, out, resume_with_changes), processes=nproc, port=port)
 
     return reported(work)
 

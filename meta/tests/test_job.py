@@ -17,7 +17,7 @@ def test_the_shell_wins_over_env_vars_and_this_is_said():
 def test_what_has_no_place_goes_into_the_run_folder(tmp_path):
     config = gpt_tiny()
     config.checkpoint.save = "/elsewhere"
-    place(config, RunFolder(tmp_path))
+    place(config, RunFolder(tmp_path), Provenance())
     assert (config.checkpoint.save, config.checkpoint.load) == ("/elsewhere", "/elsewhere")
     assert config.logger.tensorboard_dir == str(tmp_path / "tensorboard")
 

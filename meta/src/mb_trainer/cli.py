@@ -21,6 +21,8 @@ app = typer.Typer(
 )
 data = typer.Typer(help="Build data.", no_args_is_help=True)
 app.add_typer(data, name="data")
+config_app = typer.Typer(help="Look at a configuration.", no_args_is_help=True)
+app.add_typer(config_app, name="config")
 
 Recipe = Annotated[
     list[str] | None,
@@ -36,6 +38,35 @@ ConfigFiles = Annotated[
         "--config", metavar="FILE", help="A YAML file laid over the recipe; repeatable, later wins."
     ),
 ]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="DIR", help="Run folder; default runs/RECIPE.", show_default=False),
+]
+Processes = Annotated[
+    int | None,
+    typer.Option(
+        "--nproc", min=1, metavar="N", help="Processes on this machine; default 1.", show_default=False
+    ),
+]
+WorldSize = Annotated[
+    int | None,
+    typer.Option("--world-size", min=1, metavar="N", help="Processes of the whole run, on any machines."),
+]
+Gpu = Annotated[
+    str | None,
+    typer.Option(
+        "--gpu",
+        metavar="NAME",
+        help="GPU that the run is meant for: h100, b200, ...; default: this machine's.",
+    ),
+]
+Engine = Annotated[
+    str | None,
+    typer.Option(
+        "--te", metavar="VERSION", help="Transformer Engine there, such as 2.20; default: what is here."
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 def command(name: str) -> Any:
@@ -47,13 +78,8 @@ def command(name: str) -> Any:
 def pretrain(
     recipe: Recipe = None,
     config: ConfigFiles = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Run folder; default runs/RECIPE.", show_default=False)
-    ] = None,
-    nproc: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Processes on this machine; default 1.", show_default=False),
-    ] = None,
+    out: Out = None,
+    nproc: Processes = None,
     resume_with_changes: Annotated[
         bool, typer.Option("--resume-with-changes", help="Go on in a run folder although settings differ.")
     ] = False,
@@ -102,6 +128,56 @@ def sample(
 def recipes() -> None:
     """List the recipes, one line each."""
     raise typer.Exit(command("recipes").recipes())
+
+
+@app.command(
+    epilog="Example: mb check gpt_tiny model.tensor_model_parallel_size=4 --world-size 64 --gpu h100"
+)
+def check(
+    recipe: Recipe = None,
+    config: ConfigFiles = None,
+    out: Out = None,
+    nproc: Processes = None,
+    world_size: WorldSize = None,
+    gpu: Gpu = None,
+    te: Engine = None,
+    as_json: Json = False,
+) -> None:
+    """Report every mistake of a configuration at once, for any number of processes and any GPU.
+
+    Each problem has its rule, the values, the reason, what to do, and where the values came from. Nothing is built and
+    nothing is written. Exit code 0: no rule refuses the run; 1: problems; 2: it could not be read.
+    """
+    preflight = command("preflight")
+    target = preflight.Target(world_size=world_size or nproc or 1, gpu=gpu, transformer_engine=te)
+    raise typer.Exit(
+        preflight.check(list(recipe or []), files=config or [], out=out, target=target, as_json=as_json)
+    )
+
+
+@app.command(epilog="Example: mb explain V242")
+def explain(
+    rule: Annotated[str, typer.Argument(help="Its number, such as V242.", show_default=False)],
+) -> None:
+    """Explain a rule: why it is there, what to do, an example that it refuses and one that passes."""
+    raise typer.Exit(command("preflight").explain(rule))
+
+
+@config_app.command(epilog="Example: mb config show gpt_tiny optimizer.lr=1e-3 --origin")
+def show(
+    recipe: Recipe = None,
+    config: ConfigFiles = None,
+    out: Out = None,
+    nproc: Processes = None,
+    world_size: WorldSize = None,
+    origin: Annotated[bool, typer.Option("--origin", help="Say where each value came from.")] = False,
+) -> None:
+    """Print the resolved configuration as YAML that loads back; secrets are masked."""
+    preflight = command("preflight")
+    target = preflight.Target(world_size=world_size or nproc or 1)
+    raise typer.Exit(
+        preflight.show(list(recipe or []), files=config or [], out=out, target=target, origin=origin)
+    )
 
 
 @data.command(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import mb_host
 from mb_checkpoint import check_writable
@@ -14,7 +15,7 @@ from mb_config import Provenance
 from mb_loop import Callback, TrainOutcome
 from mb_trainer.config import ConfigContainer
 from mb_trainer.console import Voice
-from mb_trainer.preflight import Settled, settle, verify_data
+from mb_trainer.preflight import Findings, settle, verify_data
 from mb_trainer.processes import World, read_world
 from mb_trainer.run_folder import RunFolder, RunFolderError, Standing, changes_since, describe, standing
 
@@ -25,7 +26,7 @@ class Job:
 
     name: str
     config: ConfigContainer
-    settled: Settled
+    settled: Findings
     folder: RunFolder
     standing: Standing
     world: World
@@ -117,8 +118,8 @@ def settle_job(
     """Check everything that can be known now and write nothing; raises as `pretrain`."""
     world = read_world(environment)
     folder = RunFolder(Path(out) if out is not None else Path("runs") / name)
-    place(config, folder)
     known = Provenance.of(config) if provenance is None else provenance
+    place(config, folder, known)
     settled = settle(config, world_size=world.world_size, provenance=known)
     verify_data(config)
     save = config.checkpoint.save
@@ -153,12 +154,19 @@ def set_environment(
             say(f"env_vars.{name}: the shell's value {environment[name]!r} wins over {str(value)!r}")
 
 
-def place(config: ConfigContainer, folder: RunFolder) -> None:
+def place(config: ConfigContainer, folder: RunFolder, provenance: Provenance) -> None:
     """Let what has no place yet be in the run folder."""
     checkpoint, logger = config.checkpoint, config.logger
-    checkpoint.save = checkpoint.save or str(folder.checkpoints)
-    checkpoint.load = checkpoint.load or checkpoint.save
-    logger.tensorboard_dir = logger.tensorboard_dir or str(folder.tensorboard)
+    places: list[tuple[str, Any, str]] = [
+        ("checkpoint.save", checkpoint, checkpoint.save or str(folder.checkpoints)),
+        ("checkpoint.load", checkpoint, checkpoint.load or checkpoint.save or str(folder.checkpoints)),
+        ("logger.tensorboard_dir", logger, logger.tensorboard_dir or str(folder.tensorboard)),
+    ]
+    for path, section, where in places:
+        name = path.partition(".")[2]
+        if getattr(section, name) != where:
+            setattr(section, name, where)
+            provenance.note(path, "resolve: run folder")
 
 
 def last_step(checkpoints: str | None) -> int | None:

@@ -1,10 +1,9 @@
 """Everything that can be known before a process group or a model is built: rules and data files. No torch."""
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
+from typing import cast
 
 import mb_checkpoint.rules
 import mb_config
@@ -17,6 +16,7 @@ import mb_resilience.rules
 from mb_config import Change, ConfigError, Problem, Provenance, RuleLike, runtime_config_update
 from mb_data import DataPathError, GPTDatasetConfig, verify_prefix
 from mb_trainer.config import ConfigContainer
+from mb_trainer.machine import gather_facts
 from mb_trainer.rules import RULES as TRAINER_RULES
 
 RULES: tuple[RuleLike, ...] = (
@@ -33,21 +33,6 @@ RULES: tuple[RuleLike, ...] = (
 """Every rule of every package."""
 
 
-OPTIONAL_PACKAGES = ("tensorboard", "wandb", "mlflow", "comet_ml")
-"""Packages whose presence rules may ask about."""
-
-
-def facts(world_size: int, *, environment: Mapping[str, str] = os.environ) -> dict[str, object]:
-    """Return what rules may ask about this machine and this launch."""
-    packages = {f"{name}_installed": find_spec(name) is not None for name in OPTIONAL_PACKAGES}
-    return {
-        "world_size": world_size,
-        "env": environment,
-        "transformer_engine": find_spec("transformer_engine") is not None,
-        **packages,
-    }
-
-
 def find_problems(
     config: ConfigContainer, *, facts: Mapping[str, object], provenance: Provenance | None = None
 ) -> list[Problem]:
@@ -56,35 +41,72 @@ def find_problems(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settled:
-    """What settling a configuration brought to light."""
+class Findings:
+    """What can be said about a configuration before anything runs."""
 
+    problems: Sequence[Problem]
+    """Every rule that is broken, errors and warnings."""
     changes: Sequence[Change]
-    """Fields that resolving set, with reasons."""
-    warnings: Sequence[Problem]
-    """What was asked for and will not be as asked."""
+    """Fields that resolving set, with reasons; none where wishes exclude each other."""
+
+    @property
+    def errors(self) -> list[Problem]:
+        """What refuses the run."""
+        return [problem for problem in self.problems if problem.severity == "error"]
+
+    @property
+    def warnings(self) -> list[Problem]:
+        """What was asked for and will not be as asked."""
+        return [problem for problem in self.problems if problem.severity == "warning"]
 
 
-def settle(config: ConfigContainer, *, world_size: int, provenance: Provenance) -> Settled:
-    """Check every rule, resolve, and check what only a resolved configuration shows.
+def inspect(config: ConfigContainer, *, facts: Mapping[str, object], provenance: Provenance) -> Findings:
+    """Apply every rule, resolve in place, and apply every rule to the resolved configuration; raise nothing.
+
+    Args:
+        config: is resolved, or partly resolved where wishes exclude each other.
+        facts: as `mb_trainer.machine.gather_facts` returns them.
+        provenance: where values came from; is told of each change.
+    """
+    asked = find_problems(config, facts=facts, provenance=provenance)
+    try:
+        changes = runtime_config_update(
+            config, world_size=cast(int, facts["world_size"]), provenance=provenance
+        )
+    except ConfigError as error:
+        return Findings(problems=merge(asked, error.problems), changes=())
+    resolved = find_problems(config, facts={**facts, "resolved": True}, provenance=provenance)
+    errors = [problem for problem in resolved if problem.severity == "error"]
+    return Findings(problems=merge(asked, errors), changes=changes)
+
+
+def merge(asked: Sequence[Problem], resolved: Sequence[Problem]) -> list[Problem]:
+    """Return each rule once, without what only follows from a value that is refused already."""
+    seen = {problem.id for problem in asked}
+    refused = any(problem.severity == "error" for problem in asked)
+    return [
+        *asked,
+        *(later for later in resolved if later.id not in seen and not (refused and follows(later))),
+    ]
+
+
+def follows(problem: Problem) -> bool:
+    """Say whether resolving computed the value that is to blame."""
+    return problem.origin.get(problem.fields[0], "").startswith("resolve")
+
+
+def settle(config: ConfigContainer, *, world_size: int, provenance: Provenance) -> Findings:
+    """Inspect for this machine, and refuse a configuration with errors.
 
     Raises:
-        ConfigError: rules are broken; holds every problem of the stage that found one.
+        ConfigError: rules are broken; holds every error.
         OverlapConflictError: wishes for overlap exclude each other.
     """
-    known = facts(world_size)
-    warnings = refuse(find_problems(config, facts=known, provenance=provenance))
-    changes = runtime_config_update(config, world_size=world_size, provenance=provenance)
-    refuse(find_problems(config, facts={**known, "resolved": True}, provenance=provenance))
-    return Settled(changes=changes, warnings=warnings)
-
-
-def refuse(problems: Sequence[Problem]) -> list[Problem]:
-    """Raise when any problem is an error; return the warnings."""
-    errors = [problem for problem in problems if problem.severity == "error"]
-    if errors:
-        raise ConfigError(errors)
-    return [problem for problem in problems if problem.severity == "warning"]
+    known = gather_facts(world_size, env_vars=config.env_vars)
+    findings = inspect(config, facts=known, provenance=provenance)
+    if findings.errors:
+        raise ConfigError(findings.errors)
+    return findings
 
 
 def verify_data(config: ConfigContainer) -> None:

@@ -1,0 +1,174 @@
+"""`mb check`, `mb explain` and `mb config show`: what can be known before launch. No torch."""
+
+import difflib
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+import mb_config
+from mb_config import ConfigError, ConfigReadError, Problem
+from mb_data.errors import DataPathError, IndexedFormatError
+from mb_trainer.commands.errors import REFUSED, reported
+from mb_trainer.job import place
+from mb_trainer.machine import gather_facts
+from mb_trainer.preflight import RULES, Findings, inspect, verify_data
+from mb_trainer.reading import Request, read_request
+from mb_trainer.run_folder import RunFolder
+
+
+class UnknownRuleError(ConfigReadError, LookupError):
+    """There is no rule of this name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """The machines that a run is meant for, as a user describes them."""
+
+    world_size: int = 1
+    gpu: str | None = None
+    """Short name such as "h100"; None: what is here."""
+    transformer_engine: str | None = None
+    """Its version there; None: what is here, or unknown with `gpu`."""
+
+    def facts(self, env_vars: Mapping[str, object]) -> dict[str, object]:
+        """Return what rules may ask about these machines."""
+        return gather_facts(
+            self.world_size, gpu=self.gpu, transformer_engine=self.transformer_engine, env_vars=env_vars
+        )
+
+
+def check(
+    words: Sequence[str], *, files: Sequence[Path], out: Path | None, target: Target, as_json: bool
+) -> int:
+    """Print every problem and return 1 if any refuses the run."""
+
+    def work() -> int:
+        request, findings = examine(words, files=files, out=out, target=target)
+        if as_json:
+            print(json.dumps(report(findings), indent=2))
+            return REFUSED if findings.errors else 0
+        paint = Paint(sys.stdout.isatty())
+        for line in listing(findings.problems, paint):
+            print(line)
+        for note in notes(request, findings, target):
+            print(note, file=sys.stderr)
+        return REFUSED if findings.errors else 0
+
+    return reported(work)
+
+
+def examine(
+    words: Sequence[str], *, files: Sequence[Path], out: Path | None, target: Target
+) -> tuple[Request, Findings]:
+    """Read a request and inspect it for the target, in the run folder that it would have."""
+    request = read_request(words, files=files)
+    folder = RunFolder(out if out is not None else Path("runs") / request.name)
+    place(request.config, folder, request.provenance)
+    known = target.facts(request.config.env_vars)
+    return request, inspect(request.config, facts=known, provenance=request.provenance)
+
+
+def explain(name: str) -> int:
+    """Print a rule, why it is there, an example that it refuses and one that passes."""
+
+    def work() -> int:
+        known = {rule.id.lower(): rule for rule in RULES}
+        rule = known.get(name.lower())
+        if rule is None:
+            near = difflib.get_close_matches(name.lower(), known, n=3)
+            hint = (
+                f"Nearest: {', '.join(known[key].id for key in near)}." if near else "Rules look like V242."
+            )
+            raise UnknownRuleError(f"{name}: is no rule. {hint} `mb check` names the rules that are broken.")
+        print(mb_config.explain(rule))
+        return 0
+
+    return reported(work)
+
+
+def show(
+    words: Sequence[str], *, files: Sequence[Path], out: Path | None, target: Target, origin: bool
+) -> int:
+    """Print the resolved configuration as YAML that loads back, with the origin of each value if wanted."""
+
+    def work() -> int:
+        request, findings = examine(words, files=files, out=out, target=target)
+        print(mb_config.show(request.config, request.provenance, origin=origin), end="")
+        if findings.errors:
+            raise ConfigError(findings.errors)
+        return 0
+
+    return reported(work)
+
+
+def report(findings: Findings) -> dict[str, object]:
+    """Return the answer for programs."""
+    return {
+        "problems": [problem.to_dict() for problem in findings.problems],
+        "changes": [change.to_dict() for change in findings.changes],
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Paint:
+    """Colours, on a terminal only."""
+
+    on: bool
+
+    def __call__(self, text: str, code: str) -> str:
+        """Return the text in a colour: an SGR code such as "31"."""
+        return f"\x1b[{code}m{text}\x1b[0m" if self.on else text
+
+
+def listing(problems: Sequence[Problem], paint: Paint) -> list[str]:
+    """Return the problems by section, errors before warnings, three lines each."""
+    lines = []
+    ordered = sorted(problems, key=lambda problem: (section_of(problem), problem.severity))
+    for section, group in groupby(ordered, key=section_of):
+        lines.append(paint(section, "1"))
+        for problem in group:
+            lines += entry(problem, paint)
+    return lines
+
+
+def section_of(problem: Problem) -> str:
+    """Return the section that is to blame."""
+    return problem.fields[0].partition(".")[0].replace("facts", "this launch")
+
+
+def entry(problem: Problem, paint: Paint) -> list[str]:
+    """Return what is wrong, why, what to do, and where the values came from."""
+    colour = "31" if problem.severity == "error" else "33"
+    where = problem.fields[0].removeprefix("facts.")
+    head = f"  {paint(f'{problem.severity} {problem.id}', colour)}  {where}: {problem.message}"
+    body = [f"because {problem.why}", problem.fix]
+    places = [f"{path} from {origin}" for path, origin in problem.origin.items() if origin != "default"]
+    return [head, *(f"      {text}" for text in body), *(f"      {place}" for place in places)]
+
+
+def notes(request: Request, findings: Findings, target: Target) -> list[str]:
+    """Return what a person wants to know beside the problems."""
+    errors, warnings = len(findings.errors), len(findings.warnings)
+    processes = "1 process" if target.world_size == 1 else f"{target.world_size} processes"
+    on = f" on {target.gpu}" if target.gpu else ""
+    lines = [
+        f"{request.name}, {processes}{on}: {counted(errors, 'error')}, {counted(warnings, 'warning')} "
+        f"of {len(RULES)} rules"
+    ]
+    if target.gpu and target.facts({})["transformer_engine"] is None:
+        lines.append("rules on Transformer Engine were left out: give --te VERSION")
+    try:
+        verify_data(request.config)
+    except (DataPathError, IndexedFormatError) as error:
+        lines.append(f"on this machine: {error}")
+    if findings.problems:
+        lines.append(f"mb explain {findings.problems[0].id} shows a rule with examples")
+    return lines
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,30 @@
+"""Facts about the machine that a run is meant for."""
+
+from mb_trainer.machine import first_gpu, gather_facts
+
+
+def test_the_driver_tells_the_gpu(tmp_path):
+    (tmp_path / "0000:01:00.0").mkdir()
+    (tmp_path / "0000:01:00.0" / "information").write_text("Model: \t\t NVIDIA H100 80GB HBM3\nIRQ: 64\n")
+    assert first_gpu(tmp_path) == "h100"
+
+
+def test_no_driver_and_unknown_models_are_no_gpu(tmp_path):
+    (tmp_path / "0000:01:00.0").mkdir()
+    (tmp_path / "0000:01:00.0" / "information").write_text("Model: NVIDIA T1000\n")
+    assert (first_gpu(tmp_path), first_gpu(tmp_path / "none")) == (None, None)
+
+
+def test_the_shell_wins_over_env_vars():
+    known = gather_facts(8, env_vars={"NCCL_ALGO": "Ring", "A": 1}, environment={"NCCL_ALGO": "Tree"})
+    assert known["env"] == {"NCCL_ALGO": "Tree", "A": "1"}
+
+
+def test_another_machine_leaves_transformer_engine_unknown_until_told(tmp_path):
+    elsewhere = gather_facts(8, gpu="h100", driver=tmp_path)
+    told = gather_facts(8, gpu="h100", transformer_engine="2.20", driver=tmp_path)
+    assert (elsewhere["gpu"], told["transformer_engine"], told["transformer_engine_version"]) == (
+        "h100",
+        True,
+        "2.20",
+    )

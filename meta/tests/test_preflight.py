@@ -1,0 +1,103 @@
+"""`mb check`, `mb explain` and `mb config show`."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from mb_trainer.cli import app
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path, monkeypatch):
+    """Run in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def mb(*words):
+    return CliRunner().invoke(app, words)
+
+
+def test_a_good_recipe_has_no_problems():
+    result = mb("check")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr.startswith("gpt_tiny, 1 process: 0 errors, 0 warnings of ")
+
+
+def test_all_mistakes_are_told_at_once_with_value_reason_advice_and_origin():
+    result = mb("check", "train.global_batch_size=7", "optimizer.lr=-1.0")
+    assert result.exit_code == 1
+    assert (
+        """\
+train
+  error V242  train.global_batch_size: 7 is no multiple of 8 (micro batch 8 x data parallel 1)
+      because each replica takes the same number of micro batches
+      Change train.global_batch_size or train.micro_batch_size, or set train.decrease_batch_size_if_needed=true.
+      train.global_batch_size from command line
+      train.micro_batch_size from recipe gpt_tiny
+"""
+        in result.stdout
+    )
+    assert "error V208  optimizer.lr: must not be negative (-1.0)" in result.stdout
+
+
+def test_what_only_follows_from_a_mistake_is_not_told():
+    assert "V119" not in mb("check", "train.global_batch_size=7").stdout
+
+
+def test_what_only_a_resolved_configuration_shows_is_told():
+    assert "V119" in mb("check", "validation.eval_micro_batch_size=3").stdout
+
+
+def test_json_has_problems_and_changes():
+    answer = json.loads(mb("check", "--json", "--world-size", "2", "train.global_batch_size=24").stdout)
+    (problem,) = answer["problems"]
+    assert (problem["id"], problem["values"]["train.global_batch_size"]) == ("V242", 24)
+    assert problem["origin"]["train.global_batch_size"] == "command line"
+    assert {"field", "from", "to", "why"} == set(answer["changes"][0])
+
+
+def test_a_key_that_cannot_be_read_is_exit_code_2():
+    assert mb("check", "train.train_itres=5").exit_code == 2
+
+
+def test_checking_another_machine_says_what_it_cannot_know():
+    assert "give --te VERSION" in mb("check", "--world-size", "1024", "--gpu", "h100").stderr
+
+
+def test_data_that_is_not_here_is_told_but_does_not_refuse():
+    result = mb("check", "dataset.sources=[nowhere]")
+    assert (result.exit_code, "on this machine: dataset.sources: nowhere" in result.stderr) == (0, True)
+
+
+def test_a_rule_is_explained_with_both_examples():
+    page = mb("explain", "v242").stdout
+    assert page.startswith("V242")
+    assert all(word in page for word in ("fails", "passes", "why"))
+
+
+def test_an_unknown_rule_is_exit_code_2_with_the_nearest():
+    result = mb("explain", "V2422")
+    assert (result.exit_code, "Nearest: V24" in result.stderr) == (2, True)
+
+
+def test_config_show_prints_resolved_values_with_their_origin():
+    lines = mb("config", "show", "optimizer.lr=0.5", "--origin").stdout.splitlines()
+    assert any(line.split() == ["lr:", "0.5", "#", "command", "line"] for line in lines)
+    assert any("eval_global_batch_size: 8" in line and "resolve: V118" in line for line in lines)
+    assert any("save: runs/gpt_tiny/checkpoints" in line and "run folder" in line for line in lines)
+
+
+def test_config_show_loads_back(empty_folder):
+    (empty_folder / "run.yaml").write_text(mb("config", "show").stdout)
+    assert mb("check", "run.yaml").exit_code == 0
+
+
+def test_config_show_of_a_refused_configuration_shows_it_and_says_why():
+    result = mb("config", "show", "train.global_batch_size=7")
+    assert (result.exit_code, "global_batch_size: 7" in result.stdout, "[V242]" in result.stderr) == (
+        1,
+        True,
+        True,
+    )

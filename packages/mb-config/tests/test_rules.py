@@ -5,7 +5,7 @@ from dataclasses import fields
 import pytest
 
 from mb_config import RULES, ConfigContainer, MixedPrecisionConfig, check, explain
-from mb_config.plain import FOREIGN
+from mb_config.rules.foreign import FOREIGN
 
 
 def values(rule, example):

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from mb_metrics.config import LoggerConfig as LoggerConfig
     from mb_metrics.flops import FlopsPerToken as FlopsPerToken
     from mb_metrics.flops import gpt_flops_per_token as gpt_flops_per_token
+    from mb_metrics.flops_model import model_flops_per_token as model_flops_per_token
+    from mb_metrics.flops_shape import UnknownFlopsError as UnknownFlopsError
     from mb_metrics.metrics import Metrics as Metrics
     from mb_metrics.peaks import peak_tflops as peak_tflops
     from mb_metrics.record import Evaluation as Evaluation
@@ -58,6 +60,8 @@ __all__ = [
     "read_jsonl",
     "report_runtime",
     "report_throughput",
+    "UnknownFlopsError",
+    "model_flops_per_token",
 ]
 _HOMES = {
     "RULES": "rules",
@@ -74,8 +78,10 @@ _HOMES = {
     "Sink": "sink",
     "SinkFailure": "sink",
     "TensorBoardSink": "sinks.tensorboard",
+    "UnknownFlopsError": "flops_shape",
     "build_sinks": "build",
     "gpt_flops_per_token": "flops",
+    "model_flops_per_token": "flops_model",
     "peak_tflops": "peaks",
     "read_jsonl": "sinks.jsonl",
     "report_runtime": "runtime",

@@ -1,27 +1,64 @@
-"""Floating-point operations of a GPT, forward and backward."""
+"""Floating-point operations per token, by part, and those of a dense GPT."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlopsPerToken:
-    """Floating-point operations to train on one token, by part; a multiply-add counts as two."""
+    """Floating-point operations to train on one token, by part; a multiply-add counts as two.
 
-    attention_linear: float
-    """Query, key, value and output projections."""
-    attention_core: float
+    Forward and backward: an operation of the forward pass counts three times, once for itself and once for the
+    gradient of each of its two factors.
+    """
+
+    attention_linear: float = 0.0
+    """Projections of attention, self and cross: query, key, value, output, and low-rank ones."""
+    attention_core: float = 0.0
     """Scores and their product with the values."""
-    mlp: float
-    """Feed-forward layers."""
-    logits: float
+    mlp: float = 0.0
+    """Dense feed-forward layers."""
+    router: float = 0.0
+    """Which experts a token goes to."""
+    experts: float = 0.0
+    """The experts that a token is sent to, and projections into their width and back."""
+    shared_experts: float = 0.0
+    """The experts that every token goes to, and their gate."""
+    mamba: float = 0.0
+    """State-space layers: projections, convolution and scan."""
+    linear_attention: float = 0.0
+    """Gated-delta-net layers: projections, convolution and recurrence."""
+    mtp: float = 0.0
+    """Multi-token prediction: its layers, its projections and its share of the output layer."""
+    logits: float = 0.0
     """The output layer."""
-    causal: bool
-    """Whether `attention_core` counts half of the score matrix."""
+    causal: bool = True
+    """Whether `attention_core` counts only the positions that a token may attend to, half of the score matrix."""
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """The parts that the model has, by name."""
+        numbers = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "causal"}
+        return {name: number for name, number in numbers.items() if number}
 
     @property
     def total(self) -> float:
         """All parts together."""
-        return self.attention_linear + self.attention_core + self.mlp + self.logits
+        return sum(self.parts.values())
+
+    def scaled(self, factor: float) -> "FlopsPerToken":
+        """Return every part times a factor."""
+        parts = {name: factor * number for name, number in self.parts.items()}
+        return FlopsPerToken(**parts, causal=self.causal)
+
+
+def add_up(parts: Iterable[FlopsPerToken], *, causal: bool) -> FlopsPerToken:
+    """Return the sum of several counts, part by part."""
+    sums: dict[str, float] = {}
+    for part in parts:
+        for name, number in part.parts.items():
+            sums[name] = sums.get(name, 0.0) + number
+    return FlopsPerToken(**sums, causal=causal)
 
 
 def gpt_flops_per_token(  # noqa: PLR0913 - a shape, each size by name
@@ -53,6 +90,8 @@ def gpt_flops_per_token(  # noqa: PLR0913 - a shape, each size by name
     Clusters Using Megatron-LM" (2021), appendix, without its recomputation term; with `causal` the upper
     half of the score matrix is not counted, as in Dao, "FlashAttention-2" (2023), section 4.1, and in Megatron's
     own logs. PaLM's MFU (Chowdhery et al., 2022, appendix B) counts it: compare with causal=False.
+
+    Other architectures: `model_flops_per_token`.
 
     Args:
         num_layers: Transformer layers.

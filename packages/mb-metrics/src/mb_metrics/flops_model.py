@@ -1,0 +1,140 @@
+"""FLOPs per token of a whole model, read from its configuration."""
+
+from collections.abc import Callable, Collection
+
+from mb_metrics import flops_layers as layers
+from mb_metrics.flops import FlopsPerToken, add_up
+from mb_metrics.flops_shape import Shape, UnknownFlopsError, positions_per_token
+
+_PIPELINE_CUT, _MTP_SEPARATOR = "|", "/"
+
+
+def model_flops_per_token(
+    model: object,
+    *,
+    seq_length: float | Collection[float],
+    vocab_size: int | None = None,
+    decoder_seq_length: int | None = None,
+    causal: bool = True,
+) -> FlopsPerToken:
+    """Return the model FLOPs per token, forward and backward, by part.
+
+    `model` is any object with Megatron's field names, or a mapping of them: GPT, with grouped or latent
+    attention, sliding windows, experts, linear attention, multi-token prediction; hybrid by `hybrid_layer_pattern`;
+    T5. Matrix products and convolutions count; embeddings, norms, activations, biases and recomputation do
+    not: what is counted is the model's work, not the machine's. The sources of the formulas are with each layer.
+
+    Args:
+        model: The configuration. Nothing of it is written to.
+        seq_length: Tokens per sequence. For packed sequences the lengths of the documents of a batch, or the sum
+            of their squares divided by their sum (the same, except with sliding windows).
+        vocab_size: Rows of the output layer, padding included; None: the model's `vocab_size`.
+        decoder_seq_length: Tokens per sequence of the decoder of a T5, whose encoder has `seq_length`. FLOPs are then
+            per token of the encoder: those of a pair of sequences, divided by `seq_length`.
+        causal: Whether a causal mask halves the score matrix, as it does the work of a good kernel. False counts
+            the whole matrix, as PaLM's MFU does.
+
+    Raises:
+        UnknownFlopsError: a size is missing or not positive, or there is no formula for a kind of layer.
+    """
+    shape = Shape(model)
+    lengths = seq_length if isinstance(seq_length, Collection) else [seq_length]
+    if not lengths or min(lengths) <= 0:
+        raise UnknownFlopsError(
+            f"model_flops_per_token: sequences have positive lengths (seq_length={seq_length!r}); attention's work "
+            "depends on them. Give the tokens per sequence, or the lengths of the packed documents."
+        )
+    vocab = shape.size("vocab_size") if vocab_size is None else vocab_size
+    logits = FlopsPerToken(logits=6 * shape.hidden * vocab)
+    if decoder_seq_length is not None:
+        parts = _encoder_decoder(shape, lengths, decoder_seq_length, logits, causal=causal)
+    elif shape.flag("hybrid_layer_pattern"):
+        parts = _hybrid(shape, lengths, logits, causal=causal)
+    else:
+        parts = _gpt(shape, lengths, logits, causal=causal)
+    return add_up(parts, causal=causal)
+
+
+def _gpt(
+    shape: Shape, lengths: Collection[float], logits: FlopsPerToken, *, causal: bool
+) -> list[FlopsPerToken]:
+    positions = {
+        windowed: positions_per_token(lengths, window=shape.window if windowed else None, causal=causal)
+        for windowed in (False, True)
+    }
+    parts = []
+    for layer in range(shape.size("num_layers")):
+        if shape.has_linear_attention(layer):
+            mixer = layers.gated_delta_net(shape)
+        else:
+            mixer = layers.attention(shape, positions=positions[shape.has_window(layer)])
+        feed_forward = layers.mixture(shape) if shape.has_experts(layer) else layers.mlp(shape)
+        parts.append(add_up([mixer, feed_forward], causal=causal))
+    depth = shape.size("mtp_num_layers", 0) if shape.flag("mtp_num_layers") else 0
+    return [*parts, *depth * [_prediction(shape, [parts[-1]], logits)], logits]
+
+
+def _hybrid(
+    shape: Shape, lengths: Collection[float], logits: FlopsPerToken, *, causal: bool
+) -> list[FlopsPerToken]:
+    positions = positions_per_token(lengths, window=shape.window, causal=causal)
+    kinds: dict[str, Callable[[], FlopsPerToken]] = {
+        "*": lambda: layers.attention(shape, positions=positions),
+        "+": lambda: layers.latent_attention(shape, positions=positions),
+        "-": lambda: layers.mlp(shape),
+        "E": lambda: layers.mixture(shape),
+        "M": lambda: layers.mamba(shape),
+        "G": lambda: layers.gated_delta_net(shape),
+    }
+    main, *predictions = str(shape.value("hybrid_layer_pattern")).split(_MTP_SEPARATOR)
+
+    def count(pattern: str) -> list[FlopsPerToken]:
+        unknown = set(pattern) - kinds.keys() - {_PIPELINE_CUT}
+        if unknown:
+            raise UnknownFlopsError(
+                f"model.hybrid_layer_pattern: no formula for layers {sorted(unknown)} ({pattern!r}); known are "
+                f"{', '.join(kinds)}. Pass your own number of FLOPs per token."
+            )
+        return [kinds[symbol]() for symbol in pattern if symbol != _PIPELINE_CUT]
+
+    return [*count(main), *(_prediction(shape, count(each), logits) for each in predictions), logits]
+
+
+def _prediction(shape: Shape, own_layers: list[FlopsPerToken], logits: FlopsPerToken) -> FlopsPerToken:
+    """Count one depth of multi-token prediction: two streams joined, its layers, the output layer again."""
+    joined = 6 * 2 * shape.hidden * shape.hidden
+    return FlopsPerToken(mtp=joined + sum(layer.total for layer in own_layers) + logits.total)
+
+
+def _encoder_decoder(
+    shape: Shape, lengths: Collection[float], decoder_length: float, logits: FlopsPerToken, *, causal: bool
+) -> list[FlopsPerToken]:
+    """Count a T5 per token of its encoder, of which there are `share` tokens of the decoder.
+
+    Source: Raffel et al., "Exploring the Limits of Transfer Learning" (2020), section 2.1, with the products of
+    `gpt_flops_per_token`.
+    """
+    if len(lengths) != 1:
+        raise UnknownFlopsError(
+            f"model_flops_per_token: packed sequences of a T5 are not counted ({len(lengths)} lengths and "
+            f"decoder_seq_length={decoder_length}); nothing tells which decoder belongs to which. Give one length."
+        )
+    (encoder_length,) = lengths
+    share = decoder_length / encoder_length
+    layers_of = {
+        half: shape.size(f"{half}_num_layers", shape.size("num_layers")) for half in ("encoder", "decoder")
+    }
+    seen = positions_per_token([encoder_length], causal=False)
+    encoder = [layers.attention(shape, positions=seen), layers.mlp(shape)]
+    seen = positions_per_token([decoder_length], causal=causal)
+    decoder = [
+        layers.attention(shape, positions=seen),
+        layers.cross_attention(shape, encoder_tokens=encoder_length),
+        layers.mlp(shape),
+    ]
+    per_decoder_token = [*layers_of["decoder"] * decoder, logits]
+    return [
+        *layers_of["encoder"] * encoder,
+        *layers_of["decoder"] * [layers.cross_key_value(shape)],
+        *(part.scaled(share) for part in per_decoder_token),
+    ]

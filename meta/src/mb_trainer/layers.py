@@ -7,8 +7,8 @@ from typing import Literal
 
 import torch
 
-from mb_host.layers import host_block_spec
-from mb_models import LayerSpec, local_spec, transformer_engine_spec
+from mb_models import LayerSpec, ModelConfigError
+from mb_trainer.families import Family
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,29 +22,30 @@ class Layers:
 
 
 def choose_layers(
-    device: torch.device, *, wanted: str, installed: Callable[[str], object] = find_spec
+    family: Family, device: torch.device, *, wanted: str, installed: Callable[[str], object] = find_spec
 ) -> Layers:
-    """Choose the layer specification for a device.
+    """Choose the layers of a family for a device.
 
     Args:
+        family: says which layers there are.
         device: where the model will be.
         wanted: `model.transformer_impl`: "transformer_engine" or "local".
         installed: says whether a module can be imported.
+
+    Raises:
+        ModelConfigError: the family needs Transformer Engine on a GPU, and it is not wanted or not installed.
     """
     if device.type != "cuda":
-        return Layers(spec=host_block_spec, implementation="local", why="host layers (there is no GPU)")
-    if wanted == "local":
-        return Layers(
-            spec=local_spec,
-            implementation="local",
-            why="Megatron's local layers (model.transformer_impl=local)",
+        return Layers(spec=family.host, implementation="local", why="host layers (there is no GPU)")
+    engine = family.transformer_engine if installed("transformer_engine") is not None else None
+    if wanted != "local" and engine is not None:
+        return Layers(spec=engine, implementation="transformer_engine", why="Transformer Engine layers")
+    because = "model.transformer_impl=local" if wanted == "local" else "Transformer Engine is not installed"
+    if family.local is None:
+        raise ModelConfigError(
+            [
+                f"model.transformer_impl: {because}, but these models have no other layers on a GPU. "
+                "Install transformer-engine and leave model.transformer_impl at transformer_engine."
+            ]
         )
-    if installed("transformer_engine") is None:
-        return Layers(
-            spec=local_spec,
-            implementation="local",
-            why="Megatron's local layers (Transformer Engine is not installed)",
-        )
-    return Layers(
-        spec=transformer_engine_spec, implementation="transformer_engine", why="Transformer Engine layers"
-    )
+    return Layers(spec=family.local, implementation="local", why=f"Megatron's local layers ({because})")

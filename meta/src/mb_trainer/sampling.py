@@ -8,9 +8,10 @@ import torch
 from mb_checkpoint import load_model_weights, select_checkpoint
 from mb_data import load_tokenizer
 from mb_data.tokenizers import Tokenizer
-from mb_models import GPTModelProvider, generate
+from mb_models import generate
 from mb_trainer.checkpointing import TOKENIZER
 from mb_trainer.config import TARGETS, ConfigContainer
+from mb_trainer.families import family_of
 from mb_trainer.groups import pick_device, process_groups, seed_everything
 from mb_trainer.layers import choose_layers
 from mb_trainer.processes import World
@@ -39,9 +40,10 @@ def sample_run(run: Path, *, prompt: str, tokens: int, temperature: float, seed:
     device = pick_device(World())
     with process_groups(World(), config, device=device) as groups:
         seed_everything(config, groups)
-        layers = choose_layers(device, wanted=config.model.transformer_impl)
+        family = family_of(config.model)
+        layers = choose_layers(family, device, wanted=config.model.transformer_impl)
         config.model.transformer_impl = layers.implementation
-        provider = GPTModelProvider(
+        provider = family.provider(
             config.model,
             layer_spec=layers.spec,
             device=device,

@@ -11,8 +11,9 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 
 from mb_config import OptimizerConfigOverrideProviderContext, scheduler_steps
 from mb_config.mcore import build_scheduler, to_megatron
-from mb_models import GPTModelProvider, parameter_count, wrap_ddp
+from mb_models import wrap_ddp
 from mb_trainer.config import ConfigContainer
+from mb_trainer.families import Family
 from mb_trainer.layers import Layers
 
 
@@ -35,13 +36,14 @@ class Trainee:
 def build_trainee(
     config: ConfigContainer,
     *,
+    family: Family,
     layers: Layers,
     tokenizer_vocab_size: int,
     device: torch.device,
     groups: ProcessGroupCollection,
 ) -> Trainee:
     """Build model, optimizer and scheduler. All ranks call it, seeded; collective over the data-parallel groups."""
-    provider = GPTModelProvider(
+    provider = family.provider(
         config.model,
         layer_spec=layers.spec,
         device=device,
@@ -77,7 +79,7 @@ def build_trainee(
         ),
         transformer=provider.transformer,
         vocab_size=provider.vocab_size,
-        parameters=parameter_count(config.model, vocab_size=provider.vocab_size),
+        parameters=family.parameters(config.model, vocab_size=provider.vocab_size),
     )
 
 

@@ -25,12 +25,12 @@ from mb_loop import (
     train,
 )
 from mb_metrics import Metrics, build_sinks, gpt_flops_per_token, peak_tflops
-from mb_models import GPTForwardStep
 from mb_resilience import AgreedStop, SignalWatcher
 from mb_trainer.checkpointing import Saves, write_tokenizer
 from mb_trainer.config import ConfigContainer
 from mb_trainer.console import Voice
 from mb_trainer.data import Data, Vocabulary, build_data, build_vocabulary
+from mb_trainer.families import Family, family_of
 from mb_trainer.groups import pick_device, process_groups, seed_everything
 from mb_trainer.job import Job
 from mb_trainer.layers import choose_layers
@@ -58,10 +58,12 @@ def run(job: Job, *, voice: Voice, callbacks: Sequence[Callback] = ()) -> TrainO
         seed_everything(config, groups)
         stack.callback(voice.close)
         vocabulary = share_vocabulary(config, voice)
-        layers = choose_layers(device, wanted=config.model.transformer_impl)
+        family = family_of(config.model)
+        layers = choose_layers(family, device, wanted=config.model.transformer_impl)
         config.model.transformer_impl = layers.implementation
         trainee = build_trainee(
             config,
+            family=family,
             layers=layers,
             tokenizer_vocab_size=vocabulary.tokenizer.vocab_size,
             device=device,
@@ -83,6 +85,7 @@ def run(job: Job, *, voice: Voice, callbacks: Sequence[Callback] = ()) -> TrainO
             job=job,
             voice=voice,
             groups=groups,
+            family=family,
             trainee=trainee,
             data=data,
             state=state,
@@ -176,6 +179,7 @@ class Run:
     job: Job
     voice: Voice
     groups: ProcessGroupCollection
+    family: Family
     trainee: Trainee
     data: Data
     state: GlobalState
@@ -205,7 +209,7 @@ class Run:
             heard = CallbackManager([*own, *callbacks])
             check_loss = config.rerun_state_machine.check_for_nan_in_loss
             outcome = train(
-                GPTForwardStep(inspect_loss=require_finite_loss if check_loss else None),
+                self.family.forward_step(inspect_loss=require_finite_loss if check_loss else None),
                 self.trainee.chunks,
                 self.trainee.optimizer,
                 self.trainee.scheduler,
@@ -241,7 +245,7 @@ class Run:
         if self.data.test is None and self.groups.pp.size() == 1:
             return {}
         return evaluate(
-            GPTForwardStep(),
+            self.family.forward_step(),
             self.data.test,
             self.trainee.chunks,
             self.state,

@@ -1,7 +1,4 @@
-"""Recipes: complete configurations with a name, ready for `mb pretrain NAME`."""
-
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+"""GPT recipes."""
 
 from mb_trainer.config import (
     CheckpointConfig,
@@ -17,16 +14,7 @@ from mb_trainer.config import (
     TrainingConfig,
     ValidationConfig,
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """A configuration by name."""
-
-    summary: str
-    """One line for the list."""
-    build: Callable[[], ConfigContainer]
-    """Makes a new configuration, which the caller may change."""
+from mb_trainer.recipes.recipe import Recipe
 
 
 def gpt_tiny() -> ConfigContainer:
@@ -64,10 +52,9 @@ def gpt_tiny() -> ConfigContainer:
     )
 
 
-RECIPES: Mapping[str, Recipe] = {
+RECIPES = {
     "gpt_tiny": Recipe(
         summary="GPT, 5 M parameters, Python sources; about two to three minutes on two CPU cores",
         build=gpt_tiny,
     ),
 }
-"""Every recipe by its name."""

@@ -1,0 +1,86 @@
+"""Model families: what the trainer needs to know of each, found by the class of the section `model`."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from megatron.core.process_groups_config import ProcessGroupCollection
+
+from mb_host.layers import host_block_spec
+from mb_models import (
+    GPTForwardStep,
+    GPTModelConfig,
+    GPTModelProvider,
+    LayerSpec,
+    local_spec,
+    parameter_count,
+    transformer_engine_spec,
+)
+
+
+class Provider(Protocol):
+    """Builds the chunks of a pipeline rank."""
+
+    @property
+    def transformer(self) -> Any:
+        """Megatron's configuration of the model, whose run-time hooks the trainer sets."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding over all ranks, padding included."""
+
+    def provide_chunks(self, pg_collection: ProcessGroupCollection | None = None) -> list[Any]:
+        """Return this rank's chunks, in the order of their virtual stages."""
+
+
+class ForwardStep(Protocol):
+    """Runs one microbatch through one chunk, as Megatron's schedules call it."""
+
+    def __call__(
+        self, data_iterator: Iterator[Any] | None, model: torch.nn.Module, return_schedule_plan: bool = False
+    ) -> tuple[object, Callable[[torch.Tensor], Any] | None]:
+        """Return the output of the chunk and the loss function for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """How models of one family are built and trained."""
+
+    provider: Callable[..., Provider]
+    """Called as (section, layer_spec=, device=, tokenizer_vocab_size=)."""
+    forward_step: Callable[..., ForwardStep]
+    """Called as (inspect_loss=)."""
+    parameters: Callable[..., int]
+    """Weights of the whole model, called as (section, vocab_size=)."""
+    host: LayerSpec
+    """Layers where there is no GPU."""
+    local: LayerSpec | None = None
+    """Layers on a GPU without Transformer Engine; None: the family needs it there."""
+    transformer_engine: LayerSpec | None = None
+    """Layers of Transformer Engine."""
+
+
+GPT = Family(
+    provider=GPTModelProvider,
+    forward_step=GPTForwardStep,
+    parameters=parameter_count,
+    host=host_block_spec,
+    local=local_spec,
+    transformer_engine=transformer_engine_spec,
+)
+
+FAMILIES: Mapping[type, Family] = {GPTModelConfig: GPT}
+"""Every family by the class of its section."""
+
+
+def family_of(section: object) -> Family:
+    """Return the family of a model section; a subclass belongs to its parent's."""
+    for cls in type(section).__mro__:
+        if cls in FAMILIES:
+            return FAMILIES[cls]
+    known = ", ".join(cls.__name__ for cls in FAMILIES)
+    raise TypeError(
+        f"model: {type(section).__name__} belongs to no family of models, so that nothing says how to build it. "
+        f"Use one of {known}."
+    )

@@ -1,0 +1,45 @@
+"""Which family a model section belongs to, and which layers it gets on which device."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from mb_models import ModelConfigError
+from mb_trainer.config import GPTModelConfig
+from mb_trainer.families import GPT, family_of
+from mb_trainer.layers import choose_layers
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+@dataclass(kw_only=True)
+class OwnConfig(GPTModelConfig):
+    """A user's section with more fields."""
+
+
+def test_a_subclass_belongs_to_its_parents_family():
+    assert family_of(OwnConfig(num_layers=1, hidden_size=8, num_attention_heads=1)) is GPT
+
+
+def test_a_section_of_no_family_is_refused_with_the_known_ones():
+    with pytest.raises(TypeError, match=r"model: int belongs to no family .* GPTModelConfig"):
+        family_of(3)
+
+
+@pytest.mark.parametrize(
+    ("device", "wanted", "installed", "why"),
+    [
+        (CPU, "transformer_engine", True, "host layers (there is no GPU)"),
+        (GPU, "transformer_engine", True, "Transformer Engine layers"),
+        (GPU, "transformer_engine", None, "Megatron's local layers (Transformer Engine is not installed)"),
+        (GPU, "local", True, "Megatron's local layers (model.transformer_impl=local)"),
+    ],
+)
+def test_layers_follow_the_device_and_what_is_installed(device, wanted, installed, why):
+    assert choose_layers(GPT, device, wanted=wanted, installed=lambda name: installed).why == why
+
+
+def test_a_family_that_needs_transformer_engine_says_so():
+    with pytest.raises(ModelConfigError, match="no other layers on a GPU"):
+        choose_layers(replace(GPT, local=None), GPU, wanted="local", installed=lambda name: True)

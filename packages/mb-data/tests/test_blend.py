@@ -17,8 +17,8 @@ def test_paths_and_weights(data_path, blend):
     assert blend_from_path(data_path) == blend
 
 
-@pytest.mark.parametrize("data_path", ["30 a b c", " ", []])
-def test_half_weighted_and_empty_paths_are_refused(data_path):
+@pytest.mark.parametrize("data_path", ["30 a b c", " ", [], "-1 a 2 b", "nan a 1 b", "0 a 1 b"])
+def test_half_weighted_badly_weighted_and_empty_paths_are_refused(data_path):
     with pytest.raises(ValueError, match=r"dataset\.data_path"):
         blend_from_path(data_path)
 

@@ -25,6 +25,7 @@ def test_ids_are_unique():
         ("V044c", ([(["a"], None)] * 3, (["b"], None), None), "set together with"),
         ("V044c", ([(["a"], [1.0, 2.0]), None, None], None, None), "1 prefixes have 2 weights"),
         ("V044c", ([None, None, None], None, None), "0 are blends"),
+        ("V044e", ((["a", "b"], [-1.0, 2.0]),), "not positive: -1.0"),
         ("D12", ("HuggingFaceTokenizer", None, None), "without tokenizer_model"),
         ("D33", (0,), "0 would have no effect"),
     ],

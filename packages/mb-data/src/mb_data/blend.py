@@ -3,6 +3,7 @@
 Standard library only: the configuration checks use these functions before torch or Megatron is loaded.
 """
 
+import math
 import re
 from collections.abc import Sequence
 from itertools import pairwise
@@ -23,7 +24,7 @@ def blend_from_path(data_path: str | Sequence[str]) -> Blend:
             prefixes when every first entry of a pair is a number.
 
     Raises:
-        ValueError: It is empty, or only some of the pairs start with a number.
+        ValueError: It is empty, only some of the pairs start with a number, or a weight is not positive.
     """
     entries = data_path.split() if isinstance(data_path, str) else [str(entry).strip() for entry in data_path]
     if not entries:
@@ -37,7 +38,18 @@ def blend_from_path(data_path: str | Sequence[str]) -> Blend:
             f"dataset.data_path: {len(numbers)} of {len(weights)} prefixes have a weight ({' '.join(entries)}); "
             "a blend has a weight for every prefix or for none. Write WEIGHT PREFIX WEIGHT PREFIX ..., or no weight."
         )
+    wrong = bad_weights(numbers)
+    if wrong:
+        raise ValueError(
+            f"dataset.data_path: {wrong}; prefixes are drawn from in proportion. Give positive numbers."
+        )
     return entries[1::2], numbers
+
+
+def bad_weights(weights: Sequence[float]) -> str | None:
+    """Say which weights are no positive, finite numbers; None when all are."""
+    wrong = [weight for weight in weights if not (math.isfinite(weight) and weight > 0)]
+    return f"weights that are not positive: {', '.join(map(str, wrong))}" if wrong else None
 
 
 def split_matrix(split: str) -> list[tuple[float, float] | None]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mb_data.blend import SPLITS, blend_from_path, split_matrix
+from mb_data.blend import SPLITS, bad_weights, blend_from_path, split_matrix
 
 SUPPORTED_LOADERS = (None, "single", "cyclic", "external")
 SUPPORTED_TOKENIZERS = (None, "HuggingFaceTokenizer", "ByteTokenizer", "NullTokenizer")
@@ -84,9 +84,11 @@ def _refused(read: Callable[[Any], object], value: object) -> str | None:
 
 
 def _weights_match(blend: Any) -> str | None:
-    if blend is None or blend[1] is None or len(blend[0]) == len(blend[1]):
+    if blend is None or blend[1] is None:
         return None
-    return f"{len(blend[0])} prefixes have {len(blend[1])} weights"
+    if len(blend[0]) != len(blend[1]):
+        return f"{len(blend[0])} prefixes have {len(blend[1])} weights"
+    return bad_weights(blend[1])
 
 
 def _blend_per_split(per_split: Any, blend: Any, split: Any) -> str | None:
@@ -174,7 +176,7 @@ RULES: tuple[Rule, ...] = (
         fields=("dataset.data_path",),
         test=lambda data_path: _refused(blend_from_path, data_path),
         why="a blend has a weight for every prefix or for none",
-        fix="Write WEIGHT PREFIX WEIGHT PREFIX ..., or prefixes only.",
+        fix="Write WEIGHT PREFIX WEIGHT PREFIX ... with positive weights, or prefixes only.",
         fails={"dataset.data_path": "30 a b c"},
         passes={"dataset.data_path": "30 a 70 b"},
     ),
@@ -223,7 +225,7 @@ RULES: tuple[Rule, ...] = (
         fields=("dataset.blend",),
         test=_weights_match,
         why="each prefix is drawn from in proportion to its weight",
-        fix="Give as many weights as prefixes, or none.",
+        fix="Give as many positive weights as prefixes, or none.",
         fails={"dataset.blend": (["a", "b"], [1.0])},
         passes={"dataset.blend": (["a", "b"], [0.3, 0.7])},
     ),

@@ -1,0 +1,1 @@
+"""Logs of trainers, read back into the records that their metrics would have been."""

@@ -1,0 +1,255 @@
+"""A whole log of a trainer: which format it has, and what it says."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Literal, get_args
+
+from mb_metrics import names
+from mb_metrics.events import Event
+from mb_metrics.parse.lines import SKIPPED_STEPS, Broken, without_colours
+from mb_metrics.parse.megatron import IterationLine, event_line, iteration_lines, validation_line
+from mb_metrics.parse.step_time import StepTime, step_time_of_line
+from mb_metrics.parse.torchtitan import titan_line
+from mb_metrics.record import Evaluation, Row
+
+LogFormat = Literal["mb", "megatron-lm", "megatron-bridge", "torchtitan", "cloudai"]
+"""Who wrote a log. "mb" and "megatron-bridge" differ in where the step-time line stands: after the iteration line
+that it belongs to, or before it; "megatron-lm" has none; "cloudai" reads step-time lines and nothing else."""
+
+LOG_FORMATS: tuple[LogFormat, ...] = get_args(LogFormat)
+_LINES_TO_DETECT = 200_000
+
+Record = Row | Evaluation | Event
+_Found = IterationLine | StepTime | Record | Broken
+
+
+class LogFormatError(ValueError):
+    """No line of a log is in a format that is known, or in the one that was asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParsedLog:
+    """What a log says, in its order."""
+
+    format: LogFormat
+    records: tuple[Record, ...]
+    """A row stands for the steps since the row before. Rows go back where the trainer was started again; a time
+    that the log does not tell is NaN."""
+    total_steps: int | None
+    """Length of the run, where the log tells."""
+    cut_lines: int
+    """Lines whose end is missing."""
+    malformed_lines: int
+    """Lines with a value that is not what it should be."""
+    repeated_lines: int
+    """Lines that say again what another process said: the same step, one after the other."""
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """The steps."""
+        return tuple(record for record in self.records if isinstance(record, Row))
+
+    @property
+    def evaluations(self) -> tuple[Evaluation, ...]:
+        """The losses on held-out data."""
+        return tuple(record for record in self.records if isinstance(record, Evaluation))
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """Saves and resumes."""
+        return tuple(record for record in self.records if isinstance(record, Event))
+
+
+def read_log(path: str | Path, *, format: LogFormat | None = None) -> ParsedLog:
+    """Read the log in a file; as `parse_log`. Bytes that are no UTF-8 are passed over.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        LogFormatError: as `parse_log`; it names the file.
+    """
+    with Path(path).open(encoding="utf-8", errors="replace", newline="") as lines:
+        try:
+            return parse_log(lines, format=format)
+        except LogFormatError as error:
+            raise LogFormatError(f"{path}: {error}") from None
+
+
+def parse_log(lines: Iterable[str], *, format: LogFormat | None = None) -> ParsedLog:
+    """Read the lines of a log of Megatron-LM, Megatron-Bridge, torchtitan or `mb`, or step-time lines alone.
+
+    Colours, prefixes of ranks and hosts, and time stamps (read as local time) may stand before what is read, and
+    other text between the lines. Lines that are broken are counted, not an error.
+
+    Args:
+        lines: as an open file yields them.
+        format: who wrote it; None: told by the first lines that are known.
+
+    Raises:
+        LogFormatError: no line could be read.
+        ValueError: there is no such format.
+    """
+    if format is not None and format not in LOG_FORMATS:
+        raise ValueError(f"format: there is no {format!r}. Choose one of {', '.join(LOG_FORMATS)}, or None.")
+    source: Iterator[str] = (
+        piece for line in lines for piece in without_colours(line).rstrip("\n").split("\r")
+    )
+    if format is None:
+        head: list[str] = []
+        format = _detect(source, head)
+        source = chain(head, source)
+    log = _Reader(format)
+    for line in source:
+        log.read(line)
+    return log.finished()
+
+
+def _detect(source: Iterator[str], head: list[str]) -> LogFormat:
+    """Return the format, keeping in `head` the lines that were looked at."""
+    step_time = iteration = False
+    for line in source:
+        head.append(line)
+        if isinstance(titan_line(line, last_step=None), Row):
+            return "torchtitan"
+        new_step_time = isinstance(step_time_of_line(line), StepTime)
+        new_iteration = any(isinstance(found, IterationLine) for found in iteration_lines(line))
+        if new_iteration and step_time:
+            return "megatron-bridge"
+        if new_step_time and iteration:
+            return "mb"
+        if (new_iteration and iteration) or len(head) == _LINES_TO_DETECT:
+            break
+        step_time, iteration = step_time or new_step_time, iteration or new_iteration
+    if iteration:
+        return "megatron-lm"
+    if step_time:
+        return "cloudai"
+    raise LogFormatError(
+        f"no line of {len(head):,} is an iteration line of Megatron-LM, Megatron-Bridge or mb, a line of torchtitan, "
+        'or a "Step Time" line. Give the log of the rank that prints them: the last in Megatron-LM, rank 0 elsewhere.'
+    )
+
+
+class _Reader:
+    """Takes the lines of a log one by one."""
+
+    def __init__(self, format: LogFormat) -> None:
+        self._format: LogFormat = format
+        self._records: list[Record] = []
+        self._row: int | None = None
+        self._total: int | None = None
+        self._waiting: StepTime | None = None
+        self._counts = {Broken.CUT: 0, Broken.MALFORMED: 0}
+        self._repeated = 0
+
+    @property
+    def _last(self) -> Row | None:
+        row = None if self._row is None else self._records[self._row]
+        return row if isinstance(row, Row) else None
+
+    def read(self, line: str) -> None:
+        """Take one line."""
+        for found in _READERS[self._format](line, self._last.step if self._last else None):
+            if isinstance(found, Broken):
+                self._counts[found] += 1
+            elif isinstance(found, IterationLine):
+                self._total = found.total_steps or self._total
+                self._add_row(found.row)
+            elif isinstance(found, StepTime):
+                self._add_step_time(found)
+            elif isinstance(found, Row):
+                self._add_row(found)
+            else:
+                self._records.append(found)
+
+    def finished(self) -> ParsedLog:
+        """Return what was read."""
+        if not any(isinstance(record, Row) for record in self._records):
+            raise LogFormatError(
+                f"no line could be read as a step in the format {self._format} "
+                f"({self._counts[Broken.CUT]} cut, {self._counts[Broken.MALFORMED]} malformed). "
+                "Leave the format to be detected, or give another log."
+            )
+        return ParsedLog(
+            format=self._format,
+            records=tuple(self._records),
+            total_steps=self._total,
+            cut_lines=self._counts[Broken.CUT],
+            malformed_lines=self._counts[Broken.MALFORMED],
+            repeated_lines=self._repeated,
+        )
+
+    def _add_row(self, row: Row) -> None:
+        last = self._last
+        if last is not None and row.step == last.step:
+            self._repeated += 1
+            return
+        alone = row.step == 1 if last is None else row.step == last.step + 1
+        if alone and row.values.get(SKIPPED_STEPS, 0) >= 1:
+            row = replace(row, skipped=True)
+        if self._waiting is not None:
+            row = replace(row, values=self._waiting.values | dict(row.values))
+            self._waiting = None
+        self._row = len(self._records)
+        self._records.append(row)
+
+    def _add_step_time(self, found: StepTime) -> None:
+        if self._format == "megatron-bridge":
+            self._waiting = found
+        elif self._format == "cloudai":
+            step = 1 if self._last is None else self._last.step + 1
+            self._row = len(self._records)
+            self._records.append(
+                Row(step=step, time=found.time, values=found.values, skipped=False, consumed_samples=None)
+            )
+        elif self._row is not None and self._last is not None:
+            values = found.values | dict(self._last.values)  # the iteration line's are more exact
+            self._records[self._row] = replace(self._last, values=values)
+
+
+def _megatron(line: str, last_step: int | None) -> Iterator[_Found]:
+    yield from iteration_lines(line)
+    evaluation = validation_line(line, last_step=last_step)
+    event = event_line(line)
+    yield from (found for found in (evaluation, event) if found is not None)
+
+
+def _with_step_time(line: str, last_step: int | None) -> Iterator[_Found]:
+    yield from _megatron(line, last_step)
+    yield from _step_time(line, last_step)
+
+
+def _step_time(line: str, last_step: int | None) -> Iterator[_Found]:
+    found = step_time_of_line(line)
+    if found is not None:
+        yield found
+
+
+def _titan(line: str, last_step: int | None) -> Iterator[_Found]:
+    found = titan_line(line, last_step=last_step)
+    if found is not None:
+        yield found
+
+
+_READERS: dict[LogFormat, Callable[[str, int | None], Iterator[_Found]]] = {
+    "mb": _with_step_time,
+    "megatron-bridge": _with_step_time,
+    "megatron-lm": _megatron,
+    "torchtitan": _titan,
+    "cloudai": _step_time,
+}
+
+
+def timed(rows: Iterable[Row]) -> Iterator[Row]:
+    """Yield rows with the times that a log does not tell filled in from step times, from 0 on.
+
+    Rows that have a time, or no step time, stay as they are.
+    """
+    now, last = 0.0, 0
+    for row in rows:
+        seconds = row.values.get(names.ITERATION_TIME, math.nan)
+        now += seconds * max(row.step - last, 1) if math.isfinite(seconds) else math.nan
+        last = row.step
+        yield row if math.isfinite(row.time) else replace(row, time=now)

@@ -1,0 +1,141 @@
+"""Lines of Megatron trainers: Megatron-LM, Megatron-Bridge and the console of this package write the same pieces."""
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mb_metrics import names
+from mb_metrics.events import Event
+from mb_metrics.parse.lines import NONFINITE_STEPS, SKIPPED_STEPS, Broken, last_stamp, number
+from mb_metrics.record import Evaluation, Row
+
+_HEAD = re.compile(r"(?<!at )\biteration\s+(\d+)\s*(?:/\s*(\d+)\s*)?\|")
+_VALIDATION = re.compile(r"validation loss at ([^|]*?)\s*\|")
+_EVENTS = {
+    "save": re.compile(
+        r"successfully saved checkpoint from iteration\s+(\d+)|scheduled an async checkpoint save at iteration\s+(\d+)"
+    ),
+    "resume": re.compile(
+        r"successfully loaded checkpoint from .*?iteration\s+(\d+)|^\s*resumed from .* at step (\d+)\s*$"
+    ),
+}
+_CONSUMED = "consumed samples"
+_LAST_PIECE = "number of nan iterations"
+_NAMES = {
+    "skipped samples": names.SKIPPED_SAMPLES,
+    "elapsed time per iteration (ms)": names.ITERATION_TIME,
+    "elapsed time per iteration (s)": names.ITERATION_TIME,
+    "throughput per GPU (TFLOP/s/GPU)": names.TFLOPS_PER_DEVICE,
+    "energy per GPU (J/iter/GPU)": names.ENERGY,
+    "power per GPU (W/GPU)": names.POWER,
+    "learning rate": names.LEARNING_RATE,
+    "decoupled learning rate": names.DECOUPLED_LEARNING_RATE,
+    "global batch size": names.BATCH_SIZE,
+    "loss scale": names.LOSS_SCALE,
+    "grad norm": names.GRAD_NORM,
+    "num zeros": names.NUM_ZEROS,
+    "params norm": names.PARAMS_NORM,
+    "max attention logit": names.MAX_ATTENTION_LOGIT,
+    "number of skipped iterations": SKIPPED_STEPS,
+    _LAST_PIECE: NONFINITE_STEPS,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IterationLine:
+    """An iteration line: a row that stands for the steps since the line before."""
+
+    row: Row
+    total_steps: int | None
+
+
+def iteration_lines(line: str) -> Iterator[IterationLine | Broken]:
+    """Yield every iteration line in a line of text: two processes may have written into one.
+
+    Losses are means over the interval; its skipped and NaN steps are under "interval/". What follows the last piece
+    is passed over, and so is a piece that is not known and is no number.
+    """
+    heads = list(_HEAD.finditer(line))
+    ends = [*(head.start() for head in heads[1:]), len(line)][: len(heads)]
+    begin = 0
+    for head, end in zip(heads, ends, strict=True):
+        yield _iteration(head, line[head.end() : end], before=line[begin : head.start()])
+        begin = end
+
+
+def _iteration(head: re.Match[str], text: str, *, before: str) -> IterationLine | Broken:
+    pieces, closed = _pieces(text)
+    values: dict[str, float] = {}
+    consumed: int | None = None
+    for name, written in pieces.items():
+        value = number(written.split("/")[0])  # some print now/mean
+        if value is None and written not in ("None", "N/A") and (name in _NAMES or name == _CONSUMED):
+            return Broken.MALFORMED
+        if value is None:
+            continue
+        if name == _CONSUMED:
+            if not math.isfinite(value):
+                return Broken.MALFORMED
+            consumed = int(value)
+        else:
+            values[_NAMES.get(name, name)] = value / 1000 if name.endswith("(ms)") else value
+    if not (closed and pieces):
+        return Broken.CUT
+    row = Row(
+        step=int(head[1]),
+        time=last_stamp(before),
+        values=values,
+        skipped=False,
+        consumed_samples=consumed,
+    )
+    return IterationLine(row=row, total_steps=int(head[2]) if head[2] else None)
+
+
+def _pieces(text: str) -> tuple[dict[str, str], bool]:
+    """Return the `name: value` pieces that end in a bar, and whether the line is whole."""
+    *whole, rest = text.split("|")
+    pieces: dict[str, str] = {}
+    for piece in whole:
+        name, colon, value = piece.rpartition(": ")
+        if colon:
+            pieces[name.strip()] = value.strip()
+        if name.strip() == _LAST_PIECE:
+            return pieces, True
+    return pieces, not rest.strip() or rest.lstrip().startswith("[")
+
+
+def validation_line(line: str, *, last_step: int | None) -> Evaluation | Broken | None:
+    """Return the evaluation that a line reports; None where it reports none, or one on the test set.
+
+    `last_step` is the step of a line that names none ("at the end of training").
+    """
+    head = _VALIDATION.search(line)
+    if head is None or "test" in head[1]:
+        return None
+    step = re.search(r"iteration\s+(\d+)", head[1])
+    pieces, closed = _pieces(line[head.end() :])
+    losses: dict[str, float] = {}
+    for name, written in pieces.items():
+        value = number(written)
+        if value is None:
+            return Broken.MALFORMED
+        if name.endswith(" value"):
+            losses[name.removesuffix(" value")] = value
+    if not (closed and losses):
+        return Broken.CUT
+    return Evaluation(
+        step=int(step[1]) if step else last_step or 0,
+        time=last_stamp(line[: head.start()]),
+        losses=losses,
+        consumed_samples=None,
+    )
+
+
+def event_line(line: str) -> Event | None:
+    """Return the save or the resume that a line reports."""
+    for kind, expression in _EVENTS.items():
+        found = expression.search(line)
+        if found:
+            return Event(kind=kind, time=last_stamp(line[: found.start()]), step=int(found[1] or found[2]))
+    return None

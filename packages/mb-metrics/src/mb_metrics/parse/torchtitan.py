@@ -1,0 +1,76 @@
+"""Lines of torchtitan: a step, an evaluation, a checkpoint."""
+
+import re
+from dataclasses import dataclass
+
+from mb_metrics import names
+from mb_metrics.events import Event
+from mb_metrics.parse.lines import Broken, last_stamp, number
+from mb_metrics.record import Evaluation, Row
+
+LOSS = "loss"
+MEMORY = "memory/max-reserved-gib"
+MEMORY_SHARE = "memory/max-reserved-percent"
+TOKENS = "throughput/device/tokens_per_sec"
+
+_HEAD = re.compile(r"(validate )?\bstep:\s*(\d+)\s+(?=loss:)")
+_PIECE = re.compile(r"(\w+):\s*(\S+)(?:\s+|$)")
+_MEMORY = re.compile(r"([\d.]+)GiB\(([\d.]+)%\)")
+_SAVED = re.compile(r"Finished saving the checkpoint.*?\bin ([\d.]+) seconds")
+_NAMES = {
+    "loss": LOSS,
+    "grad_norm": names.GRAD_NORM,
+    "tps": TOKENS,
+    "tflops": names.TFLOPS_PER_DEVICE,
+    "lr": names.LEARNING_RATE,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Values:
+    values: dict[str, float]
+    whole: bool
+
+
+def titan_line(line: str, *, last_step: int | None) -> Row | Evaluation | Event | Broken | None:
+    """Return what a line of torchtitan's log reports, if anything.
+
+    TFLOP/s and tokens per second are of one device; "mfu" becomes a fraction. `last_step` is the step of a save.
+    """
+    saved = _SAVED.search(line)
+    if saved:
+        return Event(kind="save", time=last_stamp(line), step=last_step, seconds=float(saved[1]))
+    head = _HEAD.search(line)
+    if head is None:
+        return None
+    read = _values(line[head.end() :], last="tps" if head[1] else "mfu")
+    if isinstance(read, Broken):
+        return read
+    if not read.whole:
+        return Broken.CUT
+    time, step = last_stamp(line[: head.start()]), int(head[2])
+    if head[1]:
+        return Evaluation(step=step, time=time, losses={LOSS: read.values[LOSS]}, consumed_samples=None)
+    return Row(step=step, time=time, values=read.values, skipped=False, consumed_samples=None)
+
+
+def _values(text: str, *, last: str) -> _Values | Broken:
+    values: dict[str, float] = {}
+    whole = False
+    for name, written in _PIECE.findall(text):
+        memory = _MEMORY.fullmatch(written)
+        if name == "memory" and memory:
+            values[MEMORY], values[MEMORY_SHARE] = float(memory[1]), float(memory[2])
+        elif name == "mfu":
+            whole = written.endswith("%") or written == "N/A"
+            share = number(written.rstrip("%"))
+            if share is not None and whole:
+                values[names.MFU] = share / 100
+        else:
+            value = number(written)
+            if value is None and name in _NAMES and written != "N/A":
+                return Broken.MALFORMED
+            if value is not None:
+                values[_NAMES.get(name, name)] = value
+            whole = whole or name == last
+    return _Values(values=values, whole=whole and LOSS in values)

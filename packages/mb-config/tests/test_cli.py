@@ -65,7 +65,7 @@ def test_json(run):
         (("check", "train.lr=1"), "train.lr: no such field; did you mean optimizer.lr?"),
         (("check", "model.num_layers=x"), "command line: model.num_layers: expected int or null, not 'x'"),
         (("check", "modle.num_layers=x"), "modle: no such field; did you mean model?"),
-        (("explain", "V24"), "no rule 'V24' here; did you mean V242"),
+        (("explain", "V24"), "no rule 'V24' here; did you mean V24"),
         (("explain", "whatever"), "no rule 'whatever' here"),
     ],
 )

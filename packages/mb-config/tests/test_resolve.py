@@ -19,7 +19,7 @@ from mb_config import (
     get_mixed_precision_config,
     runtime_config_update,
 )
-from mb_config.precision_recipes import RECIPES
+from mb_config.precision_table import PRECISIONS
 
 
 def recipe(config):
@@ -134,12 +134,12 @@ def test_none_in_a_recipe_leaves_what_must_not_be_none(make):
 def test_an_unknown_precision_lists_all_names(make):
     with pytest.raises(UnknownPrecisionError) as caught:
         runtime_config_update(make(mixed_precision="bf17"), world_size=1)
-    assert all(name in str(caught.value) for name in RECIPES)
+    assert all(name in str(caught.value) for name in PRECISIONS)
 
 
 def test_fourteen_recipes_under_two_spellings():
-    assert len(RECIPES) == 14
-    for name in RECIPES:
+    assert len(PRECISIONS) == 14
+    for name in PRECISIONS:
         precision = get_mixed_precision_config(name)
         assert precision == get_mixed_precision_config(name.replace("_", "-"))
         precision.finalize()

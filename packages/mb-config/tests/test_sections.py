@@ -96,7 +96,7 @@ def test_a_length_that_makes_no_sense_is_refused(values):
     ("section", "rule"),
     [
         (SchedulerConfig(lr_decay_iters=10, lr_warmup_samples=3), "V062"),
-        (OptimizerConfig(use_precision_aware_optimizer=True, optimizer="sgd"), "V051a"),
+        (OptimizerConfig(optimizer="adam", use_precision_aware_optimizer=True), "V051e"),
         (DistributedDataParallelConfig(num_buckets=0), "V050b"),
         (MixedPrecisionConfig(fp8="hybrid", fp4="e2m1"), "V015"),
     ],

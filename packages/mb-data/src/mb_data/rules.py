@@ -248,15 +248,6 @@ RULES: tuple[Rule, ...] = (
         passes=dict.fromkeys(_END_OF_DOCUMENT, False),
     ),
     Rule(
-        id="V139b",
-        fields=("dataset.seq_length", "model.seq_length"),
-        test=lambda data, model: _unless(data == model, f"{data} tokens, but the model has {model}"),
-        why="a sample is one sequence of the model",
-        fix="Set both to the same number.",
-        fails={"dataset.seq_length": 4096, "model.seq_length": 2048},
-        passes={"dataset.seq_length": 2048, "model.seq_length": 2048},
-    ),
-    Rule(
         id="D01",
         fields=("dataset.dataloader_type",),
         test=lambda kind: _unless(kind in SUPPORTED_LOADERS, f"{kind!r}"),

@@ -1,16 +1,42 @@
 """The rules on the sections that every trainer shares, one file per subject."""
 
-from mb_config.rules import distributed, execution, inert, parallelism, precision, schedule, training
+from mb_config.rules import (
+    context_parallel,
+    cuda_graphs,
+    ddp,
+    determinism,
+    distributed,
+    environment,
+    experts,
+    fsdp,
+    hardware,
+    inert,
+    optimizer,
+    parallelism,
+    precision,
+    schedule,
+    starting,
+    training,
+)
 from mb_config.rules.rule import Rule
 
 __all__ = ["RULES", "Rule"]
 
 RULES: tuple[Rule, ...] = (
+    *environment.RULES,
+    *hardware.RULES,
     *training.RULES,
     *parallelism.RULES,
+    *context_parallel.RULES,
+    *experts.RULES,
     *schedule.RULES,
     *precision.RULES,
+    *optimizer.RULES,
+    *ddp.RULES,
     *distributed.RULES,
-    *execution.RULES,
+    *fsdp.RULES,
+    *determinism.RULES,
+    *cuda_graphs.RULES,
+    *starting.RULES,
     *inert.RULES,
 )

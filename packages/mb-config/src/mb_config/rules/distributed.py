@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from mb_config.rules.fsdp import ON as FSDP_ON
 from mb_config.rules.rule import Rule
 
-_FORMATS = ("torch_dist", "fsdp_dtensor")
+_RECORDER = {
+    "flight_recorder_trace_buffer_size": 2000,
+    "flight_recorder_dump_on_timeout": True,
+    "flight_recorder_include_stack_trace": False,
+    "flight_recorder_include_only_active": True,
+    "flight_recorder_extra_dump_on_exec": True,
+}
+"""Settings of NCCL's flight recorder, which runs when it has a path."""
 
 
 def _v134(decentralized: bool | None, gloo: bool | None) -> str | None:
     return "needs gloo groups off (use_gloo_process_groups=true)" if decentralized and gloo else None
-
-
-def _v135(gloo: bool | None, sharded: bool | None, checkpoint_format: str | None) -> str | None:
-    if gloo is not False or not sharded or checkpoint_format in (None, *_FORMATS):
-        return None
-    return f"{checkpoint_format} is none of {', '.join(_FORMATS)}"
 
 
 def _differ(ours: object, theirs: object) -> str | None:
@@ -27,20 +29,20 @@ def _v240(seed: int | None) -> str | None:
     return f"must be above 0, not {seed}" if seed is not None and seed <= 0 else None
 
 
+def _recorder(path: str | None, *settings: object) -> str | None:
+    changed = [
+        f"{name}={value}"
+        for (name, default), value in zip(_RECORDER.items(), settings, strict=True)
+        if value not in (None, default)
+    ]
+    return f"is not set, so that {', '.join(changed)} would have no effect" if changed and not path else None
+
+
 def _needs(on: object, needed: object, name: str) -> str | None:
     return f"needs {name}" if on and not needed else None
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(
-        id="V120",
-        fields=("dist.use_megatron_fsdp", "dist.use_torch_fsdp2"),
-        test=lambda ours, torchs: "is on together with use_torch_fsdp2" if ours and torchs else None,
-        why="a parameter is sharded by one of them",
-        fix="Switch one of them off.",
-        fails={"dist.use_megatron_fsdp": True, "dist.use_torch_fsdp2": True},
-        passes={"dist.use_megatron_fsdp": True},
-    ),
     Rule(
         id="V134",
         fields=("dist.use_decentralized_pg", "dist.use_gloo_process_groups"),
@@ -51,28 +53,7 @@ RULES: tuple[Rule, ...] = (
         passes={"dist.use_decentralized_pg": True, "dist.use_gloo_process_groups": False},
     ),
     Rule(
-        id="V135",
-        fields=(
-            "dist.use_gloo_process_groups",
-            "optimizer.use_distributed_optimizer",
-            "checkpoint.ckpt_format",
-        ),
-        test=_v135,
-        why="other formats collect the sharded state over gloo",
-        fix="Set checkpoint.ckpt_format=torch_dist or dist.use_gloo_process_groups=true.",
-        fails={
-            "dist.use_gloo_process_groups": False,
-            "optimizer.use_distributed_optimizer": True,
-            "checkpoint.ckpt_format": "torch",
-        },
-        passes={
-            "dist.use_gloo_process_groups": False,
-            "optimizer.use_distributed_optimizer": True,
-            "checkpoint.ckpt_format": "torch_dist",
-        },
-    ),
-    Rule(
-        id="R01",
+        id="PG01",
         fields=("dist.eval_context_parallel_size", "dist.use_decentralized_pg"),
         test=lambda size, on: _needs(size is not None, on, "use_decentralized_pg"),
         why="the evaluation then has process groups of its own",
@@ -81,7 +62,7 @@ RULES: tuple[Rule, ...] = (
         passes={"dist.eval_context_parallel_size": 2, "dist.use_decentralized_pg": True},
     ),
     Rule(
-        id="R02",
+        id="PG02",
         fields=("dist.sharp_enabled_group", "dist.use_sharp"),
         test=lambda group, on: _needs(group is not None, on, "use_sharp"),
         why="it says where to reduce in the network",
@@ -90,12 +71,13 @@ RULES: tuple[Rule, ...] = (
         passes={"dist.sharp_enabled_group": "dp", "dist.use_sharp": True},
     ),
     Rule(
-        id="R03",
+        id="PG03",
         fields=(
             "ddp.overlap_param_gather",
             "ddp.use_distributed_optimizer",
             "optimizer.use_distributed_optimizer",
             "optimizer.use_layer_wise_distributed_optimizer",
+            *FSDP_ON,
         ),
         test=lambda on, *sharded: _needs(on, any(sharded), "use_distributed_optimizer"),
         why="only sharded parameters are gathered",
@@ -104,13 +86,25 @@ RULES: tuple[Rule, ...] = (
         passes={"ddp.overlap_param_gather": True, "ddp.use_distributed_optimizer": True},
     ),
     Rule(
-        id="R04",
+        id="PG04",
         fields=("ddp.overlap_param_gather", "ddp.overlap_grad_reduce"),
         test=lambda on, needed: _needs(on, needed, "overlap_grad_reduce"),
         why="the gather follows the buckets of the overlapped reduction",
         fix="Set ddp.overlap_grad_reduce=true or ddp.overlap_param_gather=false.",
         fails={"ddp.overlap_param_gather": True, "ddp.overlap_grad_reduce": False},
         passes={"ddp.overlap_param_gather": True, "ddp.overlap_grad_reduce": True},
+    ),
+    Rule(
+        id="PG05",
+        fields=("dist.flight_recorder_dump_path", *(f"dist.{name}" for name in _RECORDER)),
+        test=_recorder,
+        why="the flight recorder runs only when it knows where to write",
+        fix="Set dist.flight_recorder_dump_path, or leave the other settings of the recorder unset.",
+        fails={"dist.flight_recorder_include_stack_trace": True},
+        passes={
+            "dist.flight_recorder_dump_path": "/tmp/trace_",
+            "dist.flight_recorder_include_stack_trace": True,
+        },
     ),
     Rule(
         id="V143",

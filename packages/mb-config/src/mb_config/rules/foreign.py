@@ -7,18 +7,28 @@ from typing import Any
 
 _SIZE = int | None
 _SWITCH = bool | None
+_TEXT = str | None
 _NAMES = str | list[str] | None
 
 FOREIGN: Mapping[str, Any] = {
-    "checkpoint.ckpt_format": str | None,
+    "checkpoint.also_save_hf_checkpoint": _SWITCH,
+    "checkpoint.ckpt_format": _TEXT,
+    "checkpoint.hf_source_path": _TEXT,
+    "checkpoint.load": _TEXT,
+    "checkpoint.non_persistent_ckpt_type": _TEXT,
+    "checkpoint.pretrained_checkpoint": _TEXT,
+    "checkpoint.save": _TEXT,
+    "dataset.dataset_root": _TEXT,
+    "dataset.packed_sequence_specs": Any,
     "dataset.seq_length": _SIZE,
     "model.account_for_embedding_in_pipeline_split": _SWITCH,
     "model.account_for_loss_in_pipeline_split": _SWITCH,
     "model.bf16": _SWITCH,
+    "model.calculate_per_token_loss": _SWITCH,
     "model.context_parallel_size": _SIZE,
     "model.cp_comm_type": _NAMES,
     "model.cross_entropy_loss_fusion": _SWITCH,
-    "model.cuda_graph_impl": str | None,
+    "model.cuda_graph_impl": _TEXT,
     "model.cuda_graph_modules": _NAMES,
     "model.cuda_graph_scope": _NAMES,
     "model.deterministic_mode": _SWITCH,
@@ -26,8 +36,16 @@ FOREIGN: Mapping[str, Any] = {
     "model.expert_tensor_parallel_size": _SIZE,
     "model.fine_grained_activation_offloading": _SWITCH,
     "model.fp16": _SWITCH,
+    "model.fp4": _TEXT,
+    "model.fp8": _TEXT,
+    "model.fp8_recipe": _TEXT,
+    "model.gradient_accumulation_fusion": _SWITCH,
+    "model.hf_model_id": _TEXT,
     "model.hierarchical_context_parallel_sizes": list[int] | None,
-    "model.inference_cuda_graph_scope": str | None,
+    "model.inference_cuda_graph_scope": _TEXT,
+    "model.moe_flex_dispatcher_backend": _TEXT,
+    "model.moe_token_dispatcher_type": _TEXT,
+    "model.no_sync_func": Any,
     "model.num_attention_heads": _SIZE,
     "model.num_layers": _SIZE,
     "model.num_layers_in_first_pipeline_stage": _SIZE,
@@ -36,11 +54,13 @@ FOREIGN: Mapping[str, Any] = {
     "model.num_query_groups": _SIZE,
     "model.pipeline_model_parallel_layout": Any,
     "model.pipeline_model_parallel_size": _SIZE,
+    "model.restore_modelopt_state": _SWITCH,
     "model.seq_length": _SIZE,
     "model.sequence_parallel": _SWITCH,
     "model.tensor_model_parallel_size": _SIZE,
-    "model.transformer_impl": str | None,
+    "model.transformer_impl": _TEXT,
     "model.virtual_pipeline_model_parallel_size": _SIZE,
     "rerun_state_machine.check_for_nan_in_loss": _SWITCH,
+    "tokenizer.tokenizer_model": _TEXT,
 }
 """Types of the fields of other packages that rules of this one read."""

@@ -63,4 +63,18 @@ RULES: tuple[Rule, ...] = (
         example=3.0,
         instead="Leave it unset and give the length as train.train_iters or train.train_samples.",
     ),
+    _inert(
+        "I11",
+        "mixed_precision.fp32",
+        default=False,
+        example=True,
+        instead="Leave it unset; without mixed_precision the run is in float32.",
+    ),
+    _inert(
+        "I12",
+        "ddp.use_custom_fsdp",
+        default=False,
+        example=True,
+        instead="Leave it unset and set ddp.use_megatron_fsdp, its new name.",
+    ),
 )

@@ -1,20 +1,31 @@
-"""Rules on dtypes, loss scaling and what Megatron Core's optimizer and wrapper accept."""
+"""Rules on precision: recipes, dtypes, and what model and optimizer must have in common."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from mb_config.precision_table import PRECISIONS, canonical, precision_field
 from mb_config.rules.rule import Rule
+from mb_config.rules.versions import at_least
 
 DTYPES = ("float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "uint8")
-_MOMENTS = (
-    "optimizer.main_grads_dtype",
-    "optimizer.main_params_dtype",
-    "optimizer.exp_avg_dtype",
-    "optimizer.exp_avg_sq_dtype",
-)
 
 
-def _both(first: object, second: object) -> str | None:
+def both_halves(first: object, second: object) -> str | None:
+    """Say whether two formats are asked for at once."""
     return "fp16 and bf16 are both on" if first and second else None
+
+
+def _v011(precision: object) -> str | None:
+    if not isinstance(precision, str) or canonical(precision) in PRECISIONS:
+        return None
+    return f"{precision!r} is none of {', '.join(PRECISIONS)}"
+
+
+def _fp4_is_old(fp4: object, version: str) -> str | None:
+    if not fp4 or at_least(version, 2, 7):
+        return None
+    return f"FP4 needs Transformer Engine 2.7, not {version}"
 
 
 def _v015(fp8: str | None, fp4: str | None) -> str | None:
@@ -27,7 +38,8 @@ def _twins(param: bool | None, gather: bool | None) -> str | None:
     return f"is {str(param).lower()}, but its twin is {str(gather).lower()}"
 
 
-def _dtypes(*names: str | None) -> str | None:
+def unknown_dtypes(*names: str | None) -> str | None:
+    """Name the first that is no dtype."""
     wrong = [name for name in names if name is not None and name not in DTYPES]
     return f"{wrong[0]!r} is none of {', '.join(DTYPES)}" if wrong else None
 
@@ -46,33 +58,19 @@ def _v122(gather: bool | None, recipe: str | None, reuse: bool | None) -> str | 
     return "fp8_param_gather with fp8_recipe=mxfp8 does not reuse the gradient buffer"
 
 
-def _implied(on: object, needed: object, name: str) -> str | None:
-    return f"needs {name}" if on and not needed else None
-
-
-def _low_precision(aware: bool | None, *dtypes: str | None) -> str | None:
-    low = [dtype for dtype in dtypes if dtype not in (None, "float32")]
-    return f"needs use_precision_aware_optimizer ({low[0]})" if low and not aware else None
-
-
-def _aware(aware: bool | None, sharded: bool | None, algorithm: str | None) -> str | None:
-    if not aware:
+def _mxfp8_gather(
+    reuse: bool | None, gather: bool | None, fp8: object, recipe: str | None, *fsdp: bool | None
+) -> str | None:
+    if not gather or not fp8 or recipe != "mxfp8" or reuse or any(fsdp):
         return None
-    if algorithm != "adam":
-        return f"knows no optimizer={algorithm}"
-    return None if sharded else "needs use_distributed_optimizer"
+    return "is off, but MXFP8 parameters are to be gathered (fp8_param_gather=true, fp8_recipe=mxfp8)"
 
 
-def _patterns(patterns: tuple[str, ...] | None, fp32: bool | None) -> str | None:
-    return f"{list(patterns)} come beside grad_reduce_in_fp32" if patterns and fp32 else None
-
-
-def _buckets(count: int | None, size: int | None) -> str | None:
-    if count is None:
+def _v149(offloading: bool | None, version: str, env: Mapping[str, str]) -> str | None:
+    interface = env.get("NVTE_CPU_OFFLOAD_V1")
+    if not offloading or not at_least(version, 2, 10) or interface == "1":
         return None
-    if count < 1:
-        return f"must be at least 1, not {count}"
-    return f"{count} comes beside bucket_size={size}" if size is not None else None
+    return f"needs NVTE_CPU_OFFLOAD_V1=1, not {interface}, with Transformer Engine {version}"
 
 
 def _v148(offloading: bool | None, implementation: str | None) -> str | None:
@@ -123,13 +121,13 @@ RECIPE_RULES: tuple[Rule, ...] = (
         passes={"mixed_precision.fp8_param_gather": True, "mixed_precision.fp8_recipe": "tensorwise"},
     ),
     Rule(
-        id="D01",
+        id="DT01",
         fields=(
             "mixed_precision.params_dtype",
             "mixed_precision.pipeline_dtype",
             "mixed_precision.autocast_dtype",
         ),
-        test=_dtypes,
+        test=unknown_dtypes,
         why="torch knows no other dtype for it",
         fix="Use a name from the list.",
         fails={"mixed_precision.params_dtype": "bf16"},
@@ -137,124 +135,55 @@ RECIPE_RULES: tuple[Rule, ...] = (
     ),
 )
 
-OPTIMIZER_RULES: tuple[Rule, ...] = (
-    Rule(
-        id="V146",
-        fields=("optimizer.fp16", "optimizer.bf16"),
-        test=_both,
-        why="a model computes in one of the two",
-        fix="Switch one of them off.",
-        fails={"optimizer.fp16": True, "optimizer.bf16": True},
-        passes={"optimizer.bf16": True},
-    ),
-    Rule(
-        id="V051",
-        fields=("optimizer.use_precision_aware_optimizer", *_MOMENTS),
-        test=_low_precision,
-        why="only the precision-aware optimizer keeps its state below float32",
-        fix="Set optimizer.use_precision_aware_optimizer=true, or float32.",
-        fails={"optimizer.exp_avg_dtype": "bfloat16"},
-        passes={"optimizer.use_precision_aware_optimizer": True, "optimizer.exp_avg_dtype": "bfloat16"},
-    ),
-    Rule(
-        id="V051a",
-        fields=(
-            "optimizer.use_precision_aware_optimizer",
-            "optimizer.use_distributed_optimizer",
-            "optimizer.optimizer",
-        ),
-        test=_aware,
-        why="it is a form of Adam that works on sharded state",
-        fix="Set optimizer.optimizer=adam and optimizer.use_distributed_optimizer=true, or switch it off.",
-        fails={"optimizer.use_precision_aware_optimizer": True, "optimizer.optimizer": "sgd"},
-        passes={
-            "optimizer.use_precision_aware_optimizer": True,
-            "optimizer.use_distributed_optimizer": True,
-            "optimizer.optimizer": "adam",
-        },
-    ),
-    Rule(
-        id="V051b",
-        fields=(
-            "optimizer.overlap_param_gather_with_optimizer_step",
-            "optimizer.reuse_grad_buf_for_mxfp8_param_ag",
-        ),
-        test=lambda early, reuse: (
-            "does not go with reuse_grad_buf_for_mxfp8_param_ag" if early and reuse else None
-        ),
-        why="the gather would use the gradient buffer while the step still reads it",
-        fix="Switch one of the two off.",
-        fails={
-            "optimizer.overlap_param_gather_with_optimizer_step": True,
-            "optimizer.reuse_grad_buf_for_mxfp8_param_ag": True,
-        },
-        passes={"optimizer.overlap_param_gather_with_optimizer_step": True},
-    ),
-    Rule(
-        id="D02",
-        fields=("optimizer.params_dtype", *_MOMENTS),
-        test=_dtypes,
-        why="torch knows no other dtype for it",
-        fix="Use a name from the list.",
-        fails={"optimizer.params_dtype": "bf16"},
-        passes={"optimizer.params_dtype": "bfloat16"},
-    ),
-)
-
-DDP_RULES: tuple[Rule, ...] = (
-    Rule(
-        id="V050",
-        fields=("ddp.reuse_grad_buf_for_mxfp8_param_ag", "ddp.fp8_param_gather"),
-        test=lambda reuse, gather: _implied(reuse, gather, "fp8_param_gather"),
-        why="the buffer is shared with the gather of FP8 parameters",
-        fix="Set ddp.fp8_param_gather=true or ddp.reuse_grad_buf_for_mxfp8_param_ag=false.",
-        fails={"ddp.reuse_grad_buf_for_mxfp8_param_ag": True},
-        passes={"ddp.reuse_grad_buf_for_mxfp8_param_ag": True, "ddp.fp8_param_gather": True},
-    ),
-    Rule(
-        id="V050a",
-        fields=("ddp.param_name_patterns_for_fp32_local_accumulation", "ddp.grad_reduce_in_fp32"),
-        test=_patterns,
-        why="all gradients are in float32 then anyway",
-        fix="Set ddp.grad_reduce_in_fp32=false, or no patterns.",
-        fails={
-            "ddp.param_name_patterns_for_fp32_local_accumulation": ("all",),
-            "ddp.grad_reduce_in_fp32": True,
-        },
-        passes={"ddp.param_name_patterns_for_fp32_local_accumulation": ("all",)},
-    ),
-    Rule(
-        id="V050b",
-        fields=("ddp.num_buckets", "ddp.bucket_size"),
-        test=_buckets,
-        why="one follows from the other",
-        fix="Set one of them, and the other to null.",
-        fails={"ddp.num_buckets": 4, "ddp.bucket_size": 1000},
-        passes={"ddp.num_buckets": 4},
-    ),
-    Rule(
-        id="D03",
-        fields=(
-            "ddp.megatron_fsdp_main_params_dtype",
-            "ddp.megatron_fsdp_main_grads_dtype",
-            "ddp.megatron_fsdp_grad_comm_dtype",
-        ),
-        test=_dtypes,
-        why="torch knows no other dtype for it",
-        fix="Use a name from the list.",
-        fails={"ddp.megatron_fsdp_main_params_dtype": "fp32"},
-        passes={"ddp.megatron_fsdp_main_params_dtype": "float32"},
-    ),
-)
-
 RULES: tuple[Rule, ...] = (
+    Rule(
+        id="V011",
+        fields=("mixed_precision",),
+        test=_v011,
+        why="there is no precision recipe of that name",
+        fix="Use a name from the list, with underscores or hyphens.",
+        fails={"mixed_precision": "bf17_mixed"},
+        passes={"mixed_precision": "bf16-mixed"},
+    ),
     *RECIPE_RULES,
-    *OPTIMIZER_RULES,
-    *DDP_RULES,
+    Rule(
+        id="V016",
+        fields=("mixed_precision", "facts.transformer_engine_version"),
+        test=lambda precision, version: _fp4_is_old(precision_field(precision, "fp4"), version),
+        why="earlier versions have no 4-bit kernels",
+        fix="Install Transformer Engine 2.7 or later, or choose another mixed_precision.",
+        fails={"mixed_precision": "bf16_with_nvfp4_mixed", "facts.transformer_engine_version": "2.6.1"},
+        passes={"mixed_precision": "bf16_with_nvfp4_mixed", "facts.transformer_engine_version": "2.7.0.dev0"},
+    ),
+    Rule(
+        id="V016a",
+        fields=("model.fp4", "facts.transformer_engine_version"),
+        test=_fp4_is_old,
+        why="earlier versions have no 4-bit kernels",
+        fix="Install Transformer Engine 2.7 or later, or set model.fp4=null.",
+        fails={"model.fp4": "e2m1", "facts.transformer_engine_version": "2.6.1"},
+        passes={"model.fp4": None, "facts.transformer_engine_version": "2.6.1"},
+    ),
+    Rule(
+        id="V122a",
+        fields=(
+            "ddp.reuse_grad_buf_for_mxfp8_param_ag",
+            "ddp.fp8_param_gather",
+            "model.fp8",
+            "model.fp8_recipe",
+            "ddp.use_megatron_fsdp",
+            "dist.use_megatron_fsdp",
+        ),
+        test=_mxfp8_gather,
+        why="MXFP8 parameters are gathered through the gradient buffer unless Megatron-FSDP gathers them",
+        fix="Set ddp.reuse_grad_buf_for_mxfp8_param_ag=true or ddp.fp8_param_gather=false.",
+        fails={"ddp.fp8_param_gather": True, "model.fp8": "e4m3", "model.fp8_recipe": "mxfp8"},
+        passes={"ddp.fp8_param_gather": True, "model.fp8": "hybrid", "model.fp8_recipe": "tensorwise"},
+    ),
     Rule(
         id="V145",
         fields=("model.fp16", "model.bf16"),
-        test=_both,
+        test=both_halves,
         why="a model computes in one of the two",
         fix="Switch one of them off.",
         fails={"model.fp16": True, "model.bf16": True},
@@ -289,6 +218,27 @@ RULES: tuple[Rule, ...] = (
         passes={
             "model.fine_grained_activation_offloading": True,
             "model.transformer_impl": "transformer_engine",
+        },
+    ),
+    Rule(
+        id="V149",
+        fields=(
+            "model.fine_grained_activation_offloading",
+            "facts.transformer_engine_version",
+            "facts.env",
+        ),
+        test=_v149,
+        why="Megatron Core offloads through the first of its two interfaces, which is off from version 2.10 on",
+        fix="Set NVTE_CPU_OFFLOAD_V1=1 in the shell or in env_vars.",
+        fails={
+            "model.fine_grained_activation_offloading": True,
+            "facts.transformer_engine_version": "2.10.0",
+            "facts.env": {},
+        },
+        passes={
+            "model.fine_grained_activation_offloading": True,
+            "facts.transformer_engine_version": "2.10.0",
+            "facts.env": {"NVTE_CPU_OFFLOAD_V1": "1"},
         },
     ),
 )

@@ -53,28 +53,22 @@ def _negative(*values: float | None) -> str | None:
     return f"a length must not be negative ({wrong[0]})" if wrong else None
 
 
-def _v200(samples: int | None, decay: int | None, warmup: int | None, max_steps: int | None) -> str | None:
+def _v200(samples: int | None, *values: int | None) -> str | None:
     if samples is None:
         return None
     given = [
-        f"{name}={value}"
-        for name, value in (
-            ("lr_decay_iters", decay),
-            ("lr_warmup_iters", warmup),
-            ("max_steps", max_steps),
-        )
+        f"{path.partition('.')[2]}={value}"
+        for path, value in zip((*_ITERATIONS, "scheduler.max_steps"), values, strict=True)
         if value
     ]
     return f"the length is in sequences, but {', '.join(given)} count steps" if given else None
 
 
-def _v201(samples: int | None, decay: int | None, warmup: int | None) -> str | None:
+def _v201(samples: int | None, *values: int | None) -> str | None:
     if samples is not None:
         return None
     given = [
-        f"{name}={value}"
-        for name, value in (("lr_decay_samples", decay), ("lr_warmup_samples", warmup))
-        if value
+        f"{path.partition('.')[2]}={value}" for path, value in zip(_SAMPLES, values, strict=True) if value
     ]
     return f"the length is in steps, but {', '.join(given)} count sequences" if given else None
 
@@ -121,6 +115,27 @@ def _constant_decay(style: str | None, start: float | None, end: float | None) -
     if style != "constant" or start is None or end is None or start == end:
         return None
     return f"is constant, but goes from {start} to {end}"
+
+
+def _weight_decay_range(
+    style: str | None, start: float | None, end: float | None, decay: float | None
+) -> str | None:
+    if style == "constant" or decay is None or (start is None) == (end is None):
+        return None  # both given: V060; none: a constant
+    first, last = (decay if start is None else start), (decay if end is None else end)
+    return f"goes from {first} to {last}" if last < first else None
+
+
+def _wsd_unused(style: str | None, *lengths: int | None) -> str | None:
+    given = [value for value in lengths if value]
+    return f"is {style}, which has no last phase of {given[0]}" if given and style != "WSD" else None
+
+
+def _wsd_too_long(iters: int | None, samples: int | None, *values: int | None) -> str | None:
+    horizon, last = _horizon(*values), iters if values[1] is None else samples
+    if not horizon or not last or last <= horizon:
+        return None
+    return f"a last phase of {last} does not fit into a horizon of {horizon}"
 
 
 _LENGTHS = (
@@ -199,6 +214,19 @@ OWN_RULES: tuple[Rule, ...] = (
         passes={"scheduler.lr_warmup_iters": 1},
     ),
     Rule(
+        id="S04",
+        fields=(
+            "scheduler.lr_decay_style",
+            "scheduler.lr_wsd_decay_iters",
+            "scheduler.lr_wsd_decay_samples",
+        ),
+        test=_wsd_unused,
+        why="only the shape WSD ends in a phase of its own",
+        fix="Set scheduler.lr_decay_style=WSD, or leave the length of its last phase unset.",
+        fails={"scheduler.lr_decay_style": "cosine", "scheduler.lr_wsd_decay_iters": 20},
+        passes={"scheduler.lr_decay_style": "WSD", "scheduler.lr_wsd_decay_iters": 20},
+    ),
+    Rule(
         id="S03",
         fields=(
             "scheduler.weight_decay_incr_style",
@@ -225,12 +253,7 @@ RULES: tuple[Rule, ...] = (
     *OWN_RULES,
     Rule(
         id="V200",
-        fields=(
-            "train.train_samples",
-            "scheduler.lr_decay_iters",
-            "scheduler.lr_warmup_iters",
-            "scheduler.max_steps",
-        ),
+        fields=("train.train_samples", *_ITERATIONS, "scheduler.max_steps"),
         test=_v200,
         why="one run has one unit",
         fix="Use the fields ..._samples, or give train.train_iters.",
@@ -239,7 +262,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="V201",
-        fields=("train.train_samples", "scheduler.lr_decay_samples", "scheduler.lr_warmup_samples"),
+        fields=("train.train_samples", *_SAMPLES),
         test=_v201,
         why="one run has one unit",
         fix="Use the fields ..._iters, or give train.train_samples.",
@@ -282,5 +305,36 @@ RULES: tuple[Rule, ...] = (
         fix="Set optimizer.lr, and the others not above it.",
         fails={"optimizer.lr": 1e-4, "optimizer.min_lr": 1e-3},
         passes={"optimizer.lr": 1e-3, "optimizer.min_lr": 1e-4},
+    ),
+    Rule(
+        id="V208b",
+        fields=(
+            "scheduler.weight_decay_incr_style",
+            "scheduler.start_weight_decay",
+            "scheduler.end_weight_decay",
+            "optimizer.weight_decay",
+        ),
+        test=_weight_decay_range,
+        why="the weight decay may only grow, and the end that is not given is optimizer.weight_decay",
+        fix="Give both scheduler.start_weight_decay and scheduler.end_weight_decay.",
+        fails={
+            "scheduler.weight_decay_incr_style": "linear",
+            "scheduler.end_weight_decay": 0.001,
+            "optimizer.weight_decay": 0.01,
+        },
+        passes={
+            "scheduler.weight_decay_incr_style": "linear",
+            "scheduler.end_weight_decay": 0.1,
+            "optimizer.weight_decay": 0.01,
+        },
+    ),
+    Rule(
+        id="S05",
+        fields=("scheduler.lr_wsd_decay_iters", "scheduler.lr_wsd_decay_samples", *_LENGTHS),
+        test=_wsd_too_long,
+        why="the last phase would begin before the first step",
+        fix="Shorten scheduler.lr_wsd_decay_iters or scheduler.lr_wsd_decay_samples.",
+        fails={"scheduler.lr_wsd_decay_iters": 200, "train.train_iters": 100},
+        passes={"scheduler.lr_wsd_decay_iters": 20, "train.train_iters": 100},
     ),
 )

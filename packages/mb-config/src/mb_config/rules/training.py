@@ -39,7 +39,7 @@ def _v058(epochs: float | None, batch: int | None) -> str | None:
     return "needs train.global_batch_size" if batch is None else None
 
 
-def _t01(iters: int | None) -> str | None:
+def _not_negative(iters: int | None) -> str | None:
     return f"must not be negative ({iters})" if iters is not None and iters < 0 else None
 
 
@@ -50,6 +50,50 @@ def _batch_sizes(batch: int | None, micro: int | None) -> str | None:
         if value is None or value < 1
     ]
     return f"needs two batch sizes of at least 1 ({', '.join(wrong)})" if wrong else None
+
+
+def _ramp(rampup: object, batch: int | None) -> str | None:
+    if rampup is None:
+        return None
+    if not isinstance(rampup, list | tuple) or len(rampup) != 3 or min(rampup) < 1:
+        return f"needs three positive numbers, not {rampup}"
+    first, increment, _ = rampup
+    if batch is not None and (first > batch or (batch - first) % increment):
+        return f"steps of {increment} from {first} do not end at {batch}"
+    return None
+
+
+def _ramp_divides(
+    rampup: list[int] | None,
+    batch: int | None,
+    micro: int | None,
+    lenient: bool | None,
+    world: int,
+    tp: int,
+    pp: int,
+    cp: int,
+) -> str | None:
+    dp = data_parallel_size(world, tp, pp, cp)
+    if rampup is None or dp is None or not micro or _ramp(rampup, batch) is not None:
+        return None
+    unit = micro * dp
+    wrong = [size for size in (rampup[0], rampup[0] + rampup[1]) if (size < unit if lenient else size % unit)]
+    return (
+        f"its batch of {wrong[0]} is no multiple of {unit} (micro batch {micro} x data parallel {dp})"
+        if wrong
+        else None
+    )
+
+
+def _v247(samples: int | None, batch: int | None) -> str | None:
+    if samples is None or batch is None or samples <= 0 or samples >= batch:
+        return None
+    return f"{samples} sequences fill no batch of {batch}"
+
+
+def _v139d(*values: object) -> str | None:
+    moved = [f"{name}={value}" for name, value in zip(MOVED, values, strict=True) if value is not None]
+    return f"{', '.join(moved)} stands in the old place" if moved else None
 
 
 def _v242(
@@ -94,6 +138,9 @@ def _same_length(model: int | None, dataset: int | None) -> str | None:
     return f"{dataset} differs from model.seq_length={model}"
 
 
+MOVED = ("eval_iters", "eval_interval", "skip_train")
+"""Fields of `validation` that used to be in `train`."""
+
 _BATCH = {"train.global_batch_size": 32, "train.micro_batch_size": 4, "facts.world_size": 8}
 _LAYOUT = dict.fromkeys(SIZES, 1)
 
@@ -126,9 +173,9 @@ LENGTH_RULES: tuple[Rule, ...] = (
         passes={"train.num_epochs": 1.5, "train.global_batch_size": 8},
     ),
     Rule(
-        id="T01",
+        id="TR01",
         fields=("train.train_iters",),
-        test=_t01,
+        test=_not_negative,
         why="it counts steps",
         fix="Set train.train_iters to 0 or more.",
         fails={"train.train_iters": -1},
@@ -138,6 +185,45 @@ LENGTH_RULES: tuple[Rule, ...] = (
 
 RULES: tuple[Rule, ...] = (
     *LENGTH_RULES,
+    Rule(
+        id="TR02",
+        fields=("train.rampup_batch_size", "train.global_batch_size"),
+        test=_ramp,
+        why="the batch grows from the first size by equal steps up to the global batch",
+        fix="Give [first batch, step, sequences] whose steps end at train.global_batch_size.",
+        fails={"train.rampup_batch_size": [8, 5, 1000], "train.global_batch_size": 32},
+        passes={"train.rampup_batch_size": [8, 8, 1000], "train.global_batch_size": 32},
+    ),
+    Rule(
+        id="TR03",
+        fields=(
+            "train.rampup_batch_size",
+            "train.global_batch_size",
+            "train.micro_batch_size",
+            "train.decrease_batch_size_if_needed",
+            "facts.world_size",
+            *SIZES,
+        ),
+        test=_ramp_divides,
+        why="each replica takes the same number of micro batches, while the batch grows too",
+        fix="Choose a first batch and a step that are multiples of it.",
+        fails={**_BATCH, **_LAYOUT, "train.rampup_batch_size": [16, 16, 1000]},
+        passes={
+            **_BATCH,
+            **_LAYOUT,
+            "train.rampup_batch_size": [32, 32, 1000],
+            "train.global_batch_size": 64,
+        },
+    ),
+    Rule(
+        id="V247",
+        fields=("train.train_samples", "train.global_batch_size"),
+        test=_v247,
+        why="a batch that is not full is dropped, so that no step would be trained",
+        fix="Lower train.global_batch_size or raise train.train_samples.",
+        fails={"train.train_samples": 100, "train.global_batch_size": 128},
+        passes={"train.train_samples": 1000, "train.global_batch_size": 128},
+    ),
     Rule(
         id="V118",
         fields=("train.global_batch_size", "train.micro_batch_size"),
@@ -185,6 +271,16 @@ RULES: tuple[Rule, ...] = (
             **_LAYOUT,
         },
         passes={**_BATCH, **_LAYOUT},
+    ),
+    Rule(
+        id="V139d",
+        fields=tuple(f"train.{name}" for name in MOVED),
+        test=_v139d,
+        why="they belong to validation; resolving moves them there",
+        fix="Set validation.eval_iters, validation.eval_interval and validation.skip_train instead.",
+        severity="warning",
+        fails={"train.eval_iters": 3},
+        passes={"train.eval_iters": None},
     ),
     Rule(
         id="V139b",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mb_config.problems import refuse
-from mb_config.rules.precision import DDP_RULES
+from mb_config.rules.ddp import OWN_RULES
 from mb_config.section import Section
 
 
@@ -133,4 +133,4 @@ class DistributedDataParallelConfig(Section):
         Raises:
             ConfigError: settings that Megatron Core would refuse (V050).
         """
-        refuse({"ddp": self}, DDP_RULES)
+        refuse({"ddp": self}, OWN_RULES)

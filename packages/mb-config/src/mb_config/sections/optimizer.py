@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mb_config.problems import refuse
-from mb_config.rules.precision import OPTIMIZER_RULES
+from mb_config.rules.optimizer import OWN_RULES
 from mb_config.section import Section
 
 
@@ -210,4 +210,4 @@ class OptimizerConfig(Section):
         Raises:
             ConfigError: settings that Megatron Core would refuse (V051).
         """
-        refuse({"optimizer": self}, OPTIMIZER_RULES)
+        refuse({"optimizer": self}, OWN_RULES)

@@ -18,7 +18,7 @@ _TWINS = {
 
 @dataclass(kw_only=True)
 class MixedPrecisionConfig(Section):
-    """One precision recipe. `mb_config.precision_recipes` holds the named ones.
+    """One precision recipe. `mb_config.precision_table` holds the named ones.
 
     `fp8_param` and `fp8_param_gather` are two names of one switch: assigning one assigns the other. So with fp4.
     """

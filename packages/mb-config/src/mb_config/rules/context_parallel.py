@@ -1,0 +1,89 @@
+"""Rules on cutting each sequence over processes."""
+
+from __future__ import annotations
+
+from math import prod
+
+from mb_config.rules.rule import Rule
+
+_CP = "model.context_parallel_size"
+
+
+def _v137(length: int | None, cp: int | None) -> str | None:
+    if length is None or not cp or cp < 2 or length % (2 * cp) == 0:
+        return None
+    return f"{length} is no multiple of 2 x cp = {2 * cp}"
+
+
+def _v154(kind: object, cp: int | None, layers: int | None) -> str | None:
+    if (cp or 1) == 1 or kind is None or isinstance(kind, str):
+        return None
+    if not isinstance(kind, list | tuple):
+        return f"must be a name or a list of names, not {kind!r}"
+    return None if len(kind) == layers else f"{len(kind)} entries for {layers} layers"
+
+
+def _v155(kind: object, sizes: list[int] | None) -> str | None:
+    kinds = [kind] if isinstance(kind, str) else list(kind) if isinstance(kind, list | tuple) else []
+    if sizes is None and any("a2a+p2p" in str(entry) for entry in kinds):
+        return "a2a+p2p is asked for, but the sizes of the hierarchy are not given"
+    return None
+
+
+def _v156(sizes: list[int] | None, cp: int | None) -> str | None:
+    if not sizes or prod(sizes) == (cp or 1):
+        return None
+    return f"the product of {list(sizes)} is {prod(sizes)}, but cp={cp or 1}"
+
+
+def _v157(decentralized: bool | None, sizes: list[int] | None) -> str | None:
+    return f"does not go with the hierarchy {list(sizes)}" if decentralized and sizes else None
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        id="V137",
+        fields=("model.seq_length", _CP),
+        test=_v137,
+        why="each context-parallel rank takes two chunks of the sequence, to balance the causal mask",
+        fix="Make model.seq_length a multiple of twice model.context_parallel_size.",
+        fails={"model.seq_length": 2050, _CP: 2},
+        passes={"model.seq_length": 2048, _CP: 2},
+    ),
+    Rule(
+        id="V154",
+        fields=("model.cp_comm_type", _CP, "model.num_layers"),
+        test=_v154,
+        why="a list names the kind of exchange for each layer",
+        fix="Give model.cp_comm_type as one name, or one per layer.",
+        fails={"model.cp_comm_type": ["p2p", "a2a"], _CP: 2, "model.num_layers": 4},
+        passes={"model.cp_comm_type": "p2p", _CP: 2, "model.num_layers": 4},
+    ),
+    Rule(
+        id="V155",
+        fields=("model.cp_comm_type", "model.hierarchical_context_parallel_sizes"),
+        test=_v155,
+        why="without them Megatron Core silently runs without context parallelism",
+        fix="Set model.hierarchical_context_parallel_sizes, or another model.cp_comm_type.",
+        fails={"model.cp_comm_type": "a2a+p2p"},
+        passes={"model.cp_comm_type": "a2a+p2p", "model.hierarchical_context_parallel_sizes": [2, 2]},
+    ),
+    Rule(
+        id="V156",
+        fields=("model.hierarchical_context_parallel_sizes", _CP),
+        test=_v156,
+        why="the levels of the hierarchy together make up the context-parallel group",
+        fix="Make the product of the sizes equal model.context_parallel_size.",
+        fails={"model.hierarchical_context_parallel_sizes": [2, 2], _CP: 8},
+        passes={"model.hierarchical_context_parallel_sizes": [2, 4], _CP: 8},
+    ),
+    Rule(
+        id="V157",
+        fields=("dist.use_decentralized_pg", "model.hierarchical_context_parallel_sizes"),
+        test=_v157,
+        why="Megatron Core hands over no groups for the levels of the hierarchy",
+        fix="Set dist.use_decentralized_pg=false or model.hierarchical_context_parallel_sizes=null.",
+        fails={"dist.use_decentralized_pg": True, "model.hierarchical_context_parallel_sizes": [2, 2]},
+        passes={"dist.use_decentralized_pg": False, "model.hierarchical_context_parallel_sizes": [2, 2]},
+    ),
+)

@@ -1,0 +1,136 @@
+"""Rules on CUDA graphs. Modules may be named in the new field, the legacy one, or both, as text, list or enum."""
+
+from __future__ import annotations
+
+from mb_config.rules.rule import Rule
+
+IMPLEMENTATIONS = ("none", "local", "transformer_engine", "full_iteration")
+MODULES = ("attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba")
+_OLD_WAYS = ("full_iteration", "full_iteration_inference")
+_WHOLE = ("", "full")
+"""Names that mean no list: the whole layer."""
+
+_FIELDS = ("model.cuda_graph_impl", "model.cuda_graph_modules", "model.cuda_graph_scope")
+
+
+def module_names(value: object) -> set[str]:
+    """Names in text ("attn,mlp"), in a list, or in an enum's member; none for None, "" and "full" (V153)."""
+    entries = list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
+    texts = [str(entry).rpartition(".")[2] for entry in entries]
+    return {name.strip() for text in texts for name in text.split(",")} - set(_WHOLE)
+
+
+def full_iteration(implementation: str | None, modules: object, scope: object) -> bool:
+    """True if one graph is to hold the whole step (V151)."""
+    if implementation == "full_iteration":
+        return True
+    return implementation == "local" and "full_iteration" in module_names(modules) | module_names(scope)
+
+
+def _v150(implementation: str | None) -> str | None:
+    if implementation is None or implementation in IMPLEMENTATIONS:
+        return None
+    return f"{implementation!r} is none of {', '.join(IMPLEMENTATIONS)}"
+
+
+def _unused(implementation: str | None, modules: object, scope: object) -> str | None:
+    named = module_names(modules) | module_names(scope)
+    if implementation != "none" or not named:
+        return None
+    return f"is none, so that naming {', '.join(sorted(named))} has no effect"
+
+
+def _v151(implementation: str | None, modules: object, scope: object) -> str | None:
+    named = (module_names(modules) | module_names(scope)) - {"full_iteration"}
+    if not named or not full_iteration(implementation, modules, scope):
+        return None
+    return f"holds the full iteration, but {', '.join(sorted(named))} is named"
+
+
+def _v152(implementation: str | None, modules: object, scope: object, inference: object) -> str | None:
+    if implementation != "local" or full_iteration(implementation, modules, scope):
+        return None
+    trained = module_names(modules) | module_names(scope)
+    if not trained and str(inference).rpartition(".")[2] in ("layer", "block"):
+        return None
+    return f"local captures no training graph by module ({', '.join(sorted(trained)) or 'no module named'})"
+
+
+def _v153(implementation: str | None, modules: object, scope: object) -> str | None:
+    named = module_names(modules) | module_names(scope)
+    wrong = sorted(named - {*MODULES, *_OLD_WAYS})
+    if not wrong or implementation == "none":
+        return None
+    return f"{', '.join(wrong)} cannot be captured, only {', '.join(MODULES)}"
+
+
+def _v127(check_nan: bool | None, *graph: object) -> str | None:
+    implementation = graph[0] if isinstance(graph[0], str) else None
+    if not check_nan or not full_iteration(implementation, *graph[1:]):
+        return None
+    return "does not go with a CUDA graph of the full iteration"
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        id="V150",
+        fields=("model.cuda_graph_impl",),
+        test=_v150,
+        why="Megatron Core knows no other way to capture a graph",
+        fix="Use a name from the list.",
+        fails={"model.cuda_graph_impl": "te"},
+        passes={"model.cuda_graph_impl": "none"},
+    ),
+    Rule(
+        id="V150a",
+        fields=_FIELDS,
+        test=_unused,
+        why="nothing is captured without an implementation",
+        fix="Set model.cuda_graph_impl=transformer_engine, or name no modules.",
+        severity="warning",
+        fails=dict(zip(_FIELDS, ("none", ["attn"], None), strict=True)),
+        passes=dict(zip(_FIELDS, ("none", "full", None), strict=True)),
+    ),
+    Rule(
+        id="V151",
+        fields=_FIELDS,
+        test=_v151,
+        why="one graph of the whole step has no graphs of modules inside it",
+        fix="Name no modules, or set model.cuda_graph_impl=transformer_engine.",
+        fails=dict(zip(_FIELDS, ("full_iteration", ["attn"], None), strict=True)),
+        passes=dict(zip(_FIELDS, ("full_iteration", "", None), strict=True)),
+    ),
+    Rule(
+        id="V152",
+        fields=(*_FIELDS, "model.inference_cuda_graph_scope"),
+        test=_v152,
+        why="graphs of single modules are captured by Transformer Engine",
+        fix="Set model.cuda_graph_impl=transformer_engine, or full_iteration.",
+        fails={"model.cuda_graph_impl": "local", "model.cuda_graph_modules": ["attn"]},
+        passes={"model.cuda_graph_impl": "transformer_engine", "model.cuda_graph_modules": ["attn"]},
+    ),
+    Rule(
+        id="V153",
+        fields=_FIELDS,
+        test=_v153,
+        why="Megatron Core knows these parts of a layer by name",
+        fix="Use names from the list; leave it empty for whole layers.",
+        fails=dict(zip(_FIELDS, ("transformer_engine", "attn,mpl", None), strict=True)),
+        passes=dict(zip(_FIELDS, ("transformer_engine", "attn,mlp", None), strict=True)),
+    ),
+    Rule(
+        id="V127",
+        fields=("rerun_state_machine.check_for_nan_in_loss", *_FIELDS),
+        test=_v127,
+        why="the check reads the loss on the host, in the middle of the graph",
+        fix="Set rerun_state_machine.check_for_nan_in_loss=false.",
+        fails={
+            "rerun_state_machine.check_for_nan_in_loss": True,
+            "model.cuda_graph_impl": "full_iteration",
+        },
+        passes={
+            "rerun_state_machine.check_for_nan_in_loss": False,
+            "model.cuda_graph_impl": "full_iteration",
+        },
+    ),
+)

@@ -1,0 +1,113 @@
+"""Rules on what Megatron Core's data-parallel wrapper accepts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mb_config.rules.precision import unknown_dtypes
+from mb_config.rules.rule import Rule
+from mb_config.rules.versions import at_least
+
+
+def _implied(on: object, needed: object, name: str) -> str | None:
+    return f"needs {name}" if on and not needed else None
+
+
+def _patterns(patterns: tuple[str, ...] | None, fp32: bool | None) -> str | None:
+    return f"{list(patterns)} come beside grad_reduce_in_fp32" if patterns and fp32 else None
+
+
+def _buckets(count: int | None, size: int | None) -> str | None:
+    if count is None:
+        return None
+    if count < 1:
+        return f"must be at least 1, not {count}"
+    return f"{count} comes beside bucket_size={size}" if size is not None else None
+
+
+def _expandable_segments(user_buffers: bool | None, env: Mapping[str, str], torch: str) -> str | None:
+    segments = "expandable_segments:True" in env.get("PYTORCH_CUDA_ALLOC_CONF", "").split(",")
+    if not user_buffers or not segments or at_least(torch, 2, 11):
+        return None
+    return f"does not go with expandable_segments:True on torch {torch}"
+
+
+def _own_no_sync(overlap: bool | None, no_sync: object) -> str | None:
+    return f"does not go with model.no_sync_func={no_sync}" if overlap and no_sync is not None else None
+
+
+OWN_RULES: tuple[Rule, ...] = (
+    Rule(
+        id="V050",
+        fields=("ddp.reuse_grad_buf_for_mxfp8_param_ag", "ddp.fp8_param_gather"),
+        test=lambda reuse, gather: _implied(reuse, gather, "fp8_param_gather"),
+        why="the buffer is shared with the gather of FP8 parameters",
+        fix="Set ddp.fp8_param_gather=true or ddp.reuse_grad_buf_for_mxfp8_param_ag=false.",
+        fails={"ddp.reuse_grad_buf_for_mxfp8_param_ag": True},
+        passes={"ddp.reuse_grad_buf_for_mxfp8_param_ag": True, "ddp.fp8_param_gather": True},
+    ),
+    Rule(
+        id="V050a",
+        fields=("ddp.param_name_patterns_for_fp32_local_accumulation", "ddp.grad_reduce_in_fp32"),
+        test=_patterns,
+        why="all gradients are in float32 then anyway",
+        fix="Set ddp.grad_reduce_in_fp32=false, or no patterns.",
+        fails={
+            "ddp.param_name_patterns_for_fp32_local_accumulation": ("all",),
+            "ddp.grad_reduce_in_fp32": True,
+        },
+        passes={"ddp.param_name_patterns_for_fp32_local_accumulation": ("all",)},
+    ),
+    Rule(
+        id="V050b",
+        fields=("ddp.num_buckets", "ddp.bucket_size"),
+        test=_buckets,
+        why="one follows from the other",
+        fix="Set one of them, and the other to null.",
+        fails={"ddp.num_buckets": 4, "ddp.bucket_size": 1000},
+        passes={"ddp.num_buckets": 4},
+    ),
+    Rule(
+        id="DT03",
+        fields=(
+            "ddp.megatron_fsdp_main_params_dtype",
+            "ddp.megatron_fsdp_main_grads_dtype",
+            "ddp.megatron_fsdp_grad_comm_dtype",
+        ),
+        test=unknown_dtypes,
+        why="torch knows no other dtype for it",
+        fix="Use a name from the list.",
+        fails={"ddp.megatron_fsdp_main_params_dtype": "fp32"},
+        passes={"ddp.megatron_fsdp_main_params_dtype": "float32"},
+    ),
+    Rule(
+        id="V050c",
+        fields=("ddp.nccl_ub", "facts.env", "facts.torch_version"),
+        test=_expandable_segments,
+        why="torch below 2.11 cannot register memory that grows in place",
+        fix="Unset expandable_segments in PYTORCH_CUDA_ALLOC_CONF, or set ddp.nccl_ub=false.",
+        fails={
+            "ddp.nccl_ub": True,
+            "facts.env": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+            "facts.torch_version": "2.10.0",
+        },
+        passes={
+            "ddp.nccl_ub": True,
+            "facts.env": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+            "facts.torch_version": "2.11.0a0+5228986c39",
+        },
+    ),
+)
+
+RULES: tuple[Rule, ...] = (
+    *OWN_RULES,
+    Rule(
+        id="V248",
+        fields=("ddp.overlap_grad_reduce", "model.no_sync_func"),
+        test=_own_no_sync,
+        why="the wrapper brings the function that holds the reduction back until the last microbatch",
+        fix="Leave model.no_sync_func unset or set ddp.overlap_grad_reduce=false.",
+        fails={"ddp.overlap_grad_reduce": True, "model.no_sync_func": "my.no_sync"},
+        passes={"ddp.overlap_grad_reduce": True, "model.no_sync_func": None},
+    ),
+)

@@ -1,0 +1,65 @@
+"""Rules on runs that must give the same bits again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mb_config.rules.rule import Rule
+
+ALGORITHMS = ("Tree", "Ring", "CollnetDirect", "CollnetChain", "^NVLS")
+
+LIBRARY_SETTINGS: Mapping[str, tuple[str, ...]] = {
+    "CUBLAS_WORKSPACE_CONFIG": (":4096:8", ":16:8"),
+    "NVTE_ALLOW_NONDETERMINISTIC_ALGO": ("0",),
+}
+"""Values under which cuBLAS and Transformer Engine repeat their bits; resolving sets the first where none is set."""
+
+
+def _v140(deterministic: bool | None, fusion: bool | None) -> str | None:
+    return "does not go with cross_entropy_loss_fusion" if deterministic and fusion else None
+
+
+def _v141(deterministic: bool | None, env: Mapping[str, str], backend: str | None) -> str | None:
+    if not deterministic or backend == "gloo" or env.get("NCCL_ALGO") in ALGORITHMS:
+        return None
+    return f"needs NCCL_ALGO in the environment, one of {', '.join(ALGORITHMS)} (NCCL_ALGO={env.get('NCCL_ALGO')})"
+
+
+def _v142(deterministic: bool | None, env: Mapping[str, str]) -> str | None:
+    if not deterministic:
+        return None
+    for name, allowed in LIBRARY_SETTINGS.items():
+        if env.get(name, allowed[0]) not in allowed:
+            return f"does not go with {name}={env[name]}, only with {' or '.join(allowed)}"
+    return None
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        id="V140",
+        fields=("model.deterministic_mode", "model.cross_entropy_loss_fusion"),
+        test=_v140,
+        why="the fused loss adds in changing order",
+        fix="Set model.cross_entropy_loss_fusion=false or model.deterministic_mode=false.",
+        fails={"model.deterministic_mode": True, "model.cross_entropy_loss_fusion": True},
+        passes={"model.deterministic_mode": True, "model.cross_entropy_loss_fusion": False},
+    ),
+    Rule(
+        id="V141",
+        fields=("model.deterministic_mode", "facts.env", "dist.distributed_backend"),
+        test=_v141,
+        why="NCCL otherwise picks an algorithm, and with it the order of additions, by itself",
+        fix="Set NCCL_ALGO=Ring in the shell or in env_vars, or model.deterministic_mode=false.",
+        fails={"model.deterministic_mode": True, "facts.env": {"NCCL_ALGO": "Ring,Tree"}},
+        passes={"model.deterministic_mode": True, "facts.env": {"NCCL_ALGO": "Ring"}},
+    ),
+    Rule(
+        id="V142",
+        fields=("model.deterministic_mode", "facts.env"),
+        test=_v142,
+        why="cuBLAS and Transformer Engine then pick kernels that add in changing order",
+        fix="Unset that variable: resolving sets it to a value that fits.",
+        fails={"model.deterministic_mode": True, "facts.env": {"CUBLAS_WORKSPACE_CONFIG": ":0:0"}},
+        passes={"model.deterministic_mode": True, "facts.env": {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}},
+    ),
+)

@@ -1,0 +1,171 @@
+"""Rules on Megatron-FSDP. What it needs switched on or off, resolving sets (V170 to V174, V177)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mb_config.rules.rule import Rule
+
+ON = ("ddp.use_megatron_fsdp", "dist.use_megatron_fsdp")
+"""Either of the two switches it on."""
+
+_CHECKPOINT = ("checkpoint.ckpt_format", "checkpoint.save", "checkpoint.load")
+STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
+_OUTER = ("no_shard", "optim")
+
+
+def _v130(
+    form: str | None, save: object, load: object, torchs: bool | None, *megatrons: bool | None
+) -> str | None:
+    if form != "fsdp_dtensor" or not (save or load):
+        return None
+    if not any(megatrons):
+        return "is fsdp_dtensor, but use_megatron_fsdp is off"
+    return "is fsdp_dtensor, but use_torch_fsdp2 is on" if torchs else None
+
+
+def _v175(form: str | None, save: object, load: object, *on: bool | None) -> str | None:
+    if not any(on) or not (save or load) or form in (None, "fsdp_dtensor"):
+        return None
+    return f"is {form} under Megatron-FSDP"
+
+
+def _v176(ddp: bool | None, dist: bool | None, env: Mapping[str, str]) -> str | None:
+    if not (ddp or dist) or env.get("CUDA_DEVICE_MAX_CONNECTIONS") != "1":
+        return None
+    return "does not go with CUDA_DEVICE_MAX_CONNECTIONS=1"
+
+
+def _v177(manual: bool | None, user_buffers: bool | None) -> str | None:
+    return "needs nccl_ub" if manual and not user_buffers else None
+
+
+def _v178(strategy: str | None, interval: int | None, *on: bool | None) -> str | None:
+    if not any(on) or strategy != "optim_grads_params" or not interval:
+        return None
+    return f"{interval} asks for whole weights, but the sharding is {strategy}"
+
+
+def _v179(mapping: bool | None, *on: bool | None) -> str | None:
+    return "does not go with Megatron-FSDP" if mapping and any(on) else None
+
+
+def _v180(version: object) -> str | None:
+    return None if version in (None, 1) else f"there is no Megatron-FSDP of version {version}"
+
+
+def _strategies(inner: str | None, outer: str | None) -> str | None:
+    if inner is not None and inner not in STRATEGIES:
+        return f"{inner!r} is none of {', '.join(STRATEGIES)}"
+    if outer is not None and outer not in _OUTER:
+        return f"outer_dp_sharding_strategy={outer!r} is none of {', '.join(_OUTER)}"
+    return None
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        id="V120",
+        fields=("dist.use_torch_fsdp2", *ON),
+        test=lambda torchs, *on: "is on together with use_megatron_fsdp" if torchs and any(on) else None,
+        why="a parameter is sharded by one of them",
+        fix="Switch one of them off.",
+        fails={"dist.use_torch_fsdp2": True, "dist.use_megatron_fsdp": True},
+        passes={"dist.use_megatron_fsdp": True},
+    ),
+    Rule(
+        id="V130",
+        fields=(*_CHECKPOINT, "dist.use_torch_fsdp2", *ON),
+        test=_v130,
+        why="that format holds the shards of Megatron-FSDP",
+        fix="Set checkpoint.ckpt_format=torch_dist, or ddp.use_megatron_fsdp=true and dist.use_torch_fsdp2=false.",
+        fails={"checkpoint.ckpt_format": "fsdp_dtensor", "checkpoint.save": "checkpoints"},
+        passes={
+            "checkpoint.ckpt_format": "fsdp_dtensor",
+            "checkpoint.save": "checkpoints",
+            "ddp.use_megatron_fsdp": True,
+        },
+    ),
+    Rule(
+        id="V175",
+        fields=(*_CHECKPOINT, *ON),
+        test=_v175,
+        why="other formats do not know how its shards are cut",
+        fix="Set checkpoint.ckpt_format=fsdp_dtensor.",
+        fails={
+            "checkpoint.ckpt_format": "torch_dist",
+            "checkpoint.load": "checkpoints",
+            "ddp.use_megatron_fsdp": True,
+        },
+        passes={
+            "checkpoint.ckpt_format": "fsdp_dtensor",
+            "checkpoint.load": "checkpoints",
+            "ddp.use_megatron_fsdp": True,
+        },
+    ),
+    Rule(
+        id="V176",
+        fields=(*ON, "facts.env"),
+        test=_v176,
+        why="with one queue the gather of parameters cannot run beside computation",
+        fix="Unset CUDA_DEVICE_MAX_CONNECTIONS in the shell and in env_vars, or give it another value.",
+        fails={"ddp.use_megatron_fsdp": True, "facts.env": {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}},
+        passes={"ddp.use_megatron_fsdp": True, "facts.env": {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}},
+    ),
+    Rule(
+        id="V177",
+        fields=("ddp.fsdp_manual_registration", "ddp.nccl_ub"),
+        test=_v177,
+        why="it registers the buffers that nccl_ub asks for",
+        fix="Set ddp.nccl_ub=true or ddp.fsdp_manual_registration=false.",
+        fails={"ddp.fsdp_manual_registration": True},
+        passes={"ddp.fsdp_manual_registration": True, "ddp.nccl_ub": True},
+    ),
+    Rule(
+        id="V178",
+        fields=(
+            "ddp.data_parallel_sharding_strategy",
+            "train.check_weight_hash_across_dp_replicas_interval",
+            *ON,
+        ),
+        test=_v178,
+        why="no rank holds whole weights to compare",
+        fix="Set train.check_weight_hash_across_dp_replicas_interval=null.",
+        fails={
+            "ddp.data_parallel_sharding_strategy": "optim_grads_params",
+            "train.check_weight_hash_across_dp_replicas_interval": 100,
+            "ddp.use_megatron_fsdp": True,
+        },
+        passes={
+            "ddp.data_parallel_sharding_strategy": "optim_grads",
+            "train.check_weight_hash_across_dp_replicas_interval": 100,
+            "ddp.use_megatron_fsdp": True,
+        },
+    ),
+    Rule(
+        id="V179",
+        fields=("dist.use_tp_pp_dp_mapping", *ON),
+        test=_v179,
+        why="its device mesh has the ranks in the order tp-cp-ep-dp-pp",
+        fix="Set dist.use_tp_pp_dp_mapping=false.",
+        fails={"dist.use_tp_pp_dp_mapping": True, "ddp.use_megatron_fsdp": True},
+        passes={"dist.use_tp_pp_dp_mapping": True},
+    ),
+    Rule(
+        id="V180",
+        fields=("ddp.megatron_fsdp_version",),
+        test=_v180,
+        why="Megatron Core 0.19 has one, which needs no number",
+        fix="Remove ddp.megatron_fsdp_version.",
+        fails={"ddp.megatron_fsdp_version": 2},
+        passes={"ddp.megatron_fsdp_version": None},
+    ),
+    Rule(
+        id="F01",
+        fields=("ddp.data_parallel_sharding_strategy", "ddp.outer_dp_sharding_strategy"),
+        test=_strategies,
+        why="Megatron-FSDP shards in these ways",
+        fix="Use a name from the list.",
+        fails={"ddp.data_parallel_sharding_strategy": "full"},
+        passes={"ddp.data_parallel_sharding_strategy": "optim_grads_params"},
+    ),
+)

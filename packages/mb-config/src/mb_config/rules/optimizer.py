@@ -1,0 +1,151 @@
+"""Rules on what Megatron Core's optimizer accepts."""
+
+from __future__ import annotations
+
+from mb_config.rules.precision import both_halves, unknown_dtypes
+from mb_config.rules.rule import Rule
+
+_MOMENTS = (
+    "optimizer.main_grads_dtype",
+    "optimizer.main_params_dtype",
+    "optimizer.exp_avg_dtype",
+    "optimizer.exp_avg_sq_dtype",
+)
+
+
+def _low_precision(aware: bool | None, *dtypes: str | None) -> str | None:
+    low = [dtype for dtype in dtypes if dtype not in (None, "float32")]
+    return f"needs use_precision_aware_optimizer ({low[0]})" if low and not aware else None
+
+
+def _aware(aware: bool | None, algorithm: str | None) -> str | None:
+    return f"knows no optimizer={algorithm}" if aware and algorithm != "adam" else None
+
+
+def _aware_of_shards(aware: bool | None, *sharded: bool | None) -> str | None:
+    return "needs use_distributed_optimizer" if aware and not any(sharded) else None
+
+
+def _negative_decay(decay: float | None) -> str | None:
+    return f"must not be negative ({decay})" if decay is not None and decay < 0 else None
+
+
+def _extra_memory(recipe: str | None, reuse: bool | None) -> str | None:
+    return "is mxfp8, and the gradient buffer is not reused" if recipe == "mxfp8" and not reuse else None
+
+
+def _needs_fused_adam(aware: bool | None, offload: bool | None, transformer_engine: bool) -> str | None:
+    if not aware or offload or transformer_engine:
+        return None
+    return "needs Transformer Engine (transformer_engine=false)"
+
+
+_COMMON: tuple[Rule, ...] = (
+    Rule(
+        id="V146",
+        fields=("optimizer.fp16", "optimizer.bf16"),
+        test=both_halves,
+        why="a model computes in one of the two",
+        fix="Switch one of them off.",
+        fails={"optimizer.fp16": True, "optimizer.bf16": True},
+        passes={"optimizer.bf16": True},
+    ),
+    Rule(
+        id="V051",
+        fields=("optimizer.use_precision_aware_optimizer", *_MOMENTS),
+        test=_low_precision,
+        why="only the precision-aware optimizer keeps its state below float32",
+        fix="Set optimizer.use_precision_aware_optimizer=true, or float32.",
+        fails={"optimizer.exp_avg_dtype": "bfloat16"},
+        passes={"optimizer.use_precision_aware_optimizer": True, "optimizer.exp_avg_dtype": "bfloat16"},
+    ),
+    Rule(
+        id="V051a",
+        fields=("optimizer.use_precision_aware_optimizer", "optimizer.optimizer"),
+        test=_aware,
+        why="it is a form of Adam",
+        fix="Set optimizer.optimizer=adam, or switch it off.",
+        fails={"optimizer.use_precision_aware_optimizer": True, "optimizer.optimizer": "sgd"},
+        passes={"optimizer.use_precision_aware_optimizer": True, "optimizer.optimizer": "adam"},
+    ),
+    Rule(
+        id="V051b",
+        fields=(
+            "optimizer.overlap_param_gather_with_optimizer_step",
+            "optimizer.reuse_grad_buf_for_mxfp8_param_ag",
+        ),
+        test=lambda early, reuse: (
+            "does not go with reuse_grad_buf_for_mxfp8_param_ag" if early and reuse else None
+        ),
+        why="the gather would use the gradient buffer while the step still reads it",
+        fix="Switch one of the two off.",
+        fails={
+            "optimizer.overlap_param_gather_with_optimizer_step": True,
+            "optimizer.reuse_grad_buf_for_mxfp8_param_ag": True,
+        },
+        passes={"optimizer.overlap_param_gather_with_optimizer_step": True},
+    ),
+    Rule(
+        id="V051c",
+        fields=("optimizer.fp8_recipe", "optimizer.reuse_grad_buf_for_mxfp8_param_ag"),
+        test=_extra_memory,
+        why="a second buffer of the size of the parameters is kept for the gather",
+        fix="Set reuse_grad_buf_for_mxfp8_param_ag=true and fp8_param_gather=true, in mixed_precision or in ddp.",
+        severity="warning",
+        fails={"optimizer.fp8_recipe": "mxfp8"},
+        passes={"optimizer.fp8_recipe": "mxfp8", "optimizer.reuse_grad_buf_for_mxfp8_param_ag": True},
+    ),
+    Rule(
+        id="V051d",
+        fields=(
+            "optimizer.use_precision_aware_optimizer",
+            "optimizer.optimizer_cpu_offload",
+            "facts.transformer_engine",
+        ),
+        test=_needs_fused_adam,
+        why="the Adam that keeps its state below float32 is Transformer Engine's",
+        fix="Install transformer-engine[pytorch], set optimizer.optimizer_cpu_offload=true, or switch it off.",
+        fails={"optimizer.use_precision_aware_optimizer": True, "facts.transformer_engine": False},
+        passes={"optimizer.use_precision_aware_optimizer": True, "facts.transformer_engine": True},
+    ),
+    Rule(
+        id="V208a",
+        fields=("optimizer.weight_decay",),
+        test=_negative_decay,
+        why="the schedule of the weight decay starts there",
+        fix="Set optimizer.weight_decay to 0 or more.",
+        fails={"optimizer.weight_decay": -0.1},
+        passes={"optimizer.weight_decay": 0.1},
+    ),
+    Rule(
+        id="DT02",
+        fields=("optimizer.params_dtype", *_MOMENTS),
+        test=unknown_dtypes,
+        why="torch knows no other dtype for it",
+        fix="Use a name from the list.",
+        fails={"optimizer.params_dtype": "bf16"},
+        passes={"optimizer.params_dtype": "bfloat16"},
+    ),
+)
+
+
+def _sharded(*elsewhere: str) -> Rule:
+    """The rule on shards; `elsewhere` are further switches that lead to them when the config is resolved."""
+    aware, sharded = "optimizer.use_precision_aware_optimizer", "optimizer.use_distributed_optimizer"
+    return Rule(
+        id="V051e",
+        fields=(aware, sharded, *elsewhere),
+        test=_aware_of_shards,
+        why="it works on sharded state",
+        fix="Set optimizer.use_distributed_optimizer=true, or switch it off.",
+        fails={aware: True, sharded: False},
+        passes={aware: True, sharded: True},
+    )
+
+
+OWN_RULES: tuple[Rule, ...] = (*_COMMON, _sharded())
+
+RULES: tuple[Rule, ...] = (
+    *_COMMON,
+    _sharded("ddp.use_distributed_optimizer", "ddp.use_megatron_fsdp", "dist.use_megatron_fsdp"),
+)

@@ -1,0 +1,135 @@
+"""Rules on what a run starts from and is turned into: weights, adapters, packed data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mb_config.rules.rule import Rule
+
+_EXPORT = (
+    "checkpoint.also_save_hf_checkpoint",
+    "checkpoint.hf_source_path",
+    "model.hf_model_id",
+    "tokenizer.tokenizer_model",
+)
+_PACKING = ("dataset.packed_sequence_specs", "train.micro_batch_size", "train.global_batch_size")
+
+
+def _v128(restore: bool | None, fusion: bool | None) -> str | None:
+    return "does not go with gradient_accumulation_fusion" if restore and fusion else None
+
+
+def _local_copies(restore: bool | None, kind: str | None) -> str | None:
+    return "does not go with non_persistent_ckpt_type=local" if restore and kind == "local" else None
+
+
+def _v129(export: bool | None, *sources: object) -> str | None:
+    if not export or any(sources):
+        return None
+    return "is on, but no Hugging Face model is named"
+
+
+def _v137_tokens(root: object, cp: int | None, per_token: bool | None) -> str | None:
+    if root is None or (cp or 1) == 1 or per_token:
+        return None
+    return f"is fine-tuned on under cp={cp} without calculate_per_token_loss"
+
+
+def _v137_average(root: object, cp: int | None, average: bool | None) -> str | None:
+    if root is None or (cp or 1) == 1 or not average:
+        return None
+    return f"is fine-tuned on under cp={cp} with average_in_collective"
+
+
+def _pack_size(specs: object) -> int | None:
+    if isinstance(specs, Mapping):
+        return specs.get("packed_sequence_size")
+    return getattr(specs, "packed_sequence_size", None)
+
+
+def _v139(specs: object, micro: int | None, batch: int | None) -> str | None:
+    if specs is None:
+        return None
+    size = _pack_size(specs)
+    if size is not None and size <= 0:
+        return f"packs of {size} tokens hold nothing"
+    if micro is None or micro == 1:
+        return None
+    same = f"global_batch_size={batch // micro}, " if batch is not None else ""
+    packs = f" and packs of {size * micro} tokens" if size is not None else ""
+    return f"packs are whole micro batches (micro_batch_size={micro}): the same is {same}micro_batch_size=1{packs}"
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        id="V128",
+        fields=("model.restore_modelopt_state", "model.gradient_accumulation_fusion"),
+        test=_v128,
+        why="layers that ModelOpt restored have no fused gradient",
+        fix="Set model.gradient_accumulation_fusion=false.",
+        fails={"model.restore_modelopt_state": True, "model.gradient_accumulation_fusion": True},
+        passes={"model.restore_modelopt_state": True, "model.gradient_accumulation_fusion": False},
+    ),
+    Rule(
+        id="V128a",
+        fields=("model.restore_modelopt_state", "checkpoint.non_persistent_ckpt_type"),
+        test=_local_copies,
+        why="ModelOpt's own state is not in local checkpoints",
+        fix="Set checkpoint.non_persistent_ckpt_type=global or null.",
+        fails={"model.restore_modelopt_state": True, "checkpoint.non_persistent_ckpt_type": "local"},
+        passes={"model.restore_modelopt_state": True, "checkpoint.non_persistent_ckpt_type": "global"},
+    ),
+    Rule(
+        id="V129",
+        fields=_EXPORT,
+        test=_v129,
+        why="configuration and tokenizer of the exported model are copied from one",
+        fix="Set checkpoint.hf_source_path.",
+        fails={_EXPORT[0]: True},
+        passes={_EXPORT[0]: True, _EXPORT[1]: "/models/llama"},
+    ),
+    Rule(
+        id="V137a",
+        fields=("dataset.dataset_root", "model.context_parallel_size", "model.calculate_per_token_loss"),
+        test=_v137_tokens,
+        why="a rank whose chunk holds no answer would divide by its 0 tokens",
+        fix="Set model.calculate_per_token_loss=true.",
+        fails={"dataset.dataset_root": "/data", "model.context_parallel_size": 2},
+        passes={
+            "dataset.dataset_root": "/data",
+            "model.context_parallel_size": 2,
+            "model.calculate_per_token_loss": True,
+        },
+    ),
+    Rule(
+        id="V137b",
+        fields=("dataset.dataset_root", "model.context_parallel_size", "ddp.average_in_collective"),
+        test=_v137_average,
+        why="a rank whose chunk holds no answer would weigh as much as the others",
+        fix="Set ddp.average_in_collective=false.",
+        fails={
+            "dataset.dataset_root": "/data",
+            "model.context_parallel_size": 2,
+            "ddp.average_in_collective": True,
+        },
+        passes={"dataset.dataset_root": "/data", "model.context_parallel_size": 2},
+    ),
+    Rule(
+        id="V139",
+        fields=_PACKING,
+        test=_v139,
+        why="a pack is one row of tokens, and attention is told where its sequences begin",
+        fix="Set train.micro_batch_size=1 and a positive packed_sequence_size.",
+        fails=dict(zip(_PACKING, ({"packed_sequence_size": 4096}, 4, 128), strict=True)),
+        passes=dict(zip(_PACKING, ({"packed_sequence_size": 16384}, 1, 32), strict=True)),
+    ),
+    Rule(
+        id="V139a",
+        fields=("peft", "checkpoint.pretrained_checkpoint"),
+        test=lambda adapters, weights: None if weights else "is set without pretrained weights",
+        why="adapters change a model that is there already",
+        fix="Set checkpoint.pretrained_checkpoint.",
+        fails={"peft": {"dim": 8}},
+        passes={"peft": {"dim": 8}, "checkpoint.pretrained_checkpoint": "/checkpoints/base"},
+    ),
+)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from mb_config.problems import Problem
@@ -87,6 +87,13 @@ class Resolution:
         """Note a change that was made."""
         self.changes.append(Change(field=path, old=old, new=new, why=f"{rule}: {why}"))
         self.provenance.note(path, f"resolve: {rule}")
+
+    def net_changes(self) -> list[Change]:
+        """One change a field, from its first value to its last; a field that ends as it began has none."""
+        net: dict[str, Change] = {}
+        for change in self.changes:
+            net[change.field] = replace(change, old=net.get(change.field, change).old)
+        return [change for change in net.values() if change.old != change.new]
 
     def conflict(self, paths: tuple[str, ...], *, rule: str, message: str, why: str, fix: str) -> None:
         """Note two wishes that exclude each other."""

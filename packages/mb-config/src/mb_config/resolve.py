@@ -10,6 +10,8 @@ from mb_config.container import ConfigContainer
 from mb_config.problems import ConfigError, check
 from mb_config.provenance import Provenance
 from mb_config.resolution import Change, Resolution
+from mb_config.resolve_fsdp import apply_fsdp
+from mb_config.resolve_model import apply_model
 from mb_config.resolve_precision import apply_precision
 from mb_config.rules import schedule
 from mb_config.rules.training import LENGTH_RULES
@@ -32,8 +34,9 @@ def runtime_config_update(
 ) -> list[Change]:
     """Resolve `config` in place for `world_size` processes and return every change. Doing it again changes nothing.
 
-    In this order: precision, data-parallel size, communication overlap, wrapper and optimizer made equal, evaluation
-    defaults, length, schedule. What the user set (in a file, on the command line, in code) is kept where that is legal.
+    In this order: precision, data-parallel size, communication overlap, the model's switches, Megatron-FSDP, wrapper
+    and optimizer made equal, evaluation defaults, length, schedule. What the user set (in a file, on the command line,
+    in code) is kept where that is legal.
 
     Args:
         config: The sections. Overlap is `config.comm_overlap.setup(model, optimizer, ddp)`, if there is such a method;
@@ -50,6 +53,8 @@ def runtime_config_update(
     apply_precision(run)
     _set_data_parallel_size(run, world_size)
     _overlap(run)
+    apply_model(run)
+    apply_fsdp(run)
     for rule, first, second in _PAIRS:
         _make_equal(run, rule, first, second)
     _initialise_on_cpu(run)
@@ -58,7 +63,7 @@ def runtime_config_update(
     _schedule(run)
     if run.problems:
         raise ConfigError(run.problems)
-    return run.changes
+    return run.net_changes()
 
 
 def _set_data_parallel_size(run: Resolution, world_size: int) -> None:

@@ -12,6 +12,7 @@ from mb_config import (
     learning_rate,
     scheduler_steps,
 )
+from mb_config.schedule import epoch_iterations, sequences_after
 
 
 def steps(train, **scheduler):
@@ -40,6 +41,12 @@ SAMPLES = {"train_samples": 1000}
         (ITERS, {"lr_decay_style": "WSD", "lr_wsd_decay_iters": 20}, lengths(800, 0, 800, 160)),
         (ITERS, {"lr_decay_style": "WSD"}, lengths(800, 0, 800, 800)),
         (SAMPLES, {"lr_decay_style": "WSD"}, lengths(1000, 0, 1000, 1000)),
+        ({**ITERS, "rampup_batch_size": [4, 4, 40]}, {"lr_warmup_iters": 12}, lengths(760, 56, 760)),
+        (
+            {**ITERS, "rampup_batch_size": [4, 4, 40]},
+            {"lr_decay_style": "WSD", "lr_wsd_decay_iters": 95},
+            lengths(760, 0, 760, 740),
+        ),
     ],
 )
 def test_scheduler_steps(train, scheduler, expected):
@@ -57,6 +64,51 @@ def test_scheduler_steps(train, scheduler, expected):
 def test_a_schedule_without_length_is_refused(train, message):
     with pytest.raises(ValueError, match=message):
         steps(train)
+
+
+def consumed_by_walking(steps, train, unit):
+    """The obvious slow version: one step after the other."""
+    first, increment, length = train.rampup_batch_size
+    consumed = 0
+    for _ in range(steps):
+        blocks = (train.global_batch_size - first) // increment
+        grown = blocks if consumed >= length else consumed * blocks // length
+        consumed += (first + grown * increment) // unit * unit
+    return consumed
+
+
+@given(
+    st.integers(0, 60),
+    st.integers(2, 9),
+    st.integers(1, 5),
+    st.integers(0, 6),
+    st.integers(1, 200),
+    st.booleans(),
+)
+def test_sequences_of_a_growing_batch(steps, first, increment, blocks, length, lenient):
+    train = TrainingConfig(
+        global_batch_size=first + blocks * increment,
+        micro_batch_size=1,
+        rampup_batch_size=[first, increment, length],
+        decrease_batch_size_if_needed=lenient,
+    )
+    walked = consumed_by_walking(steps, train, 2 if lenient else 1)
+    assert sequences_after(steps, train, data_parallel_size=2) == walked
+
+
+def test_a_batch_that_is_rounded_down_ends_the_schedule_earlier():
+    train = TrainingConfig(
+        train_iters=100, global_batch_size=10, micro_batch_size=2, decrease_batch_size_if_needed=True
+    )
+    found = scheduler_steps(train, SchedulerConfig(), data_parallel_size=2)
+    assert found == lengths(800, 0, 800)
+
+
+def test_steps_of_epochs():
+    assert epoch_iterations(1.5, dataset_size=100, global_batch_size=8) == 20
+    assert epoch_iterations(1, dataset_size=7, global_batch_size=8) == 1
+    with pytest.raises(ValueError, match=r"train.num_epochs: 0 passes over 7 sequences"):
+        epoch_iterations(0, dataset_size=7, global_batch_size=8)
 
 
 @given(st.integers(1, 500), st.integers(1, 64), st.integers(0, 1000), st.integers(0, 40_000))

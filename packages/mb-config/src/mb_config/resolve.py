@@ -181,6 +181,6 @@ def _schedule(run: Resolution) -> None:
     known = config.train.train_iters is not None and config.train.global_batch_size
     if run.problems or not known:
         return
-    steps = scheduler_steps(config.train, section)
+    steps = scheduler_steps(config.train, section, data_parallel_size=config.data_parallel_size)
     for name in _STEPS:
         run.set(f"scheduler.{name}", getattr(steps, name), rule="V202", why="computed, in sequences")

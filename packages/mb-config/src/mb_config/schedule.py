@@ -27,44 +27,113 @@ class SchedulerSteps:
     """Length of the last phase of WSD; None for other shapes without one."""
 
 
-def scheduler_steps(train: TrainingConfig, scheduler: SchedulerConfig) -> SchedulerSteps:
+def scheduler_steps(
+    train: TrainingConfig, scheduler: SchedulerConfig, *, data_parallel_size: int | None = None
+) -> SchedulerSteps:
     """Lengths of the schedule; neither section is changed.
 
-    A warm-up as a fraction is rounded to whole sequences. A warm-up that reaches the end of the decay is cut to one
-    sequence less (rule V205 warns of it).
+    Lengths in steps become the sequences that so many steps consume: fewer than steps x global batch where the batch
+    grows (`rampup_batch_size`) or is rounded down. A warm-up as a fraction is rounded to whole sequences. A warm-up
+    that reaches the end of the decay is cut to one sequence less (rule V205 warns of it).
+
+    Args:
+        train: The section of the training.
+        scheduler: The section of the schedule.
+        data_parallel_size: Replicas of the model, needed only for a batch that is rounded down.
 
     Raises:
         ValueError: the length of the training or the global batch is not given, or the decay has no length (V204).
     """
     if train.train_samples is not None:
-        unit, length = 1, train.train_samples
-        decay, warmup, last = (
-            scheduler.lr_decay_samples,
-            scheduler.lr_warmup_samples,
-            scheduler.lr_wsd_decay_samples,
+        return _in_sequences(train.train_samples, scheduler)
+    return _in_steps(train, scheduler, data_parallel_size=data_parallel_size)
+
+
+def sequences_after(steps: int, train: TrainingConfig, *, data_parallel_size: int | None = None) -> int:
+    """Sequences that the first `steps` steps consume.
+
+    With `rampup_batch_size` of [first, increment, S] the batch grows by one increment after every S / n sequences,
+    n being the number of increments, as in Megatron Core.
+
+    Raises:
+        ValueError: the global batch is not given.
+    """
+    batch, ramp = _batch(train), train.rampup_batch_size
+    unit = (train.micro_batch_size or 1) * (data_parallel_size or 1)
+    unit = unit if train.decrease_batch_size_if_needed else 1
+    consumed, left = 0, steps
+    if ramp is not None:
+        first, increment, length = ramp
+        blocks = (batch - first) // increment
+        for block in range(blocks):
+            size = (first + block * increment) // unit * unit
+            end = -(-(block + 1) * length // blocks)
+            taken = min(left, max(0, -(-(end - consumed) // max(size, 1))))
+            consumed, left = consumed + taken * size, left - taken
+    return consumed + left * (batch // unit * unit)
+
+
+def epoch_iterations(num_epochs: float, *, dataset_size: int, global_batch_size: int) -> int:
+    """Steps of a number of passes over a dataset (V206): a pass ends with a batch that is not full.
+
+    Raises:
+        ValueError: a number that is not positive.
+    """
+    if num_epochs <= 0 or dataset_size <= 0 or global_batch_size <= 0:
+        raise ValueError(
+            f"train.num_epochs: {num_epochs} passes over {dataset_size} sequences in batches of {global_batch_size} "
+            f"have no length, because each of the three must be above 0. Correct the one that is not."
         )
-    else:
-        unit, length = (
-            _batch(train),
-            _iterations(train) if scheduler.max_steps is None else scheduler.max_steps,
-        )
-        decay = scheduler.lr_decay_iters if scheduler.max_steps is None else scheduler.max_steps
-        warmup, last = scheduler.lr_warmup_iters, scheduler.lr_wsd_decay_iters
-    horizon = unit * (length if decay is None else decay)
+    return math.ceil(num_epochs * math.ceil(dataset_size / global_batch_size))
+
+
+def _in_sequences(length: int, scheduler: SchedulerConfig) -> SchedulerSteps:
+    horizon = length if scheduler.lr_decay_samples is None else scheduler.lr_decay_samples
+    return _steps(
+        scheduler,
+        horizon=horizon,
+        warmup=scheduler.lr_warmup_samples,
+        last=scheduler.lr_wsd_decay_samples,
+        length=length,
+    )
+
+
+def _in_steps(
+    train: TrainingConfig, scheduler: SchedulerConfig, *, data_parallel_size: int | None
+) -> SchedulerSteps:
+    def after(steps: int) -> int:
+        return sequences_after(steps, train, data_parallel_size=data_parallel_size)
+
+    length = _iterations(train) if scheduler.max_steps is None else scheduler.max_steps
+    given = scheduler.lr_decay_iters if scheduler.max_steps is None else scheduler.max_steps
+    decay = length if given is None else given
+    last = scheduler.lr_wsd_decay_iters
+    return _steps(
+        scheduler,
+        horizon=after(decay),
+        warmup=after(scheduler.lr_warmup_iters),
+        last=None if last is None else after(decay) - after(max(decay - last, 0)),
+        length=after(length),
+    )
+
+
+def _steps(
+    scheduler: SchedulerConfig, *, horizon: int, warmup: int, last: int | None, length: int
+) -> SchedulerSteps:
     if horizon <= 0:
         raise ValueError(
             f"scheduler: the decay of the learning rate would end at {horizon} sequences, because the training or its "
             f"decay has no length. Set train.train_iters or scheduler.lr_decay_iters above 0."
         )
     if last is None and scheduler.lr_decay_style == "WSD":
-        last = horizon // unit
+        last = horizon
     fraction = scheduler.lr_warmup_fraction
-    wanted = warmup * unit if fraction is None else round(fraction * horizon)
+    wanted = warmup if fraction is None else round(fraction * horizon)
     return SchedulerSteps(
         lr_decay_steps=horizon,
         lr_warmup_steps=min(wanted, horizon - 1),
-        wd_incr_steps=length * unit,
-        wsd_decay_steps=None if last is None else last * unit,
+        wd_incr_steps=length,
+        wsd_decay_steps=last,
     )
 
 

@@ -106,6 +106,11 @@ def _all_chosen(*values: Any) -> str | None:
     return f"not chosen: {', '.join(missing)}" if missing else None
 
 
+def _generated_reads_nothing(mock: Any, *paths: Any) -> str | None:
+    given = [path for path in paths if path]
+    return f"is on, but data is named ({given[0]!r})" if mock and given else None
+
+
 def _fast_cache_load(fast: Any, path_to_cache: Any, blend: Any) -> str | None:
     return _unless(
         not fast or (path_to_cache is not None and blend is None),
@@ -246,6 +251,25 @@ RULES: tuple[Rule, ...] = (
         fix="Set each to true or false.",
         fails=dict.fromkeys(_END_OF_DOCUMENT),
         passes=dict.fromkeys(_END_OF_DOCUMENT, False),
+    ),
+    Rule(
+        id="V046",
+        fields=("dataset.mock", "dataset.blend", "dataset.blend_per_split", "dataset.data_path"),
+        test=_generated_reads_nothing,
+        why="the tokens are made up, and those of the files would not be seen",
+        fix="Remove the data, or use GPTDatasetConfig to read it.",
+        fails={
+            "dataset.mock": True,
+            "dataset.blend": (["a"], None),
+            "dataset.blend_per_split": None,
+            "dataset.data_path": None,
+        },
+        passes={
+            "dataset.mock": True,
+            "dataset.blend": None,
+            "dataset.blend_per_split": None,
+            "dataset.data_path": None,
+        },
     ),
     Rule(
         id="D01",

@@ -29,7 +29,7 @@ def _collections_possible(manual: bool, interval: int) -> str | None:
 
 RULES: tuple[Rule, ...] = (
     Rule(
-        id="L01",
+        id="LP01",
         fields=("train.check_weight_hash_across_dp_replicas_interval",),
         test=_not_compared,
         why="this version does not compare the weights of replicas, and silence would look like agreement",
@@ -38,7 +38,7 @@ RULES: tuple[Rule, ...] = (
         passes={"train.check_weight_hash_across_dp_replicas_interval": None},
     ),
     Rule(
-        id="L02",
+        id="LP02",
         fields=("train.manual_gc", "train.manual_gc_interval"),
         test=_collections_possible,
         why="no step is a multiple of a negative interval",

@@ -21,6 +21,7 @@ FOREIGN: Mapping[str, Any] = {
     "dataset.dataset_root": _TEXT,
     "dataset.packed_sequence_specs": Any,
     "dataset.seq_length": _SIZE,
+    "ft.enable_ft_package": _SWITCH,
     "model.account_for_embedding_in_pipeline_split": _SWITCH,
     "model.account_for_loss_in_pipeline_split": _SWITCH,
     "model.bf16": _SWITCH,
@@ -60,7 +61,9 @@ FOREIGN: Mapping[str, Any] = {
     "model.tensor_model_parallel_size": _SIZE,
     "model.transformer_impl": _TEXT,
     "model.virtual_pipeline_model_parallel_size": _SIZE,
+    "model.vocab_size": _SIZE,
     "rerun_state_machine.check_for_nan_in_loss": _SWITCH,
     "tokenizer.tokenizer_model": _TEXT,
+    "tokenizer.vocab_size": _SIZE,
 }
 """Types of the fields of other packages that rules of this one read."""

@@ -12,6 +12,7 @@ _EXPORT = (
     "model.hf_model_id",
     "tokenizer.tokenizer_model",
 )
+_PACK_FIELDS = ("packed_sequence_size", "max_single_sequence_length", "pad_seq_to_mult")
 _PACKING = ("dataset.packed_sequence_specs", "train.micro_batch_size", "train.global_batch_size")
 
 
@@ -41,16 +42,31 @@ def _v137_average(root: object, cp: int | None, average: bool | None) -> str | N
     return f"is fine-tuned on under cp={cp} with average_in_collective"
 
 
-def _pack_size(specs: object) -> int | None:
-    if isinstance(specs, Mapping):
-        return specs.get("packed_sequence_size")
-    return getattr(specs, "packed_sequence_size", None)
+def _spec(specs: object, name: str) -> int | None:
+    return specs.get(name) if isinstance(specs, Mapping) else getattr(specs, name, None)
+
+
+def _v048(specs: object) -> str | None:
+    if specs is None:
+        return None
+    size, longest, multiple = (_spec(specs, name) for name in _PACK_FIELDS)
+    if multiple is not None and multiple < 1:
+        return f"pad_seq_to_mult={multiple} is no multiple"
+    if longest is None or size is None or 0 < longest <= size:
+        return None
+    return f"max_single_sequence_length={longest} is not from 1 to packed_sequence_size={size}"
+
+
+def _v243(size: int | None, tokens: int | None) -> str | None:
+    if size is None or tokens is None or size >= tokens:
+        return None
+    return f"{size} is below the {tokens} entries of the tokenizer"
 
 
 def _v139(specs: object, micro: int | None, batch: int | None) -> str | None:
     if specs is None:
         return None
-    size = _pack_size(specs)
+    size = _spec(specs, "packed_sequence_size")
     if size is not None and size <= 0:
         return f"packs of {size} tokens hold nothing"
     if micro is None or micro == 1:
@@ -115,6 +131,20 @@ RULES: tuple[Rule, ...] = (
         passes={"dataset.dataset_root": "/data", "model.context_parallel_size": 2},
     ),
     Rule(
+        id="V048",
+        fields=("dataset.packed_sequence_specs",),
+        test=_v048,
+        why="a pack is filled with sequences that fit into it",
+        fix="Correct that number.",
+        fails={
+            "dataset.packed_sequence_specs": {
+                "packed_sequence_size": 4096,
+                "max_single_sequence_length": 8192,
+            }
+        },
+        passes={"dataset.packed_sequence_specs": {"packed_sequence_size": 4096, "pad_seq_to_mult": 2}},
+    ),
+    Rule(
         id="V139",
         fields=_PACKING,
         test=_v139,
@@ -131,5 +161,23 @@ RULES: tuple[Rule, ...] = (
         fix="Set checkpoint.pretrained_checkpoint.",
         fails={"peft": {"dim": 8}},
         passes={"peft": {"dim": 8}, "checkpoint.pretrained_checkpoint": "/checkpoints/base"},
+    ),
+    Rule(
+        id="V243",
+        fields=("model.vocab_size", "tokenizer.vocab_size"),
+        test=_v243,
+        why="every token needs a row of the embedding",
+        fix="Leave model.vocab_size unset, or raise it.",
+        fails={"model.vocab_size": 1000, "tokenizer.vocab_size": 1001},
+        passes={"model.vocab_size": 1024, "tokenizer.vocab_size": 1001},
+    ),
+    Rule(
+        id="V246",
+        fields=("ft.enable_ft_package", "checkpoint.save"),
+        test=lambda on, save: "needs a folder of checkpoints" if on and not save else None,
+        why="a restarted run goes on from there, with the time-outs that were learnt",
+        fix="Set checkpoint.save or ft.enable_ft_package=false.",
+        fails={"ft.enable_ft_package": True},
+        passes={"ft.enable_ft_package": True, "checkpoint.save": "checkpoints"},
     ),
 )

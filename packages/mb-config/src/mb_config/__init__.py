@@ -30,15 +30,23 @@ if TYPE_CHECKING:
     from mb_config.errors import TargetError as TargetError
     from mb_config.errors import UnknownKeyError as UnknownKeyError
     from mb_config.errors import WrongTypeError as WrongTypeError
+    from mb_config.explaining import explain as explain
     from mb_config.overrides import apply_overrides as apply_overrides
     from mb_config.overrides import apply_yaml as apply_yaml
+    from mb_config.plan.errors import PlanError as PlanError
+    from mb_config.plan.gpus import GPU_MEMORY as GPU_MEMORY
+    from mb_config.plan.gpus import GpuMemory as GpuMemory
+    from mb_config.plan.picture import draw_plan as draw_plan
+    from mb_config.plan.plan import Plan as Plan
+    from mb_config.plan.plan import RankBytes as RankBytes
+    from mb_config.plan.plan import StagePlan as StagePlan
+    from mb_config.plan.plan import make_plan as make_plan
     from mb_config.precision_recipes import UnknownPrecisionError as UnknownPrecisionError
     from mb_config.precision_recipes import get_mixed_precision_config as get_mixed_precision_config
     from mb_config.problems import ConfigError as ConfigError
     from mb_config.problems import Problem as Problem
     from mb_config.problems import RuleLike as RuleLike
     from mb_config.problems import check as check
-    from mb_config.problems import explain as explain
     from mb_config.provenance import Provenance as Provenance
     from mb_config.resolve import Change as Change
     from mb_config.resolve import runtime_config_update as runtime_config_update
@@ -74,6 +82,8 @@ _HOMES = {
     "ConfigReadError": "errors",
     "DistributedDataParallelConfig": "sections.ddp",
     "DistributedInitConfig": "sections.startup",
+    "GPU_MEMORY": "plan.gpus",
+    "GpuMemory": "plan.gpus",
     "ManyReadErrors": "errors",
     "MissingKeyError": "errors",
     "MixedPrecisionConfig": "sections.precision",
@@ -81,15 +91,19 @@ _HOMES = {
     "OptimizerConfigOverrideProvider": "sections.optimizer_overrides",
     "OptimizerConfigOverrideProviderContext": "sections.optimizer_overrides",
     "OverrideError": "errors",
+    "Plan": "plan.plan",
+    "PlanError": "plan.errors",
     "Problem": "problems",
     "Provenance": "provenance",
     "RNGConfig": "sections.startup",
     "RULES": "rules",
+    "RankBytes": "plan.plan",
     "Rule": "rules.rule",
     "RuleLike": "problems",
     "SchedulerConfig": "sections.scheduler",
     "SchedulerSteps": "schedule",
     "Section": "section",
+    "StagePlan": "plan.plan",
     "TargetError": "errors",
     "TrainingConfig": "sections.training",
     "UnknownKeyError": "errors",
@@ -99,11 +113,13 @@ _HOMES = {
     "apply_overrides": "overrides",
     "apply_yaml": "overrides",
     "check": "problems",
-    "explain": "problems",
+    "draw_plan": "plan.picture",
+    "explain": "explaining",
     "from_dict": "codec",
     "get_mixed_precision_config": "precision_recipes",
     "given_fields": "section",
     "learning_rate": "schedule",
+    "make_plan": "plan.plan",
     "runtime_config_update": "resolve",
     "scheduler_steps": "schedule",
     "show": "display",

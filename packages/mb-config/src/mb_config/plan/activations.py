@@ -1,0 +1,175 @@
+"""Bytes that a microbatch leaves on a rank between its forward and its backward pass.
+
+After Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (2022), sections 4 and 5: what
+autograd keeps of one layer, tensor by tensor, without the small ones (statistics of norms, rotary tables, router
+scores). With s tokens, b sequences, h hidden, a heads, t tensor-parallel ranks and 2-byte numbers a dense layer with
+dropout keeps sbh(10 + 24/t + 5as/ht), with sequence parallelism sbh/t (34 + 5as/h), as there; gated MLPs, grouped and
+latent attention, experts and fused attention (which keeps no scores, Dao et al. 2022) follow tensor by tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mb_config.plan.shape import ExpertShape, LatentAttention, ModelShape, read
+from mb_config.plan.stages import Chunk
+
+SELECTIVE_DEFAULT = ("core_attn",)
+"""What Megatron recomputes when `selective` is asked for without a list."""
+
+_FUSED = ("auto", "flash", "fused")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arithmetic:
+    """What decides how much is kept, besides the sizes."""
+
+    number_bytes: int
+    """Of an activation."""
+    sequence_parallel: bool
+    hidden_dropout: bool
+    attention_dropout: bool
+    scores_kept: bool
+    """Attention is not fused: the scores of all pairs of tokens are kept."""
+    recompute: str | None
+    """None, "selective" or "full"."""
+    method: str | None
+    """Of "full": "uniform" or "block"."""
+    recompute_layers: int
+    modules: frozenset[str]
+    """What "selective" computes again."""
+    spread_inputs: bool
+    """Inputs of recomputed layers are spread over the tensor-parallel ranks."""
+
+
+def read_arithmetic(model: object, *, number_bytes: int) -> Arithmetic:
+    """Read it from a model section."""
+    recompute = read(model, "recompute_granularity")
+    fused = read(model, "transformer_impl", "transformer_engine") != "local"
+    backend = read(model, "attention_backend", "auto")
+    modules = read(model, "recompute_modules") or SELECTIVE_DEFAULT
+    return Arithmetic(
+        number_bytes=number_bytes,
+        sequence_parallel=bool(read(model, "sequence_parallel", False)),
+        hidden_dropout=bool(read(model, "hidden_dropout", 0.1)),
+        attention_dropout=bool(read(model, "attention_dropout", 0.1)),
+        scores_kept=not (fused and str(getattr(backend, "name", backend)) in _FUSED),
+        recompute=recompute,
+        method=read(model, "recompute_method"),
+        recompute_layers=read(model, "recompute_num_layers") or 1,
+        modules=frozenset(modules) if recompute == "selective" else frozenset(),
+        spread_inputs=bool(read(model, "distribute_saved_activations", False)),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Microbatch:
+    """Tokens of a microbatch on one rank."""
+
+    tokens: int
+    """Sequences times the part of a sequence that a context-parallel rank holds."""
+    seq_length: int
+    """Tokens that one token may attend to."""
+
+
+def layer_bytes(
+    shape: ModelShape, work: Arithmetic, batch: Microbatch, *, experts: bool
+) -> Mapping[str, float]:
+    """Return the bytes that one layer keeps of a microbatch, by module, if nothing of it is computed again.
+
+    The modules are those that `recompute_modules` knows, and "rest" for what only "full" gives back.
+    """
+    wide, e = batch.tokens * work.number_bytes, work.number_bytes
+    narrow = wide / shape.tp if work.sequence_parallel else wide
+    masks = 2 * shape.hidden * narrow / e if work.hidden_dropout else 0.0
+    parts = {
+        "rest": 2 * shape.hidden * narrow + masks,
+        "layernorm": 2 * shape.hidden * narrow,
+        **_attention(shape, wide),
+        "core_attn": _scores(shape, work, batch),
+    }
+    if experts and shape.experts is not None:
+        return {**parts, **_experts(shape, shape.experts, wide)}
+    return {**parts, "mlp": (3 if shape.gated else 2) * shape.ffn * wide / shape.tp}
+
+
+def _attention(shape: ModelShape, wide: float) -> dict[str, float]:
+    if shape.latent is not None:
+        return _latent(shape, shape.latent, wide)
+    query, key = shape.heads * shape.head, shape.groups * shape.head
+    gate = query if shape.output_gate else 0
+    return {"attention": (2 * query + 2 * key + 2 * gate) * wide / shape.tp}
+
+
+def _latent(shape: ModelShape, latent: LatentAttention, wide: float) -> dict[str, float]:
+    head = latent.qk_head + latent.qk_position
+    compressed = latent.kv_rank + latent.qk_position + (latent.q_rank or 0)
+    normed = latent.kv_rank + (latent.q_rank or 0) if shape.qk_norm else 0
+    return {
+        "attention": (compressed + normed) * wide + shape.heads * latent.v_head * wide / shape.tp,
+        "mla_up_proj": shape.heads * (2 * head + latent.v_head) * wide / shape.tp,
+    }
+
+
+def _scores(shape: ModelShape, work: Arithmetic, batch: Microbatch) -> float:
+    """Return the bytes of the scores (softmax, dropout's mask and result), or of fused attention's float32 sums."""
+    heads = shape.heads / shape.tp
+    if not work.scores_kept:
+        return 4 * heads * batch.tokens
+    e = work.number_bytes
+    return heads * batch.tokens * batch.seq_length * (2 * e + 1 if work.attention_dropout else e)
+
+
+def _experts(shape: ModelShape, experts: ExpertShape, wide: float) -> dict[str, float]:
+    """Return what experts keep when all are equally busy."""
+    inner = 2 * experts.width if shape.gated else experts.width
+    visits = wide * experts.visited * (experts.capacity_factor or 1.0) / shape.tp
+    return {
+        "moe": (shape.hidden * shape.etp + inner) * visits,
+        "moe_act": experts.width * visits,
+        "shared_experts": (3 if shape.gated else 2) * experts.shared_width * wide / shape.tp,
+    }
+
+
+def kept(parts: Mapping[str, float], work: Arithmetic) -> float:
+    """Return what stays of a layer under selective recomputation."""
+    again = set(work.modules)
+    if "moe" in again:
+        again |= {"moe_act", "shared_experts"}
+    return sum(size for name, size in parts.items() if name not in again)
+
+
+def chunk_bytes(chunk: Chunk, shape: ModelShape, work: Arithmetic, batch: Microbatch) -> tuple[float, float]:
+    """Return the bytes that a microbatch leaves in a chunk, and what recomputation needs on top, once, at its peak."""
+    layers = [layer_bytes(shape, work, batch, experts=kind) for kind in (False, True)]
+    kinds = [shape.has_experts(layer) for layer in chunk.layers]
+    ends = _ends(chunk, shape, work, batch)
+    last = kept(layers[shape.has_experts(shape.num_layers - 1)], work) if chunk.mtp else 0.0
+    whole = [kept(layers[kind], work) for kind in kinds]
+    if work.recompute != "full":
+        return sum(whole) + ends + last * chunk.mtp, 0.0
+    start = float(shape.hidden * batch.tokens * work.number_bytes)
+    if work.sequence_parallel or work.spread_inputs:
+        start /= shape.tp
+    ends += start * chunk.mtp
+    number = work.recompute_layers
+    if work.method == "block":
+        again = min(number, len(whole))
+        return again * start + sum(whole[again:]) + ends, max([last, *whole[:again]])
+    groups = [sum(whole[first : first + number]) for first in range(0, len(whole), number)]
+    return len(groups) * start + ends, max([last, *groups])
+
+
+def _ends(chunk: Chunk, shape: ModelShape, work: Arithmetic, batch: Microbatch) -> float:
+    """Return what the embedding keeps (dropout's mask) and the output layer (two inputs, float32 logits).
+
+    The same for each depth of multi-token prediction, with the projection of its two inputs.
+    """
+    wide = batch.tokens * work.number_bytes
+    narrow = wide / shape.tp if work.sequence_parallel else wide
+    logits = 4 * batch.tokens * shape.vocab / shape.tp
+    total = shape.hidden * narrow / work.number_bytes if chunk.embedding and work.hidden_dropout else 0.0
+    if chunk.output:
+        total += 2 * shape.hidden * narrow + logits
+    return total + chunk.mtp * (6 * shape.hidden * narrow + logits)

@@ -1,0 +1,304 @@
+"""The plan of a run, from its sections alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from mb_config.plan.activations import Microbatch, chunk_bytes, read_arithmetic
+from mb_config.plan.schedule import Pipeline, count_microbatches
+from mb_config.plan.shape import ModelShape, read, read_shape
+from mb_config.plan.stages import Chunk, cut
+from mb_config.plan.storage import Storage, spread, storage
+from mb_config.plan.weights import Count, active, add_parts, chunk_parts, total
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankBytes:
+    """Device memory of one rank at its fullest, in bytes; None: not counted."""
+
+    weights: int
+    gradients: int
+    optimizer: int | None
+    """Master weights and moments."""
+    activations: int | None
+
+    @property
+    def total(self) -> int | None:
+        """All together."""
+        if self.optimizer is None or self.activations is None:
+            return None
+        return self.weights + self.gradients + self.optimizer + self.activations
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePlan:
+    """What one pipeline stage holds."""
+
+    layers: int
+    """Decoder layers."""
+    parameters: int
+    """Over the ranks of the stage, each once; copies of the embedding included."""
+    rank_parameters: int
+    """On one of its ranks."""
+    rank_bytes: RankBytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a run will need. Nothing here was built or measured."""
+
+    parameters: int
+    """Of the whole model, each once."""
+    active_parameters: int
+    """That one token meets: without the experts that it does not visit."""
+    embedding_parameters: int
+    """Of word and position embeddings and the output layer."""
+    parts: Mapping[str, int]
+    """Part of the model, such as "attention" or "experts", to its parameters."""
+    stages: tuple[StagePlan, ...]
+    """By pipeline rank."""
+    data_parallel_size: int | None
+    """None: the world does not divide, or is not known."""
+    num_microbatches: int | None
+    """Of a step, on each replica; None: the batch does not divide, or is not known."""
+    tokens_per_step: int | None
+    bubble_fraction: float | None
+    """Share of a step that pipeline stages wait, 0 to 1, with stages of equal speed."""
+    checkpoint_bytes: int | None
+    """Of one checkpoint on disk; None: not counted."""
+    host_bytes: int
+    """Optimizer state of one rank on the host."""
+    notes: tuple[str, ...]
+    """What was left out or assumed."""
+
+    @property
+    def peak_stage(self) -> int:
+        """The stage whose ranks need most; by parameters where bytes are not counted."""
+        return max(range(len(self.stages)), key=lambda number: _weight(self.stages[number]))
+
+    @property
+    def peak(self) -> StagePlan:
+        """That stage."""
+        return self.stages[self.peak_stage]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain containers, ready for JSON; bytes are those of the peak stage."""
+        memory = self.peak.rank_bytes
+        return {
+            "parameters": {
+                "total": self.parameters,
+                "active": self.active_parameters,
+                "embedding": self.embedding_parameters,
+                "per_stage": [stage.parameters for stage in self.stages],
+                "per_rank_max": max(stage.rank_parameters for stage in self.stages),
+            },
+            "bytes_per_rank": {
+                "weights": memory.weights,
+                "gradients": memory.gradients,
+                "optimizer": memory.optimizer,
+                "activations": memory.activations,
+                "total": memory.total,
+            },
+            "num_microbatches": self.num_microbatches,
+            "data_parallel_size": self.data_parallel_size,
+            "bubble_fraction": self.bubble_fraction,
+            "checkpoint_bytes": self.checkpoint_bytes,
+        }
+
+
+def _weight(stage: StagePlan) -> tuple[int, int]:
+    memory = stage.rank_bytes
+    return memory.total or 0, memory.weights + memory.gradients
+
+
+def make_plan(
+    sections: Mapping[str, object], *, world_size: int | None = None, vocab_size: int | None = None
+) -> Plan:
+    """Plan a run from its sections; none is changed.
+
+    Args:
+        sections: "model" and, where there are, "train", "optimizer", "ddp", "dataset" and "checkpoint": objects or
+            mappings with Megatron Core's field names, with the precision already written into them (a recipe such as
+            bf16_mixed is not looked at).
+        world_size: Processes of the run; None: those of one replica.
+        vocab_size: Rows of the embedding where the model does not say them.
+
+    Raises:
+        PlanError: the model's sizes cannot be counted. What else is missing leaves its figure None.
+    """
+    model, train = sections["model"], sections.get("train")
+    shape = read_shape(model, vocab_size=vocab_size)
+    chunks = cut(model, shape)
+    world = shape.model_ranks if world_size is None else world_size
+    store = storage(
+        model,
+        optimizer=sections.get("optimizer"),
+        ddp=sections.get("ddp"),
+        save_optim=bool(read(sections.get("checkpoint"), "save_optim", True)),
+    )
+    data_parallel = _quotient(world, shape.model_ranks)
+    microbatches = count_microbatches(
+        read(train, "global_batch_size"), read(train, "micro_batch_size"), data_parallel
+    )
+    held = _activations(sections, chunks, shape, store, microbatches=microbatches)
+    counts = [_stage_count(chunks, shape, stage) for stage in range(shape.pp)]
+    over = _over(store, shape, world=world, data_parallel=data_parallel)
+    once = add_parts(*(chunk_parts(chunk, shape) for chunk in _undivided(chunks, shape)))
+    parts = {name: count.whole for name, count in once.items()}
+    pipeline = _pipeline(model, chunks, shape, microbatches)
+    global_batch, length = read(train, "global_batch_size"), _seq_length(sections)
+    return Plan(
+        parameters=sum(parts.values()),
+        active_parameters=active(once, shape),
+        embedding_parameters=sum(parts.get(name, 0) for name in ("embedding", "positions", "output")),
+        parts=parts,
+        stages=tuple(
+            StagePlan(
+                layers=sum(len(chunk.layers) for chunk in chunks if chunk.stage == stage),
+                parameters=counts[stage].whole,
+                rank_parameters=counts[stage].rank,
+                rank_bytes=_rank_bytes(counts[stage], store, over, held[stage]),
+            )
+            for stage in range(shape.pp)
+        ),
+        data_parallel_size=data_parallel,
+        num_microbatches=microbatches,
+        tokens_per_step=global_batch * length if global_batch and length else None,
+        bubble_fraction=None if pipeline is None else pipeline.bubble,
+        checkpoint_bytes=None if store.saved is None else sum(parts.values()) * store.saved,
+        host_bytes=_host_bytes(counts, store, over),
+        notes=(*store.notes, *_notes(shape, world=world, length=length)),
+    )
+
+
+def _quotient(number: int, parts: int) -> int | None:
+    return number // parts if number >= parts and number % parts == 0 else None
+
+
+def _seq_length(sections: Mapping[str, object]) -> int | None:
+    dataset = sections.get("dataset")
+    for section in (dataset, sections["model"]):
+        for name in ("seq_length", "sequence_length"):
+            length = read(section, name)
+            if isinstance(length, int):
+                return length
+    return None
+
+
+def _stage_count(chunks: tuple[Chunk, ...], shape: ModelShape, stage: int) -> Count:
+    here = [chunk_parts(chunk, shape) for chunk in chunks if chunk.stage == stage]
+    return total(add_parts(*here))
+
+
+def _undivided(chunks: tuple[Chunk, ...], shape: ModelShape) -> tuple[Chunk, ...]:
+    """Return the whole model as one chunk, so that no embedding is counted twice."""
+    whole = Chunk(
+        stage=0,
+        virtual=0,
+        layers=tuple(range(shape.num_layers)),
+        embedding=True,
+        mtp=sum(chunk.mtp for chunk in chunks),
+        final_norm=True,
+        output=True,
+    )
+    return (whole,)
+
+
+def _pipeline(
+    model: object, chunks: tuple[Chunk, ...], shape: ModelShape, microbatches: int | None
+) -> Pipeline | None:
+    if microbatches is None:
+        return None
+    return Pipeline(
+        stages=shape.pp,
+        chunks=len(chunks) // shape.pp,
+        microbatches=microbatches,
+        group=read(model, "microbatch_group_size_per_vp_stage") or shape.pp,
+        ahead=1 if read(model, "overlap_moe_expert_parallel_comm", False) else 0,
+    )
+
+
+def _activations(
+    sections: Mapping[str, object],
+    chunks: tuple[Chunk, ...],
+    shape: ModelShape,
+    store: Storage,
+    *,
+    microbatches: int | None,
+) -> list[int | None]:
+    """Return the most that each stage keeps of its microbatches, in bytes."""
+    model, length = sections["model"], _seq_length(sections)
+    size = read(sections.get("train"), "micro_batch_size")
+    pipeline = _pipeline(model, chunks, shape, microbatches)
+    if pipeline is None or not length or not size:
+        return [None] * shape.pp
+    batch = Microbatch(tokens=size * length // shape.cp, seq_length=length)
+    work = read_arithmetic(model, number_bytes=store.weights)
+    most: list[int | None] = []
+    for stage in range(shape.pp):
+        here = [chunk_bytes(chunk, shape, work, batch) for chunk in chunks if chunk.stage == stage]
+        most.append(
+            round(pipeline.peak(stage, [left for left, _ in here], while_working=max(top for _, top in here)))
+        )
+    return most
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Over:
+    """Ranks over which each kind of state is spread: (dense, experts); None: the ranks are not known."""
+
+    weights: tuple[int, int] | None
+    gradients: tuple[int, int] | None
+    optimizer: tuple[int, int] | None
+
+
+def _over(store: Storage, shape: ModelShape, *, world: int, data_parallel: int | None) -> _Over:
+    replicas = None if data_parallel is None else data_parallel * shape.cp
+    experts = _quotient(world, prod((shape.etp, shape.ep, shape.pp)))
+
+    def ranks(sharded: bool, instances: int) -> tuple[int, int] | None:
+        if not sharded:
+            return 1, 1
+        if replicas is None or (experts is None and shape.experts):
+            return None
+        dense, expert = _quotient(replicas, instances), _quotient(experts or replicas, instances)
+        return None if dense is None or expert is None else (dense, expert)
+
+    return _Over(
+        weights=ranks(store.weights_sharded, store.instances),
+        gradients=ranks(store.gradients_sharded, store.instances),
+        optimizer=ranks(store.optimizer_sharded, store.optimizer_instances),
+    )
+
+
+def _rank_bytes(count: Count, store: Storage, over: _Over, held: int | None) -> RankBytes:
+    def size(each: float, ranks: tuple[int, int] | None) -> int:
+        dense, expert = ranks or (1, 1)
+        return spread(count, each, dense_over=dense, expert_over=expert)
+
+    known = store.optimizer is not None and over.optimizer is not None
+    return RankBytes(
+        weights=size(store.weights, over.weights),
+        gradients=size(store.gradients, over.gradients),
+        optimizer=size(store.optimizer or 0, over.optimizer) if known else None,
+        activations=held,
+    )
+
+
+def _host_bytes(counts: list[Count], store: Storage, over: _Over) -> int:
+    if over.optimizer is None:
+        return 0
+    dense, expert = over.optimizer
+    return max(spread(count, store.host, dense_over=dense, expert_over=expert) for count in counts)
+
+
+def _notes(shape: ModelShape, *, world: int, length: int | None) -> tuple[str, ...]:
+    notes = []
+    if world % shape.model_ranks:
+        notes.append(f"{world} processes are no multiple of tp x pp x cp = {shape.model_ranks}")
+    if length is None:
+        notes.append("the sequence length is not known")
+    return tuple(notes)

@@ -1,0 +1,79 @@
+"""Microbatches, how many of them a pipeline stage holds at once, and how long it waits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """A schedule of forward and backward passes: 1F1B, interleaved where a stage has several chunks."""
+
+    stages: int
+    chunks: int
+    """Virtual stages on a rank."""
+    microbatches: int
+    group: int
+    """Microbatches that a virtual stage runs in a row."""
+    ahead: int = 0
+    """Further forward passes before the first backward pass, as for overlapped expert exchange."""
+
+    @property
+    def bubble(self) -> float:
+        """Share of a step that a stage waits, 0 to 1, where all stages take equally long.
+
+        (p - 1) / (v m + p - 1) with p stages, v chunks on each and m microbatches. Source: Narayanan et al.,
+        "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM" (2021), section 2.2, which
+        states the waiting over the working time, (p - 1) / (v m).
+        """
+        waiting = self.stages - 1
+        return waiting / (self.chunks * self.microbatches + waiting)
+
+    def peak(self, stage: int, held: Sequence[float], *, while_working: float = 0.0) -> float:
+        """Return the most that a stage holds at once when each microbatch in chunk c leaves `held[c]` behind.
+
+        A microbatch's part is kept from its forward to its backward pass through a chunk; `while_working` comes on
+        top. Follows the order of passes in Megatron Core's schedules.
+        """
+        forward = self._order(reverse=False)
+        warmup = min(self._warmup(stage), len(forward))
+        live = sum(held[chunk] for chunk in forward[:warmup])
+        most = live
+        for ahead, chunk in zip(self._order(reverse=True), forward[warmup:], strict=False):
+            live += held[chunk]
+            most = max(most, live)
+            live -= held[ahead]
+        return most + while_working
+
+    def _warmup(self, stage: int) -> int:
+        """Return the forward passes of a stage before its first backward pass."""
+        if self.chunks == 1:
+            return self.stages - stage - 1
+        return (self.stages - stage - 1) * 2 + (self.chunks - 1) * self.group + self.ahead
+
+    def _order(self, *, reverse: bool) -> list[int]:
+        """Return the chunk of each pass, for as many microbatches as it takes until the pattern repeats."""
+        if self.chunks == 1:
+            return [0] * min(self.microbatches, self.stages + 1)
+        enough = self.group * (2 + (self._warmup(0) // (self.chunks * self.group)) + 1)
+        count = self.microbatches if self.microbatches <= enough else enough
+        order = []
+        for start in range(0, count, self.group):
+            row = min(self.group, count - start)
+            order += [chunk for chunk in range(self.chunks) for _ in range(row)]
+        return [self.chunks - 1 - chunk for chunk in order] if reverse else order
+
+
+def count_microbatches(
+    global_batch: int | None, micro_batch: int | None, data_parallel: int | None
+) -> int | None:
+    """Return the microbatches of a step on each replica; None where a size is missing or does not divide."""
+    if (
+        not global_batch
+        or not micro_batch
+        or not data_parallel
+        or global_batch % (micro_batch * data_parallel)
+    ):
+        return None
+    return global_batch // (micro_batch * data_parallel)

@@ -1,0 +1,165 @@
+"""Which layers stand on which pipeline stage, as Megatron Core cuts them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mb_config.plan.errors import PlanError
+from mb_config.plan.shape import ModelShape, read
+
+_LETTERS = {"E": "embedding", "t": "decoder", "m": "mtp", "L": "loss"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """What one virtual stage holds."""
+
+    stage: int
+    """Pipeline rank."""
+    virtual: int
+    """Place among the chunks of that rank."""
+    layers: tuple[int, ...]
+    """Decoder layers, counted from 0 over the whole model."""
+    embedding: bool
+    """The embedding that tokens enter through."""
+    mtp: int
+    """Layers of multi-token prediction, which bring a copy of the embedding with them."""
+    final_norm: bool
+    output: bool
+    """The output layer and the loss."""
+
+
+def cut(model: object, shape: ModelShape) -> tuple[Chunk, ...]:
+    """Cut the layers of a model: chunks by stage, then by virtual stage.
+
+    `model` is the section that `shape` was read from; read here are `num_layers_in_first_pipeline_stage`,
+    `num_layers_in_last_pipeline_stage`, `account_for_embedding_in_pipeline_split`,
+    `account_for_loss_in_pipeline_split` and `pipeline_model_parallel_layout`.
+
+    Raises:
+        PlanError: the layers cannot be cut so.
+    """
+    layout = read(model, "pipeline_model_parallel_layout")
+    if layout is not None:
+        rows = read_layout(layout)
+        vp = _virtual(rows, shape, asked=read(model, "virtual_pipeline_model_parallel_size"))
+        counts = {place: row.count("decoder") for place, row in _placed(rows, shape.pp)}
+        mtp = {place: row.count("mtp") for place, row in _placed(rows, shape.pp)}
+    else:
+        vp = shape.vp
+        counts = _counts(model, shape)
+        mtp = {(shape.pp - 1, vp - 1): shape.mtp_layers}
+    if sum(counts.values()) != shape.num_layers:
+        raise PlanError(
+            f"model.num_layers: {shape.num_layers} layers, but the stages hold {sum(counts.values())}, because each "
+            "layer stands on one stage. Change the layers of the stages."
+        )
+    chunks = []
+    start = 0
+    for virtual in range(vp):
+        for stage in range(shape.pp):
+            layers = tuple(range(start, start + counts[stage, virtual]))
+            start += len(layers)
+            output = (stage, virtual) == (shape.pp - 1, vp - 1)
+            chunks.append(
+                Chunk(
+                    stage=stage,
+                    virtual=virtual,
+                    layers=layers,
+                    embedding=(stage, virtual) == (0, 0),
+                    mtp=mtp.get((stage, virtual), 0),
+                    final_norm=shape.num_layers - 1 in layers if shape.mtp_layers else output,
+                    output=output,
+                )
+            )
+    return tuple(sorted(chunks, key=lambda chunk: (chunk.stage, chunk.virtual)))
+
+
+def read_layout(layout: object) -> list[list[str]]:
+    """Return a pipeline layout as rows of "embedding", "decoder", "mtp" and "loss", one for each virtual stage.
+
+    Takes Megatron's text ("Et*3|(tt|)*2m|L": a bar ends a stage, `x*n` and `(...)*n` repeat), or such rows of names
+    or of enum members with those names.
+
+    Raises:
+        PlanError: it is none of these.
+    """
+    if isinstance(layout, str):
+        text = layout.replace(",", "").replace(" ", "")
+        text = re.sub(r"\(([^)]+)\)\*(\d+)", lambda found: found[1] * int(found[2]), text)
+        text = re.sub(r"(.)\*(\d+)", lambda found: found[1] * int(found[2]), text)
+        unknown = set(text) - {*_LETTERS, "|"}
+        if not unknown:
+            return [[_LETTERS[letter] for letter in row] for row in text.split("|")]
+    elif isinstance(layout, Sequence) and all(isinstance(row, list | tuple) for row in layout):
+        rows = [[str(getattr(item, "name", item)).strip().lower() for item in row] for row in layout]
+        if {item for row in rows for item in row} <= set(_LETTERS.values()):
+            return rows
+    raise PlanError(
+        f"model.pipeline_model_parallel_layout: {layout!r} is no layout, because one is written with E (embedding), t "
+        "(layer), m (multi-token prediction), L (loss) and | between stages. Correct it."
+    )
+
+
+def _placed(rows: list[list[str]], pp: int) -> list[tuple[tuple[int, int], list[str]]]:
+    return [((place % pp, place // pp), row) for place, row in enumerate(rows)]
+
+
+def _virtual(rows: list[list[str]], shape: ModelShape, *, asked: int | None) -> int:
+    vp, rest = divmod(len(rows), shape.pp)
+    if rest or (asked is not None and asked != vp):
+        raise PlanError(
+            f"model.pipeline_model_parallel_layout: {len(rows)} parts do not fit pp={shape.pp} and vp={asked}, because "
+            "there is one part for each virtual stage. Change the layout or the sizes."
+        )
+    mtp = sum(row.count("mtp") for row in rows)
+    if mtp != shape.mtp_layers:
+        raise PlanError(
+            f"model.pipeline_model_parallel_layout: holds {mtp} layers of multi-token prediction of "
+            f"{shape.mtp_layers}, because each stands on one stage. Correct it or model.mtp_num_layers."
+        )
+    return vp
+
+
+def _counts(model: object, shape: ModelShape) -> dict[tuple[int, int], int]:
+    """Return the number of layers of each (stage, virtual stage)."""
+    first = read(model, "num_layers_in_first_pipeline_stage")
+    last = read(model, "num_layers_in_last_pipeline_stage")
+    embedding = bool(read(model, "account_for_embedding_in_pipeline_split", False))
+    loss = bool(read(model, "account_for_loss_in_pipeline_split", False))
+    stages = shape.pp
+    if first is None and last is None:
+        ranks = [_share(shape.num_layers + embedding + loss, stages, "stages")] * stages
+    else:
+        if embedding or loss:
+            raise PlanError(
+                "model.num_layers_in_first_pipeline_stage: excludes account_for_embedding_in_pipeline_split and "
+                f"account_for_loss_in_pipeline_split (first={first}, last={last}), because both say how long a stage "
+                "is. Use one of the two."
+            )
+        between = stages - (first is not None) - (last is not None)
+        rest = shape.num_layers - (first or 0) - (last or 0)
+        middle = _share(rest, between, "stages between") if between > 0 else 0
+        ranks = [middle] * stages
+        if first is not None:
+            ranks[0] = first
+        if last is not None:
+            ranks[-1] = last
+    counts: dict[tuple[int, int], int] = {}
+    for stage, layers in enumerate(ranks):
+        share = _share(layers, shape.vp, f"virtual stages of stage {stage}")
+        counts |= {(stage, virtual): share for virtual in range(shape.vp)}
+    counts[0, 0] -= embedding
+    counts[stages - 1, shape.vp - 1] -= loss
+    return counts
+
+
+def _share(layers: int, parts: int, what: str) -> int:
+    if layers < 0 or layers % parts:
+        raise PlanError(
+            f"model.num_layers: {layers} layers cannot be shared by {parts} {what}, because each takes the same "
+            "number. Change the layers, pp, vp, or the layout."
+        )
+    return layers // parts

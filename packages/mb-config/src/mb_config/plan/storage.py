@@ -1,0 +1,152 @@
+"""Bytes that a parameter takes: its weight, its gradient and the optimizer's state, and over how many ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mb_config.plan.shape import read
+from mb_config.plan.weights import Count
+
+MOMENTS = {"adam": 2, "adamw": 2, "sgd": 1, "lion": 1}
+"""Optimizer to the tensors of a parameter's size that it keeps besides the master weight."""
+
+_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int16": 2, "uint8": 1}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """Bytes of one parameter, and what is spread over the ranks that hold replicas."""
+
+    weights: int
+    gradients: int
+    optimizer: float | None
+    """On the device: master weight and moments; None: not counted for this optimizer."""
+    host: float
+    """The optimizer's state that stands on the host."""
+    saved: int | None
+    """In a checkpoint: weight, master weight and moments; None: not counted."""
+    weights_sharded: bool
+    gradients_sharded: bool
+    optimizer_sharded: bool
+    instances: int
+    """Copies of what is sharded, over the replicas."""
+    optimizer_instances: int
+    """Copies of the sharded optimizer state, over the replicas."""
+    notes: tuple[str, ...] = ()
+    """What is left out, for people."""
+
+
+def dtype_bytes(dtype: Any) -> int:
+    """Return the bytes of a dtype by its name, as in "bfloat16", or of torch's, read as text."""
+    name = str(dtype).removeprefix("torch.")
+    return 1 if name.startswith("float8") else _BYTES.get(name, 4)
+
+
+def compute_bytes(model: object, optimizer: object) -> int:
+    """Return the bytes of a weight as the model computes with it: 2 with bf16 or fp16, else those of params_dtype."""
+    sections = [section for section in (model, optimizer) if section is not None]
+    if any(read(section, name, False) for section in sections for name in ("bf16", "fp16")):
+        return 2
+    return dtype_bytes(read(model, "params_dtype", "float32"))
+
+
+def storage(model: object, *, optimizer: object, ddp: object, save_optim: bool = True) -> Storage:
+    """Return the bytes of one parameter under these sections, any of which but the model may be None.
+
+    Megatron keeps a gradient of a weight's size in its own buffer (float32 with `grad_reduce_in_fp32`), and with
+    half-precision weights a float32 master weight; Adam adds two moments. The distributed optimizer spreads master
+    weights and moments over the data-parallel ranks. Megatron-FSDP spreads, by strategy, these (optim), gradients
+    too (optim_grads) and weights too (optim_grads_params): stages 1 to 3 of Rajbhandari et al., "ZeRO: Memory
+    Optimizations Toward Training Trillion Parameter Models" (2020), section 5.
+    """
+    weights = compute_bytes(model, optimizer)
+    notes = _format_notes(model)
+    fsdp = bool(read(ddp, "use_megatron_fsdp", False) or read(ddp, "use_custom_fsdp", False))
+    strategy = str(read(ddp, "data_parallel_sharding_strategy", "no_shard")) if fsdp else ""
+    main = _main_bytes(weights, optimizer, ddp if fsdp else None)
+    moments = _moment_bytes(optimizer)
+    distributed = bool(
+        read(ddp, "use_distributed_optimizer", False) or read(optimizer, "use_distributed_optimizer", False)
+    )
+    state = None if moments is None else main + moments
+    if state is None:
+        notes += (f"optimizer.optimizer: the state of {read(optimizer, 'optimizer')!r} is not counted",)
+    offloaded = _offloaded(optimizer)
+    sharded = strategy not in ("", "no_shard")
+    if strategy == "optim_grads_params":
+        notes += ("Megatron-FSDP: weights gathered for the layers in work are not counted",)
+    instances = read(ddp, "num_distributed_optimizer_instances", 1) or 1
+    outer = fsdp and read(ddp, "outer_dp_sharding_strategy", "no_shard") == "optim"
+    return Storage(
+        weights=weights,
+        gradients=_gradient_bytes(weights, ddp, fsdp=fsdp),
+        optimizer=None if state is None else state * (1 - offloaded),
+        host=0 if state is None else state * offloaded,
+        saved=_saved(weights, state, distributed=distributed and not fsdp) if save_optim else weights,
+        weights_sharded=strategy == "optim_grads_params",
+        gradients_sharded=strategy in ("optim_grads", "optim_grads_params"),
+        optimizer_sharded=sharded or (distributed and not fsdp),
+        instances=instances,
+        optimizer_instances=1 if outer else instances,
+        notes=notes,
+    )
+
+
+def _format_notes(model: object) -> tuple[str, ...]:
+    if not (read(model, "fp8") or read(model, "fp4")):
+        return ()
+    return ("8- and 4-bit formats: weights and activations are counted in 2 bytes, scaled copies are not",)
+
+
+def _main_bytes(weights: int, optimizer: object, fsdp: object) -> int:
+    """Return the bytes of a master weight: none beside a float32 weight, except under Megatron-FSDP."""
+    if fsdp is not None:
+        dtype = read(fsdp, "megatron_fsdp_main_params_dtype", "float32")
+        return 0 if dtype is None else dtype_bytes(dtype)
+    if read(optimizer, "use_precision_aware_optimizer", False):
+        main = dtype_bytes(read(optimizer, "main_params_dtype", "float32"))
+        halves = read(optimizer, "store_param_remainders", True) and read(optimizer, "bf16", False)
+        return 2 if main == 4 and halves else main
+    return 0 if weights == 4 else 4
+
+
+def _moment_bytes(optimizer: object) -> int | None:
+    name = str(read(optimizer, "optimizer", "adam"))
+    if name not in MOMENTS:
+        return None
+    if name == "sgd":
+        return 4 if read(optimizer, "sgd_momentum", 0.9) else 0
+    if name == "lion":
+        return 4
+    if not read(optimizer, "use_precision_aware_optimizer", False):
+        return 8
+    return sum(
+        dtype_bytes(read(optimizer, field, "float32")) for field in ("exp_avg_dtype", "exp_avg_sq_dtype")
+    )
+
+
+def _gradient_bytes(weights: int, ddp: object, *, fsdp: bool) -> int:
+    if fsdp:
+        dtype = read(ddp, "megatron_fsdp_main_grads_dtype")
+        return weights if dtype is None else dtype_bytes(dtype)
+    return 4 if read(ddp, "grad_reduce_in_fp32", False) else weights
+
+
+def _offloaded(optimizer: object) -> float:
+    if not read(optimizer, "optimizer_cpu_offload", False):
+        return 0.0
+    return float(read(optimizer, "optimizer_offload_fraction", 0.0))
+
+
+def _saved(weights: int, state: int | None, *, distributed: bool) -> int | None:
+    """Return the bytes in a checkpoint; the distributed optimizer saves float32 weights as its own, too."""
+    if state is None:
+        return None
+    return weights + state + (4 if weights == 4 and distributed else 0)
+
+
+def spread(count: Count, size: float, *, dense_over: int, expert_over: int) -> int:
+    """Return the bytes of a rank's parameters at `size` bytes each, spread over so many ranks, without padding."""
+    dense, expert = -(-count.dense // dense_over), -(-count.expert // expert_over)
+    return round((dense + expert) * size)

@@ -1,0 +1,215 @@
+"""How many parameters each part of a model has, in all and on one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mb_config.plan.errors import PlanError
+from mb_config.plan.shape import ExpertShape, LatentAttention, ModelShape
+from mb_config.plan.stages import Chunk
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Numbers of parameters; they add up."""
+
+    whole: int = 0
+    """Over all tensor- and expert-parallel ranks of a stage, each once."""
+    dense: int = 0
+    """On one rank, routed experts left out: what the data-parallel ranks replicate."""
+    expert: int = 0
+    """On one rank, of routed experts: what the expert-data-parallel ranks replicate."""
+
+    def __add__(self, other: Count) -> Count:
+        return Count(self.whole + other.whole, self.dense + other.dense, self.expert + other.expert)
+
+    def __mul__(self, times: int) -> Count:
+        return Count(self.whole * times, self.dense * times, self.expert * times)
+
+    @property
+    def rank(self) -> int:
+        """On one rank, all together."""
+        return self.dense + self.expert
+
+
+Parts = Mapping[str, Count]
+"""Part of a model, such as "attention", to its parameters."""
+
+
+def add_parts(*every: Parts) -> dict[str, Count]:
+    """Add the parts of the same name."""
+    total: dict[str, Count] = {}
+    for parts in every:
+        for name, count in parts.items():
+            total[name] = total.get(name, Count()) + count
+    return total
+
+
+def total(parts: Parts) -> Count:
+    """Add all parts."""
+    return sum(parts.values(), Count())
+
+
+def chunk_parts(chunk: Chunk, shape: ModelShape) -> dict[str, Count]:
+    """Count what one virtual stage holds, copies of the embedding included.
+
+    A stage with multi-token prediction and the last stage of a model with tied embeddings hold a copy of the
+    embedding, unless they are the first.
+
+    Raises:
+        PlanError: a size does not divide by the ranks that share it.
+    """
+    kinds = [shape.has_experts(layer) for layer in chunk.layers]
+    parts = [scaled(layer_parts(shape, experts=kind), kinds.count(kind)) for kind in sorted(set(kinds))]
+    norm = Count(shape.norm_tensors * shape.hidden, shape.norm_tensors * shape.hidden)
+    if chunk.embedding or chunk.mtp:
+        parts.append(embedding_parts(shape))
+    if chunk.mtp:
+        parts.append({"mtp": mtp_layer(shape) * (1 if shape.mtp_repeated else chunk.mtp)})
+    if chunk.final_norm:
+        parts.append({"norms": norm})
+    if chunk.output and not (shape.tied and chunk.embedding):
+        parts.append({"output": _rows(shape)})
+    return add_parts(*parts)
+
+
+def scaled(parts: Parts, times: int) -> dict[str, Count]:
+    """Multiply every part."""
+    return {name: count * times for name, count in parts.items()}
+
+
+def embedding_parts(shape: ModelShape) -> dict[str, Count]:
+    """Count word embedding and learned positions; the latter are whole on every rank."""
+    positions = shape.positions * shape.hidden
+    learned = {"positions": Count(positions, positions)} if positions else {}
+    return {"embedding": _rows(shape), **learned}
+
+
+def _rows(shape: ModelShape) -> Count:
+    return _split(shape.vocab * shape.hidden, rows=shape.vocab, over=shape.tp, what="vocab_size")
+
+
+def layer_parts(shape: ModelShape, *, experts: bool) -> dict[str, Count]:
+    """Count one decoder layer, dense or with experts."""
+    norms = 2 * shape.norm_tensors * shape.hidden
+    attention = (
+        _attention(shape) if shape.latent is None else _latent_attention(shape, shape.latent)
+    ) + _sink(shape)
+    mlp = (
+        {"mlp": _mlp(shape, shape.ffn)}
+        if not experts or shape.experts is None
+        else _experts(shape, shape.experts)
+    )
+    return {"norms": Count(norms, norms), "attention": attention, **mlp}
+
+
+def mtp_layer(shape: ModelShape) -> Count:
+    """Count one layer of multi-token prediction: three norms, the projection of two inputs, a layer as the last one."""
+    norms = 3 * shape.norm_tensors * shape.hidden
+    layer = total(layer_parts(shape, experts=shape.has_experts(shape.num_layers - 1)))
+    return Count(norms, norms) + _column(shape, 2 * shape.hidden, shape.hidden, bias=False) + layer
+
+
+def _split(number: int, *, rows: int, over: int, what: str) -> Count:
+    if rows % over:
+        raise PlanError(
+            f"model.{what}: {rows} cannot be cut into {over} equal parts, because each rank holds the same number. "
+            "Change it or the parallel size."
+        )
+    return Count(number, number // over)
+
+
+def _column(shape: ModelShape, inputs: int, outputs: int, *, bias: bool, over: int | None = None) -> Count:
+    """Count a linear layer whose outputs are shared by tensor-parallel ranks, bias too."""
+    return _split(
+        (inputs + bias) * outputs, rows=outputs, over=over or shape.tp, what="tensor_model_parallel_size"
+    )
+
+
+def _row(shape: ModelShape, inputs: int, outputs: int, *, bias: bool, over: int | None = None) -> Count:
+    """Count a linear layer whose inputs are shared by tensor-parallel ranks; its bias is whole on each."""
+    weight = _split(inputs * outputs, rows=inputs, over=over or shape.tp, what="tensor_model_parallel_size")
+    return weight + Count(outputs * bias, outputs * bias)
+
+
+def _attention(shape: ModelShape) -> Count:
+    query, key = shape.heads * shape.head, shape.groups * shape.head
+    outputs = query * (2 if shape.output_gate else 1) + 2 * key
+    norms = 2 * shape.norm_tensors * shape.head if shape.qk_norm else 0
+    return (
+        _column(shape, shape.hidden, outputs, bias=shape.qkv_bias)
+        + _row(shape, query, shape.hidden, bias=shape.bias)
+        + Count(norms, norms)
+    )
+
+
+def _sink(shape: ModelShape) -> Count:
+    if not shape.softmax_sink:
+        return Count()
+    return _split(shape.heads, rows=shape.heads, over=shape.tp, what="num_attention_heads")
+
+
+def _latent_attention(shape: ModelShape, latent: LatentAttention) -> Count:
+    head = latent.qk_head + latent.qk_position
+    parts = [
+        _down(shape, latent.kv_rank + latent.qk_position, copied=latent.down_copied),
+        _column(shape, latent.kv_rank, shape.heads * (latent.qk_head + latent.v_head), bias=False),
+        _row(shape, shape.heads * latent.v_head, shape.hidden, bias=shape.bias),
+    ]
+    if latent.q_rank is None:
+        parts.append(_column(shape, shape.hidden, shape.heads * head, bias=False))
+    else:
+        parts.append(_down(shape, latent.q_rank, copied=latent.down_copied))
+        parts.append(_column(shape, latent.q_rank, shape.heads * head, bias=False))
+    if shape.qk_norm:
+        norms = shape.norm_tensors * (latent.kv_rank + (latent.q_rank or 0))
+        parts.append(Count(norms, norms))
+    return sum(parts, Count())
+
+
+def _down(shape: ModelShape, outputs: int, *, copied: bool) -> Count:
+    if copied:
+        return Count(shape.hidden * outputs, shape.hidden * outputs)
+    return _column(shape, shape.hidden, outputs, bias=False)
+
+
+def _mlp(shape: ModelShape, width: int, *, over: int | None = None) -> Count:
+    inner = 2 * width if shape.gated else width
+    return _column(shape, shape.hidden, inner, bias=shape.bias, over=over) + _row(
+        shape, width, shape.hidden, bias=shape.bias, over=over
+    )
+
+
+def _experts(shape: ModelShape, experts: ExpertShape) -> dict[str, Count]:
+    if experts.number % shape.ep:
+        raise PlanError(
+            f"model.num_moe_experts: {experts.number} experts cannot be shared by ep={shape.ep} ranks, because each "
+            "holds the same number. Change one of the two."
+        )
+    one = _mlp(shape, experts.width, over=shape.etp)
+    router = (shape.hidden + shape.bias) * experts.number
+    parts = {
+        "router": Count(router, router),
+        "experts": Count(one.whole * experts.number, 0, one.dense * (experts.number // shape.ep)),
+    }
+    if experts.shared_width:
+        gate = shape.hidden if experts.shared_gate else 0
+        parts["shared_experts"] = _mlp(shape, experts.shared_width) + Count(gate, gate)
+    return parts
+
+
+def active(parts: Parts, shape: ModelShape) -> int:
+    """Return the parameters that one token meets: all but the routed experts that it does not visit.
+
+    `parts` are the whole model's; layers of multi-token prediction count with the experts that are visited.
+    """
+    everything = total(parts).whole
+    if shape.experts is None:
+        return everything
+    idle = shape.experts.number - shape.experts.visited
+    one = _mlp(shape, shape.experts.width, over=1).whole
+    layers = sum(shape.experts.layers)
+    if shape.has_experts(shape.num_layers - 1):
+        layers += min(shape.mtp_layers, 1) if shape.mtp_repeated else shape.mtp_layers
+    return everything - idle * one * layers

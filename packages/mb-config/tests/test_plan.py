@@ -1,0 +1,189 @@
+"""Parameters, stages and the whole plan. What Megatron really builds is compared in tests/end_to_end."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from mb_config import PlanError, make_plan
+
+LLAMA_8B = {
+    "num_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_query_groups": 8,
+    "ffn_hidden_size": 14336,
+    "gated_linear_unit": True,
+    "normalization": "RMSNorm",
+    "add_bias_linear": False,
+    "position_embedding_type": "rope",
+    "vocab_size": 128256,
+    "hidden_dropout": 0.0,
+    "attention_dropout": 0.0,
+    "bf16": True,
+}
+DEEPSEEK_V3 = {
+    "num_layers": 61,
+    "hidden_size": 7168,
+    "num_attention_heads": 128,
+    "ffn_hidden_size": 18432,
+    "moe_ffn_hidden_size": 2048,
+    "num_moe_experts": 256,
+    "moe_router_topk": 8,
+    "moe_layer_freq": [0] * 3 + [1] * 58,
+    "moe_shared_expert_intermediate_size": 2048,
+    "gated_linear_unit": True,
+    "normalization": "RMSNorm",
+    "add_bias_linear": False,
+    "qk_layernorm": True,
+    "position_embedding_type": "rope",
+    "vocab_size": 129280,
+    "transformer": {
+        "multi_latent_attention": True,
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_head_dim": 128,
+        "qk_pos_emb_head_dim": 64,
+        "v_head_dim": 128,
+    },
+    "bf16": True,
+}
+TINY = {
+    "num_layers": 4,
+    "hidden_size": 8,
+    "num_attention_heads": 2,
+    "vocab_size": 16,
+    "position_embedding_type": "rope",
+}
+
+
+def run(model, *, world_size=None, **train):
+    sections = {
+        "model": model,
+        "train": {"global_batch_size": 128, "micro_batch_size": 1, **train},
+        "optimizer": {"bf16": True},
+        "ddp": {"use_distributed_optimizer": True, "grad_reduce_in_fp32": True},
+        "dataset": {"seq_length": 8192},
+    }
+    return make_plan(sections, world_size=world_size)
+
+
+def test_a_published_dense_model():
+    plan = run(LLAMA_8B, world_size=8)
+    assert (plan.parameters, plan.active_parameters, plan.embedding_parameters) == (
+        8_030_261_248,
+        8_030_261_248,
+        2 * 128256 * 4096,
+    )
+
+
+def test_a_published_model_of_experts_with_latent_attention():
+    plan = run(DEEPSEEK_V3)
+    assert (plan.parameters, plan.active_parameters) == (671_026_404_352, 37_552_282_624)
+
+
+def test_everything_of_a_small_plan():
+    plan = run({**LLAMA_8B, "pipeline_model_parallel_size": 4}, world_size=64)
+    assert plan.to_dict() == {
+        "parameters": {
+            "total": 8_030_261_248,
+            "active": 8_030_261_248,
+            "embedding": 1_050_673_152,
+            "per_stage": [2_270_232_576, 1_744_896_000, 1_744_896_000, 2_270_236_672],
+            "per_rank_max": 2_270_236_672,
+        },
+        "bytes_per_rank": {
+            "weights": 2 * 2_270_232_576,
+            "gradients": 4 * 2_270_232_576,
+            "optimizer": 12 * 2_270_232_576 // 16,
+            "activations": 36_540_776_448,
+            "total": 51_864_846_336,
+        },
+        "num_microbatches": 8,
+        "data_parallel_size": 16,
+        "bubble_fraction": 3 / 11,
+        "checkpoint_bytes": 14 * 8_030_261_248,
+    }
+
+
+def test_the_fullest_stage_is_the_first_where_activations_weigh_and_the_last_where_the_output_does():
+    wide = {**LLAMA_8B, "pipeline_model_parallel_size": 4}
+    assert run(wide, world_size=64).peak_stage == 0
+    recomputed = {**wide, "recompute_granularity": "full", "recompute_method": "uniform"}
+    assert run(recomputed, world_size=64).peak_stage == 3
+
+
+def test_without_a_world_one_replica_is_planned():
+    plan = run({**LLAMA_8B, "tensor_model_parallel_size": 2, "context_parallel_size": 2})
+    assert (plan.data_parallel_size, plan.num_microbatches) == (1, 128)
+
+
+def test_what_is_not_known_is_none_and_said():
+    plan = make_plan({"model": {**TINY, "tensor_model_parallel_size": 2}}, world_size=3)
+    assert (plan.data_parallel_size, plan.num_microbatches, plan.bubble_fraction) == (None, None, None)
+    assert (plan.peak.rank_bytes.activations, plan.peak.rank_bytes.total) == (None, None)
+    assert plan.notes == (
+        "3 processes are no multiple of tp x pp x cp = 2",
+        "the sequence length is not known",
+    )
+
+
+def test_sections_may_be_objects_with_fields_in_a_mapping_beside_them():
+    model = SimpleNamespace(**{**TINY, "num_layers": 2}, transformer={"mtp_num_layers": 1})
+    with_mtp = make_plan({"model": model}).parameters
+    assert with_mtp - make_plan({"model": {**TINY, "num_layers": 2}}).parameters == 3 * 16 + 128 + 872
+
+
+def test_the_vocabulary_may_come_from_the_tokenizer():
+    model = {name: value for name, value in TINY.items() if name != "vocab_size"}
+    assert make_plan({"model": model}, vocab_size=16).parameters == make_plan({"model": TINY}).parameters
+
+
+@pytest.mark.parametrize(
+    ("layout", "layers"),
+    [
+        ({"pipeline_model_parallel_size": 2}, [2, 2]),
+        ({"pipeline_model_parallel_size": 2, "num_layers_in_first_pipeline_stage": 1}, [1, 3]),
+        ({"pipeline_model_parallel_size": 2, "num_layers_in_last_pipeline_stage": 1}, [3, 1]),
+        ({"pipeline_model_parallel_size": 3, "account_for_embedding_in_pipeline_split": True,
+          "account_for_loss_in_pipeline_split": True}, [1, 2, 1]),
+        ({"pipeline_model_parallel_size": 2, "pipeline_model_parallel_layout": "Et*3|tL"}, [3, 1]),
+        ({"pipeline_model_parallel_size": 2, "pipeline_model_parallel_layout": "E|(t|)*2ttL"}, [1, 3]),
+        ({"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2}, [2, 2]),
+    ],
+)  # fmt: skip
+def test_layers_of_the_stages(layout, layers):
+    assert [stage.layers for stage in make_plan({"model": {**TINY, **layout}}).stages] == layers
+
+
+PP2 = {"pipeline_model_parallel_size": 2}
+
+
+@pytest.mark.parametrize(
+    ("change", "blamed"),
+    [
+        ({"is_hybrid_model": True}, "model.is_hybrid_model: not counted"),
+        ({"num_layers": None}, "model.num_layers: must be 1 or more"),
+        ({"hidden_size": True}, "model.hidden_size: must be 1 or more"),
+        ({"vocab_size": None}, "model.vocab_size: not set"),
+        ({"position_embedding_type": "learned_absolute"}, "model.seq_length: not set"),
+        ({"num_moe_experts": 2, "moe_layer_freq": [1]}, "model.moe_layer_freq: [1] says nothing"),
+        ({"num_moe_experts": 3, "expert_model_parallel_size": 2}, "model.num_moe_experts: 3 experts"),
+        ({"vocab_size": 17, "tensor_model_parallel_size": 2}, "model.vocab_size: 17 cannot be cut"),
+        ({"pipeline_model_parallel_size": 3}, "model.num_layers: 4 layers cannot be shared by 3 stages"),
+        ({**PP2, "num_layers_in_first_pipeline_stage": 4, "num_layers_in_last_pipeline_stage": 1},
+         "4 layers, but the stages hold 5"),
+        ({**PP2, "num_layers_in_first_pipeline_stage": 1, "account_for_loss_in_pipeline_split": True}, "excludes"),
+        ({**PP2, "num_layers": 3, "virtual_pipeline_model_parallel_size": 3,
+          "account_for_loss_in_pipeline_split": True}, "2 layers cannot be shared by 3 virtual stages"),
+        ({**PP2, "pipeline_model_parallel_layout": "Ett|xxL"}, "is no layout"),
+        ({**PP2, "pipeline_model_parallel_layout": 7}, "is no layout"),
+        ({**PP2, "pipeline_model_parallel_layout": "Ett|t|tL"}, "3 parts do not fit pp=2"),
+        ({**PP2, "pipeline_model_parallel_layout": "Ett|ttmL"}, "holds 1 layers of multi-token prediction of 0"),
+        ({**PP2, "pipeline_model_parallel_layout": "Ett|tL"}, "4 layers, but the stages hold 3"),
+    ],
+)  # fmt: skip
+def test_sizes_that_cannot_be_counted_are_refused_by_name(change, blamed):
+    model = {**TINY, **change}
+    with pytest.raises(PlanError) as refused:
+        make_plan({"model": model})
+    assert blamed in str(refused.value)

@@ -205,7 +205,7 @@ def test_a_sink_that_raises_keeps_nothing_from_the_others(recorder, caplog):
     assert recorder.steps == [1, 2]
     (failure,) = metrics.failures
     assert (failure.sink, failure.count, str(failure.first)) == (broken, 4, "no space left")
-    assert caplog.messages == [f"metrics were lost: {failure}"]
+    assert caplog.messages == [f"metrics: {failure}"]
     assert str(failure) == "Broken failed 4 times, first with OSError('no space left')"
 
 

@@ -77,14 +77,3 @@ def test_a_file_in_which_all_stands_is_not_touched(tmp_path):
     run(tmp_path, range(4, 5), resume_step=3)
     assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
     assert len(list(tmp_path.iterdir())) == 2
-
-
-def test_every_and_keep(tmp_path):
-    sink = TensorBoardSink(tmp_path, every=2, keep=lambda name: name in ("lm loss", "iteration-time"))
-    with Metrics([sink], log_interval=3) as metrics:
-        for step in range(1, 7):
-            metrics.record(step, {"lm loss": 1.0, "other": 1.0})
-    assert {tag: [step for step, _ in points] for tag, points in scalars(tmp_path).items()} == {
-        "lm loss": [2, 3, 4, 6],
-        "iteration-time": [3, 6],
-    }

@@ -16,62 +16,121 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from mb_metrics.background import BackgroundSink as BackgroundSink
+    from mb_metrics.build import build_reductions as build_reductions
+    from mb_metrics.build import build_samplers as build_samplers
     from mb_metrics.build import build_sinks as build_sinks
     from mb_metrics.config import LoggerConfig as LoggerConfig
+    from mb_metrics.filtered import FilterSink as FilterSink
     from mb_metrics.flops import FlopsPerToken as FlopsPerToken
     from mb_metrics.flops import gpt_flops_per_token as gpt_flops_per_token
     from mb_metrics.flops_model import model_flops_per_token as model_flops_per_token
     from mb_metrics.flops_shape import UnknownFlopsError as UnknownFlopsError
+    from mb_metrics.gradient_norms import report_l2_norm_grad as report_l2_norm_grad
+    from mb_metrics.log_records import configure_logging as configure_logging
+    from mb_metrics.memory import MEMORY_KEYS as MEMORY_KEYS
+    from mb_metrics.memory import reduce_max_memory_across_pp_group as reduce_max_memory_across_pp_group
+    from mb_metrics.memory import report_memory as report_memory
     from mb_metrics.metrics import Metrics as Metrics
+    from mb_metrics.names import BRIDGE_ALIASES as BRIDGE_ALIASES
+    from mb_metrics.names import mlflow_name as mlflow_name
+    from mb_metrics.norms import NormGroups as NormGroups
+    from mb_metrics.norms import calc_dtensor_params_l2_norm as calc_dtensor_params_l2_norm
+    from mb_metrics.norms import calc_params_l2_norm as calc_params_l2_norm
+    from mb_metrics.norms import param_is_not_shared as param_is_not_shared
     from mb_metrics.peaks import peak_tflops as peak_tflops
     from mb_metrics.record import Evaluation as Evaluation
     from mb_metrics.record import Interval as Interval
     from mb_metrics.record import Row as Row
+    from mb_metrics.redact import hide_secrets as hide_secrets
+    from mb_metrics.reductions import (
+        logical_and_across_model_parallel_group as logical_and_across_model_parallel_group,
+    )
+    from mb_metrics.reductions import (
+        reduce_max_stat_across_model_parallel_group as reduce_max_stat_across_model_parallel_group,
+    )
     from mb_metrics.rules import RULES as RULES
     from mb_metrics.rules import Rule as Rule
     from mb_metrics.runtime import report_runtime as report_runtime
+    from mb_metrics.samplers import MemorySampler as MemorySampler
+    from mb_metrics.sink import FanOutSink as FanOutSink
     from mb_metrics.sink import Sink as Sink
     from mb_metrics.sink import SinkFailure as SinkFailure
+    from mb_metrics.sinks.comet import CometSink as CometSink
     from mb_metrics.sinks.console import ConsoleSink as ConsoleSink
     from mb_metrics.sinks.jsonl import JsonlSink as JsonlSink
     from mb_metrics.sinks.jsonl import read_jsonl as read_jsonl
+    from mb_metrics.sinks.mlflow import MlflowSink as MlflowSink
     from mb_metrics.sinks.tensorboard import TensorBoardSink as TensorBoardSink
+    from mb_metrics.sinks.wandb import WandbSink as WandbSink
     from mb_metrics.throughput import Rates as Rates
     from mb_metrics.throughput import report_throughput as report_throughput
 
 __all__ = [
+    "BRIDGE_ALIASES",
+    "MEMORY_KEYS",
     "RULES",
+    "BackgroundSink",
+    "CometSink",
     "ConsoleSink",
     "Evaluation",
+    "FanOutSink",
+    "FilterSink",
     "FlopsPerToken",
     "Interval",
     "JsonlSink",
     "LoggerConfig",
+    "MemorySampler",
     "Metrics",
+    "MlflowSink",
+    "NormGroups",
     "Rates",
     "Row",
     "Rule",
     "Sink",
     "SinkFailure",
     "TensorBoardSink",
+    "UnknownFlopsError",
+    "WandbSink",
+    "build_reductions",
+    "build_samplers",
     "build_sinks",
+    "calc_dtensor_params_l2_norm",
+    "calc_params_l2_norm",
+    "configure_logging",
     "gpt_flops_per_token",
+    "hide_secrets",
+    "logical_and_across_model_parallel_group",
+    "mlflow_name",
+    "model_flops_per_token",
+    "param_is_not_shared",
     "peak_tflops",
     "read_jsonl",
+    "reduce_max_memory_across_pp_group",
+    "reduce_max_stat_across_model_parallel_group",
+    "report_l2_norm_grad",
+    "report_memory",
     "report_runtime",
     "report_throughput",
-    "UnknownFlopsError",
-    "model_flops_per_token",
 ]
 _HOMES = {
+    "BRIDGE_ALIASES": "names",
+    "MEMORY_KEYS": "memory",
     "RULES": "rules",
+    "BackgroundSink": "background",
+    "CometSink": "sinks.comet",
     "ConsoleSink": "sinks.console",
     "Evaluation": "record",
+    "FanOutSink": "sink",
+    "FilterSink": "filtered",
     "FlopsPerToken": "flops",
     "Interval": "record",
     "JsonlSink": "sinks.jsonl",
     "LoggerConfig": "config",
+    "MemorySampler": "samplers",
     "Metrics": "metrics",
+    "MlflowSink": "sinks.mlflow",
+    "NormGroups": "norms",
     "Rates": "throughput",
     "Row": "record",
     "Rule": "rules",
@@ -79,11 +138,25 @@ _HOMES = {
     "SinkFailure": "sink",
     "TensorBoardSink": "sinks.tensorboard",
     "UnknownFlopsError": "flops_shape",
+    "WandbSink": "sinks.wandb",
+    "build_reductions": "build",
+    "build_samplers": "build",
     "build_sinks": "build",
+    "calc_dtensor_params_l2_norm": "norms",
+    "calc_params_l2_norm": "norms",
+    "configure_logging": "log_records",
     "gpt_flops_per_token": "flops",
+    "hide_secrets": "redact",
+    "logical_and_across_model_parallel_group": "reductions",
+    "mlflow_name": "names",
     "model_flops_per_token": "flops_model",
+    "param_is_not_shared": "norms",
     "peak_tflops": "peaks",
     "read_jsonl": "sinks.jsonl",
+    "reduce_max_memory_across_pp_group": "memory",
+    "reduce_max_stat_across_model_parallel_group": "reductions",
+    "report_l2_norm_grad": "gradient_norms",
+    "report_memory": "memory",
     "report_runtime": "runtime",
     "report_throughput": "throughput",
 }

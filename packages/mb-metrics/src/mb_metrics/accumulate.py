@@ -2,11 +2,11 @@
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from numbers import Real
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from mb_metrics.record import Row
 
@@ -19,6 +19,7 @@ class DeviceScalar(Protocol):
 
 
 Value = float | DeviceScalar | None
+Reduction = Literal["mean", "sum", "max"]
 
 
 class _Copy(Protocol):
@@ -34,9 +35,16 @@ class RecordedStep:
     row: Row
     packed: Sequence[Any]
 
-    def with_values(self, values: Mapping[str, float]) -> "RecordedStep":
+    def with_values(self, values: Mapping[str, float], packed: Sequence[Any] = ()) -> "RecordedStep":
         """Return the same step with more metrics after its own."""
-        return replace(self, row=replace(self.row, values={**self.row.values, **values}))
+        row = replace(self.row, values={**self.row.values, **values})
+        return RecordedStep(row=row, packed=[*self.packed, *packed])
+
+    def without(self, names: Collection[str]) -> "RecordedStep":
+        """Return the same step without some of its metrics."""
+        kept = {name: value for name, value in self.row.values.items() if name not in names}
+        packed = import_module("mb_metrics.tensors").without(self.packed, names) if self.packed else ()
+        return RecordedStep(row=replace(self.row, values=kept), packed=packed)
 
 
 def take(values: Mapping[str, Value]) -> tuple[dict[str, float], Sequence[Any]]:
@@ -76,14 +84,53 @@ def _tensor_type() -> Any:
     return () if torch is None else torch.Tensor
 
 
+class OverRanks:
+    """Which metrics are reduced over the ranks of a group, and how.
+
+    Args:
+        group: A torch process group.
+        how: Metric name to "mean", "sum" or "max"; the same on every rank.
+
+    Raises:
+        ValueError: `how` names another reduction.
+    """
+
+    def __init__(self, group: object, how: Mapping[str, Reduction]) -> None:
+        for name, reduction in how.items():
+            if reduction not in ("mean", "sum", "max"):
+                raise ValueError(
+                    f"metrics.reduce: {name!r} is to be reduced by {reduction!r}; that is none of mean, sum, max. "
+                    "Choose one of them."
+                )
+        self._group = group
+        self._how = how
+
+    def own(self, steps: Sequence[RecordedStep]) -> list[RecordedStep]:
+        """Return the steps without what would have to be reduced: for a rank that cannot ask the others."""
+        return [step.without(self._how) for step in steps]
+
+    def batch(self, steps: Sequence[RecordedStep], *, read: bool) -> "Batch | None":
+        """Reduce some steps, all metrics in one collective, and begin the copy to the host if they are to be `read`.
+
+        Collective over the group; every rank gives the same number of steps. A rank that did not record a metric in
+        a step does not count in it. The host does not wait for the device.
+        """
+        tensors = import_module("mb_metrics.tensors")
+        values = [(step.row.values, step.packed) for step in steps]
+        reduced = tensors.reduce_over_ranks(values, how=self._how, group=self._group)
+        return Batch(self.own(steps), reduced=reduced) if read else None
+
+
 class Batch:
     """Steps whose device values are copied to the host together; the copy starts at construction."""
 
-    def __init__(self, steps: Sequence[RecordedStep]) -> None:
+    def __init__(self, steps: Sequence[RecordedStep], *, reduced: Sequence[Any] = ()) -> None:
         self._steps = tuple(steps)
+        self._reduced = bool(reduced)
         self._copy: _Copy | None = None
-        if any(step.packed for step in steps):
-            self._copy = import_module("mb_metrics.tensors").HostCopy([step.packed for step in steps])
+        packed = [step.packed for step in steps] + [[part] for part in reduced]
+        if any(packed):
+            self._copy = import_module("mb_metrics.tensors").HostCopy(packed)
 
     def ready(self) -> bool:
         """Tell whether `rows` would return without waiting for the device."""
@@ -93,7 +140,10 @@ class Batch:
         """Return the finished rows, waiting for the device where the copy is still under way."""
         if self._copy is None:
             return [step.row for step in self._steps]
-        return [
-            replace(step.row, values={**step.row.values, **values})
-            for step, values in zip(self._steps, self._copy.read(), strict=True)
-        ]
+        read, count = self._copy.read(), len(self._steps)
+        rows = [{**step.row.values, **own} for step, own in zip(self._steps, read, strict=False)]
+        if self._reduced:
+            reduced, ranks = read[count : 2 * count], read[2 * count :]
+            for row, values, counts in zip(rows, reduced, ranks, strict=True):
+                row.update({name: value for name, value in values.items() if counts[name]})
+        return [replace(step.row, values=values) for step, values in zip(self._steps, rows, strict=True)]

@@ -1,56 +1,160 @@
-"""From a `LoggerConfig` to the sinks that it asks for."""
+"""From a `LoggerConfig` to what it asks for: sinks, samplers, reductions."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 
+from mb_metrics.accumulate import Reduction, Value
+from mb_metrics.background import BackgroundSink
 from mb_metrics.config import LoggerConfig
+from mb_metrics.filtered import FilterSink
 from mb_metrics.names import ITERATION_TIME, LOSS_SCALE, PERPLEXITY, WORLD_SIZE
+from mb_metrics.samplers import MemorySampler, memory_names
 from mb_metrics.sink import Sink
 from mb_metrics.sinks.console import ConsoleSink, TextStream
 from mb_metrics.sinks.jsonl import JsonlSink
+
+QUEUE = 10_000
+CLOSE_SECONDS = 30.0
 
 
 def build_sinks(
     config: LoggerConfig,
     *,
     jsonl: str | Path | None = None,
+    folder: str | Path | None = None,
     resume_step: int | None = None,
+    run_config: Mapping[str, object] | None = None,
     stream: TextStream | None = None,
 ) -> list[Sink]:
-    """Return the sinks for the one rank that writes: console, JSONL if `jsonl` names a file, TensorBoard if asked.
+    """Return the sinks for the one rank that writes: console and JSONL, TensorBoard and trackers as asked.
 
-    Empty with `skip_train_metrics_log`. TensorBoard gets the groups that the `log_..._to_tensorboard` fields ask
-    for; JSONL gets everything. With `resume_step`, rows of later steps are dropped from JSONL and TensorBoard.
+    Empty with `skip_train_metrics_log`. Console and JSONL write at once; TensorBoard, W&B, MLflow and Comet work in
+    the background, each with a queue of 10,000 steps, and have 30 s to finish at the end. These four get the groups
+    that the `log_..._to_tensorboard` fields ask for, every `tensorboard_log_interval` steps; JSONL gets everything.
+
+    Args:
+        config: The logging section.
+        jsonl: The metrics file; None: no JSONL.
+        folder: The run folder, where trackers keep their run's id ("wandb_run.json", ...) and local files; None: the
+            folder of `jsonl`, or without one nowhere, so that no tracker's run is ever continued.
+        resume_step: The last step that stands: rows of later steps are dropped where that can be done, and the runs of
+            trackers are continued. See `JsonlSink` and `RunFile`.
+        run_config: The whole configuration, shown by trackers; secrets are left out.
+        stream: Where the console prints; None: standard output.
 
     Raises:
-        ModuleNotFoundError: `tensorboard_dir` is set and tensorboard is not installed.
+        ModuleNotFoundError: a back-end is asked for and not installed.
     """
     if config.skip_train_metrics_log:
         return []
+    if folder is None and jsonl is not None:
+        folder = Path(jsonl).parent
     sinks: list[Sink] = [ConsoleSink(stream, throughput=config.log_throughput)]
     if jsonl is not None:
         sinks.append(JsonlSink(jsonl, resume_step=resume_step))
+    trackers = _trackers(
+        config,
+        folder=None if folder is None else Path(folder),
+        resume_step=resume_step,
+        run_config=run_config,
+    )
+    keep = _wanted_groups(config)
+    for sink in trackers:
+        filtered = FilterSink(sink, every=config.tensorboard_log_interval, keep=keep)
+        sinks.append(BackgroundSink(filtered, capacity=QUEUE, close_seconds=CLOSE_SECONDS))
+    return sinks
+
+
+def build_samplers(config: LoggerConfig) -> list[Callable[[int], Mapping[str, Value]]]:
+    """Return what `Metrics(samplers=...)` needs to measure memory and energy as asked; for every rank."""
+    samplers: list[Callable[[int], Mapping[str, Value]]] = []
+    if config.skip_train_metrics_log:
+        return samplers
+    if config.log_memory_to_tensorboard or config.log_device_memory_used:
+        samplers.append(
+            MemorySampler(
+                allocator=config.log_memory_to_tensorboard,
+                keys=config.memory_keys,
+                device=config.log_device_memory_used,
+                every=config.log_memory_interval,
+            )
+        )
+    return samplers
+
+
+def build_reductions(config: LoggerConfig) -> dict[str, Reduction]:
+    """Return what `Metrics(group=..., reduce=...)` needs so that memory is the largest of the group's ranks."""
+    if config.skip_train_metrics_log or not (
+        config.log_memory_to_tensorboard or config.log_device_memory_used
+    ):
+        return {}
+    return dict.fromkeys(memory_names(config.memory_keys, device=config.log_device_memory_used), "max")
+
+
+def _trackers(
+    config: LoggerConfig,
+    *,
+    folder: Path | None,
+    resume_step: int | None,
+    run_config: Mapping[str, object] | None,
+) -> list[Sink]:
+    sinks: list[Sink] = []
     if config.tensorboard_dir is not None:
-        door = import_module("mb_metrics.sinks.tensorboard")
         sinks.append(
-            door.TensorBoardSink(
-                config.tensorboard_dir,
-                resume_step=resume_step,
-                every=config.tensorboard_log_interval,
-                keep=_tensorboard_filter(config),
-                queue_size=config.tensorboard_queue_size,
+            import_module("mb_metrics.sinks.tensorboard").TensorBoardSink(
+                config.tensorboard_dir, resume_step=resume_step, queue_size=config.tensorboard_queue_size
+            )
+        )
+
+    def run(tracker: str) -> dict[str, object]:
+        file = None if folder is None else folder / f"{tracker}_run.json"
+        return {"run_file": file, "resume_step": resume_step, "config": run_config}
+
+    if config.wandb_project:
+        sinks.append(
+            import_module("mb_metrics.sinks.wandb").WandbSink(
+                config.wandb_project,
+                name=config.wandb_exp_name,
+                entity=config.wandb_entity,
+                folder=config.wandb_save_dir or folder,
+                **run("wandb"),
+            )
+        )
+    if config.mlflow_experiment:
+        sinks.append(
+            import_module("mb_metrics.sinks.mlflow").MlflowSink(
+                config.mlflow_experiment,
+                run_name=config.mlflow_run_name,
+                tracking_uri=config.mlflow_tracking_uri,
+                tags=config.mlflow_tags,
+                description=config.mlflow_description,
+                files=config.mlflow_log_artifacts,
+                **run("mlflow"),
+            )
+        )
+    if config.comet_project:
+        sinks.append(
+            import_module("mb_metrics.sinks.comet").CometSink(
+                config.comet_project,
+                name=config.comet_experiment_name,
+                workspace=config.comet_workspace,
+                api_key=config.comet_api_key,
+                tags=config.comet_tags,
+                **run("comet"),
             )
         )
     return sinks
 
 
-def _tensorboard_filter(config: LoggerConfig) -> Callable[[str], bool]:
+def _wanted_groups(config: LoggerConfig) -> Callable[[str], bool]:
     groups: list[tuple[bool, Callable[[str], bool]]] = [
         (config.log_throughput_to_tensorboard, lambda name: name.startswith("throughput/")),
         (config.log_timers_to_tensorboard, lambda name: name == ITERATION_TIME),
         (config.log_loss_scale_to_tensorboard, lambda name: name == LOSS_SCALE),
         (config.log_world_size_to_tensorboard, lambda name: name == WORLD_SIZE),
         (config.log_validation_ppl_to_tensorboard, lambda name: name.endswith(PERPLEXITY)),
+        (config.log_runtime_to_tensorboard, lambda name: name.startswith("time/")),
+        (config.log_l2_norm_grad_to_tensorboard, lambda name: name.startswith("l2_norm/")),
     ]
     return lambda name: all(wanted or not belongs(name) for wanted, belongs in groups)

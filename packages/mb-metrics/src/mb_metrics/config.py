@@ -1,6 +1,6 @@
 """The configuration of logging, under the field names of Megatron trainers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 
@@ -8,7 +8,9 @@ from typing import Literal
 class LoggerConfig:
     """What a training run logs, and where.
 
-    `mb_metrics.rules` refuses the fields that nothing in this version acts on, rather than pass over them.
+    `build_sinks`, `build_samplers`, `build_reductions` and `configure_logging` carry it out. `mb_metrics.rules` refuses
+    the fields that nothing acts on, rather than pass over them. TensorBoard, Weights & Biases, MLflow and Comet get
+    the same metrics: where a field says TensorBoard, it means all four.
     """
 
     skip_train_metrics_log: bool = False
@@ -27,7 +29,7 @@ class LoggerConfig:
     tensorboard_dir: str | None = None
     """Folder of the TensorBoard event files; None: no TensorBoard."""
     tensorboard_log_interval: int = 1
-    """Steps between points in TensorBoard."""
+    """Steps between points in TensorBoard; the last step of a log interval is written in any case."""
     tensorboard_queue_size: int = 1000
     """Events held for TensorBoard's writing thread before the training thread waits for it."""
     log_throughput_to_tensorboard: bool = False
@@ -41,7 +43,7 @@ class LoggerConfig:
     log_world_size_to_tensorboard: bool = False
     """Write the number of processes to TensorBoard."""
     log_memory_to_tensorboard: bool = False
-    """Write device memory statistics to TensorBoard."""
+    """Write device memory statistics, the largest over pipeline stages, to TensorBoard."""
     log_l2_norm_grad_to_tensorboard: bool = False
     """Write the gradient norm of each parameter to TensorBoard."""
     log_runtime_to_tensorboard: bool = False
@@ -60,7 +62,7 @@ class LoggerConfig:
     memory_keys: dict[str, str] | None = None
     """Which entries of torch.cuda.memory_stats() to report, and their names; None: a built-in table."""
     log_memory_interval: int | None = None
-    """Steps between memory reports."""
+    """Steps between memory reports, a multiple of log_interval; None: each log interval."""
     log_device_memory_used: bool = False
     """Report device memory as the driver sees it."""
 
@@ -74,7 +76,7 @@ class LoggerConfig:
     logging_level: int | None = None
     """Level of Python's logging; None: the environment's MEGATRON_LOGGING_LEVEL, else INFO."""
     filter_warnings: bool = True
-    """Drop log records of level WARNING."""
+    """Drop log records of level WARNING, except the trainer's own."""
     modules_to_filter: list[str] | None = None
     """Logger names whose records, and those of loggers below them, are dropped."""
     set_level_for_all_loggers: bool = False
@@ -85,7 +87,7 @@ class LoggerConfig:
     wandb_exp_name: str | None = None
     """Weights & Biases run name."""
     wandb_save_dir: str | None = None
-    """Folder of Weights & Biases' local files; None: wandb/ beside the checkpoints."""
+    """Folder of Weights & Biases' local files; None: wandb/ in the run folder."""
     wandb_entity: str | None = None
     """Weights & Biases team or user."""
 
@@ -108,8 +110,8 @@ class LoggerConfig:
     """Comet experiment name, required with a project."""
     comet_workspace: str | None = None
     """Comet workspace; None: the account's default."""
-    comet_api_key: str | None = None
-    """Comet key; None: the environment's COMET_API_KEY."""
+    comet_api_key: str | None = field(default=None, repr=False)
+    """Comet key; None: the environment's COMET_API_KEY, which is the place for it."""
     comet_tags: list[str] | None = None
     """Tags of the Comet experiment."""
 

@@ -5,14 +5,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import TracebackType
+from typing import Literal
 
-from mb_metrics.accumulate import Batch, RecordedStep, Value, take
+from mb_metrics.accumulate import Batch, OverRanks, RecordedStep, Reduction, Value, take
 from mb_metrics.clock import StepClock
-from mb_metrics.names import BATCH_SIZE, ITERATION_TIME, WORLD_SIZE
+from mb_metrics.names import BATCH_SIZE, BRIDGE_ALIASES, ITERATION_TIME, WORLD_SIZE
+from mb_metrics.pace import SECONDS, Pace
 from mb_metrics.record import Evaluation, Interval, Row
-from mb_metrics.sink import SafeSinks, Sink, SinkFailure
+from mb_metrics.sink import FanOutSink, Sink, SinkFailure
 from mb_metrics.throughput import Speed, Totals, total
 
 _logger = logging.getLogger(__name__)
@@ -30,21 +34,37 @@ class Metrics:
     `with metrics.pause()`. It is averaged over `throughput_window` steps, by default over the log interval; TFLOP/s
     and MFU are of the interval.
 
-    Give sinks to one rank only. Without sinks nothing is recorded, and nothing costs anything.
+    Give sinks to one rank only. Without sinks and `group` nothing is recorded, and nothing costs anything.
+
+    With a `group`, the metrics in `reduce` are those of all its ranks: at a log interval's end they are reduced on the
+    device, all steps and metrics in one collective. `record`, `evaluation`, `flush` and `close` are then collective
+    over the group, and so is `with`: each rank makes the same calls, with the same steps. A rank that does not have a
+    metric (a loss exists on the last pipeline stage only) leaves it out. A `with` block that is left by an exception
+    asks no other rank: the steps since the last log interval come without those metrics.
 
     Args:
         sinks: Where the records go. A sink that raises never ends the run: see `failures`.
         log_interval: Steps between summaries.
-        total_steps: Length of the run, for the console.
+        total_steps: Length of the run in steps, for the console and the time left.
+        total_samples: Length of the run in samples; with it the time left is right while the batch size grows.
         world_size: Devices that share the work; samples and tokens are counted over all of them.
         flops_per_token: Floating-point operations of one token, forward and backward; without it no TFLOP/s.
         peak_tflops: Dense peak TFLOP/s of one device, the denominator of MFU; without it no MFU.
         throughput_window: Steps over which throughput is averaged.
+        group: A torch process group, over which the metrics in `reduce` are reduced.
+        reduce: Metric name to "mean", "sum" or "max" over the ranks; the same on every rank.
+        samplers: Called with the step at the end of each log interval; what they return (memory, energy) goes into its
+                last row.
+        time_unit: Also record time spent and time left ("time/total", "time/remaining_estimate") in seconds, minutes,
+            hours or days at each log interval.
+        aliases: "bridge" adds the names that Megatron-Bridge has for some metrics, or a mapping of your own from name
+            to further name; for dashboards that exist.
         clock: Seconds, monotonic.
         wall_clock: Seconds since the epoch.
 
     Raises:
-        ValueError: one of the numbers is not positive.
+        ValueError: one of the numbers is not positive; `reduce`, `time_unit` or `aliases` is none of the above;
+            `reduce` without `group`.
     """
 
     def __init__(  # noqa: PLR0913 - settings, each by name
@@ -53,28 +73,42 @@ class Metrics:
         *,
         log_interval: int = 10,
         total_steps: int | None = None,
+        total_samples: int | None = None,
         world_size: int = 1,
         flops_per_token: float | None = None,
         peak_tflops: float | None = None,
         throughput_window: int | None = None,
+        group: object | None = None,
+        reduce: Mapping[str, Reduction] | None = None,
+        samplers: Sequence[Callable[[int], Mapping[str, Value]]] = (),
+        time_unit: str | None = None,
+        aliases: Literal["bridge"] | Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.perf_counter,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         _require_positive(
             log_interval=log_interval,
             total_steps=total_steps,
+            total_samples=total_samples,
             world_size=world_size,
             flops_per_token=flops_per_token,
             peak_tflops=peak_tflops,
             throughput_window=throughput_window,
         )
-        self._sinks = SafeSinks(sinks)
+        self._over_ranks = _over_ranks(group, reduce)
+        self._samplers = tuple(samplers)
+        self._time_unit = _known_unit(time_unit)
+        self._aliases = _known_aliases(aliases)
+        self._sinks = FanOutSink(sinks)
+        self._active = bool(sinks) or self._over_ranks is not None
         self._log_interval = log_interval
         self._total_steps = total_steps
         self._speed = Speed(world_size=world_size, flops_per_token=flops_per_token, peak_tflops=peak_tflops)
         self._clock = StepClock(clock)
+        self._pace = Pace(clock, total_steps=total_steps, total_samples=total_samples)
         self._wall_clock = wall_clock
         self._closed = False
+        self._alone = False
         self._last_step: int | None = None
         self._consumed_samples: int | None = None
         self._steps: list[RecordedStep] = []
@@ -85,11 +119,15 @@ class Metrics:
 
     def __enter__(self) -> "Metrics":
         self._clock.restart()
+        self._pace.restart()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if error is not None:
+            self._alone = True
+            self._sinks.fail()
         try:
             self.close()
         except RuntimeError as unread:  # a device that failed; what ended the run must not be hidden by it
@@ -128,7 +166,7 @@ class Metrics:
             TypeError: a value is neither a number nor a tensor that this rank can read alone.
             ValueError: a tensor has not exactly one element; the step is not a later one; `close` was called.
         """
-        if not len(self._sinks):
+        if not self._active:
             return
         self._check(step)
         numbers, packed = take(values)
@@ -146,6 +184,7 @@ class Metrics:
         lap = Totals(seconds=self._clock.lap(), steps=1, samples=samples, tokens=tokens)
         self._laps.append(lap)
         self._window.append(lap)
+        self._pace.step(step, samples=samples, consumed_samples=self._consumed_samples)
         self._last_step = step
         self._deliver(wait=False)
         if step % self._log_interval == 0:
@@ -162,7 +201,7 @@ class Metrics:
             TypeError: a loss is neither a number nor a tensor that this rank can read alone.
             ValueError: a tensor has not exactly one element; `close` was called.
         """
-        if not len(self._sinks):
+        if not self._active:
             return
         self._check(None)
         self.flush()
@@ -176,10 +215,16 @@ class Metrics:
             skipped=False,
             consumed_samples=consumed_samples,
         )
-        (row,) = Batch([RecordedStep(row=row, packed=packed)]).rows()
-        self._sinks.write_evaluation(
-            Evaluation(step=step, time=row.time, losses=row.values, consumed_samples=consumed_samples)
-        )
+        batch = self._batch([RecordedStep(row=row, packed=packed)])
+        if batch is not None:
+            (row,) = batch.rows()
+            self._sinks.write_evaluation(
+                Evaluation(step=step, time=row.time, losses=row.values, consumed_samples=consumed_samples)
+            )
+
+    def keep_file(self, path: str | Path, name: str | None = None) -> None:
+        """Let the sinks that keep files (MLflow) keep a file or folder, under its own name or another."""
+        self._sinks.write_file(Path(path), name or Path(path).name)
 
     def pause(self) -> AbstractContextManager[None]:
         """Leave the time in this block (an evaluation, a checkpoint) out of throughput and step time."""
@@ -231,26 +276,84 @@ class Metrics:
         if self._steps:
             extra = {ITERATION_TIME: rates.step_seconds, WORLD_SIZE: float(self._speed.world_size)}
             extra |= window.rates(world_size=self._speed.world_size) | rates.values
-            self._steps[-1] = self._steps[-1].with_values(extra)
+            if self._time_unit is not None:
+                extra |= self._pace.values(self._time_unit)
+            self._steps[-1] = self._sampled(self._steps[-1].with_values(extra))
         self._deliver(wait=True)  # of the interval before
-        self._send(partial(Interval, total_steps=self._total_steps, rates=rates))
+        self._send(
+            partial(
+                Interval, total_steps=self._total_steps, rates=rates, seconds_left=self._pace.seconds_left
+            )
+        )
         self._deliver(wait=False)
+
+    def _sampled(self, step: RecordedStep) -> RecordedStep:
+        for sample in self._samplers:
+            numbers, packed = take(sample(step.row.step))
+            step = step.with_values(numbers, packed)
+        return step
 
     def _send(self, summary: Callable[..., Interval] | None) -> None:
         if self._steps or summary is not None:
-            self._under_way.append((Batch(self._steps), summary))
+            batch = self._batch(self._steps)
+            if batch is not None:
+                self._under_way.append((batch, summary))
             self._steps = []
+
+    def _batch(self, steps: Sequence[RecordedStep]) -> Batch | None:
+        """Begin the copy of some steps; None on a rank that only takes part in the reduction. Collective."""
+        over, read = self._over_ranks, len(self._sinks) > 0
+        if over is None or not steps:
+            return Batch(steps) if read else None
+        if self._alone:
+            return Batch(over.own(steps)) if read else None
+        return over.batch(steps, read=read)
 
     def _deliver(self, *, wait: bool) -> None:
         while self._under_way and (wait or self._under_way[0][0].ready()):
             batch, summary = self._under_way.popleft()
-            rows = batch.rows()
+            rows = [self._aliased(row) for row in batch.rows()]
             if rows:
                 self._sinks.write_rows(rows)
                 self._rows.extend(rows)
             if summary is not None:
                 self._sinks.write_interval(summary(rows=tuple(self._rows)))
                 self._rows = []
+
+    def _aliased(self, row: Row) -> Row:
+        more = {alias: row.values[name] for name, alias in self._aliases.items() if name in row.values}
+        return replace(row, values={**row.values, **more}) if more else row
+
+
+def _over_ranks(group: object | None, reduce: Mapping[str, Reduction] | None) -> OverRanks | None:
+    if group is not None and reduce:
+        return OverRanks(group, reduce)
+    if reduce:
+        raise ValueError(
+            f"metrics.reduce: no group to reduce {', '.join(reduce)} over, so that this rank's values would pass for "
+            "those of all. Give a group, or no reduce."
+        )
+    return None
+
+
+def _known_unit(unit: str | None) -> str | None:
+    if unit is not None and unit not in SECONDS:
+        raise ValueError(
+            f"metrics.time_unit: no unit {unit!r}; times are in one of {', '.join(SECONDS)}. Choose one, or None for "
+            "no times."
+        )
+    return unit
+
+
+def _known_aliases(aliases: str | Mapping[str, str] | None) -> Mapping[str, str]:
+    if aliases is None or isinstance(aliases, Mapping):
+        return aliases or {}
+    if aliases != "bridge":
+        raise ValueError(
+            f"metrics.aliases: nobody's names are {aliases!r}; the ones known are 'bridge'. Choose it, or give a "
+            "mapping from name to further name."
+        )
+    return BRIDGE_ALIASES
 
 
 def _require_positive(**numbers: float | None) -> None:

@@ -1,5 +1,8 @@
 """What the metrics are called: one name for each, the same in every sink."""
 
+import re
+from collections.abc import Mapping
+
 LEARNING_RATE = "learning-rate"
 BATCH_SIZE = "batch-size"
 LOSS_SCALE = "loss-scale"
@@ -18,6 +21,15 @@ POWER = "power/gpu"
 TFLOPS_PER_DEVICE = "throughput/tflops/device"
 TFLOPS = "throughput/tflops"
 MFU = "throughput/mfu"
+TIME_TOTAL = "time/total"
+TIME_LEFT = "time/remaining_estimate"
+PEAK_MEMORY = "memory/mem-max-allocated-gigabytes"
+
+BRIDGE_ALIASES: Mapping[str, str] = {
+    TFLOPS_PER_DEVICE: "throughput/tflops_per_device",
+    "memory/mem-alloc-retries": "memory/mem-alloc-retires",
+}
+"""Right name to the name that Megatron-Bridge gave the same number in one of its back-ends."""
 
 VALIDATION = " validation"
 PERPLEXITY = " validation ppl"
@@ -54,3 +66,13 @@ def has_samples_axis(name: str) -> bool:
     """Tell whether sinks with a choice of axis also plot the metric against consumed samples."""
     without_twin = (CONSUMED_SAMPLES, ITERATION_TIME, SKIPPED_SAMPLES, DECOUPLED_LEARNING_RATE)
     return "/" not in name and name not in without_twin
+
+
+def mlflow_name(name: str) -> str:
+    """Return a metric's name as MLflow takes it: at most one "/", and word characters, ".", "-", " " and ":" only.
+
+    "@" becomes "_at_", a run of "/" one "/", a further "/" and any other character "_": "a@b/c//d" becomes
+    "a_at_b/c_d". A "/" at the start or the end, which MLflow refuses as a path, is left out.
+    """
+    group, slash, rest = re.sub("/+", "/", name.replace("@", "_at_")).strip("/").partition("/")
+    return re.sub(r"[^\w/.\- :]", "_", f"{group}{slash}{rest.replace('/', '_')}")

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mb_metrics.names import PERPLEXITY, VALIDATION, is_loss
+from mb_metrics.names import CONSUMED_SAMPLES, PERPLEXITY, VALIDATION, is_loss
 from mb_metrics.throughput import Rates
 
 _LARGEST_EXPONENT = 20.0
@@ -29,6 +29,11 @@ class Row:
     """Samples (sequences) consumed since the run began; None: not known."""
 
     @property
+    def values_and_samples(self) -> dict[str, float]:
+        """The values, and the samples consumed, where known, as a metric of their own."""
+        return _with_samples(self.values, self.consumed_samples)
+
+    @property
     def has_nonfinite_loss(self) -> bool:
         """Whether a loss of this step is NaN or infinite."""
         return any(is_loss(name) and not math.isfinite(value) for name, value in self.values.items())
@@ -44,6 +49,8 @@ class Interval:
     """Length of the run in steps."""
     rates: Rates
     """Step time, throughput and MFU, pauses left out."""
+    seconds_left: float | None = None
+    """Estimated time to the end of the run, pauses like those so far included; None: not known."""
 
     @property
     def last(self) -> Row:
@@ -85,6 +92,8 @@ class Evaluation:
     """Loss name to mean loss, under the names of training ("lm loss")."""
     consumed_samples: int | None
     """Training samples consumed before the evaluation; None: not known."""
+    perplexities: bool = True
+    """Whether `values` has perplexities."""
 
     @property
     def values(self) -> dict[str, float]:
@@ -92,8 +101,19 @@ class Evaluation:
         named: dict[str, float] = {}
         for name, loss in self.losses.items():
             named[name + VALIDATION] = loss
-            named[name + PERPLEXITY] = perplexity(loss)
+            if self.perplexities:
+                named[name + PERPLEXITY] = perplexity(loss)
         return named
+
+    @property
+    def values_and_samples(self) -> dict[str, float]:
+        """The values, and the samples consumed, where known, as a metric of their own."""
+        return _with_samples(self.values, self.consumed_samples)
+
+
+def _with_samples(values: Mapping[str, float], consumed_samples: int | None) -> dict[str, float]:
+    samples = {} if consumed_samples is None else {CONSUMED_SAMPLES: float(consumed_samples)}
+    return samples | dict(values)
 
 
 def perplexity(loss: float) -> float:

@@ -1,5 +1,6 @@
 """What a `LoggerConfig` must fulfil: pure functions on values, with reason, remedy and an example of each side."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -51,13 +52,6 @@ def _needs_package(package: str) -> Callable[..., str | None]:
     return test
 
 
-def _not_available(backend: str) -> Callable[..., str | None]:
-    def test(*wishes: object) -> str | None:
-        return f"{backend} is asked for and not available in this version" if any(wishes) else None
-
-    return test
-
-
 def _named_run(id: str, fields: tuple[str, str], backend: str) -> Rule:
     return Rule(
         id=id,
@@ -84,15 +78,24 @@ def _installed(id: str, fields: tuple[str, ...], package: str) -> Rule:
     )
 
 
-def _backend(id: str, fields: tuple[str, ...], backend: str) -> Rule:
+def _belongs_to(id: str, main: str, others: tuple[str, ...], backend: str) -> Rule:
+    """Refuse settings of a back-end that is off."""
+    paths = (f"logger.{main}", *(f"logger.{name}" for name in others))
+
+    def test(asked: object, *settings: object) -> str | None:
+        idle = [
+            f"{name}={value!r}" for name, value in zip(others, settings, strict=True) if value and not asked
+        ]
+        return f"{', '.join(idle)} without {main}" if idle else None
+
     return Rule(
         id=id,
-        fields=fields,
-        test=_not_available(backend),
-        why="this version writes to the console, JSONL and TensorBoard; nothing would reach it",
-        fix=f"Leave {fields[0]} and its like unset; metrics.jsonl holds every metric of every step.",
-        fails=dict.fromkeys(fields) | {fields[0]: "x"},
-        passes=dict.fromkeys(fields),
+        fields=paths,
+        test=test,
+        why=f"{backend} is off without {main}, and what was meant for it would be passed over in silence",
+        fix=f"Set logger.{main}, or unset the others.",
+        fails=dict.fromkeys(paths) | {paths[1]: "x"},
+        passes=dict.fromkeys(paths) | {paths[0]: "x", paths[1]: "x"},
     )
 
 
@@ -149,29 +152,16 @@ def _inert(id: str, field: str, default: object, asked: object, fix: str) -> Rul
 
 _LEAVE = "Leave it at its default."
 
-_INERT: tuple[tuple[str, object, object, str], ...] = (
-    ("log_memory_to_tensorboard", False, True, _LEAVE),
-    ("memory_keys", None, {"num_ooms": "ooms"}, _LEAVE),
-    ("log_memory_interval", None, 10, _LEAVE),
-    ("log_device_memory_used", False, True, _LEAVE),
-    ("log_l2_norm_grad_to_tensorboard", False, True, f"{_LEAVE} The norm of the whole gradient is logged."),
-    (
-        "log_runtime_to_tensorboard",
-        False,
-        True,
-        f"{_LEAVE} mb_metrics.report_runtime gives the same numbers.",
-    ),
-    ("log_params_norm", False, True, f"{_LEAVE} A norm of your own can be recorded as params-norm."),
-    ("log_energy", False, True, _LEAVE),
-    ("log_num_zeros_in_grad", False, True, "Set optimizer.log_num_zeros_in_grad."),
-    ("log_max_attention_logit", False, True, "Set model.log_max_attention_logit."),
-    ("barrier_with_L1_time", True, False, "Set optimizer.barrier_with_L1_time."),
-    ("timing_log_option", "minmax", "all", _LEAVE),
-    ("moe_routing_trace_path", None, "traces", _LEAVE),
-    ("moe_routing_trace_max_training_iters", None, 10, _LEAVE),
-    ("moe_routing_trace_capture_logits", False, True, _LEAVE),
-    ("moe_routing_trace_capture_hidden_states", False, True, _LEAVE),
-    ("moe_routing_trace_dump_weights", False, True, _LEAVE),
+_INERT: tuple[tuple[int, str, object, object, str], ...] = (
+    (19, "log_num_zeros_in_grad", False, True, "Set optimizer.log_num_zeros_in_grad."),
+    (20, "log_max_attention_logit", False, True, "Set model.log_max_attention_logit."),
+    (21, "barrier_with_L1_time", True, False, "Set optimizer.barrier_with_L1_time."),
+    (22, "timing_log_option", "minmax", "all", _LEAVE),
+    (23, "moe_routing_trace_path", None, "traces", _LEAVE),
+    (24, "moe_routing_trace_max_training_iters", None, 10, _LEAVE),
+    (25, "moe_routing_trace_capture_logits", False, True, _LEAVE),
+    (26, "moe_routing_trace_capture_hidden_states", False, True, _LEAVE),
+    (27, "moe_routing_trace_dump_weights", False, True, _LEAVE),
 )
 
 
@@ -179,15 +169,50 @@ def _timers(level: int) -> str | None:
     return f"timing_log_level={level} asks for timers of parts of a step" if level > 0 else None
 
 
+def _named_or_unnamed(project: str | None, name: str | None) -> str | None:
+    return f"wandb_exp_name is empty for project {project!r}" if project and name == "" else None
+
+
+def _key_in_config(key: str | None) -> str | None:
+    return f"a key of {len(key)} characters is in the configuration" if key else None
+
+
+def _password_in_address(address: str | None) -> str | None:
+    if address is None or not re.search(r"//[^/@\s]*:[^/@\s]+@", address):
+        return None
+    return f"the address holds a password ({re.sub(r'//[^/@]+@', '//***@', address)})"
+
+
+def _memory_interval(every: int | None, log_interval: int) -> str | None:
+    if every is None or (every > 0 and log_interval > 0 and every % log_interval == 0):
+        return None
+    return f"log_memory_interval={every} is no multiple of log_interval={log_interval}"
+
+
+def _idle_memory_settings(
+    keys: Mapping[str, str] | None, every: int | None, allocator: bool, device: bool
+) -> str | None:
+    if keys and not allocator:
+        return f"memory_keys={keys} without log_memory_to_tensorboard"
+    if every is not None and not (allocator or device):
+        return f"log_memory_interval={every} without log_memory_to_tensorboard or log_device_memory_used"
+    return None
+
+
+_MEMORY = (
+    "logger.memory_keys",
+    "logger.log_memory_interval",
+    "logger.log_memory_to_tensorboard",
+    "logger.log_device_memory_used",
+)
+
 RULES: tuple[Rule, ...] = (
     _named_run("V052", ("logger.mlflow_experiment", "logger.mlflow_run_name"), "MLflow"),
     _installed("V053", _paths("mlflow", _MLFLOW), "mlflow"),
     _named_run("V054", ("logger.comet_project", "logger.comet_experiment_name"), "Comet"),
     _installed("V055", _paths("comet", _COMET), "comet_ml"),
     _installed("L01", ("logger.tensorboard_dir",), "tensorboard"),
-    _backend("L02", _paths("wandb", _WANDB), "Weights & Biases"),
-    _backend("L03", _paths("mlflow", _MLFLOW), "MLflow"),
-    _backend("L04", _paths("comet", _COMET), "Comet"),
+    _installed("L02", _paths("wandb", _WANDB), "wandb"),
     _positive("L05", "log_interval", "it divides the step, and counts steps between lines"),
     _positive("L06", "throughput_window_size", "throughput is averaged over that many steps"),
     _positive("L07", "tensorboard_log_interval", "it divides the step, and counts steps between points"),
@@ -204,13 +229,59 @@ RULES: tuple[Rule, ...] = (
         id="L10",
         fields=("logger.timing_log_level",),
         test=_timers,
-        why="this version times the whole step only; nothing would be logged",
-        fix="Set it to 0.",
+        why="such a timer makes the host wait for the device at both ends of each part, which slows what it measures;"
+        " the trainer times whole steps",
+        fix="Set it to 0, and see the parts of a step with the profiler.",
         fails={"logger.timing_log_level": 1},
         passes={"logger.timing_log_level": -1},
     ),
-    *(
-        _inert(f"L{number}", field, default, asked, fix)
-        for number, (field, default, asked, fix) in enumerate(_INERT, start=11)
+    *(_inert(f"L{number}", field, default, asked, fix) for number, field, default, asked, fix in _INERT),
+    Rule(
+        id="L30",
+        fields=("logger.wandb_project", "logger.wandb_exp_name"),
+        test=_named_or_unnamed,
+        why="an empty name is a slip, a variable that was not set, say",
+        fix="Set logger.wandb_exp_name, or None to let Weights & Biases make a name up.",
+        fails={"logger.wandb_project": "gpt", "logger.wandb_exp_name": ""},
+        passes={"logger.wandb_project": "gpt", "logger.wandb_exp_name": None},
+    ),
+    _belongs_to("L31", "wandb_project", tuple(f"wandb_{name}" for name in _WANDB[1:]), "Weights & Biases"),
+    _belongs_to("L32", "mlflow_experiment", tuple(f"mlflow_{name}" for name in _MLFLOW[1:]), "MLflow"),
+    _belongs_to("L33", "comet_project", tuple(f"comet_{name}" for name in _COMET[1:]), "Comet"),
+    Rule(
+        id="L34",
+        fields=("logger.comet_api_key",),
+        test=_key_in_config,
+        why="a configuration is printed, and stored in the run folder and in checkpoints",
+        fix="Unset it and set COMET_API_KEY in the environment.",
+        fails={"logger.comet_api_key": "x"},
+        passes={"logger.comet_api_key": None},
+    ),
+    Rule(
+        id="L35",
+        fields=("logger.mlflow_tracking_uri",),
+        test=_password_in_address,
+        why="a configuration is printed, and stored in the run folder and in checkpoints",
+        fix="Leave user and password out of it, and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD.",
+        fails={"logger.mlflow_tracking_uri": "https://me:secret@mlflow.example"},
+        passes={"logger.mlflow_tracking_uri": "https://mlflow.example"},
+    ),
+    Rule(
+        id="L36",
+        fields=("logger.log_memory_interval", "logger.log_interval"),
+        test=_memory_interval,
+        why="memory is measured at the end of a log interval",
+        fix="Set it to a multiple of logger.log_interval, or to None for every log interval.",
+        fails={"logger.log_memory_interval": 15, "logger.log_interval": 10},
+        passes={"logger.log_memory_interval": 20, "logger.log_interval": 10},
+    ),
+    Rule(
+        id="L37",
+        fields=_MEMORY,
+        test=_idle_memory_settings,
+        why="they say how memory is logged, and it is not",
+        fix="Set logger.log_memory_to_tensorboard=true, or unset them.",
+        fails=dict(zip(_MEMORY, ({"num_ooms": "ooms"}, None, False, False), strict=True)),
+        passes=dict(zip(_MEMORY, ({"num_ooms": "ooms"}, 10, True, False), strict=True)),
     ),
 )

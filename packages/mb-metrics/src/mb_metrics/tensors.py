@@ -1,10 +1,11 @@
 """The door to torch: scalars that stay on their device until a whole interval of them is copied at once."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 _Kind = tuple[torch.device, torch.dtype]
@@ -50,6 +51,85 @@ def _refusal(name: str, value: Tensor) -> Exception:
         f"metrics: {name!r} is a {type(value).__name__}, spread over ranks, and gathering it is a collective "
         "that one rank alone must not start. Pass value.full_tensor(), on every rank."
     )
+
+
+def without(packed: Sequence[Packed], names: Collection[str]) -> list[Packed]:
+    """Return packed metrics without some of them, without a host synchronisation."""
+    kept = []
+    for part in packed:
+        keep = [index for index, name in enumerate(part.names) if name not in names]
+        if len(keep) == len(part.names):
+            kept.append(part)
+        elif keep:
+            vector = torch.stack([part.vector[index] for index in keep])
+            kept.append(Packed(tuple(part.names[index] for index in keep), vector))
+    return kept
+
+
+def reduce_over_ranks(
+    steps: Sequence[tuple[Mapping[str, float], Sequence[Packed]]],
+    *,
+    how: Mapping[str, str],
+    group: dist.ProcessGroup,
+) -> list[Packed]:
+    """Return each step's metrics reduced over a group, then, as many again, how many ranks had each of them.
+
+    Collective over `group`: one all-gather of 16 bytes per rank, step and metric, from which every rank reduces for
+    itself, since one all-reduce cannot add up and take the largest at once. The host does not wait for the device.
+
+    Args:
+        steps: Numbers by name, and packed device values, of each step; the same number of steps on every rank.
+        how: Metric name to "mean", "sum" or "max"; the same on every rank. Other metrics are passed over.
+        group: The ranks.
+    """
+    names = sorted(how, key=lambda name: (how[name], name))
+    device = _device_of(group)
+    own = _table(steps, names, device=device)
+    everyone = own.new_empty((group.size(), *own.shape))
+    dist.all_gather_into_tensor(everyone, own, group=group)
+    present = everyone[:, 1] > 0
+    zeros = everyone[:, 0].masked_fill(~present, 0.0)
+    counts = present.sum(dim=0)
+    totals = zeros.sum(dim=0)
+    largest = everyone[:, 0].masked_fill(~present, -torch.inf).amax(dim=0)
+    by = {"max": largest, "mean": totals / counts, "sum": totals}
+    reduced = torch.stack([by[how[name]][:, column] for column, name in enumerate(names)], dim=1)
+    return [Packed(tuple(names), row) for table in (reduced, counts.to(own.dtype)) for row in table]
+
+
+def _device_of(group: dist.ProcessGroup) -> torch.device:
+    if "nccl" in dist.get_backend(group):
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def _table(
+    steps: Sequence[tuple[Mapping[str, float], Sequence[Packed]]],
+    names: Sequence[str],
+    *,
+    device: torch.device,
+) -> Tensor:
+    """Return values and whether they were measured, of shape [2, steps, names], on the device of the group."""
+    columns = {name: column for column, name in enumerate(names)}
+    host = [[[0.0] * len(names) for _ in steps] for _ in range(2)]
+    parts: list[Tensor] = []
+    places: list[int] = []
+    for index, (numbers, packed) in enumerate(steps):
+        for name in numbers.keys() & columns.keys():
+            host[0][index][columns[name]] = numbers[name]
+            host[1][index][columns[name]] = 1.0
+        for part in without(packed, {name for each in packed for name in each.names} - columns.keys()):
+            parts.append(part.vector.to(device, torch.float64, non_blocking=device.type == "cuda"))
+            places += [index * len(names) + columns[name] for name in part.names]
+    table = _to_device(torch.tensor(host, dtype=torch.float64).view(2, len(steps), len(names)), device)
+    if parts:
+        table.view(-1).index_copy_(0, _to_device(torch.tensor(places), device), torch.cat(parts))
+    return table
+
+
+def _to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy without a host synchronisation, which a copy from pageable memory would be."""
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 class HostCopy:

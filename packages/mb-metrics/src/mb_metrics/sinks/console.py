@@ -47,7 +47,12 @@ class ConsoleSink:
     def write_interval(self, interval: Interval) -> None:
         """Print two lines."""
         self._print(iteration_line(interval, throughput=self._throughput, losses=self._losses))
-        self._print(step_time_line(interval.rates))
+        line = step_time_line(interval.rates)
+        memory = interval.last.values.get(names.PEAK_MEMORY)
+        line += _piece(" | peak memory: {:.1f} GB", memory)
+        if interval.seconds_left is not None:
+            line += f" | time left: {_duration(interval.seconds_left)}"
+        self._print(line)
 
     def write_evaluation(self, evaluation: Evaluation) -> None:
         """Print one line."""
@@ -75,6 +80,14 @@ def step_time_line(rates: Rates) -> str:
     if rates.mfu is not None:
         line += f" | MFU: {100 * rates.mfu:.1f}% of {rates.peak_tflops:.1f} TFLOP/s"
     return line
+
+
+def _duration(seconds: float) -> str:
+    """Return hours, minutes and seconds as 1:02:03, with days before them where there are any."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    return (f"{days} d " if days else "") + f"{hours}:{minutes:02}:{rest:02}"
 
 
 def _finite(number: float | None) -> float:

@@ -3,7 +3,7 @@
 Install it with `pip install "mb-metrics[tensorboard]"`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
@@ -12,7 +12,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from mb_metrics.names import ITERATION_TIME, VERSUS_SAMPLES, has_samples_axis
+from mb_metrics.names import VERSUS_SAMPLES, has_samples_axis
 from mb_metrics.record import Evaluation, Interval, Row
 
 
@@ -26,8 +26,6 @@ class TensorBoardSink:
         folder: Where the event files are; it is made. TensorBoard shows it as one run.
         resume_step: The last step that stands: one before the first (0, or -1 where steps count from 0) begins anew,
             None continues after what is there.
-        every: Steps between points; the last step of a log interval is written in any case.
-        keep: Which metrics to write, by name; None: all.
         queue_size: Events held for the writing thread before `write_rows` waits for it.
     """
 
@@ -36,22 +34,17 @@ class TensorBoardSink:
         folder: str | Path,
         *,
         resume_step: int | None = None,
-        every: int = 1,
-        keep: Callable[[str], bool] | None = None,
         queue_size: int = 1000,
     ) -> None:
         Path(folder).mkdir(parents=True, exist_ok=True)
         if resume_step is not None:
             drop_later_steps(folder, resume_step)
         self._writer = EventFileWriter(str(folder), max_queue_size=queue_size)
-        self._every = every
-        self._keep = keep
 
     def write_rows(self, rows: Sequence[Row]) -> None:
-        """Write the points of the steps that are due."""
+        """Write the points of the next steps."""
         for row in rows:
-            if row.step % self._every == 0 or ITERATION_TIME in row.values:
-                self._write(row.step, row.time, row.consumed_samples, row.values)
+            self._write(row.step, row.time, row.consumed_samples, row.values)
 
     def write_interval(self, interval: Interval) -> None:
         """Bring what was written to disk; the last row of an interval carries its rates."""
@@ -68,10 +61,9 @@ class TensorBoardSink:
 
     def _write(self, step: int, time: float, samples: int | None, values: Mapping[str, float]) -> None:
         # A row's points and, right after them, their twins: `drop_later_steps` relies on this order.
-        kept = {name: value for name, value in values.items() if self._keep is None or self._keep(name)}
-        self._add(step, time, kept)
+        self._add(step, time, values)
         if samples is not None:
-            twins = {name + VERSUS_SAMPLES: kept[name] for name in kept if has_samples_axis(name)}
+            twins = {name + VERSUS_SAMPLES: values[name] for name in values if has_samples_axis(name)}
             self._add(samples, time, twins)
 
     def _add(self, step: int, time: float, values: Mapping[str, float]) -> None:

@@ -1,0 +1,218 @@
+"""A sink that works in a thread of its own: however slow or broken it is, the training thread never waits for it."""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mb_metrics.record import Evaluation, Interval, Row
+from mb_metrics.redact import hide_in_text
+from mb_metrics.sink import FileSink, Sink, SinkFailure, StatusSink
+
+_logger = logging.getLogger(__name__)
+_PERMANENT = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    action: Callable[[], None]
+    weight: int
+
+
+class BackgroundSink:
+    """Hands records to another sink from a thread, in order, through a bounded queue.
+
+    An `OSError` of the sink (its server is down, its disk is full) is taken as passing: the record waits and is
+    tried again, after `retry_seconds`, then twice as long, up to `longest_retry_seconds`. Any other error loses that
+    record. When the queue is full, the oldest that wait are dropped. What was dropped is counted in `failures`; the
+    beginning and the end of an outage, and the first drop, are logged as warnings.
+
+    `close` waits for the queue to empty and for the sink to close, `close_seconds` at most; then it gives up, counts
+    what was left as dropped, and leaves the thread, a daemon, to the end of the process.
+
+    Args:
+        sink: Where the records go; it is called from the thread alone.
+        capacity: Steps and evaluations that may wait; None: all of them.
+        close_seconds: How long `close` may take.
+        retry_seconds: Time before the first new try.
+        longest_retry_seconds: Longest time between tries.
+        clock: Seconds, monotonic.
+
+    Raises:
+        ValueError: `capacity` is not positive.
+    """
+
+    def __init__(
+        self,
+        sink: Sink,
+        *,
+        capacity: int | None = 10_000,
+        close_seconds: float = 10.0,
+        retry_seconds: float = 1.0,
+        longest_retry_seconds: float = 30.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if capacity is not None and capacity <= 0:
+            raise ValueError(
+                f"BackgroundSink: no place for a record (capacity={capacity}), so every one would be dropped. Give it "
+                "room, or None for no bound."
+            )
+        self._sink = sink
+        self._capacity = capacity
+        self._close_seconds = close_seconds
+        self._retry_seconds = retry_seconds
+        self._longest_retry_seconds = longest_retry_seconds
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        # Guarded by _changed:
+        self._jobs: deque[_Job] = deque()
+        self._waiting = 0
+        self._under_way: _Job | None = None
+        self._retrying = False
+        self._deadline: float | None = None
+        self._errors = 0
+        self._first: Exception | None = None
+        self._dropped = 0
+
+    @property
+    def failures(self) -> tuple[SinkFailure, ...]:
+        """Empty as long as nothing went wrong."""
+        with self._changed:
+            if not self._errors and not self._dropped:
+                return ()
+            return (
+                SinkFailure(sink=self._sink, count=self._errors, first=self._first, dropped=self._dropped),
+            )
+
+    def write_rows(self, rows: Sequence[Row]) -> None:
+        """Queue the next steps."""
+        self._queue(lambda: self._sink.write_rows(rows), weight=len(rows))
+
+    def write_interval(self, interval: Interval) -> None:
+        """Queue the summary of a log interval."""
+        self._queue(lambda: self._sink.write_interval(interval), weight=0)
+
+    def write_evaluation(self, evaluation: Evaluation) -> None:
+        """Queue an evaluation."""
+        self._queue(lambda: self._sink.write_evaluation(evaluation), weight=1)
+
+    def write_file(self, path: Path, name: str) -> None:
+        """Queue a file, if the sink keeps files."""
+        sink = self._sink
+        if isinstance(sink, FileSink):
+            self._queue(lambda: sink.write_file(path, name), weight=0)
+
+    def fail(self) -> None:
+        """Queue the news that the run was ended by an error, if the sink shows it."""
+        sink = self._sink
+        if isinstance(sink, StatusSink):
+            self._queue(sink.fail, weight=0)
+
+    def close(self) -> None:
+        """Wait until everything is written and the sink is closed, `close_seconds` at most."""
+        thread = self._queue(self._sink.close, weight=0)
+        with self._changed:
+            self._deadline = self._clock() + self._close_seconds
+            self._changed.notify_all()
+        thread.join(self._close_seconds)
+        with self._changed:
+            if thread.is_alive():
+                self._dropped += self._waiting + (self._under_way.weight if self._under_way else 0)
+                self._jobs.clear()
+                self._waiting = 0
+                self._under_way = None
+
+    def _queue(self, action: Callable[[], None], *, weight: int) -> threading.Thread:
+        with self._changed:
+            self._jobs.append(_Job(action=action, weight=weight))
+            self._waiting += weight
+            dropped = self._make_room()
+            first_drop = dropped > 0 and not self._dropped
+            self._dropped += dropped
+            self._changed.notify_all()
+            if self._thread is None:
+                name = f"metrics to {type(self._sink).__name__}"
+                self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+                self._thread.start()
+            thread = self._thread
+        if first_drop:
+            self._warn("is too slow or down; its queue is full and the oldest records are dropped")
+        return thread
+
+    def _make_room(self) -> int:
+        """Drop the oldest records that wait, the one that is being tried again first; return how many."""
+        dropped = 0
+        while self._capacity is not None and self._waiting > self._capacity and len(self._jobs) > 1:
+            if self._retrying and self._under_way is not None:
+                dropped += self._under_way.weight
+                self._under_way = None
+                continue
+            oldest = self._jobs.popleft()
+            self._waiting -= oldest.weight
+            dropped += oldest.weight
+        return dropped
+
+    def _work(self) -> None:
+        while (job := self._next()) is not None:
+            self._carry_out(job)
+
+    def _next(self) -> _Job | None:
+        with self._changed:
+            self._under_way = None
+            while not self._jobs:
+                if self._deadline is not None:
+                    return None
+                self._changed.wait()
+            self._under_way = self._jobs.popleft()
+            self._waiting -= self._under_way.weight
+            return self._under_way
+
+    def _carry_out(self, job: _Job) -> None:
+        delay = self._retry_seconds
+        outage = False
+        while True:
+            try:
+                job.action()
+            except Exception as error:  # noqa: BLE001 - counted and logged; a metric is never worth a training run
+                passing = isinstance(error, OSError) and not isinstance(error, _PERMANENT)
+                self._count(error, lost=0 if passing else job.weight)
+                if not outage:
+                    what = "its records wait" if passing else "the record is lost"
+                    self._warn(f"raised {hide_in_text(repr(error))}; {what}")
+                outage = True
+                if not passing or not self._wait(delay):
+                    return
+                delay = min(2 * delay, self._longest_retry_seconds)
+            else:
+                if outage:
+                    self._warn("takes records again")
+                return
+
+    def _wait(self, seconds: float) -> bool:
+        """Wait before the next try; return False when `close` has no more time for one."""
+        with self._changed:
+            if self._deadline is not None:
+                left = self._deadline - self._clock()
+                if left <= 0:
+                    self._dropped += self._under_way.weight if self._under_way else 0
+                    self._under_way = None
+                    return False
+                seconds = min(seconds, self._retry_seconds, left)
+            self._retrying = True
+            self._changed.wait_for(lambda: self._under_way is None, seconds)
+            self._retrying = False
+            return self._under_way is not None
+
+    def _count(self, error: Exception, *, lost: int) -> None:
+        with self._changed:
+            self._errors += 1
+            self._first = self._first or error
+            if self._under_way is not None:
+                self._dropped += lost
+
+    def _warn(self, what: str) -> None:
+        _logger.warning("metrics: %s %s", type(self._sink).__name__, what)

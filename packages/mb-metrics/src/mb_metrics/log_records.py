@@ -1,0 +1,56 @@
+"""Python's logging, set up as a `LoggerConfig` asks."""
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+
+from mb_metrics.config import LoggerConfig
+
+OWN = ("mb_",)
+_LEVEL = "MEGATRON_LOGGING_LEVEL"
+
+
+def configure_logging(
+    config: LoggerConfig,
+    *,
+    own: Sequence[str] = OWN,
+    root: logging.Logger | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> None:
+    """Set levels and filters: once, after handlers were added to the root logger.
+
+    The level is `logging_level`, else the environment's MEGATRON_LOGGING_LEVEL (a number), else INFO. It is set on the
+    root logger, and with `set_level_for_all_loggers` on every logger that exists. The handlers of the root logger drop
+    records of `modules_to_filter` and, with `filter_warnings`, those of level WARNING that are not of the trainer's own
+    packages (loggers whose name starts with one of `own`).
+
+    Raises:
+        ValueError: the environment's level is not a number.
+    """
+    root = root or logging.getLogger()
+    level = config.logging_level if config.logging_level is not None else _level_of(environment)
+    root.setLevel(level)
+    if config.set_level_for_all_loggers:
+        for name in list(root.manager.loggerDict):
+            logging.getLogger(name).setLevel(level)
+    dropped = tuple(config.modules_to_filter or ())
+
+    def passes(record: logging.LogRecord) -> bool:
+        if any(record.name == name or record.name.startswith(f"{name}.") for name in dropped):
+            return False
+        is_foreign_warning = record.levelno == logging.WARNING and not record.name.startswith(tuple(own))
+        return not (config.filter_warnings and is_foreign_warning)
+
+    for handler in root.handlers:
+        handler.addFilter(passes)
+
+
+def _level_of(environment: Mapping[str, str]) -> int:
+    text = environment.get(_LEVEL, str(logging.INFO))
+    try:
+        return int(text)
+    except ValueError as error:
+        raise ValueError(
+            f"{_LEVEL}: {text!r} is no logging level; levels are numbers, 10 for DEBUG, 20 for INFO, 30 for WARNING. "
+            "Set one, or set logger.logging_level."
+        ) from error

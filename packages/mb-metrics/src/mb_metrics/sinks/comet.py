@@ -1,0 +1,132 @@
+"""The door to Comet.
+
+Install it with `pip install "mb-metrics[comet]"`. Importing it lets Comet hook into libraries that are imported later;
+all that it would log of its own accord is switched off here.
+"""
+
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import comet_ml
+
+from mb_metrics.record import Evaluation, Interval, Row
+from mb_metrics.redact import hide_secrets
+from mb_metrics.tracked_run import RunFile, TrackedRun
+
+
+class CometSink:
+    """Logs each row as a step of a Comet experiment.
+
+    The experiment is opened at the first record. With a run file a resumed job continues the same experiment. Comet
+    cannot take a value back: steps that are run again and that it has already are not logged a second time, and
+    "mb_metrics.repeated_steps", among the experiment's other values, names them.
+
+    Args:
+        project: Comet project.
+        name: Name of the experiment.
+        workspace: Comet workspace; None: the account's default.
+        api_key: Comet's key; None: as COMET_API_KEY or Comet's own configuration says.
+        tags: Tags of the experiment.
+        folder: Where an archive is written that `comet upload` sends later; None: send at once.
+        run_file: Where the experiment's key is kept.
+        resume_step: The last step that stands; see `RunFile`.
+        config: Settings of the job, logged as parameters; secrets are left out.
+    """
+
+    def __init__(  # noqa: PLR0913 - settings, each by name
+        self,
+        project: str,
+        *,
+        name: str | None = None,
+        workspace: str | None = None,
+        api_key: str | None = None,
+        tags: Sequence[str] | None = None,
+        folder: str | Path | None = None,
+        run_file: str | Path | None = None,
+        resume_step: int | None = None,
+        config: Mapping[str, object] | None = None,
+    ) -> None:
+        self._where = {"project_name": project, "workspace": workspace}
+        self._name = name
+        self._api_key = api_key
+        self._tags = list(tags or ())
+        self._folder = None if folder is None else str(folder)
+        self._file = RunFile(run_file, resume_step=resume_step)
+        self._config = hide_secrets(config or {})
+        self._experiment: Any = None
+        self._tracked: TrackedRun | None = None
+        self._repeated = range(0)
+
+    def write_rows(self, rows: Sequence[Row]) -> None:
+        """Log the next steps."""
+        for row in rows:
+            self._log(row.step, row.values_and_samples)
+        if rows:
+            self._remember(rows[-1].step)
+
+    def write_interval(self, interval: Interval) -> None:
+        """Do nothing: the last row of an interval carries its rates."""
+
+    def write_evaluation(self, evaluation: Evaluation) -> None:
+        """Log an evaluation."""
+        self._log(evaluation.step, evaluation.values)
+
+    def close(self) -> None:
+        """End the experiment; waits until Comet has sent what it holds, or written its archive."""
+        if self._experiment is not None:
+            self._experiment.end()
+
+    def _log(self, step: int, values: Mapping[str, float]) -> None:
+        if self._experiment is None:
+            self._experiment = self._open()
+        if step not in self._repeated:
+            self._experiment.log_metrics(dict(values), step=step)
+
+    def _remember(self, step: int) -> None:
+        if self._tracked is not None and step not in self._repeated:
+            self._tracked = TrackedRun(id=self._tracked.id, last_step=step)
+            self._file.remember(self._tracked)
+
+    def _open(self) -> Any:
+        found = self._file.found()
+        self._tracked = found or TrackedRun(id=uuid.uuid4().hex)
+        experiment = comet_ml.start(
+            api_key=self._api_key,
+            experiment_key=self._tracked.id,
+            mode="get_or_create",
+            online=self._folder is None,
+            experiment_config=self._settings(),
+            **self._where,
+        )
+        self._file.remember(self._tracked)
+        if found is None:
+            experiment.log_parameters(self._config)
+        else:
+            self._repeated = self._file.superseded(found)
+        if self._repeated:
+            steps = f"{self._repeated.start} to {self._repeated.stop - 1}"
+            experiment.log_other("mb_metrics.repeated_steps", steps)
+        return experiment
+
+    def _settings(self) -> comet_ml.ExperimentConfig:
+        return comet_ml.ExperimentConfig(
+            name=self._name,
+            tags=self._tags,
+            offline_directory=self._folder,
+            log_code=False,
+            log_graph=False,
+            log_git_metadata=False,
+            log_git_patch=False,
+            log_env_details=False,
+            parse_args=False,
+            auto_output_logging="",
+            auto_metric_logging=False,
+            auto_param_logging=False,
+            auto_log_co2=False,
+            auto_histogram_weight_logging=False,
+            auto_histogram_gradient_logging=False,
+            auto_histogram_activation_logging=False,
+            display_summary_level=0,
+        )

@@ -1,0 +1,198 @@
+"""The door to MLflow.
+
+Install it with `pip install "mb-metrics[mlflow]"`. User, password and token are taken from MLflow's environment
+variables (MLFLOW_TRACKING_USERNAME, ...), never from here.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from mlflow.entities import Metric, Param, RunTag
+from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
+
+from mb_metrics.names import mlflow_name
+from mb_metrics.record import Evaluation, Interval, Row
+from mb_metrics.redact import hide_secrets
+from mb_metrics.tracked_run import RunFile, TrackedRun
+
+_Item = TypeVar("_Item")
+
+_METRICS_PER_REQUEST = 1000
+_PARAMS_PER_REQUEST = 100
+_LONGEST_PARAM = 6000
+_LONGEST_KEY = 250
+_LAST_STEP = "mb_metrics.last_step"
+_REPEATED = "mb_metrics.repeated_steps"
+_PASSING = {"TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "INTERNAL_ERROR"}
+
+
+class MlflowSink:
+    """Logs each row as a step of an MLflow run, under MLflow's form of the names (`mb_metrics.names.mlflow_name`).
+
+    The run is opened at the first record; a server that is down raises `ConnectionError`, so that a
+    `BackgroundSink` waits for it. With a run file a resumed job continues the same run. MLflow cannot take a value
+    back: steps that are run again and that it has already are not logged a second time, and the tag
+    "mb_metrics.repeated_steps" names them. Its SQL stores hold an infinite value as the largest double.
+
+    Args:
+        experiment: MLflow experiment; it is made.
+        run_name: Name of the run.
+        tracking_uri: Address of the server or store; None: as MLFLOW_TRACKING_URI says.
+        tags: Tags of the run.
+        description: Free text shown with the run.
+        run_file: Where the run's id is kept.
+        resume_step: The last step that stands; see `RunFile`.
+        config: Settings of the job, logged as parameters; secrets are left out.
+        files: Whether `write_file` uploads.
+    """
+
+    def __init__(  # noqa: PLR0913 - settings, each by name
+        self,
+        experiment: str,
+        *,
+        run_name: str | None = None,
+        tracking_uri: str | None = None,
+        tags: Mapping[str, str] | None = None,
+        description: str | None = None,
+        run_file: str | Path | None = None,
+        resume_step: int | None = None,
+        config: Mapping[str, object] | None = None,
+        files: bool = True,
+    ) -> None:
+        self._experiment = experiment
+        self._run_name = run_name
+        self._uri = tracking_uri
+        self._tags = dict(tags or {}) | ({"mlflow.note.content": description} if description else {})
+        self._file = RunFile(run_file, resume_step=resume_step)
+        self._config = hide_secrets(config or {})
+        self._files = files
+        self._client: MlflowClient | None = None
+        self._run_id: str | None = None
+        self._repeated = range(0)
+        self._sent: int | None = None
+        self._failed = False
+
+    def write_rows(self, rows: Sequence[Row]) -> None:
+        """Log the next steps; tried again after an error, it goes on where it was."""
+        client, run = self._opened()
+        with _Reaching():
+            for batch in self._batches(rows):
+                last = batch[-1].step
+                metrics = [metric for row in batch for metric in _metrics(row, row.values_and_samples)]
+                for chunk in _chunks(metrics, _METRICS_PER_REQUEST):
+                    client.log_batch(run, metrics=chunk, tags=[RunTag(_LAST_STEP, str(last))])
+                self._sent = last
+                self._file.remember(TrackedRun(id=run, last_step=last))
+
+    def write_interval(self, interval: Interval) -> None:
+        """Do nothing: the last row of an interval carries its rates."""
+
+    def write_evaluation(self, evaluation: Evaluation) -> None:
+        """Log an evaluation."""
+        client, run = self._opened()
+        if evaluation.step in self._repeated:
+            return
+        with _Reaching():
+            for chunk in _chunks(_metrics(evaluation, evaluation.values), _METRICS_PER_REQUEST):
+                client.log_batch(run, metrics=chunk)
+
+    def write_file(self, path: Path, name: str) -> None:
+        """Upload a file, or a folder with all that is in it, under a name."""
+        if not self._files:
+            return
+        client, run = self._opened()
+        with _Reaching():
+            if path.is_dir():
+                client.log_artifacts(run, str(path), artifact_path=name)
+            else:
+                client.log_artifact(run, str(path), artifact_path=name)
+
+    def fail(self) -> None:
+        """Let the run be shown as failed."""
+        self._failed = True
+
+    def close(self) -> None:
+        """Let the run be shown as finished."""
+        if self._client is not None and self._run_id is not None:
+            with _Reaching():
+                self._client.set_terminated(self._run_id, status="FAILED" if self._failed else "FINISHED")
+
+    def _batches(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
+        """Yield the rows that MLflow does not have yet, as many at a time as fit into a request."""
+        batch: list[Row] = []
+        size = 0
+        for row in rows:
+            if row.step in self._repeated or (self._sent is not None and row.step <= self._sent):
+                continue
+            count = len(row.values) + 1
+            if batch and size + count > _METRICS_PER_REQUEST:
+                yield batch
+                batch, size = [], 0
+            batch.append(row)
+            size += count
+        if batch:
+            yield batch
+
+    def _opened(self) -> tuple[MlflowClient, str]:
+        if self._client is None or self._run_id is None:
+            with _Reaching():
+                self._client = MlflowClient(tracking_uri=self._uri)
+                self._run_id = self._continued(self._client) or self._begun(self._client)
+        return self._client, self._run_id
+
+    def _continued(self, client: MlflowClient) -> str | None:
+        found = self._file.found()
+        if found is None:
+            return None
+        run = client.get_run(found.id)
+        last = run.data.tags.get(_LAST_STEP)
+        repeated = self._file.superseded(TrackedRun(id=found.id, last_step=int(last) if last else None))
+        client.update_run(found.id, status="RUNNING")
+        if repeated:
+            client.set_tag(found.id, _REPEATED, f"{repeated.start} to {repeated.stop - 1}")
+        self._log_params(client, found.id, known=run.data.params)
+        self._repeated = repeated
+        return found.id
+
+    def _begun(self, client: MlflowClient) -> str:
+        experiment = client.get_experiment_by_name(self._experiment)
+        experiment_id = experiment.experiment_id if experiment else client.create_experiment(self._experiment)
+        run_id: str = client.create_run(experiment_id, run_name=self._run_name, tags=self._tags).info.run_id
+        self._file.remember(TrackedRun(id=run_id))
+        self._log_params(client, run_id, known={})
+        return run_id
+
+    def _log_params(self, client: MlflowClient, run: str, *, known: Mapping[str, str]) -> None:
+        # A parameter cannot be changed: what a resumed job sets differently stays as it was.
+        new = [
+            Param(key, str(value)[:_LONGEST_PARAM])
+            for name, value in self._config.items()
+            if (key := mlflow_name(name)[:_LONGEST_KEY]) not in known
+        ]
+        for chunk in _chunks(new, _PARAMS_PER_REQUEST):
+            client.log_batch(run, params=chunk)
+
+
+class _Reaching:
+    """Turns what MLflow raises when its server cannot be reached into a `ConnectionError`."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, MlflowException) and error.error_code in _PASSING:
+            raise ConnectionError(f"MLflow cannot be reached: {error}") from error
+
+
+def _metrics(record: Row | Evaluation, values: Mapping[str, float]) -> list[Metric]:
+    milliseconds = int(record.time * 1000)
+    return [
+        Metric(mlflow_name(name)[:_LONGEST_KEY], value, milliseconds, record.step)
+        for name, value in values.items()
+    ]
+
+
+def _chunks(items: Sequence[_Item], size: int) -> Iterator[Sequence[_Item]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]

@@ -1,8 +1,10 @@
 """Every rule refuses its own bad example and accepts its good one."""
 
+import re
 from dataclasses import fields
 
 import pytest
+import yaml
 
 from mb_config import (
     RULES,
@@ -77,17 +79,46 @@ def test_fields_exist_in_our_sections_or_are_listed_as_foreign():
     assert set(FOREIGN) <= unknown
 
 
-def test_explain_shows_both_examples():
-    rule = next(rule for rule in RULES if rule.id == "V137")
-    assert explain(rule).splitlines() == [
-        "V137 (error)",
-        "reads:  model.seq_length, model.context_parallel_size",
-        "why:    each context-parallel rank takes two chunks of the sequence, to balance the causal mask",
-        "fix:    Make model.seq_length a multiple of twice model.context_parallel_size.",
-        "fails:  model.seq_length=2050 model.context_parallel_size=2",
-        "        2050 is no multiple of 2 x cp = 4",
-        "passes: model.seq_length=2048 model.context_parallel_size=2",
+def test_explain_shows_both_examples_as_a_file_holds_them():
+    rule = next(rule for rule in RULES if rule.id == "V242")
+    text = explain(rule)
+    assert text.splitlines() == [
+        "V242 (error)",
+        "reads:  train.global_batch_size, train.micro_batch_size, train.decrease_batch_size_if_needed, "
+        "facts.world_size, model.tensor_model_parallel_size, model.pipeline_model_parallel_size, "
+        "model.context_parallel_size",
+        "why:    each replica takes the same number of micro batches",
+        "fix:    Change train.global_batch_size or train.micro_batch_size, or set "
+        "train.decrease_batch_size_if_needed=true.",
+        "fails:",
+        "  train:",
+        "    global_batch_size: 32",
+        "    micro_batch_size: 3",
+        "  facts:  # not in a file: told by options, the launcher or the machine",
+        "    world_size: 8",
+        "  model:",
+        "    tensor_model_parallel_size: 1",
+        "    pipeline_model_parallel_size: 1",
+        "    context_parallel_size: 1",
+        "says:   train.global_batch_size: 32 is no multiple of 24 (micro batch 3 x data parallel 8)",
+        "passes:",
+        *text.partition("passes:\n")[2].splitlines(),
     ]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_the_examples_of_a_page_are_yaml(rule):
+    text = explain(rule)
+    assert yaml.safe_load(text.partition("fails:\n")[2].partition("says:")[0])
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_a_problem_reads_as_a_sentence_in_the_words_of_a_file(rule):
+    message = rule.test(*values(rule, rule.fails))
+    assert re.fullmatch(r"\S.*[^.\s]", message)
+    assert not re.search(r"(?<!segments:)\b(True|False|None)\b", message)
+    assert re.fullmatch(r"[A-Z].*[^.]\.", rule.fix)
+    assert re.fullmatch(r"([a-z]|NCCL|MXFP8|Megatron|ModelOpt|cuBLAS).*[^.]", rule.why)
 
 
 def test_a_valid_config_has_no_problem(make):

@@ -11,8 +11,9 @@ from difflib import get_close_matches
 
 from mb_config.display import show
 from mb_config.errors import ConfigReadError
+from mb_config.explaining import explain
 from mb_config.plain import PlainConfig, read_plain
-from mb_config.problems import Problem, check, explain
+from mb_config.problems import Problem, check
 from mb_config.rules import RULES
 
 _EXAMPLES = """examples:

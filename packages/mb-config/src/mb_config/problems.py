@@ -90,7 +90,7 @@ class Problem:
             "message": self.message,
             "why": self.why,
             "fix": self.fix,
-            "values": {path: _plain(value) for path, value in self.values.items()},
+            "values": {path: plain(value) for path, value in self.values.items()},
             "origin": dict(self.origin),
         }
 
@@ -134,20 +134,6 @@ def refuse(
     errors = [problem for problem in check(sections, rules, facts=facts) if problem.severity == "error"]
     if errors:
         raise ConfigError(errors)
-
-
-def explain(rule: RuleLike) -> str:
-    """A page about a rule: what it reads, why, what to do, an example that fails and one that passes."""
-    lines = [
-        f"{rule.id} ({rule.severity})",
-        f"reads:  {', '.join(rule.fields)}",
-        f"why:    {rule.why}",
-        f"fix:    {rule.fix}",
-        f"fails:  {_example(rule.fails)}",
-        f"        {rule.test(*(rule.fails.get(path) for path in rule.fields))}",
-        f"passes: {_example(rule.passes)}",
-    ]
-    return "\n".join(lines)
 
 
 def _apply(rule: RuleLike, sections: Mapping[str, object], provenance: Origins | None) -> Problem | None:
@@ -199,21 +185,12 @@ def _owned(paths: Iterable[str]) -> list[str]:
     return [path for path in paths if not path.startswith("facts.")]
 
 
-def _plain(value: object) -> object:
+def plain(value: object) -> object:
+    """A value as containers, numbers and text."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return str(value)
-
-
-def _example(values: Mapping[str, object]) -> str:
-    return " ".join(f"{path}={_text(value)}" for path, value in values.items())
-
-
-def _text(value: object) -> str:
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)

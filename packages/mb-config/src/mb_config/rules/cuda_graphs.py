@@ -30,7 +30,7 @@ def full_iteration(implementation: str | None, modules: object, scope: object) -
 def _v150(implementation: str | None) -> str | None:
     if implementation is None or implementation in IMPLEMENTATIONS:
         return None
-    return f"{implementation!r} is none of {', '.join(IMPLEMENTATIONS)}"
+    return f"{implementation!r} is no implementation; there are {', '.join(IMPLEMENTATIONS)}"
 
 
 def _unused(implementation: str | None, modules: object, scope: object) -> str | None:
@@ -61,7 +61,7 @@ def _v153(implementation: str | None, modules: object, scope: object) -> str | N
     wrong = sorted(named - {*MODULES, *_OLD_WAYS})
     if not wrong or implementation == "none":
         return None
-    return f"{', '.join(wrong)} cannot be captured, only {', '.join(MODULES)}"
+    return f"cannot capture {', '.join(wrong)}, only {', '.join(MODULES)}"
 
 
 def _v127(check_nan: bool | None, *graph: object) -> str | None:

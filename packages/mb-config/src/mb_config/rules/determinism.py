@@ -20,9 +20,11 @@ def _v140(deterministic: bool | None, fusion: bool | None) -> str | None:
 
 
 def _v141(deterministic: bool | None, env: Mapping[str, str], backend: str | None) -> str | None:
-    if not deterministic or backend == "gloo" or env.get("NCCL_ALGO") in ALGORITHMS:
+    found = env.get("NCCL_ALGO")
+    if not deterministic or backend == "gloo" or found in ALGORITHMS:
         return None
-    return f"needs NCCL_ALGO in the environment, one of {', '.join(ALGORITHMS)} (NCCL_ALGO={env.get('NCCL_ALGO')})"
+    state = "it is unset" if found is None else f"it is {found}"
+    return f"needs NCCL_ALGO in the environment, one of {', '.join(ALGORITHMS)}, but {state}"
 
 
 def _v142(deterministic: bool | None, env: Mapping[str, str]) -> str | None:

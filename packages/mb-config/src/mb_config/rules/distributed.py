@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mb_config.rules.fsdp import ON as FSDP_ON
 from mb_config.rules.rule import Rule
+from mb_config.rules.wording import assignments, shown
 
 _RECORDER = {
     "flight_recorder_trace_buffer_size": 2000,
@@ -22,7 +23,7 @@ def _v134(decentralized: bool | None, gloo: bool | None) -> str | None:
 def _differ(ours: object, theirs: object) -> str | None:
     if ours is None or theirs is None or ours == theirs:
         return None
-    return f"ddp has {str(ours).lower()}, the optimizer {str(theirs).lower()}"
+    return f"ddp has {shown(ours)}, the optimizer {shown(theirs)}"
 
 
 def _v240(seed: int | None) -> str | None:
@@ -30,12 +31,12 @@ def _v240(seed: int | None) -> str | None:
 
 
 def _recorder(path: str | None, *settings: object) -> str | None:
-    changed = [
-        f"{name}={value}"
-        for (name, default), value in zip(_RECORDER.items(), settings, strict=True)
-        if value not in (None, default)
-    ]
-    return f"is not set, so that {', '.join(changed)} would have no effect" if changed and not path else None
+    if path or all(
+        value in (None, default) for value, default in zip(settings, _RECORDER.values(), strict=True)
+    ):
+        return None
+    given = assignments(_RECORDER, settings, where=lambda value: value is not None)
+    return f"is not set, so that {given} would have no effect"
 
 
 def _needs(on: object, needed: object, name: str) -> str | None:

@@ -16,14 +16,14 @@ def _v159(backend: str | None, dispatcher: str | None, gpu: str) -> str | None:
         return None
     if found[0] in (8, 9) or gpu.lower() in _DEEPEP_BLACKWELL:
         return None
-    return f"deepep does not run on a {gpu}"
+    return f"deepep does not run on {gpu}"
 
 
 def _v160(backend: str | None, dispatcher: str | None, gpu: str) -> str | None:
     found = capability(gpu)
     if dispatcher != "flex" or backend != "hybridep" or found is None or found[0] in (8, 9, 10):
         return None
-    return f"hybridep does not run on a {gpu}"
+    return f"hybridep does not run on {gpu}"
 
 
 RULES: tuple[Rule, ...] = (

@@ -43,7 +43,7 @@ def _v177(manual: bool | None, user_buffers: bool | None) -> str | None:
 def _v178(strategy: str | None, interval: int | None, *on: bool | None) -> str | None:
     if not any(on) or strategy != "optim_grads_params" or not interval:
         return None
-    return f"{interval} asks for whole weights, but the sharding is {strategy}"
+    return f"is {strategy}, but whole weights are to be compared every {interval} steps"
 
 
 def _v179(mapping: bool | None, *on: bool | None) -> str | None:

@@ -56,7 +56,7 @@ def _too_old(gpu: str, *, bf16: object, fp8: object, fp8_recipe: object, fp4: ob
     )
     for wish, what, needed in needs:
         if wish and found < needed:
-            return f"{what} needs compute capability {_dotted(needed)}, but a {gpu} has {_dotted(found)}"
+            return f"{what} needs compute capability {_dotted(needed)}, but {gpu} has {_dotted(found)}"
     return None
 
 

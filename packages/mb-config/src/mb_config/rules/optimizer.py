@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mb_config.rules.precision import both_halves, unknown_dtypes
 from mb_config.rules.rule import Rule
+from mb_config.rules.wording import assignments
 
 _MOMENTS = (
     "optimizer.main_grads_dtype",
@@ -14,12 +15,16 @@ _MOMENTS = (
 
 
 def _low_precision(aware: bool | None, *dtypes: str | None) -> str | None:
-    low = [dtype for dtype in dtypes if dtype not in (None, "float32")]
-    return f"needs use_precision_aware_optimizer ({low[0]})" if low and not aware else None
+    low = assignments(_MOMENTS, dtypes, where=_below_float32)
+    return f"is off beside {low}" if low and not aware else None
+
+
+def _below_float32(dtype: str | None) -> bool:
+    return dtype not in (None, "float32")
 
 
 def _aware(aware: bool | None, algorithm: str | None) -> str | None:
-    return f"knows no optimizer={algorithm}" if aware and algorithm != "adam" else None
+    return f"does not go with optimizer={algorithm}" if aware and algorithm != "adam" else None
 
 
 def _aware_of_shards(aware: bool | None, *sharded: bool | None) -> str | None:

@@ -5,11 +5,19 @@ from __future__ import annotations
 from math import prod
 
 from mb_config.rules.rule import Rule
+from mb_config.rules.wording import assignments
 
 SIZES = (
     "model.tensor_model_parallel_size",
     "model.pipeline_model_parallel_size",
     "model.context_parallel_size",
+)
+
+_ALL_SIZES = (
+    *SIZES,
+    "model.expert_model_parallel_size",
+    "model.expert_tensor_parallel_size",
+    "model.virtual_pipeline_model_parallel_size",
 )
 
 
@@ -31,8 +39,12 @@ def _v030(world: int, tp: int | None, pp: int | None, cp: int | None) -> str | N
 
 
 def _positive(*sizes: int | None) -> str | None:
-    wrong = [size for size in sizes if size is not None and size < 1]
-    return f"a parallel size must be at least 1, not {wrong[0]}" if wrong else None
+    wrong = assignments(_ALL_SIZES, sizes, where=_below_one)
+    return f"{wrong}: a parallel size is at least 1" if wrong else None
+
+
+def _below_one(size: int | None) -> bool:
+    return size is not None and size < 1
 
 
 def _divides(what: str, number: int | None, size: int | None, name: str) -> str | None:
@@ -107,7 +119,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="P01",
-        fields=(*SIZES, "model.expert_model_parallel_size", "model.virtual_pipeline_model_parallel_size"),
+        fields=_ALL_SIZES,
         test=_positive,
         why="it counts processes",
         fix="Set it to 1 to switch that parallelism off.",

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from mb_config.precision_table import PRECISIONS, canonical, precision_field
 from mb_config.rules.rule import Rule
 from mb_config.rules.versions import at_least
+from mb_config.rules.wording import shown
 
 DTYPES = ("float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "uint8")
 
@@ -29,13 +30,13 @@ def _fp4_is_old(fp4: object, version: str) -> str | None:
 
 
 def _v015(fp8: str | None, fp4: str | None) -> str | None:
-    return f"fp8={fp8} comes beside fp4={fp4}" if fp8 and fp4 else None
+    return f"{fp8} comes beside fp4={fp4}" if fp8 and fp4 else None
 
 
 def _twins(param: bool | None, gather: bool | None) -> str | None:
     if param is None or gather is None or param == gather:
         return None
-    return f"is {str(param).lower()}, but its twin is {str(gather).lower()}"
+    return f"is {shown(param)}, but its twin is {shown(gather)}"
 
 
 def unknown_dtypes(*names: str | None) -> str | None:
@@ -49,13 +50,17 @@ def _v147(
 ) -> str | None:
     if not aware or (bool(model_bf16), bool(model_fp16)) == (bool(bf16), bool(fp16)):
         return None
-    return f"the model has bf16={model_bf16} fp16={model_fp16}, the optimizer bf16={bf16} fp16={fp16}"
+    return f"the model computes in {_format(model_bf16, model_fp16)}, the optimizer in {_format(bf16, fp16)}"
+
+
+def _format(bf16: object, fp16: object) -> str:
+    return "bfloat16" if bf16 else "float16" if fp16 else "float32"
 
 
 def _v122(gather: bool | None, recipe: str | None, reuse: bool | None) -> str | None:
     if not gather or recipe != "mxfp8" or reuse:
         return None
-    return "fp8_param_gather with fp8_recipe=mxfp8 does not reuse the gradient buffer"
+    return "is on with fp8_recipe=mxfp8, but the gradient buffer is not reused"
 
 
 def _mxfp8_gather(
@@ -70,7 +75,8 @@ def _v149(offloading: bool | None, version: str, env: Mapping[str, str]) -> str 
     interface = env.get("NVTE_CPU_OFFLOAD_V1")
     if not offloading or not at_least(version, 2, 10) or interface == "1":
         return None
-    return f"needs NVTE_CPU_OFFLOAD_V1=1, not {interface}, with Transformer Engine {version}"
+    found = "it is unset" if interface is None else f"it is {interface}"
+    return f"needs NVTE_CPU_OFFLOAD_V1=1 with Transformer Engine {version}, but {found}"
 
 
 def _v148(offloading: bool | None, implementation: str | None) -> str | None:

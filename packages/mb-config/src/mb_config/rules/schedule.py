@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from mb_config.rules.rule import Rule
+from mb_config.rules.wording import assignments
 
 _ITERATIONS = ("scheduler.lr_decay_iters", "scheduler.lr_warmup_iters", "scheduler.lr_wsd_decay_iters")
 _SAMPLES = ("scheduler.lr_decay_samples", "scheduler.lr_warmup_samples", "scheduler.lr_wsd_decay_samples")
+_LENGTHS_OF_PHASES = (*_ITERATIONS, *_SAMPLES)
 
 
 def _v059(max_steps: int | None) -> str | None:
@@ -25,13 +27,9 @@ def _v061(override: bool | None, stored: bool | None) -> str | None:
 
 
 def _v062(*values: float | None) -> str | None:
-    given = [
-        f"{path.partition('.')[2]}={value}"
-        for path, value in zip((*_ITERATIONS, *_SAMPLES), values, strict=True)
-        if value
-    ]
-    in_steps, in_samples = any(values[:3]), any(values[3:])
-    return f"steps and sequences are mixed ({', '.join(given)})" if in_steps and in_samples else None
+    if not any(values[:3]) or not any(values[3:]):
+        return None
+    return f"steps and sequences are mixed ({assignments(_LENGTHS_OF_PHASES, values, where=bool)})"
 
 
 def _v063(fraction: float | None, iters: int | None, samples: int | None) -> str | None:
@@ -49,28 +47,25 @@ def _fraction(fraction: float | None) -> str | None:
 
 
 def _negative(*values: float | None) -> str | None:
-    wrong = [value for value in values if value is not None and value < 0]
-    return f"a length must not be negative ({wrong[0]})" if wrong else None
+    wrong = assignments(_LENGTHS_OF_PHASES, values, where=_below_zero)
+    return f"{wrong}: a length is not negative" if wrong else None
+
+
+def _below_zero(value: float | None) -> bool:
+    return value is not None and value < 0
 
 
 def _v200(samples: int | None, *values: int | None) -> str | None:
-    if samples is None:
+    if samples is None or not any(values):
         return None
-    given = [
-        f"{path.partition('.')[2]}={value}"
-        for path, value in zip((*_ITERATIONS, "scheduler.max_steps"), values, strict=True)
-        if value
-    ]
-    return f"the length is in sequences, but {', '.join(given)} count steps" if given else None
+    given = assignments((*_ITERATIONS, "scheduler.max_steps"), values, where=bool)
+    return f"the length is in sequences, but {given} count steps"
 
 
 def _v201(samples: int | None, *values: int | None) -> str | None:
-    if samples is not None:
+    if samples is not None or not any(values):
         return None
-    given = [
-        f"{path.partition('.')[2]}={value}" for path, value in zip(_SAMPLES, values, strict=True) if value
-    ]
-    return f"the length is in steps, but {', '.join(given)} count sequences" if given else None
+    return f"the length is in steps, but {assignments(_SAMPLES, values, where=bool)} count sequences"
 
 
 def _v203(max_steps: int | None, iters: int | None, decay: int | None) -> str | None:
@@ -179,7 +174,7 @@ OWN_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="V062",
-        fields=(*_ITERATIONS, *_SAMPLES),
+        fields=_LENGTHS_OF_PHASES,
         test=_v062,
         why="one schedule has one unit",
         fix="Give all lengths of the schedule in steps (..._iters) or all in sequences (..._samples).",
@@ -206,7 +201,7 @@ OWN_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="S02",
-        fields=(*_ITERATIONS, *_SAMPLES),
+        fields=_LENGTHS_OF_PHASES,
         test=_negative,
         why="it counts steps or sequences",
         fix="Set it to 0 or more.",

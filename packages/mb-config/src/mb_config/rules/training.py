@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mb_config.rules.parallelism import SIZES, data_parallel_size
 from mb_config.rules.rule import Rule
+from mb_config.rules.wording import assignments, shown
 
 
 def _v056(iters: int | None, samples: int | None, epochs: float | None, batch: int | None) -> str | None:
@@ -45,7 +46,7 @@ def _not_negative(iters: int | None) -> str | None:
 
 def _batch_sizes(batch: int | None, micro: int | None) -> str | None:
     wrong = [
-        f"{name}={value}"
+        f"{name}={shown(value)}"
         for name, value in (("global_batch_size", batch), ("micro_batch_size", micro))
         if value is None or value < 1
     ]
@@ -92,8 +93,12 @@ def _v247(samples: int | None, batch: int | None) -> str | None:
 
 
 def _v139d(*values: object) -> str | None:
-    moved = [f"{name}={value}" for name, value in zip(MOVED, values, strict=True) if value is not None]
-    return f"{', '.join(moved)} stands in the old place" if moved else None
+    moved = assignments(MOVED, values, where=_is_set)
+    return f"{moved} stands in the old place" if moved else None
+
+
+def _is_set(value: object) -> bool:
+    return value is not None
 
 
 def _v242(

@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from importlib.util import find_spec
 
 import pytest
 
@@ -44,3 +45,13 @@ class Clock:
 @pytest.fixture
 def clock() -> Callable[[], float]:
     return Clock()
+
+
+@pytest.fixture(scope="session")
+def four_ranks():
+    """Four gloo ranks in which Megatron Core can be imported; this process never imports it."""
+    mb_host = pytest.importorskip("mb_host")
+    if find_spec("megatron") is None or find_spec("megatron.core") is None:
+        pytest.skip("needs megatron-core (pip install mb-metrics[mcore])")
+    with mb_host.RankPool(4, timeout_seconds=200) as pool:
+        yield pool

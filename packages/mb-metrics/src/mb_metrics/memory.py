@@ -1,0 +1,154 @@
+"""Device memory: what the allocator says, the largest over stages, and what must be needed at the least."""
+
+import math
+from collections.abc import Iterable, Mapping
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+
+from mb_metrics.flops_shape import Shape
+from mb_metrics.reductions import device_of, is_alone
+
+MEMORY_KEYS: dict[str, str] = {
+    "allocated_bytes.all.current": "mem-allocated-bytes",
+    "active_bytes.all.current": "mem-active-bytes",
+    "inactive_split_bytes.all.current": "mem-inactive-bytes",
+    "reserved_bytes.all.current": "mem-reserved-bytes",
+    "allocated_bytes.all.peak": "mem-max-allocated-bytes",
+    "active_bytes.all.peak": "mem-max-active-bytes",
+    "inactive_split_bytes.all.peak": "mem-max-inactive-bytes",
+    "reserved_bytes.all.peak": "mem-max-reserved-bytes",
+    "num_alloc_retries": "mem-alloc-retries",
+    "allocation.all.current": "mem-allocated-count",
+}
+"""Entries of torch.cuda.memory_stats() that are reported, and their names; "bytes" in a name becomes "gigabytes"."""
+
+_DIGITS = 5
+_MASTER_AND_MOMENTS = 12
+_MOMENTS = 8
+
+
+def report_memory(
+    memory_keys: Mapping[str, str] | None = None, *, stats: Mapping[str, int] | None = None
+) -> dict[str, int | float]:
+    """Return what the CUDA allocator of this rank says, by name; empty where there is no GPU.
+
+    Bytes become gigabytes (10^9) with five significant digits; other numbers are passed on. `memory_keys` maps entries
+    of torch.cuda.memory_stats() to names, instead of `MEMORY_KEYS`; entries that torch does not have are left
+    out. Does not synchronise with the device.
+
+    Args:
+        memory_keys: What to report; None or empty: `MEMORY_KEYS`.
+        stats: The statistics; None: torch.cuda.memory_stats().
+    """
+    found = torch.cuda.memory_stats() if stats is None else stats
+    report: dict[str, int | float] = {}
+    for key, name in (memory_keys or MEMORY_KEYS).items():
+        if key not in found:
+            continue
+        if "bytes" in key:
+            report[name.replace("bytes", "gigabytes")] = _rounded(found[key] / 1e9)
+        else:
+            report[name] = found[key]
+    return report
+
+
+def _rounded(number: float) -> float:
+    return round(number, _DIGITS - 1 - math.floor(math.log10(abs(number)))) if number else 0.0
+
+
+def device_memory_used() -> dict[str, float]:
+    """Return the memory of this rank's GPU that the driver calls used, of all processes, in gigabytes.
+
+    Empty where there is no GPU. Under the name "mem-device-used-gigabytes".
+    """
+    if not torch.cuda.is_available():
+        return {}
+    free, total = torch.cuda.mem_get_info()
+    return {"mem-device-used-gigabytes": _rounded((total - free) / 1e9)}
+
+
+def reduce_max_memory_across_pp_group(
+    memory_report: Mapping[str, int | float], pp_group: ProcessGroup | None
+) -> dict[str, int | float]:
+    """Return the largest value over pipeline stages, name by name; whole numbers stay whole.
+
+    Collective over `pp_group`, one operation: every rank must have the same names in the same order. Returns
+    the report as it is when it is empty or there is one stage.
+    """
+    if not memory_report or is_alone(pp_group):
+        return dict(memory_report)
+    packed = torch.tensor(list(memory_report.values()), dtype=torch.float64, device=device_of(pp_group))
+    dist.all_reduce(packed, op=dist.ReduceOp.MAX, group=pp_group)
+    return {
+        name: int(largest) if isinstance(value, int) and not isinstance(value, bool) else largest
+        for (name, value), largest in zip(memory_report.items(), packed.tolist(), strict=True)
+    }
+
+
+def weight_and_optimizer_bytes(
+    parameters: Iterable[torch.Tensor], *, optimizer_shards: int = 1, gradient_bytes: int = 4
+) -> float:
+    """Return the bytes that weights, gradients and Adam's state of these parameters take on this rank.
+
+    A weight of 2 bytes has a float32 copy in the optimizer, besides two moments; a float32 weight has the moments
+    only. Parameters that are not trained take their weight alone. Source: Rajbhandari et al., "ZeRO" (2020),
+    section 3.1, with gradients of `gradient_bytes`.
+
+    Args:
+        parameters: Those of this rank.
+        optimizer_shards: Ranks that share the optimizer's state (the distributed optimizer's data-parallel size).
+        gradient_bytes: Of one gradient: 4 where they are accumulated in float32.
+    """
+    total = 0.0
+    for parameter in parameters:
+        each = float(parameter.element_size())
+        if parameter.requires_grad:
+            state = _MOMENTS if parameter.element_size() >= 4 else _MASTER_AND_MOMENTS
+            each += gradient_bytes + state / optimizer_shards
+        total += parameter.numel() * each
+    return total
+
+
+def activation_bytes(
+    model: object, *, seq_length: int, micro_batch_size: int, num_microbatches: int | None = None
+) -> float | None:
+    """Return the bytes of the activations that the first pipeline stage holds at its fullest; None: not known.
+
+    Known for a dense GPT with sequence parallelism and selective recomputation: per layer, microbatch of b
+    sequences of s tokens and width h, 34 s b h / t bytes with the feed-forward part scaled to its width, for as many
+    microbatches as are under way on the first stage. Source: Korthikanti et al., "Reducing Activation
+    Recomputation" (2022), section 4.2.3; 16 of the 34 are the feed-forward layer's, three halves of it when gated.
+    """
+    shape = Shape(model)
+    if (
+        shape.value("num_moe_experts") is not None
+        or shape.flag("hybrid_layer_pattern")
+        or not shape.flag("sequence_parallel")
+        or shape.value("recompute_granularity") != "selective"
+    ):
+        return None
+    hidden, stages = shape.hidden, shape.size("pipeline_model_parallel_size", 1)
+    ranks = shape.size("tensor_model_parallel_size", 1) * shape.size("context_parallel_size", 1)
+    per_layer = seq_length * micro_batch_size * (18 * hidden + 2 * shape.matrices * shape.ffn)
+    chunks = shape.size("virtual_pipeline_model_parallel_size", 1)
+    under_way = stages if chunks == 1 else stages + (stages - 1) / chunks
+    under_way = under_way if num_microbatches is None else min(under_way, num_microbatches)
+    layers = shape.size("num_layers") / stages
+    return per_layer * layers * under_way / ranks
+
+
+def theoretical_memory_line(*, weights: float, activations: float | None) -> str:
+    """Return Megatron's line on the memory that must be needed, from bytes."""
+    line = f"Theoretical memory footprints: weight and optimizer={weights / 2**20:.2f} MB"
+    if activations is None:
+        return line
+    total = weights + activations
+    return f"{line}, activation={activations / 2**20:.2f} MB, total={total / 2**20:.2f} MB"
+
+
+def memory_line(report: Mapping[str, int | float], *, rank: int, steps: int) -> str:
+    """Return Megatron's line on the memory of one rank after some steps."""
+    pieces = "".join(f" | {name}: {value}" for name, value in report.items())
+    return f"[Rank {rank}] (after {steps} iterations) memory (GB){pieces}"

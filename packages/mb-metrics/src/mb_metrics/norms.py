@@ -1,0 +1,256 @@
+"""L2 norms of all parameters of a model that is spread over ranks. A door to torch; Megatron is not imported."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.distributed.tensor import DTensor
+
+from mb_metrics.reductions import device_of, is_alone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NormGroups:
+    """The process groups over which a model is spread; None: not spread that way."""
+
+    tp: ProcessGroup | None = None
+    """Tensor parallelism: each rank has a part of a matrix, or a copy of what is not split."""
+    pp: ProcessGroup | None = None
+    """Pipeline stages."""
+    dp: ProcessGroup | None = None
+    """Ranks that share the distributed optimizer's state: data and context parallelism."""
+    ep: ProcessGroup | None = None
+    """Expert parallelism: each rank has other experts."""
+    expert_tp: ProcessGroup | None = None
+    """Tensor parallelism of the experts."""
+    expert_dp: ProcessGroup | None = None
+    """Ranks that share the optimizer's state of the experts."""
+
+    @classmethod
+    def of(cls, groups: object) -> "NormGroups":
+        """Take them from Megatron's ProcessGroupCollection, or any object with its field names."""
+
+        def first(*names: str) -> Any:
+            found = (
+                getattr(groups, name, None) for name in names
+            )  # collections have the fields that were made
+            return next((group for group in found if group is not None), None)
+
+        return cls(
+            tp=first("tp"),
+            pp=first("pp"),
+            dp=first("intra_dp_cp", "dp_cp", "dp"),
+            ep=first("ep"),
+            expert_tp=first("expt_tp"),
+            expert_dp=first("intra_expt_dp", "expt_dp"),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """What this rank has of one parameter, or of its gradient."""
+
+    name: str
+    parameter: Tensor
+    """Tells by its attributes how it is spread."""
+    value: Tensor | None
+    """What the norm is of; None: this rank has nothing of it."""
+    sharded: bool
+    """Whether the ranks of the optimizer's group have a part each."""
+
+    @property
+    def is_expert(self) -> bool:
+        """Whether it belongs to an expert; Megatron marks those as not reduced with the rest."""
+        return not getattr(self.parameter, "allreduce", True)
+
+    def counts(self, group: ProcessGroup | None) -> bool:
+        """Tell whether it is not a copy of what another rank of the tensor-parallel group counts."""
+        split = bool(getattr(self.parameter, "tensor_model_parallel", False))
+        return split or is_alone(group) or (group is not None and group.rank() == 0)
+
+
+def param_is_not_shared(param: Tensor) -> bool:
+    """Tell whether a parameter is not the copy of one that another pipeline stage has (tied embeddings)."""
+    return not getattr(param, "shared", False)
+
+
+def calc_params_l2_norm(
+    model: Any,
+    model_config: object = None,
+    use_megatron_fsdp: bool = False,
+    force_create_fp32_copy: bool = False,
+    *,
+    groups: NormGroups | None = None,
+) -> float:
+    """Return the L2 norm of all parameters of the whole model, each counted once.
+
+    Of half-precision weights the optimizer's float32 copy counts, where there is one. Sums are taken in double
+    precision of float32 norms. Collective over all `groups`; synchronises with the device.
+
+    Args:
+        model: A module or the list of this rank's model chunks, wrapped or not.
+        model_config: Not read; it is there because callers have it in this place.
+        use_megatron_fsdp: The parameters are DTensors, and Megatron's FSDP may be gathering some: it is told to stop.
+        force_create_fp32_copy: Take the weights themselves although the optimizer has a copy.
+        groups: Over which the model is spread; None: those that the chunks carry (`pg_collection`), or none.
+
+    Raises:
+        RuntimeError: with `use_megatron_fsdp`, a parameter is no DTensor; or a DTensor holds partial sums.
+    """
+    chunks = model if isinstance(model, (list, tuple)) else [model]
+    if use_megatron_fsdp:
+        return calc_dtensor_params_l2_norm(_fsdp_parameters(chunks))
+    pieces = [
+        _parameter_piece(name, parameter, weights=force_create_fp32_copy)
+        for name, parameter in named_parameters(chunks)
+    ]
+    squares = Squares(pieces, groups or groups_of(chunks))
+    return float(squares.total().sqrt())
+
+
+def calc_dtensor_params_l2_norm(params: Iterable[Tensor]) -> float:
+    """Return the L2 norm of DTensors, each counted once however it is spread over its mesh.
+
+    Collective over the meshes: every rank must pass the same parameters in the same order. Synchronises with
+    the device.
+
+    Raises:
+        RuntimeError: a parameter is no DTensor, or holds partial sums.
+    """
+    listed = list(params)
+    for parameter in listed:
+        if not isinstance(parameter, DTensor):
+            raise RuntimeError(  # noqa: TRY004 - the error that callers of this name know
+                f"calc_dtensor_params_l2_norm: a {type(parameter).__name__} of shape {tuple(parameter.shape)} is no "
+                "DTensor, and its ranks are not known. Use calc_params_l2_norm."
+            )
+    return float(dtensor_squares(listed).sum().sqrt()) if listed else 0.0
+
+
+def named_parameters(chunks: Sequence[Any]) -> list[tuple[str, Tensor]]:
+    """Return the parameters of all chunks, each once; with several chunks their names begin with "chunk<i>."."""
+    named, seen = [], set()
+    for index, chunk in enumerate(chunks):
+        prefix = f"chunk{index}." if len(chunks) > 1 else ""
+        for name, parameter in chunk.named_parameters():
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                named.append((prefix + name, parameter))
+    return named
+
+
+def groups_of(chunks: Sequence[Any]) -> NormGroups:
+    """Return the groups that a chunk or the model inside it carries as `pg_collection`; none where it has none."""
+    inner = chunks[0] if chunks else None
+    while inner is not None:
+        if getattr(inner, "pg_collection", None) is not None:
+            return NormGroups.of(inner.pg_collection)
+        inner = getattr(inner, "module", None)
+    return NormGroups()
+
+
+class Squares:
+    """Squared norms, parameter by parameter, of all ranks' pieces together.
+
+    Collective over all groups; the results stay on the device.
+    """
+
+    def __init__(self, pieces: Sequence[Piece], groups: NormGroups) -> None:
+        self._groups = groups
+        self.dense = [piece for piece in pieces if not piece.is_expert]
+        self.experts = [piece for piece in pieces if piece.is_expert]
+        self.dense_squares = _squares(self.dense, dp=groups.dp, tp=groups.tp)
+        self.expert_squares = _squares(self.experts, dp=groups.expert_dp, tp=groups.expert_tp)
+        _sum(self.expert_squares, groups.ep)
+
+    def total(self) -> Tensor:
+        """Return the sum over all parameters of all stages; copies of tied embeddings count once."""
+        device = device_of(self._groups.pp) if not self.dense else self.dense_squares.device
+        own = [float(param_is_not_shared(piece.parameter)) for piece in self.dense]
+        dense = (self.dense_squares * self.dense_squares.new_tensor(own)).sum().to(device)
+        total = dense + self.expert_squares.sum().to(device)
+        _sum(total, self._groups.pp)
+        return total
+
+
+def _squares(pieces: Sequence[Piece], *, dp: ProcessGroup | None, tp: ProcessGroup | None) -> Tensor:
+    """Return squared norms of whole parameters [len(pieces)], float64."""
+    if not pieces:  # then the other ranks of these groups, which have the same parameters, have none either
+        return torch.zeros(0, dtype=torch.float64)
+    squares = torch.stack([_square(piece) for piece in pieces])
+    spread = [index for index, piece in enumerate(pieces) if isinstance(piece.value, DTensor)]
+    if spread:
+        squares[spread] = dtensor_squares([pieces[index].value for index in spread])
+    sharded = squares.new_tensor([float(piece.sharded) for piece in pieces])
+    parts = squares * sharded
+    _sum(parts, dp)
+    squares = squares * (1 - sharded) + parts
+    squares = squares * squares.new_tensor([float(piece.counts(tp)) for piece in pieces])
+    _sum(squares, tp)
+    return squares
+
+
+def _square(piece: Piece) -> Tensor:
+    if piece.value is None or isinstance(piece.value, DTensor):
+        return torch.zeros((), dtype=torch.float64, device=piece.parameter.device)
+    return torch.linalg.vector_norm(piece.value.detach(), dtype=torch.float32).double() ** 2
+
+
+def dtensor_squares(params: Sequence[Any]) -> Tensor:
+    """Return squared norms of whole DTensors [len(params)], float64. Collective over their meshes.
+
+    Raises:
+        RuntimeError: one holds partial sums.
+    """
+    squares = torch.stack(
+        [
+            torch.linalg.vector_norm(each.to_local().detach(), dtype=torch.float32).double() ** 2
+            for each in params
+        ]
+    )
+    kinds: dict[Any, list[int]] = {}
+    for index, parameter in enumerate(params):
+        kinds.setdefault((parameter.device_mesh, parameter.placements), []).append(index)
+    for (mesh, placements), indices in kinds.items():
+        parts = squares[indices]
+        for dimension, placement in enumerate(placements):
+            if placement.is_partial():
+                raise RuntimeError(
+                    f"norm of a DTensor: its placement {placement} holds partial sums, whose norm is not that of the "
+                    "sum. Reduce it first, with redistribute()."
+                )
+            if not placement.is_replicate():
+                _sum(parts, mesh.get_group(dimension))
+        squares[indices] = parts
+    return squares
+
+
+def _sum(numbers: Tensor, group: ProcessGroup | None) -> None:
+    if not is_alone(group) and numbers.numel():
+        dist.all_reduce(numbers, group=group)
+
+
+def _parameter_piece(name: str, parameter: Any, *, weights: bool) -> Piece:
+    half = parameter.dtype not in (torch.float32, torch.float64)
+    sharded = half and not weights and bool(getattr(parameter, "main_param_sharded", False))
+    main = getattr(parameter, "main_param", None) if half and not weights else None
+    value = main if main is not None or sharded else parameter
+    return Piece(name=name, parameter=parameter, value=value, sharded=sharded)
+
+
+def _fsdp_parameters(chunks: Sequence[Any]) -> list[Tensor]:
+    parameters: list[Tensor] = []
+    for chunk in chunks:
+        chunk.stop_communication()
+    for name, parameter in named_parameters(chunks):
+        if not isinstance(parameter, DTensor):
+            raise RuntimeError(  # noqa: TRY004 - the error that callers of this name know
+                f"calc_params_l2_norm: {name} is a {type(parameter).__name__} and no DTensor, although "
+                "use_megatron_fsdp=True says that FSDP wraps it. Pass the wrapped model, or use_megatron_fsdp=False."
+            )
+        parameters.append(parameter)
+    return parameters

@@ -1,0 +1,56 @@
+"""Small agreements between ranks: the largest of a number, whether all say yes. A door to torch."""
+
+import math
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+
+
+def is_alone(group: ProcessGroup | None) -> bool:
+    """Tell whether there is nobody to reduce with: no group, a group of one, or no torch.distributed."""
+    return group is None or not dist.is_available() or not dist.is_initialized() or group.size() <= 1
+
+
+def device_of(group: ProcessGroup | None) -> torch.device:
+    """Return where tensors that this group reduces must be: the current GPU, or the host for gloo."""
+    if group is None or not torch.cuda.is_available() or dist.get_backend(group) == "gloo":
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def reduce_max_stat_across_model_parallel_group(
+    stat: float | torch.Tensor | None, mp_group: ProcessGroup | None
+) -> float | None:
+    """Return the largest of a number over a group, some of whose ranks may have none; None where no rank has one.
+
+    Collective over `mp_group`; synchronises with the device. Every number counts as it is, -1 and infinities
+    too; if a rank has NaN, the result is NaN.
+    """
+    number = None if stat is None else float(stat)
+    if is_alone(mp_group):
+        return number
+    is_nan = number is not None and math.isnan(number)
+    largest = -math.inf if number is None or is_nan else number
+    packed = torch.tensor(
+        [largest, number is not None, is_nan], dtype=torch.float64, device=device_of(mp_group)
+    )
+    dist.all_reduce(packed, op=dist.ReduceOp.MAX, group=mp_group)
+    largest, anybody, anybody_nan = packed.tolist()
+    if not anybody:
+        return None
+    return math.nan if anybody_nan else largest
+
+
+def logical_and_across_model_parallel_group(
+    input: bool | torch.Tensor, mp_group: ProcessGroup | None
+) -> bool:
+    """Return whether a flag is true on every rank of a group; whatever is true as a bool counts as true.
+
+    Collective over `mp_group`; synchronises with the device.
+    """
+    if is_alone(mp_group):
+        return bool(input)
+    flag = torch.tensor([int(bool(input))], dtype=torch.int32, device=device_of(mp_group))
+    dist.all_reduce(flag, op=dist.ReduceOp.MIN, group=mp_group)
+    return bool(flag.item())

@@ -1,0 +1,96 @@
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from mb_metrics import (  # noqa: E402
+    NormGroups,
+    calc_dtensor_params_l2_norm,
+    calc_params_l2_norm,
+    param_is_not_shared,
+    report_l2_norm_grad,
+)
+
+
+def chunk(*values, gradients=()):
+    module = torch.nn.ParameterList([torch.nn.Parameter(torch.tensor(value)) for value in values])
+    for parameter, gradient in zip(module, gradients, strict=False):
+        parameter.main_grad = torch.tensor(gradient)
+    return module
+
+
+def test_the_norm_of_parameters_is_torchs_over_all_chunks():
+    assert calc_params_l2_norm([chunk([1.0, 2.0], [2.0]), chunk([4.0])]) == pytest.approx(5.0)
+    assert calc_params_l2_norm(chunk([3.0, 4.0])) == 5.0
+    assert calc_params_l2_norm([]) == 0.0
+
+
+def test_the_copy_of_tied_embeddings_counts_once():
+    model = chunk([3.0], [3.0], [4.0])
+    model[1].shared = True
+    assert [param_is_not_shared(parameter) for parameter in model] == [True, False, True]
+    assert calc_params_l2_norm(model) == 5.0
+
+
+def test_of_half_precision_weights_the_optimizers_copy_counts_unless_it_is_not_wanted():
+    model = chunk([1.0], [2.0]).to(torch.bfloat16)
+    model[0].main_param = torch.tensor([3.0])
+    model[1].main_param = torch.tensor([4.0])
+    assert calc_params_l2_norm(model) == 5.0
+    assert calc_params_l2_norm(model, force_create_fp32_copy=True) == pytest.approx(math.sqrt(5))
+
+
+def test_a_rank_without_a_part_of_a_sharded_copy_adds_nothing():
+    model = chunk([3.0], [2.0]).to(torch.bfloat16)
+    model[0].main_param, model[0].main_param_sharded = torch.tensor([3.0]), True
+    model[1].main_param, model[1].main_param_sharded = None, True
+    assert calc_params_l2_norm(model) == 3.0
+
+
+def test_a_large_norm_of_half_precision_weights_does_not_overflow():
+    model = chunk([60000.0, 60000.0]).to(torch.float16)
+    assert calc_params_l2_norm(model) == pytest.approx(60000 * math.sqrt(2), rel=1e-3)
+
+
+def test_the_gradient_norm_of_two_chunks_counts_each_gradient_once():
+    # A sum that is not reset between chunks, and that takes in the first global, says 6.56.
+    model = [chunk([0.0], gradients=[[3.0]]), chunk([0.0], gradients=[[4.0]])]
+    assert report_l2_norm_grad(model) == {
+        "l2_norm/grad/chunk0.0": 3.0,
+        "l2_norm/grad/chunk1.0": 4.0,
+        "l2_norm/grad/global": 5.0,
+    }
+
+
+def test_gradients_of_plain_torch_count_and_frozen_and_unused_parameters_do_not():
+    model = chunk([1.0], [1.0], [1.0])
+    model[0].grad = torch.tensor([-2.0])
+    model[2].requires_grad = False
+    assert report_l2_norm_grad(model) == {"l2_norm/grad/0": 2.0, "l2_norm/grad/global": 2.0}
+
+
+def test_groups_are_read_from_a_collection_by_megatrons_names():
+    class Collection:
+        tp, pp, dp_cp, intra_dp_cp, ep, expt_tp = "tp", "pp", "all", "some", "ep", "etp"
+
+    assert NormGroups.of(Collection()) == NormGroups(tp="tp", pp="pp", dp="some", ep="ep", expert_tp="etp")
+
+
+def test_fsdp_is_told_to_stop_and_its_parameters_must_be_spread():
+    class Wrapped(torch.nn.Linear):
+        stopped = False
+
+        def stop_communication(self):
+            self.stopped = True
+
+    model = Wrapped(2, 2)
+    with pytest.raises(RuntimeError, match="weight is a Parameter and no DTensor"):
+        calc_params_l2_norm(model, use_megatron_fsdp=True)
+    assert model.stopped
+
+
+def test_plain_tensors_are_no_dtensors():
+    with pytest.raises(RuntimeError, match=r"Tensor of shape \(2,\) is no DTensor"):
+        calc_dtensor_params_l2_norm([torch.ones(2)])
+    assert calc_dtensor_params_l2_norm([]) == 0.0

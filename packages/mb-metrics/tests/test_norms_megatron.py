@@ -1,0 +1,43 @@
+"""Norms of a model that is spread over four ranks, against torch's norm of its gathered tensors."""
+
+from pathlib import Path
+
+import pytest
+
+LAYOUTS = {
+    "tp pp, tied": {"tp": 2, "pp": 2, "tied": True},
+    "tp dp": {"tp": 2, "distributed_optimizer": True},
+    "cp pp, tied": {"cp": 2, "pp": 2, "tied": True, "distributed_optimizer": True},
+    "pp in chunks": {"pp": 2, "vp": 2, "tied": True},
+    "ep dp": {"ep": 2, "experts": 4, "distributed_optimizer": True},
+    "ep pp": {"ep": 2, "pp": 2, "experts": 4, "tied": True},
+    "tp ep": {"tp": 2, "ep": 2, "experts": 4},
+    "tp, experts whole": {"tp": 2, "ep": 2, "etp": 1, "experts": 4, "distributed_optimizer": True},
+}
+
+
+@pytest.fixture(scope="module")
+def measured(four_ranks, tmp_path_factory):
+    mb_host = pytest.importorskip("mb_host")
+    measure = mb_host.function_in(Path(__file__).with_name("norm_ranks.py"), "measure_layout")
+
+    def run(**layout):
+        return four_ranks.run(measure, layout, str(tmp_path_factory.mktemp("gathered")))
+
+    return run
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_norms_are_those_of_the_gathered_model_on_every_rank(measured, layout):
+    for found in measured(**LAYOUTS[layout]):
+        assert found["params"] == pytest.approx(found["params wanted"], rel=1e-6)
+        assert found["gradients"] == pytest.approx(found["gradients wanted"], rel=1e-5)
+        assert found["gradients"] == pytest.approx(found["optimizer"], rel=1e-5)
+        assert found["by name"] == pytest.approx(found["by name, plain"], rel=1e-4, abs=1e-7)
+
+
+def test_half_precision_weights_are_measured_by_the_optimizers_copy(measured):
+    for found in measured(tp=2, bf16=True, distributed_optimizer=True):
+        assert found["params"] == pytest.approx(found["params wanted"], rel=1e-6)
+        assert found["params of weights"] == pytest.approx(found["params wanted"], rel=1e-6)
+        assert found["gradients"] == pytest.approx(found["optimizer"], rel=1e-5)

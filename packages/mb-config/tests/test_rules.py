@@ -125,48 +125,6 @@ def test_a_valid_config_has_no_problem(make):
     assert make().check(world_size=4) == []
 
 
-TABLE = [
-    ({"train.train_iters": None}, {"V056"}),
-    ({"train.train_samples": 1000}, {"V056", "V200"}),
-    ({"train.global_batch_size": None}, {"V118"}),
-    ({"train.global_batch_size": 12}, {"V242"}),
-    ({"validation.eval_global_batch_size": 6, "validation.eval_micro_batch_size": 4}, {"V119"}),
-    ({"train.global_batch_size": 12, "train.decrease_batch_size_if_needed": True}, set()),
-    ({"train.global_batch_size": 4, "train.decrease_batch_size_if_needed": True}, {"V242"}),
-    ({"model.seq_length": 65}, {"V139b"}),
-    ({"model.tensor_model_parallel_size": 3}, {"V030", "P02"}),
-    ({"model.num_layers": 3, "model.pipeline_model_parallel_size": 2}, {"P05"}),
-    ({"model.tensor_model_parallel_size": 0}, {"V030", "P01"}),
-    ({"model.context_parallel_size": 2, "model.seq_length": 66, "dataset.seq_length": 66}, {"V137"}),
-    ({"scheduler.lr_warmup_fraction": 0.1}, {"V063"}),
-    ({"scheduler.lr_decay_samples": 10, "scheduler.lr_warmup_iters": 0}, {"V201"}),
-    ({"scheduler.lr_warmup_samples": 10}, {"V062", "V201"}),
-    ({"scheduler.lr_warmup_iters": 100}, {"V205"}),
-    ({"scheduler.lr_decay_iters": 0, "scheduler.lr_warmup_iters": 0}, {"V204"}),
-    ({"optimizer.lr": None}, {"V208"}),
-    ({"optimizer.bf16": True, "optimizer.fp16": True}, {"V146"}),
-    ({"optimizer.params_dtype": "bf16"}, {"DT02"}),
-    ({"optimizer.main_grads_dtype": "bfloat16"}, {"V051"}),
-    ({"model.bf16": True, "model.fp16": True}, {"V145"}),
-    ({"ddp.overlap_param_gather": True}, {"PG03", "PG04", "V144"}),
-    ({"ddp.use_distributed_optimizer": True}, {"V143"}),
-    ({"dist.use_decentralized_pg": True}, {"V134"}),
-    ({"rng.seed": 0}, {"V240"}),
-    ({"train.num_epochs": 2.0}, {"I10", "V056"}),
-    ({"validation.full_validation": True}, {"I05"}),
-    ({"mixed_precision": MixedPrecisionConfig(autocast_enabled=True)}, {"I09"}),
-]
-
-
-@pytest.mark.parametrize(("values", "ids"), TABLE, ids=lambda item: " ".join(item))
-def test_bad_config_breaks_exactly_these_rules(make, values, ids):
-    config = make()
-    for path, value in values.items():
-        section, _, name = path.rpartition(".")
-        setattr(getattr(config, section) if section else config, name, value)
-    assert {problem.id for problem in config.check(world_size=4)} == ids
-
-
 def test_deterministic_mode_needs_the_algorithm_in_the_environment():
     sections = {"model": {"deterministic_mode": True, "cross_entropy_loss_fusion": True}, "dist": {}}
     assert [p.id for p in check(sections, RULES, facts={"env": {"NCCL_ALGO": "Ring,Tree"}})] == [

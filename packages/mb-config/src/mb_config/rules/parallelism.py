@@ -95,8 +95,12 @@ def _expert_world(ep: int | None, etp: int | None, tp: int | None, pp: int | Non
     return f"{world} processes are no multiple of ep x etp x pp = {' x '.join(map(str, sizes))}"
 
 
-def _expert_sequence(on: bool | None, tp: int | None, experts: int | None) -> str | None:
-    return f"is off with tp={tp} and {experts} experts" if experts and (tp or 1) > 1 and not on else None
+def _expert_sequence(experts: int | None, tp: int | None, on: bool | None) -> str | None:
+    return (
+        f"{experts} experts under tp={tp} without sequence_parallel"
+        if experts and (tp or 1) > 1 and not on
+        else None
+    )
 
 
 _UNEVEN = (
@@ -206,11 +210,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="P10",
-        fields=("model.sequence_parallel", SIZES[0], "model.num_moe_experts"),
+        fields=("model.num_moe_experts", SIZES[0], "model.sequence_parallel"),
         test=_expert_sequence,
         why="Megatron Core routes tokens under tensor parallelism only when the sequence is scattered",
         fix="Set model.sequence_parallel=true or model.tensor_model_parallel_size=1.",
-        fails={"model.sequence_parallel": False, SIZES[0]: 2, "model.num_moe_experts": 8},
-        passes={"model.sequence_parallel": True, SIZES[0]: 2, "model.num_moe_experts": 8},
+        fails={"model.num_moe_experts": 8, SIZES[0]: 2, "model.sequence_parallel": False},
+        passes={"model.num_moe_experts": 8, SIZES[0]: 2, "model.sequence_parallel": True},
     ),
 )

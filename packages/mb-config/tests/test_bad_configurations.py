@@ -1,0 +1,257 @@
+"""Bad configurations, the rules that each of them breaks, and what mends it: as in a file, on top of a good one."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from mb_config import RULES, MixedPrecisionConfig, check
+
+TP, PP = "model.tensor_model_parallel_size", "model.pipeline_model_parallel_size"
+CP, VP = "model.context_parallel_size", "model.virtual_pipeline_model_parallel_size"
+EP, EXPERTS = "model.expert_model_parallel_size", "model.num_moe_experts"
+GRAPH, MODULES = "model.cuda_graph_impl", "model.cuda_graph_modules"
+FSDP, DETERMINISTIC = "ddp.use_megatron_fsdp", "model.deterministic_mode"
+FLEX = {"model.moe_token_dispatcher_type": "flex"}
+OFFLOAD = {"model.fine_grained_activation_offloading": True, "facts.transformer_engine_version": "2.20"}
+AWARE = "optimizer.use_precision_aware_optimizer"
+ONE_FORMAT = {"optimizer.bf16": True, "model.bf16": True}
+ROOT = {"dataset.dataset_root": "/data", CP: 2}
+PACKS = "dataset.packed_sequence_specs"
+EVAL = {"validation.eval_global_batch_size": 6, "validation.eval_micro_batch_size": 4}
+
+TABLE = [
+    # length and batches
+    ({"train.train_iters": None}, {"V056"}, {"train.train_iters": 20}),
+    ({"train.train_samples": 1000}, {"V056", "V200"}, {"train.train_samples": None}),
+    (
+        {"train.train_iters": None, "train.train_samples": -8, "scheduler.lr_warmup_iters": 0},
+        {"V057", "V204"},
+        {"train.train_samples": 800},
+    ),
+    (
+        {"train.train_iters": None, "train.train_samples": 4, "scheduler.lr_warmup_iters": 0},
+        {"V247"},
+        {"train.train_samples": 800},
+    ),
+    ({"train.train_iters": -1, "scheduler.lr_warmup_iters": 0}, {"TR01", "V204"}, {"train.train_iters": 1}),
+    ({"train.num_epochs": 2.0}, {"I10", "V056"}, {"train.num_epochs": None}),
+    ({"train.global_batch_size": None}, {"V118"}, {"train.global_batch_size": 8}),
+    ({"train.global_batch_size": 12}, {"V242"}, {"train.decrease_batch_size_if_needed": True}),
+    (
+        {"train.global_batch_size": 4, "train.decrease_batch_size_if_needed": True},
+        {"V242"},
+        {"train.global_batch_size": 9},
+    ),
+    (
+        {"train.global_batch_size": 32, "train.rampup_batch_size": [8, 5, 64]},
+        {"TR02"},
+        {"train.rampup_batch_size": [8, 8, 64]},
+    ),
+    (
+        {"train.global_batch_size": 32, "train.rampup_batch_size": [4, 4, 64]},
+        {"TR03"},
+        {"train.rampup_batch_size": [8, 8, 64]},
+    ),
+    (EVAL, {"V119"}, {"validation.eval_global_batch_size": 16}),
+    ({"train.eval_iters": 3}, {"V139d"}, {"train.eval_iters": None, "validation.eval_iters": 3}),
+    ({"model.seq_length": 65}, {"V139b"}, {"dataset.seq_length": 65}),
+    # layout
+    ({TP: 3}, {"V030", "P02"}, {TP: 2}),
+    ({TP: 0}, {"V030", "P01"}, {TP: 1}),
+    ({"facts.world_size": 12, TP: 8}, {"V030"}, {"facts.world_size": 16}),
+    ({PP: 2, "model.num_layers": 3}, {"P05"}, {"model.num_layers": 4}),
+    ({"model.sequence_parallel": True}, {"P06"}, {TP: 2}),
+    ({VP: 2}, {"P07"}, {PP: 2}),
+    ({"model.num_query_groups": 3}, {"P04"}, {"model.num_query_groups": 4}),
+    ({"model.num_query_groups": 2, TP: 4, "model.num_attention_heads": 6}, {"P02"}, {TP: 2}),
+    ({EP: 4, EXPERTS: 6}, {"P08"}, {EXPERTS: 8}),
+    ({EP: 8, EXPERTS: 8}, {"P09"}, {EP: 4}),
+    ({TP: 2, EXPERTS: 8}, {"P10"}, {"model.sequence_parallel": True}),
+    # context parallelism
+    ({CP: 2, "model.seq_length": 66, "dataset.seq_length": 66}, {"V137"}, {CP: 1}),
+    ({CP: 2, "model.cp_comm_type": ["p2p"]}, {"V154"}, {"model.cp_comm_type": "p2p"}),
+    (
+        {CP: 4, "model.cp_comm_type": "a2a+p2p"},
+        {"V155"},
+        {"model.hierarchical_context_parallel_sizes": [2, 2]},
+    ),
+    ({CP: 2, "model.hierarchical_context_parallel_sizes": [2, 2]}, {"V156"}, {CP: 4}),
+    (
+        {
+            CP: 4,
+            "model.hierarchical_context_parallel_sizes": [2, 2],
+            "dist.use_decentralized_pg": True,
+            "dist.use_gloo_process_groups": False,
+        },
+        {"V157"},
+        {"dist.use_decentralized_pg": False},
+    ),
+    (ROOT, {"V137a"}, {"model.calculate_per_token_loss": True}),
+    (
+        {**ROOT, "model.calculate_per_token_loss": True, "ddp.average_in_collective": True},
+        {"V137b"},
+        {"ddp.average_in_collective": False},
+    ),
+    # schedule
+    ({"scheduler.lr_warmup_fraction": 0.1}, {"V063"}, {"scheduler.lr_warmup_iters": 0}),
+    (
+        {"scheduler.lr_warmup_fraction": 10.0, "scheduler.lr_warmup_iters": 0},
+        {"S01"},
+        {"scheduler.lr_warmup_fraction": 0.1},
+    ),
+    ({"scheduler.lr_warmup_samples": 10}, {"V062", "V201"}, {"scheduler.lr_warmup_samples": 0}),
+    ({"scheduler.lr_wsd_decay_iters": 20}, {"S04"}, {"scheduler.lr_decay_style": "WSD"}),
+    (
+        {"scheduler.lr_wsd_decay_iters": 200, "scheduler.lr_decay_style": "WSD"},
+        {"S05"},
+        {"scheduler.lr_wsd_decay_iters": 20},
+    ),
+    ({"scheduler.lr_warmup_iters": 100}, {"V205"}, {"scheduler.lr_warmup_iters": 99}),
+    ({"scheduler.max_steps": 50}, {"V203"}, {"scheduler.max_steps": 1000}),
+    ({"optimizer.lr": None}, {"V208"}, {"optimizer.lr": 1e-3}),
+    (
+        {"scheduler.weight_decay_incr_style": "cosine", "scheduler.end_weight_decay": 0.001},
+        {"V208b"},
+        {"scheduler.start_weight_decay": 0.0},
+    ),
+    # precision and optimizer
+    ({"mixed_precision": "bf17_mixed"}, {"V011"}, {"mixed_precision": "bf16-mixed"}),
+    (
+        {"mixed_precision": MixedPrecisionConfig(fp8="hybrid", fp4="e2m1")},
+        {"V015"},
+        {"mixed_precision": MixedPrecisionConfig(fp8="hybrid")},
+    ),
+    (
+        {"mixed_precision": "bf16_with_nvfp4_mixed", "facts.transformer_engine_version": "2.6.0"},
+        {"V016"},
+        {"facts.transformer_engine_version": "2.7.0.dev0"},
+    ),
+    (
+        {"mixed_precision": "bf16_with_mxfp8_mixed", "facts.gpu": "h100"},
+        {"H02"},
+        {"facts.gpu": "b200"},
+    ),
+    ({"model.fp8": "hybrid", "facts.gpu": "a100"}, {"H03"}, {"model.fp8": None}),
+    ({"facts.gpu": "h1000"}, {"H01"}, {"facts.gpu": "h100"}),
+    ({**ONE_FORMAT, "optimizer.fp16": True}, {"V146"}, {"optimizer.fp16": False}),
+    ({"optimizer.params_dtype": "bf16"}, {"DT02"}, {"optimizer.params_dtype": "bfloat16"}),
+    ({"optimizer.main_grads_dtype": "bfloat16"}, {"V051"}, {"optimizer.main_grads_dtype": "float32"}),
+    ({AWARE: True, "ddp.use_distributed_optimizer": False}, {"V051e"}, {AWARE: False}),
+    (
+        {AWARE: True, "optimizer.use_distributed_optimizer": True, "model.bf16": True},
+        {"V147", "V143"},
+        {"optimizer.bf16": True, "ddp.use_distributed_optimizer": True},
+    ),
+    (
+        {**OFFLOAD, "facts.env": {"NVTE_CPU_OFFLOAD_V1": "0"}},
+        {"V149"},
+        {"facts.env": {"NVTE_CPU_OFFLOAD_V1": "1"}},
+    ),
+    (
+        {**OFFLOAD, "facts.transformer_engine_version": "2.9", "model.transformer_impl": "local"},
+        {"V148"},
+        {"model.transformer_impl": "transformer_engine"},
+    ),
+    # wrapper and process groups
+    ({"ddp.overlap_param_gather": True}, {"PG03", "PG04", "V144"}, {"ddp.overlap_param_gather": False}),
+    ({"ddp.num_buckets": 4, "ddp.bucket_size": 1000}, {"V050b"}, {"ddp.bucket_size": None}),
+    ({"ddp.reuse_grad_buf_for_mxfp8_param_ag": True}, {"V050"}, {"ddp.fp8_param_gather": True}),
+    (
+        {
+            "ddp.nccl_ub": True,
+            "facts.torch_version": "2.9.1+cu130",
+            "facts.env": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+        },
+        {"V050c"},
+        {"facts.torch_version": "2.11.0"},
+    ),
+    ({"dist.use_decentralized_pg": True}, {"V134"}, {"dist.use_gloo_process_groups": False}),
+    (
+        {"dist.flight_recorder_trace_buffer_size": 100},
+        {"PG05"},
+        {"dist.flight_recorder_dump_path": "/tmp/trace_"},
+    ),
+    ({"rng.seed": 0}, {"V240"}, {"rng.seed": 1}),
+    ({"env_vars": {"NCCL_ALGO": ["Ring"]}}, {"V002"}, {"env_vars": {"NCCL_ALGO": "Ring"}}),
+    # Megatron-FSDP
+    ({FSDP: True, "dist.use_torch_fsdp2": True}, {"V120"}, {"dist.use_torch_fsdp2": False}),
+    (
+        {FSDP: True, "checkpoint.save": "/c", "checkpoint.ckpt_format": "torch_dist"},
+        {"V175"},
+        {"checkpoint.ckpt_format": "fsdp_dtensor"},
+    ),
+    (
+        {"checkpoint.save": "/c", "checkpoint.ckpt_format": "fsdp_dtensor"},
+        {"V130"},
+        {FSDP: True},
+    ),
+    (
+        {FSDP: True, "facts.env": {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}},
+        {"V176"},
+        {"facts.env": {}},
+    ),
+    ({FSDP: True, "ddp.fsdp_manual_registration": True}, {"V177"}, {"ddp.nccl_ub": True}),
+    ({FSDP: True, "dist.use_tp_pp_dp_mapping": True}, {"V179"}, {"dist.use_tp_pp_dp_mapping": False}),
+    # deterministic runs, graphs, experts
+    (
+        {DETERMINISTIC: True, "facts.env": {"NCCL_ALGO": "Ring,Tree"}},
+        {"V141"},
+        {"facts.env": {"NCCL_ALGO": "Ring"}},
+    ),
+    (
+        {DETERMINISTIC: True, "dist.distributed_backend": "gloo", "model.cross_entropy_loss_fusion": True},
+        {"V140"},
+        {"model.cross_entropy_loss_fusion": False},
+    ),
+    ({GRAPH: "local", MODULES: ["attn"]}, {"V152"}, {GRAPH: "transformer_engine"}),
+    ({GRAPH: "full_iteration", MODULES: ["attn"]}, {"V151"}, {MODULES: "full"}),
+    (
+        {GRAPH: "full_iteration", MODULES: "full", "rerun_state_machine.check_for_nan_in_loss": True},
+        {"V127"},
+        {"rerun_state_machine.check_for_nan_in_loss": False},
+    ),
+    ({GRAPH: "none", MODULES: "attn"}, {"V150a"}, {GRAPH: "transformer_engine"}),
+    (
+        {**FLEX, "model.moe_flex_dispatcher_backend": "deepep", "facts.gpu": "gb200"},
+        {"V159"},
+        {"model.moe_flex_dispatcher_backend": "hybridep"},
+    ),
+    # what a run starts from
+    ({"peft": {"dim": 8}, "checkpoint.save": "/c"}, {"V139a"}, {"checkpoint.pretrained_checkpoint": "/base"}),
+    (
+        {PACKS: {"packed_sequence_size": 4096}},
+        {"V139"},
+        {PACKS: {"packed_sequence_size": 8192}, "train.micro_batch_size": 1},
+    ),
+    ({"model.vocab_size": 100, "tokenizer.vocab_size": 101}, {"V243"}, {"model.vocab_size": 128}),
+    ({"ft.enable_ft_package": True, "checkpoint.save": None}, {"V246"}, {"checkpoint.save": "/c"}),
+    # what nothing reads
+    ({"validation.full_validation": True}, {"I05"}, {"validation.full_validation": False}),
+    ({"mixed_precision": MixedPrecisionConfig(fp32=True)}, {"I11"}, {"mixed_precision": None}),
+]
+
+
+def problems(config, values):
+    """Ids of the rules that the config breaks with these values set in it."""
+    facts = {"world_size": 4, "env": {}}
+    for path, value in values.items():
+        section, _, name = path.rpartition(".")
+        if section == "facts":
+            facts[name] = value
+        elif section:
+            if getattr(config, section) is None:
+                setattr(config, section, SimpleNamespace())
+            setattr(getattr(config, section), name, value)
+        else:
+            setattr(config, name, value)
+    return {problem.id for problem in check(config.sections(), RULES, facts=facts)}
+
+
+@pytest.mark.parametrize(("bad", "ids", "mend"), TABLE, ids=lambda item: " ".join(map(str, item)))
+def test_a_bad_configuration_breaks_exactly_these_rules_and_is_mended(make, bad, ids, mend):
+    assert problems(make(), bad) == ids
+    assert problems(make(), {**bad, **mend}) == set()
+
+
+def test_the_table_speaks_of_rules_that_exist():
+    assert set().union(*(ids for _, ids, _ in TABLE)) <= {rule.id for rule in RULES}

@@ -1,0 +1,90 @@
+"""Every numbered check of Megatron trainers is a rule of some package, or stands below with the reason why not."""
+
+import re
+
+from mb_trainer.preflight import RULES
+
+NUMBERED = [
+    *range(1, 4),
+    *range(10, 28),
+    *range(30, 35),
+    *range(40, 49),
+    *range(50, 73),
+    *range(100, 161),
+    *range(170, 181),
+    *range(200, 210),
+    *range(220, 225),
+    *range(240, 250),
+]
+"""Numbers in use: V001 to V249 with gaps between subjects."""
+
+RESOLVED = "a step of mb_config.runtime_config_update, which returns what it changed"
+ORDER = "the order of checks: all rules are applied, all problems reported, so there is none"
+RECIPE = "a row of mb_config.precision_table"
+NO_SECTION = "speaks of a kind of dataset that has no section here"
+
+NOT_RULES = {
+    3: "variables are set by the trainer when a job starts; the shell's values win",
+    10: "no recipe: nothing happens",
+    12: "a recipe that is no name is taken as it is",
+    17: RESOLVED,
+    **dict.fromkeys(range(18, 28), RECIPE),
+    31: RESOLVED,
+    32: NO_SECTION,
+    33: "the trainer is told its world size by the launcher; a check is told by --world-size",
+    34: NO_SECTION,
+    40: "mb_data.DataloaderConfig.finalize switches persistent workers off",
+    41: "seq_length is required by the constructor",
+    43: "mb_data.GPTDatasetConfig.finalize loads the file",
+    47: NO_SECTION,
+    **dict.fromkeys(range(100, 111), NO_SECTION),
+    **dict.fromkeys(range(111, 115), ORDER),
+    115: RESOLVED,
+    116: ORDER,
+    117: RESOLVED,
+    121: "the group V170 to V180",
+    123: "the group V140 to V142",
+    124: "the group V143 and V144",
+    125: "the group V145 to V147",
+    126: "the group V148 and V149",
+    132: "a default that mb-metrics fills in where tensor inspection starts",
+    133: RESOLVED,
+    136: "the group V200 to V205",
+    138: "the group V154 to V157",
+    158: RESOLVED,
+    **dict.fromkeys(range(170, 175), RESOLVED),
+    202: "mb_config.scheduler_steps",
+    206: "mb_config.schedule.epoch_iterations; train.num_epochs is refused (I10) until a dataset tells its size",
+    207: "mb_loop steps the schedule by the sequences of the step",
+    209: "mb_config.learning_rate",
+    **dict.fromkeys(range(220, 225), "the second way to resolve, for models of several modules"),
+    241: "there is no such need: the trainer runs on CPU",
+    244: "what fine-tuning starts from is found on disk when the job starts; V139a asks for adapters' weights",
+    245: "a state of the process: refused where the restart begins",
+    249: "how a checkpoint manager is made, not a check of a configuration",
+}
+
+
+def ruled():
+    return {int(rule.id[1:4]) for rule in RULES if re.match(r"V\d{3}", rule.id)}
+
+
+def test_every_number_is_a_rule_or_has_a_reason():
+    assert sorted({*NUMBERED} - ruled() - {*NOT_RULES, *COMING}) == []
+
+
+COMING = {70: "profilers", 72: "tensor inspection"}
+"""Sections that the trainer refuses as a whole (T01, T03) as long as their package has no rules on them."""
+
+
+def test_a_reason_stands_only_where_there_is_no_rule():
+    assert sorted(ruled() & {*NOT_RULES}) == []
+
+
+def test_no_rule_has_a_number_that_is_not_in_use():
+    assert sorted(ruled() - {*NUMBERED}) == []
+
+
+def test_each_id_belongs_to_one_rule():
+    ids = [rule.id for rule in RULES]
+    assert sorted({name for name in ids if ids.count(name) > 1}) == []

@@ -1,23 +1,42 @@
 """The training loop's checkpointer, on top of the checkpoint manager."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from megatron.core.process_groups_config import ProcessGroupCollection
 
-from mb_checkpoint import CheckpointSaveContext, DefaultCheckpointManager
+from mb_checkpoint import (
+    CheckpointManager,
+    CheckpointSaveContext,
+    CheckpointSaveError,
+    FailedSave,
+    SavedCheckpoint,
+)
 from mb_trainer.data import Vocabulary
 from mb_trainer.trainee import Trainee
 
 TOKENIZER = "tokenizer.json"
 """Name of the tokenizer inside a checkpoint."""
+MOST_PATIENCE = 64
+"""Steps from one try to the next at the most, after a save that failed."""
+
+
+class Events(Protocol):
+    """Where events go; `EventLog.write` fits."""
+
+    def __call__(self, event: str, **fields: object) -> None:
+        """Write one event."""
 
 
 class Saves:
     """Fits the loop's Checkpointer: each save gathers what the manager writes. Collective over the world.
+
+    A save that fails, in the background too, is tried again at the next step, then after 2, 4, ... steps; the run goes
+    on meanwhile. At the end of the run it is tried once more, and then it is an error. A manager that is to end the run
+    at once (`checkpoint.on_save_error=raise`) raises by itself.
 
     Args:
         manager: writes the checkpoints.
@@ -25,28 +44,42 @@ class Saves:
         trainee: model, optimizer and scheduler.
         groups: process groups.
         say: prints a line.
+        events: writes an event, where this rank does.
         pause: stops the step clock while a checkpoint is written.
+        whole: a block in which all parameters are gathered.
     """
 
     def __init__(
         self,
-        manager: DefaultCheckpointManager,
+        manager: CheckpointManager,
         *,
         state: Any,
         trainee: Trainee,
         groups: ProcessGroupCollection,
         say: Callable[[str], None],
+        events: Events,
         pause: Callable[[], AbstractContextManager[None]],
+        whole: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self._manager = manager
         self._state = state
         self._trainee = trainee
         self._groups = groups
         self._say = say
+        self._events = events
         self._pause = pause
+        self._whole = whole
+        self._failures = 0
+        self._wait: int | None = None
+        self._patience = 1
+
+    @property
+    def values(self) -> Mapping[str, float]:
+        """What a metric of each step says about saves: how many failed so far, once one did."""
+        return {"checkpoint-failed-saves": float(self._failures)} if self._failures else {}
 
     def save(self, step: int, *, temporary: bool) -> None:
-        """Write a checkpoint of this step, and print the line that log readers look for."""
+        """Write a checkpoint of this step, or begin to, and print the line that log readers look for."""
         context = CheckpointSaveContext(
             state=self._state,
             model=self._trainee.chunks,
@@ -57,12 +90,50 @@ class Saves:
             pg_collection=self._groups,
         )
         with self._pause():
-            saved = self._manager.save(context)
-        self._say(f"  {saved.message}")
+            self._hear(self._manager.finalize_async_saves(self._state, blocking=True))
+            self._hear(self._manager.save(context))
 
     def poll(self, *, blocking: bool) -> None:
-        """Finish background saves."""
-        self._manager.finalize_async_saves(self._state, blocking=blocking, terminate=blocking)
+        """Finish background saves; save again what failed, when it is time.
+
+        Raises:
+            CheckpointSaveError: blocking, and the last save failed twice.
+        """
+        self._hear(self._manager.finalize_async_saves(self._state, blocking=blocking, terminate=blocking))
+        if self._wait is None:
+            return
+        self._wait -= 1
+        if blocking or self._wait <= 0:
+            step = self._state.train_state.step
+            with self._whole():
+                self.save(step, temporary=False)
+            if blocking:
+                self._finish()
+
+    def _finish(self) -> None:
+        self._hear(self._manager.finalize_async_saves(self._state, blocking=True, terminate=True))
+        if self._wait is not None:
+            raise CheckpointSaveError(
+                f"checkpoint of the last step, {self._state.train_state.step}: could not be written in two tries; the "
+                "reasons are above. Make room or repair the folder, then run the same command again."
+            )
+
+    def _hear(self, outcome: object) -> None:
+        """Take note of what became of a save; alike on all ranks."""
+        if outcome is None:
+            return
+        if isinstance(outcome, FailedSave):
+            self._failures += 1
+            self._wait, self._patience = self._patience, min(2 * self._patience, MOST_PATIENCE)
+            self._events("save_failed", step=outcome.step, reason=outcome.message)
+            self._say(outcome.message)
+            return
+        if isinstance(outcome, SavedCheckpoint):
+            self._wait, self._patience = None, 1
+            self._events("save", step=outcome.step, seconds=outcome.seconds, bytes=outcome.total_bytes)
+        message = getattr(outcome, "message", None)  # a manager of one's own need not have one
+        if message is not None:
+            self._say(f"  {message}")
 
 
 def write_tokenizer(vocabulary: Vocabulary) -> Callable[[Path], None]:

@@ -1,5 +1,6 @@
 """Callbacks that write down what happens: metrics of each step, events, the progress bar."""
 
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 
 from mb_loop import Callback, CallbackContext
@@ -11,8 +12,9 @@ from mb_trainer.run_folder import EventLog
 class MetricsRecorder(Callback):
     """Hands each step and evaluation to the metrics; values stay on the device until they want them."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, *, extra: Callable[[], Mapping[str, float]] = dict) -> None:
         self._metrics = metrics
+        self._extra = extra
         self._pause = ExitStack()
 
     def on_train_step_end(self, context: CallbackContext) -> None:
@@ -27,6 +29,7 @@ class MetricsRecorder(Callback):
                 "learning-rate": result.learning_rate,
                 "grad-norm": result.grad_norm,
                 "num-zeros": result.num_zeros_in_grad,
+                **self._extra(),
             },
             samples=result.samples,
             tokens=result.tokens,
@@ -50,7 +53,7 @@ class MetricsRecorder(Callback):
 
 
 class EventRecorder(Callback):
-    """Appends saves, evaluations and the stop to events.jsonl."""
+    """Appends evaluations and the stop to events.jsonl; saves are written by whoever knows how they ended."""
 
     def __init__(self, events: EventLog) -> None:
         self._events = events
@@ -60,10 +63,6 @@ class EventRecorder(Callback):
         self._events.write(
             "evaluation", step=context.state.train_state.step, losses=dict(context.total_loss_dict or {})
         )
-
-    def on_checkpoint_save(self, context: CallbackContext) -> None:
-        """Write the step of a checkpoint."""
-        self._events.write("save", step=context.state.train_state.step)
 
     def on_train_end(self, context: CallbackContext) -> None:
         """Write how the run ended; an exception on its way out is a failure."""

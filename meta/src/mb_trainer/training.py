@@ -14,7 +14,12 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 from megatron.core.process_groups_config import ProcessGroupCollection
 
-from mb_checkpoint import CheckpointLoadContext, DefaultCheckpointManager
+from mb_checkpoint import (
+    CheckpointLoadContext,
+    CheckpointManager,
+    DefaultCheckpointManager,
+    create_checkpoint_manager,
+)
 from mb_loop import (
     Callback,
     CallbackManager,
@@ -22,8 +27,10 @@ from mb_loop import (
     TrainState,
     evaluate,
     require_finite_loss,
+    should_disable_forward_pre_hook,
     train,
 )
+from mb_loop.hooks import ForwardPreHooks
 from mb_metrics import Metrics, build_sinks, gpt_flops_per_token, peak_tflops
 from mb_resilience import AgreedStop, SignalWatcher
 from mb_trainer.checkpointing import Saves, write_tokenizer
@@ -71,7 +78,9 @@ def run(job: Job, *, voice: Voice, callbacks: Sequence[Callback] = ()) -> TrainO
         )
         voice.say(describe(job, trainee, device=device, layers=layers.why))
         state = GlobalState(cfg=config, train_state=TrainState(do_train=True, do_valid=True))
-        manager = DefaultCheckpointManager(config.checkpoint, write_assets=write_tokenizer(vocabulary))
+        manager = create_checkpoint_manager(config.checkpoint, write_assets=write_tokenizer(vocabulary))
+        if isinstance(manager, DefaultCheckpointManager):
+            stack.callback(manager.close)
         load(manager, state, trainee, groups=groups, voice=voice)
         data = build_data(
             config,
@@ -132,7 +141,7 @@ def describe(job: Job, trainee: Trainee, *, device: torch.device, layers: str) -
 
 
 def load(
-    manager: DefaultCheckpointManager,
+    manager: CheckpointManager,
     state: GlobalState,
     trainee: Trainee,
     *,
@@ -151,9 +160,10 @@ def load(
             pg_collection=groups,
         )
     )
-    loaded = manager.loaded
-    if loaded is None:
+    if not isinstance(manager, DefaultCheckpointManager) or manager.loaded is None:
+        voice.say(f"resumed at step {state.train_state.step}")
         return
+    loaded = manager.loaded
     for passed in loaded.passed_over:
         voice.say(f"passed over {passed.path}: {passed.reason}")
     for note in loaded.notes:
@@ -165,6 +175,10 @@ def ignore_signals(worker: int) -> None:
     """Leave Ctrl-C and termination to the training process: it stops its data workers itself."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def nothing(event: str, **fields: object) -> None:
+    """Write no event: another rank does."""
 
 
 def announce_stop(name: str) -> None:
@@ -183,7 +197,7 @@ class Run:
     trainee: Trainee
     data: Data
     state: GlobalState
-    manager: DefaultCheckpointManager
+    manager: CheckpointManager
 
     def train(self, callbacks: Sequence[Callback]) -> TrainOutcome:
         """Train, evaluate on the test split, and print the summary."""
@@ -202,7 +216,8 @@ class Run:
             metrics = stack.enter_context(self.metrics())
             total = config.train.train_iters or 0
             bar = stack.enter_context(self.voice.progress("training", total, done=counters.step))
-            own += [MetricsRecorder(metrics), ProgressBar(bar)]
+            saves = self.saves(events, metrics)
+            own += [MetricsRecorder(metrics, extra=lambda: saves.values), ProgressBar(bar)]
             if self.job.world.is_voice:
                 events.write("resume" if counters.step else "start", step=counters.step)
                 own.append(EventRecorder(events))
@@ -217,14 +232,7 @@ class Run:
                 self.data.valid,
                 self.state,
                 callbacks=heard,
-                checkpointer=Saves(
-                    self.manager,
-                    state=self.state,
-                    trainee=self.trainee,
-                    groups=self.groups,
-                    say=self.voice.say,
-                    pause=metrics.pause,
-                ),
+                checkpointer=saves,
                 exit_wish=self.agreed_stop(watcher),
                 **self.schedule(),
             )
@@ -262,6 +270,26 @@ class Run:
             "pg_collection": self.groups,
             "p2p_communicator": P2PCommunicator(self.groups.pp, self.trainee.transformer),
         }
+
+    def saves(self, events: EventLog, metrics: Metrics) -> Saves:
+        """Return what writes the checkpoints, and says how that went."""
+        ddp = self.job.config.ddp
+        hooks = ForwardPreHooks(
+            self.trainee.chunks,
+            used=should_disable_forward_pre_hook(
+                ddp.use_megatron_fsdp, ddp.use_distributed_optimizer, ddp.overlap_param_gather
+            ),
+        )
+        return Saves(
+            self.manager,
+            state=self.state,
+            trainee=self.trainee,
+            groups=self.groups,
+            say=self.voice.say,
+            events=events.write if self.job.world.is_voice else nothing,
+            pause=metrics.pause,
+            whole=hooks.paused,
+        )
 
     def agreed_stop(self, watcher: SignalWatcher) -> AgreedStop:
         """Return what asks, after each step, whether any rank got a signal; host-side, through the store."""

@@ -17,6 +17,15 @@ HONOURED = {
     "ckpt_format",
     "storage_writers_per_rank",
     "fully_parallel_save",
+    "save_retain_interval",
+    "ckpt_assume_constant_structure",
+    "verify_integrity",
+    "on_save_error",
+    "custom_manager_class",
+    "async_write_results_mp_mode",
+    "async_hang_seconds",
+    "async_ckpt_cpu_priority",
+    "async_ckpt_io_priority",
     "dist_ckpt_optim_fully_reshardable",
     "load",
     "pretrained_checkpoint",
@@ -35,9 +44,6 @@ HONOURED = {
 MEANINGLESS_ALONE = {  # read only together with a field that a rule refuses
     "async_strategy": "async_save",
     "use_persistent_ckpt_worker": "async_save",
-    "async_write_results_mp_mode": "async_save",
-    "async_ckpt_cpu_priority": "async_save",
-    "async_ckpt_io_priority": "async_save",
     "async_ckpt_use_cpu_shm": "async_save",
     "dist_ckpt_workers": "async_save",
     "non_persistent_global_ckpt_dir": "non_persistent_ckpt_type",
@@ -82,7 +88,7 @@ def test_the_defaults_are_accepted():
 
 def test_refusals_come_all_together_with_value_reason_and_remedy():
     lines = refusals(CheckpointConfig(async_save=True, ckpt_step=5, most_recent_k=None))
-    assert [line.rsplit(" ", 1)[1] for line in lines] == ["[V066]", "[V068]", "[CK01]", "[CK10]"]
+    assert [line.rsplit(" ", 1)[1] for line in lines] == ["[V066]", "[V068]", "[CK01]"]
     assert lines[1] == (
         "checkpoint.ckpt_step: ckpt_step=5, but load is not set. A step is looked for in the folder that load "
         "names. Set checkpoint.load, or leave out checkpoint.ckpt_step. [V068]"

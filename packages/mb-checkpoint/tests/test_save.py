@@ -18,7 +18,14 @@ def test_the_layout_on_disk_the_event_and_the_line_for_log_readers(one_rank, tmp
         rank_work.events_and_assets, {"save": str(tmp_path), "load": str(tmp_path)}
     )
     assert names(tmp_path) == ["iter_0000000", "latest_checkpointed_iteration.txt", "latest_train_state.pt"]
-    expected = [".metadata", "metadata.json", "run_config.yaml", "tokenizer.json", "train_state.pt"]
+    expected = [
+        ".metadata",
+        "manifest.json",
+        "metadata.json",
+        "run_config.yaml",
+        "tokenizer.json",
+        "train_state.pt",
+    ]
     assert [name for name in files if not name.endswith(".distcp")] == expected
     assert seen == [("on_checkpoint_save", 0)]
     assert message == f"successfully saved checkpoint from iteration       0 to {tmp_path}"
@@ -39,7 +46,8 @@ def test_old_checkpoints_go(one_rank, tmp_path):
 
 @pytest.mark.parametrize("work", [rank_work.failing_config, rank_work.full_disk])
 def test_a_failing_save_leaves_the_previous_checkpoint_and_nothing_else(two_ranks, tmp_path, work):
-    errors = two_ranks.run(rank_work.error_of, work, {}, {"save": str(tmp_path)})
+    section = {"save": str(tmp_path), "on_save_error": "raise"}
+    errors = two_ranks.run(rank_work.error_of, work, {}, section)
     assert [(kind, is_os_error) for kind, _, is_os_error in errors] == [("CheckpointSaveError", True)] * 2
     assert all("checkpoint save at step 2 to" in message and "free" in message for _, message, _ in errors)
     assert names(tmp_path) == ["iter_0000001", "latest_checkpointed_iteration.txt", "latest_train_state.pt"]
@@ -60,11 +68,11 @@ def test_what_is_not_stored_is_refused(one_rank, section, wishes, kind):
 
 
 def test_a_section_that_cannot_be_carried_out_is_refused_with_every_reason(one_rank):
-    section = {"async_save": True, "most_recent_k": 0}
+    section = {"async_save": True, "most_recent_k": 0, "save_params_interval": 5}
     ((kind, message, _),) = one_rank.run(rank_work.error_of, rank_work.load_only, {}, section, {})
     assert (kind, [line[-6:] for line in message.splitlines()]) == (
         "CheckpointConfigError",
-        ["[V066]", "[CK01]", "[CK10]"],
+        ["[V066]", "[CK01]", "[CK28]"],
     )
 
 

@@ -69,7 +69,7 @@ def test_missing_and_short_files_are_passed_over_with_the_reason(tmp_path):
 
 def test_a_missing_data_file_and_a_damaged_index_are_found(tmp_path):
     for step in (10, 20, 30):
-        whole.save(tmp_path, step)
+        (whole.save(tmp_path, step) / "manifest.json").unlink()
     (data,) = (tmp_path / "iter_0000030").glob("*.distcp")
     data.unlink()
     (tmp_path / "iter_0000020" / ".metadata").write_bytes(b"\x80\x04")
@@ -79,7 +79,7 @@ def test_a_missing_data_file_and_a_damaged_index_are_found(tmp_path):
 
 
 def test_a_changed_byte_anywhere_in_an_index_is_no_crash(tmp_path):
-    index = whole.save(tmp_path, 10) / ".metadata"
+    index = whole.fill(tmp_path / "iter_0000010", 10) / ".metadata"
     content = index.read_bytes()
     for position in range(0, len(content), 3):
         index.write_bytes(content[:position] + bytes([content[position] ^ 0x51]) + content[position + 1 :])
@@ -120,7 +120,7 @@ def test_a_tracker_with_nothing_complete_is_an_error_that_says_what_is_wrong(tmp
 
 
 def test_a_named_checkpoint_that_is_not_whole_is_an_error(tmp_path):
-    whole.save(tmp_path, 10)
+    whole.fill(tmp_path / "iter_0000010", 10)
     (tmp_path / "iter_0000010" / "train_state.pt").unlink()
     with pytest.raises(IncompleteCheckpointError, match=r"lacks train_state\.pt"):
         select_checkpoint(tmp_path / "iter_0000010")

@@ -185,6 +185,10 @@ class TinyRun:
         self.manager.load(context)
         return self.manager.loaded
 
+    def optimizer_tensors(self):
+        """Return master weights and optimizer state by name."""
+        return optimizer_tensors(self.optimizer)
+
     def fingerprint(self):
         """Return short texts that are equal only if what they stand for is equal to the last bit."""
         trackers = tensor_parallel.get_cuda_rng_tracker().get_states()

@@ -6,7 +6,8 @@ from pathlib import Path
 import torch
 import torch.distributed.checkpoint as dcp
 
-from mb_checkpoint.commit import commit, open_staging
+from mb_checkpoint.commit import commit, open_staging, seal
+from mb_checkpoint.manifest import Manifest
 from mb_checkpoint.train_state import encode_train_state
 
 
@@ -24,5 +25,6 @@ def fill(directory: Path, step: int) -> Path:
 
 def save(root: Path, step: int) -> Path:
     """Write and commit a checkpoint."""
-    fill(open_staging(root, step), step)
-    return commit(root, step)
+    staging = fill(open_staging(root, step), step)
+    seal(staging, Manifest(step=step, files=()))
+    return commit(root, step, staging)

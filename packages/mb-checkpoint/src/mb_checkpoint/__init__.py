@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from mb_checkpoint.context import CheckpointLoadContext as CheckpointLoadContext
     from mb_checkpoint.context import CheckpointManager as CheckpointManager
     from mb_checkpoint.context import CheckpointSaveContext as CheckpointSaveContext
+    from mb_checkpoint.context import FailedSave as FailedSave
     from mb_checkpoint.context import LoadedCheckpoint as LoadedCheckpoint
     from mb_checkpoint.context import SavedCheckpoint as SavedCheckpoint
+    from mb_checkpoint.context import ScheduledSave as ScheduledSave
     from mb_checkpoint.errors import CheckpointConfigError as CheckpointConfigError
     from mb_checkpoint.errors import CheckpointFolderError as CheckpointFolderError
     from mb_checkpoint.errors import CheckpointLayoutError as CheckpointLayoutError
@@ -33,10 +35,17 @@ if TYPE_CHECKING:
     from mb_checkpoint.errors import CheckpointSaveError as CheckpointSaveError
     from mb_checkpoint.errors import CheckpointShapeError as CheckpointShapeError
     from mb_checkpoint.errors import IncompleteCheckpointError as IncompleteCheckpointError
+    from mb_checkpoint.errors import ManifestError as ManifestError
     from mb_checkpoint.errors import TrainStateError as TrainStateError
+    from mb_checkpoint.factory import create_checkpoint_manager as create_checkpoint_manager
     from mb_checkpoint.load import load_checkpoint as load_checkpoint
     from mb_checkpoint.load import load_model_weights as load_model_weights
     from mb_checkpoint.manager import DefaultCheckpointManager as DefaultCheckpointManager
+    from mb_checkpoint.manifest import FileEntry as FileEntry
+    from mb_checkpoint.manifest import Manifest as Manifest
+    from mb_checkpoint.manifest import read_manifest as read_manifest
+    from mb_checkpoint.retention import Pruned as Pruned
+    from mb_checkpoint.retention import prune as prune
     from mb_checkpoint.save import save_checkpoint as save_checkpoint
     from mb_checkpoint.select import PassedOver as PassedOver
     from mb_checkpoint.select import Selection as Selection
@@ -55,15 +64,24 @@ _HOMES = {
     "CheckpointSaveError": "errors",
     "CheckpointShapeError": "errors",
     "DefaultCheckpointManager": "manager",
+    "FailedSave": "context",
+    "FileEntry": "manifest",
     "IncompleteCheckpointError": "errors",
     "LoadedCheckpoint": "context",
+    "Manifest": "manifest",
+    "ManifestError": "errors",
     "PassedOver": "select",
+    "Pruned": "retention",
     "SavedCheckpoint": "context",
+    "ScheduledSave": "context",
     "Selection": "select",
     "TrainStateError": "errors",
     "check_writable": "commit",
+    "create_checkpoint_manager": "factory",
     "load_checkpoint": "load",
     "load_model_weights": "load",
+    "prune": "retention",
+    "read_manifest": "manifest",
     "read_train_state": "train_state",
     "save_checkpoint": "save",
     "select_checkpoint": "select",
@@ -82,15 +100,24 @@ __all__ = [
     "CheckpointSaveError",
     "CheckpointShapeError",
     "DefaultCheckpointManager",
+    "FailedSave",
+    "FileEntry",
     "IncompleteCheckpointError",
     "LoadedCheckpoint",
+    "Manifest",
+    "ManifestError",
     "PassedOver",
+    "Pruned",
     "SavedCheckpoint",
+    "ScheduledSave",
     "Selection",
     "TrainStateError",
     "check_writable",
+    "create_checkpoint_manager",
     "load_checkpoint",
     "load_model_weights",
+    "prune",
+    "read_manifest",
     "read_train_state",
     "save_checkpoint",
     "select_checkpoint",

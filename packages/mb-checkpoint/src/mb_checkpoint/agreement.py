@@ -40,6 +40,26 @@ def on_rank_zero(work: Callable[[], T]) -> T:
     return outcome[0]  # type: ignore[return-value]  # rank 0 put a T there
 
 
+class RanksFailedError(OSError):
+    """Work that every rank did failed on some; the message says where and why."""
+
+
+def on_every_rank(work: Callable[[], object]) -> None:
+    """Run `work` on every rank; where it fails on one, raise on all. Collective over the default group.
+
+    Raises:
+        RanksFailedError: It raised on a rank; the message names the first such rank and its error.
+    """
+    words = ""
+    try:
+        work()
+    except Exception as error:  # noqa: BLE001  # not swallowed: raised below, here and on every other rank
+        words = f"{type(error).__name__}: {error}"
+    failures = [f"rank {rank}: {each}" for rank, each in enumerate(gather(words)) if each]
+    if failures:
+        raise RanksFailedError("; ".join(failures[:3]))
+
+
 def gather(value: T) -> list[T]:
     """Return the value of each rank, in order of rank. Collective over the default group."""
     values: list[T | None] = [None] * dist.get_world_size()

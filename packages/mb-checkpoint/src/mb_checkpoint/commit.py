@@ -1,15 +1,17 @@
-"""Writing so that a reader sees a whole checkpoint or none: staging folder, fsync, rename, trackers last."""
+"""Writing so that a reader sees a whole checkpoint or none: staging folder, manifest, fsync, rename, trackers last."""
 
 import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from mb_checkpoint.errors import CheckpointFolderError
 from mb_checkpoint.layout import (
+    MANIFEST,
     STATE_TRACKER,
     STEP_TRACKER,
     TRAIN_STATE,
@@ -17,6 +19,7 @@ from mb_checkpoint.layout import (
     replaced_directory,
     staging_directory,
 )
+from mb_checkpoint.manifest import FileEntry, Manifest, encode_manifest, hash_file
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -55,11 +58,31 @@ def fsync_path(path: Path) -> None:
         os.close(descriptor)
 
 
-def fsync_tree(directory: Path) -> None:
-    """Force everything below a folder, and the folder itself, to the disk."""
-    for path in sorted(directory.rglob("*"), reverse=True):
-        fsync_path(path)
-    fsync_path(directory)
+def seal(staging: Path, facts: Manifest, *, written: Sequence[FileEntry] = ()) -> Manifest:
+    """Force everything in a complete staging folder to the disk and write its manifest; return it.
+
+    Args:
+        staging: The folder; all its files are there.
+        facts: The manifest but for the files.
+        written: Files that are hashed and on the disk already; the others are read and hashed here.
+    """
+    known = {entry.name: entry for entry in written}
+    folders = [staging]
+    for path in sorted(staging.rglob("*")):
+        name = path.relative_to(staging).as_posix()
+        if path.is_dir():
+            folders.append(path)
+        elif name not in known:
+            fsync_path(path)
+            known[name] = hash_file(path, name=name)
+    manifest = replace(facts, files=tuple(known[name] for name in sorted(known)))
+    with (staging / MANIFEST).open("wb") as stream:
+        stream.write(encode_manifest(manifest))
+        stream.flush()
+        os.fsync(stream.fileno())
+    for folder in reversed(folders):
+        fsync_path(folder)
+    return manifest
 
 
 def check_writable(path: Path | str) -> None:
@@ -94,14 +117,15 @@ def check_writable(path: Path | str) -> None:
         ) from error
 
 
-def open_staging(root: Path, step: int) -> Path:
+def open_staging(root: Path, step: int, *, attempt: str | None = None) -> Path:
     """Make the empty staging folder of a step and remove what interrupted saves left behind.
 
-    One writer per root: whoever calls this owns every staging folder below it.
+    One writer per root: whoever calls this owns every staging folder below it. `attempt` names this try; None makes a
+    name up.
     """
     root.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(root)
-    staging = staging_directory(root, step)
+    staging = staging_directory(root, step, attempt or secrets.token_hex(4))
     staging.mkdir()
     return staging
 
@@ -115,16 +139,14 @@ def _remove_leftovers(root: Path) -> None:
             shutil.rmtree(left)
 
 
-def commit(root: Path, step: int) -> Path:
-    """Turn a complete staging folder into the checkpoint that the trackers name; return its folder.
+def commit(root: Path, step: int, staging: Path) -> Path:
+    """Turn a sealed staging folder into the checkpoint that the trackers name; return its folder.
 
     The rename makes it visible, the trackers make it the one to resume from. A kill before the trackers
     leaves the previous checkpoint in force; a kill after them leaves this one. An older folder of the same
     step stays readable until the new one is in place.
     """
-    staging, final = staging_directory(root, step), iteration_directory(root, step)
-    replaced = replaced_directory(root, step)
-    fsync_tree(staging)
+    final, replaced = iteration_directory(root, step), replaced_directory(root, step)
     if final.exists():
         shutil.rmtree(replaced, ignore_errors=True)
         final.rename(replaced)
@@ -147,6 +169,6 @@ def write_trackers(root: Path, step: int) -> None:
     fsync_path(root)
 
 
-def discard_staging(root: Path, step: int) -> None:
+def discard(staging: Path) -> None:
     """Remove the staging folder of a failed save as far as that is possible."""
-    shutil.rmtree(staging_directory(root, step), ignore_errors=True)
+    shutil.rmtree(staging, ignore_errors=True)

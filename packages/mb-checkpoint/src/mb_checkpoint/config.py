@@ -44,8 +44,10 @@ class CheckpointConfig:
     """Gather that state through Gloo to one writer: less memory, slower."""
     dist_ckpt_save_pre_mcore_014: bool = False
     """Write the layout of Megatron Core before 0.14."""
-    verify_integrity: bool = False
-    """Store hashes of the files and compare them on load."""
+    verify_integrity: bool = True
+    """Compare the contents of all files with their hashes on load; false compares sizes. Hashes are always stored."""
+    on_save_error: Literal["continue", "raise"] = "continue"
+    """What a save that fails does to the run: it goes on and saves again at the next chance, or it ends."""
 
     # --- saving in the background
     async_save: bool = False
@@ -55,7 +57,9 @@ class CheckpointConfig:
     use_persistent_ckpt_worker: bool = True
     """Keep one background process for all saves instead of starting one for each."""
     async_write_results_mp_mode: str = "fork"
-    """Start method of the process that carries the writer's results: fork, spawn or forkserver."""
+    """Start method of the background process: fork, spawn or forkserver."""
+    async_hang_seconds: float = 600.0
+    """A background process that writes nothing for so long is ended, and its save has failed."""
     async_ckpt_cpu_priority: int = 10
     """Nice value of the background process, 0 to 19."""
     async_ckpt_io_priority: int | None = 3

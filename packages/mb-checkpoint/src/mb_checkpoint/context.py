@@ -1,5 +1,6 @@
 """What a save or a load is given, what it gives back, and the protocol of a checkpoint manager."""
 
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -130,7 +131,9 @@ class SavedCheckpoint:
     step: int
     """Its step."""
     seconds: float
-    """How long this rank was busy with it."""
+    """From the call to the commit; in the background the training went on meanwhile."""
+    total_bytes: int = 0
+    """Size of all files; known on rank 0."""
     pruned: Pruned = field(default_factory=Pruned)
     """What happened to older ones; known on rank 0."""
 
@@ -138,6 +141,48 @@ class SavedCheckpoint:
     def message(self) -> str:
         """The line that other tools look for in a log."""
         return f"successfully saved checkpoint from iteration {self.step:7d} to {self.path.parent}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduledSave:
+    """A save that goes on in the background; nothing names it yet."""
+
+    root: Path
+    """Folder that will receive it."""
+    step: int
+    """Its step."""
+    seconds: float
+    """How long this rank was kept from training."""
+    staged_bytes: int
+    """Host memory of this rank that holds the copies."""
+
+    @property
+    def message(self) -> str:
+        """The line that other tools look for in a log."""
+        return f"scheduled an async checkpoint save at iteration {self.step:7d} to {self.root}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedSave:
+    """A save that came to nothing; earlier checkpoints and the trackers are as before."""
+
+    root: Path
+    """Folder that should have received it."""
+    step: int
+    """Its step."""
+    message: str
+    """What went wrong and on which rank, what it means, and what to do."""
+    seconds: float
+    """From the call to the failure."""
+
+
+def describe_failure(root: Path, step: int, reason: str) -> str:
+    """Return the message of a save that failed."""
+    free = f"{shutil.disk_usage(root).free / 2**30:.1f} GiB free" if root.is_dir() else "no such folder"
+    return (
+        f"checkpoint save at step {step} to {root} failed ({free}): {reason}. Earlier checkpoints and the trackers are "
+        "as before. Make room or repair the folder."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,10 +215,8 @@ class CheckpointManager(Protocol):
         """Load; collective over all ranks. Returns step and FLOPs, (0, 0) when nothing was loaded."""
         ...
 
-    def finalize_async_saves(
-        self, state: Any = None, blocking: bool = False, terminate: bool = False
-    ) -> None:
-        """Finish background saves that are done, or all of them when blocking."""
+    def finalize_async_saves(self, state: Any = None, blocking: bool = False, terminate: bool = False) -> Any:
+        """Finish background saves that are done, or all of them when blocking; return what became of one, or None."""
         ...
 
     def has_checkpoint(self) -> bool:

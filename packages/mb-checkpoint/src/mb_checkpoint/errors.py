@@ -31,3 +31,7 @@ class CheckpointConfigError(ValueError):
 
 class TrainStateError(ValueError):
     """A train_state.pt file cannot be read or written."""
+
+
+class ManifestError(ValueError):
+    """A manifest.json is damaged, or of a format that this version does not know."""

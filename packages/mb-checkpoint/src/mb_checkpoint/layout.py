@@ -7,6 +7,7 @@ TRAIN_STATE = "train_state.pt"
 RUN_CONFIG = "run_config.yaml"
 FORMAT_MARK = "metadata.json"
 TENSOR_INDEX = ".metadata"
+MANIFEST = "manifest.json"
 STATE_TRACKER = "latest_train_state.pt"
 STEP_TRACKER = "latest_checkpointed_iteration.txt"
 
@@ -28,9 +29,12 @@ def step_of(directory: Path) -> int | None:
     return int(match[1]) if match else None
 
 
-def staging_directory(root: Path, step: int) -> Path:
-    """Return where a step is written until it is whole; hidden, and no tool's `iter_*` finds it."""
-    return root / f".saving_{iteration_directory(root, step).name}"
+def staging_directory(root: Path, step: int, attempt: str) -> Path:
+    """Return where a step is written until it is whole; hidden, and no tool's `iter_*` finds it.
+
+    Each attempt has a folder of its own, so that a writer of an earlier one that is not dead yet cannot get into it.
+    """
+    return root / f".saving_{iteration_directory(root, step).name}.{attempt}"
 
 
 def replaced_directory(root: Path, step: int) -> Path:

@@ -1,15 +1,25 @@
 """Loading: choose a checkpoint, compare it with the model, read it, put everything back."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
+
+import torch.distributed as dist
 
 from mb_checkpoint import mcore
 from mb_checkpoint.agreement import gather, need_process_group, on_rank_zero
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import CheckpointLoadContext, LoadedCheckpoint
-from mb_checkpoint.errors import CheckpointLayoutError, CheckpointNotFoundError, CheckpointShapeError
+from mb_checkpoint.errors import (
+    CheckpointLayoutError,
+    CheckpointNotFoundError,
+    CheckpointShapeError,
+    ManifestError,
+)
 from mb_checkpoint.layout import RESUMABLE, TRAIN_STATE, WEIGHTS
+from mb_checkpoint.locks import reading
+from mb_checkpoint.manifest import read_manifest, share_of, wrong_contents
 from mb_checkpoint.rng import restore_rng_state
 from mb_checkpoint.select import Selection, select_checkpoint
 from mb_checkpoint.train_state import FLOPS, read_train_state
@@ -39,21 +49,32 @@ def load_checkpoint(ctx: CheckpointLoadContext, config: CheckpointConfig) -> Loa
     need_process_group()
     groups = mcore.Groups.of(ctx.pg_collection)
     mcore.refuse_padded_buckets(ctx.optimizer, mcore.content_metadata(ctx.optimizer, config))
-    source, chosen = on_rank_zero(lambda: find_checkpoint(config))
-    if chosen is None:
-        return LoadedCheckpoint(source="nothing", notes=("no checkpoint found: random weights, step 0",))
+    with sound_checkpoint(lambda rejected: find_checkpoint(config, rejected), config) as (source, chosen):
+        if chosen is None:
+            return LoadedCheckpoint(source="nothing", notes=("no checkpoint found: random weights, step 0",))
+        return _load(ctx, config, groups, chosen, resume=source == "resumed")
+
+
+def _load(
+    ctx: CheckpointLoadContext,
+    config: CheckpointConfig,
+    groups: mcore.Groups,
+    chosen: Selection,
+    *,
+    resume: bool,
+) -> LoadedCheckpoint:
     contents = mcore.contents_of(chosen.path)
     notes: list[str] = []
     if not ctx.skip_load_to_model_and_opt:
-        notes = _Load(ctx, config, groups, chosen.path, contents=contents, resume=source == "resumed").run()
+        notes = _Load(ctx, config, groups, chosen.path, contents=contents, resume=resume).run()
     counters: dict[str, Any] = {}
-    if source == "resumed":
+    if resume:
         counters = read_train_state(chosen.path / TRAIN_STATE)
         if mcore.EXACT_FLOPS in contents.common:
             counters[FLOPS] = contents.common[mcore.EXACT_FLOPS]
         ctx.state.train_state.load_state_dict(counters)
     return LoadedCheckpoint(
-        source=source,
+        source="resumed" if resume else "weights",
         step=int(counters.get("step", 0)),
         floating_point_operations_so_far=counters.get(FLOPS, 0),
         path=chosen.path,
@@ -62,22 +83,78 @@ def load_checkpoint(ctx: CheckpointLoadContext, config: CheckpointConfig) -> Loa
     )
 
 
+Source = Literal["resumed", "weights", "nothing"]
+
+
+@contextmanager
+def sound_checkpoint(
+    find: Callable[[Mapping[Path, str]], tuple[Source, Selection | None]], config: CheckpointConfig
+) -> Iterator[tuple[Source, Selection | None]]:
+    """Choose a checkpoint whose files hold what they held when they were written, and keep it from being deleted.
+
+    Collective over all ranks, which share the reading. Damaged ones are passed over for older ones.
+
+    Args:
+        find: Returns what would be read, but for the folders it is told are damaged. Called on rank 0.
+        config: `verify_integrity` says whether contents are compared, or sizes alone.
+
+    Raises:
+        CheckpointNotFoundError, IncompleteCheckpointError: Whatever `find` raises.
+    """
+    rejected: dict[Path, str] = {}
+    while True:
+        source, chosen = on_rank_zero(lambda: find(rejected))
+        if chosen is None:
+            yield source, None
+            return
+        with reading(chosen.path):
+            damage = _damage(chosen.path, contents=config.verify_integrity)
+            if damage is None:
+                yield source, chosen
+                return
+        rejected[chosen.path] = damage
+
+
+def _damage(path: Path, *, contents: bool) -> str | None:
+    """Return what is wrong with a checkpoint, by all ranks together. Collective."""
+
+    def look() -> list[str]:
+        if not path.is_dir():
+            return ["was deleted meanwhile"]
+        manifest = read_manifest(path) if contents else None
+        if manifest is None:
+            return []
+        return wrong_contents(
+            path, share_of(manifest, rank=dist.get_rank(), world_size=dist.get_world_size())
+        )
+
+    try:
+        own = look()
+    except (ManifestError, OSError) as error:
+        own = [str(error)]
+    found = [line for lines in gather(own) for line in lines]
+    more = f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    return "; ".join(found[:SHOWN]) + more if found else None
+
+
 def find_checkpoint(
-    config: CheckpointConfig,
-) -> tuple[Literal["resumed", "weights", "nothing"], Selection | None]:
+    config: CheckpointConfig, rejected: Mapping[Path, str] | None = None
+) -> tuple[Source, Selection | None]:
     """Say what a load with this configuration would read, and whether it resumes a run. Not collective.
+
+    `rejected` are folders that are known to be damaged, with the reason.
 
     Raises:
         CheckpointNotFoundError, IncompleteCheckpointError: As `load_checkpoint`.
     """
     if config.load is not None:
         wanted = WEIGHTS if config.finetune else RESUMABLE
-        chosen = select_checkpoint(config.load, step=config.ckpt_step, wanted=wanted)
+        chosen = select_checkpoint(config.load, step=config.ckpt_step, wanted=wanted, rejected=rejected)
         if chosen is not None:
             fresh = config.finetune or chosen.path.name == "release"
             return ("weights" if fresh else "resumed"), chosen
     if config.pretrained_checkpoint is not None:
-        chosen = select_checkpoint(config.pretrained_checkpoint, wanted=WEIGHTS)
+        chosen = select_checkpoint(config.pretrained_checkpoint, wanted=WEIGHTS, rejected=rejected)
         if chosen is None:
             raise CheckpointNotFoundError(
                 f"checkpoint.pretrained_checkpoint: no checkpoint in {config.pretrained_checkpoint}. Name a "
@@ -117,16 +194,20 @@ def load_model_weights(
         CheckpointShapeError: It belongs to a model of another shape; nothing was changed.
     """
     need_process_group()
-    chosen = on_rank_zero(lambda: select_checkpoint(path, step=step, wanted=WEIGHTS))
-    if chosen is None:
-        raise CheckpointNotFoundError(f"{path}: no checkpoint there. Name a run's checkpoint folder.")
-    chunks = list(model) if isinstance(model, Sequence) else [model]
-    groups = mcore.Groups.of(pg_collection)
-    contents = mcore.contents_of(chosen.path)
-    sections = mcore.model_sections(chunks, groups, contents.metadata)
-    check_shapes(sections, contents, path=chosen.path, strict=strict)
-    loaded = mcore.read(dict(sections), chosen.path, groups, config=CheckpointConfig())
-    mcore.load_model_sections(chunks, loaded, strict=strict)
+
+    def find(rejected: Mapping[Path, str]) -> tuple[Source, Selection | None]:
+        return "weights", select_checkpoint(path, step=step, wanted=WEIGHTS, rejected=rejected)
+
+    with sound_checkpoint(find, CheckpointConfig()) as (_, chosen):
+        if chosen is None:
+            raise CheckpointNotFoundError(f"{path}: no checkpoint there. Name a run's checkpoint folder.")
+        chunks = list(model) if isinstance(model, Sequence) else [model]
+        groups = mcore.Groups.of(pg_collection)
+        contents = mcore.contents_of(chosen.path)
+        sections = mcore.model_sections(chunks, groups, contents.metadata)
+        check_shapes(sections, contents, path=chosen.path, strict=strict)
+        loaded = mcore.read(dict(sections), chosen.path, groups, config=CheckpointConfig())
+        mcore.load_model_sections(chunks, loaded, strict=strict)
     return chosen
 
 

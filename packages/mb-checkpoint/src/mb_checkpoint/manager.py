@@ -1,24 +1,33 @@
 """The default checkpoint manager: the section and what must be remembered between two saves."""
 
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
+from mb_checkpoint import mcore
+from mb_checkpoint.agreement import on_every_rank
+from mb_checkpoint.background import Writer
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import (
     CallbackManagerLike,
     CheckpointLoadContext,
     CheckpointSaveContext,
+    FailedSave,
     LoadedCheckpoint,
     SavedCheckpoint,
+    ScheduledSave,
 )
-from mb_checkpoint.errors import CheckpointConfigError
+from mb_checkpoint.errors import CheckpointConfigError, CheckpointSaveError
 from mb_checkpoint.load import find_checkpoint, load_checkpoint
+from mb_checkpoint.mcore_plan import Planner
+from mb_checkpoint.pending import PendingSave
+from mb_checkpoint.rounds import Rounds
 from mb_checkpoint.rules import refusals
-from mb_checkpoint.save import save_checkpoint
+from mb_checkpoint.save import cleaned_up, new_planner, prepare, save_checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -26,11 +35,15 @@ logger = logging.getLogger(__name__)
 class DefaultCheckpointManager:
     """Checkpoints in the torch_dist layout below one folder.
 
+    With `async_save` a save copies this rank's tensors to host memory and returns; a process of its own writes them.
+    One save at a time: a second one waits for the first. `finalize_async_saves` is called after each step.
+
     Args:
         checkpoint_config: The section. Refused as a whole when it asks for what cannot work or is not
             carried out by this version.
         write_assets: Called on rank 0 with the folder of each checkpoint before it is committed, to add files
             such as the tokenizer's.
+        clock: Seconds from any start.
 
     Attributes:
         loaded: What the last `load` did; None before.
@@ -40,34 +53,61 @@ class DefaultCheckpointManager:
     """
 
     def __init__(
-        self, checkpoint_config: CheckpointConfig, *, write_assets: Callable[[Path], None] | None = None
+        self,
+        checkpoint_config: CheckpointConfig,
+        *,
+        write_assets: Callable[[Path], None] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         problems = refusals(checkpoint_config)
         if problems:
             raise CheckpointConfigError("\n".join(problems))
         self._config = checkpoint_config
         self._write_assets = write_assets
+        self._clock = clock
         self._validated = False
+        self._planner: Planner | None = None
+        self._writer = _writer(checkpoint_config)
+        self._pending: PendingSave | None = None
+        self._events: CallbackManagerLike | None = None
         self.loaded: LoadedCheckpoint | None = None
 
     def save(
         self, ctx: CheckpointSaveContext, callback_manager: CallbackManagerLike | None = None
-    ) -> SavedCheckpoint:
-        """Save, then fire `on_checkpoint_save` with the record. Collective; raises as `save_checkpoint`.
+    ) -> SavedCheckpoint | ScheduledSave | FailedSave:
+        """Save, or begin to save in the background; `on_checkpoint_save` is fired when a checkpoint is whole.
 
-        Megatron checks the coverage of the pieces at the first save only: later ones have the same pieces.
+        Collective. A save of before that is still under way is waited for. Megatron checks the coverage of the pieces
+        at the first save only: later ones have the same pieces.
+
+        Raises:
+            CheckpointSaveError: It failed, and `on_save_error` is "raise"; otherwise that is returned.
+            CheckpointLayoutError, NotImplementedError, ValueError: As `save_checkpoint`.
         """
-        saved = save_checkpoint(
-            ctx, self._config, write_assets=self._write_assets, validate=not self._validated
-        )
+        began = self._clock()
+        self.finalize_async_saves(blocking=True)
+        self._events = callback_manager
+        self._planner = self._planner or new_planner(self._config, mcore.Groups.of(ctx.pg_collection))
+        wishes: dict[str, Any] = {
+            "write_assets": self._write_assets,
+            "planner": self._planner,
+            "validate": not self._validated,
+            "clock": self._clock,
+        }
+        try:
+            done = (
+                self._schedule(ctx, self._writer, wishes)
+                if self._writer is not None
+                else save_checkpoint(ctx, self._config, **wishes)
+            )
+        except CheckpointSaveError as error:
+            root, step = Path(self._config.save or ""), int(ctx.state.train_state.state_dict()["step"])
+            failed = FailedSave(root=root, step=step, message=str(error), seconds=self._clock() - began)
+            return self._failed(failed, cause=error)
         self._validated = True
-        if dist.get_rank() == 0:
-            logger.info(saved.message)
-            for path, reason in saved.pruned.kept_back:
-                logger.warning("could not delete the old checkpoint %s: %s", path, reason)
-        if callback_manager is not None:
-            callback_manager.fire("on_checkpoint_save", saved)
-        return saved
+        if isinstance(done, SavedCheckpoint):
+            self._announce(done)
+        return done
 
     def load(self, ctx: CheckpointLoadContext) -> tuple[int, float]:
         """Load; return step and FLOPs, (0, 0) unless a run was resumed. Collective; raises as `load_checkpoint`."""
@@ -76,8 +116,34 @@ class DefaultCheckpointManager:
 
     def finalize_async_saves(
         self, state: Any = None, blocking: bool = False, terminate: bool = False
-    ) -> None:
-        """Return at once: every save is finished when `save` returns."""
+    ) -> SavedCheckpoint | FailedSave | None:
+        """Return what became of the background save, once, on all ranks at the same call; None: under way, or none.
+
+        Call it on all ranks alike. No collective: while a save is under way it costs a round trip to the store of the
+        process group, otherwise nothing. Blocking waits for the save; terminate ends the background process, too.
+
+        Raises:
+            CheckpointSaveError: The save failed, and `on_save_error` is "raise".
+        """
+        done = self._pending.poll(blocking=blocking) if self._pending is not None else None
+        try:
+            if done is not None:
+                self._pending = None
+            if isinstance(done, FailedSave):
+                return self._failed(done, cause=None)
+            if done is not None:
+                self._announce(done)
+            return done
+        finally:
+            if terminate and self._writer is not None and self._pending is None:
+                self._writer.stop()
+
+    def close(self) -> None:
+        """End the background process at once; a save under way is lost. For a run that is ending with an error."""
+        self._pending = None
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
 
     def has_checkpoint(self) -> bool:
         """Say whether `load` would find something. Not collective.
@@ -86,3 +152,51 @@ class DefaultCheckpointManager:
             CheckpointNotFoundError, IncompleteCheckpointError: As `load`.
         """
         return find_checkpoint(self._config)[1] is not None
+
+    def _schedule(self, ctx: CheckpointSaveContext, writer: Writer, wishes: dict[str, Any]) -> ScheduledSave:
+        prepared = prepare(ctx, self._config, **wishes)
+        save = prepared.save
+        with cleaned_up(save.root, save.step, save.staging):
+            on_every_rank(lambda: writer.write(save.staging, dist.get_rank(), prepared.files))
+        world = dist.get_world_size()
+        rounds = Rounds(
+            dist.distributed_c10d._get_default_store() if world > 1 else None,
+            rank=dist.get_rank(),
+            world_size=world,
+            name=save.staging.name,
+        )
+        self._pending = PendingSave(save, writer=writer, rounds=rounds, clock=self._clock)
+        return ScheduledSave(
+            root=save.root,
+            step=save.step,
+            seconds=self._clock() - save.began,
+            staged_bytes=writer.staged_bytes,
+        )
+
+    def _announce(self, saved: SavedCheckpoint) -> None:
+        if dist.get_rank() == 0:
+            logger.info(saved.message)
+            for path, reason in saved.pruned.kept_back:
+                logger.warning("could not delete the old checkpoint %s: %s", path, reason)
+        if self._events is not None:
+            self._events.fire("on_checkpoint_save", saved)
+
+    def _failed(self, failed: FailedSave, *, cause: Exception | None) -> FailedSave:
+        if self._config.on_save_error == "raise":
+            raise CheckpointSaveError(failed.message) from cause
+        if dist.get_rank() == 0:
+            logger.error(failed.message)
+        if self._events is not None:
+            self._events.fire("on_checkpoint_save_failed", failed)
+        return failed
+
+
+def _writer(config: CheckpointConfig) -> Writer | None:
+    if not config.async_save:
+        return None
+    return Writer(
+        start_method=config.async_write_results_mp_mode,
+        nice=config.async_ckpt_cpu_priority,
+        io_class=config.async_ckpt_io_priority,
+        hang_seconds=config.async_hang_seconds,
+    )

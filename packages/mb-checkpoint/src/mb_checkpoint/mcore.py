@@ -1,8 +1,6 @@
 """The door to Megatron Core: sharded state of model and optimizer, written and read as torch_dist."""
 
 import contextlib
-import logging
-import queue
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,31 +11,19 @@ from typing import Any
 import torch
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing import ShardedObject, ShardedTensor
-from megatron.core.dist_checkpointing.core import CheckpointingException
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
 from megatron.core.dist_checkpointing.serialization import load_common_state_dict, load_sharded_metadata
-from megatron.core.dist_checkpointing.strategies import filesystem_async
-from megatron.core.dist_checkpointing.strategies.fully_parallel import (
-    FullyParallelLoadStrategyWrapper,
-    FullyParallelSaveStrategyWrapper,
-)
-from megatron.core.dist_checkpointing.strategies.torch import (
-    TorchDistLoadShardedStrategy,
-    TorchDistSaveShardedStrategy,
-)
+from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyParallelLoadStrategyWrapper
+from megatron.core.dist_checkpointing.strategies.torch import TorchDistLoadShardedStrategy
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel.random import convert_cuda_rng_state, get_cuda_rng_tracker
 from megatron.core.utils import unwrap_model
-from torch.distributed.checkpoint.api import CheckpointException
 
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import GroupLike
 from mb_checkpoint.errors import CheckpointLayoutError
-
-WRITE_ERRORS = (OSError, CheckpointException, CheckpointingException)
-"""What a failing write raises, on every rank alike when a data file is at fault."""
 
 RNG_KEY = "rng_state"
 EXACT_FLOPS = "num_floating_point_operations_so_far"
@@ -159,61 +145,12 @@ _NOISE = (
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence what torch and Megatron say to each other: the warnings above, and advice about async saves."""
-    logger = logging.getLogger(TorchDistSaveShardedStrategy.__module__)
-
-    def not_the_advice(record: logging.LogRecord) -> bool:
-        return "async save is deprecated" not in record.getMessage()
-
-    logger.addFilter(not_the_advice)
-    try:
-        with warnings.catch_warnings():
-            for message in _NOISE:
-                warnings.filterwarnings("ignore", message=message)
-            yield
-    finally:
-        logger.removeFilter(not_the_advice)
-
-
-@contextlib.contextmanager
-def _results_in_this_process() -> Iterator[None]:
-    """Let Megatron's writer pass its results through a plain queue.
-
-    It makes a manager process for the queue otherwise: 5 to 8 seconds at the first save, and a second import
-    of `__main__`. A synchronous save stays in one process, where a plain queue does the same.
-    """
-    before = filesystem_async._results_queue
-    filesystem_async._results_queue = queue.Queue()
-    try:
+def quiet() -> Iterator[None]:
+    """Silence what torch says to Megatron: the warnings above."""
+    with warnings.catch_warnings():
+        for message in _NOISE:
+            warnings.filterwarnings("ignore", message=message)
         yield
-    finally:
-        filesystem_async._results_queue = before
-
-
-def write(
-    state: dict[str, Any],
-    directory: Path,
-    groups: Groups,
-    *,
-    config: CheckpointConfig,
-    metadata: dict[str, Any],
-    validate: bool,
-) -> None:
-    """Write a sharded state dict into an empty folder. Collective over all ranks; waits for the disk.
-
-    Raises:
-        OSError, CheckpointException, CheckpointingException: A file could not be written (`WRITE_ERRORS`).
-    """
-    strategy: Any = TorchDistSaveShardedStrategy(
-        "torch_dist", 1, thread_count=config.storage_writers_per_rank
-    )
-    if config.fully_parallel_save:
-        strategy = FullyParallelSaveStrategyWrapper(strategy, groups.dp_cp)
-    with _quiet(), _results_in_this_process():
-        dist_checkpointing.save(
-            state, str(directory), strategy, validate_access_integrity=validate, content_metadata=metadata
-        )
 
 
 def read(
@@ -224,7 +161,7 @@ def read(
     if config.fully_parallel_load:
         algorithm = config.ckpt_fully_parallel_load_exchange_algo
         strategy = FullyParallelLoadStrategyWrapper(strategy, groups.dp_cp, exchange_algo=algorithm)
-    with _quiet():
+    with quiet():
         loaded: dict[str, Any] = dist_checkpointing.load(
             state,
             str(directory),
@@ -274,7 +211,7 @@ def contents_of(directory: Path) -> Contents:
     tensors = {
         key: tuple(entry.global_shape) for key, entry in stored.items() if isinstance(entry, ShardedTensor)
     }
-    with _quiet():
+    with quiet():
         common = load_common_state_dict(str(directory))
     return Contents(
         common=common,

@@ -266,13 +266,9 @@ CONSISTENCY = (
 )
 
 NOT_YET = (
-    not_yet(10, "async_save", neutral=False, asked=True, lacks="writes while the training waits"),
     not_yet(11, "non_persistent_save_interval", neutral=None, asked=5, lacks="has no temporary checkpoints"),
     not_yet(12, "non_persistent_ckpt_type", neutral=None, asked="global", lacks="has no temporary ones"),
     not_yet(13, "replication", neutral=False, asked=True, lacks="has no local checkpoints to copy"),
-    not_yet(14, "save_retain_interval", neutral=None, asked=100, lacks="prunes by most_recent_k only"),
-    not_yet(15, "verify_integrity", neutral=False, asked=True, lacks="compares sizes, not hashes"),
-    not_yet(16, "ckpt_assume_constant_structure", neutral=False, asked=True, lacks="plans every save"),
     not_yet(17, "ckpt_fully_parallel_save_process_group", neutral="dp", asked="ep_dp", lacks="uses DP x CP"),
     not_yet(18, "ckpt_fully_parallel_load_process_group", neutral="dp", asked="ep_dp", lacks="uses DP x CP"),
     not_yet(19, "dist_ckpt_save_pre_mcore_014", neutral=False, asked=True, lacks="writes today's layout"),
@@ -283,7 +279,6 @@ NOT_YET = (
         asked=True,
         lacks="gathers through the training's own groups",
     ),
-    not_yet(21, "custom_manager_class", neutral=None, asked="a.Manager", lacks="makes the default manager"),
     not_yet(22, "also_save_hf_checkpoint", neutral=False, asked=True, lacks="writes Megatron's form only"),
     not_yet(23, "use_checkpoint_args", neutral=False, asked=True, lacks="takes no settings from a file"),
     not_yet(24, "use_mp_args_from_checkpoint_args", neutral=False, asked=True, lacks="takes no settings"),

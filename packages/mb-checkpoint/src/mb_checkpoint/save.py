@@ -1,26 +1,42 @@
-"""Saving one checkpoint: write everything aside, make it whole, then let the trackers name it."""
+"""Saving: take the state apart, write everything aside, make it whole, then let the trackers name it."""
 
-import shutil
+import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed.checkpoint.api import CheckpointException
 
-from mb_checkpoint import mcore
-from mb_checkpoint.agreement import gather, need_process_group, on_rank_zero
-from mb_checkpoint.commit import commit, discard_staging, open_staging
+from mb_checkpoint import mcore, mcore_plan
+from mb_checkpoint.agreement import RanksFailedError, gather, need_process_group, on_every_rank, on_rank_zero
+from mb_checkpoint.commit import discard, open_staging
 from mb_checkpoint.config import CheckpointConfig
-from mb_checkpoint.context import CheckpointSaveContext, SavedCheckpoint
+from mb_checkpoint.context import CheckpointSaveContext, SavedCheckpoint, describe_failure
 from mb_checkpoint.errors import CheckpointSaveError
+from mb_checkpoint.finish import FinishJob, finish
 from mb_checkpoint.layout import RUN_CONFIG, TRAIN_STATE, staging_directory
-from mb_checkpoint.retention import Pruned, prune
+from mb_checkpoint.manifest import Manifest
+from mb_checkpoint.pending import Save, saved
 from mb_checkpoint.rng import collect_rng_state, rng_digest
 from mb_checkpoint.train_state import FLOPS, encode_train_state
+from mb_checkpoint.writing import DataFile, put_result, write_files
 
 CHECKPOINT_VERSION = 3.0
+WRITERS = ("mb-checkpoint", "megatron-core", "torch")
+"""Packages whose versions are recorded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A save that needs nothing more of the running training than its tensors."""
+
+    save: Save
+    files: tuple[DataFile, ...]
+    """What this rank writes; the tensors are those of the training."""
 
 
 def save_checkpoint(
@@ -28,6 +44,7 @@ def save_checkpoint(
     config: CheckpointConfig,
     *,
     write_assets: Callable[[Path], None] | None = None,
+    planner: mcore_plan.Planner | None = None,
     validate: bool = True,
     clock: Callable[[], float] = time.perf_counter,
 ) -> SavedCheckpoint:
@@ -40,6 +57,7 @@ def save_checkpoint(
         ctx: What to save.
         config: Where and how.
         write_assets: Called on rank 0 with the folder, to add files such as the tokenizer's.
+        planner: Plans of earlier saves; None plans anew.
         validate: Let Megatron check that the ranks' pieces cover each tensor once.
         clock: Seconds from any start.
 
@@ -48,10 +66,34 @@ def save_checkpoint(
             before, and what was written is removed; where only a tracker could not be written, the whole
             checkpoint stays beside them.
         CheckpointLayoutError: The optimizer state cannot be stored rightly in the form asked for.
-        NotImplementedError: A temporary checkpoint, one module of several, or an iterator's own state.
+        NotImplementedError: One module of several, or an iterator's own state.
         ValueError: `config.save` is not set.
     """
-    started = clock()
+    prepared = prepare(
+        ctx, config, write_assets=write_assets, planner=planner, validate=validate, clock=clock
+    )
+    save, job = prepared.save, prepared.save.job
+    rank = dist.get_rank()
+    with cleaned_up(save.root, save.step, save.staging):
+        on_every_rank(lambda: put_result(save.staging, rank, write_files(save.staging, prepared.files)))
+        finished = on_rank_zero(lambda: finish(job) if job is not None else None)
+    return saved(save, finished, seconds=clock() - save.began)
+
+
+def prepare(
+    ctx: CheckpointSaveContext,
+    config: CheckpointConfig,
+    *,
+    write_assets: Callable[[Path], None] | None,
+    planner: mcore_plan.Planner | None,
+    validate: bool,
+    clock: Callable[[], float],
+) -> Prepared:
+    """Do what needs all ranks and the state as it is now: plan, make the staging folder, write the small files.
+
+    Collective over all ranks. Args and errors as `save_checkpoint`.
+    """
+    began = clock()
     root = _target(ctx, config)
     need_process_group()
     counters = {**ctx.state.train_state.state_dict(), FLOPS: ctx.num_floating_point_operations_so_far}
@@ -60,28 +102,60 @@ def save_checkpoint(
     groups = mcore.Groups.of(ctx.pg_collection)
     metadata = mcore.content_metadata(ctx.optimizer, config)
     mcore.refuse_padded_buckets(ctx.optimizer, metadata)
-    state = _sharded_state(ctx, config, step, groups=groups, metadata=metadata)
+    planner = planner or new_planner(config, groups)
+    facts = _facts(ctx, config, groups, step=step, metadata=metadata)
 
-    def finish() -> tuple[Path, Pruned]:
-        staging = staging_directory(root, step)
+    attempt = on_rank_zero(lambda: secrets.token_hex(4))
+    staging = staging_directory(root, step, attempt)
+
+    def describe() -> None:
         (staging / TRAIN_STATE).write_bytes(train_state)
         ctx.state.cfg.to_yaml(str(staging / RUN_CONFIG))
+        mcore_plan.mark_format(staging)
         if write_assets is not None and config.save_tokenizer_assets:
             write_assets(staging)
-        path = commit(root, step)
-        return path, prune(root, keep=_keep(config), protected=step)
 
+    with cleaned_up(root, step, staging):
+        on_rank_zero(lambda: open_staging(root, step, attempt=attempt))
+        state = _sharded_state(ctx, config, step, groups=groups, metadata=metadata)
+        plan = planner.plan(state, staging, metadata=metadata, validate=validate)
+        on_rank_zero(describe)
+    job = None
+    if dist.get_rank() == 0 and plan.index is not None:
+        job = FinishJob(
+            root=root,
+            staging=staging,
+            world_size=dist.get_world_size(),
+            index=plan.index,
+            facts=facts,
+            keep=-1 if config.most_recent_k is None else config.most_recent_k,
+            retain_interval=config.save_retain_interval,
+        )
+    save = Save(root=root, step=step, staging=staging, began=began, job=job)
+    return Prepared(save=save, files=plan.files)
+
+
+def new_planner(config: CheckpointConfig, groups: mcore.Groups) -> mcore_plan.Planner:
+    """Return a planner as the section asks for it."""
+    return mcore_plan.Planner(
+        dp_cp=groups.dp_cp if config.fully_parallel_save else None,
+        writers=config.storage_writers_per_rank,
+        constant=config.ckpt_assume_constant_structure,
+    )
+
+
+@contextmanager
+def cleaned_up(root: Path, step: int, staging: Path) -> Iterator[None]:
+    """Remove the staging folder when the block fails, and say what a failed write means."""
     try:
-        staging = on_rank_zero(lambda: open_staging(root, step))
-        mcore.write(state, staging, groups, config=config, metadata=metadata, validate=validate)
-        path, pruned = on_rank_zero(finish)
+        yield
     except BaseException as error:
         if dist.get_rank() == 0:
-            discard_staging(root, step)
-        if isinstance(error, mcore.WRITE_ERRORS):
-            raise CheckpointSaveError(_failure(root, step, error)) from error
-        raise
-    return SavedCheckpoint(path=path, step=step, seconds=clock() - started, pruned=pruned)
+            discard(staging)
+        if not isinstance(error, OSError):
+            raise
+        reason = str(error) if isinstance(error, RanksFailedError) else f"{type(error).__name__}: {error}"
+        raise CheckpointSaveError(describe_failure(root, step, reason)) from error
 
 
 def _target(ctx: CheckpointSaveContext, config: CheckpointConfig) -> Path:
@@ -140,23 +214,28 @@ def _rng(groups: mcore.Groups) -> Any:
     return mcore.rng_object(own, groups, per_replica=differ)
 
 
-def _keep(config: CheckpointConfig) -> int:
-    return -1 if config.most_recent_k is None else config.most_recent_k
-
-
-def _failure(root: Path, step: int, error: BaseException) -> str:
-    free = f"{shutil.disk_usage(root).free / 2**30:.1f} GiB free" if root.is_dir() else "no such folder"
-    return (
-        f"checkpoint save at step {step} to {root} failed ({free}): {_cause(error)}. Earlier checkpoints and the "
-        "trackers are as before. Make room or repair the folder, then resume."
+def _facts(
+    ctx: CheckpointSaveContext,
+    config: CheckpointConfig,
+    groups: mcore.Groups,
+    *,
+    step: int,
+    metadata: dict[str, Any],
+) -> Manifest:
+    return Manifest(
+        step=step,
+        files=(),
+        ckpt_format=config.ckpt_format,
+        layout={
+            **groups.layout(ctx.model),
+            "data_parallel_size": groups.dp_cp.size(),
+            "world_size": dist.get_world_size(),
+        },
+        content={
+            "optimizer": config.save_optim and ctx.optimizer is not None,
+            "scheduler": ctx.opt_param_scheduler is not None,
+            "random_states": config.save_rng,
+            **metadata,
+        },
+        versions={name: version(name) for name in WRITERS},
     )
-
-
-def _cause(error: BaseException) -> str:
-    """Return the error that a rank met, without the tracebacks that torch gathers around it."""
-    if (
-        isinstance(error, CheckpointException) and error.failures
-    ):  # not every rank is told the failures of the others
-        rank, (inner, _) = next(iter(error.failures.items()))
-        return f"rank {rank}: {type(inner).__name__}: {inner}"
-    return f"{type(error).__name__}: {error}"

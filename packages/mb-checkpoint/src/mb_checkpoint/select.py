@@ -1,18 +1,26 @@
 """Which checkpoint to read, and which ones were passed over on the way and why."""
 
 import pickle
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
-from mb_checkpoint.errors import CheckpointNotFoundError, IncompleteCheckpointError, TrainStateError
+from mb_checkpoint.errors import (
+    CheckpointNotFoundError,
+    IncompleteCheckpointError,
+    ManifestError,
+    TrainStateError,
+)
 from mb_checkpoint.layout import (
     RESUMABLE,
     STATE_TRACKER,
     STEP_TRACKER,
     TENSOR_INDEX,
+    TRAIN_STATE,
     WEIGHTS,
     has_checkpoint,
     is_iteration_directory,
@@ -21,6 +29,7 @@ from mb_checkpoint.layout import (
     step_of,
     steps_in,
 )
+from mb_checkpoint.manifest import read_manifest, wrong_sizes
 from mb_checkpoint.train_state import read_train_state
 
 _DAMAGED = (
@@ -60,7 +69,11 @@ class Selection:
 
 
 def select_checkpoint(
-    path: Path | str, *, step: int | None = None, wanted: tuple[str, ...] = RESUMABLE
+    path: Path | str,
+    *,
+    step: int | None = None,
+    wanted: tuple[str, ...] = RESUMABLE,
+    rejected: Mapping[Path, str] | None = None,
 ) -> Selection | None:
     """Return the checkpoint that a path stands for; None when there is nothing at all.
 
@@ -71,44 +84,56 @@ def select_checkpoint(
         path: A root with trackers and `iter_*` folders, or one checkpoint folder.
         step: Take this step and no other.
         wanted: Files that a checkpoint must hold to be complete, beside its data files.
+        rejected: Folders that the caller found damaged, with the reason; they count as not whole.
 
     Raises:
         CheckpointNotFoundError: `step` has no folder, or a tracker is there but nothing complete is.
         IncompleteCheckpointError: The one checkpoint that was named is not whole.
     """
-    root = Path(path)
+    root, bad = Path(path), rejected or {}
     if is_iteration_directory(root):
-        return _exactly(root, found_by="path", wanted=wanted)
+        return _exactly(root, found_by="path", wanted=wanted, bad=bad)
     if step is not None:
-        return _exactly(
-            steps_in(root).get(step, iteration_directory(root, step)), found_by="ckpt_step", wanted=wanted
-        )
+        named = steps_in(root).get(step, iteration_directory(root, step))
+        return _exactly(named, found_by="ckpt_step", wanted=wanted, bad=bad)
     passed: list[PassedOver] = []
     target = _tracker_target(root, passed)
     if target is not None:
-        problems = problems_in(target, wanted=_marks_of(target, wanted))
+        problems = _problems(target, wanted=wanted, bad=bad)
         if not problems:
             passed += _newer_than(root, step_of(target))
             return Selection(path=target, step=step_of(target), found_by="tracker", passed_over=tuple(passed))
         passed.append(PassedOver(path=target, reason="; ".join(problems)))
-    return _newest_complete(root, passed, wanted=wanted)
+    return _newest_complete(root, passed, wanted=wanted, bad=bad)
 
 
 def problems_in(directory: Path, *, wanted: tuple[str, ...] = RESUMABLE) -> list[str]:
-    """Say what keeps a checkpoint folder from being whole: missing files, and data files that are cut short.
+    """Say what keeps a checkpoint folder from being whole: missing files, and files of another size than they had.
 
-    Reads the index of the tensors, not the tensors.
+    Reads the manifest; in checkpoints without one, the index of the tensors. Never the tensors.
     """
     if not directory.is_dir():
         return ["no such folder"]
     problems = [f"lacks {name}" for name in missing_marks(directory, wanted)]
-    return problems or _short_files(directory)
+    if problems:
+        return problems
+    try:
+        manifest = read_manifest(directory)
+    except (ManifestError, OSError) as error:
+        return [str(error)]
+    return _short_files(directory) if manifest is None else wrong_sizes(directory, manifest)
+
+
+def _problems(directory: Path, *, wanted: tuple[str, ...], bad: Mapping[Path, str]) -> list[str]:
+    if directory in bad:
+        return [bad[directory]]
+    return problems_in(directory, wanted=_marks_of(directory, wanted))
 
 
 def _short_files(directory: Path) -> list[str]:
     try:
         needed = _needed_bytes(directory)
-    except _DAMAGED as error:
+    except (*_DAMAGED, OSError) as error:
         return [f"{TENSOR_INDEX} cannot be read ({type(error).__name__})"]
     problems = []
     for name, size in sorted(needed.items()):
@@ -130,14 +155,18 @@ def _needed_bytes(directory: Path) -> dict[str, int]:
 
 
 def _exactly(
-    directory: Path, *, found_by: Literal["path", "ckpt_step"], wanted: tuple[str, ...]
+    directory: Path,
+    *,
+    found_by: Literal["path", "ckpt_step"],
+    wanted: tuple[str, ...],
+    bad: Mapping[Path, str],
 ) -> Selection:
     if not directory.is_dir():
         there = ", ".join(str(step) for step in steps_in(directory.parent)) or "none"
         raise CheckpointNotFoundError(
             f"checkpoint.ckpt_step: {directory} does not exist; steps there: {there}. Name one of them."
         )
-    problems = problems_in(directory, wanted=_marks_of(directory, wanted))
+    problems = _problems(directory, wanted=wanted, bad=bad)
     if problems:
         raise IncompleteCheckpointError(
             f"{directory}: not a whole checkpoint: {'; '.join(problems)}. Name another one, or the folder above "
@@ -155,17 +184,39 @@ def _tracker_target(root: Path, passed: list[PassedOver]) -> Path | None:
     state, text = root / STATE_TRACKER, root / STEP_TRACKER
     if state.is_file():
         try:
-            return _folder_of(root, int(read_train_state(state)["step"]))
-        except TrainStateError as error:
+            target = _folder_of(root, int(read_train_state(state)["step"]))
+            if not (target / TRAIN_STATE).is_file() or _same_bytes(state, target / TRAIN_STATE):
+                return target
+            reason = f"is no copy of the {TRAIN_STATE} of {target.name}, which it names"
+            passed.append(PassedOver(path=state, reason=reason))
+        except (TrainStateError, OSError) as error:
             passed.append(PassedOver(path=state, reason=str(error)))
     if text.is_file():
-        content = text.read_text(errors="replace").strip()
+        try:
+            content = text.read_text(errors="replace").strip()
+        except OSError as error:
+            passed.append(PassedOver(path=text, reason=str(error)))
+            return None
         if content == "release":
             return root / "release"
         if content.isdecimal():
             return _folder_of(root, int(content))
         passed.append(PassedOver(path=text, reason=f"holds {content[:40]!r}, neither a step nor 'release'"))
     return None
+
+
+def tracked_steps(root: Path) -> frozenset[int]:
+    """Return the steps that the trackers name, whether they agree or not; a tracker that cannot be read names none."""
+    found = set()
+    with suppress(TrainStateError, OSError):
+        found.add(int(read_train_state(root / STATE_TRACKER)["step"]))
+    with suppress(ValueError, OSError):
+        found.add(int((root / STEP_TRACKER).read_text()))
+    return frozenset(found)
+
+
+def _same_bytes(one: Path, other: Path) -> bool:
+    return one.read_bytes() == other.read_bytes()
 
 
 def _folder_of(root: Path, step: int) -> Path:
@@ -178,12 +229,14 @@ def _newer_than(root: Path, step: int | None) -> list[PassedOver]:
     return [PassedOver(path=path, reason=reason) for _, path in newer]
 
 
-def _newest_complete(root: Path, passed: list[PassedOver], *, wanted: tuple[str, ...]) -> Selection | None:
+def _newest_complete(
+    root: Path, passed: list[PassedOver], *, wanted: tuple[str, ...], bad: Mapping[Path, str]
+) -> Selection | None:
     seen = {entry.path for entry in passed}
     for step, directory in steps_in(root).items():
         if directory in seen:
             continue
-        problems = problems_in(directory, wanted=wanted)
+        problems = _problems(directory, wanted=wanted, bad=bad)
         if not problems:
             return Selection(path=directory, step=step, found_by="newest complete", passed_over=tuple(passed))
         passed.append(PassedOver(path=directory, reason="; ".join(problems)))

@@ -1,0 +1,124 @@
+"""Host memory that a training process fills and its writer process reads: one block, used again by each save."""
+
+import mmap
+import os
+import struct
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from mb_checkpoint.writing import DataFile, Piece, Slot, compact
+
+HEADER_BYTES = 64
+ALIGNMENT = 64
+_COUNTER = struct.Struct("=Q")
+
+
+class Arena:
+    """A block of shared memory without a name, with a counter of progress at its head. Linux only.
+
+    Its size is that of the largest save of this rank so far; nothing else is kept on the host.
+
+    Args:
+        descriptor: Of the block, in a process that got it from another; None makes a new block.
+    """
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        self.descriptor = os.memfd_create("mb_checkpoint") if descriptor is None else descriptor
+        if descriptor is None:
+            os.ftruncate(self.descriptor, HEADER_BYTES)
+        self._map = mmap.mmap(self.descriptor, 0)
+
+    @property
+    def size(self) -> int:
+        """Bytes, the head included."""
+        return len(self._map)
+
+    @property
+    def progress(self) -> int:
+        """Bytes written by the writer since it was started."""
+        return int(_COUNTER.unpack_from(self._map)[0])
+
+    @progress.setter
+    def progress(self, value: int) -> None:
+        _COUNTER.pack_into(self._map, 0, value)
+
+    def stage(self, files: Sequence[DataFile]) -> tuple[DataFile, ...]:
+        """Copy all tensors into the block and return the same files with slots in place of tensors.
+
+        Waits for the device. What the block held before is overwritten.
+
+        Raises:
+            OSError: There is not enough memory.
+        """
+        self._reserve(files)
+        end, staged = HEADER_BYTES, []
+        for file in files:
+            pieces = []
+            for piece in file.pieces:
+                if isinstance(piece.data, torch.Tensor):
+                    slot = _slot(piece.data, end)
+                    self._view(slot).copy_(_plain(piece.data))
+                    pieces.append(replace(piece, data=slot))
+                    end = _aligned(slot.offset + _bytes(piece.data))
+                else:
+                    pieces.append(piece)
+            staged.append(replace(file, pieces=tuple(pieces)))
+        return tuple(staged)
+
+    def resolve(self, files: Sequence[DataFile]) -> tuple[DataFile, ...]:
+        """Return the same files with the tensors that lie in their slots; nothing is copied."""
+        self._grow(os.fstat(self.descriptor).st_size)
+        return tuple(
+            replace(file, pieces=tuple(self._resolved(piece) for piece in file.pieces)) for file in files
+        )
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._map.close()
+        os.close(self.descriptor)
+
+    def _resolved(self, piece: Piece) -> Piece:
+        return replace(piece, data=self._view(piece.data)) if isinstance(piece.data, Slot) else piece
+
+    def _view(self, slot: Slot) -> torch.Tensor:
+        count = 1
+        for length in slot.shape:
+            count *= length
+        if count == 0:
+            return torch.empty(slot.shape, dtype=slot.dtype)
+        flat = torch.frombuffer(self._map, dtype=slot.dtype, count=count, offset=slot.offset)
+        return flat.view(slot.shape)
+
+    def _reserve(self, files: Sequence[DataFile]) -> None:
+        end = HEADER_BYTES
+        for file in files:
+            for piece in file.pieces:
+                if isinstance(piece.data, torch.Tensor):
+                    end = _aligned(end + _bytes(piece.data))
+        if end > self.size:
+            os.posix_fallocate(
+                self.descriptor, 0, end
+            )  # an error now, instead of a signal at the first access
+            self._grow(end)
+
+    def _grow(self, size: int) -> None:
+        if size > self.size:
+            self._map = mmap.mmap(self.descriptor, size)
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    return compact(tensor) if "dequantize" in type(tensor).__dict__ else tensor.detach()
+
+
+def _slot(tensor: torch.Tensor, offset: int) -> Slot:
+    return Slot(offset=offset, shape=tuple(tensor.shape), dtype=tensor.dtype)
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // ALIGNMENT) * ALIGNMENT

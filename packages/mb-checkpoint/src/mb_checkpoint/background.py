@@ -1,0 +1,169 @@
+"""The training process's side of its writer process: start it, hand it jobs, notice when it fails, dies or hangs."""
+
+import atexit
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from mb_checkpoint.arena import Arena
+from mb_checkpoint.worker import Answer, Job, WorkerSettings, WriteJob, descriptor_for, serve
+from mb_checkpoint.writing import DataFile
+
+
+class Writer:
+    """A process that lives as long as the run and does one job at a time; a dead one is replaced at the next job.
+
+    Linux only. Memory: one copy of what this rank writes in a save, on the host, used again by each save.
+
+    Args:
+        start_method: fork, spawn or forkserver. fork starts at once; the others import the main module anew.
+        nice: CPU priority of the process, 0 to 19.
+        io_class: Input/output class, 0 to 3; None leaves the system's.
+        hang_seconds: Without a written byte for so long, the process counts as hanging and is ended.
+        clock: Seconds from any start.
+    """
+
+    def __init__(
+        self,
+        *,
+        start_method: str = "fork",
+        nice: int = 10,
+        io_class: int | None = 3,
+        hang_seconds: float = 600.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._context = multiprocessing.get_context(start_method)
+        self._start_method = start_method
+        self._settings = WorkerSettings(parent=os.getpid(), nice=nice, io_class=io_class)
+        self._hang_seconds = hang_seconds
+        self._clock = clock
+        self._arena = Arena()
+        self._process: BaseProcess | None = None
+        self._connection: Connection | None = None
+        self._busy = False
+        self._seen = (0, 0.0)
+        self.start()
+        atexit.register(self.close)
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the writer; None while there is none."""
+        return self._process.pid if self._process is not None else None
+
+    @property
+    def staged_bytes(self) -> int:
+        """Host memory that is held for copies."""
+        return self._arena.size
+
+    def start(self) -> None:
+        """Start the process unless it is there; done by itself before a job."""
+        if self._process is not None and self._process.is_alive():
+            return
+        self._end()
+        self._connection, theirs = multiprocessing.Pipe()
+        inherited = self._connection if self._start_method == "fork" else None
+        self._process = self._context.Process(  # type: ignore[attr-defined]  # every context has it
+            target=serve,
+            args=(theirs, descriptor_for(self._arena, self._start_method), self._settings, inherited),
+            name="checkpoint-writer",
+            daemon=True,
+        )
+        self._process.start()
+        theirs.close()
+
+    def write(self, folder: Path, rank: int, files: Sequence[DataFile]) -> None:
+        """Copy the tensors and let the process write them. When this returns, they may change.
+
+        Raises:
+            OSError: There is not enough memory for the copies, or no process can be started.
+            RuntimeError: A job is under way.
+        """
+        self._free()
+        self.submit(WriteJob(folder=folder, rank=rank, files=self._arena.stage(files)))
+
+    def submit(self, job: Job) -> None:
+        """Hand over a job.
+
+        Raises:
+            RuntimeError: One is under way.
+            OSError: No process can be started.
+        """
+        self._free()
+        self.start()
+        self._seen = (self._arena.progress, self._clock())
+        self._connection.send(job)  # type: ignore[union-attr]  # start() made it
+        self._busy = True
+
+    def answer(self) -> Answer | None:
+        """Return what became of the job, once; None while it is under way.
+
+        A process that died or hangs is an answer too, and is gone afterwards.
+        """
+        if not self._busy or self._process is None or self._connection is None:
+            return None
+        alive = (
+            self._process.is_alive()
+        )  # asked before the pipe: what it sent before its death is still there
+        try:
+            found: Answer | None = self._connection.recv() if self._connection.poll() else None
+        except (EOFError, OSError):
+            found, alive = None, False
+        if found is None and not alive:
+            found = Answer(failure=self._epitaph())
+        elif found is None and self._hangs():
+            found = Answer(
+                failure=f"the writer process wrote nothing for {self._hang_seconds:g} s and was ended"
+            )
+        if found is not None:
+            self._busy = False
+            if found.failure is not None:
+                self._end()
+        return found
+
+    def stop(self) -> None:
+        """End the process, whatever it does; the next job starts another."""
+        self._busy = False
+        self._end()
+
+    def close(self) -> None:
+        """End the process and give the memory back; there will be no next job."""
+        atexit.unregister(self.close)
+        self.stop()
+        self._arena.close()
+
+    def _free(self) -> None:
+        if self._busy:
+            raise RuntimeError(
+                "checkpoint writer: a save is under way. Wait for it with finalize_async_saves."
+            )
+
+    def _hangs(self) -> bool:
+        progress, now = self._arena.progress, self._clock()
+        if progress != self._seen[0]:
+            self._seen = (progress, now)
+        return now - self._seen[1] > self._hang_seconds
+
+    def _epitaph(self) -> str:
+        if self._process is None:
+            return "the writer process is gone"
+        self._process.join(5.0)
+        code = self._process.exitcode
+        how = (
+            f"by {signal.Signals(-code).name}" if code is not None and code < 0 else f"with exit code {code}"
+        )
+        return f"the writer process died {how}"
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+            self._process.close()
+            self._process = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None

@@ -1,0 +1,54 @@
+"""The end of a save, when every rank has written its data: index, manifest, commit, and old checkpoints go."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata
+
+from mb_checkpoint.commit import commit, seal
+from mb_checkpoint.manifest import Manifest
+from mb_checkpoint.retention import Pruned, prune
+from mb_checkpoint.writing import take_results
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishJob:
+    """What one process needs to finish a save; it can be sent to another process."""
+
+    root: Path
+    staging: Path
+    world_size: int
+    """Ranks that left their results in the staging folder."""
+    index: Metadata
+    """Tensors and objects of all ranks, without their places in files."""
+    facts: Manifest
+    """The manifest but for the files."""
+    keep: int
+    """How many checkpoints stay; -1: all."""
+    retain_interval: int | None
+    """Multiples of it stay for ever."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """A committed checkpoint."""
+
+    path: Path
+    total_bytes: int
+    pruned: Pruned
+
+
+def finish(job: FinishJob) -> Finished:
+    """Commit what all ranks have written. Call it in one process.
+
+    Raises:
+        OSError: Something could not be written; earlier checkpoints are as before.
+    """
+    written = take_results(job.staging, job.world_size)
+    FileSystemWriter(job.staging).finish(job.index, [list(each.results) for each in written])
+    entries = [entry for each in written for entry in each.files]
+    manifest = seal(job.staging, job.facts, written=entries)
+    path = commit(job.root, job.facts.step, job.staging)
+    pruned = prune(job.root, keep=job.keep, protected=job.facts.step, retain_interval=job.retain_interval)
+    return Finished(path=path, total_bytes=manifest.total_bytes, pruned=pruned)

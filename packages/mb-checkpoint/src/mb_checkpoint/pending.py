@@ -1,0 +1,146 @@
+"""A background save under way: from staged tensors to a committed checkpoint, or to a reason why not."""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from mb_checkpoint.commit import discard
+from mb_checkpoint.context import FailedSave, SavedCheckpoint, describe_failure
+from mb_checkpoint.finish import Finished, FinishJob
+from mb_checkpoint.layout import iteration_directory
+from mb_checkpoint.rounds import Rounds
+from mb_checkpoint.worker import Answer, Job
+
+NAP_SECONDS = 0.01
+
+
+class WriterLike(Protocol):
+    """A background writer with a job under way; `background.Writer` fits."""
+
+    def submit(self, job: Job) -> None:
+        """Hand over the next job."""
+
+    def answer(self) -> Answer | None:
+        """Return what became of the last one, once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Save:
+    """What a save is, on every rank."""
+
+    root: Path
+    step: int
+    staging: Path
+    began: float
+    """On the clock of the save."""
+    job: FinishJob | None
+    """On rank 0: how to finish."""
+
+
+class PendingSave:
+    """One background save; poll it on all ranks alike, the same number of times.
+
+    Args:
+        save: What is being saved.
+        writer: Has the data of this rank as its job; None: this rank has nothing to write.
+        rounds: Agreement with the other ranks.
+        clock: The one that `save.began` is on.
+        sleep: Waits so many seconds.
+    """
+
+    def __init__(
+        self,
+        save: Save,
+        *,
+        writer: WriterLike,
+        rounds: Rounds,
+        clock: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._save = save
+        self._writer = writer
+        self._rounds = rounds
+        self._clock = clock
+        self._sleep = sleep
+        self._reported = False
+        self._finishing = False
+        self._finished: Finished | None = None
+
+    @property
+    def step(self) -> int:
+        """Its step."""
+        return self._save.step
+
+    def poll(self, *, blocking: bool) -> SavedCheckpoint | FailedSave | None:
+        """Return what became of the save, on all ranks at the same poll; None while it is under way.
+
+        No collective. Blocking waits for the outcome.
+        """
+        while True:
+            self._report()
+            outcome = self._rounds.decide(self._outcome())
+            if outcome is not None:
+                return self._record(json.loads(outcome))
+            if not blocking:
+                return None
+            self._sleep(NAP_SECONDS)
+
+    def _report(self) -> None:
+        answer = None if self._reported else self._writer.answer()
+        if answer is not None:
+            self._reported = True
+            self._rounds.report(answer.failure or "")
+
+    def _outcome(self) -> str | None:
+        """Return how the save ended, on rank 0 once it is known: a list of reasons, empty after a commit."""
+        if self._save.job is None:
+            return None
+        failures = self._commit() if self._finishing else self._begin_commit(self._save.job)
+        return None if failures is None else json.dumps(failures)
+
+    def _begin_commit(self, job: FinishJob) -> list[str] | None:
+        reports = self._rounds.reports()
+        if reports is None:
+            return None
+        failures = [f"rank {rank}: {words}" for rank, words in enumerate(reports) if words]
+        if not failures:
+            try:
+                self._writer.submit(job)
+                self._finishing = True
+            except OSError as error:
+                failures = [f"rank 0: {error}"]
+        return failures or None
+
+    def _commit(self) -> list[str] | None:
+        answer = self._writer.answer()
+        if answer is None:
+            return None
+        self._finished = answer.finished
+        return [] if answer.failure is None else [f"rank 0: {answer.failure}"]
+
+    def _record(self, failures: list[str]) -> SavedCheckpoint | FailedSave:
+        save, seconds = self._save, self._clock() - self._save.began
+        if failures:
+            if save.job is not None:
+                discard(save.staging)
+            message = describe_failure(save.root, save.step, "; ".join(failures))
+            return FailedSave(root=save.root, step=save.step, message=message, seconds=seconds)
+        return saved(save, self._finished, seconds=seconds)
+
+
+def saved(save: Save, finished: Finished | None, *, seconds: float) -> SavedCheckpoint:
+    """Return the record of a committed save; `finished` is known on rank 0."""
+    if finished is None:
+        return SavedCheckpoint(
+            path=iteration_directory(save.root, save.step), step=save.step, seconds=seconds
+        )
+    return SavedCheckpoint(
+        path=finished.path,
+        step=save.step,
+        seconds=seconds,
+        total_bytes=finished.total_bytes,
+        pruned=finished.pruned,
+    )

@@ -1,0 +1,103 @@
+"""What the ranks of a pool do about background saves; light to import, as `rank_work`."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from rank_work import new_run  # noqa: E402
+
+
+def first_part_in_background(shape, section, steps):
+    """Train, begin to save, spoil the weights at once, and wait; return losses and the record."""
+    import torch
+
+    run = new_run(shape, async_save=True, **section)
+    losses = run.train(steps)
+    scheduled = run.save()
+    with torch.no_grad():
+        for chunk in run.model:
+            for parameter in chunk.parameters():
+                parameter.fill_(7.0)
+        for state in run.optimizer_tensors().values():
+            state.fill_(7.0)
+    saved = run.manager.finalize_async_saves(blocking=True, terminate=True)
+    run.manager.close()
+    return losses, scheduled.message, saved
+
+
+def training_goes_on(section):
+    """Begin to save, train meanwhile and poll after each step; return the polls with an outcome, and the seconds."""
+    run = new_run({}, async_save=True, **section)
+    run.train(1)
+    began = time.perf_counter()
+    run.save()
+    first = time.perf_counter() - began
+    tracker = Path(section["save"]) / "latest_checkpointed_iteration.txt"
+    outcomes = []
+    for _ in range(200):
+        run.train(1)
+        there = tracker.exists()
+        outcome = run.manager.finalize_async_saves()
+        if outcome is not None:
+            outcomes.append((type(outcome).__name__, outcome.step, there))
+            break
+    again = run.manager.finalize_async_saves()
+    run.save()
+    run.manager.finalize_async_saves(blocking=True)
+    kept = run.manager._writer.staged_bytes
+    run.train(1)
+    run.save()
+    same = run.manager._writer.staged_bytes == kept
+    run.manager.finalize_async_saves(blocking=True, terminate=True)
+    run.manager.close()
+    return first, outcomes, again, same
+
+
+def with_trouble(section, trouble, where):
+    """Begin to save with trouble in the writer of rank `where`; return the outcome, and that of the next save."""
+    import torch
+
+    run = new_run({}, async_save=True, **section)
+    run.train(1)
+    run.save()
+    assert run.manager.finalize_async_saves(blocking=True).step == 1
+    run.train(1)
+    own = torch.distributed.get_rank() == where
+    pid = run.manager._writer.pid
+    if own and trouble in ("stopped", "killed"):
+        os.kill(pid, signal.SIGSTOP)
+    run.save()
+    if own and trouble == "killed":
+        os.kill(pid, signal.SIGKILL)
+    polls = 0
+    outcome = None
+    while outcome is None:
+        outcome = run.manager.finalize_async_saves()
+        polls += 1
+        time.sleep(0.02)
+    run.train(1)
+    run.save()
+    after = run.manager.finalize_async_saves(blocking=True, terminate=True)
+    run.manager.close()
+    return type(outcome).__name__, getattr(outcome, "message", ""), polls, type(after).__name__, after.step
+
+
+def folder_goes_away(section):
+    """Begin to save, and put a file where the staging folder was; return the outcome."""
+    import shutil
+
+    run = new_run({}, async_save=True, **section)
+    run.train(1)
+    os.kill(run.manager._writer.pid, signal.SIGSTOP)
+    run.save()
+    for staging in Path(section["save"]).glob(".saving_*"):
+        shutil.rmtree(staging)
+    os.kill(run.manager._writer.pid, signal.SIGCONT)
+    try:
+        return run.manager.finalize_async_saves(blocking=True).message
+    finally:
+        run.manager.close()

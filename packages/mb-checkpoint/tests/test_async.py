@@ -1,0 +1,62 @@
+"""Saves in the background: what is saved, what may go on meanwhile, and how trouble is told."""
+
+from pathlib import Path
+
+import async_work
+import pytest
+import rank_work
+
+from mb_checkpoint import select_checkpoint
+
+
+@pytest.mark.parametrize("layout", ["one process", "DP2, distributed optimizer"])
+def test_a_run_resumed_from_a_background_save_equals_a_straight_one(layout, request, tmp_path):
+    """The weights are spoilt as soon as save returns, so this also shows that they were staged."""
+    ranks = request.getfixturevalue("one_rank" if layout.startswith("one") else "two_ranks")
+    shape, folder = {"dist_opt": not layout.startswith("one")}, str(tmp_path)
+    straight = ranks.run(rank_work.straight, shape, 4)
+    before = ranks.run(async_work.first_part_in_background, shape, {"save": folder}, 2)
+    after = ranks.run(rank_work.second_part, shape, {"load": folder}, 2)
+    assert [first[0] + second[0] for first, second in zip(before, after, strict=True)] == [
+        losses for losses, _ in straight
+    ]
+    assert [fingerprint for _, fingerprint, _ in after] == [fingerprint for _, fingerprint in straight]
+    assert before[0][1] == f"scheduled an async checkpoint save at iteration       2 to {folder}"
+    assert before[0][2].message == f"successfully saved checkpoint from iteration       2 to {folder}"
+
+
+def test_training_goes_on_and_the_outcome_is_told_once(one_rank, tmp_path):
+    ((first, outcomes, again, same),) = one_rank.run(async_work.training_goes_on, {"save": str(tmp_path)})
+    assert outcomes == [("SavedCheckpoint", 1, True)]
+    assert again is None
+    assert same, "the memory for copies is used again"
+    assert first < 3.0, "the first save must not wait for a process that imports everything anew"
+
+
+TROUBLES = {
+    "killed": "the writer process died by SIGKILL",
+    "stopped": "the writer process wrote nothing for 0.5 s and was ended",
+}
+
+
+@pytest.mark.parametrize("trouble", TROUBLES)
+def test_a_writer_that_dies_or_hangs_is_told_on_every_rank_and_replaced(two_ranks, tmp_path, trouble):
+    section = {"save": str(tmp_path), "async_hang_seconds": 0.5}
+    outcomes = two_ranks.run(async_work.with_trouble, section, trouble, 1)
+    assert [each[0] for each in outcomes] == ["FailedSave"] * 2
+    assert all(f"rank 1: {TROUBLES[trouble]}" in each[1] for each in outcomes)
+    assert len({each[2] for each in outcomes}) == 1, "all ranks hear of it at the same poll"
+    assert [each[3:] for each in outcomes] == [("SavedCheckpoint", 3)] * 2
+    assert sorted(path.name for path in Path(tmp_path).glob("iter_*")) == ["iter_0000001", "iter_0000003"]
+    assert select_checkpoint(tmp_path).step == 3
+
+
+def test_an_error_of_the_writer_is_told_with_its_cause(one_rank, tmp_path):
+    (message,) = one_rank.run(async_work.folder_goes_away, {"save": str(tmp_path)})
+    assert "rank 0: FileNotFoundError: [Errno 2] No such file or directory" in message
+
+
+def test_a_failed_save_ends_the_run_only_where_that_is_asked_for(one_rank, tmp_path):
+    section = {"save": str(tmp_path), "on_save_error": "raise"}
+    ((kind, message, _),) = one_rank.run(rank_work.error_of, async_work.folder_goes_away, section)
+    assert (kind, "FileNotFoundError" in message) == ("CheckpointSaveError", True)

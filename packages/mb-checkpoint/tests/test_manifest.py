@@ -1,0 +1,89 @@
+"""Every file is listed with its size and hash, and no changed bit goes unnoticed."""
+
+import hashlib
+
+import pytest
+import whole
+
+from mb_checkpoint import ManifestError
+from mb_checkpoint.manifest import (
+    FileEntry,
+    Manifest,
+    decode_manifest,
+    encode_manifest,
+    read_manifest,
+    share_of,
+    wrong_contents,
+    wrong_sizes,
+)
+
+
+def entry(name, size):
+    return FileEntry(name=name, size=size, sha256="0" * 64)
+
+
+MANIFEST = Manifest(
+    step=7,
+    files=(entry("a/b", 3),),
+    layout={"tensor_model_parallel_size": 2},
+    content={"optimizer": True},
+    versions={"torch": "2.11"},
+)
+
+
+def test_a_manifest_survives_the_file():
+    assert decode_manifest(encode_manifest(MANIFEST), source="x") == MANIFEST
+
+
+def test_a_changed_bit_anywhere_in_a_manifest_is_noticed():
+    content = encode_manifest(MANIFEST)
+    for position in range(len(content) * 8):
+        changed = bytearray(content)
+        changed[position // 8] ^= 1 << position % 8
+        with pytest.raises(ManifestError, match=r"^x: "):
+            decode_manifest(bytes(changed), source="x")
+
+
+def test_a_manifest_of_a_later_format_is_refused_by_number(monkeypatch):
+    monkeypatch.setattr("mb_checkpoint.manifest.FORMAT", 2)
+    content = encode_manifest(MANIFEST)
+    monkeypatch.undo()
+    with pytest.raises(ManifestError, match="has format 2 and this version knows 1"):
+        decode_manifest(content, source="x")
+
+
+def test_a_saved_checkpoint_lists_every_file_as_sha256sum_would(tmp_path):
+    folder = whole.save(tmp_path, 10)
+    manifest = read_manifest(folder)
+    files = sorted(path.name for path in folder.iterdir() if path.name != "manifest.json")
+    assert [each.name for each in manifest.files] == files
+    for each in manifest.files:
+        content = (folder / each.name).read_bytes()
+        assert (each.size, each.sha256) == (len(content), hashlib.sha256(content).hexdigest())
+    assert manifest.total_bytes == sum(each.size for each in manifest.files)
+
+
+def test_a_folder_without_a_manifest_has_none(tmp_path):
+    assert read_manifest(tmp_path) is None
+
+
+def test_missing_short_and_changed_files_are_named(tmp_path):
+    folder = whole.save(tmp_path, 10)
+    manifest = read_manifest(folder)
+    (folder / "metadata.json").unlink()
+    (folder / ".metadata").write_bytes(b"12")
+    state = folder / "train_state.pt"
+    state.write_bytes(state.read_bytes()[:-1] + b"x")
+    size = next(each.size for each in manifest.files if each.name == ".metadata")
+    assert wrong_sizes(folder, manifest) == [f".metadata has 2 of {size} bytes", "lacks metadata.json"]
+    assert wrong_contents(folder, manifest.files) == [
+        ".metadata differs from the manifest (SHA-256)",
+        "metadata.json cannot be read (No such file or directory)",
+        "train_state.pt differs from the manifest (SHA-256)",
+    ]
+
+
+def test_several_readers_share_the_bytes():
+    manifest = Manifest(step=1, files=tuple(entry(str(size), size) for size in (50, 30, 20, 10)))
+    shares = [[each.size for each in share_of(manifest, rank=rank, world_size=2)] for rank in range(2)]
+    assert shares == [[50, 10], [30, 20]]

@@ -9,6 +9,7 @@ from mb_config import (
     ConfigContainer,
     ConfigFileError,
     ConfigFileNotFoundError,
+    ConfigReadError,
     ManyReadErrors,
     MissingKeyError,
     OptimizerConfig,
@@ -21,6 +22,7 @@ from mb_config import (
     given_fields,
     to_dict,
 )
+from mb_config.yaml_file import read_yaml
 
 
 def test_yaml_round_trip_of_a_full_config(make, kinds, bf16, tmp_path):
@@ -182,12 +184,48 @@ def test_provenance_has_file_and_line(make, kinds, tmp_path):
         ("a: 1\nb: 2\na: 3", ":3: a: given twice, first on line 1"),
         ("a: \x00", "no valid YAML"),
         ("a: 2024-13-45", "no valid YAML: month must be in 1..12"),
+        ("a: &a [*a]", r":1: a\[0\]: holds itself through an alias"),
+        ("a: &a {b: *a}", ":1: a.b: holds itself through an alias"),
+        ("a: " + "[" * 2000 + "]" * 2000, ":1: no valid YAML: nested deeper than 64 levels"),
+        (
+            "\n".join(f"a{i}: &a{i} [{f'*a{i - 1}, ' * 9}1]" if i else "a0: &a0 [1]" for i in range(9)),
+            "aliases make more than 100000 values",
+        ),
+        (
+            "\n".join(f"a{i}: &a{i} [*a{i - 1}]" if i else "a0: &a0 [1]" for i in range(99)),
+            "is nested deeper than 64 levels",
+        ),
     ],
 )
 def test_what_is_no_yaml_mapping_is_refused(tmp_path, text, message):
     (tmp_path / "run.yaml").write_text(text)
     with pytest.raises(ConfigFileError, match=message):
         ConfigContainer.from_yaml(tmp_path / "run.yaml")
+
+
+def test_merged_keys_have_the_line_where_they_stand(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("x: &x\n  rank: 3\n  targets: [a]\npeft:\n  <<: *x\n  rank: 4\n")
+    lines = read_yaml(file).lines
+    assert (lines["peft.rank"], lines["peft.targets"], lines["x.rank"]) == (6, 3, 2)
+
+
+def test_data_that_holds_itself_is_refused(make):
+    data = make().to_dict()
+    data["tokenizer"] = loop = {}
+    loop["more"] = [loop]
+    with pytest.raises(ConfigReadError, match=r"tokenizer.more\[0\]: holds itself"):
+        ConfigContainer.from_dict(data)
+    with pytest.raises(ConfigReadError, match=r"tokenizer.more\[0\]: holds itself"):
+        make(tokenizer=loop).to_dict()
+
+
+def test_data_that_is_nested_without_end_is_refused(make):
+    deep = []
+    for _ in range(2000):
+        deep = [deep]
+    with pytest.raises(ConfigReadError, match="is nested deeper than 64 levels"):
+        make(tokenizer={"a": deep}).to_dict()
 
 
 def test_a_missing_file_and_a_folder(tmp_path):

@@ -25,12 +25,17 @@ if TYPE_CHECKING:
     from mb_config.errors import ConfigKeyError as ConfigKeyError
     from mb_config.errors import ConfigReadError as ConfigReadError
     from mb_config.errors import ManyReadErrors as ManyReadErrors
+    from mb_config.errors import MaskedValueError as MaskedValueError
     from mb_config.errors import MissingKeyError as MissingKeyError
     from mb_config.errors import OverrideError as OverrideError
     from mb_config.errors import TargetError as TargetError
     from mb_config.errors import UnknownKeyError as UnknownKeyError
     from mb_config.errors import WrongTypeError as WrongTypeError
     from mb_config.explaining import explain as explain
+    from mb_config.megatron_defaults import MegatronField as MegatronField
+    from mb_config.megatron_defaults import UnknownMegatronError as UnknownMegatronError
+    from mb_config.megatron_defaults import megatron_fields as megatron_fields
+    from mb_config.non_defaults import non_default_values as non_default_values
     from mb_config.overrides import apply_overrides as apply_overrides
     from mb_config.overrides import apply_yaml as apply_yaml
     from mb_config.plan.errors import PlanError as PlanError
@@ -85,6 +90,8 @@ _HOMES = {
     "GPU_MEMORY": "plan.gpus",
     "GpuMemory": "plan.gpus",
     "ManyReadErrors": "errors",
+    "MaskedValueError": "errors",
+    "MegatronField": "megatron_defaults",
     "MissingKeyError": "errors",
     "MixedPrecisionConfig": "sections.precision",
     "OptimizerConfig": "sections.optimizer",
@@ -107,6 +114,7 @@ _HOMES = {
     "TargetError": "errors",
     "TrainingConfig": "sections.training",
     "UnknownKeyError": "errors",
+    "UnknownMegatronError": "megatron_defaults",
     "UnknownPrecisionError": "precision_recipes",
     "ValidationConfig": "sections.training",
     "WrongTypeError": "errors",
@@ -120,6 +128,8 @@ _HOMES = {
     "given_fields": "section",
     "learning_rate": "schedule",
     "make_plan": "plan.plan",
+    "megatron_fields": "megatron_defaults",
+    "non_default_values": "non_defaults",
     "runtime_config_update": "resolve",
     "scheduler_steps": "schedule",
     "show": "display",

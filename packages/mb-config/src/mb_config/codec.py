@@ -15,10 +15,18 @@ from typing import Any, TypeVar, get_args
 
 from dataclasses_json import DataClassJsonMixin
 
-from mb_config.errors import ConfigReadError, MissingKeyError, TargetError, WrongTypeError, raise_all
+from mb_config.errors import (
+    ConfigReadError,
+    MaskedValueError,
+    MissingKeyError,
+    TargetError,
+    WrongTypeError,
+    raise_all,
+)
 from mb_config.field_types import dataclasses_of, fit, hints, is_open, options
-from mb_config.masking import MASK, is_secret
+from mb_config.masking import is_masked, leaf, masked
 from mb_config.names import unknown_key
+from mb_config.nesting import refuse_deep
 from mb_config.section import given_fields, set_given
 
 T = TypeVar("T")
@@ -35,7 +43,9 @@ def to_dict(section: Any, *, secrets: bool = False, defaults: bool = True) -> di
 
     Raises:
         WrongTypeError: a field holds what no file can hold, such as a function.
+        ConfigReadError: something in it holds itself.
     """
+    refuse_deep(section)
     data = DataClassJsonMixin.to_dict(section)
     return _Writer(secrets=secrets, defaults=defaults).section(section, data, path="")
 
@@ -45,13 +55,15 @@ def from_dict(cls: type[T], data: Mapping[str, Any], *, targets: Mapping[str, ty
 
     Args:
         cls: A dataclass whose fields may be dataclasses, unions of them, or Any.
-        data: Keys are field names. Masked secrets count as not given.
+        data: Keys are field names. A secret that was masked when the data was written counts as not given.
         targets: Classes that `_target_` may name, by dotted name. The classes in a field's own type are always
             allowed, under their dotted or bare name. Nothing is imported by name.
 
     Raises:
         ConfigReadError: an unknown or missing key, a wrong type, a class that is not allowed; all of them at once.
+            Among them MaskedValueError, where a masked secret has no default to go by.
     """
+    refuse_deep(data)
     reader = Reader(root=cls, targets=targets)
     result = reader.build(cls, data, path="")
     raise_all(reader.errors)
@@ -76,6 +88,9 @@ class Reader:
     locate: Callable[[str], str] = lambda path: ""
     """Place in a file of a field's path."""
 
+    hidden: set[str] = field(default_factory=set)
+    """Paths of masked secrets: they were left out."""
+
     errors: list[ConfigReadError] = field(default_factory=list)
     """What was wrong so far. With errors noted, results are not to be used."""
 
@@ -93,9 +108,11 @@ class Reader:
         for key, value in data.items():
             here = join(path, key)
             try:
-                if key in writable and not _is_masked(key, value):
-                    values[key] = self.value(value, types[key], path=here)
-                elif key not in writable and key != TARGET:
+                if key in writable and is_masked(value):
+                    self._leave_out(here, required=_is_required(writable[key]))
+                elif key in writable:
+                    values[key] = self.unmasked(self.value(value, types[key], path=here), path=here)
+                elif key != TARGET:
                     self.note(unknown_key(here, writable, self.root))
             except ConfigReadError as error:
                 self.note(error)
@@ -107,6 +124,24 @@ class Reader:
         section: T = DataClassJsonMixin.from_dict.__func__(cls, values)  # type: ignore[attr-defined]
         set_given(section, values)
         return section
+
+    def unmasked(self, value: Any, *, path: str) -> Any:
+        """The value without the masked entries of mappings in it.
+
+        Raises:
+            MaskedValueError: a masked value that is no entry of a mapping.
+        """
+        if is_masked(value):
+            raise MaskedValueError(path=path)
+        if type(value) in (list, tuple):
+            items = enumerate(value)
+            return type(value)(self.unmasked(item, path=f"{path}[{index}]") for index, item in items)
+        if not isinstance(value, Mapping):
+            return value
+        hidden = {key for key, item in value.items() if is_masked(item)}
+        self.hidden |= {join(path, key) for key in hidden}
+        kept = {key: item for key, item in value.items() if key not in hidden}
+        return {key: self.unmasked(item, path=join(path, key)) for key, item in kept.items()}
 
     def value(self, value: Any, annotation: Any, *, path: str) -> Any:
         """The value as a field of this type wants it."""
@@ -132,6 +167,11 @@ class Reader:
             expected = " or ".join(candidate.__name__ for candidate in candidates)
             raise TargetError(f"{name} is no {expected}", path=join(path, TARGET))
         return cls
+
+    def _leave_out(self, path: str, *, required: bool) -> None:
+        if required:
+            raise MaskedValueError(path=path)
+        self.hidden.add(path)
 
     def _nested(self, data: Mapping[str, Any], candidates: tuple[type, ...], path: str) -> object:
         return self.build(self.target(data, candidates, path=path), data, path=path)
@@ -181,17 +221,14 @@ class _Writer:
         return is_dataclass(value) and bool(given_fields(value))
 
     def _leaf(self, value: Any, *, path: str) -> Any:
-        if not self.secrets and is_secret(path.rpartition(".")[2], value):
-            return MASK
         if isinstance(value, Enum):
             return value.name
-        if isinstance(value, PurePath):
-            return str(value)
-        if isinstance(value, set | frozenset):
-            return sorted(value)
-        if value is None or isinstance(value, bool | int | float | str):
-            return value
-        raise WrongTypeError(value, "a value that a file can hold", path=path)
+        plain = str(value) if isinstance(value, PurePath) else value
+        if isinstance(plain, set | frozenset):
+            plain = sorted(plain)
+        elif plain is not None and not isinstance(plain, bool | int | float | str):
+            raise WrongTypeError(value, "a value that a file can hold", path=path)
+        return plain if self.secrets else masked(leaf(path), plain)
 
 
 def join(path: str, key: object) -> str:
@@ -201,10 +238,6 @@ def join(path: str, key: object) -> str:
 
 def _is_required(item: Field[Any]) -> bool:
     return item.default is MISSING and item.default_factory is MISSING
-
-
-def _is_masked(name: str, value: object) -> bool:
-    return value == MASK and is_secret(name, value)
 
 
 def _inner(annotation: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, TypeVar
 
 from mb_config.codec import NO_TARGETS, Reader, from_dict, to_dict
 from mb_config.errors import raise_all
+from mb_config.non_defaults import non_default_values
 from mb_config.problems import NOTHING, ConfigError, Problem, RuleLike, check, value_at
 from mb_config.provenance import Provenance
 from mb_config.rules import RULES
@@ -126,13 +128,15 @@ class ConfigContainer(Section):
         return from_dict(cls, data, targets=targets)
 
     def to_yaml(self, path: str | Path | None = None, *, defaults: bool = True) -> str:
-        """YAML text, also written to `path` if one is given; secrets are masked.
+        """YAML text, also written to `path` (its folders are made) if one is given; secrets are masked.
 
-        What is read back from a file counts as chosen by the user. To hand on a config that is not resolved yet, leave
-        the defaults out.
+        A masked secret counts as not given when the file is read: set the environment variable of its service
+        (COMET_API_KEY, WANDB_API_KEY, HF_TOKEN). All else that is read back counts as chosen by the user: to hand on a
+        config that is not resolved yet, leave the defaults out.
         """
         text = dump_yaml(self.to_dict(defaults=defaults))
         if path is not None:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
             Path(path).write_text(text, encoding="utf-8")
         return text
 
@@ -154,9 +158,16 @@ class ConfigContainer(Section):
         config = reader.build(cls, file.data, path="")
         raise_all(reader.errors)
         if provenance is not None:
-            for field_path in file.lines:
+            for field_path in file.lines.keys() - reader.hidden:
                 provenance.note(field_path, file.locate(field_path))
         return config
+
+    def log_non_default_values(self) -> None:
+        """Log what differs from Megatron Core's defaults, and the other sections, at level INFO.
+
+        Call it on one rank. `non_default_values` gives the same text.
+        """
+        logging.getLogger(__name__).info("\n%s", non_default_values(self))
 
     def sections(self) -> dict[str, Any]:
         """Section name to section, for `check`; those that are off are left out."""

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mb_config.masking import leaf, masked, masked_text
+
 
 class ConfigReadError(ValueError):
-    """Base of all errors of reading. `path` is the field, `errors` are the parts when there were several."""
+    """Base of all errors of reading. `path` is the field, `errors` are the parts when there were several.
+
+    No message holds a secret in clear, as far as one can be told by its name or looks.
+    """
 
     def __init__(self, message: str, *, path: str = "", origin: str = "") -> None:
         self.path = path
         self.origin = origin
-        self.message = message
+        self.message = masked_text(message)
         self.errors: tuple[ConfigReadError, ...] = (self,)
-        super().__init__(message)
+        super().__init__(self.message)
 
     def __str__(self) -> str:
         return ": ".join(part for part in (self.origin, self.path, self.message) if part)
@@ -45,9 +50,22 @@ class WrongTypeError(ConfigReadError, TypeError):
     """A value that does not fit its field's type."""
 
     def __init__(self, value: object, expected: str, *, path: str, origin: str = "") -> None:
-        super().__init__(f"expected {expected}, not {value!r}", path=path, origin=origin)
-        self.value = value
+        shown = masked(leaf(path), value)
+        super().__init__(f"expected {expected}, not {shown!r}", path=path, origin=origin)
+        self.value = shown
         self.expected = expected
+
+
+class MaskedValueError(ConfigReadError):
+    """A secret that was hidden when the file was written, where it cannot be left out."""
+
+    def __init__(self, *, path: str, origin: str = "") -> None:
+        super().__init__(
+            "was hidden when the file was written, because no file holds secrets in clear. Give it again, "
+            "or delete the line and set the environment variable that it stands for.",
+            path=path,
+            origin=origin,
+        )
 
 
 class TargetError(ConfigReadError):

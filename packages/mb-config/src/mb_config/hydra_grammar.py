@@ -9,6 +9,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from mb_config.errors import OverrideError
+from mb_config.masking import masked_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +46,13 @@ def parse_override(text: str) -> Override:
     try:
         parsed = OverridesParser.create().parse_override(text)
     except HydraException as error:
-        reason = str(error).splitlines()[0]
+        shown = masked_text(text)
+        reason = str(error).splitlines()[0] if shown == text else "its value is no value in Hydra's grammar"
         raise OverrideError(
-            f"cannot read the override {text!r}: {reason}; write section.field=value"
-        ) from error
+            f"cannot read the override {shown!r}: {reason}; write section.field=value"
+        ) from (error if shown == text else None)
     if parsed.is_sweep_override():
+        text = masked_text(text)
         raise OverrideError(f"{text!r} gives several values; one run takes one", path=parsed.key_or_group)
     if parsed.package is not None or "/" in parsed.key_or_group:
         raise OverrideError(f"{text!r} names a Hydra group; write section.field=value")

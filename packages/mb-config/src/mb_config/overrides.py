@@ -9,8 +9,15 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from mb_config.codec import NO_TARGETS, TARGET, Reader, join, target_name
-from mb_config.errors import ConfigReadError, OverrideError, WrongTypeError, raise_all
+from mb_config.errors import (
+    ConfigReadError,
+    MaskedValueError,
+    OverrideError,
+    WrongTypeError,
+    raise_all,
+)
 from mb_config.field_types import hints, is_open, options
+from mb_config.masking import is_masked, masked
 from mb_config.names import section_fields, unknown_key
 from mb_config.precision_recipes import get_mixed_precision_config
 from mb_config.provenance import Provenance
@@ -113,12 +120,20 @@ class _Editor:
         """Set what `data` names in a section or a mapping; errors are noted, and the rest is still done."""
         for key, value in data.items():
             try:
-                if isinstance(target, dict):
+                if is_masked(value):
+                    self._leave_hidden(join(path, key))
+                elif isinstance(target, dict):
                     self._set_key(target, key, value, path=join(path, key), free=free)
                 elif key != TARGET:
                     self._set_field(target, key, value, path=join(path, key))
             except ConfigReadError as error:
                 self.reader.note(error)
+
+    def _leave_hidden(self, path: str) -> None:
+        """A file's masked secret changes nothing; on a command line it can only be a slip."""
+        if self.text is not None:
+            raise MaskedValueError(path=path)
+        self.reader.hidden.add(path)
 
     def _set_field(self, section: Any, key: str, value: Any, *, path: str) -> None:
         names = section_fields(section)
@@ -134,7 +149,8 @@ class _Editor:
             value = value if str in options(annotation) else made
             setattr(section, key, value)
         else:
-            setattr(section, key, self._read(value, annotation, path=path))
+            read = self._read(value, annotation, path=path)
+            setattr(section, key, self.reader.unmasked(read, path=path))
         self._note(path, value)
 
     def _set_key(self, target: dict[str, Any], key: str, value: Any, *, path: str, free: bool) -> None:
@@ -146,7 +162,7 @@ class _Editor:
         if isinstance(current, dict) and isinstance(value, Mapping):
             self.merge(current, value, path=path, free=free)
             return
-        target[key] = value
+        target[key] = self.reader.unmasked(value, path=path)
         self._note(path, value)
 
     def _read(self, value: Any, annotation: Any, *, path: str) -> Any:
@@ -175,6 +191,8 @@ class _Editor:
         return TARGET not in value or value[TARGET] in (type(current).__name__, target_name(type(current)))
 
     def _note(self, path: str, value: Any) -> None:
+        if path in self.reader.hidden:
+            return
         self.provenance.note(path, self.reader.locate(path))
         if isinstance(value, Mapping):
             for key, item in value.items():
@@ -188,9 +206,8 @@ class _Editor:
             raise unknown_key(override.path, names, self.reader.root)
         current = owner[key] if isinstance(owner, dict) else getattr(owner, key)
         if override.has_value and current != override.value:
-            raise OverrideError(
-                f"is {current!r}, not {override.value!r}: nothing to delete", path=override.path
-            )
+            found, named = masked(key, current), masked(key, override.value)
+            raise OverrideError(f"is {found!r}, not {named!r}: nothing to delete", path=override.path)
         if isinstance(owner, dict):
             del owner[key]
         else:

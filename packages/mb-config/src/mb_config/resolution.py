@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from mb_config.masking import leaf, masked
 from mb_config.problems import Problem
 from mb_config.provenance import DEFAULT, Provenance, given_paths
 from mb_config.section import assign_quietly
@@ -28,12 +29,15 @@ class Change:
 
     def to_dict(self) -> dict[str, object]:
         """Plain containers, ready for JSON."""
-        values = {"from": self.old, "to": self.new}
+        values = {"from": self._shown(self.old), "to": self._shown(self.new)}
         plain = {k: v if isinstance(v, int | float | str | None) else str(v) for k, v in values.items()}
         return {"field": self.field, **plain, "why": self.why}
 
     def __str__(self) -> str:
-        return f"{self.field}: {self.old} -> {self.new} ({self.why})"
+        return f"{self.field}: {self._shown(self.old)} -> {self._shown(self.new)} ({self.why})"
+
+    def _shown(self, value: object) -> object:
+        return masked(leaf(self.field), value)
 
 
 @dataclass(kw_only=True)

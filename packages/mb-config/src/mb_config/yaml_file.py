@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from mb_config.errors import ConfigFileError, ConfigFileNotFoundError
+from mb_config.nesting import DEEPEST
+
+_MERGE = "tag:yaml.org,2002:merge"
+_MOST_LINES = 100_000
+"""Values of one file, those that aliases repeat included."""
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's plain values, and `1e-3` is a number (in YAML 1.1 it is text)."""
+    """YAML's plain values, and `1e-3` is a number (in YAML 1.1 it is text). Not nested without end."""
+
+    _depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """Count levels: PyYAML itself would go on until Python's stack is full."""
+        self._depth += 1
+        if self._depth > DEEPEST:
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.MarkedYAMLError(problem=f"nested deeper than {DEEPEST} levels", problem_mark=mark)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -66,7 +83,7 @@ def parse_yaml(text: str, *, name: str = "YAML text") -> YamlFile:
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
-        lines = dict(_lines(node, "", name)) if node is not None else {}
+        lines = _Lines(name=name).read(node) if node is not None else {}
         data = loader.construct_document(node) if node is not None else {}
     except yaml.MarkedYAMLError as error:
         line = "" if error.problem_mark is None else f":{error.problem_mark.line + 1}"
@@ -89,20 +106,58 @@ def dump_yaml(data: Mapping[str, Any]) -> str:
     return yaml.safe_dump(dict(data), sort_keys=False, allow_unicode=True, width=110)
 
 
-def _lines(node: Any, path: str, name: str) -> Iterator[tuple[str, int]]:
-    if isinstance(node, yaml.SequenceNode):
-        for index, item in enumerate(node.value):
-            yield f"{path}[{index}]", item.start_mark.line + 1
-            yield from _lines(item, f"{path}[{index}]", name)
-    if not isinstance(node, yaml.MappingNode):
-        return
-    seen: dict[str, int] = {}
-    for key, value in node.value:
-        here, line = f"{path}.{key.value}" if path else str(key.value), key.start_mark.line + 1
-        if here in seen:
-            raise ConfigFileError(
-                f"given twice, first on line {seen[here]}", path=here, origin=f"{name}:{line}"
-            )
-        seen[here] = line
-        yield here, line
-        yield from _lines(value, here, name)
+@dataclass(kw_only=True)
+class _Lines:
+    """Finds the line of each path in a parsed file, and refuses aliases that have no end."""
+
+    name: str
+    found: dict[str, int] = field(default_factory=dict)
+    above: list[Any] = field(default_factory=list)
+    """The nodes around the present one."""
+
+    def read(self, node: Any) -> dict[str, int]:
+        """Line of each path below a node."""
+        self._walk(node, "")
+        return self.found
+
+    def _walk(self, node: Any, path: str) -> None:
+        if any(node is other for other in self.above):
+            raise self._error("holds itself through an alias, so it has no end", path, node)
+        if len(self.above) > DEEPEST:
+            raise self._error(f"is nested deeper than {DEEPEST} levels", path[:80], node)
+        self.above.append(node)
+        if isinstance(node, yaml.SequenceNode):
+            for index, item in enumerate(node.value):
+                self._note(f"{path}[{index}]", item)
+                self._walk(item, f"{path}[{index}]")
+        elif isinstance(node, yaml.MappingNode):
+            self._keys(node, path)
+        self.above.pop()
+
+    def _keys(self, node: Any, path: str) -> None:
+        seen: dict[str, int] = {}
+        merged = [value for key, value in node.value if key.tag == _MERGE]
+        for item in (item for value in merged for item in _parts(value)):
+            self._walk(item, path)  # what the mapping itself says comes later and stands
+        for key, value in node.value:
+            if key.tag == _MERGE:
+                continue
+            here = f"{path}.{key.value}" if path else str(key.value)
+            if here in seen:
+                raise self._error(f"given twice, first on line {seen[here]}", here, key)
+            seen[here] = key.start_mark.line + 1
+            self._note(here, key)
+            self._walk(value, here)
+
+    def _note(self, path: str, node: Any) -> None:
+        self.found[path] = node.start_mark.line + 1
+        if len(self.found) > _MOST_LINES:
+            raise self._error(f"aliases make more than {_MOST_LINES} values of this file", "", node)
+
+    def _error(self, message: str, path: str, node: Any) -> ConfigFileError:
+        return ConfigFileError(message, path=path, origin=f"{self.name}:{node.start_mark.line + 1}")
+
+
+def _parts(node: Any) -> list[Any]:
+    """The mappings that a merge key names, the first to win last."""
+    return list(reversed(node.value)) if isinstance(node, yaml.SequenceNode) else [node]

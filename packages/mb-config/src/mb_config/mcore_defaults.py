@@ -1,0 +1,156 @@
+"""Write down what the installed Megatron's configuration classes hold. A door: reading it imports torch and Megatron.
+
+python -m mb_config.mcore_defaults --out FOLDER     writes FOLDER/<version>.json
+python -m mb_config.mcore_defaults --check          1 if the data that comes with this package says otherwise
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import sys
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, fields
+from enum import Enum
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+import megatron.core
+
+from mb_config.field_types import options
+from mb_config.megatron_defaults import (
+    CLASSES,
+    MegatronField,
+    data_of,
+    megatron_fields,
+    parse,
+    plain_value,
+    versions,
+)
+
+_WORDS = {int: "int", float: "float", bool: "bool", str: "str", type(None): "null", dict: "dict"}
+_SETTINGS = "megatron.training.config."
+
+
+def installed_version() -> str:
+    """Version of the installed Megatron Core, without its build."""
+    return str(megatron.core.__version__).partition("+")[0]
+
+
+def describe_installed() -> str:
+    """The data file of the installed Megatron, as JSON text with a line per field."""
+    blocks = []
+    for name, module in CLASSES.items():
+        cls = getattr(_module(module), name)
+        types_of = typing.get_type_hints(cls)
+        rows = [
+            f"   {json.dumps(item.name)}: {json.dumps([_default(item), _kinds(types_of[item.name])])}"
+            for item in fields(cls)
+            if item.init
+        ]
+        blocks.append(f"  {json.dumps(name)}: {{\n" + ",\n".join(rows) + "\n  }")
+    version = json.dumps(installed_version())
+    return f'{{\n "megatron_core": {version},\n "classes": {{\n' + ",\n".join(blocks) + "\n }\n}\n"
+
+
+def drift(known: Mapping[str, MegatronField], found: Mapping[str, MegatronField]) -> list[str]:
+    """How two lists of fields differ, a line each; none: not at all."""
+    lines = [f"{name}: is gone" for name in known if name not in found]
+    lines += [f"{name}: is new, default {found[name].default!r}" for name in found if name not in known]
+    for name in (name for name in known if name in found):
+        old, new = known[name], found[name]
+        if old.default != new.default or type(old.default) is not type(new.default):
+            lines.append(f"{name}: default {new.default!r}, was {old.default!r}")
+        if old.kinds != new.kinds:
+            lines.append(f"{name}: holds {'|'.join(sorted(new.kinds))}, was {'|'.join(sorted(old.kinds))}")
+    return lines
+
+
+def drift_from_data(*, version: str | None = None) -> dict[str, list[str]]:
+    """How the installed Megatron differs from the data on `version` (its own), by class; empty: not at all.
+
+    Raises:
+        UnknownMegatronError: there is no data on that version.
+    """
+    found = parse(describe_installed())
+    wanted = installed_version() if version is None else version
+    lines = {name: drift(megatron_fields(name, version=wanted), found[name]) for name in CLASSES}
+    return {name: changed for name, changed in lines.items() if changed}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the data of the installed version, or compare; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m mb_config.mcore_defaults", description=__doc__)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--out", type=Path, metavar="FOLDER", help="write <version>.json there")
+    what.add_argument("--check", action="store_true", help="compare with the data in this package")
+    options_ = parser.parse_args(arguments)
+    if options_.check:
+        changed = drift_from_data()
+        for name, lines in changed.items():
+            print("\n".join([name, *(f"  {line}" for line in lines)]))
+        return 1 if changed else 0
+    file = options_.out / f"{installed_version()}.json"
+    file.write_text(_in_short(describe_installed()), encoding="utf-8")
+    print(file)
+    return 0
+
+
+def _in_short(text: str) -> str:
+    """The text, or the name of another version in this package that has exactly the same."""
+    version, found = installed_version(), parse(text)
+    for other in versions():
+        alike = {name: megatron_fields(name, version=other) for name in found} == found
+        if alike and version != other == data_of(other):
+            return f'{{"megatron_core": "{version}", "same_as": "{other}"}}\n'
+    return text
+
+
+def _module(name: str) -> types.ModuleType:
+    """The module; of the trainer's settings only the file, as its package takes ten seconds to import."""
+    if not name.startswith(_SETTINGS):
+        return import_module(name)
+    spec = importlib.util.find_spec("megatron")
+    roots = [] if spec is None else [Path(root) for root in spec.submodule_search_locations or ()]
+    relative = Path(*name.split(".")[1:]).with_suffix(".py")
+    file = next(root / relative for root in roots if (root / relative).is_file())
+    own = f"_mb_config_{name.replace('.', '_')}"
+    if own not in sys.modules:
+        found = importlib.util.spec_from_file_location(own, file)
+        if found is None or found.loader is None:
+            raise ImportError(f"{file}: cannot be imported", path=str(file))
+        sys.modules[own] = importlib.util.module_from_spec(found)
+        found.loader.exec_module(sys.modules[own])
+    return sys.modules[own]
+
+
+def _default(item: Field[Any]) -> Any:
+    if item.default_factory is not MISSING:
+        return plain_value(item.default_factory())
+    return None if item.default is MISSING else plain_value(item.default)
+
+
+def _kinds(annotation: Any) -> str:
+    """Words for what a field may hold; a type that says more than they can is `any`."""
+    found: set[str] = set()
+    for choice in options(annotation):
+        origin = typing.get_origin(choice)
+        if origin is Literal:
+            found |= {_WORDS.get(type(member), "any") for member in typing.get_args(choice)}
+        elif origin in (list, tuple, set) or choice in (list, tuple, set):
+            found.add("list")
+        elif origin is dict:
+            found.add("dict")
+        elif isinstance(choice, type) and (issubclass(choice, Enum) or choice.__name__ == "dtype"):
+            found.add("str")
+        else:
+            found.add(_WORDS.get(choice, "any"))
+    return "any" if "any" in found else "|".join(sorted(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""Fields and defaults of Megatron's configuration classes, known without Megatron: a data file per version.
+
+`python -m mb_config.mcore_defaults` writes the file of the installed version, and `--check` says how the two differ.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+CLASSES: Mapping[str, str] = {
+    "OptimizerConfig": "megatron.core.optimizer.optimizer_config",
+    "DistributedDataParallelConfig": "megatron.core.distributed.distributed_data_parallel_config",
+    "TransformerConfig": "megatron.core.transformer.transformer_config",
+    "MLATransformerConfig": "megatron.core.transformer.transformer_config",
+    "TrainingConfig": "megatron.training.config.training_config",
+    "ValidationConfig": "megatron.training.config.training_config",
+    "SchedulerConfig": "megatron.training.config.training_config",
+    "LoggerConfig": "megatron.training.config.training_config",
+    "CheckpointConfig": "megatron.training.config.training_config",
+    "TokenizerConfig": "megatron.training.config.training_config",
+    "RNGConfig": "megatron.training.config.common_config",
+    "ProfilingConfig": "megatron.training.config.common_config",
+    "DistributedInitConfig": "megatron.training.config.common_config",
+    "RerunStateMachineConfig": "megatron.training.config.resilience_config",
+    "StragglerDetectionConfig": "megatron.training.config.resilience_config",
+}
+"""The classes in the files, and where Megatron has them."""
+
+
+class UnknownMegatronError(LookupError):
+    """There is no data on that class or version of Megatron Core."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MegatronField:
+    """One field of one of Megatron's classes."""
+
+    default: Any
+    """Plain data: dtypes, enum members and functions are text."""
+
+    kinds: frozenset[str]
+    """What it may hold: any of int, float, bool, str, null, list, dict, or any."""
+
+    def accepts(self, value: object) -> bool:
+        """True unless the value is of a kind that the field's type excludes; an int will do for a float.
+
+        The default always fits: some of Megatron's annotations forget None.
+        """
+        if value == self.default and type(value) is type(self.default):
+            return True
+        kind = "null" if value is None else type(value).__name__
+        return "any" in self.kinds or kind in self.kinds or (kind == "int" and "float" in self.kinds)
+
+
+def versions() -> tuple[str, ...]:
+    """Versions of Megatron Core that there is data on, the newest last."""
+    names = (item.name.removesuffix(".json") for item in files(__name__).iterdir() if item.name[0].isdigit())
+    return tuple(sorted(names, key=lambda name: [int(part) for part in name.split(".")]))
+
+
+def megatron_fields(name: str, *, version: str | None = None) -> Mapping[str, MegatronField]:
+    """The fields of a class such as `TransformerConfig`, in Megatron's order.
+
+    Of the newest version that there is data on, unless one is given.
+
+    Raises:
+        UnknownMegatronError: no such class or version; lists those that there are.
+    """
+    known = versions()
+    wanted = known[-1] if version is None else version.partition("+")[0]
+    if wanted not in known:
+        raise UnknownMegatronError(
+            f"Megatron Core {wanted}: there is no data on it, because none was generated. "
+            f"Use {' or '.join(known)}, or write it with `python -m mb_config.mcore_defaults`."
+        )
+    classes = _read(wanted)
+    if name not in classes:
+        raise UnknownMegatronError(f"{name}: there is no data on this class. Use {', '.join(classes)}.")
+    return classes[name]
+
+
+def megatron_defaults(name: str, *, version: str | None = None) -> dict[str, Any]:
+    """Field name to default, as plain data; see `megatron_fields`."""
+    return {key: item.default for key, item in megatron_fields(name, version=version).items()}
+
+
+def plain_value(value: Any) -> Any:
+    """A value as the data files have it: dtypes, enum members, paths and functions are text, dataclasses mappings."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value.name if isinstance(value, Enum) else value
+    if isinstance(value, list | tuple | set | frozenset):
+        items = [plain_value(item) for item in value]
+        return items if isinstance(value, list | tuple) else sorted(items)
+    if is_dataclass(value) and not isinstance(value, type):
+        value = {item.name: getattr(value, item.name) for item in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain_value(item) for key, item in value.items()}
+    return _word(value)
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, Enum):
+        return value.name
+    name = getattr(value, "__name__", None) if callable(value) else None
+    return str(value).removeprefix("torch.") if name is None else str(name)
+
+
+def parse(text: str) -> dict[str, dict[str, MegatronField]]:
+    """The classes of one data file."""
+    return {
+        name: {
+            key: MegatronField(default=default, kinds=frozenset(kinds.split("|")))
+            for key, (default, kinds) in rows.items()
+        }
+        for name, rows in json.loads(text)["classes"].items()
+    }
+
+
+def data_of(version: str) -> str:
+    """The version whose file holds the data on this one: itself, or one that is exactly alike."""
+    return str(json.loads(_text(version)).get("same_as", version))
+
+
+@cache
+def _read(version: str) -> dict[str, dict[str, MegatronField]]:
+    return parse(_text(data_of(version)))
+
+
+def _text(version: str) -> str:
+    return (files(__name__) / f"{version}.json").read_text(encoding="utf-8")

@@ -1,0 +1,51 @@
+"""How deep plain data may be nested: data that holds itself must not end in a stack overflow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from mb_config.errors import ConfigReadError
+
+DEEPEST = 64
+"""Levels. A configuration has about five."""
+
+
+def refuse_deep(data: Any) -> None:
+    """Walk mappings, lists and dataclasses.
+
+    Raises:
+        ConfigReadError: something holds itself, or is nested deeper than `DEEPEST`; with the path.
+    """
+    open_ids: list[int] = []
+    stack: list[Iterator[tuple[str, Any]]] = [iter([("", data)])]
+    while stack:
+        step = next(stack[-1], None)
+        if step is None:
+            stack.pop()
+            open_ids[len(stack) - 1 :] = []
+            continue
+        path, value = step
+        if not _is_nested(value):
+            continue
+        if id(value) in open_ids:
+            raise ConfigReadError("holds itself, so it has no end", path=path)
+        if len(open_ids) >= DEEPEST:
+            raise ConfigReadError(f"is nested deeper than {DEEPEST} levels", path=f"{path[:80]}...")
+        open_ids.append(id(value))
+        stack.append(_inside(value, path))
+
+
+def _is_nested(value: Any) -> bool:
+    return isinstance(value, Mapping | list | tuple) or (is_dataclass(value) and not isinstance(value, type))
+
+
+def _inside(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, list | tuple):
+        return ((f"{path}[{index}]", item) for index, item in enumerate(value))
+    if isinstance(value, Mapping):
+        pairs = ((str(key), item) for key, item in value.items())
+    else:
+        pairs = ((item.name, getattr(value, item.name)) for item in fields(value))
+    return ((f"{path}.{name}" if path else name, item) for name, item in pairs)

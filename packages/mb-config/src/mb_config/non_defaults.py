@@ -1,0 +1,98 @@
+"""What a run sets differently from Megatron Core: the block that a trainer logs when it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any
+
+from mb_config.masking import masked
+from mb_config.megatron_defaults import megatron_defaults, plain_value, versions
+
+_COMPARED = {"optimizer": "OptimizerConfig", "ddp": "DistributedDataParallelConfig", "model": ""}
+_LISTED = ("train", "validation", "scheduler", "dataset", "checkpoint", "logger", "tokenizer", "rng")
+_RULER = "=" * 70
+
+
+def non_default_values(config: Any, *, version: str | None = None) -> str:
+    """A block of text: where optimizer, ddp and model differ from Megatron Core, then what the other sections hold.
+
+    Fields that Megatron Core does not have are compared with the section's own defaults. A model with
+    `multi_latent_attention` is compared with Megatron's MLATransformerConfig. Secrets are masked; None, functions and
+    names that begin with an underscore are left out.
+
+    Args:
+        config: A container, or anything with sections as attributes. Sections may be mappings or absent.
+        version: Of Megatron Core; None: the newest that there is data on.
+
+    Raises:
+        UnknownMegatronError: there is no data on that version.
+    """
+    lines = [_RULER, f"Configuration, compared with Megatron Core {version or versions()[-1]}", _RULER]
+    for name, cls in _COMPARED.items():
+        section = getattr(config, name, None)
+        if section is not None:
+            theirs = megatron_defaults(cls or baseline(section), version=version)
+            lines += _block(name, list(_differences(section, theirs)))
+    for name in _LISTED:
+        section = getattr(config, name, None)
+        if section is not None:
+            shown = {key: value for key, value in _values(section).items() if value is not None}
+            lines += _block(name, [f"{key}: {_shown(key, value)}" for key, value in sorted(shown.items())])
+    return "\n".join([*lines, _RULER])
+
+
+def baseline(model: Any) -> str:
+    """Megatron's class that a model section stands for."""
+    latent = _values(model).get("multi_latent_attention")
+    return "MLATransformerConfig" if latent else "TransformerConfig"
+
+
+def _block(name: str, lines: list[str]) -> list[str]:
+    return [f"{name}:", *(f"  {line}" for line in lines or ["all as in Megatron Core"])]
+
+
+def _differences(section: Any, theirs: Mapping[str, Any]) -> Iterator[str]:
+    own = _own_defaults(section)
+    for key, value in sorted(_values(section).items()):
+        if key in theirs:
+            if _differ(value, theirs[key]):
+                yield f"{key}: {_shown(key, value)} (Mcore default: {_shown(key, theirs[key])})"
+        elif key not in own:
+            yield f"{key}: {_shown(key, value)} (not in Mcore)"
+        elif _differ(value, own[key]):
+            yield f"{key}: {_shown(key, value)} (not in Mcore, default: {_shown(key, own[key])})"
+
+
+def _differ(value: Any, default: Any) -> bool:
+    """An int equals the float of its value; what cannot be compared is compared as text."""
+    plain = plain_value(value)
+    return bool(plain != default) and str(plain) != str(default)
+
+
+def _values(section: Any) -> dict[str, Any]:
+    if isinstance(section, Mapping):
+        every = {str(key): value for key, value in section.items()}
+    elif is_dataclass(section):
+        every = {item.name: getattr(section, item.name, None) for item in fields(section)}
+    else:
+        every = dict(vars(section))
+    return {
+        key: value
+        for key, value in every.items()
+        if not key.startswith("_") and not (callable(value) and not isinstance(value, type))
+    }
+
+
+def _own_defaults(section: Any) -> dict[str, Any]:
+    if isinstance(section, Mapping) or not is_dataclass(section):
+        return {}
+    known = {item.name: item.default for item in fields(section) if item.default is not MISSING}
+    made = {
+        item.name: item.default_factory() for item in fields(section) if item.default_factory is not MISSING
+    }
+    return {key: plain_value(value) for key, value in {**known, **made}.items()}
+
+
+def _shown(key: str, value: Any) -> str:
+    return str(masked(key, plain_value(value)))

@@ -1,0 +1,142 @@
+"""No secret is printed or saved in clear, and what a masked one means when it is read back."""
+
+import json
+
+import pytest
+
+from mb_config import (
+    Change,
+    MaskedValueError,
+    OverrideError,
+    Provenance,
+    WrongTypeError,
+    apply_overrides,
+    apply_yaml,
+    from_dict,
+    non_default_values,
+    show,
+    to_dict,
+)
+from mb_config.masking import MASK, is_secret, masked, masked_text
+
+CLEAR = "c0ffee-in-clear"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("comet_api_key", "x"),
+        ("hf_token", "x"),
+        ("wandb_key", "x"),
+        ("WANDB_API_KEY", "x"),
+        ("AWS_SECRET_ACCESS_KEY", "x"),
+        ("db_password", 1234),
+        ("note", "hf_abcdefghijklmnopqrstuvwxyz"),
+        ("note", "ghp_abcdefghijklmnopqrst"),
+        ("uri", "postgres://me:pass@host/db"),
+    ],
+)
+def test_what_is_a_secret(name, value):
+    assert is_secret(name, value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("comet_api_key", None),
+        ("comet_api_key", ""),
+        ("eos_token", "</s>"),
+        ("json_key", "text"),
+        ("pad_token", 3),
+        ("num_tokens", "12"),
+        ("monkey", "x"),
+        ("uri", "https://host/path"),
+        ("path", "s3://bucket/key"),
+    ],
+)
+def test_what_is_none(name, value):
+    assert not is_secret(name, value)
+
+
+def test_only_the_password_of_an_address_goes():
+    assert masked("uri", "postgres://me:pass@host/db") == f"postgres://me:{MASK}@host/db"
+
+
+def test_mappings_and_lists_are_searched():
+    assert masked("env", {"a": [{"api_key": "x"}], "b": 1}) == {"a": [{"api_key": MASK}], "b": 1}
+
+
+def test_free_text():
+    assert masked_text("cannot read logger.comet_api_key='a b' x=1") == (
+        f"cannot read logger.comet_api_key={MASK} x=1"
+    )
+
+
+@pytest.fixture
+def secret(make):
+    config = make(env_vars={"WANDB_API_KEY": CLEAR, "N": 1})
+    config.logger.comet_api_key = CLEAR
+    return config
+
+
+def test_neither_files_nor_listings_hold_it(secret, tmp_path):
+    secret.to_yaml(tmp_path / "new" / "run.yaml")
+    shown = show(secret, Provenance.of(secret), origin=True)
+    texts = [(tmp_path / "new" / "run.yaml").read_text(), shown, non_default_values(secret)]
+    assert [CLEAR in text for text in texts] == [False, False, False]
+    assert [MASK in text for text in texts] == [True, True, True]
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        f"logger.comet_api_key=[{CLEAR}]",
+        f"logger.comet_api_key={CLEAR}(",
+        f"~logger.comet_api_key={CLEAR}1",
+        f"logger.comet_api_key={{a: {CLEAR}}}",
+    ],
+)
+def test_errors_do_not_hold_it(secret, override):
+    with pytest.raises((OverrideError, WrongTypeError)) as caught:
+        apply_overrides(secret, [override])
+    assert CLEAR not in str(caught.value)
+
+
+def test_a_change_does_not_hold_it():
+    change = Change(field="logger.comet_api_key", old=None, new=CLEAR, why="...")
+    assert CLEAR not in json.dumps(change.to_dict()) + str(change)
+
+
+def test_a_masked_value_that_is_read_counts_as_not_given(secret, kinds, tmp_path):
+    secret.to_yaml(tmp_path / "run.yaml")
+    provenance = Provenance()
+    config = kinds["Config"].from_yaml(tmp_path / "run.yaml", provenance=provenance)
+    assert (config.logger.comet_api_key, config.env_vars) == (None, {"N": 1})
+    assert (
+        provenance.origin("logger.comet_api_key") == provenance.origin("env_vars.WANDB_API_KEY") == "default"
+    )
+
+
+def test_an_overlay_with_a_masked_value_leaves_the_present_one(secret, tmp_path):
+    (tmp_path / "over.yaml").write_text(
+        f"logger: {{comet_api_key: {MASK}, name: new}}\nenv_vars: {{WANDB_API_KEY: {MASK}}}\n"
+    )
+    provenance = apply_yaml(secret, tmp_path / "over.yaml", provenance=Provenance())
+    assert (secret.logger.comet_api_key, secret.logger.name) == (CLEAR, "new")
+    assert secret.env_vars["WANDB_API_KEY"] == CLEAR
+    assert provenance.origin("logger.comet_api_key") == "default"
+
+
+@pytest.mark.parametrize("data", [{"rank": 1, "targets": ["a", MASK]}, {"rank": MASK}])
+def test_a_masked_value_that_cannot_be_left_out_is_refused(kinds, data):
+    with pytest.raises(MaskedValueError, match=r"was hidden when the file was written.*Give it again"):
+        from_dict(kinds["Adapter"], data)
+
+
+def test_a_masked_value_on_a_command_line_is_a_slip(secret):
+    with pytest.raises(MaskedValueError):
+        apply_overrides(secret, [f"logger.comet_api_key='{MASK}'"])
+
+
+def test_secrets_are_there_for_who_asks(secret):
+    assert to_dict(secret, secrets=True)["env_vars"]["WANDB_API_KEY"] == CLEAR

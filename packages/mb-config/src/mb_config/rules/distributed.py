@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mb_config.rules.fsdp import ON as FSDP_ON
 from mb_config.rules.rule import Rule
-from mb_config.rules.wording import assignments, shown
+from mb_config.rules.wording import shown
 
 _RECORDER = {
     "flight_recorder_trace_buffer_size": 2000,
@@ -31,12 +31,12 @@ def _v240(seed: int | None) -> str | None:
 
 
 def _recorder(path: str | None, *settings: object) -> str | None:
-    if path or all(
-        value in (None, default) for value, default in zip(settings, _RECORDER.values(), strict=True)
-    ):
-        return None
-    given = assignments(_RECORDER, settings, where=lambda value: value is not None)
-    return f"is not set, so that {given} would have no effect"
+    changed = [
+        f"{name}={shown(value)}"
+        for (name, default), value in zip(_RECORDER.items(), settings, strict=True)
+        if value is not None and value != default
+    ]
+    return f"is not set, so that {', '.join(changed)} would have no effect" if changed and not path else None
 
 
 def _needs(on: object, needed: object, name: str) -> str | None:
@@ -101,7 +101,13 @@ RULES: tuple[Rule, ...] = (
         test=_recorder,
         why="the flight recorder runs only when it knows where to write",
         fix="Set dist.flight_recorder_dump_path, or leave the other settings of the recorder unset.",
-        fails={"dist.flight_recorder_include_stack_trace": True},
+        fails={
+            "dist.flight_recorder_trace_buffer_size": 100,
+            "dist.flight_recorder_dump_on_timeout": False,
+            "dist.flight_recorder_include_stack_trace": True,
+            "dist.flight_recorder_include_only_active": False,
+            "dist.flight_recorder_extra_dump_on_exec": False,
+        },
         passes={
             "dist.flight_recorder_dump_path": "/tmp/trace_",
             "dist.flight_recorder_include_stack_trace": True,

@@ -65,13 +65,13 @@ class DistributedDataParallelConfig(Section):
     """Gather MXFP8 parameters through the gradient buffer."""
 
     use_megatron_fsdp: bool = False
-    """Wrap with Megatron-FSDP."""
+    """Wrap with Megatron-FSDP; resolving switches on what goes with it (V170 to V174, V177)."""
 
     use_custom_fsdp: bool = False
-    """Old name of `use_megatron_fsdp`."""
+    """Old name of `use_megatron_fsdp`. Nothing reads it: refused."""
 
     data_parallel_sharding_strategy: str = "no_shard"
-    """What FSDP shards: no_shard, optim, optim_grads, optim_grads_params."""
+    """What FSDP shards: no_shard, optim, optim_grads, optim_grads_params (F01)."""
 
     gradient_reduce_div_fusion: bool = True
     """Divide and reduce gradients in one operation."""

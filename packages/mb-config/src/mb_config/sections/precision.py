@@ -24,7 +24,7 @@ class MixedPrecisionConfig(Section):
     """
 
     fp32: bool = False
-    """Marks a run in float32."""
+    """Marks a run in float32. Nothing reads it: refused."""
 
     fp16: bool = False
     """Compute in float16."""

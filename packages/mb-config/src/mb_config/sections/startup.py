@@ -30,7 +30,7 @@ class DistributedInitConfig(Section):
     """How processes find each other. Building this reads no environment variable."""
 
     distributed_backend: Literal["nccl", "gloo"] = "nccl"
-    """Backend of torch.distributed; gloo on a machine without a GPU."""
+    """Backend that the run is meant for. The trainer takes the one that the device needs."""
 
     distributed_timeout_minutes: int = 10
     """Minutes until a collective of the start-up counts as hung."""

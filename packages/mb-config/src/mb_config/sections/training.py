@@ -22,7 +22,7 @@ class TrainingConfig(Section):
     """Sequences in one optimizer step over all replicas: a multiple of micro batch times data-parallel size."""
 
     rampup_batch_size: list[int] | None = None
-    """[first batch, increment, sequences]: a growing global batch. Megatron Core 0.19 ignores it: refused."""
+    """[first batch, increment, sequences]: a global batch that grows in equal steps over so many sequences."""
 
     step_batch_size_schedule: str | None = None
     """Batch-size steps as "threshold:size ..." text. Nothing reads it yet: refused."""

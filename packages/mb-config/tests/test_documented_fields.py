@@ -1,0 +1,75 @@
+"""Names, types and defaults of every field are the documented ones; each difference has its reason here."""
+
+import ast
+import inspect
+import json
+import signal
+from dataclasses import MISSING, fields
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+import mb_config
+
+DOCUMENTED = json.loads((Path(__file__).parent / "documented_fields.json").read_text(encoding="utf-8"))
+CONTAINER = DOCUMENTED.pop("ConfigContainer")
+
+DIFFERENCES = {
+    "DistributedInitConfig.local_rank": "0 until the trainer sets it: building a section reads no environment",
+    "DistributedDataParallelConfig.suggested_communication_unit_size": "null is its default, so null is allowed",
+    "OptimizerConfig.timers": "says what the callable returns",
+    "OptimizerConfigOverrideProviderContext.model": "Any: the section needs no Megatron to be imported",
+}
+OTHER_PACKAGES = {
+    "rerun_state_machine": "None, that is off: the section belongs to another package",
+    "profiling": "None, that is off: the section belongs to another package",
+}
+
+
+def described(item):
+    """Type as text and default in the words of a file."""
+    kind = str(item.type).replace("'", '"')
+    if item.default is MISSING and item.default_factory is MISSING:
+        return [kind, "<required>"]
+    default = item.default_factory() if item.default is MISSING else item.default
+    if isinstance(default, signal.Signals):
+        return [kind, default.name]
+    return [kind, list(default) if isinstance(default, tuple) else default]
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_names(name):
+    assert sorted(item.name for item in fields(getattr(mb_config, name))) == sorted(DOCUMENTED[name])
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_every_field_says_what_it_means(name):
+    body = ast.parse(inspect.getsource(getattr(mb_config, name))).body[0].body
+    silent = [
+        field.target.id
+        for field, text in pairwise([*body, None])
+        if isinstance(field, ast.AnnAssign) and not isinstance(text, ast.Expr)
+    ]
+    assert silent == []
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_types_and_defaults(name):
+    ours = {item.name: described(item) for item in fields(getattr(mb_config, name))}
+    different = {f"{name}.{key}" for key, fact in DOCUMENTED[name].items() if ours[key] != fact}
+    assert different == {path for path in DIFFERENCES if path.startswith(f"{name}.")}
+
+
+def test_sections_of_the_container():
+    items = {item.name: item for item in fields(mb_config.ConfigContainer) if item.init}
+    assert list(items) == list(CONTAINER)
+    required = {name for name, item in items.items() if described(item)[1] == "<required>"}
+    assert required == {name for name, default in CONTAINER.items() if default == "<required>"}
+
+
+def test_sections_that_are_there_by_default():
+    items = {item.name: item for item in fields(mb_config.ConfigContainer) if item.init}
+    made = {f"{type(described(items[name])[1]).__name__}()": name for name in items}
+    wanted = {default: name for name, default in CONTAINER.items() if str(default).endswith("()")}
+    assert {name for default, name in wanted.items() if made.get(default) != name} == set(OTHER_PACKAGES)

@@ -1,0 +1,109 @@
+"""No field is accepted in silence: some code reads it by name, Megatron Core reads it, or a rule refuses it."""
+
+import ast
+import importlib.util
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from house import PACKAGES
+
+import mb_config
+from mb_trainer.preflight import RULES
+
+SECTIONS = {
+    "train": mb_config.TrainingConfig,
+    "validation": mb_config.ValidationConfig,
+    "scheduler": mb_config.SchedulerConfig,
+    "rng": mb_config.RNGConfig,
+    "dist": mb_config.DistributedInitConfig,
+    "mixed_precision": mb_config.MixedPrecisionConfig,
+    "ddp": mb_config.DistributedDataParallelConfig,
+    "optimizer": mb_config.OptimizerConfig,
+}
+HANDED_OVER = ("ddp", "optimizer")
+"""Sections of which Megatron Core gets every field."""
+
+BY_PREFIX = ("muon_", "adaptive_muon_", "soap_", "lion_")
+"""Fields that Megatron Core finds by the name of the algorithm and of its argument."""
+
+NOT_READERS = ("sections", "rules", "megatron_defaults", "plain.py", "precision_table.py", "rules.py")
+"""Files that name fields without acting on them."""
+
+HONOURED = {
+    "train.exit_signal_handler": "the trainer always saves and stops on the signal: true is what happens",
+    "dist.distributed_backend": "tells V141 for which backend the run is meant; the device decides which it gets",
+}
+
+
+def source_files() -> Iterator[Path]:
+    """Yield the source files of the house that may act on a field."""
+    folders = [package.source for package in PACKAGES]
+    folders.append(Path(str(importlib.util.find_spec("mb_trainer").submodule_search_locations[0])))
+    for folder in folders:
+        for path in folder.rglob("*.py"):
+            if not {*path.relative_to(folder).parts} & {*NOT_READERS}:
+                yield path
+
+
+def names_read(path: Path) -> Iterator[str]:
+    """Yield the attributes that a file reads, and the last words of the paths that it spells out."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            yield node.attr
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value.rpartition(".")[2]
+
+
+@pytest.fixture(scope="module")
+def read_here():
+    """Names that our code reads."""
+    return {name for path in source_files() for name in names_read(path)}
+
+
+@pytest.fixture(scope="module")
+def read_by_megatron():
+    """Names that Megatron Core's optimizer and wrapper read, outside the classes that hold them."""
+    (core,) = importlib.util.find_spec("megatron.core").submodule_search_locations
+    files = [path for path in Path(core).rglob("*.py") if not path.name.endswith("_parallel_config.py")]
+    return {
+        name
+        for path in files
+        if path.name != "optimizer_config.py"
+        for name in re.findall(r"\.([A-Za-z_]\w*)|'(\w+)'|\"(\w+)\"", path.read_text())
+        for name in name
+        if name
+    }
+
+
+def refused() -> set[str]:
+    """Return the fields for which a rule has a value that it refuses."""
+    return {path for rule in RULES for path in rule.fails}
+
+
+def spread(name: str) -> bool:
+    """Say whether resolving hands a field of a precision recipe to another section or to the model."""
+    model = {"first_last_layers_bf16", "num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16"}
+    targets = {item.name for section in HANDED_OVER for item in fields(SECTIONS[section])}
+    return name in targets | model or name.startswith(("fp8", "fp4", "pipeline_dtype", "autocast_dtype"))
+
+
+def inert(section: str, read_here: set[str], read_by_megatron: set[str]) -> Iterator[str]:
+    """Yield the paths of fields that nobody reads and no rule refuses."""
+    for item in fields(SECTIONS[section]):
+        path = f"{section}.{item.name}"
+        handed = section in HANDED_OVER and (item.name in read_by_megatron or item.name.startswith(BY_PREFIX))
+        known = item.name in read_here or handed or path in refused() or path in HONOURED
+        if not known and not (section == "mixed_precision" and spread(item.name)):
+            yield path
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_no_field_is_accepted_and_ignored(section, read_here, read_by_megatron):
+    assert list(inert(section, read_here, read_by_megatron)) == []
+
+
+def test_a_field_that_nobody_reads_would_be_found():
+    assert list(inert("train", set(), set())) != []

@@ -76,8 +76,12 @@ if TYPE_CHECKING:
     from mb_config.sections.startup import RNGConfig as RNGConfig
     from mb_config.sections.training import TrainingConfig as TrainingConfig
     from mb_config.sections.training import ValidationConfig as ValidationConfig
+    from mb_config.sweep import Axis as Axis
+    from mb_config.sweep import Sweep as Sweep
+    from mb_config.sweep import run_sweep as run_sweep
 
 _HOMES = {
+    "Axis": "sweep",
     "Change": "resolve",
     "ConfigContainer": "container",
     "ConfigError": "problems",
@@ -111,6 +115,7 @@ _HOMES = {
     "SchedulerSteps": "schedule",
     "Section": "section",
     "StagePlan": "plan.plan",
+    "Sweep": "sweep",
     "TargetError": "errors",
     "TrainingConfig": "sections.training",
     "UnknownKeyError": "errors",
@@ -130,6 +135,7 @@ _HOMES = {
     "make_plan": "plan.plan",
     "megatron_fields": "megatron_defaults",
     "non_default_values": "non_defaults",
+    "run_sweep": "sweep",
     "runtime_config_update": "resolve",
     "scheduler_steps": "schedule",
     "show": "display",

@@ -137,7 +137,7 @@ def refuse(
 
 
 def _apply(rule: RuleLike, sections: Mapping[str, object], provenance: Origins | None) -> Problem | None:
-    if not all(_readable(path, sections) for path in rule.fields) or not _exists(rule.fields[0], sections):
+    if not applies(rule, sections):
         return None
     values = {path: value_at(path, sections) for path in rule.fields}
     message = rule.test(*values.values())
@@ -154,6 +154,11 @@ def _apply(rule: RuleLike, sections: Mapping[str, object], provenance: Origins |
         values=values,
         origin=origin,
     )
+
+
+def applies(rule: RuleLike, sections: Mapping[str, object]) -> bool:
+    """Whether everything that a rule reads is there; facts are the section `facts`."""
+    return all(_readable(path, sections) for path in rule.fields) and _exists(rule.fields[0], sections)
 
 
 def _readable(path: str, sections: Mapping[str, object]) -> bool:

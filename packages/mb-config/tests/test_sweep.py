@@ -1,0 +1,144 @@
+"""Sweeps over many variations of a configuration."""
+
+import itertools
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mb_config import RULES, Axis, Rule, check, run_sweep
+from mb_config.sweep import Group, at_point
+
+TP, PP = "model.tensor_model_parallel_size", "model.pipeline_model_parallel_size"
+MODEL = {
+    "num_layers": 8,
+    "num_attention_heads": 8,
+    "tensor_model_parallel_size": 1,
+    "pipeline_model_parallel_size": 1,
+}
+WORLD8 = {"world_size": 8}
+
+
+def rule(name, *fields, test, severity="error"):
+    return Rule(
+        id=name, fields=fields, test=test, why="-", fix="-", severity=severity, fails={}, passes={}
+    )  # fmt: skip
+
+
+def test_passing_points_and_why_the_others_are_refused():
+    axes = [Axis(path=TP, values=(1, 2, 3)), Axis(path=PP, values=(1, 16))]
+    sweep = run_sweep({"model": MODEL}, axes, RULES, facts=WORLD8)
+    assert (sweep.total, [sweep.values(index) for index in sweep.passing]) == (
+        6,
+        [{TP: 1, PP: 1}, {TP: 2, PP: 1}],
+    )
+    assert sweep.refused == (
+        Group(rules=("V030", "P05"), count=2, first=(0, 1)),
+        Group(rules=("V030", "P02"), count=1, first=(2, 0)),
+        Group(rules=("V030", "P02", "P05"), count=1, first=(2, 1)),
+    )
+    assert sweep.problems["P02"].message == "8 attention heads cannot be cut into tp=3 equal parts"
+
+
+def test_rules_that_read_no_axis_are_evaluated_once_and_the_others_once_for_each_value_they_read():
+    calls = []
+    rules = [
+        rule("A", "a.still", test=lambda value: calls.append(("A", value))),
+        rule("B", "a.x", "a.still", test=lambda *values: calls.append(("B", *values))),
+        rule("C", "a.y", "a.x", test=lambda *values: calls.append(("C", *values))),
+    ]
+    axes = [Axis(path=f"a.{name}", values=(1, 2)) for name in "xyz"]
+    sweep = run_sweep({"a": {"still": 0, "x": 0, "y": 0, "z": 0}}, axes, rules)
+    assert len(sweep.passing) == sweep.total == 8
+    assert calls == [
+        ("A", 0), ("B", 1, 0), ("C", 1, 1), ("C", 2, 1), ("B", 2, 0), ("C", 1, 2), ("C", 2, 2)
+    ]  # fmt: skip
+
+
+def test_a_rule_that_reads_nothing_of_the_sweep_refuses_every_point():
+    broken = rule("A", "a.still", test=lambda value: "no")
+    warned = rule("W", "a.x", test=lambda value: "hm", severity="warning")
+    sweep = run_sweep({"a": {"still": 0, "x": 0}}, [Axis(path="a.x", values=(1, 2))], [broken, warned])
+    assert sweep.refused == (Group(rules=("A",), count=2, first=(0,)),)
+
+
+def test_rules_of_one_id_are_one():
+    twins = [rule("A", "a.x", test=lambda x, at=at: "no" if x >= at else None) for at in (1, 2)]
+    sweep = run_sweep({"a": {"x": 0}}, [Axis(path="a.x", values=(0, 1, 2))], twins)
+    assert sweep.refused == (Group(rules=("A",), count=2, first=(1,)),)
+
+
+@dataclass(kw_only=True)
+class Part:
+    x: int = 0
+    more: object = None
+
+
+def test_at_a_point_only_what_changes_is_copied():
+    sections = {"a": Part(more={"deep": 1, "other": 2}), "b": Part()}
+    axes = [Axis(path="a.more.deep", values=(5,)), Axis(path="c", values=("whole",))]
+    there = at_point(sections, axes, (0, 0))
+    assert there == {"a": Part(more={"deep": 5, "other": 2}), "b": Part(), "c": "whole"}
+    assert (sections["a"].more["deep"], there["b"] is sections["b"]) == (1, True)
+
+
+RULES_OF_ALL_KINDS = [
+    rule("one", "a.x", test=lambda x: "no" if x == 1 else None),
+    rule("two", "a.x", "b.y", test=lambda x, y: "no" if x == y else None),
+    rule("whole", "a", test=lambda a: "no" if a.x == 2 and a.more else None),
+    rule("inside", "a.more", "b.y", test=lambda more, y: "no" if more and more["deep"] == y else None),
+    rule("fact", "facts.world_size", "a.x", test=lambda world, x: "no" if world == x else None),
+    rule("off", "c.z", test=lambda z: "no" if z else None),
+    rule("still", "b.x", test=lambda x: "no" if x else None),
+]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    chosen=st.lists(
+        st.sampled_from(
+            [
+                Axis(path="a.x", values=(0, 1, 2)),
+                Axis(path="a.more.deep", values=(1, 2)),
+                Axis(path="b.y", values=(2, 1)),
+                Axis(path="facts.world_size", values=(1, 2, None)),
+                Axis(path="c", values=(None, SimpleNamespace(z=1), SimpleNamespace(z=0), SimpleNamespace())),
+            ]
+        ),
+        unique_by=lambda axis: axis.path,
+    ),
+    still=st.integers(0, 1),
+)
+def test_a_sweep_finds_what_checking_each_point_finds(chosen, still):
+    sections = {
+        "a": Part(x=0, more={"deep": 0}),
+        "b": SimpleNamespace(x=still, y=3),
+        "c": SimpleNamespace(z=0),
+    }
+    sweep = run_sweep(sections, chosen, RULES_OF_ALL_KINDS, facts={"world_size": 4})
+    found = dict.fromkeys(sweep.passing, ())
+    for index in itertools.product(*(range(len(axis.values)) for axis in chosen)):
+        known = at_point({**sections, "facts": {"world_size": 4}}, chosen, index)
+        facts = known.pop("facts")
+        present = {name: section for name, section in known.items() if section is not None}
+        found_here = tuple(problem.id for problem in check(present, RULES_OF_ALL_KINDS, facts=facts))
+        assert (index in found) == (found_here == ())
+        found.setdefault(index, found_here)
+    groups = {group.rules: group.count for group in sweep.refused}
+    assert groups == {ids: list(found.values()).count(ids) for ids in set(found.values()) if ids}
+
+
+@pytest.mark.parametrize(
+    ("paths", "message"),
+    [(("a.x", "a.x"), "is swept over twice"), (("a", "a.x"), "is swept over twice")],
+)
+def test_an_axis_stands_once(paths, message):
+    with pytest.raises(ValueError, match=message):
+        run_sweep({"a": {"x": 1}}, [Axis(path=path, values=(1,)) for path in paths], [])
+
+
+def test_an_axis_has_values():
+    with pytest.raises(ValueError, match=r"a\.x: has no values"):
+        run_sweep({"a": {"x": 1}}, [Axis(path="a.x", values=())], [])

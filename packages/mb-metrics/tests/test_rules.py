@@ -6,8 +6,10 @@ from dataclasses import asdict, fields
 import pytest
 
 import mb_metrics.config
+import mb_metrics.profiling_config
+import mb_metrics.profiling_rules
 import mb_metrics.rules
-from mb_metrics import RULES, LoggerConfig
+from mb_metrics import RULES, LoggerConfig, ProfilingConfig, TensorInspectConfig
 
 
 def judge(rule, values):
@@ -24,12 +26,21 @@ def test_a_rule_tells_its_own_examples_apart(rule):
 
 def test_rules_have_names_of_their_own_and_real_fields():
     assert len({rule.id for rule in RULES}) == len(RULES)
-    known = {f"logger.{field.name}" for field in fields(LoggerConfig)}
+    sections = {"logger": LoggerConfig, "profiling": ProfilingConfig, "tensor_inspect": TensorInspectConfig}
+    known = {f"{name}.{field.name}" for name, section in sections.items() for field in fields(section)}
+    known.add("train.train_iters")
     assert {path for rule in RULES for path in rule.fields if not path.startswith("facts.")} <= known
 
 
 def test_the_defaults_pass_every_rule():
-    values = {f"logger.{name}": value for name, value in asdict(LoggerConfig()).items()}
+    sections = {
+        "logger": LoggerConfig(),
+        "profiling": ProfilingConfig(),
+        "tensor_inspect": TensorInspectConfig(),
+    }
+    values: dict[str, object] = {"train.train_iters": 100}
+    for section, config in sections.items():
+        values |= {f"{section}.{name}": value for name, value in asdict(config).items()}
     facts = {path: False for rule in RULES for path in rule.fields if path.startswith("facts.")}
     assert [rule.id for rule in RULES if judge(rule, values | facts)] == []
 
@@ -44,21 +55,25 @@ def test_messages_name_the_values():
     assert messages["L05"] == "log_interval=0 is not positive"
 
 
-@pytest.mark.parametrize("module", [mb_metrics.config, mb_metrics.rules])
+@pytest.mark.parametrize(
+    "module",
+    [mb_metrics.config, mb_metrics.rules, mb_metrics.profiling_config, mb_metrics.profiling_rules],
+)
 def test_config_and_rules_import_the_standard_library_only(module):
     tree = ast.parse(inspect.getsource(module))
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    imported |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {
+        alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names
+    }
     assert {name.partition(".")[0] for name in imported} <= sys.stdlib_module_names | {"mb_metrics"}
 
 
-def test_every_field_says_what_it_means():
-    (section,) = (
-        node
-        for node in ast.parse(inspect.getsource(mb_metrics.config)).body
-        if isinstance(node, ast.ClassDef)
-    )
-    body = section.body[1:]
-    assert all(isinstance(node, ast.AnnAssign) for node in body[::2])
-    assert all(isinstance(node.value.value, str) for node in body[1::2])
-    assert len(body) == 2 * len(fields(LoggerConfig))
+@pytest.mark.parametrize("module", [mb_metrics.config, mb_metrics.profiling_config])
+def test_every_field_says_what_it_means(module):
+    for section in (
+        node for node in ast.parse(inspect.getsource(module)).body if isinstance(node, ast.ClassDef)
+    ):
+        body = section.body[1:]
+        assert all(isinstance(node, ast.AnnAssign) for node in body[::2])
+        assert all(isinstance(node.value.value, str) for node in body[1::2])
+        assert len(body) == 2 * len(fields(getattr(module, section.name)))

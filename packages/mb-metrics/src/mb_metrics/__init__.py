@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from mb_metrics.norms import calc_params_l2_norm as calc_params_l2_norm
     from mb_metrics.norms import param_is_not_shared as param_is_not_shared
     from mb_metrics.peaks import peak_tflops as peak_tflops
+    from mb_metrics.profiling_config import ProfilingConfig as ProfilingConfig
+    from mb_metrics.profiling_config import TensorInspectConfig as TensorInspectConfig
     from mb_metrics.record import Evaluation as Evaluation
     from mb_metrics.record import Interval as Interval
     from mb_metrics.record import Row as Row
@@ -49,8 +51,8 @@ if TYPE_CHECKING:
     from mb_metrics.reductions import (
         reduce_max_stat_across_model_parallel_group as reduce_max_stat_across_model_parallel_group,
     )
+    from mb_metrics.rule import Rule as Rule
     from mb_metrics.rules import RULES as RULES
-    from mb_metrics.rules import Rule as Rule
     from mb_metrics.runtime import report_runtime as report_runtime
     from mb_metrics.samplers import MemorySampler as MemorySampler
     from mb_metrics.sink import FanOutSink as FanOutSink
@@ -84,12 +86,14 @@ __all__ = [
     "Metrics",
     "MlflowSink",
     "NormGroups",
+    "ProfilingConfig",
     "Rates",
     "Row",
     "Rule",
     "Sink",
     "SinkFailure",
     "TensorBoardSink",
+    "TensorInspectConfig",
     "UnknownFlopsError",
     "WandbSink",
     "build_reductions",
@@ -131,12 +135,14 @@ _HOMES = {
     "Metrics": "metrics",
     "MlflowSink": "sinks.mlflow",
     "NormGroups": "norms",
+    "ProfilingConfig": "profiling_config",
     "Rates": "throughput",
     "Row": "record",
-    "Rule": "rules",
+    "Rule": "rule",
     "Sink": "sink",
     "SinkFailure": "sink",
     "TensorBoardSink": "sinks.tensorboard",
+    "TensorInspectConfig": "profiling_config",
     "UnknownFlopsError": "flops_shape",
     "WandbSink": "sinks.wandb",
     "build_reductions": "build",

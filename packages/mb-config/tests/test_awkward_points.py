@@ -1,0 +1,81 @@
+"""Points at which the checks of Megatron trainers get in the way, and what happens here instead."""
+
+import pytest
+
+from mb_config import (
+    RULES,
+    ConfigError,
+    OptimizerConfig,
+    SchedulerConfig,
+    TrainingConfig,
+    check,
+    runtime_config_update,
+    scheduler_steps,
+)
+from mb_config.schedule import weight_decays
+
+
+def test_v057_a_length_in_samples_may_be_finalized_and_resolved_twice(make):
+    config = make(train=TrainingConfig(train_samples=800, global_batch_size=8, micro_batch_size=2))
+    config.scheduler.lr_warmup_iters = 0
+    config.train.finalize()
+    config.train.finalize()
+    runtime_config_update(config, world_size=1)
+    assert runtime_config_update(config, world_size=1) == []
+    assert config.check(world_size=1) == []
+
+
+def test_v139d_moved_settings_arrive_before_the_evaluation_is_judged(make):
+    config = make()
+    config.train.eval_iters, config.train.skip_train = 3, True
+    assert [problem.id for problem in config.check(world_size=1)] == ["V139d"]
+    moved = [change.field for change in runtime_config_update(config, world_size=1) if "V139d" in change.why]
+    assert moved == ["validation.eval_iters", "validation.skip_train"]
+    assert (config.validation.eval_iters, config.validation.skip_train) == (3, True)
+
+
+def test_v203_a_horizon_beside_another_one_is_refused_not_overwritten(make):
+    config = make(scheduler=SchedulerConfig(max_steps=1000, lr_decay_iters=500))
+    assert [problem.message for problem in config.check(world_size=1)] == [
+        "1000 differs from lr_decay_iters=500"
+    ]
+
+
+def test_v203_a_fraction_gives_whole_sequences():
+    train = TrainingConfig(train_iters=7, global_batch_size=3)
+    steps = scheduler_steps(train, SchedulerConfig(lr_warmup_fraction=0.1))
+    assert (steps.lr_warmup_steps, type(steps.lr_warmup_steps)) == (2, int)
+
+
+def test_v203_the_horizon_of_a_growing_batch_is_what_the_steps_consume():
+    train = TrainingConfig(train_iters=100, global_batch_size=8, rampup_batch_size=[4, 4, 40])
+    assert scheduler_steps(train, SchedulerConfig()).lr_decay_steps == 10 * 4 + 90 * 8
+
+
+def test_v208_weight_decays_that_are_not_given_are_the_optimizers():
+    assert weight_decays(SchedulerConfig(), OptimizerConfig(weight_decay=0.1)) == (0.1, 0.1)
+
+
+def test_v030_a_layout_that_does_not_fit_is_named_not_asserted(make):
+    config = make()
+    config.model.tensor_model_parallel_size = 8
+    with pytest.raises(ConfigError, match=r"12 processes are no multiple of tp x pp x cp = 8 x 1 x 1"):
+        config.set_data_parallel_size(12)
+
+
+@pytest.mark.parametrize("name", ["V159", "V160"])
+def test_v159_rules_on_gpus_ask_no_device_and_keep_quiet_about_an_unknown_one(name):
+    rules = [rule for rule in RULES if rule.id == name]
+    model = {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "deepep"}
+    assert check({"model": model}, rules) == []
+    assert check({"model": model}, rules, facts={"gpu": None}) == []
+    assert check({"model": model}, rules, facts={"gpu": "something new"}) == []
+
+
+def test_v120_to_v180_every_problem_of_a_sharded_run_comes_at_once(make):
+    config = make()
+    config.ddp.use_megatron_fsdp = True
+    config.dist.use_torch_fsdp2 = config.dist.use_tp_pp_dp_mapping = True
+    config.ddp.fsdp_manual_registration = True
+    found = config.check(world_size=1, env={"CUDA_DEVICE_MAX_CONNECTIONS": "1"})
+    assert [problem.id for problem in found] == ["V120", "V176", "V177", "V179"]

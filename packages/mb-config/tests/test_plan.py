@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mb_config import PlanError, make_plan
+from mb_config import PlanError, make_plan, smallest_world
 
 LLAMA_8B = {
     "num_layers": 32,
@@ -114,7 +114,15 @@ def test_the_fullest_stage_is_the_first_where_activations_weigh_and_the_last_whe
 
 def test_without_a_world_one_replica_is_planned():
     plan = run({**LLAMA_8B, "tensor_model_parallel_size": 2, "context_parallel_size": 2})
-    assert (plan.data_parallel_size, plan.num_microbatches) == (1, 128)
+    assert (plan.world_size, plan.data_parallel_size, plan.num_microbatches) == (4, 1, 128)
+
+
+def test_experts_may_need_more_processes_than_the_dense_part():
+    experts = {"num_moe_experts": 16, "expert_model_parallel_size": 4, "tensor_model_parallel_size": 2}
+    assert smallest_world({**experts, "context_parallel_size": 2}) == 8
+    assert smallest_world({**experts, "expert_tensor_parallel_size": 1, "context_parallel_size": 3}) == 12
+    with pytest.raises(PlanError, match="context_parallel_size: must be 1 or more"):
+        smallest_world({"context_parallel_size": 0})
 
 
 def test_what_is_not_known_is_none_and_said():

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from mb_config.plan.plan import RankBytes as RankBytes
     from mb_config.plan.plan import StagePlan as StagePlan
     from mb_config.plan.plan import make_plan as make_plan
+    from mb_config.plan.shape import smallest_world as smallest_world
     from mb_config.precision_recipes import UnknownPrecisionError as UnknownPrecisionError
     from mb_config.precision_recipes import get_mixed_precision_config as get_mixed_precision_config
     from mb_config.problems import ConfigError as ConfigError
@@ -79,6 +80,10 @@ if TYPE_CHECKING:
     from mb_config.sweep import Axis as Axis
     from mb_config.sweep import Sweep as Sweep
     from mb_config.sweep import run_sweep as run_sweep
+    from mb_config.variations import Variation as Variation
+    from mb_config.variations import read_variations as read_variations
+    from mb_config.variations import split_yaml as split_yaml
+    from mb_config.variations import to_axes as to_axes
 
 _HOMES = {
     "Axis": "sweep",
@@ -122,6 +127,7 @@ _HOMES = {
     "UnknownMegatronError": "megatron_defaults",
     "UnknownPrecisionError": "precision_recipes",
     "ValidationConfig": "sections.training",
+    "Variation": "variations",
     "WrongTypeError": "errors",
     "apply_overrides": "overrides",
     "apply_yaml": "overrides",
@@ -135,10 +141,14 @@ _HOMES = {
     "make_plan": "plan.plan",
     "megatron_fields": "megatron_defaults",
     "non_default_values": "non_defaults",
+    "read_variations": "variations",
     "run_sweep": "sweep",
     "runtime_config_update": "resolve",
     "scheduler_steps": "schedule",
     "show": "display",
+    "smallest_world": "plan.shape",
+    "split_yaml": "variations",
+    "to_axes": "variations",
     "to_dict": "codec",
 }
 __all__ = list(_HOMES)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 from mb_config.plan.activations import Microbatch, chunk_bytes, read_arithmetic
 from mb_config.plan.schedule import Pipeline, count_microbatches
-from mb_config.plan.shape import ModelShape, read, read_shape
+from mb_config.plan.shape import ModelShape, read, read_shape, smallest_world
 from mb_config.plan.stages import Chunk, cut
 from mb_config.plan.storage import Storage, spread, storage
 from mb_config.plan.weights import Count, active, add_parts, chunk_parts, total
@@ -60,8 +59,10 @@ class Plan:
     """Part of the model, such as "attention" or "experts", to its parameters."""
     stages: tuple[StagePlan, ...]
     """By pipeline rank."""
+    world_size: int
+    """Processes."""
     data_parallel_size: int | None
-    """None: the world does not divide, or is not known."""
+    """Replicas of the model; None: the world does not divide, or is not known."""
     num_microbatches: int | None
     """Of a step, on each replica; None: the batch does not divide, or is not known."""
     tokens_per_step: int | None
@@ -123,7 +124,7 @@ def make_plan(
         sections: "model" and, where there are, "train", "optimizer", "ddp", "dataset" and "checkpoint": objects or
             mappings with Megatron Core's field names, with the precision already written into them (a recipe such as
             bf16_mixed is not looked at).
-        world_size: Processes of the run; None: those of one replica.
+        world_size: Processes of the run; None: the fewest that hold the model.
         vocab_size: Rows of the embedding where the model does not say them.
 
     Raises:
@@ -132,7 +133,7 @@ def make_plan(
     model, train = sections["model"], sections.get("train")
     shape = read_shape(model, vocab_size=vocab_size)
     chunks = cut(model, shape)
-    world = shape.model_ranks if world_size is None else world_size
+    world = smallest_world(model) if world_size is None else world_size
     store = storage(
         model,
         optimizer=sections.get("optimizer"),
@@ -164,6 +165,7 @@ def make_plan(
             )
             for stage in range(shape.pp)
         ),
+        world_size=world,
         data_parallel_size=data_parallel,
         num_microbatches=microbatches,
         tokens_per_step=global_batch * length if global_batch and length else None,
@@ -257,7 +259,7 @@ class _Over:
 
 def _over(store: Storage, shape: ModelShape, *, world: int, data_parallel: int | None) -> _Over:
     replicas = None if data_parallel is None else data_parallel * shape.cp
-    experts = _quotient(world, prod((shape.etp, shape.ep, shape.pp)))
+    experts = _quotient(world, shape.expert_ranks)
 
     def ranks(sharded: bool, instances: int) -> tuple[int, int] | None:
         if not sharded:

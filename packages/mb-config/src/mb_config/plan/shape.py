@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import lcm
 from typing import Any
 
 from mb_config.plan.errors import PlanError
@@ -106,6 +107,11 @@ class ModelShape:
         """Ranks that hold one replica of the dense part."""
         return self.tp * self.pp * self.cp
 
+    @property
+    def expert_ranks(self) -> int:
+        """Ranks that hold one replica of the experts."""
+        return self.etp * self.ep * self.pp
+
     def has_experts(self, layer: int) -> bool:
         """Say whether a layer, counted from 0, has experts."""
         return self.experts is not None and self.experts.layers[layer]
@@ -173,8 +179,22 @@ def read_shape(model: object, *, vocab_size: int | None = None) -> ModelShape:
         vp=_degree(model, "virtual_pipeline_model_parallel_size") if pp > 1 else 1,
         cp=_degree(model, "context_parallel_size"),
         ep=_degree(model, "expert_model_parallel_size"),
-        etp=read(model, "expert_tensor_parallel_size") or tp,
+        etp=_optional(model, "expert_tensor_parallel_size") or tp,
     )
+
+
+def smallest_world(model: object) -> int:
+    """Return the smallest number of processes that hold a whole model, by the parallel sizes of its section.
+
+    Raises:
+        PlanError: a parallel size is not positive.
+    """
+    tp, pp = _degree(model, "tensor_model_parallel_size"), _degree(model, "pipeline_model_parallel_size")
+    experts = _degree(model, "expert_model_parallel_size") * (
+        _optional(model, "expert_tensor_parallel_size") or tp
+    )
+    dense = tp * pp * _degree(model, "context_parallel_size")
+    return lcm(dense, experts * pp) if read(model, "num_moe_experts") else dense
 
 
 def _latent(model: object) -> LatentAttention:

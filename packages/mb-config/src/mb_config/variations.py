@@ -1,0 +1,187 @@
+"""What is to vary, as people write it: `a=1,2,4` in Hydra's grammar, or a list where a field takes none."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
+from typing import Any, get_origin
+
+from mb_config.codec import NO_TARGETS, TARGET, join
+from mb_config.errors import ConfigReadError, OverrideError, raise_all
+from mb_config.field_types import dataclasses_of, hints, is_open, options
+from mb_config.overrides import NAMED, Named, apply_overrides
+from mb_config.problems import value_at
+from mb_config.sweep import Axis
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variation:
+    """A field and the values that it is to take, as they were written."""
+
+    path: str
+    values: tuple[Any, ...]
+    """Numbers, text, lists and mappings."""
+    prefix: str = ""
+    """ "", "+" or "++", as before an override."""
+
+    def word(self, number: int) -> str:
+        """Return the override that sets one of the values."""
+        return f"{self.prefix}{self.path}={written(self.values[number])}"
+
+
+def read_variations(words: Iterable[str], config: object) -> tuple[list[str], list[Variation]]:
+    """Tell apart overrides that set one value and those that set several, in order.
+
+    `a=1,2`, `a=choice(1,2)` and `a=range(1,5)` are several. So is `a=[1,2]` where the field of `config` takes no list;
+    where it takes one, the list is its value, and several lists are written `a=[1,2],[3]`.
+
+    Raises:
+        OverrideError: a word is no override, or its values cannot be counted, as those of `interval(0,1)`.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser  # noqa: PLC0415 - 0.4 s, as in overrides
+    from hydra.core.override_parser.types import ValueType  # noqa: PLC0415
+    from hydra.errors import HydraException  # noqa: PLC0415
+
+    countless = (ValueType.INTERVAL_SWEEP, ValueType.GLOB_CHOICE_SWEEP)
+    single: list[str] = []
+    several: list[Variation] = []
+    for word in words:
+        try:
+            parsed = OverridesParser.create().parse_override(word)
+        except HydraException:
+            single.append(word)  # applying it says what is wrong
+            continue
+        path = parsed.key_or_group
+        values: Sequence[Any] | None = None
+        if parsed.is_sweep_override():
+            if parsed.value_type in countless:
+                raise OverrideError(
+                    f"{word!r} does not say which values; write them out, as in {path}=1,2", path=path
+                )
+            values = list(parsed.sweep_iterator())
+        elif isinstance(parsed.value(), list) and not _takes_list(
+            _parents(config, path), path.rpartition(".")[2]
+        ):
+            values = parsed.value()
+        if values is None:
+            single.append(word)
+        else:
+            prefix = word[: len(word) - len(word.lstrip("+"))]
+            several.append(Variation(path=path, values=tuple(values), prefix=prefix))
+    return single, several
+
+
+def split_yaml(
+    data: Mapping[str, Any], root: type, *, targets: Mapping[str, type] = NO_TARGETS
+) -> tuple[dict[str, Any], list[Variation]]:
+    """Take lists out of a file's data where the fields of `root` take none.
+
+    Returns:
+        The data with the first value in the place of each such list, and the lists.
+    """
+    several: list[Variation] = []
+    reduced = _reduce(data, [root], targets, path="", several=several)
+    return reduced, several
+
+
+def to_axes(
+    config: Any,
+    variations: Iterable[Variation],
+    *,
+    named: Named = NAMED,
+    targets: Mapping[str, type] = NO_TARGETS,
+) -> tuple[Axis, ...]:
+    """Return the values as the fields of `config` hold them, typed and checked; `config` is not changed.
+
+    Raises:
+        ConfigReadError: every value that a field does not take.
+    """
+    errors: list[ConfigReadError] = []
+    axes = []
+    for variation in variations:
+        typed = []
+        for number in range(len(variation.values)):
+            scratch = copy.deepcopy(config)
+            try:
+                apply_overrides(scratch, [variation.word(number)], named=named, targets=targets)
+            except ConfigReadError as error:
+                errors.append(error)
+            else:
+                name = variation.path.partition(".")[0]
+                typed.append(value_at(variation.path, {name: getattr(scratch, name)}))
+        axes.append(Axis(path=variation.path, values=tuple(typed)))
+    raise_all(errors)
+    return tuple(axes)
+
+
+def written(value: object) -> str:
+    """Return a value as Hydra's grammar writes it."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{written(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(written, value)) + "]"
+    text = str(value).replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{text}'"
+
+
+def _reduce(
+    data: Mapping[str, Any],
+    classes: Sequence[type],
+    targets: Mapping[str, type],
+    *,
+    path: str,
+    several: list[Variation],
+) -> dict[str, Any]:
+    reduced: dict[str, Any] = {}
+    for key, value in data.items():
+        here = join(path, str(key))
+        if isinstance(value, Mapping):
+            inner = _classes(classes, str(key), value.get(TARGET), targets)
+            reduced[key] = _reduce(value, inner, targets, path=here, several=several)
+        elif isinstance(value, list) and value and not _takes_list(classes, str(key)):
+            several.append(Variation(path=here, values=tuple(value)))
+            reduced[key] = value[0]
+        else:
+            reduced[key] = value
+    return reduced
+
+
+def _classes(parents: Sequence[type], key: str, target: object, targets: Mapping[str, type]) -> list[type]:
+    """Return the classes that the section at a key may have."""
+    if isinstance(target, str) and target in targets:
+        return [targets[target]]
+    annotations = [hints(parent)[key] for parent in parents if key in hints(parent)]
+    return [cls for annotation in annotations for cls in dataclasses_of(annotation)]
+
+
+def _parents(config: object, path: str) -> list[type]:
+    """Return the classes that the owner of a field may have: what stands there, or what may."""
+    current, classes = config, [type(config)]
+    for key in path.split(".")[:-1]:
+        current = getattr(current, key, None)
+        known = is_dataclass(current) and not isinstance(current, type)
+        classes = [type(current)] if known else _classes(classes, key, None, NO_TARGETS)
+    return classes
+
+
+def _takes_list(parents: Sequence[type], key: str) -> bool:
+    """Say whether a field takes a list as a value; one that is not known is left to those who read values."""
+    annotations = [hints(parent)[key] for parent in parents if key in hints(parent)]
+    return not annotations or any(
+        is_open(annotation) or any(_is_list(option) for option in options(annotation))
+        for annotation in annotations
+    )
+
+
+def _is_list(option: Any) -> bool:
+    kind = get_origin(option) or option
+    return (
+        isinstance(kind, type)
+        and issubclass(kind, list | tuple | set | frozenset | Sequence)
+        and kind is not str
+    )

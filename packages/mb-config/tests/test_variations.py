@@ -1,0 +1,123 @@
+"""What is to vary, as it is written."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from mb_config import (
+    Axis,
+    ConfigReadError,
+    DistributedDataParallelConfig,
+    OverrideError,
+    Variation,
+    get_mixed_precision_config,
+    read_variations,
+    split_yaml,
+    to_axes,
+)
+from mb_config.variations import written
+
+
+@dataclass(kw_only=True)
+class Model:
+    tp: int = 1
+    kind: str | list[str] | None = None
+    sizes: list[int] | None = None
+    open: object = None
+    extra: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class Other:
+    depth: float = 1.0
+
+
+@dataclass(kw_only=True)
+class Run:
+    model: Model | Other = field(default_factory=Model)
+    ddp: DistributedDataParallelConfig | None = None
+    mixed_precision: object | str | None = None
+
+
+def several(word, config=None):
+    single, found = read_variations([word], config or Run())
+    return found[0].values if found else single
+
+
+def test_commas_choices_and_ranges_are_several_values():
+    assert several("model.tp=1,2,4") == (1, 2, 4)
+    assert several("model.tp=choice(1,2)") == (1, 2)
+    assert several("model.tp=range(1,4)") == (1, 2, 3)
+    assert several("model.kind=null,p2p") == (None, "p2p")
+
+
+def test_a_list_is_several_values_where_the_field_takes_none():
+    assert several("model.tp=[1,2,4]") == (1, 2, 4)
+    assert several("ddp.bucket_size=[1,null]") == (1, None)
+
+
+def test_a_list_is_one_value_where_the_field_takes_it():
+    for word in (
+        "model.sizes=[1,2]",
+        "model.kind=[a,b]",
+        "model.open=[1]",
+        "model.extra.x=[1]",
+        "no.such=[1]",
+    ):
+        assert several(word) == [word]
+    assert several("model.sizes=[1,2],[3]") == ([1, 2], [3])
+
+
+def test_words_keep_their_order_and_prefixes():
+    words = ["model.tp=2", "+model.extra.x=1,2", "not an override", "~model.kind"]
+    assert read_variations(words, Run()) == (
+        ["model.tp=2", "not an override", "~model.kind"],
+        [Variation(path="model.extra.x", values=(1, 2), prefix="+")],
+    )
+
+
+def test_values_without_end_are_refused():
+    with pytest.raises(OverrideError, match="does not say which values"):
+        read_variations(["model.tp=interval(0,1)"], Run())
+
+
+def test_lists_in_a_file():
+    data = {"model": {"tp": [1, 2], "sizes": [1], "unknown": [1]}, "ddp": {"bucket_size": []}, "more": [1]}
+    reduced, found = split_yaml(data, Run)
+    assert reduced == {**data, "model": {"tp": 1, "sizes": [1], "unknown": [1]}}
+    assert found == [Variation(path="model.tp", values=(1, 2))]
+
+
+def test_lists_in_a_file_that_names_its_class():
+    _, found = split_yaml(
+        {"model": {"_target_": "x.Other", "depth": [1, 2]}}, Run, targets={"x.Other": Other}
+    )
+    assert found == [Variation(path="model.depth", values=(1, 2))]
+
+
+def test_values_become_what_the_field_holds():
+    variations = [
+        Variation(path="model.tp", values=(1, 2)),
+        Variation(path="model.extra.x", values=("it's", [1.5, None]), prefix="+"),
+        Variation(path="ddp.grad_reduce_in_fp32", values=(True,)),
+    ]
+    assert to_axes(Run(), variations) == (
+        Axis(path="model.tp", values=(1, 2)),
+        Axis(path="model.extra.x", values=("it's", [1.5, None])),
+        Axis(path="ddp.grad_reduce_in_fp32", values=(True,)),
+    )
+
+
+def test_a_section_by_name_becomes_the_section():
+    (axis,) = to_axes(Run(), [Variation(path="mixed_precision", values=("bf16_mixed",))])
+    assert axis.values in ((get_mixed_precision_config("bf16_mixed"),), ("bf16_mixed",))
+
+
+def test_every_value_that_does_not_fit_is_told():
+    with pytest.raises(ConfigReadError) as refused:
+        to_axes(Run(), [Variation(path="model.tp", values=(1, "two", 3.5))])
+    assert all(text in str(refused.value) for text in ("two", "3.5"))
+
+
+def test_values_as_hydra_writes_them():
+    assert written({"a": [1, None, True, "b\\'c"]}) == "{a:[1,null,true,'b\\\\\\'c']}"

@@ -1,7 +1,11 @@
+import sys
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # tests import made_runs by name
 
 
 class Recorder:

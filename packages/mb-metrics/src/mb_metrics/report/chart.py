@@ -1,0 +1,190 @@
+"""One chart: SVG for the curves, which stretches to any width, and HTML around it for text, which does not."""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from mb_metrics.report.series import Bucket, Envelope
+from mb_metrics.report.wording import edge_class, short, ticks
+
+WIDTH, HEIGHT = 1000.0, 300.0
+COLOURS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """One line, or a row of dots."""
+
+    label: str
+    colour: int
+    """Which of the colours of the page, from 0; they repeat with other dashes."""
+    shape: Envelope
+    dots: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """What one chart shows over steps."""
+
+    title: str
+    curves: Sequence[Curve]
+    unit: str = ""
+    from_zero: bool = False
+    log_button: bool = True
+    note: str = ""
+    x_name: str = "step"
+    x_words: Callable[[float], str] = short
+    """Writes a place on the axis."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """The corners of a chart in its own numbers."""
+
+    left: float
+    right: float
+    low: float
+    high: float
+
+    def x(self, step: float) -> float:
+        return WIDTH * (step - self.left) / (self.right - self.left)
+
+    def y(self, value: float) -> float:
+        return HEIGHT * (1 - (value - self.low) / (self.high - self.low))
+
+
+def chart_html(chart: Chart) -> str:
+    """Return the figure; empty when no curve has a value."""
+    curves = [curve for curve in chart.curves if curve.shape.buckets or curve.shape.nonfinite_count]
+    if not curves:
+        return ""
+    frame = _frame(chart, curves)
+    levels, places = ticks(frame.low, frame.high), ticks(frame.left, frame.right, most=6)
+    grid = "".join(f"M0 {frame.y(level):.1f}H{WIDTH:.0f}" for level in levels)
+    shapes = "".join(_shape(curve, frame) for curve in curves)
+    ys = "".join(f'<span style="top:{frame.y(level) / HEIGHT:.2%}">{short(level)}</span>' for level in levels)
+    xs = "".join(
+        f'<span{edge_class(frame.x(place) / WIDTH)} style="left:{frame.x(place) / WIDTH:.2%}">'
+        f"{chart.x_words(place)}</span>"
+        for place in places
+    )
+    unit = f' <small class="unit">{escape(chart.unit)}</small>' if chart.unit else ""
+    return (
+        f'<figure class="chart"{" data-log" if chart.log_button else ""}>'
+        f"<figcaption><h3>{escape(chart.title)}{unit}</h3></figcaption>{_legend(curves)}"
+        f'<div class="frame"><div class="ys" aria-hidden="true">{ys}</div>'
+        f'<div class="plot"><svg viewBox="0 0 {WIDTH:.0f} {HEIGHT:.0f}" preserveAspectRatio="none" role="img" '
+        f'aria-label="{escape(_spoken(chart, curves), quote=True)}"><path class="grid" d="{grid}"/>{shapes}</svg></div>'
+        f'<div class="xs" aria-hidden="true">{xs}</div></div>'
+        f'<p class="read">{escape(_notes(chart, curves))}</p>'
+        f'<script type="application/json">{_data(chart, curves, frame)}</script></figure>'
+    )
+
+
+def _frame(chart: Chart, curves: Sequence[Curve]) -> _Frame:
+    buckets = [bucket for curve in curves for bucket in curve.shape.buckets]
+    steps = [bucket.step for bucket in buckets] + [
+        step for curve in curves for step in curve.shape.nonfinite_steps
+    ]
+    low = min((bucket.low for bucket in buckets), default=0.0)
+    high = max((bucket.high for bucket in buckets), default=1.0)
+    if chart.from_zero:
+        low, high = min(low, 0.0), max(high, 0.0)
+    margin = (high - low) * 0.05 or abs(high) * 0.1 or 1.0
+    bottom = low if chart.from_zero and low == 0 else low - margin
+    left, right = min(steps), max(steps)
+    return _Frame(left, right if right > left else left + 1, bottom, high + margin)
+
+
+def _shape(curve: Curve, frame: _Frame) -> str:
+    buckets = curve.shape.buckets
+    look = f"c{curve.colour % COLOURS} d{curve.colour // COLOURS % 3}"
+    marks = "".join(f"M{frame.x(step):.1f} 0v16" for step in curve.shape.nonfinite_steps)
+    bad = f'<path class="bad" d="{marks}"/>' if marks else ""
+    if curve.dots or len(buckets) == 1:
+        dots = "".join(f"M{frame.x(one.step):.1f} {frame.y(one.mean):.1f}h0" for one in buckets)
+        line = f"M{_points(buckets, frame)}" if curve.dots and len(buckets) > 1 else ""
+        return f'<path class="line thin {look}" d="{line}"/><path class="dots {look}" d="{dots}"/>{bad}'
+    band = ""
+    if curve.shape.steps_per_bucket > 1:
+        upper = "L".join(f"{frame.x(one.step):.1f} {frame.y(one.high):.1f}" for one in buckets)
+        lower = "L".join(f"{frame.x(one.step):.1f} {frame.y(one.low):.1f}" for one in reversed(buckets))
+        band = f'<path class="band {look}" d="M{upper}L{lower}Z"/>'
+    return f'{band}<path class="line {look}" d="M{_points(buckets, frame)}"/>{bad}'
+
+
+def _points(buckets: Sequence[Bucket], frame: _Frame) -> str:
+    return "L".join(f"{frame.x(one.step):.1f} {frame.y(one.mean):.1f}" for one in buckets)
+
+
+def _legend(curves: Sequence[Curve]) -> str:
+    if len(curves) < 2:
+        return ""
+    items = "".join(
+        f'<li class="c{curve.colour % COLOURS} d{curve.colour // COLOURS % 3}{" dot" if curve.dots else ""}">'
+        f"{escape(curve.label)}</li>"
+        for curve in curves
+    )
+    return f'<ul class="legend">{items}</ul>'
+
+
+def _notes(chart: Chart, curves: Sequence[Curve]) -> str:
+    notes = [chart.note] if chart.note else []
+    fullest = max(curve.shape.steps_per_bucket for curve in curves)
+    if fullest > 1:
+        notes.append(
+            f"Each point stands for up to {fullest:,} values: line their mean, band smallest to largest."
+        )
+    bad = sum(curve.shape.nonfinite_count for curve in curves)
+    if bad:
+        notes.append(
+            f"{bad:,} {'value was' if bad == 1 else 'values were'} NaN or infinite, marked in red at the top."
+        )
+    return " ".join(notes)
+
+
+def _spoken(chart: Chart, curves: Sequence[Curve]) -> str:
+    parts = []
+    for curve in curves:
+        buckets = curve.shape.buckets
+        if buckets:
+            parts.append(
+                f"{curve.label}: from {short(buckets[0].mean)} at {chart.x_name} {buckets[0].step:.0f} "
+                f"to {short(buckets[-1].mean)} at {chart.x_name} {buckets[-1].step:.0f}"
+            )
+    return f"{chart.title}. " + "; ".join(parts)
+
+
+def _data(chart: Chart, curves: Sequence[Curve], frame: _Frame) -> str:
+    """Return what the script needs: the frame and the values, to five digits."""
+    data = {
+        "x": chart.x_name,
+        "frame": [_digits(edge) for edge in (frame.left, frame.right, frame.low, frame.high)],
+        "curves": [
+            {
+                "label": curve.label,
+                "look": f"c{curve.colour % COLOURS} d{curve.colour // COLOURS % 3}",
+                "dots": curve.dots,
+                "points": [
+                    _point(bucket, exact=curve.shape.steps_per_bucket <= 1) for bucket in curve.shape.buckets
+                ],
+                "bad": list(curve.shape.nonfinite_steps),
+            }
+            for curve in curves
+        ],
+    }
+    return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _point(bucket: Bucket, *, exact: bool) -> list[float]:
+    values = [bucket.mean] if exact else [bucket.mean, bucket.low, bucket.high]
+    return [_digits(bucket.step, 9), *map(_digits, values)]
+
+
+def _digits(value: float, digits: int = 5) -> float:
+    rounded = float(f"{value:.{digits}g}")
+    return (
+        int(rounded) if rounded.is_integer() and math.isfinite(rounded) and abs(rounded) < 1e15 else rounded
+    )

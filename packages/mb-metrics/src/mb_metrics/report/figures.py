@@ -1,0 +1,282 @@
+"""The figures of a run: what `mb report --json` prints and the page shows first."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean, quantiles
+from typing import Literal
+
+from mb_metrics import names
+from mb_metrics.record import Evaluation
+from mb_metrics.report.run import Run
+from mb_metrics.report.series import Series
+from mb_metrics.report.time_split import TimeSplit, split_time
+
+Standing = Literal["empty", "going", "silent", "complete", "stopped", "failed"]
+_RECENT = 100
+_SILENT_SECONDS = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossFigures:
+    """One loss; None where no finite value is known."""
+
+    first: float | None
+    last: float | None
+    lowest: float | None
+    lowest_step: int | None
+    recent_mean: float | None
+    """Mean of the finite ones of the last 100 values."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimeFigures:
+    """The time of a step in seconds, without the first after a start and without what is not training."""
+
+    median: float
+    mean: float
+    low: float
+    """A step of twenty is faster."""
+    high: float
+    """A step of twenty is slower."""
+    longest: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitFigures:
+    """How training waited for saves, or for evaluations."""
+
+    count: int
+    seconds: float
+    longest: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFigures:
+    """The figures of a run. None: not known. Times are in seconds, rates of the whole job unless they say otherwise."""
+
+    name: str
+    source: str
+    standing: Standing
+    """"going": it wrote a short time ago; "silent": it did not, and nothing said that it stopped."""
+    reason: str | None
+    """Why it stopped, as it said itself."""
+    steps: int | None
+    total_steps: int | None
+    losses: Mapping[str, LossFigures]
+    validation: Mapping[str, LossFigures]
+    step_seconds: StepTimeFigures | None
+    tokens_per_second: float | None
+    """Median over the run; so are the next three."""
+    tokens_per_second_per_device: float | None
+    tflops_per_device: float | None
+    mfu: float | None
+    """A fraction."""
+    peak_memory: Mapping[str, float]
+    """Largest value of each memory metric."""
+    seconds: Mapping[str, float]
+    """What time was spent on: training, evaluating, saving, starting, lost, other; and stopped."""
+    goodput: float | None
+    """Training time as a fraction of all but "stopped"."""
+    saves: WaitFigures
+    evaluations: WaitFigures
+    restarts: int
+    """How often training began again after the first time."""
+    redone_steps: int
+    """Steps thrown away by restarts."""
+    skipped_steps: int
+    nonfinite_steps: int
+    """Steps with a NaN or infinite loss."""
+    seconds_left: float | None
+    """Until the last step, at the pace of the last steps, with evaluations and saves; of a run that is going."""
+    warnings: tuple[str, ...]
+
+    def as_json(self) -> dict[str, object]:
+        """Return the figures as JSON has them: a number that is not finite becomes null."""
+        plain = _plain(asdict(self))
+        assert isinstance(plain, dict)
+        return plain
+
+
+def figures_of(run: Run, *, now: float, split: TimeSplit | None = None) -> RunFigures:
+    """Return the figures of a run; `now` is in seconds since the epoch, `split` the run's own where it is known."""
+    split = split or split_time(run)
+    standing, reason = standing_of(run, split, now=now)
+    return RunFigures(
+        name=run.name,
+        source=run.source,
+        standing=standing,
+        reason=reason,
+        steps=run.last_step,
+        total_steps=run.total_steps,
+        losses={name: _loss(run.series[name]) for name in run.losses},
+        validation=_validation(run.evaluations),
+        step_seconds=_step_times(split.step_seconds),
+        tokens_per_second=_median(run.series.get("throughput/tokens_per_sec")),
+        tokens_per_second_per_device=_median(run.series.get("throughput/device/tokens_per_sec")),
+        tflops_per_device=_median(run.series.get(names.TFLOPS_PER_DEVICE)),
+        mfu=_median(run.series.get(names.MFU)),
+        peak_memory=_peaks(run),
+        seconds=dict(split.seconds.items()),
+        goodput=split.goodput,
+        saves=_waits(split, "save"),
+        evaluations=_waits(split, "evaluation"),
+        restarts=max(len(split.attempts) - 1, len(run.redone)),
+        redone_steps=split.redone_steps,
+        skipped_steps=int(sum(run.skipped.values)),
+        nonfinite_steps=int(sum(run.nonfinite.values)),
+        seconds_left=seconds_left(run, split) if standing == "going" else None,
+        warnings=warnings_of(run, split, standing, now=now),
+    )
+
+
+def standing_of(run: Run, split: TimeSplit, *, now: float) -> tuple[Standing, str | None]:
+    """Return whether a run is over, and what it said why.
+
+    Without a word of its own a run counts as going while it wrote within the last two minutes, or five times what
+    it needs between two writings.
+    """
+    stop = next(
+        (event for event in reversed(run.events) if event.kind == "stop" or event.begins_an_attempt), None
+    )
+    if stop is not None and stop.kind == "stop":
+        reason = str(stop.details.get("reason", "stop"))
+        known: dict[str, Standing] = {"finished": "complete", "failed": "failed"}
+        return known.get(reason, "stopped"), reason
+    if not split.attempts:
+        return "empty", None
+    if run.total_steps is not None and run.last_step is not None and run.last_step >= run.total_steps:
+        return "complete", None
+    if run.rows_are_intervals:
+        return "silent", None
+    patience = max(_SILENT_SECONDS, 5 * _steps_between_writings(run) * (split.median_step_seconds or 0.0))
+    return ("going" if now - split.attempts[-1].end < patience else "silent"), None
+
+
+def _steps_between_writings(run: Run) -> int:
+    intervals = run.series.get(names.ITERATION_TIME)
+    if intervals is None or len(intervals) < 2:
+        return 10
+    return max(1, intervals.steps[-1] - intervals.steps[-2])
+
+
+def seconds_left(run: Run, split: TimeSplit) -> float | None:
+    """Return the time until the last step, from the last steps of the newest attempt, waits included."""
+    last = run.last_step
+    if last is None or run.total_steps is None or not split.attempts:
+        return None
+    begin = split.attempts[-1].begin
+    place = len(run.times) - 1
+    first = place
+    while first > 0 and place - first < _RECENT and run.times.values[first - 1] > begin:
+        first -= 1
+    steps = last - run.times.steps[first]
+    seconds = run.times.values[-1] - run.times.values[first]
+    if steps <= 0 or not math.isfinite(seconds):
+        return None
+    return max(0, run.total_steps - last) * seconds / steps
+
+
+def warnings_of(run: Run, split: TimeSplit, standing: Standing, *, now: float) -> tuple[str, ...]:
+    """Return what a reader should know: what went wrong in the run, what could not be read, what the log warned of."""
+    found: list[str] = []
+    skipped, nonfinite = int(sum(run.skipped.values)), int(sum(run.nonfinite.values))
+    if nonfinite:
+        found.append(
+            f"The loss was NaN or infinite in {_steps(nonfinite)}, first in step {run.nonfinite.steps[0]:,}."
+        )
+    if skipped:
+        found.append(f"The optimizer skipped {_steps(skipped)}, first step {run.skipped.steps[0]:,}.")
+    deaths = sum(attempt.kind == "killed" for attempt in split.attempts[:-1])
+    if deaths:
+        found.append(
+            f"It ended {'once' if deaths == 1 else f'{deaths} times'} without saying so: killed, or crashed."
+        )
+    if split.redone_steps:
+        found.append(f"{_steps(split.redone_steps).capitalize()} had to be done again after a restart.")
+    if standing == "silent" and not run.rows_are_intervals:
+        silent = now - split.attempts[-1].end
+        found.append(
+            f"No stop was recorded, and nothing was written for {_duration(silent)}: it was killed, or hangs."
+        )
+    if standing == "failed":
+        found.append("It ended with an error; log.txt has it.")
+    return (*found, *(f"{note[0].upper()}{note[1:]}." for note in run.notes), *run.warnings)
+
+
+def _steps(count: int) -> str:
+    return "one step" if count == 1 else f"{count:,} steps"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _loss(series: Series) -> LossFigures:
+    finite = list(series.finite())
+    lowest = min(finite, key=lambda pair: pair[1], default=None)
+    recent = [value for value in series.values[-_RECENT:] if math.isfinite(value)]
+    return LossFigures(
+        first=finite[0][1] if finite else None,
+        last=series.values[-1] if len(series) else None,
+        lowest=lowest[1] if lowest else None,
+        lowest_step=lowest[0] if lowest else None,
+        recent_mean=fmean(recent) if recent else None,
+    )
+
+
+def _validation(evaluations: Sequence[Evaluation]) -> dict[str, LossFigures]:
+    series: dict[str, Series] = {}
+    for found in evaluations:
+        for name, loss in found.losses.items():
+            series.setdefault(name, Series()).append(found.step, loss)
+    return {name: _loss(one) for name, one in series.items()}
+
+
+def _step_times(seconds: Sequence[float]) -> StepTimeFigures | None:
+    if not seconds:
+        return None
+    parts = quantiles(seconds, n=20, method="inclusive") if len(seconds) > 1 else [seconds[0]] * 19
+    return StepTimeFigures(
+        median=parts[9],
+        mean=math.fsum(seconds) / len(seconds),
+        low=parts[0],
+        high=parts[18],
+        longest=max(seconds),
+    )
+
+
+def _median(series: Series | None) -> float | None:
+    values = sorted(value for _, value in series.finite()) if series is not None else []
+    return values[len(values) // 2] if values else None
+
+
+def _peaks(run: Run) -> dict[str, float]:
+    peaks = {}
+    for name, series in run.series.items():
+        values = [value for _, value in series.finite()] if is_memory(name) else []
+        if values:
+            peaks[name] = max(values)
+    return peaks
+
+
+def is_memory(name: str) -> bool:
+    """Tell whether a metric is an amount of device memory."""
+    return name.startswith("memory/") and any(unit in name for unit in ("byte", "gib", "GiB"))
+
+
+def _waits(split: TimeSplit, kind: str) -> WaitFigures:
+    seconds = [span.seconds for span in split.waits if span.kind == kind]
+    return WaitFigures(count=len(seconds), seconds=math.fsum(seconds), longest=max(seconds, default=0.0))
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    return value

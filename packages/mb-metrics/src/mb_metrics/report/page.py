@@ -1,0 +1,99 @@
+"""The report: one HTML file that needs no network and works without scripts."""
+
+from collections.abc import Sequence
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+
+from mb_metrics.report.chart import chart_html
+from mb_metrics.report.figures import figures_of
+from mb_metrics.report.panels import Panels, Subject
+from mb_metrics.report.run import Run
+from mb_metrics.report.tables import configuration_html, figures_html, standing_words, warnings_html
+from mb_metrics.report.time_split import split_time
+from mb_metrics.report.timeline import goodput_html, timeline_html
+from mb_metrics.report.wording import clock
+
+LARGEST_PAGE = 3_000_000
+"""Bytes."""
+_MOST_POINTS, _FEWEST_POINTS = 400, 25
+
+
+def report_html(runs: Sequence[Run], *, now: float, largest: int = LARGEST_PAGE) -> str:
+    """Return a page on one run, or on several side by side; `now` is in seconds since the epoch.
+
+    Curves with more values than points on the page show the mean, the smallest and the largest value at each
+    point, and say so. There are fewer points where the page would have `largest` bytes or more.
+
+    Raises:
+        ValueError: there is no run, or the page would be too large even with coarse curves.
+    """
+    if not runs:
+        raise ValueError("report_html: got no run. Give at least one.")
+    subjects = [Subject(run, split_time(run), label) for run, label in zip(runs, _labels(runs), strict=True)]
+    points = _MOST_POINTS
+    while points >= _FEWEST_POINTS:
+        page = _page(subjects, now=now, points=points)
+        size = len(page.encode())
+        if size < largest:
+            return page
+        points = min(points // 2, int(points * largest / size))
+    raise ValueError(
+        f"report_html: {len(runs)} runs make a page of more than {largest / 1e6:g} MB. Compare fewer at a time."
+    )
+
+
+def write_report(runs: Sequence[Run], path: str | Path, *, now: float) -> Path:
+    """Write the page of `report_html` to a file, whose folder is made, and return its path."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(report_html(runs, now=now), encoding="utf-8")
+    return target
+
+
+def _labels(runs: Sequence[Run]) -> list[str]:
+    """Return a short name for each run; runs of the same name get what was read after it."""
+    names = [run.name for run in runs]
+    return [run.name if names.count(run.name) == 1 else f"{run.name} ({run.source})" for run in runs]
+
+
+def _page(subjects: Sequence[Subject], *, now: float, points: int) -> str:
+    figures = [figures_of(subject.run, now=now, split=subject.split) for subject in subjects]
+    runs, labels = [subject.run for subject in subjects], [subject.label for subject in subjects]
+    alone = len(runs) == 1
+    title = labels[0] if alone else f"{len(runs)} runs compared"
+    under = f"{standing_words(figures[0])}; {runs[0].source}" if alone else ", ".join(labels)
+    charts = "".join(chart_html(chart) for chart in Panels(subjects, buckets=points).charts())
+    times = "".join(goodput_html(one.split, label=None if alone else one.label) for one in subjects)
+    course = "".join(
+        timeline_html(one.run, one.split, label=None if alone else one.label) for one in subjects
+    )
+    warned = "".join(
+        ("" if alone else f"<h3>{escape(label)}</h3>") + warnings_html(one.warnings)
+        for label, one in zip(labels, figures, strict=True)
+    )
+    empty = "" if charts else "<p>No step was recorded yet: there is nothing to draw.</p>"
+    sections = [
+        ("", figures_html(figures, labels)),
+        ("Warnings", warned),
+        ("Where the time went", times + course),
+        ("Curves", f'<div class="charts">{charts}</div>{empty}'),
+        ("Configuration", configuration_html(runs, labels)),
+    ]
+    body = "".join(
+        f"<section>{f'<h2>{head}</h2>' if head else ''}{content}</section>"
+        for head, content in sections
+        if content
+    )
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{_resource('page.css')}</style></head><body>"
+        f"<header><h1>{escape(title)}</h1><p>{escape(under)}</p></header><main>{body}</main>"
+        f"<footer><p>Written {clock(now)} by mb-metrics.</p></footer>"
+        f"<script>{_resource('page.js')}</script></body></html>\n"
+    )
+
+
+def _resource(name: str) -> str:
+    return files("mb_metrics.report").joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,251 @@
+"""A run folder or a metrics file, read once or followed while it grows."""
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from mb_metrics.events import Event, event_of_line
+from mb_metrics.names import CONSUMED_SAMPLES, PERPLEXITY, VALIDATION
+from mb_metrics.parse.lines import without_colours
+from mb_metrics.parse.log import LogFormat, ParsedLog, read_log, timed
+from mb_metrics.record import Evaluation, Row
+from mb_metrics.report.run import Configuration, Run, RunBuilder
+
+METRICS, EVENTS, CONFIG, LOG = "metrics.jsonl", "events.jsonl", "run_config.yaml", "log.txt"
+
+_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_TRAIN_ITERS = re.compile(r"^\s*train_iters:\s*(\d+)\s*$", re.MULTILINE)
+_WARNING = re.compile(r"\bwarning\b\s*:|\b\w*Warning:|\bWARNING\b")
+_MOST_WARNINGS = 50
+
+
+class RunNotFoundError(FileNotFoundError):
+    """There is no run at a path."""
+
+
+def read_run(path: str | Path, *, configuration: Configuration | None = None) -> Run:
+    """Read a run folder, or a metrics file alone, as far as it is written.
+
+    A folder may be of a run that is going on, was killed, or has not begun its first step. Lines that cannot be
+    read are counted in `notes`.
+
+    Raises:
+        RunNotFoundError: there is no such file, or none of a run's files in the folder.
+    """
+    reader = RunReader(path, configuration=configuration)
+    reader.poll()
+    return reader.run()
+
+
+def run_of_log(path: str | Path, *, format: LogFormat | None = None) -> Run:
+    """Read the log of a trainer as a run; see `parse_log` for formats and errors."""
+    return _of_parsed(read_log(path, format=format), Path(path))
+
+
+def _of_parsed(log: ParsedLog, path: Path) -> Run:
+    builder = RunBuilder()
+    rows = timed(log.rows)
+    for record in log.records:
+        if isinstance(record, Row):
+            builder.add(next(rows))
+        elif isinstance(record, Evaluation):
+            builder.add(record)
+    counts = {"cut": log.cut_lines, "malformed": log.malformed_lines}
+    notes = [
+        f"{count} {what} {'line' if count == 1 else 'lines'} left out"
+        for what, count in counts.items()
+        if count
+    ]
+    return Run(
+        name=path.stem,
+        source=f"{path}, a log of {log.format}",
+        times=builder.times,
+        series=builder.series,
+        skipped=builder.skipped,
+        nonfinite=builder.nonfinite,
+        evaluations=tuple(builder.evaluations.values()),
+        events=log.events,
+        redone=tuple(builder.redone),
+        rows_are_intervals=True,
+        total_steps=log.total_steps,
+        configuration=None,
+        config_text=None,
+        warnings=_log_warnings(path),
+        notes=tuple(notes),
+    )
+
+
+class RunReader:
+    """Follows the files of a run: `poll` reads what is new, `run` returns what is known by then.
+
+    Raises:
+        RunNotFoundError: there is no such file, or none of a run's files in the folder.
+    """
+
+    def __init__(self, path: str | Path, *, configuration: Configuration | None = None) -> None:
+        self._path = Path(path)
+        self._alone = self._path.is_file()
+        if not self._alone and not any(
+            (self._path / name).exists() for name in (METRICS, EVENTS, CONFIG, LOG)
+        ):
+            raise RunNotFoundError(
+                f"{path}: no run is here: none of {METRICS}, {EVENTS}, {CONFIG} and {LOG}. Give a run folder or a "
+                "metrics file; for the log of another trainer use --from-log."
+            )
+        self._configuration = configuration
+        self._metrics = _Tail(self._path if self._alone else self._path / METRICS)
+        self._events_file = _Tail(self._path / EVENTS)
+        self._log = _Tail(self._path / LOG)
+        self._builder = RunBuilder()
+        self._events: list[Event] = []
+        self._warnings = _Warnings()
+        self._broken = 0
+
+    def poll(self) -> None:
+        """Read what was written since the last time; all of it again where a restart has rewritten the file."""
+        if self._metrics.rewritten():
+            self._builder, self._broken = RunBuilder(), 0
+        for line in self._metrics.new_lines():
+            if not _add_line(self._builder, line):
+                self._broken += 1
+        if self._events_file.rewritten():
+            self._events = []
+        for line in self._events_file.new_lines():
+            event = event_of_line(line)
+            if event is not None:
+                self._events.append(event)
+        if self._log.rewritten():
+            self._warnings = _Warnings()
+        for line in self._log.new_lines():
+            self._warnings.add(line.decode(errors="replace"))
+
+    def run(self) -> Run:
+        """Return what is known; its columns grow with the next `poll`."""
+        builder = self._builder
+        text = None if self._alone else _text(self._path / CONFIG)
+        found = _TRAIN_ITERS.search(text or "")
+        notes = [f"{self._broken} damaged lines left out"] if self._broken else []
+        if self._metrics.cut:
+            notes.append("the last line is not whole: it is being written, or the run was killed")
+        return Run(
+            name=self._path.stem if self._alone else self._path.resolve().name,
+            source=str(self._path),
+            times=builder.times,
+            series=builder.series,
+            skipped=builder.skipped,
+            nonfinite=builder.nonfinite,
+            evaluations=tuple(builder.evaluations.values()),
+            events=tuple(self._events),
+            redone=tuple(builder.redone),
+            rows_are_intervals=False,
+            total_steps=int(found[1]) if found else None,
+            configuration=self._configuration,
+            config_text=text,
+            warnings=self._warnings.lines,
+            notes=tuple(notes),
+        )
+
+
+class _Tail:
+    """The whole lines of a file that grows; `cut` tells whether something stood after the last of them."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: tuple[int, int] | None = None
+        self._position = 0
+        self.cut = False
+
+    def rewritten(self) -> bool:
+        """Tell whether the file is another one than before, or shorter; then it is read from its start."""
+        if not self._path.is_file():
+            return False
+        status = self._path.stat()
+        file = status.st_dev, status.st_ino
+        again = self._file is not None and (file != self._file or status.st_size < self._position)
+        self._file = file
+        if again:
+            self._position = 0
+        return again
+
+    def new_lines(self) -> Iterator[bytes]:
+        """Yield the lines that were finished since the last time; none where there is no file."""
+        self.cut = False
+        if not self._path.is_file():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._position)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    self.cut = True
+                    return
+                self._position += len(line)
+                yield line
+
+
+def _add_line(builder: RunBuilder, line: bytes) -> bool:
+    """Add a line of a metrics file; return False if it is damaged."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return False
+    if not isinstance(found, dict) or not isinstance(found.get("step"), int):
+        return False
+    step, when = found.pop("step"), _value(found.pop("time", None))
+    time = math.nan if when is None else when
+    skipped = bool(found.pop("skipped", False))
+    values = {name: value for name, raw in found.items() if (value := _value(raw)) is not None}
+    losses = {name: values.pop(name) for name in list(values) if name.endswith((VALIDATION, PERPLEXITY))}
+    if losses:
+        builder.add(_evaluation(step, time, losses))
+    if values.keys() - {CONSUMED_SAMPLES} or not losses:
+        builder.add_row(step, time, values, skipped=skipped)
+    return True
+
+
+def _evaluation(step: int, time: float, named: Mapping[str, float]) -> Evaluation:
+    losses = {
+        name.removesuffix(VALIDATION): value for name, value in named.items() if name.endswith(VALIDATION)
+    }
+    return Evaluation(step=step, time=time, losses=losses, consumed_samples=None)
+
+
+def _value(raw: object) -> float | None:
+    if isinstance(raw, str):
+        return _NOT_FINITE.get(raw)
+    return float(raw) if isinstance(raw, (int, float)) else None
+
+
+def _text(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else None
+
+
+class _Warnings:
+    """The lines of a log that warn, each once, with how often it came."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+
+    def add(self, line: str) -> None:
+        """Take a line of the log."""
+        if not _WARNING.search(line):
+            return
+        text = without_colours(line).strip()
+        if text in self._counts or len(self._counts) < _MOST_WARNINGS:
+            self._counts[text] = self._counts.get(text, 0) + 1
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The first of them."""
+        return tuple(
+            text if count == 1 else f"{text} ({count} times)" for text, count in self._counts.items()
+        )
+
+
+def _log_warnings(path: Path) -> tuple[str, ...]:
+    warnings = _Warnings()
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            warnings.add(line)
+    return warnings.lines

@@ -1,0 +1,111 @@
+"""Metrics over steps in columns, so that a million steps are held and drawn without a million objects."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Series:
+    """One metric: steps, ascending, and a value for each."""
+
+    steps: array[int] = field(default_factory=lambda: array("q"))
+    values: array[float] = field(default_factory=lambda: array("d"))
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __iter__(self) -> Iterator[tuple[int, float]]:
+        return zip(self.steps, self.values, strict=True)
+
+    def append(self, step: int, value: float) -> None:
+        """Add the value of a later step."""
+        self.steps.append(step)
+        self.values.append(value)
+
+    def cut_from(self, step: int) -> None:
+        """Forget the values of this step and later ones."""
+        end = bisect_left(self.steps, step)
+        del self.steps[end:], self.values[end:]
+
+    def finite(self) -> Iterator[tuple[int, float]]:
+        """Yield the steps whose value is a finite number."""
+        return ((step, value) for step, value in self if math.isfinite(value))
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """The finite values of some neighbouring steps."""
+
+    step: float
+    """Mean of the steps."""
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Envelope:
+    """A series in at most so many buckets: nothing is left out of `low` and `high`."""
+
+    buckets: tuple[Bucket, ...]
+    nonfinite_steps: tuple[int, ...]
+    """One step for each bucket with a NaN or infinite value: the first."""
+    nonfinite_count: int
+    steps_per_bucket: int
+    """How many values the fullest bucket holds; 1: every value is shown as it is."""
+
+
+def envelope(series: Series, *, buckets: int) -> Envelope:
+    """Put a series into `buckets` parts of its step range; a series that is shorter keeps every value.
+
+    A part is as wide in steps as any other, holds the smallest, the largest and the mean of its finite values, and
+    is left out if it has none.
+    """
+    if not len(series):
+        return Envelope(buckets=(), nonfinite_steps=(), nonfinite_count=0, steps_per_bucket=0)
+    first, span = series.steps[0], series.steps[-1] - series.steps[0] + 1
+    exact = len(series) <= buckets
+    done: list[Bucket] = []
+    nonfinite: list[int] = []
+    count = fullest = 0
+    for part in _parts(series, 1 if exact else span / buckets, first=first, exact=exact):
+        finite = [(step, value) for step, value in part if math.isfinite(value)]
+        fullest = max(fullest, len(part))
+        if len(finite) < len(part):
+            count += len(part) - len(finite)
+            nonfinite.append(next(step for step, value in part if not math.isfinite(value)))
+        if finite:
+            values = [value for _, value in finite]
+            middle = sum(step for step, _ in finite) / len(finite)
+            done.append(
+                Bucket(
+                    middle,
+                    math.fsum(values) / len(values) if len(values) > 1 else values[0],
+                    min(values),
+                    max(values),
+                )
+            )
+    return Envelope(
+        buckets=tuple(done),
+        nonfinite_steps=tuple(nonfinite),
+        nonfinite_count=count,
+        steps_per_bucket=fullest,
+    )
+
+
+def _parts(series: Series, width: float, *, first: int, exact: bool) -> Iterator[list[tuple[int, float]]]:
+    part: list[tuple[int, float]] = []
+    end = first + width
+    for step, value in series:
+        if part and (exact or step >= end):
+            yield part
+            part = []
+            while step >= end and not exact:
+                end += width
+        part.append((step, value))
+    yield part

@@ -1,0 +1,176 @@
+"""Figures and settings as HTML: tiles for one run, tables for several."""
+
+from collections.abc import Callable, Sequence
+from html import escape
+
+from mb_metrics.report.figures import RunFigures
+from mb_metrics.report.run import Configuration, Run
+from mb_metrics.report.wording import duration, percent, short
+
+_STANDING = {
+    "empty": "nothing recorded yet",
+    "going": "going on",
+    "silent": "no stop recorded",
+    "complete": "complete",
+    "stopped": "stopped",
+    "failed": "failed",
+}
+
+_FIGURES: tuple[tuple[str, Callable[[RunFigures], str]], ...] = (
+    ("State", lambda one: standing_words(one)),
+    ("Steps", lambda one: _of(one.steps, one.total_steps)),
+    ("Last loss", lambda one: _loss(one, "last")),
+    ("Mean of last 100", lambda one: _loss(one, "recent_mean")),
+    ("Best validation", lambda one: _validation(one)),
+    ("Step time", lambda one: duration(one.step_seconds.median) if one.step_seconds else "?"),
+    ("Tokens per second", lambda one: short(one.tokens_per_second)),
+    ("Tokens/s and device", lambda one: _per_device(one)),
+    ("TFLOP/s per device", lambda one: short(one.tflops_per_device)),
+    ("MFU", lambda one: percent(one.mfu)),
+    ("Peak memory", lambda one: _memory(one)),
+    ("Goodput", lambda one: percent(one.goodput)),
+    ("Checkpoints", lambda one: _waits(one.saves.count, one.saves.seconds)),
+    ("Evaluations", lambda one: _waits(one.evaluations.count, one.evaluations.seconds)),
+    ("Restarts", lambda one: _restarts(one)),
+    ("Skipped steps", lambda one: f"{one.skipped_steps:,}"),
+    ("NaN or infinite", lambda one: f"{one.nonfinite_steps:,} steps"),
+    ("Time left", lambda one: duration(one.seconds_left)),
+)
+
+
+def figures_html(figures: Sequence[RunFigures], labels: Sequence[str]) -> str:
+    """Return tiles for one run, a table with a column a run for several; what no run knows is left out."""
+    rows = [(name, [write(one) for one in figures]) for name, write in _FIGURES]
+    rows = [(name, values) for name, values in rows if any(value != "?" for value in values)]
+    if len(figures) == 1:
+        tiles = "".join(f"<div><dt>{name}</dt><dd>{escape(values[0])}</dd></div>" for name, values in rows)
+        return f'<dl class="tiles">{tiles}</dl>'
+    heads = "".join(
+        f'<th scope="col" class="c{place % 8}">{escape(label)}</th>' for place, label in enumerate(labels)
+    )
+    body = "".join(
+        f'<tr><th scope="row">{name}</th>{"".join(f"<td>{escape(value)}</td>" for value in values)}</tr>'
+        for name, values in rows
+    )
+    return f'<div class="wide"><table><thead><tr><td></td>{heads}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def standing_words(figures: RunFigures) -> str:
+    """Say whether the run is over, and why."""
+    words = _STANDING[figures.standing]
+    reason = figures.reason
+    return f"{words} ({reason})" if reason and reason not in ("finished", "failed", "stop") else words
+
+
+def warnings_html(warnings: Sequence[str]) -> str:
+    """Return the list of warnings, or that there are none."""
+    if not warnings:
+        return "<p>None.</p>"
+    return '<ul class="warnings">' + "".join(f"<li>{escape(text[:500])}</li>" for text in warnings) + "</ul>"
+
+
+def configuration_html(runs: Sequence[Run], labels: Sequence[str]) -> str:
+    """Return what differs (from the recipe, between the runs), and all settings folded."""
+    known = [(run.configuration, label) for run, label in zip(runs, labels, strict=True) if run.configuration]
+    parts = [_between(known)] if len(known) > 1 else []
+    for configuration, label in known:
+        parts.append(_against_baseline(configuration, label if len(runs) > 1 else None))
+    for run, label in zip(runs, labels, strict=True):
+        parts.append(_all_settings(run, label if len(runs) > 1 else None))
+    return "".join(parts) or "<p>No configuration was found.</p>"
+
+
+def _between(known: Sequence[tuple[Configuration | None, str]]) -> str:
+    settings = [configuration.settings for configuration, _ in known if configuration]
+    paths = sorted({path for one in settings for path in one})
+    rows = [(path, [one.get(path) for one in settings]) for path in paths]
+    rows = [(path, values) for path, values in rows if any(value != values[0] for value in values)]
+    if not rows:
+        return "<p>The runs have the same settings.</p>"
+    return "<h3>Where the runs differ</h3>" + _table([label for _, label in known], rows)
+
+
+def _against_baseline(configuration: Configuration, label: str | None) -> str:
+    if configuration.baseline is None:
+        return ""
+    head = (
+        f"<h3>{escape(label)}: changed from {escape(configuration.baseline)}</h3>"
+        if label
+        else (f"<h3>Changed from {escape(configuration.baseline)}</h3>")
+    )
+    if not configuration.changes:
+        return f"{head}<p>Nothing.</p>"
+    rows = [(path, list(pair)) for path, pair in configuration.changes.items()]
+    return head + _table([configuration.baseline, "this run"], rows)
+
+
+def _table(heads: Sequence[str], rows: Sequence[tuple[str, Sequence[object]]]) -> str:
+    columns = "".join(f'<th scope="col">{escape(head)}</th>' for head in heads)
+    body = "".join(
+        f'<tr><th scope="row"><code>{escape(path)}</code></th>'
+        + "".join(f"<td><code>{escape(_setting(value))}</code></td>" for value in values)
+        + "</tr>"
+        for path, values in rows
+    )
+    return f'<div class="wide"><table><thead><tr><td></td>{columns}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _all_settings(run: Run, label: str | None) -> str:
+    title = f"All settings of {label}" if label else "All settings"
+    if run.configuration is not None:
+        text = "\n".join(f"{path}: {_setting(value)}" for path, value in run.configuration.settings.items())
+    elif run.config_text is not None:
+        text = run.config_text
+    else:
+        return ""
+    return f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>"
+
+
+def _setting(value: object) -> str:
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _of(steps: int | None, total: int | None) -> str:
+    done = f"{steps or 0:,}"
+    return f"{done} of {total:,}" if total is not None else done
+
+
+def _loss(figures: RunFigures, which: str) -> str:
+    first = next(iter(figures.losses.values()), None)
+    values = {"last": first.last, "recent_mean": first.recent_mean} if first else {}
+    return short(values.get(which))
+
+
+def _validation(figures: RunFigures) -> str:
+    first = next(iter(figures.validation.values()), None)
+    if first is None or first.lowest is None:
+        return "?"
+    return f"{short(first.lowest)} at step {first.lowest_step:,}"
+
+
+def _waits(count: int, seconds: float) -> str:
+    return f"{count:,} in {duration(seconds)}" if count else "none"
+
+
+def _restarts(figures: RunFigures) -> str:
+    if not figures.restarts:
+        return "none"
+    again = figures.redone_steps
+    return f"{figures.restarts}" + (
+        f" ({again:,} {'step' if again == 1 else 'steps'} again)" if again else ""
+    )
+
+
+def _memory(figures: RunFigures) -> str:
+    name = max(figures.peak_memory, key=lambda name: figures.peak_memory[name], default=None)
+    if name is None:
+        return "?"
+    unit = "GiB" if "gib" in name.lower() else "GB" if "gigabyte" in name else "bytes"
+    return f"{short(figures.peak_memory[name])} {unit}"
+
+
+def _per_device(figures: RunFigures) -> str:
+    device = figures.tokens_per_second_per_device
+    return short(None if device == figures.tokens_per_second else device)

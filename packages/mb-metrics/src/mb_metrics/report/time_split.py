@@ -1,0 +1,291 @@
+"""Where the time of a run went: training, evaluating, saving, starting, lost."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Literal
+
+from mb_metrics.events import Event
+from mb_metrics.names import ITERATION_TIME
+from mb_metrics.report.run import Redone, Run
+
+Kind = Literal["training", "evaluating", "saving", "starting", "lost", "other", "stopped"]
+KINDS: tuple[Kind, ...] = ("training", "evaluating", "saving", "starting", "lost", "other")
+"""What time is spent on while a job runs, or should; "stopped" is the time between a stop and the next start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """Something that took time; its times are in seconds since the epoch."""
+
+    kind: str
+    begin: float
+    end: float
+    step: int | None
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return self.end - self.begin
+
+
+@dataclass(slots=True, kw_only=True)
+class TimeSplit:
+    """The seconds of a run by what they were spent on."""
+
+    seconds: dict[Kind, float]
+    """Lost is work that was thrown away and done again, and the time from a death without a stop to the restart."""
+    step_seconds: array[float] = field(default_factory=lambda: array("d"))
+    """The time of each step, the first after a start left out; of a row that stands for several, their mean."""
+    waits: list[Span] = field(default_factory=list)
+    """Evaluations and saves while training waited."""
+    attempts: list[Span] = field(default_factory=list)
+    """From each start or resume to its last sign of life; the kind is what ended it ("killed": nothing said so)."""
+    redone_steps: int = 0
+
+    @property
+    def running_seconds(self) -> float:
+        """All seconds but those between a stop and the next start."""
+        return math.fsum(self.seconds[kind] for kind in KINDS)
+
+    @property
+    def goodput(self) -> float | None:
+        """Training time as a fraction of `running_seconds`; None when no time has passed."""
+        total = self.running_seconds
+        return self.seconds["training"] / total if total > 0 else None
+
+    @property
+    def median_step_seconds(self) -> float | None:
+        """The time of a usual step; None before the second."""
+        return median(self.step_seconds) if self.step_seconds else None
+
+
+_ORDERS = {"evaluation": 1, "save": 2, "stop": 3}
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """A moment that is known. Ordered by time; at the same time, as things happen after a step."""
+
+    time: float
+    order: int
+    kind: str
+    step: int | None
+    seconds: float | None
+    before: float | None = None
+    """Of a resume: when the attempt before did its last step, where that was recorded."""
+    before_step: int | None = None
+    """Of a resume: the last step of the attempt before, where that was recorded."""
+
+    def __lt__(self, other: _Mark) -> bool:
+        return (self.time, self.order) < (other.time, other.order)
+
+    @property
+    def begins(self) -> bool:
+        return self.kind in ("start", "resume", "restart")
+
+
+def split_time(run: Run) -> TimeSplit:
+    """Attribute the time between any two known moments to what ended with the second.
+
+    A step ends with its row, an evaluation or a save with its event (or with the evaluation's row). Where an event
+    recorded its `seconds`, only those are its own. The first step after a start counts as starting with what it took
+    longer than the median step. Times that are not known are passed over.
+    """
+    split = TimeSplit(seconds=dict.fromkeys([*KINDS, "stopped"], 0.0))
+    _Splitter(run, split).work()
+    return split
+
+
+def _events(run: Run) -> list[_Mark]:
+    marks = [_mark(event) for event in run.events if math.isfinite(event.time)]
+    marks += [
+        _Mark(found.time, _ORDERS["evaluation"], "evaluation", found.step, None)
+        for found in run.evaluations
+        if math.isfinite(found.time)
+    ]
+    return sorted(marks)
+
+
+def _mark(event: Event) -> _Mark:
+    time, step = event.details.get("previous_time"), event.details.get("previous_step")
+    return _Mark(
+        event.time,
+        _ORDERS.get(event.kind, len(_ORDERS) + 1),
+        event.kind,
+        event.step,
+        event.seconds,
+        float(time) if isinstance(time, (int, float)) else None,
+        step if isinstance(step, int) else None,
+    )
+
+
+def _rows(run: Run) -> Iterator[_Mark]:
+    return (_Mark(time, 0, "row", step, None) for step, time in run.times if math.isfinite(time))
+
+
+class _Splitter:
+    def __init__(self, run: Run, split: TimeSplit) -> None:
+        self._run = run
+        self._split = split
+        self._iteration_time = dict(run.series[ITERATION_TIME]) if ITERATION_TIME in run.series else {}
+        self._untimed = _untimed(run) if run.rows_are_intervals else {}
+        self._events = _events(run)
+        self._redone = [*run.redone, *_thrown_away(run, self._events)]
+        self._last_row: int | None = None
+        self._first_steps: list[float] = []
+        self._attempt: tuple[float, int | None] | None = None
+
+    def work(self) -> None:
+        """Go through the moments in the order of time."""
+        previous: _Mark | None = None
+        for mark in heapq.merge(_rows(self._run), self._events):
+            if previous is None:
+                self._begin(mark, mark.seconds if mark.begins and mark.seconds else 0.0)
+            else:
+                self._between(previous, mark)
+            previous = mark
+        if previous is not None:
+            self._end_attempt(previous)
+        self._settle_first_steps()
+        self._split.redone_steps = sum(part.steps for part in self._redone)
+
+    def _begin(self, mark: _Mark, seconds: float) -> None:
+        self._split.seconds["starting"] += seconds
+        self._attempt = mark.time - seconds, mark.step
+        self._last_row = mark.step
+
+    def _between(self, previous: _Mark, mark: _Mark) -> None:
+        delta = max(0.0, mark.time - previous.time)
+        if mark.begins:
+            self._end_attempt(previous)
+            starting = min(mark.seconds or 0.0, delta)
+            self._gap(previous, delta - starting, mark)
+            self._begin(mark, starting)
+            return
+        lost = min(self._lost_between(previous.time, mark.time), delta)
+        self._add("lost", lost)
+        delta -= lost
+        if lost and mark.kind == "row":
+            self._first_steps.append(delta)
+            self._last_row = mark.step
+        elif lost and not delta:
+            return
+        elif mark.kind == "row":
+            self._row(previous, mark, delta)
+        elif mark.kind in ("evaluation", "save"):
+            own = delta if mark.seconds is None else min(mark.seconds, delta)
+            self._add("evaluating" if mark.kind == "evaluation" else "saving", own)
+            self._add("other", delta - own)
+            self._wait(mark, own)
+        else:
+            self._add("other", delta)
+
+    def _gap(self, previous: _Mark, delta: float, mark: _Mark) -> None:
+        """Between two attempts: stopped after a stop, lost after a death, as far as that is known."""
+        if previous.kind == "stop":
+            self._add("stopped", delta)
+        elif mark.before is not None:
+            lost = min(max(0.0, mark.before - previous.time), delta)
+            self._add("lost", lost)
+            self._add("stopped", delta - lost)
+        else:
+            self._add("lost", delta)
+
+    def _row(self, previous: _Mark, mark: _Mark, delta: float) -> None:
+        step = mark.step or 0
+        steps = 1 if self._last_row is None else max(1, step - self._last_row)
+        known = self._iteration_time.get(step, math.nan)
+        if math.isfinite(known) and (self._run.rows_are_intervals or steps > 1):
+            training = min(known * steps, delta)
+            rest: Kind = "starting" if previous.begins else self._untimed.get(self._last_row or 0, "other")
+            self._add("training", training)
+            self._add(rest, delta - training)
+            self._split.step_seconds.append(known)
+        elif previous.begins:
+            self._first_steps.append(delta)
+        else:
+            self._add("training", delta)
+            self._split.step_seconds.append(delta / steps)
+        self._last_row = step
+
+    def _wait(self, mark: _Mark, seconds: float) -> None:
+        waits = self._split.waits
+        last = waits[-1] if waits else None
+        if (
+            last is not None
+            and (last.kind, last.step) == (mark.kind, mark.step)
+            and mark.time - last.end < 1.0
+        ):
+            waits[-1] = Span(kind=last.kind, begin=last.begin, end=mark.time, step=last.step)
+        else:
+            waits.append(Span(kind=mark.kind, begin=mark.time - seconds, end=mark.time, step=mark.step))
+
+    def _lost_between(self, begin: float, end: float) -> float:
+        return math.fsum(max(0.0, min(end, part.end) - max(begin, part.begin)) for part in self._redone)
+
+    def _end_attempt(self, last: _Mark) -> None:
+        if self._attempt is not None:
+            begin, step = self._attempt
+            kind = "stopped" if last.kind == "stop" else "killed"
+            self._split.attempts.append(Span(kind=kind, begin=begin, end=last.time, step=step))
+
+    def _settle_first_steps(self) -> None:
+        usual = self._split.median_step_seconds
+        for seconds in self._first_steps:
+            training = seconds if usual is None else min(usual, seconds)
+            self._add("training", training)
+            self._add("starting", seconds - training)
+
+    def _add(self, kind: Kind, seconds: float) -> None:
+        self._split.seconds[kind] += seconds
+
+
+def _untimed(run: Run) -> dict[int, Kind]:
+    """Return, by step, what a log that gives no times did after it."""
+    kinds: dict[int, Kind] = {
+        event.step: "saving" for event in run.events if event.kind == "save" and event.step
+    }
+    return {**kinds, **{found.step: "evaluating" for found in run.evaluations}}
+
+
+def _thrown_away(run: Run, events: Sequence[_Mark]) -> list[Redone]:
+    """Return what each resume threw away, as far as events tell: its rows may be gone from the file."""
+    parts: list[Redone] = []
+    for place, mark in enumerate(events):
+        if not mark.begins or mark.step is None:
+            continue
+        attempt = _attempt_before(events[:place])
+        later = [event for event in attempt if (event.step or 0) > mark.step]
+        ends = [event.time for event in later] + [mark.before] * (mark.before is not None)
+        stands = [event.time for event in attempt if (event.step or 0) <= mark.step]
+        stands += [time for time in [_time_of(run, mark.step)] if time is not None and time < mark.time]
+        newest = max([mark.step, mark.before_step or 0, *(event.step or 0 for event in later)])
+        if newest > mark.step and ends and stands:
+            parts.append(
+                Redone(steps=newest - mark.step, begin=max(stands), end=max(e for e in ends if e is not None))
+            )
+    return parts
+
+
+def _attempt_before(events: Sequence[_Mark]) -> Sequence[_Mark]:
+    """Return the events of the last attempt among these."""
+    begins = [place for place, event in enumerate(events) if event.begins]
+    return events[begins[-1] :] if begins else events
+
+
+def _time_of(run: Run, step: int) -> float | None:
+    place = bisect_left(run.times.steps, step)
+    if (
+        place == len(run.times)
+        or run.times.steps[place] != step
+        or not math.isfinite(run.times.values[place])
+    ):
+        return None
+    return run.times.values[place]

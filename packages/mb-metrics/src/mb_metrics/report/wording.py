@@ -1,0 +1,83 @@
+"""Numbers and times as a person reads them, in the page and on a terminal."""
+
+import math
+import time
+
+
+def short(value: float | None) -> str:
+    """Write a number with about four digits: 2.345, 12.3 k, 3e-5; "?" for None."""
+    if value is None:
+        return "?"
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "∞" if value > 0 else "-∞"
+    size = abs(value)
+    if size >= 1e15 or 0 < size < 1e-4:
+        mantissa, exponent = f"{value:.2e}".split("e")
+        return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+    for limit, unit in ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e4, " k")):
+        if size >= limit:
+            return f"{_trimmed(value / (1e3 if unit == ' k' else limit), 3)}{unit}"
+    return _trimmed(value, 4)
+
+
+def _trimmed(value: float, digits: int) -> str:
+    if value == 0:
+        return "0"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    text = f"{value:.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def duration(seconds: float | None) -> str:
+    """Write a time span: 0.25 s, 42 s, 3 min 5 s, 2 h 10 min, 3 d 4 h; "?" for None."""
+    if seconds is None or not math.isfinite(seconds):
+        return "?"
+    if seconds < 10:
+        return f"{_trimmed(seconds, 3)} s"
+    whole = round(seconds)
+    for size, unit, smaller, name in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= size:
+            rest = whole % size // smaller
+            return f"{whole // size} {unit}" + (f" {rest} {name}" if rest else "")
+    return f"{whole} s"
+
+
+def percent(fraction: float | None) -> str:
+    """Write a fraction in per cent: 97.3 %; "?" for None."""
+    if fraction is None:
+        return "?"
+    return f"{100 * fraction:.1f} %"
+
+
+def clock(seconds: float) -> str:
+    """Write a moment in local time, to the second."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def ticks(low: float, high: float, *, most: int = 5) -> list[float]:
+    """Return round numbers from `low` to `high`, at most about `most`: steps of 1, 2 or 5 times a power of ten."""
+    span = high - low
+    if not (math.isfinite(span) and span > 0):
+        return [low]
+    size = 10 ** math.floor(math.log10(span / most))
+    step = next((size * factor for factor in (1, 2, 5) if span / (size * factor) <= most), size * 10)
+    first = math.ceil(low / step - 1e-9)
+    return [number * step for number in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+_TIME_STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
+
+
+def time_ticks(seconds: float, *, most: int = 5) -> list[float]:
+    """Return round times from 0 to `seconds`, at most about `most`: whole minutes, hours or days."""
+    if seconds < 5:
+        return ticks(0.0, seconds, most=most)
+    step = next((one for one in _TIME_STEPS if seconds / one <= most), 0)
+    if not step:
+        return [86400 * days for days in ticks(0.0, seconds / 86400, most=most)]
+    return [float(step * number) for number in range(int(seconds / step + 1e-9) + 1)]
+
+
+def edge_class(place: float) -> str:
+    """Return the attribute of a label at a place from 0 to 1 that would stand out over the edge."""
+    return ' class="first"' if place < 0.03 else ' class="last"' if place > 0.97 else ""

@@ -1,0 +1,32 @@
+"""Runs made of a few lines, for the tests of what reads them."""
+
+import json
+
+BEGIN = 1_700_000_000.0
+
+
+def row(step, at, **values):
+    named = {name if "/" in name else name.replace("_", " "): value for name, value in values.items()}
+    return {"step": step, "time": BEGIN + at, **named}
+
+
+def event(kind, at, **fields):
+    return {"event": kind, "time": BEGIN + at, **fields}
+
+
+def write_run(folder, rows, events=(), **files):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    if events:
+        (folder / "events.jsonl").write_text("".join(json.dumps(one) + "\n" for one in events))
+    for name, text in files.items():
+        (folder / name.replace("__", ".")).write_text(text)
+    return folder
+
+
+def steady(first, last, at, *, seconds=1.0, **values):
+    """Rows of steps that take a second each, the first one done at `at`."""
+    return [
+        row(step, at + seconds * (step - first), **({"lm_loss": 2.0} | values))
+        for step in range(first, last + 1)
+    ]

@@ -1,0 +1,130 @@
+"""A run is read from its files: whole, cut, damaged, rewritten, growing, or of a log."""
+
+import json
+import math
+
+import pytest
+from made_runs import BEGIN, event, row, steady, write_run
+
+from mb_metrics import JsonlSink, Metrics
+from mb_metrics.events import Event, event_of_line
+from mb_metrics.report.read import RunNotFoundError, RunReader, read_run, run_of_log
+from mb_metrics.report.run import Redone
+
+
+def test_what_the_sink_writes_is_read(tmp_path):
+    with Metrics([JsonlSink(tmp_path / "metrics.jsonl")], log_interval=2) as metrics:
+        for step, loss in enumerate([4.0, math.nan, -math.inf, 1.0], start=1):
+            metrics.record(step, {"lm loss": loss, "grad-norm": 0.5}, samples=8, skipped=step == 2)
+        metrics.evaluation(4, {"lm loss": 0.5})
+    run = read_run(tmp_path)
+    assert [str(value) for value in run.series["lm loss"].values] == ["4.0", "nan", "-inf", "1.0"]
+    assert list(run.series["iteration-time"].steps) == [2, 4]
+    assert (list(run.skipped), list(run.nonfinite)) == ([(2, 1.0)], [(2, 1.0), (3, 1.0)])
+    assert [(one.step, one.losses) for one in run.evaluations] == [(4, {"lm loss": 0.5})]
+    assert (run.last_step, run.losses, run.notes) == (4, ("lm loss",), ())
+
+
+def test_a_file_alone_is_a_run(tmp_path):
+    write_run(tmp_path, [row(1, 0, lm_loss=1.0)], [event("start", 0)])
+    run = read_run(tmp_path / "metrics.jsonl")
+    assert (run.name, run.last_step, run.events) == ("metrics", 1, ())
+
+
+def test_a_row_that_goes_back_supersedes_what_came_after(tmp_path):
+    rows = [*steady(1, 8, 1), row(6, 9, lm_loss_validation=3.0), *steady(5, 9, 20, lm_loss=1.0)]
+    run = read_run(write_run(tmp_path, rows))
+    assert list(run.series["lm loss"].values) == [2.0] * 4 + [1.0] * 5
+    assert run.redone == (Redone(steps=4, begin=BEGIN + 4, end=BEGIN + 8),)
+    assert run.evaluations == ()
+
+
+def test_a_run_that_goes_back_to_its_beginning(tmp_path):
+    run = read_run(write_run(tmp_path, [*steady(1, 3, 1), *steady(1, 2, 10)]))
+    assert (run.last_step, run.redone[0].steps) == (2, 3)
+
+
+def test_damaged_lines_are_counted_and_a_cut_one_is_told(tmp_path):
+    write_run(tmp_path, steady(1, 3, 1))
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(path.read_text() + 'oops\n[]\n{"time": 1}\n{"step": 4, "lm lo')
+    run = read_run(tmp_path)
+    assert run.last_step == 3
+    assert run.notes == (
+        "3 damaged lines left out",
+        "the last line is not whole: it is being written, or the run was killed",
+    )
+
+
+def test_following_reads_what_is_new_and_begins_anew_when_a_restart_rewrote_the_file(tmp_path):
+    path = write_run(tmp_path, steady(1, 3, 1), [event("start", 0, step=0)]) / "metrics.jsonl"
+    reader = RunReader(tmp_path)
+    reader.poll()
+    assert reader.run().last_step == 3
+    with path.open("a") as file:
+        file.write(json.dumps(row(4, 4, lm_loss=1.0)) + "\n" + '{"step": 5')
+        file.flush()
+        reader.poll()
+        assert (reader.run().last_step, len(reader.run().notes)) == (4, 1)
+        file.write(', "lm loss": 1.0}\n')
+    reader.poll()
+    assert (reader.run().last_step, reader.run().notes) == (5, ())
+    JsonlSink(path, resume_step=2).close()
+    reader.poll()
+    assert reader.run().last_step == 2
+
+
+def test_a_run_before_its_first_step(tmp_path):
+    run = read_run(
+        write_run(tmp_path, [], [event("start", 0, step=0)], run_config__yaml="train:\n  train_iters: 9\n")
+    )
+    assert (run.last_step, run.total_steps, run.losses) == (None, 9, ())
+
+
+def test_a_row_without_time_or_values_is_a_step(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2, "name": "x", "lm loss": "NaN"}\n')
+    run = read_run(tmp_path)
+    assert (run.last_step, math.isnan(run.times.values[0]), list(run.nonfinite.steps)) == (2, True, [2])
+
+
+@pytest.mark.parametrize("name", ["missing", "."])
+def test_where_there_is_no_run(tmp_path, name):
+    with pytest.raises(RunNotFoundError, match=r"no run is here.*--from-log"):
+        read_run(tmp_path / name)
+
+
+def test_warnings_of_the_log_come_once(tmp_path):
+    log = "step 1\nwarning: [O1] a\n\x1b[33mUserWarning: b\x1b[0m\nwarning: [O1] a\nno warnings\n"
+    run = read_run(write_run(tmp_path, [row(1, 0)], log__txt=log))
+    assert run.warnings == ("warning: [O1] a (2 times)", "UserWarning: b")
+
+
+def test_a_log_is_a_run(tmp_path):
+    lines = [
+        " iteration       10/      40 | elapsed time per iteration (ms): 500.0 | lm loss: 2.0E+00 |"
+        " number of skipped iterations:   2 | number of nan iterations:   1 |",
+        " validation loss at iteration 10 | lm loss value: 3.0E+00 | lm loss PPL: 1.0E+00 |",
+        " iteration       20/      40 | elapsed time per iteration (ms): 500.0 | lm loss: 1.0E+00 |",
+        " iteration       30/      40 | elapsed time per iter",
+        "DeprecationWarning: old",
+    ]
+    path = tmp_path / "train.log"
+    path.write_text("\n".join(lines))
+    run = run_of_log(path)
+    assert (run.name, run.total_steps, run.last_step) == ("train", 40, 20)
+    assert (list(run.times.values), list(run.skipped), list(run.nonfinite)) == (
+        [5.0, 10.0],
+        [(10, 2.0)],
+        [(10, 1.0)],
+    )
+    assert (run.notes, run.warnings) == (("1 cut line left out",), ("DeprecationWarning: old",))
+
+
+@pytest.mark.parametrize("line", ["", "[]", '{"time": 1}', '{"event": 1}', '{"event": "sa'])
+def test_lines_that_are_no_event(line):
+    assert event_of_line(line) is None
+
+
+def test_an_event_keeps_what_it_does_not_know():
+    found = event_of_line('{"event": "save", "time": 5, "step": 3, "seconds": 0.5, "to": "x"}')
+    assert found == Event(kind="save", time=5.0, step=3, seconds=0.5, details={"to": "x"})

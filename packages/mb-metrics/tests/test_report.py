@@ -1,0 +1,314 @@
+"""The figures and the page: right numbers, one file without network, small, and true about what is left out."""
+
+import json
+import math
+import re
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made_runs import BEGIN, event, row, steady, write_run
+
+from mb_metrics.report.figures import figures_of, standing_of
+from mb_metrics.report.page import report_html, write_report
+from mb_metrics.report.read import read_run, run_of_log
+from mb_metrics.report.run import Configuration
+from mb_metrics.report.series import Bucket, Series, envelope
+from mb_metrics.report.time_split import split_time
+from mb_metrics.report.wording import clock, duration, percent, short, ticks, time_ticks
+
+NOW = BEGIN + 1000
+
+
+@pytest.fixture
+def full_run(tmp_path):
+    rows = [
+        *steady(1, 4, 2, **{"grad-norm": 1.0, "learning-rate": 0.1, "memory/stage 0/bytes": 5.0}),
+        row(5, 6, lm_loss="NaN", skipped=True, **{"throughput/tokens_per_sec": 100.0, "throughput/mfu": 0.4}),
+        row(5, 8, lm_loss_validation=3.0),
+        *steady(6, 10, 9, lm_loss=1.0),
+    ]
+    events = [
+        event("start", 0, step=0),
+        event("save", 15, step=10),
+        event("stop", 15, step=10, reason="finished"),
+    ]
+    return read_run(
+        write_run(
+            tmp_path / "full",
+            rows,
+            events,
+            run_config__yaml="train:\n  train_iters: 10\n",
+            log__txt="warning: <b>\n",
+        )
+    )
+
+
+def test_figures(full_run):
+    found = figures_of(full_run, now=NOW).as_json()
+    assert found["losses"] == {
+        "lm loss": {
+            "first": 2.0,
+            "last": 1.0,
+            "lowest": 1.0,
+            "lowest_step": 6,
+            "recent_mean": pytest.approx(13 / 9),
+        }
+    }
+    assert found["validation"]["lm loss"]["lowest"] == 3.0
+    assert {name: round(seconds, 6) for name, seconds in found["seconds"].items()} == {
+        "training": 10.0,
+        "evaluating": 2.0,
+        "saving": 2.0,
+        "starting": 1.0,
+        "lost": 0.0,
+        "other": 0.0,
+        "stopped": 0.0,
+    }
+    assert {
+        name: found[name] for name in ("standing", "steps", "total_steps", "skipped_steps", "nonfinite_steps")
+    } == {
+        "standing": "complete",
+        "steps": 10,
+        "total_steps": 10,
+        "skipped_steps": 1,
+        "nonfinite_steps": 1,
+    }
+    assert (found["mfu"], found["tokens_per_second"], found["goodput"]) == (
+        0.4,
+        100.0,
+        pytest.approx(10 / 15),
+    )
+    assert found["saves"] == {"count": 1, "seconds": 2.0, "longest": 2.0}
+    assert found["warnings"] == [
+        "The loss was NaN or infinite in one step, first in step 5.",
+        "The optimizer skipped one step, first step 5.",
+        "warning: <b>",
+    ]
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+
+
+def test_the_last_loss_may_be_no_number(tmp_path):
+    found = figures_of(read_run(write_run(tmp_path, [row(1, 0, lm_loss="Infinity")])), now=NOW).as_json()
+    assert found["losses"]["lm loss"] == {
+        "first": None,
+        "last": None,
+        "lowest": None,
+        "lowest_step": None,
+        "recent_mean": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("events", "seconds_later", "standing"),
+    [
+        ([], 30, "going"),
+        ([], 600, "silent"),
+        ([event("stop", 5, reason="finished")], 600, "complete"),
+        ([event("stop", 5, reason="signal")], 600, "stopped"),
+        ([event("stop", 5, reason="failed")], 600, "failed"),
+        ([event("stop", 5, reason="signal"), event("resume", 6)], 30, "going"),
+    ],
+    ids=range(6),
+)
+def test_whether_a_run_is_over(tmp_path, events, seconds_later, standing):
+    run = read_run(write_run(tmp_path, steady(1, 5, 1), [event("start", 0), *events]))
+    found = figures_of(run, now=BEGIN + 5 + seconds_later)
+    assert found.standing == standing
+    assert any("nothing was written" in text for text in found.warnings) == (standing == "silent")
+    assert any("log.txt" in text for text in found.warnings) == (standing == "failed")
+
+
+def test_metrics_alone_tell_that_all_steps_are_done(tmp_path):
+    run = read_run(write_run(tmp_path, steady(1, 5, 1), run_config__yaml="  train_iters: 5\n"))
+    assert standing_of(run, split_time(run), now=NOW) == ("complete", None)
+
+
+def test_slow_intervals_are_waited_for(tmp_path):
+    rows = steady(1, 40, 1, seconds=60)
+    for at in (9, 19, 29, 39):
+        rows[at]["iteration-time"] = 60.0
+    run = read_run(write_run(tmp_path, rows))
+    assert figures_of(run, now=BEGIN + 40 * 60 + 1500).standing == "going"
+
+
+def test_time_left_counts_evaluations_and_begins_anew_after_a_resume(tmp_path):
+    rows = [
+        *steady(1, 10, 1),
+        *steady(11, 12, 103),
+        row(12, 106, lm_loss_validation=1.0),
+        *steady(13, 14, 107),
+    ]
+    events = [event("start", 0), event("resume", 100)]
+    run = read_run(write_run(tmp_path, rows, events, run_config__yaml="  train_iters: 20\n"))
+    assert figures_of(run, now=BEGIN + 110).seconds_left == pytest.approx(6 * (108 - 103) / 3)
+    write_run(tmp_path, rows[:11], events)
+    assert figures_of(read_run(tmp_path), now=BEGIN + 110).seconds_left is None
+
+
+class Page(HTMLParser):
+    """Collects what a page would fetch, and checks that elements are closed in order."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.fetched, self.open, self.text = [], [], ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        if tag != "meta":
+            self.open.append(tag)
+        self.fetched += [value for name, value in attrs if name in ("src", "href", "srcset")]
+
+    def handle_startendtag(self, tag, attrs):
+        pass
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_the_page_is_one_file_without_network_and_well_formed(full_run, tmp_path):
+    path = write_report([full_run], tmp_path / "new" / "report.html", now=NOW)
+    text = path.read_text()
+    page = Page(text)
+    assert (page.fetched, page.open) == ([], [])
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)|@import|url\(", text)
+    headings = re.findall(r"<h[123]>([^<]+)", text)
+    assert headings[:4] == ["full", "Warnings", "Where the time went", "Curves"]
+    assert {
+        "lm loss",
+        "lm loss on validation data",
+        "Learning rate",
+        "Gradient norm",
+        "MFU",
+        "Memory: bytes",
+    } <= {head.strip() for head in headings}
+    assert "1 value was NaN or infinite, marked in red at the top." in page.text
+    assert "warning: <b>" in page.text
+
+
+def test_a_page_of_a_run_before_its_first_step_says_so(tmp_path):
+    run = read_run(write_run(tmp_path, [], [event("start", 0)]))
+    assert "No step was recorded yet: there is nothing to draw." in report_html([run], now=NOW)
+
+
+def test_several_runs_are_compared(tmp_path):
+    runs = [
+        read_run(
+            write_run(tmp_path / name, steady(1, 5, 1, lm_loss=loss)),
+            configuration=Configuration(
+                settings={"a.lr": loss, "a.b": None}, baseline="tiny", changes=changes
+            ),
+        )
+        for name, loss, changes in [("x/run", 1.0, {"a.lr": (True, 1.0)}), ("y/run", 2.0, {})]
+    ]
+    text = report_html(runs, now=NOW)
+    page = Page(text)
+    assert "2 runs compared" in page.text
+    assert page.text.count(f"run ({tmp_path / 'x/run'})") > 3
+    table = re.search(r"Where the runs differ</h3>(.*?)</table>", text)[1]
+    assert re.findall(r"<code>([^<]+)</code>", table) == ["a.lr", "1.0", "2.0"]
+    assert (
+        re.findall(r"changed from tiny</h3>(.*?)<h3>|<details>", text + "<h3>")[0].count("<code>true</code>")
+        == 1
+    )
+    assert "<p>Nothing.</p>" in text
+    assert "a.b: null" in page.text
+
+
+def test_settings_that_nobody_read_are_shown_as_they_stand(full_run):
+    assert "train_iters: 10" in Page(report_html([full_run], now=NOW)).text
+
+
+def test_a_log_has_a_page(tmp_path):
+    path = tmp_path / "train.log"
+    path.write_text("Step Time : 0.50s GPU utilization: 1.0TFLOP/s/GPU\n" * 3)
+    page = Page(report_html([run_of_log(path)], now=NOW))
+    assert "a log of cloudai" in page.text
+    assert "Model TFLOP/s per device" in page.text
+
+
+def test_a_long_run_makes_a_small_page_that_says_what_a_point_is(tmp_path):
+    rows = steady(1, 20_000, 1)
+    rows[7777]["lm loss"] = 99.0
+    text = report_html([read_run(write_run(tmp_path, rows))], now=NOW)
+    assert len(text) < 100_000
+    assert "Each point stands for up to 50 values: line their mean, band smallest to largest." in text
+    assert "99]" in text  # the one high value is in the envelope
+
+
+def test_many_runs_make_coarser_curves_or_are_refused(tmp_path):
+    rows = [
+        row(step, step, **{f"loss_{number}": 0.123456 * step for number in range(4)})
+        for step in range(1, 401)
+    ]
+    run = read_run(write_run(tmp_path, rows))
+    fine = len(report_html([run] * 3, now=NOW).encode())
+    assert len(report_html([run] * 3, now=NOW, largest=fine // 2).encode()) < fine // 2
+    with pytest.raises(ValueError, match=r"3 runs make a page of more than 0\.02 MB\. Compare fewer"):
+        report_html([run] * 3, now=NOW, largest=20_000)
+    with pytest.raises(ValueError, match="got no run"):
+        report_html([], now=NOW)
+
+
+def series_of(pairs):
+    series = Series()
+    for step, value in pairs:
+        series.append(step, value)
+    return series
+
+
+values = st.one_of(st.floats(-1e6, 1e6), st.sampled_from([math.nan, math.inf]))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.dictionaries(st.integers(0, 500), values, max_size=60), st.integers(1, 40))
+def test_an_envelope_leaves_no_value_out(found, buckets):
+    pairs = sorted(found.items())
+    shape = envelope(series_of(pairs), buckets=buckets)
+    finite = [value for _, value in pairs if math.isfinite(value)]
+    assert len(shape.buckets) <= max(buckets, 1)
+    assert min((one.low for one in shape.buckets), default=None) == min(finite, default=None)
+    assert max((one.high for one in shape.buckets), default=None) == max(finite, default=None)
+    assert shape.nonfinite_count == len(pairs) - len(finite)
+    assert bool(shape.nonfinite_steps) == (len(finite) < len(pairs))
+    steps = [one.step for one in shape.buckets]
+    assert steps == sorted(steps)
+    assert all(one.low <= one.mean <= one.high or math.isclose(one.mean, one.low) for one in shape.buckets)
+
+
+def test_a_short_series_is_shown_as_it_is():
+    shape = envelope(series_of([(1, 2.0), (9, math.nan), (10, 4.0)]), buckets=3)
+    assert shape.buckets == (Bucket(1.0, 2.0, 2.0, 2.0), Bucket(10.0, 4.0, 4.0, 4.0))
+    assert (shape.nonfinite_steps, shape.steps_per_bucket) == ((9,), 1)
+
+
+def test_numbers_in_words():
+    assert [
+        short(value) for value in (None, 0, 2.34567, 12345.0, 1e6, -0.5, 3e-5, math.nan, math.inf, -math.inf)
+    ] == [*("?", "0", "2.346", "12.3 k", "1 M", "-0.5", "3e-5", "NaN", "∞", "-∞")]
+    assert [duration(seconds) for seconds in (None, 0.25, 42, 185, 7800, 100 * 3600, 3600)] == [
+        *("?", "0.25 s", "42 s", "3 min 5 s", "2 h 10 min", "4 d 4 h", "1 h")
+    ]
+    assert (percent(0.973), percent(None), len(clock(0.0))) == ("97.3 %", "?", 19)
+
+
+@settings(deadline=None)
+@given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e9))
+def test_ticks_are_few_and_inside(low, span):
+    found = ticks(low, low + span)
+    assert len(found) <= 6
+    assert all(low - span / 100 <= tick <= low + span * 1.01 for tick in found)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(3, 4), (50, 6), (7200, 5), (86400 * 9, 5), (0.0, 1)],
+    ids=lambda value: str(value),
+)
+def test_ticks_of_time_are_whole_units(seconds, expected):
+    found = time_ticks(seconds)
+    assert (found[0], len(found)) == (0, expected)

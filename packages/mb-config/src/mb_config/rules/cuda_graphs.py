@@ -56,6 +56,18 @@ def _v152(implementation: str | None, modules: object, scope: object, inference:
     return f"local captures no training graph by module ({', '.join(sorted(trained)) or 'no module named'})"
 
 
+def _inference_scope(inference: object, implementation: str | None) -> str | None:
+    scope = None if inference is None else str(inference).rpartition(".")[2]
+    allowed = ("layer", "block") if implementation == "local" else ("none",)
+    if scope is None or scope in allowed:
+        return None
+    return f"{scope} is not {' or '.join(allowed)}, as cuda_graph_impl={implementation or 'none'} needs"
+
+
+def _two_places(scope: object, modules: object) -> str | None:
+    return "is set beside cuda_graph_modules" if scope is not None and module_names(modules) else None
+
+
 def _v153(implementation: str | None, modules: object, scope: object) -> str | None:
     named = module_names(modules) | module_names(scope)
     wrong = sorted(named - {*MODULES, *_OLD_WAYS})
@@ -108,6 +120,27 @@ RULES: tuple[Rule, ...] = (
         fix="Set model.cuda_graph_impl=transformer_engine, or full_iteration.",
         fails={"model.cuda_graph_impl": "local", "model.cuda_graph_modules": ["attn"]},
         passes={"model.cuda_graph_impl": "transformer_engine", "model.cuda_graph_modules": ["attn"]},
+    ),
+    Rule(
+        id="V152a",
+        fields=("model.inference_cuda_graph_scope", "model.cuda_graph_impl"),
+        test=_inference_scope,
+        why="only the local implementation captures graphs for inference, of layers or of blocks",
+        fix="Leave model.inference_cuda_graph_scope unset.",
+        fails={
+            "model.inference_cuda_graph_scope": "layer",
+            "model.cuda_graph_impl": "transformer_engine",
+        },
+        passes={"model.inference_cuda_graph_scope": "layer", "model.cuda_graph_impl": "local"},
+    ),
+    Rule(
+        id="V153a",
+        fields=("model.cuda_graph_scope", "model.cuda_graph_modules"),
+        test=_two_places,
+        why="the first is the old name of the second",
+        fix="Set only model.cuda_graph_modules.",
+        fails={"model.cuda_graph_scope": "attn", "model.cuda_graph_modules": ["mlp"]},
+        passes={"model.cuda_graph_scope": None, "model.cuda_graph_modules": ["mlp"]},
     ),
     Rule(
         id="V153",

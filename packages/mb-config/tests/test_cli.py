@@ -42,6 +42,11 @@ def test_problems_are_printed_and_the_code_is_one(run):
     assert (code, out.split(":")[0]) == (1, "error V242")
 
 
+def test_another_machine_may_be_named(run):
+    code, out, _ = run("check", "mixed_precision=bf16_with_nvfp4_mixed", "--gpu", "h100", "--te", "2.6")
+    assert (code, [line.split(":")[0] for line in out.splitlines()]) == (1, ["error H02", "error V016"])
+
+
 def test_the_world_size_may_be_left_out(run):
     assert "give --world-size" in run("check")[2]
 

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from mb_config import RULES, ConfigError, Problem, Provenance, Rule, check
+from mb_config.facts import known_facts
 
 EVEN = Rule(
     id="X1",
@@ -113,3 +114,19 @@ def test_a_rule_can_speak_of_a_section_as_a_whole():
     )
     assert [problem.id for problem in check({"profiling": {"start": 1}}, [rule])] == ["X1"]
     assert check({}, [rule]) == []
+
+
+def test_facts_come_from_the_arguments_of_check(make):
+    config = make(mixed_precision="bf16_with_nvfp4_mixed", env_vars={"CUDA_DEVICE_MAX_CONNECTIONS": 1})
+    config.ddp.use_megatron_fsdp = True
+    assert [p.id for p in config.check()] == ["V176"]
+    assert [p.id for p in config.check(env={"CUDA_DEVICE_MAX_CONNECTIONS": "8"})] == []
+    found = config.check(world_size=3, gpu="h100", versions={"transformer_engine": "2.6", "torch": "2.11.0"})
+    assert [p.id for p in found] == ["H02", "V242", "V016", "V176"]
+
+
+def test_a_package_that_is_not_installed_is_known_to_be_missing():
+    assert known_facts(versions={"transformer_engine": None}, env={"A": "1"}, env_vars={"A": 2, "B": 3}) == {
+        "env": {"A": "1", "B": "3"},
+        "transformer_engine": False,
+    }

@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from mb_config.display import show
 from mb_config.errors import ConfigReadError
 from mb_config.explaining import explain
+from mb_config.facts import known_facts
 from mb_config.plain import PlainConfig, read_plain
 from mb_config.problems import Problem, check
 from mb_config.rules import RULES
@@ -51,6 +52,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     checking = commands.add_parser("check", help="report every problem of a file")
     checking.add_argument("--world-size", type=int, metavar="N", help="number of processes to check for")
+    checking.add_argument("--gpu", metavar="NAME", help="short name of the GPUs to check for, such as h100")
+    checking.add_argument("--te", metavar="VERSION", help="version of Transformer Engine to check for")
     checking.add_argument("--json", action="store_true", help="print one JSON object")
     showing = commands.add_parser("show", help="print the whole configuration")
     showing.add_argument("--origin", action="store_true", help="say where each value came from")
@@ -64,9 +67,13 @@ def _parser() -> argparse.ArgumentParser:
 
 def _check(options: argparse.Namespace) -> int:
     plain = read_plain(options.file, options.overrides)
-    facts: dict[str, object] = {"env": dict(os.environ)}
-    if options.world_size is not None:
-        facts["world_size"] = options.world_size
+    facts = known_facts(
+        world_size=options.world_size,
+        env=os.environ,
+        env_vars=plain.config.env_vars,
+        versions={"transformer_engine": options.te} if options.te else {},
+        gpu=options.gpu,
+    )
     problems = check(plain.sections(), RULES, facts=facts, provenance=plain.provenance)
     if options.json:
         print(json.dumps(_report(plain, problems), indent=2))

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from mb_config.codec import NO_TARGETS, Reader, from_dict, to_dict
 from mb_config.errors import raise_all
+from mb_config.facts import known_facts
 from mb_config.non_defaults import non_default_values
 from mb_config.problems import NOTHING, ConfigError, Problem, RuleLike, check, value_at
 from mb_config.provenance import Provenance
@@ -180,12 +181,23 @@ class ConfigContainer(Section):
         *,
         world_size: int | None = None,
         env: Mapping[str, str] = NOTHING,
+        versions: Mapping[str, str | None] = NOTHING,
+        gpu: str | None = None,
         provenance: Provenance | None = None,
     ) -> list[Problem]:
-        """Every problem, without changing anything. Rules on the world size need it given."""
-        facts: dict[str, object] = {"env": env}
-        if world_size is not None:
-            facts["world_size"] = world_size
+        """Every problem, without changing anything. Nothing is asked of this machine.
+
+        Args:
+            rules: What to apply.
+            world_size: Number of processes; None: unknown, and rules on it are left out. So with the next two.
+            versions: Versions of `transformer_engine` and `torch`; None for one that is not installed.
+            gpu: Short name of the GPUs, such as "h100".
+            env: The shell's environment variables, which win over the section `env_vars`.
+            provenance: Where the values came from.
+        """
+        facts = known_facts(
+            world_size=world_size, env=env, env_vars=self.env_vars, versions=versions, gpu=gpu
+        )
         return check(self.sections(), rules, facts=facts, provenance=provenance)
 
     def validate(
@@ -194,14 +206,18 @@ class ConfigContainer(Section):
         *,
         world_size: int | None = None,
         env: Mapping[str, str] = NOTHING,
+        versions: Mapping[str, str | None] = NOTHING,
+        gpu: str | None = None,
         provenance: Provenance | None = None,
     ) -> list[Problem]:
-        """Refuse a config that breaks a rule; warnings are returned.
+        """Refuse a config that breaks a rule; warnings are returned. Arguments as of `check`.
 
         Raises:
             ConfigError: holds every problem, warnings too.
         """
-        problems = self.check(rules, world_size=world_size, env=env, provenance=provenance)
+        problems = self.check(
+            rules, world_size=world_size, env=env, versions=versions, gpu=gpu, provenance=provenance
+        )
         if any(problem.severity == "error" for problem in problems):
             raise ConfigError(problems)
         return problems

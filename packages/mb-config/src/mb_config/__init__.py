@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from mb_config.problems import check as check
     from mb_config.provenance import Provenance as Provenance
     from mb_config.resolve import Change as Change
+    from mb_config.resolve import mimo_runtime_config_update as mimo_runtime_config_update
     from mb_config.resolve import runtime_config_update as runtime_config_update
     from mb_config.rules import RULES as RULES
     from mb_config.rules.rule import Rule as Rule
@@ -140,6 +141,7 @@ _HOMES = {
     "learning_rate": "schedule",
     "make_plan": "plan.plan",
     "megatron_fields": "megatron_defaults",
+    "mimo_runtime_config_update": "resolve",
     "non_default_values": "non_defaults",
     "read_variations": "variations",
     "run_sweep": "sweep",

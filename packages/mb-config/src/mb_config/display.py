@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import yaml
@@ -12,7 +13,7 @@ from mb_config.provenance import Provenance
 
 
 def show(config: Any, provenance: Provenance | None = None, *, origin: bool = False) -> str:
-    """The config as YAML text that loads back; secrets are masked.
+    """The config as YAML text that loads back; secrets are masked. What resolving computed stands below, as comments.
 
     Args:
         config: A dataclass of sections.
@@ -26,7 +27,7 @@ def show(config: Any, provenance: Provenance | None = None, *, origin: bool = Fa
         f"{text:<{width}}  # {known.origin(path)}" if origin and path is not None else text
         for text, path in rows
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_computed(config, known, origin=origin)]) + "\n"
 
 
 def _rows(data: Mapping[str, Any], *, path: str, depth: int) -> Iterator[tuple[str, str | None]]:
@@ -39,6 +40,16 @@ def _rows(data: Mapping[str, Any], *, path: str, depth: int) -> Iterator[tuple[s
             yield from _rows(value, path=here, depth=depth + 1)
         else:
             yield f"{indent}{key}: {_inline(value)}", here
+
+
+def _computed(config: Any, known: Provenance, *, origin: bool, path: str = "") -> Iterator[str]:
+    """Fields that no file sets, where they have a value."""
+    for item in fields(config):
+        value, here = getattr(config, item.name), join(path, item.name)
+        if not item.init and value is not None:
+            yield f"# {here}: {_inline(value)}" + (f"  # {known.origin(here)}" if origin else "")
+        elif is_dataclass(value) and not isinstance(value, type):
+            yield from _computed(value, known, origin=origin, path=here)
 
 
 def _inline(value: Any) -> str:

@@ -48,9 +48,9 @@ def parse_override(text: str) -> Override:
     except HydraException as error:
         shown = masked_text(text)
         reason = str(error).splitlines()[0] if shown == text else "its value is no value in Hydra's grammar"
-        raise OverrideError(
-            f"cannot read the override {shown!r}: {reason}; write section.field=value"
-        ) from (error if shown == text else None)
+        raise OverrideError(f"cannot read the override {shown!r}: {reason}; write section.field=value") from (
+            error if shown == text else None
+        )
     if parsed.is_sweep_override():
         text = masked_text(text)
         raise OverrideError(f"{text!r} gives several values; one run takes one", path=parsed.key_or_group)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
@@ -24,8 +24,15 @@ class Provenance:
 
     @classmethod
     def of(cls, config: object, *, origin: str = "code") -> Provenance:
-        """Everything that was given to the sections of `config` so far comes from `origin`."""
-        return cls(dict.fromkeys(given_paths(config), origin))
+        """Everything that was given to the sections of `config` so far comes from `origin`.
+
+        What resolving set and nobody changed since comes from there.
+        """
+        known = cls(dict.fromkeys(given_paths(config), origin))
+        for path, resolved in _resolved(config).items():
+            if _stands(config, path, resolved.value):
+                known.note(path, f"{_RESOLVE}{resolved.rule}")
+        return known
 
     def note(self, path: str, origin: str) -> None:
         """Record that the field now holds a value from `origin`."""
@@ -44,18 +51,70 @@ class Provenance:
         """True for a recipe's value."""
         return self.origin(path).startswith(_RECIPE)
 
+    def of_fields(self, config: object) -> dict[str, str]:
+        """Where each field of a config comes from, by dotted path, defaults too."""
+        return {path: self.origin(path) for path in _leaves(config)}
 
-def given_paths(config: object, *, path: str = "") -> Iterator[str]:
-    """Paths of the fields that somebody chose, in a section and in the sections inside it."""
+
+@dataclass(frozen=True, slots=True)
+class _Resolved:
+    value: object
+    rule: str
+
+
+def remember_resolved(config: object, path: str, value: object, *, rule: str) -> None:
+    """Note beside the config that resolving set a field, for sections that keep no record of their own."""
+    if hasattr(config, "__dict__"):
+        object.__setattr__(config, "_resolved", {**_resolved(config), path: _Resolved(value, rule)})
+
+
+def given_paths(config: object) -> Iterator[str]:
+    """Paths of the fields that somebody chose, in a section and in the sections inside it.
+
+    Keys of a mapping count as chosen. What resolving set and nobody changed since does not.
+    """
+    resolved = _resolved(config)
+    for path in _given(config, path=""):
+        if path not in resolved or not _stands(config, path, resolved[path].value):
+            yield path
+
+
+def _given(config: object, *, path: str) -> Iterator[str]:
     given = given_fields(config)
-    for name in _names(config):
+    for name, value in _members(config):
         here = f"{path}.{name}" if path else name
-        value = getattr(config, name)
-        if name in given:
+        if name in given or isinstance(config, Mapping):
             yield here
-        if is_dataclass(value) and not isinstance(value, type):
-            yield from given_paths(value, path=here)
+        if _is_section(value):
+            yield from _given(value, path=here)
 
 
-def _names(config: Any) -> list[str]:
-    return [f.name for f in fields(config) if f.init]
+def _leaves(config: object, *, path: str = "") -> Iterator[str]:
+    for name, value in _members(config):
+        here = f"{path}.{name}" if path else name
+        if _is_section(value) and list(_members(value)):
+            yield from _leaves(value, path=here)
+        else:
+            yield here
+
+
+def _members(config: Any) -> Iterator[tuple[str, object]]:
+    if isinstance(config, Mapping):
+        yield from ((str(name), value) for name, value in config.items())
+    elif is_dataclass(config):
+        yield from ((item.name, getattr(config, item.name)) for item in fields(config) if item.init)
+
+
+def _is_section(value: object) -> bool:
+    return isinstance(value, Mapping) or (is_dataclass(value) and not isinstance(value, type))
+
+
+def _resolved(config: object) -> Mapping[str, _Resolved]:
+    return getattr(config, "_resolved", {})
+
+
+def _stands(config: object, path: str, value: object) -> bool:
+    found: Any = config
+    for name in path.split("."):
+        found = found.get(name) if isinstance(found, Mapping) else getattr(found, name, None)
+    return type(found) is type(value) and found == value

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from mb_config.access import get_field, has_field, set_field
 from mb_config.masking import leaf, masked
 from mb_config.problems import Problem
-from mb_config.provenance import DEFAULT, Provenance, given_paths
-from mb_config.section import assign_quietly
+from mb_config.provenance import DEFAULT, Provenance, given_paths, remember_resolved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One field that resolving set."""
+    """One field that resolving set, or one wish that it did not grant."""
 
     field: str
     """Its path."""
@@ -27,14 +27,24 @@ class Change:
     why: str
     """The reason, with the rule's number."""
 
+    rule: str = ""
+    """That number."""
+
+    severity: Literal["info", "warning"] = "info"
+    """A warning is no change but a wish that was not granted: `field` is the wish, `new` is what stands instead."""
+
     def to_dict(self) -> dict[str, object]:
-        """Plain containers, ready for JSON."""
+        """Plain containers, ready for JSON; `severity` is there where it is a warning."""
         values = {"from": self._shown(self.old), "to": self._shown(self.new)}
         plain = {k: v if isinstance(v, int | float | str | None) else str(v) for k, v in values.items()}
-        return {"field": self.field, **plain, "why": self.why}
+        warned = {"severity": self.severity} if self.severity == "warning" else {}
+        return {"field": self.field, **plain, "why": self.why, **warned}
 
     def __str__(self) -> str:
-        return f"{self.field}: {self._shown(self.old)} -> {self._shown(self.new)} ({self.why})"
+        old, new = self._shown(self.old), self._shown(self.new)
+        if self.severity == "warning":
+            return f"{self.field}: {old} was asked for, {new} stands ({self.why})"
+        return f"{self.field}: {old} -> {new} ({self.why})"
 
     def _shown(self, value: object) -> object:
         return masked(leaf(self.field), value)
@@ -53,6 +63,9 @@ class Resolution:
     changes: list[Change] = field(default_factory=list)
     """What was set so far."""
 
+    refused: list[Change] = field(default_factory=list)
+    """Wishes that were not granted."""
+
     problems: list[Problem] = field(default_factory=list)
     """Conflicts found so far."""
 
@@ -70,34 +83,41 @@ class Resolution:
 
     def has(self, path: str) -> bool:
         """True if section and field are there."""
-        section, _, name = path.partition(".")
-        return hasattr(getattr(self.config, section), name)
+        return has_field(self.config, path)
 
     def get(self, path: str) -> Any:
         """The value at `section.field`."""
-        section, _, name = path.partition(".")
-        return getattr(getattr(self.config, section), name)
+        return get_field(self.config, path)
 
     def set(self, path: str, value: object, *, rule: str, why: str) -> None:
         """Set a field; an equal value is no change."""
-        section, _, name = path.partition(".")
         old = self.get(path)
         if old is value or (type(old) is type(value) and old == value):
             return
-        assign_quietly(getattr(self.config, section), name, value)
+        set_field(self.config, path, value)
         self.record(path, old, value, rule=rule, why=why)
 
     def record(self, path: str, old: object, new: object, *, rule: str, why: str) -> None:
         """Note a change that was made."""
-        self.changes.append(Change(field=path, old=old, new=new, why=f"{rule}: {why}"))
+        self.changes.append(Change(field=path, old=old, new=new, rule=rule, why=f"{rule}: {why}"))
         self.provenance.note(path, f"resolve: {rule}")
+        remember_resolved(self.config, path, new, rule=rule)
+
+    def refuse(self, wish: str, *, asked: object, stands: object, rule: str, why: str) -> None:
+        """Note a wish that is not granted. It is no change, and it is told each time."""
+        self.refused.append(
+            Change(field=wish, old=asked, new=stands, rule=rule, why=f"{rule}: {why}", severity="warning")
+        )
 
     def net_changes(self) -> list[Change]:
-        """One change a field, from its first value to its last; a field that ends as it began has none."""
+        """One change a field, from its first value to its last, then the wishes that were not granted.
+
+        A field that ends as it began has none.
+        """
         net: dict[str, Change] = {}
         for change in self.changes:
             net[change.field] = replace(change, old=net.get(change.field, change).old)
-        return [change for change in net.values() if change.old != change.new]
+        return [*(change for change in net.values() if change.old != change.new), *self.refused]
 
     def conflict(self, paths: tuple[str, ...], *, rule: str, message: str, why: str, fix: str) -> None:
         """Note two wishes that exclude each other."""

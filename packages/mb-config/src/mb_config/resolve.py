@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass
-from inspect import signature
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 from mb_config.container import ConfigContainer
-from mb_config.problems import ConfigError, check
+from mb_config.problems import NOTHING, ConfigError, RuleLike, check
 from mb_config.provenance import Provenance
 from mb_config.resolution import Change, Resolution
 from mb_config.resolve_fsdp import apply_fsdp
 from mb_config.resolve_model import apply_model
+from mb_config.resolve_overlap import apply_overlap
 from mb_config.resolve_precision import apply_precision
 from mb_config.rules import schedule
 from mb_config.rules.training import LENGTH_RULES
 from mb_config.schedule import scheduler_steps, weight_decays
-from mb_config.section import unrecorded
 
-__all__ = ["Change", "runtime_config_update"]
+__all__ = ["Change", "mimo_runtime_config_update", "runtime_config_update"]
 
 _PAIRS = (
     ("V143", "ddp.use_distributed_optimizer", "optimizer.use_distributed_optimizer"),
@@ -30,29 +28,41 @@ _STEPS = ("lr_decay_steps", "lr_warmup_steps", "wd_incr_steps", "wsd_decay_steps
 
 
 def runtime_config_update(
-    config: ConfigContainer, *, world_size: int, provenance: Provenance | None = None
+    config: ConfigContainer,
+    *,
+    world_size: int,
+    provenance: Provenance | None = None,
+    facts: Mapping[str, object] = NOTHING,
+    rules: Iterable[RuleLike] = (),
 ) -> list[Change]:
     """Resolve `config` in place for `world_size` processes and return every change. Doing it again changes nothing.
 
     In this order: precision, data-parallel size, communication overlap, the model's switches, Megatron-FSDP, wrapper
-    and optimizer made equal, evaluation defaults, length, schedule. What the user set (in a file, on the command line,
-    in code) is kept where that is legal.
+    and optimizer made equal, evaluation defaults, length, schedule, and last the rules. What the user set (in a file,
+    on the command line, in code) is kept where that is legal. Behind the changes stand, with severity "warning",
+    wishes for overlap that this layout cannot grant; these are told each time.
 
     Args:
-        config: The sections. Overlap is `config.comm_overlap.setup(model, optimizer, ddp)`, if there is such a method;
-            where it takes `keep`, it is told the paths that the user set.
+        config: The sections; a model may be a plain mapping with Megatron's field names. Overlap is
+            `config.comm_overlap.setup(model, optimizer, ddp)`, if there is such a method; `keep` (the paths that the
+            user set) and `transformer_engine` are handed to it where it takes them. What it returns says why: records
+            with `field`, `new`, `why`, `rule` and `severity`.
         world_size: Number of processes.
         provenance: Where the values came from; is told of each change. Without it, what the sections remember was
             set in code.
+        facts: What rules may ask, as for `check`; overlap is told `facts["transformer_engine"]`.
+        rules: To be held by the resolved config, such as `RULES`; none by default, for callers that check themselves.
 
     Raises:
-        ConfigError: wishes that exclude each other, or a layout that does not fit; the config is partly resolved then.
+        ConfigError: wishes that exclude each other, a layout that does not fit, or a broken rule; the config is partly
+            resolved then.
         UnknownPrecisionError: `mixed_precision` names no recipe.
+        ValueError: what `setup` raises for wishes that contradict each other.
     """
     run = Resolution(config=config, provenance=Provenance() if provenance is None else provenance)
     apply_precision(run)
     _set_data_parallel_size(run, world_size)
-    _overlap(run)
+    apply_overlap(run, transformer_engine=facts.get("transformer_engine"))
     apply_model(run)
     apply_fsdp(run)
     for rule, first, second in _PAIRS:
@@ -61,9 +71,59 @@ def runtime_config_update(
     _evaluation(run)
     _length(run)
     _schedule(run)
+    return _finish(run, rules, {**facts, "world_size": world_size})
+
+
+def mimo_runtime_config_update(
+    config: ConfigContainer,
+    *,
+    provenance: Provenance | None = None,
+    facts: Mapping[str, object] = NOTHING,
+    rules: Iterable[RuleLike] = (),
+) -> list[Change]:
+    """`runtime_config_update` for a model of several modules, each with a layout of its own (MIMO).
+
+    Nothing is asked of `config.model` but whether it is deterministic. The data-parallel size is 1; wrapper and
+    optimizer are made equal, and evaluation defaults, length and schedule are filled in as for other models. Precision
+    and overlap belong to the modules: a `mixed_precision` or `comm_overlap` is refused.
+
+    Raises:
+        ConfigError: as `runtime_config_update`.
+    """
+    run = Resolution(config=config, provenance=Provenance() if provenance is None else provenance)
+    for name in ("mixed_precision", "comm_overlap"):
+        _refuse_for_mimo(run, name)
+    before, config.data_parallel_size = config.data_parallel_size, 1
+    if before != 1:
+        run.record("data_parallel_size", before, 1, rule="V221", why="modules have layouts of their own")
+    apply_model(run)
+    for rule, first, second in _PAIRS[:2]:
+        _make_equal(run, rule, first, second)
+    _evaluation(run)
+    _length(run)
+    _schedule(run)
+    return _finish(run, rules, facts)
+
+
+def _finish(run: Resolution, rules: Iterable[RuleLike], facts: Mapping[str, object]) -> list[Change]:
+    if not run.problems:
+        known = {**facts, "resolved": True}
+        found = check(run.config.sections(), rules, facts=known, provenance=run.provenance)
+        run.problems += [problem for problem in found if problem.severity == "error"]
     if run.problems:
         raise ConfigError(run.problems)
     return run.net_changes()
+
+
+def _refuse_for_mimo(run: Resolution, name: str) -> None:
+    if getattr(run.config, name) is not None:
+        run.conflict(
+            (name,),
+            rule="V224",
+            message="is set for a model of several modules",
+            why="each module has its own layout and precision, and nothing would read it",
+            fix=f"Set it in the modules, and leave {name} unset.",
+        )
 
 
 def _set_data_parallel_size(run: Resolution, world_size: int) -> None:
@@ -78,34 +138,6 @@ def _set_data_parallel_size(run: Resolution, world_size: int) -> None:
         run.provenance.note("comm_overlap.data_parallel_size", "resolve: V031")
     if before != now:
         run.record("data_parallel_size", before, now, rule="V031", why="processes / (tp x pp x cp)")
-
-
-def _overlap(run: Resolution) -> None:
-    config = run.config
-    if run.problems or not hasattr(config.comm_overlap, "setup"):
-        return
-    names = ("model", "optimizer", "ddp")
-    sections = [getattr(config, name) for name in names]
-    before = {f"{name}.{leaf}": value for name in names for leaf, value in _values(getattr(config, name))}
-    chosen = [path for path in before if run.rank(path) == 2]
-    keeps = "keep" in signature(config.comm_overlap.setup).parameters
-    with unrecorded(*sections):
-        config.comm_overlap.setup(*sections, **({"keep": chosen} if keeps else {}))
-        for path, old in before.items():
-            new = run.get(path)
-            if old == new and type(old) is type(new):
-                continue
-            if path in chosen:
-                section, _, leaf = path.partition(".")
-                setattr(getattr(config, section), leaf, old)
-            else:
-                run.record(path, old, new, rule="comm_overlap", why="communication overlap")
-
-
-def _values(section: Any) -> list[tuple[str, Any]]:
-    if is_dataclass(section) and not isinstance(section, type):
-        return [(item.name, getattr(section, item.name)) for item in fields(section)]
-    return list(vars(section).items())
 
 
 def _make_equal(run: Resolution, rule: str, first: str, second: str) -> None:

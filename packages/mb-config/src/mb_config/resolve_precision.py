@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import MISSING, fields, is_dataclass
-from typing import Any
+from dataclasses import fields
 
+from mb_config.access import UNKNOWN, default_of
 from mb_config.precision_recipes import get_mixed_precision_config
 from mb_config.resolution import Resolution
 
@@ -37,10 +37,10 @@ def apply_precision(run: Resolution) -> None:
 
 
 def _apply(run: Resolution, path: str, value: object, *, name: str, weight: int) -> None:
-    section, _, leaf = path.partition(".")
+    leaf = path.partition(".")[2]
     if not run.has(path) or run.get(path) == value:
         return
-    if value is None and not _may_be_none(getattr(run.config, section), leaf):
+    if value is None and default_of(run.config, path) not in (None, UNKNOWN):
         return
     if not 0 < run.rank(path) >= weight:
         run.set(path, value, rule="V017", why=f"precision recipe {name}")
@@ -52,11 +52,3 @@ def _apply(run: Resolution, path: str, value: object, *, name: str, weight: int)
             why="the recipe would not be that recipe any more",
             fix=f"Leave {path} unset, or choose another mixed_precision.",
         )
-
-
-def _may_be_none(section: Any, name: str) -> bool:
-    """True if None is the field's own default."""
-    if not is_dataclass(section):
-        return True
-    item = next((item for item in fields(section) if item.name == name), None)
-    return item is not None and item.default is None and item.default_factory is MISSING

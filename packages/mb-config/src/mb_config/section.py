@@ -35,18 +35,20 @@ class Section:
 def given_fields(section: object) -> frozenset[str]:
     """Names of the fields that somebody chose.
 
-    For a dataclass that keeps no record: the fields whose value differs from the class default.
+    A section of another package may keep its record too: as `_given`, a set of names. Of a dataclass that keeps none:
+    the fields whose value differs from the class default.
     """
-    if isinstance(section, Section):
-        return section._given
     if not is_dataclass(section) or isinstance(section, type):
         return frozenset()
+    record = getattr(section, "_given", None)
+    if isinstance(record, frozenset | set):
+        return frozenset(record)
     return frozenset(f.name for f in fields(section) if not _is_default(f, getattr(section, f.name)))
 
 
 def set_given(section: object, names: Iterable[str]) -> None:
     """Replace the record of `section` (a reader knows better than the constructor what was written)."""
-    if isinstance(section, Section):
+    if _keeps_record(section):
         object.__setattr__(section, "_given", frozenset(names))
 
 
@@ -59,12 +61,16 @@ def assign_quietly(section: object, name: str, value: object) -> None:
 @contextmanager
 def unrecorded(*sections: object) -> Iterator[None]:
     """While this is open, assignments to `sections` do not count as given."""
-    before = [(section, section._given) for section in sections if isinstance(section, Section)]
+    before = [(section, given_fields(section)) for section in sections if _keeps_record(section)]
     try:
         yield
     finally:
         for section, given in before:
             set_given(section, given)
+
+
+def _keeps_record(section: object) -> bool:
+    return isinstance(getattr(section, "_given", None), frozenset | set)
 
 
 def _is_default(field: Field[Any], value: object) -> bool:

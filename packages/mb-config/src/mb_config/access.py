@@ -1,0 +1,74 @@
+"""Fields of a section, be it an object or a plain mapping: a model that was read without its package is one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any
+
+from mb_config.megatron_defaults import megatron_defaults
+from mb_config.non_defaults import baseline
+from mb_config.section import assign_quietly
+
+UNKNOWN = object()
+
+
+def has_field(config: Any, path: str) -> bool:
+    """True if section and field are there; a mapping `model` has all fields of Megatron's class."""
+    section, name = _split(config, path)
+    if isinstance(section, Mapping):
+        return name in section or name in _megatrons(section, path)
+    return hasattr(section, name)
+
+
+def get_field(config: Any, path: str) -> Any:
+    """The value at `section.field`; of a mapping, what Megatron's class has where it says nothing.
+
+    Raises:
+        KeyError, AttributeError: there is no such field.
+    """
+    section, name = _split(config, path)
+    if not isinstance(section, Mapping):
+        return getattr(section, name)
+    return section[name] if name in section else _megatrons(section, path)[name]
+
+
+def set_field(config: Any, path: str, value: object) -> None:
+    """Set a computed value: it does not count as given."""
+    section, name = _split(config, path)
+    if isinstance(section, dict):
+        section[name] = value
+    else:
+        assign_quietly(section, name, value)
+
+
+def default_of(config: Any, path: str) -> Any:
+    """The field's own default, MISSING where it has none, `UNKNOWN` where nobody can tell."""
+    section, name = _split(config, path)
+    if isinstance(section, Mapping):
+        return _megatrons(section, path).get(name, UNKNOWN)
+    item = (
+        next((item for item in fields(section) if item.name == name), None) if is_dataclass(section) else None
+    )
+    if item is None:
+        return UNKNOWN
+    return item.default if item.default_factory is MISSING else item.default_factory()
+
+
+def field_values(section: Any) -> Iterator[tuple[str, Any]]:
+    """Name and value of each field of an object or a mapping."""
+    if isinstance(section, Mapping):
+        yield from section.items()
+    elif is_dataclass(section):
+        yield from ((item.name, getattr(section, item.name)) for item in fields(section))
+    else:
+        yield from vars(section).items()
+
+
+def _split(config: Any, path: str) -> tuple[Any, str]:
+    section, _, name = path.partition(".")
+    return getattr(config, section), name
+
+
+def _megatrons(section: Mapping[str, Any], path: str) -> Mapping[str, Any]:
+    return megatron_defaults(baseline(section)) if path.startswith("model.") else {}

@@ -1,0 +1,112 @@
+"""Let the overlap section write to model, optimizer and wrapper, and keep what the user set there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from inspect import signature
+from types import SimpleNamespace
+from typing import Any, Protocol, cast
+
+from mb_config.access import field_values
+from mb_config.megatron_defaults import megatron_defaults
+from mb_config.non_defaults import baseline
+from mb_config.resolution import Resolution
+from mb_config.section import unrecorded
+
+_SECTIONS = ("model", "optimizer", "ddp")
+
+
+class OverlapChange(Protocol):
+    """What a `setup` may say of one field, or of one wish that it does not grant."""
+
+    @property
+    def field(self) -> str:
+        """Its path."""
+
+    @property
+    def old(self) -> object:
+        """The value before, or the wish."""
+
+    @property
+    def new(self) -> object:
+        """The value now."""
+
+    @property
+    def why(self) -> str:
+        """The reason."""
+
+    @property
+    def rule(self) -> str:
+        """The rule that decided."""
+
+    @property
+    def severity(self) -> str:
+        """`warning` for a wish that is not granted."""
+
+
+def apply_overlap(run: Resolution, *, transformer_engine: object = None) -> None:
+    """Call `config.comm_overlap.setup`, note each change with the reason that it gives, and each refused wish.
+
+    A field that the user set has its value back afterwards; that the overlap wanted another is noted as refused.
+
+    Raises:
+        ValueError: what `setup` raises for wishes that contradict each other.
+    """
+    setup = getattr(run.config.comm_overlap, "setup", None)
+    if run.problems or setup is None:
+        return
+    before = {
+        f"{name}.{leaf}": value
+        for name in _SECTIONS
+        for leaf, value in field_values(getattr(run.config, name))
+    }
+    chosen = [path for path in before if run.rank(path) == 2]
+    takes = signature(setup).parameters
+    offered = {"keep": chosen, "transformer_engine": transformer_engine}
+    views = {name: _view(getattr(run.config, name)) for name in _SECTIONS}
+    with unrecorded(*views.values()):
+        returned = setup(*views.values(), **{key: value for key, value in offered.items() if key in takes})
+    reported = [] if returned is None else list(cast(Iterable[OverlapChange], returned))
+    _take_over(run, views, before, chosen, reasons={item.field: item for item in reported})
+    for item in reported:
+        if item.severity == "warning":
+            run.refuse(item.field, asked=item.old, stands=item.new, rule=item.rule, why=item.why)
+
+
+def _view(section: Any) -> Any:
+    """The section itself; of a mapping an object with its values, and Megatron's where it says nothing."""
+    if not isinstance(section, Mapping):
+        return section
+    return SimpleNamespace(**{**megatron_defaults(baseline(section)), **section})
+
+
+def _take_over(
+    run: Resolution,
+    views: Mapping[str, Any],
+    before: Mapping[str, Any],
+    chosen: list[str],
+    *,
+    reasons: Mapping[str, OverlapChange],
+) -> None:
+    """Compare the sections with what they were: what a `setup` returns explains the changes, and proves none."""
+    for name, view in views.items():
+        mapping = view is not getattr(run.config, name)
+        for leaf, new in list(field_values(view)):
+            path = f"{name}.{leaf}"
+            old = before[path] if path in before else run.get(path)
+            if type(old) is type(new) and old == new:
+                continue
+            reason = reasons.get(path)
+            rule, why = (reason.rule, reason.why) if reason else ("comm_overlap", "communication overlap")
+            if path in chosen:
+                _give_back(run, view, path, old)
+                run.refuse(path, asked=new, stands=old, rule=rule, why=f"{why}; the value was set by hand")
+            elif mapping:
+                run.set(path, new, rule=rule, why=why)
+            else:
+                run.record(path, old, new, rule=rule, why=why)
+
+
+def _give_back(run: Resolution, view: Any, path: str, value: object) -> None:
+    with unrecorded(view):
+        setattr(view, path.partition(".")[2], value)

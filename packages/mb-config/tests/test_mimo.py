@@ -1,0 +1,112 @@
+"""Resolving a model of several modules: nothing is asked of the model."""
+
+from copy import deepcopy
+from dataclasses import dataclass
+
+import pytest
+
+from mb_config import (
+    RULES,
+    ConfigError,
+    DistributedDataParallelConfig,
+    TrainingConfig,
+    mimo_runtime_config_update,
+    runtime_config_update,
+)
+
+
+@dataclass
+class Modules:
+    """A model without sizes, dtypes or anything else."""
+
+
+@pytest.fixture
+def mimo(make):
+    return make(
+        model=Modules(),
+        train=TrainingConfig(train_samples=1000, global_batch_size=30, micro_batch_size=3, eval_iters=4),
+        ddp=DistributedDataParallelConfig(use_distributed_optimizer=True),
+    )
+
+
+def test_what_does_not_depend_on_the_model_is_filled_in(mimo):
+    mimo.scheduler.lr_warmup_iters = 0
+    mimo.scheduler.lr_warmup_fraction = 0.1
+    changes = mimo_runtime_config_update(mimo, rules=RULES)
+    assert {change.field: change.new for change in changes} == {
+        "data_parallel_size": 1,
+        "optimizer.use_distributed_optimizer": True,
+        "validation.eval_iters": 4,
+        "validation.eval_global_batch_size": 30,
+        "validation.eval_micro_batch_size": 3,
+        "train.train_iters": 33,
+        "scheduler.start_weight_decay": 0.01,
+        "scheduler.end_weight_decay": 0.01,
+        "optimizer.min_lr": 0.0,
+        "scheduler.lr_decay_steps": 1000,
+        "scheduler.lr_warmup_steps": 100,
+        "scheduler.wd_incr_steps": 1000,
+    }
+
+
+def test_doing_it_again_changes_nothing(mimo):
+    mimo.scheduler.lr_warmup_iters = 0
+    mimo_runtime_config_update(mimo)
+    after = deepcopy(mimo)
+    assert mimo_runtime_config_update(mimo) == []
+    assert mimo == after
+
+
+@pytest.mark.parametrize("section", ["mixed_precision", "comm_overlap"])
+def test_what_belongs_to_the_modules_is_refused(mimo, section):
+    setattr(mimo, section, "bf16_mixed")
+    with pytest.raises(ConfigError, match=r"V224.*several modules"):
+        mimo_runtime_config_update(mimo)
+
+
+def test_the_rules_are_held(mimo):
+    mimo.rng.seed = 0
+    with pytest.raises(ConfigError, match="V240"):
+        mimo_runtime_config_update(mimo, rules=RULES)
+
+
+class Traced:
+    """A precision recipe, an overlap section and a fact about the world that tell when they are asked."""
+
+    def __init__(self):
+        self.trace = []
+
+    def setup(self, model, optimizer, ddp):
+        self.trace.append(("overlap", model.bf16, self.data_parallel_size))
+
+    data_parallel_size = None
+
+
+def test_order_of_resolving(make):
+    """Overlap sees precision and data-parallel size; the rules see all of it."""
+    overlap = Traced()
+    config = make(mixed_precision="bf16_mixed", comm_overlap=overlap)
+
+    class Last:
+        id, fields, severity, why, fix = (
+            "X1",
+            ("model.bf16", "validation.eval_global_batch_size"),
+            "error",
+            "",
+            "",
+        )
+        fails, passes = {}, {}
+
+        @staticmethod
+        def test(bf16, batch):
+            overlap.trace.append(("rules", bf16, batch))
+
+    runtime_config_update(config, world_size=2, rules=[Last])
+    assert overlap.trace == [("overlap", True, 2), ("rules", True, 8)]
+
+
+def test_the_rules_see_the_resolved_config(make):
+    config = make()
+    config.rng.seed = 0
+    with pytest.raises(ConfigError, match="V240"):
+        runtime_config_update(config, world_size=2, rules=RULES)

@@ -39,6 +39,10 @@ if TYPE_CHECKING:
     from mb_metrics.norms import calc_params_l2_norm as calc_params_l2_norm
     from mb_metrics.norms import param_is_not_shared as param_is_not_shared
     from mb_metrics.peaks import peak_tflops as peak_tflops
+    from mb_metrics.profiling import MemorySnapshot as MemorySnapshot
+    from mb_metrics.profiling import NsysRange as NsysRange
+    from mb_metrics.profiling import Profiling as Profiling
+    from mb_metrics.profiling import StepRanges as StepRanges
     from mb_metrics.profiling_config import ProfilingConfig as ProfilingConfig
     from mb_metrics.profiling_config import TensorInspectConfig as TensorInspectConfig
     from mb_metrics.record import Evaluation as Evaluation
@@ -67,6 +71,8 @@ if TYPE_CHECKING:
     from mb_metrics.sinks.wandb import WandbSink as WandbSink
     from mb_metrics.throughput import Rates as Rates
     from mb_metrics.throughput import report_throughput as report_throughput
+    from mb_metrics.torch_profiling import build_profiling as build_profiling
+    from mb_metrics.torch_profiling import start_memory_history_recording as start_memory_history_recording
 
 __all__ = [
     "BRIDGE_ALIASES",
@@ -83,19 +89,24 @@ __all__ = [
     "JsonlSink",
     "LoggerConfig",
     "MemorySampler",
+    "MemorySnapshot",
     "Metrics",
     "MlflowSink",
     "NormGroups",
+    "NsysRange",
+    "Profiling",
     "ProfilingConfig",
     "Rates",
     "Row",
     "Rule",
     "Sink",
     "SinkFailure",
+    "StepRanges",
     "TensorBoardSink",
     "TensorInspectConfig",
     "UnknownFlopsError",
     "WandbSink",
+    "build_profiling",
     "build_reductions",
     "build_samplers",
     "build_sinks",
@@ -116,6 +127,7 @@ __all__ = [
     "report_memory",
     "report_runtime",
     "report_throughput",
+    "start_memory_history_recording",
 ]
 _HOMES = {
     "BRIDGE_ALIASES": "names",
@@ -132,19 +144,24 @@ _HOMES = {
     "JsonlSink": "sinks.jsonl",
     "LoggerConfig": "config",
     "MemorySampler": "samplers",
+    "MemorySnapshot": "profiling",
     "Metrics": "metrics",
     "MlflowSink": "sinks.mlflow",
     "NormGroups": "norms",
+    "NsysRange": "profiling",
+    "Profiling": "profiling",
     "ProfilingConfig": "profiling_config",
     "Rates": "throughput",
     "Row": "record",
     "Rule": "rule",
     "Sink": "sink",
     "SinkFailure": "sink",
+    "StepRanges": "profiling",
     "TensorBoardSink": "sinks.tensorboard",
     "TensorInspectConfig": "profiling_config",
     "UnknownFlopsError": "flops_shape",
     "WandbSink": "sinks.wandb",
+    "build_profiling": "torch_profiling",
     "build_reductions": "build",
     "build_samplers": "build",
     "build_sinks": "build",
@@ -165,6 +182,7 @@ _HOMES = {
     "report_memory": "memory",
     "report_runtime": "runtime",
     "report_throughput": "throughput",
+    "start_memory_history_recording": "torch_profiling",
 }
 
 

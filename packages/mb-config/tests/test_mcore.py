@@ -1,5 +1,7 @@
 """Our sections against the installed Megatron Core."""
 
+import copy
+import math
 from dataclasses import fields
 
 import pytest
@@ -13,16 +15,20 @@ import mb_config  # noqa: E402
 from mb_config import (  # noqa: E402
     DistributedDataParallelConfig,
     OptimizerConfig,
+    OptimizerConfigOverrideProvider,
+    OptimizerConfigOverrideProviderContext,
     RNGConfig,
     SchedulerConfig,
     TrainingConfig,
     learning_rate,
+    mcore,
     scheduler_steps,
 )
 from mb_config.mcore import (  # noqa: E402
     DroppedFieldError,
     MegatronDDPConfig,
     MegatronOptimizerConfig,
+    ParamKey,
     build_scheduler,
     to_dtype,
     to_megatron,
@@ -127,6 +133,72 @@ def test_what_megatron_refuses_our_rules_refuse_first(section):
         section.finalize()
 
 
+@pytest.mark.parametrize(
+    ("cls", "wrong", "mended"),
+    [
+        (mcore.OptimizerConfig, {"exp_avg_dtype": torch.bfloat16}, {"exp_avg_dtype": torch.float32}),
+        (mcore.DistributedDataParallelConfig, {"num_buckets": 0}, {"num_buckets": 2}),
+    ],
+)
+def test_checks_wait_for_finalize(cls, wrong, mended):
+    section = cls(**wrong)
+    with pytest.raises(AssertionError):
+        section.finalize()
+    for name, value in mended.items():
+        setattr(section, name, value)
+    section.finalize()
+    once = copy.deepcopy(section)
+    section.finalize()
+    assert section == once
+    assert isinstance(section, MegatronOptimizerConfig | MegatronDDPConfig)
+
+
+def test_a_deferred_config_is_finalised_and_passed_on():
+    section = mcore.DistributedDataParallelConfig()
+    section.megatron_fsdp_max_pool_double_buffer = True
+    assert to_megatron(section, bucket_size=8) is section
+    assert (section.fsdp_double_buffer, section.bucket_size) == (True, 8)
+
+
+class SlowNorms(OptimizerConfigOverrideProvider):
+    """Norms learn at a tenth of the rate."""
+
+    def build_config_overrides(self, context):
+        slow = {ParamKey(name="norm.*"): {"max_lr": context.optimizer_config.lr / 10}}
+        return {**super().build_config_overrides(context), **slow}
+
+
+def group_of(provider, name, **settings):
+    """What Megatron's parameter group of this parameter would hold."""
+    model = torch.nn.ModuleDict(
+        {"proj": torch.nn.Linear(3, 3), "norm": torch.nn.LayerNorm(3), "q_layernorm": torch.nn.LayerNorm(3)}
+    )
+    context = OptimizerConfigOverrideProviderContext(
+        scheduler_config=SchedulerConfig(), optimizer_config=OptimizerConfig(lr=1.0, **settings), model=model
+    )
+    parameter = dict(model.named_parameters())[name]
+    overrides = provider.build_config_overrides(context)
+    matching = [values for key, values in overrides.items() if key.matches(parameter, name)]
+    return {key: value for values in matching for key, value in values.items()}
+
+
+def test_biases_and_norms_do_not_decay():
+    provider = OptimizerConfigOverrideProvider()
+    groups = {name: group_of(provider, name) for name in ("proj.weight", "proj.bias", "norm.weight")}
+    assert groups == {"proj.weight": {}, "proj.bias": {"wd_mult": 0.0}, "norm.weight": {"wd_mult": 0.0}}
+    assert group_of(provider, "q_layernorm.weight", apply_wd_to_qk_layernorm=True) == {}
+
+
+def test_a_subclass_adds_learning_rates():
+    group = group_of(SlowNorms(), "norm.weight")
+    assert group == {"wd_mult": 0.0, "max_lr": 0.1}
+    section, settings = SchedulerConfig(lr_decay_style="constant"), OptimizerConfig(lr=1.0, weight_decay=0.5)
+    steps = scheduler_steps(TrainingConfig(train_iters=10, global_batch_size=8), section)
+    scheduler, _ = built(section, settings, steps)
+    scheduler.step(8)
+    assert (scheduler.get_lr(group), group["wd_mult"] * scheduler.get_wd(group)) == (0.1, 0.0)
+
+
 class Weights:
     """An optimizer as the scheduler sees it."""
 
@@ -162,28 +234,87 @@ def test_a_scheduler_needs_a_learning_rate():
         built(SchedulerConfig(), OptimizerConfig(), None)
 
 
-@settings(deadline=None)
-@given(
-    style=st.sampled_from(["constant", "linear", "cosine", "inverse-square-root", "WSD"]),
-    last_style=st.sampled_from(["exponential", "linear", "cosine", "minus_sqrt"]),
-    iters=st.integers(1, 200),
-    batch=st.integers(1, 16),
-    warmup=st.integers(0, 250),
-    last=st.none() | st.integers(1, 200),
-    part=st.floats(0, 1.2),
-)
-def test_our_formula_is_megatrons(style, last_style, iters, batch, warmup, last, part):
-    section = SchedulerConfig(
-        lr_decay_style=style,
-        lr_wsd_decay_style=last_style,
-        lr_warmup_iters=warmup,
-        lr_wsd_decay_iters=last,
-        lr_warmup_init=0.01,
+SHAPES = {
+    "lr_decay_style": st.sampled_from(["constant", "linear", "cosine", "inverse-square-root", "WSD"]),
+    "lr_wsd_decay_style": st.sampled_from(["exponential", "linear", "cosine", "minus_sqrt"]),
+    "lr_warmup_init": st.sampled_from([0.0, 0.01]),
+    "weight_decay_incr_style": st.sampled_from(["constant", "linear", "cosine"]),
+}
+
+
+@st.composite
+def runs(draw):
+    """A training and a schedule, counted in steps or in sequences."""
+    shape = {name: draw(values) for name, values in SHAPES.items()}
+    batch, length = draw(st.integers(1, 16)), draw(st.integers(1, 200))
+    unit, word = draw(st.sampled_from([("iters", "train_iters"), ("samples", "train_samples")]))
+    length = max(length, batch) if unit == "samples" else length
+    warmup = draw(st.one_of(st.integers(0, 250), st.floats(0, 1)))
+    key = f"lr_warmup_{unit}" if isinstance(warmup, int) else "lr_warmup_fraction"
+    last, decay = draw(st.none() | st.integers(1, 200)), draw(st.none() | st.integers(1, 300))
+    scheduler = SchedulerConfig(
+        **shape, **{key: warmup, f"lr_wsd_decay_{unit}": last, f"lr_decay_{unit}": decay}
     )
+    if shape["weight_decay_incr_style"] != "constant":
+        scheduler.start_weight_decay, scheduler.end_weight_decay = 0.1, 0.3
+    return TrainingConfig(global_batch_size=batch, **{word: length}), scheduler
+
+
+def decay_after(consumed, steps, scheduler):
+    """Weight decay by its formula."""
+    if scheduler.weight_decay_incr_style == "constant":
+        return 0.01
+    part = min(consumed / steps.wd_incr_steps, 1.0)
+    if scheduler.weight_decay_incr_style == "cosine":
+        part = 0.5 * (math.cos(math.pi * (1 - part)) + 1.0)
+    return 0.1 + part * 0.2
+
+
+@settings(deadline=None)
+@given(run=runs(), parts=st.lists(st.floats(0, 0.6), min_size=1, max_size=3))
+def test_our_formulas_are_megatrons(run, parts):
+    """Learning rate and weight decay after any number of sequences, in any number of steps."""
+    train, section = run
     optimizer = OptimizerConfig(lr=1.0, min_lr=0.1)
-    steps = scheduler_steps(TrainingConfig(train_iters=iters, global_batch_size=batch), section)
+    steps = scheduler_steps(train, section)
+    assert 0 <= steps.lr_warmup_steps < steps.lr_decay_steps
     scheduler, group = built(section, optimizer, steps)
-    consumed = round(part * iters * batch)
-    scheduler.step(consumed)
-    ours = learning_rate(consumed, steps=steps, scheduler=section, optimizer=optimizer)
-    assert ours == pytest.approx(group["lr"], abs=1e-12)
+    consumed = 0
+    for part in parts:
+        increment = round(part * steps.lr_decay_steps)
+        scheduler.step(increment)
+        consumed += increment
+        ours = learning_rate(consumed, steps=steps, scheduler=section, optimizer=optimizer)
+        assert ours == pytest.approx(group["lr"], abs=1e-12)
+        assert decay_after(consumed, steps, section) == pytest.approx(group["weight_decay"], abs=1e-12)
+
+
+@settings(deadline=None, max_examples=20)
+@given(run=runs(), first=st.integers(0, 300), rest=st.integers(0, 300))
+def test_a_schedule_that_is_resumed_is_one_that_never_stopped(run, first, rest):
+    train, section = run
+    optimizer, steps = OptimizerConfig(lr=1.0, min_lr=0.1), scheduler_steps(train, section)
+    whole, expected = built(section, optimizer, steps)
+    whole.step(first)
+    whole.step(rest)
+    stopped, _ = built(section, optimizer, steps)
+    stopped.step(first)
+    resumed, group = built(section, optimizer, steps)
+    resumed.load_state_dict(stopped.state_dict())
+    resumed.step(rest)
+    assert group == expected
+
+
+@pytest.mark.parametrize(
+    ("train", "scheduler", "expected"),
+    [
+        ({"train_iters": 100}, {"lr_warmup_iters": 10}, (800, 80, 800)),
+        ({"train_samples": 1000}, {"lr_warmup_fraction": 0.1}, (1000, 100, 1000)),
+        ({"train_iters": 2}, {"lr_warmup_iters": 10}, (16, 15, 16)),
+    ],
+)
+def test_lengths_that_megatrons_scheduler_is_given(train, scheduler, expected):
+    section = SchedulerConfig(**scheduler)
+    steps = scheduler_steps(TrainingConfig(global_batch_size=8, **train), section)
+    real, _ = built(section, OptimizerConfig(lr=1.0), steps)
+    assert (real.lr_decay_steps, real.lr_warmup_steps, real.wd_incr_steps) == expected

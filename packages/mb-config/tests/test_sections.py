@@ -15,8 +15,6 @@ from mb_config import (
     DistributedInitConfig,
     MixedPrecisionConfig,
     OptimizerConfig,
-    OptimizerConfigOverrideProvider,
-    OptimizerConfigOverrideProviderContext,
     SchedulerConfig,
     TrainingConfig,
     given_fields,
@@ -140,13 +138,6 @@ def test_lazy_init_is_another_name():
     dist = DistributedInitConfig()
     dist.lazy_init = True
     assert (dist.lazy_mpu_init, dist.lazy_init) == (True, True)
-
-
-def test_the_default_provider_leaves_it_to_megatron():
-    context = OptimizerConfigOverrideProviderContext(
-        scheduler_config=SchedulerConfig(), optimizer_config=OptimizerConfig(), model=[]
-    )
-    assert OptimizerConfigOverrideProvider().build_config_overrides(context) is None
 
 
 def test_the_signal_is_a_signal():

@@ -8,26 +8,68 @@ from typing import Any
 import torch
 from megatron.core.distributed import DistributedDataParallelConfig as MegatronDDPConfig
 from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
+from megatron.core.optimizer import ParamGroupOverride, ParamKey, get_standard_config_overrides
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from mb_config.rules.precision import DTYPES
 from mb_config.schedule import SchedulerSteps, weight_decays
-from mb_config.sections.ddp import DistributedDataParallelConfig
-from mb_config.sections.optimizer import OptimizerConfig
+from mb_config.sections import ddp, optimizer
 from mb_config.sections.scheduler import SchedulerConfig
 
-__all__ = ["DroppedFieldError", "build_scheduler", "to_dtype", "to_megatron"]
+__all__ = [
+    "DistributedDataParallelConfig",
+    "DroppedFieldError",
+    "OptimizerConfig",
+    "build_scheduler",
+    "standard_overrides",
+    "to_dtype",
+    "to_megatron",
+]
 
 
 class DroppedFieldError(TypeError):
     """The installed Megatron Core has no such field, so the value would be lost."""
 
 
-def to_megatron(section: OptimizerConfig | DistributedDataParallelConfig, **runtime: Any) -> Any:
+class OptimizerConfig(MegatronOptimizerConfig):  # type: ignore[misc]
+    """Megatron's own class whose checks wait for `finalize()`, so that fields may be set one after the other."""
+
+    def __post_init__(self) -> None:
+        """Nothing is checked yet."""
+
+    def finalize(self) -> None:
+        """Run Megatron's checks and fill in what it derives. Doing it again changes nothing.
+
+        Raises:
+            AssertionError, ValueError, RuntimeError: Megatron's.
+        """
+        super().__post_init__()
+
+
+class DistributedDataParallelConfig(MegatronDDPConfig):  # type: ignore[misc]
+    """Megatron's own class whose checks wait for `finalize()`, so that fields may be set one after the other."""
+
+    def __post_init__(self) -> None:
+        """Nothing is checked yet."""
+
+    def finalize(self) -> None:
+        """Run Megatron's checks and fill in what it derives. Doing it again changes nothing.
+
+        Raises:
+            AssertionError, ValueError: Megatron's.
+        """
+        super().__post_init__()
+
+
+Section = optimizer.OptimizerConfig | ddp.DistributedDataParallelConfig
+"""A section that has a counterpart in Megatron Core."""
+
+
+def to_megatron(section: Section, **runtime: Any) -> Any:
     """Build Megatron's dataclass from ours; its checks run.
 
     Args:
-        section: The section; it is not changed.
+        section: The section; it is not changed. One of the two classes above is finalised and returned as it is.
         runtime: Fields that only exist at run time, such as `timers`.
 
     Raises:
@@ -35,6 +77,11 @@ def to_megatron(section: OptimizerConfig | DistributedDataParallelConfig, **runt
         TypeError: another section.
         AssertionError, ValueError, RuntimeError: Megatron's, for what no rule of ours has caught.
     """
+    if isinstance(section, OptimizerConfig | DistributedDataParallelConfig):
+        for name, value in runtime.items():
+            setattr(section, name, value)
+        section.finalize()
+        return section
     target = _target(section)
     known = {item.name: item for item in fields(target) if item.init}
     values = {item.name: getattr(section, item.name) for item in fields(section) if item.init}
@@ -65,8 +112,18 @@ def to_dtype(name: str) -> torch.dtype:
     return dtype
 
 
+def standard_overrides(settings: object) -> dict[ParamKey, ParamGroupOverride]:
+    """Megatron's own exceptions: no weight decay for biases and one-dimensional parameters, decoupled learning rates.
+
+    Args:
+        settings: Anything with `apply_wd_to_qk_layernorm`, `decoupled_lr` and `decoupled_min_lr`.
+    """
+    overrides: dict[ParamKey, ParamGroupOverride] = get_standard_config_overrides(settings)
+    return overrides
+
+
 def build_scheduler(
-    optimizer: Any, *, scheduler: SchedulerConfig, settings: OptimizerConfig, steps: SchedulerSteps
+    optimizer: Any, *, scheduler: SchedulerConfig, settings: optimizer.OptimizerConfig, steps: SchedulerSteps
 ) -> OptimizerParamScheduler:
     """Megatron's scheduler for `optimizer`, at its start. `step(increment)` counts sequences.
 
@@ -104,9 +161,9 @@ def build_scheduler(
 
 
 def _target(section: object) -> Any:
-    if isinstance(section, OptimizerConfig):
+    if isinstance(section, optimizer.OptimizerConfig):
         return MegatronOptimizerConfig
-    if isinstance(section, DistributedDataParallelConfig):
+    if isinstance(section, ddp.DistributedDataParallelConfig):
         return MegatronDDPConfig
     raise TypeError(
         f"{type(section).__name__}: cannot be made Megatron's, because only the optimizer and ddp sections have a "

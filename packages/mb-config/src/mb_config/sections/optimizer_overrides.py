@@ -26,13 +26,22 @@ class OptimizerConfigOverrideProviderContext:
 
 @dataclass(kw_only=True)
 class OptimizerConfigOverrideProvider(Section):
-    """Override `build_config_overrides` to give parameters a learning rate or weight decay of their own."""
+    """Override `build_config_overrides` to give parameters a learning rate or weight decay of their own.
 
-    def build_config_overrides(
-        self, context: OptimizerConfigOverrideProviderContext
-    ) -> dict[Any, Any] | None:
-        """Map Megatron's `ParamKey` to its `ParamGroupOverride`; None: Megatron's own default.
+    Megatron does not add its own exceptions to what it is given: start from `super()`.
 
-        That default is no weight decay for biases and parameters of one dimension.
+        class SlowRouter(OptimizerConfigOverrideProvider):
+            def build_config_overrides(self, context):
+                slow = {ParamKey(name="*.router.weight"): {"max_lr": context.optimizer_config.lr / 10}}
+                return {**super().build_config_overrides(context), **slow}
+    """
+
+    def build_config_overrides(self, context: OptimizerConfigOverrideProviderContext) -> dict[Any, Any]:
+        """Map Megatron's `ParamKey` to its `ParamGroupOverride`.
+
+        Here: no weight decay for biases and parameters of one dimension (with `apply_wd_to_qk_layernorm`, all of these
+        but the norms of queries and keys), and `decoupled_lr` for embedding and output layer. Needs Megatron Core.
         """
-        return None
+        from mb_config.mcore import standard_overrides  # noqa: PLC0415 - Megatron, when its optimizer is built
+
+        return standard_overrides(context.optimizer_config)

@@ -145,7 +145,7 @@ def standing_of(run: Run, split: TimeSplit, *, now: float) -> tuple[Standing, st
         return known.get(reason, "stopped"), reason
     if not split.attempts:
         return "empty", None
-    if run.total_steps is not None and run.last_step is not None and run.last_step >= run.total_steps:
+    if not run.events and run.last_step is not None and run.last_step >= (run.total_steps or math.inf):
         return "complete", None
     if run.rows_are_intervals:
         return "silent", None

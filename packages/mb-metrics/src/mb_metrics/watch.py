@@ -1,0 +1,158 @@
+"""A run as text on a terminal, once or again and again while it goes on."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+
+from mb_metrics import names
+from mb_metrics.events import Event
+from mb_metrics.report.figures import RunFigures, Standing, figures_of
+from mb_metrics.report.read import RunReader
+from mb_metrics.report.run import Run
+from mb_metrics.report.tables import standing_words
+from mb_metrics.report.text_plot import text_plot
+from mb_metrics.report.time_split import KINDS, split_time
+from mb_metrics.report.timeline import WORDS
+from mb_metrics.report.wording import duration, percent, short
+
+OVER: frozenset[Standing] = frozenset({"complete", "stopped", "failed"})
+_BAR = 24
+_MOST_EVENTS = 4
+_MOST_WARNINGS = 3
+
+
+def watch_text(run: Run, *, now: float, width: int = 80, height: int = 24, plain: bool = False) -> str:
+    """Return what a run does, in lines of at most `width` characters: progress, loss, figures, latest events.
+
+    `now` is in seconds since the epoch; `height` gives the plot what the rest leaves; `plain` keeps to ASCII.
+    """
+    return _frame(
+        run, figures_of(run, now=now, split=split_time(run)), width=width, height=height, plain=plain
+    )
+
+
+def watch_frames(
+    reader: RunReader,
+    *,
+    seconds: float = 2.0,
+    size: Callable[[], tuple[int, int]],
+    clock: Callable[[], float] = time.time,
+    sleep: Callable[[float], None] = time.sleep,
+    plain: bool = False,
+) -> Iterator[str]:
+    """Yield the text of a run every few seconds, the last time when the run is over.
+
+    A run that fell silent is watched on: it may be in a long step, or be started again. Where reading takes long,
+    the pauses are as long as four readings, so that watching costs little.
+
+    Args:
+        reader: the run.
+        seconds: pause between two texts.
+        size: returns columns and lines of the terminal.
+        clock: returns seconds since the epoch.
+        sleep: waits.
+        plain: ASCII only.
+    """
+    while True:
+        begin = clock()
+        reader.poll()
+        run = reader.run()
+        figures = figures_of(run, now=begin)
+        width, height = size()
+        yield _frame(run, figures, width=width, height=height, plain=plain)
+        if figures.standing in OVER:
+            return
+        sleep(max(seconds, 4 * (clock() - begin)))
+
+
+def _frame(run: Run, figures: RunFigures, *, width: int, height: int, plain: bool) -> str:
+    head = [f"{run.name}: {standing_words(figures)}", _progress(figures), ""]
+    tail = [*_figures(run, figures), *_events(run), *_warnings(figures)]
+    name = next(iter(figures.losses), None)
+    plot: list[str] = []
+    if name is not None:
+        plot = text_plot(
+            run.series[name], width=width, height=max(4, height - len(head) - len(tail) - 3), plain=plain
+        )
+        plot = [f"{name}: {_loss(figures, name)}", *plot, ""]
+    text = "\n".join(_fitted(line, width) for line in (*head, *plot, *tail))
+    return text.encode("ascii", "replace").decode() if plain else text
+
+
+def _fitted(line: str, width: int) -> str:
+    return line if len(line) <= width else line[: max(width - 3, 0)] + "..."
+
+
+def _progress(figures: RunFigures) -> str:
+    step = figures.steps or 0
+    if figures.total_steps is None:
+        return f"step {step:,}"
+    share = min(1.0, step / figures.total_steps) if figures.total_steps else 1.0
+    filled = round(share * _BAR)
+    left = f", {duration(figures.seconds_left)} left" if figures.seconds_left is not None else ""
+    bar = "#" * filled + "." * (_BAR - filled)
+    return f"step {step:,} of {figures.total_steps:,} [{bar}] {percent(share)}{left}"
+
+
+def _loss(figures: RunFigures, name: str) -> str:
+    loss, held_out = figures.losses[name], figures.validation.get(name)
+    words = f"{short(loss.last)}, mean of the last 100 {short(loss.recent_mean)}"
+    if held_out is not None:
+        words += f"; validation {short(held_out.last)}, best {short(held_out.lowest)} at step {held_out.lowest_step}"
+    return words
+
+
+def _figures(run: Run, figures: RunFigures) -> list[str]:
+    """Return lines of figures; what is not known is left out."""
+    step_time = figures.step_seconds.median if figures.step_seconds else None
+    device = None if figures.tokens_per_second else figures.tokens_per_second_per_device
+    speed = {
+        "step time": duration(step_time),
+        "tokens per second": short(figures.tokens_per_second),
+        "tokens per second and device": short(device),
+        "TFLOP/s per device": short(figures.tflops_per_device),
+        "MFU": percent(figures.mfu),
+        "peak memory": short(max(figures.peak_memory.values(), default=None)),
+    }
+    now = {
+        "learning rate": short(_last(run, names.LEARNING_RATE)),
+        "gradient norm": short(_last(run, names.GRAD_NORM)),
+        "batch size": short(_last(run, names.BATCH_SIZE)),
+    }
+    total = sum(figures.seconds[kind] for kind in KINDS)
+    spent = {
+        WORDS[kind]: percent(figures.seconds[kind] / total)
+        for kind in KINDS
+        if total and figures.seconds[kind] > 0.0005 * total
+    }
+    counts = {
+        "restarts": figures.restarts,
+        "skipped steps": figures.skipped_steps,
+        "NaN or infinite losses": figures.nonfinite_steps,
+    }
+    trouble = {name: str(count) for name, count in counts.items() if count}
+    parts = [
+        {name: text for name, text in part.items() if text != "?"} for part in (speed, now, spent, trouble)
+    ]
+    return [", ".join(f"{name} {text}" for name, text in part.items()) for part in parts if part]
+
+
+def _last(run: Run, name: str) -> float | None:
+    series = run.series.get(name)
+    return series.values[-1] if series else None
+
+
+def _events(run: Run) -> list[str]:
+    return ["", *(_event(event) for event in run.events[-_MOST_EVENTS:])] if run.events else []
+
+
+def _event(event: Event) -> str:
+    at = time.strftime("%H:%M:%S", time.localtime(event.time)) if math.isfinite(event.time) else "        "
+    words = event.kind + (f" at step {event.step:,}" if event.step is not None else "")
+    words += f", {duration(event.seconds)}" if event.seconds is not None else ""
+    reason = event.details.get("reason")
+    return f"{at}  {words}" + (f" ({reason})" if reason else "")
+
+
+def _warnings(figures: RunFigures) -> list[str]:
+    return ["", *figures.warnings[:_MOST_WARNINGS]] if figures.warnings else []

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from mb_metrics.build import build_samplers as build_samplers
     from mb_metrics.build import build_sinks as build_sinks
     from mb_metrics.config import LoggerConfig as LoggerConfig
+    from mb_metrics.current_gpu import current_gpu_energy as current_gpu_energy
+    from mb_metrics.energy import EnergySampler as EnergySampler
+    from mb_metrics.events import Event as Event
     from mb_metrics.filtered import FilterSink as FilterSink
     from mb_metrics.flops import FlopsPerToken as FlopsPerToken
     from mb_metrics.flops import gpt_flops_per_token as gpt_flops_per_token
@@ -32,12 +35,19 @@ if TYPE_CHECKING:
     from mb_metrics.memory import reduce_max_memory_across_pp_group as reduce_max_memory_across_pp_group
     from mb_metrics.memory import report_memory as report_memory
     from mb_metrics.metrics import Metrics as Metrics
+    from mb_metrics.moe import expert_metrics as expert_metrics
+    from mb_metrics.moe import prediction_metrics as prediction_metrics
     from mb_metrics.names import BRIDGE_ALIASES as BRIDGE_ALIASES
     from mb_metrics.names import mlflow_name as mlflow_name
     from mb_metrics.norms import NormGroups as NormGroups
     from mb_metrics.norms import calc_dtensor_params_l2_norm as calc_dtensor_params_l2_norm
     from mb_metrics.norms import calc_params_l2_norm as calc_params_l2_norm
     from mb_metrics.norms import param_is_not_shared as param_is_not_shared
+    from mb_metrics.parse.log import LOG_FORMATS as LOG_FORMATS
+    from mb_metrics.parse.log import LogFormatError as LogFormatError
+    from mb_metrics.parse.log import ParsedLog as ParsedLog
+    from mb_metrics.parse.log import parse_log as parse_log
+    from mb_metrics.parse.log import read_log as read_log
     from mb_metrics.peaks import peak_tflops as peak_tflops
     from mb_metrics.profiling import MemorySnapshot as MemorySnapshot
     from mb_metrics.profiling import NsysRange as NsysRange
@@ -55,6 +65,16 @@ if TYPE_CHECKING:
     from mb_metrics.reductions import (
         reduce_max_stat_across_model_parallel_group as reduce_max_stat_across_model_parallel_group,
     )
+    from mb_metrics.report.figures import RunFigures as RunFigures
+    from mb_metrics.report.figures import figures_of as figures_of
+    from mb_metrics.report.page import report_html as report_html
+    from mb_metrics.report.page import write_report as write_report
+    from mb_metrics.report.read import RunNotFoundError as RunNotFoundError
+    from mb_metrics.report.read import RunReader as RunReader
+    from mb_metrics.report.read import read_run as read_run
+    from mb_metrics.report.read import run_of_log as run_of_log
+    from mb_metrics.report.run import Configuration as Configuration
+    from mb_metrics.report.run import Run as Run
     from mb_metrics.rule import Rule as Rule
     from mb_metrics.rules import RULES as RULES
     from mb_metrics.runtime import report_runtime as report_runtime
@@ -73,20 +93,27 @@ if TYPE_CHECKING:
     from mb_metrics.throughput import report_throughput as report_throughput
     from mb_metrics.torch_profiling import build_profiling as build_profiling
     from mb_metrics.torch_profiling import start_memory_history_recording as start_memory_history_recording
+    from mb_metrics.watch import watch_frames as watch_frames
+    from mb_metrics.watch import watch_text as watch_text
 
 __all__ = [
     "BRIDGE_ALIASES",
+    "LOG_FORMATS",
     "MEMORY_KEYS",
     "RULES",
     "BackgroundSink",
     "CometSink",
+    "Configuration",
     "ConsoleSink",
+    "EnergySampler",
     "Evaluation",
+    "Event",
     "FanOutSink",
     "FilterSink",
     "FlopsPerToken",
     "Interval",
     "JsonlSink",
+    "LogFormatError",
     "LoggerConfig",
     "MemorySampler",
     "MemorySnapshot",
@@ -94,11 +121,16 @@ __all__ = [
     "MlflowSink",
     "NormGroups",
     "NsysRange",
+    "ParsedLog",
     "Profiling",
     "ProfilingConfig",
     "Rates",
     "Row",
     "Rule",
+    "Run",
+    "RunFigures",
+    "RunNotFoundError",
+    "RunReader",
     "Sink",
     "SinkFailure",
     "StepRanges",
@@ -113,35 +145,52 @@ __all__ = [
     "calc_dtensor_params_l2_norm",
     "calc_params_l2_norm",
     "configure_logging",
+    "current_gpu_energy",
+    "expert_metrics",
+    "figures_of",
     "gpt_flops_per_token",
     "hide_secrets",
     "logical_and_across_model_parallel_group",
     "mlflow_name",
     "model_flops_per_token",
     "param_is_not_shared",
+    "parse_log",
     "peak_tflops",
+    "prediction_metrics",
     "read_jsonl",
+    "read_log",
+    "read_run",
     "reduce_max_memory_across_pp_group",
     "reduce_max_stat_across_model_parallel_group",
+    "report_html",
     "report_l2_norm_grad",
     "report_memory",
     "report_runtime",
     "report_throughput",
+    "run_of_log",
     "start_memory_history_recording",
+    "watch_frames",
+    "watch_text",
+    "write_report",
 ]
 _HOMES = {
     "BRIDGE_ALIASES": "names",
+    "LOG_FORMATS": "parse.log",
     "MEMORY_KEYS": "memory",
     "RULES": "rules",
     "BackgroundSink": "background",
     "CometSink": "sinks.comet",
+    "Configuration": "report.run",
     "ConsoleSink": "sinks.console",
+    "EnergySampler": "energy",
     "Evaluation": "record",
+    "Event": "events",
     "FanOutSink": "sink",
     "FilterSink": "filtered",
     "FlopsPerToken": "flops",
     "Interval": "record",
     "JsonlSink": "sinks.jsonl",
+    "LogFormatError": "parse.log",
     "LoggerConfig": "config",
     "MemorySampler": "samplers",
     "MemorySnapshot": "profiling",
@@ -149,11 +198,16 @@ _HOMES = {
     "MlflowSink": "sinks.mlflow",
     "NormGroups": "norms",
     "NsysRange": "profiling",
+    "ParsedLog": "parse.log",
     "Profiling": "profiling",
     "ProfilingConfig": "profiling_config",
     "Rates": "throughput",
     "Row": "record",
     "Rule": "rule",
+    "Run": "report.run",
+    "RunFigures": "report.figures",
+    "RunNotFoundError": "report.read",
+    "RunReader": "report.read",
     "Sink": "sink",
     "SinkFailure": "sink",
     "StepRanges": "profiling",
@@ -168,21 +222,33 @@ _HOMES = {
     "calc_dtensor_params_l2_norm": "norms",
     "calc_params_l2_norm": "norms",
     "configure_logging": "log_records",
+    "current_gpu_energy": "current_gpu",
+    "expert_metrics": "moe",
+    "figures_of": "report.figures",
     "gpt_flops_per_token": "flops",
     "hide_secrets": "redact",
     "logical_and_across_model_parallel_group": "reductions",
     "mlflow_name": "names",
     "model_flops_per_token": "flops_model",
     "param_is_not_shared": "norms",
+    "parse_log": "parse.log",
     "peak_tflops": "peaks",
+    "prediction_metrics": "moe",
     "read_jsonl": "sinks.jsonl",
+    "read_log": "parse.log",
+    "read_run": "report.read",
     "reduce_max_memory_across_pp_group": "memory",
     "reduce_max_stat_across_model_parallel_group": "reductions",
+    "report_html": "report.page",
     "report_l2_norm_grad": "gradient_norms",
     "report_memory": "memory",
     "report_runtime": "runtime",
     "report_throughput": "throughput",
+    "run_of_log": "report.read",
     "start_memory_history_recording": "torch_profiling",
+    "watch_frames": "watch",
+    "watch_text": "watch",
+    "write_report": "report.page",
 }
 
 

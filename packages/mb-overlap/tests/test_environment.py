@@ -1,4 +1,4 @@
-"""CUDA_DEVICE_MAX_CONNECTIONS against the table of the launchers, layout by layout."""
+"""Variables that must stand before CUDA starts, layout by layout."""
 
 from itertools import product
 
@@ -6,18 +6,53 @@ import pytest
 
 from mb_overlap import environment
 
+QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
+MARGINS = ("NVTE_FWD_LAYERNORM_SM_MARGIN", "NVTE_BWD_LAYERNORM_SM_MARGIN")
+
 
 @pytest.mark.parametrize(
-    ("major", "one", "both"), [(8, "1", "1"), (9, "1", "1"), (10, None, "32"), (12, None, "32")]
+    ("gpu", "one", "both"),
+    [
+        (8, "1", "1"),
+        (9, "1", "1"),
+        ("H100", "1", "1"),
+        (10, None, "32"),
+        ("gb200", None, "32"),
+        (12, None, "32"),
+    ],
 )
-def test_the_value_follows_the_gpu_and_what_communicates(major, one, both):
+def test_queues_follow_the_gpu_and_what_communicates(gpu, one, both):
     for tp, cp, dp, pp in product((1, 2), repeat=4):
         layer, across = tp > 1 or cp > 1, dp > 1 or pp > 1
         expected = (both if across else one) if layer else None
-        assert environment(major=major, tp=tp, cp=cp, dp=dp, pp=pp) == expected
+        assert environment(gpu=gpu, tp=tp, cp=cp, dp=dp, pp=pp).get(QUEUES) == expected
 
 
-@pytest.mark.parametrize("needs_queues", [{"fsdp": True}, {"moe_overlap": True}])
-def test_one_queue_is_never_chosen_where_it_would_serialise(needs_queues):
-    assert environment(major=9, tp=2, dp=2, **needs_queues) is None
-    assert environment(major=10, tp=2, dp=2, **needs_queues) == "32"
+def test_one_queue_is_never_chosen_where_it_would_serialise():
+    assert QUEUES not in environment(gpu="h100", tp=2, dp=2, fsdp=True)
+    assert environment(gpu="h100", tp=2, dp=2, moe_overlap=True)[QUEUES] == "32"
+    assert environment(gpu="b200", tp=2, dp=2, fsdp=True)[QUEUES] == "32"
+
+
+@pytest.mark.parametrize(
+    ("layout", "margin"),
+    [
+        ({}, None),
+        ({"tp": 8}, None),
+        ({"dp": 2}, "16"),
+        ({"pp": 2}, "16"),
+        ({"dp": 2, "moe_overlap": True}, "20"),
+    ],
+)
+def test_norms_leave_room_for_what_runs_beside_them(layout, margin):
+    assert [environment(gpu="h100", **layout).get(name) for name in MARGINS] == [margin, margin]
+
+
+def test_a_value_that_the_user_set_always_stands():
+    mine = {QUEUES: "8", MARGINS[0]: "0"}
+    assert environment(gpu="h100", tp=2, dp=2, env=mine) == {MARGINS[1]: "16"}
+
+
+@pytest.mark.parametrize("gpu", [None, "abacus"])
+def test_an_unknown_gpu_is_no_advice(gpu):
+    assert environment(gpu=gpu, tp=2, dp=2) == {}

@@ -5,37 +5,108 @@ from types import SimpleNamespace
 
 import pytest
 
-from mb_overlap import CommOverlapConfig, DataParallelSizeError, explain
+from mb_overlap import CommOverlapConfig, DataParallelSizeError, OverlapRefusedError, explain, preset
+
+FACTS = {"transformer_engine": True, "transformer_engine_version": "2.20.2", "torch_version": "2.11.0"}
 
 
-def sections():
-    model = SimpleNamespace(
-        tensor_model_parallel_size=1,
-        pipeline_model_parallel_size=2,
-        virtual_pipeline_model_parallel_size=2,
-        sequence_parallel=False,
-        tp_comm_overlap=False,
-        overlap_p2p_comm=False,
-        batch_p2p_comm=True,
-        overlap_moe_expert_parallel_comm=True,
-    )
+def sections(**model):
+    defaults = {
+        "tensor_model_parallel_size": 1,
+        "pipeline_model_parallel_size": 2,
+        "virtual_pipeline_model_parallel_size": 2,
+        "sequence_parallel": False,
+        "tp_comm_overlap": False,
+        "overlap_p2p_comm": False,
+        "batch_p2p_comm": True,
+        "overlap_moe_expert_parallel_comm": True,
+    }
     ddp = SimpleNamespace(
         use_distributed_optimizer=True, overlap_grad_reduce=False, overlap_param_gather=False
     )
-    return model, SimpleNamespace(overlap_param_gather=False), ddp
+    return SimpleNamespace(**{**defaults, **model}), SimpleNamespace(overlap_param_gather=False), ddp
 
 
-def test_each_kind_says_what_it_is_and_what_decides():
+def lines(config, *sections, **told):
+    return [str(line) for line in explain(config, *sections, **{"facts": FACTS, **told})]
+
+
+def test_each_kind_says_what_it_is_and_what_decides_and_what_would_switch_it_on():
     config = CommOverlapConfig(tp_comm_overlap=True, overlap_grad_reduce=False, data_parallel_size=8)
-    assert explain(config, *sections()).splitlines() == [
+    assert lines(config, *sections()) == [
         "tensor parallel     off  O02: needs tensor parallelism (tp=1), because one rank alone has no "
         "tensor-parallel communication to hide. Set model.tensor_model_parallel_size=2 or more, or "
-        "comm_overlap.tp_comm_overlap=false.",
+        "comm_overlap.tp_comm_overlap=false.; to switch it on: model.tensor_model_parallel_size=2 or more and "
+        "model.sequence_parallel=true",
         "pipeline            on   O05: pp=2, vp=2: sends hide under another chunk's computation",
-        "gradients           off  O15: the user's wish",
+        "gradients           off  O15: the user's wish; to switch it on: comm_overlap.overlap_grad_reduce=null, and "
+        "no overlap_grad_reduce=false on ddp or optimizer",
         "parameters          on   O12: dp=8 under the distributed optimizer",
         "experts             on   model.overlap_moe_expert_parallel_comm=True stands: no rule decides it",
-        "embedding gradient  off  no section has the field defer_embedding_wgrad_compute",
+        "embedding gradient  off  no section has the field defer_embedding_wgrad_compute; to switch it on: use "
+        "sections that have it",
+    ]
+
+
+WAYS = [
+    ("tensor parallel", {}, {}, "comm_overlap.tp_comm_overlap=true and model.tensor_model_parallel_size=2 or more "
+     "and model.sequence_parallel=true"),
+    ("pipeline", {"pipeline_model_parallel_size": 1}, {},
+     "model.pipeline_model_parallel_size=2 or more, with model.virtual_pipeline_model_parallel_size"),
+    ("pipeline", {"virtual_pipeline_model_parallel_size": None}, {},
+     "model.virtual_pipeline_model_parallel_size=2 or more"),
+    ("pipeline", {}, {"overlap_p2p_comm": False},
+     "comm_overlap.overlap_p2p_comm=null and comm_overlap.batch_p2p_comm=null"),
+    ("gradients", {}, {"data_parallel_size": 1},
+     "more processes than tensor, pipeline and context parallelism take"),
+    ("experts", {"overlap_moe_expert_parallel_comm": False, "num_moe_experts": 8, "bf16": True,
+                 "moe_token_dispatcher_type": "alltoall"}, {},
+     "comm_overlap.overlap_moe_expert_parallel_comm=true and model.expert_model_parallel_size=2 or more"),
+    ("embedding gradient", {"defer_embedding_wgrad_compute": False, "gradient_accumulation_fusion": False}, {},
+     "comm_overlap.defer_embedding_wgrad_compute=true and model.gradient_accumulation_fusion=true"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "model", "wishes", "way"), WAYS)
+def test_what_would_switch_it_on(kind, model, wishes, way):
+    config = CommOverlapConfig(**{"tp_comm_overlap": False, "data_parallel_size": 8, **wishes})
+    found = {each.kind: each for each in explain(config, *sections(**model), facts=FACTS)}
+    assert (found[kind].on, found[kind].to_switch_on) == (False, way)
+
+
+def test_without_the_distributed_optimizer_its_switch_is_named():
+    model, optimizer, ddp = sections()
+    ddp.use_distributed_optimizer = False
+    found = explain(CommOverlapConfig(tp_comm_overlap=False), model, optimizer, ddp, facts=FACTS)
+    assert [each.to_switch_on for each in found[2:4]] == [
+        "ddp.use_distributed_optimizer=true, or ddp.overlap_grad_reduce=true itself",
+        "ddp.use_distributed_optimizer=true",
+    ]
+
+
+def test_a_wish_that_lacks_something_is_off_and_says_what():
+    config = CommOverlapConfig(
+        tp_comm_overlap=False, overlap_moe_expert_parallel_comm=True, data_parallel_size=8
+    )
+    found = explain(config, *sections(num_moe_experts=8, expert_model_parallel_size=2), facts=FACTS)[4]
+    assert (found.on, found.decided_by) == (False, "O09c")
+    assert found.why.startswith(
+        "needs the alltoall or the flex dispatcher (moe_token_dispatcher_type=None); needs"
+    )
+    assert found.to_switch_on == "model.moe_token_dispatcher_type=alltoall and mixed_precision=bf16_mixed"
+
+
+def test_overlap_with_transformer_engines_own_settings_says_so():
+    section = sections(tensor_model_parallel_size=4, sequence_parallel=True)
+    own = CommOverlapConfig(tp_comm_overlap=True, data_parallel_size=8)
+    tuned = CommOverlapConfig(
+        tp_comm_overlap=True,
+        tp_comm_overlap_cfg=preset("userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192"),
+        data_parallel_size=8,
+    )
+    assert [explain(each, *section, facts=FACTS)[0].why for each in (own, tuned)] == [
+        "the user's wish; Transformer Engine's own settings (find_preset knows tuned ones)",
+        "the user's wish",
     ]
 
 
@@ -43,11 +114,13 @@ def test_a_wish_without_effect_shows_the_value_that_stands():
     model, optimizer, ddp = sections()
     ddp.use_distributed_optimizer, ddp.overlap_grad_reduce = False, True
     config = CommOverlapConfig(tp_comm_overlap=False, overlap_grad_reduce=False)
-    lines = explain(config, model, optimizer, ddp).splitlines()
-    assert lines[2].startswith(
+    found = lines(config, model, optimizer, ddp)
+    assert found[2].startswith(
         "gradients           on   O22: has no effect (ddp.use_distributed_optimizer=False)"
     )
-    assert lines[3] == "parameters          off  ddp.overlap_param_gather=False stands: no rule decides it"
+    assert found[3].startswith(
+        "parameters          off  ddp.overlap_param_gather=False stands: no rule decides it; to switch it on: ddp"
+    )
 
 
 def test_explaining_writes_nothing():
@@ -60,3 +133,13 @@ def test_explaining_writes_nothing():
 def test_explaining_needs_what_setup_needs():
     with pytest.raises(DataParallelSizeError):
         explain(CommOverlapConfig(tp_comm_overlap=False), *sections())
+
+
+def test_strictly_what_cannot_be_had_is_an_error():
+    config = CommOverlapConfig(
+        tp_comm_overlap=True, overlap_moe_expert_parallel_comm=True, data_parallel_size=8
+    )
+    with pytest.raises(
+        OverlapRefusedError, match=r"(?s)\[O09a\] comm_overlap.*\[O02\] comm_overlap.tp_comm_overlap: needs"
+    ):
+        explain(config, *sections(), strict=True)

@@ -1,8 +1,11 @@
 """The same on Megatron Core's own configuration classes."""
 
+from argparse import ArgumentParser
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 pytest.importorskip("megatron.core")
@@ -11,7 +14,7 @@ from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig
 from megatron.core.transformer import TransformerConfig
 
-from mb_overlap import CommOverlapConfig, preset
+from mb_overlap import CommOverlapConfig, OverlapConflictError, conflicts, preset
 
 PRESET = "userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192"
 
@@ -66,3 +69,66 @@ def test_megatrons_model_has_no_place_for_the_settings_of_the_gemms():
     assert [change.field for change in changes if change.severity == "warning"] == [
         "comm_overlap.tp_comm_overlap_cfg"
     ]
+
+
+EXPERTS = {
+    "pipeline_dtype": "float32", "num_moe_experts": 4, "add_bias_linear": False, "overlap_p2p_comm": False,
+}  # fmt: skip
+MODELS = st.fixed_dictionaries(
+    {
+        "expert_model_parallel_size": st.sampled_from([1, 2, 2, 2]),
+        "moe_token_dispatcher_type": st.sampled_from(["alltoall", "alltoall", "allgather"]),
+        "bf16": st.sampled_from([True, True, False]),
+        "pipeline_model_parallel_size": st.sampled_from([1, 2]),
+        "virtual_pipeline_model_parallel_size": st.sampled_from([None, 2]),
+        "moe_shared_expert_overlap": st.sampled_from([False, False, True]),
+        "mtp_num_layers": st.sampled_from([None, None, 1, 2]),
+    },
+    optional={
+        "recompute_granularity": st.just("selective"),
+        "recompute_modules": st.sampled_from([["moe"], ["mlp"]]),
+    },
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(fields=MODELS)
+def test_the_experts_overlap_is_granted_exactly_where_megatron_core_takes_it(fields):
+    if fields["pipeline_model_parallel_size"] == 1:
+        fields["virtual_pipeline_model_parallel_size"] = None
+    if fields["moe_shared_expert_overlap"]:
+        fields |= {"moe_shared_expert_intermediate_size": 64, "moe_token_dispatcher_type": "alltoall"}
+    model = model_config(**EXPERTS, **fields)
+    config = CommOverlapConfig(tp_comm_overlap=False, overlap_moe_expert_parallel_comm=True)
+    try:
+        config.setup(model, OptimizerConfig(), DistributedDataParallelConfig())
+        granted = True
+    except OverlapConflictError:
+        granted = False
+    try:
+        replace(model, overlap_moe_expert_parallel_comm=True)
+        taken = True
+    except (AssertionError, ValueError):
+        taken = False
+    assert granted == taken
+
+
+def test_the_parser_of_megatron_lm_gives_sections():
+    arguments = pytest.importorskip("megatron.training.arguments")
+    parser = arguments.add_megatron_arguments(ArgumentParser())
+    args = parser.parse_args([
+        "--tensor-model-parallel-size=2", "--pipeline-model-parallel-size=4", "--sequence-parallel",
+        "--use-distributed-optimizer", "--num-experts=8",
+    ])  # fmt: skip
+    args.virtual_pipeline_model_parallel_size = 2  # which its validate_args computes
+    config = CommOverlapConfig(tp_comm_overlap=True, data_parallel_size=4)
+    changes = config.setup(args, args, args, transformer_engine=True)
+    assert {change.field: change.new for change in changes} == {
+        "model.tp_comm_overlap": True,
+        "model.wgrad_deferral_limit": -1,
+        "optimizer.ddp_bucket_size": 134217728,
+        "optimizer.overlap_grad_reduce": True,
+        "optimizer.overlap_param_gather": True,
+    }
+    assert (args.overlap_p2p_comm, args.align_param_gather) == (True, True)  # as the parser has it
+    assert [found for found in conflicts(args) if found.severity == "error"] == []

@@ -1,12 +1,15 @@
 """The 19 presets, entry by entry, against a written-out table; and the look-up."""
 
 import json
+from math import log2
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import mb_overlap
-from mb_overlap import PRESETS, UnknownPresetError, find_preset, preset, to_transformer_engine
+from mb_overlap import PRESETS, PresetMatch, UnknownPresetError, find_preset, preset, to_transformer_engine
 
 WRITTEN_OUT = json.loads(Path(__file__).with_name("presets.json").read_text())
 
@@ -38,31 +41,78 @@ def test_nineteen_names_hold_fifteen_distinct_tables():
     assert len({json.dumps(to_transformer_engine(preset(name)), sort_keys=True) for name in PRESETS}) == 15
 
 
+SHAPE = {
+    "precision": "fp8",
+    "gpu": "h100",
+    "hidden_size": 8192,
+    "tp": 2,
+    "micro_batch_size": 1,
+    "seq_length": 4096,
+}
+
+
+def found(**asked):
+    match = find_preset(**{**SHAPE, **asked})
+    return match.preset.name, match.distance, match.differences
+
+
 def test_the_lookup_finds_what_was_tuned_for_exactly_this():
-    found = find_preset(
+    match = find_preset(
         precision="fp8", gpu="H100", hidden_size=16384, tp=8, cp=2, micro_batch_size=1, seq_length=8192
     )
-    assert found is PRESETS["userbuffers_fp8_h100_h16384_tp8_cp2_mbs1_seqlen8192"]
+    assert match.preset is PRESETS["userbuffers_fp8_h100_h16384_tp8_cp2_mbs1_seqlen8192"]
+    assert (match.exact, match.distance) == (True, 0.0)
 
 
-def test_the_lookup_tells_lora_apart():
-    shape = {
-        "precision": "fp8",
-        "gpu": "h100",
-        "hidden_size": 8192,
-        "tp": 2,
-        "micro_batch_size": 1,
-        "seq_length": 4096,
-    }
-    assert find_preset(**shape) is None
-    assert find_preset(**shape, lora=True).name == "userbuffers_fp8_h100_h8192_tp2_mbs1_seqlen4096_lora"
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
+def test_every_preset_is_found_by_its_own_shape(preset):
+    shape = {name: getattr(preset, name) for name in (*SHAPE, "cp", "lora")}
+    assert find_preset(**shape) == PresetMatch(preset=preset, distance=0.0, differences=())
 
 
-def test_the_lookup_refuses_a_precision_that_no_preset_can_have():
-    with pytest.raises(ValueError, match=r"'bfloat16' is unknown.*bf16 and fp8"):
-        find_preset(
-            precision="bfloat16", gpu="h100", hidden_size=8192, tp=4, micro_batch_size=1, seq_length=8192
-        )
+@pytest.mark.parametrize(
+    ("asked", "name", "distance", "differences"),
+    [
+        ({"lora": True}, "fp8_h100_h8192_tp2_mbs1_seqlen4096_lora", 0.0, ()),
+        ({}, "fp8_h100_h8192_tp4_mbs1_seqlen8192", 2.0, ("tp 4, not 2", "seq_length 8192, not 4096")),
+        ({"tp": 4, "seq_length": 8192, "gpu": "h200"}, "fp8_h100_h8192_tp4_mbs1_seqlen8192", 0.5,
+         ("h100, not h200",)),
+        ({"hidden_size": 16384, "seq_length": 2048, "tp": 4, "lora": True, "precision": "bf16"},
+         "fp8_h100_h16384_tp4_mbs1_seqlen2048_lora", 2.0, ("fp8, not bf16",)),
+        ({"tp": 2, "seq_length": 8192, "gpu": "a100"}, "fp8_h100_h8192_tp4_mbs1_seqlen8192", 3.0,
+         ("tp 4, not 2", "h100, not a100")),
+    ],
+)  # fmt: skip
+def test_else_the_nearest_is_found_with_its_distance(asked, name, distance, differences):
+    assert found(**asked) == (f"userbuffers_{name}", distance, differences)
+
+
+@given(
+    hidden_size=st.integers(1, 32768),
+    tp=st.integers(1, 16),
+    cp=st.integers(1, 16),
+    seq_length=st.integers(1, 131072),
+)
+def test_nothing_is_nearer_than_what_is_found(hidden_size, tp, cp, seq_length):
+    asked = {"hidden_size": hidden_size, "tp": tp, "cp": cp, "seq_length": seq_length}
+    match = find_preset(**{**SHAPE, **asked})
+    assert match.exact == (match.distance == 0)
+    assert match.distance >= sum(
+        abs(log2(getattr(match.preset, name) / size)) for name, size in asked.items()
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        ({"precision": "bfloat16"}, "'bfloat16' is unknown.*bf16 and fp8"),
+        ({"tp": 0}, "tp: 0 is no size"),
+        ({"seq_length": -1}, "seq_length: -1 is no size"),
+    ],
+)
+def test_the_lookup_refuses_what_no_preset_can_have(asked, text):
+    with pytest.raises(ValueError, match=text):
+        found(**asked)
 
 
 def test_each_access_is_a_new_object():

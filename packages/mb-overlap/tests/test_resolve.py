@@ -64,7 +64,7 @@ def test_the_pipeline_rule_that_decides(pp, vp, rule):
 
 def test_a_way_of_sending_that_trains_wrongly_is_an_error():
     with pytest.raises(
-        OverlapConflictError, match=r"comm_overlap: two interleaved stages .*batch_p2p_comm=True"
+        OverlapConflictError, match=r"\[O05\] comm_overlap.*two interleaved stages .*batch_p2p_comm=True"
     ):
         resolve_overlap({"batch_p2p_comm": True}, Layout(pp=2, vp=2))
 

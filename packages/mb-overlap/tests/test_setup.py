@@ -1,5 +1,6 @@
 """What `CommOverlapConfig.setup` writes to plain sections, what it returns, and what it leaves alone."""
 
+from argparse import Namespace
 from copy import deepcopy
 from types import SimpleNamespace
 
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mb_overlap import CommOverlapConfig, OverlapConflictError, preset
+from mb_overlap import CommOverlapConfig, OverlapConflictError, OverlapRefusedError, preset
 
 PRESET = "userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192"
 
@@ -163,11 +164,11 @@ def test_a_wish_that_already_holds_is_no_warning():
 
 
 def test_a_wish_that_no_section_can_hold_is_a_warning():
-    config = CommOverlapConfig(tp_comm_overlap=False, delay_wgrad_compute=True)
-    (warning,) = config.setup(model_section(batch_p2p_comm=False), optimizer_section(), ddp_section())
+    config = CommOverlapConfig(tp_comm_overlap=False, bucket_size=5, data_parallel_size=1)
+    bare = SimpleNamespace(use_distributed_optimizer=True)
+    (warning,) = config.setup(model_section(batch_p2p_comm=False), SimpleNamespace(), bare)
     assert str(warning) == (
-        "comm_overlap.delay_wgrad_compute: True -> None "
-        "(O20: has nowhere to go, because no section has a field delay_wgrad_compute)"
+        "comm_overlap.bucket_size: 5 -> None (O20: has nowhere to go, because no section has a field bucket_size)"
     )
 
 
@@ -221,6 +222,82 @@ def test_two_wishes_that_contradict_each_other_are_an_error():
     ):
         config.setup(model_section(), optimizer_section(), ddp, keep={"ddp.overlap_grad_reduce"})
     assert ddp == before
+
+
+def test_strictly_a_refusal_is_an_error_and_nothing_is_written():
+    model, ddp = model_section(pp=2, vp=2), ddp_section()
+    before = deepcopy((model, ddp))
+    config = CommOverlapConfig(tp_comm_overlap=True, overlap_grad_reduce=True)
+    with pytest.raises(
+        OverlapRefusedError, match=r"(?s)\[O02\] comm_overlap.tp_comm_overlap.*\[O22\] comm_overlap"
+    ):
+        config.setup(model, optimizer_section(), ddp, transformer_engine=True, strict=True)
+    assert (model, ddp) == before
+
+
+def test_strictly_what_can_be_had_is_had():
+    model = model_section(tp=2, sequence_parallel=True)
+    config = CommOverlapConfig(tp_comm_overlap=True)
+    config.setup(model, optimizer_section(), ddp_section(), transformer_engine=True, strict=True)
+    assert model.tp_comm_overlap is True
+
+
+def test_a_model_without_sizes_is_refused():
+    with pytest.raises(
+        AttributeError, match=r"model.tensor_model_parallel_size: is not there, because Simple"
+    ):
+        CommOverlapConfig(tp_comm_overlap=False).setup(ddp_section(), optimizer_section(), ddp_section())
+
+
+def test_mappings_serve_as_sections():
+    model, ddp = vars(model_section(pp=2, vp=2)), vars(ddp_section(sharded=True))
+    CommOverlapConfig(tp_comm_overlap=False, data_parallel_size=2).setup(model, {}, ddp)
+    assert (model["overlap_p2p_comm"], ddp["bucket_size"]) == (True, 134217728)
+
+
+def command_line(**fields):
+    """Return what Megatron-LM's parser makes of its options, as far as overlap goes."""
+    return Namespace(
+        tensor_model_parallel_size=4, pipeline_model_parallel_size=2, virtual_pipeline_model_parallel_size=2,
+        sequence_parallel=True, tp_comm_overlap=False, tp_comm_overlap_cfg=None, tp_comm_bootstrap_backend="nccl",
+        overlap_p2p_comm=False, use_distributed_optimizer=True, overlap_grad_reduce=False,
+        overlap_param_gather=False, align_param_gather=False, ddp_bucket_size=None, ddp_num_buckets=None, **fields,
+    )  # fmt: skip
+
+
+def test_the_namespace_of_megatron_lm_takes_what_the_layout_gets_under_its_own_names():
+    args = command_line()
+    changes = CommOverlapConfig(tp_comm_overlap=True, data_parallel_size=2).setup(
+        args, args, args, transformer_engine=True
+    )
+    assert short(changes) == [
+        ("model.tp_comm_overlap", False, True, "O15"),
+        ("model.overlap_p2p_comm", False, True, "O05"),
+        ("optimizer.ddp_bucket_size", None, 134217728, "O12"),
+        ("optimizer.overlap_grad_reduce", False, True, "O12"),
+        ("optimizer.overlap_param_gather", False, True, "O12"),
+        ("optimizer.align_param_gather", False, True, "O13"),
+    ]
+    assert args.ddp_bucket_size == 134217728
+
+
+def test_the_namespace_of_megatron_lm_never_gets_settings_where_it_holds_a_path():
+    args = command_line()
+    config = CommOverlapConfig(tp_comm_overlap=True, tp_comm_overlap_cfg=preset(PRESET), data_parallel_size=2)
+    (warning,) = (
+        change
+        for change in config.setup(args, args, args, transformer_engine=True)
+        if change.severity == "warning"
+    )
+    assert "takes the path of a YAML file" in warning.why
+    assert args.tp_comm_overlap_cfg is None
+
+
+def test_number_of_buckets_on_the_command_line_stands():
+    args = command_line()
+    args.ddp_num_buckets = 4
+    CommOverlapConfig(tp_comm_overlap=False, data_parallel_size=2).setup(args, args, args)
+    assert args.ddp_bucket_size is None
 
 
 WISHES = st.fixed_dictionaries(

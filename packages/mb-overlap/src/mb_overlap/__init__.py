@@ -19,28 +19,36 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from mb_overlap.buffer_settings import setting_problems as setting_problems
+    from mb_overlap.check import conflicts as conflicts
     from mb_overlap.config import BulkOverlapCfg as BulkOverlapCfg
     from mb_overlap.config import CommOverlapConfig as CommOverlapConfig
     from mb_overlap.config import PipelineOverlapCfg as PipelineOverlapCfg
     from mb_overlap.config import RingExchangeOverlapCfg as RingExchangeOverlapCfg
     from mb_overlap.config import TPOverlapCfg as TPOverlapCfg
     from mb_overlap.config import TransformerLayerTPOverlapCfg as TransformerLayerTPOverlapCfg
+    from mb_overlap.conflicting import Conflict as Conflict
     from mb_overlap.connections import environment as environment
+    from mb_overlap.explanation import Explanation as Explanation
     from mb_overlap.explanation import explain as explain
+    from mb_overlap.preset_search import PresetMatch as PresetMatch
+    from mb_overlap.preset_search import find_preset as find_preset
     from mb_overlap.presets import PRESETS as PRESETS
     from mb_overlap.presets import Preset as Preset
     from mb_overlap.presets import UnknownPresetError as UnknownPresetError
-    from mb_overlap.presets import find_preset as find_preset
     from mb_overlap.presets import preset as preset
     from mb_overlap.resolve import DataParallelSizeError as DataParallelSizeError
     from mb_overlap.resolve import Decision as Decision
     from mb_overlap.resolve import Layout as Layout
     from mb_overlap.resolve import OverlapConflictError as OverlapConflictError
     from mb_overlap.resolve import resolve_overlap as resolve_overlap
+    from mb_overlap.rule import Rule as Rule
     from mb_overlap.rules import RULES as RULES
-    from mb_overlap.rules import Rule as Rule
     from mb_overlap.setup import Change as Change
     from mb_overlap.setup import ModelSection as ModelSection
+    from mb_overlap.setup import OverlapRefusedError as OverlapRefusedError
+    from mb_overlap.transformer_engine import BufferSettingsError as BufferSettingsError
+    from mb_overlap.transformer_engine import initialize_ub_arguments as initialize_ub_arguments
     from mb_overlap.transformer_engine import to_transformer_engine as to_transformer_engine
 
     userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192: TransformerLayerTPOverlapCfg
@@ -105,6 +113,14 @@ __all__ = [
     "Rule",
     "Change",
     "ModelSection",
+    "BufferSettingsError",
+    "initialize_ub_arguments",
+    "setting_problems",
+    "PresetMatch",
+    "Conflict",
+    "conflicts",
+    "Explanation",
+    "OverlapRefusedError",
     "to_transformer_engine",
 ]
 _HOMES = {
@@ -119,7 +135,7 @@ _HOMES = {
     "PRESETS": "presets",
     "Preset": "presets",
     "UnknownPresetError": "presets",
-    "find_preset": "presets",
+    "find_preset": "preset_search",
     "preset": "presets",
     "userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192": "presets",
     "userbuffers_fp8_h100_h8192_tp4_mbs1_seqlen8192": "presets",
@@ -146,9 +162,17 @@ _HOMES = {
     "OverlapConflictError": "resolve",
     "resolve_overlap": "resolve",
     "RULES": "rules",
-    "Rule": "rules",
+    "Rule": "rule",
     "Change": "setup",
     "ModelSection": "setup",
+    "BufferSettingsError": "transformer_engine",
+    "initialize_ub_arguments": "transformer_engine",
+    "setting_problems": "buffer_settings",
+    "PresetMatch": "preset_search",
+    "Conflict": "conflicting",
+    "conflicts": "check",
+    "Explanation": "explanation",
+    "OverlapRefusedError": "setup",
     "to_transformer_engine": "transformer_engine",
 }
 

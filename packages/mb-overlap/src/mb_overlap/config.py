@@ -1,9 +1,9 @@
 """The section `comm_overlap`: what a run wishes to overlap, and how each GEMM of a layer does it."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 
-from mb_overlap.setup import Change, ModelSection, Sections, set_up
+from mb_overlap.setup import Change, ModelSection, Sections, carry_out, look_around, make_plan
 from mb_overlap.transformer_engine import to_transformer_engine
 
 
@@ -148,13 +148,15 @@ class CommOverlapConfig:
         ddp_config: object,
         *,
         transformer_engine: bool | None = None,
+        facts: Mapping[str, object] | None = None,
         keep: Collection[str] = (),
+        strict: bool = False,
     ) -> list[Change]:
         """Write what this layout can overlap to the three sections, and return what changed.
 
-        The sections are any objects with the fields in question: plain dataclasses, Megatron Core's own, or an
-        argparse namespace. A field that a section does not have is passed over. This section is not written
-        to, so it serves any number of models. A second call changes nothing more.
+        The sections are any objects with the fields in question: plain dataclasses, Megatron Core's own, mappings,
+        or the argparse namespace of Megatron-LM, three times. A field that a section does not have is passed over.
+        This section is not written to, so it serves any number of models. A second call changes nothing more.
 
         Args:
             model_config: read for its parallel sizes; receives the tensor and pipeline settings.
@@ -163,8 +165,11 @@ class CommOverlapConfig:
                 `optimizer_config` has `use_distributed_optimizer`.
             transformer_engine: whether Transformer Engine is there; None looks for the package, without
                 importing it.
+            facts: `transformer_engine`, `transformer_engine_version` and `torch_version` of the machines that the
+                model will run on; what is not told is looked up here.
             keep: paths such as `ddp.overlap_grad_reduce` that the user set on those sections by hand; their
                 present values count as wishes.
+            strict: refuse instead of warning where a wish cannot be granted.
 
         Returns:
             One record for each field that got another value, then one of severity "warning" for each wish
@@ -172,11 +177,12 @@ class CommOverlapConfig:
 
         Raises:
             DataParallelSizeError: the distributed optimizer is on and `data_parallel_size` is None.
-            OverlapConflictError: two wishes contradict each other, or would break the pipeline schedule.
+            OverlapConflictError: two wishes contradict each other, would break the pipeline schedule, or lack what
+                the experts' overlap, the delayed or the deferred weight gradients need. Nothing is written.
+            OverlapRefusedError: `strict`, and a wish cannot be granted. Nothing is written.
+            AttributeError: the model section lacks a field of `ModelSection`.
         """
-        return set_up(
-            self.wishes(),
-            Sections(model=model_config, optimizer=optimizer_config, ddp=ddp_config),
-            transformer_engine=transformer_engine,
-            keep=keep,
-        )
+        sections = Sections(model=model_config, optimizer=optimizer_config, ddp=ddp_config)
+        machine = look_around(transformer_engine, facts or {})
+        plan = make_plan(self.wishes(), sections, machine=machine, keep=keep)
+        return carry_out(plan, sections, strict=strict)

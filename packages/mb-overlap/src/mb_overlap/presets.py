@@ -168,49 +168,6 @@ PRESETS: dict[str, Preset] = {preset.name: preset for preset in map(_row, _TABLE
 """Every preset by its name."""
 
 
-def find_preset(
-    *,
-    precision: Precision,
-    gpu: str,
-    hidden_size: int,
-    tp: int,
-    micro_batch_size: int,
-    seq_length: int,
-    cp: int = 1,
-    lora: bool = False,
-) -> Preset | None:
-    """Return the preset that was tuned for exactly this, or None: most shapes have none.
-
-    Args:
-        precision: type of the GEMMs: "bf16" or "fp8".
-        gpu: "h100" or "b200", in either case.
-        hidden_size: width of the model.
-        tp: ranks in the tensor-parallel group.
-        micro_batch_size: sequences in a microbatch.
-        seq_length: tokens in a sequence.
-        cp: ranks in the context-parallel group.
-        lora: whether only low-rank adapters train.
-
-    Raises:
-        ValueError: `precision` is another word.
-    """
-    if precision not in ("bf16", "fp8"):
-        raise ValueError(
-            f"precision: {precision!r} is unknown, because presets are tuned for bf16 and fp8. Use one."
-        )
-    name = _name(
-        precision=precision,
-        gpu=gpu.lower(),
-        hidden_size=hidden_size,
-        tp=tp,
-        cp=cp,
-        micro_batch_size=micro_batch_size,
-        seq_length=seq_length,
-        lora=lora,
-    )
-    return PRESETS.get(name)
-
-
 def preset(name: str) -> TransformerLayerTPOverlapCfg:
     """Return the settings of a preset by its name, a new object each time.
 

@@ -1,16 +1,13 @@
 """Which overlap a parallel layout gets: wishes and sizes in, one decision for each field out, nothing written."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mb_overlap.conflicting import Conflict, conflict_of
 from mb_overlap.pipeline import choose_sending
-from mb_overlap.rules import (
-    SENDING,
-    SEQUENCE_PARALLEL,
-    TENSOR_PARALLEL,
-    TRANSFORMER_ENGINE,
-)
+from mb_overlap.pipeline_rules import SENDING
+from mb_overlap.tensor_rules import SEQUENCE_PARALLEL, TENSOR_PARALLEL, TRANSFORMER_ENGINE
 
 MODEL_FIELDS = (
     "tp_comm_overlap",
@@ -45,7 +42,12 @@ class DataParallelSizeError(ValueError):
 
 
 class OverlapConflictError(ValueError):
-    """Two values that the user set contradict each other, or break the pipeline schedule."""
+    """Values that the user set contradict each other, break the pipeline schedule, or lack what they need."""
+
+    def __init__(self, text: str, *, conflicts: Sequence[Conflict] = ()) -> None:
+        super().__init__(text)
+        self.conflicts = tuple(conflicts)
+        """The rules that are broken, where rules decided."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,8 +132,8 @@ def _tensor_parallel(wishes: Mapping[str, Any], layout: Layout) -> dict[str, Dec
 
 def _pipeline(wishes: Mapping[str, Any], layout: Layout) -> dict[str, Decision]:
     wished = (wishes.get("overlap_p2p_comm"), wishes.get("batch_p2p_comm"))
-    if problem := SENDING.check(*wished, layout.pp, layout.vp):
-        raise OverlapConflictError(f"comm_overlap: {problem}")
+    if conflict := conflict_of(SENDING, (*wished, layout.pp, layout.vp)):
+        raise OverlapConflictError(str(conflict), conflicts=[conflict])
     overlap, batch = choose_sending(layout.pp, layout.vp, *wished)
     if layout.interleaved:
         rule, why = "O05", f"pp={layout.pp}, vp={layout.vp}: sends hide under another chunk's computation"

@@ -2,9 +2,14 @@
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
+from mb_overlap import delay_rules, embedding_rules, exchange_rules
+from mb_overlap.conditions import DELAY, EXCHANGE
+from mb_overlap.conflicting import Conflict, apply
+from mb_overlap.embedding_rules import DEFER
 from mb_overlap.resolve import (
     DATA_PARALLEL_FIELDS,
     MODEL_FIELDS,
@@ -13,6 +18,23 @@ from mb_overlap.resolve import (
     OverlapConflictError,
     resolve_overlap,
 )
+from mb_overlap.sections import holds, own_name, read, write
+
+_WISH_RULES = {
+    EXCHANGE: exchange_rules.WISH_RULES,
+    DELAY: delay_rules.WISH_RULES,
+    DEFER: embedding_rules.WISH_RULES,
+}
+_MODEL_RULES = {
+    EXCHANGE: exchange_rules.MODEL_RULES,
+    DELAY: delay_rules.MODEL_RULES,
+    DEFER: embedding_rules.MODEL_RULES,
+}
+"""What Megatron Core would refuse, or could not keep, for a wish of the section and for the model's own switch."""
+
+
+class OverlapRefusedError(ValueError):
+    """What was asked for cannot be had, and the caller wants all of it or nothing."""
 
 
 class ModelSection(Protocol):
@@ -57,10 +79,42 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What rules ask about the place where the model will run."""
+
+    transformer_engine: bool
+    """Whether Transformer Engine is there."""
+    transformer_engine_version: str | None
+    """Its version, None where it is not known."""
+    torch_version: str | None
+    """Version of torch, None where it is not known."""
+
+
+def look_around(transformer_engine: bool | None, facts: Mapping[str, Any]) -> Machine:
+    """Return what is told, and for what is not, what is installed here; nothing is imported."""
+    told = facts.get("transformer_engine") if transformer_engine is None else transformer_engine
+    release = facts.get("transformer_engine_version")
+    if told is None:
+        told = release is not None or find_spec("transformer_engine") is not None
+    return Machine(
+        transformer_engine=told,
+        transformer_engine_version=release or _installed("transformer-engine") if told else None,
+        torch_version=facts.get("torch_version") or _installed("torch"),
+    )
+
+
+def _installed(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sections:
     """The three sections that overlap is written to; any objects."""
 
-    model: ModelSection
+    model: object
     """Read for its sizes; receives the tensor and pipeline settings."""
     optimizer: object
     """Receives the data-parallel settings."""
@@ -68,51 +122,164 @@ class Sections:
     """Receives the data-parallel settings."""
 
     def targets(self) -> Iterator[tuple[str, object, str]]:
-        """Yield (path of the section, section, field) for each field that exists there."""
+        """Yield (path of the section, section, field) for each field that can be written there."""
         for path, section, names in (
             ("model", self.model, MODEL_FIELDS),
             ("optimizer", self.optimizer, DATA_PARALLEL_FIELDS),
             ("ddp", self.ddp, DATA_PARALLEL_FIELDS),
         ):
-            yield from ((path, section, name) for name in names if hasattr(section, name))
+            yield from ((path, section, name) for name in names if holds(section, name))
 
-    def layout(self, *, dp: int | None, transformer_engine: bool | None) -> Layout:
-        """Return what the rules look at."""
-        sharded = (getattr(part, "use_distributed_optimizer", False) for part in (self.ddp, self.optimizer))
+    def layout(self, *, dp: int | None, transformer_engine: bool) -> Layout:
+        """Return what the rules look at.
+
+        Raises:
+            AttributeError: the model section lacks one of the fields of `ModelSection`.
+        """
+        tp, pp, vp, sequence_parallel = (self._size(name) for name in _SIZES)
         return Layout(
-            tp=self.model.tensor_model_parallel_size,
-            pp=self.model.pipeline_model_parallel_size,
-            vp=self.model.virtual_pipeline_model_parallel_size,
+            tp=tp,
+            pp=pp,
+            vp=vp,
             dp=dp,
-            sequence_parallel=self.model.sequence_parallel,
+            sequence_parallel=sequence_parallel,
             transformer_engine=transformer_engine,
-            distributed_optimizer=any(sharded),
-            num_buckets=getattr(self.ddp, "num_buckets", None),
+            distributed_optimizer=any(
+                read(part, "use_distributed_optimizer") for part in (self.ddp, self.optimizer)
+            ),
+            num_buckets=cast("int | None", read(self.ddp, "num_buckets")),
         )
 
+    def _size(self, name: str) -> Any:
+        if own_name(self.model, name) is None:
+            raise AttributeError(
+                f"model.{name}: is not there, because {type(self.model).__name__} has no such field. "
+                "Pass the model's configuration first, with the fields of mb_overlap.ModelSection."
+            )
+        return read(self.model, name)
 
-def set_up(
-    wishes: Mapping[str, Any], sections: Sections, *, transformer_engine: bool | None, keep: Collection[str]
-) -> list[Change]:
-    """Write what this layout can overlap, and return what changed; see `CommOverlapConfig.setup`."""
-    decisions = decide(wishes, sections, transformer_engine=transformer_engine, keep=keep)
-    changes = [
-        change
-        for path, section, name in sections.targets()
-        if (change := _write(decisions.get(name), section, name, path=path)) is not None
+
+_SIZES = (
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "virtual_pipeline_model_parallel_size",
+    "sequence_parallel",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What `setup` is about to do."""
+
+    wishes: Mapping[str, Any]
+    """Field to wish, values that the user set on the sections themselves included."""
+    layout: Layout
+    """What the rules looked at."""
+    decisions: Mapping[str, Decision]
+    """Field to decision."""
+    changes: list[Change]
+    """Fields that get another value."""
+    refusals: list[Change]
+    """Wishes that are not granted."""
+    conflicts: list[Conflict]
+    """Wishes that would end in an error, or in nothing, when the model is built."""
+
+
+def make_plan(
+    wishes: Mapping[str, Any], sections: Sections, *, machine: Machine, keep: Collection[str]
+) -> Plan:
+    """Decide everything, and write nothing; see `CommOverlapConfig.setup`."""
+    dp = wishes.get("data_parallel_size")
+    layout = sections.layout(dp=dp, transformer_engine=machine.transformer_engine)
+    every_wish = {**wishes, **_kept(wishes, sections, keep=keep, layout=layout)}
+    decisions = resolve_overlap(every_wish, layout)
+    return Plan(
+        wishes=every_wish,
+        layout=layout,
+        decisions=decisions,
+        changes=list(_changes(decisions, sections)),
+        refusals=list(_not_granted(wishes, decisions, sections)),
+        conflicts=wish_conflicts(wishes, sections, decisions, machine=machine, asked=every_wish),
+    )
+
+
+def carry_out(plan: Plan, sections: Sections, *, strict: bool) -> list[Change]:
+    """Write the changes, and return them with the refusals.
+
+    Raises:
+        OverlapConflictError: the plan has conflicts; nothing is written.
+        OverlapRefusedError: `strict`, and the plan has refusals; nothing is written.
+    """
+    if plan.conflicts:
+        raise OverlapConflictError("\n".join(map(str, plan.conflicts)), conflicts=plan.conflicts)
+    if strict and plan.refusals:
+        raise OverlapRefusedError(
+            "\n".join(f"[{change.rule}] {change.field}: {change.why}" for change in plan.refusals)
+        )
+    parts = {"model": sections.model, "optimizer": sections.optimizer, "ddp": sections.ddp}
+    for change in plan.changes:
+        path, _, name = change.field.partition(".")
+        write(parts[path], name, change.new)
+    return [*plan.changes, *plan.refusals]
+
+
+def wish_conflicts(
+    wishes: Mapping[str, Any],
+    sections: Sections,
+    decisions: Mapping[str, Decision],
+    *,
+    machine: Machine,
+    asked: Mapping[str, Any],
+) -> list[Conflict]:
+    """Return what is wrong with the wishes that are on, as the sections will stand.
+
+    Args:
+        wishes: of the section.
+        sections: as they stand.
+        decisions: what will be written to them.
+        machine: where the model will run.
+        asked: the wishes, and what the user set on the model itself.
+    """
+    known = {
+        "comm_overlap": wishes,
+        "model": _After(sections.model, decisions),
+        "ddp": _After(sections.ddp, decisions),
+        "facts": {
+            "resolved": True,
+            "transformer_engine_version": machine.transformer_engine_version,
+            "torch_version": machine.torch_version,
+        },
+    }
+    rules = [
+        _WISH_RULES[name] if wishes.get(name) else _MODEL_RULES[name]
+        for name in _WISH_RULES
+        if asked.get(name)
     ]
-    return [*changes, *_not_granted(wishes, decisions, sections)]
+    return [conflict for each in rules for conflict in apply(each, known)]
 
 
-def decide(
-    wishes: Mapping[str, Any], sections: Sections, *, transformer_engine: bool | None, keep: Collection[str]
-) -> dict[str, Decision]:
-    """Return the decision on each field, and write nothing."""
-    if transformer_engine is None:
-        transformer_engine = find_spec("transformer_engine") is not None
-    layout = sections.layout(dp=wishes.get("data_parallel_size"), transformer_engine=transformer_engine)
-    kept = _kept(wishes, sections, keep=keep, layout=layout)
-    return resolve_overlap({**wishes, **kept}, layout)
+class _After(Mapping[str, object]):
+    """A section as it will stand: decided values over its own."""
+
+    def __init__(self, section: object, decisions: Mapping[str, Decision]) -> None:
+        self._section = section
+        self._decided = {
+            name: decision.value for name, decision in decisions.items() if decision.value is not None
+        }
+
+    def __getitem__(self, name: str) -> object:
+        if own_name(self._section, name) is None:
+            raise KeyError(name)
+        return self._decided.get(name, read(self._section, name))
+
+    def __contains__(self, name: object) -> bool:
+        return own_name(self._section, str(name)) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._decided)
+
+    def __len__(self) -> int:
+        return len(self._decided)
 
 
 def _kept(
@@ -125,42 +292,78 @@ def _kept(
     for path, section, name in sections.targets():
         if f"{path}.{name}" not in keep or (path != "model" and not layout.distributed_optimizer):
             continue
-        value = getattr(section, name)
+        value = read(section, name)
         if name in stated and stated[name] != value:
-            raise OverlapConflictError(
-                f"{path}.{name}: contradicts {origins[name]} ({value} against {stated[name]}), because both are "
-                "wishes and only one can stand. Make them equal, or leave one of them unset."
-            )
+            conflict = _contradiction(f"{path}.{name}", value, origins[name], stated[name])
+            raise OverlapConflictError(str(conflict), conflicts=[conflict])
         origins[name] = f"{path}.{name}"
         stated[name] = kept[name] = value
     return kept
 
 
-def _write(decision: Decision | None, section: object, name: str, *, path: str) -> Change | None:
-    if decision is None or decision.value is None or getattr(section, name) == decision.value:
+def _contradiction(path: str, value: object, origin: str, stated: object) -> Conflict:
+    return Conflict(
+        id="O15",
+        severity="error",
+        fields=(path, origin),
+        values={path: value, origin: stated},
+        message=f"contradicts {origin} ({value} against {stated})",
+        why="both are wishes and only one can stand",
+        fix="Make them equal, or leave one of them unset.",
+    )
+
+
+def _changes(decisions: Mapping[str, Decision], sections: Sections) -> Iterator[Change]:
+    """Yield each change once, also where one namespace serves as several sections."""
+    seen = set()
+    for path, section, name in sections.targets():
+        change = _change(decisions.get(name), section, name, path=path)
+        if change is not None and (id(section), name) not in seen:
+            seen.add((id(section), name))
+            yield change
+
+
+def _change(decision: Decision | None, section: object, name: str, *, path: str) -> Change | None:
+    if decision is None or decision.value is None or read(section, name) == decision.value:
         return None
-    old = getattr(section, name)
-    setattr(section, name, decision.value)
-    return Change(field=f"{path}.{name}", old=old, new=decision.value, why=decision.why, rule=decision.rule)
+    return Change(
+        field=f"{path}.{own_name(section, name)}",
+        old=read(section, name),
+        new=decision.value,
+        why=decision.why,
+        rule=decision.rule,
+    )
 
 
 def _not_granted(
     wishes: Mapping[str, Any], decisions: Mapping[str, Decision], sections: Sections
 ) -> Iterator[Change]:
-    """Yield a warning for each wish that the sections do not hold now that all is written."""
+    """Yield a warning for each wish that the sections will not hold when all is written."""
     for name, decision in decisions.items():
         if name not in wishes:
             continue
         wish = wishes[name]
-        held = [getattr(section, name) for _, section, field in sections.targets() if field == name]
+        held = [
+            read(section, name) if decision.value is None else decision.value
+            for _, section, field in sections.targets()
+            if field == name
+        ]
         if held == [wish] * len(held) and (held or wish is False):
             continue
-        nowhere = f"has nowhere to go, because no section has a field {name}"
         yield Change(
             field=f"comm_overlap.{name}",
             old=wish,
             new=decision.value if decision.refused else None,
-            why=decision.why if decision.refused else nowhere,
+            why=decision.why if decision.refused else _nowhere(name, sections.model),
             rule=decision.rule if decision.refused else "O20",
             severity="warning",
         )
+
+
+def _nowhere(name: str, model: object) -> str:
+    if own_name(model, name) is not None:
+        return (
+            "has nowhere to go, because the command line of Megatron-LM takes the path of a YAML file. Write "
+            "to_transformer_engine(...) to one as JSON, and name it there"
+        )
+    return f"has nowhere to go, because no section has a field {name}"

@@ -1,0 +1,105 @@
+"""What is wrong with settings of user buffers, before Transformer Engine finds out, or does not."""
+
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from mb_overlap.releases import (
+    EXTERNAL,
+    GEMMS,
+    METHODS,
+    NEWEST,
+    OLDEST,
+    REDUCE_SCATTERS,
+    SETTINGS,
+    Release,
+    dotted,
+)
+
+_GATHERING_DGRADS = ("qkv_dgrad", "fc1_dgrad")
+_RING_PAIRS = (("qkv_fprop", "proj_fprop"), ("fc1_fprop", "fc2_fprop"))
+
+
+def setting_problems(settings: Mapping[str, Any], *, release: Release = NEWEST) -> list[str]:
+    """Say what is wrong with the dictionary that `initialize_ub` takes as `ub_cfgs`; nothing is an empty list.
+
+    Args:
+        settings: name of a GEMM to its entry, a mapping.
+        release: of Transformer Engine.
+    """
+    if release < OLDEST:
+        return [f"Transformer Engine {dotted(release)} is too old: {dotted(OLDEST)} is the first without MPI"]
+    return [
+        *(problem for gemm, entry in settings.items() for problem in _entry_problems(gemm, entry, release)),
+        *_between_entries(settings),
+    ]
+
+
+def _entry_problems(gemm: str, entry: object, release: Release) -> Iterator[str]:
+    if gemm not in GEMMS:
+        near = get_close_matches(gemm, GEMMS, n=1)
+        yield f"{gemm} is no GEMM of a layer" + (f" (did you mean {near[0]}?)" if near else "")
+    elif GEMMS[gemm] > release:
+        yield f"{gemm} needs Transformer Engine {dotted(GEMMS[gemm])}, not {dotted(release)}"
+    if not isinstance(entry, Mapping):
+        yield f"{gemm} is {entry!r}, not a mapping"
+        return
+    for key, value in entry.items():
+        yield from (f"{gemm}.{key} {problem}" for problem in _setting_problems(key, value, release))
+    yield from _method_problems(gemm, entry, release)
+
+
+def _setting_problems(key: str, value: object, release: Release) -> Iterator[str]:
+    if key not in SETTINGS:
+        near = get_close_matches(key, SETTINGS, n=1)
+        yield "is no setting" + (f" (did you mean {near[0]}?)" if near else "")
+        return
+    since, kind = SETTINGS[key]
+    if since > release:
+        yield f"needs Transformer Engine {dotted(since)}, not {dotted(release)}"
+    if type(value) is not kind:
+        yield f"is {value!r}, not of type {kind.__name__}"
+
+
+def _method_problems(gemm: str, entry: Mapping[str, object], release: Release) -> Iterator[str]:
+    method = entry.get("method")
+    if not isinstance(method, str):
+        return
+    if method not in METHODS or METHODS[method] > release:
+        known = [name for name, since in METHODS.items() if since <= release]
+        yield f"{gemm}.method {method!r} is none of {', '.join(known)}"
+    elif (gemm in EXTERNAL) != (method == "external"):
+        yield f"{gemm}.method cannot be {method}: {' and '.join(EXTERNAL)} are external, and nothing else is"
+    elif method == "pipeline" and gemm not in (*REDUCE_SCATTERS, *_GATHERING_DGRADS):
+        yield f"{gemm}.method cannot be pipeline, because it gathers its input"
+
+
+def _between_entries(settings: Mapping[str, Any]) -> Iterator[str]:
+    for dgrad in moved_dgrads(settings):
+        wgrad = dgrad.replace("dgrad", "wgrad")
+        if wgrad in settings:
+            yield f"{wgrad} cannot be set, because {dgrad} is {settings[dgrad]['method']} and takes its place"
+    for gather, scatter in _RING_PAIRS:
+        atomic = [name for name in (gather, scatter) if _is_atomic_ring(settings.get(name))]
+        if len(atomic) == 1:
+            yield (
+                f"{gather} and {scatter} must both be atomic rings or neither ({atomic[0]} is one), "
+                "because one shuffles the chunks and the other puts them back"
+            )
+
+
+def moved_dgrads(settings: Mapping[str, Any]) -> list[str]:
+    """Return the input gradients that scatter their output, because their method is not bulk."""
+    return [
+        name
+        for name in _GATHERING_DGRADS
+        if isinstance(settings.get(name), Mapping) and settings[name].get("method", "bulk") != "bulk"
+    ]
+
+
+def _is_atomic_ring(entry: object) -> bool:
+    return (
+        isinstance(entry, Mapping)
+        and bool(entry.get("atomic_gemm"))
+        and entry.get("method", "ring_exchange") == "ring_exchange"
+    )

@@ -1,0 +1,68 @@
+"""Rules on data-parallel overlap."""
+
+from mb_overlap.rule import Rule
+
+_SIZES = (
+    "comm_overlap.data_parallel_size",
+    "facts.world_size",
+    "model.tensor_model_parallel_size",
+    "model.pipeline_model_parallel_size",
+    "model.context_parallel_size",
+)
+_NAMES = (
+    "overlap_grad_reduce",
+    "overlap_param_gather",
+    "overlap_param_gather_with_optimizer_step",
+    "align_param_gather",
+    "bucket_size",
+)
+_WISHES = (
+    *(f"comm_overlap.{name}" for name in _NAMES),
+    "ddp.use_distributed_optimizer",
+    "ddp.use_megatron_fsdp",
+    "optimizer.use_distributed_optimizer",
+)
+
+
+def _agrees_with_the_layout(
+    dp: int | None, world_size: int, tp: int | None, pp: int | None, cp: int | None
+) -> str | None:
+    model_ranks = (tp or 1) * (pp or 1) * (cp or 1)
+    if dp is None or dp * model_ranks == world_size:
+        return None
+    return (
+        f"does not fit the layout (data_parallel_size={dp}, tp*pp*cp={model_ranks}, world_size={world_size})"
+    )
+
+
+def _has_something_to_steer(*values: object) -> str | None:
+    wishes, switches = values[: len(_NAMES)], values[len(_NAMES) :]
+    asked = [f"{name}={wish}" for name, wish in zip(_NAMES, wishes, strict=True) if wish]
+    if not asked or any(switches):
+        return None
+    return f"has no effect without the distributed optimizer ({', '.join(asked)})"
+
+
+DATA_PARALLEL_SIZE = Rule(
+    id="O14",
+    fields=_SIZES,
+    test=_agrees_with_the_layout,
+    why="whether the distributed optimizer has anything to overlap is read from it",
+    fix="Leave comm_overlap.data_parallel_size unset, or set it to world_size / (tp*pp*cp).",
+    fails=dict(zip(_SIZES, (8, 8, 2, 1, 1), strict=True)),
+    passes=dict(zip(_SIZES, (4, 8, 2, 1, 1), strict=True)),
+)
+
+DISTRIBUTED_OPTIMIZER = Rule(
+    id="O22",
+    fields=_WISHES,
+    test=_has_something_to_steer,
+    why="this section only steers the distributed optimizer's communication",
+    fix="Set ddp.use_distributed_optimizer=true, or set the field of ddp itself.",
+    severity="warning",
+    fails=dict(zip(_WISHES, (True, None, None, None, None, False, False, False), strict=True)),
+    passes=dict(zip(_WISHES, (True, None, None, None, None, True, False, False), strict=True)),
+)
+
+RULES: tuple[Rule, ...] = (DATA_PARALLEL_SIZE, DISTRIBUTED_OPTIMIZER)
+"""Every rule of this file."""

@@ -1,0 +1,64 @@
+"""Rules on deferring the embedding's weight gradient: the conditions of Megatron Core's model configuration."""
+
+from mb_overlap.conditions import Condition, rules_of
+from mb_overlap.rule import Rule
+
+DEFER = "defer_embedding_wgrad_compute"
+
+
+def _stages(pp: int | None) -> str | None:
+    return f"needs several pipeline stages (pp={pp})" if (pp or 1) < 2 else None
+
+
+def _fusion(fusion: bool | None) -> str | None:
+    return None if fusion else f"needs gradient_accumulation_fusion ({fusion})"
+
+
+def _limit(limit: int | None) -> str | None:
+    return f"takes no negative wgrad_deferral_limit ({limit})" if limit is not None and limit < 0 else None
+
+
+_STAGES = Condition(
+    letter="a",
+    fields=("model.pipeline_model_parallel_size",),
+    test=_stages,
+    why="it is computed while the pipeline drains",
+    fix="Set model.pipeline_model_parallel_size=2 or more.",
+    fails=(1,),
+    passes=(2,),
+)
+_FUSION = Condition(
+    letter="b",
+    fields=("model.gradient_accumulation_fusion",),
+    test=_fusion,
+    why="the deferred gradient is added to the buffer by the fused kernel",
+    fix="Set model.gradient_accumulation_fusion=true.",
+    fails=(False,),
+    passes=(True,),
+)
+
+
+def _limit_of(section: str, *known: str) -> Condition:
+    return Condition(
+        letter="c",
+        fields=(f"{section}.wgrad_deferral_limit", *known),
+        test=lambda limit, *_: _limit(limit),
+        why="0 already means all microbatches",
+        fix=f"Set {section}.wgrad_deferral_limit=0.",
+        fails=(-1, *(True for _ in known)),
+        passes=(0, *(True for _ in known)),
+    )
+
+
+WISH_RULES: tuple[Rule, ...] = rules_of(
+    "O01", DEFER, (_STAGES, _FUSION, _limit_of("comm_overlap")), section="comm_overlap"
+)
+"""Rules on the wish of a `comm_overlap` section."""
+
+MODEL_RULES: tuple[Rule, ...] = rules_of(
+    "O01", DEFER, (_STAGES, _FUSION, _limit_of("model", "facts.resolved")), section="model"
+)
+"""Rules on the model's own switch."""
+
+RULES: tuple[Rule, ...] = (*WISH_RULES, *MODEL_RULES)
+"""Every rule of this file."""

@@ -1,0 +1,94 @@
+"""Rules on the variables that decide how streams run side by side."""
+
+from collections.abc import Mapping
+
+from mb_overlap.connections import HOPPER, MAX_CONNECTIONS, environment, generation
+from mb_overlap.rule import Rule
+
+_LAYOUT = (
+    "model.tensor_model_parallel_size",
+    "model.context_parallel_size",
+    "model.pipeline_model_parallel_size",
+    "model.expert_model_parallel_size",
+    "ddp.use_megatron_fsdp",
+    "facts.world_size",
+    "facts.gpu",
+    "facts.env",
+)
+_FSDP = ("ddp.use_megatron_fsdp", "facts.env")
+_BOTH = (
+    "ddp.use_megatron_fsdp",
+    "model.tensor_model_parallel_size",
+    "model.context_parallel_size",
+    "facts.gpu",
+)
+
+
+def _queues_suit_fsdp(fsdp: bool | None, env: Mapping[str, str]) -> str | None:
+    if not fsdp or env.get(MAX_CONNECTIONS) != "1":
+        return None
+    return f"does not go with {MAX_CONNECTIONS}=1"
+
+
+def _one_wish_for_queues(fsdp: bool | None, tp: int | None, cp: int | None, gpu: str) -> str | None:
+    major = generation(gpu)
+    if not fsdp or major is None or major > HOPPER or ((tp or 1) < 2 and (cp or 1) < 2):
+        return None
+    return f"shares a {gpu} with tensor or context parallelism (tp={tp}, cp={cp})"
+
+
+def _value_is_as_computed(
+    tp: int | None,
+    cp: int | None,
+    pp: int | None,
+    ep: int | None,
+    fsdp: bool | None,
+    world_size: int,
+    gpu: str,
+    env: Mapping[str, str],
+) -> str | None:
+    if MAX_CONNECTIONS not in env or (ep or 1) > 1:
+        return None
+    tp, cp, pp = tp or 1, cp or 1, pp or 1
+    dp = max(1, world_size // (tp * cp * pp))
+    wanted = environment(gpu=gpu, tp=tp, cp=cp, dp=dp, pp=pp, fsdp=bool(fsdp)).get(MAX_CONNECTIONS)
+    if wanted is None or wanted == env[MAX_CONNECTIONS]:
+        return None
+    return f"overlaps best on a {gpu} with {MAX_CONNECTIONS}={wanted}, but it is {env[MAX_CONNECTIONS]}"
+
+
+FSDP_QUEUES = Rule(
+    id="O23",
+    fields=_FSDP,
+    test=_queues_suit_fsdp,
+    why="with a single hardware queue the gathers of parameters cannot run beside the computation",
+    fix=f"Unset {MAX_CONNECTIONS}, or give it another value.",
+    fails=dict(zip(_FSDP, (True, {MAX_CONNECTIONS: "1"}), strict=True)),
+    passes=dict(zip(_FSDP, (True, {}), strict=True)),
+)
+"""Not among `RULES`: mb-config's V176 says the same where there is a whole configuration."""
+
+FSDP_AND_TENSOR_PARALLEL = Rule(
+    id="O23a",
+    fields=_BOTH,
+    test=_one_wish_for_queues,
+    why="up to Hopper one hardware queue hides their communication, and Megatron-FSDP needs several",
+    fix="Use tensor_model_parallel_size=1 and context_parallel_size=1, or live with less overlap.",
+    severity="warning",
+    fails=dict(zip(_BOTH, (True, 2, 1, "h100"), strict=True)),
+    passes=dict(zip(_BOTH, (True, 2, 1, "b200"), strict=True)),
+)
+
+QUEUES = Rule(
+    id="O23b",
+    fields=_LAYOUT,
+    test=_value_is_as_computed,
+    why="the number of hardware queues decides whether communication starts before the GEMM that hides it",
+    fix=f"Leave {MAX_CONNECTIONS} unset: it is chosen before CUDA starts.",
+    severity="warning",
+    fails=dict(zip(_LAYOUT, (2, 1, 1, 1, False, 8, "h100", {MAX_CONNECTIONS: "8"}), strict=True)),
+    passes=dict(zip(_LAYOUT, (2, 1, 1, 1, False, 8, "h100", {MAX_CONNECTIONS: "1"}), strict=True)),
+)
+
+RULES: tuple[Rule, ...] = (FSDP_AND_TENSOR_PARALLEL, QUEUES)
+"""Every rule of this file that no other package has."""

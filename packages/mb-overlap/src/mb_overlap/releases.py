@@ -1,0 +1,96 @@
+"""What Transformer Engine's `initialize_ub` takes, and the release in which each part of it came.
+
+Read in the published sources of releases 1.9.0.post1, 1.10 to 1.13 and 2.1 to 2.20.2; nothing was taken away between
+them. Before 1.9 user buffers are set up over MPI only.
+"""
+
+import re
+from collections.abc import Mapping
+
+Release = tuple[int, ...]
+
+OLDEST: Release = (1, 9)
+"""First release that can set user buffers up without MPI."""
+NEWEST: Release = (2, 20)
+"""Last release that was read; a later one is taken to be like it."""
+
+PARAMETERS: Mapping[str, Release] = {
+    "shape": (1, 9),
+    "tp_size": (1, 9),
+    "use_fp8": (1, 9),
+    "dtype": (1, 9),
+    "ub_cfgs": (1, 9),
+    "bootstrap_backend": (1, 9),
+    "quantization_modes": (2, 8),
+    "with_cublasmp": (2, 17),
+}
+"""Parameter of `initialize_ub` to the first release that has it."""
+
+QUANTIZATION_MODES: Release = PARAMETERS["quantization_modes"]
+"""From here on buffers are made for each quantisation mode, and `use_fp8` is deprecated."""
+
+GEMMS: Mapping[str, Release] = {
+    "qkv_fprop": (1, 9),
+    "qkv_dgrad": (1, 9),
+    "qkv_wgrad": (1, 9),
+    "proj_fprop": (1, 9),
+    "proj_dgrad": (1, 9),
+    "proj_wgrad": (2, 7),
+    "fc1_fprop": (1, 9),
+    "fc1_dgrad": (1, 9),
+    "fc1_wgrad": (1, 9),
+    "fc2_fprop": (1, 9),
+    "fc2_dgrad": (1, 9),
+    "fc2_wgrad": (2, 7),
+}
+"""Key of `ub_cfgs` to the first release that knows it."""
+
+SETTINGS: Mapping[str, tuple[Release, type]] = {
+    "method": ((1, 9), str),
+    "is_reduce_scatter": ((1, 9), bool),
+    "num_sm": ((1, 9), int),
+    "cga_size": ((1, 9), int),
+    "set_sm_margin": ((1, 9), bool),
+    "num_splits": ((1, 9), int),
+    "aggregate": ((1, 9), bool),
+    "atomic_gemm": ((1, 9), bool),
+    "use_ce": ((1, 9), bool),
+    "fp8_buf": ((1, 9), bool),
+    "comm_priority": ((2, 1), int),
+    "gemm_priority": ((2, 1), int),
+    "pipeline_rs_overlap_first_gemm": ((2, 1), bool),
+}
+"""Key of one GEMM's entry to the first release that knows it, and the type of its value."""
+
+METHODS: Mapping[str, Release] = {
+    "ring_exchange": (1, 9),
+    "pipeline": (1, 9),
+    "bulk": (1, 9),
+    "external": (2, 7),
+}
+"""Value of `method` to the first release that knows it."""
+
+REDUCE_SCATTERS = ("proj_fprop", "fc2_fprop", "qkv_wgrad", "fc1_wgrad")
+"""GEMMs whose output is scattered; all others gather their input, unless `qkv_dgrad` or `fc1_dgrad` is not bulk."""
+
+EXTERNAL = ("proj_wgrad", "fc2_wgrad")
+"""GEMMs that only hide under another one's communication."""
+
+
+def parse(version: str) -> Release:
+    """Return the leading numbers of a version: (2, 6, 0) for "2.6.0.post1" and for "2.6.0a0+34c6371d24".
+
+    Raises:
+        ValueError: it does not begin with a number.
+    """
+    found = re.match(r"\d+(\.\d+)*", version)
+    if found is None:
+        raise ValueError(
+            f"version: {version!r} cannot be read, because a version begins with a number. Give one such as '2.20'."
+        )
+    return tuple(map(int, found[0].split(".")))
+
+
+def dotted(release: Release) -> str:
+    """Write a release as people do: "2.7"."""
+    return ".".join(map(str, release))

@@ -1,0 +1,115 @@
+"""Rules on tensor-parallel overlap: what it needs, and what its settings may be."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from mb_overlap.buffer_settings import setting_problems
+from mb_overlap.releases import parse
+from mb_overlap.rule import Rule
+from mb_overlap.transformer_engine import Dataclass, to_transformer_engine
+
+
+def _needs_tensor_parallel(wish: bool | None, tp: int | None) -> str | None:
+    return f"needs tensor parallelism (tp={tp})" if wish and (tp or 1) < 2 else None
+
+
+def _needs_sequence_parallel(wish: bool | None, tp: int | None, sequence_parallel: bool | None) -> str | None:
+    if wish and (tp or 1) >= 2 and not sequence_parallel:
+        return f"needs sequence parallelism (tp={tp}, sequence_parallel={sequence_parallel})"
+    return None
+
+
+def _needs_transformer_engine(wish: bool | None, transformer_engine: object) -> str | None:
+    if wish and transformer_engine is False:
+        return f"needs Transformer Engine (transformer_engine={transformer_engine})"
+    return None
+
+
+def _settings_hold(cfg: Dataclass | Mapping[str, Any] | str | None) -> str | None:
+    if cfg is None or isinstance(cfg, str):
+        return None
+    problems = setting_problems(to_transformer_engine(cfg))
+    return "; ".join(problems) or None
+
+
+def _settings_fit(cfg: Dataclass | Mapping[str, Any] | str | None, version: str) -> str | None:
+    if cfg is None or isinstance(cfg, str):
+        return None
+    settings = to_transformer_engine(cfg)
+    anyway = setting_problems(settings)
+    problems = [text for text in setting_problems(settings, release=parse(version)) if text not in anyway]
+    return "; ".join(problems) or None
+
+
+TENSOR_PARALLEL = Rule(
+    id="O02",
+    fields=("comm_overlap.tp_comm_overlap", "model.tensor_model_parallel_size"),
+    test=_needs_tensor_parallel,
+    why="one rank alone has no tensor-parallel communication to hide",
+    fix="Set model.tensor_model_parallel_size=2 or more, or comm_overlap.tp_comm_overlap=false.",
+    severity="warning",
+    fails={"comm_overlap.tp_comm_overlap": True, "model.tensor_model_parallel_size": 1},
+    passes={"comm_overlap.tp_comm_overlap": True, "model.tensor_model_parallel_size": 2},
+)
+
+SEQUENCE_PARALLEL = Rule(
+    id="O03",
+    fields=("comm_overlap.tp_comm_overlap", "model.tensor_model_parallel_size", "model.sequence_parallel"),
+    test=_needs_sequence_parallel,
+    why="the overlapped GEMM gathers its input from the sequence shards, or scatters its output over them",
+    fix="Set model.sequence_parallel=true or comm_overlap.tp_comm_overlap=false.",
+    severity="warning",
+    fails={
+        "comm_overlap.tp_comm_overlap": True,
+        "model.tensor_model_parallel_size": 4,
+        "model.sequence_parallel": False,
+    },
+    passes={
+        "comm_overlap.tp_comm_overlap": True,
+        "model.tensor_model_parallel_size": 4,
+        "model.sequence_parallel": True,
+    },
+)
+
+TRANSFORMER_ENGINE = Rule(
+    id="O04",
+    fields=("comm_overlap.tp_comm_overlap", "facts.transformer_engine"),
+    test=_needs_transformer_engine,
+    why="the overlapped GEMMs and their user buffers are its kernels",
+    fix="Install transformer-engine[pytorch] or set comm_overlap.tp_comm_overlap=false.",
+    severity="warning",
+    fails={"comm_overlap.tp_comm_overlap": True, "facts.transformer_engine": False},
+    passes={"comm_overlap.tp_comm_overlap": True, "facts.transformer_engine": True},
+)
+
+NEEDS = (TENSOR_PARALLEL, SEQUENCE_PARALLEL, TRANSFORMER_ENGINE)
+"""What the wish for tensor-parallel overlap needs."""
+
+
+def _on_settings(section: str, suffix: str) -> tuple[Rule, Rule]:
+    path, version = f"{section}.tp_comm_overlap_cfg", "facts.transformer_engine_version"
+    good = {"fc1_fprop": {"method": "ring_exchange"}}
+    return (
+        Rule(
+            id=f"O24{suffix}",
+            fields=(path,),
+            test=_settings_hold,
+            why="Transformer Engine refuses such settings when it starts, or takes them for others",
+            fix="Correct the settings, or take a preset: mb_overlap.find_preset.",
+            fails={path: {"fc1_fprop": {"method": "pipeline"}}},
+            passes={path: good},
+        ),
+        Rule(
+            id=f"O24a{suffix}",
+            fields=(path, version),
+            test=_settings_fit,
+            why="that release of Transformer Engine does not know them",
+            fix="Leave them out, or install a later transformer-engine[pytorch].",
+            fails={path: {"fc2_wgrad": {"method": "external"}}, version: "2.6.0"},
+            passes={path: good, version: "2.6.0"},
+        ),
+    )
+
+
+RULES: tuple[Rule, ...] = (*NEEDS, *_on_settings("comm_overlap", ""), *_on_settings("model", "M"))
+"""Every rule of this file."""

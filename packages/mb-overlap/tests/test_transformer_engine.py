@@ -1,0 +1,120 @@
+"""The dictionary for Transformer Engine, and the arguments of `initialize_ub`, release by release."""
+
+import pytest
+
+from mb_overlap import (
+    PRESETS,
+    BufferSettingsError,
+    initialize_ub_arguments,
+    preset,
+    setting_problems,
+    to_transformer_engine,
+)
+from mb_overlap.releases import NEWEST, parse
+
+LORA = "userbuffers_fp8_h100_h8192_tp2_mbs1_seqlen4096_lora"
+SHAPE = {"seq_length": 8192, "micro_batch_size": 2, "hidden_size": 4096, "tp": 4, "cp": 2}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("release", [(1, 9), (1, 13), (2, 1), (2, 7), NEWEST])
+def test_every_preset_fits_every_release(name, release):
+    assert setting_problems(to_transformer_engine(preset(name)), release=release) == []
+
+
+BULK, RING = {"method": "bulk"}, {"method": "ring_exchange"}
+ATOMIC = {"method": "ring_exchange", "atomic_gemm": True}
+WRONG = [
+    ({"qkv_wgrd": BULK}, ["qkv_wgrd is no GEMM of a layer (did you mean qkv_wgrad?)"]),
+    ({"xyz": {}}, ["xyz is no GEMM of a layer"]),
+    ({"fc1_fprop": "ring"}, ["fc1_fprop is 'ring', not a mapping"]),
+    ({"fc1_fprop": {"num_sms": 1}}, ["fc1_fprop.num_sms is no setting (did you mean num_sm?)"]),
+    ({"fc1_fprop": {"fp8_buf": (False,)}}, ["fc1_fprop.fp8_buf is (False,), not of type bool"]),
+    ({"fc1_fprop": {"num_sm": True}}, ["fc1_fprop.num_sm is True, not of type int"]),
+    ({"fc1_fprop": {"method": "rings"}}, [
+        "fc1_fprop.method 'rings' is none of ring_exchange, pipeline, bulk, external"]),
+    ({"fc1_fprop": {"method": "external"}}, [
+        "fc1_fprop.method cannot be external: proj_wgrad and fc2_wgrad are external, and nothing else is"]),
+    ({"fc2_wgrad": BULK}, [
+        "fc2_wgrad.method cannot be bulk: proj_wgrad and fc2_wgrad are external, and nothing else is"]),
+    ({"fc2_dgrad": {"method": "pipeline"}}, ["fc2_dgrad.method cannot be pipeline, because it gathers its input"]),
+    ({"fc1_dgrad": RING, "fc1_wgrad": BULK}, [
+        "fc1_wgrad cannot be set, because fc1_dgrad is ring_exchange and takes its place"]),
+    ({"qkv_fprop": ATOMIC, "proj_fprop": RING}, [
+        "qkv_fprop and proj_fprop must both be atomic rings or neither (qkv_fprop is one), because one shuffles the "
+        "chunks and the other puts them back"]),
+    ({"qkv_fprop": ATOMIC, "proj_fprop": ATOMIC}, []),
+    ({"fc1_dgrad": {"method": "pipeline"}}, []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("settings", "problems"), WRONG)
+def test_settings_that_it_would_refuse_or_mistake(settings, problems):
+    assert setting_problems(settings) == problems
+
+
+@pytest.mark.parametrize(
+    ("settings", "release", "problem"),
+    [
+        ({}, "1.8.0", "Transformer Engine 1.8.0 is too old: 1.9 is the first without MPI"),
+        ({"proj_wgrad": {}}, "2.6.0", "proj_wgrad needs Transformer Engine 2.7, not 2.6.0"),
+        ({"fc1_fprop": {"comm_priority": 0}}, "1.13", "fc1_fprop.comm_priority needs Transformer Engine 2.1, not 1.13"),
+        ({"fc1_fprop": {"method": "external"}}, "2.1", "fc1_fprop.method 'external' is none of ring_exchange, "
+         "pipeline, bulk"),
+    ],
+)  # fmt: skip
+def test_settings_that_a_release_does_not_know(settings, release, problem):
+    assert setting_problems(settings, release=parse(release)) == [problem]
+
+
+def test_arguments_of_a_late_release_name_the_modes():
+    arguments = initialize_ub_arguments(**SHAPE, quantization_modes=["FP8", "NONE"])
+    assert arguments == {
+        "shape": [8192, 4096], "tp_size": 4, "quantization_modes": ["FP8", "NONE"], "ub_cfgs": {},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("modes", "fp8"), [(["NONE"], False), (["FP8", "NONE"], True)])
+def test_arguments_of_an_early_release_have_a_switch(modes, fp8):
+    arguments = initialize_ub_arguments(**SHAPE, release="2.7.0", quantization_modes=modes)
+    assert arguments == {"shape": [8192, 4096], "tp_size": 4, "use_fp8": fp8, "ub_cfgs": {}}
+
+
+def test_a_moved_gradient_is_moved_once():
+    first, second = initialize_ub_arguments(
+        **SHAPE, settings=preset(LORA), quantization_modes=["FP8", "NONE"]
+    )["ub_cfgs"]
+    assert first == to_transformer_engine(preset(LORA))
+    assert {**second["fc1_dgrad"], "method": "pipeline"} == first["fc1_dgrad"]
+    assert "method" not in second["fc1_dgrad"]
+
+
+def test_a_shape_that_cannot_be_split_is_refused():
+    with pytest.raises(BufferSettingsError, match=r"shape: 6 tokens cannot be split .*multiple of 8"):
+        initialize_ub_arguments(**{**SHAPE, "seq_length": 3})
+
+
+def test_wrong_settings_are_refused_all_together():
+    wrong = {"qkv_wgrd": {}, "fc1_fprop": {"num_sms": 1}}
+    with pytest.raises(
+        BufferSettingsError, match=r"tp_comm_overlap_cfg: qkv_wgrd is no.*; fc1_fprop.num_sms is no"
+    ):
+        initialize_ub_arguments(**SHAPE, settings=wrong)
+
+
+@pytest.mark.parametrize(
+    ("version", "numbers"),
+    [
+        ("2.20.2", (2, 20, 2)),
+        ("2.6.0.post1", (2, 6, 0)),
+        ("2.6.0a0+34c6371d24", (2, 6, 0)),
+        ("2.7.0.dev0", (2, 7, 0)),
+    ],
+)
+def test_versions_are_read_as_numbers(version, numbers):
+    assert parse(version) == numbers
+
+
+def test_a_version_without_numbers_is_refused():
+    with pytest.raises(ValueError, match="'new' cannot be read"):
+        parse("new")

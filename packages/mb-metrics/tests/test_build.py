@@ -2,7 +2,15 @@ import io
 
 import pytest
 
-from mb_metrics import ConsoleSink, JsonlSink, LoggerConfig, Metrics, build_sinks
+from mb_metrics import (
+    ConsoleSink,
+    JsonlSink,
+    LoggerConfig,
+    Metrics,
+    build_reductions,
+    build_samplers,
+    build_sinks,
+)
 
 
 def kinds(sinks):
@@ -49,3 +57,40 @@ def test_tensorboard_gets_the_groups_that_were_asked_for(tmp_path):
         "throughput/batches_per_sec",
         "throughput/device/batches_per_sec",
     }
+
+
+def test_trackers_work_in_the_background_and_keep_their_run_in_the_run_folder(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    pytest.importorskip("comet_ml")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("COMET_START_ONLINE", "0")
+    monkeypatch.setenv("COMET_OFFLINE_DIRECTORY", str(tmp_path / "comet"))
+    config = LoggerConfig(wandb_project="gpt", comet_project="gpt", comet_experiment_name="one")
+    sinks = build_sinks(
+        config, jsonl=tmp_path / "metrics.jsonl", stream=io.StringIO(), run_config={"a": {"b": 1}}
+    )
+    assert kinds(sinks) == ["ConsoleSink", "JsonlSink", "BackgroundSink", "BackgroundSink"]
+    with Metrics(sinks) as metrics:
+        metrics.record(1, {"lm loss": 1.0})
+    assert not metrics.failures
+    found = sorted(path.name for path in tmp_path.iterdir())
+    assert found == ["comet", "comet_run.json", "metrics.jsonl", "wandb", "wandb_run.json"]
+
+
+def test_samplers_and_reductions_are_what_the_config_asks_for():
+    assert build_samplers(LoggerConfig()) == []
+    assert build_reductions(LoggerConfig()) == {}
+    pytest.importorskip("torch")
+    config = LoggerConfig(
+        log_memory_to_tensorboard=True,
+        memory_keys={"num_ooms": "ooms", "allocated_bytes.all.peak": "peak-bytes"},
+        log_device_memory_used=True,
+        log_memory_interval=20,
+    )
+    (memory,) = build_samplers(config)
+    assert memory(10) == {}
+    assert set(memory(20)) <= set(build_reductions(config))
+    assert build_reductions(config) == dict.fromkeys(
+        ["memory/ooms", "memory/peak-gigabytes", "memory/mem-device-used-gigabytes"], "max"
+    )
+    assert build_samplers(LoggerConfig(skip_train_metrics_log=True, log_memory_to_tensorboard=True)) == []

@@ -1,6 +1,9 @@
 import json
 import math
+import os
 import resource
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -121,3 +124,31 @@ def test_what_did_not_fit_on_the_disk_is_written_when_there_is_room(tmp_path):
     sink.write_rows([row(3)])
     sink.close()
     assert steps(path) == [1, 2, 3]
+
+
+KILLED = """
+import os, sys
+from mb_metrics import JsonlSink, Metrics
+with Metrics([JsonlSink(sys.argv[1])], log_interval=10) as metrics:
+    for step in range(1, 38):
+        metrics.record(step, {"lm loss": 1.0 / step})
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_kill_loses_the_interval_under_way_at_most(tmp_path):
+    path = tmp_path / "m.jsonl"
+    assert subprocess.run([sys.executable, "-c", KILLED, path], check=False).returncode == -9
+    assert steps(path) == list(range(1, 31))
+
+
+@pytest.mark.parametrize("fsync", [False, True])
+def test_the_disk_is_waited_for_as_stated(tmp_path, monkeypatch, fsync):
+    forced = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: forced.append(os.fstat(descriptor).st_size))
+    sink = JsonlSink(tmp_path / "m.jsonl", fsync=fsync)
+    sink.write_rows([row(1)])
+    size = (tmp_path / "m.jsonl").stat().st_size
+    assert forced == ([size] if fsync else [])
+    sink.close()
+    assert forced[-1] == size

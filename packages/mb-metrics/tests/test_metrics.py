@@ -206,7 +206,7 @@ def test_a_sink_that_raises_keeps_nothing_from_the_others(recorder, caplog):
     (failure,) = metrics.failures
     assert (failure.sink, failure.count, str(failure.first)) == (broken, 4, "no space left")
     assert caplog.messages == [f"metrics: {failure}"]
-    assert str(failure) == "Broken failed 4 times, first with OSError('no space left')"
+    assert str(failure) == "Broken: failed 4 times, first with OSError('no space left')"
 
 
 def test_without_sinks_nothing_is_looked_at():

@@ -118,7 +118,7 @@ class OverRanks:
         tensors = import_module("mb_metrics.tensors")
         values = [(step.row.values, step.packed) for step in steps]
         reduced = tensors.reduce_over_ranks(values, how=self._how, group=self._group)
-        return Batch(self.own(steps), reduced=reduced) if read else None
+        return Batch(steps, reduced=reduced) if read else None
 
 
 class Batch:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mb_metrics.record import Evaluation, Interval, Row
 from mb_metrics.redact import hide_in_text
-from mb_metrics.sink import FileSink, Sink, SinkFailure, StatusSink
+from mb_metrics.sink import FileSink, Sink, SinkFailure, StatusSink, name_of
 
 _logger = logging.getLogger(__name__)
 _PERMANENT = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
@@ -135,7 +135,7 @@ class BackgroundSink:
             self._dropped += dropped
             self._changed.notify_all()
             if self._thread is None:
-                name = f"metrics to {type(self._sink).__name__}"
+                name = f"metrics to {name_of(self._sink)}"
                 self._thread = threading.Thread(target=self._work, name=name, daemon=True)
                 self._thread.start()
             thread = self._thread
@@ -215,4 +215,4 @@ class BackgroundSink:
                 self._dropped += lost
 
     def _warn(self, what: str) -> None:
-        _logger.warning("metrics: %s %s", type(self._sink).__name__, what)
+        _logger.warning("metrics: %s %s", name_of(self._sink), what)

@@ -28,6 +28,11 @@ class FilterSink:
         self._every = every
         self._keep = keep or (lambda name: True)
 
+    @property
+    def inner(self) -> Sink:
+        """The sink that it passes on to."""
+        return self._sink
+
     def write_rows(self, rows: Sequence[Row]) -> None:
         """Pass on the rows that are due."""
         due = [row for row in rows if row.step % self._every == 0 or ITERATION_TIME in row.values]

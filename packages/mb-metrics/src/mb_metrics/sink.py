@@ -48,6 +48,17 @@ class StatusSink(Protocol):
         """Learn that the run was ended by an error; `close` follows."""
 
 
+@runtime_checkable
+class _Wrapper(Protocol):
+    @property
+    def inner(self) -> Sink: ...
+
+
+def name_of(sink: Sink) -> str:
+    """Return what a sink is called in messages: its class, or that of the sink that it wraps."""
+    return name_of(sink.inner) if isinstance(sink, _Wrapper) else type(sink).__name__
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkFailure:
     """How often a sink raised, what it raised first, and what was lost."""
@@ -68,7 +79,7 @@ class SinkFailure:
             parts.append(f"failed {times}, first with {hide_in_text(repr(self.first))}")
         if self.dropped is not None:
             parts.append(f"{self.dropped or 'no'} steps or evaluations were dropped")
-        return f"{type(self.sink).__name__} " + "; ".join(parts)
+        return f"{name_of(self.sink)}: {'; '.join(parts)}"
 
 
 @runtime_checkable

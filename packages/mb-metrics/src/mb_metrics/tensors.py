@@ -85,8 +85,9 @@ def reduce_over_ranks(
     names = sorted(how, key=lambda name: (how[name], name))
     device = _device_of(group)
     own = _table(steps, names, device=device)
-    everyone = own.new_empty((group.size(), *own.shape))
-    dist.all_gather_into_tensor(everyone, own, group=group)
+    everyone = own.new_empty(group.size() * own.numel())
+    dist.all_gather_into_tensor(everyone, own.view(-1), group=group)
+    everyone = everyone.view(group.size(), *own.shape)
     present = everyone[:, 1] > 0
     zeros = everyone[:, 0].masked_fill(~present, 0.0)
     counts = present.sum(dim=0)

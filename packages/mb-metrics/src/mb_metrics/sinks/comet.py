@@ -29,7 +29,8 @@ class CometSink:
         workspace: Comet workspace; None: the account's default.
         api_key: Comet's key; None: as COMET_API_KEY or Comet's own configuration says.
         tags: Tags of the experiment.
-        folder: Where an archive is written that `comet upload` sends later; None: send at once.
+        folder: Where an archive is written that `comet upload` sends later (a killed process leaves none); None: as
+            COMET_START_ONLINE and COMET_OFFLINE_DIRECTORY say, by default sent at once.
         run_file: Where the experiment's key is kept.
         resume_step: The last step that stands; see `RunFile`.
         config: Settings of the job, logged as parameters; secrets are left out.
@@ -96,7 +97,7 @@ class CometSink:
             api_key=self._api_key,
             experiment_key=self._tracked.id,
             mode="get_or_create",
-            online=self._folder is None,
+            online=None if self._folder is None else False,
             experiment_config=self._settings(),
             **self._where,
         )

@@ -1,0 +1,176 @@
+import logging
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mb_metrics import BackgroundSink, Metrics, Row, Sink
+
+
+def row(step):
+    return Row(step=step, time=0.0, values={"lm loss": 1.0}, skipped=False, consumed_samples=None)
+
+
+class Gate(Sink):
+    """A sink that stands still until it is opened."""
+
+    def __init__(self):
+        self.entered, self.opened, self.steps, self.closed = threading.Event(), threading.Event(), [], 0
+
+    def write_rows(self, rows):
+        self.entered.set()
+        self.opened.wait(30)
+        self.steps += [row.step for row in rows]
+
+    def close(self):
+        self.closed += 1
+
+
+class Flaky(Sink):
+    """A sink that raises what it is told to, then works."""
+
+    def __init__(self, errors):
+        self.errors, self.steps = list(errors), []
+
+    def write_rows(self, rows):
+        if self.errors:
+            error = self.errors.pop(0)
+            if error is not None:
+                raise error
+        self.steps += [row.step for row in rows]
+
+
+def run(sink, steps, **settings):
+    background = BackgroundSink(sink, retry_seconds=0.001, **settings)
+    for step in range(1, steps + 1):
+        background.write_rows([row(step)])
+    background.close()
+    return background
+
+
+def test_a_sink_that_stands_still_holds_nobody_up():
+    gate = Gate()
+    with Metrics([BackgroundSink(gate)], log_interval=1) as metrics:
+        for step in range(1, 51):
+            metrics.record(step, {"lm loss": 1.0})
+        assert gate.steps == []
+        gate.opened.set()
+    assert (gate.steps, gate.closed, metrics.failures) == (list(range(1, 51)), 1, ())
+
+
+def test_a_passing_error_delays_and_loses_nothing(caplog):
+    sink = Flaky([ConnectionError("down"), TimeoutError("still"), OSError("disk full")])
+    with caplog.at_level(logging.WARNING):
+        background = run(sink, 3)
+    (failure,) = background.failures
+    assert (sink.steps, failure.count, str(failure.first), failure.dropped) == ([1, 2, 3], 3, "down", 0)
+    assert caplog.messages == [
+        "metrics: Flaky raised ConnectionError('down'); its records wait",
+        "metrics: Flaky takes records again",
+    ]
+    assert (
+        str(failure)
+        == "Flaky: failed 3 times, first with ConnectionError('down'); no steps or evaluations were dropped"
+    )
+
+
+@pytest.mark.parametrize("error", [KeyError("name"), FileNotFoundError("gone")])
+def test_another_error_loses_one_record(error):
+    sink = Flaky([None, error])
+    (failure,) = run(sink, 3).failures
+    assert (sink.steps, failure.count, failure.dropped) == ([1, 3], 1, 1)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.sampled_from([None, ConnectionError("down")]), max_size=12), st.integers(1, 8))
+def test_whatever_passes_every_step_arrives_once_and_in_order(errors, steps):
+    sink = Flaky(errors)
+    run(sink, steps, capacity=None)
+    assert sink.steps == list(range(1, steps + 1))
+
+
+def test_a_full_queue_drops_the_oldest_and_says_so_once(caplog):
+    gate = Gate()
+    background = BackgroundSink(gate, capacity=3)
+    background.write_rows([row(1)])
+    gate.entered.wait(30)  # the first is under way
+    for step in range(2, 8):
+        background.write_rows([row(step)])
+    gate.opened.set()
+    background.close()
+    (failure,) = background.failures
+    assert (gate.steps, failure.dropped, failure.first) == ([1, 5, 6, 7], 3, None)
+    assert caplog.messages == [
+        "metrics: Gate is too slow or down; its queue is full and the oldest records are dropped"
+    ]
+    assert str(failure) == "Gate: 3 steps or evaluations were dropped"
+
+
+def test_a_record_that_can_never_be_taken_is_dropped_first_when_there_is_no_room():
+    class Poisoned(Sink):
+        def __init__(self):
+            self.steps = []
+
+        def write_rows(self, rows):
+            if rows[0].step == 1:
+                raise ConnectionError("this one")
+            self.steps.append(rows[0].step)
+
+    poisoned = Poisoned()
+    background = BackgroundSink(poisoned, capacity=2, retry_seconds=60)
+    background.write_rows([row(1)])
+    while not background.failures:
+        pass
+    for step in (2, 3, 4, 5):
+        background.write_rows([row(step)])
+    background.close()
+    assert (poisoned.steps[-2:], background.failures[0].dropped) == ([4, 5], 5 - len(poisoned.steps))
+
+
+def test_close_gives_up_and_counts_what_is_left(caplog):
+    gate = Gate()
+    with Metrics([BackgroundSink(gate, close_seconds=0.05)], log_interval=1) as metrics:
+        for step in (1, 2, 3):
+            metrics.record(step, {})
+    assert (metrics.failures[0].dropped, gate.closed) == (3, 0)
+    assert caplog.messages == ["metrics: Gate: 3 steps or evaluations were dropped"]
+    gate.opened.set()
+
+
+def test_close_gives_up_on_a_sink_that_is_down():
+    sink = Flaky([ConnectionError("down")] * 10_000)
+    (failure,) = run(sink, 4, close_seconds=0.05).failures
+    assert (sink.steps, failure.dropped) == ([], 4)
+
+
+def test_files_and_a_failed_run_reach_a_sink_that_wants_them(recorder):
+    class Keeper(Sink):
+        def __init__(self):
+            self.seen = []
+
+        def write_file(self, path, name):
+            self.seen.append((path, name))
+
+        def fail(self):
+            self.seen.append("failed")
+
+        def close(self):
+            self.seen.append("closed")
+
+    def train(metrics):
+        with metrics:
+            metrics.keep_file("checkpoints/step_1")
+            raise KeyboardInterrupt
+
+    keeper = Keeper()
+    with pytest.raises(KeyboardInterrupt):
+        train(Metrics([BackgroundSink(keeper), BackgroundSink(recorder), recorder]))
+    assert keeper.seen == [(Path("checkpoints/step_1"), "step_1"), "failed", "closed"]
+    assert recorder.closed == 2
+
+
+def test_a_queue_has_places():
+    with pytest.raises(ValueError, match="capacity=0"):
+        BackgroundSink(Gate(), capacity=0)

@@ -1,0 +1,98 @@
+"""Comet without a server: what its archive holds."""
+
+import json
+import math
+import zipfile
+
+import pytest
+
+pytest.importorskip("comet_ml")
+
+from mb_metrics import BackgroundSink, CometSink, Metrics
+
+
+def archives(folder):
+    """Return experiment and messages of each archive, oldest first."""
+    found = []
+    for path in sorted(folder.glob("*.zip"), key=lambda path: path.stat().st_mtime_ns):
+        with zipfile.ZipFile(path) as archive:
+            lines = archive.read("messages.json").decode().splitlines()
+            found.append((json.loads(archive.read("experiment.json")), [json.loads(line) for line in lines]))
+    return found
+
+
+def logged(messages):
+    metrics = [message["payload"]["metric"] for message in messages if message["type"] == "metric_msg"]
+    return [(metric["step"], metric["metricName"], metric["metricValue"]) for metric in metrics]
+
+
+def others(messages):
+    values = [message["payload"] for message in messages if message["type"] == "log_other"]
+    return {value["key"]: value["value"] for value in values}
+
+
+@pytest.fixture
+def sink(tmp_path, monkeypatch):
+    monkeypatch.setenv("COMET_API_KEY", "0123456789" * 4)
+    monkeypatch.setenv("COMET_LOGGING_CONSOLE", "ERROR")
+
+    def make(resume_step=None, **more):
+        return CometSink(
+            "gpt",
+            name="one",
+            workspace="team",
+            tags=["a"],
+            folder=tmp_path / "comet",
+            run_file=tmp_path / "comet_run.json",
+            resume_step=resume_step,
+            **more,
+        )
+
+    return make
+
+
+def test_what_is_recorded_is_in_the_archive(sink, tmp_path):
+    config = {"train": {"lr": 0.1}, "tokenizer": {"hf_token": "very secret"}}
+    with Metrics([BackgroundSink(sink(config=config), close_seconds=60)], log_interval=100) as metrics:
+        for step in (1, 2):
+            values = {
+                "lm loss": math.nan if step == 2 else -1.0,
+                "mtp_1 loss": 2.0,
+                "load_balancing_loss": 0.5,
+            }
+            metrics.record(step, values, consumed_samples=8 * step)
+        metrics.evaluation(2, {"lm loss": 0.0})
+    assert not metrics.failures
+    ((experiment, messages),) = archives(tmp_path / "comet")
+    wanted = ("lm loss", "mtp_1 loss", "load_balancing_loss", "samples vs steps", "lm loss validation")
+    assert sorted(point for point in logged(messages) if point[1] in wanted) == [
+        (1, "lm loss", -1.0),
+        (1, "load_balancing_loss", 0.5),
+        (1, "mtp_1 loss", 2.0),
+        (1, "samples vs steps", 8.0),
+        (2, "lm loss", "NaN"),
+        (2, "lm loss validation", 0.0),
+        (2, "load_balancing_loss", 0.5),
+        (2, "mtp_1 loss", 2.0),
+        (2, "samples vs steps", 16.0),
+    ]
+    assert (experiment["project_name"], experiment["workspace"], experiment["tags"]) == ("gpt", "team", ["a"])
+    assert others(messages)["Name"] == "one"
+    parameters = [message["payload"]["param"] for message in messages if message["type"] == "parameter_msg"]
+    assert {"train.lr": 0.1, "tokenizer.hf_token": "***"}.items() <= {
+        parameter["paramName"]: parameter["paramValue"] for parameter in parameters
+    }.items()
+    assert "0123456789" * 4 not in json.dumps([experiment, messages])
+
+
+def test_a_resumed_job_goes_on_in_the_same_experiment_and_nothing_is_doubled(sink, tmp_path):
+    for steps, resume_step in ((range(1, 8), 0), (range(5, 11), 4)):
+        with Metrics([sink(resume_step)], log_interval=100) as metrics:
+            for step in steps:
+                metrics.record(step, {"lm loss": float(step)})
+        assert not metrics.failures
+    (first, earlier), (second, later) = archives(tmp_path / "comet")
+    assert first["offline_id"] == second["offline_id"]
+    losses = [(step, value) for step, name, value in logged(earlier + later) if name == "lm loss"]
+    assert losses == [(step, step) for step in range(1, 11)]
+    assert others(later)["mb_metrics.repeated_steps"] == "5 to 7"

@@ -1,0 +1,58 @@
+import pytest
+
+from mb_metrics import FanOutSink, FilterSink, Metrics, SinkFailure
+
+
+def test_every_so_many_steps_and_what_is_wanted(recorder):
+    sink = FilterSink(recorder, every=2, keep=lambda name: name in ("lm loss", "iteration-time"))
+    with Metrics([sink], log_interval=3) as metrics:
+        for step in range(1, 7):
+            metrics.record(step, {"lm loss": 1.0, "other": 1.0})
+    assert [(row.step, list(row.values)) for row in recorder.rows] == [
+        (2, ["lm loss"]),
+        (3, ["lm loss", "iteration-time"]),
+        (4, ["lm loss"]),
+        (6, ["lm loss", "iteration-time"]),
+    ]
+    assert [interval.last.step for interval in recorder.intervals] == [3, 6]
+    assert recorder.closed == 1
+
+
+@pytest.mark.parametrize(
+    ("unwanted", "written"),
+    [
+        ("", ["a validation", "a validation ppl", "b validation", "b validation ppl"]),
+        (" validation ppl", ["a validation", "b validation"]),
+        ("a validation", ["b validation", "b validation ppl"]),
+    ],
+)
+def test_evaluations_are_filtered_by_the_names_that_are_written(recorder, unwanted, written):
+    sink = FilterSink(recorder, keep=lambda name: not unwanted or not name.endswith(unwanted))
+    with Metrics([sink]) as metrics:
+        metrics.evaluation(1, {"a": 1.0, "b": 1.0})
+    assert list(recorder.evaluations[0].values) == written
+
+
+def test_an_evaluation_without_a_wanted_loss_is_not_passed_on(recorder):
+    with Metrics([FilterSink(recorder, keep=lambda name: False)]) as metrics:
+        metrics.evaluation(1, {"a": 1.0})
+    assert recorder.evaluations == []
+
+
+def test_sinks_compose_in_any_order(recorder, tmp_path):
+    sink = FilterSink(FanOutSink([recorder, recorder]), every=2)
+    with Metrics([sink], log_interval=2) as metrics:
+        metrics.record(1, {})
+        metrics.record(2, {})
+        metrics.keep_file(tmp_path)
+    assert (recorder.steps, recorder.closed) == ([2, 2], 2)
+
+
+def test_a_failure_names_the_sink_that_failed(recorder):
+    failure = SinkFailure(sink=FilterSink(FilterSink(recorder)), count=1, first=OSError("full"))
+    assert str(failure) == "Recorder: failed once, first with OSError('full')"
+
+
+def test_every_is_positive(recorder):
+    with pytest.raises(ValueError, match="every=0"):
+        FilterSink(recorder, every=0)

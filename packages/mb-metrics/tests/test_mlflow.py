@@ -1,0 +1,192 @@
+"""A real MLflow server on localhost, with sqlite: started, killed in the middle, started again."""
+
+import io
+import json
+import math
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+
+import pytest
+
+pytest.importorskip("mlflow")
+
+from mlflow.tracking import MlflowClient
+
+from mb_metrics import BackgroundSink, LoggerConfig, Metrics, MlflowSink, build_sinks
+
+# What `mlflow server` runs, in one process: its own start takes three times as long.
+SERVER = """
+import sys
+from mlflow.server import app
+from mlflow.server.handlers import initialize_backend_stores
+folder, port = sys.argv[1:]
+initialize_backend_stores(f"sqlite:///{folder}/mlflow.db", default_artifact_root=f"{folder}/artifacts")
+app.run("127.0.0.1", int(port), threaded=True)
+"""
+
+
+class Server:
+    def __init__(self, folder):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.uri, self.folder, self.process = f"http://127.0.0.1:{self.port}", folder, None
+
+    def start(self):
+        command = [sys.executable, "-c", SERVER, str(self.folder), str(self.port)]
+        with (self.folder / "server.log").open("ab") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            try:
+                return urllib.request.urlopen(f"{self.uri}/health", timeout=5).read()
+            except OSError:
+                time.sleep(0.2)
+        raise TimeoutError((self.folder / "server.log").read_text())
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")  # MLflow's own tries take minutes
+        server = Server(tmp_path_factory.mktemp("mlflow"))
+        server.start()
+        yield server
+        server.kill()
+
+
+@pytest.fixture
+def client(server):
+    return MlflowClient(tracking_uri=server.uri)
+
+
+def the_run(client, experiment):
+    (run,) = client.search_runs([client.get_experiment_by_name(experiment).experiment_id])
+    return run
+
+
+def points(client, run, key):
+    return [(point.step, point.value) for point in client.get_metric_history(run.info.run_id, key)]
+
+
+def record(sinks, steps, scale=1.0):
+    with Metrics(sinks, log_interval=2) as metrics:
+        for step in steps:
+            metrics.record(step, {"lm loss": scale * step}, consumed_samples=8 * step)
+
+
+def test_what_is_recorded_is_read_back(server, client, tmp_path):
+    sink = MlflowSink(
+        "whole",
+        run_name="one",
+        tracking_uri=server.uri,
+        tags={"team": "a"},
+        description="a test",
+        config={"train": {"lr": 0.1}, "comet_api_key": "hidden!"},
+    )
+    (tmp_path / "ckpt").mkdir()
+    (tmp_path / "ckpt" / "weights").write_text("w")
+    with Metrics([sink], log_interval=1) as metrics:
+        values = {"lm loss": math.nan, "load_balancing_loss": -1.0, "mtp_1 loss": 2.0, "moe/a/b": 3.0}
+        metrics.record(1, values, samples=8)
+        metrics.evaluation(1, {"lm loss": 0.0})
+        metrics.keep_file(tmp_path / "ckpt")
+    assert not metrics.failures
+    run = the_run(client, "whole")
+    assert (run.info.run_name, run.info.status) == ("one", "FINISHED")
+    assert run.data.params == {"train.lr": "0.1", "comet_api_key": "***"}
+    tags = {name: value for name, value in run.data.tags.items() if name in ("team", "mlflow.note.content")}
+    assert tags == {"team": "a", "mlflow.note.content": "a test"}
+    assert math.isnan(run.data.metrics["lm loss"])
+    expected = {"load_balancing_loss": -1.0, "mtp_1 loss": 2.0, "moe/a_b": 3.0, "lm loss validation ppl": 1.0}
+    assert {name: run.data.metrics[name] for name in expected} == expected
+    assert run.data.metrics["samples vs steps"] == 8.0
+    assert [item.path for item in client.list_artifacts(run.info.run_id, "ckpt")] == ["ckpt/weights"]
+
+
+def test_a_row_may_have_more_metrics_than_a_request(server, client):
+    with Metrics([MlflowSink("wide", tracking_uri=server.uri)], log_interval=2) as metrics:
+        metrics.record(1, {f"m{i}": i for i in range(1500)})
+        metrics.record(2, {f"m{i}": i for i in range(900)})
+    run = the_run(client, "wide")
+    assert (points(client, run, "m0"), points(client, run, "m1499")) == ([(1, 0), (2, 0)], [(1, 1499)])
+
+
+def test_a_resumed_job_goes_on_in_the_same_run_and_nothing_is_doubled(server, client, tmp_path):
+    def sink(resume_step):
+        file = tmp_path / "mlflow_run.json"
+        config = {"a": resume_step, "b": 1, f"new{resume_step}": 1}
+        return MlflowSink(
+            "resumed", tracking_uri=server.uri, run_file=file, resume_step=resume_step, config=config
+        )
+
+    record([sink(0)], range(1, 8))
+    record([sink(4)], range(5, 11), scale=1.0)
+    run = the_run(client, "resumed")
+    assert points(client, run, "lm loss") == [(step, step) for step in range(1, 11)]
+    assert run.data.tags["mb_metrics.repeated_steps"] == "5 to 7"
+    assert run.data.params == {"a": "0", "b": "1", "new0": "1", "new4": "1"}
+
+
+def test_a_run_that_an_exception_ended_is_shown_as_failed(server, client):
+    def train():
+        with Metrics([BackgroundSink(MlflowSink("failed", tracking_uri=server.uri))]) as metrics:
+            metrics.record(1, {"lm loss": 1.0})
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        train()
+    assert the_run(client, "failed").info.status == "FAILED"
+
+
+def test_a_server_that_is_killed_and_comes_back_misses_nothing(server, client, caplog):
+    sink = BackgroundSink(MlflowSink("outage", tracking_uri=server.uri), retry_seconds=0.1, close_seconds=60)
+    with Metrics([sink], log_interval=1) as metrics:
+        for step in range(1, 31):
+            if step == 10:
+                server.kill()
+            if step == 20:
+                while not metrics.failures:
+                    time.sleep(0.01)
+                server.start()
+            metrics.record(step, {"lm loss": step})
+    (failure,) = metrics.failures
+    assert failure.dropped == 0
+    assert isinstance(failure.first, ConnectionError)
+    assert points(client, the_run(client, "outage"), "lm loss") == [(step, step) for step in range(1, 31)]
+
+
+def test_a_server_that_is_down_from_the_start_raises_what_a_background_sink_waits_for(tmp_path):
+    server = Server(tmp_path)
+    with Metrics([MlflowSink("down", tracking_uri=server.uri)]) as metrics:
+        metrics.record(1, {"lm loss": 1.0})
+    assert isinstance(metrics.failures[0].first, ConnectionError)
+
+
+def test_everything_comes_from_the_configuration(server, client, tmp_path):
+    config = LoggerConfig(
+        mlflow_experiment="configured",
+        mlflow_run_name="one",
+        mlflow_tracking_uri=server.uri,
+        mlflow_tags={"team": "a"},
+        mlflow_description="text",
+        mlflow_log_artifacts=False,
+    )
+    sinks = build_sinks(config, folder=tmp_path, stream=io.StringIO(), run_config={"train": {"lr": 0.1}})
+    with Metrics(sinks) as metrics:
+        metrics.record(1, {"lm loss": 1.0})
+        metrics.evaluation(1, {"lm loss": 1.0})
+        metrics.keep_file(tmp_path)
+    assert not metrics.failures
+    run = the_run(client, "configured")
+    assert run.data.metrics == {"lm loss": 1.0, "lm loss validation": 1.0}
+    assert (run.info.run_name, run.data.params, run.data.tags["team"]) == ("one", {"train.lr": "0.1"}, "a")
+    assert json.loads((tmp_path / "mlflow_run.json").read_text()) == {"id": run.info.run_id, "last_step": 1}
+    assert client.list_artifacts(run.info.run_id) == []

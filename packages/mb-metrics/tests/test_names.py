@@ -1,0 +1,53 @@
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mb_metrics import BRIDGE_ALIASES, Metrics, mlflow_name
+
+
+@pytest.mark.parametrize(
+    ("name", "mlflow"),
+    [
+        ("a@b/c//d", "a_at_b/c_d"),
+        ("lm loss", "lm loss"),
+        ("throughput/device/tokens_per_sec", "throughput/device_tokens_per_sec"),
+        ("top-k: 5%", "top-k: 5_"),
+        ("/a//", "a"),
+    ],
+)
+def test_the_name_rule_of_mlflow(name, mlflow):
+    assert mlflow_name(name) == mlflow
+
+
+@settings(deadline=None)
+@given(st.text(alphabet="ab/@-_. :%", min_size=1, max_size=12))
+def test_whatever_the_name_mlflow_takes_it(name):
+    written = mlflow_name(name)
+    assert re.fullmatch(r"[\w/.\- :]*", written)
+    assert written.count("/") <= 1
+    assert mlflow_name(written) == written
+
+
+def test_aliases_add_the_historical_names(recorder, clock):
+    with Metrics([recorder], log_interval=1, aliases="bridge", flops_per_token=1e12, clock=clock) as metrics:
+        clock.now += 1
+        metrics.record(1, {"memory/mem-alloc-retries": 3}, tokens=1)
+    values = recorder.rows[0].values
+    assert {name: values[name] for name in BRIDGE_ALIASES.values()} == {
+        "throughput/tflops_per_device": values["throughput/tflops/device"],
+        "memory/mem-alloc-retires": 3.0,
+    }
+    assert recorder.intervals[0].last.values == values
+
+
+def test_aliases_of_ones_own(recorder):
+    with Metrics([recorder], aliases={"lm loss": "train/loss"}) as metrics:
+        metrics.record(1, {"lm loss": 2.0})
+    assert recorder.rows[0].values["train/loss"] == 2.0
+
+
+def test_unknown_aliases_are_refused(recorder):
+    with pytest.raises(ValueError, match="nobody's names are 'nemo'"):
+        Metrics([recorder], aliases="nemo")

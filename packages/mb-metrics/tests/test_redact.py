@@ -1,0 +1,56 @@
+import pytest
+
+from mb_metrics import LoggerConfig, SinkFailure, hide_secrets
+from mb_metrics.redact import hide_in_text
+
+
+def test_secrets_are_hidden_by_name_and_nested_settings_become_paths():
+    config = {
+        "logger": {
+            "comet_api_key": "abc",
+            "wandb_project": "gpt",
+            "mlflow_tracking_uri": "http://me:pw@host/x",
+        },
+        "tokenizer": {"hf_token": "abc", "tokenizer_model": "gpt2", "eos_token": "</s>", "api_key": None},
+        "train": {"train_iters": 10},
+        "empty": {},
+    }
+    assert hide_secrets(config) == {
+        "logger.comet_api_key": "***",
+        "logger.wandb_project": "gpt",
+        "logger.mlflow_tracking_uri": "http://***@host/x",
+        "tokenizer.hf_token": "***",
+        "tokenizer.tokenizer_model": "gpt2",
+        "tokenizer.eos_token": "</s>",
+        "tokenizer.api_key": None,
+        "train.train_iters": 10,
+        "empty": {},
+    }
+
+
+@pytest.mark.parametrize(
+    "name", ["password", "secret", "aws_access_key", "tracking_token", "db-password", "token"]
+)
+def test_names_of_secrets(name):
+    assert hide_secrets({name: "x"}) == {name: "***"}
+
+
+@pytest.mark.parametrize("name", ["tokens", "seq_length", "pad_token", "secretary", "key_value_heads"])
+def test_names_that_only_look_like_it(name):
+    assert hide_secrets({name: "x"}) == {name: "x"}
+
+
+def test_a_failure_does_not_show_the_key_of_the_environment(monkeypatch, recorder):
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef")
+    error = PermissionError("key 0123456789abcdef refused by https://me:pw@host")
+    text = str(SinkFailure(sink=recorder, count=1, first=error))
+    assert text == "Recorder: failed once, first with PermissionError('key *** refused by https://***@host')"
+
+
+def test_a_short_value_of_the_environment_is_no_secret(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "a")
+    assert hide_in_text("a text") == "a text"
+
+
+def test_a_configuration_does_not_show_its_key():
+    assert "abc" not in repr(LoggerConfig(comet_api_key="abc"))

@@ -1,0 +1,150 @@
+"""Weights & Biases in offline mode: what its run file holds."""
+
+import json
+import math
+import os
+import struct
+import time
+
+import pytest
+
+pytest.importorskip("wandb")
+
+from wandb.proto import wandb_internal_pb2
+
+from mb_metrics import BackgroundSink, Metrics, WandbSink
+
+BLOCK, HEAD = 32 * 1024, 7
+
+
+def records(path):
+    """Yield the records of a run file: blocks of 32 KiB, each part of a record with checksum, length and type."""
+    data, at, whole = path.read_bytes(), HEAD, b""
+    while at + HEAD <= len(data):
+        left = BLOCK - at % BLOCK
+        if left < HEAD:
+            at += left
+            continue
+        length, kind = struct.unpack("<HB", data[at + 4 : at + HEAD])
+        whole += data[at + HEAD : at + HEAD + length]
+        at += HEAD + length
+        if kind in (1, 4):  # the whole, or the last part
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(whole)
+            whole = b""
+            yield record
+
+
+def runs(folder):
+    """Return the records of each run file of a folder, oldest first, once W&B's own process has written the end."""
+    deadline = time.monotonic() + 20
+    while True:
+        found = [list(records(path)) for path in sorted((folder / "wandb").glob("offline-run-*/*.wandb"))]
+        if all(any(record.WhichOneof("record_type") == "exit" for record in run) for run in found):
+            return found
+        assert time.monotonic() < deadline, "W&B did not finish its file"
+        time.sleep(0.05)
+
+
+def history(run):
+    rows = []
+    for record in run:
+        if record.WhichOneof("record_type") == "history":
+            items = {
+                item.key or ".".join(item.nested_key): json.loads(item.value_json)
+                for item in record.history.item
+            }
+            rows.append(
+                {name: value for name, value in items.items() if name not in ("_timestamp", "_runtime")}
+            )
+    return rows
+
+
+def settings(run):
+    return next(record.run for record in run if record.WhichOneof("record_type") == "run")
+
+
+@pytest.fixture
+def sink(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789" * 4)
+
+    def make(resume_step=None, **more):
+        run_file = tmp_path / "wandb_run.json"
+        return WandbSink(
+            "gpt",
+            name="one",
+            folder=tmp_path,
+            run_file=run_file,
+            resume_step=resume_step,
+            mode="offline",
+            **more,
+        )
+
+    return make
+
+
+def test_what_is_recorded_is_in_the_run_file(sink, tmp_path):
+    config = {"train": {"lr": 0.1}, "tokenizer": {"hf_token": "very secret"}}
+    with Metrics([BackgroundSink(sink(config=config))], log_interval=2, wall_clock=lambda: 7.0) as metrics:
+        for step in (1, 2, 3):
+            values = {
+                "lm loss": math.nan if step == 2 else -1.0,
+                "load_balancing_loss": 0.5,
+                "mtp_1 loss": 2.0,
+            }
+            metrics.record(step, values, consumed_samples=8 * step)
+        metrics.evaluation(3, {"lm loss": 0.0})
+    assert not metrics.failures
+    (run,) = runs(tmp_path)
+    rows = history(run)
+    plain = {"load_balancing_loss": 0.5, "mtp_1 loss": 2.0}
+    assert [row["_step"] for row in rows] == [1, 2, 3]
+    assert rows[0] == {"_step": 1, "lm loss": -1.0, "samples vs steps": 8, **plain}
+    assert math.isnan(rows[1]["lm loss"])
+    assert {"lm loss validation": 0, "lm loss validation ppl": 1, **plain}.items() <= rows[2].items()
+    assert (settings(run).project, settings(run).display_name) == ("gpt", "one")
+    written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert b"very secret" not in written
+    assert os.environ["WANDB_API_KEY"].encode() not in written
+
+
+def test_a_resumed_job_goes_on_in_the_same_run_and_takes_back_what_it_repeats(sink, tmp_path):
+    for steps, resume_step in ((range(1, 8), 0), (range(5, 11), 4)):
+        with Metrics([sink(resume_step)], log_interval=100) as metrics:
+            for step in steps:
+                metrics.record(step, {"lm loss": 1.0})
+        assert not metrics.failures
+    first, second = runs(tmp_path)
+    assert settings(second).run_id == settings(first).run_id
+    branch = settings(second).branch_point
+    assert (branch.run, branch.metric, branch.value) == (settings(first).run_id, "_step", 4.0)
+    assert [row["_step"] for row in history(second)] == list(range(5, 11))
+    assert json.loads((tmp_path / "wandb_run.json").read_text())["last_step"] == 10
+
+
+def test_a_job_that_repeats_nothing_goes_on_without_taking_back(sink, tmp_path):
+    for steps, resume_step in (((1, 2), 0), ((3,), 2)):
+        with Metrics([sink(resume_step)]) as metrics:
+            for step in steps:
+                metrics.record(step, {"lm loss": 1.0})
+    first, second = runs(tmp_path)
+    assert settings(second).run_id == settings(first).run_id
+    assert not settings(second).HasField("branch_point")
+
+
+def test_a_run_that_an_exception_ended_is_shown_as_failed(sink, tmp_path):
+    def train():
+        with Metrics([sink()]) as metrics:
+            metrics.record(1, {"lm loss": 1.0})
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        train()
+    (run,) = runs(tmp_path)
+    assert [record.exit.exit_code for record in run if record.WhichOneof("record_type") == "exit"] == [1]
+
+
+def test_without_a_record_no_run_is_made(sink, tmp_path):
+    Metrics([sink()]).close()
+    assert runs(tmp_path) == []

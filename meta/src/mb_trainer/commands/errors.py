@@ -14,9 +14,10 @@ from mb_checkpoint.errors import (
     CheckpointSaveError,
     CheckpointShapeError,
     IncompleteCheckpointError,
+    ManifestError,
     TrainStateError,
 )
-from mb_config import ConfigError, ConfigReadError, Problem
+from mb_config import ConfigError, ConfigReadError, PlanError, Problem
 from mb_data.errors import (
     BadDocumentError,
     CorpusError,
@@ -68,11 +69,13 @@ CANNOT_BE_DONE = (
     CheckpointSaveError,
     CheckpointShapeError,
     IncompleteCheckpointError,
+    ManifestError,
     ModelConfigError,
     NonFiniteLossError,
     NotEnoughSamplesError,
     OutputExistsError,
     OverlapConflictError,
+    PlanError,
     PortError,
     RunFolderError,
     TrainStateError,

@@ -1,0 +1,298 @@
+"""`mb sweep`: which of many variations of a configuration may run, and what they need. No torch."""
+
+import copy
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from mb_config import (
+    Axis,
+    Plan,
+    PlanError,
+    Sweep,
+    Variation,
+    apply_overrides,
+    read_variations,
+    run_sweep,
+    split_yaml,
+    to_axes,
+)
+from mb_config.yaml_file import dump_yaml, read_yaml
+from mb_trainer.commands.errors import REFUSED, reported
+from mb_trainer.commands.plan import GIB, MIB
+from mb_trainer.commands.preflight import Target
+from mb_trainer.config import TARGETS, ConfigContainer
+from mb_trainer.job import place
+from mb_trainer.planning import look_ahead
+from mb_trainer.preflight import RULES, inspect
+from mb_trainer.reading import DEFAULT_RECIPE, Request, is_override, read_request
+from mb_trainer.run_folder import RunFolder
+
+WORLD = "facts.world_size"
+SHORT = {
+    WORLD: "processes",
+    "model.tensor_model_parallel_size": "tp",
+    "model.pipeline_model_parallel_size": "pp",
+    "model.virtual_pipeline_model_parallel_size": "vp",
+    "model.context_parallel_size": "cp",
+    "model.expert_model_parallel_size": "ep",
+    "model.expert_tensor_parallel_size": "etp",
+}
+"""What a table calls a field."""
+
+
+def sweep(
+    words: Sequence[str],
+    *,
+    files: Sequence[Path],
+    out: Path | None,
+    targets: Sequence[Target],
+    limit: int | None,
+    as_json: bool,
+) -> int:
+    """Print the variations that pass, and why the others do not; return 1 if none passes.
+
+    Args:
+        words: recipe and overrides; a field with several values is swept over.
+        files: overlays; lists where a field takes none are swept over, too.
+        out: run folder.
+        targets: machines to sweep over, which differ in their number of processes.
+        limit: how many that pass are resolved, planned and shown; None: all.
+        as_json: print one object.
+    """
+
+    def work() -> int:
+        request, variations = read_swept(words, files=files)
+        place(
+            request.config,
+            RunFolder(out if out is not None else Path("runs") / request.name),
+            request.provenance,
+        )
+        axes = to_axes(request.config, variations, targets=TARGETS)
+        if len(targets) > 1:
+            axes += (Axis(path=WORLD, values=tuple(target.world_size for target in targets)),)
+        facts = targets[0].facts(request.config.env_vars)
+        result = run_sweep(request.config.sections(), axes, RULES, facts=facts)
+        points = [
+            look_at(request, variations, result, index, targets=targets) for index in result.passing[:limit]
+        ]
+        if as_json:
+            print(json.dumps(report(result, variations, points), indent=2))
+        else:
+            show(result, variations, points)
+        return 0 if any(not point.refused for point in points) else REFUSED
+
+    return reported(work)
+
+
+def read_swept(words: Sequence[str], *, files: Sequence[Path]) -> tuple[Request, list[Variation]]:
+    """Read a request whose fields may have several values; it gets the first of each.
+
+    Low to high: recipe, files in order, words; a field that is set again later is not swept over.
+
+    Raises:
+        ConfigReadError: everything that could not be read.
+    """
+    named = bool(words) and not is_override(words[0])
+    recipe, overrides = (words[0], words[1:]) if named else (DEFAULT_RECIPE, words)
+    with TemporaryDirectory() as folder:
+        found: dict[str, Variation] = {}
+        reduced = []
+        for number, file in enumerate([Path(recipe), *files]):
+            path, several = reduce_file(file, Path(folder) / str(number))
+            found |= {variation.path: variation for variation in several}
+            reduced.append(path)
+        first = recipe if reduced[0] == Path(recipe) else str(reduced[0])
+        request = read_request([first], files=reduced[1:])
+    single, several = read_variations(overrides, request.config)
+    for word in single:
+        found.pop(word.lstrip("+~").partition("=")[0], None)
+    found |= {variation.path: variation for variation in several}
+    apply_overrides(
+        request.config,
+        [*single, *(variation.word(0) for variation in found.values())],
+        targets=TARGETS,
+        provenance=request.provenance,
+    )
+    return request, list(found.values())
+
+
+def reduce_file(path: Path, folder: Path) -> tuple[Path, list[Variation]]:
+    """Return the file, or a copy in `folder` with the first of several values, and these values."""
+    if path.suffix not in (".yaml", ".yml") or not path.is_file():
+        return path, []
+    data, several = split_yaml(read_yaml(path).data, ConfigContainer, targets=TARGETS)
+    if not several:
+        return path, []
+    folder.mkdir()
+    copied = folder / path.name
+    copied.write_text(dump_yaml(data), encoding="utf-8")
+    return copied, several
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A variation that the rules pass, looked at closely."""
+
+    values: Mapping[str, Any]
+    """Path to value, as it was written."""
+    plan: Plan | None
+    """None: it cannot be planned."""
+    refused: Sequence[str] = field(default=())
+    """Rules that refuse it once it is resolved."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the answer for programs."""
+        return {
+            "values": dict(self.values),
+            **self.figures,
+            "refused_when_resolved": list(self.refused),
+        }
+
+    @property
+    def figures(self) -> dict[str, float | None]:
+        """What a point is chosen by; None where it is not counted."""
+        plan = self.plan
+        return {
+            "data_parallel_size": None if plan is None else plan.data_parallel_size,
+            "num_microbatches": None if plan is None else plan.num_microbatches,
+            "bytes_per_rank": None if plan is None else plan.peak.rank_bytes.total,
+            "bubble_fraction": None if plan is None else plan.bubble_fraction,
+        }
+
+
+def look_at(
+    request: Request,
+    variations: Sequence[Variation],
+    result: Sweep,
+    index: tuple[int, ...],
+    *,
+    targets: Sequence[Target],
+) -> Point:
+    """Resolve and plan one variation."""
+    config, provenance = copy.deepcopy(request.config), copy.deepcopy(request.provenance)
+    words = [variation.word(number) for variation, number in zip(variations, index, strict=False)]
+    apply_overrides(config, words, targets=TARGETS, provenance=provenance)
+    target = targets[index[-1]] if len(targets) > 1 else targets[0]
+    findings = inspect(config, facts=target.facts(config.env_vars), provenance=provenance)
+    try:
+        plan = look_ahead(config, world_size=target.world_size).plan
+    except PlanError:
+        plan = None
+    return Point(
+        values=as_written(result, variations, index),
+        plan=plan,
+        refused=tuple(dict.fromkeys(problem.id for problem in findings.errors)),
+    )
+
+
+def as_written(result: Sweep, variations: Sequence[Variation], index: Sequence[int]) -> dict[str, Any]:
+    """Return path to value at a point, as people wrote it."""
+    written = {variation.path: variation.values for variation in variations}
+    return {
+        axis.path: written.get(axis.path, axis.values)[number]
+        for axis, number in zip(result.axes, index, strict=True)
+    }
+
+
+def report(result: Sweep, variations: Sequence[Variation], points: Sequence[Point]) -> dict[str, Any]:
+    """Return the answer for programs."""
+    return {
+        "points": result.total,
+        "passing": len(result.passing),
+        "shown": [point.to_dict() for point in points],
+        "refused": [
+            {
+                "rules": list(group.rules),
+                "count": group.count,
+                "example": as_written(result, variations, group.first),
+            }
+            for group in result.refused
+        ],
+        "rules": {
+            name: {"message": problem.message, "why": problem.why, "fix": problem.fix}
+            for name, problem in result.problems.items()
+        },
+    }
+
+
+def show(result: Sweep, variations: Sequence[Variation], points: Sequence[Point]) -> None:
+    """Print tables of the points that pass and of those that do not, the rules, and the counts."""
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    if points:
+        console.print(passing_table(result, points))
+    if result.refused:
+        console.print(refused_table(result, variations))
+        for name, problem in result.problems.items():
+            console.print(f"{name}  {problem}", markup=False, soft_wrap=True)
+    for line in counts(result, points):
+        console.print(line)
+
+
+def passing_table(result: Sweep, points: Sequence[Point]) -> Table:
+    """Return a row for each point: its values, replicas, microbatches, memory and waiting."""
+    unit = GIB if max(point.figures["bytes_per_rank"] or 0 for point in points) >= GIB.size else MIB
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for axis in result.axes:
+        table.add_column(short(axis.path), justify="right")
+    for column in ("dp", "microbatches", f"{unit.name} per rank", "waiting", ""):
+        table.add_column(column, justify="right")
+    for point in points:
+        replicas, microbatches, size, waiting = point.figures.values()
+        table.add_row(
+            *(text(value) for value in point.values.values()),
+            text(replicas, "?"),
+            text(microbatches, "?"),
+            unit(size),
+            "?" if waiting is None else f"{waiting:.1%}",
+            f"refused when resolved: {' '.join(point.refused)}" if point.refused else "",
+        )
+    return table
+
+
+def refused_table(result: Sweep, variations: Sequence[Variation]) -> Table:
+    """Return a row for each group of points that the same rules refuse."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("refused", justify="right")
+    table.add_column("by")
+    table.add_column("for example")
+    for group in result.refused:
+        example = as_written(result, variations, group.first)
+        table.add_row(
+            f"{group.count:,}",
+            " ".join(group.rules),
+            " ".join(f"{short(path)}={text(value)}" for path, value in example.items()),
+        )
+    return table
+
+
+def counts(result: Sweep, points: Sequence[Point]) -> Iterator[str]:
+    """Yield how many there are of each kind: nothing is left out without being counted."""
+    refused = sum(group.count for group in result.refused)
+    yield f"{result.total:,} points: {len(result.passing):,} pass the rules, {refused:,} are refused"
+    later = sum(bool(point.refused) for point in points)
+    if points:
+        more = f", {later:,} of them refused then" if later else ""
+        yield f"{len(points):,} of those that pass were resolved and are shown{more}"
+    if len(points) < len(result.passing):
+        yield f"{len(result.passing) - len(points):,} more pass: --limit N shows N, --limit 0 all"
+
+
+def short(path: str) -> str:
+    """Return what a table calls a field."""
+    return SHORT.get(path, path.rpartition(".")[2])
+
+
+def text(value: object, unknown: str = "null") -> str:
+    """Return a value as people write it."""
+    if value is None:
+        return unknown
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,83 @@
+"""What a resolved configuration will need: the plan of mb-config with the FLOPs of mb-metrics. No torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from mb_config import Plan, make_plan
+from mb_data import TextCorpusConfig, TokenizerError, load_tokenizer
+from mb_metrics import FlopsPerToken, UnknownFlopsError, model_flops_per_token
+from mb_models.vocab import padded_vocab_size
+from mb_trainer.config import ConfigContainer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """A plan, and the work of a token."""
+
+    plan: Plan
+    flops: FlopsPerToken | None
+    """Forward and backward; None: not counted, and a note says why."""
+    notes: tuple[str, ...]
+    """What was left out or assumed."""
+
+    @property
+    def flops_per_step(self) -> float | None:
+        """Floating-point operations of a step, over all processes."""
+        if self.flops is None or self.plan.tokens_per_step is None:
+            return None
+        return self.flops.total * self.plan.tokens_per_step
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the answer for programs."""
+        plan = self.plan.to_dict()
+        flops = None if self.flops is None else {"total": self.flops.total, **self.flops.parts}
+        first = {name: plan.pop(name) for name in ("parameters", "bytes_per_rank")}
+        return {**first, "flops_per_token": flops, "flops_per_step": self.flops_per_step, **plan}
+
+
+def look_ahead(config: ConfigContainer, *, world_size: int) -> Outlook:
+    """Plan a configuration, resolved where it can be.
+
+    Raises:
+        PlanError: the model's sizes cannot be counted.
+    """
+    rows = embedding_rows(config)
+    plan = make_plan(config.sections(), world_size=world_size, vocab_size=rows)
+    length = getattr(config.dataset, "seq_length", None) or config.model.seq_length
+    try:
+        flops = model_flops_per_token(flat(config.model), seq_length=length, vocab_size=rows)
+    except UnknownFlopsError as error:
+        return Outlook(plan=plan, flops=None, notes=(*plan.notes, str(error)))
+    return Outlook(plan=plan, flops=flops, notes=plan.notes)
+
+
+def flat(model: Any) -> Mapping[str, object]:
+    """Return the model's fields, those in its mapping `transformer` too, by name."""
+    own = {field.name: getattr(model, field.name) for field in fields(model)}
+    return {**own, **(own.pop("transformer", None) or {})}
+
+
+def embedding_rows(config: ConfigContainer) -> int | None:
+    """Return the rows of the embedding: the model's, or the tokenizer's, padded; None where neither is known."""
+    model = config.model
+    if model.vocab_size is not None:
+        return int(model.vocab_size)
+    size = tokenizer_entries(config)
+    if size is None or model.tensor_model_parallel_size < 1:
+        return None
+    return padded_vocab_size(
+        size,
+        divisible_by=model.make_vocab_size_divisible_by,
+        tensor_parallel_size=model.tensor_model_parallel_size,
+    )
+
+
+def tokenizer_entries(config: ConfigContainer) -> int | None:
+    """Return the entries of the tokenizer, or how many a text corpus asks for when it brings its own."""
+    if config.tokenizer.tokenizer_type is None and isinstance(config.dataset, TextCorpusConfig):
+        return config.dataset.vocab_size
+    try:
+        return load_tokenizer(config.tokenizer).vocab_size
+    except (TokenizerError, OSError):
+        return None

@@ -1,0 +1,129 @@
+"""`mb plan`."""
+
+import json
+from xml.etree import ElementTree
+
+import pytest
+from typer.testing import CliRunner
+
+from mb_models import parameter_count
+from mb_trainer.cli import app
+from mb_trainer.reading import read_request
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path, monkeypatch):
+    """Run in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def mb(*words):
+    return CliRunner().invoke(app, words)
+
+
+def answer(*words):
+    return json.loads(mb("plan", "--json", *words).stdout)
+
+
+def test_json_has_every_figure():
+    found = answer("--world-size", "2", "train.micro_batch_size=1")
+    assert {name: value if not isinstance(value, dict) else list(value) for name, value in found.items()} == {
+        "parameters": ["total", "active", "embedding", "per_stage", "per_rank_max"],
+        "bytes_per_rank": ["weights", "gradients", "optimizer", "activations", "total"],
+        "flops_per_token": ["total", "attention_linear", "attention_core", "mlp", "logits"],
+        "flops_per_step": found["flops_per_token"]["total"] * 8 * 256,
+        "num_microbatches": 4,
+        "data_parallel_size": 2,
+        "bubble_fraction": 0.0,
+        "checkpoint_bytes": 12 * found["parameters"]["total"],
+    }
+    assert (
+        sum(found["bytes_per_rank"][name] for name in ("weights", "gradients", "optimizer", "activations"))
+        == (found["bytes_per_rank"]["total"])
+    )
+
+
+def test_the_parameters_are_those_that_the_trainer_reports():
+    model = read_request([]).config.model
+    assert answer()["parameters"]["total"] == parameter_count(model, vocab_size=4096)
+
+
+def test_the_tokenizer_says_the_rows_where_the_model_does_not():
+    null = ("tokenizer.tokenizer_type=NullTokenizer", "tokenizer.vocab_size=1000")
+    assert answer(*null)["parameters"]["embedding"] == 2 * 1024 * 256
+    assert answer("model.vocab_size=1000")["parameters"]["embedding"] == 2 * 1000 * 256
+
+
+def test_a_precision_recipe_is_resolved_first():
+    assert (
+        answer("mixed_precision=bf16_mixed")["bytes_per_rank"]["weights"]
+        == 2 * answer()["parameters"]["total"]
+    )
+
+
+def test_without_a_world_size_the_fewest_processes_are_planned():
+    result = mb("plan", "model.pipeline_model_parallel_size=4")
+    assert (result.exit_code, result.stdout.startswith("gpt_tiny on 4 processes (pp 4, dp 1); memory")) == (
+        0,
+        True,
+    )
+    assert "planned for the fewest processes that hold the model, 4" in result.stderr
+
+
+def test_the_fullest_stage_is_marked_and_compared_with_the_gpu():
+    words = ("plan", "model.pipeline_model_parallel_size=2", "--world-size", "2", "--gpu", "h100")
+    lines = mb(*words).stdout.splitlines()
+    assert sum(line.split()[:1] == ["fullest"] for line in lines) == 1
+    assert lines[-1].startswith("memory           fits: 0.")
+    assert lines[-1].endswith("of the 74.51 GiB of h100 (0%)")
+
+
+def test_what_does_not_fit_is_said():
+    lines = mb(
+        "plan", "model.hidden_size=65536", "model.vocab_size=65536", "--gpu", "h100"
+    ).stdout.splitlines()
+    assert lines[-1].startswith("memory           does not fit: ")
+
+
+def test_what_check_would_refuse_is_planned_as_far_as_it_goes():
+    result = mb("plan", "train.global_batch_size=7", "--world-size", "2", "--gpu", "h100")
+    assert (result.exit_code, "1 problem, see mb check" in result.stderr) == (0, True)
+    assert "memory           not counted in full" in result.stdout
+
+
+def test_what_cannot_be_counted_is_refused_with_the_reason():
+    result = mb("plan", "model.pipeline_model_parallel_size=3")
+    assert (result.exit_code, "4 layers cannot be shared by 3 stages" in result.stderr) == (1, True)
+    assert mb("plan", "model.pipeline_model_parallel_size=0").exit_code == 1
+
+
+def test_an_unknown_gpu_is_said():
+    assert "note: the memory of abacus is not known" in mb("plan", "--gpu", "abacus").stderr
+
+
+def test_the_picture_has_a_bar_for_each_stage(empty_folder):
+    words = ("plan", "model.pipeline_model_parallel_size=2", "--picture", "pictures/p.svg", "--gpu", "a100")
+    assert mb(*words).exit_code == 0
+    root = ElementTree.parse(empty_folder / "pictures" / "p.svg").getroot()
+    titles = [title.text for title in root.iter("{http://www.w3.org/2000/svg}title")]
+    assert len(titles) == 2 * 4
+
+
+def test_a_picture_is_svg():
+    result = mb("plan", "--picture", "p.png")
+    assert (result.exit_code, "ends in .svg" in result.stderr) == (2, True)
+
+
+def test_work_that_is_not_known_is_left_out_with_a_note():
+    result = mb("plan", "dataset.seq_length=0", "model.seq_length=0", "--json")
+    assert (json.loads(result.stdout)["flops_per_token"], "positive lengths" in result.stderr) == (None, True)
+
+
+@pytest.mark.parametrize(
+    ("number", "said"), [(12.0, "12 FLOP"), (2.5e13, "25 TFLOP"), (1e26, "100,000 ZFLOP")]
+)
+def test_numbers_of_operations_have_prefixes(number, said):
+    from mb_trainer.commands.plan import flops
+
+    assert flops(number) == said

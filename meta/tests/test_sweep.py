@@ -1,0 +1,134 @@
+"""`mb sweep`."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from mb_trainer.cli import app
+
+TP, MICRO = "model.tensor_model_parallel_size", "train.micro_batch_size"
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path, monkeypatch):
+    """Run in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def mb(*words):
+    return CliRunner().invoke(app, ["sweep", *words])
+
+
+def answer(*words):
+    return json.loads(mb("--json", *words).stdout)
+
+
+def test_every_point_is_shown_or_counted_with_the_rules_that_refuse_it():
+    found = answer(f"{TP}=1,2,3", f"{MICRO}=[4,8]", "--world-size", "2")
+    assert (found["points"], found["passing"]) == (6, 3)
+    assert [point["values"] for point in found["shown"]] == [
+        {TP: 1, MICRO: 4},
+        {TP: 2, MICRO: 4},
+        {TP: 2, MICRO: 8},
+    ]
+    assert [(group["count"], group["example"]) for group in found["refused"]] == [
+        (2, {TP: 3, MICRO: 4}),
+        (1, {TP: 1, MICRO: 8}),
+    ]
+    assert "V030" in found["refused"][0]["rules"]
+    assert found["refused"][1]["rules"] == ["V242"]
+    assert set(found["rules"]["V242"]) == {"message", "why", "fix"}
+
+
+def test_a_point_has_the_figures_of_its_plan():
+    (point,) = answer(f"{TP}=2", f"{MICRO}=[4]", "--world-size", "2")["shown"]
+    assert {**point, "bytes_per_rank": point["bytes_per_rank"] > 0} == {
+        "values": {MICRO: 4},
+        "data_parallel_size": 1,
+        "num_microbatches": 2,
+        "bytes_per_rank": True,
+        "bubble_fraction": 0.0,
+        "refused_when_resolved": [],
+    }
+
+
+def test_the_number_of_processes_is_swept_over_too():
+    found = answer(f"{TP}=1,2", "--world-size", "1,2")
+    assert [point["values"]["facts.world_size"] for point in found["shown"]] == [1, 2]
+
+
+def test_tables_for_people():
+    result = mb(f"{TP}=1,2,3", "--world-size", "2")
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert lines[1].split() == ["tp", "dp", "microbatches", "MiB", "per", "rank", "waiting"]
+    assert any(line.startswith("P02  model.num_attention_heads: 8 attention heads") for line in lines)
+    assert lines[-2:] == [
+        "3 points: 1 pass the rules, 2 are refused",
+        "1 of those that pass were resolved and are shown",
+    ]
+
+
+def test_what_passes_beyond_the_limit_is_counted():
+    few = mb("optimizer.lr=1e-3,2e-3,3e-3", "--limit", "2")
+    assert few.stdout.splitlines()[-1] == "1 more pass: --limit N shows N, --limit 0 all"
+    assert len(answer("optimizer.lr=1e-3,2e-3,3e-3", "--limit", "0")["shown"]) == 3
+
+
+def test_what_only_resolving_shows_is_said():
+    words = ("mixed_precision=bf16_mixed", "optimizer.bf16=false,true")
+    one, two = answer(*words)["shown"]
+    assert (len(one["refused_when_resolved"]), two["refused_when_resolved"]) == (1, [])
+    assert f"refused when resolved: {one['refused_when_resolved'][0]}" in mb(*words).stdout
+
+
+def test_a_precision_and_a_list_are_values_of_their_own():
+    found = answer("mixed_precision=null,bf16_mixed", "model.cp_comm_type=[p2p]")
+    assert [point["values"] for point in found["shown"]] == [
+        {"mixed_precision": None},
+        {"mixed_precision": "bf16_mixed"},
+    ]
+    assert found["shown"][0]["bytes_per_rank"] != found["shown"][1]["bytes_per_rank"]
+
+
+def test_lists_in_a_file_are_swept_over(empty_folder):
+    (empty_folder / "more.yaml").write_text(
+        "train: {micro_batch_size: [4, 8]}\nmodel: {tensor_model_parallel_size: [1, 2]}\n"
+    )
+    found = answer("--config", "more.yaml", f"{TP}=1")
+    assert [point["values"] for point in found["shown"]] == [{MICRO: 4}, {MICRO: 8}]
+
+
+def test_a_recipe_may_be_a_file_with_lists(empty_folder):
+    from mb_trainer.reading import read_request
+
+    text = read_request([]).config.to_yaml(defaults=False)
+    (empty_folder / "mine.yaml").write_text(text.replace("micro_batch_size: 8", "micro_batch_size: [2, 8]"))
+    assert [point["values"] for point in answer("mine.yaml")["shown"]] == [{MICRO: 2}, {MICRO: 8}]
+
+
+def test_a_point_that_cannot_be_planned_has_no_figures():
+    unknown = ("tokenizer.tokenizer_type=HuggingFaceTokenizer", "tokenizer.tokenizer_model=nowhere")
+    (point,) = answer(*unknown, f"{MICRO}=[4]")["shown"]
+    assert (point["values"], point["bytes_per_rank"], point["num_microbatches"]) == ({MICRO: 4}, None, None)
+    assert mb(*unknown, f"{MICRO}=[4]").stdout.splitlines()[3].split() == ["4", *"????"]
+
+
+def test_if_none_passes_the_exit_code_is_1():
+    assert mb(f"{TP}=2,4").exit_code == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("train.no_such=1,2",),
+        (f"{TP}=1,two",),
+        (f"{TP}=interval(0,1)",),
+        ("--world-size", "0"),
+        ("no_recipe",),
+    ],
+)
+def test_what_cannot_be_read_is_exit_code_2(words):
+    assert mb(*words).exit_code == 2

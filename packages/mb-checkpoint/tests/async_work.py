@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from rank_work import new_run  # noqa: E402
+from rank_work import new_run
 
 
 def first_part_in_background(shape, section, steps):

@@ -11,11 +11,11 @@ from mb_checkpoint.manifest import Manifest
 from mb_checkpoint.train_state import encode_train_state
 
 
-def fill(directory: Path, step: int) -> Path:
+def fill(directory: Path, step: int, tensors: dict | None = None) -> Path:
     """Write what a checkpoint folder must hold."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        dcp.save({"weight": torch.full((4,), float(step))}, checkpoint_id=directory, no_dist=True)
+        dcp.save(tensors or {"weight": torch.full((4,), float(step))}, checkpoint_id=directory, no_dist=True)
     (directory / "metadata.json").write_text(
         '{"sharded_backend": "torch_dist", "sharded_backend_version": 1}'
     )
@@ -23,8 +23,8 @@ def fill(directory: Path, step: int) -> Path:
     return directory
 
 
-def save(root: Path, step: int) -> Path:
+def save(root: Path, step: int, tensors: dict | None = None) -> Path:
     """Write and commit a checkpoint."""
-    staging = fill(open_staging(root, step), step)
+    staging = fill(open_staging(root, step), step, tensors)
     seal(staging, Manifest(step=step, files=()))
     return commit(root, step, staging)

@@ -38,6 +38,14 @@ if TYPE_CHECKING:
     from mb_checkpoint.errors import ManifestError as ManifestError
     from mb_checkpoint.errors import TrainStateError as TrainStateError
     from mb_checkpoint.factory import create_checkpoint_manager as create_checkpoint_manager
+    from mb_checkpoint.inspection import Description as Description
+    from mb_checkpoint.inspection import Difference as Difference
+    from mb_checkpoint.inspection import ListedCheckpoint as ListedCheckpoint
+    from mb_checkpoint.inspection import StoredTensor as StoredTensor
+    from mb_checkpoint.inspection import describe_checkpoint as describe_checkpoint
+    from mb_checkpoint.inspection import diff_checkpoints as diff_checkpoints
+    from mb_checkpoint.inspection import list_checkpoints as list_checkpoints
+    from mb_checkpoint.inspection import verify_checkpoint as verify_checkpoint
     from mb_checkpoint.load import load_checkpoint as load_checkpoint
     from mb_checkpoint.load import load_model_weights as load_model_weights
     from mb_checkpoint.manager import DefaultCheckpointManager as DefaultCheckpointManager
@@ -64,9 +72,12 @@ _HOMES = {
     "CheckpointSaveError": "errors",
     "CheckpointShapeError": "errors",
     "DefaultCheckpointManager": "manager",
+    "Description": "inspection",
+    "Difference": "inspection",
     "FailedSave": "context",
     "FileEntry": "manifest",
     "IncompleteCheckpointError": "errors",
+    "ListedCheckpoint": "inspection",
     "LoadedCheckpoint": "context",
     "Manifest": "manifest",
     "ManifestError": "errors",
@@ -75,9 +86,13 @@ _HOMES = {
     "SavedCheckpoint": "context",
     "ScheduledSave": "context",
     "Selection": "select",
+    "StoredTensor": "inspection",
     "TrainStateError": "errors",
     "check_writable": "commit",
     "create_checkpoint_manager": "factory",
+    "describe_checkpoint": "inspection",
+    "diff_checkpoints": "inspection",
+    "list_checkpoints": "inspection",
     "load_checkpoint": "load",
     "load_model_weights": "load",
     "prune": "retention",
@@ -85,6 +100,7 @@ _HOMES = {
     "read_train_state": "train_state",
     "save_checkpoint": "save",
     "select_checkpoint": "select",
+    "verify_checkpoint": "inspection",
     "write_atomically": "commit",
 }
 
@@ -100,9 +116,12 @@ __all__ = [
     "CheckpointSaveError",
     "CheckpointShapeError",
     "DefaultCheckpointManager",
+    "Description",
+    "Difference",
     "FailedSave",
     "FileEntry",
     "IncompleteCheckpointError",
+    "ListedCheckpoint",
     "LoadedCheckpoint",
     "Manifest",
     "ManifestError",
@@ -111,9 +130,13 @@ __all__ = [
     "SavedCheckpoint",
     "ScheduledSave",
     "Selection",
+    "StoredTensor",
     "TrainStateError",
     "check_writable",
     "create_checkpoint_manager",
+    "describe_checkpoint",
+    "diff_checkpoints",
+    "list_checkpoints",
     "load_checkpoint",
     "load_model_weights",
     "prune",
@@ -121,6 +144,7 @@ __all__ = [
     "read_train_state",
     "save_checkpoint",
     "select_checkpoint",
+    "verify_checkpoint",
     "write_atomically",
 ]
 

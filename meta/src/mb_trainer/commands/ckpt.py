@@ -1,0 +1,171 @@
+"""`mb ckpt ls|show|verify|diff|prune`."""
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from mb_checkpoint import (
+    ListedCheckpoint,
+    describe_checkpoint,
+    diff_checkpoints,
+    list_checkpoints,
+    verify_checkpoint,
+)
+from mb_checkpoint import prune as prune_checkpoints
+from mb_checkpoint.layout import is_iteration_directory
+from mb_trainer.commands.errors import reported
+from mb_trainer.console import Voice
+from mb_trainer.run_folder import NoCheckpointError, RunFolder
+
+SHOWN = 20
+"""Tensors that `show` names."""
+
+
+def checkpoints_of(folder: Path) -> Path:
+    """Return the folder with the checkpoints: the one given, or the one inside a run folder."""
+    if not folder.is_dir():
+        raise NoCheckpointError(f"{folder}: no such folder. Name a run's folder, such as runs/gpt_tiny.")
+    inside = RunFolder(folder).checkpoints
+    return inside if inside.is_dir() and not is_iteration_directory(folder) else folder
+
+
+def ls(folder: Path, *, as_json: bool) -> int:
+    """Print a line per checkpoint; return the exit code."""
+
+    def work() -> int:
+        found = list_checkpoints(checkpoints_of(folder))
+        if not found:
+            raise NoCheckpointError(f"{folder}: has no checkpoint.")
+        lines = [line_of(each) for each in found]
+        answer([plain(each) for each in found], as_json, lines)
+        return 0
+
+    return reported(work)
+
+
+def line_of(each: ListedCheckpoint) -> str:
+    """Return one line of the listing."""
+    state = "; ".join(each.problems) or ("newest by the tracker" if each.tracked else "whole")
+    return f"{each.step:>9}  {size(each.total_bytes):>9}  {each.path.name}  {state}"
+
+
+def show(folder: Path, *, step: int | None, as_json: bool) -> int:
+    """Print what a checkpoint holds; return the exit code."""
+
+    def work() -> int:
+        found = describe_checkpoint(checkpoints_of(folder), step=step)
+        lines = [f"{found.path}: step {found.step}, {size(found.total_bytes)}"]
+        lines += [f"  {name}: {value}" for name, value in found.train_state.items()]
+        if found.manifest is None:
+            lines.append("  no manifest.json: made by another program")
+        else:
+            for title in ("layout", "content", "versions"):
+                entries = getattr(found.manifest, title).items()
+                lines.append(f"  {title}: {', '.join(f'{name}={value}' for name, value in entries)}")
+        lines.append(f"  {len(found.tensors)} tensors and {found.objects} other entries")
+        for name, tensor in list(found.tensors.items())[:SHOWN]:
+            lines.append(f"    {name}: {tensor.dtype} {list(tensor.shape)}")
+        if len(found.tensors) > SHOWN:
+            lines.append(f"    ... {len(found.tensors) - SHOWN} more; --json names all")
+        answer(plain(found), as_json, lines)
+        return 0
+
+    return reported(work)
+
+
+def verify(folder: Path, *, as_json: bool) -> int:
+    """Read every file of every checkpoint; return 0 if all are sound, 1 if not."""
+
+    def work() -> int:
+        where = checkpoints_of(folder)
+        total = sum(each.total_bytes for each in list_checkpoints(where)) or 1
+        read = 0
+        with Voice().progress("verifying", total) as bar:
+
+            def note(count: int) -> None:
+                nonlocal read
+                read += count
+                bar.update(read)
+
+            found = verify_checkpoint(where, progress=note)
+        lines = [f"{path}: {'; '.join(problems) or 'sound'}" for path, problems in found.items()]
+        answer({str(path): problems for path, problems in found.items()}, as_json, lines)
+        return 1 if any(found.values()) else 0
+
+    return reported(work)
+
+
+def diff(old: Path, new: Path, *, values: bool, as_json: bool) -> int:
+    """Print in what two checkpoints differ; return 0 if in nothing, 1 otherwise."""
+
+    def work() -> int:
+        found = diff_checkpoints(checkpoints_of(old), checkpoints_of(new), values=values)
+        lines = [
+            f"{title}.{name}: {one} there, {other} here"
+            for title, entries in (
+                ("train_state", found.train_state),
+                ("layout", found.layout),
+                ("tensor", found.tensors),
+            )
+            for name, (one, other) in entries.items()
+        ]
+        lines += [f"run_config.yaml {line}" for line in found.config]
+        lines += [f"value.{name}: differs by {most:g} at the most" for name, most in found.values.items()]
+        answer(
+            plain(found), as_json, lines or ["no difference" if values else "no difference but for values"]
+        )
+        return 1 if found else 0
+
+    return reported(work)
+
+
+def prune(folder: Path, *, keep: int, retain_interval: int | None, dry_run: bool, as_json: bool) -> int:
+    """Delete old checkpoints and say which; return 0, or 1 if one that should go is still there."""
+
+    def work() -> int:
+        where = checkpoints_of(folder)
+        steps = [each.step for each in list_checkpoints(where) if each.step is not None and not each.problems]
+        if not steps:
+            raise NoCheckpointError(f"{folder}: has no whole checkpoint to keep, so none is deleted.")
+        done = prune_checkpoints(
+            where, keep=keep, protected=max(steps), retain_interval=retain_interval, dry_run=dry_run
+        )
+        verb = "would delete" if dry_run else "deleted"
+        lines = [f"{verb} {path}" for path in done.removed]
+        lines += [f"kept {path}: {reason}" for path, reason in done.kept_back]
+        answer(plain(done), as_json, lines or ["nothing to delete"])
+        return 1 if any(reason != "a tracker names it" for _, reason in done.kept_back) else 0
+
+    return reported(work)
+
+
+def answer(found: object, as_json: bool, lines: list[str]) -> None:
+    """Print the JSON or the lines."""
+    print(json.dumps(found, indent=1) if as_json else "\n".join(lines), file=sys.stdout)
+
+
+def plain(record: object) -> Any:
+    """Return a record as what JSON knows."""
+    return _simple(asdict(record) if is_dataclass(record) and not isinstance(record, type) else record)
+
+
+def _simple(value: object) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): _simple(entry) for name, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_simple(entry) for entry in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+UNITS: tuple[tuple[float, str], ...] = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+
+
+def size(count: int) -> str:
+    """Return a number of bytes for people."""
+    for unit, name in UNITS:
+        if count >= unit:
+            return f"{count / unit:.1f} {name}"
+    return f"{count} B"

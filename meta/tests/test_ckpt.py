@@ -1,0 +1,84 @@
+"""`mb ckpt`: what people and programs read of checkpoints."""
+
+import json
+import warnings
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from typer.testing import CliRunner
+
+from mb_checkpoint.commit import commit, open_staging, seal
+from mb_checkpoint.manifest import Manifest
+from mb_checkpoint.train_state import encode_train_state
+from mb_trainer.cli import app
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run folder with checkpoints of three steps."""
+    root = tmp_path / "run" / "checkpoints"
+    for step in (10, 20, 30):
+        staging = open_staging(root, step)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            dcp.save({"weight": torch.full((4,), float(step))}, checkpoint_id=staging, no_dist=True)
+        (staging / "metadata.json").write_text(
+            '{"sharded_backend": "torch_dist", "sharded_backend_version": 1}'
+        )
+        (staging / "train_state.pt").write_bytes(encode_train_state({"step": step}))
+        seal(staging, Manifest(step=step, files=(), layout={"tensor_model_parallel_size": 1}))
+        commit(root, step, staging)
+    return root.parent
+
+
+def mb(*words):
+    done = CliRunner().invoke(app, ["ckpt", *map(str, words)])
+    return done.exit_code, done.stdout
+
+
+def test_ls_names_the_newest_first(run):
+    code, out = mb("ls", run, "--json")
+    assert (code, [(each["step"], each["tracked"]) for each in json.loads(out)]) == (
+        0,
+        [(30, True), (20, False), (10, False)],
+    )
+    assert "newest by the tracker" in mb("ls", run)[1].splitlines()[0]
+
+
+def test_show_takes_a_step(run):
+    code, out = mb("show", run, "--step", 20)
+    assert (code, "step: 20" in out, "weight: float32 [4]" in out) == (0, True, True)
+    assert json.loads(mb("show", run, "--json")[1])["manifest"]["layout"] == {"tensor_model_parallel_size": 1}
+
+
+def test_verify_finds_a_flipped_bit(run):
+    assert mb("verify", run)[0] == 0
+    (data,) = (run / "checkpoints" / "iter_0000020").glob("*.distcp")
+    data.write_bytes(data.read_bytes()[:-1] + b"!")
+    code, out = mb("verify", run, "--json")
+    wrong = {path[-12:]: problems for path, problems in json.loads(out).items() if problems}
+    assert (code, wrong) == (1, {"iter_0000020": [f"{data.name} differs from the manifest (SHA-256)"]})
+
+
+def test_diff_says_in_what(run):
+    folder = run / "checkpoints"
+    code, out = mb("diff", folder / "iter_0000010", folder / "iter_0000030", "--values")
+    assert (code, out.splitlines()) == (
+        1,
+        ["train_state.step: 10 there, 30 here", "value.weight: differs by 20 at the most"],
+    )
+    assert mb("diff", folder, folder)[0] == 0
+
+
+def test_prune_deletes_the_oldest(run):
+    assert "would delete" in mb("prune", run, "--keep", 2, "--dry-run")[1]
+    assert mb("prune", run, "--keep", 2)[0] == 0
+    assert [each["step"] for each in json.loads(mb("ls", run, "--json")[1])] == [30, 20]
+
+
+@pytest.mark.parametrize("words", [("ls",), ("show",), ("verify",), ("prune", "--keep", "1")])
+def test_a_folder_without_checkpoints_is_an_error(tmp_path, words):
+    name, *rest = words
+    assert mb(name, tmp_path / "none", *rest)[0] == 2
+    assert mb(name, tmp_path, *rest)[0] in (1, 2)

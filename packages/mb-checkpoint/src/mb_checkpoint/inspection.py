@@ -1,0 +1,226 @@
+"""Looking at checkpoints without a model: list, describe, verify, compare. One process, no Megatron."""
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from mb_checkpoint.errors import CheckpointNotFoundError, ManifestError
+from mb_checkpoint.layout import (
+    RUN_CONFIG,
+    TRAIN_STATE,
+    has_checkpoint,
+    is_iteration_directory,
+    steps_in,
+)
+from mb_checkpoint.manifest import Manifest, read_manifest, wrong_contents
+from mb_checkpoint.select import problems_in, select_checkpoint, tracked_steps
+from mb_checkpoint.train_state import read_train_state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedCheckpoint:
+    """One line of a listing."""
+
+    path: Path
+    step: int | None
+    total_bytes: int
+    tracked: bool
+    """Whether a tracker names it."""
+    problems: tuple[str, ...]
+    """What keeps it from being whole, by the sizes of its files."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredTensor:
+    """A tensor in a checkpoint."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """What a checkpoint says about itself."""
+
+    path: Path
+    step: int | None
+    total_bytes: int
+    manifest: Manifest | None
+    """None in checkpoints of other programs."""
+    train_state: Mapping[str, bool | int | float]
+    tensors: Mapping[str, StoredTensor]
+    objects: int
+    """Entries that are no tensors."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """In what two checkpoints differ; empty where they do not."""
+
+    train_state: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    layout: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    config: tuple[str, ...] = ()
+    """Lines that only one of the two run_config.yaml has, with - or + before them."""
+    tensors: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Name to shape and type there and here; "absent" where one lacks it."""
+    values: Mapping[str, float] = field(default_factory=dict)
+    """Name to the largest difference of an element, where values were compared."""
+
+    def __bool__(self) -> bool:
+        return any((self.train_state, self.layout, self.config, self.tensors, self.values))
+
+
+def list_checkpoints(root: Path | str) -> list[ListedCheckpoint]:
+    """List the checkpoints of a folder, newest first, whole or not."""
+    root = Path(root)
+    tracked = tracked_steps(root)
+    return [
+        ListedCheckpoint(
+            path=path,
+            step=step,
+            total_bytes=_size(path),
+            tracked=step in tracked,
+            problems=tuple(problems_in(path)),
+        )
+        for step, path in steps_in(root).items()
+    ]
+
+
+def describe_checkpoint(path: Path | str, *, step: int | None = None) -> Description:
+    """Describe the checkpoint that a path stands for (`select_checkpoint` says which that is).
+
+    Raises:
+        CheckpointNotFoundError: There is none.
+        IncompleteCheckpointError: The one that was named is not whole.
+    """
+    chosen = select_checkpoint(path, step=step)
+    if chosen is None:
+        raise CheckpointNotFoundError(
+            f"{path}: no checkpoint there. Name a run's folder, its checkpoint folder or an iter_* folder."
+        )
+    entries = FileSystemReader(chosen.path).read_metadata().state_dict_metadata
+    tensors = {
+        name: StoredTensor(shape=tuple(entry.size), dtype=str(entry.properties.dtype).removeprefix("torch."))
+        for name, entry in entries.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
+    state = chosen.path / TRAIN_STATE
+    return Description(
+        path=chosen.path,
+        step=chosen.step,
+        total_bytes=_size(chosen.path),
+        manifest=read_manifest(chosen.path),
+        train_state=read_train_state(state) if state.is_file() else {},
+        tensors=tensors,
+        objects=len(entries) - len(tensors),
+    )
+
+
+def verify_checkpoint(
+    path: Path | str, *, progress: Callable[[int], object] = lambda _bytes: None
+) -> dict[Path, list[str]]:
+    """Read every file of every checkpoint below a path and return what is wrong with each; nothing for a sound one.
+
+    A checkpoint without a manifest is compared with its index only, and that is said.
+
+    Args:
+        path: A folder with `iter_*` folders, or one of these.
+        progress: Told the size of each file that was read.
+
+    Raises:
+        CheckpointNotFoundError: There is no checkpoint.
+    """
+    root = Path(path)
+    folders = [root] if is_iteration_directory(root) else list(steps_in(root).values())
+    if not folders:
+        reason = "its trackers name one that is gone" if has_checkpoint(root) else "no checkpoint there"
+        raise CheckpointNotFoundError(
+            f"{root}: {reason}. Name a folder with iter_* folders, or one of these."
+        )
+    return {folder: _verified(folder, progress) for folder in folders}
+
+
+def _verified(folder: Path, progress: Callable[[int], object]) -> list[str]:
+    problems = problems_in(folder)
+    if problems:
+        return problems
+    try:
+        manifest = read_manifest(folder)
+    except (ManifestError, OSError) as error:
+        return [str(error)]
+    if manifest is None:
+        return ["has no manifest.json: contents cannot be verified"]
+    return wrong_contents(folder, manifest.files, progress=progress)
+
+
+def diff_checkpoints(old: Path | str, new: Path | str, *, values: bool = False) -> Difference:
+    """Say in what two checkpoints differ.
+
+    Args:
+        old: A checkpoint, as for `describe_checkpoint`.
+        new: Another one.
+        values: Read the tensors that both have and compare them, one at a time.
+
+    Raises:
+        CheckpointNotFoundError, IncompleteCheckpointError: As `describe_checkpoint`.
+    """
+    there, here = describe_checkpoint(old), describe_checkpoint(new)
+    layouts = [dict(each.manifest.layout) if each.manifest is not None else {} for each in (there, here)]
+    same = [name for name, tensor in there.tensors.items() if here.tensors.get(name) == tensor]
+    return Difference(
+        train_state=_changed(there.train_state, here.train_state),
+        layout=_changed(*layouts),
+        config=_changed_lines(there.path / RUN_CONFIG, here.path / RUN_CONFIG),
+        tensors={
+            name: (_shown(one), _shown(other))
+            for name, (one, other) in _changed(there.tensors, here.tensors).items()
+        },
+        values=_changed_values(there, here, same) if values else {},
+    )
+
+
+def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    return {
+        name: (old.get(name), new.get(name))
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+    }
+
+
+def _changed_lines(old: Path, new: Path) -> tuple[str, ...]:
+    lines = [path.read_text().splitlines() if path.is_file() else [] for path in (old, new)]
+    gone = [f"- {line}" for line in lines[0] if line not in lines[1]]
+    return (*gone, *(f"+ {line}" for line in lines[1] if line not in lines[0]))
+
+
+def _shown(tensor: StoredTensor | None) -> str:
+    return "absent" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
+
+
+def _changed_values(old: Description, new: Description, names: list[str]) -> dict[str, float]:
+    changed = {}
+    for name in names:
+        one, other = (_tensor(each, name) for each in (old, new))
+        if not torch.equal(one, other):
+            changed[name] = float((one.double() - other.double()).abs().max())
+    return changed
+
+
+def _tensor(checkpoint: Description, name: str) -> torch.Tensor:
+    stored = checkpoint.tensors[name]
+    into = {name: torch.empty(stored.shape, dtype=getattr(torch, stored.dtype))}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that it runs in one process
+        load(into, checkpoint_id=checkpoint.path, no_dist=True)
+    return into[name]
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

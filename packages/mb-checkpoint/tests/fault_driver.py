@@ -1,0 +1,245 @@
+"""Goes through the file operations of a save or a load, makes trouble at each, and looks at what is left.
+
+A program of its own: it imports torch and Megatron once and forks the ranks of every run. Prints a JSON summary.
+Usage: fault_driver.py WORLD_SIZE sync|async|load STRIDE FOLDER
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from types import SimpleNamespace
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import mb_host
+
+mb_host.install()
+
+import fault_points  # noqa: E402
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from megatron.core.dist_checkpointing import ShardedTensor  # noqa: E402
+
+from mb_checkpoint import (  # noqa: E402
+    CheckpointConfig,
+    CheckpointLoadContext,
+    CheckpointSaveContext,
+    DefaultCheckpointManager,
+    select_checkpoint,
+)
+from mb_checkpoint.manifest import read_manifest, wrong_contents  # noqa: E402
+
+ALONE = SimpleNamespace(rank=lambda: 0, size=lambda: 1)
+
+
+class TinyModel:
+    """A tensor divided among the ranks, and one that all have."""
+
+    def __init__(self, value):
+        self.own, self.shared = torch.full((2, 3), float(value)), torch.full((5,), float(value))
+
+    def sharded_state_dict(self, metadata=None):
+        rank, world = dist.get_rank(), dist.get_world_size()
+        return {
+            "own": ShardedTensor.from_rank_offsets("own", self.own, (0, rank, world)),
+            "shared": ShardedTensor.from_rank_offsets("shared", self.shared, replica_id=rank),
+        }
+
+    def load_state_dict(self, state, strict=True):
+        self.own, self.shared = state["own"], state["shared"]
+
+    def values(self):
+        return {*self.own.flatten().tolist(), *self.shared.flatten().tolist()}
+
+
+class Counters:
+    """A train state."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def state_dict(self):
+        return {"step": self.step}
+
+    def load_state_dict(self, state):
+        self.step = state["step"]
+
+
+class Run:
+    """What a rank saves and loads."""
+
+    def __init__(self, root, step, **section):
+        self.model = TinyModel(step)
+        config = SimpleNamespace(to_yaml=lambda path: Path(path).write_text("train: {}\n"))
+        self.state = SimpleNamespace(train_state=Counters(step), cfg=config)
+        self.groups = SimpleNamespace(tp=ALONE, pp=ALONE, dp_cp=dist.group.WORLD)
+        self.manager = DefaultCheckpointManager(
+            CheckpointConfig(save=str(root), load=str(root), most_recent_k=2, **section)
+        )
+
+    def save(self):
+        context = CheckpointSaveContext(
+            state=self.state,
+            model=[self.model],
+            optimizer=None,
+            opt_param_scheduler=None,
+            num_floating_point_operations_so_far=0,
+            pg_collection=self.groups,
+        )
+        done = self.manager.save(context)
+        return self.manager.finalize_async_saves(blocking=True, terminate=True) or done
+
+    def load(self):
+        context = CheckpointLoadContext(
+            state=self.state,
+            model=[self.model],
+            optimizer=None,
+            opt_param_scheduler=None,
+            pg_collection=self.groups,
+        )
+        self.manager.load(context)
+        return self.manager.loaded
+
+
+def fork_ranks(world, folder, work, *, grace=0.5, limit=20.0):
+    """Run `work(rank)` on forked ranks; return per rank what it returned, or how it ended."""
+    folder.mkdir(exist_ok=True)
+    (folder / "store").unlink(missing_ok=True)
+    children = {}
+    for rank in range(world):
+        pid = os.fork()
+        if pid == 0:
+            _be_rank(rank, world, folder, work)
+        children[pid] = rank
+    ended, deadline = {}, time.monotonic() + limit
+    while children:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid in children:
+            rank = children.pop(pid)
+            report = folder / f"report_{rank}"
+            code = os.waitstatus_to_exitcode(status)
+            ended[rank] = json.loads(report.read_text()) if code == 0 else f"exit {code}"
+            report.unlink(missing_ok=True)
+            if code != 0:
+                deadline = min(deadline, time.monotonic() + grace)
+        elif time.monotonic() > deadline:
+            for each in children:
+                os.kill(each, signal.SIGKILL)
+        else:
+            time.sleep(0.002)
+    return [ended[rank] for rank in range(world)]
+
+
+def _be_rank(rank, world, folder, work):
+    code = 1
+    try:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+        (folder / f"report_{rank}").write_text(json.dumps(work(rank)))
+        code = 0
+    except BaseException:  # noqa: BLE001  # a child must not go on as its parent
+        if os.environ.get("FAULTS_LOUD"):
+            traceback.print_exc()
+    os._exit(code)
+
+
+def saved(outcome):
+    """Say in a word what became of a save."""
+    return type(outcome).__name__
+
+
+class Matrix:
+    """All points of one kind of run."""
+
+    def __init__(self, world, mode, stride, folder):
+        self.world, self.mode, self.stride, self.folder = world, mode, stride, folder
+        self.template, self.root = folder / "template", folder / "root"
+        self.section = {"async_save": True} if mode == "async" else {}
+        self.points, self.problems, self.by = 0, [], {}
+
+    def run(self):
+        first = fork_ranks(self.world, self.folder, lambda _: saved(Run(self.template, 10).save()))
+        assert first == ["SavedCheckpoint"] * self.world, first
+        logs = self.record()
+        for (rank, process), names in logs.items():
+            for kind, applies in fault_points.APPLIES.items():
+                if self.mode == "load" and kind in ("torn", "full"):
+                    continue
+                numbers = [number for number, name in enumerate(names) if name in applies]
+                for number in numbers[:: self.stride]:
+                    self.look_at(rank, process, number, kind, names[number])
+        return {"points": self.points, "by": self.by, "problems": self.problems}
+
+    def record(self):
+        ended = self.attempt(None, None, None, "kill")
+        assert set(ended) <= {"SavedCheckpoint", "resumed"}, ended
+        return {
+            (rank, process): (self.folder / f"log_{rank}.{process}").read_text().split()
+            for rank in range(self.world)
+            for process in ("main", "worker")
+            if (self.folder / f"log_{rank}.{process}").exists()
+        }
+
+    def attempt(self, rank, process, number, kind):
+        shutil.rmtree(self.root, ignore_errors=True)
+        shutil.copytree(self.template, self.root)
+        for log in self.folder.glob("log_*"):
+            log.unlink()
+
+        def work(own):
+            plan = fault_points.Plan(root=str(self.root), log=str(self.folder / f"log_{own}"), kind=kind)
+            if own == rank:
+                plan.process, plan.number = process, number
+            fault_points.install(plan)
+            if self.mode == "load":
+                return Run(self.root, 1).load().source
+            return saved(Run(self.root, 20, **self.section).save())
+
+        return fork_ranks(self.world, self.folder, work)
+
+    def look_at(self, rank, process, number, kind, name):
+        ended = self.attempt(rank, process, number, kind)
+        self.points += 1
+        self.by[kind] = self.by.get(kind, 0) + 1
+        where = f"{self.mode} rank {rank} {process} {number} {name} {kind}: {ended}"
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(self.folder / "before")
+        shutil.copytree(self.root, self.folder / "before")
+        try:
+            self.check(ended, kind)
+        except Exception as error:  # noqa: BLE001  # whatever it is, the summary names the point
+            self.problems.append(f"{where}: {type(error).__name__}: {error}")
+
+    def check(self, ended, kind):
+        alive = [each for each in ended if not each.startswith("exit")]
+        if kind not in fault_points.KILLS and self.mode != "load":
+            assert len(set(ended)) == 1, "the ranks disagree"
+            assert len(alive) == len(ended), "an error ended the run"
+        newest = select_checkpoint(self.root)
+        assert newest is not None, "nothing to resume from"
+        assert newest.step in (10, 20), newest
+        if "SavedCheckpoint" in ended:
+            assert newest.step == 20, "a save that was reported is lost"
+        for step in {10, newest.step}:
+            path = self.root / f"iter_{step:07d}"
+            assert not wrong_contents(path, read_manifest(path).files), f"step {step} was changed"
+        resumed = fork_ranks(self.world, self.folder, lambda _: self.resume())
+        assert resumed == [[newest.step, [float(newest.step)], "SavedCheckpoint", 30]] * self.world, resumed
+
+    def resume(self):
+        run = Run(self.root, 1)
+        step = run.load().step
+        values = sorted(run.model.values())
+        run.state.train_state.step = 30
+        done = saved(run.save())
+        return [step, values, done, select_checkpoint(self.root).step]
+
+
+if __name__ == "__main__":
+    world, mode, stride, folder = sys.argv[1:]
+    print(json.dumps(Matrix(int(world), mode, int(stride), Path(folder)).run()))

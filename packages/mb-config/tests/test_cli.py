@@ -61,7 +61,62 @@ def test_json(run):
     report = json.loads(out)
     assert (code, [problem["id"] for problem in report["problems"]]) == (1, ["V240"])
     assert report["problems"][0]["origin"] == {"rng.seed": "command line"}
-    assert report["changes"] == []
+    assert (report["changes"], report["unresolved"]) == ([], "the number of processes is not known")
+
+
+def changes_in(out):
+    return {change["field"]: (change["from"], change["to"]) for change in json.loads(out)["changes"]}
+
+
+def test_what_resolving_would_change(run):
+    changes = changes_in(run("check", "--json", "--world-size", "2", "+mixed_precision=bf16_mixed")[1])
+    assert changes["model.bf16"] == (False, True)
+    assert changes["validation.eval_global_batch_size"] == (None, 8)
+
+
+def test_rules_are_asked_again_once_it_is_resolved(run):
+    code, out, _ = run("check", "--world-size", "2", "validation.eval_micro_batch_size=3")
+    assert (code, out.split(":")[0]) == (1, "error V119")
+
+
+def test_wishes_that_exclude_each_other(run):
+    code, out, _ = run(
+        "check", "--world-size", "2", "mixed_precision=bf16_mixed", "+model.bf16=false", "--json"
+    )
+    assert (code, [problem["id"] for problem in json.loads(out)["problems"]]) == (1, ["V017"])
+    assert run("show", "--world-size", "2", "mixed_precision=bf16_mixed", "+model.bf16=false")[0] == 1
+
+
+def test_a_file_without_a_training_is_checked_as_it_is(tmp_path, capsys):
+    (tmp_path / "part.yaml").write_text("model: {num_layers: 4}\n")
+    assert main(["check", str(tmp_path / "part.yaml"), "--world-size", "2"]) == 0
+    assert "checked as it was written, not as it would run" in capsys.readouterr().err
+
+
+def test_keys_of_the_model_that_megatron_does_not_know(run):
+    err = run("check", "+model.num_moe_expert=8")[2]
+    assert "unknown to Megatron Core: model.num_moe_expert (did you mean num_moe_experts?)" in err
+
+
+def test_show_resolved(run):
+    lines = [" ".join(line.split()) for line in run("show", "--origin", "--world-size", "2")[1].splitlines()]
+    assert "# scheduler.lr_decay_steps: 800 # resolve: V202" in lines
+
+
+def test_show_what_differs_from_megatron(run):
+    code, out, _ = run("show", "--non-default")
+    assert code == 0
+    assert "  num_layers: 4 (Mcore default: 0)" in out.splitlines()
+    assert "abc" not in out
+
+
+def test_the_environment_is_not_printed(run, monkeypatch):
+    monkeypatch.setenv("MY_SECRET_TOKEN", "in-clear")
+    monkeypatch.setenv("NCCL_ALGO", "Tree,Ring")
+    out = run("check", "--json", "+model.deterministic_mode=true", "+model.num_moe_experts=2")[1]
+    values = {problem["id"]: problem["values"] for problem in json.loads(out)["problems"]}
+    assert values["V141"]["facts.env"] == {"NCCL_ALGO": "Tree,Ring"}
+    assert "MY_SECRET_TOKEN" not in out
 
 
 @pytest.mark.parametrize(
@@ -69,6 +124,7 @@ def test_json(run):
     [
         (("check", "train.lr=1"), "train.lr: no such field; did you mean optimizer.lr?"),
         (("check", "model.num_layers=x"), "command line: model.num_layers: expected int or null, not 'x'"),
+        (("check", "+model.hidden_dropout=high"), "model.hidden_dropout: expected float, not 'high'"),
         (("check", "modle.num_layers=x"), "modle: no such field; did you mean model?"),
         (("explain", "V24"), "no rule 'V24' here; did you mean V24"),
         (("explain", "whatever"), "no rule 'whatever' here"),

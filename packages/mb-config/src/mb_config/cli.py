@@ -8,18 +8,22 @@ import os
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
+from types import SimpleNamespace
 
 from mb_config.display import show
 from mb_config.errors import ConfigReadError
 from mb_config.explaining import explain
 from mb_config.facts import known_facts
+from mb_config.inspect_plain import PlainFindings, inspect_plain
+from mb_config.non_defaults import non_default_values
 from mb_config.plain import PlainConfig, read_plain
-from mb_config.problems import Problem, check
+from mb_config.problems import ConfigError
+from mb_config.resolve import runtime_config_update
 from mb_config.rules import RULES
 
 _EXAMPLES = """examples:
   mb-config check run.yaml train.global_batch_size=64 --world-size 8
-  mb-config show run.yaml --origin
+  mb-config show run.yaml --origin --world-size 8
   mb-config explain V242
 
 exit codes: 0 no problem that refuses the run, 1 problems, 2 could not be read
@@ -40,6 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigReadError as error:
         print(error, file=sys.stderr)
         return 2
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -57,6 +64,10 @@ def _parser() -> argparse.ArgumentParser:
     checking.add_argument("--json", action="store_true", help="print one JSON object")
     showing = commands.add_parser("show", help="print the whole configuration")
     showing.add_argument("--origin", action="store_true", help="say where each value came from")
+    showing.add_argument("--world-size", type=int, metavar="N", help="resolve it for so many processes first")
+    showing.add_argument(
+        "--non-default", action="store_true", help="only what differs from Megatron Core, and other sections"
+    )
     for command in (checking, showing):
         command.add_argument("file", metavar="FILE", help="YAML file")
         command.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="changes, in Hydra's grammar")
@@ -74,19 +85,24 @@ def _check(options: argparse.Namespace) -> int:
         versions={"transformer_engine": options.te} if options.te else {},
         gpu=options.gpu,
     )
-    problems = check(plain.sections(), RULES, facts=facts, provenance=plain.provenance)
+    findings = inspect_plain(plain, RULES, facts=facts)
     if options.json:
-        print(json.dumps(_report(plain, problems), indent=2))
+        print(json.dumps(_report(plain, findings), indent=2))
     else:
-        for problem in problems:
+        for problem in findings.problems:
             print(f"{problem.severity} {problem.id}: {problem}")
-        print(_summary(plain, problems, world_size=options.world_size), file=sys.stderr)
-    return 1 if any(problem.severity == "error" for problem in problems) else 0
+        print(_summary(plain, findings, world_size=options.world_size), file=sys.stderr)
+    return 1 if any(problem.severity == "error" for problem in findings.problems) else 0
 
 
 def _show(options: argparse.Namespace) -> int:
     plain = read_plain(options.file, options.overrides)
-    print(show(plain.config, plain.provenance, origin=options.origin), end="")
+    if options.world_size is not None:
+        runtime_config_update(plain.config, world_size=options.world_size, provenance=plain.provenance)
+    if options.non_default:
+        print(non_default_values(SimpleNamespace(**plain.sections())))
+    else:
+        print(show(plain.config, plain.provenance, origin=options.origin), end="")
     return 0
 
 
@@ -101,25 +117,31 @@ def _explain(options: argparse.Namespace) -> int:
     return 0
 
 
-def _report(plain: PlainConfig, problems: Sequence[Problem]) -> dict[str, object]:
+def _report(plain: PlainConfig, findings: PlainFindings) -> dict[str, object]:
     return {
-        "problems": [problem.to_dict() for problem in problems],
-        "changes": [],
+        "problems": [problem.to_dict() for problem in findings.problems],
+        "changes": [change.to_dict() for change in findings.changes],
+        "unresolved": findings.unresolved,
         "checked": list(plain.known),
         "checked_by_shared_rules_only": list(plain.foreign),
         "absent": list(plain.absent),
+        "doubtful": list(plain.doubtful),
     }
 
 
-def _summary(plain: PlainConfig, problems: Sequence[Problem], *, world_size: int | None) -> str:
-    errors = sum(problem.severity == "error" for problem in problems)
-    lines = [f"{errors} errors, {len(problems) - errors} warnings"]
+def _summary(plain: PlainConfig, findings: PlainFindings, *, world_size: int | None) -> str:
+    errors = sum(problem.severity == "error" for problem in findings.problems)
+    lines = [f"{errors} errors, {len(findings.problems) - errors} warnings"]
     if plain.foreign:
         lines.append(
             f"not checked but for the shared rules: {', '.join(plain.foreign)} (sections of other packages)"
         )
     if plain.absent:
         lines.append(f"not in the file, not checked: {', '.join(plain.absent)}")
+    if plain.doubtful:
+        lines.append(f"unknown to Megatron Core: {', '.join(plain.doubtful)}")
+    if world_size is not None and findings.unresolved:
+        lines.append(f"checked as it was written, not as it would run: {findings.unresolved}")
     if world_size is None:
         lines.append("rules on the number of processes were left out: give --world-size")
     return "\n".join(lines)

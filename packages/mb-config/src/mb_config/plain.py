@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from mb_config.codec import TARGET, Reader, join
 from mb_config.container import ConfigContainer
-from mb_config.errors import ConfigReadError, raise_all
+from mb_config.errors import ConfigReadError, WrongTypeError, raise_all
 from mb_config.field_types import fit, hints, is_open
+from mb_config.megatron_defaults import megatron_fields
+from mb_config.non_defaults import baseline
 from mb_config.overrides import apply_overrides
 from mb_config.provenance import Provenance
 from mb_config.rules.foreign import FOREIGN
@@ -38,9 +41,16 @@ class PlainConfig:
     absent: tuple[str, ...]
     """Sections that a run needs and that are not there."""
 
+    doubtful: tuple[str, ...]
+    """Keys of the model that Megatron does not know and that look like one that it does, each with that one."""
+
     def sections(self) -> dict[str, Any]:
         """What there is to check."""
         return {name: getattr(self.config, name) for name in (*self.known, *self.foreign)}
+
+    def resolves(self) -> bool:
+        """True if the file has all that resolving starts from."""
+        return not {"train", "model", "optimizer", "scheduler"} & set(self.absent)
 
 
 def read_plain(path: str | Path, overrides: Iterable[str] = ()) -> PlainConfig:
@@ -50,8 +60,9 @@ def read_plain(path: str | Path, overrides: Iterable[str] = ()) -> PlainConfig:
         ConfigReadError: everything that could not be read.
     """
     file = read_yaml(path)
-    provenance = Provenance({item: file.locate(item) for item in file.lines})
-    config = _build(file)
+    reader = Reader(root=ConfigContainer, locate=file.locate)
+    config = _build(file, reader)
+    provenance = Provenance({item: file.locate(item) for item in file.lines if item not in reader.hidden})
     apply_overrides(config, overrides, provenance=provenance)
     raise_all(_wrong_types(config, provenance))
     written = {item.partition(".")[0] for item in provenance.origins}
@@ -64,14 +75,14 @@ def read_plain(path: str | Path, overrides: Iterable[str] = ()) -> PlainConfig:
         known=tuple(name for name in there if not _is_foreign(name)),
         foreign=tuple(name for name in there if _is_foreign(name)),
         absent=tuple(absent),
+        doubtful=tuple(_doubtful(config.model)),
     )
 
 
-def _build(file: YamlFile) -> ConfigContainer:
+def _build(file: YamlFile, reader: Reader) -> ConfigContainer:
     data = {key: _without_targets(value) for key, value in file.data.items()}
     for name in _REQUIRED:
         data.setdefault(name, {})
-    reader = Reader(root=ConfigContainer, locate=file.locate)
     config = reader.build(ConfigContainer, data, path="")
     raise_all(reader.errors)
     return config
@@ -88,14 +99,42 @@ def _without_targets(value: Any) -> Any:
 
 
 def _wrong_types(config: ConfigContainer, provenance: Provenance) -> list[ConfigReadError]:
-    wrong = []
-    for path, annotation in FOREIGN.items():
-        name, _, leaf = path.partition(".")
-        section = getattr(config, name)
-        try:
-            if isinstance(section, Mapping) and leaf in section:
-                fit(section[leaf], annotation, path=join(name, leaf))
-        except ConfigReadError as error:
-            error.origin = provenance.origin(path)
-            wrong.append(error)
+    wrong = [error for error in (_wrong_type(config, path) for path in FOREIGN) if error is not None]
+    wrong += _not_megatrons(config.model, known={error.path for error in wrong})
+    for error in wrong:
+        error.origin = provenance.origin(error.path)
     return wrong
+
+
+def _wrong_type(config: ConfigContainer, path: str) -> ConfigReadError | None:
+    name, _, leaf = path.partition(".")
+    section = getattr(config, name)
+    try:
+        if isinstance(section, Mapping) and leaf in section:
+            fit(section[leaf], FOREIGN[path], path=join(name, leaf))
+    except ConfigReadError as error:
+        return error
+    return None
+
+
+def _not_megatrons(model: Any, *, known: set[str]) -> list[ConfigReadError]:
+    """Errors for values of a mapping `model` that Megatron's field of that name cannot hold."""
+    if not isinstance(model, Mapping):
+        return []
+    theirs = megatron_fields(baseline(model))
+    return [
+        WrongTypeError(value, " or ".join(sorted(theirs[name].kinds)), path=f"model.{name}")
+        for name, value in model.items()
+        if name in theirs and f"model.{name}" not in {*known, *FOREIGN} and not theirs[name].accepts(value)
+    ]
+
+
+def _doubtful(model: Any) -> Iterator[str]:
+    if not isinstance(model, Mapping):
+        return
+    read = {path.partition(".")[2] for path in FOREIGN if path.startswith("model.")}
+    names = {*megatron_fields(baseline(model)), *read}
+    for name in model:
+        near = get_close_matches(str(name), names - model.keys(), n=1, cutoff=0.88)
+        if name not in names and near:
+            yield f"model.{name} (did you mean {near[0]}?)"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
+
+from mb_config.masking import leaf, masked
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -82,7 +85,7 @@ class Problem:
     """Where each value came from, as far as that is known."""
 
     def to_dict(self) -> dict[str, object]:
-        """Plain containers, ready for JSON."""
+        """Plain containers, ready for JSON; secrets are masked."""
         return {
             "id": self.id,
             "severity": self.severity,
@@ -90,9 +93,16 @@ class Problem:
             "message": self.message,
             "why": self.why,
             "fix": self.fix,
-            "values": {path: plain(value) for path, value in self.values.items()},
+            "values": {path: self._shown(path, value) for path, value in self.values.items()},
             "origin": dict(self.origin),
         }
+
+    def _shown(self, path: str, value: object) -> object:
+        """The value without secrets; of an environment, the variables that the text speaks of."""
+        if path == "facts.env" and isinstance(value, Mapping):
+            words = {*re.findall(r"\w+", f"{self.message} {self.why} {self.fix}")}
+            value = {name: item for name, item in value.items() if name in words}
+        return plain(masked(leaf(path), value))
 
     def __str__(self) -> str:
         return f"{self.fields[0].removeprefix('facts.')}: {self.message}, because {self.why}. {self.fix}"
@@ -181,8 +191,8 @@ def value_at(path: str, sections: Mapping[str, object]) -> object:
     """The value of a dotted path in sections that are objects or mappings; None where there is no such field."""
     name, *leaves = path.split(".")
     value = sections[name]
-    for leaf in leaves:
-        value = value.get(leaf) if isinstance(value, Mapping) else getattr(value, leaf, None)
+    for key in leaves:
+        value = value.get(key) if isinstance(value, Mapping) else getattr(value, key, None)
     return value
 
 

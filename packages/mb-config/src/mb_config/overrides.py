@@ -56,11 +56,14 @@ def apply_overrides(
     Raises:
         ConfigReadError: all overrides that could not be applied; throw the config away then.
     """
+    record = Provenance.of(config) if provenance is None else provenance
+    texts = list(overrides)
+    if not texts:
+        return record
     from mb_config.hydra_grammar import parse_override  # noqa: PLC0415 - 0.4 s that only command lines need
 
-    record = Provenance.of(config) if provenance is None else provenance
     reader = Reader(root=config, targets=targets, locate=lambda path: COMMAND_LINE)
-    for text in overrides:
+    for text in texts:
         editor = _Editor(reader=reader, named=named, provenance=record)
         try:
             editor.apply(config, parse_override(text))

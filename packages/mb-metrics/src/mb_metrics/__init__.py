@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     )
     from mb_metrics.report.figures import RunFigures as RunFigures
     from mb_metrics.report.figures import figures_of as figures_of
+    from mb_metrics.report.page import ReportTooLargeError as ReportTooLargeError
     from mb_metrics.report.page import report_html as report_html
     from mb_metrics.report.page import write_report as write_report
     from mb_metrics.report.read import RunNotFoundError as RunNotFoundError
@@ -89,6 +90,9 @@ if TYPE_CHECKING:
     from mb_metrics.sinks.mlflow import MlflowSink as MlflowSink
     from mb_metrics.sinks.tensorboard import TensorBoardSink as TensorBoardSink
     from mb_metrics.sinks.wandb import WandbSink as WandbSink
+    from mb_metrics.tensor_inspect import TensorInspectError as TensorInspectError
+    from mb_metrics.tensor_inspect import TensorInspection as TensorInspection
+    from mb_metrics.tensor_inspect import start_tensor_inspection as start_tensor_inspection
     from mb_metrics.throughput import Rates as Rates
     from mb_metrics.throughput import report_throughput as report_throughput
     from mb_metrics.torch_profiling import build_profiling as build_profiling
@@ -125,6 +129,7 @@ __all__ = [
     "Profiling",
     "ProfilingConfig",
     "Rates",
+    "ReportTooLargeError",
     "Row",
     "Rule",
     "Run",
@@ -136,6 +141,8 @@ __all__ = [
     "StepRanges",
     "TensorBoardSink",
     "TensorInspectConfig",
+    "TensorInspectError",
+    "TensorInspection",
     "UnknownFlopsError",
     "WandbSink",
     "build_profiling",
@@ -169,6 +176,7 @@ __all__ = [
     "report_throughput",
     "run_of_log",
     "start_memory_history_recording",
+    "start_tensor_inspection",
     "watch_frames",
     "watch_text",
     "write_report",
@@ -202,6 +210,7 @@ _HOMES = {
     "Profiling": "profiling",
     "ProfilingConfig": "profiling_config",
     "Rates": "throughput",
+    "ReportTooLargeError": "report.page",
     "Row": "record",
     "Rule": "rule",
     "Run": "report.run",
@@ -213,6 +222,8 @@ _HOMES = {
     "StepRanges": "profiling",
     "TensorBoardSink": "sinks.tensorboard",
     "TensorInspectConfig": "profiling_config",
+    "TensorInspectError": "tensor_inspect",
+    "TensorInspection": "tensor_inspect",
     "UnknownFlopsError": "flops_shape",
     "WandbSink": "sinks.wandb",
     "build_profiling": "torch_profiling",
@@ -246,6 +257,7 @@ _HOMES = {
     "report_throughput": "throughput",
     "run_of_log": "report.read",
     "start_memory_history_recording": "torch_profiling",
+    "start_tensor_inspection": "tensor_inspect",
     "watch_frames": "watch",
     "watch_text": "watch",
     "write_report": "report.page",

@@ -13,6 +13,7 @@ LLAMA_8B = {
     "num_query_groups": 8,
     "ffn_hidden_size": 14336,
     "gated_linear_unit": True,
+    "bias_activation_fusion": True,
     "normalization": "RMSNorm",
     "add_bias_linear": False,
     "position_embedding_type": "rope",
@@ -135,10 +136,22 @@ def test_what_is_not_known_is_none_and_said():
     )
 
 
+def test_local_layers_are_said_to_keep_more():
+    assert "local layers keep more" in run({**LLAMA_8B, "transformer_impl": "local"}).notes[0]
+
+
 def test_sections_may_be_objects_with_fields_in_a_mapping_beside_them():
     model = SimpleNamespace(**{**TINY, "num_layers": 2}, transformer={"mtp_num_layers": 1})
     with_mtp = make_plan({"model": model}).parameters
     assert with_mtp - make_plan({"model": {**TINY, "num_layers": 2}}).parameters == 3 * 16 + 128 + 872
+
+
+def test_ranks_hold_more_of_latent_attention_with_transformer_engine_than_with_local_layers():
+    model = {**DEEPSEEK_V3, "tensor_model_parallel_size": 8}
+    engine, local = run(model), run({**model, "transformer_impl": "local"})
+    assert engine.parameters == local.parameters
+    copied = 61 * 7168 * (1536 + 512 + 64)
+    assert engine.stages[0].rank_parameters - local.stages[0].rank_parameters == copied * 7 // 8
 
 
 def test_the_vocabulary_may_come_from_the_tokenizer():
@@ -170,6 +183,7 @@ PP2 = {"pipeline_model_parallel_size": 2}
     ("change", "blamed"),
     [
         ({"is_hybrid_model": True}, "model.is_hybrid_model: not counted"),
+        ({"gtp_weight_remat_size": 2}, "model.gtp_weight_remat_size: not counted"),
         ({"num_layers": None}, "model.num_layers: must be 1 or more"),
         ({"hidden_size": True}, "model.hidden_size: must be 1 or more"),
         ({"vocab_size": None}, "model.vocab_size: not set"),

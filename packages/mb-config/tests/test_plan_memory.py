@@ -64,16 +64,36 @@ def test_without_dropout_no_masks_are_kept():
 
 
 def test_experts_keep_what_they_are_sent():
-    moe = {"num_moe_experts": 8, "moe_ffn_hidden_size": H, "moe_router_topk": 2, "attention_backend": "flash"}
+    moe = {
+        "num_moe_experts": 8,
+        "moe_ffn_hidden_size": H,
+        "moe_router_topk": 2,
+        "attention_backend": "flash",
+        "bias_activation_fusion": True,
+    }
     assert layer(moe, experts=True) - layer(moe) == S * 2 * 2 * 3 * H - 16 * S * H
     again = {**moe, "recompute_granularity": "selective", "recompute_modules": ["moe"]}
     assert layer(again, experts=True) == layer(again) - 16 * S * H
 
 
 def test_gated_mlps_and_norms_can_be_computed_again():
-    gated = {"gated_linear_unit": True, "ffn_hidden_size": H, "attention_backend": "flash"}
+    gated = {
+        "gated_linear_unit": True,
+        "ffn_hidden_size": H,
+        "attention_backend": "flash",
+        "bias_activation_fusion": True,
+    }
     again = {**gated, **SELECTIVE, "recompute_modules": ["mlp", "layernorm"]}
     assert layer(gated) - layer(again) == S * 2 * (3 * H + 2 * H)
+
+
+def test_an_activation_that_is_not_fused_keeps_what_is_between():
+    gated = {"gated_linear_unit": True, "ffn_hidden_size": H, "moe_ffn_hidden_size": H, "moe_router_topk": 1}
+    fused = {**gated, "bias_activation_fusion": True}
+    assert layer(gated) - layer(fused) == 2 * S * 2 * H
+    experts = {"num_moe_experts": 2}
+    more = layer({**gated, **experts}, experts=True) - layer({**fused, **experts}, experts=True)
+    assert more == 3 * S * 2 * H
 
 
 def test_latent_attention_keeps_the_compressed_and_the_whole():

@@ -4,7 +4,8 @@ After Korthikanti et al., "Reducing Activation Recomputation in Large Transforme
 autograd keeps of one layer, tensor by tensor, without the small ones (statistics of norms, rotary tables, router
 scores). With s tokens, b sequences, h hidden, a heads, t tensor-parallel ranks and 2-byte numbers a dense layer with
 dropout keeps sbh(10 + 24/t + 5as/ht), with sequence parallelism sbh/t (34 + 5as/h), as there; gated MLPs, grouped and
-latent attention, experts and fused attention (which keeps no scores, Dao et al. 2022) follow tensor by tensor.
+latent attention, experts and fused attention (which keeps no scores, Dao et al. 2022) follow tensor by tensor. Norms
+are taken for fused kernels; torch's own keep up to twice their input more.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ class Arithmetic:
     attention_dropout: bool
     scores_kept: bool
     """Attention is not fused: the scores of all pairs of tokens are kept."""
+    fused_activation: bool
+    """A gated MLP's activation is one kernel: neither of its halves is kept by itself."""
     recompute: str | None
     """None, "selective" or "full"."""
     method: str | None
@@ -55,6 +58,9 @@ def read_arithmetic(model: object, *, number_bytes: int) -> Arithmetic:
         hidden_dropout=bool(read(model, "hidden_dropout", 0.1)),
         attention_dropout=bool(read(model, "attention_dropout", 0.1)),
         scores_kept=not (fused and str(getattr(backend, "name", backend)) in _FUSED),
+        fused_activation=bool(
+            read(model, "bias_activation_fusion", False) or read(model, "use_te_activation_func", False)
+        ),
         recompute=recompute,
         method=read(model, "recompute_method"),
         recompute_layers=read(model, "recompute_num_layers") or 1,
@@ -90,8 +96,15 @@ def layer_bytes(
         "core_attn": _scores(shape, work, batch),
     }
     if experts and shape.experts is not None:
-        return {**parts, **_experts(shape, shape.experts, wide)}
-    return {**parts, "mlp": (3 if shape.gated else 2) * shape.ffn * wide / shape.tp}
+        return {**parts, **_experts(shape, shape.experts, work, wide)}
+    return {**parts, "mlp": _widths(shape, work) * shape.ffn * wide / shape.tp}
+
+
+def _widths(shape: ModelShape, work: Arithmetic) -> int:
+    """Return how many times its inner width an MLP keeps: before and after the activation, and what is between."""
+    if not shape.gated:
+        return 2
+    return 3 if work.fused_activation else 5
 
 
 def _attention(shape: ModelShape, wide: float) -> dict[str, float]:
@@ -121,14 +134,14 @@ def _scores(shape: ModelShape, work: Arithmetic, batch: Microbatch) -> float:
     return heads * batch.tokens * batch.seq_length * (2 * e + 1 if work.attention_dropout else e)
 
 
-def _experts(shape: ModelShape, experts: ExpertShape, wide: float) -> dict[str, float]:
-    """Return what experts keep when all are equally busy."""
-    inner = 2 * experts.width if shape.gated else experts.width
+def _experts(shape: ModelShape, experts: ExpertShape, work: Arithmetic, wide: float) -> dict[str, float]:
+    """Return what experts keep when all are equally busy; without a fused kernel also what the router weighs."""
+    widths = _widths(shape, work) - 1 + (0 if work.fused_activation else 1)
     visits = wide * experts.visited * (experts.capacity_factor or 1.0) / shape.tp
     return {
-        "moe": (shape.hidden * shape.etp + inner) * visits,
+        "moe": (shape.hidden * shape.etp + widths * experts.width) * visits,
         "moe_act": experts.width * visits,
-        "shared_experts": (3 if shape.gated else 2) * experts.shared_width * wide / shape.tp,
+        "shared_experts": _widths(shape, work) * experts.shared_width * wide / shape.tp,
     }
 
 

@@ -172,7 +172,10 @@ def make_plan(
         bubble_fraction=None if pipeline is None else pipeline.bubble,
         checkpoint_bytes=None if store.saved is None else sum(parts.values()) * store.saved,
         host_bytes=_host_bytes(counts, store, over),
-        notes=(*store.notes, *_notes(shape, world=world, length=length)),
+        notes=(
+            *store.notes,
+            *_notes(shape, world=world, length=length, local=read(model, "transformer_impl") == "local"),
+        ),
     )
 
 
@@ -297,10 +300,12 @@ def _host_bytes(counts: list[Count], store: Storage, over: _Over) -> int:
     return max(spread(count, store.host, dense_over=dense, expert_over=expert) for count in counts)
 
 
-def _notes(shape: ModelShape, *, world: int, length: int | None) -> tuple[str, ...]:
+def _notes(shape: ModelShape, *, world: int, length: int | None, local: bool) -> tuple[str, ...]:
     notes = []
     if world % shape.model_ranks:
         notes.append(f"{world} processes are no multiple of tp x pp x cp = {shape.model_ranks}")
+    if local:
+        notes.append("activations: local layers keep more than is counted, where their kernels are not fused")
     if length is None:
         notes.append("the sequence length is not known")
     return tuple(notes)

@@ -23,6 +23,15 @@ UNCOUNTED = {
 """Fields that change the number of parameters in ways that are not known here, and why there is no plan then."""
 
 
+WEIGHT_SHARDS = (
+    "tensor_parallel_num_weight_shards",
+    "expert_tensor_parallel_num_weight_shards",
+    "gtp_weight_remat_size",
+    "expert_gtp_weight_remat_size",
+)
+"""Sizes above 1 spread weights over further ranks, which is not counted."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttention:
     """Sizes of multi-latent attention."""
@@ -149,6 +158,11 @@ def read_shape(model: object, *, vocab_size: int | None = None) -> ModelShape:
     for name, why in UNCOUNTED.items():
         if read(model, name):
             raise PlanError(f"model.{name}: not counted ({name}={read(model, name)!r}), because {why}.")
+    for name in WEIGHT_SHARDS:
+        if (read(model, name) or 1) > 1:
+            raise PlanError(
+                f"model.{name}: not counted ({name}={read(model, name)}), because it spreads weights."
+            )
     hidden, heads = _size(model, "hidden_size"), _size(model, "num_attention_heads")
     ffn = _optional(model, "ffn_hidden_size") or 4 * hidden
     tp, pp = _degree(model, "tensor_model_parallel_size"), _degree(model, "pipeline_model_parallel_size")

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from mb_metrics.flops_shape import UnknownFlopsError as UnknownFlopsError
     from mb_metrics.gradient_norms import report_l2_norm_grad as report_l2_norm_grad
     from mb_metrics.log_records import configure_logging as configure_logging
+    from mb_metrics.megatron_log import training_log as training_log
     from mb_metrics.memory import MEMORY_KEYS as MEMORY_KEYS
     from mb_metrics.memory import reduce_max_memory_across_pp_group as reduce_max_memory_across_pp_group
     from mb_metrics.memory import report_memory as report_memory
@@ -177,6 +178,7 @@ __all__ = [
     "run_of_log",
     "start_memory_history_recording",
     "start_tensor_inspection",
+    "training_log",
     "watch_frames",
     "watch_text",
     "write_report",
@@ -258,6 +260,7 @@ _HOMES = {
     "run_of_log": "report.read",
     "start_memory_history_recording": "torch_profiling",
     "start_tensor_inspection": "tensor_inspect",
+    "training_log": "megatron_log",
     "watch_frames": "watch",
     "watch_text": "watch",
     "write_report": "report.page",

@@ -1,0 +1,311 @@
+"""Megatron's `training_log`: everything that a step measured, from its arguments to one record. A door to torch."""
+
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from importlib import import_module
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mb_metrics import names
+from mb_metrics.flops_shape import Shape
+from mb_metrics.gradient_norms import report_l2_norm_grad
+from mb_metrics.memory import (
+    activation_bytes,
+    memory_line,
+    reduce_max_memory_across_pp_group,
+    report_memory,
+    theoretical_memory_line,
+    weight_and_optimizer_bytes,
+)
+from mb_metrics.moe import expert_metrics, prediction_metrics
+from mb_metrics.norms import NormGroups
+from mb_metrics.reductions import device_of, is_alone, reduce_max_stat_across_model_parallel_group
+
+ADVANCED, SKIPPED, NAN = "advanced iterations", "skipped iterations", "nan iterations"
+_MEMORY_INTERVALS = 2
+
+
+class LoggingSettings(Protocol):
+    """What is read of `config.logger`, a `LoggerConfig`."""
+
+    @property
+    def log_interval(self) -> int:
+        """Steps between summaries."""
+
+    @property
+    def log_memory_to_tensorboard(self) -> bool:
+        """Whether device memory is a metric."""
+
+    @property
+    def memory_keys(self) -> Mapping[str, str] | None:
+        """Which memory statistics."""
+
+    @property
+    def log_l2_norm_grad_to_tensorboard(self) -> bool:
+        """Whether the gradient norm of each parameter is a metric."""
+
+
+class BatchSettings(Protocol):
+    """What is read of `config.train`."""
+
+    @property
+    def global_batch_size(self) -> int:
+        """Sequences per step, where the caller does not say."""
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Sequences per microbatch and rank."""
+
+
+class Settings(Protocol):
+    """What is read of `config`."""
+
+    @property
+    def logger(self) -> LoggingSettings:
+        """The logging section."""
+
+    @property
+    def train(self) -> BatchSettings:
+        """The training section."""
+
+    @property
+    def model(self) -> object:
+        """The model section, with Megatron's field names; read where there are experts or predicted tokens."""
+
+
+class Counters(Protocol):
+    """What is read of `global_state.train_state`."""
+
+    @property
+    def step(self) -> int:
+        """Steps done, this one included."""
+
+    @property
+    def consumed_train_samples(self) -> int:
+        """Sequences consumed."""
+
+    @property
+    def skipped_train_samples(self) -> int:
+        """Sequences skipped."""
+
+
+class Recorder(Protocol):
+    """Where records go: `Metrics`."""
+
+    def record(
+        self,
+        step: int,
+        values: Mapping[str, Any],
+        *,
+        samples: int | None,
+        tokens: int | None,
+        skipped: bool,
+        consumed_samples: int | None,
+    ) -> None:
+        """Take what a step measured."""
+
+
+class State(Protocol):
+    """What is read of `global_state`."""
+
+    @property
+    def train_state(self) -> Counters:
+        """The counters."""
+
+    @property
+    def metrics(self) -> Recorder:
+        """Where records go; on ranks that do not write, `Metrics([])`."""
+
+
+def training_log(  # noqa: PLR0913 - the signature of Megatron trainers
+    loss_dict: Mapping[str, Tensor],
+    total_loss_dict: MutableMapping[str, Any],
+    learning_rate: float | None,
+    decoupled_learning_rate: float | None,
+    loss_scale: float,
+    report_memory_flag: bool,
+    skipped_iter: int,
+    grad_norm: float | Tensor | None,
+    params_norm: float | None,
+    num_zeros_in_grad: int | None,
+    config: Settings,
+    global_state: State,
+    history_wct: object,
+    model: Sequence[Any],
+    pg_collection: Any = None,
+    log_max_attention_logit: float | None = None,
+    loaded_iteration: int = 0,
+    seq_length: int | None = None,
+    *,
+    samples: int | None = None,
+    num_microbatches: int | None = None,
+    say: Callable[[str], object] = print,
+) -> bool:
+    """Record one step; call it after each, on every rank.
+
+    What goes to the console and to files, and when, is the matter of `global_state.metrics`, which also measures time
+    and throughput: its own clock, so that no timer level matters. Between log intervals nothing is reduced and the
+    host does not wait for the device. At the end of one, the learning rate is the largest of the model-parallel ranks,
+    memory the largest of the pipeline stages; gradient norms and the metrics of experts and of multi-token prediction
+    are reduced: that is collective over the groups of `pg_collection`.
+
+    `total_loss_dict` gets the sums of the losses since the last interval and three counters, "advanced iterations",
+    "skipped iterations" and "nan iterations": steps, accepted by the optimizer or not, with a loss that is
+    not finite. What came from the device stays there. All are set to 0 at a log interval.
+
+    On the first two log intervals after `loaded_iteration`, rank 0 says what memory must be needed, and each first
+    data-parallel rank what it has. Returns whether that is still to come.
+
+    Args:
+        loss_dict: Loss name to mean loss; empty except on the last pipeline stage.
+        total_loss_dict: Kept by the caller between calls.
+        learning_rate: None where this rank trains nothing.
+        decoupled_learning_rate: That of embeddings and output layer, where it differs.
+        loss_scale: Of the gradients.
+        report_memory_flag: What the last call returned; True at first.
+        skipped_iter: 1 if the optimizer left the weights as they were, else 0.
+        grad_norm: L2 norm of the gradient.
+        params_norm: L2 norm of the parameters.
+        num_zeros_in_grad: Zeros in the gradient.
+        config: The sections `logger`, `train` and `model`.
+        global_state: The counters, and where records go.
+        history_wct: Not read; it is there because callers have it in this place.
+        model: This rank's model chunks.
+        pg_collection: Megatron's process groups; None: this process is alone.
+        log_max_attention_logit: The largest attention logit.
+        loaded_iteration: Steps of the checkpoint that the run resumed from.
+        seq_length: Tokens per sequence; with it tokens are counted.
+        samples: Sequences in this step over all ranks; None: `config.train.global_batch_size`.
+        num_microbatches: Of this rank in this step; None: as the batch sizes say.
+        say: Prints a line on memory.
+    """
+    state = global_state.train_state
+    batch = config.train.global_batch_size if samples is None else samples
+    _count(total_loss_dict, loss_dict, skipped=bool(skipped_iter))
+    values = {
+        **loss_dict,
+        names.LEARNING_RATE: learning_rate,
+        names.DECOUPLED_LEARNING_RATE: decoupled_learning_rate,
+        names.LOSS_SCALE: loss_scale,
+        names.GRAD_NORM: grad_norm,
+        names.NUM_ZEROS: num_zeros_in_grad,
+        names.PARAMS_NORM: params_norm,
+        names.MAX_ATTENTION_LOGIT: log_max_attention_logit,
+        names.SKIPPED_SAMPLES: state.skipped_train_samples or None,
+    }
+    at_interval = state.step % config.logger.log_interval == 0
+    if at_interval:
+        steps = total_loss_dict[ADVANCED] + total_loss_dict[SKIPPED]
+        each = num_microbatches or _microbatches(config.train, batch, pg_collection)
+        values[names.LEARNING_RATE] = reduce_max_stat_across_model_parallel_group(
+            learning_rate, _group(pg_collection, "mp")
+        )
+        values |= _at_interval(config, model, pg_collection, microbatches=steps * each, step=state.step)
+    global_state.metrics.record(
+        state.step,
+        values,
+        samples=batch,
+        tokens=None if seq_length is None else batch * seq_length,
+        skipped=bool(skipped_iter),
+        consumed_samples=state.consumed_train_samples,
+    )
+    if not at_interval:
+        return report_memory_flag
+    for name, total in total_loss_dict.items():
+        total_loss_dict[name] = (
+            total * 0 if isinstance(total, int) else torch.zeros_like(torch.as_tensor(total))
+        )
+    if report_memory_flag:
+        _say_memory(config, model, pg_collection, say, step=state.step, batch=batch, seq_length=seq_length)
+    interval = config.logger.log_interval
+    return report_memory_flag and state.step // interval - loaded_iteration // interval < _MEMORY_INTERVALS
+
+
+def _count(totals: MutableMapping[str, Any], losses: Mapping[str, Tensor], *, skipped: bool) -> None:
+    """Add a step to the sums and counters, without waiting for the device."""
+    totals[ADVANCED] = totals.get(ADVANCED, 0) + (not skipped)
+    totals[SKIPPED] = totals.get(SKIPPED, 0) + skipped
+    bad: Any = 0
+    for name, loss in losses.items():
+        value = torch.as_tensor(loss).detach().float().reshape(())
+        bad = (~torch.isfinite(value)) | bad if isinstance(bad, Tensor) else ~torch.isfinite(value)
+        if not skipped:
+            totals[name] = totals.get(name, 0) + value
+    totals[NAN] = totals.get(NAN, 0) + (bad.int() if isinstance(bad, Tensor) else bad)
+
+
+def _at_interval(
+    config: Settings, model: Sequence[Any], groups: Any, *, microbatches: int, step: int
+) -> dict[str, Any]:
+    """Return what is measured at the end of a log interval. Collective."""
+    found: dict[str, Any] = {}
+    logger, shape = config.logger, Shape(config.model)
+    if logger.log_memory_to_tensorboard:
+        report = reduce_max_memory_across_pp_group(report_memory(logger.memory_keys), _group(groups, "pp"))
+        found |= {f"memory/{name}": value for name, value in report.items()}
+    if logger.log_l2_norm_grad_to_tensorboard:
+        found |= report_l2_norm_grad(model, groups=None if groups is None else NormGroups.of(groups))
+    if shape.value("num_moe_experts") is not None:
+        found |= expert_metrics(
+            config.model,
+            import_module("mb_metrics.mcore").megatron_expert_tracker(),
+            microbatches=microbatches,
+            pp_group=_group(groups, "pp"),
+            dp_group=_group(groups, "dp"),
+            device=device_of(_group(groups, "pp")),
+        )
+    if shape.value("mtp_num_layers"):
+        tracker = import_module("mb_metrics.mcore").megatron_prediction_tracker()
+        found |= prediction_metrics(tracker, microbatches=microbatches, step=step)
+    return found
+
+
+def _group(groups: Any, name: str) -> Any:
+    return None if groups is None else getattr(groups, name, None)
+
+
+def _microbatches(train: BatchSettings, batch: int, groups: Any) -> int:
+    ranks = _group(groups, "dp")
+    return max(1, batch // (train.micro_batch_size * (1 if ranks is None else ranks.size())))
+
+
+def _say_memory(
+    config: Settings,
+    model: Sequence[Any],
+    groups: Any,
+    say: Callable[[str], object],
+    *,
+    step: int,
+    batch: int,
+    seq_length: int | None,
+) -> None:
+    rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+    if rank == 0:
+        activations = None
+        if seq_length is not None:
+            activations = activation_bytes(
+                config.model,
+                seq_length=seq_length,
+                micro_batch_size=config.train.micro_batch_size,
+                num_microbatches=_microbatches(config.train, batch, groups),
+            )
+        say(theoretical_memory_line(weights=_weights(model, groups), activations=activations))
+    data_parallel = _group(groups, "dp")
+    report = report_memory(config.logger.memory_keys)
+    if report and (is_alone(data_parallel) or data_parallel.rank() == 0):
+        say(memory_line(report, rank=rank, steps=step))
+
+
+def _weights(model: Sequence[Any], groups: Any) -> float:
+    """Return the bytes of weights, gradients and optimizer on this rank."""
+    ranks = _group(groups, "dp_cp")
+    total = 0.0
+    for chunk in model:
+        settings = getattr(chunk, "ddp_config", None)
+        shared = settings is not None and settings.use_distributed_optimizer and ranks is not None
+        total += weight_and_optimizer_bytes(
+            chunk.parameters(), optimizer_shards=ranks.size() if shared else 1
+        )
+    return total

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from made_runs import BEGIN, event, row, steady, write_run
 
 from mb_metrics.report.figures import figures_of, standing_of
-from mb_metrics.report.page import report_html, write_report
+from mb_metrics.report.page import ReportTooLargeError, report_html, write_report
 from mb_metrics.report.read import read_run, run_of_log
 from mb_metrics.report.run import Configuration
 from mb_metrics.report.series import Bucket, Series, envelope
@@ -248,7 +248,9 @@ def test_many_runs_make_coarser_curves_or_are_refused(tmp_path):
     run = read_run(write_run(tmp_path, rows))
     fine = len(report_html([run] * 3, now=NOW).encode())
     assert len(report_html([run] * 3, now=NOW, largest=fine // 2).encode()) < fine // 2
-    with pytest.raises(ValueError, match=r"3 runs make a page of more than 0\.02 MB\. Compare fewer"):
+    with pytest.raises(
+        ReportTooLargeError, match=r"3 runs make a page of more than 0\.02 MB\. Compare fewer"
+    ):
         report_html([run] * 3, now=NOW, largest=20_000)
     with pytest.raises(ValueError, match="got no run"):
         report_html([], now=NOW)

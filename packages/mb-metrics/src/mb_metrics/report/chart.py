@@ -35,6 +35,8 @@ class Chart:
     log_button: bool = True
     note: str = ""
     x_name: str = "step"
+    legend: bool = False
+    """Whether one curve alone has its name shown, too."""
     x_words: Callable[[float], str] = short
     """Writes a place on the axis."""
 
@@ -73,7 +75,7 @@ def chart_html(chart: Chart) -> str:
     unit = f' <small class="unit">{escape(chart.unit)}</small>' if chart.unit else ""
     return (
         f'<figure class="chart"{" data-log" if chart.log_button else ""}>'
-        f"<figcaption><h3>{escape(chart.title)}{unit}</h3></figcaption>{_legend(curves)}"
+        f"<figcaption><h3>{escape(chart.title)}{unit}</h3></figcaption>{_legend(curves, chart.legend)}"
         f'<div class="frame"><div class="ys" aria-hidden="true">{ys}</div>'
         f'<div class="plot"><svg viewBox="0 0 {WIDTH:.0f} {HEIGHT:.0f}" preserveAspectRatio="none" role="img" '
         f'aria-label="{escape(_spoken(chart, curves), quote=True)}"><path class="grid" d="{grid}"/>{shapes}</svg></div>'
@@ -119,8 +121,8 @@ def _points(buckets: Sequence[Bucket], frame: _Frame) -> str:
     return "L".join(f"{frame.x(one.step):.1f} {frame.y(one.mean):.1f}" for one in buckets)
 
 
-def _legend(curves: Sequence[Curve]) -> str:
-    if len(curves) < 2:
+def _legend(curves: Sequence[Curve], always: bool) -> str:
+    if len(curves) < 2 and not always:
         return ""
     items = "".join(
         f'<li class="c{curve.colour % COLOURS} d{curve.colour // COLOURS % 3}{" dot" if curve.dots else ""}">'

@@ -4,7 +4,7 @@ const WIDTH = 1000, HEIGHT = 300;
 
 function short(value) {
   const size = Math.abs(value);
-  if (size && (size < 1e-4 || size >= 1e15)) return value.toExponential(2);
+  if (size && (size < 1e-4 || size >= 1e15)) return String(value.toExponential(2)).replace(/\.?0*e\+?/, "e");
   for (const [limit, by, unit] of [[1e12, 1e12, " T"], [1e9, 1e9, " G"], [1e6, 1e6, " M"], [1e4, 1e3, " k"]])
     if (size >= limit) return Number((value / by).toPrecision(3)) + unit;
   return String(Number(value.toPrecision(4)));
@@ -24,6 +24,7 @@ function logTicks(low, high) {
     for (const by of [1, 2, 5]) found.push(by * 10 ** power);
   const inside = found.filter((one) => one >= low && one <= high);
   const tens = inside.filter((one) => Number.isInteger(Number(Math.log10(one).toFixed(9))));
+  if (inside.length < 2) return ticks(low, high, 5);
   return inside.length <= 7 ? inside : tens.length > 1 ? tens : inside.filter((_, at) => at % 2 === 0);
 }
 
@@ -35,7 +36,7 @@ class Chart {
     this.svg = figure.querySelector("svg");
     this.read = figure.querySelector(".read");
     this.note = this.read.textContent;
-    this.linear = { svg: this.svg.innerHTML, ys: figure.querySelector(".ys").innerHTML };
+    this.linear = { note: this.note, svg: this.svg.innerHTML, ys: figure.querySelector(".ys").innerHTML };
     this.at = null;
     this.steps = [...new Set(this.data.curves.flatMap((one) => [...one.points.map((point) => point[0]), ...one.bad]))];
     this.steps.sort((a, b) => a - b);
@@ -70,6 +71,7 @@ class Chart {
 
   restore() {
     this.svg.innerHTML = this.linear.svg;
+    this.read.textContent = this.note = this.linear.note;
     this.figure.querySelector(".ys").innerHTML = this.linear.ys;
   }
 
@@ -99,6 +101,9 @@ class Chart {
       if (bad) drawn += `<path class="bad" d="${bad}"/>`;
     }
     this.svg.innerHTML = drawn;
+    const below = this.data.curves.some((one) => one.points.some((point) => point.slice(1).some((value) => value <= 0)));
+    if (below) this.note = `${this.linear.note} Zero and negative values lie on the lower edge.`.trim();
+    this.read.textContent = this.note;
     this.figure.querySelector(".ys").innerHTML = levels
       .map((one) => `<span style="top:${((100 * y(one)) / HEIGHT).toFixed(2)}%">${short(one)}</span>`).join("");
   }

@@ -19,6 +19,10 @@ LARGEST_PAGE = 3_000_000
 _MOST_POINTS, _FEWEST_POINTS = 400, 25
 
 
+class ReportTooLargeError(ValueError):
+    """Too many runs for one page."""
+
+
 def report_html(runs: Sequence[Run], *, now: float, largest: int = LARGEST_PAGE) -> str:
     """Return a page on one run, or on several side by side; `now` is in seconds since the epoch.
 
@@ -26,7 +30,8 @@ def report_html(runs: Sequence[Run], *, now: float, largest: int = LARGEST_PAGE)
     point, and say so. There are fewer points where the page would have `largest` bytes or more.
 
     Raises:
-        ValueError: there is no run, or the page would be too large even with coarse curves.
+        ReportTooLargeError: the page would be too large even with coarse curves.
+        ValueError: there is no run.
     """
     if not runs:
         raise ValueError("report_html: got no run. Give at least one.")
@@ -38,7 +43,7 @@ def report_html(runs: Sequence[Run], *, now: float, largest: int = LARGEST_PAGE)
         if size < largest:
             return page
         points = min(points // 2, int(points * largest / size))
-    raise ValueError(
+    raise ReportTooLargeError(
         f"report_html: {len(runs)} runs make a page of more than {largest / 1e6:g} MB. Compare fewer at a time."
     )
 

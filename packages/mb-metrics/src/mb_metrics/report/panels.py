@@ -194,7 +194,9 @@ class Panels:
             )
             for line in lines
         ]
-        return Chart(title=title, unit=unit, curves=curves, from_zero=from_zero)
+        return Chart(
+            title=title, unit=unit, curves=curves, from_zero=from_zero, legend=len(self._subjects) > 1
+        )
 
 
 def _validation(run: Run) -> dict[str, Series]:

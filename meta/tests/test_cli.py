@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from mb_trainer.cli import app
 
-COMMANDS = [["pretrain"], ["sample"], ["recipes"], ["data", "build"]]
+COMMANDS = [["pretrain"], ["sample"], ["report"], ["watch"], ["recipes"], ["data", "build"]]
 
 
 @pytest.fixture(autouse=True)

@@ -28,6 +28,7 @@ from mb_data.errors import (
     WorkerError,
 )
 from mb_loop import NonFiniteLossError
+from mb_metrics import LogFormatError, ReportTooLargeError, RunNotFoundError
 from mb_models.rules import ModelConfigError
 from mb_overlap import OverlapConflictError
 from mb_trainer.failures import ERROR_FOLDER, FAILED, Failure, leave_failure
@@ -44,6 +45,10 @@ class OutputExistsError(FileExistsError):
     """A file that would be overwritten."""
 
 
+class UnwritableError(OSError):
+    """A file that cannot be written."""
+
+
 REFUSED = 1
 UNREADABLE = 2
 INTERRUPTED = 130
@@ -55,7 +60,9 @@ CANNOT_BE_READ = (
     DataPathError,
     IndexedFormatError,
     LaunchError,
+    LogFormatError,
     NoCheckpointError,
+    RunNotFoundError,
     TokenizerError,
     WorldError,
 )
@@ -78,7 +85,9 @@ CANNOT_BE_DONE = (
     PlanError,
     PortError,
     RunFolderError,
+    ReportTooLargeError,
     TrainStateError,
+    UnwritableError,
     WorkerError,
 )
 """It was read, and cannot or must not be done."""

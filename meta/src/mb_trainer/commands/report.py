@@ -1,0 +1,95 @@
+"""`mb report`."""
+
+import json
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mb_metrics import Configuration, Run, figures_of, read_run, run_of_log, write_report
+from mb_metrics.parse.log import LogFormat
+from mb_trainer.commands.errors import UnwritableError, reported
+from mb_trainer.recipes import RECIPES
+from mb_trainer.run_folder import RunFolder, differences, flatten
+
+_NAME_IN_LOG = re.compile(r"^([\w.-]+): .* M parameters,", re.MULTILINE)
+_HEAD_OF_LOG = 20_000
+
+
+def report(
+    runs: Sequence[Path],
+    *,
+    logs: Sequence[Path],
+    log_format: LogFormat | None,
+    out: Path | None,
+    as_json: bool,
+) -> int:
+    """Write a page on some runs and print its path, or print their figures as JSON; return the exit code."""
+
+    def work() -> int:
+        found = [read_run(run, configuration=configuration(run)) for run in runs]
+        found += [run_of_log(log, format=log_format) for log in logs]
+        now = time.time()
+        if as_json:
+            figures = [figures_of(run, now=now).as_json() for run in found]
+            print(json.dumps({"runs": figures}, indent=1, allow_nan=False))
+        if out is not None or not as_json:
+            target = out or default_target(runs, logs)
+            write(found, target, now=now)
+            if not as_json:
+                print(target)
+        return 0
+
+    return reported(work)
+
+
+def default_target(runs: Sequence[Path], logs: Sequence[Path]) -> Path:
+    """Return where the page goes: into the run folder, beside a file, or here when several runs are compared."""
+    if len(runs) + len(logs) > 1:
+        return Path("report.html")
+    (path,) = (*runs, *logs)
+    return path / "report.html" if path.is_dir() else path.with_name(f"{path.stem}.report.html")
+
+
+def write(runs: Sequence[Run], target: Path, *, now: float) -> None:
+    """Write the page.
+
+    Raises:
+        UnwritableError: the file cannot be written.
+    """
+    try:
+        write_report(runs, target, now=now)
+    except OSError as error:
+        raise UnwritableError(f"{target}: cannot be written ({error}). Give another --out.") from error
+
+
+def configuration(run: Path) -> Configuration | None:
+    """Return the settings of a run folder beside its recipe's; None where there are none, or none that can be read."""
+    folder = RunFolder(run)
+    if not folder.run_config.is_file():
+        return None
+    try:
+        settings = yaml.safe_load(folder.run_config.read_text())
+    except yaml.YAMLError:
+        return None
+    if not isinstance(settings, Mapping):
+        return None
+    recipe = recipe_of(folder)
+    changes: dict[str, tuple[Any, Any]] = {}
+    if recipe is not None:
+        changes = differences(RECIPES[recipe].build().to_dict(), settings)
+    own = flatten(settings)
+    changes = {path: pair for path, pair in changes.items() if path in own}
+    return Configuration(settings=own, baseline=recipe and f"the recipe {recipe}", changes=changes)
+
+
+def recipe_of(folder: RunFolder) -> str | None:
+    """Return the recipe that a run began with, as its log says; None where that is not known."""
+    if not folder.log.is_file():
+        return None
+    with folder.log.open(errors="replace") as log:
+        names = _NAME_IN_LOG.findall(log.read(_HEAD_OF_LOG))
+    return next((name for name in names if name in RECIPES), None)

@@ -1,5 +1,7 @@
 """A mixture of experts on two stages of two data-parallel ranks, experts on the first stage only: what ranks import."""
 
+from types import SimpleNamespace
+
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
@@ -11,10 +13,11 @@ from megatron.core.distributed import (
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_mtp_block_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from mb_host.layers import host_block_spec
-from mb_metrics import expert_metrics, prediction_metrics
+from mb_metrics import LoggerConfig, Metrics, expert_metrics, prediction_metrics, training_log
 from mb_metrics.mcore import megatron_expert_tracker, megatron_prediction_tracker
 
 VOCABULARY, SEQUENCE, MICROBATCHES = 96, 32, 2
@@ -94,3 +97,66 @@ def _forward(numbers, model):
     tokens = torch.randint(0, VOCABULARY, (2, SEQUENCE))
     losses = model(tokens, torch.arange(SEQUENCE).repeat(2, 1), None, labels=tokens)
     return losses, lambda output: (output.mean(), {})
+
+
+class _Rows:
+    """A sink that keeps what each step measured."""
+
+    def __init__(self):
+        self.values = []
+
+    def write_rows(self, rows):
+        self.values += [dict(row.values) for row in rows]
+
+    def write_interval(self, interval):
+        pass
+
+    def write_evaluation(self, evaluation):
+        pass
+
+    def close(self):
+        pass
+
+
+def log_two_steps():
+    """Return the rows that this rank writes: the last one only, which trains nothing and has no experts."""
+    parallel_state.initialize_model_parallel(pipeline_model_parallel_size=2)
+    first_stage, writes = parallel_state.is_pipeline_first_stage(), dist.get_rank() == 3
+    rows, totals, flag = _Rows(), {}, True
+    metrics = Metrics([rows] if writes else [], log_interval=2)
+    state = SimpleNamespace(
+        train_state=SimpleNamespace(step=0, consumed_train_samples=0, skipped_train_samples=0),
+        metrics=metrics,
+    )
+    config = SimpleNamespace(
+        logger=LoggerConfig(log_interval=2),
+        train=SimpleNamespace(global_batch_size=16, micro_batch_size=2),
+        model={"num_layers": 1, "num_moe_experts": 2, "moe_aux_loss_coeff": 0.1},
+    )
+    for loss in (2.0, 4.0):
+        if first_stage:
+            for _ in range(4):  # microbatches
+                megatron_expert_tracker().record(
+                    "load_balancing_loss", torch.tensor(loss), layer_number=1, num_layers=1
+                )
+        state.train_state.step += 1
+        flag = training_log(
+            {} if first_stage else {"lm loss": torch.tensor(1.0)},
+            totals,
+            0.5 if first_stage else None,
+            None,
+            1.0,
+            flag,
+            0,
+            None,
+            None,
+            None,
+            config,
+            state,
+            [],
+            [],
+            ProcessGroupCollection.use_mpu_process_groups(),
+            say=lambda line: None,
+        )
+    metrics.close()
+    return rows.values

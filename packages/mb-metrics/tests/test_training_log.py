@@ -1,6 +1,7 @@
 import io
 import math
 import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -121,15 +122,11 @@ def test_memory_is_told_on_the_first_two_log_intervals_of_a_job(recorder, clock,
     assert not run.flag
 
 
-def test_metrics_of_experts_are_means_over_the_interval(recorder, clock):
-    pytest.importorskip("megatron.core")
-    from mb_metrics.mcore import megatron_expert_tracker
-
-    tracker = megatron_expert_tracker()
-    run = Run(recorder, clock, num_moe_experts=2, moe_aux_loss_coeff=0.1)
-    for loss in (2.0, 4.0):
-        for _ in range(4):  # microbatches
-            tracker.record("load_balancing_loss", torch.tensor(loss), layer_number=1, num_layers=1)
-        run.step(1.0)
-    assert recorder.rows[-1].values["load_balancing_loss"] == 3.0
-    assert float(tracker.metrics["load_balancing_loss"].values.sum()) == 0.0
+def test_on_ranks_the_last_one_writes_what_all_of_them_measured(four_ranks):
+    mb_host = pytest.importorskip("mb_host")
+    log = mb_host.function_in(Path(__file__).with_name("moe_ranks.py"), "log_two_steps")
+    *others, (first, second) = four_ranks.run(log)
+    assert others == [[], [], []]
+    assert "load_balancing_loss" not in first
+    assert second["load_balancing_loss"] == 3.0  # the mean of 2 and 4, over 4 microbatches each
+    assert second["learning-rate"] == 0.5  # of a rank that trains; this one has none

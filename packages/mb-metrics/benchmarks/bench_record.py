@@ -1,36 +1,73 @@
-"""What recording a step costs the host, beside the usual ways to do it; microseconds, and ratios to ours.
+"""What recording costs the host, beside the usual ways; microseconds a step, ratios to ours, and waits for the device.
 
-Run: python benchmarks/bench_record.py (needs torch and tensorboard). All ways see the same tensors in one process,
-in turns, and each figure is the median of the turns. On a CPU `.item()` waits for nothing; on a GPU it waits for
-the step, which is the real cost and not in these figures.
+Run: python benchmarks/bench_record.py [--turns N] (needs torch, tensorboard, wandb and mlflow: what is missing is left
+out). All ways see the same tensors in one process, in turns; each figure is the median of the turns. W&B is offline,
+MLflow writes to sqlite in this process, without a server's network: both are faster here than in earnest. A wait is
+a call that reads a tensor on the host (`item`, `tolist`, ...); on a CPU it waits for nothing, on a GPU for the step,
+which is the real cost and not in these figures.
 """
 
+import argparse
+import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 import torch
-from torch.utils.tensorboard import SummaryWriter
+from torch.overrides import TorchFunctionMode
 
 from mb_metrics import Metrics, Sink
 
 STEPS_PER_INTERVAL = 10
-TURNS = 30
+SLOW_TURNS = 3
+READS = {
+    "item",
+    "tolist",
+    "cpu",
+    "numpy",
+    "__float__",
+    "__int__",
+    "__bool__",
+    "__index__",
+    "__format__",
+    "__array__",
+}
+
+Values = Mapping[str, torch.Tensor]
+Way = Callable[[int, Values], object]
 
 
 class Nowhere(Sink):
     """Takes everything and writes nothing, so that only the recording is timed."""
 
 
+class CountReads(TorchFunctionMode):
+    """Counts the calls that make the host wait for a device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Count a call and carry it out."""
+        self.count += getattr(func, "__name__", "") in READS
+        return func(*args, **(kwargs or {}))
+
+
 def microseconds(action: Callable[[], object]) -> float:
+    """Return what a call takes."""
     begin = time.perf_counter()
     action()
     return (time.perf_counter() - begin) * 1e6
 
 
-def ours(values: Mapping[str, torch.Tensor]) -> tuple[float, float]:
+def ours(values: Values) -> tuple[float, float]:
     """Return the cost of a record, and of the one that ends an interval."""
     metrics = Metrics([Nowhere()], log_interval=STEPS_PER_INTERVAL)
     costs = [
@@ -40,47 +77,85 @@ def ours(values: Mapping[str, torch.Tensor]) -> tuple[float, float]:
     return statistics.median(costs[:-1]), costs[-1]
 
 
-def item_each(values: Mapping[str, torch.Tensor]) -> float:
-    return microseconds(lambda: {name: value.item() for name, value in values.items()})
+def reads_of_ours(values: Values) -> tuple[int, int]:
+    """Return the waits of the steps between two log intervals, and of the one that ends an interval."""
+    metrics = Metrics([Nowhere()], log_interval=STEPS_PER_INTERVAL)
+    with CountReads() as reads:
+        for step in range(1, STEPS_PER_INTERVAL):
+            metrics.record(step, values)
+        between = reads.count
+        metrics.record(STEPS_PER_INTERVAL, values)
+    return between, reads.count - between
 
 
-def add_scalar_each(values: Mapping[str, torch.Tensor], writer: SummaryWriter) -> float:
-    return microseconds(lambda: [writer.add_scalar(name, value, 1) for name, value in values.items()])
+@contextmanager
+def other_ways(folder: str) -> Iterator[dict[str, Way]]:
+    """Yield the usual ways to record a step."""
+    ways: dict[str, Way] = {
+        ".item() each": lambda step, values: {name: value.item() for name, value in values.items()}
+    }
+    with ExitStack() as stack:
+        if find_spec("tensorboard"):
+            from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - only where it is installed
+
+            writer = stack.enter_context(SummaryWriter(folder, max_queue=100_000, flush_secs=3600))
+            ways["add_scalar each"] = lambda step, values: [
+                writer.add_scalar(name, value, step) for name, value in values.items()
+            ]
+        if find_spec("wandb"):
+            import wandb  # noqa: PLC0415 - only where it is installed
+
+            os.environ["WANDB_SILENT"] = "true"
+            run = stack.enter_context(wandb.init(project="bench", dir=folder, mode="offline"))
+            ways["wandb.log"] = lambda step, values: run.log(dict(values))
+        if find_spec("mlflow"):
+            import mlflow  # noqa: PLC0415 - only where it is installed
+
+            mlflow.set_tracking_uri(f"sqlite:///{Path(folder, 'mlflow.db')}")
+            stack.enter_context(mlflow.start_run())
+            ways["mlflow.log_metrics"] = lambda step, values: mlflow.log_metrics(dict(values), step=step)
+        yield ways
 
 
-def measure(count: int, device: str) -> dict[str, float]:
+def measure(count: int, device: str, ways: Mapping[str, Way], turns: int) -> list[tuple[str, float, float]]:
+    """Return name, microseconds and waits of each way with so many metrics."""
     values = {f"metric {i}": torch.tensor(float(i), device=device) for i in range(count)}
-    turns = []
-    with tempfile.TemporaryDirectory() as folder:
-        writer = SummaryWriter(folder, max_queue=100_000, flush_secs=3600)
-        for _ in range(TURNS):
-            record, flush = ours(values)
-            turns.append((record, flush, item_each(values), add_scalar_each(values, writer)))
-        writer.close()
-    record, flush, item, scalar = (statistics.median(column) for column in zip(*turns, strict=True))
-    per_step = record + (flush - record) / STEPS_PER_INTERVAL
-    return {"record": record, "flush": flush, "per step": per_step, ".item()": item, "add_scalar": scalar}
+    own = [ours(values) for _ in range(turns)]
+    record, flush = (statistics.median(column) for column in zip(*own, strict=True))
+    between, at_the_end = reads_of_ours(values)
+    rows = [
+        ("ours: record", record, between),
+        (f"ours: every {STEPS_PER_INTERVAL}th", flush, at_the_end),
+        (
+            "ours: mean of a step",
+            record + (flush - record) / STEPS_PER_INTERVAL,
+            (between + at_the_end) / STEPS_PER_INTERVAL,
+        ),
+    ]
+    for name, way in ways.items():
+        few = min(turns, SLOW_TURNS) if name == "mlflow.log_metrics" else turns
+        costs = [microseconds(lambda step=step, way=way: way(step, values)) for step in range(few)]
+        with CountReads() as reads:
+            way(few, values)
+        rows.append((name, statistics.median(costs), reads.count))
+    return rows
 
 
 def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description="what recording a step costs the host")
+    parser.add_argument("--turns", type=int, default=30)
+    turns = parser.parse_args().turns
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_num_threads(1)
-    sys.stdout.write(f"{device}, {STEPS_PER_INTERVAL} steps per interval, microseconds\n")
-    head = (
-        "metrics",
-        "record",
-        "flush",
-        "per step",
-        ".item()",
-        "add_scalar",
-        ".item() / ours",
-        "add_scalar / ours",
-    )
-    sys.stdout.write("  ".join(f"{name:>10}" for name in head) + "\n")
-    for count in (10, 100, 1000):
-        cost = measure(count, device)
-        ratios = [cost[".item()"] / cost["per step"], cost["add_scalar"] / cost["per step"]]
-        sys.stdout.write("  ".join(f"{figure:>10.1f}" for figure in (count, *cost.values(), *ratios)) + "\n")
+    sys.stdout.write(f"{device}, {STEPS_PER_INTERVAL} steps per interval\n")
+    sys.stdout.write(f"{'metrics':>8}  {'way':<22}{'us a step':>12}{'ratio':>8}{'waits':>8}\n")
+    with tempfile.TemporaryDirectory() as folder, other_ways(folder) as ways:
+        for count in (10, 100, 1000):
+            rows = measure(count, device, ways, turns)
+            mean = next(cost for name, cost, _ in rows if name == "ours: mean of a step")
+            for name, cost, waits in rows:
+                sys.stdout.write(f"{count:>8}  {name:<22}{cost:>12.1f}{cost / mean:>8.1f}{waits:>8.1f}\n")
 
 
 if __name__ == "__main__":

@@ -93,4 +93,6 @@ def test_samplers_and_reductions_are_what_the_config_asks_for():
     assert build_reductions(config) == dict.fromkeys(
         ["memory/ooms", "memory/peak-gigabytes", "memory/mem-device-used-gigabytes"], "max"
     )
+    (energy,) = build_samplers(LoggerConfig(log_energy=True), start_step=4)
+    assert set(energy(6)) == {"iter-energy/gpu", "power/gpu"}
     assert build_samplers(LoggerConfig(skip_train_metrics_log=True, log_memory_to_tensorboard=True)) == []

@@ -7,6 +7,7 @@ from pathlib import Path
 from mb_metrics.accumulate import Reduction, Value
 from mb_metrics.background import BackgroundSink
 from mb_metrics.config import LoggerConfig
+from mb_metrics.energy import EnergySampler
 from mb_metrics.filtered import FilterSink
 from mb_metrics.names import ITERATION_TIME, LOSS_SCALE, PERPLEXITY, WORLD_SIZE
 from mb_metrics.samplers import MemorySampler, memory_names
@@ -66,8 +67,14 @@ def build_sinks(
     return sinks
 
 
-def build_samplers(config: LoggerConfig) -> list[Callable[[int], Mapping[str, Value]]]:
-    """Return what `Metrics(samplers=...)` needs to measure memory and energy as asked; for every rank."""
+def build_samplers(
+    config: LoggerConfig, *, start_step: int = 0
+) -> list[Callable[[int], Mapping[str, Value]]]:
+    """Return what `Metrics(samplers=...)` needs to measure memory and energy as asked, on every rank.
+
+    `start_step` is the step of the checkpoint that the job resumed from, 0 without one. Call it when the GPU of this
+    process has been chosen. Energy that cannot be measured is 0, with a warning.
+    """
     samplers: list[Callable[[int], Mapping[str, Value]]] = []
     if config.skip_train_metrics_log:
         return samplers
@@ -80,6 +87,9 @@ def build_samplers(config: LoggerConfig) -> list[Callable[[int], Mapping[str, Va
                 every=config.log_memory_interval,
             )
         )
+    if config.log_energy:
+        read = import_module("mb_metrics.current_gpu").current_gpu_energy()
+        samplers.append(EnergySampler(read, start_step=start_step))
     return samplers
 
 

@@ -1,0 +1,73 @@
+"""Each example is run as a user runs it, and what it wrote is read back."""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from mb_metrics import read_jsonl
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def run(name, folder, *needs):
+    for package in needs:
+        if find_spec(package) is None:
+            pytest.skip(f"needs {package}")
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, EXAMPLES / f"{name}.py", folder]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, list(read_jsonl(folder / "metrics.jsonl"))
+
+
+def training(rows, loss="loss"):
+    return [row for row in rows if loss in row]
+
+
+def test_a_loop_without_torch(tmp_path):
+    text, rows = run("without_torch", tmp_path)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert text.count("Step Time : ") == 3
+
+
+def test_a_plain_pytorch_loop(tmp_path):
+    text, rows = run("plain_pytorch", tmp_path, "torch")
+    steps = training(rows)
+    assert [row["step"] for row in steps] == list(range(1, 41))
+    assert steps[-1]["loss"] < steps[0]["loss"] / 2
+    assert steps[-1]["samples vs steps"] == 640
+    assert [row["step"] for row in rows if "loss validation" in row] == [20, 40]
+    assert "loss value: " in text
+
+
+def test_hugging_face_trainer(tmp_path):
+    text, rows = run("hf_trainer", tmp_path, "transformers", "accelerate")
+    steps = training(rows)
+    assert [row["step"] for row in steps] == list(range(1, 13))
+    assert [row["batch-size"] for row in steps] == [8.0] * 12
+    assert all(3.9 < row["loss"] < 4.5 for row in steps)  # a guess among 64 tokens: log(64) = 4.16
+    assert steps[-1]["learning-rate"] < steps[0]["learning-rate"]
+    assert [row["step"] for row in rows if "loss validation" in row] == [6, 12]
+    assert text.count("tokens per second: ") == 3
+
+
+def test_a_lightning_loop(tmp_path):
+    _, rows = run("lightning_loop", tmp_path, "lightning")
+    steps = training(rows)
+    assert [row["step"] for row in steps] == list(range(1, 21))
+    assert [row["batch-size"] for row in steps] == [16.0] * 20
+    assert steps[-1]["loss"] < steps[0]["loss"]
+    assert [row["step"] for row in rows if "loss validation" in row] == [10, 20]
+
+
+def test_a_loop_like_megatrons(tmp_path):
+    text, rows = run("megatron_style", tmp_path, "torch")
+    assert [row["step"] for row in rows] == list(range(1, 31))
+    assert rows[-1]["lm loss"] < rows[0]["lm loss"]
+    assert rows[-1]["samples vs steps"] == 240
+    assert text.count("Step Time : ") == 3
+    assert text.count("Theoretical memory footprints: ") == 2

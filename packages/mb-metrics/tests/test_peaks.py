@@ -17,6 +17,10 @@ from mb_metrics.peaks import PEAKS
         ("NVIDIA H20", "bf16", 148.0),
         ("NVIDIA B200", "fp8", 4500.0),
         ("NVIDIA GB200", "bf16", 2500.0),
+        ("NVIDIA GB200", "nvfp4", 10000.0),
+        ("NVIDIA GB300", "fp4", 15000.0),
+        ("NVIDIA B200", "mxfp8", 4500.0),
+        ("NVIDIA B300", "fp4", None),
         ("NVIDIA A100-SXM4-80GB", "torch.bfloat16", 312.0),
         ("NVIDIA A100-PCIE-40GB", "float32", 19.5),
         ("NVIDIA A100-SXM4-80GB", "fp8", None),  # it has none

@@ -70,6 +70,15 @@ def test_runtime_of_a_resumed_job_goes_by_its_own_steps():
     }
 
 
+def test_while_the_batch_grows_samples_tell_the_time_that_is_left():
+    state = State(step=60, consumed_train_samples=600)
+    run = {"start_step": 50, "start_samples": 500, "clock": lambda: 10.0}
+    # 100 samples in 10 s, and 400 to go in steps that are larger from now on.
+    by_samples = report_runtime(state, 0.0, 1, 70, train_samples=1000, **run)
+    assert by_samples["time/remaining_estimate"] == 40.0
+    assert report_runtime(state, 0.0, 1, 70, **run)["time/remaining_estimate"] == 10.0
+
+
 @pytest.mark.parametrize(("unit", "total"), [("minutes", 120.0), ("hours", 2.0), ("days", 2 / 24)])
 def test_runtime_units(unit, total):
     report = report_runtime(State(step=1), 0.0, 1, 2, unit, clock=lambda: 7200.0)

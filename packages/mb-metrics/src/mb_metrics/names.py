@@ -31,6 +31,7 @@ BRIDGE_ALIASES: Mapping[str, str] = {
 }
 """Right name to the name that Megatron-Bridge gave the same number in one of its back-ends."""
 
+ACCEPTANCE_RATE = "_acceptance_rate"
 VALIDATION = " validation"
 PERPLEXITY = " validation ppl"
 VERSUS_SAMPLES = " vs samples"
@@ -57,9 +58,10 @@ NOT_LOSSES = frozenset(
 def is_loss(name: str) -> bool:
     """Tell whether a metric is treated as a loss: averaged, shown on the console, watched for NaN.
 
-    Every name is, except the ones of this file and grouped ones ("memory/...", "throughput/...").
+    Every name is, except the ones of this file, grouped ones ("memory/...", "throughput/...") and the acceptance rates
+    of multi-token prediction.
     """
-    return "/" not in name and name not in NOT_LOSSES
+    return "/" not in name and name not in NOT_LOSSES and not name.endswith(ACCEPTANCE_RATE)
 
 
 def has_samples_axis(name: str) -> bool:

@@ -14,6 +14,9 @@ _DTYPES = {
     "float8_e4m3fn": "fp8",
     "float8_e5m2": "fp8",
     "float8": "fp8",
+    "mxfp8": "fp8",
+    "float4_e2m1fn_x2": "fp4",
+    "nvfp4": "fp4",
 }
 
 
@@ -24,24 +27,36 @@ class Peak:
     name: str
     """A regular expression that finds it in the name that the driver reports."""
     tflops: Mapping[str, float]
-    """Precision (bf16, fp16, fp8, tf32, fp32) to dense TFLOP/s; fp32 is without tensor cores."""
+    """Precision (bf16, fp16, fp8, fp4, tf32, fp32) to dense TFLOP/s; fp32 is without tensor cores."""
     source: str
     """Where the numbers are from; halved where the source gives them with sparsity only."""
 
 
+_GRACE_BLACKWELL = {"bf16": 2500.0, "fp16": 2500.0, "fp8": 5000.0, "tf32": 1250.0, "fp32": 80.0}
+_BLACKWELL = {"bf16": 2250.0, "fp16": 2250.0, "fp8": 4500.0, "tf32": 1125.0, "fp32": 75.0}
 _HOPPER_SXM = {"bf16": 989.4, "fp16": 989.4, "fp8": 1978.9, "tf32": 494.7, "fp32": 66.9}
 _HOPPER_NVL = {"bf16": 835.5, "fp16": 835.5, "fp8": 1670.5, "tf32": 417.5, "fp32": 60.0}
 
 PEAKS: tuple[Peak, ...] = (
     Peak(
-        name=r"\bGB[23]00\b",
-        tflops={"bf16": 2500.0, "fp16": 2500.0, "fp8": 5000.0, "tf32": 1250.0, "fp32": 80.0},
-        source="NVIDIA GB200 NVL72 and GB300 NVL72 data sheets, a 72nd of the rack, sparse figures halved",
+        name=r"\bGB200\b",
+        tflops=_GRACE_BLACKWELL | {"fp4": 10000.0},
+        source="NVIDIA GB200 NVL72 data sheet, a 72nd of the rack, sparse figures halved",
     ),
     Peak(
-        name=r"\bB[23]00\b",
-        tflops={"bf16": 2250.0, "fp16": 2250.0, "fp8": 4500.0, "tf32": 1125.0, "fp32": 75.0},
-        source="NVIDIA HGX B200 and HGX B300 data sheets, an eighth of the board, sparse figures halved",
+        name=r"\bGB300\b",
+        tflops=_GRACE_BLACKWELL | {"fp4": 15000.0},
+        source="NVIDIA GB300 NVL72 data sheet, a 72nd of the rack, sparse figures halved; fp4 as it states it dense",
+    ),
+    Peak(
+        name=r"\bB200\b",
+        tflops=_BLACKWELL | {"fp4": 9000.0},
+        source="NVIDIA HGX B200 data sheet, an eighth of the board, sparse figures halved",
+    ),
+    Peak(
+        name=r"\bB300\b",
+        tflops=_BLACKWELL,
+        source="NVIDIA HGX B300 data sheet, an eighth of the board, sparse figures halved; fp4 differs between sources",
     ),
     Peak(
         name=r"\bH200 NVL\b",

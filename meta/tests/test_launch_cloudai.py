@@ -1,0 +1,241 @@
+"""CloudAI's test definition: fields, field checks, TOML, and the command line that comes of it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pydantic")
+
+import pydantic
+
+from mb_trainer.launch.cloudai import (
+    GitRepo,
+    MegatronBridgeCmdArgs,
+    MegatronBridgeTestDefinition,
+    load_test_definition,
+)
+from mb_trainer.launch.command import (
+    ALWAYS,
+    BARE,
+    FLAGS,
+    NEVER,
+    IncompleteLaunchError,
+    Place,
+    displayed,
+    shell_line,
+)
+
+DEFAULTS = json.loads(Path(__file__).with_name("launcher_defaults.json").read_text())
+TOKEN = "hf_nobodys_business"
+REPO = {"url": "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git", "commit": "r0.3.0"}
+ARGS = {"model_family_name": "llama", "model_recipe_name": "llama3_8b", "hf_token": TOKEN}
+
+
+def definition(*, repos=(REPO,), **args):
+    return MegatronBridgeTestDefinition(name="bridge", cmd_args={**ARGS, **args}, git_repos=list(repos))
+
+
+def words(place=None, **args):
+    return definition(**args).launcher_arguments(place or Place(gpus_per_node=8))
+
+
+def test_all_fields_are_there_with_their_defaults(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    assert MegatronBridgeCmdArgs().model_dump() == {**DEFAULTS, "hf_token": TOKEN}
+    assert len(DEFAULTS) == 75
+
+
+def test_every_field_has_a_flag_or_none_on_purpose():
+    assert set(FLAGS) | set(BARE) | NEVER == {*DEFAULTS, "gpus_per_node"}
+
+
+@pytest.mark.parametrize("given", [{"hf_token": "  "}, {}])
+def test_a_token_is_needed(monkeypatch, given):
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    with pytest.raises(pydantic.ValidationError, match=r"hf_token: is blank.*Export HF_TOKEN"):
+        MegatronBridgeCmdArgs(**given)
+
+
+def test_the_token_of_the_environment_serves_and_blanks_go(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", f" {TOKEN} ")
+    assert MegatronBridgeCmdArgs(hf_token=" ").hf_token == TOKEN
+    assert MegatronBridgeCmdArgs(hf_token=" mine ").hf_token == "mine"
+
+
+@pytest.mark.parametrize("name", ["model_family_name", "model_recipe_name"])
+def test_a_blank_name_is_refused_and_a_forgotten_one_when_it_is_launched(name):
+    with pytest.raises(pydantic.ValidationError, match=f"{name}: is blank"):
+        MegatronBridgeCmdArgs(**{**ARGS, name: " "})
+    args = {key: value for key, value in ARGS.items() if key != name}
+    forgotten = MegatronBridgeTestDefinition(name="bridge", cmd_args=args, git_repos=[REPO])
+    with pytest.raises(IncompleteLaunchError, match=f"cmd_args.{name}: is blank"):
+        forgotten.launcher_arguments(Place())
+
+
+def test_an_unknown_argument_is_refused_with_the_nearest_name():
+    with pytest.raises(
+        pydantic.ValidationError, match=r"max_step \(did you mean max_steps\?\) would have no effect"
+    ):
+        MegatronBridgeCmdArgs(**ARGS, max_step=3)
+
+
+@pytest.mark.parametrize("repos", [[], [{"url": "https://example.org/other.git", "commit": "main"}]])
+def test_the_repository_is_needed(repos):
+    with pytest.raises(pydantic.ValidationError, match="git_repos: Megatron-Bridge is not among"):
+        definition(repos=repos)
+    with pytest.raises(pydantic.ValidationError, match="git_repos: Megatron-Bridge is not among 0"):
+        MegatronBridgeTestDefinition(name="bridge", cmd_args=ARGS)
+
+
+def test_the_first_repository_that_is_mounted_there_serves():
+    mounted = {"url": "https://example.org/fork.git", "commit": "main", "mount_as": "/opt/Megatron-Bridge/"}
+    assert definition(repos=[mounted, REPO]).megatron_bridge_repo == GitRepo(**mounted)
+
+
+def test_a_list_that_was_emptied_later_is_refused():
+    emptied = definition()
+    emptied.git_repos.clear()
+    with pytest.raises(ValueError, match="is not there any more"):
+        emptied.installables  # noqa: B018
+
+
+def test_what_must_be_installed():
+    plain, contained = definition(), definition(container_image="nvcr.io/nvidia/nemo:26.02")
+    assert plain.installables == [plain.python_executable, plain.megatron_bridge_repo]
+    assert contained.installables == [contained.docker_image, *plain.installables]
+
+
+def test_the_check_is_one_word_and_the_reasons_are_beside_it():
+    good, bad = definition(tp=2, pp=2, vp=2), definition(tp=3, vp=2)
+    assert (good.constraint_check(None), good.broken_constraints()) == (True, [])
+    assert (bad.constraint_check(None, None), [each.id for each in bad.broken_constraints()]) == (
+        False,
+        ["C01", "C19"],
+    )
+
+
+def test_only_what_was_set_is_handed_over_and_a_few_always():
+    assert words() == [
+        "-hf", TOKEN, "-ng", "8", "-gn", "8", "-m", "llama", "-mr", "llama3_8b", "--detach", "false",
+        "logger.tensorboard_dir=/nemo_run/tb_logs", "logger.log_timers_to_tensorboard=true",
+        "logger.log_throughput_to_tensorboard=true", "logger.log_memory_to_tensorboard=true",
+    ]  # fmt: skip
+    assert set(ALWAYS) - set(FLAGS) == set()
+
+
+FORMS = [
+    ({"tp": 2}, ["-tp", "2"]),
+    ({"vp": 1}, ["-vp", "None"]),
+    ({"vp": 2}, ["-vp", "2"]),
+    ({"enable_vboost": True}, ["-vb", "true"]),
+    ({"moe_a2a_overlap": False}, ["--moe_a2a_overlap", "false"]),
+    ({"dryrun": True}, ["-d"]),
+    ({"packed_sequence": True}, ["--packed_sequence"]),
+    ({"dataset_paths": ["a b", "c"]}, ["--dataset_paths", "a b", "c"]),
+    ({"profiling_ranks": [0, 4]}, ["--profiling_ranks", "0,4"]),
+    ({"nsys_trace": "cuda,nvtx"}, ["--nsys_trace", "cuda,nvtx"]),
+    ({"recompute_modules": "[core_attn, 'mlp']"}, ["--recompute_modules", "core_attn,mlp"]),
+    ({"cuda_graph_scope": ["attn", "moe_router"]}, ["--cuda_graph_scope", "attn,moe_router"]),
+    ({"gpus_per_node": 4}, ["-gn", "4"]),
+]
+
+
+@pytest.mark.parametrize(("args", "form"), FORMS)
+def test_the_form_of_an_argument(args, form):
+    found = words(**args)
+    start = found.index(form[0])
+    assert found[start : start + len(form)] == form
+
+
+@pytest.mark.parametrize(
+    "args",
+    [{"log_dir": ""}, {"dataset_paths": []}, {"dryrun": False}, {"fp8_recipe": "mx"},
+     {"num_distributed_optimizer_instances": 2}, {"tokenizer_type": None}],
+)  # fmt: skip
+def test_what_is_empty_or_has_no_flag_is_left_out(args):
+    assert words(**args) == words()
+
+
+def test_the_place_brings_account_mounts_variables_and_overrides():
+    place = Place(
+        account="acct", partition="batch", time_limit="00:20:00", gpus_per_node=4, mounts=("/a:/b", "/c:/d"),
+        env_vars={"NCCL_DEBUG": "INFO", "A": "b c"}, overrides={"logger.log_timers_to_tensorboard": "false"},
+    )  # fmt: skip
+    found = words(place)
+    assert found[:6] == ["-a", "acct", "-p", "batch", "-t", "00:20:00"]
+    assert found[found.index("-cm") :][:6] == [
+        "-cm", "/a:/b,/c:/d", "-cb", "export NCCL_DEBUG=INFO", "-cb", "export A='b c'",
+    ]  # fmt: skip
+    assert "logger.log_timers_to_tensorboard=false" in found
+
+
+def test_a_shell_gets_one_line_with_the_modules_in_double_quotes():
+    line = shell_line(words(recompute_modules=["core_attn"], dataset_root="/my data"))
+    assert '--recompute_modules "core_attn"' in line
+    assert "--dataset_root '/my data'" in line
+
+
+def test_secrets_are_never_shown():
+    place = Place(env_vars={"WANDB_API_KEY": TOKEN})
+    kept = definition(
+        wandb_key=TOKEN, repos=[{"url": f"https://me:{TOKEN}@example.org/Megatron-Bridge", "commit": "main"}]
+    )
+    shown = displayed(kept.launcher_arguments(place))
+    assert TOKEN not in shown
+    assert "-hf '***'" in shown
+    assert TOKEN not in f"{kept!r} {kept}"
+    with pytest.raises(pydantic.ValidationError) as error:
+        definition(repos=[], wandb_key=TOKEN, tp="many")
+    assert TOKEN not in str(error.value)
+
+
+TOML = """
+name = "bridge"
+description = "Llama 3 8B on eight GPUs"
+test_template_name = "MegatronBridge"
+extra_container_mounts = ["/data:/data"]
+
+[[git_repos]]
+url = "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git"
+commit = "r0.3.0"
+mount_as = "/opt/Megatron-Bridge"
+
+[cmd_args]
+gpu_type = "h100"
+container_image = "nvcr.io/nvidia/nemo:26.02"
+model_family_name = "llama"
+model_recipe_name = "llama3_8b"
+hf_token = "hf_nobodys_business"
+num_gpus = 8
+gpus_per_node = 8
+tp = [1, 2]
+mb = 1
+gb = 128
+cuda_graph_scope = ["attn"]
+use_recipes = true
+
+[extra_env_vars]
+NCCL_DEBUG = "WARN"
+
+[extra_cmd_args]
+"train.manual_gc" = "true"
+"""
+
+
+def test_a_toml_of_cloudais_form_loads(tmp_path):
+    path = tmp_path / "test.toml"
+    path.write_text(TOML)
+    loaded = load_test_definition(path)
+    assert (loaded.cmd_args.tp, loaded.cmd_args.gpu_type, loaded.extra_env_vars) == (
+        [1, 2], "h100", {"NCCL_DEBUG": "WARN"},
+    )  # fmt: skip
+    assert loaded.cmd_args.model_fields_set >= {"use_recipes", "gb"}
+    assert loaded.megatron_bridge_repo.commit == "r0.3.0"
+
+
+def test_an_unknown_key_of_the_test_is_refused(tmp_path):
+    path = tmp_path / "test.toml"
+    path.write_text(TOML.replace("description =", "descripton ="))
+    with pytest.raises(pydantic.ValidationError, match="descripton"):
+        load_test_definition(path)

@@ -130,3 +130,20 @@ def test_a_package_that_is_not_installed_is_known_to_be_missing():
         "env": {"A": "1", "B": "3"},
         "transformer_engine": False,
     }
+
+
+def test_a_rule_that_prints_a_secret_prints_it_masked():
+    rule = Rule(
+        id="X1",
+        fields=("logger.comet_api_key", "logger.name"),
+        test=lambda key, name: f"{key!r} is set beside name={name}, that is comet_api_key={key}",
+        why="nobody listens",
+        fix="Unset it.",
+        fails={"logger.comet_api_key": "x"},
+        passes={},
+    )
+    found = check({"logger": {"comet_api_key": "s3cret-value", "name": "run"}}, [rule])
+    assert [problem.message for problem in found] == [
+        "'<masked>' is set beside name=run, that is comet_api_key=<masked>"
+    ]
+    assert "s3cret-value" not in json.dumps(found[0].to_dict())

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
-from mb_config.masking import leaf, masked
+from mb_config.masking import MASK, is_secret, leaf, masked, masked_text
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -158,12 +158,20 @@ def _apply(rule: RuleLike, sections: Mapping[str, object], provenance: Origins |
         id=rule.id,
         severity=rule.severity,
         fields=rule.fields,
-        message=message,
+        message=_without_secrets(message, values),
         why=rule.why,
         fix=rule.fix,
         values=values,
         origin=origin,
     )
+
+
+def _without_secrets(message: str, values: Mapping[str, object]) -> str:
+    """A rule need not know which of its values must not be printed."""
+    for path, value in values.items():
+        if is_secret(leaf(path), value):
+            message = message.replace(str(value), MASK)
+    return masked_text(message)
 
 
 def applies(rule: RuleLike, sections: Mapping[str, object]) -> bool:

@@ -45,6 +45,12 @@ def test_the_defaults_pass_every_rule():
     assert [rule.id for rule in RULES if judge(rule, values | facts)] == []
 
 
+def test_settings_of_a_back_end_that_is_off_ask_for_no_package():
+    values = {"logger.comet_api_key": "x", "logger.comet_project": None, "facts.comet_ml_installed": False}
+    (rule,) = [rule for rule in RULES if rule.id == "V055"]
+    assert judge(rule, values) is None
+
+
 def test_messages_name_the_values():
     messages = {rule.id: judge(rule, rule.fails) for rule in RULES}
     assert messages["V052"] == "'gpt' is set and its run has no name ('')"

@@ -11,10 +11,6 @@ _COMET = ("project", "experiment_name", "workspace", "api_key", "tags")
 _WANDB = ("project", "exp_name", "save_dir", "entity")
 
 
-def _paths(backend: str, names: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(f"logger.{backend}_{name}" for name in names)
-
-
 def _run_needs_name(experiment: str | None, name: str | None) -> str | None:
     return f"{experiment!r} is set and its run has no name ({name!r})" if experiment and not name else None
 
@@ -183,11 +179,11 @@ _MEMORY = (
 
 RULES: tuple[Rule, ...] = (
     _named_run("V052", ("logger.mlflow_experiment", "logger.mlflow_run_name"), "MLflow"),
-    _installed("V053", _paths("mlflow", _MLFLOW), "mlflow"),
+    _installed("V053", ("logger.mlflow_experiment",), "mlflow"),
     _named_run("V054", ("logger.comet_project", "logger.comet_experiment_name"), "Comet"),
-    _installed("V055", _paths("comet", _COMET), "comet_ml"),
+    _installed("V055", ("logger.comet_project",), "comet_ml"),
     _installed("L01", ("logger.tensorboard_dir",), "tensorboard"),
-    _installed("L02", _paths("wandb", _WANDB), "wandb"),
+    _installed("L02", ("logger.wandb_project",), "wandb"),
     _positive("L05", "log_interval", "it divides the step, and counts steps between lines"),
     _positive("L06", "throughput_window_size", "throughput is averaged over that many steps"),
     _positive("L07", "tensorboard_log_interval", "it divides the step, and counts steps between points"),

@@ -197,7 +197,8 @@ def _squares(pieces: Sequence[Piece], *, dp: ProcessGroup | None, tp: ProcessGro
 def _square(piece: Piece) -> Tensor:
     if piece.value is None or isinstance(piece.value, DTensor):
         return torch.zeros((), dtype=torch.float64, device=piece.parameter.device)
-    return torch.linalg.vector_norm(piece.value.detach(), dtype=torch.float32).double() ** 2
+    norm: Tensor = torch.linalg.vector_norm(piece.value.detach(), dtype=torch.float32)
+    return norm.double().square()
 
 
 def dtensor_squares(params: Sequence[Any]) -> Tensor:

@@ -1,24 +1,13 @@
 """What a GPT section may not say: rules as data, for a check before launch and again when the model is built."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Literal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 
+from mb_models import limits
 from mb_models.config import GPTModelConfig
+from mb_models.rule import Rule
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """One thing that must hold, with the reason, the remedy, and an example of each side."""
-
-    id: str
-    fields: tuple[str, ...]
-    test: Callable[..., str | None]
-    why: str
-    fix: str
-    severity: Literal["error", "warning"] = "error"
-    fails: Mapping[str, object]
-    passes: Mapping[str, object]
+__all__ = ["BUILD_RULES", "INTERLEAVING", "RULES", "ModelConfigError", "Rule", "broken_rules"]
 
 
 class ModelConfigError(ValueError):
@@ -322,6 +311,7 @@ RULES: tuple[Rule, ...] = (
             "model.recompute_num_layers": 1,
         },
     ),
+    *limits.RULES,
 )
 """Rules on a section as a user writes it."""
 

@@ -1,0 +1,41 @@
+"""Each limit is Megatron Core's own: it refuses the failing example itself, and takes the other."""
+
+from dataclasses import fields
+
+import pytest
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from mb_models import GPTModelConfig
+from mb_models.config import TransformerFields
+from mb_models.limits import RULES
+from mb_models.transformer import OWN_FIELDS, from_names
+
+ALSO = {
+    "K06": {"tensor_model_parallel_size": 2},
+    "K13": {"fp8_recipe": "tensorwise"},
+    "K33": {"recompute_method": "uniform", "recompute_num_layers": 1},
+}
+"""What an example needs beside the fields of its rule, so that only these decide."""
+
+
+def build(rule, example):
+    """Megatron's configuration of a small model with these values, without a rule of ours."""
+    values = {path.removeprefix("model."): value for path, value in example.items()} | ALSO.get(rule.id, {})
+    section = GPTModelConfig(**{"num_layers": 4, "hidden_size": 32, "num_attention_heads": 4} | values)
+    names = [item.name for item in fields(TransformerFields) if item.name not in OWN_FIELDS]
+    given = {name: getattr(section, name) for name in names} | section.transformer
+    if section.cuda_graph_modules == "full":
+        given["cuda_graph_modules"] = []
+    given["pipeline_dtype"] = section.params_dtype
+    return TransformerConfig(**from_names(given))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_megatron_refuses_what_the_rule_refuses(rule):
+    with pytest.raises((ValueError, AssertionError)):
+        build(rule, rule.fails)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_megatron_takes_what_the_rule_accepts(rule):
+    assert build(rule, rule.passes).num_layers == rule.passes.get("model.num_layers", 4)

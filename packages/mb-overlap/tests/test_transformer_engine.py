@@ -1,5 +1,8 @@
 """The dictionary for Transformer Engine, and the arguments of `initialize_ub`, release by release."""
 
+import sys
+from importlib import import_module
+
 import pytest
 
 from mb_overlap import (
@@ -118,3 +121,36 @@ def test_versions_are_read_as_numbers(version, numbers):
 def test_a_version_without_numbers_is_refused():
     with pytest.raises(ValueError, match="'new' cannot be read"):
         parse("new")
+
+
+FAKE = """
+from enum import Enum
+class UserBufferQuantizationMode(Enum):
+    NONE = "none"
+    FP8 = "fp8"
+calls = []
+def initialize_ub(**arguments):
+    calls.append(arguments)
+"""
+
+
+@pytest.fixture
+def stand_in(monkeypatch, tmp_path):
+    """Put a Transformer Engine of two names first on the path, and forget it afterwards."""
+    folder = tmp_path / "transformer_engine" / "pytorch" / "module"
+    folder.mkdir(parents=True)
+    for each in (folder, *folder.parents[:2]):
+        (each / "__init__.py").touch()
+    (folder / "base.py").write_text(FAKE)
+    monkeypatch.syspath_prepend(tmp_path)
+    before = set(sys.modules)
+    yield import_module("mb_overlap.te")
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def test_the_call_replaces_the_names_of_the_modes(stand_in):
+    stand_in.initialize_user_buffers(initialize_ub_arguments(**SHAPE, quantization_modes=["FP8", "NONE"]))
+    stand_in.initialize_user_buffers(initialize_ub_arguments(**SHAPE, release="2.7"))
+    modes = stand_in.base.UserBufferQuantizationMode
+    assert [call.get("quantization_modes") for call in stand_in.base.calls] == [[modes.FP8, modes.NONE], None]

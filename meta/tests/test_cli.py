@@ -65,7 +65,6 @@ MUST_NOT_BE_DONE = [
     (["model.tensor_model_parallel_size=2"], "1 processes are no multiple of tp x pp x cp = 2 x 1 x 1"),
     (["checkpoint.save=/proc/nothing"], "checkpoint.save: cannot write checkpoints to /proc/nothing"),
     (["model.seq_length=128"], "seq_length"),
-    (["checkpoint.async_save=true"], "async_save"),
     (
         [*INTERLEAVED, "--nproc", "2", "model.batch_p2p_comm=true"],
         "two interleaved stages that batch their sends train wrongly",

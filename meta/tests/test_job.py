@@ -1,7 +1,7 @@
 """What is settled before anything is built: environment variables and places."""
 
 from mb_config import Provenance
-from mb_trainer.job import last_step, place, set_environment
+from mb_trainer.job import last_step, overlap_environment, place, set_environment
 from mb_trainer.preflight import settle
 from mb_trainer.recipes import gpt_tiny
 from mb_trainer.run_folder import RunFolder
@@ -35,3 +35,13 @@ def test_what_was_asked_for_and_will_not_be_is_a_warning():
         config, world_size=1, provenance=Provenance()
     )  # TP is 1, and there is no Transformer Engine
     assert [warning.id for warning in settled.warnings] == ["O02", "O04"]
+
+
+def test_a_layout_that_overlaps_on_hopper_gets_one_queue_unless_the_user_chose():
+    config = gpt_tiny()
+    config.model.tensor_model_parallel_size = 2
+    chosen = {"NVTE_FWD_LAYERNORM_SM_MARGIN": "8"}
+    assert overlap_environment(config, world_size=4, gpu="h100", environment=chosen) == {
+        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+        "NVTE_BWD_LAYERNORM_SM_MARGIN": "16",
+    }

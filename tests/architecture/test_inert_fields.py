@@ -34,7 +34,6 @@ NOT_READERS = ("sections", "rules", "megatron_defaults", "plain.py", "precision_
 
 HONOURED = {
     "train.exit_signal_handler": "the trainer always saves and stops on the signal: true is what happens",
-    "dist.distributed_backend": "tells V141 for which backend the run is meant; the device decides which it gets",
 }
 
 

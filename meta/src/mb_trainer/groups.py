@@ -28,14 +28,14 @@ def pick_device(world: World, *, external_mapping: bool = False) -> torch.device
 def process_groups(
     world: World, config: ConfigContainer, *, device: torch.device
 ) -> Iterator[ProcessGroupCollection]:
-    """Open torch's and Megatron's process groups, NCCL on a GPU and gloo elsewhere, and close them at the end.
+    """Open torch's and Megatron's process groups, gloo where there is no GPU, and close them at the end.
 
     A process group that exists already is used and left open. One process needs no port. Collective over the world.
     """
     ours = not torch.distributed.is_initialized()
     if ours:
         torch.distributed.init_process_group(
-            backend="nccl" if device.type == "cuda" else "gloo",
+            backend=config.dist.distributed_backend if device.type == "cuda" else "gloo",
             store=HashStore() if world.world_size == 1 else None,
             rank=world.rank,
             world_size=world.world_size,
@@ -68,11 +68,13 @@ def process_groups(
 def seed_everything(config: ConfigContainer, groups: ProcessGroupCollection) -> None:
     """Seed Python, NumPy, torch and Megatron's trackers: alike in data parallelism, different in pipeline stages.
 
-    With `rng.data_parallel_random_init` replicas differ, too. Megatron's tracker adds the tensor-parallel rank itself.
+    With `model.deterministic_mode` torch takes deterministic kernels, or raises where an operation has none. With `rng.data_parallel_random_init` replicas differ, too. Megatron's tracker adds the tensor-parallel rank itself.
     """
     seed = config.rng.seed + 100 * groups.pp.rank()
     if config.rng.data_parallel_random_init:
         seed += 10 * groups.dp.rank()
+    if config.model.deterministic_mode:
+        torch.use_deterministic_algorithms(True)
     random.seed(seed)
     np.random.seed(seed)  # libraries that draw from NumPy use its global state
     torch.manual_seed(seed)

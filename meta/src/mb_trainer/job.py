@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import mb_host
+import mb_overlap
 from mb_checkpoint import check_writable
 from mb_checkpoint.layout import STEP_TRACKER
 from mb_config import Provenance
 from mb_loop import Callback, TrainOutcome
 from mb_trainer.config import ConfigContainer
 from mb_trainer.console import Voice
+from mb_trainer.machine import DRIVER, first_gpu
 from mb_trainer.preflight import Findings, settle, verify_data
 from mb_trainer.processes import World, read_world
 from mb_trainer.run_folder import RunFolder, RunFolderError, Standing, changes_since, describe, standing
@@ -87,6 +89,7 @@ def pretrain(
     for warning in job.settled.warnings:
         voice.say(f"warning: [{warning.id}] {warning}")
     set_environment(config.env_vars, say=voice.say)
+    set_environment(overlap_environment(config, world_size=job.world.world_size), say=voice.say)
     mb_host.install()  # before megatron is imported; without effect where there is a GPU
     training = import_module("mb_trainer.training")  # torch and megatron: seconds, and only after all checks
     with voice.warnings_logged():
@@ -152,6 +155,32 @@ def set_environment(
     for name, value in wanted.items():
         if environment.setdefault(name, str(value)) != str(value):
             say(f"env_vars.{name}: the shell's value {environment[name]!r} wins over {str(value)!r}")
+
+
+def overlap_environment(
+    config: ConfigContainer,
+    *,
+    world_size: int,
+    gpu: str | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> dict[str, str]:
+    """Return the variables that let communication overlap on this machine's GPU (or on `gpu`), but for those set."""
+    model = config.model
+    tp, cp, pp = (
+        model.tensor_model_parallel_size,
+        model.context_parallel_size,
+        model.pipeline_model_parallel_size,
+    )
+    return mb_overlap.environment(
+        gpu=gpu or first_gpu(DRIVER),
+        tp=tp,
+        cp=cp,
+        pp=pp,
+        dp=world_size // (tp * cp * pp),
+        fsdp=config.ddp.use_megatron_fsdp,
+        moe_overlap=model.overlap_moe_expert_parallel_comm,
+        env=environment,
+    )
 
 
 def place(config: ConfigContainer, folder: RunFolder, provenance: Provenance) -> None:

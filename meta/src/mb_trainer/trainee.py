@@ -69,7 +69,7 @@ def build_trainee(
         use_gloo_process_groups=gloo,
         pg_collection=None if gloo else groups,  # Megatron finds its gloo groups only in its own state
     )
-    steps = scheduler_steps(config.train, config.scheduler)
+    steps = scheduler_steps(config.train, config.scheduler, data_parallel_size=config.data_parallel_size)
     hook_up(provider.transformer, chunks, optimizer, config=config)
     return Trainee(
         chunks=chunks,

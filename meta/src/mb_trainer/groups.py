@@ -68,7 +68,8 @@ def process_groups(
 def seed_everything(config: ConfigContainer, groups: ProcessGroupCollection) -> None:
     """Seed Python, NumPy, torch and Megatron's trackers: alike in data parallelism, different in pipeline stages.
 
-    With `model.deterministic_mode` torch takes deterministic kernels, or raises where an operation has none. With `rng.data_parallel_random_init` replicas differ, too. Megatron's tracker adds the tensor-parallel rank itself.
+    With `model.deterministic_mode` torch takes deterministic kernels, or raises where an operation has none. With
+    `rng.data_parallel_random_init` replicas differ, too. Megatron's tracker adds the tensor-parallel rank itself.
     """
     seed = config.rng.seed + 100 * groups.pp.rank()
     if config.rng.data_parallel_random_init:

@@ -14,6 +14,8 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_mtp_block_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.moe.moe_logging import destroy_moe_metrics_tracker
+from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from mb_host.layers import host_block_spec
@@ -23,8 +25,15 @@ from mb_metrics.mcore import megatron_expert_tracker, megatron_prediction_tracke
 VOCABULARY, SEQUENCE, MICROBATCHES = 96, 32, 2
 
 
+def _forget_other_models() -> None:
+    """Empty the trackers, which are one for the process and as long as its first model."""
+    destroy_moe_metrics_tracker()
+    MTPLossLoggingHelper.tracker.clear()
+
+
 def measure():
     """Return by name what the trackers say after one step, and Megatron's own mean of the balancing loss."""
+    _forget_other_models()
     parallel_state.initialize_model_parallel(pipeline_model_parallel_size=2)
     tensor_parallel.model_parallel_cuda_manual_seed(5, force_reset_rng=True)
     config = TransformerConfig(
@@ -120,6 +129,7 @@ class _Rows:
 
 def log_two_steps():
     """Return the rows that this rank writes: the last one only, which trains nothing and has no experts."""
+    _forget_other_models()
     parallel_state.initialize_model_parallel(pipeline_model_parallel_size=2)
     first_stage, writes = parallel_state.is_pipeline_first_stage(), dist.get_rank() == 3
     rows, totals, flag = _Rows(), {}, True

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from mb_overlap.rule import Rule as Rule
     from mb_overlap.rules import RULES as RULES
     from mb_overlap.setup import Change as Change
-    from mb_overlap.setup import ModelSection as ModelSection
     from mb_overlap.setup import OverlapRefusedError as OverlapRefusedError
+    from mb_overlap.targets import ModelSection as ModelSection
     from mb_overlap.transformer_engine import BufferSettingsError as BufferSettingsError
     from mb_overlap.transformer_engine import initialize_ub_arguments as initialize_ub_arguments
     from mb_overlap.transformer_engine import to_transformer_engine as to_transformer_engine
@@ -164,7 +164,7 @@ _HOMES = {
     "RULES": "rules",
     "Rule": "rule",
     "Change": "setup",
-    "ModelSection": "setup",
+    "ModelSection": "targets",
     "BufferSettingsError": "transformer_engine",
     "initialize_ub_arguments": "transformer_engine",
     "setting_problems": "buffer_settings",

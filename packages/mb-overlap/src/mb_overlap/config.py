@@ -3,7 +3,9 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 
-from mb_overlap.setup import Change, ModelSection, Sections, carry_out, look_around, make_plan
+from mb_overlap.machine import look_around
+from mb_overlap.setup import Change, carry_out, make_plan
+from mb_overlap.targets import ModelSection, Sections
 from mb_overlap.transformer_engine import to_transformer_engine
 
 

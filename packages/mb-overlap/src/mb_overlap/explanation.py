@@ -6,17 +6,11 @@ from typing import TYPE_CHECKING
 
 from mb_overlap.conditions import EXCHANGE
 from mb_overlap.embedding_rules import DEFER
+from mb_overlap.machine import Machine, look_around
 from mb_overlap.resolve import Decision
 from mb_overlap.sections import read
-from mb_overlap.setup import (
-    Machine,
-    OverlapRefusedError,
-    Plan,
-    Sections,
-    look_around,
-    make_plan,
-    wish_conflicts,
-)
+from mb_overlap.setup import OverlapRefusedError, Plan, make_plan, wish_conflicts
+from mb_overlap.targets import Sections
 from mb_overlap.tensor_rules import NEEDS
 
 if TYPE_CHECKING:

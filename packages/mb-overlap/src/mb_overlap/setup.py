@@ -2,23 +2,21 @@
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal
 
 from mb_overlap import delay_rules, embedding_rules, exchange_rules
 from mb_overlap.conditions import DELAY, EXCHANGE
 from mb_overlap.conflicting import Conflict, apply
 from mb_overlap.embedding_rules import DEFER
+from mb_overlap.machine import Machine
 from mb_overlap.resolve import (
-    DATA_PARALLEL_FIELDS,
-    MODEL_FIELDS,
     Decision,
     Layout,
     OverlapConflictError,
     resolve_overlap,
 )
-from mb_overlap.sections import holds, own_name, read, write
+from mb_overlap.sections import own_name, read, write
+from mb_overlap.targets import Sections
 
 _WISH_RULES = {
     EXCHANGE: exchange_rules.WISH_RULES,
@@ -35,26 +33,6 @@ _MODEL_RULES = {
 
 class OverlapRefusedError(ValueError):
     """What was asked for cannot be had, and the caller wants all of it or nothing."""
-
-
-class ModelSection(Protocol):
-    """What is read of a model's configuration."""
-
-    @property
-    def tensor_model_parallel_size(self) -> int:
-        """Ranks in the tensor-parallel group."""
-
-    @property
-    def pipeline_model_parallel_size(self) -> int:
-        """Pipeline stages."""
-
-    @property
-    def virtual_pipeline_model_parallel_size(self) -> int | None:
-        """Model chunks in a stage; None counts as 1."""
-
-    @property
-    def sequence_parallel(self) -> bool:
-        """Whether activations are split along the sequence between tensor-parallel regions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,95 +54,6 @@ class Change:
 
     def __str__(self) -> str:
         return f"{self.field}: {self.old} -> {self.new} ({self.rule}: {self.why})"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """What rules ask about the place where the model will run."""
-
-    transformer_engine: bool
-    """Whether Transformer Engine is there."""
-    transformer_engine_version: str | None
-    """Its version, None where it is not known."""
-    torch_version: str | None
-    """Version of torch, None where it is not known."""
-
-
-def look_around(transformer_engine: bool | None, facts: Mapping[str, Any]) -> Machine:
-    """Return what is told, and for what is not, what is installed here; nothing is imported."""
-    told = facts.get("transformer_engine") if transformer_engine is None else transformer_engine
-    release = facts.get("transformer_engine_version")
-    if told is None:
-        told = release is not None or find_spec("transformer_engine") is not None
-    return Machine(
-        transformer_engine=told,
-        transformer_engine_version=release or _installed("transformer-engine") if told else None,
-        torch_version=facts.get("torch_version") or _installed("torch"),
-    )
-
-
-def _installed(distribution: str) -> str | None:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sections:
-    """The three sections that overlap is written to; any objects."""
-
-    model: object
-    """Read for its sizes; receives the tensor and pipeline settings."""
-    optimizer: object
-    """Receives the data-parallel settings."""
-    ddp: object
-    """Receives the data-parallel settings."""
-
-    def targets(self) -> Iterator[tuple[str, object, str]]:
-        """Yield (path of the section, section, field) for each field that can be written there."""
-        for path, section, names in (
-            ("model", self.model, MODEL_FIELDS),
-            ("optimizer", self.optimizer, DATA_PARALLEL_FIELDS),
-            ("ddp", self.ddp, DATA_PARALLEL_FIELDS),
-        ):
-            yield from ((path, section, name) for name in names if holds(section, name))
-
-    def layout(self, *, dp: int | None, transformer_engine: bool) -> Layout:
-        """Return what the rules look at.
-
-        Raises:
-            AttributeError: the model section lacks one of the fields of `ModelSection`.
-        """
-        tp, pp, vp, sequence_parallel = (self._size(name) for name in _SIZES)
-        return Layout(
-            tp=tp,
-            pp=pp,
-            vp=vp,
-            dp=dp,
-            sequence_parallel=sequence_parallel,
-            transformer_engine=transformer_engine,
-            distributed_optimizer=any(
-                read(part, "use_distributed_optimizer") for part in (self.ddp, self.optimizer)
-            ),
-            num_buckets=cast("int | None", read(self.ddp, "num_buckets")),
-        )
-
-    def _size(self, name: str) -> Any:
-        if own_name(self.model, name) is None:
-            raise AttributeError(
-                f"model.{name}: is not there, because {type(self.model).__name__} has no such field. "
-                "Pass the model's configuration first, with the fields of mb_overlap.ModelSection."
-            )
-        return read(self.model, name)
-
-
-_SIZES = (
-    "tensor_model_parallel_size",
-    "pipeline_model_parallel_size",
-    "virtual_pipeline_model_parallel_size",
-    "sequence_parallel",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

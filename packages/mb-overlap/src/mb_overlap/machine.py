@@ -1,0 +1,39 @@
+"""The place where a model will run: what is told of it, and what is installed here."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What rules ask about the place where the model will run."""
+
+    transformer_engine: bool
+    """Whether Transformer Engine is there."""
+    transformer_engine_version: str | None
+    """Its version, None where it is not known."""
+    torch_version: str | None
+    """Version of torch, None where it is not known."""
+
+
+def look_around(transformer_engine: bool | None, facts: Mapping[str, Any]) -> Machine:
+    """Return what is told, and for what is not, what is installed here; nothing is imported."""
+    told = facts.get("transformer_engine") if transformer_engine is None else transformer_engine
+    release = facts.get("transformer_engine_version")
+    if told is None:
+        told = release is not None or find_spec("transformer_engine") is not None
+    return Machine(
+        transformer_engine=told,
+        transformer_engine_version=release or _installed("transformer-engine") if told else None,
+        torch_version=facts.get("torch_version") or _installed("torch"),
+    )
+
+
+def _installed(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None

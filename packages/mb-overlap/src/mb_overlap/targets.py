@@ -1,0 +1,85 @@
+"""The three sections that overlap is read from and written to."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+from mb_overlap.resolve import DATA_PARALLEL_FIELDS, MODEL_FIELDS, Layout
+from mb_overlap.sections import holds, own_name, read
+
+
+class ModelSection(Protocol):
+    """What is read of a model's configuration."""
+
+    @property
+    def tensor_model_parallel_size(self) -> int:
+        """Ranks in the tensor-parallel group."""
+
+    @property
+    def pipeline_model_parallel_size(self) -> int:
+        """Pipeline stages."""
+
+    @property
+    def virtual_pipeline_model_parallel_size(self) -> int | None:
+        """Model chunks in a stage; None counts as 1."""
+
+    @property
+    def sequence_parallel(self) -> bool:
+        """Whether activations are split along the sequence between tensor-parallel regions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sections:
+    """The three sections that overlap is written to; any objects."""
+
+    model: object
+    """Read for its sizes; receives the tensor and pipeline settings."""
+    optimizer: object
+    """Receives the data-parallel settings."""
+    ddp: object
+    """Receives the data-parallel settings."""
+
+    def targets(self) -> Iterator[tuple[str, object, str]]:
+        """Yield (path of the section, section, field) for each field that can be written there."""
+        for path, section, names in (
+            ("model", self.model, MODEL_FIELDS),
+            ("optimizer", self.optimizer, DATA_PARALLEL_FIELDS),
+            ("ddp", self.ddp, DATA_PARALLEL_FIELDS),
+        ):
+            yield from ((path, section, name) for name in names if holds(section, name))
+
+    def layout(self, *, dp: int | None, transformer_engine: bool) -> Layout:
+        """Return what the rules look at.
+
+        Raises:
+            AttributeError: the model section lacks one of the fields of `ModelSection`.
+        """
+        tp, pp, vp, sequence_parallel = (self._size(name) for name in _SIZES)
+        return Layout(
+            tp=tp,
+            pp=pp,
+            vp=vp,
+            dp=dp,
+            sequence_parallel=sequence_parallel,
+            transformer_engine=transformer_engine,
+            distributed_optimizer=any(
+                read(part, "use_distributed_optimizer") for part in (self.ddp, self.optimizer)
+            ),
+            num_buckets=cast("int | None", read(self.ddp, "num_buckets")),
+        )
+
+    def _size(self, name: str) -> Any:
+        if own_name(self.model, name) is None:
+            raise AttributeError(
+                f"model.{name}: is not there, because {type(self.model).__name__} has no such field. "
+                "Pass the model's configuration first, with the fields of mb_overlap.ModelSection."
+            )
+        return read(self.model, name)
+
+
+_SIZES = (
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "virtual_pipeline_model_parallel_size",
+    "sequence_parallel",
+)

@@ -36,6 +36,16 @@ def test_megatron_refuses_what_the_rule_refuses(rule):
         build(rule, rule.fails)
 
 
+def test_the_old_name_of_a_graph_of_the_whole_step_is_known():
+    values = {"model.recompute_granularity": "full", "model.cuda_graph_impl": "local"}
+    (rule,) = [rule for rule in RULES if rule.id == "K33"]
+    assert rule.test(*values.values(), ["full_iteration"]) is None
+    assert (
+        build(rule, {**values, "model.cuda_graph_modules": ["full_iteration"]}).cuda_graph_impl
+        == "full_iteration"
+    )
+
+
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
 def test_megatron_takes_what_the_rule_accepts(rule):
     assert build(rule, rule.passes).num_layers == rule.passes.get("model.num_layers", 4)

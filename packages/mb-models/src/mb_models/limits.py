@@ -18,6 +18,10 @@ RECOMPUTABLE_WITH = {
 """Parts that only layers of some kind have, and the field that asks for that kind."""
 
 
+FULL = "full_iteration"
+"""A graph of the whole step: an implementation, and the old name of a module that asks for it."""
+
+
 def _limit(
     number: str,
     fields: Sequence[str],
@@ -204,7 +208,7 @@ def _graphed(impl: str, modules: str | Sequence[str]) -> set[str]:
     if impl not in ("local", "transformer_engine"):
         return set()
     named = modules.split(",") if isinstance(modules, str) else modules
-    return {name for name in named if name not in ("", "full")}
+    return set() if FULL in named else {name for name in named if name not in ("", "full")}
 
 
 def _graph_of_experts(modules: str | Sequence[str], impl: str, experts: int | None) -> str | None:
@@ -249,8 +253,8 @@ def _graph_of_waiting_dispatch(
     return "moe_preprocess is not captured with a capacity that is not padded to"
 
 
-def _graph_of_whole_recompute(granularity: str | None, impl: str) -> str | None:
-    if granularity != "full" or impl in ("none", "full_iteration"):
+def _graph_of_whole_recompute(granularity: str | None, impl: str, modules: str | Sequence[str]) -> str | None:
+    if granularity != "full" or impl in ("none", FULL) or FULL in modules:
         return None
     return f"does not go with cuda_graph_impl={impl}"
 
@@ -280,6 +284,14 @@ def _graph_of_chance(
         if dropout and (not captured or part in captured):
             return f"{name} draws its dropout of {dropout} again inside a captured graph"
     return None
+
+
+def _kernels_there(rope: bool, permute: bool, engine: bool, gpu: str) -> str | None:
+    asked = {"apply_rope_fusion": rope, "moe_permute_fusion": permute}
+    wanted = [name for name, on in asked.items() if on]
+    if engine or not wanted:
+        return None
+    return f"{', '.join(wanted)} cannot be had on {gpu} without Transformer Engine"
 
 
 _RECOMPUTE = ("recompute_modules", "recompute_granularity")
@@ -605,12 +617,12 @@ RULES: tuple[Rule, ...] = (
     ),
     _limit(
         "K33",
-        ("recompute_granularity", "cuda_graph_impl"),
+        ("recompute_granularity", "cuda_graph_impl", "cuda_graph_modules"),
         _graph_of_whole_recompute,
         why="whole layers are computed again outside of their graphs",
         fix='Set cuda_graph_impl to "full_iteration" or "none", or recompute_granularity to "selective".',
-        fails=("full", "transformer_engine"),
-        passes=("full", "none"),
+        fails=("full", "transformer_engine", "full"),
+        passes=("full", "none", "full"),
     ),
     _limit(
         "K34",
@@ -632,3 +644,16 @@ RULES: tuple[Rule, ...] = (
     ),
 )
 """Megatron Core's own conditions on the fields of a model section."""
+
+_KERNELS = ("model.apply_rope_fusion", "model.moe_permute_fusion", "facts.transformer_engine", "facts.gpu")
+
+KERNELS = Rule(
+    id="K36",
+    fields=_KERNELS,
+    test=_kernels_there,
+    why="these kernels are Transformer Engine's",
+    fix="Install Transformer Engine, or switch them off.",
+    fails=dict(zip(_KERNELS, (True, False, False, "h100"), strict=True)),
+    passes=dict(zip(_KERNELS, (True, False, True, "h100"), strict=True)),
+)
+"""A condition on the machine that is meant. Without a GPU the two are replaced when the model is built."""

@@ -312,6 +312,7 @@ RULES: tuple[Rule, ...] = (
         },
     ),
     *limits.RULES,
+    limits.KERNELS,
 )
 """Rules on a section as a user writes it."""
 

@@ -1,10 +1,10 @@
 """What is settled before anything is built: environment variables and places."""
 
 from mb_config import Provenance
-from mb_trainer.job import last_step, overlap_environment, place, set_environment
+from mb_trainer.job import last_step, overlap_environment, set_environment
 from mb_trainer.preflight import settle
 from mb_trainer.recipes import gpt_tiny
-from mb_trainer.run_folder import RunFolder
+from mb_trainer.run_folder import RunFolder, place
 
 
 def test_the_shell_wins_over_env_vars_and_this_is_said():

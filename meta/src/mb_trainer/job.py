@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import mb_host
 import mb_overlap
@@ -19,7 +18,15 @@ from mb_trainer.console import Voice
 from mb_trainer.machine import DRIVER, first_gpu
 from mb_trainer.preflight import Findings, settle, verify_data
 from mb_trainer.processes import World, read_world
-from mb_trainer.run_folder import RunFolder, RunFolderError, Standing, changes_since, describe, standing
+from mb_trainer.run_folder import (
+    RunFolder,
+    RunFolderError,
+    Standing,
+    changes_since,
+    describe,
+    place,
+    standing,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,21 +188,6 @@ def overlap_environment(
         moe_overlap=model.overlap_moe_expert_parallel_comm,
         env=environment,
     )
-
-
-def place(config: ConfigContainer, folder: RunFolder, provenance: Provenance) -> None:
-    """Let what has no place yet be in the run folder."""
-    checkpoint, logger = config.checkpoint, config.logger
-    places: list[tuple[str, Any, str]] = [
-        ("checkpoint.save", checkpoint, checkpoint.save or str(folder.checkpoints)),
-        ("checkpoint.load", checkpoint, checkpoint.load or checkpoint.save or str(folder.checkpoints)),
-        ("logger.tensorboard_dir", logger, logger.tensorboard_dir or str(folder.tensorboard)),
-    ]
-    for path, section, where in places:
-        name = path.partition(".")[2]
-        if getattr(section, name) != where:
-            setattr(section, name, where)
-            provenance.note(path, "resolve: run folder")
 
 
 def last_step(checkpoints: str | None) -> int | None:

@@ -7,6 +7,7 @@ from typing import cast
 
 import mb_checkpoint.rules
 import mb_config
+import mb_data
 import mb_data.rules
 import mb_loop.rules
 import mb_metrics.rules
@@ -14,7 +15,7 @@ import mb_models.rules
 import mb_overlap.rules
 import mb_resilience.rules
 from mb_config import Change, ConfigError, Problem, Provenance, RuleLike, runtime_config_update
-from mb_data import DataPathError, GPTDatasetConfig, verify_prefix
+from mb_data import DataPathError, GPTDatasetConfig
 from mb_trainer.config import ConfigContainer
 from mb_trainer.machine import gather_facts
 from mb_trainer.rules import RULES as TRAINER_RULES
@@ -123,7 +124,7 @@ def verify_data(config: ConfigContainer) -> None:
     blends = [dataset.blend, *(dataset.blend_per_split or [])]
     for prefixes, _ in filter(None, blends):
         for prefix in prefixes:
-            verify_prefix(prefix)
+            mb_data.verify_prefix(prefix)  # brings numpy, which checks without data files do without
     for source in getattr(dataset, "sources", None) or []:
         if not Path(source).exists():
             raise DataPathError(f"dataset.sources: {source} does not exist. Correct the path.")

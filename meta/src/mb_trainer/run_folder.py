@@ -9,6 +9,9 @@ from typing import Any, Literal
 
 import yaml
 
+from mb_config import Provenance
+from mb_trainer.config import ConfigContainer
+
 NOT_SETTINGS = frozenset(
     {
         "checkpoint.save",
@@ -119,3 +122,18 @@ class EventLog:
         """Append one event with the time in seconds since the epoch."""
         with self._path.open("a") as file:
             file.write(json.dumps({"event": event, "time": self._clock(), **fields}) + "\n")
+
+
+def place(config: ConfigContainer, folder: RunFolder, provenance: Provenance) -> None:
+    """Let what has no place yet be in the run folder."""
+    checkpoint, logger = config.checkpoint, config.logger
+    places: list[tuple[str, Any, str]] = [
+        ("checkpoint.save", checkpoint, checkpoint.save or str(folder.checkpoints)),
+        ("checkpoint.load", checkpoint, checkpoint.load or checkpoint.save or str(folder.checkpoints)),
+        ("logger.tensorboard_dir", logger, logger.tensorboard_dir or str(folder.tensorboard)),
+    ]
+    for path, section, where in places:
+        name = path.partition(".")[2]
+        if getattr(section, name) != where:
+            setattr(section, name, where)
+            provenance.note(path, "resolve: run folder")

@@ -14,11 +14,10 @@ from mb_config import GPU_MEMORY, StagePlan, draw_plan, smallest_world
 from mb_trainer.commands.errors import reported
 from mb_trainer.commands.preflight import Target, counted
 from mb_trainer.config import ConfigContainer
-from mb_trainer.job import place
 from mb_trainer.planning import Outlook, look_ahead
 from mb_trainer.preflight import inspect
 from mb_trainer.reading import read_request
-from mb_trainer.run_folder import RunFolder
+from mb_trainer.run_folder import RunFolder, place
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "total")
 

@@ -12,11 +12,10 @@ import mb_config
 from mb_config import ConfigError, ConfigReadError, Problem
 from mb_data.errors import DataPathError, IndexedFormatError
 from mb_trainer.commands.errors import REFUSED, reported
-from mb_trainer.job import place
 from mb_trainer.machine import gather_facts
 from mb_trainer.preflight import RULES, Findings, inspect, verify_data
 from mb_trainer.reading import Request, read_request
-from mb_trainer.run_folder import RunFolder
+from mb_trainer.run_folder import RunFolder, place
 
 
 class UnknownRuleError(ConfigReadError, LookupError):

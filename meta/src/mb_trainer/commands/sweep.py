@@ -30,11 +30,10 @@ from mb_trainer.commands.errors import REFUSED, reported
 from mb_trainer.commands.plan import GIB, MIB
 from mb_trainer.commands.preflight import Target
 from mb_trainer.config import TARGETS, ConfigContainer
-from mb_trainer.job import place
 from mb_trainer.planning import look_ahead
 from mb_trainer.preflight import RULES, inspect
 from mb_trainer.reading import DEFAULT_RECIPE, Request, is_override, read_request
-from mb_trainer.run_folder import RunFolder
+from mb_trainer.run_folder import RunFolder, place
 
 WORLD = "facts.world_size"
 SHORT = {

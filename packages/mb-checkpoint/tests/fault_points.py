@@ -11,20 +11,23 @@ import signal
 from dataclasses import dataclass
 
 KILLS = ("kill", "torn")
+"""The training process dies, at a whole operation or in the middle of a write; its writer with it."""
+OPERATIONS = {
+    "open-read",
+    "read",
+    "open-write",
+    "write",
+    "close",
+    "fsync",
+    "mkdir",
+    "rename",
+    "unlink",
+    "rmdir",
+}
 ERRORS = {"full": errno.ENOSPC, "denied": errno.EACCES, "io": errno.EIO}
 APPLIES = {
-    "kill": {
-        "open-read",
-        "read",
-        "open-write",
-        "write",
-        "close",
-        "fsync",
-        "mkdir",
-        "rename",
-        "unlink",
-        "rmdir",
-    },
+    "kill": OPERATIONS,
+    "crash": OPERATIONS,  # the writer process alone dies
     "torn": {"write"},
     "full": {"open-write", "write", "close", "fsync", "mkdir", "rename"},
     "denied": {"open-read", "open-write", "mkdir", "rename", "unlink", "rmdir"},
@@ -68,6 +71,8 @@ class Points:
             for pid in dict.fromkeys((self.victim, os.getpid())):
                 os.kill(pid, signal.SIGKILL)
             signal.pause()
+        if plan.kind == "crash":
+            os.kill(os.getpid(), signal.SIGKILL)
         raise OSError(ERRORS[plan.kind], os.strerror(ERRORS[plan.kind]), str(path))
 
 

@@ -18,6 +18,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from mb_checkpoint.adapters import apply_peft_adapter_filter_to_state_dict as apply_peft_adapter_filter_to_state_dict
     from mb_checkpoint.commit import check_writable as check_writable
     from mb_checkpoint.commit import write_atomically as write_atomically
     from mb_checkpoint.config import CheckpointConfig as CheckpointConfig
@@ -28,12 +29,14 @@ if TYPE_CHECKING:
     from mb_checkpoint.context import LoadedCheckpoint as LoadedCheckpoint
     from mb_checkpoint.context import SavedCheckpoint as SavedCheckpoint
     from mb_checkpoint.context import ScheduledSave as ScheduledSave
+    from mb_checkpoint.dataloader import read_dataloader_state as read_dataloader_state
     from mb_checkpoint.errors import CheckpointConfigError as CheckpointConfigError
     from mb_checkpoint.errors import CheckpointFolderError as CheckpointFolderError
     from mb_checkpoint.errors import CheckpointLayoutError as CheckpointLayoutError
     from mb_checkpoint.errors import CheckpointNotFoundError as CheckpointNotFoundError
     from mb_checkpoint.errors import CheckpointSaveError as CheckpointSaveError
     from mb_checkpoint.errors import CheckpointShapeError as CheckpointShapeError
+    from mb_checkpoint.errors import DataloaderStateError as DataloaderStateError
     from mb_checkpoint.errors import IncompleteCheckpointError as IncompleteCheckpointError
     from mb_checkpoint.errors import ManifestError as ManifestError
     from mb_checkpoint.errors import TrainStateError as TrainStateError
@@ -71,6 +74,7 @@ _HOMES = {
     "CheckpointSaveContext": "context",
     "CheckpointSaveError": "errors",
     "CheckpointShapeError": "errors",
+    "DataloaderStateError": "errors",
     "DefaultCheckpointManager": "manager",
     "Description": "inspection",
     "Difference": "inspection",
@@ -88,6 +92,7 @@ _HOMES = {
     "Selection": "select",
     "StoredTensor": "inspection",
     "TrainStateError": "errors",
+    "apply_peft_adapter_filter_to_state_dict": "adapters",
     "check_writable": "commit",
     "create_checkpoint_manager": "factory",
     "describe_checkpoint": "inspection",
@@ -96,6 +101,7 @@ _HOMES = {
     "load_checkpoint": "load",
     "load_model_weights": "load",
     "prune": "retention",
+    "read_dataloader_state": "dataloader",
     "read_manifest": "manifest",
     "read_train_state": "train_state",
     "save_checkpoint": "save",
@@ -115,6 +121,7 @@ __all__ = [
     "CheckpointSaveContext",
     "CheckpointSaveError",
     "CheckpointShapeError",
+    "DataloaderStateError",
     "DefaultCheckpointManager",
     "Description",
     "Difference",
@@ -132,6 +139,7 @@ __all__ = [
     "Selection",
     "StoredTensor",
     "TrainStateError",
+    "apply_peft_adapter_filter_to_state_dict",
     "check_writable",
     "create_checkpoint_manager",
     "describe_checkpoint",
@@ -140,6 +148,7 @@ __all__ = [
     "load_checkpoint",
     "load_model_weights",
     "prune",
+    "read_dataloader_state",
     "read_manifest",
     "read_train_state",
     "save_checkpoint",

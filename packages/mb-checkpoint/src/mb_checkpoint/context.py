@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from mb_checkpoint.adapters import KeyFilter
 from mb_checkpoint.retention import Pruned
 from mb_checkpoint.select import PassedOver
 
@@ -91,9 +92,12 @@ class CheckpointSaveContext:
     num_floating_point_operations_so_far: float
     """FLOPs to store; they replace the counter of the train state."""
     train_data_iterator: Any | None = None
-    """Stored by position (`consumed_train_samples`); an iterator with a state of its own is refused."""
+    """Its position is stored where its `iterable` has `save_state` and `restore_state`. Others are placed by the
+    sample counters of the train state."""
     non_persistent_ckpt: bool = False
-    """Ask for a temporary checkpoint; refused by this version."""
+    """Make it a temporary checkpoint, of the kind that the section names."""
+    adapter_key_filter: KeyFilter | None = None
+    """Store only the parameters that it accepts by name; the optimizer has no others anyway."""
     pg_collection: Any | None = None
     """Process groups with `tp`, `pp`, `dp_cp` (and `ep`); None takes Megatron's own."""
     module_name: str | None = None
@@ -114,6 +118,12 @@ class CheckpointLoadContext:
     """Learning-rate schedule."""
     strict: bool = True
     """Refuse a checkpoint whose tensors are not exactly those of the model."""
+    train_data_iterator: Any | None = None
+    """Put where it stood, as for saving."""
+    dataloader_load: Path | None = None
+    """Folder with positions, where they are not in the checkpoint."""
+    adapter_key_filter: KeyFilter | None = None
+    """What it accepts comes from `load`; all other weights from `pretrained_checkpoint`."""
     skip_load_to_model_and_opt: bool = False
     """Restore the train state only."""
     pg_collection: Any | None = None

@@ -35,3 +35,7 @@ class TrainStateError(ValueError):
 
 class ManifestError(ValueError):
     """A manifest.json is damaged, or of a format that this version does not know."""
+
+
+class DataloaderStateError(RuntimeError):
+    """The position of a data loader cannot be restored."""

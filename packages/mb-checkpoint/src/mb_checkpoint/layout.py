@@ -2,12 +2,15 @@
 
 import re
 from pathlib import Path
+from typing import Protocol
 
 TRAIN_STATE = "train_state.pt"
 RUN_CONFIG = "run_config.yaml"
 FORMAT_MARK = "metadata.json"
 TENSOR_INDEX = ".metadata"
 MANIFEST = "manifest.json"
+TEMPORARY = "non_persistent"
+DATALOADER = "energon"
 STATE_TRACKER = "latest_train_state.pt"
 STEP_TRACKER = "latest_checkpointed_iteration.txt"
 
@@ -52,6 +55,44 @@ def has_checkpoint(path: Path) -> bool:
     return is_iteration_directory(path) or any(
         (path / name).is_file() for name in (STATE_TRACKER, STEP_TRACKER)
     )
+
+
+HUGGING_FACE_WEIGHTS = ("model*.safetensors", "model.safetensors.index.json", "pytorch_model*.bin*")
+
+
+def is_hugging_face_directory(path: Path) -> bool:
+    """Say whether the folder holds a model in Hugging Face form: a config.json and weights."""
+    if not (path / "config.json").is_file():
+        return False
+    return any(next(path.glob(pattern), None) is not None for pattern in HUGGING_FACE_WEIGHTS)
+
+
+class TemporaryPlaces(Protocol):
+    """The fields of the checkpoint section that say where temporary checkpoints lie."""
+
+    @property
+    def save(self) -> str | None:
+        """Folder of the lasting checkpoints."""
+
+    @property
+    def load(self) -> str | None:
+        """Folder to resume from."""
+
+    @property
+    def non_persistent_ckpt_type(self) -> str | None:
+        """Kind of temporary checkpoints."""
+
+    @property
+    def non_persistent_global_ckpt_dir(self) -> str | None:
+        """Folder of the global ones."""
+
+
+def temporary_roots(places: TemporaryPlaces) -> list[Path]:
+    """Return where global temporary checkpoints may lie: the folder configured, else those beside lasting ones."""
+    if places.non_persistent_global_ckpt_dir is not None:
+        return [Path(places.non_persistent_global_ckpt_dir)]
+    parents = dict.fromkeys(parent for parent in (places.save, places.load) if parent is not None)
+    return [Path(parent) / TEMPORARY for parent in parents]
 
 
 def steps_in(root: Path) -> dict[int, Path]:

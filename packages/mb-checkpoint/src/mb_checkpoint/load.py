@@ -1,40 +1,50 @@
 """Loading: choose a checkpoint, compare it with the model, read it, put everything back."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
-
-import torch.distributed as dist
+from typing import Any
 
 from mb_checkpoint import mcore
-from mb_checkpoint.agreement import gather, need_process_group, on_rank_zero
+from mb_checkpoint.adapters import KeyFilter, apply_peft_adapter_filter_to_state_dict, without
+from mb_checkpoint.agreement import gather, need_process_group
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import CheckpointLoadContext, LoadedCheckpoint
+from mb_checkpoint.dataloader import positioned, read_dataloader_state
 from mb_checkpoint.errors import (
     CheckpointLayoutError,
     CheckpointNotFoundError,
     CheckpointShapeError,
-    ManifestError,
 )
-from mb_checkpoint.layout import RESUMABLE, TRAIN_STATE, WEIGHTS
-from mb_checkpoint.locks import reading
-from mb_checkpoint.manifest import read_manifest, share_of, wrong_contents
+from mb_checkpoint.layout import TRAIN_STATE, WEIGHTS
+from mb_checkpoint.local import LocalState, LocalStoreLike
 from mb_checkpoint.rng import restore_rng_state
-from mb_checkpoint.select import Selection, select_checkpoint
+from mb_checkpoint.select import PassedOver, Selection, select_checkpoint
+from mb_checkpoint.sources import (
+    SHOWN,
+    Source,
+    find_checkpoint,
+    find_pretrained,
+    resumes_by_tracker,
+    sound_checkpoint,
+)
 from mb_checkpoint.train_state import FLOPS, read_train_state
 
-SHOWN = 5
-"""Differing tensors that an error names."""
 
-
-def load_checkpoint(ctx: CheckpointLoadContext, config: CheckpointConfig) -> LoadedCheckpoint:
+def load_checkpoint(
+    ctx: CheckpointLoadContext, config: CheckpointConfig, *, local: LocalStoreLike | None = None
+) -> LoadedCheckpoint:
     """Resume an interrupted run from `config.load`, else take the weights of `config.pretrained_checkpoint`.
 
     Resuming restores weights, optimizer, scheduler, counters and random states of each rank. What the
     configuration declines, what the checkpoint lacks and what does not fit this parallel layout is left as it
     is and named in `notes`. The counters are put into `ctx.state.train_state`; whoever computes microbatches
     reads `consumed_train_samples` there. Collective over all ranks.
+
+    Args:
+        ctx: What to load into.
+        config: From where, and what of it.
+        local: Temporary checkpoints on this node's disk; the newest one is taken unless a shared one is newer.
 
     Raises:
         CheckpointNotFoundError: The wanted step or the starting weights are missing, or nothing was found
@@ -49,10 +59,75 @@ def load_checkpoint(ctx: CheckpointLoadContext, config: CheckpointConfig) -> Loa
     need_process_group()
     groups = mcore.Groups.of(ctx.pg_collection)
     mcore.refuse_padded_buckets(ctx.optimizer, mcore.content_metadata(ctx.optimizer, config))
+    base, pretrained = None, config.pretrained_checkpoint
+    if ctx.adapter_key_filter is not None and pretrained is not None:
+        base = _load_base(ctx, config, groups, pretrained, adapters=ctx.adapter_key_filter)
+        config = replace(config, pretrained_checkpoint=None)
+    newest = local.latest() if local is not None and resumes_by_tracker(config) else None
     with sound_checkpoint(lambda rejected: find_checkpoint(config, rejected), config) as (source, chosen):
+        if local is not None and newest is not None and (source != "resumed" or newest >= (_step(chosen))):
+            return _load_local(ctx, config, groups, local.load(), passed=chosen)
+        if chosen is not None:
+            return _load(ctx, config, groups, chosen, resume=source == "resumed")
+    if base is not None:
+        return base
+    return LoadedCheckpoint(source="nothing", notes=("no checkpoint found: random weights, step 0",))
+
+
+def _step(chosen: Selection | None) -> int:
+    return -1 if chosen is None or chosen.step is None else chosen.step
+
+
+def _load_local(
+    ctx: CheckpointLoadContext,
+    config: CheckpointConfig,
+    groups: mcore.Groups,
+    stored: LocalState,
+    *,
+    passed: Selection | None,
+) -> LoadedCheckpoint:
+    """Resume from a checkpoint on this node's disk. Collective."""
+    contents = mcore.Contents(common=stored.common, shapes=None, objects=stored.objects)
+    root = Path(config.non_persistent_local_ckpt_dir or "")
+    notes = _Load(
+        ctx, config, groups, root, contents=contents, resume=True, read=lambda asked: stored.fill(asked)
+    ).run()
+    counters = dict(stored.common["train_state_metadata"])
+    ctx.state.train_state.load_state_dict(counters)
+    older = () if passed is None else (PassedOver(path=passed.path, reason="older than the local one"),)
+    return LoadedCheckpoint(
+        source="resumed",
+        step=int(counters["step"]),
+        floating_point_operations_so_far=counters.get(FLOPS, 0),
+        path=root,
+        passed_over=older,
+        notes=tuple(notes),
+    )
+
+
+def _load_base(
+    ctx: CheckpointLoadContext,
+    config: CheckpointConfig,
+    groups: mcore.Groups,
+    pretrained: str,
+    *,
+    adapters: KeyFilter,
+) -> LoadedCheckpoint:
+    """Load all weights but those of the adapters. Collective."""
+    base = CheckpointLoadContext(
+        state=ctx.state,
+        model=ctx.model,
+        optimizer=ctx.optimizer,
+        opt_param_scheduler=None,
+        adapter_key_filter=without(adapters),
+    )
+    with sound_checkpoint(lambda rejected: ("weights", find_pretrained(pretrained, rejected)), config) as (
+        _,
+        chosen,
+    ):
         if chosen is None:
-            return LoadedCheckpoint(source="nothing", notes=("no checkpoint found: random weights, step 0",))
-        return _load(ctx, config, groups, chosen, resume=source == "resumed")
+            raise CheckpointNotFoundError(f"checkpoint.pretrained_checkpoint: no checkpoint in {pretrained}.")
+        return _load(base, config, groups, chosen, resume=False)
 
 
 def _load(
@@ -73,6 +148,7 @@ def _load(
         if mcore.EXACT_FLOPS in contents.common:
             counters[FLOPS] = contents.common[mcore.EXACT_FLOPS]
         ctx.state.train_state.load_state_dict(counters)
+        notes += _restore_position(ctx, groups, chosen.path, step=int(counters["step"]))
     return LoadedCheckpoint(
         source="resumed" if resume else "weights",
         step=int(counters.get("step", 0)),
@@ -83,90 +159,18 @@ def _load(
     )
 
 
-Source = Literal["resumed", "weights", "nothing"]
-
-
-@contextmanager
-def sound_checkpoint(
-    find: Callable[[Mapping[Path, str]], tuple[Source, Selection | None]], config: CheckpointConfig
-) -> Iterator[tuple[Source, Selection | None]]:
-    """Choose a checkpoint whose files hold what they held when they were written, and keep it from being deleted.
-
-    Collective over all ranks, which share the reading. Damaged ones are passed over for older ones.
-
-    Args:
-        find: Returns what would be read, but for the folders it is told are damaged. Called on rank 0.
-        config: `verify_integrity` says whether contents are compared, or sizes alone.
-
-    Raises:
-        CheckpointNotFoundError, IncompleteCheckpointError: Whatever `find` raises.
-    """
-    rejected: dict[Path, str] = {}
-    while True:
-        source, chosen = on_rank_zero(lambda: find(rejected))
-        if chosen is None:
-            yield source, None
-            return
-        with reading(chosen.path):
-            damage = _damage(chosen.path, contents=config.verify_integrity)
-            if damage is None:
-                yield source, chosen
-                return
-        rejected[chosen.path] = damage
-
-
-def _damage(path: Path, *, contents: bool) -> str | None:
-    """Return what is wrong with a checkpoint, by all ranks together. Collective."""
-
-    def look() -> list[str]:
-        if not path.is_dir():
-            return ["was deleted meanwhile"]
-        manifest = read_manifest(path) if contents else None
-        if manifest is None:
-            return []
-        return wrong_contents(
-            path, share_of(manifest, rank=dist.get_rank(), world_size=dist.get_world_size())
-        )
-
-    try:
-        own = look()
-    except (ManifestError, OSError) as error:
-        own = [str(error)]
-    found = [line for lines in gather(own) for line in lines]
-    more = f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-    return "; ".join(found[:SHOWN]) + more if found else None
-
-
-def find_checkpoint(
-    config: CheckpointConfig, rejected: Mapping[Path, str] | None = None
-) -> tuple[Source, Selection | None]:
-    """Say what a load with this configuration would read, and whether it resumes a run. Not collective.
-
-    `rejected` are folders that are known to be damaged, with the reason.
-
-    Raises:
-        CheckpointNotFoundError, IncompleteCheckpointError: As `load_checkpoint`.
-    """
-    if config.load is not None:
-        wanted = WEIGHTS if config.finetune else RESUMABLE
-        chosen = select_checkpoint(config.load, step=config.ckpt_step, wanted=wanted, rejected=rejected)
-        if chosen is not None:
-            fresh = config.finetune or chosen.path.name == "release"
-            return ("weights" if fresh else "resumed"), chosen
-    if config.pretrained_checkpoint is not None:
-        chosen = select_checkpoint(config.pretrained_checkpoint, wanted=WEIGHTS, rejected=rejected)
-        if chosen is None:
-            raise CheckpointNotFoundError(
-                f"checkpoint.pretrained_checkpoint: no checkpoint in {config.pretrained_checkpoint}. Name a "
-                "folder with trackers and iter_* folders, or one iter_* folder."
-            )
-        return "weights", chosen
-    if config.exit_on_missing_checkpoint and config.load is not None:
-        raise CheckpointNotFoundError(
-            f"checkpoint.load: no checkpoint in {config.load}, and exit_on_missing_checkpoint forbids to start "
-            "from random weights. Name another folder, or set it to false."
-        )
-    return "nothing", None
+def _restore_position(
+    ctx: CheckpointLoadContext, groups: mcore.Groups, path: Path, *, step: int
+) -> list[str]:
+    """Put a data loader with a position of its own where it stood; return a note where nothing was stored."""
+    iterable = positioned(ctx.train_data_iterator)
+    if iterable is None or step == 0:
+        return []
+    stored = read_dataloader_state(path, dp_rank=groups.dp_rank, folder=ctx.dataloader_load)
+    if stored is None:
+        return ["data loader: no position was stored; it starts anew"]
+    iterable.restore_state(stored)
+    return []
 
 
 def load_model_weights(
@@ -220,6 +224,8 @@ def check_shapes(
         CheckpointShapeError: A tensor has another shape, or is missing there or (when strict) here; the
             message names the first ones. Raised on every rank.
     """
+    if contents.shapes is None:
+        return
     wanted: dict[str, tuple[int, ...]] = {}
     for shapes in gather(mcore.shapes_of(sections)):
         wanted |= shapes
@@ -253,25 +259,30 @@ class _Load:
         *,
         contents: mcore.Contents,
         resume: bool,
+        read: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
     ) -> None:
         self._ctx, self._config, self._groups, self._path = ctx, config, groups, path
+        self._read = read or (lambda asked: mcore.read(asked, path, groups, config=config))
         self._resume = resume
         self._contents = contents
+        self._strict = ctx.strict and ctx.adapter_key_filter is None
         self._notes: list[str] = []
 
     def run(self) -> list[str]:
         ctx, metadata = self._ctx, self._contents.metadata
-        sections = mcore.model_sections(ctx.model, self._groups, metadata)
-        check_shapes(sections, self._contents, path=self._path, strict=ctx.strict)
+        whole = mcore.model_sections(ctx.model, self._groups, metadata)
+        keep = ctx.adapter_key_filter
+        sections = whole if keep is None else apply_peft_adapter_filter_to_state_dict(whole, keep)
+        check_shapes(sections, self._contents, path=self._path, strict=self._strict)
         asked: dict[str, Any] = dict(sections)
         if self._wants_optimizer():
             asked["optimizer"] = mcore.optimizer_section(
-                ctx.optimizer, sections, self._groups, metadata, is_loading=True
+                ctx.optimizer, whole, self._groups, metadata, is_loading=True
             )
         if self._wants_rng():
             per_replica = self._rng_key(per_replica=True) in self._contents.objects
             asked[mcore.RNG_KEY] = mcore.rng_object(None, self._groups, per_replica=per_replica)
-        loaded = mcore.read(asked, self._path, self._groups, config=self._config)
+        loaded = self._read(asked)
         self._put_back(loaded, with_optimizer="optimizer" in asked, with_rng=mcore.RNG_KEY in asked)
         return self._notes
 
@@ -311,7 +322,7 @@ class _Load:
 
     def _put_back(self, loaded: dict[str, Any], *, with_optimizer: bool, with_rng: bool) -> None:
         ctx = self._ctx
-        mcore.load_model_sections(ctx.model, loaded, strict=ctx.strict)
+        mcore.load_model_sections(ctx.model, loaded, strict=self._strict)
         if with_optimizer:
             ctx.optimizer.load_state_dict(loaded["optimizer"])  # type: ignore[union-attr]  # asked for, so there
         elif mcore.has_state(ctx.optimizer):

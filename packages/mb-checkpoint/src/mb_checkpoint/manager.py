@@ -22,12 +22,14 @@ from mb_checkpoint.context import (
     ScheduledSave,
 )
 from mb_checkpoint.errors import CheckpointConfigError, CheckpointSaveError
-from mb_checkpoint.load import find_checkpoint, load_checkpoint
+from mb_checkpoint.load import load_checkpoint
+from mb_checkpoint.local import LocalStoreLike, open_local_store
 from mb_checkpoint.mcore_plan import Planner
 from mb_checkpoint.pending import PendingSave
 from mb_checkpoint.rounds import Rounds
 from mb_checkpoint.rules import refusals
-from mb_checkpoint.save import cleaned_up, new_planner, prepare, save_checkpoint
+from mb_checkpoint.save import cleaned_up, new_planner, prepare, save_checkpoint, save_local
+from mb_checkpoint.sources import find_checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +72,7 @@ class DefaultCheckpointManager:
         self._writer = _writer(checkpoint_config)
         self._pending: PendingSave | None = None
         self._events: CallbackManagerLike | None = None
+        self._local: LocalStoreLike | None = None
         self.loaded: LoadedCheckpoint | None = None
 
     def save(
@@ -95,13 +98,9 @@ class DefaultCheckpointManager:
             "clock": self._clock,
         }
         try:
-            done = (
-                self._schedule(ctx, self._writer, wishes)
-                if self._writer is not None
-                else save_checkpoint(ctx, self._config, **wishes)
-            )
+            done = self._begin(ctx, wishes)
         except CheckpointSaveError as error:
-            root, step = Path(self._config.save or ""), int(ctx.state.train_state.state_dict()["step"])
+            root, step = Path(self._config.save or "."), int(ctx.state.train_state.state_dict()["step"])
             failed = FailedSave(root=root, step=step, message=str(error), seconds=self._clock() - began)
             return self._failed(failed, cause=error)
         self._validated = True
@@ -111,7 +110,7 @@ class DefaultCheckpointManager:
 
     def load(self, ctx: CheckpointLoadContext) -> tuple[int, float]:
         """Load; return step and FLOPs, (0, 0) unless a run was resumed. Collective; raises as `load_checkpoint`."""
-        self.loaded = load_checkpoint(ctx, self._config)
+        self.loaded = load_checkpoint(ctx, self._config, local=self._local_store(ctx.pg_collection))
         return self.loaded.step, self.loaded.floating_point_operations_so_far
 
     def finalize_async_saves(
@@ -152,6 +151,20 @@ class DefaultCheckpointManager:
             CheckpointNotFoundError, IncompleteCheckpointError: As `load`.
         """
         return find_checkpoint(self._config)[1] is not None
+
+    def _begin(self, ctx: CheckpointSaveContext, wishes: dict[str, Any]) -> SavedCheckpoint | ScheduledSave:
+        local = self._local_store(ctx.pg_collection) if ctx.non_persistent_ckpt else None
+        if local is not None:
+            return save_local(ctx, self._config, local, clock=self._clock)
+        if self._writer is not None:
+            return self._schedule(ctx, self._writer, wishes)
+        return save_checkpoint(ctx, self._config, **wishes)
+
+    def _local_store(self, pg_collection: Any | None) -> LocalStoreLike | None:
+        """Return where local checkpoints are, opened at the first need; None where they are not asked for."""
+        if self._local is None and self._config.non_persistent_ckpt_type == "local":
+            self._local = open_local_store(self._config, mcore.Groups.of(pg_collection).dp_cp)
+        return self._local
 
     def _schedule(self, ctx: CheckpointSaveContext, writer: Writer, wishes: dict[str, Any]) -> ScheduledSave:
         prepared = prepare(ctx, self._config, **wishes)

@@ -40,14 +40,26 @@ class Groups:
     pp: GroupLike
     dp_cp: Any
     ep_size: int
+    dp_rank: int
+    is_first_of_replica: bool
+    """Whether this rank is the first of all that work on the same data."""
 
     @classmethod
     def of(cls, pg_collection: Any | None) -> "Groups":
         """Take them from a collection, or Megatron's own ones where there is none."""
-        names = ["tp", "pp", "dp_cp", "ep"]
+        names = ["tp", "pp", "dp", "cp", "dp_cp", "ep"]
         found = pg_collection or ProcessGroupCollection.use_mpu_process_groups(required_pgs=names)
-        expert = getattr(found, "ep", None)  # a collection without experts lacks the attribute altogether
-        return cls(tp=found.tp, pp=found.pp, dp_cp=found.dp_cp, ep_size=expert.size() if expert else 1)
+        # a collection lacks the attributes of groups that nobody asked for
+        expert, data, context = (getattr(found, name, None) for name in ("ep", "dp", "cp"))
+        firsts = [found.tp.rank(), found.pp.rank(), context.rank() if context else 0]
+        return cls(
+            tp=found.tp,
+            pp=found.pp,
+            dp_cp=found.dp_cp,
+            ep_size=expert.size() if expert else 1,
+            dp_rank=(data or found.dp_cp).rank(),
+            is_first_of_replica=not any(firsts),
+        )
 
     def layout(self, model: Sequence[Any]) -> dict[str, int]:
         """Return what must be equal for a layout-bound optimizer state to be readable."""
@@ -178,8 +190,8 @@ class Contents:
 
     common: Mapping[str, Any]
     """The part that is the same on all ranks."""
-    shapes: Mapping[str, tuple[int, ...]]
-    """Global shape of each stored tensor."""
+    shapes: Mapping[str, tuple[int, ...]] | None
+    """Global shape of each stored tensor; None where it is not known."""
     objects: frozenset[str]
     """Unique keys of the stored objects."""
 
@@ -197,12 +209,12 @@ class Contents:
     @property
     def has_optimizer(self) -> bool:
         """Whether an optimizer state is there."""
-        return any(_OPTIMIZER.match(key) for key in (*self.shapes, *self.objects))
+        return self.shapes is None or any(_OPTIMIZER.match(key) for key in (*self.shapes, *self.objects))
 
     @property
     def model_shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the weights alone."""
-        return {key: shape for key, shape in self.shapes.items() if not _OPTIMIZER.match(key)}
+        return {key: shape for key, shape in (self.shapes or {}).items() if not _OPTIMIZER.match(key)}
 
 
 def contents_of(directory: Path) -> Contents:

@@ -95,6 +95,36 @@ def strictness_without_lists(strictness: str) -> str | None:
     return f"dist_ckpt_strictness={strictness}" if strictness.startswith("return_") else None
 
 
+def temporary_has_a_kind(interval: int | None, kind: str | None) -> str | None:
+    """Say whether temporary checkpoints have a place."""
+    wrong = interval is not None and kind is None
+    return (
+        f"non_persistent_save_interval={interval}, but non_persistent_ckpt_type is not set" if wrong else None
+    )
+
+
+def kind_exists(kind: str | None) -> str | None:
+    """Say whether somebody writes temporary checkpoints of that kind."""
+    return "non_persistent_ckpt_type=in_memory" if kind == "in_memory" else None
+
+
+def local_has_a_folder(kind: str | None, folder: str | None) -> str | None:
+    """Say whether local checkpoints know where to go."""
+    wrong = kind == "local" and folder is None
+    return "non_persistent_ckpt_type=local, but non_persistent_local_ckpt_dir is not set" if wrong else None
+
+
+def copies_of_something(replication: bool, kind: str | None) -> str | None:
+    """Say whether there is something to copy to other nodes."""
+    wrong = replication and kind != "local"
+    return f"replication=true with non_persistent_ckpt_type={kind}" if wrong else None
+
+
+def known_strategy(strategy: str) -> str | None:
+    """Say whether that background writer exists."""
+    return None if strategy in ("mcore", "nvrx") else f"async_strategy={strategy}"
+
+
 def not_yet(number: int, name: str, *, neutral: object, asked: object, lacks: str) -> Rule:
     """Make the rule that refuses any value of a field but the one that asks for nothing."""
 
@@ -263,12 +293,66 @@ CONSISTENCY = (
         fails={"checkpoint.dist_ckpt_strictness": "return_all"},
         passes={"checkpoint.dist_ckpt_strictness": "raise_all"},
     ),
+    Rule(
+        id="CK05",
+        fields=("checkpoint.non_persistent_save_interval", "checkpoint.non_persistent_ckpt_type"),
+        test=temporary_has_a_kind,
+        why="A temporary checkpoint lies on the shared file system or on each node.",
+        fix="Set checkpoint.non_persistent_ckpt_type=global.",
+        fails={
+            "checkpoint.non_persistent_save_interval": 5,
+            "checkpoint.non_persistent_ckpt_type": None,
+        },
+        passes={
+            "checkpoint.non_persistent_save_interval": 5,
+            "checkpoint.non_persistent_ckpt_type": "global",
+        },
+    ),
+    Rule(
+        id="CK06",
+        fields=("checkpoint.non_persistent_ckpt_type",),
+        test=kind_exists,
+        why="No trainer keeps checkpoints in memory; it would fail at the first save.",
+        fix="Set checkpoint.non_persistent_ckpt_type=global or local.",
+        fails={"checkpoint.non_persistent_ckpt_type": "in_memory"},
+        passes={"checkpoint.non_persistent_ckpt_type": "global"},
+    ),
+    Rule(
+        id="CK07",
+        fields=("checkpoint.non_persistent_ckpt_type", "checkpoint.non_persistent_local_ckpt_dir"),
+        test=local_has_a_folder,
+        why="Local checkpoints lie in a folder of each node.",
+        fix="Set checkpoint.non_persistent_local_ckpt_dir.",
+        fails={
+            "checkpoint.non_persistent_ckpt_type": "local",
+            "checkpoint.non_persistent_local_ckpt_dir": None,
+        },
+        passes={
+            "checkpoint.non_persistent_ckpt_type": "local",
+            "checkpoint.non_persistent_local_ckpt_dir": "/local/checkpoints",
+        },
+    ),
+    Rule(
+        id="CK08",
+        fields=("checkpoint.replication", "checkpoint.non_persistent_ckpt_type"),
+        test=copies_of_something,
+        why="Only local temporary checkpoints are copied to other nodes.",
+        fix="Set checkpoint.non_persistent_ckpt_type=local or checkpoint.replication=false.",
+        fails={"checkpoint.replication": True, "checkpoint.non_persistent_ckpt_type": "global"},
+        passes={"checkpoint.replication": True, "checkpoint.non_persistent_ckpt_type": "local"},
+    ),
+    Rule(
+        id="CK09",
+        fields=("checkpoint.async_strategy",),
+        test=known_strategy,
+        why="Megatron Core knows these two names.",
+        fix="Set checkpoint.async_strategy=mcore.",
+        fails={"checkpoint.async_strategy": "thread"},
+        passes={"checkpoint.async_strategy": "mcore"},
+    ),
 )
 
 NOT_YET = (
-    not_yet(11, "non_persistent_save_interval", neutral=None, asked=5, lacks="has no temporary checkpoints"),
-    not_yet(12, "non_persistent_ckpt_type", neutral=None, asked="global", lacks="has no temporary ones"),
-    not_yet(13, "replication", neutral=False, asked=True, lacks="has no local checkpoints to copy"),
     not_yet(17, "ckpt_fully_parallel_save_process_group", neutral="dp", asked="ep_dp", lacks="uses DP x CP"),
     not_yet(18, "ckpt_fully_parallel_load_process_group", neutral="dp", asked="ep_dp", lacks="uses DP x CP"),
     not_yet(19, "dist_ckpt_save_pre_mcore_014", neutral=False, asked=True, lacks="writes today's layout"),

@@ -12,20 +12,25 @@ from typing import Any
 import torch.distributed as dist
 
 from mb_checkpoint import mcore, mcore_plan
+from mb_checkpoint.adapters import apply_peft_adapter_filter_to_state_dict
 from mb_checkpoint.agreement import RanksFailedError, gather, need_process_group, on_every_rank, on_rank_zero
 from mb_checkpoint.commit import discard, open_staging
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import CheckpointSaveContext, SavedCheckpoint, describe_failure
+from mb_checkpoint.dataloader import encode_position, file_name, positioned
 from mb_checkpoint.errors import CheckpointSaveError
 from mb_checkpoint.finish import FinishJob, finish
-from mb_checkpoint.layout import RUN_CONFIG, TRAIN_STATE, staging_directory
+from mb_checkpoint.layout import RUN_CONFIG, TRAIN_STATE, staging_directory, temporary_roots
+from mb_checkpoint.local import LocalStoreLike
 from mb_checkpoint.manifest import Manifest
 from mb_checkpoint.pending import Save, saved
 from mb_checkpoint.rng import collect_rng_state, rng_digest
 from mb_checkpoint.train_state import FLOPS, encode_train_state
-from mb_checkpoint.writing import DataFile, put_result, write_files
+from mb_checkpoint.writing import DataFile, Piece, put_result, write_files
 
 CHECKPOINT_VERSION = 3.0
+KEPT_TEMPORARY = 2
+"""Temporary checkpoints that stay where all lasting ones do."""
 WRITERS = ("mb-checkpoint", "megatron-core", "torch")
 """Packages whose versions are recorded."""
 
@@ -66,8 +71,8 @@ def save_checkpoint(
             before, and what was written is removed; where only a tracker could not be written, the whole
             checkpoint stays beside them.
         CheckpointLayoutError: The optimizer state cannot be stored rightly in the form asked for.
-        NotImplementedError: One module of several, or an iterator's own state.
-        ValueError: `config.save` is not set.
+        NotImplementedError: One module of several.
+        ValueError: `config.save` is not set, or a temporary checkpoint is asked for and its kind is not set.
     """
     prepared = prepare(
         ctx, config, write_assets=write_assets, planner=planner, validate=validate, clock=clock
@@ -94,7 +99,8 @@ def prepare(
     Collective over all ranks. Args and errors as `save_checkpoint`.
     """
     began = clock()
-    root = _target(ctx, config)
+    target = _target(ctx, config)
+    root = target.root
     need_process_group()
     counters = {**ctx.state.train_state.state_dict(), FLOPS: ctx.num_floating_point_operations_so_far}
     train_state = encode_train_state(counters)
@@ -128,11 +134,41 @@ def prepare(
             world_size=dist.get_world_size(),
             index=plan.index,
             facts=facts,
-            keep=-1 if config.most_recent_k is None else config.most_recent_k,
-            retain_interval=config.save_retain_interval,
+            keep=target.keep,
+            retain_interval=None if ctx.non_persistent_ckpt else config.save_retain_interval,
         )
     save = Save(root=root, step=step, staging=staging, began=began, job=job)
-    return Prepared(save=save, files=plan.files)
+    return Prepared(save=save, files=(*plan.files, *_position(ctx, groups)))
+
+
+def save_local(
+    ctx: CheckpointSaveContext,
+    config: CheckpointConfig,
+    store: LocalStoreLike,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+) -> SavedCheckpoint:
+    """Save a temporary checkpoint on each node's own disk. Collective, and waits for the disks.
+
+    Raises:
+        CheckpointSaveError: It could not be written; the one before is as it was.
+        CheckpointLayoutError: As `save_checkpoint`.
+    """
+    began = clock()
+    counters = {**ctx.state.train_state.state_dict(), FLOPS: int(ctx.num_floating_point_operations_so_far)}
+    step = int(counters["step"])
+    groups = mcore.Groups.of(ctx.pg_collection)
+    metadata = mcore.content_metadata(ctx.optimizer, config)
+    mcore.refuse_padded_buckets(ctx.optimizer, metadata)
+    state = _sharded_state(ctx, config, step, groups=groups, metadata=metadata)
+    state |= {"content_metadata": metadata, "train_state_metadata": counters}
+    root = Path(config.non_persistent_local_ckpt_dir or "")
+    try:
+        path = store.save(state, step)
+    except OSError as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise CheckpointSaveError(describe_failure(root, step, reason)) from error
+    return SavedCheckpoint(path=path / f"iter_{step:07d}", step=step, seconds=clock() - began)
 
 
 def new_planner(config: CheckpointConfig, groups: mcore.Groups) -> mcore_plan.Planner:
@@ -158,25 +194,47 @@ def cleaned_up(root: Path, step: int, staging: Path) -> Iterator[None]:
         raise CheckpointSaveError(describe_failure(root, step, reason)) from error
 
 
-def _target(ctx: CheckpointSaveContext, config: CheckpointConfig) -> Path:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Where a checkpoint goes."""
+
+    root: Path
+    keep: int
+    """How many stay there; -1: all."""
+
+
+def _target(ctx: CheckpointSaveContext, config: CheckpointConfig) -> Target:
     if config.save is None:
         raise ValueError(
             "checkpoint.save: not set, so there is no folder to save to. Set it, or do not save."
         )
-    wishes = {
-        "non_persistent_ckpt (a temporary checkpoint)": ctx.non_persistent_ckpt,
-        "module_name (one module of several)": ctx.module_name is not None,
-        "train_data_iterator with save_state (a position of its own)": hasattr(
-            getattr(ctx.train_data_iterator, "iterable", None), "save_state"
-        ),
-    }
-    asked = [name for name, wish in wishes.items() if wish]
-    if asked:
+    if ctx.module_name is not None:
         raise NotImplementedError(
-            f"checkpoint save: this version does not store {', '.join(asked)}, and leaving it out would lose it "
-            "silently. Leave it out of the context."
+            "checkpoint save: this version does not store one module of several (module_name), and leaving it out "
+            "would lose it silently. Leave it out of the context."
         )
-    return Path(config.save)
+    if not ctx.non_persistent_ckpt:
+        return Target(root=Path(config.save), keep=_kept(config))
+    if config.non_persistent_ckpt_type != "global":
+        raise ValueError(
+            f"checkpoint.non_persistent_ckpt_type: {config.non_persistent_ckpt_type}, and a temporary checkpoint on "
+            "the shared file system was asked for. Set it to global."
+        )
+    keep = KEPT_TEMPORARY if _kept(config) < 0 else max(1, _kept(config))
+    return Target(root=temporary_roots(config)[0], keep=keep)
+
+
+def _kept(config: CheckpointConfig) -> int:
+    return -1 if config.most_recent_k is None else config.most_recent_k
+
+
+def _position(ctx: CheckpointSaveContext, groups: mcore.Groups) -> tuple[DataFile, ...]:
+    """Return the file with the position of the data loader, on the one rank of each data-parallel replica."""
+    iterable = positioned(ctx.train_data_iterator)
+    if iterable is None or not groups.is_first_of_replica:
+        return ()
+    piece = Piece(index=None, data=encode_position(iterable))
+    return (DataFile(name=file_name(groups.dp_rank), pieces=(piece,)),)
 
 
 def _sharded_state(
@@ -187,7 +245,9 @@ def _sharded_state(
     groups: mcore.Groups,
     metadata: dict[str, Any],
 ) -> dict[str, Any]:
-    sections = mcore.model_sections(ctx.model, groups, metadata)
+    whole = mcore.model_sections(ctx.model, groups, metadata)
+    keep = ctx.adapter_key_filter
+    sections = whole if keep is None else apply_peft_adapter_filter_to_state_dict(whole, keep)
     state: dict[str, Any] = {
         "checkpoint_version": CHECKPOINT_VERSION,
         "iteration": step,
@@ -196,9 +256,7 @@ def _sharded_state(
         **sections,
     }
     if config.save_optim and mcore.has_state(ctx.optimizer):
-        state["optimizer"] = mcore.optimizer_section(
-            ctx.optimizer, sections, groups, metadata, is_loading=False
-        )
+        state["optimizer"] = mcore.optimizer_section(ctx.optimizer, whole, groups, metadata, is_loading=False)
     if ctx.opt_param_scheduler is not None:
         state["opt_param_scheduler"] = ctx.opt_param_scheduler.state_dict()
     if config.save_rng:

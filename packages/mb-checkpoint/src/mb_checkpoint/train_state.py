@@ -50,7 +50,7 @@ def decode_train_state(content: bytes, *, source: str) -> dict[str, bool | int |
         stored = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         counters = {name: value.item() for name, value in stored.items()}
         counters["step"] = int(counters["step"])
-    except Exception as error:  # noqa: BLE001  # a changed bit can make the reader of the pickle raise anything
+    except Exception as error:  # a changed bit can make the reader of the pickle raise anything
         raise TrainStateError(
             f"{source}: cannot be read as a train state ({type(error).__name__}: {error}). "
             "The file is damaged or of another kind; resume from an older checkpoint."

@@ -32,8 +32,8 @@ class Slot:
 class Piece:
     """One tensor or one object on its way to a file."""
 
-    index: MetadataIndex
-    """Where a reader finds it in the index of the checkpoint."""
+    index: MetadataIndex | None
+    """Where a reader finds it in the index of the checkpoint; None: it is not in the index."""
     data: "torch.Tensor | bytes | Slot"
     """A tensor of this rank on any device, where a copy of one lies, or an object in its stored form."""
 
@@ -119,6 +119,8 @@ def _write_file(
         for piece in file.pieces:
             offset = stream.size
             _write_data(piece.data, stream)
+            if piece.index is None:
+                continue
             length = stream.size - offset
             place = _StorageInfo(file.name, offset, length)
             results.append(WriteResult(index=piece.index, size_in_bytes=length, storage_data=place))

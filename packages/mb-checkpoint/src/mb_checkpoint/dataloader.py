@@ -1,0 +1,78 @@
+"""The position of a data loader that keeps its own: one file for each data-parallel rank."""
+
+import io
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from mb_checkpoint.errors import DataloaderStateError
+from mb_checkpoint.layout import DATALOADER, iteration_directory, step_of
+
+
+@runtime_checkable
+class PositionedIterable(Protocol):
+    """What an iterator's `iterable` must have for its position to be stored."""
+
+    def save_state(self) -> Any:
+        """Return where it stands."""
+        ...
+
+    def restore_state(self, state: Any, /) -> None:
+        """Go on from there."""
+        ...
+
+
+def positioned(iterator: Any | None) -> PositionedIterable | None:
+    """Return what keeps the position of a data iterator (or of the first of several); None where nothing does."""
+    first = iterator[0] if isinstance(iterator, (list, tuple)) and iterator else iterator
+    iterable = getattr(first, "iterable", None)
+    return iterable if isinstance(iterable, PositionedIterable) else None
+
+
+def file_name(dp_rank: int) -> str:
+    """Return the name of the file of a data-parallel rank."""
+    return f"train_dataloader_dprank{dp_rank:03d}.pt"
+
+
+def encode_position(iterable: PositionedIterable) -> bytes:
+    """Return the content of the file."""
+    buffer = io.BytesIO()
+    torch.save({"dataloader_state_dict": iterable.save_state()}, buffer)
+    return buffer.getvalue()
+
+
+def read_dataloader_state(checkpoint: Path, *, dp_rank: int, folder: Path | None = None) -> Any | None:
+    """Return the position that a data-parallel rank stored with a checkpoint; None where none was stored.
+
+    The file is unpickled: read checkpoints that you trust.
+
+    Args:
+        checkpoint: The folder of the checkpoint.
+        dp_rank: Data-parallel rank of this process.
+        folder: Where positions were stored apart from the checkpoint, in `iter_*` folders; None: in the checkpoint, or
+            where other trainers put them, in `energon/` beside it.
+
+    Raises:
+        DataloaderStateError: Other ranks stored theirs and this one did not: the data-parallel size has changed.
+    """
+    step = step_of(checkpoint)
+    places = [checkpoint]
+    if step is not None:
+        places.append(iteration_directory(checkpoint.parent / DATALOADER, step))
+    if folder is not None:
+        places = [folder if step is None else iteration_directory(folder, step)]
+    for place in places:
+        stored = sorted(place.glob("train_dataloader_dprank*.pt"))
+        if not stored:
+            continue
+        if place / file_name(dp_rank) not in stored:
+            raise DataloaderStateError(
+                f"{place}: positions of {len(stored)} data-parallel ranks, and none of rank {dp_rank}. Use the "
+                "data-parallel size of the run that saved it."
+            )
+        content = (place / file_name(dp_rank)).read_bytes()
+        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=False)[
+            "dataloader_state_dict"
+        ]
+    return None

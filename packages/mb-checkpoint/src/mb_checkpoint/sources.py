@@ -1,0 +1,175 @@
+"""Where a run starts from: which source wins, which checkpoint of it is sound, and what was passed over."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import torch.distributed as dist
+
+from mb_checkpoint.agreement import gather, on_rank_zero
+from mb_checkpoint.config import CheckpointConfig
+from mb_checkpoint.errors import CheckpointNotFoundError, ManifestError
+from mb_checkpoint.layout import (
+    RESUMABLE,
+    WEIGHTS,
+    is_hugging_face_directory,
+    is_iteration_directory,
+    temporary_roots,
+)
+from mb_checkpoint.locks import reading
+from mb_checkpoint.manifest import read_manifest, share_of, wrong_contents
+from mb_checkpoint.select import PassedOver, Selection, select_checkpoint
+
+SHOWN = 5
+"""Differing tensors, or damaged files, that a message names."""
+
+Source = Literal["resumed", "weights", "nothing"]
+
+
+@contextmanager
+def sound_checkpoint(
+    find: Callable[[Mapping[Path, str]], tuple[Source, Selection | None]], config: CheckpointConfig
+) -> Iterator[tuple[Source, Selection | None]]:
+    """Choose a checkpoint whose files hold what they held when they were written, and keep it from being deleted.
+
+    Collective over all ranks, which share the reading. Damaged ones are passed over for older ones.
+
+    Args:
+        find: Returns what would be read, but for the folders it is told are damaged. Called on rank 0.
+        config: `verify_integrity` says whether contents are compared, or sizes alone.
+
+    Raises:
+        CheckpointNotFoundError, IncompleteCheckpointError: Whatever `find` raises.
+    """
+    rejected: dict[Path, str] = {}
+    while True:
+        source, chosen = on_rank_zero(lambda: find(rejected))
+        if chosen is None:
+            yield source, None
+            return
+        with reading(chosen.path):
+            damage = _damage(chosen.path, contents=config.verify_integrity)
+            if damage is None:
+                yield source, chosen
+                return
+        rejected[chosen.path] = damage
+
+
+def _damage(path: Path, *, contents: bool) -> str | None:
+    """Return what is wrong with a checkpoint, by all ranks together. Collective."""
+
+    def look() -> list[str]:
+        if not path.is_dir():
+            return ["was deleted meanwhile"]
+        manifest = read_manifest(path) if contents else None
+        if manifest is None:
+            return []
+        return wrong_contents(
+            path, share_of(manifest, rank=dist.get_rank(), world_size=dist.get_world_size())
+        )
+
+    try:
+        own = look()
+    except (ManifestError, OSError) as error:
+        own = [str(error)]
+    found = [line for lines in gather(own) for line in lines]
+    more = f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    return "; ".join(found[:SHOWN]) + more if found else None
+
+
+def find_checkpoint(
+    config: CheckpointConfig, rejected: Mapping[Path, str] | None = None
+) -> tuple[Source, Selection | None]:
+    """Say what a load with this configuration would read, and whether it resumes a run. Not collective.
+
+    `load` beats `pretrained_checkpoint`; a temporary checkpoint beats a lasting one that is older; a step or a folder
+    that is named beats all others. `rejected` are folders that are known to be damaged, with the reason.
+
+    Raises:
+        CheckpointNotFoundError, IncompleteCheckpointError: As `load_checkpoint`.
+    """
+    if config.load is not None:
+        chosen = _to_resume(config, config.load, rejected or {})
+        if chosen is not None:
+            fresh = config.finetune or chosen.path.name == "release"
+            return ("weights" if fresh else "resumed"), chosen
+    if config.pretrained_checkpoint is not None:
+        return "weights", find_pretrained(config.pretrained_checkpoint, rejected)
+    if config.exit_on_missing_checkpoint and config.load is not None:
+        raise CheckpointNotFoundError(
+            f"checkpoint.load: no checkpoint in {config.load}, and exit_on_missing_checkpoint forbids to start "
+            "from random weights. Name another folder, or set it to false."
+        )
+    return "nothing", None
+
+
+def find_pretrained(path: str, rejected: Mapping[Path, str] | None = None) -> Selection:
+    """Return the checkpoint with the weights to start from. Not collective.
+
+    Raises:
+        CheckpointNotFoundError: There is none.
+        IncompleteCheckpointError: The one that was named is not whole.
+    """
+    _refuse_hugging_face("pretrained_checkpoint", path)
+    chosen = select_checkpoint(path, wanted=WEIGHTS, rejected=rejected)
+    if chosen is None:
+        raise CheckpointNotFoundError(
+            f"checkpoint.pretrained_checkpoint: no checkpoint in {path}. Name a "
+            "folder with trackers and iter_* folders, or one iter_* folder."
+        )
+    return chosen
+
+
+def _refuse_hugging_face(field: str, path: str) -> None:
+    if is_hugging_face_directory(Path(path)):
+        raise CheckpointNotFoundError(
+            f"checkpoint.{field}: {path} holds weights in Hugging Face form, which cannot be read here. Convert them "
+            "to a Megatron checkpoint first."
+        )
+
+
+def resumes_by_tracker(config: CheckpointConfig) -> bool:
+    """Say whether neither a step nor one checkpoint's folder is named, and a run is to be resumed."""
+    named = config.ckpt_step is not None or (
+        config.load is not None and is_iteration_directory(Path(config.load))
+    )
+    return not named and not config.finetune
+
+
+def _to_resume(config: CheckpointConfig, load: str, rejected: Mapping[Path, str]) -> Selection | None:
+    _refuse_hugging_face("load", load)
+    wanted = WEIGHTS if config.finetune else RESUMABLE
+    if config.ckpt_step is not None or is_iteration_directory(Path(load)):
+        return select_checkpoint(load, step=config.ckpt_step, wanted=wanted, rejected=rejected)
+    found: list[Selection] = []
+    trouble: list[CheckpointNotFoundError] = []
+    for root in (Path(load), *temporary_roots(config)):
+        try:
+            chosen = select_checkpoint(root, wanted=wanted, rejected=rejected)
+        except CheckpointNotFoundError as error:
+            trouble.append(error)
+            continue
+        if chosen is not None:
+            found.append(chosen)
+    if not found:
+        if trouble:
+            raise trouble[0]
+        return None
+    return _newest(found, trouble)
+
+
+def _newest(found: list[Selection], trouble: list[CheckpointNotFoundError]) -> Selection:
+    """Take the one of the highest step; of the same step, the temporary one, which is later in the list."""
+    best = max(enumerate(found), key=lambda each: (_rank(each[1]), each[0]))[1]
+    passed = [entry for each in found for entry in each.passed_over]
+    passed += [
+        PassedOver(path=each.path, reason=f"older than {best.path}") for each in found if each is not best
+    ]
+    passed += [PassedOver(path=Path(str(error).partition(":")[0]), reason=str(error)) for error in trouble]
+    return replace(best, passed_over=tuple(passed))
+
+
+def _rank(selection: Selection) -> int:
+    return -1 if selection.step is None else selection.step

@@ -1,0 +1,38 @@
+"""Checkpoints on each node's own disk: newer than the shared ones, and there after a node lost its disk."""
+
+import importlib.util
+
+import pytest
+import tiny_work
+from rank_work import error_of
+
+NVRX = importlib.util.find_spec("nvidia_resiliency_ext") is not None
+needs_nvrx = pytest.mark.skipif(not NVRX, reason="nvidia-resiliency-ext is not installed")
+
+
+@needs_nvrx
+@pytest.mark.parametrize("algorithm", ["fully_parallel", "atomic"])
+def test_a_node_that_lost_its_disk_gets_its_part_from_another(two_ranks, tmp_path, algorithm):
+    section = {"replication": True, "replication_jump": 1, "non_persistent_local_ckpt_algo": algorithm}
+    found = two_ranks.run(tiny_work.lose_a_node, tmp_path, section, 1)
+    assert found == [("resumed", 14, [14.0], ["iter_0000010"])] * 2
+
+
+@needs_nvrx
+def test_without_copies_a_lost_disk_means_the_shared_checkpoint(two_ranks, tmp_path):
+    found = two_ranks.run(tiny_work.lose_a_node, tmp_path, {}, 1)
+    assert found == [("resumed", 10, [10.0], [])] * 2
+
+
+@needs_nvrx
+def test_an_interrupted_local_save_is_not_in_the_way(two_ranks, tmp_path):
+    two_ranks.run(tiny_work.lose_a_node, tmp_path, {}, None)
+    for rank in range(2):
+        (tmp_path / f"node{rank}" / str(rank) / f"iter_0000016_{rank}_local.dirty.pt").touch()
+    assert two_ranks.run(tiny_work.save_local, tmp_path, 16) == [16, 16]
+
+
+@pytest.mark.skipif(NVRX, reason="shows what happens without nvidia-resiliency-ext")
+def test_local_checkpoints_without_their_library_are_refused_with_the_reason(one_rank, tmp_path):
+    ((kind, message, _),) = one_rank.run(error_of, tiny_work.save_local, tmp_path, 2)
+    assert (kind, "Install mb-checkpoint[nvrx], or set it to global." in message) == ("RuntimeError", True)

@@ -1,0 +1,111 @@
+"""Which checkpoint a run starts from, temporary ones included, and that damage is passed over."""
+
+import pytest
+import tiny_work
+from rank_work import error_of
+
+TEMPORARY = {"non_persistent_ckpt_type": "global"}
+SHORT = {"non_persistent_ckpt": True}
+
+
+def test_temporary_checkpoints_lie_apart_and_two_of_them_stay(one_rank, tmp_path):
+    (paths,) = one_rank.run(
+        tiny_work.save_steps, tmp_path, [1, 2, 3], {**TEMPORARY, "most_recent_k": -1}, SHORT
+    )
+    assert paths == [f"non_persistent/iter_000000{step}" for step in (1, 2, 3)]
+    left = sorted(path.name for path in (tmp_path / "non_persistent").glob("iter_*"))
+    assert left == ["iter_0000002", "iter_0000003"]
+
+
+@pytest.mark.parametrize(
+    ("lasting", "temporary", "taken", "passed"),
+    [
+        ([10], [12], 12, [("iter_0000010", "older than")]),
+        ([10, 20], [12], 20, [("iter_0000012", "older than")]),
+        ([10], [10], 10, [("iter_0000010", "older than")]),
+        ([], [12], 12, []),
+    ],
+)
+def test_the_newer_of_a_lasting_and_a_temporary_checkpoint_is_resumed(
+    one_rank, tmp_path, lasting, temporary, taken, passed
+):
+    one_rank.run(tiny_work.save_steps, tmp_path, lasting, TEMPORARY, {})
+    one_rank.run(tiny_work.save_steps, tmp_path, temporary, TEMPORARY, SHORT)
+    ((source, step, values, skipped),) = one_rank.run(tiny_work.load, tmp_path, TEMPORARY)
+    assert (source, step, values) == ("resumed", taken, [float(taken)])
+    assert [(name, reason[:10]) for name, reason in skipped] == passed
+
+
+def test_a_folder_of_their_own_and_a_named_step(one_rank, tmp_path):
+    section = {**TEMPORARY, "non_persistent_global_ckpt_dir": str(tmp_path / "scratch")}
+    root = tmp_path / "run"
+    one_rank.run(tiny_work.save_steps, root, [10], section, {})
+    for step in (12, 14):
+        one_rank.run(save_temporary, root, step, section)
+    assert one_rank.run(tiny_work.load, root, section)[0][1] == 14
+    assert one_rank.run(tiny_work.load, root, {**section, "ckpt_step": 10})[0][1] == 10
+    assert one_rank.run(tiny_work.load, root / "iter_0000010", {**section, "save": None})[0][1] == 10
+
+
+def save_temporary(root, step, section):
+    """Save a temporary checkpoint outside of the root."""
+    return str(tiny_work.run_of(root, step, **section).save(non_persistent_ckpt=True).path)
+
+
+def test_a_temporary_checkpoint_needs_a_kind(one_rank, tmp_path):
+    ((kind, message, _),) = one_rank.run(error_of, tiny_work.save_steps, tmp_path, [1], {}, SHORT)
+    assert (kind, "Set it to global" in message) == ("ValueError", True)
+
+
+def test_a_flipped_bit_in_any_file_is_found_by_a_load_which_takes_the_one_before(one_rank, tmp_path):
+    ((outcomes, whole),) = one_rank.run(tiny_work.flipped_bits, tmp_path)
+    files = [
+        ".metadata",
+        "__0_0.distcp",
+        "manifest.json",
+        "metadata.json",
+        "run_config.yaml",
+        "train_state.pt",
+    ]
+    assert outcomes == {name: ("resumed", 10, [10.0], True) for name in files}
+    assert whole == ("resumed", 20)
+
+
+def test_a_flipped_bit_in_a_checkpoint_that_was_named_is_an_error_on_every_rank(two_ranks, tmp_path):
+    errors = two_ranks.run(error_of, tiny_work.flipped_bit_in_a_named_one, tmp_path)
+    found = [(kind, "__0_0.distcp differs from the manifest" in message) for kind, message, _ in errors]
+    assert found == [("IncompleteCheckpointError", True)] * 2
+
+
+@pytest.mark.parametrize("field", ["load", "pretrained_checkpoint"])
+def test_a_hugging_face_folder_is_refused_by_name(one_rank, tmp_path, field):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").touch()
+    ((kind, message, _),) = one_rank.run(error_of, tiny_work.load, tmp_path / "none", {field: str(tmp_path)})
+    assert (kind, "in Hugging Face form" in message) == ("CheckpointNotFoundError", True)
+
+
+def test_adapters_alone_are_stored_and_the_base_comes_from_the_pretrained_checkpoint(two_ranks, tmp_path):
+    two_ranks.run(tiny_work.save_steps, tmp_path / "base", [5], {}, {})
+    assert (
+        two_ranks.run(tiny_work.load_adapters, tmp_path / "run", tmp_path / "base")
+        == [("weights", 0, 5.0, 1.0)] * 2
+    )
+    assert two_ranks.run(tiny_work.save_adapters, tmp_path / "run", 8) == [["shared"]] * 2
+    assert (
+        two_ranks.run(tiny_work.load_adapters, tmp_path / "run", tmp_path / "base")
+        == [("resumed", 8, 5.0, 8.0)] * 2
+    )
+
+
+def test_each_data_parallel_rank_gets_its_own_position_back(two_ranks, tmp_path):
+    files = ["train_dataloader_dprank000.pt", "train_dataloader_dprank001.pt"]
+    assert two_ranks.run(tiny_work.stream_positions, tmp_path, False) == [(files, 100), (files, 101)]
+
+
+def test_a_missing_position_is_an_error(two_ranks, tmp_path):
+    errors = two_ranks.run(error_of, tiny_work.stream_positions, tmp_path, True)
+    assert (errors[1][0], "positions of 1 data-parallel ranks, and none of rank 1" in errors[1][1]) == (
+        "DataloaderStateError",
+        True,
+    )

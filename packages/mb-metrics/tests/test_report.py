@@ -240,6 +240,17 @@ def test_a_long_run_makes_a_small_page_that_says_what_a_point_is(tmp_path):
     assert "99]" in text  # the one high value is in the envelope
 
 
+def test_what_would_be_too_much_is_named_not_drawn(tmp_path):
+    losses = {f"loss_{number}": 1.0 for number in range(14)}
+    memory = {
+        f"memory/mem-{name}-gigabytes": 1.0
+        for name in ("active", "max-allocated", "inactive", "max-reserved")
+    }
+    page = Page(report_html([read_run(write_run(tmp_path, [row(1, 0, **losses, **memory)]))], now=NOW))
+    assert "Not drawn: loss 12, loss 13, memory: mem-inactive-gigabytes." in page.text
+    assert page.text.index("Memory: mem-max-reserved") < page.text.index("Memory: mem-max-allocated")
+
+
 def test_many_runs_make_coarser_curves_or_are_refused(tmp_path):
     rows = [
         row(step, step, **{f"loss_{number}": 0.123456 * step for number in range(4)})

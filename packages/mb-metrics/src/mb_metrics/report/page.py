@@ -68,7 +68,11 @@ def _page(subjects: Sequence[Subject], *, now: float, points: int) -> str:
     alone = len(runs) == 1
     title = labels[0] if alone else f"{len(runs)} runs compared"
     under = f"{standing_words(figures[0])}; {runs[0].source}" if alone else ", ".join(labels)
-    charts = "".join(chart_html(chart) for chart in Panels(subjects, buckets=points).charts())
+    panels = Panels(subjects, buckets=points)
+    charts = "".join(chart_html(chart) for chart in panels.charts())
+    rest = (
+        f"<p><small>Not drawn: {escape(', '.join(panels.left_out))}.</small></p>" if panels.left_out else ""
+    )
     times = "".join(goodput_html(one.split, label=None if alone else one.label) for one in subjects)
     course = "".join(
         timeline_html(one.run, one.split, label=None if alone else one.label) for one in subjects
@@ -82,7 +86,7 @@ def _page(subjects: Sequence[Subject], *, now: float, points: int) -> str:
         ("", figures_html(figures, labels)),
         ("Warnings", warned),
         ("Where the time went", times + course),
-        ("Curves", f'<div class="charts">{charts}</div>{empty}'),
+        ("Curves", f'<div class="charts">{charts}</div>{rest}{empty}'),
         ("Configuration", configuration_html(runs, labels)),
     ]
     body = "".join(

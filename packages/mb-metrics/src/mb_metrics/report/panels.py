@@ -13,6 +13,7 @@ from mb_metrics.report.time_split import TimeSplit
 from mb_metrics.report.wording import duration
 
 _MOST_LOSSES = 12
+_MOST_QUANTITIES = 3
 _BINS = 40
 _STAGE = re.compile(r"memory/(?:pp|stage)[ _-]?(\d+)/(.+)")
 _THROUGHPUT = (
@@ -49,13 +50,9 @@ class Panels:
 
     def charts(self) -> Iterator[Chart]:
         """Yield every chart that has something to show; each loss, then the rest."""
-        losses = list(dict.fromkeys(name for subject in self._subjects for name in subject.run.losses))
-        validations = list(
-            dict.fromkeys(name for subject in self._subjects for name in _validation(subject.run))
-        )
-        for name in losses[:_MOST_LOSSES]:
+        for name in self._losses[:_MOST_LOSSES]:
             yield self._loss(name)
-        for name in validations[:_MOST_LOSSES]:
+        for name in self._validations[:_MOST_LOSSES]:
             yield self._validation(name)
         yield self._metric(names.LEARNING_RATE, "Learning rate", from_zero=True)
         yield self._metric(names.GRAD_NORM, "Gradient norm")
@@ -71,6 +68,31 @@ class Panels:
         yield self._metric(names.MAX_ATTENTION_LOGIT, "Largest attention logit")
         yield self._metric(names.POWER, "Power per GPU", unit="W", from_zero=True)
         yield self._histogram()
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What was recorded like the rest and is not drawn, because it would be too much."""
+        return (
+            *self._losses[_MOST_LOSSES:],
+            *(f"{name} on validation data" for name in self._validations[_MOST_LOSSES:]),
+            *(f"memory: {name}" for name in self._quantities[_MOST_QUANTITIES:]),
+        )
+
+    @property
+    def _losses(self) -> list[str]:
+        return list(dict.fromkeys(name for subject in self._subjects for name in subject.run.losses))
+
+    @property
+    def _validations(self) -> list[str]:
+        return list(dict.fromkeys(name for subject in self._subjects for name in _validation(subject.run)))
+
+    @property
+    def _quantities(self) -> list[str]:
+        """Amounts of memory, the largest reserved and the largest allocated first."""
+        found = dict.fromkeys(
+            _quantity(name) for subject in self._subjects for name in subject.run.series if is_memory(name)
+        )
+        return sorted(found, key=lambda name: ("max-reserved" not in name, "max-allocated" not in name))
 
     def _loss(self, name: str) -> Chart:
         lines = self._lines(lambda run: run.series.get(name))
@@ -101,15 +123,7 @@ class Panels:
 
     def _memory(self) -> Iterator[Chart]:
         """One chart for a quantity; where stages were recorded apart, a curve for each."""
-        quantities = list(
-            dict.fromkeys(
-                _quantity(name)
-                for subject in self._subjects
-                for name in subject.run.series
-                if is_memory(name)
-            )
-        )
-        for quantity in quantities:
+        for quantity in self._quantities[:_MOST_QUANTITIES]:
             lines: list[_Line] = []
             for subject in self._subjects:
                 for name, series in subject.run.series.items():

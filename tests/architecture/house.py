@@ -64,5 +64,8 @@ MODULE_TO_DISTRIBUTION = {
     "omegaconf": "hydra-core",
     "megatron": "megatron-core",
     "transformer_engine": "transformer-engine",
+    "pynvml": "nvidia-ml-py",
+    "nvdlfw_inspect": "nvdlfw-inspect",
+    "comet_ml": "comet-ml",
 }
 """Distributions whose importable name differs from theirs."""

@@ -13,6 +13,7 @@ import mb_metrics.rules
 import mb_models.rules
 import mb_overlap.rules
 import mb_resilience.rules
+import mb_trainer.launch.rules
 from mb_config import RuleLike
 from mb_trainer.config import ConfigContainer
 from mb_trainer.rules import RULES as TRAINER_RULES
@@ -25,6 +26,7 @@ RULES: Iterable[RuleLike] = (
     *mb_models.rules.RULES,
     *mb_overlap.rules.RULES,
     *mb_resilience.rules.RULES,
+    *mb_trainer.launch.rules.RULES,
     *TRAINER_RULES,
 )
 

@@ -185,7 +185,7 @@ def overlap_environment(
         pp=pp,
         dp=world_size // (tp * cp * pp),
         fsdp=config.ddp.use_megatron_fsdp,
-        moe_overlap=model.overlap_moe_expert_parallel_comm,
+        moe_overlap=model.overlap_moe_expert_parallel_comm or model.moe_token_dispatcher_type == "flex",
         env=environment,
     )
 

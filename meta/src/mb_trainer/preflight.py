@@ -14,8 +14,10 @@ import mb_metrics.rules
 import mb_models.rules
 import mb_overlap.rules
 import mb_resilience.rules
+import mb_trainer.launch.rules
 from mb_config import Change, ConfigError, Problem, Provenance, RuleLike, runtime_config_update
 from mb_data import DataPathError, GPTDatasetConfig
+from mb_overlap import Conflict, OverlapConflictError
 from mb_trainer.config import ConfigContainer
 from mb_trainer.machine import gather_facts
 from mb_trainer.rules import RULES as TRAINER_RULES
@@ -29,6 +31,7 @@ RULES: tuple[RuleLike, ...] = (
     *mb_checkpoint.rules.RULES,
     *mb_metrics.rules.RULES,
     *mb_resilience.rules.RULES,
+    *mb_trainer.launch.rules.RULES,
     *TRAINER_RULES,
 )
 """Every rule of every package."""
@@ -76,9 +79,30 @@ def inspect(config: ConfigContainer, *, facts: Mapping[str, object], provenance:
         )
     except ConfigError as error:
         return Findings(problems=merge(asked, error.problems), changes=())
+    except OverlapConflictError as error:
+        return Findings(problems=merge(asked, described(error.conflicts, provenance)), changes=())
     resolved = find_problems(config, facts={**facts, "resolved": True}, provenance=provenance)
     errors = [problem for problem in resolved if problem.severity == "error"]
     return Findings(problems=merge(asked, errors), changes=changes)
+
+
+def described(conflicts: Sequence[Conflict], provenance: Provenance) -> list[Problem]:
+    """Return conflicts of overlap as problems, with the origin of their values."""
+    return [
+        Problem(
+            id=conflict.id,
+            severity=conflict.severity,
+            fields=conflict.fields,
+            message=conflict.message,
+            why=conflict.why,
+            fix=conflict.fix,
+            values=dict(conflict.values),
+            origin={
+                path: provenance.origin(path) for path in conflict.fields if not path.startswith("facts.")
+            },
+        )
+        for conflict in conflicts
+    ]
 
 
 def merge(asked: Sequence[Problem], resolved: Sequence[Problem]) -> list[Problem]:
@@ -101,7 +125,6 @@ def settle(config: ConfigContainer, *, world_size: int, provenance: Provenance) 
 
     Raises:
         ConfigError: rules are broken; holds every error.
-        OverlapConflictError: wishes for overlap exclude each other.
     """
     known = gather_facts(world_size, env_vars=config.env_vars)
     findings = inspect(config, facts=known, provenance=provenance)

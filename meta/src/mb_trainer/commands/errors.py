@@ -28,9 +28,9 @@ from mb_data.errors import (
     WorkerError,
 )
 from mb_loop import NonFiniteLossError
-from mb_metrics import LogFormatError, ReportTooLargeError, RunNotFoundError
+from mb_metrics import LogFormatError, ReportTooLargeError, RunNotFoundError, TensorInspectError
 from mb_models.rules import ModelConfigError
-from mb_overlap import OverlapConflictError
+from mb_overlap import BufferSettingsError, OverlapConflictError, OverlapRefusedError
 from mb_trainer.failures import ERROR_FOLDER, FAILED, Failure, leave_failure
 from mb_trainer.ports import PortError
 from mb_trainer.processes import World, WorldError, read_world
@@ -69,6 +69,9 @@ CANNOT_BE_READ = (
 """What was asked for could not be read."""
 
 CANNOT_BE_DONE = (
+    BufferSettingsError,
+    OverlapRefusedError,
+    TensorInspectError,
     CheckpointConfigError,
     CheckpointFolderError,
     CheckpointLayoutError,

@@ -62,7 +62,7 @@ def runtime_config_update(
     run = Resolution(config=config, provenance=Provenance() if provenance is None else provenance)
     apply_precision(run)
     _set_data_parallel_size(run, world_size)
-    apply_overlap(run, transformer_engine=facts.get("transformer_engine"))
+    apply_overlap(run, facts=facts)
     apply_model(run)
     apply_fsdp(run)
     for rule, first, second in _PAIRS:

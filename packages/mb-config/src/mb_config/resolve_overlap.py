@@ -10,6 +10,7 @@ from typing import Any, Protocol, cast
 from mb_config.access import field_values
 from mb_config.megatron_defaults import megatron_defaults
 from mb_config.non_defaults import baseline
+from mb_config.problems import NOTHING
 from mb_config.resolution import Resolution
 from mb_config.section import unrecorded
 
@@ -44,7 +45,7 @@ class OverlapChange(Protocol):
         """`warning` for a wish that is not granted."""
 
 
-def apply_overlap(run: Resolution, *, transformer_engine: object = None) -> None:
+def apply_overlap(run: Resolution, *, facts: Mapping[str, object] = NOTHING) -> None:
     """Call `config.comm_overlap.setup`, note each change with the reason that it gives, and each refused wish.
 
     A field that the user set has its value back afterwards; that the overlap wanted another is noted as refused.
@@ -62,7 +63,7 @@ def apply_overlap(run: Resolution, *, transformer_engine: object = None) -> None
     }
     chosen = [path for path in before if run.rank(path) == 2]
     takes = signature(setup).parameters
-    offered = {"keep": chosen, "transformer_engine": transformer_engine}
+    offered = {"keep": chosen, "transformer_engine": facts.get("transformer_engine"), "facts": facts}
     views = {name: _view(getattr(run.config, name)) for name in _SECTIONS}
     with unrecorded(*views.values()):
         returned = setup(*views.values(), **{key: value for key, value in offered.items() if key in takes})

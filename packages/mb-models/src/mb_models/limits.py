@@ -286,8 +286,10 @@ def _graph_of_chance(
     return None
 
 
-def _kernels_there(rope: bool, permute: bool, engine: bool, gpu: str) -> str | None:
-    asked = {"apply_rope_fusion": rope, "moe_permute_fusion": permute}
+def _kernels_there(
+    rope: bool, permute: bool, fp8: str | None, fp4: str | None, engine: bool, gpu: str
+) -> str | None:
+    asked = {"apply_rope_fusion": rope, "moe_permute_fusion": permute, "fp8": fp8, "fp4": fp4}
     wanted = [name for name, on in asked.items() if on]
     if engine or not wanted:
         return None
@@ -645,15 +647,22 @@ RULES: tuple[Rule, ...] = (
 )
 """Megatron Core's own conditions on the fields of a model section."""
 
-_KERNELS = ("model.apply_rope_fusion", "model.moe_permute_fusion", "facts.transformer_engine", "facts.gpu")
+_KERNELS = (
+    "model.apply_rope_fusion",
+    "model.moe_permute_fusion",
+    "model.fp8",
+    "model.fp4",
+    "facts.transformer_engine",
+    "facts.gpu",
+)
 
 KERNELS = Rule(
     id="K36",
     fields=_KERNELS,
     test=_kernels_there,
     why="these kernels are Transformer Engine's",
-    fix="Install Transformer Engine, or switch them off.",
-    fails=dict(zip(_KERNELS, (True, False, False, "h100"), strict=True)),
-    passes=dict(zip(_KERNELS, (True, False, True, "h100"), strict=True)),
+    fix="Install Transformer Engine, or unset them.",
+    fails=dict(zip(_KERNELS, (True, False, None, None, False, "h100"), strict=True)),
+    passes=dict(zip(_KERNELS, (True, False, None, None, True, "h100"), strict=True)),
 )
-"""A condition on the machine that is meant. Without a GPU the two are replaced when the model is built."""
+"""A condition on the machine that is meant. Without a GPU the fusions are replaced when the model is built."""

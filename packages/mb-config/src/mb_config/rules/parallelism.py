@@ -90,7 +90,8 @@ def _experts(experts: int | None, ep: int | None) -> str | None:
 
 def _expert_world(ep: int | None, etp: int | None, tp: int | None, pp: int | None, world: int) -> str | None:
     sizes = [ep or 1, etp or tp or 1, pp or 1]
-    if (ep or 1) == 1 or world % prod(sizes) == 0:
+    as_dense = (ep or 1) == 1 and sizes[1] == (tp or 1)  # then V030 says it
+    if as_dense or world % prod(sizes) == 0:
         return None
     return f"{world} processes are no multiple of ep x etp x pp = {' x '.join(map(str, sizes))}"
 

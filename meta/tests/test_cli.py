@@ -69,7 +69,10 @@ MUST_NOT_BE_DONE = [
         [*INTERLEAVED, "--nproc", "2", "model.batch_p2p_comm=true"],
         "two interleaved stages that batch their sends train wrongly",
     ),
-    (["+profiling.use_pytorch_profiler=true"], "profiling is set"),
+    (
+        ["+profiling.use_pytorch_profiler=true", "profiling.use_nsys_profiler=true"],
+        "profiling.use_pytorch_profiler",
+    ),
 ]
 
 

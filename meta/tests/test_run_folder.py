@@ -5,7 +5,18 @@ import json
 import pytest
 import yaml
 
-from mb_trainer.run_folder import EventLog, RunFolder, changes_since, describe, differences, standing
+from mb_trainer.run_folder import (
+    EventLog,
+    LastRow,
+    RunFolder,
+    RunFolderError,
+    changes_since,
+    describe,
+    differences,
+    last_row,
+    own,
+    standing,
+)
 
 CONFIG = {"train": {"train_iters": 20}, "checkpoint": {"save": "runs/a/checkpoints"}, "peft": None}
 
@@ -40,3 +51,21 @@ def test_events_are_json_lines_with_their_time(tmp_path):
     events.write("save", step=10)
     lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert lines == [{"event": "start", "time": 7.0, "step": 0}, {"event": "save", "time": 7.0, "step": 10}]
+
+
+def test_the_last_whole_row_is_found_behind_one_that_a_kill_has_cut(tmp_path):
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text('{"step": 1, "time": 5.0}\n{"step": 2, "time": 6.0}\n{"step": 3, "ti')
+    assert last_row(metrics) == LastRow(step=2, time=6.0)
+    assert last_row(tmp_path / "none.jsonl") is None
+
+
+def test_a_second_trainer_is_kept_out_until_the_first_has_ended(tmp_path):
+    with (
+        own(RunFolder(tmp_path)),
+        pytest.raises(RunFolderError, match="another trainer"),
+        own(RunFolder(tmp_path)),
+    ):
+        pass
+    with own(RunFolder(tmp_path)):
+        pass

@@ -1,6 +1,7 @@
 """The training loop's checkpointer, on top of the checkpoint manager."""
 
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -47,9 +48,10 @@ class Saves:
         events: writes an event, where this rank does.
         pause: stops the step clock while a checkpoint is written.
         whole: a block in which all parameters are gathered.
+        clock: seconds, monotonic.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - parts, each by name
         self,
         manager: CheckpointManager,
         *,
@@ -60,6 +62,7 @@ class Saves:
         events: Events,
         pause: Callable[[], AbstractContextManager[None]],
         whole: Callable[[], AbstractContextManager[None]],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._manager = manager
         self._state = state
@@ -69,6 +72,9 @@ class Saves:
         self._events = events
         self._pause = pause
         self._whole = whole
+        self._clock = clock
+        self._began = 0.0
+        self._held: float | None = None
         self._failures = 0
         self._wait: int | None = None
         self._patience = 1
@@ -91,7 +97,9 @@ class Saves:
         )
         with self._pause():
             self._hear(self._manager.finalize_async_saves(self._state, blocking=True))
+            self._began, self._held = self._clock(), None
             self._hear(self._manager.save(context))
+            self._held = self._clock() - self._began
 
     def poll(self, *, blocking: bool) -> None:
         """Finish background saves; save again what failed, when it is time.
@@ -130,7 +138,14 @@ class Saves:
             return
         if isinstance(outcome, SavedCheckpoint):
             self._wait, self._patience = None, 1
-            self._events("save", step=outcome.step, seconds=outcome.seconds, bytes=outcome.total_bytes)
+            held = self._clock() - self._began if self._held is None else self._held
+            self._events(
+                "save",
+                step=outcome.step,
+                seconds=held,
+                write_seconds=outcome.seconds,
+                bytes=outcome.total_bytes,
+            )
         message = getattr(outcome, "message", None)  # a manager of one's own need not have one
         if message is not None:
             self._say(f"  {message}")

@@ -25,7 +25,7 @@ from mb_data import (
     TextCorpusConfig,
     TokenizerConfig,
 )
-from mb_metrics import LoggerConfig
+from mb_metrics import LoggerConfig, ProfilingConfig, TensorInspectConfig
 from mb_models import GPTModelConfig
 from mb_overlap import CommOverlapConfig
 from mb_resilience import (
@@ -55,10 +55,12 @@ __all__ = [
     "NVRxStragglerDetectionConfig",
     "OptimizerConfig",
     "OptimizerConfigOverrideProvider",
+    "ProfilingConfig",
     "RNGConfig",
     "RerunStateMachineConfig",
     "SchedulerConfig",
     "StragglerDetectionConfig",
+    "TensorInspectConfig",
     "TextCorpusConfig",
     "TokenizerConfig",
     "TrainingConfig",
@@ -104,9 +106,9 @@ class ConfigContainer(mb_config.ConfigContainer):
     """Detection of slow ranks by nvidia-resiliency-ext."""
     inprocess_restart: InProcessRestartConfig | None = None
     """Restart after a fault without a new process."""
-    profiling: Any = None
-    """Not carried out by this version: must stay unset."""
+    profiling: ProfilingConfig | None = None
+    """Which steps are profiled, and how."""
     peft: Any = None
     """Not carried out by this version: must stay unset."""
-    tensor_inspect: Any = None
-    """Not carried out by this version: must stay unset."""
+    tensor_inspect: TensorInspectConfig | None = None
+    """Statistics of tensors inside the model, by nvdlfw-inspect."""

@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-OPTIONAL_PACKAGES = ("tensorboard", "wandb", "mlflow", "comet_ml")
+OPTIONAL_PACKAGES = ("tensorboard", "wandb", "mlflow", "comet_ml", "nvdlfw_inspect")
 """Packages whose presence rules may ask about."""
 
 DRIVER = Path("/proc/driver/nvidia/gpus")

@@ -1,19 +1,25 @@
 """Callbacks that write down what happens: metrics of each step, events, the progress bar."""
 
+import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from typing import Any
 
 from mb_loop import Callback, CallbackContext
-from mb_metrics import Metrics
 from mb_trainer.console import Bar
+from mb_trainer.measuring import Measured
 from mb_trainer.run_folder import EventLog
 
 
 class MetricsRecorder(Callback):
     """Hands each step and evaluation to the metrics; values stay on the device until they want them."""
 
-    def __init__(self, metrics: Metrics, *, extra: Callable[[], Mapping[str, float]] = dict) -> None:
-        self._metrics = metrics
+    def __init__(
+        self, measured: Measured, *, loss_scale: bool, extra: Callable[[], Mapping[str, float]] = dict
+    ) -> None:
+        self._measured = measured
+        self._metrics = measured.metrics
+        self._loss_scale = loss_scale
         self._extra = extra
         self._pause = ExitStack()
 
@@ -22,6 +28,7 @@ class MetricsRecorder(Callback):
         result = context.result
         if result is None:
             return
+        scale: dict[str, Any] = {"loss-scale": context.optimizer.get_loss_scale()} if self._loss_scale else {}
         self._metrics.record(
             result.step,
             {
@@ -29,6 +36,8 @@ class MetricsRecorder(Callback):
                 "learning-rate": result.learning_rate,
                 "grad-norm": result.grad_norm,
                 "num-zeros": result.num_zeros_in_grad,
+                **scale,
+                **self._measured.at_interval(result.step, samples=result.samples),
                 **self._extra(),
             },
             samples=result.samples,
@@ -39,7 +48,7 @@ class MetricsRecorder(Callback):
 
     def on_eval_start(self, context: CallbackContext) -> None:
         """Stop the step clock."""
-        self._pause.enter_context(self._metrics.pause())
+        self._pause.enter_context(self._measured.pause())
 
     def on_eval_end(self, context: CallbackContext) -> None:
         """Record the losses of the evaluation, and let the step clock run again."""
@@ -53,16 +62,26 @@ class MetricsRecorder(Callback):
 
 
 class EventRecorder(Callback):
-    """Appends evaluations and the stop to events.jsonl; saves are written by whoever knows how they ended."""
+    """Appends evaluations, with the seconds that they took, and the stop to events.jsonl.
 
-    def __init__(self, events: EventLog) -> None:
+    Saves are written by whoever knows how they ended.
+    """
+
+    def __init__(self, events: EventLog, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._events = events
+        self._clock = clock
+        self._evaluation_start: float | None = None
+
+    def on_eval_start(self, context: CallbackContext) -> None:
+        """Look at the clock."""
+        self._evaluation_start = self._clock()
 
     def on_eval_end(self, context: CallbackContext) -> None:
         """Write the losses of an evaluation."""
-        self._events.write(
-            "evaluation", step=context.state.train_state.step, losses=dict(context.total_loss_dict or {})
-        )
+        start = self._evaluation_start
+        seconds = {} if start is None else {"seconds": self._clock() - start}
+        losses = dict(context.total_loss_dict or {})
+        self._events.write("evaluation", step=context.state.train_state.step, losses=losses, **seconds)
 
     def on_train_end(self, context: CallbackContext) -> None:
         """Write how the run ended; an exception on its way out is a failure."""

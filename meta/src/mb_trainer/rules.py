@@ -50,9 +50,7 @@ NO_RECORDER = "Set NCCL's own environment variables through env_vars."
 NO_FSDP = "Use ddp.use_distributed_optimizer=true to spread optimizer states."
 
 RULES = (
-    not_carried_out(1, "profiling", "profiler"),
     not_carried_out(2, "peft", "adapters"),
-    not_carried_out(3, "tensor_inspect", "tensor inspection"),
     must_stay(10, "train.exit_signal_handler_for_dataloader", False, asked=True, instead=BOTH_SIGNALS),
     must_stay(11, "train.check_optimizer_step_success", True, asked=False, instead=""),
     must_stay(12, "train.skip_sync_grad_norm_across_mp", False, asked=True, instead=""),

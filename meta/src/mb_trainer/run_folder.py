@@ -1,8 +1,10 @@
 """The run folder: its files, and whether a run in it is fresh, to be resumed, complete, or another run."""
 
+import fcntl
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -122,6 +124,48 @@ class EventLog:
         """Append one event with the time in seconds since the epoch."""
         with self._path.open("a") as file:
             file.write(json.dumps({"event": event, "time": self._clock(), **fields}) + "\n")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastRow:
+    """The last step that metrics.jsonl knows."""
+
+    step: int
+    time: float
+
+
+def last_row(metrics: Path, *, tail: int = 1 << 16) -> LastRow | None:
+    """Return the last whole row of a metrics file, None without one; reads `tail` bytes from the end."""
+    if not metrics.is_file():
+        return None
+    with metrics.open("rb") as file:
+        file.seek(max(0, metrics.stat().st_size - tail))
+        lines = file.read().splitlines()
+    for line in reversed(lines):
+        try:
+            row = json.loads(line)
+            return LastRow(step=row["step"], time=row["time"])
+        except (ValueError, KeyError, TypeError):
+            continue  # cut by a kill
+    return None
+
+
+@contextmanager
+def own(folder: RunFolder) -> Iterator[None]:
+    """Keep other trainers out of a run folder while the block runs; a process that dies lets go of it.
+
+    Raises:
+        RunFolderError: another process is at work in it.
+    """
+    with (folder.path / ".lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as taken:
+            raise RunFolderError(
+                f"{folder.path}: another trainer is at work in this run folder; two would overwrite each other's "
+                "checkpoints and mix their metrics. Wait until it has ended, or choose another folder with --out."
+            ) from taken
+        yield
 
 
 def place(config: ConfigContainer, folder: RunFolder, provenance: Provenance) -> None:

@@ -4,11 +4,12 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import psutil
 import torch
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
@@ -31,7 +32,6 @@ from mb_loop import (
     train,
 )
 from mb_loop.hooks import ForwardPreHooks
-from mb_metrics import Metrics, build_sinks, gpt_flops_per_token, peak_tflops
 from mb_resilience import AgreedStop, SignalWatcher
 from mb_trainer.checkpointing import Saves, write_tokenizer
 from mb_trainer.config import ConfigContainer
@@ -39,10 +39,12 @@ from mb_trainer.console import Voice
 from mb_trainer.data import Data, Vocabulary, build_data, build_vocabulary
 from mb_trainer.families import Family, family_of
 from mb_trainer.groups import pick_device, process_groups, seed_everything
+from mb_trainer.instruments import Instruments
 from mb_trainer.job import Job
 from mb_trainer.layers import choose_layers
+from mb_trainer.measuring import Measured
 from mb_trainer.recording import EventRecorder, MetricsRecorder, ProgressBar
-from mb_trainer.run_folder import EventLog
+from mb_trainer.run_folder import EventLog, LastRow, last_row, own
 from mb_trainer.summary import Summary
 from mb_trainer.trainee import Trainee, build_trainee
 
@@ -68,6 +70,7 @@ def run(job: Job, *, voice: Voice, callbacks: Sequence[Callback] = ()) -> TrainO
         family = family_of(config.model)
         layers = choose_layers(family, device, wanted=config.model.transformer_impl)
         config.model.transformer_impl = layers.implementation
+        instruments = Instruments.start(job)
         trainee = build_trainee(
             config,
             family=family,
@@ -89,13 +92,14 @@ def run(job: Job, *, voice: Voice, callbacks: Sequence[Callback] = ()) -> TrainO
             state=state.train_state,
             worker_init_fn=ignore_signals,
         )
-        open_folder(job, voice)
+        stack.enter_context(open_folder(job, voice))
         parts = Run(
             job=job,
             voice=voice,
             groups=groups,
             family=family,
             trainee=trainee,
+            instruments=instruments,
             data=data,
             state=state,
             manager=manager,
@@ -107,15 +111,23 @@ def run(job: Job, *, voice: Voice, callbacks: Sequence[Callback] = ()) -> TrainO
             raise
 
 
-def open_folder(job: Job, voice: Voice) -> None:
-    """Make the run folder on rank 0, and log to it from all ranks: the first thing that is written. Collective."""
-    if job.world.rank == 0:
-        job.folder.path.mkdir(parents=True, exist_ok=True)
-        job.config.to_yaml(job.folder.run_config)
-        if job.config.logger.save_config_filepath is not None:
-            job.config.to_yaml(job.config.logger.save_config_filepath)
-    torch.distributed.barrier()
-    voice.open_log(job.folder.log)
+@contextmanager
+def open_folder(job: Job, voice: Voice) -> Iterator[None]:
+    """Make the run folder on rank 0, and log to it from all ranks: the first thing that is written. Collective.
+
+    Raises:
+        RunFolderError: on rank 0, another trainer is at work in the folder.
+    """
+    with ExitStack() as stack:
+        if job.world.rank == 0:
+            job.folder.path.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(own(job.folder))
+            job.config.to_yaml(job.folder.run_config)
+            if job.config.logger.save_config_filepath is not None:
+                job.config.to_yaml(job.config.logger.save_config_filepath)
+        torch.distributed.barrier()
+        voice.open_log(job.folder.log)
+        yield
 
 
 def share_vocabulary(config: ConfigContainer, voice: Voice) -> Vocabulary:
@@ -177,6 +189,14 @@ def ignore_signals(worker: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
+def begin(events: EventLog, job: Job, *, step: int, before: LastRow | None) -> None:
+    """Write that the run starts or goes on, how long that took, and up to where it was before."""
+    known: dict[str, Any] = {"recipe": job.name, "seconds": time.time() - psutil.Process().create_time()}
+    if step and before is not None:
+        known |= {"previous_step": before.step, "previous_time": before.time}
+    events.write("resume" if step else "start", step=step, **known)
+
+
 def nothing(event: str, **fields: object) -> None:
     """Write no event: another rank does."""
 
@@ -195,6 +215,7 @@ class Run:
     groups: ProcessGroupCollection
     family: Family
     trainee: Trainee
+    instruments: Instruments
     data: Data
     state: GlobalState
     manager: CheckpointManager
@@ -213,15 +234,19 @@ class Run:
                     announce=announce_stop if self.job.world.is_voice else None,
                 )
             )
-            metrics = stack.enter_context(self.metrics())
+            before = last_row(self.job.folder.metrics)
+            measured = self.measured()
+            stack.enter_context(measured.metrics)
             total = config.train.train_iters or 0
             bar = stack.enter_context(self.voice.progress("training", total, done=counters.step))
-            saves = self.saves(events, metrics)
-            own += [MetricsRecorder(metrics, extra=lambda: saves.values), ProgressBar(bar)]
+            saves = self.saves(events, measured)
+            recorder = MetricsRecorder(measured, loss_scale=config.model.fp16, extra=lambda: saves.values)
+            own += [recorder, ProgressBar(bar)]
             if self.job.world.is_voice:
-                events.write("resume" if counters.step else "start", step=counters.step)
+                begin(events, self.job, step=counters.step, before=before)
                 own.append(EventRecorder(events))
             heard = CallbackManager([*own, *callbacks])
+            self.instruments.watch(self.trainee.chunks, heard)
             check_loss = config.rerun_state_machine.check_for_nan_in_loss
             outcome = train(
                 self.family.forward_step(inspect_loss=require_finite_loss if check_loss else None),
@@ -271,7 +296,7 @@ class Run:
             "p2p_communicator": P2PCommunicator(self.groups.pp, self.trainee.transformer),
         }
 
-    def saves(self, events: EventLog, metrics: Metrics) -> Saves:
+    def saves(self, events: EventLog, measured: Measured) -> Saves:
         """Return what writes the checkpoints, and says how that went."""
         ddp = self.job.config.ddp
         hooks = ForwardPreHooks(
@@ -287,7 +312,7 @@ class Run:
             groups=self.groups,
             say=self.voice.say,
             events=events.write if self.job.world.is_voice else nothing,
-            pause=metrics.pause,
+            pause=measured.pause,
             whole=hooks.paused,
         )
 
@@ -299,43 +324,14 @@ class Run:
             watcher, store=store, rank=world.rank, world_size=world.world_size, attempt=world.attempt
         )
 
-    def metrics(self) -> Metrics:
-        """Return the metrics of the rank that speaks; on the others nothing is recorded."""
-        config, step = self.job.config, self.state.train_state.step
-        sinks = (
-            build_sinks(config.logger, jsonl=self.job.folder.metrics, resume_step=step, stream=self.voice)
-            if self.job.world.is_voice
-            else []
+    def measured(self) -> Measured:
+        """Return the metrics of this rank, which goes on after the steps that are done."""
+        return Measured(
+            self.job,
+            voice=self.voice,
+            groups=self.groups,
+            chunks=self.trainee.chunks,
+            device=next(self.trainee.chunks[0].parameters()).device,
+            step=self.state.train_state.step,
+            vocab_size=self.trainee.vocab_size,
         )
-        return Metrics(
-            sinks,
-            log_interval=config.logger.log_interval,
-            throughput_window=config.logger.throughput_window_size,
-            total_steps=config.train.train_iters,
-            world_size=self.job.world.world_size,
-            flops_per_token=flops_per_token(config, vocab_size=self.trainee.vocab_size),
-            peak_tflops=device_peak(config),
-        )
-
-
-def flops_per_token(config: ConfigContainer, *, vocab_size: int) -> float:
-    """Return the model FLOPs of one token, forward and backward."""
-    model = config.model
-    return gpt_flops_per_token(
-        num_layers=model.num_layers,
-        hidden_size=model.hidden_size,
-        ffn_hidden_size=model.ffn_hidden_size or 4 * model.hidden_size,
-        num_attention_heads=model.num_attention_heads,
-        num_query_groups=model.num_query_groups,
-        kv_channels=model.kv_channels,
-        seq_length=model.seq_length,
-        vocab_size=vocab_size,
-        gated_mlp=model.gated_linear_unit,
-    ).total
-
-
-def device_peak(config: ConfigContainer) -> float | None:
-    """Return the dense peak TFLOP/s of this GPU in the model's precision; None on a CPU or an unknown GPU."""
-    if not torch.cuda.is_available():
-        return None
-    return peak_tflops(torch.cuda.get_device_name(), config.model.params_dtype)

@@ -1,0 +1,59 @@
+"""What looks into a run on request: profilers, memory history, tensor inspection. Imports torch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mb_loop import CallbackManager
+from mb_metrics import (
+    MemorySnapshot,
+    TensorInspection,
+    build_profiling,
+    start_memory_history_recording,
+    start_tensor_inspection,
+)
+from mb_trainer.job import Job, last_step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instruments:
+    """What was asked for in the sections `profiling` and `tensor_inspect`, already watching."""
+
+    job: Job
+    memory: MemorySnapshot | None
+    inspection: TensorInspection | None
+
+    @classmethod
+    def start(cls, job: Job) -> "Instruments":
+        """Begin to watch; before the model is built, so that its memory is seen.
+
+        Raises:
+            mb_metrics.TensorInspectError: tensors cannot be looked at as asked.
+        """
+        config, rank = job.config, job.world.rank
+        return cls(
+            job=job,
+            memory=start_memory_history_recording(config.profiling, rank=rank),
+            inspection=start_tensor_inspection(
+                config.tensor_inspect,
+                save=config.checkpoint.save,
+                loaded_step=last_step(config.checkpoint.load) or 0,
+                rank=rank,
+            ),
+        )
+
+    def watch(self, chunks: Sequence[Any], callbacks: CallbackManager) -> None:
+        """Look at the built model, and hear of each step."""
+        if self.inspection is not None:
+            self.inspection.attach(list(chunks))
+            callbacks.register("on_train_step_end", self.inspection.on_train_step_end)
+            callbacks.register("on_train_end", self.inspection.on_train_end)
+        settings = self.job.config.profiling
+        if settings is None:
+            return
+        profiling = build_profiling(
+            settings, folder=self.job.folder.path, rank=self.job.world.rank, memory=self.memory
+        )
+        callbacks.register("on_train_step_start", profiling.on_train_step_start)
+        callbacks.register("on_train_step_end", profiling.on_train_step_end)
+        callbacks.register("on_train_end", profiling.on_train_end)

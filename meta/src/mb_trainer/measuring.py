@@ -1,0 +1,191 @@
+"""What a run measures and where it is written: metrics, memory per stage, losses of experts. Imports torch."""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from megatron.core.process_groups_config import ProcessGroupCollection
+
+from mb_metrics import (
+    EnergySampler,
+    Metrics,
+    NormGroups,
+    UnknownFlopsError,
+    build_reductions,
+    build_samplers,
+    build_sinks,
+    calc_params_l2_norm,
+    expert_metrics,
+    model_flops_per_token,
+    peak_tflops,
+    prediction_metrics,
+    report_l2_norm_grad,
+)
+from mb_metrics.mcore import megatron_expert_tracker, megatron_prediction_tracker
+from mb_trainer.config import ConfigContainer
+from mb_trainer.console import Voice
+from mb_trainer.job import Job
+
+Sampler = Callable[[int], Mapping[str, Any]]
+MEMORY = "memory/"
+
+_logger = logging.getLogger(__name__)
+
+
+class Measured:
+    """The metrics of a run, and what is measured only at the end of a log interval.
+
+    Every rank has one and makes the same calls; the rank that speaks writes. See `Metrics` for what is collective.
+
+    Args:
+        job: settings and run folder.
+        voice: prints the console's lines.
+        groups: process groups.
+        chunks: this rank's model chunks.
+        device: of this rank.
+        step: steps done before.
+        vocab_size: rows of the output layer.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        *,
+        voice: Voice,
+        groups: ProcessGroupCollection,
+        chunks: Sequence[Any],
+        device: torch.device,
+        step: int,
+        vocab_size: int,
+    ) -> None:
+        config, world = job.config, job.world
+        self._config, self._groups, self._chunks, self._device = config, groups, chunks, device
+        self._microbatches = 0
+        samplers = build_samplers(config.logger, start_step=step)
+        self._energy = [sampler for sampler in samplers if isinstance(sampler, EnergySampler)]
+        reductions = per_stage(build_reductions(config.logger), stages=groups.pp.size())
+        sinks = (
+            build_sinks(
+                config.logger,
+                jsonl=job.folder.metrics,
+                folder=job.folder.path,
+                resume_step=step,
+                run_config=config.to_dict(),
+                stream=voice,
+            )
+            if world.is_voice
+            else []
+        )
+        self.metrics = Metrics(
+            sinks,
+            log_interval=config.logger.log_interval,
+            throughput_window=config.logger.throughput_window_size,
+            total_steps=config.train.train_iters,
+            total_samples=config.train.train_samples,
+            world_size=world.world_size,
+            flops_per_token=flops_per_token(config, vocab_size=vocab_size),
+            peak_tflops=device_peak(config),
+            group=torch.distributed.group.WORLD if reductions else None,
+            reduce=reductions,
+            samplers=[of_stage(sampler, groups) for sampler in samplers],
+            time_unit=config.logger.runtime_time_unit if config.logger.log_runtime_to_tensorboard else None,
+        )
+        if sinks:
+            self.metrics.keep_file(job.folder.run_config)
+
+    def at_interval(self, step: int, *, samples: int) -> dict[str, Any]:
+        """Return what is measured at the end of a log interval, empty at other steps. Collective over the model."""
+        train, logger = self._config.train, self._config.logger
+        self._microbatches += samples // ((train.micro_batch_size or 1) * self._groups.dp.size())
+        if step % logger.log_interval or logger.skip_train_metrics_log:
+            return {}
+        microbatches, self._microbatches = max(1, self._microbatches), 0
+        return {
+            **self._losses_inside(step, microbatches=microbatches),
+            **self._norms(),
+        }
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Leave the time and the energy in this block out of what a step takes."""
+        for sampler in self._energy:
+            sampler.pause()
+        try:
+            with self.metrics.pause():
+                yield
+        finally:
+            for sampler in self._energy:
+                sampler.resume()
+
+    def _losses_inside(self, step: int, *, microbatches: int) -> dict[str, Any]:
+        """Losses of routers and of multi-token prediction."""
+        model, groups = self._config.model, self._groups
+        found: dict[str, Any] = {}
+        if getattr(model, "num_moe_experts", None):  # families without experts have no such field
+            found |= expert_metrics(
+                model,
+                megatron_expert_tracker(),
+                microbatches=microbatches,
+                pp_group=groups.pp,
+                dp_group=groups.dp,
+                device=self._device,
+            )
+        if getattr(model, "mtp_num_layers", None):
+            found |= prediction_metrics(megatron_prediction_tracker(), microbatches=microbatches, step=step)
+        return found
+
+    def _norms(self) -> dict[str, Any]:
+        logger, groups = self._config.logger, NormGroups.of(self._groups)
+        found: dict[str, Any] = {}
+        if logger.log_l2_norm_grad_to_tensorboard:
+            found |= report_l2_norm_grad(self._chunks, groups=groups)
+        if logger.log_params_norm:
+            found["params-norm"] = calc_params_l2_norm(self._chunks, groups=groups)
+        return found
+
+
+def per_stage(reductions: Mapping[str, Any], *, stages: int) -> dict[str, Any]:
+    """Return the reductions, with those of memory also for each of several pipeline stages."""
+    found = dict(reductions)
+    for stage in range(stages if stages > 1 else 0):
+        found |= {stage_name(name, stage): how for name, how in reductions.items() if name.startswith(MEMORY)}
+    return found
+
+
+def of_stage(sampler: Sampler, groups: ProcessGroupCollection) -> Sampler:
+    """Let what a sampler says of memory also be told under the name of this pipeline stage, if there are several."""
+    stage = groups.pp.rank()
+
+    def sample(step: int) -> Mapping[str, Any]:
+        found = sampler(step)
+        return {
+            **found,
+            **{stage_name(name, stage): value for name, value in found.items() if name.startswith(MEMORY)},
+        }
+
+    return sample if groups.pp.size() > 1 else sampler
+
+
+def stage_name(name: str, stage: int) -> str:
+    """Return the name of a stage's memory: "memory/stage 1/..."."""
+    return f"{MEMORY}stage {stage}/{name.removeprefix(MEMORY)}"
+
+
+def flops_per_token(config: ConfigContainer, *, vocab_size: int) -> float | None:
+    """Return the model FLOPs of one token, forward and backward; None, with a note in the log, where none are known."""
+    try:
+        return model_flops_per_token(
+            config.model, seq_length=config.model.seq_length, vocab_size=vocab_size
+        ).total
+    except UnknownFlopsError as error:
+        _logger.warning("no TFLOP/s: %s", error)
+        return None
+
+
+def device_peak(config: ConfigContainer) -> float | None:
+    """Return the dense peak TFLOP/s of this GPU in the model's precision; None on a CPU or an unknown GPU."""
+    if not torch.cuda.is_available():
+        return None
+    return peak_tflops(torch.cuda.get_device_name(), config.model.params_dtype)

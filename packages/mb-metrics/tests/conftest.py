@@ -1,3 +1,4 @@
+import os
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -6,6 +7,10 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # tests import made_runs by name
+
+
+os.environ["WANDB_MODE"] = "offline"  # read once per process
+os.environ["WANDB_SILENT"] = "true"
 
 
 class Recorder:

@@ -62,8 +62,8 @@ def test_tensorboard_gets_the_groups_that_were_asked_for(tmp_path):
 def test_trackers_work_in_the_background_and_keep_their_run_in_the_run_folder(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     pytest.importorskip("comet_ml")
-    monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("COMET_START_ONLINE", "0")
+    (tmp_path / "comet").mkdir()
     monkeypatch.setenv("COMET_OFFLINE_DIRECTORY", str(tmp_path / "comet"))
     config = LoggerConfig(wandb_project="gpt", comet_project="gpt", comet_experiment_name="one")
     sinks = build_sinks(

@@ -115,6 +115,7 @@ def test_a_resumed_job_goes_on_in_the_same_run_and_takes_back_what_it_repeats(si
             for step in steps:
                 metrics.record(step, {"lm loss": 1.0})
         assert not metrics.failures
+        time.sleep(1.1)  # W&B names a run's folder after the second
     first, second = runs(tmp_path)
     assert settings(second).run_id == settings(first).run_id
     branch = settings(second).branch_point
@@ -128,6 +129,7 @@ def test_a_job_that_repeats_nothing_goes_on_without_taking_back(sink, tmp_path):
         with Metrics([sink(resume_step)]) as metrics:
             for step in steps:
                 metrics.record(step, {"lm loss": 1.0})
+        time.sleep(1.1)
     first, second = runs(tmp_path)
     assert settings(second).run_id == settings(first).run_id
     assert not settings(second).HasField("branch_point")

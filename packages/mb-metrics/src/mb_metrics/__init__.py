@@ -1,4 +1,4 @@
-"""Training metrics in any loop: loss, throughput and MFU on the console, in JSONL and in TensorBoard.
+"""Training metrics in any loop, from one record to every sink, without a wait for the device.
 
 >>> import io
 >>> from mb_metrics import ConsoleSink, Metrics

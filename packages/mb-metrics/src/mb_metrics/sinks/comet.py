@@ -91,6 +91,8 @@ class CometSink:
             self._file.remember(self._tracked)
 
     def _open(self) -> Any:
+        if self._folder is not None:
+            Path(self._folder).mkdir(parents=True, exist_ok=True)
         found = self._file.found()
         self._tracked = found or TrackedRun(id=uuid.uuid4().hex)
         experiment = comet_ml.start(

@@ -9,6 +9,7 @@ from mb_config import (
     MaskedValueError,
     OverrideError,
     Provenance,
+    RNGConfig,
     WrongTypeError,
     apply_overrides,
     apply_yaml,
@@ -85,6 +86,13 @@ def test_neither_files_nor_listings_hold_it(secret, tmp_path):
     texts = [(tmp_path / "new" / "run.yaml").read_text(), shown, non_default_values(secret)]
     assert [CLEAR in text for text in texts] == [False, False, False]
     assert [MASK in text for text in texts] == [True, True, True]
+
+
+def test_the_text_of_a_config_does_not_hold_it(secret):
+    assert CLEAR not in repr(secret)
+    assert repr(RNGConfig(seed=3)) == (
+        "RNGConfig(seed=3, te_rng_tracker=False, inference_rng_tracker=False, data_parallel_random_init=False)"
+    )
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,8 @@ def masked(name: str, value: Any) -> Any:
         whole = is_secret(name, "text")
         return {key: masked(name if whole else str(key), item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [masked(name, item) for item in value]
+        items = [masked(name, item) for item in value]
+        return tuple(items) if isinstance(value, tuple) else items
     return value
 
 

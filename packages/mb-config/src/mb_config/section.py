@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, TypeVar
 
+from mb_config.masking import masked
+
 T = TypeVar("T", bound="Section")
 
 
@@ -15,10 +17,16 @@ class Section:
 
     A name counts as given whether or not its value equals the default: `DistributedDataParallelConfig(
     grad_reduce_in_fp32=False)` is a wish, `DistributedDataParallelConfig()` is none. Copies keep the record;
-    equality ignores it.
+    equality ignores it. The text of a section (`repr`) holds no secret in clear.
     """
 
     _given: frozenset[str]
+
+    def __init_subclass__(cls) -> None:
+        """Have a repr before the dataclass decorator would write one."""
+        super().__init_subclass__()
+        if "__repr__" not in vars(cls):
+            cls.__repr__ = _text  # type: ignore[method-assign]
 
     def __new__(cls: type[T], *args: object, **kwargs: object) -> T:
         """Note the names of the arguments."""
@@ -67,6 +75,16 @@ def unrecorded(*sections: object) -> Iterator[None]:
     finally:
         for section, given in before:
             set_given(section, given)
+
+
+def _text(section: Any) -> str:
+    """A dataclass as Python would write it, without secrets, its own and those of the dataclasses in it."""
+    parts = []
+    for field in fields(section):
+        value = getattr(section, field.name)
+        inner = is_dataclass(value) and not isinstance(value, type)
+        parts.append(f"{field.name}={_text(value) if inner else repr(masked(field.name, value))}")
+    return f"{type(section).__qualname__}({', '.join(parts)})"
 
 
 def _keeps_record(section: object) -> bool:

@@ -71,6 +71,7 @@ def test_free_text():
     assert masked_text("cannot read logger.comet_api_key='a b' x=1") == (
         f"cannot read logger.comet_api_key={MASK} x=1"
     )
+    assert masked_text(f"'api_key={MASK}': is wrong") == f"'api_key={MASK}': is wrong"
 
 
 @pytest.fixture

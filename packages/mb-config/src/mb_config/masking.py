@@ -70,7 +70,8 @@ def masked_text(text: str) -> str:
 
     def hide(match: re.Match[str]) -> str:
         name, value = match["name"].rpartition(".")[2], match["value"].strip("'\"")
-        return f"{match['name']}{match['sign']}{MASK}" if is_secret(name, value) else match[0]
+        done = value.startswith(MASK) or not is_secret(name, value)
+        return match[0] if done else f"{match['name']}{match['sign']}{MASK}"
 
     return _ADDRESS.sub(rf"\g<scheme>:{MASK}@", _ASSIGNED.sub(hide, text))
 

@@ -123,3 +123,90 @@ def test_nothing_is_written_where_there_are_no_losses():
         write=lambda text: 1 / 0, forward_backward_func=schedule,
     )  # fmt: skip
     assert line == ""
+
+
+def whole_set(*numbers):
+    return lambda: (tiny.batch(number) for number in numbers)
+
+
+def test_sets_are_evaluated_whole_and_reported_by_name():
+    cfg = LoopConfig(
+        train=TrainSection(micro_batch_size=1, global_batch_size=1),
+        validation=ValidationSection(full_validation=True, multiple_validation_sets=True),
+    )
+    sets = [
+        mb_loop.ValidationSet(name="books", data=whole_set(0, 1, 2), batches=3),
+        mb_loop.ValidationSet(name="code", data=whole_set(3), batches=1),
+    ]
+    model, state = tiny.make_model()[0], mb_loop.LoopState(cfg=cfg)
+    losses = evaluate(state, model, data=sets)
+    assert evaluate(state, model, data=sets) == losses  # each evaluation begins again
+    model.eval()
+    each = [(model(inputs) - targets).square().mean().item() for inputs, targets in map(tiny.batch, range(4))]
+    assert losses == {
+        "loss books": pytest.approx(sum(each[:3]) / 3),
+        "loss code": pytest.approx(each[3]),
+    }
+    assert state.train_state.consumed_valid_samples == 8
+
+
+@pytest.mark.parametrize("setting", ["full_validation", "multiple_validation_sets"])
+def test_sets_that_are_asked_for_must_be_given(setting):
+    cfg = LoopConfig(train=TrainSection(), validation=ValidationSection(eval_iters=1, **{setting: True}))
+    with pytest.raises(mb_loop.ValidationSetError, match=f"{setting}=True"):
+        evaluate(mb_loop.LoopState(cfg=cfg), tiny.make_model()[0])
+
+
+def test_sets_need_names_of_their_own():
+    sets = [mb_loop.ValidationSet(data=tiny.batches, batches=1)] * 2
+    with pytest.raises(mb_loop.ValidationSetError, match="has a name twice"):
+        evaluate(mb_loop.LoopState.of(train_iters=1), tiny.make_model()[0], data=sets)
+
+
+def test_an_evaluation_whose_time_is_up_ends_whole():
+    seen, manager, model = [], mb_loop.CallbackManager(), tiny.make_model()[0]
+    manager.register("on_eval_end", lambda context: seen.append(context.total_loss_dict))
+    up = iter([False, True])
+    state = mb_loop.LoopState.of(train_iters=1, eval_iters=5)
+    assert evaluate(state, model, callbacks=manager, time_is_up=lambda: next(up)) == {}
+    assert (seen, model.training, state.train_state.consumed_valid_samples) == ([None], True, 2)
+
+
+def test_a_run_whose_time_is_up_in_an_evaluation_saves_and_leaves():
+    saved, model = [], tiny.make_model()[0]
+
+    class Saves:
+        def save(self, step, *, temporary):
+            saved.append(step)
+
+        def poll(self, *, blocking):
+            pass
+
+    now = iter(range(0, 600, 20))
+    state = mb_loop.LoopState.of(train_iters=9, eval_iters=4, eval_interval=1, exit_duration_in_mins=1)
+    outcome = mb_loop.train(
+        tiny.forward_step, [model], torch.optim.SGD(model.parameters(), lr=0.1), None, tiny.batches(),
+        tiny.batches(), state, checkpointer=Saves(), clock=lambda: float(next(now)),
+    )  # fmt: skip
+    assert (outcome.reason, outcome.step, saved, model.training) == ("duration", 1, [1], True)
+
+
+def test_only_evaluating_writes_both_lines_and_makes_no_step():
+    model, lines = tiny.make_model()[0], []
+    cfg = LoopConfig(
+        train=TrainSection(train_iters=5), validation=ValidationSection(eval_iters=2, skip_train=True)
+    )
+    state = mb_loop.LoopState(
+        cfg=cfg, train_state=mb_loop.TrainState(step=3, do_train=True, do_valid=True, do_test=True)
+    )
+    outcome = mb_loop.train(tiny.forward_step, [model], None, None, None, None, state)
+    assert (outcome.reason, outcome.step, outcome.saved) == ("skip_train", 3, False)
+    validation, test = mb_loop.evaluate_after_training(
+        tiny.forward_step, [model], state,
+        valid_data_iterator=tiny.batches(), test_data_iterator=tiny.batches(start=50), write=lines.append,
+    )  # fmt: skip
+    assert validation.startswith(" validation loss at iteration 3 on validation set | loss value: ")
+    assert test.startswith(" validation loss at iteration 3 on test set | loss value: ")
+    assert [line.split("\n")[1] for line in lines] == [validation, test]
+    state.train_state.do_valid = state.train_state.do_test = False
+    assert mb_loop.evaluate_after_training(tiny.forward_step, [model], state) == ("", "")

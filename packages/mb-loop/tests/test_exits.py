@@ -1,46 +1,85 @@
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from mb_loop.duration import Duration
 from mb_loop.exits import Exits
 from mb_loop.outcome import Exit
 
 
-def exits(**settings):
-    return Exits(**{"clock": lambda: 600.0, "start_time": 0.0, **settings})
+def limit(minutes):
+    """Return a limit that is asked for the first time after ten minutes."""
+    return Duration(minutes=minutes, clock=lambda: 600.0, start_time=0.0)
 
 
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"wish": lambda step: "SIGTERM on rank 1", "duration_minutes": 1, "interval": 1}, "signal"),
-        ({"duration_minutes": 1, "interval": 1}, "duration"),
-        ({"duration_minutes": 11, "interval": 4}, "interval"),
-        ({"duration_minutes": 10.01, "interval": 3}, None),
+        ({"wish": lambda step: "SIGTERM on rank 1", "duration": limit(1), "interval": 1}, "signal"),
+        ({"duration": limit(1), "interval": 1}, "duration"),
+        ({"duration": limit(11), "interval": 4, "slow": lambda step: "rank 3"}, "interval"),
+        ({"duration": limit(10.01), "interval": 3, "slow": lambda step: "rank 3"}, "stragglers"),
+        ({"duration": limit(10.01), "interval": 3}, None),
         ({}, None),
     ],
 )
 def test_the_first_condition_wins(settings, reason):
-    leave = exits(**settings).decide(8)
+    leave = Exits(**settings).decide(8)
     assert (leave and leave.reason) == reason
 
 
-def test_a_wish_is_quoted():
-    leave = exits(wish=lambda step: f"SIGTERM on rank {step}").decide(3)
-    assert leave == Exit(reason="signal", message="stopped after step 3: SIGTERM on rank 3")
+def test_a_wish_is_quoted_and_so_are_slow_ranks():
+    wish = {"wish": lambda step: f"SIGINT on rank {step}"}
+    assert Exits(**wish).decide(3) == Exit(reason="signal", message="stopped after step 3: SIGINT on rank 3")
+    slow = Exits(slow=lambda step: "rank 7 is slow").decide(3)
+    assert slow == Exit(reason="stragglers", message="stopped after step 3: rank 7 is slow")
 
 
 def test_the_duration_is_agreed_with_the_other_ranks():
     asked = []
 
-    def another_rank_is_late(flag):
-        asked.append(flag)
-        return True
+    def another_rank_is_late(minutes):
+        asked.append(minutes)
+        return 30.0
 
-    leave = exits(duration_minutes=20, any_rank=another_rank_is_late).decide(3)
-    assert (leave.reason, asked) == ("duration", [False])
+    duration = Duration(minutes=20, clock=lambda: 600.0, start_time=0.0, longest=another_rank_is_late)
+    assert (Exits(duration=duration).decide(3).reason, asked) == ("duration", [10.0])
 
 
-def test_without_a_duration_nobody_is_asked():
-    def never(flag):
-        raise AssertionError
+def steps_and_questions(*, minutes, step_seconds, start=0):
+    """Return after how many steps a run leaves, and how often its ranks compared their clocks."""
+    now, asked = [0.0], []
+    duration = Duration(
+        minutes=minutes,
+        clock=lambda: now[0],
+        start_time=0.0,
+        longest=lambda value: asked.append(value) or value,
+    )
+    step = start
+    while True:
+        step += 1
+        now[0] += step_seconds(step)
+        if duration.passed_after(step):
+            return step - start, len(asked)
 
-    assert exits(any_rank=never).decide(1) is None
+
+def test_clocks_are_compared_a_few_times_in_a_long_run():
+    steps, questions = steps_and_questions(minutes=240, step_seconds=lambda step: 1.0)
+    assert steps == 240 * 60
+    assert questions < 40
+
+
+@settings(max_examples=30, deadline=None)
+@given(seconds=st.floats(0.5, 90), start=st.integers(0, 1000), wobble=st.floats(1, 2))
+def test_a_run_leaves_at_the_first_step_beyond_its_time_if_steps_are_at_most_twice_as_slow(
+    seconds, start, wobble
+):
+    def step_seconds(step):
+        return seconds * (wobble if step % 2 else 1)
+
+    steps, _ = steps_and_questions(minutes=60, step_seconds=step_seconds, start=start)
+    elapsed, exact = 0.0, 0
+    while elapsed < 3600:
+        exact += 1
+        elapsed += step_seconds(start + exact)
+    assert steps in (exact, exact + 1)  # the sums differ in the last bit

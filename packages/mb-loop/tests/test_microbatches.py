@@ -126,3 +126,73 @@ def test_a_size_that_is_not_set_is_named(missing):
     cfg = LoopConfig(train=TrainSection(**{missing: None}))
     with pytest.raises(BatchSizeError, match=f"train.{missing}: is not set"):
         batch_plan(cfg)
+
+
+def schedule(text, *, seq_length=None, dp=1, **keywords):
+    return BatchPlan.of(
+        0, micro_batch_size=1, data_parallel_size=dp, step_batch_size_schedule=text, seq_length=seq_length, **keywords
+    )  # fmt: skip
+
+
+def test_a_step_schedule_in_samples_and_in_tokens():
+    samples = schedule("0:4 1K:8,2.5K:16")
+    assert [samples.at(consumed).samples for consumed in (0, 999, 1000, 2499, 2500, 10**9)] == [
+        4,
+        4,
+        8,
+        8,
+        16,
+        16,
+    ]
+    tokens = schedule("0:4 1k:8 2.5k:16", seq_length=100)
+    assert [tokens.at(consumed).samples for consumed in (0, 9, 10, 24, 25)] == [4, 4, 8, 8, 16]
+
+
+def test_a_step_schedule_reads_what_megatron_reads():
+    plan = schedule("0:768 250B:1536 500B:3072 0.75T:6144", seq_length=8192)
+    assert plan.sizes == (768, 1536, 3072, 6144)
+    assert plan.thresholds == tuple(tokens * 10**9 // 8192 for tokens in (0, 250, 500, 750))
+
+
+@given(
+    stages=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 6)), min_size=1, max_size=5),
+    before=st.integers(0, 20),
+    after=st.integers(0, 20),
+)
+def test_a_resumed_step_schedule_goes_on_where_it_was(stages, before, after):
+    threshold, words = 0, []
+    for gap, size in stages:
+        words.append(f"{threshold}:{2 * size}")
+        threshold += gap
+    plan, first, second = schedule(" ".join(words), dp=2), TrainState(), TrainState()
+    sizes_before = run(plan, first, before)
+    second.load_state_dict(first.state_dict())
+    assert sizes_before + run(plan, second, after) == run(plan, TrainState(), before + after)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1B:512", "first must start at 0"),
+        ("0:8 10:16 10:32", "after the one before"),
+        ("0:8 10:0", "positive size"),
+        ("8", "not a list of threshold:size"),
+        ("", "not a list of threshold:size"),
+        ("0:8 1X:16", "not a list of threshold:size"),
+        ("0:8 10:9", "not a multiple of 2"),
+    ],
+)
+def test_a_step_schedule_that_cannot_be_followed_is_refused(text, message):
+    with pytest.raises(BatchSizeError, match=message):
+        schedule(text, dp=2)
+
+
+def test_a_step_schedule_excludes_a_ramp_and_rounding_down():
+    for other in ({"rampup_batch_size": [4, 4, 10]}, {"decrease_batch_size_if_needed": True}):
+        with pytest.raises(BatchSizeError, match="names every size itself"):
+            schedule("0:8", **other)
+
+
+def test_settings_with_a_schedule_need_no_global_batch():
+    cfg = LoopConfig(train=TrainSection(global_batch_size=None, step_batch_size_schedule="0:2 6:4"))
+    assert batch_plan(cfg).sizes == (2, 4)

@@ -11,6 +11,8 @@ import torch.distributed as dist  # noqa: E402
 import torch.multiprocessing as mp  # noqa: E402
 
 import mb_loop  # noqa: E402
+from mb_loop.replicas import weight_digest  # noqa: E402
+from mb_loop.settings import LoopConfig, TrainSection  # noqa: E402
 from mb_loop.training import any_rank  # noqa: E402
 
 
@@ -56,8 +58,72 @@ def rank_main(rank, folder):
     )
     answers["duration"] = [outcome.reason, outcome.step]
     answers["any"] = [any_rank(rank == 1), any_rank(False)]
+    answers["replicas"] = replicas(rank)
+    answers["submodels"] = submodels(rank)
     (folder / f"{rank}.json").write_text(json.dumps(answers))
     dist.destroy_process_group()
+
+
+def replicas(rank):
+    """Train with a check after each second step; a bit flips on rank 1 in the third."""
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(300, 20))
+    manager = mb_loop.CallbackManager()
+
+    def flip(context):
+        if context.result.step == 3 and rank == 1:
+            bits = model.module.weight.data.view(torch.int32)
+            bits[7, 123] ^= 1
+
+    manager.register("on_train_step_end", flip)
+    section = TrainSection(
+        train_iters=9, global_batch_size=2, check_weight_hash_across_dp_replicas_interval=2
+    )
+    state = mb_loop.LoopState(cfg=LoopConfig(train=section, data_parallel_size=2))
+    try:
+        mb_loop.train(
+            lambda iterator, model: (model(torch.ones(300)).sum(), lambda loss: (loss, {"loss": loss.detach()})),
+            [model], torch.optim.SGD(model.parameters(), lr=1e-6), None, None, None, state,
+            pg_collection=SimpleNamespace(dp_cp=dist.group.WORLD), callbacks=manager,
+        )  # fmt: skip
+    except mb_loop.ReplicaMismatchError as error:
+        return [state.train_state.step, str(error)]
+    return None
+
+
+class Optimizer:
+    """Answers as it is told; `weights` are what it trains."""
+
+    def __init__(self, weights, answer):
+        self.param_groups, self.answer = [{"params": weights, "lr": 0.5}], answer
+
+    def zero_grad(self):
+        pass
+
+    def step(self):
+        return self.answer
+
+
+def submodels(rank):
+    """Return what ranks report whose optimizers disagree; rank 1 trains nothing, or as rank 0 does."""
+    answers = {}
+    answer = [(False, 3.0, 7), (True, None, None)][rank]
+    for name, trains, settings in (
+        ("frozen", rank == 0, {}),
+        (
+            "left alone",
+            rank == 0,
+            {"check_optimizer_step_success": False, "skip_sync_grad_norm_across_mp": True},
+        ),
+        ("trusted", True, {}),
+    ):
+        state = mb_loop.LoopState(cfg=LoopConfig(train=TrainSection(train_iters=1, **settings)))
+        optimizer = Optimizer([torch.ones(1)] if trains else [], answer)
+        groups = SimpleNamespace(dp_cp=dist.group.WORLD, mp=dist.group.WORLD)
+        result = mb_loop.train_step(
+            report(1.0), None, [torch.nn.Linear(1, 1)], optimizer, None, state, pg_collection=groups
+        )
+        answers[name] = [result[1], *result[5:]]
+    return answers
 
 
 @pytest.fixture(scope="module")
@@ -80,3 +146,32 @@ def test_gradients_accumulate_without_and_end_with_a_reduction(answers):
 def test_ranks_agree_on_the_duration(answers):
     assert answers[0]["duration"] == answers[1]["duration"] == ["duration", 2]
     assert answers[0]["any"] == answers[1]["any"] == [True, False]
+
+
+def test_a_corrupted_replica_is_found_at_the_next_check_on_all_ranks(answers):
+    for rank in range(2):
+        step, message = answers[rank]["replicas"]
+        assert step == 4
+        assert message.startswith(
+            "weights after step 4: replicas hold different bits (module.weight (1 in all))"
+        )
+
+
+def test_where_a_rank_trains_nothing_the_answers_of_the_optimizer_are_agreed(answers):
+    for rank in range(2):
+        assert answers[rank]["submodels"]["frozen"] == [1, 3.0, 7.0]
+    assert [answers[rank]["submodels"]["left alone"] for rank in range(2)] == [[1, 3.0, 7], [0, None, None]]
+    assert [answers[rank]["submodels"]["trusted"] for rank in range(2)] == [[1, 3.0, 7], [0, None, None]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.uint8])
+def test_a_digest_sees_one_bit_and_the_order(dtype):
+    weight = torch.arange(100).to(dtype)
+    digest = weight_digest(weight)
+    assert digest == weight_digest(weight.clone())
+    assert digest != weight_digest(weight.flip(0))
+    bits = weight.view(torch.uint8)
+    for place in range(len(bits)):
+        bits[place] ^= 1
+        assert digest != weight_digest(weight)
+        bits[place] ^= 1

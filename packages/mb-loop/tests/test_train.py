@@ -298,6 +298,40 @@ def test_a_scheduled_collection_and_device_wait_do_not_disturb():
     assert train(mb_loop.LoopState(cfg=LoopConfig(train=section))).step == 2
 
 
+def test_operations_are_counted_for_steps_that_were_made():
+    state = mb_loop.LoopState.of(train_iters=4, global_batch_size=2, seq_length=10, iterations_to_skip=[2])
+    train(state, flops=lambda result: 1e18 * result.tokens)
+    assert state.train_state.floating_point_operations_so_far == 3 * 20 * 10**18
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    wanted=st.integers(2, 9), skip=st.sets(st.integers(1, 6)), first=st.integers(1, 4), cut=st.integers(1, 6)
+)
+def test_counters_equal_hand_arithmetic_through_a_stop(wanted, skip, first, cut):
+    """Two ramp-up stages, rounding down to a multiple of the microbatch, skipped steps, and a stop in between."""
+    sizes = {
+        "micro_batch_size": 2,
+        "global_batch_size": 2 * wanted + 1,
+        "decrease_batch_size_if_needed": True,
+    }
+    ramp = [2 * first + 1, 2 * (wanted - first), 12] if first < wanted else None
+    state = mb_loop.LoopState.of(
+        train_iters=6, rampup_batch_size=ramp, iterations_to_skip=sorted(skip), exit_interval=cut, **sizes
+    )
+    train(state, flops=lambda result: result.samples)
+    train(state, flops=lambda result: result.samples, data=tiny.batches())
+
+    hand = mb_loop.TrainState(do_train=True)
+    while hand.step < state.train_state.step:
+        size = 2 * first + 1 if ramp and hand.consumed_train_samples < 12 else 2 * wanted + 1
+        hand.step += 1
+        hand.consumed_train_samples += size - 1
+        hand.skipped_train_samples += size if hand.step in skip else 1
+        hand.floating_point_operations_so_far += 0 if hand.step in skip else size - 1
+    assert state.train_state == hand
+
+
 def test_no_last_step_is_an_error():
     with pytest.raises(mb_loop.TrainSettingsError, match="train_iters: is not set"):
         train(mb_loop.LoopState(cfg=LoopConfig(train=TrainSection())))

@@ -17,8 +17,11 @@ class Log:
     def poll(self):
         self.lines.append("poll")
 
-    def save(self, step):
-        self.lines.append(f"save {step}")
+    def save(self, step, *, again=False):
+        self.lines.append(f"save {step}" + (" again" if again else ""))
+
+    def before_step(self, step):
+        self.lines.append(f"graphs before {step + 1}")
 
     def after_step(self, step=None, *, leaving=None, skipped=None):
         if step is None:
@@ -49,10 +52,12 @@ def make_loop(log, *, train_iters=2, results=None, plan=None, skip=(), interval=
         discard=lambda batch: log.lines.append(f"discard {batch.samples}"),
         events=Events(manager=manager, state=SimpleNamespace(train_state=state), model=[]),
         hooks=log,
+        graphs=log,
+        flops=lambda result: 2.5 * result.samples,
         evaluate=lambda step: log.lines.append(f"evaluate after {step}"),
         housekeeping=lambda step: log.lines.append(f"housekeeping after {step}"),
         saves=log,
-        exits=Exits(clock=lambda: 0.0, start_time=0.0, interval=interval, wish=wish),
+        exits=Exits(interval=interval, wish=wish),
     )
 
 
@@ -62,6 +67,7 @@ def test_one_turn_in_order():
     assert run_turns(loop) == Exit(reason="finished", message="finished all 1 steps")
     assert log.lines == [
         "poll",
+        "graphs before 1",
         "on_train_step_start at 0",
         "step 1 of 4",
         "hooks",
@@ -98,7 +104,7 @@ def test_a_rejected_result_leaves_without_counting_the_step():
     loop = make_loop(log, results={2: {"should_checkpoint": True, "exit_code": 16}})
     leave = run_turns(loop)
     assert (leave.reason, leave.exit_code, loop.state.step) == ("rerun", 16, 1)
-    assert log.lines[-2:] == ["step 2 of 4", "save 1"]
+    assert log.lines[-2:] == ["step 2 of 4", "save 1 again"]
 
 
 def test_the_wish_is_asked_once_after_every_step():

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from mb_loop.callbacks import CallbackManager as CallbackManager
     from mb_loop.callbacks import UnknownEventError as UnknownEventError
     from mb_loop.evaluation import evaluate as evaluate
+    from mb_loop.evaluation import evaluate_after_training as evaluate_after_training
     from mb_loop.evaluation import evaluate_and_print_results as evaluate_and_print_results
+    from mb_loop.graphs import CudaGraphs as CudaGraphs
     from mb_loop.hooks import disable_forward_pre_hook as disable_forward_pre_hook
     from mb_loop.hooks import enable_forward_pre_hook as enable_forward_pre_hook
     from mb_loop.hooks import should_disable_forward_pre_hook as should_disable_forward_pre_hook
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
     from mb_loop.passes import DataExhaustedError as DataExhaustedError
     from mb_loop.passes import ParallelSetupError as ParallelSetupError
     from mb_loop.printing import Print as Print
+    from mb_loop.replicas import ReplicaMismatchError as ReplicaMismatchError
+    from mb_loop.reruns import Reruns as Reruns
     from mb_loop.result import StepResult as StepResult
     from mb_loop.rules import RULES as RULES
     from mb_loop.saves import Checkpointer as Checkpointer
@@ -54,6 +58,8 @@ if TYPE_CHECKING:
     from mb_loop.step import train_step as train_step
     from mb_loop.training import TrainSettingsError as TrainSettingsError
     from mb_loop.training import train as train
+    from mb_loop.validation import ValidationSet as ValidationSet
+    from mb_loop.validation import ValidationSetError as ValidationSetError
     from mb_loop.validation import validation_line as validation_line
 
 _HOMES = {
@@ -63,6 +69,7 @@ _HOMES = {
     "CallbackContext": "callbacks",
     "CallbackManager": "callbacks",
     "Checkpointer": "saves",
+    "CudaGraphs": "graphs",
     "DataExhaustedError": "passes",
     "GlobalState": "settings",
     "LoopState": "settings",
@@ -71,6 +78,8 @@ _HOMES = {
     "ParallelSetupError": "passes",
     "Print": "printing",
     "RULES": "rules",
+    "ReplicaMismatchError": "replicas",
+    "Reruns": "reruns",
     "StepBatch": "microbatches",
     "StepResult": "result",
     "TrainOutcome": "outcome",
@@ -79,9 +88,12 @@ _HOMES = {
     "TrainStateError": "state",
     "TrainStep": "step",
     "UnknownEventError": "callbacks",
+    "ValidationSet": "validation",
+    "ValidationSetError": "validation",
     "disable_forward_pre_hook": "hooks",
     "enable_forward_pre_hook": "hooks",
     "evaluate": "evaluation",
+    "evaluate_after_training": "evaluation",
     "evaluate_and_print_results": "evaluation",
     "forward_backward_plain": "schedule",
     "maybe_inject_state": "injection",

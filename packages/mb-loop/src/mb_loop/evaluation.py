@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from mb_loop.callbacks import CallbackManager, EventName, Events
-from mb_loop.hooks import ForwardPreHooks, should_disable_forward_pre_hook
+from mb_loop.hooks import forward_pre_hooks
 from mb_loop.injection import ForwardStep, prepare_forward_step_func
 from mb_loop.losses import LossGroups, sum_and_count
 from mb_loop.passes import Parallel, Passes
 from mb_loop.schedule import ForwardBackward
-from mb_loop.settings import GlobalState, LoopSettings, evaluation_batch
-from mb_loop.validation import validation_line
+from mb_loop.settings import GlobalState, evaluation_batch
+from mb_loop.validation import validation_line, validation_sets
 
 Kind = Literal["eval", "test"]
 _EVENTS: dict[Kind, tuple[EventName, EventName, EventName, EventName]] = {
@@ -22,13 +22,13 @@ _EVENTS: dict[Kind, tuple[EventName, EventName, EventName, EventName]] = {
     "test": ("on_test_start", "on_test_step_start", "on_test_step_end", "on_test_end"),
 }
 
+TimeIsUp = Callable[[], bool]
+"""Asked before each batch but the first, on all ranks; answers alike on all of them."""
 
-def forward_pre_hooks(cfg: LoopSettings, model: Sequence[Any]) -> ForwardPreHooks:
-    """Return the parameter-gather hooks of a model; none at all in most set-ups."""
-    used = should_disable_forward_pre_hook(
-        cfg.ddp.use_megatron_fsdp, cfg.optimizer.use_distributed_optimizer, cfg.ddp.overlap_param_gather
-    )
-    return ForwardPreHooks(model, used=used)
+
+def no_limit() -> bool:
+    """Give it all the time it takes."""
+    return False
 
 
 def evaluate(  # noqa: PLR0913 (the seed's arguments, and the groups that it found in globals)
@@ -42,15 +42,16 @@ def evaluate(  # noqa: PLR0913 (the seed's arguments, and the groups that it fou
     p2p_communicator: Any = None,
     callbacks: CallbackManager | None = None,
     kind: Kind = "eval",
+    time_is_up: TimeIsUp = no_limit,
 ) -> dict[str, float]:
     """Average the losses of `validation.eval_iters` global batches, with the model in evaluation mode.
 
-    Collective over all ranks of the model; one synchronisation with the host, at the end. Each batch counts into
-    `consumed_valid_samples`. The mode of each chunk and the forward pre-hooks are restored, also after an error.
+    Collective over all ranks of the model; one synchronisation with the host per set, at its end. Each batch counts
+    into `consumed_valid_samples`. The mode of each chunk and the forward pre-hooks are restored, also after an error.
 
     Args:
         forward_step_func: Megatron's contract; see `forward_backward_plain`.
-        data_iterator: an iterator, a list with one per chunk, or None on ranks that read no data.
+        data_iterator: an iterator, a list with one per chunk, None on ranks that read no data; or `ValidationSet`s.
         model: the chunks.
         global_state: counters and settings.
         forward_backward_func: Megatron's schedule; None: the plain one.
@@ -58,13 +59,17 @@ def evaluate(  # noqa: PLR0913 (the seed's arguments, and the groups that it fou
         p2p_communicator: given to the schedule together with `pg_collection`.
         callbacks: hear the events of `kind`.
         kind: "eval" or "test".
+        time_is_up: ends the evaluation early; what was evaluated by then is thrown away, as an average over fewer
+            batches is no number to compare.
 
     Returns:
-        Loss per name; empty when there is nothing to evaluate, and except on the last pipeline stage.
+        Loss per name, with several sets per "name set"; empty when there is nothing to evaluate, when the time was up,
+        and except on the last pipeline stage.
 
     Raises:
         BatchSizeError: the evaluation batch does not divide.
         DataExhaustedError: the data ended.
+        ValidationSetError: the settings ask for sets, and plain data was given.
     """
     cfg = global_state.cfg
     parallel = Parallel(
@@ -82,22 +87,37 @@ def evaluate(  # noqa: PLR0913 (the seed's arguments, and the groups that it fou
     )
     manager = CallbackManager() if callbacks is None else callbacks
     events = Events(manager=manager, state=global_state, model=model)
-    return run_evaluation(passes, events, groups=pg_collection, kind=kind)
+    return run_evaluation(passes, events, groups=pg_collection, kind=kind, time_is_up=time_is_up)
 
 
 def run_evaluation(
-    passes: Passes, events: Events, *, groups: LossGroups | None, kind: Kind
+    passes: Passes,
+    events: Events,
+    *,
+    groups: LossGroups | None,
+    kind: Kind,
+    time_is_up: TimeIsUp = no_limit,
 ) -> dict[str, float]:
     """Do what `evaluate` says, with the parts put together already; state and model are those of `events`."""
     state: GlobalState = events.state
-    if not state.cfg.validation.eval_iters:
+    sets = validation_sets(passes.data_iterator, state.cfg.validation)
+    if not any(each.batches for each in sets):
         return {}
     start, _, _, end = _EVENTS[kind]
     with forward_pre_hooks(state.cfg, events.model).paused(), _evaluation_mode(events.model), torch.no_grad():
         events(start)
-        names, rows = _run_batches(passes, state, events=events, kind=kind)
-        losses = _averages(names, rows, groups=groups)
-        events(end, total_loss_dict=losses)
+        losses: dict[str, float] = {}
+        whole = True
+        for each in sets:
+            rows = _run_batches(
+                passes.reading(each.data()), events, batches=each.batches, kind=kind, time_is_up=time_is_up
+            )
+            if rows is None:
+                losses, whole = {}, False
+                break
+            suffix = f" {each.name}" if each.name else ""
+            losses.update({f"{name}{suffix}": loss for name, loss in _averages(*rows, groups=groups).items()})
+        events(end, total_loss_dict=losses if whole else None)
     return losses
 
 
@@ -114,6 +134,7 @@ def evaluate_and_print_results(  # noqa: PLR0913 (as evaluate, and the prefix)
     p2p_communicator: Any = None,
     callbacks: CallbackManager | None = None,
     kind: Kind = "eval",
+    time_is_up: TimeIsUp = no_limit,
 ) -> str:
     """Evaluate, and write the result as one line between dashes.
 
@@ -132,6 +153,7 @@ def evaluate_and_print_results(  # noqa: PLR0913 (as evaluate, and the prefix)
         p2p_communicator=p2p_communicator,
         callbacks=callbacks,
         kind=kind,
+        time_is_up=time_is_up,
     )
     if not losses:
         return ""
@@ -142,14 +164,56 @@ def evaluate_and_print_results(  # noqa: PLR0913 (as evaluate, and the prefix)
     return line
 
 
+def evaluate_after_training(
+    forward_step_func: ForwardStep,
+    model: Sequence[Any],
+    global_state: GlobalState,
+    *,
+    valid_data_iterator: Any = None,
+    test_data_iterator: Any = None,
+    **keywords: Any,
+) -> tuple[str, str]:
+    """Evaluate on the validation set and on the test set, where the state says that there is one, and write both lines.
+
+    Collective. Call it where `train` has "finished", or did nothing because of `validation.skip_train`.
+
+    Args:
+        forward_step_func: see `evaluate`.
+        model: the chunks.
+        global_state: its `do_valid` and `do_test` decide.
+        valid_data_iterator: data, as for `evaluate`.
+        test_data_iterator: the same, for the test.
+        **keywords: those of `evaluate_and_print_results`, without `kind`.
+
+    Returns:
+        The two lines; empty where there was nothing.
+    """
+    counters = global_state.train_state
+
+    def line(what: str, data: Any, kind: Kind) -> str:
+        prefix = f"iteration {counters.step} on {what} set"
+        return evaluate_and_print_results(
+            prefix, forward_step_func, data, model, global_state, kind=kind, **keywords
+        )
+
+    return (
+        line("validation", valid_data_iterator, "eval") if counters.do_valid else "",
+        line("test", test_data_iterator, "test") if counters.do_test else "",
+    )
+
+
 def _run_batches(
-    passes: Passes, state: GlobalState, *, events: Events, kind: Kind
-) -> tuple[list[str], Tensor | None]:
+    passes: Passes, events: Events, *, batches: int, kind: Kind, time_is_up: TimeIsUp
+) -> tuple[list[str], Tensor | None] | None:
+    """Return names and [sum, count] rows of all batches; None when the time was up before the last."""
+    state: GlobalState = events.state
     batch = evaluation_batch(state.cfg)
     _, step_start, step_end, _ = _EVENTS[kind]
     names: list[str] = []
     rows = None
-    for _ in range(state.cfg.validation.eval_iters or 0):
+    for number in range(batches):
+        if number and time_is_up():
+            return None
         events(step_start)
         microbatches = passes(batch, forward_only=True)
         if microbatches and microbatches[0]:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from mb_loop.settings import LoopSettings
+
 
 class OverlapConfig(Protocol):
     """The field of a Megatron model config that the first step switches off."""
@@ -113,3 +115,11 @@ class ForwardPreHooks:
         for chunk, function in zip(self._model, self._set_aside or (), strict=False):
             chunk.config.param_sync_func = function
         self._set_aside = None
+
+
+def forward_pre_hooks(cfg: LoopSettings, model: Sequence[Any]) -> ForwardPreHooks:
+    """Return the parameter-gather hooks of a model; none at all in most set-ups."""
+    used = should_disable_forward_pre_hook(
+        cfg.ddp.use_megatron_fsdp, cfg.optimizer.use_distributed_optimizer, cfg.ddp.overlap_param_gather
+    )
+    return ForwardPreHooks(model, used=used)

@@ -4,8 +4,12 @@ Everything here is arithmetic on whole numbers, without state: the batch of a st
 before it, so a resumed run needs nothing but that counter.
 """
 
+import re
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
 
 
 class BatchSizeError(ValueError):
@@ -74,8 +78,8 @@ class BatchPlan:
     sizes: tuple[int, ...]
     """Wanted global batch sizes in the order in which they come; one entry when the size is constant."""
 
-    rampup_samples: int = 0
-    """Samples over which the sizes are spread evenly."""
+    thresholds: tuple[int, ...] = (0,)
+    """Consumed samples from which each of the sizes is used; increasing, the first is 0."""
 
     @classmethod
     def of(
@@ -85,14 +89,29 @@ class BatchPlan:
         micro_batch_size: int,
         data_parallel_size: int,
         rampup_batch_size: Sequence[int] | None = None,
+        step_batch_size_schedule: str | None = None,
+        seq_length: int | None = None,
         decrease_batch_size_if_needed: bool = False,
     ) -> "BatchPlan":
-        """Plan a constant batch, or one that grows as `rampup_batch_size=[first, increment, samples]` says.
+        """Plan a constant batch, one that grows as `rampup_batch_size=[first, increment, samples]` says, or steps.
+
+        A schedule such as "0:768 250B:1536" replaces `global_batch_size`; see `parse_schedule`.
 
         Raises:
-            BatchSizeError: a size that will occur does not divide, or the ramp does not end at the global batch.
+            BatchSizeError: a size that will occur does not divide, the ramp does not end at the global batch, the
+                schedule cannot be read, or it is combined with a ramp or with rounding down.
         """
-        sizes, samples = _ramp(global_batch_size, rampup_batch_size)
+        if step_batch_size_schedule is not None:
+            if rampup_batch_size is not None or decrease_batch_size_if_needed:
+                raise BatchSizeError(
+                    f"train.step_batch_size_schedule: {step_batch_size_schedule!r} with rampup_batch_size="
+                    f"{rampup_batch_size}, decrease_batch_size_if_needed={decrease_batch_size_if_needed}; the schedule "
+                    "names every size itself. Leave the other two out."
+                )
+            stages = parse_schedule(step_batch_size_schedule, seq_length=seq_length)
+        else:
+            stages = _ramp(global_batch_size, rampup_batch_size)
+        sizes = tuple(size for _, size in stages)
         batches = {
             size: step_batch(
                 size,
@@ -102,22 +121,56 @@ class BatchPlan:
             )
             for size in sizes
         }
-        return cls(batches=batches, sizes=sizes, rampup_samples=samples)
+        return cls(batches=batches, sizes=sizes, thresholds=tuple(samples for samples, _ in stages))
 
     def at(self, consumed_samples: int) -> StepBatch:
-        """Return the batch of the step that starts after `consumed_samples`.
-
-        The classic rule: with n increments over S samples, the size grows by one increment every S/n samples.
-        """
-        if consumed_samples >= self.rampup_samples:
-            return self.batches[self.sizes[-1]]
-        increments = consumed_samples * (len(self.sizes) - 1) // self.rampup_samples
-        return self.batches[self.sizes[increments]]
+        """Return the batch of the step that starts after `consumed_samples`."""
+        if len(self.sizes) == 1:
+            return self.batches[self.sizes[0]]
+        return self.batches[self.sizes[bisect_right(self.thresholds, consumed_samples) - 1]]
 
 
-def _ramp(global_batch_size: int, rampup: Sequence[int] | None) -> tuple[tuple[int, ...], int]:
+def parse_schedule(text: str, *, seq_length: int | None = None) -> tuple[tuple[int, int], ...]:
+    """Return the (threshold in samples, global batch size) pairs of a step schedule.
+
+    The text has pairs "threshold:size", separated by blanks or commas; K, M, B, T stand for powers of a thousand. With
+    a sequence length the thresholds are tokens, and become samples by whole division; without, they are samples.
+
+    Raises:
+        BatchSizeError: a pair cannot be read, the first threshold is not 0, or they do not increase.
+    """
+    where = f"train.step_batch_size_schedule: {text!r}"
+    pairs = [_PAIR.fullmatch(word) for word in text.replace(",", " ").split()]
+    if not pairs or None in pairs:
+        raise BatchSizeError(f"{where}: is not a list of threshold:size. Write it like '0:768 250B:1536'.")
+    stages = tuple(
+        (_number(pair, "threshold") // (seq_length or 1), _number(pair, "size")) for pair in pairs if pair
+    )
+    thresholds = [threshold for threshold, _ in stages]
+    rising = all(low < high for low, high in pairwise(thresholds))
+    if thresholds[0] != 0 or not rising or min(size for _, size in stages) < 1:
+        raise BatchSizeError(
+            f"{where}: gives sizes from {list(stages)} (samples, size); the first must start at 0, and each begin "
+            "after the one before, with a positive size. Correct the thresholds."
+        )
+    return stages
+
+
+_PAIR = re.compile(
+    r"(?P<threshold>\d+(?:\.\d+)?)(?P<threshold_unit>[KMBT]?):(?P<size>\d+(?:\.\d+)?)(?P<size_unit>[KMBT]?)",
+    re.IGNORECASE,
+)
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+
+
+def _number(pair: re.Match[str], name: str) -> int:
+    return int(Fraction(pair[name]) * _UNITS[pair[f"{name}_unit"].upper()])
+
+
+def _ramp(global_batch_size: int, rampup: Sequence[int] | None) -> tuple[tuple[int, int], ...]:
+    """Return the stages of the classic rule: with n increments over S samples, one increment every S/n samples."""
     if rampup is None:
-        return (global_batch_size,), 0
+        return ((0, global_batch_size),)
     where = f"train.rampup_batch_size: {list(rampup)} with global_batch_size={global_batch_size}"
     if len(rampup) != 3 or min(rampup) < 1:
         raise BatchSizeError(
@@ -129,4 +182,8 @@ def _ramp(global_batch_size: int, rampup: Sequence[int] | None) -> tuple[tuple[i
             f"{where}: increments of {increment} from {first} do not end at {global_batch_size}. "
             "Choose a first batch and an increment that reach the global batch exactly."
         )
-    return tuple(range(first, global_batch_size + 1, increment)), samples
+    increments = (global_batch_size - first) // increment
+    return tuple(
+        (-(-number * samples // max(increments, 1)), first + number * increment)
+        for number in range(increments + 1)
+    )

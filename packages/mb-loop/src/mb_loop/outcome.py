@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Reason = Literal["finished", "signal", "duration", "interval", "rerun"]
+Reason = Literal["finished", "signal", "duration", "interval", "stragglers", "rerun", "skip_train"]
 """Why the loop was left; "signal" stands for any wish that `exit_wish` brought."""
 
 

@@ -1,6 +1,7 @@
 """Forward and backward passes of a step, by whichever schedule. Needs torch."""
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -81,11 +82,11 @@ class Passes:
         seq_length: int | None,
         parallel: Parallel,
     ) -> None:
+        self.data_iterator = data_iterator
         schedule = parallel.forward_backward_func
         self._run = forward_backward_plain if schedule is None else schedule
-        self._arguments = {
+        self._arguments: dict[str, Any] = {
             "forward_step_func": forward_step,
-            "data_iterator": data_iterator,
             "model": list(model),
             "seq_length": seq_length,
             "decoder_seq_length": seq_length,
@@ -93,6 +94,12 @@ class Passes:
         if parallel.p2p_communicator is not None:
             self._arguments["p2p_communicator"] = parallel.p2p_communicator
             self._arguments["pg_collection"] = parallel.pg_collection
+
+    def reading(self, data_iterator: Any) -> "Passes":
+        """Return the same passes on other data."""
+        other = copy(self)
+        other.data_iterator = data_iterator
+        return other
 
     def __call__(self, batch: StepBatch, *, forward_only: bool) -> list[dict[str, Tensor]]:
         """Run the passes of one batch; return what the loss function reported, per microbatch.
@@ -103,6 +110,7 @@ class Passes:
         try:
             return self._run(
                 **self._arguments,
+                data_iterator=self.data_iterator,
                 num_microbatches=batch.num_microbatches,
                 micro_batch_size=batch.micro_batch_size,
                 forward_only=forward_only,

@@ -44,3 +44,8 @@ class StepResult:
 
     exit_code: int | None = None
     """A rerun machine asks to end the run with this code; the step then does not count."""
+
+
+def no_flops(result: StepResult) -> float:
+    """Count no operations of a step."""
+    return 0.0

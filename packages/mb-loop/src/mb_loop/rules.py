@@ -19,24 +19,11 @@ class Rule:
     passes: Mapping[str, object]
 
 
-def _not_compared(interval: int | None) -> str | None:
-    return None if interval is None else f"{interval} would compare nothing"
-
-
 def _collections_possible(manual: bool, interval: int) -> str | None:
     return f"manual_gc_interval={interval} is negative" if manual and interval < 0 else None
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(
-        id="LP01",
-        fields=("train.check_weight_hash_across_dp_replicas_interval",),
-        test=_not_compared,
-        why="this version does not compare the weights of replicas, and silence would look like agreement",
-        fix="Leave it unset.",
-        fails={"train.check_weight_hash_across_dp_replicas_interval": 100},
-        passes={"train.check_weight_hash_across_dp_replicas_interval": None},
-    ),
     Rule(
         id="LP02",
         fields=("train.manual_gc", "train.manual_gc_interval"),

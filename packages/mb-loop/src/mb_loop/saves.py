@@ -53,9 +53,9 @@ class Saver:
         if self._checkpointer is not None:
             self._checkpointer.poll(blocking=blocking)
 
-    def save(self, step: int) -> None:
-        """Write a lasting checkpoint, unless there is one of this step already."""
-        if not self.saved(step):
+    def save(self, step: int, *, again: bool = False) -> None:
+        """Write a lasting checkpoint, unless there is one of this step already; `again`: also then, in its place."""
+        if again or not self.saved(step):
             self._write(step, temporary=False)
 
     def after_step(self, step: int, *, leaving: bool) -> None:

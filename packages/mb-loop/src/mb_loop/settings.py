@@ -28,6 +28,10 @@ class TrainSettings(Protocol):
         """[first batch, increment, samples]."""
 
     @property
+    def step_batch_size_schedule(self) -> str | None:
+        """Batch sizes by what was consumed, such as "0:768 250B:1536"."""
+
+    @property
     def decrease_batch_size_if_needed(self) -> bool:
         """Round the batch down instead of refusing it."""
 
@@ -63,6 +67,18 @@ class TrainSettings(Protocol):
     def empty_unused_memory_level(self) -> int:
         """Free the device cache after the backward pass (1) and after the optimizer too (2)."""
 
+    @property
+    def check_weight_hash_across_dp_replicas_interval(self) -> int | None:
+        """Steps between comparisons of the weights of replicas."""
+
+    @property
+    def check_optimizer_step_success(self) -> bool:
+        """A step counts as done only where it was done on all model-parallel ranks."""
+
+    @property
+    def skip_sync_grad_norm_across_mp(self) -> bool:
+        """Leave the gradient norm as each model-parallel rank has it."""
+
 
 class ValidationSettings(Protocol):
     """The fields of the section `validation` that are read."""
@@ -86,6 +102,18 @@ class ValidationSettings(Protocol):
     @property
     def eval_micro_batch_size(self) -> int | None:
         """Sequences of one rank in one evaluation pass; None: as in training."""
+
+    @property
+    def skip_train(self) -> bool:
+        """Make no training step."""
+
+    @property
+    def full_validation(self) -> bool:
+        """Evaluate each validation set to its end."""
+
+    @property
+    def multiple_validation_sets(self) -> bool:
+        """Report each validation set on its own."""
 
 
 class CheckpointSettings(Protocol):
@@ -113,11 +141,15 @@ class DdpSettings(Protocol):
 
 
 class OptimizerSettings(Protocol):
-    """The field of the section `optimizer` that is read."""
+    """The fields of the section `optimizer` that are read."""
 
     @property
     def use_distributed_optimizer(self) -> bool:
         """Optimizer states are spread over the data-parallel ranks."""
+
+    @property
+    def reuse_grad_buf_for_mxfp8_param_ag(self) -> bool:
+        """MXFP8 parameters are gathered through the gradient buffer."""
 
 
 class ModelSettings(Protocol):
@@ -184,6 +216,7 @@ class TrainSection:
     micro_batch_size: int | None = 1
     global_batch_size: int | None = 1
     rampup_batch_size: Sequence[int] | None = None
+    step_batch_size_schedule: str | None = None
     decrease_batch_size_if_needed: bool = False
     iterations_to_skip: Sequence[int] = ()
     exit_interval: int | None = None
@@ -193,6 +226,9 @@ class TrainSection:
     manual_gc_eval: bool = True
     train_sync_interval: int | None = None
     empty_unused_memory_level: int = 0
+    check_weight_hash_across_dp_replicas_interval: int | None = None
+    check_optimizer_step_success: bool = True
+    skip_sync_grad_norm_across_mp: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,6 +240,9 @@ class ValidationSection:
     start_eval_at_iter: int | None = None
     eval_global_batch_size: int | None = None
     eval_micro_batch_size: int | None = None
+    skip_train: bool = False
+    full_validation: bool = False
+    multiple_validation_sets: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,6 +266,7 @@ class OptimizerSection:
     """A plain `optimizer` section: every rank holds all states."""
 
     use_distributed_optimizer: bool = False
+    reuse_grad_buf_for_mxfp8_param_ag: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,6 +313,7 @@ class LoopState:
         exit_duration_in_mins: float | None = None,
         iterations_to_skip: Sequence[int] = (),
         rampup_batch_size: Sequence[int] | None = None,
+        step_batch_size_schedule: str | None = None,
         decrease_batch_size_if_needed: bool = False,
     ) -> "LoopState":
         """Build a state; None as global batch means one microbatch a step on each rank.
@@ -288,6 +329,7 @@ class LoopState:
                     micro_batch_size=micro_batch_size,
                     global_batch_size=global_batch_size,
                     rampup_batch_size=rampup_batch_size,
+                    step_batch_size_schedule=step_batch_size_schedule,
                     decrease_batch_size_if_needed=decrease_batch_size_if_needed,
                     iterations_to_skip=iterations_to_skip,
                     exit_interval=exit_interval,
@@ -309,11 +351,15 @@ def batch_plan(cfg: LoopSettings) -> BatchPlan:
         BatchSizeError: a size is not set, or the sizes do not fit.
     """
     train = cfg.train
+    schedule = train.step_batch_size_schedule
+    wanted = train.global_batch_size
     return BatchPlan.of(
-        _size("train.global_batch_size", train.global_batch_size),
+        _size("train.global_batch_size", wanted) if schedule is None else 0,
         micro_batch_size=_size("train.micro_batch_size", train.micro_batch_size),
         data_parallel_size=_size("data_parallel_size", cfg.data_parallel_size),
         rampup_batch_size=train.rampup_batch_size,
+        step_batch_size_schedule=schedule,
+        seq_length=cfg.model.seq_length,
         decrease_batch_size_if_needed=train.decrease_batch_size_if_needed,
     )
 

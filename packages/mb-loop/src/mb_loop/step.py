@@ -1,25 +1,30 @@
 """One training step. Needs torch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mb_loop.hooks import forward_pre_hooks
 from mb_loop.injection import ForwardStep, prepare_forward_step_func
 from mb_loop.losses import LossGroups, reduce_losses
 from mb_loop.microbatches import StepBatch
+from mb_loop.mxfp8 import nothing, parameter_copy
 from mb_loop.optimizers import Optimizer, Scheduler, learning_rate, scheduler_step, update
 from mb_loop.passes import GradientBuffer, Parallel, Passes
+from mb_loop.reruns import NoReruns, Reruns
 from mb_loop.result import StepResult
 from mb_loop.schedule import ForwardBackward
 from mb_loop.settings import GlobalState, LoopSettings, batch_plan
+from mb_loop.submodels import step_agreement
 
 
 class TrainStep:
     """One step: passes, optimizer, scheduler.
 
-    No host synchronisation and no collective of its own but one all-reduce of the losses on the last pipeline stage.
+    No host synchronisation and no collective of its own but one all-reduce of the losses on the last pipeline stage;
+    `reruns` may have its own, and see `step_agreement`. Building one is collective over `groups.mp`, if there is one.
 
     Args:
         passes: forward and backward.
@@ -27,7 +32,9 @@ class TrainStep:
         optimizer: Megatron's or torch's.
         scheduler: Megatron's, torch's or None.
         groups: losses are averaged over its dp_cp; None: over microbatches only.
-        cfg: `model.seq_length` and `train.empty_unused_memory_level` are read, once.
+        cfg: `model.seq_length` and some fields of `train` are read, once.
+        reruns: decides whether the passes are made again.
+        after_zeroing: called each time when the gradients were zeroed.
     """
 
     def __init__(
@@ -39,6 +46,8 @@ class TrainStep:
         scheduler: Scheduler | None,
         groups: LossGroups | None,
         cfg: LoopSettings,
+        reruns: Reruns | None = None,
+        after_zeroing: Callable[[], None] = nothing,
     ) -> None:
         self._passes = passes
         self._buffers = [chunk for chunk in model if isinstance(chunk, GradientBuffer)]
@@ -47,18 +56,27 @@ class TrainStep:
         self._groups = groups
         self._seq_length = cfg.model.seq_length
         self._empty_cache_level = cfg.train.empty_unused_memory_level
+        self._reruns = NoReruns() if reruns is None else reruns
+        self._after_zeroing = after_zeroing
+        self._agree = step_agreement(optimizer, groups, settings=cfg.train)
 
     def __call__(self, step: int, batch: StepBatch) -> StepResult:
         """Make the step of this number with a batch of this size. Collective over all ranks of the model."""
-        for buffer in self._buffers:
-            buffer.zero_grad_buffer()
-        self._optimizer.zero_grad()
-        microbatches = self._passes(batch, forward_only=False)
+        microbatches = []
+        while self._reruns.should_run_forward_backward(self._passes.data_iterator):
+            for buffer in self._buffers:
+                buffer.zero_grad_buffer()
+            self._optimizer.zero_grad()
+            self._after_zeroing()
+            microbatches = self._passes(batch, forward_only=False)
+        save, leave, exit_code = self._reruns.should_checkpoint_and_exit()
+        if leave:
+            return self._rejected(step, batch, save=save, exit_code=exit_code)
         if self._empty_cache_level >= 1:
             torch.cuda.empty_cache()
 
         rate = learning_rate(self._optimizer)
-        taken = update(self._optimizer)
+        taken = self._agree(update(self._optimizer))
         if taken.done:
             self._advance(batch.samples)
         if self._empty_cache_level >= 2:
@@ -73,6 +91,18 @@ class TrainStep:
             learning_rate=rate,
             samples=batch.samples,
             tokens=None if self._seq_length is None else batch.samples * self._seq_length,
+            should_checkpoint=save,
+        )
+
+    @staticmethod
+    def _rejected(step: int, batch: StepBatch, *, save: bool, exit_code: int) -> StepResult:
+        return StepResult(
+            step=step,
+            losses={},
+            skipped=True,
+            samples=batch.samples,
+            should_checkpoint=save,
+            exit_code=exit_code,
         )
 
 
@@ -87,10 +117,12 @@ def train_step(  # noqa: PLR0913 (the seed's arguments, and the groups that it f
     pg_collection: LossGroups | None = None,
     forward_backward_func: ForwardBackward | None = None,
     p2p_communicator: Any = None,
+    reruns: Reruns | None = None,
 ) -> tuple[dict[str, Tensor], int, bool, bool, int, Any, Any]:
     """Make one step outside of `train`; the counters of the state stay as they are.
 
-    Collective over all ranks of the model. `TrainStep` does the same for many steps and returns a `StepResult`.
+    Collective over all ranks of the model. `TrainStep` does the same for many steps and returns a `StepResult`. A rerun
+    machine reads the data through an iterator of its own: pass what its `begin` returned.
 
     Returns:
         losses, skipped (0 or 1), should_checkpoint, should_exit, exit_code, grad_norm, num_zeros_in_grad.
@@ -110,7 +142,14 @@ def train_step(  # noqa: PLR0913 (the seed's arguments, and the groups that it f
         parallel=parallel,
     )
     make = TrainStep(
-        passes, model=model, optimizer=optimizer, scheduler=scheduler, groups=pg_collection, cfg=cfg
+        passes,
+        model=model,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        groups=pg_collection,
+        cfg=cfg,
+        reruns=reruns,
+        after_zeroing=parameter_copy(cfg, optimizer, hooks=forward_pre_hooks(cfg, model)),
     )
     result = make(state.step + 1, batch_plan(cfg).at(state.consumed_train_samples))
     return (

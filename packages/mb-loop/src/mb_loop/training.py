@@ -7,22 +7,28 @@ from typing import Any
 import torch
 
 from mb_loop.callbacks import Callback, CallbackManager, Events
-from mb_loop.evaluation import forward_pre_hooks, run_evaluation
+from mb_loop.duration import Duration
+from mb_loop.evaluation import TimeIsUp, no_limit, run_evaluation
 from mb_loop.exits import Exits, ExitWish, no_wish
 from mb_loop.garbage import Garbage
-from mb_loop.hooks import ForwardPreHooks
+from mb_loop.graphs import CudaGraphs, GraphCapture
+from mb_loop.hooks import ForwardPreHooks, forward_pre_hooks
 from mb_loop.injection import ForwardStep, prepare_forward_step_func
 from mb_loop.losses import LossGroups
 from mb_loop.microbatches import StepBatch
+from mb_loop.mxfp8 import parameter_copy
 from mb_loop.optimizers import Optimizer, Scheduler
 from mb_loop.outcome import TrainOutcome
 from mb_loop.passes import DataExhaustedError, Parallel, Passes
+from mb_loop.replicas import ReplicaCheck
+from mb_loop.reruns import NoReruns, Reruns
+from mb_loop.result import StepResult, no_flops
 from mb_loop.saves import Checkpointer, Saver
 from mb_loop.schedule import ForwardBackward
 from mb_loop.settings import GlobalState, batch_plan, evaluation_batch
 from mb_loop.step import TrainStep
 from mb_loop.turns import Loop, StepEnd, run_turns
-from mb_loop.validation import evaluation_due
+from mb_loop.validation import evaluation_due, evaluation_possible, validation_sets
 
 
 class TrainSettingsError(ValueError):
@@ -47,13 +53,18 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
     callbacks: Iterable[Callback] | CallbackManager = (),
     checkpointer: Checkpointer | None = None,
     exit_wish: ExitWish | None = None,
+    straggler_wish: ExitWish = no_wish,
+    reruns: Reruns | None = None,
+    flops: Callable[[StepResult], float] = no_flops,
+    cuda_graphs: CudaGraphs | None = None,
     clock: Callable[[], float] = time.time,
 ) -> TrainOutcome:
     """Train up to `train.train_iters`, from wherever `global_state.train_state` stands.
 
     Collective: all ranks of the model call it with the same settings and counters. Adds no host synchronisation to a
     step, and one collective: the all-reduce of the losses on the last pipeline stage. With
-    `train.exit_duration_in_mins` and several ranks, one more all-reduce and one synchronisation per step agree on it.
+    `train.exit_duration_in_mins` ranks compare their clocks some dozen times in a run (`Duration`). `reruns`, and
+    models of which some ranks train nothing (`step_agreement`), cost one collective and one synchronisation a step.
     On return the forward pre-hooks are off and the parameters whole. `on_train_end` is fired on every way out.
 
     Args:
@@ -73,6 +84,10 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
         callbacks: called in order; a manager keeps its `user_state`.
         checkpointer: None: nothing is saved. Whether a directory is set is its own business.
         exit_wish: asked once after each step; must answer alike on all ranks.
+        straggler_wish: the same, for slow ranks.
+        reruns: runs suspicious steps again; `mb_loop.mcore.MegatronReruns`. None: never.
+        flops: operations of a step over all ranks; added up in `floating_point_operations_so_far`.
+        cuda_graphs: captured after their warm-up; None: no graphs.
         clock: seconds; the one that `global_state.start_time` was read from.
 
     Returns:
@@ -82,6 +97,8 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
         TrainSettingsError: train_iters is not set, or non-loss data is asked for.
         BatchSizeError: the batch sizes do not fit, those of the evaluations included.
         ParallelSetupError: a parallel run without its group or schedule.
+        ValidationSetError: the settings ask for validation sets, and plain data was given.
+        ReplicaMismatchError: replicas hold different weights.
         DataExhaustedError: the data ended before the steps did.
     """
     if process_non_loss_data_func is not None or non_loss_data_func is not None:
@@ -99,6 +116,9 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
     )
     parallel.check(cfg, model)
 
+    if cfg.validation.skip_train:
+        return _nothing_to_do(state.step)
+
     manager = callbacks if isinstance(callbacks, CallbackManager) else CallbackManager(callbacks)
     events = Events(
         manager=manager, state=global_state, model=model, optimizer=optimizer, scheduler=scheduler
@@ -107,6 +127,23 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
     garbage = Garbage(cfg.train)
     saver = Saver(checkpointer, settings=cfg.checkpoint, hooks=hooks, events=events, start_step=state.step)
     forward_step = prepare_forward_step_func(forward_step_func, global_state)
+    reruns = NoReruns() if reruns is None else reruns
+    train_data_iterator = reruns.begin(state.step, train_data_iterator)
+    graphs = GraphCapture(cuda_graphs, hooks=hooks, start_step=state.step)
+    start_time = clock() if global_state.start_time is None else global_state.start_time
+    minutes = cfg.train.exit_duration_in_mins
+    duration = (
+        None
+        if minutes is None
+        else Duration(minutes=minutes, clock=clock, start_time=start_time, longest=longest)
+    )
+    replicas = ReplicaCheck(
+        model,
+        interval=cfg.train.check_weight_hash_across_dp_replicas_interval,
+        groups=pg_collection,
+        hooks=hooks,
+        any_rank=any_rank,
+    )
 
     def passes(data_iterator: Any) -> Passes:
         return Passes(
@@ -129,41 +166,54 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
             scheduler=scheduler,
             groups=pg_collection,
             cfg=cfg,
+            reruns=reruns,
+            after_zeroing=parameter_copy(cfg, optimizer, hooks=hooks),
         ),
         discard=_discard(train_data_iterator),
         events=events,
         hooks=hooks,
+        graphs=graphs,
+        flops=flops,
         evaluate=_evaluation(
             passes(valid_data_iterator),
             Events(manager=manager, state=global_state, model=model),
             groups=pg_collection,
             garbage=garbage,
+            reruns=reruns,
+            time_is_up=no_limit if duration is None else duration.passed,
         ),
-        housekeeping=_housekeeping(garbage, sync_interval=cfg.train.train_sync_interval),
+        housekeeping=_housekeeping(garbage, replicas, sync_interval=cfg.train.train_sync_interval),
         saves=saver,
         exits=Exits(
-            clock=clock,
-            start_time=clock() if global_state.start_time is None else global_state.start_time,
-            duration_minutes=cfg.train.exit_duration_in_mins,
+            duration=duration,
             interval=cfg.train.exit_interval,
             wish=no_wish if exit_wish is None else exit_wish,
-            any_rank=any_rank,
+            slow=straggler_wish,
         ),
     )
     for chunk in model:
         chunk.train()
     with garbage.managed():
-        return _run(loop, hooks=hooks, saver=saver)
+        return _run(loop, hooks=hooks, saver=saver, first=replicas, last=graphs)
 
 
-def _run(loop: Loop, *, hooks: ForwardPreHooks, saver: Saver) -> TrainOutcome:
+def _nothing_to_do(step: int) -> TrainOutcome:
+    message = f"validation.skip_train: no step was made after step {step}"
+    return TrainOutcome(reason="skip_train", message=message, step=step, exit_code=0, saved=False)
+
+
+def _run(
+    loop: Loop, *, hooks: ForwardPreHooks, saver: Saver, first: ReplicaCheck, last: GraphCapture
+) -> TrainOutcome:
     """Run the turns, save what the end asks for, and fire `on_train_end` whatever happens."""
     outcome = None
     try:
+        first.at_start(loop.state.step)
         loop.events("on_train_start")
         hooks.begin()
         leave = run_turns(loop)
         hooks.end()
+        last.end()
         if leave.reason == "finished":
             saver.finish(loop.state.step)
         saver.poll(blocking=True)
@@ -181,12 +231,17 @@ def _run(loop: Loop, *, hooks: ForwardPreHooks, saver: Saver) -> TrainOutcome:
 
 def any_rank(flag: bool) -> bool:
     """Say whether the flag is set on any rank. Collective over the world; synchronises with the device there."""
+    return longest(float(flag)) > 0
+
+
+def longest(value: float) -> float:
+    """Return the largest value of all ranks. Collective over the world; synchronises with the device there."""
     if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
-        return flag
+        return value
     device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
-    value = torch.tensor(int(flag), device=device)
-    torch.distributed.all_reduce(value, op=torch.distributed.ReduceOp.MAX)
-    return bool(value.item())
+    largest = torch.tensor(value, device=device, dtype=torch.float64)
+    torch.distributed.all_reduce(largest, op=torch.distributed.ReduceOp.MAX)
+    return float(largest.item())
 
 
 def _discard(data_iterator: Any) -> Callable[[StepBatch], None]:
@@ -207,23 +262,34 @@ def _discard(data_iterator: Any) -> Callable[[StepBatch], None]:
 _END = object()
 
 
-def _evaluation(passes: Passes, events: Events, *, groups: LossGroups | None, garbage: Garbage) -> StepEnd:
+def _evaluation(
+    passes: Passes,
+    events: Events,
+    *,
+    groups: LossGroups | None,
+    garbage: Garbage,
+    reruns: Reruns,
+    time_is_up: TimeIsUp,
+) -> StepEnd:
     cfg = events.state.cfg
-    if events.state.train_state.do_valid and cfg.validation.eval_iters and cfg.validation.eval_interval:
-        evaluation_batch(cfg)  # sizes that do not fit are refused now, not at the first evaluation
+    wanted = evaluation_possible(cfg.validation) and cfg.validation.eval_interval
+    if events.state.train_state.do_valid and wanted:
+        evaluation_batch(cfg)  # what does not fit is refused now, not at the first evaluation
+        validation_sets(passes.data_iterator, cfg.validation)
 
     def run(step: int) -> None:
         if evaluation_due(cfg.validation, events.state.train_state):
-            with garbage.around_evaluation():
-                run_evaluation(passes, events, groups=groups, kind="eval")
+            with garbage.around_evaluation(), reruns.paused():
+                run_evaluation(passes, events, groups=groups, kind="eval", time_is_up=time_is_up)
 
     return run
 
 
-def _housekeeping(garbage: Garbage, *, sync_interval: int | None) -> StepEnd:
+def _housekeeping(garbage: Garbage, replicas: ReplicaCheck, *, sync_interval: int | None) -> StepEnd:
     def run(step: int) -> None:
         if sync_interval and step % sync_interval == 0 and torch.cuda.is_available():
             torch.cuda.synchronize()
+        replicas(step)
         garbage.after_step(step)
 
     return run

@@ -14,6 +14,13 @@ from mb_loop.result import StepResult
 from mb_loop.state import TrainState
 
 
+class Graphs(Protocol):
+    """CUDA graphs: see `GraphCapture`."""
+
+    def before_step(self, step: int) -> None:
+        """Capture when it is time."""
+
+
 class Hooks(Protocol):
     """Parameter-gather hooks: see `ForwardPreHooks`."""
 
@@ -27,8 +34,8 @@ class Saves(Protocol):
     def poll(self) -> None:
         """Look after background writes."""
 
-    def save(self, step: int) -> None:
-        """Write a lasting checkpoint, once a step."""
+    def save(self, step: int, *, again: bool = False) -> None:
+        """Write a lasting checkpoint, once a step unless `again`."""
 
     def after_step(self, step: int, *, leaving: bool) -> None:
         """Save what is due."""
@@ -62,6 +69,9 @@ class Loop:
     """Use up the data of a step."""
     events: Events
     hooks: Hooks
+    graphs: Graphs
+    flops: Callable[[StepResult], float]
+    """Operations of a step, over all ranks."""
     evaluate: StepEnd
     housekeeping: StepEnd
     saves: Saves
@@ -86,14 +96,16 @@ def run_turns(loop: Loop) -> Exit:
             loop.discard(batch)
             count(state, batch, trained=False)
         else:
+            loop.graphs.before_step(state.step)
             loop.events("on_train_step_start")
             result = loop.step(state.step + 1, batch)
             if result.should_checkpoint:
-                loop.saves.save(state.step)
+                loop.saves.save(state.step, again=True)  # with the rerun machine's state in it
             if result.exit_code is not None:
                 return _rerun_exit(state.step, result.exit_code)
             loop.hooks.after_step(skipped=result.skipped)
             count(state, batch, trained=True)
+            state.floating_point_operations_so_far += int(loop.flops(result))
             loop.events("on_train_step_end", result=result)
             loop.evaluate(state.step)
             loop.housekeeping(state.step)

@@ -1,0 +1,81 @@
+"""One answer of the optimizer on all model-parallel ranks, where they could differ. Needs torch."""
+
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch.distributed import ProcessGroup
+
+from mb_loop.optimizers import Optimizer, Update
+from mb_loop.settings import TrainSettings
+
+Agreement = Callable[[Update], Update]
+
+
+@runtime_checkable
+class ModelParallelGroup(Protocol):
+    """Megatron's ProcessGroupCollection, where it has this group."""
+
+    @property
+    def mp(self) -> ProcessGroup:
+        """The ranks that share one replica of the model."""
+
+
+def as_it_is(taken: Update) -> Update:
+    """Trust the optimizer."""
+    return taken
+
+
+def step_agreement(optimizer: Optimizer, groups: object, *, settings: TrainSettings) -> Agreement:
+    """Return what makes the answers of the optimizer equal over `groups.mp`.
+
+    Megatron's optimizer has agreed on success and norm already wherever each rank trains something. Only where a rank
+    trains no dense or no expert weights while another does (a frozen part) can answers differ: found out here, with one
+    collective, and only then a step costs one more collective and one wait for the device. Collective over `groups.mp`.
+    """
+    wanted = settings.check_optimizer_step_success or not settings.skip_sync_grad_norm_across_mp
+    if not (wanted and isinstance(groups, ModelParallelGroup)):
+        return as_it_is
+    group = groups.mp
+    if group.size() == 1 or _all_alike(optimizer, group):
+        return as_it_is
+
+    def agree(taken: Update) -> Update:
+        own = [not taken.done, *_present(taken.grad_norm), *_present(taken.num_zeros_in_grad)]
+        values = torch.tensor(own, dtype=torch.float64, device=_device(group))
+        torch.distributed.all_reduce(values, op=torch.distributed.ReduceOp.MAX, group=group)
+        failed, has_norm, norm, has_zeros, zeros = values.tolist()
+        return Update(
+            done=not failed if settings.check_optimizer_step_success else taken.done,
+            grad_norm=_value(has_norm, norm)
+            if not settings.skip_sync_grad_norm_across_mp
+            else taken.grad_norm,
+            num_zeros_in_grad=_value(has_zeros, zeros),
+        )
+
+    return agree
+
+
+def _all_alike(optimizer: Optimizer, group: ProcessGroup) -> bool:
+    kinds = {
+        getattr(weight, "allreduce", True) is not False
+        for part in optimizer.param_groups
+        for weight in part["params"]
+    }
+    own = [int(True in kinds), int(False in kinds)]
+    values = torch.tensor([*own, *(-each for each in own)], device=_device(group))
+    torch.distributed.all_reduce(values, op=torch.distributed.ReduceOp.MAX, group=group)
+    most_dense, most_expert, least_dense, least_expert = values.tolist()
+    return bool(most_dense == -least_dense and most_expert == -least_expert)
+
+
+def _device(group: ProcessGroup) -> str:
+    return "cuda" if torch.distributed.get_backend(group) == "nccl" else "cpu"
+
+
+def _present(value: Any) -> tuple[float, float]:
+    return (0.0, float("-inf")) if value is None else (1.0, float(value))
+
+
+def _value(present: float, value: float) -> float | None:
+    return value if present else None

@@ -1,0 +1,140 @@
+"""Megatron's rerun machine, driven by the loop, on a gloo rank of its own."""
+
+from dataclasses import dataclass
+from itertools import count
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("megatron.core")
+mb_host = pytest.importorskip("mb_host")
+
+import mb_loop  # noqa: E402
+
+
+@dataclass
+class Section:
+    rerun_mode: str = "validate_results"
+    spiky_loss_factor: float = 10.0
+    error_injection_rate: int = 0
+    error_injection_type: str = "transient_error"
+    check_for_nan_in_loss: bool = True
+    check_for_spiky_loss: bool = False
+
+
+class Saves:
+    """Keeps what a checkpoint would keep of the machine."""
+
+    def __init__(self, reruns):
+        self.reruns, self.steps, self.state = reruns, [], None
+
+    def save(self, step, *, temporary):
+        self.steps.append(step)
+        self.state = self.reruns.state_dict()
+
+    def poll(self, *, blocking):
+        pass
+
+
+def train(*, steps=6, bad_batch=None, bad_times=0, value=float("nan"), waiting=None, step=0, **section):
+    """Train on the batches 0, 1, 2, ...; the loss of one of them is bad, the first so many times."""
+    from mb_loop.mcore import MegatronReruns
+
+    torch.manual_seed(3)
+    model = torch.nn.Linear(4, 4)
+    seen = []
+
+    def forward_step(iterator, model):
+        number = next(iterator)
+        seen.append(number)
+
+        def loss_function(output):
+            loss = torch.nn.functional.dropout(output, 0.5).square().mean()
+            bad = number == bad_batch and seen.count(number) <= bad_times
+            reruns.inspect_loss(loss.detach() * value if bad else loss.detach())
+            return loss, {"loss": loss.detach()}
+
+        return model(torch.full((2, 4), 1.0 + number % 3)), loss_function
+
+    reruns = MegatronReruns(Section(**section))
+    if waiting is not None:
+        reruns.load_state_dict(waiting)
+    saves = Saves(reruns)
+    state = mb_loop.LoopState.of(
+        train_iters=steps, global_batch_size=2, save_interval=1, eval_iters=1, eval_interval=2
+    )
+    state.train_state.step = step
+    outcome = mb_loop.train(
+        forward_step, [model], torch.optim.SGD(model.parameters(), lr=0.01), None,
+        count(2 * step), iter(range(1000, 2000)), state, checkpointer=saves, reruns=reruns,
+    )  # fmt: skip
+    return SimpleNamespace(
+        ending=(outcome.reason, outcome.exit_code, outcome.step),
+        batches=[number for number in seen if number < 1000],
+        saved=saves.steps,
+        state=saves.state and {**saves.state, "sharded": saves.state["sharded"].data},
+        weight=model.weight.tolist(),
+    )
+
+
+@pytest.fixture(scope="module")
+def rank():
+    with mb_host.RankPool(1) as pool:
+        yield lambda **keywords: pool.run(partial_train, keywords)[0]
+
+
+def partial_train(keywords):
+    return train(**keywords)
+
+
+def test_without_a_fault_nothing_changes(rank):
+    reference = rank(rerun_mode="disabled")
+    assert reference.ending == ("finished", 0, 6)
+    for mode in ("validate_results", "report_determinism_stats"):
+        run = rank(rerun_mode=mode)
+        assert (run.ending, run.weight) == (reference.ending, reference.weight)
+
+
+def test_a_passing_fault_ends_with_17_and_without_a_checkpoint(rank):
+    run = rank(bad_batch=7, bad_times=1)
+    assert (run.ending, run.saved) == (("rerun", 17, 3), [1, 2, 3])
+    assert run.batches == [0, 1, 2, 3, 4, 5, 6, 7, 6, 7]
+
+
+def test_a_lasting_fault_ends_with_16_and_a_checkpoint_and_is_told_apart_elsewhere(rank):
+    run = rank(bad_batch=7, bad_times=9)
+    assert (run.ending, run.saved) == (
+        ("rerun", 16, 3),
+        [1, 2, 3, 3],
+    )  # the second one has the machine's state
+
+    here = rank(bad_batch=7, bad_times=9, waiting=run.state, step=3)
+    assert (here.ending, here.saved, here.batches) == (("rerun", 16, 3), [], [6, 7])
+
+    run.state["sharded"]["suspicious_node"] = "another node"
+    elsewhere = rank(bad_batch=7, bad_times=9, waiting=run.state, step=3)
+    assert (elsewhere.ending, elsewhere.saved) == (("rerun", 17, 3), [])
+
+
+@pytest.mark.parametrize(("kind", "code"), [("transient_error", 17), ("persistent_error", 16)])
+def test_injected_faults(rank, kind, code):
+    run = rank(error_injection_rate=1, error_injection_type=kind)
+    assert run.ending == ("rerun", code, 1)  # the first step of a process is not looked at
+    assert run.saved == ([1, 1] if code == 16 else [1])
+
+
+@pytest.mark.parametrize(("mode", "times"), [("validate_results", 2), ("disabled", 1)])
+def test_a_spiky_loss_is_reported_and_taken(rank, mode, times):
+    run = rank(steps=60, bad_batch=110, bad_times=1, value=1e6, check_for_spiky_loss=True, rerun_mode=mode)
+    assert (run.ending, run.batches.count(110)) == (("finished", 0, 60), times)
+
+
+def test_a_loss_that_is_no_number_raises_in_mode_disabled(rank):
+    with pytest.raises(mb_host.RankFailedError, match="NonFiniteLossError: loss: is nan"):
+        rank(bad_batch=7, bad_times=1, rerun_mode="disabled")
+
+
+def test_nothing_is_checked_unless_asked(rank):
+    run = rank(bad_batch=7, bad_times=1, rerun_mode="disabled", check_for_nan_in_loss=False)
+    assert run.ending == ("finished", 0, 6)

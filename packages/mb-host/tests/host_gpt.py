@@ -38,7 +38,7 @@ class Trainer:
             expert_model_parallel_size=layout.ep,
         )
         tensor_parallel.model_parallel_cuda_manual_seed(seed)
-        self.config = model_config(layout)
+        self.config = self._build_config()
         self.chunks = [self._build_chunk(vp_stage) for vp_stage in range(layout.vp or 1)]
         ddp_config = DistributedDataParallelConfig(
             use_distributed_optimizer=layout.distributed_optimizer,
@@ -63,7 +63,10 @@ class Trainer:
         )
         self._connect()
 
-    def _build_chunk(self, vp_stage: int) -> GPTModel:
+    def _build_config(self) -> TransformerConfig:
+        return model_config(self.layout)
+
+    def _build_chunk(self, vp_stage: int) -> torch.nn.Module:
         stage = {"ignore_virtual": False, "vp_stage": vp_stage if self.layout.vp else None}
         pp_rank = parallel_state.get_pipeline_model_parallel_rank()
         chunk = GPTModel(
@@ -212,14 +215,14 @@ def sum_loss(losses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str
     return total, count, {"loss": torch.stack([total.detach(), count.float()])}
 
 
-def write_start(folder: str, layout: Layout) -> None:
+def write_start(folder: str, layout: Layout, trainer_of: type[Trainer] = Trainer) -> None:
     """Save the initial weights."""
-    Trainer(layout).save(folder)
+    trainer_of(layout).save(folder)
 
 
-def train(folder: str, layout: Layout, steps: int) -> Curve:
+def train(folder: str, layout: Layout, steps: int, trainer_of: type[Trainer] = Trainer) -> Curve:
     """Train from the weights in `folder`."""
-    trainer = Trainer(layout)
+    trainer = trainer_of(layout)
     trainer.load(folder)
     losses, milliseconds = [], []
     for number in range(steps):

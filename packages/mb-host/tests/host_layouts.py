@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Degrees of parallelism and how gradients are reduced; `experts` is the model's.
+    """Degrees of parallelism and how gradients are reduced; `experts` and the hybrid `pattern` are the model's.
 
     `batched_sends` None is what the pipeline schedule is right with.
     """
@@ -20,6 +20,7 @@ class Layout:
     overlap: bool = False
     batched_sends: bool | None = None
     experts: int | None = None
+    pattern: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -195,7 +195,7 @@ def host_layer_spec(config: TransformerConfig, *, num_experts: int | None = None
     Raises:
         ValueError: `config` sets something that the local layers would silently ignore.
     """
-    _refuse_ignored(config)
+    refuse_ignored(config)
     spec = get_gpt_layer_local_spec(
         num_experts=num_experts,
         moe_grouped_gemm=config.moe_grouped_gemm,
@@ -216,7 +216,7 @@ def host_block_spec(
     Raises:
         ValueError: `config` sets something that the local layers would silently ignore.
     """
-    _refuse_ignored(config)
+    refuse_ignored(config)
     block = get_gpt_decoder_block_spec(
         config,
         use_transformer_engine=False,
@@ -240,7 +240,12 @@ def _with_host_parts(spec: ModuleSpec, config: TransformerConfig) -> ModuleSpec:
     return spec
 
 
-def _refuse_ignored(config: TransformerConfig) -> None:
+def refuse_ignored(config: TransformerConfig) -> None:
+    """Refuse what Megatron's layers without Transformer Engine would take and ignore.
+
+    Raises:
+        ValueError: `config` sets such a thing.
+    """
     ignored = [name for name in _IGNORED_BY_LOCAL_SPEC if getattr(config, name)]
     if ignored:
         raise ValueError(

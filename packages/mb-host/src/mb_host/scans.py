@@ -1,0 +1,181 @@
+"""State-space and gated-delta scans in torch, chunk by chunk, in the place of the GPU's kernels.
+
+Shape letters: B sequences, L tokens, H heads, P channels of a value, N channels of a state, key or query, G groups of
+heads that share B and C, C chunks of Q tokens.
+
+A half-precision input is computed in float32, as the kernels do; float64 stays float64.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def state_space_scan(
+    values_BLHP: Tensor, steps_BLH: Tensor, decay_H: Tensor, in_BLHN: Tensor, out_BLHN: Tensor, *, chunk: int
+) -> Tensor:
+    """Return y, [B, L, H, P], with y_t = out_t S_t and S_t = exp(steps_t decay) S_{t-1} + steps_t in_t values_t.
+
+    The state starts at zero. Exact for any chunk: within a chunk all pairs of tokens are computed at once (Q x Q),
+    between chunks only states pass. Source: Dao and Gu, "Transformers are SSMs" (2024), section 6.
+
+    Args:
+        values_BLHP: what is written.
+        steps_BLH: length of each step, positive.
+        decay_H: rate at which a head forgets, negative.
+        in_BLHN: where each token writes.
+        out_BLHN: where each token reads.
+        chunk: tokens of a chunk; the sequence need not divide by it.
+    """
+    length = values_BLHP.size(1)
+    fades_BLH = steps_BLH * decay_H
+    written_BLHP = values_BLHP * steps_BLH.unsqueeze(-1)
+    values, fades, keys, queries = (
+        _chunked(each, chunk) for each in (written_BLHP, fades_BLH, in_BLHN, out_BLHN)
+    )
+    faded_BHCQ = fades.squeeze(-1).cumsum(-1)
+    kept_BHCQQ = _between(faded_BHCQ)
+    inside = (queries @ keys.mT * kept_BHCQQ) @ values
+    to_end_BHCQ1 = (faded_BHCQ[..., -1:] - faded_BHCQ).exp().unsqueeze(-1)
+    added_BHCNP = (keys * to_end_BHCQ1).mT @ values
+    state_BHNP = torch.zeros_like(added_BHCNP[:, :, 0])
+    before = []
+    for index in range(added_BHCNP.size(2)):
+        before.append(state_BHNP)
+        state_BHNP = state_BHNP * faded_BHCQ[:, :, index, -1, None, None].exp() + added_BHCNP[:, :, index]
+    across = (queries * faded_BHCQ.exp().unsqueeze(-1)) @ torch.stack(before, dim=2)
+    return _unchunked(inside + across, length)
+
+
+def gated_delta_scan(
+    query_BLHN: Tensor,
+    key_BLHN: Tensor,
+    value_BLHP: Tensor,
+    fade_BLH: Tensor,
+    beta_BLH: Tensor,
+    *,
+    chunk: int,
+) -> Tensor:
+    """Return o, [B, L, H, P], with o_t = query_t S_t: a state that is corrected towards values at keys.
+
+    S_t = S' + key_t beta_t (value_t - key_t S') with S' = exp(fade_t) S_{t-1}; the state [N, P] starts at zero.
+    Within a chunk the corrections beta (value - key S') of all tokens solve one unit-triangular system. Source: Yang,
+    Kautz and Hatamizadeh, "Gated Delta Networks" (2024), section 3.3.
+
+    Args:
+        query_BLHN: what is asked for, scaled already.
+        key_BLHN: where each token writes.
+        value_BLHP: what is written.
+        fade_BLH: logarithm of what is kept of the state at each token, not positive.
+        beta_BLH: strength of the correction, 0 to 1.
+        chunk: tokens of a chunk; the sequence need not divide by it.
+    """
+    length = value_BLHP.size(1)
+    queries, keys, values, fades, betas = (
+        _chunked(each, chunk) for each in (query_BLHN, key_BLHN, value_BLHP, fade_BLH, beta_BLH)
+    )
+    faded_BHCQ = fades.squeeze(-1).cumsum(-1)
+    kept_BHCQQ = _between(faded_BHCQ)
+    from_start_BHCQ1 = faded_BHCQ.exp().unsqueeze(-1)
+    to_end_BHCQ1 = (faded_BHCQ[..., -1:] - faded_BHCQ).exp().unsqueeze(-1)
+    system = (betas * (keys @ keys.mT) * kept_BHCQQ).tril(-1)  # solved as if its diagonal were ones
+    wanted, seen = (
+        torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
+        for right in (betas * values, betas * from_start_BHCQ1 * keys)
+    )
+    scores = queries @ keys.mT * kept_BHCQQ
+    state_BHNP = keys.new_zeros(*keys.shape[:2], keys.size(-1), values.size(-1))
+    outputs = []
+    for index in range(keys.size(2)):
+        here = (slice(None), slice(None), index)
+        corrections = wanted[here] - seen[here] @ state_BHNP
+        outputs.append((queries[here] * from_start_BHCQ1[here]) @ state_BHNP + scores[here] @ corrections)
+        kept = state_BHNP * from_start_BHCQ1[here][..., -1:, :]
+        state_BHNP = kept + (keys[here] * to_end_BHCQ1[here]).mT @ corrections
+    return _unchunked(torch.stack(outputs, dim=2), length)
+
+
+def split_conv_scan(  # noqa: PLR0913 - the parts of a layer
+    projected_BLD: Tensor,
+    conv_weight_DW: Tensor,
+    conv_bias_D: Tensor,
+    step_bias_H: Tensor,
+    decay_H: Tensor,
+    skip: Tensor,
+    *,
+    chunk: int,
+    head_width: int,
+    groups: int,
+) -> Tensor:
+    """Return the gated output of a Mamba 2 layer, [B, L, H*P], from what its input projection returns.
+
+    The projection holds, in this order, the gate, the values, `in` and `out` of each group, and the steps. Values,
+    `in` and `out` pass a causal convolution over the last W tokens and SiLU.
+
+    Args:
+        projected_BLD: the projection.
+        conv_weight_DW: filter of each channel that is convolved.
+        conv_bias_D: its bias.
+        step_bias_H: added to the steps before softplus.
+        decay_H: as `state_space_scan` takes it.
+        skip: how much of its values a head adds to its output, [H] or [H, P].
+        chunk: as `state_space_scan` takes it.
+        head_width: channels P of a head.
+        groups: groups of heads that share `in` and `out`.
+    """
+    heads, kind = decay_H.size(0), _computed_in(projected_BLD)
+    inner = heads * head_width
+    states = (conv_weight_DW.size(0) - inner) // (2 * groups)
+    gate, mixed, steps = torch.split(projected_BLD, [inner, inner + 2 * groups * states, heads], dim=-1)
+    convolved = causal_convolution(mixed, conv_weight_DW, conv_bias_D).to(kind)
+    values, into, out_of = torch.split(convolved, [inner, groups * states, groups * states], dim=-1)
+    values_BLHP = _unflatten(values, -1, (heads, head_width))
+    in_BLHN, out_BLHN = (
+        _unflatten(each, -1, (groups, states)).repeat_interleave(heads // groups, dim=2)
+        for each in (into, out_of)
+    )
+    steps_BLH = F.softplus(steps.to(kind) + step_bias_H.to(kind))
+    scanned = state_space_scan(values_BLHP, steps_BLH, decay_H.to(kind), in_BLHN, out_BLHN, chunk=chunk)
+    skip_HP = skip.to(kind) if skip.dim() == 2 else skip.to(kind).unsqueeze(-1)
+    whole = (scanned + values_BLHP * skip_HP).flatten(-2)
+    return (whole * F.silu(gate.to(kind))).to(projected_BLD.dtype)
+
+
+def unit_length(vectors: Tensor, dim: int = -1, eps: float = 1e-6) -> Tensor:
+    """Divide `vectors` by their length along `dim`."""
+    return vectors * torch.rsqrt(vectors.square().sum(dim, keepdim=True) + eps)
+
+
+def _computed_in(tensor: Tensor) -> torch.dtype:
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
+def causal_convolution(mixed_BLD: Tensor, weight_DW: Tensor, bias_D: Tensor | None) -> Tensor:
+    """Return SiLU of the convolution of each channel, [B, L, D], over its last W tokens; the start sees zeros."""
+    padded_BDL = F.pad(mixed_BLD.mT, (weight_DW.size(-1) - 1, 0))
+    bias = None if bias_D is None else bias_D.to(mixed_BLD.dtype)
+    weight = weight_DW.unsqueeze(1).to(mixed_BLD.dtype)
+    return F.silu(F.conv1d(padded_BDL, weight, bias, groups=weight_DW.size(0))).mT
+
+
+def _chunked(tensor: Tensor, chunk: int) -> Tensor:
+    """Cut [B, L, H] or [B, L, H, X] into [B, H, C, Q, X], X 1 where there is none, filled with zeros at the end."""
+    whole = tensor if tensor.dim() == 4 else tensor.unsqueeze(-1)
+    filled = F.pad(whole, (0, 0, 0, 0, 0, -whole.size(1) % chunk))
+    return _unflatten(filled, 1, (-1, chunk)).permute(0, 3, 1, 2, 4)
+
+
+def _unflatten(tensor: Tensor, place: int, sizes: tuple[int, int]) -> Tensor:
+    whole: Tensor = tensor.unflatten(place, sizes)  # type: ignore[no-untyped-call]
+    return whole
+
+
+def _unchunked(tensor_BHCQP: Tensor, length: int) -> Tensor:
+    return tensor_BHCQP.permute(0, 2, 3, 1, 4).flatten(1, 2)[:, :length]
+
+
+def _between(faded_BHCQ: Tensor) -> Tensor:
+    """Return what is left at a token (row) of what an earlier one (column) wrote, zero for later ones."""
+    size = faded_BHCQ.size(-1)
+    later = torch.ones(size, size, dtype=torch.bool, device=faded_BHCQ.device).triu(1)
+    return (faded_BHCQ.unsqueeze(-1) - faded_BHCQ.unsqueeze(-2)).masked_fill(later, float("-inf")).exp()

@@ -1,0 +1,93 @@
+"""The scans beside the recurrences that they compute, and beside other people's code: run on a rank."""
+
+import torch
+from megatron.core.ssm.gated_delta_net import torch_chunk_gated_delta_rule
+from torch.nn.functional import normalize
+
+from mb_host.kernels import (
+    causal_conv1d,
+    chunk_gated_delta_rule,
+    mamba_split_conv1d_scan_combined,
+    repeat_groups,
+)
+from mb_host.scans import gated_delta_scan, state_space_scan
+
+DOUBLE = {"dtype": torch.float64}
+
+
+def largest_differences(scan, recurrence, inputs, *, chunk):
+    """Return how far outputs and gradients are from the recurrence's."""
+    outputs = [scan(*inputs, chunk=chunk), recurrence(*inputs)]
+    weight = torch.randn_like(outputs[0])
+    gradients = [torch.autograd.grad((output * weight).sum(), inputs) for output in outputs]
+    return (
+        (outputs[0] - outputs[1]).abs().max().item(),
+        max((one - other).abs().max().item() for one, other in zip(*gradients, strict=True)),
+    )
+
+
+def state_space_recurrence(values, steps, decay, into, out_of):
+    state, outputs = values.new_zeros(values.size(0), values.size(2), into.size(3), values.size(3)), []
+    for token in range(values.size(1)):
+        kept = (steps[:, token] * decay).exp()[..., None, None]
+        written = into[:, token, :, :, None] * (steps[:, token, :, None] * values[:, token])[:, :, None]
+        state = state * kept + written
+        outputs.append((out_of[:, token, :, :, None] * state).sum(2))
+    return torch.stack(outputs, dim=1)
+
+
+def gated_delta_recurrence(query, key, value, fade, beta):
+    state, outputs = value.new_zeros(value.size(0), value.size(2), key.size(3), value.size(3)), []
+    for token in range(value.size(1)):
+        state = state * fade[:, token, :, None, None].exp()
+        seen = (key[:, token, :, :, None] * state).sum(2)
+        correction = beta[:, token, :, None] * (value[:, token] - seen)
+        state = state + key[:, token, :, :, None] * correction[:, :, None]
+        outputs.append((query[:, token, :, :, None] * state).sum(2))
+    return torch.stack(outputs, dim=1)
+
+
+def state_space(length, chunk):
+    torch.manual_seed(0)
+    values = torch.randn(2, length, 4, 8, **DOUBLE).requires_grad_()
+    steps = torch.rand(2, length, 4, **DOUBLE).requires_grad_()
+    decay = (-8 * torch.rand(4, **DOUBLE)).requires_grad_()
+    into, out_of = (torch.randn(2, length, 4, 6, **DOUBLE).requires_grad_() for _ in range(2))
+    inputs = (values, steps, decay, into, out_of)
+    return largest_differences(state_space_scan, state_space_recurrence, inputs, chunk=chunk)
+
+
+def gated_delta(length, chunk):
+    torch.manual_seed(0)
+    query, key = (
+        normalize(torch.randn(2, length, 3, 6, **DOUBLE), dim=-1).requires_grad_() for _ in range(2)
+    )
+    value = torch.randn(2, length, 3, 8, **DOUBLE).requires_grad_()
+    fade = (-2 * torch.rand(2, length, 3, **DOUBLE)).requires_grad_()
+    beta = torch.rand(2, length, 3, **DOUBLE).requires_grad_()
+    inputs = (query, key, value, fade, beta)
+    return largest_differences(gated_delta_scan, gated_delta_recurrence, inputs, chunk=chunk)
+
+
+def against_megatrons_gated_delta_rule():
+    torch.manual_seed(0)
+    query, key = (normalize(torch.randn(2, 100, 3, 16), dim=-1) for _ in range(2))
+    value, fade, beta = torch.randn(2, 100, 3, 8), -torch.rand(2, 100, 3), torch.rand(2, 100, 3)
+    theirs, _ = torch_chunk_gated_delta_rule(query, key, value, fade, beta)
+    ours, _ = chunk_gated_delta_rule(query, key, value, fade, beta)
+    return (ours - theirs).abs().max().item()
+
+
+def refused(what):
+    """Ask a stand-in for what the kernel knows and the host does not."""
+    ones = torch.ones(1, 4, 2, 2)
+    if what == "packed Mamba":
+        mamba_split_conv1d_scan_combined(ones[0], *[ones] * 5, 2, seq_idx=ones)
+    elif what == "activation":
+        mamba_split_conv1d_scan_combined(ones[0], *[ones] * 5, 2, activation="relu")
+    elif what == "pattern":
+        repeat_groups(ones, "a b", g=1, n=2, r=2)
+    elif what == "state":
+        chunk_gated_delta_rule(*[ones] * 3, *[ones[..., 0]] * 2, output_final_state=True)
+    else:
+        causal_conv1d(ones[0], ones[0, 0], activation="silu", cu_seqlens=ones)

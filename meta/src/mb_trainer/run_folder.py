@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,9 +23,10 @@ NOT_SETTINGS = frozenset(
         "comm_overlap.data_parallel_size",
         "model.transformer_impl",
         "scheduler.override_opt_param_scheduler",
+        "train.exit_interval",
     }
 )
-"""Fields filled in from the folder, the machine or a resume; they do not make two runs different."""
+"""Fields filled in from the folder, the machine or a resume, and when to leave; they do not make two runs different."""
 
 Standing = Literal["fresh", "resumable", "complete"]
 
@@ -157,15 +159,23 @@ def own(folder: RunFolder) -> Iterator[None]:
     Raises:
         RunFolderError: another process is at work in it.
     """
-    with (folder.path / ".lock").open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as taken:
-            raise RunFolderError(
-                f"{folder.path}: another trainer is at work in this run folder; two would overwrite each other's "
-                "checkpoints and mix their metrics. Wait until it has ended, or choose another folder with --out."
-            ) from taken
+    descriptor = os.open(folder.path, os.O_RDONLY)
+    try:
+        take(descriptor, folder)
         yield
+    finally:
+        os.close(descriptor)
+
+
+def take(descriptor: int, folder: RunFolder) -> None:
+    """Lock an open folder, or say that it is taken."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as taken:
+        raise RunFolderError(
+            f"{folder.path}: another trainer is at work in this run folder; two would overwrite each other's "
+            "checkpoints and mix their metrics. Wait until it has ended, or choose another folder with --out."
+        ) from taken
 
 
 def place(config: ConfigContainer, folder: RunFolder, provenance: Provenance) -> None:

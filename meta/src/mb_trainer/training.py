@@ -21,6 +21,7 @@ from mb_checkpoint import (
     DefaultCheckpointManager,
     create_checkpoint_manager,
 )
+from mb_config import non_default_values
 from mb_loop import (
     Callback,
     CallbackManager,
@@ -127,6 +128,8 @@ def open_folder(job: Job, voice: Voice) -> Iterator[None]:
                 job.config.to_yaml(job.config.logger.save_config_filepath)
         torch.distributed.barrier()
         voice.open_log(job.folder.log)
+        if job.world.is_voice:
+            voice.log(non_default_values(job.config))
         yield
 
 

@@ -23,6 +23,11 @@ LIGHT_PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
 LIGHT = ["mb-config", "mb-overlap", "mb-metrics", "mb-resilience", "mb-loop"]
 HEAVY = ["mb-host", "mb-data", "mb-models", "mb-checkpoint"]
 PACKAGES = LIGHT + HEAVY
+ELSEWHERE = {
+    "te": "needs a compiler and CUDA",
+    "nvrx": "wheels that Megatron Core 0.19 can import beside it need glibc 2.39",
+}
+"""Extras that no session here installs, and why."""
 OLDEST = [
     *(nox.param(LIGHT_PYTHONS[0], package, id=package) for package in LIGHT),
     *(nox.param(TRAINER_PYTHON, package, id=package) for package in ["mb-data", "mb-trainer"]),
@@ -52,20 +57,18 @@ def requirement(package: str, extras: list[str]) -> str:
 
 
 def requirements_of_tests(package: str, *, bare: bool) -> list[str]:
-    """Return what the tests of a package need beside it; a bare run brings no Megatron machinery."""
-    group = pyproject(package)["dependency-groups"]["test"]
-    return [
-        requirement("mb-host", ["mcore"]) if name == "mb-host" else name
-        for name in group
-        if not bare or name != "mb-host"
-    ]
+    """Return what the tests of a package need beside it; a bare run brings no Megatron machinery and no examples."""
+    groups = pyproject(package)["dependency-groups"]
+    if bare:
+        return [name for name in groups["test"] if name != "mb-host"]
+    names = [*groups["test"], *groups.get("examples", [])]
+    return [requirement("mb-host", ["mcore"]) if name == "mb-host" else name for name in names]
 
 
 def usable_extras(package: str) -> list[str]:
-    """Return the extras that install without a compiler or a GPU: all but Transformer Engine."""
-    return [
-        extra for extra in pyproject(package)["project"].get("optional-dependencies", {}) if extra != "te"
-    ]
+    """Return the extras that install here without a compiler, a GPU or a newer system."""
+    extras = pyproject(package)["project"].get("optional-dependencies", {})
+    return [extra for extra in extras if extra not in ELSEWHERE]
 
 
 def declared(package: str, extras: list[str]) -> list[str]:

@@ -1,0 +1,221 @@
+"""Compare what two runs wrote down: a table, and the first difference with its name. No torch."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+CATEGORIES = (
+    "samples",
+    "counters",
+    "random streams",
+    "learning rate",
+    "losses",
+    "gradient norm",
+    "optimizer",
+    "parameters",
+)
+"""What is compared, causes before effects: of several differences at the same place the earlier one is named."""
+
+ABSENT = "not there"
+OF_THE_RUN = frozenset({"samples", "counters", "learning rate"})
+"""What must not depend on how many processes share the work."""
+
+
+class VerificationError(RuntimeError):
+    """A run of the proof did not go as it has to, so that there is nothing to compare."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Place:
+    """Where a value was written: in the order in which things happen."""
+
+    step: int
+    held: bool
+    """After the step, rather than in it."""
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One value that is not the same."""
+
+    category: str
+    name: str
+    place: Place
+    straight: str
+    cut: str
+
+    def __str__(self) -> str:
+        """Say what, where, and both values."""
+        when = "after" if self.place.held else "in"
+        where = f"{when} step {self.place.step}, rank {self.place.rank}"
+        return f"{self.category}: {self.name}, {where}: {self.straight} in the straight run, {self.cut} in the cut one"
+
+
+@dataclass(slots=True, kw_only=True)
+class Line:
+    """A line of the table."""
+
+    category: str
+    compared: int = 0
+    different: int = 0
+    names: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a comparison found."""
+
+    lines: tuple[Line, ...]
+    first: Difference | None
+    ranks: int
+    steps: int
+    resumed_at: tuple[int, ...]
+    """Steps at which the cut run started again."""
+
+    @property
+    def equal(self) -> bool:
+        """Whether everything was the same."""
+        return self.first is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A line of a file."""
+
+    place: Place
+    values: Mapping[str, str]
+    start: int
+    """Number of the start of the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """What all ranks of a run wrote, over all its starts."""
+
+    rows: tuple[Row, ...]
+    started_at: tuple[int, ...]
+    """The step at which each start began."""
+
+
+def read_record(folder: Path) -> Record:
+    """Read every file; a last line that a killed process did not finish is left out.
+
+    Raises:
+        VerificationError: there is none.
+    """
+    rows: list[Row] = []
+    starts: dict[int, int] = {}
+    readers: set[tuple[int, int]] = set()
+    for file in sorted(folder.glob("rank-*.*.jsonl")):
+        rank, start = (int(part) for part in file.name.removeprefix("rank-").split(".")[:2])
+        for line in file.read_text().split("\n")[:-1]:
+            row = json.loads(line)
+            if row["kind"] == "start":
+                starts[start] = row["step"]
+                if row["values"]["reads"] == "True":
+                    readers.add((rank, start))
+                continue
+            place = Place(row["step"], row["kind"] == "held", rank)
+            rows.append(Row(place=place, values=row["values"], start=start))
+    if not rows:
+        raise VerificationError(f"{folder}: the run has recorded no step. Look for its error above.")
+    return Record(
+        rows=tuple(rows + list(whole_batches(rows, readers))),
+        started_at=tuple(starts[start] for start in sorted(starts)),
+    )
+
+
+WHOLE = -1
+"""In the place of a rank: all of them."""
+
+
+def whole_batches(rows: Iterable[Row], readers: set[tuple[int, int]]) -> Iterator[Row]:
+    """Yield for each step what all ranks together read, and what is the same on all of them."""
+    together: dict[tuple[int, Place], dict[str, str]] = {}
+    for row in rows:
+        if (row.place.rank, row.start) not in readers:
+            continue
+        place = Place(row.place.step, row.place.held, WHOLE)
+        values = together.setdefault((row.start, place), {})
+        for name, value in row.values.items():
+            category = name.partition(": ")[0]
+            if category == "samples" and "tokens" in name:
+                read = [*values.get(ALL_SEQUENCES, "").split(), *value.replace(",", " ").split()]
+                values[ALL_SEQUENCES] = " ".join(sorted(read))
+            elif category in OF_THE_RUN - {"samples"}:
+                values.setdefault(name, value)
+    for (start, place), values in together.items():
+        yield Row(place=place, values=values, start=start)
+
+
+ALL_SEQUENCES = "samples: sequences of the global batch"
+
+
+def compare(straight: Record, cut: Record, *, same_ranks: bool = True) -> Verdict:
+    """Compare every value that either run has, for every step; steps that the cut run made twice, both times.
+
+    Args:
+        straight: of the run that nobody interrupted, in one start.
+        cut: of the other.
+        same_ranks: compare rank by rank; False compares what does not depend on the number of processes.
+    """
+    lines = {category: Line(category=category) for category in CATEGORIES}
+    differences: list[Difference] = []
+    chosen = [row for row in straight.rows if (row.place.rank == WHOLE) != same_ranks]
+    wanted = {row.place: row.values for row in chosen}
+    there = [row for row in cut.rows if (row.place.rank == WHOLE) != same_ranks]
+    missing = wanted.keys() - {row.place for row in there}
+    pairs = [(row.place, wanted.get(row.place, {}), row.values) for row in there]
+    pairs += [(place, wanted[place], {}) for place in missing]
+    for place, expected, found in pairs:
+        for full in expected.keys() | found.keys():
+            category, _, name = full.partition(": ")
+            line = lines[category]
+            line.compared += 1
+            line.names.add(name)
+            old, new = expected.get(full, ABSENT), found.get(full, ABSENT)
+            if old != new:
+                line.different += 1
+                differences.append(
+                    Difference(category=category, name=name, place=place, straight=old, cut=new)
+                )
+    return Verdict(
+        lines=tuple(line for line in lines.values() if line.compared),
+        first=min(map(narrowed, differences), key=order) if differences else None,
+        ranks=len({place.rank for place in wanted}),
+        steps=max(place.step for place in wanted),
+        resumed_at=cut.started_at[1:],
+    )
+
+
+def order(difference: Difference) -> tuple[int, bool, int, int, str]:
+    """Return what differences are sorted by: time, cause before effect, rank, name."""
+    place = difference.place
+    return place.step, place.held, CATEGORIES.index(difference.category), place.rank, difference.name
+
+
+def narrowed(difference: Difference) -> Difference:
+    """Return a difference of whole batches as that of the first microbatch and sequence that differs."""
+    if difference.category != "samples" or ABSENT in (difference.straight, difference.cut):
+        return difference
+    old, new = (text.split() for text in (difference.straight, difference.cut))
+    for number, (one, other) in enumerate(zip(old, new, strict=False)):
+        if one != other:
+            sequences = zip(one.split(","), other.split(","), strict=False)
+            for place, (first, second) in enumerate(sequences):
+                if first != second:
+                    where = f"{difference.name}, microbatch {number}, sequence {place}"
+                    if difference.place.rank == WHOLE:
+                        where = difference.name
+                    return Difference(
+                        category="samples", name=where, place=difference.place, straight=first, cut=second
+                    )
+    return Difference(
+        category="samples",
+        name=f"{difference.name}, number of microbatches",
+        place=difference.place,
+        straight=str(len(old)),
+        cut=str(len(new)),
+    )

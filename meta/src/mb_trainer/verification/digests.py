@@ -1,0 +1,170 @@
+"""Hashes of everything that a rank holds, by name. Imports torch and megatron."""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from megatron.core.tensor_parallel.random import convert_cuda_rng_state, get_cuda_rng_tracker
+from megatron.core.utils import get_attr_wrapped_model
+
+from mb_checkpoint.rng import collect_rng_state
+from mb_loop import CallbackContext
+
+TWINS = (
+    ("float16_groups", "fp32_from_float16_groups"),
+    ("model_float16_groups", "shard_fp32_from_float16_groups"),
+    ("model_float16_groups", "shard_float16_groups"),
+    ("model_fp32_groups", "shard_fp32_groups"),
+)
+"""Lists of Megatron's optimizers that run in parallel: parameters of the model, and what is updated for them."""
+
+
+class Watch:
+    """Reads one rank: holds a hook on each chunk that notes the sequences that go in."""
+
+    def __init__(self, context: CallbackContext) -> None:
+        self._sequences: dict[str, list[str]] = {}
+        names = parameter_names(context.model)
+        self._names = {id(parameter): name for name, parameter in names.items()}
+        groups = get_attr_wrapped_model(context.model[0], "pg_collection")
+        self.reads_first = groups.tp.rank() == groups.cp.rank() == groups.pp.rank() == 0
+        """Whether this rank is the first of those that read the same sequences."""
+        for number, chunk in enumerate(context.model):
+            chunk.register_forward_pre_hook(self._note(number), with_kwargs=True)
+
+    def held(self, context: CallbackContext, *, whole: bool = False) -> dict[str, str]:
+        """Return counters, random streams, optimizer state and parameters. Synchronises with the device.
+
+        With overlapped parameter gathering a parameter is complete within a step only, so it is left to `made`, unless
+        `whole`.
+        """
+        self._sequences.clear()
+        values = {**counters(context), **random_streams()}
+        for name, value in optimizer_state(context.optimizer, self._names):
+            values[f"optimizer: {name}"] = value
+        if whole or not gathers_late(context):
+            values |= self._parameters(context.model)
+        return values
+
+    def made(self, context: CallbackContext) -> dict[str, str]:
+        """Return what a step read and made. Synchronises with the device."""
+        result = context.result
+        if result is None:
+            return {}
+        values = {f"samples: {name}": " ".join(hashes) for name, hashes in self._sequences.items()}
+        self._sequences.clear()
+        values |= {f"losses: {name}": number(loss) for name, loss in result.losses.items()}
+        values["gradient norm: of all parameters"] = number(result.grad_norm)
+        values["gradient norm: zeros"] = number(result.num_zeros_in_grad)
+        values["learning rate: of the step"] = number(result.learning_rate)
+        values["counters: update skipped"] = str(bool(result.skipped))
+        return values | (self._parameters(context.model) if gathers_late(context) else {})
+
+    def _parameters(self, model: Sequence[Any]) -> dict[str, str]:
+        return {f"parameters: {name}": digest(each) for name, each in parameter_names(model).items()}
+
+    def _note(self, chunk: int) -> Any:
+        def note(module: torch.nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+            if not module.training:
+                return
+            for name, batch in (("tokens", inputs[0] if inputs else None), ("labels", named.get("labels"))):
+                if isinstance(batch, torch.Tensor):
+                    hashes = self._sequences.setdefault(f"{name} of chunk {chunk}", [])
+                    hashes.append(",".join(digest(sequence) for sequence in batch))
+
+        return note
+
+
+def parameter_names(model: Sequence[Any]) -> dict[str, torch.Tensor]:
+    """Return the parameters and buffers of all chunks by name."""
+    found: dict[str, torch.Tensor] = {}
+    for number_, chunk in enumerate(model):
+        prefix = f"chunk {number_} " if len(model) > 1 else ""
+        for name, tensor in (*chunk.named_parameters(), *chunk.named_buffers()):
+            found[prefix + name.removeprefix("module.").removeprefix("module.")] = tensor
+    return found
+
+
+def gathers_late(context: CallbackContext) -> bool:
+    """Say whether updated parameters are gathered in the next forward pass."""
+    return any(bool(chunk.ddp_config.overlap_param_gather) for chunk in context.model)
+
+
+def counters(context: CallbackContext) -> dict[str, str]:
+    """Return the run's counters, and the scheduler's."""
+    values = {
+        f"counters: {name}": str(value) for name, value in context.state.train_state.state_dict().items()
+    }
+    if context.scheduler is not None:
+        for name, value in context.scheduler.state_dict().items():
+            values[f"learning rate: scheduler {name}"] = str(value)
+    return values
+
+
+def random_streams() -> dict[str, str]:
+    """Return a hash for each random generator of this process."""
+    states = collect_rng_state()
+    states.pop("rng_tracker_states")
+    values = {f"random streams: {name}": digest(state) for name, state in states.items()}
+    for name, state in get_cuda_rng_tracker().get_states().items():
+        values[f"random streams: tracker {name}"] = digest(convert_cuda_rng_state(state))
+    return values
+
+
+def optimizer_state(optimizer: Any, names: Mapping[int, str]) -> Iterator[tuple[str, str]]:
+    """Yield each tensor and setting of an optimizer, with the name of the parameter that it belongs to."""
+    parts = vars(optimizer).get("chained_optimizers", [optimizer])  # only Megatron's chain has the list
+    for number_, part in enumerate(parts):
+        prefix = f"part {number_} " if len(parts) > 1 else ""
+        known = {**names, **twins(part, names)}
+        inner = vars(part).get(
+            "optimizer", part
+        )  # Megatron's wrap torch's; None on a rank that trains nothing
+        if inner is None:
+            continue
+        scaler = vars(part).get("grad_scaler")
+        if scaler is not None:
+            yield f"{prefix}loss scaler", repr(sorted((k, number(v)) for k, v in scaler.state_dict().items()))
+        for place, group in enumerate(inner.param_groups):
+            for name, value in group.items():
+                if name != "params":
+                    yield f"{prefix}group {place} {name}", setting(value)
+            for index, parameter in enumerate(group["params"]):
+                owner = known.get(id(parameter), f"group {place} parameter {index}")
+                if id(parameter) not in names:
+                    yield f"{prefix}main copy of {owner}", digest(parameter)
+                for name, value in inner.state.get(parameter, {}).items():
+                    yield f"{prefix}{name} of {owner}", setting(value)
+
+
+def twins(part: Any, names: Mapping[int, str]) -> dict[int, str]:
+    """Return names for the copies and shards that an optimizer updates in the place of parameters."""
+    found: dict[int, str] = {}
+    lists = vars(part)
+    for ours, theirs in TWINS:
+        for parameters, copies in zip(lists.get(ours) or [], lists.get(theirs) or [], strict=False):
+            for parameter, copy in zip(parameters, copies, strict=False):
+                if copy is not None and id(parameter) in names:
+                    found[id(copy)] = names[id(parameter)]
+    return found
+
+
+def setting(value: object) -> str:
+    """Return a tensor's hash, a single number as it is, and anything else as text."""
+    return digest(value) if isinstance(value, torch.Tensor) and value.numel() > 1 else number(value)
+
+
+def number(value: object) -> str:
+    """Return a number with all its digits, also one from a device."""
+    return repr(value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value)
+
+
+def digest(value: object) -> str:
+    """Return 16 hexadecimal digits over type, shape and every bit of a tensor; of anything else, over its text."""
+    if not isinstance(value, torch.Tensor):
+        return hashlib.blake2b(repr(value).encode(), digest_size=8).hexdigest()
+    hashed = hashlib.blake2b(f"{value.dtype} {tuple(value.shape)}".encode(), digest_size=8)
+    flat = value.detach().cpu().contiguous().reshape(-1)
+    hashed.update(flat.view(torch.uint8).numpy())
+    return hashed.hexdigest()

@@ -1,0 +1,110 @@
+"""The table of layouts whose resume is proven exact: `nox -s verify` runs it; words after it choose rows.
+
+The text makes epochs of about five steps, so that a run is cut within its second and goes on into the third.
+"""
+
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+TP2, PP2 = "model.tensor_model_parallel_size=2", "model.pipeline_model_parallel_size=2"
+SP, VPP2 = "model.sequence_parallel=true", "model.virtual_pipeline_model_parallel_size=2"
+DROPOUT = ["model.hidden_dropout=0.1", "model.attention_dropout=0.1"]
+OVERLAPPED = [
+    "ddp.use_distributed_optimizer=true",
+    "optimizer.use_distributed_optimizer=true",
+    "ddp.overlap_grad_reduce=true",
+    "ddp.overlap_param_gather=true",
+]
+BACKGROUND = ["checkpoint.async_save=true", "checkpoint.async_strategy=mcore"]
+EXPERTS = [
+    "model.expert_model_parallel_size=2",
+    "model.num_moe_experts=4",
+    "model.moe_token_dispatcher_type=alltoall",
+    "model.moe_router_topk=2",
+    "model.moe_ffn_hidden_size=64",
+]
+RAMP_UP = ["train.rampup_batch_size=[4,4,64]"]
+
+ROWS: dict[str, tuple[int, list[str]]] = {
+    "one process, dropout": (1, DROPOUT),
+    "one process, killed, asynchronous save": (1, [*BACKGROUND, "--kill"]),
+    "DP2, dropout, ramp-up": (2, [*DROPOUT, *RAMP_UP]),
+    "DP2, distributed optimizer, overlaps, dropout": (2, [*OVERLAPPED, *DROPOUT]),
+    "DP2, distributed optimizer, asynchronous save, killed": (2, [*OVERLAPPED[:2], *BACKGROUND, "--kill"]),
+    "TP2, sequence parallel, dropout": (2, [TP2, SP, *DROPOUT]),
+    "PP2, killed": (2, [PP2, "--kill"]),
+    "PP2, VPP2, dropout": (2, [PP2, VPP2, *DROPOUT]),
+    "EP2": (2, EXPERTS),
+    "CP2": (2, ["model.context_parallel_size=2"]),
+    "TP2 x PP2, dropout": (4, [TP2, PP2, *DROPOUT]),
+    "DP2, then 1, then 2 (what is read)": (2, ["--resume-nproc=1,2", "--cut=4"]),
+}
+"""Name -> processes, and what differs from the recipe."""
+
+WORDS = "the loop trains a small model on text while tokens flow into batches".split()
+
+
+def recipe(folder: Path) -> list[str]:
+    """Write a text of few epochs, and return what makes gpt_tiny small."""
+    words = random.Random(1)
+    (folder / "text").mkdir()
+    for number in range(20):
+        (folder / "text" / f"{number}.txt").write_text(" ".join(words.choice(WORDS) for _ in range(60)))
+    return [
+        f"dataset.sources=[{folder / 'text'}]",
+        f"dataset.cache_dir={folder / 'cache'}",
+        "dataset.vocab_size=280",
+        "dataset.validation_fraction=0.2",
+        "dataset.test_fraction=0.2",
+        "dataset.seq_length=32",
+        "model.seq_length=32",
+        "model.num_layers=4",
+        "model.hidden_size=32",
+        "model.ffn_hidden_size=64",
+        "model.num_attention_heads=4",
+        "model.num_query_groups=2",
+        "train.global_batch_size=8",
+        "train.micro_batch_size=2",
+        "validation.eval_interval=5",
+        "validation.eval_iters=1",
+        "scheduler.lr_warmup_iters=2",
+    ]
+
+
+def proven(words: list[str], difference: list[str], processes: int) -> tuple[str, dict[str, object]]:
+    """Run `mb verify-resume`, and return what it says in a word, and its figures."""
+    options = ["--steps=12", "--cut=7", f"--nproc={processes}", "--json"]
+    options += [word for word in difference if word.startswith("--")]
+    overrides = [*words, *(word for word in difference if not word.startswith("--"))]
+    command = [sys.executable, "-m", "mb_trainer", "verify-resume", *options, "--", *overrides]
+    ended = subprocess.run(command, text=True, capture_output=True, check=False)
+    if ended.returncode not in (0, 1) or not ended.stdout:
+        return f"FAILED: {ended.stderr.strip()}", {}
+    found = json.loads(ended.stdout)
+    return "equal" if found["equal"] else f"DIFFERENT: {found['first']}", found
+
+
+def main(chosen: list[str]) -> int:
+    """Print a line per row; return how many are not equal."""
+    wrong = 0
+    with tempfile.TemporaryDirectory(prefix="mb-verify-rows-") as folder:
+        words = recipe(Path(folder))
+        for name, (processes, difference) in ROWS.items():
+            if chosen and not any(part in name for part in chosen):
+                continue
+            began = time.monotonic()
+            said, found = proven(words, difference, processes)
+            values = sum(line["values"] for line in found.get("compared", {}).values())  # type: ignore[attr-defined]
+            seconds = time.monotonic() - began
+            print(f"| {name} | {processes} | {values:,} | {said} | {seconds:.0f} s |", flush=True)
+            wrong += said != "equal"
+    return min(wrong, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -305,6 +305,83 @@ def explain(
     raise typer.Exit(command("preflight").explain(rule))
 
 
+@app.command(
+    "verify-resume",
+    epilog="Example: mb verify-resume gpt_tiny --steps 20 --cut 7 --nproc 2 model.tensor_model_parallel_size=2",
+)
+def verify_resume(  # noqa: PLR0913 - options of a command
+    recipe: Recipe = None,
+    config: ConfigFiles = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="DIR",
+            help="Keep both runs and what they recorded here.",
+            show_default=False,
+        ),
+    ] = None,
+    nproc: Processes = None,
+    steps: Annotated[int, typer.Option(min=2, metavar="N", help="Steps of the run.")] = 20,
+    cut: Annotated[int, typer.Option(min=1, metavar="K", help="Step after which it is interrupted.")] = 7,
+    kill: Annotated[
+        bool, typer.Option("--kill", help="Kill it (SIGKILL) some steps after the checkpoint of step K.")
+    ] = False,
+    resume_nproc: Annotated[
+        str | None,
+        typer.Option(
+            "--resume-nproc",
+            metavar="N[,N...]",
+            help="Go on with so many processes; several: interrupted at each multiple of K. Compares what was read.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Prove that a resumed run is the run that nobody interrupted: run a recipe straight and cut, compare every bit.
+
+    Compared for every step on every rank: the sequences that were read, counters, learning rate, all random streams,
+    losses, gradient norms, optimizer state and parameters. The first difference is named with its step, rank and both
+    values. Nothing is written but a temporary folder, or --out. Every tensor is hashed in every step: choose a model
+    that is small for its layout. On GPUs ask for model.deterministic_mode=true.
+
+    Exit code 0: equal; 1: different, or a run failed.
+    """
+    starts = (resume_nproc or "").split(",") if resume_nproc is not None else []
+    if not all(number.isdecimal() and int(number) > 0 for number in starts):
+        raise typer.BadParameter(
+            "must be a number above 0, or several with commas", param_hint="--resume-nproc"
+        )
+    if cut * max(1, len(starts)) >= steps:
+        raise typer.BadParameter(
+            f"{cut} leaves nothing to go on with in {steps} steps; the last interruption must come before the end",
+            param_hint="--cut",
+        )
+    if kill and starts:
+        raise typer.BadParameter("cannot be combined with --resume-nproc", param_hint="--kill")
+    work = command("verify_resume")
+    how = work.Cut(steps=steps, step=cut, kill=kill, resumed_by=tuple(map(int, starts)))
+    asked = {"files": config or [], "out": out, "nproc": nproc, "cut": how, "as_json": as_json}
+    raise typer.Exit(work.verify(list(recipe or []), **asked))
+
+
+@app.command("recorded-run", hidden=True)
+def recorded_run(
+    out: Annotated[Path, typer.Option()],
+    record: Annotated[Path, typer.Option()],
+    start: Annotated[int, typer.Option()],
+    recipe: Recipe = None,
+    config: ConfigFiles = None,
+    nproc: Processes = None,
+    kill_after: Annotated[int | None, typer.Option()] = None,
+) -> None:
+    """Train as `mb pretrain` does, and record; `mb verify-resume` starts this."""
+    work = command("verify_resume")
+    recording = work.Recording(folder=record, start=start, kill_after=kill_after)
+    asked = {"files": config or [], "out": out, "nproc": nproc, "recording": recording}
+    raise typer.Exit(work.recorded_run(list(recipe or []), **asked))
+
+
 @config_app.command(epilog="Example: mb config show gpt_tiny optimizer.lr=1e-3 --origin")
 def show(
     recipe: Recipe = None,

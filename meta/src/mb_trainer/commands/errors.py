@@ -35,6 +35,7 @@ from mb_trainer.failures import ERROR_FOLDER, FAILED, Failure, leave_failure
 from mb_trainer.ports import PortError
 from mb_trainer.processes import World, WorldError, read_world
 from mb_trainer.run_folder import NoCheckpointError, RunFolderError
+from mb_trainer.verification.compare import VerificationError
 
 
 class LaunchError(ValueError):
@@ -91,6 +92,7 @@ CANNOT_BE_DONE = (
     ReportTooLargeError,
     TrainStateError,
     UnwritableError,
+    VerificationError,
     WorkerError,
 )
 """It was read, and cannot or must not be done."""

@@ -83,6 +83,11 @@ def test_another_error_loses_one_record(error):
     assert (sink.steps, failure.count, failure.dropped) == ([1, 3], 1, 1)
 
 
+def test_a_sink_that_never_works_is_in_the_log_once(caplog):
+    run(Flaky([PermissionError("no key")] * 5), 5)
+    assert caplog.messages == ["metrics: Flaky raised PermissionError('no key'); the record is lost"]
+
+
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.sampled_from([None, ConnectionError("down")]), max_size=12), st.integers(1, 8))
 def test_whatever_passes_every_step_arrives_once_and_in_order(errors, steps):

@@ -66,6 +66,7 @@ class BackgroundSink:
         self._retry_seconds = retry_seconds
         self._longest_retry_seconds = longest_retry_seconds
         self._clock = clock
+        self._broken = False  # as the last steps went; the thread's alone
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         # Guarded by _changed:
@@ -173,22 +174,22 @@ class BackgroundSink:
 
     def _carry_out(self, job: _Job) -> None:
         delay = self._retry_seconds
-        outage = False
         while True:
             try:
                 job.action()
             except Exception as error:  # noqa: BLE001 - counted and logged; a metric is never worth a training run
                 passing = isinstance(error, OSError) and not isinstance(error, _PERMANENT)
                 self._count(error, lost=0 if passing else job.weight)
-                if not outage:
+                if not self._broken:
                     what = "its records wait" if passing else "the record is lost"
                     self._warn(f"raised {hide_in_text(repr(error))}; {what}")
-                outage = True
+                self._broken = True
                 if not passing or not self._wait(delay):
                     return
                 delay = min(2 * delay, self._longest_retry_seconds)
             else:
-                if outage:
+                if self._broken and job.weight:  # a summary means nothing to many sinks, and succeeds
+                    self._broken = False
                     self._warn("takes records again")
                 return
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mb_models.batches import Batch as Batch
     from mb_models.batches import BatchError as BatchError
     from mb_models.batches import get_batch as get_batch
+    from mb_models.chunks import StackSpec as StackSpec
     from mb_models.config import GPTModelConfig as GPTModelConfig
     from mb_models.config import TransformerFields as TransformerFields
     from mb_models.forward_step import GPTForwardStep as GPTForwardStep
@@ -28,6 +29,14 @@ if TYPE_CHECKING:
     from mb_models.generation import generate as generate
     from mb_models.gpt import GPTModelProvider as GPTModelProvider
     from mb_models.gpt import LayerSpec as LayerSpec
+    from mb_models.hybrid import HybridForwardStep as HybridForwardStep
+    from mb_models.hybrid import HybridModelProvider as HybridModelProvider
+    from mb_models.hybrid import MambaForwardStep as MambaForwardStep
+    from mb_models.hybrid import MambaModelProvider as MambaModelProvider
+    from mb_models.hybrid import hybrid_transformer_engine_spec as hybrid_transformer_engine_spec
+    from mb_models.hybrid_config import HybridModelConfig as HybridModelConfig
+    from mb_models.hybrid_config import MambaModelConfig as MambaModelConfig
+    from mb_models.hybrid_parameters import hybrid_parameter_count as hybrid_parameter_count
     from mb_models.kernels import gpu_only_settings as gpu_only_settings
     from mb_models.parameters import parameter_count as parameter_count
     from mb_models.rules import RULES as RULES
@@ -46,15 +55,24 @@ __all__ = [
     "GPTForwardStep",
     "GPTModelConfig",
     "GPTModelProvider",
+    "HybridForwardStep",
+    "HybridModelConfig",
+    "HybridModelProvider",
     "LayerSpec",
+    "MambaForwardStep",
+    "MambaModelConfig",
+    "MambaModelProvider",
     "ModelConfigError",
     "PromptError",
     "RULES",
+    "StackSpec",
     "TransformerFields",
     "generate",
     "get_batch",
     "gpt_forward_step",
     "gpu_only_settings",
+    "hybrid_parameter_count",
+    "hybrid_transformer_engine_spec",
     "local_spec",
     "masked_next_token_loss",
     "model_vocab_size",
@@ -71,15 +89,24 @@ _HOMES = {
     "GPTForwardStep": "forward_step",
     "GPTModelConfig": "config",
     "GPTModelProvider": "gpt",
+    "HybridForwardStep": "hybrid",
+    "HybridModelConfig": "hybrid_config",
+    "HybridModelProvider": "hybrid",
     "LayerSpec": "gpt",
+    "MambaForwardStep": "hybrid",
+    "MambaModelConfig": "hybrid_config",
+    "MambaModelProvider": "hybrid",
     "ModelConfigError": "rules",
     "PromptError": "generation",
     "RULES": "rules",
+    "StackSpec": "chunks",
     "TransformerFields": "config",
     "generate": "generation",
     "get_batch": "batches",
     "gpt_forward_step": "forward_step",
     "gpu_only_settings": "kernels",
+    "hybrid_parameter_count": "hybrid_parameters",
+    "hybrid_transformer_engine_spec": "hybrid",
     "local_spec": "specs",
     "masked_next_token_loss": "forward_step",
     "model_vocab_size": "vocab",

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 
-from mb_models import limits
+from mb_models import hybrid_rules, limits
 from mb_models.config import GPTModelConfig
 from mb_models.rule import Rule
 
@@ -313,6 +313,7 @@ RULES: tuple[Rule, ...] = (
     ),
     *limits.RULES,
     limits.KERNELS,
+    *hybrid_rules.RULES,
 )
 """Rules on a section as a user writes it."""
 

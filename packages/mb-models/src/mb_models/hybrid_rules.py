@@ -1,0 +1,265 @@
+"""What a hybrid section may not say, beyond what holds for every family: rules as data."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+
+from mb_models.hybrid_config import MambaModelConfig, layers_ahead, main_layers, mamba_heads
+from mb_models.rule import Rule
+
+
+def _rule(
+    number: str,
+    names: Sequence[str],
+    test: Callable[..., str | None],
+    *,
+    why: str,
+    fix: str,
+    fails: Sequence[object],
+    passes: Sequence[object],
+) -> Rule:
+    """Write down one rule on fields of the model section; the examples are in the order of the fields."""
+    paths = tuple(f"model.{name}" for name in names)
+    return Rule(
+        id=number,
+        fields=paths,
+        test=test,
+        why=why,
+        fix=fix,
+        fails=dict(zip(paths, fails, strict=True)),
+        passes=dict(zip(paths, passes, strict=True)),
+    )
+
+
+LAYERS = "MG*-E"
+"""Letters of the layers that are built."""
+
+
+def _known_letters(pattern: str) -> str | None:
+    unknown = sorted(set(pattern) - set(LAYERS + "|/"))
+    if unknown:
+        return f"{pattern!r} has {', '.join(unknown)}, which are no layers that are built"
+    return None if main_layers(pattern) else f"{pattern!r} has no layers"
+
+
+def _counted(layers: int, pattern: str) -> str | None:
+    number = len(main_layers(pattern))
+    return None if layers == number else f"is {layers}, but {pattern!r} has {number} layers"
+
+
+def _experts_on_both_sides(experts: int | None, pattern: str) -> str | None:
+    if (experts is not None) == ("E" in pattern):
+        return None
+    return f"is {experts} with the pattern {pattern!r}"
+
+
+def _stages(pattern: str, pp: int, vpp: int | None) -> str | None:
+    parts, stages = pattern.split("/")[0].split("|"), pp * (vpp or 1)
+    if len(parts) == stages and (len(parts) == 1 or all(parts)):
+        return None
+    if len(parts) == 1 and (vpp or 1) == 1 and len(parts[0]) % pp == 0:
+        return None
+    return f"{pattern!r} cannot be cut into {stages} stages (pp={pp}, vpp={vpp})"
+
+
+def _own_split(pattern: str, first: int | None, last: int | None, layout: object) -> str | None:
+    asked = [value for value in (first, last, layout) if value is not None]
+    return f"a second way to cut {pattern!r} into stages is given ({asked[0]})" if asked else None
+
+
+def _further_tokens(pattern: str, number: int | None) -> str | None:
+    ahead = layers_ahead(pattern)
+    if len(set(ahead)) > 1 or "" in ahead or any("|" in part for part in ahead):
+        return f"{pattern!r} does not have the same layers for each further token"
+    if number is None or number == len(ahead):
+        return None
+    return f"{pattern!r} predicts {len(ahead)} further tokens, mtp_num_layers={number}"
+
+
+def _state_space(
+    pattern: str, hidden: int, state: int, width: int, groups: int, number: int | None, tp: int, cp: int
+) -> str | None:
+    if "M" not in pattern:
+        return None
+    if min(state, width, groups) < 1 or (number is None and 2 * hidden % width != 0):
+        return f"sizes must be positive and heads whole (state {state}, head {width}, groups {groups}, width {hidden})"
+    heads = mamba_heads(hidden, number, width)
+    if heads % (tp * cp) or groups % tp or heads % groups:
+        return f"{heads} heads in {groups} groups cannot be shared (tp={tp}, cp={cp})"
+    local = groups // tp
+    if local % cp and cp % local:
+        return f"{local} groups of a tensor-parallel rank cannot be shared by cp={cp}"
+    return None
+
+
+def _gated_delta(pattern: str, keys: int, values: int, tp: int, cp: int) -> str | None:
+    if "G" not in pattern:
+        return None
+    if min(keys, values) < 1 or values % keys or keys % (tp * cp):
+        return f"{keys} key heads and {values} value heads cannot be shared (tp={tp}, cp={cp})"
+    return None
+
+
+def _gated_delta_together(pattern: str, tp: int, together: bool) -> str | None:
+    if "G" not in pattern or tp == 1 or together:
+        return None
+    return f"gated-delta layers under tensor parallelism (tp={tp}, sequence_parallel=false)"
+
+
+def _no_norms_of_heads(norms: bool, sinks: str, gate: bool) -> str | None:
+    if norms:
+        return "hybrid attention layers have no such norms"
+    if sinks != "vanilla" or gate:
+        return f"is off with softmax_type={sinks}, attention_output_gate={gate}, which hybrid layers do not have either"
+    return None
+
+
+def _experts_everywhere(freq: int | Sequence[int]) -> str | None:
+    return f"is {freq}" if freq != 1 else None
+
+
+def _own_fields(extra: Mapping[str, object], pattern: str) -> str | None:
+    own = sorted({item.name for item in fields(MambaModelConfig)} & extra.keys())
+    return f"{', '.join(own)}: set the field of the model section itself" if own and pattern else None
+
+
+RULES: tuple[Rule, ...] = (
+    _rule(
+        "H01",
+        ("hybrid_layer_pattern",),
+        _known_letters,
+        why="every letter is one layer: M Mamba, G gated delta, * attention, - MLP, E experts",
+        fix="Use these letters, | between pipeline stages, and / before the layers of each further token.",
+        fails=("M+M",),
+        passes=("MG*-|E/*-",),
+    ),
+    _rule(
+        "H02",
+        ("num_layers", "hybrid_layer_pattern"),
+        _counted,
+        why="the pattern says which layers there are, and Megatron numbers experts' losses by num_layers",
+        fix="Set num_layers to the number of letters before the first /.",
+        fails=(2, "M*-"),
+        passes=(3, "M|*-/*"),
+    ),
+    _rule(
+        "H03",
+        ("num_moe_experts", "hybrid_layer_pattern"),
+        _experts_on_both_sides,
+        why="layers E have num_moe_experts experts, and no other layers have any",
+        fix="Set num_moe_experts together with a pattern that has E, or neither.",
+        fails=(4, "M*-"),
+        passes=(4, "M*E"),
+    ),
+    _rule(
+        "H04",
+        ("hybrid_layer_pattern", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size"),
+        _stages,
+        why="every pipeline stage, virtual or not, is one part between |, and without | stages are of equal length",
+        fix="Put | between the stages: one part for each of pipeline_model_parallel_size times virtual stages.",
+        fails=("M*-", 2, None),
+        passes=("M*|-", 2, None),
+    ),
+    _rule(
+        "H05",
+        (
+            "hybrid_layer_pattern",
+            "num_layers_in_first_pipeline_stage",
+            "num_layers_in_last_pipeline_stage",
+            "pipeline_model_parallel_layout",
+        ),
+        _own_split,
+        why="the pattern itself says where stages begin",
+        fix="Put | between the stages, and unset the others.",
+        fails=("M*-", 1, None, None),
+        passes=("M*-", None, None, None),
+    ),
+    _rule(
+        "H06",
+        ("hybrid_layer_pattern", "mtp_num_layers"),
+        _further_tokens,
+        why="each further token is predicted by the same layers, one /... in the pattern for each",
+        fix="Repeat the part after / for each further token, and leave mtp_num_layers unset.",
+        fails=("M*/*-/*", None),
+        passes=("M*/*-/*-", None),
+    ),
+    _rule(
+        "H07",
+        (
+            "hybrid_layer_pattern",
+            "hidden_size",
+            "mamba_state_dim",
+            "mamba_head_dim",
+            "mamba_num_groups",
+            "mamba_num_heads",
+            "tensor_model_parallel_size",
+            "context_parallel_size",
+        ),
+        _state_space,
+        why="tensor- and context-parallel ranks share the heads and groups of Mamba layers evenly",
+        fix="Change mamba_num_heads or mamba_num_groups, or the parallel sizes.",
+        fails=("M", 64, 16, 16, 1, 8, 2, 1),
+        passes=("M", 64, 16, 16, 2, 8, 2, 2),
+    ),
+    _rule(
+        "H08",
+        (
+            "hybrid_layer_pattern",
+            "linear_num_key_heads",
+            "linear_num_value_heads",
+            "tensor_model_parallel_size",
+            "context_parallel_size",
+        ),
+        _gated_delta,
+        why="tensor- and context-parallel ranks share the heads of gated-delta layers evenly",
+        fix="Change linear_num_key_heads and linear_num_value_heads, or the parallel sizes.",
+        fails=("G", 2, 4, 2, 2),
+        passes=("G", 4, 8, 2, 2),
+    ),
+    _rule(
+        "H09",
+        ("hybrid_layer_pattern", "tensor_model_parallel_size", "sequence_parallel"),
+        _gated_delta_together,
+        why="Megatron sums the gradient of their norm over the ranks only then, and its copies would drift apart "
+        "without an error",
+        fix="Set sequence_parallel=true.",
+        fails=("G*", 2, False),
+        passes=("G*", 2, True),
+    ),
+    _rule(
+        "H10",
+        ("qk_layernorm", "softmax_type", "attention_output_gate", "hybrid_layer_pattern"),
+        lambda norms, sinks, gate, pattern: _no_norms_of_heads(norms, sinks, gate),
+        why="Megatron's hybrid attention layer is built without them, and would ignore the setting",
+        fix="Leave qk_layernorm and attention_output_gate off, and softmax_type vanilla.",
+        fails=(True, "vanilla", False, "*"),
+        passes=(False, "vanilla", False, "*"),
+    ),
+    _rule(
+        "H11",
+        ("moe_layer_freq", "hybrid_layer_pattern"),
+        lambda freq, pattern: _experts_everywhere(freq),
+        why="the pattern says which layers have experts",
+        fix="Leave it at 1, and write E where experts should be.",
+        fails=(2, "ME"),
+        passes=(1, "ME"),
+    ),
+    _rule(
+        "H12",
+        ("transformer", "hybrid_layer_pattern"),
+        _own_fields,
+        why="the section has a field of that name, and one of the two values would be lost",
+        fix="Remove them.",
+        fails=({"mamba_state_dim": 64}, "M"),
+        passes=({}, "M"),
+    ),
+    _rule(
+        "H13",
+        ("multi_latent_attention", "hybrid_layer_pattern"),
+        lambda latent, pattern: "is on" if latent else None,
+        why="hybrid attention layers are plain here; Megatron's + layers are not built",
+        fix="Switch it off, or use a GPT.",
+        fails=(True, "*"),
+        passes=(False, "*"),
+    ),
+)
+"""Apply where the section has a hybrid_layer_pattern."""

@@ -1,8 +1,10 @@
+from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
 import torch
 
+from mb_host.layers import host_block_spec
 from mb_models import (
     GPTModelConfig,
     GPTModelProvider,
@@ -54,12 +56,55 @@ def test_the_ddp_configuration_is_not_written_to(tiny, groups):
             "moe_shared_expert_gate": True,
         },
         {**EXPERTS, "add_bias_linear": True, **GELU},
+        {"softmax_type": "learnable", "attention_output_gate": True},
+        {"position_embedding_type": "yarn", "mtp_num_layers": 1},
     ],
 )
 def test_the_parameter_formula_equals_the_built_model(tiny, groups, settings):
     (chunk,) = provider(tiny, **settings).provide_chunks(groups)
     built = sum(parameter.numel() for parameter in chunk.parameters())
     assert parameter_count(GPTModelConfig(**{**tiny, **settings})) == built
+
+
+LATENT = {
+    "multi_latent_attention": True,
+    "num_query_groups": None,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_head_dim": 12,
+    "qk_pos_emb_head_dim": 8,
+    "v_head_dim": 10,
+    "rope_type": "rope",
+}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        LATENT,
+        {**LATENT, "q_lora_rank": None, "add_bias_linear": True},
+        {**LATENT, **EXPERTS, "qk_layernorm": True, "mtp_num_layers": 2, "moe_layer_freq": [0, 1]},
+        {"mtp_num_layers": 2, "mtp_use_repeated_layer": True},
+    ],
+)
+def test_the_formula_counts_latent_attention_and_further_tokens(tiny, groups, settings):
+    config = GPTModelConfig(**{**tiny, **settings})
+    (chunk,) = GPTModelProvider(config, layer_spec=host_block_spec, device=CPU).provide_chunks(groups)
+    assert parameter_count(config) == sum(parameter.numel() for parameter in chunk.parameters())
+
+
+def test_local_layers_know_no_latent_attention(tiny, groups):
+    with pytest.raises(ValueError, match="multi_latent_attention: got True"):
+        provider(tiny, **LATENT).provide_chunks(groups)
+
+
+def test_further_tokens_on_a_stage_without_layers_are_like_the_last_layer(tiny):
+    built = GPTModelProvider(
+        GPTModelConfig(**tiny, pipeline_model_parallel_size=2), layer_spec=host_block_spec, device=CPU
+    )
+    before = built._layer_spec(built.transformer, vp_stage=None, pp_rank=0)
+    empty = replace(before, layer_specs=[])
+    assert len(built._with_last_layer(empty, vp_stage=None, pp_rank=1).layer_specs) == 1
 
 
 def test_a_tokenizer_size_is_padded(tiny):

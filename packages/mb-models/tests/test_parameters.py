@@ -80,10 +80,7 @@ def test_experts_sit_where_the_frequency_says():
     ("settings", "message"),
     [
         ({}, "vocab_size: not set"),
-        (
-            {"vocab_size": 8, "transformer": {"attention_output_gate": True}},
-            "attention_output_gate not counted",
-        ),
+        ({"vocab_size": 8, "transformer": {"moe_latent_size": 8}}, "moe_latent_size not counted"),
         ({"vocab_size": 8, "num_moe_experts": 2, "moe_layer_freq": [1]}, "lists 1 layers of 4"),
         ({"vocab_size": 8, "num_moe_experts": 2, "moe_layer_freq": 0}, "must be 1 or more, is 0"),
     ],

@@ -31,6 +31,13 @@ def test_a_broken_rule_names_field_values_reason_remedy_and_id():
     )
 
 
+def test_a_layout_of_other_letters_is_refused():
+    (rule,) = [rule for rule in RULES if rule.id == "G22"]
+    assert rule.test("Ex|tL", 4, None, 2, None) == "'Ex|tL' holds x"
+    assert rule.test("Et|ttt|L", 4, None, 2, None) == "has 3 stages, where pp=2 and vpp=None make 2"
+    assert rule.test([["embedding", "decoder"], ["decoder", "loss"]], 2, None, 2, None) is None
+
+
 def test_a_rule_whose_fields_are_absent_is_not_applied():
     assert broken_rules(RULES, {"model.num_query_groups": 3}) == []
 
@@ -56,7 +63,11 @@ def test_interleaving_needs_overlapped_exchange_between_two_stages(vpp, pp, over
     [
         ({"num_layers": 2}, "num_layers: set the field of the model section itself"),
         ({"_cpu_offloading_context": None}, "_cpu_offloading_context: private to Megatron"),
-        ({"multi_latent_attention": True}, "multi_latent_attention: multi-latent attention has"),
+        (
+            {"multi_latent_attention": True},
+            "multi_latent_attention: set the field of the model section itself",
+        ),
+        ({"use_mup": True}, "use_mup: the optimizer's learning rates"),
     ],
 )
 def test_the_transformer_dictionary_takes_only_what_it_should(extra, message):

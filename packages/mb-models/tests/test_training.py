@@ -29,6 +29,30 @@ INTERLEAVED = {
 }
 
 
+SPLITS = ("tensor_model", "pipeline_model", "virtual", "context", "num_layers_in", "overlap_p2p", "batch_p2p")
+"""What fields that split a model begin with."""
+LATENT = {
+    "multi_latent_attention": True,
+    "num_query_groups": None,
+    "qk_layernorm": True,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_head_dim": 12,
+    "qk_pos_emb_head_dim": 8,
+    "v_head_dim": 10,
+    "rope_type": "rope",
+}
+STRETCHED = {"rope_type": "yarn", "rotary_scaling_factor": 4.0, "original_max_position_embeddings": 16}
+YARN = {
+    "position_embedding_type": "yarn",
+    "yarn_rotary_scaling_factor": 4.0,
+    "yarn_original_max_position_embeddings": 16,
+}
+PP2 = {"pipeline_model_parallel_size": 2}
+CP2 = {"context_parallel_size": 2}
+AHEAD = {"mtp_num_layers": 1}
+
+
 def batch():
     tokens = torch.randint(128, (4, 33), generator=torch.Generator().manual_seed(0))
     return {
@@ -43,7 +67,9 @@ def set_weights_by_name(chunk):
     """Draw each matrix from a generator seeded by its name in the whole model: the same under any pipeline."""
     numbers = [layer.layer_number for layer in chunk.decoder.layers]
     for name, parameter in chunk.named_parameters():
-        whole = re.sub(r"layers\.(\d+)", lambda match: f"layers.{numbers[int(match[1])]}", name)
+        whole = re.sub(
+            r"decoder\.layers\.(\d+)", lambda match: f"decoder.layers.{numbers[int(match[1])]}", name
+        )
         if chunk.share_embeddings_and_output_weights:
             whole = whole.replace("output_layer.weight", "embedding.word_embeddings.weight")
         generator = torch.Generator().manual_seed(zlib.crc32(whole.encode()))
@@ -113,6 +139,48 @@ def test_a_tiny_gpt_learns_a_repeated_batch(tiny, groups, settings):
     losses = train({**tiny, **settings}, groups, steps=20)
     assert 4.6 < losses[0] < 5.1  # about ln(128)
     assert losses[-1] < losses[0] - 2
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {**LATENT, **STRETCHED},
+        {**LATENT, **EXPERTS, "mtp_num_layers": 2, "moe_layer_freq": [0, 1], "moe_aux_loss_coeff": 0.01},
+        YARN,
+        {"rope_scaling": True},
+        {"position_embedding_type": "none"},
+        {"position_embedding_type": "learned_absolute"},
+        {"window_size": (8, 0), "window_attn_skip_freq": 2, "softmax_type": "learnable"},
+        {"attention_output_gate": True, "qk_layernorm": True},
+        {**EXPERTS, "moe_router_load_balancing_type": "sinkhorn", "moe_router_topk": 1},
+        {
+            **EXPERTS,
+            "moe_router_load_balancing_type": ["seq_aux_loss", "global_aux_loss"],
+            "moe_aux_loss_coeff": [0.01, 0.01],
+            "moe_z_loss_coeff": 1e-3,
+            "moe_expert_capacity_factor": 1.5,
+        },
+        {
+            **EXPERTS,
+            "moe_router_load_balancing_type": "none",
+            "moe_router_score_function": "sigmoid",
+            "moe_router_enable_expert_bias": True,
+            "moe_router_num_groups": 2,
+            "moe_router_group_topk": 1,
+            "moe_shared_expert_intermediate_size": 48,
+        },
+    ],
+    ids=[
+        "latent yarn", "latent experts ahead", "yarn", "llama 3", "no positions", "learned", "window sinks", "gate",
+        "sinkhorn", "capacity", "groups bias shared",
+    ],
+)  # fmt: skip
+def test_every_kind_of_gpt_learns_with_the_hosts_layers(tiny, groups, settings):
+    from mb_host.layers import host_block_spec
+
+    losses = train({**tiny, **settings}, groups, steps=15, layer_spec=host_block_spec)
+    assert 4.6 < losses[0] < 5.1
+    assert losses[-1] < losses[0] - 1
 
 
 def test_a_distributed_optimizer_with_buckets_learns_alike(tiny, groups):
@@ -196,7 +264,7 @@ def test_an_interleaved_pipeline_splits_the_model_in_order(pool, tiny):
 
 
 def test_a_first_stage_can_be_short(pool, tiny):
-    short = {"transformer": {"num_layers_in_first_pipeline_stage": 1}}
+    short = {"num_layers_in_first_pipeline_stage": 1}
     first, last = pool.run(
         describe_chunks, {**tiny, "num_layers": 4, "pipeline_model_parallel_size": 2, **short}
     )
@@ -211,14 +279,24 @@ def test_a_first_stage_can_be_short(pool, tiny):
         INTERLEAVED,
         {"context_parallel_size": 2},
         {"context_parallel_size": 2, "calculate_per_token_loss": True},
+        {**PP2, **AHEAD},
+        {**INTERLEAVED, **LATENT, **EXPERTS, **AHEAD, "moe_layer_freq": [0, 1, 1, 1]},
+        {**PP2, **AHEAD, "share_embeddings_and_output_weights": True, "pipeline_model_parallel_layout": "Et|tttmL"},
+        {**PP2, "num_layers_in_last_pipeline_stage": 1, "position_embedding_type": "learned_absolute"},
+        {**CP2, **LATENT},
+        {**CP2, **YARN},
+        {**CP2, "window_size": (8, 0), "window_attn_skip_freq": [1, 0, 1, 1]},
     ],
-    ids=["pp2", "pp2 tied", "pp2 vpp2", "cp2", "cp2 per token"],
-)
+    ids=[
+        "pp2", "pp2 tied", "pp2 vpp2", "cp2", "cp2 per token", "pp2 ahead", "vpp2 latent experts ahead",
+        "layout ahead tied", "uneven learned", "cp2 latent", "cp2 yarn", "cp2 window",
+    ],
+)  # fmt: skip
 def test_two_ranks_learn_as_one_does(pool, tiny, groups, layout):
     from mb_host.layers import host_block_spec
 
     settings = {**tiny, "num_layers": 4}
-    alone = {name: layout[name] for name in layout if "parallel" not in name and "p2p" not in name}
+    alone = {name: layout[name] for name in layout if not name.startswith(SPLITS)}
     losses = train({**settings, **alone}, groups, steps=5, layer_spec=host_block_spec)
     assert pool.run(train_here, {**settings, **layout})[-1] == pytest.approx(losses, abs=1e-5)
 

@@ -11,20 +11,29 @@ from mb_models import (
     gpu_only_settings,
     transformer_config,
 )
-from mb_models.transformer import ACTIVATIONS, NAMED_VALUES, OWN_FIELDS
+from mb_models.special_fields import YarnFields
+from mb_models.transformer import ACTIVATIONS, LATENT, NAMED_VALUES, OWN_FIELDS, YarnTransformerConfig
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda")
 
 
 def test_names_and_defaults_are_those_of_the_installed_megatron():
-    from megatron.core.transformer.transformer_config import TransformerConfig
+    from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
-    theirs = {item.name: item.default for item in fields(TransformerConfig)}
+    theirs = {item.name: item.default for item in fields(MLATransformerConfig) if item.name in LATENT}
+    theirs |= {item.name: item.default for item in fields(TransformerConfig)}
     ours = {item.name: item.default for item in fields(TransformerFields) if item.name not in OWN_FIELDS}
     named = {name: NAMED_VALUES[name][ours[name]] for name in ours.keys() & NAMED_VALUES.keys() if ours[name]}
     differing = {name: value for name, value in (ours | named).items() if theirs[name] != value}
     assert differing == dict.fromkeys(("num_layers", "hidden_size", "num_attention_heads"), MISSING)
+
+
+def test_yarn_has_the_fields_of_the_section():
+    theirs = {item.name: item.default for item in fields(YarnTransformerConfig)}
+    assert {item.name: theirs[item.name] for item in fields(YarnFields)} == {
+        item.name: item.default for item in fields(YarnFields)
+    }
 
 
 def test_gpt_defaults_are_those_of_the_installed_megatron():

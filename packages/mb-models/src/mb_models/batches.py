@@ -35,10 +35,12 @@ def get_batch(
     last_stage: bool,
     device: torch.device,
     cp_group: torch.distributed.ProcessGroup | None = None,
+    predicts_ahead: bool = False,
 ) -> Batch:
     """Take the next microbatch and keep what this stage needs: inputs on the first, labels and loss mask on the last.
 
-    A stage in the middle reads nothing and leaves the iterator alone. Copies to the device do not block, so they
+    A stage that `predicts_ahead` (multi-token prediction) reads both. A stage in the middle reads nothing and leaves
+    the iterator alone. Copies to the device do not block, so they
     overlap only from pinned memory. Under context parallelism each rank keeps the two slices of every sequence that
     balance causal attention (zigzag order). No collective; does not synchronise with the device.
 
@@ -47,6 +49,8 @@ def get_batch(
             microbatch holds packed sequences, or an attention mask that later stages would not see.
         StopIteration: the iterator has run out.
     """
+    only_stage = first_stage and last_stage
+    first_stage, last_stage = first_stage or predicts_ahead, last_stage or predicts_ahead
     if not (first_stage or last_stage):
         return Batch()
     if data_iterator is None:
@@ -56,7 +60,7 @@ def get_batch(
         )
     whole = next(data_iterator)
     keys = (*FIRST_STAGE_KEYS * first_stage, *LAST_STAGE_KEYS * last_stage)
-    _check(whole, keys=keys, only_stage=first_stage and last_stage)
+    _check(whole, keys=keys, only_stage=only_stage)
     wanted = [*keys, "attention_mask"] if "attention_mask" in whole else keys
     parts = {key: whole[key].to(device, non_blocking=True) for key in wanted}
     if cp_group is not None and cp_group.size() > 1:

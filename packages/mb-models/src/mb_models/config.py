@@ -8,6 +8,8 @@ activation functions are names.
 from dataclasses import dataclass, field
 from typing import Literal
 
+from mb_models.special_fields import LatentAttentionFields, PredictionFields, YarnFields
+
 DType = Literal["float32", "bfloat16", "float16"]
 """A floating-point type by name."""
 
@@ -58,6 +60,12 @@ class LayerFields:
     """Factor on the attention scores; None: one over the root of kv_channels."""
     window_size: tuple[int, int] | None = None
     """Tokens that a query sees to its left and right (sliding window); None: all of the past."""
+    window_attn_skip_freq: int | list[int] | None = None
+    """Every so many layers one sees all of the past, or one 1 (window) or 0 (all) for each layer; None: none."""
+    softmax_type: Literal["vanilla", "off-by-one", "learnable"] = "vanilla"
+    """Attention may also attend to nothing: with score 0 ("off-by-one"), or a learned one for each head."""
+    attention_output_gate: bool = False
+    """Multiply attention's output by a gate of its input."""
     attention_softmax_in_fp32: bool = True
     """Compute the attention softmax in float32."""
     apply_query_key_layer_scaling: bool = False
@@ -100,6 +108,13 @@ class ParallelFields:
     """Context-parallel sizes of the levels, for "a2a+p2p"."""
     microbatch_group_size_per_vp_stage: int | None = None
     """Microbatches that a virtual stage runs in a row; None: the pipeline size."""
+    num_layers_in_first_pipeline_stage: int | None = None
+    """Layers of the first stage; None: as many as the others."""
+    num_layers_in_last_pipeline_stage: int | None = None
+    """Layers of the last stage; None: as many as the others."""
+    pipeline_model_parallel_layout: str | list[list[str]] | None = None
+    """What each stage holds, virtual ones too: letters E (embedding), t (layer), m (further tokens), L (loss), with
+    | between stages and *n for repetition, or their names in lists; None: layers in equal numbers."""
     account_for_embedding_in_pipeline_split: bool = False
     """Count the embedding as a layer when layers are split over stages."""
     account_for_loss_in_pipeline_split: bool = False
@@ -291,7 +306,16 @@ class MoEFields:
 
 
 @dataclass(kw_only=True)
-class TransformerFields(MoEFields, KernelFields, OverlapFields, PrecisionFields, ParallelFields, LayerFields):
+class TransformerFields(
+    PredictionFields,
+    LatentAttentionFields,
+    MoEFields,
+    KernelFields,
+    OverlapFields,
+    PrecisionFields,
+    ParallelFields,
+    LayerFields,
+):
     """What Megatron's TransformerConfig takes, whatever the family of the model."""
 
     rotary_interleaved: bool = False
@@ -301,7 +325,7 @@ class TransformerFields(MoEFields, KernelFields, OverlapFields, PrecisionFields,
 
 
 @dataclass(kw_only=True)
-class GPTModelConfig(TransformerFields):
+class GPTModelConfig(YarnFields, TransformerFields):
     """A decoder-only language model on Megatron Core.
 
     Constructing one reads nothing and checks nothing: `mb_models.rules` says what is wrong with one, and

@@ -64,6 +64,7 @@ class GPTForwardStep:
             last_stage=chunk.post_process,
             device=next(chunk.parameters()).device,
             cp_group=chunk.pg_collection.cp,
+            predicts_ahead=chunk.mtp_process,
         )
         inputs = (batch.tokens_BS, batch.position_ids_BS, batch.attention_mask_B1SS)
         loss_function = None
@@ -74,7 +75,7 @@ class GPTForwardStep:
         if return_schedule_plan:
             plan = chunk.build_schedule_plan(*inputs, labels=batch.labels_BS, loss_mask=batch.loss_mask_BS)
             return plan, loss_function
-        return model(*inputs, labels=batch.labels_BS), loss_function
+        return model(*inputs, labels=batch.labels_BS, loss_mask=batch.loss_mask_BS), loss_function
 
 
 def gpt_forward_step(

@@ -4,8 +4,15 @@ from typing import Protocol
 
 import torch
 from megatron.core import tensor_parallel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_mtp_block_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.moe.moe_logging import destroy_moe_metrics_tracker
+from megatron.core.transformer.multi_token_prediction import (
+    MTPLossLoggingHelper,
+    MultiTokenPredictionBlockSubmodules,
+)
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from mb_models.config import GPTModelConfig
@@ -14,9 +21,11 @@ from mb_models.vocab import model_vocab_size
 
 
 class LayerSpec(Protocol):
-    """Says which modules make up the layers of a chunk, as a ModuleSpec or TransformerBlockSubmodules."""
+    """Says which modules make up the layers of a chunk."""
 
-    def __call__(self, config: TransformerConfig, /, *, vp_stage: int | None, pp_rank: int | None) -> object:
+    def __call__(
+        self, config: TransformerConfig, /, *, vp_stage: int | None, pp_rank: int | None
+    ) -> TransformerBlockSubmodules:
         """Return the layers of one virtual stage (None: not interleaved) on pipeline rank `pp_rank`."""
 
 
@@ -61,15 +70,17 @@ class GPTModelProvider:
 
         Initial weights come from Megatron's random-state tracker, which the caller has seeded. Without
         `pg_collection` the groups are those of Megatron's parallel_state. With tied embeddings, collective over the
-        embedding group: every rank builds its chunks in the same order.
+        embedding group: every rank builds its chunks in the same order. Layers of multi-token prediction are like the
+        last layer of the model, and their norms like its last norm; where they stand, Megatron reads from
+        parallel_state.
         """
         groups = pg_collection or ProcessGroupCollection.use_mpu_process_groups()
         config = self.config
+        layers = self._layer_spec(self.transformer, vp_stage=vp_stage, pp_rank=groups.pp.rank())
         chunk = GPTModel(
             config=self.transformer,
-            transformer_layer_spec=self._layer_spec(
-                self.transformer, vp_stage=vp_stage, pp_rank=groups.pp.rank()
-            ),
+            transformer_layer_spec=layers,
+            mtp_block_spec=self._prediction(layers, vp_stage=vp_stage, pp_rank=groups.pp.rank()),
             vocab_size=self.vocab_size,
             max_sequence_length=config.max_position_embeddings or config.seq_length,
             pre_process=pre_process,
@@ -94,8 +105,11 @@ class GPTModelProvider:
         """Build this rank's chunks in the order of their virtual stages: one without interleaving.
 
         All ranks of the model call it. Hooks that change modules (heads, adapters) go between this and
-        `mb_models.wrap.wrap_ddp`.
+        `mb_models.wrap.wrap_ddp`. What routers and predictions of an earlier model of this process measured is
+        forgotten: Megatron keeps it in process-wide arrays of that model's size.
         """
+        destroy_moe_metrics_tracker()
+        MTPLossLoggingHelper.tracker.clear()
         groups = pg_collection or ProcessGroupCollection.use_mpu_process_groups()
         first, last = groups.pp.rank() == 0, groups.pp.rank() == groups.pp.size() - 1
         stages = self.transformer.virtual_pipeline_model_parallel_size
@@ -110,3 +124,33 @@ class GPTModelProvider:
             )
             for stage in range(stages)
         ]
+
+    def _prediction(
+        self, layers: TransformerBlockSubmodules, *, vp_stage: int | None, pp_rank: int
+    ) -> MultiTokenPredictionBlockSubmodules | None:
+        """Return the layers of multi-token prediction that stand here; None: there are none."""
+        if not self.transformer.mtp_num_layers:
+            return None
+        block = get_gpt_mtp_block_spec(
+            self.transformer,
+            self._with_last_layer(layers, vp_stage=vp_stage, pp_rank=pp_rank),
+            use_transformer_engine=self.transformer.transformer_impl == "transformer_engine",
+            vp_stage=vp_stage,
+            pp_rank=pp_rank,
+        )
+        for spec in block.layer_specs if block else ():
+            parts = spec.submodules
+            parts.enorm = parts.hnorm = parts.layer_norm = layers.layer_norm
+        return block
+
+    def _with_last_layer(
+        self, layers: TransformerBlockSubmodules, *, vp_stage: int | None, pp_rank: int
+    ) -> TransformerBlockSubmodules:
+        """Return the layers here or, where a layout leaves this stage none, those of the nearest stage before it."""
+        stages, number = self.transformer.pipeline_model_parallel_size, (vp_stage or 0)
+        place = number * stages + pp_rank
+        while not layers.layer_specs and place > 0:
+            place -= 1
+            before = None if vp_stage is None else place // stages
+            layers = self._layer_spec(self.transformer, vp_stage=before, pp_rank=place % stages)
+        return layers

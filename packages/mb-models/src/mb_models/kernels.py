@@ -19,6 +19,7 @@ GPU_ONLY: Mapping[str, object] = MappingProxyType(
         "fused_residual_rmsnorm": False,
         "gradient_accumulation_fusion": False,
         "masked_softmax_fusion": False,
+        "mla_down_proj_fusion": False,
         "moe_grouped_gemm": False,
         "moe_permute_fusion": False,
         "moe_router_fusion": False,

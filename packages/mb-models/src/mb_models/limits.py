@@ -5,24 +5,19 @@ accept.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 from mb_models.rule import Rule
 
 RECOMPUTABLE = ("core_attn", "layernorm", "mlp", "moe", "moe_act", "shared_experts")
 """Parts of any layer that can be computed again."""
 
-RECOMPUTABLE_WITH = {
-    "mla_up_proj": ("multi_latent_attention", True),
-    "gdn_norm_out": ("experimental_attention_variant", "gated_delta_net"),
-}
-"""Parts that only layers of some kind have, and the field that asks for that kind."""
-
 
 FULL = "full_iteration"
 """A graph of the whole step: an implementation, and the old name of a module that asks for it."""
 
 
-def _limit(
+def limit(
     number: str,
     fields: Sequence[str],
     test: Callable[..., str | None],
@@ -31,6 +26,7 @@ def _limit(
     fix: str,
     fails: Sequence[object],
     passes: Sequence[object],
+    severity: Literal["error", "warning"] = "error",
 ) -> Rule:
     """Write down one limit; the examples are in the order of the fields."""
     paths = tuple(f"model.{name}" for name in fields)
@@ -40,6 +36,7 @@ def _limit(
         test=test,
         why=why,
         fix=fix,
+        severity=severity,
         fails=dict(zip(paths, fails, strict=True)),
         passes=dict(zip(paths, passes, strict=True)),
     )
@@ -57,12 +54,12 @@ def _selective_takes_no_layers(layers: int | None, granularity: str | None) -> s
 
 
 def _recompute_modules(
-    modules: Sequence[str] | None, granularity: str | None, extra: Mapping[str, object]
+    modules: Sequence[str] | None, granularity: str | None, latent: bool, extra: Mapping[str, object]
 ) -> str | None:
     if granularity != "selective":
         return None
-    kinds = [name for name, (field, value) in RECOMPUTABLE_WITH.items() if extra.get(field) == value]
-    known = (*RECOMPUTABLE, *kinds)
+    gated = extra.get("experimental_attention_variant") == "gated_delta_net"
+    known = (*RECOMPUTABLE, *["mla_up_proj"] * latent, *["gdn_norm_out"] * gated)
     wrong = [name for name in modules or () if name not in known]
     return f"cannot compute {', '.join(wrong)} again, only {', '.join(known)}" if wrong else None
 
@@ -300,7 +297,7 @@ _RECOMPUTE = ("recompute_modules", "recompute_granularity")
 _GRAPH = ("cuda_graph_modules", "cuda_graph_impl")
 
 RULES: tuple[Rule, ...] = (
-    _limit(
+    limit(
         "K01",
         ("recompute_num_layers", "recompute_granularity"),
         _selective_takes_no_layers,
@@ -309,16 +306,16 @@ RULES: tuple[Rule, ...] = (
         fails=(1, "selective"),
         passes=(None, "selective"),
     ),
-    _limit(
+    limit(
         "K02",
-        (*_RECOMPUTE, "transformer"),
+        (*_RECOMPUTE, "multi_latent_attention", "transformer"),
         _recompute_modules,
         why="Megatron Core knows these parts of the layers by name",
         fix="Use names from the list.",
-        fails=(["mla_up_proj"], "selective", {}),
-        passes=(["mlp", "core_attn"], "selective", {}),
+        fails=(["mla_up_proj"], "selective", False, {}),
+        passes=(["mlp", "core_attn"], "selective", False, {}),
     ),
-    _limit(
+    limit(
         "K03",
         (*_RECOMPUTE, "moe_grouped_gemm"),
         _activation_of_experts,
@@ -327,7 +324,7 @@ RULES: tuple[Rule, ...] = (
         fails=(["moe_act"], "selective", False),
         passes=(["moe_act"], "selective", True),
     ),
-    _limit(
+    limit(
         "K04",
         (*_RECOMPUTE, "moe_shared_expert_overlap", "moe_shared_expert_intermediate_size"),
         _shared_experts_again,
@@ -336,7 +333,7 @@ RULES: tuple[Rule, ...] = (
         fails=(["shared_experts"], "selective", True, 64),
         passes=(["shared_experts"], "selective", False, 64),
     ),
-    _limit(
+    limit(
         "K05",
         (*_RECOMPUTE, "fp8", "fp8_recipe"),
         _eight_bits_again,
@@ -345,7 +342,7 @@ RULES: tuple[Rule, ...] = (
         fails=(["layernorm"], "selective", "hybrid", "delayed"),
         passes=(["mlp"], "selective", "hybrid", "delayed"),
     ),
-    _limit(
+    limit(
         "K06",
         ("distribute_saved_activations", "sequence_parallel", "recompute_granularity"),
         _spread_activations,
@@ -354,7 +351,7 @@ RULES: tuple[Rule, ...] = (
         fails=(True, True, "selective"),
         passes=(False, True, "selective"),
     ),
-    _limit(
+    limit(
         "K07",
         ("fp8_param", "fp8"),
         _needs("fp8"),
@@ -363,7 +360,7 @@ RULES: tuple[Rule, ...] = (
         fails=(True, None),
         passes=(True, "hybrid"),
     ),
-    _limit(
+    limit(
         "K08",
         ("fp4_param", "fp4"),
         _needs("fp4"),
@@ -372,7 +369,7 @@ RULES: tuple[Rule, ...] = (
         fails=(True, None),
         passes=(True, "e2m1"),
     ),
-    _limit(
+    limit(
         "K09",
         ("fp8", "fp4"),
         _one_narrow_format,
@@ -381,7 +378,7 @@ RULES: tuple[Rule, ...] = (
         fails=("hybrid", "e2m1"),
         passes=(None, "e2m1"),
     ),
-    _limit(
+    limit(
         "K10",
         ("fp8_recipe", "fp8", "transformer"),
         _own_quantizer("8"),
@@ -390,7 +387,7 @@ RULES: tuple[Rule, ...] = (
         fails=("custom", "hybrid", {}),
         passes=("custom", "hybrid", {"fp8_quantizer_factory": "mine.quantizers.make"}),
     ),
-    _limit(
+    limit(
         "K11",
         ("fp4_recipe", "fp4", "transformer"),
         _own_quantizer("4"),
@@ -399,7 +396,7 @@ RULES: tuple[Rule, ...] = (
         fails=("custom", "e2m1", {}),
         passes=("custom", "e2m1", {"fp4_quantizer_factory": "mine.quantizers.make"}),
     ),
-    _limit(
+    limit(
         "K12",
         ("first_last_layers_bf16", "fp8", "fp8_recipe"),
         _outer_layers,
@@ -408,7 +405,7 @@ RULES: tuple[Rule, ...] = (
         fails=(True, "hybrid", "delayed"),
         passes=(True, "hybrid", "tensorwise"),
     ),
-    _limit(
+    limit(
         "K13",
         (
             "num_layers_at_start_in_bf16",
@@ -424,7 +421,7 @@ RULES: tuple[Rule, ...] = (
         fails=(3, 1, True, "hybrid", 4, 2),
         passes=(2, 1, True, "hybrid", 4, 2),
     ),
-    _limit(
+    limit(
         "K14",
         ("num_moe_experts",),
         _some_experts,
@@ -433,7 +430,7 @@ RULES: tuple[Rule, ...] = (
         fails=(0,),
         passes=(4,),
     ),
-    _limit(
+    limit(
         "K15",
         (
             "num_moe_experts",
@@ -447,7 +444,7 @@ RULES: tuple[Rule, ...] = (
         fails=(4, True, None, 2),
         passes=(4, True, 1, 2),
     ),
-    _limit(
+    limit(
         "K16",
         ("moe_shared_expert_intermediate_size",),
         _shared_width,
@@ -456,7 +453,7 @@ RULES: tuple[Rule, ...] = (
         fails=(0,),
         passes=(None,),
     ),
-    _limit(
+    limit(
         "K17",
         ("moe_shared_expert_overlap", "moe_shared_expert_intermediate_size", "moe_token_dispatcher_type"),
         _shared_overlap,
@@ -465,7 +462,7 @@ RULES: tuple[Rule, ...] = (
         fails=(True, 64, "allgather"),
         passes=(True, 64, "alltoall"),
     ),
-    _limit(
+    limit(
         "K18",
         ("moe_router_load_balancing_type", "moe_aux_loss_coeff"),
         _a_loss_each,
@@ -474,7 +471,7 @@ RULES: tuple[Rule, ...] = (
         fails=(["aux_loss", "seq_aux_loss"], 0.1),
         passes=(["aux_loss", "seq_aux_loss"], [0.1, 0.1]),
     ),
-    _limit(
+    limit(
         "K19",
         ("moe_expert_capacity_factor", "moe_router_load_balancing_type"),
         _capacity,
@@ -483,7 +480,7 @@ RULES: tuple[Rule, ...] = (
         fails=(1.0, "sinkhorn"),
         passes=(1.0, "aux_loss"),
     ),
-    _limit(
+    limit(
         "K20",
         ("moe_pad_expert_input_to_capacity", "moe_expert_capacity_factor"),
         _padded_to_capacity,
@@ -492,7 +489,7 @@ RULES: tuple[Rule, ...] = (
         fails=(True, None),
         passes=(True, 1.0),
     ),
-    _limit(
+    limit(
         "K21",
         ("moe_router_enable_expert_bias", "moe_router_score_function"),
         _score_bias,
@@ -501,7 +498,7 @@ RULES: tuple[Rule, ...] = (
         fails=(True, "softmax"),
         passes=(True, "sigmoid"),
     ),
-    _limit(
+    limit(
         "K22",
         (
             "moe_router_topk",
@@ -515,7 +512,7 @@ RULES: tuple[Rule, ...] = (
         fails=(1, "softmax", False, "aux_loss"),
         passes=(1, "softmax", True, "aux_loss"),
     ),
-    _limit(
+    limit(
         "K23",
         ("moe_router_group_topk", "moe_router_num_groups", "num_moe_experts"),
         _groups,
@@ -524,7 +521,7 @@ RULES: tuple[Rule, ...] = (
         fails=(3, 2, 4),
         passes=(1, 2, 4),
     ),
-    _limit(
+    limit(
         "K24",
         ("bias_activation_fusion", "activation_func", "gated_linear_unit", "add_bias_linear"),
         _fused_activation,
@@ -533,7 +530,7 @@ RULES: tuple[Rule, ...] = (
         fails=(True, "relu", False, True),
         passes=(True, "silu", True, False),
     ),
-    _limit(
+    limit(
         "K25",
         ("fused_residual_rmsnorm", "normalization"),
         _fused_norm,
@@ -542,7 +539,7 @@ RULES: tuple[Rule, ...] = (
         fails=(True, "LayerNorm"),
         passes=(True, "RMSNorm"),
     ),
-    _limit(
+    limit(
         "K26",
         ("fine_grained_activation_offloading", "transformer"),
         _something_to_offload,
@@ -551,7 +548,7 @@ RULES: tuple[Rule, ...] = (
         fails=(True, {}),
         passes=(True, {"offload_modules": ["core_attn"]}),
     ),
-    _limit(
+    limit(
         "K27",
         (
             "num_layers",
@@ -566,7 +563,7 @@ RULES: tuple[Rule, ...] = (
         fails=(4, 2, None, True, False),
         passes=(4, 2, None, True, True),
     ),
-    _limit(
+    limit(
         "K28",
         (*_GRAPH, "num_moe_experts"),
         _graph_of_experts,
@@ -575,7 +572,7 @@ RULES: tuple[Rule, ...] = (
         fails=(["moe_router"], "transformer_engine", None),
         passes=(["moe_router"], "transformer_engine", 4),
     ),
-    _limit(
+    limit(
         "K29",
         _GRAPH,
         _graph_of_dispatch,
@@ -584,7 +581,7 @@ RULES: tuple[Rule, ...] = (
         fails=(["moe_preprocess"], "transformer_engine"),
         passes=(["attn"], "transformer_engine"),
     ),
-    _limit(
+    limit(
         "K30",
         (*_GRAPH, "num_moe_experts", "moe_layer_freq"),
         _graph_of_dense_parts,
@@ -593,7 +590,7 @@ RULES: tuple[Rule, ...] = (
         fails=(["mlp"], "transformer_engine", 4, 1),
         passes=(["mlp"], "transformer_engine", 4, 2),
     ),
-    _limit(
+    limit(
         "K31",
         (*_GRAPH, "num_moe_experts", "moe_expert_capacity_factor", "moe_pad_expert_input_to_capacity"),
         _graph_of_dropping_experts,
@@ -602,7 +599,7 @@ RULES: tuple[Rule, ...] = (
         fails=(["moe"], "transformer_engine", 4, None, False),
         passes=(["moe"], "transformer_engine", 4, 1.0, True),
     ),
-    _limit(
+    limit(
         "K32",
         (
             *_GRAPH,
@@ -617,7 +614,7 @@ RULES: tuple[Rule, ...] = (
         fails=(["moe_router", "moe_preprocess"], "transformer_engine", 4, 1.0, False, "alltoall"),
         passes=(["moe_router", "moe_preprocess"], "transformer_engine", 4, 1.0, True, "alltoall"),
     ),
-    _limit(
+    limit(
         "K33",
         ("recompute_granularity", "cuda_graph_impl", "cuda_graph_modules"),
         _graph_of_whole_recompute,
@@ -626,7 +623,7 @@ RULES: tuple[Rule, ...] = (
         fails=("full", "transformer_engine", "full"),
         passes=("full", "none", "full"),
     ),
-    _limit(
+    limit(
         "K34",
         (*_RECOMPUTE, "cuda_graph_impl", "cuda_graph_modules"),
         _graph_inside_recompute,
@@ -635,7 +632,7 @@ RULES: tuple[Rule, ...] = (
         fails=(["moe"], "selective", "transformer_engine", ["attn", "moe_router"]),
         passes=(["layernorm"], "selective", "transformer_engine", ["attn"]),
     ),
-    _limit(
+    limit(
         "K35",
         (*_RECOMPUTE, "cuda_graph_impl", "cuda_graph_modules", "attention_dropout", "hidden_dropout"),
         _graph_of_chance,

@@ -2,9 +2,7 @@
 
 from mb_models.config import GPTModelConfig
 
-RESHAPING = frozenset(
-    {"attention_output_gate", "moe_latent_size", "multi_latent_attention", "mtp_num_layers", "softmax_type"}
-)
+RESHAPING = frozenset({"moe_latent_size"})
 """Fields of Megatron's TransformerConfig that add or change parameters and are not in the formula."""
 
 
@@ -13,7 +11,8 @@ def parameter_count(config: GPTModelConfig, *, vocab_size: int | None = None) ->
 
     With h the hidden size, d the head's width, a query heads and g key/value heads, a layer without biases has
     h d (2 a + 2 g) weights in attention; an MLP of width f has 2 h f, or 3 h f if gated; a norm has h (twice that
-    for LayerNorm). `vocab_size` is the number of rows of the embedding, padding included, and defaults to
+    for LayerNorm). A layer of multi-token prediction is one more such layer with a projection from 2 h to h and three
+    norms. `vocab_size` is the number of rows of the embedding, padding included, and defaults to
     `config.vocab_size`.
 
     Raises:
@@ -31,7 +30,13 @@ def parameter_count(config: GPTModelConfig, *, vocab_size: int | None = None) ->
             f"model.transformer: {', '.join(unknown)} not counted, because the formula covers plain attention and "
             "MLPs. Count a built model instead."
         )
-    layers = sum(_layer(config, experts=experts) for experts in expert_layers(config))
+    kinds = expert_layers(config)
+    layers = sum(_layer(config, experts=experts) for experts in kinds)
+    ahead = (
+        min(1, config.mtp_num_layers or 0) if config.mtp_use_repeated_layer else config.mtp_num_layers or 0
+    )
+    if ahead:
+        layers += ahead * _further_token(config, experts=kinds[-1])
     positions = config.max_position_embeddings or config.seq_length
     return (
         rows * config.hidden_size * (1 if config.share_embeddings_and_output_weights else 2)
@@ -77,13 +82,40 @@ def _layer(config: GPTModelConfig, *, experts: bool) -> int:
     return _attention(config) + mlp + 2 * _norm(config, config.hidden_size)
 
 
+def _further_token(config: GPTModelConfig, *, experts: bool) -> int:
+    hidden = config.hidden_size
+    return 2 * hidden * hidden + 3 * _norm(config, hidden) + _layer(config, experts=experts)
+
+
 def _attention(config: GPTModelConfig) -> int:
+    sinks = config.num_attention_heads if config.softmax_type == "learnable" else 0
+    return sinks + (_latent(config) if config.multi_latent_attention else _heads(config))
+
+
+def _latent(config: GPTModelConfig) -> int:
+    hidden, heads, keys = config.hidden_size, config.num_attention_heads, config.kv_lora_rank
+    queries = heads * (config.qk_head_dim + config.qk_pos_emb_head_dim)
+    down = 0 if config.q_lora_rank is None else hidden * config.q_lora_rank
+    norms = _norm(config, keys + (config.q_lora_rank or 0)) if config.qk_layernorm else 0
+    return (
+        down
+        + (config.q_lora_rank or hidden) * queries
+        + hidden * (keys + config.qk_pos_emb_head_dim)
+        + keys * heads * (config.qk_head_dim + config.v_head_dim)
+        + _linear(heads * config.v_head_dim, hidden, bias=config.add_bias_linear)
+        + norms
+    )
+
+
+def _heads(config: GPTModelConfig) -> int:
     width = config.kv_channels or config.hidden_size // config.num_attention_heads
     groups = config.num_query_groups or config.num_attention_heads
     inner = width * config.num_attention_heads
     qkv_bias = config.add_bias_linear or config.add_qkv_bias
     return (
-        _linear(config.hidden_size, inner + 2 * width * groups, bias=qkv_bias)
+        _linear(
+            config.hidden_size, inner * (1 + config.attention_output_gate) + 2 * width * groups, bias=qkv_bias
+        )
         + _linear(inner, config.hidden_size, bias=config.add_bias_linear)
         + (2 * _norm(config, width) if config.qk_layernorm else 0)
     )

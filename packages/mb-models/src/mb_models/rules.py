@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 
-from mb_models import hybrid_rules, limits
+from mb_models import hybrid_rules, limits, special_rules
 from mb_models.config import GPTModelConfig
 from mb_models.rule import Rule
 
@@ -43,13 +43,10 @@ LOCAL_IGNORES = (
 """Switches that only Transformer Engine's layers heed."""
 
 NOT_BUILT = {
-    "multi_latent_attention": "multi-latent attention has a configuration class of its own",
-    "mtp_num_layers": "multi-token prediction needs a block specification of its own",
     "experimental_attention_variant": "its layers need a block specification of their own",
     "heterogeneous_block_specs": "layers of different shapes need a configuration class of their own",
     "is_hybrid_model": "hybrid models are another class",
     "init_model_with_meta_device": "parameters are created on their device",
-    "pipeline_model_parallel_layout": "the embedding is on the first stage and the output layer on the last",
     "hybrid_context_parallel": "every sequence is cut over all context-parallel ranks",
     "use_mup": "the optimizer's learning rates are not scaled by width",
 }
@@ -83,7 +80,7 @@ def _positions_reach(positions: int | None, seq_length: int) -> str | None:
 
 
 def _known_positions(kind: str) -> str | None:
-    return f"{kind!r} is not built" if kind in ("mrope", "yarn") else None
+    return f"{kind!r} is not built" if kind == "mrope" else None
 
 
 def _local_layers_heed(impl: str, *switches: bool) -> str | None:
@@ -190,9 +187,9 @@ RULES: tuple[Rule, ...] = (
         id="G05",
         fields=("model.position_embedding_type",),
         test=_known_positions,
-        why="it needs settings and inputs that the GPT provider does not hand over",
-        fix='Use "rope", "learned_absolute" or "none".',
-        fails={"model.position_embedding_type": "yarn"},
+        why="it needs three rows of position ids, which the batches of text do not have",
+        fix='Use "rope", "yarn", "learned_absolute" or "none".',
+        fails={"model.position_embedding_type": "mrope"},
         passes={"model.position_embedding_type": "rope"},
     ),
     Rule(
@@ -244,7 +241,7 @@ RULES: tuple[Rule, ...] = (
         test=_transformer_names,
         why="it holds only fields of Megatron's TransformerConfig that the section lacks and a GPT can honour",
         fix="Remove them.",
-        fails={"model.transformer": {"mtp_num_layers": 1}},
+        fails={"model.transformer": {"use_mup": True}},
         passes={"model.transformer": {"glu_linear_offset": 1.0}},
     ),
     Rule(
@@ -311,6 +308,7 @@ RULES: tuple[Rule, ...] = (
             "model.recompute_num_layers": 1,
         },
     ),
+    *special_rules.RULES,
     *limits.RULES,
     limits.KERNELS,
     *hybrid_rules.RULES,

@@ -12,8 +12,17 @@ def local_spec(
 ) -> TransformerBlockSubmodules:
     """Return layers of Megatron's and torch's own modules, on any device.
 
-    They know no sequence parallelism (torch's norms) and no context parallelism (unfused attention).
+    They know no sequence parallelism (torch's norms), no context parallelism (unfused attention) and no multi-latent
+    attention.
+
+    Raises:
+        ValueError: `config` asks for multi-latent attention.
     """
+    if config.multi_latent_attention:
+        raise ValueError(
+            "model.multi_latent_attention: got True, which Megatron's unfused attention does not know, because its "
+            "values are as wide as its keys. Use Transformer Engine, or mb_host.layers where there is no GPU."
+        )
     return get_gpt_decoder_block_spec(
         config,
         use_transformer_engine=False,

@@ -1,18 +1,19 @@
 """From a model section to Megatron's TransformerConfig: names become dtypes and functions, and nothing is dropped."""
 
 import difflib
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from types import MappingProxyType
 
 import torch
 import torch.nn.functional as F
 from megatron.core.activations import fast_gelu, quick_gelu, squared_relu
 from megatron.core.transformer.enums import AttnBackend
-from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
-from mb_models.config import TransformerFields
+from mb_models.config import GPTModelConfig, TransformerFields
 from mb_models.kernels import gpu_only_settings
 from mb_models.rules import BUILD_RULES, ModelConfigError, broken_rules
+from mb_models.special_fields import LatentAttentionFields, YarnFields
 
 DTYPES = MappingProxyType({name: getattr(torch, name) for name in ("float32", "bfloat16", "float16")})
 """Name -> dtype."""
@@ -44,6 +45,22 @@ NAMED_VALUES = MappingProxyType(
 OWN_FIELDS = frozenset({"transformer", "tp_comm_overlap_cfg"})
 """Fields of the section that Megatron's TransformerConfig is not meant to have."""
 
+LATENT = frozenset(item.name for item in fields(LatentAttentionFields))
+"""Fields that only Megatron's MLATransformerConfig has, and the switch between the two."""
+
+
+@dataclass
+class YarnTransformerConfig(TransformerConfig):  # type: ignore[misc]
+    """Megatron's configuration with what its GPT looks up for YaRN's positions; others may not have these fields."""
+
+    yarn_rotary_scaling_factor: float = 1.0
+    yarn_original_max_position_embeddings: int = 4096
+    yarn_beta_fast: float = 32.0
+    yarn_beta_slow: float = 1.0
+    yarn_mscale: float = 1.0
+    yarn_mscale_all_dim: float = 0.0
+    yarn_correction_range_round_to_int: bool = True
+
 
 def transformer_config(config: TransformerFields, *, device: torch.device) -> TransformerConfig:
     """Build Megatron's configuration from a model section; the section is not changed.
@@ -57,12 +74,12 @@ def transformer_config(config: TransformerFields, *, device: torch.device) -> Tr
             Core lacks a field (it would be dropped); all reasons at once.
         ValueError: Megatron's own checks refuse the values.
     """
-    names = [item.name for item in fields(TransformerFields) if item.name not in OWN_FIELDS]
+    kind, names = megatron_class(config)
     replaced = {} if device.type == "cuda" else gpu_only_settings(config)
     values = {name: getattr(config, name) for name in names} | replaced
     section = {f"model.{item.name}": getattr(config, item.name) for item in fields(config)}
     section |= {f"model.{name}": value for name, value in replaced.items()}
-    problems = broken_rules(BUILD_RULES, section) or unknown_names([*values, *config.transformer])
+    problems = broken_rules(BUILD_RULES, section) or unknown_names([*values, *config.transformer], kind)
     if problems:
         raise ModelConfigError(problems)
     if config.virtual_pipeline_model_parallel_size == 1:
@@ -70,12 +87,23 @@ def transformer_config(config: TransformerFields, *, device: torch.device) -> Tr
     if config.cuda_graph_modules == "full":
         values["cuda_graph_modules"] = []
     values["pipeline_dtype"] = config.pipeline_dtype or config.params_dtype
-    return TransformerConfig(**from_names(values | config.transformer))
+    return kind(**from_names(values | config.transformer))
 
 
-def unknown_names(names: list[str]) -> list[str]:
-    """Return one line for each name that is no field of the installed TransformerConfig."""
-    known = [item.name for item in fields(TransformerConfig)]
+def megatron_class(config: TransformerFields) -> tuple[type[TransformerConfig], list[str]]:
+    """Return Megatron's class for a section, and the fields of the section that it is given."""
+    names = [item.name for item in fields(TransformerFields) if item.name not in OWN_FIELDS | LATENT]
+    if config.multi_latent_attention:
+        rotary = [item.name for item in fields(config) if item.name in ("rotary_base", "rotary_percent")]
+        return MLATransformerConfig, [*names, *rotary, *sorted(LATENT)]
+    if isinstance(config, GPTModelConfig) and config.position_embedding_type == "yarn":
+        return YarnTransformerConfig, [*names, *(item.name for item in fields(YarnFields))]
+    return TransformerConfig, names
+
+
+def unknown_names(names: list[str], kind: type[TransformerConfig] = TransformerConfig) -> list[str]:
+    """Return one line for each name that is no field of the installed TransformerConfig, or of a kind of it."""
+    known = [item.name for item in fields(kind)]
     problems = []
     for name in names:
         if name not in known:

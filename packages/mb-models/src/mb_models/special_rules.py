@@ -1,0 +1,308 @@
+"""Rules on latent attention, positions, windows, multi-token prediction, and on layers that are not split evenly."""
+
+from collections.abc import Sequence
+
+from mb_models.layouts import read_layout
+from mb_models.limits import limit
+from mb_models.rule import Rule
+
+
+def _positions_of_latent_attention(kind: str, latent: bool) -> str | None:
+    if not latent or kind in ("rope", "none"):
+        return None
+    return f"{kind!r} would come on top of the rotation inside latent attention"
+
+
+def _fused_rotation(fused: bool, latent: bool, rope: str) -> str | None:
+    return f"does not go with rope_type={rope}" if fused and latent and rope != "yarn" else None
+
+
+def _gate(gate: bool, latent: bool) -> str | None:
+    return "does not go with multi_latent_attention" if gate and latent else None
+
+
+def _heads_of_latent_attention(groups: int | None, heads: int, latent: bool) -> str | None:
+    if not latent or groups in (None, heads):
+        return None
+    return f"is {groups} with {heads} query heads under multi_latent_attention"
+
+
+def _sinks(kind: str, impl: str, cp: int, latent: bool) -> str | None:
+    if kind == "vanilla" or impl != "local" or (cp == 1 and not latent):
+        return None
+    return f"local layers have no {kind} under context_parallel_size={cp}, multi_latent_attention={latent}"
+
+
+def _norm_of_queries(norm: bool, rank: int | None, latent: bool, impl: str) -> str | None:
+    if not norm or rank is not None or not latent or impl != "local":
+        return None
+    return "is on, but queries have no latent vector (q_lora_rank=null)"
+
+
+def _windowed_layers(
+    freq: int | Sequence[int] | None, window: tuple[int, int] | None, layers: int
+) -> str | None:
+    if freq is None:
+        return None
+    if window is None:
+        return f"is {freq}, but no layer has a window"
+    if isinstance(freq, int):
+        return None if freq >= 1 else f"is {freq}"
+    return None if len(freq) == layers else f"lists {len(freq)} layers of {layers}"
+
+
+def _layers_of_experts(freq: int | Sequence[int], experts: int | None, layers: int) -> str | None:
+    if experts is None:
+        return None
+    if isinstance(freq, int):
+        return None if freq >= 1 else f"is {freq}"
+    return None if len(freq) == layers else f"lists {len(freq)} layers of {layers}"
+
+
+def _further_tokens(number: int | None) -> str | None:
+    return f"is {number}" if number is not None and number < 1 else None
+
+
+def _weights_of_further_tokens(mtp: int | None, cp: int) -> str | None:
+    return f"{mtp} further tokens under context_parallel_size={cp}" if mtp and cp > 1 else None
+
+
+def _dispatcher(kind: str, impl: str, experts: int | None) -> str | None:
+    return "flex has no local layers" if kind == "flex" and impl == "local" and experts else None
+
+
+def _layout(
+    layout: str | Sequence[Sequence[str]] | None, layers: int, mtp: int | None, pp: int, vp: int | None
+) -> str | None:
+    if layout is None:
+        return None
+    try:
+        rows = read_layout(layout)
+    except ValueError as error:
+        return str(error).partition(", because")[0]
+    parts = [part for row in rows for part in row]
+    wanted = ["embedding", *["decoder"] * layers, *["mtp"] * (mtp or 0), "loss"]
+    if parts != wanted:
+        counted = ", ".join(f"{parts.count(part)} {part}" for part in dict.fromkeys(wanted + parts))
+        return (
+            f"is not embedding, {layers} layers, {mtp or 0} for further tokens and loss, in order ({counted})"
+        )
+    if len(rows) != pp * (vp or 1):
+        return f"has {len(rows)} stages, where pp={pp} and vpp={vp} make {pp * (vp or 1)}"
+    return None
+
+
+def _layout_of_further_tokens(layout: str | Sequence[Sequence[str]] | None, mtp: int | None) -> str | None:
+    if layout is None or not mtp:
+        return None
+    try:
+        rows = read_layout(layout)
+    except ValueError:
+        return None
+    return None if "mtp" in rows[-1] else "puts the layers for further tokens before the last stage"
+
+
+def _counted_and_uneven(first: int | None, last: int | None, embedding: bool, loss: bool) -> str | None:
+    if (first is None and last is None) or not (embedding or loss):
+        return None
+    return f"does not go with account_for_embedding_in_pipeline_split={embedding}, account_for_loss={loss}"
+
+
+def _one_way_to_split(
+    layout: object, first: int | None, last: int | None, embedding: bool, loss: bool
+) -> str | None:
+    if layout is None or (first is None and last is None and not embedding and not loss):
+        return None
+    return f"is set beside another split (first={first}, last={last}, embedding={embedding}, loss={loss})"
+
+
+def _uneven_split(first: int | None, last: int | None, layers: int, pp: int, vp: int | None) -> str | None:
+    if (first is None and last is None) or pp < 1:
+        return None
+    ends = [size for size in (first, last) if size is not None]
+    middle, stages = layers - sum(ends), pp - len(ends)
+    whole = (middle > 0) == (stages > 0) and (stages <= 0 or middle % stages == 0)
+    each = [*ends, middle // stages if stages > 0 else 0]
+    if (
+        min(ends) >= 1
+        and middle >= 0
+        and stages >= 0
+        and whole
+        and all(size % (vp or 1) == 0 for size in each)
+    ):
+        return None
+    return f"leaves {middle} of {layers} layers for {stages} of {pp} stages (first={first}, last={last}, vpp={vp})"
+
+
+RULES: tuple[Rule, ...] = (
+    limit(
+        "G14",
+        ("position_embedding_type", "multi_latent_attention"),
+        _positions_of_latent_attention,
+        why="latent attention rotates a part of each head by itself, as rope_type says",
+        fix="Set position_embedding_type=rope.",
+        fails=("learned_absolute", True),
+        passes=("rope", True),
+    ),
+    limit(
+        "G15",
+        ("num_query_groups", "num_attention_heads", "multi_latent_attention"),
+        _heads_of_latent_attention,
+        why="every query head has a key and a value of its own, made from the latent vector",
+        fix="Leave num_query_groups unset.",
+        fails=(2, 4, True),
+        passes=(None, 4, True),
+    ),
+    limit(
+        "G16",
+        ("softmax_type", "transformer_impl", "context_parallel_size", "multi_latent_attention"),
+        _sinks,
+        why="Megatron Core's unfused attention, which alone has sinks there, takes whole sequences and equal widths",
+        fix='Set softmax_type=vanilla, or use transformer_impl "transformer_engine" on a GPU.',
+        fails=("learnable", "local", 2, False),
+        passes=("learnable", "local", 1, False),
+    ),
+    limit(
+        "G17",
+        ("window_attn_skip_freq", "window_size", "num_layers"),
+        _windowed_layers,
+        why="it says which layers leave their window out",
+        fix="Set window_size, and a positive number or one entry for each layer, or unset window_attn_skip_freq.",
+        fails=(2, None, 4),
+        passes=([1, 1, 1, 0], (8, 0), 4),
+    ),
+    limit(
+        "G18",
+        ("moe_layer_freq", "num_moe_experts", "num_layers"),
+        _layers_of_experts,
+        why="it says which layers have experts",
+        fix="Set a positive number, or one entry for each layer.",
+        fails=([0, 1], 4, 4),
+        passes=([0, 1, 1, 1], 4, 4),
+    ),
+    limit(
+        "G19",
+        ("mtp_num_layers",),
+        _further_tokens,
+        why="each layer predicts one further token",
+        fix="Set a positive number, or leave it unset.",
+        fails=(0,),
+        passes=(1,),
+    ),
+    limit(
+        "G21",
+        ("moe_token_dispatcher_type", "transformer_impl", "num_moe_experts"),
+        _dispatcher,
+        why="it is made of kernels for GPUs (DeepEP, HybridEP)",
+        fix="Set moe_token_dispatcher_type=alltoall.",
+        fails=("flex", "local", 4),
+        passes=("flex", "transformer_engine", 4),
+    ),
+    limit(
+        "G22",
+        (
+            "pipeline_model_parallel_layout",
+            "num_layers",
+            "mtp_num_layers",
+            "pipeline_model_parallel_size",
+            "virtual_pipeline_model_parallel_size",
+        ),
+        _layout,
+        why="every part stands on exactly one stage, in the order of the model",
+        fix="Correct the layout, or the numbers.",
+        fails=("Et|tL", 4, None, 2, None),
+        passes=("Et|tttL", 4, None, 2, None),
+    ),
+    limit(
+        "G23",
+        ("pipeline_model_parallel_layout", "mtp_num_layers"),
+        _layout_of_further_tokens,
+        why="they share the embedding's weights, and only the first and the last stage exchange its gradients",
+        fix="End the layout with mL.",
+        fails=("Ett|ttm|L", 1),
+        passes=("Ett|tt|mL", 1),
+    ),
+    limit(
+        "G25",
+        ("mtp_num_layers", "context_parallel_size"),
+        _weights_of_further_tokens,
+        why="Megatron Core divides their losses by each rank's own number of tokens, which differ by the sequence's "
+        "last ones, so that gradients differ a little from those without context parallelism",
+        fix="Compare such runs only with each other.",
+        fails=(1, 2),
+        passes=(1, 1),
+        severity="warning",
+    ),
+    limit(
+        "G24",
+        ("qk_layernorm", "q_lora_rank", "multi_latent_attention", "transformer_impl"),
+        _norm_of_queries,
+        why="local layers normalise the latent vectors of latent attention",
+        fix="Set q_lora_rank, or qk_layernorm=false.",
+        fails=(True, None, True, "local"),
+        passes=(True, 512, True, "local"),
+    ),
+    limit(
+        "K37",
+        ("apply_rope_fusion", "multi_latent_attention", "rope_type"),
+        _fused_rotation,
+        why="the fused kernel of latent attention computes YaRN's rotation",
+        fix="Set rope_type=yarn, or apply_rope_fusion=false.",
+        fails=(True, True, "rope"),
+        passes=(False, True, "rope"),
+    ),
+    limit(
+        "K38",
+        ("attention_output_gate", "multi_latent_attention"),
+        _gate,
+        why="Megatron Core has no gate there",
+        fix="Set attention_output_gate=false.",
+        fails=(True, True),
+        passes=(True, False),
+    ),
+    limit(
+        "K39",
+        (
+            "num_layers_in_first_pipeline_stage",
+            "num_layers_in_last_pipeline_stage",
+            "account_for_embedding_in_pipeline_split",
+            "account_for_loss_in_pipeline_split",
+        ),
+        _counted_and_uneven,
+        why="both say how many layers the outer stages have",
+        fix="Use one of the two.",
+        fails=(1, None, True, False),
+        passes=(None, None, False, False),
+    ),
+    limit(
+        "K40",
+        (
+            "pipeline_model_parallel_layout",
+            "num_layers_in_first_pipeline_stage",
+            "num_layers_in_last_pipeline_stage",
+            "account_for_embedding_in_pipeline_split",
+            "account_for_loss_in_pipeline_split",
+        ),
+        _one_way_to_split,
+        why="the layout says what every stage holds",
+        fix="Keep the layout, or the others.",
+        fails=("Et|tttL", 1, None, False, False),
+        passes=(None, None, None, False, False),
+    ),
+    limit(
+        "K41",
+        (
+            "num_layers_in_first_pipeline_stage",
+            "num_layers_in_last_pipeline_stage",
+            "num_layers",
+            "pipeline_model_parallel_size",
+            "virtual_pipeline_model_parallel_size",
+        ),
+        _uneven_split,
+        why="the stages between have equal numbers of layers, and each number divides by the virtual stages",
+        fix="Change one of the numbers.",
+        fails=(2, None, 4, 4, None),
+        passes=(1, None, 4, 2, None),
+    ),
+)
+"""Rules on the fields of `mb_models.special_fields` and on uneven pipelines; those named K are Megatron Core's own."""

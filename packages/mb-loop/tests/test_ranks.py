@@ -13,7 +13,7 @@ import torch.multiprocessing as mp  # noqa: E402
 import mb_loop  # noqa: E402
 from mb_loop.replicas import weight_digest  # noqa: E402
 from mb_loop.settings import LoopConfig, TrainSection  # noqa: E402
-from mb_loop.training import any_rank  # noqa: E402
+from mb_loop.world import any_rank  # noqa: E402
 
 
 def report(value):
@@ -58,10 +58,27 @@ def rank_main(rank, folder):
     )
     answers["duration"] = [outcome.reason, outcome.step]
     answers["any"] = [any_rank(rank == 1), any_rank(False)]
+    answers["timeouts"] = timeouts(model, groups)
     answers["replicas"] = replicas(rank)
     answers["submodels"] = submodels(rank)
     (folder / f"{rank}.json").write_text(json.dumps(answers))
     dist.destroy_process_group()
+
+
+def timeouts(model, groups):
+    """Return the time-outs of two groups before a run, and after it."""
+    pair = [dist.group.WORLD, dist.new_group([0, 1])]
+
+    def seconds():
+        return [group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in pair]
+
+    before = seconds()
+    mb_loop.train(
+        report(1.0), [model], torch.optim.SGD(model.parameters(), lr=0.1), None, None, None,
+        mb_loop.LoopState.of(train_iters=1, data_parallel_size=2), pg_collection=groups,
+        callbacks=[mb_loop.TimeoutAfterFirstStep(61)],
+    )  # fmt: skip
+    return [min(before) > 61, seconds()]
 
 
 def replicas(rank):
@@ -146,6 +163,15 @@ def test_gradients_accumulate_without_and_end_with_a_reduction(answers):
 def test_ranks_agree_on_the_duration(answers):
     assert answers[0]["duration"] == answers[1]["duration"] == ["duration", 2]
     assert answers[0]["any"] == answers[1]["any"] == [True, False]
+
+
+def test_time_outs_are_set_after_the_first_step(answers):
+    assert [answers[rank]["timeouts"] for rank in range(2)] == [[True, [61.0, 61.0]]] * 2
+
+
+def test_a_time_out_must_be_positive():
+    with pytest.raises(ValueError, match="would end every collective at once"):
+        mb_loop.TimeoutAfterFirstStep(0)
 
 
 def test_a_corrupted_replica_is_found_at_the_next_check_on_all_ranks(answers):

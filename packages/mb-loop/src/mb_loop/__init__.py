@@ -18,6 +18,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from mb_loop.by_hand import checkpoint_and_decide_exit as checkpoint_and_decide_exit
+    from mb_loop.by_hand import post_training_step_callbacks as post_training_step_callbacks
+    from mb_loop.by_hand import save_checkpoint_and_time as save_checkpoint_and_time
     from mb_loop.callbacks import Callback as Callback
     from mb_loop.callbacks import CallbackContext as CallbackContext
     from mb_loop.callbacks import CallbackManager as CallbackManager
@@ -44,6 +47,12 @@ if TYPE_CHECKING:
     from mb_loop.passes import DataExhaustedError as DataExhaustedError
     from mb_loop.passes import ParallelSetupError as ParallelSetupError
     from mb_loop.printing import Print as Print
+    from mb_loop.progress_log import ProgressLogError as ProgressLogError
+    from mb_loop.progress_log import append_to_progress_log as append_to_progress_log
+    from mb_loop.progress_log import (
+        compute_throughputs_and_append_to_progress_log as compute_throughputs_and_append_to_progress_log,
+    )
+    from mb_loop.progress_log import get_start_time_from_progress_log as get_start_time_from_progress_log
     from mb_loop.replicas import ReplicaMismatchError as ReplicaMismatchError
     from mb_loop.reruns import Reruns as Reruns
     from mb_loop.result import StepResult as StepResult
@@ -56,6 +65,7 @@ if TYPE_CHECKING:
     from mb_loop.state import TrainStateError as TrainStateError
     from mb_loop.step import TrainStep as TrainStep
     from mb_loop.step import train_step as train_step
+    from mb_loop.timeouts import TimeoutAfterFirstStep as TimeoutAfterFirstStep
     from mb_loop.training import TrainSettingsError as TrainSettingsError
     from mb_loop.training import train as train
     from mb_loop.validation import ValidationSet as ValidationSet
@@ -77,11 +87,13 @@ _HOMES = {
     "NonFiniteLossError": "loss_checks",
     "ParallelSetupError": "passes",
     "Print": "printing",
+    "ProgressLogError": "progress_log",
     "RULES": "rules",
     "ReplicaMismatchError": "replicas",
     "Reruns": "reruns",
     "StepBatch": "microbatches",
     "StepResult": "result",
+    "TimeoutAfterFirstStep": "timeouts",
     "TrainOutcome": "outcome",
     "TrainSettingsError": "training",
     "TrainState": "state",
@@ -90,17 +102,23 @@ _HOMES = {
     "UnknownEventError": "callbacks",
     "ValidationSet": "validation",
     "ValidationSetError": "validation",
+    "append_to_progress_log": "progress_log",
+    "checkpoint_and_decide_exit": "by_hand",
+    "compute_throughputs_and_append_to_progress_log": "progress_log",
     "disable_forward_pre_hook": "hooks",
     "enable_forward_pre_hook": "hooks",
     "evaluate": "evaluation",
     "evaluate_after_training": "evaluation",
     "evaluate_and_print_results": "evaluation",
     "forward_backward_plain": "schedule",
+    "get_start_time_from_progress_log": "progress_log",
     "maybe_inject_state": "injection",
     "needs_global_state_injection": "injection",
+    "post_training_step_callbacks": "by_hand",
     "prepare_forward_step_func": "injection",
     "reduce_losses": "losses",
     "require_finite_loss": "loss_checks",
+    "save_checkpoint_and_time": "by_hand",
     "should_disable_forward_pre_hook": "hooks",
     "step_batch": "microbatches",
     "train": "training",

@@ -56,21 +56,22 @@ class Saver:
     def save(self, step: int, *, again: bool = False) -> None:
         """Write a lasting checkpoint, unless there is one of this step already; `again`: also then, in its place."""
         if again or not self.saved(step):
-            self._write(step, temporary=False)
+            self.save_now(step, temporary=False)
 
     def after_step(self, step: int, *, leaving: bool) -> None:
         """Save what is due after a step. A lasting save wins over a temporary one; leaving needs a lasting one."""
         if leaving or _divides(self._settings.save_interval, step):
             self.save(step)
         elif _divides(self._settings.non_persistent_save_interval, step):
-            self._write(step, temporary=True)
+            self.save_now(step, temporary=True)
 
     def finish(self, step: int) -> None:
         """Save the last step, unless saving is off (interval 0) or no step was made."""
         if self._settings.save_interval != 0 and step != self._start_step:
             self.save(step)
 
-    def _write(self, step: int, *, temporary: bool) -> None:
+    def save_now(self, step: int, *, temporary: bool) -> None:
+        """Write a checkpoint whatever was written before."""
         if self._checkpointer is None:
             return
         with self._hooks.paused():

@@ -29,6 +29,7 @@ from mb_loop.settings import GlobalState, batch_plan, evaluation_batch
 from mb_loop.step import TrainStep
 from mb_loop.turns import Loop, StepEnd, run_turns
 from mb_loop.validation import evaluation_due, evaluation_possible, validation_sets
+from mb_loop.world import any_rank, longest
 
 
 class TrainSettingsError(ValueError):
@@ -227,21 +228,6 @@ def _run(
     finally:
         loop.events("on_train_end", outcome=outcome)
     return outcome
-
-
-def any_rank(flag: bool) -> bool:
-    """Say whether the flag is set on any rank. Collective over the world; synchronises with the device there."""
-    return longest(float(flag)) > 0
-
-
-def longest(value: float) -> float:
-    """Return the largest value of all ranks. Collective over the world; synchronises with the device there."""
-    if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
-        return value
-    device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
-    largest = torch.tensor(value, device=device, dtype=torch.float64)
-    torch.distributed.all_reduce(largest, op=torch.distributed.ReduceOp.MAX)
-    return float(largest.item())
 
 
 def _discard(data_iterator: Any) -> Callable[[StepBatch], None]:

@@ -1,0 +1,191 @@
+"""The file progress.txt beside the checkpoints: what jobs achieved, over restarts. No torch.
+
+A line has the time, the job, the number of ranks and a text, separated by tabs. Other tools read it, so the wording is
+fixed. Call these functions on one rank.
+"""
+
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Protocol
+
+from mb_loop.state import TrainState
+
+FILE_NAME = "progress.txt"
+STARTED = "Starting job"
+SAVED = "Saved checkpoint"
+SAVING = "Saving async checkpoint"
+SAVED_LATER = "Saved async checkpoint"
+_TIME = "%Y-%m-%d %H:%M:%S"
+_UNIT = "MODEL_TFLOP/s/GPU"
+
+
+class ProgressLogError(ValueError):
+    """The progress log does not say what is asked of it, or there is no place for it."""
+
+
+class SaveFolder(Protocol):
+    """The field of the section `checkpoint` that is read."""
+
+    @property
+    def save(self) -> str | None:
+        """The folder of the checkpoints."""
+
+
+class SequenceLength(Protocol):
+    """The field of the section `model` that is read."""
+
+    @property
+    def seq_length(self) -> int | None:
+        """Tokens of a sequence."""
+
+
+class ProgressSettings(Protocol):
+    """A configuration, as far as the log reads it."""
+
+    @property
+    def checkpoint(self) -> SaveFolder:
+        """Where the file is."""
+
+    @property
+    def model(self) -> SequenceLength:
+        """How many tokens a sample has."""
+
+
+class ProgressState(Protocol):
+    """The state of a trainer, as far as the log reads it."""
+
+    @property
+    def train_state(self) -> TrainState:
+        """The counters."""
+
+    @property
+    def cfg(self) -> ProgressSettings:
+        """The configuration."""
+
+    @property
+    def start_time(self) -> float | None:
+        """When this job began, in seconds since the epoch."""
+
+
+def append_to_progress_log(
+    cfg: ProgressSettings,
+    text: str,
+    *,
+    world_size: int,
+    job_id: str = "",
+    now: Callable[[], datetime] = datetime.now,
+) -> None:
+    """Append a line. Texts that readers know: `STARTED`, and `SAVED_LATER`, a tab and "Iteration: N".
+
+    Args:
+        cfg: says where the file is.
+        text: what happened.
+        world_size: ranks of this job.
+        job_id: of the scheduler, `SLURM_JOB_ID`; empty outside of one.
+        now: the time.
+
+    Raises:
+        ProgressLogError: there is no folder for checkpoints.
+    """
+    file = _file(cfg)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a") as stream:
+        stream.write(f"{now().strftime(_TIME)}\tJob ID: {job_id}\t# GPUs: {world_size}\t{text}\n")
+
+
+def get_start_time_from_progress_log(cfg: ProgressSettings, *, world_size: int) -> tuple[datetime, float]:
+    """Return when the first of the latest jobs with so many ranks began, and the operations done by then.
+
+    A job with another number of ranks in between begins the search again. Operations are those of the newest
+    checkpoint that was finished before that start.
+
+    Raises:
+        ProgressLogError: no job with so many ranks has begun.
+    """
+    start: tuple[datetime, float] | None = None
+    operations, pending = 0.0, 0.0
+    file = _file(cfg)
+    for line in file.read_text().splitlines() if file.exists() else ():
+        moment, _, ranks, text, *fields = line.split("\t")
+        if _number(ranks) != world_size:
+            start = None
+        if text in (SAVED, SAVING):
+            pending = _number(fields[3])
+        if text in (SAVED, SAVED_LATER):
+            operations = pending
+        if text == STARTED and start is None and _number(ranks) == world_size:
+            start = datetime.strptime(moment, _TIME), operations
+    if start is None:
+        raise ProgressLogError(
+            f"{file}: has no line {STARTED!r} of a job with {world_size} ranks, so there is no time to count from. "
+            f"Call append_to_progress_log(cfg, {STARTED!r}, world_size={world_size}) when a job begins."
+        )
+    return start
+
+
+def compute_throughputs_and_append_to_progress_log(
+    state: ProgressState,
+    num_floating_point_operations_so_far: float,
+    *,
+    world_size: int,
+    operations_at_start: float,
+    asynchronous: bool = False,
+    job_id: str = "",
+    now: Callable[[], datetime] = datetime.now,
+) -> None:
+    """Append the line of a checkpoint: step, throughput of this job and of all jobs of its size, operations, tokens.
+
+    Throughputs are in 10^12 operations per second and rank, pauses included.
+
+    Args:
+        state: counters, folder, sequence length and the start of this job.
+        num_floating_point_operations_so_far: since the first step of the training.
+        world_size: ranks of this job.
+        operations_at_start: the same number when this job began, that is, as loaded.
+        asynchronous: the checkpoint is only begun; append `SAVED_LATER` when it is finished.
+        job_id: of the scheduler.
+        now: the time.
+
+    Raises:
+        ProgressLogError: no job with so many ranks has begun, the state has no start time, or the model no length.
+    """
+    seq_length, moment = state.cfg.model.seq_length, now()
+    if state.start_time is None or seq_length is None:
+        raise ProgressLogError(
+            f"progress log: start_time={state.start_time}, model.seq_length={seq_length}; without them there is no "
+            "throughput and no number of tokens. Set both."
+        )
+    first, operations_at_first = get_start_time_from_progress_log(state.cfg, world_size=world_size)
+
+    def throughput(operations: float, seconds: float) -> str:
+        return f"{operations / (max(seconds, 1e-9) * 1e12 * world_size):.1f} {_UNIT}"
+
+    so_far, counters = num_floating_point_operations_so_far, state.train_state
+    job = throughput(so_far - operations_at_start, moment.timestamp() - state.start_time)
+    cumulative = throughput(so_far - operations_at_first, (moment - first).total_seconds())
+    fields = (
+        SAVING if asynchronous else SAVED,
+        f"Iteration: {counters.step}",
+        f"Job throughput: {job}",
+        f"Cumulative throughput: {cumulative}",
+        f"Floating-point operations: {so_far:.2e}",
+        f"Tokens (in billions): {counters.consumed_train_samples * seq_length / 1e9:.2f}",
+    )
+    append_to_progress_log(
+        state.cfg, "\t".join(fields), world_size=world_size, job_id=job_id, now=lambda: moment
+    )
+
+
+def _file(cfg: ProgressSettings) -> Path:
+    folder = cfg.checkpoint.save
+    if folder is None:
+        raise ProgressLogError(
+            f"checkpoint.save: is not set (None), but {FILE_NAME} lies beside the checkpoints. Set it, or "
+            "logger.log_progress=false."
+        )
+    return Path(folder) / FILE_NAME
+
+
+def _number(field: str) -> float:
+    return float(field.rpartition(": ")[2])

@@ -1,0 +1,18 @@
+"""Agreement of all ranks of the world on one value. Needs torch."""
+
+import torch
+
+
+def any_rank(flag: bool) -> bool:
+    """Say whether the flag is set on any rank. Collective over the world; synchronises with the device there."""
+    return longest(float(flag)) > 0
+
+
+def longest(value: float) -> float:
+    """Return the largest value of all ranks. Collective over the world; synchronises with the device there."""
+    if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
+        return value
+    device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
+    largest = torch.tensor(value, device=device, dtype=torch.float64)
+    torch.distributed.all_reduce(largest, op=torch.distributed.ReduceOp.MAX)
+    return float(largest.item())

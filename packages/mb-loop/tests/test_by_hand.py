@@ -1,0 +1,95 @@
+"""The pieces of a turn, called one by one."""
+
+import gc
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import mb_loop  # noqa: E402
+from mb_loop.settings import TrainSection  # noqa: E402
+
+
+class Saves:
+    def __init__(self):
+        self.lines = []
+
+    def save(self, step, *, temporary):
+        self.lines.append(f"{step} temporary" if temporary else f"{step}")
+
+    def poll(self, *, blocking):
+        pass
+
+
+class Profile:
+    """A profiler, and the context of its markers."""
+
+    def __init__(self, log):
+        self.log = log
+
+    def stop(self):
+        self.log.append("profile")
+
+    def __exit__(self, *error):
+        self.log.append("markers")
+
+
+def test_each_piece_after_a_step_happens_at_its_interval_only(monkeypatch):
+    log = []
+    monkeypatch.setattr(gc, "collect", lambda generation: None)
+    monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: log.append("cuda profiler"))
+    config = SimpleNamespace(
+        train=TrainSection(train_sync_interval=2),
+        logger=SimpleNamespace(log_interval=3),
+        straggler=SimpleNamespace(log_straggler=True),
+        profiling=SimpleNamespace(profile_step_end=4),
+    )
+    timer = SimpleNamespace(report=lambda operations, steps: log.append(f"{operations} in {steps} steps"))
+    operations = 0.0
+    for step in range(1, 7):
+        operations = mb_loop.post_training_step_callbacks(
+            [], operations + 1.5, timer, step, Profile(log), config, False, Profile(log),
+            synchronize=lambda: log.append("wait"),
+        )  # fmt: skip
+    assert log == [
+        "wait", "4.5 in 3 steps", "wait", "profile", "cuda profiler", "markers", "wait", "4.5 in 3 steps",
+    ]  # fmt: skip
+    assert operations == 0.0
+
+
+def test_sections_that_are_not_there_mean_nothing_to_do():
+    config = SimpleNamespace(train=TrainSection(), straggler=None, profiling=None)
+    assert mb_loop.post_training_step_callbacks([], 2.0, None, 1, None, config, False) == 2.0
+
+
+def test_a_save_is_timed_and_holds_the_operations():
+    saves, state = Saves(), mb_loop.LoopState.of(train_iters=9)
+    state.train_state.step = 4
+    seconds = mb_loop.save_checkpoint_and_time(
+        state, [], None, None, 3e20, None, True, checkpointer=saves, clock=iter([1.0, 3.5]).__next__
+    )
+    assert (saves.lines, seconds) == (["4 temporary"], 2.5)
+    assert state.train_state.floating_point_operations_so_far == 3 * 10**20
+
+
+@pytest.mark.parametrize(
+    ("settings", "keywords", "leave", "saved", "line"),
+    [
+        ({}, {}, False, [], None),
+        ({"save_interval": 2}, {}, False, ["4"], None),
+        ({"exit_interval": 4}, {}, True, ["4"], "exit_interval=4 divides it"),
+        ({"exit_duration_in_mins": 1, "save_interval": 1}, {}, True, ["4"], "exit_duration_in_mins=1"),
+        ({}, {"exit_wish": lambda step: "SIGUSR1 on rank 0"}, True, ["4"], "SIGUSR1 on rank 0"),
+        ({}, {"straggler_wish": lambda step: "rank 0 is slow"}, True, ["4"], "rank 0 is slow"),
+    ],
+)
+def test_saves_and_exits_are_decided_together(settings, keywords, leave, saved, line):
+    saves, lines, state = Saves(), [], mb_loop.LoopState.of(train_iters=9, **settings)
+    state.train_state.step, state.start_time = 4, 0.0
+    decided = mb_loop.checkpoint_and_decide_exit(
+        state, [], None, None, 0.0, None, None,
+        checkpointer=saves, clock=lambda: 61.0, write=lines.append, **keywords,
+    )  # fmt: skip
+    assert (decided, saves.lines, len(lines)) == (leave, saved, int(leave))
+    assert line is None or line in lines[0]

@@ -1,0 +1,92 @@
+from datetime import datetime, timedelta
+from types import SimpleNamespace
+
+import pytest
+
+from mb_loop import (
+    ProgressLogError,
+    TrainState,
+    append_to_progress_log,
+    compute_throughputs_and_append_to_progress_log,
+    get_start_time_from_progress_log,
+)
+from mb_loop.progress_log import SAVED_LATER, STARTED
+
+MORNING = datetime(2026, 1, 2, 8, 0, 0)
+
+
+def config(folder, seq_length=1000):
+    save = None if folder is None else str(folder)
+    return SimpleNamespace(
+        checkpoint=SimpleNamespace(save=save), model=SimpleNamespace(seq_length=seq_length)
+    )
+
+
+def start(cfg, minute, world_size=2):
+    append_to_progress_log(
+        cfg, STARTED, world_size=world_size, job_id="7", now=lambda: MORNING + timedelta(minutes=minute)
+    )
+
+
+def save(cfg, *, minute, began, operations, operations_at_start=0.0, asynchronous=False):
+    state = SimpleNamespace(
+        cfg=cfg,
+        start_time=(MORNING + timedelta(minutes=began)).timestamp(),
+        train_state=TrainState(step=minute, consumed_train_samples=30_000 * minute),
+    )
+    compute_throughputs_and_append_to_progress_log(
+        state, operations, world_size=2, operations_at_start=operations_at_start, asynchronous=asynchronous,
+        job_id="7", now=lambda: MORNING + timedelta(minutes=minute),
+    )  # fmt: skip
+
+
+def test_the_lines_of_two_jobs(tmp_path):
+    cfg = config(tmp_path / "new")
+    start(cfg, 0)
+    save(cfg, minute=10, began=0, operations=1.2e16)
+    start(cfg, 20)
+    save(cfg, minute=30, began=20, operations=3.6e16, operations_at_start=1.2e16, asynchronous=True)
+    assert (tmp_path / "new" / "progress.txt").read_text().splitlines() == [
+        "2026-01-02 08:00:00\tJob ID: 7\t# GPUs: 2\tStarting job",
+        "2026-01-02 08:10:00\tJob ID: 7\t# GPUs: 2\tSaved checkpoint\tIteration: 10\t"
+        "Job throughput: 10.0 MODEL_TFLOP/s/GPU\tCumulative throughput: 10.0 MODEL_TFLOP/s/GPU\t"
+        "Floating-point operations: 1.20e+16\tTokens (in billions): 0.30",
+        "2026-01-02 08:20:00\tJob ID: 7\t# GPUs: 2\tStarting job",
+        "2026-01-02 08:30:00\tJob ID: 7\t# GPUs: 2\tSaving async checkpoint\tIteration: 30\t"
+        "Job throughput: 20.0 MODEL_TFLOP/s/GPU\tCumulative throughput: 10.0 MODEL_TFLOP/s/GPU\t"
+        "Floating-point operations: 3.60e+16\tTokens (in billions): 0.90",
+    ]
+
+
+def test_the_start_is_that_of_the_first_job_since_the_size_changed(tmp_path):
+    cfg = config(tmp_path)
+    start(cfg, 0, world_size=2)
+    save(cfg, minute=1, began=0, operations=1e16)
+    start(cfg, 5, world_size=4)
+    start(cfg, 10, world_size=2)
+    start(cfg, 20, world_size=2)
+    assert get_start_time_from_progress_log(cfg, world_size=2) == (MORNING + timedelta(minutes=10), 1e16)
+    with pytest.raises(ProgressLogError, match="no line 'Starting job' of a job with 4 ranks"):
+        get_start_time_from_progress_log(cfg, world_size=4)
+
+
+def test_an_asynchronous_checkpoint_counts_when_it_is_finished(tmp_path):
+    cfg = config(tmp_path)
+    start(cfg, 0)
+    save(cfg, minute=1, began=0, operations=1e16, asynchronous=True)
+    start(cfg, 3, world_size=4)
+    start(cfg, 4)
+    assert get_start_time_from_progress_log(cfg, world_size=2)[1] == 0.0
+    append_to_progress_log(cfg, f"{SAVED_LATER}\tIteration: 1", world_size=2)
+    start(cfg, 5, world_size=4)
+    start(cfg, 6)
+    assert get_start_time_from_progress_log(cfg, world_size=2)[1] == 1e16
+
+
+def test_what_is_missing_is_named(tmp_path):
+    with pytest.raises(ProgressLogError, match=r"checkpoint.save: is not set"):
+        append_to_progress_log(config(None), STARTED, world_size=1)
+    with pytest.raises(ProgressLogError, match=r"model.seq_length=None"):
+        save(config(tmp_path, seq_length=None), minute=1, began=0, operations=1.0)
+    with pytest.raises(ProgressLogError, match="Call append_to_progress_log"):
+        save(config(tmp_path), minute=1, began=0, operations=1.0)

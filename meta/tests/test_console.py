@@ -1,8 +1,10 @@
 """What a person sees: one voice on the console, everything in log.txt."""
 
 import io
+import logging
 import warnings
 
+from mb_metrics import LoggerConfig
 from mb_trainer.console import Voice
 
 
@@ -59,3 +61,16 @@ def test_warnings_of_other_ranks_are_only_logged(tmp_path, recwarn):
         warnings.warn("a planted warning", UserWarning, stacklevel=1)
     assert "UserWarning: a planted warning" in (tmp_path / "log.txt").read_text()
     assert len(recwarn) == 0
+
+
+def test_records_of_loggers_are_logged_and_own_warnings_are_said(tmp_path):
+    stream = io.StringIO()
+    voice = Voice(stream=stream)
+    voice.open_log(tmp_path / "log.txt")
+    with voice.records_logged(LoggerConfig(filter_warnings=False)):
+        logging.getLogger("megatron.core").warning("foreign")
+        logging.getLogger("mb_metrics").error("metrics were lost")
+    logging.getLogger("mb_metrics").info("after the block")
+    assert stream.getvalue() == "error: metrics were lost\n"
+    log = (tmp_path / "log.txt").read_text()
+    assert log == "megatron.core: warning: foreign\nerror: metrics were lost\n"

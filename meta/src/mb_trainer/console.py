@@ -1,5 +1,6 @@
 """What a person sees: lines on the console and in log.txt, progress bars on a terminal, the summary at the end."""
 
+import logging
 import sys
 import warnings
 from collections.abc import Iterator
@@ -10,6 +11,9 @@ from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from mb_metrics import LoggerConfig, configure_logging
+from mb_metrics.log_records import OWN
 
 
 class Voice:
@@ -90,6 +94,23 @@ class Voice:
             warnings.showwarning = before
 
     @contextmanager
+    def records_logged(self, settings: LoggerConfig) -> Iterator[None]:
+        """While the block runs, put records of Python's loggers into the log; own warnings also on the console.
+
+        Raises:
+            mb_metrics.log_records.LoggingLevelError: the level in the environment is no number.
+        """
+        root, handler = logging.getLogger(), VoiceHandler(self)
+        level = root.level
+        root.addHandler(handler)
+        try:
+            configure_logging(settings)
+            yield
+        finally:
+            root.removeHandler(handler)
+            root.setLevel(level)
+
+    @contextmanager
     def progress(self, label: str, total: int, *, done: int = 0) -> Iterator["Bar"]:
         """Show a bar while the block runs, if this rank speaks and the console is a terminal."""
         if not (self.speaks and self._console.is_terminal):
@@ -98,6 +119,22 @@ class Voice:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, console=self._console, transient=True) as progress:
             yield Bar(progress=progress, task=progress.add_task(label, total=total, completed=done))
+
+
+class VoiceHandler(logging.Handler):
+    """Hands records of Python's loggers to a voice."""
+
+    def __init__(self, voice: Voice) -> None:
+        super().__init__()
+        self._voice = voice
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Say warnings and worse of the trainer's own packages, and log the rest."""
+        text = f"{record.levelname.lower()}: {record.getMessage()}"
+        if record.levelno >= logging.WARNING and record.name.startswith(OWN):
+            self._voice.say(text)
+        else:
+            self._voice.log(f"{record.name}: {text}")
 
 
 @dataclass(frozen=True, slots=True)

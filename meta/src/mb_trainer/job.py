@@ -1,6 +1,5 @@
 """`pretrain(config)`: check everything, then train. What needs torch is imported only after the checks."""
 
-import logging
 import os
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
@@ -91,15 +90,13 @@ def pretrain(
         return say_complete(job)
     voice = Voice(rank=job.world.rank, speaks=job.world.is_voice)
     voice.say(f"{name}: {job.standing} run in {job.folder.path}; loading Megatron Core")
-    if config.logger.logging_level is not None:
-        logging.getLogger().setLevel(config.logger.logging_level)
     for warning in job.settled.warnings:
         voice.say(f"warning: [{warning.id}] {warning}")
     set_environment(config.env_vars, say=voice.say)
     set_environment(overlap_environment(config, world_size=job.world.world_size), say=voice.say)
     mb_host.install()  # before megatron is imported; without effect where there is a GPU
     training = import_module("mb_trainer.training")  # torch and megatron: seconds, and only after all checks
-    with voice.warnings_logged():
+    with voice.warnings_logged(), voice.records_logged(config.logger):
         outcome: TrainOutcome = training.run(job, voice=voice, callbacks=callbacks)
     return outcome
 

@@ -69,8 +69,5 @@ RULES = (
     must_stay(
         30, "logger.log_progress", False, asked=True, instead="events.jsonl has every save with its time."
     ),
-    must_stay(31, "logger.filter_warnings", True, asked=False, instead=""),
-    must_stay(32, "logger.modules_to_filter", None, asked=["torch"], instead=""),
-    must_stay(33, "logger.set_level_for_all_loggers", False, asked=True, instead=""),
 )
 """Every rule of the trainer."""

@@ -28,7 +28,9 @@ from mb_data.errors import (
     WorkerError,
 )
 from mb_loop import NonFiniteLossError
+from mb_metrics.log_records import LoggingLevelError
 from mb_metrics import LogFormatError, ReportTooLargeError, RunNotFoundError, TensorInspectError
+from mb_models.hf.errors import HuggingFaceError
 from mb_models.rules import ModelConfigError
 from mb_overlap import BufferSettingsError, OverlapConflictError, OverlapRefusedError
 from mb_trainer.failures import ERROR_FOLDER, FAILED, Failure, leave_failure
@@ -62,6 +64,7 @@ CANNOT_BE_READ = (
     IndexedFormatError,
     LaunchError,
     LogFormatError,
+    LoggingLevelError,
     NoCheckpointError,
     RunNotFoundError,
     TokenizerError,
@@ -79,6 +82,7 @@ CANNOT_BE_DONE = (
     CheckpointNotFoundError,
     CheckpointSaveError,
     CheckpointShapeError,
+    HuggingFaceError,
     IncompleteCheckpointError,
     ManifestError,
     ModelConfigError,

@@ -10,6 +10,10 @@ OWN = ("mb_",)
 _LEVEL = "MEGATRON_LOGGING_LEVEL"
 
 
+class LoggingLevelError(ValueError):
+    """The environment's level is no number."""
+
+
 def configure_logging(
     config: LoggerConfig,
     *,
@@ -25,7 +29,7 @@ def configure_logging(
     packages (loggers whose name starts with one of `own`).
 
     Raises:
-        ValueError: the environment's level is not a number.
+        LoggingLevelError: the environment's level is not a number.
     """
     root = root or logging.getLogger()
     level = config.logging_level if config.logging_level is not None else _level_of(environment)
@@ -50,7 +54,7 @@ def _level_of(environment: Mapping[str, str]) -> int:
     try:
         return int(text)
     except ValueError as error:
-        raise ValueError(
+        raise LoggingLevelError(
             f"{_LEVEL}: {text!r} is no logging level; levels are numbers, 10 for DEBUG, 20 for INFO, 30 for WARNING. "
             "Set one, or set logger.logging_level."
         ) from error

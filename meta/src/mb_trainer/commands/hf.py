@@ -1,0 +1,42 @@
+"""`mb import-hf` and `mb export-hf`."""
+
+from importlib import import_module
+from pathlib import Path
+
+import mb_host
+from mb_trainer.commands.errors import OutputExistsError, reported
+
+
+def import_hf(folder: Path, *, out: Path) -> int:
+    """Turn a folder in Hugging Face's form into a checkpoint; return the exit code."""
+
+    def work() -> int:
+        refuse_files_in(out)
+        mb_host.install(force=True)  # before megatron is imported: weights are converted on the host
+        parameters = import_module("mb_trainer.hugging_face").import_folder(folder, out)
+        print(f"{parameters / 1e6:.1f} M parameters in {out / 'checkpoints'}")
+        print(f"fine-tune them: mb finetune {out / 'run_config.yaml'}")
+        return 0
+
+    return reported(work)
+
+
+def export_hf(run: Path, *, out: Path) -> int:
+    """Write the newest whole checkpoint of a run in Hugging Face's form; return the exit code."""
+
+    def work() -> int:
+        refuse_files_in(out)
+        mb_host.install(force=True)
+        step = import_module("mb_trainer.hugging_face").export_run(run, out)
+        print(f"weights of step {step} in {out}")
+        return 0
+
+    return reported(work)
+
+
+def refuse_files_in(out: Path) -> None:
+    """Refuse a folder that holds files: they would be mixed with the new ones."""
+    if out.is_dir() and any(out.iterdir()):
+        raise OutputExistsError(
+            f"--out: {out} holds files, which would be mixed with the new ones. Name another."
+        )

@@ -1,0 +1,213 @@
+"""Checkpoints from folders in Hugging Face's form, and back, on one process. Imports torch and megatron.
+
+Parameters live in files beside the result while they are converted, so that the system needs not keep them in memory.
+"""
+
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+
+import torch
+from megatron.core.process_groups_config import ProcessGroupCollection
+
+from mb_checkpoint import (
+    CheckpointConfig,
+    CheckpointLoadContext,
+    CheckpointSaveContext,
+    Selection,
+    load_checkpoint,
+    save_checkpoint,
+    select_checkpoint,
+)
+from mb_data import load_tokenizer
+from mb_loop import TrainState
+from mb_models import GPTModelConfig
+from mb_models.hf.files import TensorFolder
+from mb_models.hf.load import load_hf_weights
+from mb_models.hf.paging import back_by_files
+from mb_models.hf.save import save_hf_model
+from mb_models.hf.shapes import read_config, section_of
+from mb_models.transformer import DTYPES
+from mb_trainer.checkpointing import TOKENIZER
+from mb_trainer.config import TARGETS, ConfigContainer, TextCorpusConfig, TokenizerConfig
+from mb_trainer.families import family_of
+from mb_trainer.groups import process_groups, seed_everything
+from mb_trainer.processes import World
+from mb_trainer.recipes import gpt_tiny
+from mb_trainer.run_folder import NoCheckpointError, RunFolder
+from mb_trainer.sampling import single_process
+from mb_trainer.training import GlobalState
+
+Result = TypeVar("Result")
+CPU = torch.device("cpu")
+NUMBER = re.compile(r"\.\d+(?=\.)")
+"""Of a layer or an expert, inside a parameter's name."""
+LONGEST = 2048
+"""Tokens of a training sequence after an import, unless the model takes fewer; the user sets more."""
+PRECISION = {torch.bfloat16: "bf16_mixed", torch.float16: "fp16_mixed"}
+"""Type of the weights -> how they are trained."""
+
+
+def import_folder(folder: Path, out: Path) -> int:
+    """Write `out/checkpoints` and `out/run_config.yaml` from a folder of Llama, Qwen or Mixtral; return its parameters.
+
+    The checkpoint can be loaded under any layout. run_config.yaml is a whole configuration that starts from it.
+
+    Raises:
+        mb_models.hf.errors.HuggingFaceError: the folder is incomplete, or Megatron would compute something else.
+    """
+    content = read_config(folder)
+    with TensorFolder(folder) as stored:
+        dtype = stored.dtype()
+    section = section_of(content, dtype=dtype_name(dtype))
+    out.mkdir(parents=True, exist_ok=True)
+    tokenizer = folder / TOKENIZER
+    if tokenizer.is_file():
+        shutil.copyfile(tokenizer, out / TOKENIZER)
+    config = configuration(section, dtype=dtype, out=out)
+
+    def write_tokenizer(target: Path) -> None:
+        if tokenizer.is_file():
+            shutil.copyfile(tokenizer, target / TOKENIZER)
+
+    def convert(chunk: Any, groups: ProcessGroupCollection) -> int:
+        load_hf_weights([chunk], folder, pg_collection=groups)
+        save_checkpoint(
+            CheckpointSaveContext(
+                state=GlobalState(cfg=config, train_state=TrainState()),
+                model=[chunk],
+                optimizer=None,
+                opt_param_scheduler=None,
+                num_floating_point_operations_so_far=0,
+                pg_collection=groups,
+            ),
+            CheckpointConfig(save=str(out / "checkpoints"), save_optim=False, save_rng=False),
+            write_assets=write_tokenizer,
+        )
+        return sum(parameter.numel() for parameter in chunk.parameters())
+
+    parameters = with_model(config, convert, dtype=dtype, pages=out, vocab_size=None)
+    config.to_yaml(out / "run_config.yaml")
+    return parameters
+
+
+def dtype_name(dtype: torch.dtype) -> Any:
+    """Return the name of a floating-point type in a section."""
+    return next(name for name, known in DTYPES.items() if known == dtype)
+
+
+def configuration(section: GPTModelConfig, *, dtype: torch.dtype, out: Path) -> ConfigContainer:
+    """Return a configuration that fine-tunes the imported model; the data are those of the recipe gpt_tiny."""
+    config = gpt_tiny()
+    section.seq_length = min(section.seq_length, LONGEST)
+    config.model = section
+    config.mixed_precision = PRECISION.get(dtype)
+    config.optimizer = replace(config.optimizer, lr=1e-5, min_lr=1e-6)
+    tokenizer = out / TOKENIZER
+    if tokenizer.is_file():
+        config.tokenizer = TokenizerConfig(
+            tokenizer_type="HuggingFaceTokenizer", tokenizer_model=str(tokenizer.resolve())
+        )
+    config.dataset = TextCorpusConfig(
+        seq_length=section.seq_length, vocab_size=4096, dataloader_type="single", num_workers=0
+    )
+    config.checkpoint.pretrained_checkpoint = str((out / "checkpoints").resolve())
+    return config
+
+
+def export_run(run: Path, out: Path) -> int:
+    """Write the newest whole checkpoint of a run as a folder of transformers; return its step.
+
+    Rows that pad the vocabulary stay. The tokenizer comes along.
+
+    Raises:
+        NoCheckpointError: there is none.
+        mb_models.hf.errors.HuggingFaceError: no model of transformers that is known here computes the same.
+    """
+    selection = newest(run)
+    config = single_process(ConfigContainer.from_yaml(selection.path / "run_config.yaml", TARGETS))
+    tokenizer = selection.path / TOKENIZER
+    size = None
+    if config.model.vocab_size is None:
+        size = load_tokenizer(tokenizer if tokenizer.is_file() else config.tokenizer).vocab_size
+    section = config.model
+    dtype = torch.float32
+    if section.bf16 or section.fp16:
+        dtype = torch.bfloat16 if section.bf16 else torch.float16
+
+    def convert(chunk: Any, groups: ProcessGroupCollection) -> None:
+        read_weights(selection, chunk, config, groups)
+        save_hf_model(chunk, out, config=section, pg_collection=groups)
+
+    with_model(config, convert, dtype=dtype, pages=out.parent, vocab_size=size)
+    if tokenizer.is_file():
+        shutil.copyfile(tokenizer, out / TOKENIZER)
+    return selection.step or 0
+
+
+def newest(run: Path) -> Selection:
+    """Return the newest whole checkpoint of a run folder, or of a folder of checkpoints."""
+    checkpoints = RunFolder(run).checkpoints if RunFolder(run).checkpoints.is_dir() else run
+    selection = select_checkpoint(checkpoints) if checkpoints.is_dir() else None
+    if selection is None:
+        raise NoCheckpointError(
+            f"{run}: has no checkpoint to export. Name the folder of a run that saved one."
+        )
+    return selection
+
+
+def read_weights(
+    selection: Selection, chunk: Any, config: ConfigContainer, groups: ProcessGroupCollection
+) -> None:
+    """Load a checkpoint into a whole model, one kind of parameter after the other; the first compares all hashes.
+
+    Megatron's checkpoints stack the layers of a kind, and what it puts together on the way is as large as that.
+    """
+    state = GlobalState(cfg=config, train_state=TrainState())
+    kinds = dict.fromkeys(NUMBER.sub(".*", name) for name, _ in chunk.named_parameters())
+    for number, kind in enumerate(kinds):
+        load_checkpoint(
+            CheckpointLoadContext(
+                state=state,
+                model=[chunk],
+                optimizer=None,
+                opt_param_scheduler=None,
+                adapter_key_filter=is_of(kind),
+                pg_collection=groups,
+            ),
+            CheckpointConfig(load=str(selection.path), finetune=True, verify_integrity=number == 0),
+        )
+
+
+def is_of(kind: str) -> Callable[[str], bool]:
+    """Return what says whether a parameter is of a kind."""
+    return lambda name: NUMBER.sub(".*", name) == kind
+
+
+def with_model(
+    config: ConfigContainer,
+    use: Callable[[Any, ProcessGroupCollection], Result],
+    *,
+    dtype: torch.dtype,
+    pages: Path,
+    vocab_size: int | None,
+) -> Result:
+    """Build the whole model on the host with its parameters in files below `pages`, use it, and remove the files."""
+    family = family_of(config.model)
+    implementation, config.model.transformer_impl = config.model.transformer_impl, "local"
+    draws, config.model.perform_initialization = config.model.perform_initialization, False
+    pages.mkdir(parents=True, exist_ok=True)
+    with process_groups(World(), config, device=CPU) as groups, TemporaryDirectory(dir=pages) as folder:
+        seed_everything(config, groups)
+        provider = family.provider(
+            config.model, layer_spec=family.host, device=CPU, tokenizer_vocab_size=vocab_size
+        )
+        [chunk] = provider.provide_chunks(groups)
+        chunk.to(dtype)
+        back_by_files([chunk], Path(folder))
+        config.model.transformer_impl, config.model.perform_initialization = implementation, draws
+        return use(chunk, groups)

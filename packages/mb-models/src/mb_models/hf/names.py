@@ -1,0 +1,99 @@
+"""Which tensors of a Hugging Face folder a parameter of a Megatron GPT is made of, and how. No torch.
+
+Megatron fuses query, key and value group by group, and gate and up projection one after the other; in both, a
+tensor-parallel rank's part is the fusion of its parts of the single tensors.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from mb_models.hf.errors import HuggingFaceError
+
+Form = Literal["plain", "qkv", "glu"]
+EMBEDDING = "model.embed_tokens.weight"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where a parameter comes from."""
+
+    tensors: tuple[str, ...]
+    """Names in the folder, in the order of the fusion."""
+    form: Form = "plain"
+    split: int | None = None
+    """Dimension that tensor-parallel ranks share, in each of the tensors; None: all have the whole."""
+
+
+_ATTENTION = "model.layers.{layer}.self_attn."
+_DENSE = "model.layers.{layer}.mlp."
+_EXPERT = "model.layers.{layer}.block_sparse_moe.experts.{expert}."
+_NORM_1, _NORM_2 = "model.layers.{layer}.input_layernorm.", "model.layers.{layer}.post_attention_layernorm."
+
+
+def _qkv(what: str) -> Origin:
+    return Origin(tensors=tuple(f"{_ATTENTION}{x}_proj.{what}" for x in "qkv"), form="qkv", split=0)
+
+
+IN_A_LAYER: dict[str, Origin] = {
+    r"input_layernorm\.weight": Origin(tensors=(_NORM_1 + "weight",)),
+    r"self_attention\.linear_qkv\.layer_norm_weight": Origin(tensors=(_NORM_1 + "weight",)),
+    r"self_attention\.linear_qkv\.weight": _qkv("weight"),
+    r"self_attention\.linear_qkv\.bias": _qkv("bias"),
+    r"self_attention\.linear_proj\.weight": Origin(tensors=(_ATTENTION + "o_proj.weight",), split=1),
+    r"self_attention\.q_layernorm\.weight": Origin(tensors=(_ATTENTION + "q_norm.weight",)),
+    r"self_attention\.k_layernorm\.weight": Origin(tensors=(_ATTENTION + "k_norm.weight",)),
+    r"pre_mlp_layernorm\.weight": Origin(tensors=(_NORM_2 + "weight",)),
+    r"mlp\.linear_fc1\.layer_norm_weight": Origin(tensors=(_NORM_2 + "weight",)),
+    r"mlp\.linear_fc1\.weight": Origin(
+        tensors=(_DENSE + "gate_proj.weight", _DENSE + "up_proj.weight"), form="glu", split=0
+    ),
+    r"mlp\.linear_fc2\.weight": Origin(tensors=(_DENSE + "down_proj.weight",), split=1),
+    r"mlp\.router\.weight": Origin(tensors=("model.layers.{layer}.block_sparse_moe.gate.weight",)),
+    r"mlp\.experts\.local_experts\.(?P<expert>\d+)\.linear_fc1\.weight": Origin(
+        tensors=(_EXPERT + "w1.weight", _EXPERT + "w3.weight"), form="glu", split=0
+    ),
+    r"mlp\.experts\.local_experts\.(?P<expert>\d+)\.linear_fc2\.weight": Origin(
+        tensors=(_EXPERT + "w2.weight",), split=1
+    ),
+}
+"""Rest of a parameter's name after `decoder.layers.N.` -> where it comes from."""
+
+_LAYER = re.compile(r"decoder\.layers\.(?P<layer>\d+)\.(?P<rest>.+)")
+_IN_A_LAYER = {re.compile(pattern): origin for pattern, origin in IN_A_LAYER.items()}
+
+
+def origin_of(
+    parameter: str, *, layer: Callable[[int], int], expert: Callable[[int], int], tied: bool
+) -> Origin:
+    """Return where a parameter comes from.
+
+    Args:
+        parameter: its name in the chunk.
+        layer: from a layer's number in the chunk to that in the model.
+        expert: from an expert's number on this rank to that in the model.
+        tied: the output layer is the embedding.
+
+    Raises:
+        HuggingFaceError: the models that can be converted have no such parameter.
+    """
+    if parameter == "embedding.word_embeddings.weight" or (tied and parameter == "output_layer.weight"):
+        return Origin(tensors=(EMBEDDING,), split=0)
+    if parameter == "output_layer.weight":
+        return Origin(tensors=("lm_head.weight",), split=0)
+    if parameter == "decoder.final_layernorm.weight":
+        return Origin(tensors=("model.norm.weight",))
+    inside = _LAYER.fullmatch(parameter)
+    for pattern, origin in _IN_A_LAYER.items():
+        found = pattern.fullmatch(inside["rest"]) if inside else None
+        if inside is not None and found is not None:
+            place = {"layer": layer(int(inside["layer"]))}
+            if "expert" in found.groupdict():
+                place["expert"] = expert(int(found["expert"]))
+            names = tuple(name.format(**place) for name in origin.tensors)
+            return Origin(tensors=names, form=origin.form, split=origin.split)
+    raise HuggingFaceError(
+        f"{parameter}: has no counterpart in Hugging Face's form, because Llama, Qwen and Mixtral have no such "
+        "parameter. Merge adapters first, and train without further heads."
+    )

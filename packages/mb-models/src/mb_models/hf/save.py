@@ -1,0 +1,79 @@
+"""Write a folder in Hugging Face's form from a model that one rank holds whole."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core.process_groups_config import ProcessGroupCollection
+
+from mb_models.config import GPTModelConfig
+from mb_models.hf.errors import HuggingFaceError
+from mb_models.hf.files import ShardWriter
+from mb_models.hf.load import origins
+from mb_models.hf.names import Origin
+from mb_models.hf.shapes import config_of
+
+SHARD_BYTES = 2 * 2**30
+"""Size of a file, unless one tensor is larger."""
+
+
+def save_hf_model(
+    chunk: Any,
+    folder: Path | str,
+    *,
+    config: GPTModelConfig,
+    pg_collection: ProcessGroupCollection,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Write config.json and the weights of a whole model; the index or the single file comes last.
+
+    Holds one file's tensors beside the model. Not collective.
+
+    Args:
+        chunk: the model, built by one rank.
+        folder: is made; must be empty.
+        config: the section that the chunk was built from.
+        pg_collection: groups of one rank each.
+        shard_bytes: size of a file.
+
+    Raises:
+        HuggingFaceError: no model in that form computes the same, or the model is spread over several ranks.
+        FileExistsError: the folder holds files.
+    """
+    sizes = [group.size() for group in (pg_collection.tp, pg_collection.pp, pg_collection.ep)]
+    if sizes != [1, 1, 1]:
+        raise HuggingFaceError(
+            f"save_hf_model: the model is spread over {sizes} ranks (tensor, pipeline, expert), because it was built "
+            "so. Load its checkpoint into a model on one rank."
+        )
+    target = Path(folder)
+    dtype = str(next(iter(chunk.parameters())).dtype).removeprefix("torch.")
+    vocab_size = chunk.embedding.word_embeddings.weight.shape[0]
+    content = config_of(config, vocab_size=vocab_size, dtype=dtype)
+    target.mkdir(parents=True, exist_ok=True)
+    if any(target.iterdir()):
+        raise FileExistsError(
+            f"{target}: holds files, which would be mixed with the new ones. Name another folder."
+        )
+    (target / "config.json").write_text(json.dumps(content, indent=2) + "\n")
+    writer = ShardWriter(target, shard_bytes=shard_bytes)
+    for _, value, origin in origins([chunk], pg_collection):
+        parts = separated(value.detach(), config, origin)
+        for name, part in zip(origin.tensors, parts, strict=True):
+            writer.add(name, part)
+    writer.finish()
+
+
+def separated(whole: torch.Tensor, config: GPTModelConfig, origin: Origin) -> list[torch.Tensor]:
+    """Take a parameter of a whole model apart; the order is that of `origin.tensors`."""
+    if origin.form == "plain":
+        return [whole]
+    if origin.form == "glu":
+        return list(whole.chunk(2))
+    size = config.kv_channels or config.hidden_size // config.num_attention_heads
+    groups = config.num_query_groups or config.num_attention_heads
+    queries = config.num_attention_heads // groups
+    grouped = whole.reshape(groups, -1, *whole.shape[1:])
+    parts = torch.split(grouped, [queries * size, size, size], dim=1)
+    return [part.flatten(0, 1) for part in parts]

@@ -1,0 +1,207 @@
+"""Models in Hugging Face's form: made by transformers, read here, computed here, written back."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from mb_host.layers import host_block_spec
+from mb_models.gpt import GPTModelProvider
+from mb_models.hf.errors import HuggingFaceError
+from mb_models.hf.files import TensorFolder
+from mb_models.hf.load import load_hf_weights
+from mb_models.hf.paging import back_by_files
+from mb_models.hf.save import save_hf_model
+from mb_models.hf.shapes import config_of, read_config, section_of
+from mb_models.transformer import DTYPES
+
+transformers = pytest.importorskip("transformers")
+
+SMALL = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 96,
+    "max_position_embeddings": 64,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+KINDS = {
+    "llama": ("Llama", {}),
+    "llama-tied-llama3": ("Llama", {"tie_word_embeddings": True, "rope_parameters": LLAMA3}),
+    "llama-linear": (
+        "Llama",
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}},
+    ),
+    "qwen2": ("Qwen2", {}),
+    "qwen3": ("Qwen3", {"head_dim": 16}),
+    "mixtral": ("Mixtral", {"num_local_experts": 4}),
+}
+TOKENS = torch.arange(40).reshape(2, 20) * 7 % 96
+
+
+def make(kind, folder, *, shard="1GB", dtype=torch.float32):
+    """Save a random model of transformers, and return it."""
+    family, settings = KINDS[kind]
+    torch.manual_seed(5)
+    config = getattr(transformers, f"{family}Config")(**SMALL, **settings)
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    for parameter in model.parameters():  # norms and biases start alike: make mistakes show
+        parameter.data.add_(0.05 * torch.randn_like(parameter))
+    model = model.to(dtype)
+    model.save_pretrained(folder, max_shard_size=shard)
+    return model
+
+
+def build(section, groups):
+    chunks = GPTModelProvider(section, layer_spec=host_block_spec, device=torch.device("cpu")).provide_chunks(
+        groups
+    )
+    return chunks[0].to(DTYPES[section.params_dtype]).eval()
+
+
+def imported(folder, groups, dtype="float32"):
+    section = section_of(read_config(folder), dtype=dtype)
+    section.transformer_impl = "local"
+    chunk = build(section, groups)
+    load_hf_weights([chunk], folder, pg_collection=groups)
+    return section, chunk
+
+
+def weights(folder):
+    """Return all tensors of a folder by name."""
+    found = {}
+    for path in folder.glob("*.safetensors"):
+        found |= load_file(path)
+    return found
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_equal_those_of_transformers_and_the_round_trip_is_exact(kind, groups, tmp_path):
+    model = make(kind, tmp_path / "in")
+    section, chunk = imported(tmp_path / "in", groups)
+    positions = torch.arange(20).expand(2, -1)
+    with torch.no_grad():
+        ours, theirs = chunk(TOKENS, positions, None), model(TOKENS).logits
+    assert (ours - theirs).abs().max() < 1e-5
+    save_hf_model(chunk, tmp_path / "out", config=section, pg_collection=groups)
+    assert same(weights(tmp_path / "in"), weights(tmp_path / "out"))
+    again = getattr(transformers, type(model).__name__).from_pretrained(tmp_path / "out").eval()
+    with torch.no_grad():
+        assert torch.equal(again(TOKENS).logits, theirs)
+    assert section_of(read_config(tmp_path / "out"), dtype="float32") == section_of(
+        read_config(tmp_path / "in"), dtype="float32"
+    )
+
+
+def test_several_files_are_read_and_written_one_by_one_in_bfloat16(groups, tmp_path):
+    make("llama", tmp_path / "in", shard="12KB", dtype=torch.bfloat16)
+    section, chunk = imported(tmp_path / "in", groups, dtype="bfloat16")
+    save_hf_model(
+        chunk,
+        tmp_path / "out",
+        config=section,
+        pg_collection=groups,
+        shard_bytes=9000,
+    )
+    assert same(weights(tmp_path / "in"), weights(tmp_path / "out"))
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    assert set(index["weight_map"].values()) == {
+        path.name for path in (tmp_path / "out").glob("*.safetensors")
+    }
+
+
+def test_parameters_in_files_are_filled_and_read_like_others(groups, tmp_path):
+    make("qwen2", tmp_path / "in")
+    section, chunk = imported(tmp_path / "in", groups)
+    paged = build(section, groups)
+    (tmp_path / "pages").mkdir()
+    back_by_files([paged], tmp_path / "pages")
+    load_hf_weights([paged], tmp_path / "in", pg_collection=groups)
+    assert same(dict(chunk.named_parameters()), dict(paged.named_parameters()))
+
+
+def test_a_padded_vocabulary_has_rows_of_zeros(groups, tmp_path):
+    make("llama", tmp_path / "in")
+    section = section_of(read_config(tmp_path / "in"), dtype="float32")
+    section.transformer_impl, section.vocab_size = "local", 128
+    chunk = build(section, groups)
+    load_hf_weights([chunk], tmp_path / "in", pg_collection=groups)
+    rows = chunk.embedding.word_embeddings.weight
+    assert (rows[96:] == 0).all()
+    assert (rows[:96] != 0).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"model_type": "gpt2"}, "only llama, qwen2, qwen3, mixtral can be converted"),
+        ({"hidden_act": "gelu"}, "hidden_act='gelu' cannot be converted"),
+        ({"sliding_window": 8}, "sliding_window=8 cannot be converted"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rotary embedding .*yarn.* cannot"),
+        ({"rope_parameters": {"rope_theta": 0.5}}, "the base must be a whole number"),
+    ],
+)
+def test_what_would_compute_something_else_is_refused(change, says, tmp_path):
+    content = {**SMALL, "model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-6}
+    (tmp_path / "config.json").write_text(json.dumps({**content, **change}))
+    with pytest.raises(HuggingFaceError, match=says):
+        section_of(read_config(tmp_path), dtype="float32")
+
+
+@pytest.mark.parametrize(("text", "says"), [(None, "does not exist"), ("{", "is no JSON")])
+def test_a_folder_without_a_readable_config_is_refused(text, says, tmp_path):
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    with pytest.raises(HuggingFaceError, match=says):
+        read_config(tmp_path)
+
+
+def test_a_folder_whose_tensors_do_not_fit_is_refused(groups, tmp_path):
+    make("llama", tmp_path / "llama")
+    make("qwen2", tmp_path / "qwen2")
+    section, chunk = imported(tmp_path / "llama", groups)
+    with pytest.raises(HuggingFaceError, match=r"self_attn.k_proj.bias.* belong to no parameter"):
+        load_hf_weights([chunk], tmp_path / "qwen2", pg_collection=groups)
+    section.add_qkv_bias = True
+    with pytest.raises(HuggingFaceError, match=r"has no tensor model.layers.0.self_attn.q_proj.bias"):
+        load_hf_weights([build(section, groups)], tmp_path / "llama", pg_collection=groups)
+    section.add_qkv_bias, section.ffn_hidden_size = False, 64
+    with pytest.raises(HuggingFaceError, match=r"linear_fc1.weight: has shape \[128, 32\]"):
+        load_hf_weights([build(section, groups)], tmp_path / "llama", pg_collection=groups)
+    with pytest.raises(FileExistsError, match="holds files"):
+        save_hf_model(
+            chunk,
+            tmp_path / "llama",
+            config=section_of(read_config(tmp_path / "llama"), dtype="float32"),
+            pg_collection=groups,
+        )
+
+
+def test_a_folder_without_weights_or_with_a_broken_file_is_refused(tmp_path):
+    with pytest.raises(HuggingFaceError, match="holds no"):
+        TensorFolder(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"x")
+    with pytest.raises(HuggingFaceError, match="cannot be read"):
+        TensorFolder(tmp_path)
+
+
+def test_a_model_that_transformers_does_not_have_is_not_exported(groups, tmp_path):
+    make("llama", tmp_path)
+    section = section_of(read_config(tmp_path), dtype="float32")
+    section.activation_func, section.rotary_percent = "gelu", 0.5
+    with pytest.raises(HuggingFaceError, match=r"model.rotary_percent=0.5, model.activation_func='gelu'"):
+        config_of(section, vocab_size=96, dtype="float32")

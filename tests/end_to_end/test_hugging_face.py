@@ -1,0 +1,59 @@
+"""Weights in and out through the commands: a folder of transformers, a checkpoint, and the same folder again."""
+
+import json
+
+import pytest
+import torch
+from runs import mb
+from safetensors.torch import load_file
+
+transformers = pytest.importorskip("transformers")
+
+
+def llama(folder):
+    """Save a small random Llama in bfloat16."""
+    torch.manual_seed(3)
+    config = transformers.LlamaConfig(
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=4096,
+        max_position_embeddings=64,
+    )
+    model = transformers.LlamaForCausalLM(config).to(torch.bfloat16)
+    model.save_pretrained(folder, max_shard_size="300KB")
+
+
+def weights(folder):
+    """Return all tensors of a folder by name."""
+    found = {}
+    for path in folder.glob("*.safetensors"):
+        found |= load_file(path)
+    return found
+
+
+@pytest.mark.slow
+def test_a_model_comes_in_trains_on_two_ranks_and_goes_out(tmp_path):
+    llama(tmp_path / "hf")
+    done = mb("import-hf", str(tmp_path / "hf"), "--out", str(tmp_path / "imported"))
+    assert done.returncode == 0, done.stderr
+    done = mb("export-hf", str(tmp_path / "imported"), "--out", str(tmp_path / "again"))
+    assert done.returncode == 0, done.stderr
+    before, after = weights(tmp_path / "hf"), weights(tmp_path / "again")
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert sorted(path.name for path in (tmp_path / "imported").iterdir()) == [
+        "checkpoints",
+        "run_config.yaml",
+    ]
+
+
+@pytest.mark.parametrize("command", ["import-hf", "export-hf"])
+def test_what_cannot_be_converted_is_an_error(command, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    done = mb(command, str(tmp_path), "--out", str(tmp_path / "out"))
+    assert done.returncode in (1, 2)
+    assert "error: " in done.stderr
+    assert "Traceback" not in done.stderr

@@ -181,6 +181,13 @@ def bench(session: nox.Session, package: str) -> None:
 
 
 @nox.session(venv_backend="none")
+def verify(session: nox.Session) -> None:
+    """Prove for a table of layouts that a resume is exact; words after -- choose rows by their names."""
+    script = ["uv", "run", "python", "tests/verify_resume.py"]
+    session.run(*script, *session.posargs, env={"OMP_NUM_THREADS": "1"}, external=True)
+
+
+@nox.session(venv_backend="none")
 def gpu(session: nox.Session) -> None:
     """Run the checks that need a CUDA device; elsewhere they are skipped with the reason."""
     session.run("uv", "run", "pytest", "-m", "gpu", "tests", "packages", "meta/tests", external=True)

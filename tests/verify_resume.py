@@ -46,7 +46,21 @@ ROWS: dict[str, tuple[int, list[str]]] = {
 }
 """Name -> processes, and what differs from the recipe."""
 
-WORDS = "the loop trains a small model on text while tokens flow into batches".split()
+WORDS = [
+    "the",
+    "loop",
+    "trains",
+    "a",
+    "small",
+    "model",
+    "on",
+    "text",
+    "while",
+    "tokens",
+    "flow",
+    "into",
+    "batches",
+]
 
 
 def recipe(folder: Path) -> list[str]:

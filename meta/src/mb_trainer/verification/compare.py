@@ -214,7 +214,7 @@ def narrowed(difference: Difference) -> Difference:
                     )
     return Difference(
         category="samples",
-        name=f"{difference.name}, number of microbatches",
+        name=f"{difference.name}, number" + ("" if difference.place.rank == WHOLE else " of microbatches"),
         place=difference.place,
         straight=str(len(old)),
         cut=str(len(new)),

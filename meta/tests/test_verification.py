@@ -1,0 +1,170 @@
+"""Two records side by side: what is the same, and which difference is named."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from mb_trainer.cli import app
+from mb_trainer.commands.verify_resume import Cut, as_data, as_text
+from mb_trainer.verification.compare import Difference, Place, VerificationError, compare, read_record
+
+HELD = {"counters: step": "{step}", "random streams: torch": "ab{step}", "parameters: weight": "cd{step}"}
+MADE = {"samples: tokens of chunk 0": "a{step},b{step} c{step},d{step}", "losses: lm loss": "2.{step}"}
+
+
+def written(folder, *, steps, rank=0, start=0, held=HELD, made=MADE, reads=True):
+    """Write what a recorder writes for some steps, the step before the first one being what was loaded."""
+    folder.mkdir(exist_ok=True)
+    rows = [{"kind": "start", "step": steps[0], "values": {"rank": str(rank), "reads": str(reads)}}]
+    for step in steps:
+        for kind, values in (("made", made), ("held", held)):
+            if kind == "held" or step > steps[0]:
+                filled = {name: text.format(step=step) for name, text in values.items()}
+                rows.append({"kind": kind, "step": step, "values": filled})
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / f"rank-{rank}.{start}.jsonl").write_text(lines)
+
+
+def compared(tmp_path, **changed):
+    """Compare three steps in one start with the same three in two, of which the second is changed."""
+    written(tmp_path / "straight", steps=range(4))
+    written(tmp_path / "cut", steps=range(3))
+    written(tmp_path / "cut", steps=range(2, 4), start=1, **changed)
+    return compare(read_record(tmp_path / "straight"), read_record(tmp_path / "cut"))
+
+
+def test_the_same_twice_is_equal(tmp_path):
+    verdict = compared(tmp_path)
+    assert (verdict.equal, verdict.ranks, verdict.steps, verdict.resumed_at) == (True, 1, 3, (2,))
+    assert {line.category: line.compared for line in verdict.lines} == {
+        "samples": 3,
+        "counters": 5,
+        "random streams": 5,
+        "losses": 3,
+        "parameters": 5,
+    }
+    assert as_text(verdict, Cut(steps=3, step=2)).endswith("equal, bit for bit: 3 steps on 1 rank, cut at 2")
+    assert as_data(verdict, Cut(steps=3, step=2))["first"] is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "first"),
+    [
+        (
+            {"held": {**HELD, "random streams: torch": "shuffled", "parameters: weight": "off"}},
+            Difference(
+                category="random streams",
+                name="torch",
+                place=Place(2, True, 0),
+                straight="ab2",
+                cut="shuffled",
+            ),
+        ),
+        (
+            {
+                "made": {
+                    **MADE,
+                    "samples: tokens of chunk 0": "a{step},b{step} c{step},x",
+                    "losses: lm loss": "9",
+                }
+            },
+            Difference(
+                category="samples",
+                name="tokens of chunk 0, microbatch 1, sequence 1",
+                place=Place(3, False, 0),
+                straight="d3",
+                cut="x",
+            ),
+        ),
+        (
+            {"made": {**MADE, "samples: tokens of chunk 0": "a{step},b{step}"}},
+            Difference(
+                category="samples",
+                name="tokens of chunk 0, number of microbatches",
+                place=Place(3, False, 0),
+                straight="2",
+                cut="1",
+            ),
+        ),
+        (
+            {"held": {name: text for name, text in HELD.items() if "weight" not in name}},
+            Difference(
+                category="parameters", name="weight", place=Place(2, True, 0), straight="cd2", cut="not there"
+            ),
+        ),
+    ],
+)
+def test_the_first_difference_is_the_earliest_and_the_cause(tmp_path, changed, first):
+    verdict = compared(tmp_path, **changed)
+    assert (verdict.equal, verdict.first) == (False, first)
+    assert str(first) in as_text(verdict, Cut(steps=3, step=2))
+    assert as_data(verdict, Cut(steps=3, step=2))["first"]["straight"] == first.straight
+
+
+def test_a_rank_that_wrote_nothing_is_a_difference(tmp_path):
+    written(tmp_path / "straight", steps=range(2))
+    written(tmp_path / "straight", steps=range(2), rank=1, reads=False)
+    written(tmp_path / "cut", steps=range(2))
+    verdict = compare(read_record(tmp_path / "straight"), read_record(tmp_path / "cut"))
+    assert verdict.first == Difference(
+        category="counters", name="step", place=Place(0, True, 1), straight="0", cut="not there"
+    )
+
+
+def test_a_killed_process_leaves_half_a_line(tmp_path):
+    written(tmp_path / "cut", steps=range(3))
+    before = read_record(tmp_path / "cut")
+    with (tmp_path / "cut" / "rank-0.0.jsonl").open("a") as file:
+        file.write('{"kind": "he')
+    assert read_record(tmp_path / "cut") == before
+
+
+def test_two_ranks_read_together_what_one_reads(tmp_path):
+    written(tmp_path / "one", steps=range(3))
+    written(tmp_path / "two", steps=range(3), made={"samples: tokens of chunk 0": "d{step},b{step}"})
+    written(tmp_path / "two", steps=range(3), made={"samples: tokens of chunk 0": "c{step} a{step}"}, rank=1)
+    records = read_record(tmp_path / "one"), read_record(tmp_path / "two")
+    assert compare(*records, same_ranks=False).equal
+    assert not compare(*records).equal
+
+
+def test_half_a_sequence_less_is_found_across_ranks(tmp_path):
+    written(tmp_path / "one", steps=range(3))
+    written(tmp_path / "two", steps=range(3), made={"samples: tokens of chunk 0": "a{step},b{step}"})
+    verdict = compare(read_record(tmp_path / "one"), read_record(tmp_path / "two"), same_ranks=False)
+    assert replace(verdict.first, place=Place(1, False, 0)) == Difference(
+        category="samples",
+        name="sequences of the global batch, number",
+        place=Place(1, False, 0),
+        straight="4",
+        cut="2",
+    )
+
+
+def test_nothing_recorded_is_said(tmp_path):
+    with pytest.raises(VerificationError, match="the run has recorded no step"):
+        read_record(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--steps", "8", "--cut", "8"], "leaves nothing to go on with"),
+        (["--steps", "8", "--cut", "4", "--resume-nproc", "1,2"], "leaves nothing to go on with"),
+        (["--resume-nproc", "none"], "must be a number above 0"),
+        (["--kill", "--resume-nproc", "1"], "cannot be combined"),
+        (["train.no_such_field=1"], "no_such_field"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(options, said):
+    ended = CliRunner().invoke(app, ["verify-resume", *options])
+    assert ended.exit_code == 2
+    assert said in " ".join(ended.output.replace("│", " ").split())
+
+
+def test_a_folder_that_is_not_empty_is_refused(tmp_path):
+    (tmp_path / "something").touch()
+    ended = CliRunner().invoke(app, ["verify-resume", "--out", str(tmp_path)])
+    assert (ended.exit_code, "is not empty" in ended.output) == (1, True)

@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mb_trainer.cli import app
+from mb_trainer.recipes import RECIPES
 
 COMMANDS = [["pretrain"], ["sample"], ["report"], ["watch"], ["recipes"], ["data", "build"]]
 
@@ -34,7 +35,7 @@ def test_help_names_every_command():
 
 
 def test_recipes_are_listed_one_a_line():
-    assert [line.split()[0] for line in mb("recipes").stdout.splitlines()] == ["gpt_tiny"]
+    assert [line.split()[0] for line in mb("recipes").stdout.splitlines()] == [*RECIPES]
 
 
 CANNOT_BE_READ = [

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from mb_models import ModelConfigError
-from mb_trainer.config import GPTModelConfig
-from mb_trainer.families import GPT, family_of
+from mb_trainer.config import ConfigContainer, GPTModelConfig
+from mb_trainer.families import GPT, HYBRID, family_of
 from mb_trainer.layers import choose_layers
+from mb_trainer.recipes import hybrid_tiny
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -20,6 +21,14 @@ class OwnConfig(GPTModelConfig):
 
 def test_a_subclass_belongs_to_its_parents_family():
     assert family_of(OwnConfig(num_layers=1, hidden_size=8, num_attention_heads=1)) is GPT
+
+
+def test_a_hybrid_comes_back_from_a_file_as_a_hybrid(tmp_path):
+    config = hybrid_tiny()
+    config.to_yaml(tmp_path / "run_config.yaml")
+    read = ConfigContainer.from_yaml(tmp_path / "run_config.yaml")
+    assert read.model == config.model
+    assert family_of(read.model) is HYBRID
 
 
 def test_a_section_of_no_family_is_refused_with_the_known_ones():

@@ -26,7 +26,7 @@ from mb_data import (
     TokenizerConfig,
 )
 from mb_metrics import LoggerConfig, ProfilingConfig, TensorInspectConfig
-from mb_models import GPTModelConfig
+from mb_models import GPTModelConfig, MambaModelConfig
 from mb_overlap import CommOverlapConfig
 from mb_resilience import (
     FaultToleranceConfig,
@@ -50,6 +50,7 @@ __all__ = [
     "GPTModelConfig",
     "InProcessRestartConfig",
     "LoggerConfig",
+    "MambaModelConfig",
     "MixedPrecisionConfig",
     "MockGPTDatasetConfig",
     "NVRxStragglerDetectionConfig",
@@ -69,6 +70,7 @@ __all__ = [
 
 NAMED_CLASSES = (
     GPTModelConfig,
+    MambaModelConfig,
     GPTDatasetConfig,
     MockGPTDatasetConfig,
     TextCorpusConfig,
@@ -84,7 +86,7 @@ TARGETS: Mapping[str, type] = {f"{cls.__module__}.{cls.__qualname__}": cls for c
 class ConfigContainer(mb_config.ConfigContainer):
     """Everything that a run is made of, one section per subsystem."""
 
-    model: GPTModelConfig
+    model: GPTModelConfig | MambaModelConfig
     """What is trained, and over how many ranks it is split."""
     dataset: GPTDatasetConfig | MockGPTDatasetConfig | TextCorpusConfig | DatasetProvider
     """What it reads."""

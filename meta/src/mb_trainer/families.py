@@ -7,12 +7,18 @@ from typing import Any, Protocol
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 
+from mb_host.hybrid import host_hybrid_spec
 from mb_host.layers import host_block_spec
 from mb_models import (
     GPTForwardStep,
     GPTModelConfig,
     GPTModelProvider,
-    LayerSpec,
+    MambaForwardStep,
+    MambaModelConfig,
+    MambaModelProvider,
+    StackSpec,
+    hybrid_parameter_count,
+    hybrid_transformer_engine_spec,
     local_spec,
     parameter_count,
     transformer_engine_spec,
@@ -53,11 +59,11 @@ class Family:
     """Called as (inspect_loss=)."""
     parameters: Callable[..., int]
     """Weights of the whole model, called as (section, vocab_size=)."""
-    host: LayerSpec
+    host: StackSpec
     """Layers where there is no GPU."""
-    local: LayerSpec | None = None
+    local: StackSpec | None = None
     """Layers on a GPU without Transformer Engine; None: the family needs it there."""
-    transformer_engine: LayerSpec | None = None
+    transformer_engine: StackSpec | None = None
     """Layers of Transformer Engine."""
 
 
@@ -70,7 +76,15 @@ GPT = Family(
     transformer_engine=transformer_engine_spec,
 )
 
-FAMILIES: Mapping[type, Family] = {GPTModelConfig: GPT}
+HYBRID = Family(
+    provider=MambaModelProvider,
+    forward_step=MambaForwardStep,
+    parameters=hybrid_parameter_count,
+    host=host_hybrid_spec,
+    transformer_engine=hybrid_transformer_engine_spec,
+)
+
+FAMILIES: Mapping[type, Family] = {GPTModelConfig: GPT, MambaModelConfig: HYBRID}
 """Every family by the class of its section."""
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from mb_models import LayerSpec, ModelConfigError
+from mb_models import ModelConfigError, StackSpec
 from mb_trainer.families import Family
 
 
@@ -15,7 +15,7 @@ from mb_trainer.families import Family
 class Layers:
     """A choice of layers, with the reason for the log."""
 
-    spec: LayerSpec
+    spec: StackSpec
     implementation: Literal["transformer_engine", "local"]
     """What `model.transformer_impl` must say, so that the rules on these layers apply."""
     why: str

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 
-from mb_trainer.recipes import gpt
+from mb_trainer.recipes import gpt, hybrid
 from mb_trainer.recipes.gpt import gpt_tiny
+from mb_trainer.recipes.hybrid import hybrid_tiny
 from mb_trainer.recipes.recipe import Recipe
 
-__all__ = ["RECIPES", "Recipe", "gpt_tiny"]
+__all__ = ["RECIPES", "Recipe", "gpt_tiny", "hybrid_tiny"]
 
-RECIPES: Mapping[str, Recipe] = {**gpt.RECIPES}
+RECIPES: Mapping[str, Recipe] = {**gpt.RECIPES, **hybrid.RECIPES}
 """Every recipe by its name."""

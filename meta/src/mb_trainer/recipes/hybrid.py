@@ -1,0 +1,46 @@
+"""Recipes of hybrid models: Mamba, gated-delta and attention layers, MLPs and experts, by a pattern."""
+
+from mb_trainer.config import ConfigContainer, MambaModelConfig, TextCorpusConfig, TrainingConfig
+from mb_trainer.recipes.gpt import gpt_tiny
+from mb_trainer.recipes.recipe import Recipe
+
+
+def hybrid_tiny() -> ConfigContainer:
+    """Build a hybrid of 3 million parameters on the Python standard library's sources, for two CPU cores."""
+    config = gpt_tiny()
+    config.train = TrainingConfig(train_iters=150, global_batch_size=8, micro_batch_size=8)
+    config.model = MambaModelConfig(
+        num_layers=6,
+        hybrid_layer_pattern="M-G-*-",
+        hidden_size=192,
+        ffn_hidden_size=512,
+        num_attention_heads=6,
+        num_query_groups=2,
+        mamba_state_dim=32,
+        mamba_head_dim=32,
+        mamba_num_groups=2,
+        linear_key_head_dim=32,
+        linear_value_head_dim=32,
+        linear_num_key_heads=4,
+        linear_num_value_heads=4,
+        seq_length=128,
+        normalization="RMSNorm",
+        gated_linear_unit=True,
+        activation_func="silu",
+        add_bias_linear=False,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        calculate_per_token_loss=True,
+    )
+    config.dataset = TextCorpusConfig(
+        seq_length=128, vocab_size=4096, dataloader_type="single", num_workers=0
+    )
+    return config
+
+
+RECIPES = {
+    "hybrid_tiny": Recipe(
+        summary="hybrid of Mamba, gated delta and attention, 3 M parameters, Python sources; two minutes on two cores",
+        build=hybrid_tiny,
+    ),
+}

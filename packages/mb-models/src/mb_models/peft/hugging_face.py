@@ -1,0 +1,101 @@
+"""Adapters in the form of Hugging Face's peft: adapter_config.json and adapter_model.safetensors."""
+
+import json
+from collections.abc import Iterator
+from functools import partial
+from operator import add
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core.process_groups_config import ProcessGroupCollection
+
+from mb_models.config import GPTModelConfig
+from mb_models.hf.errors import HuggingFaceError
+from mb_models.hf.files import ShardWriter
+from mb_models.hf.names import Origin, origin_of
+from mb_models.hf.save import separated
+from mb_models.peft.config import DoRA, LoRA
+from mb_models.peft.lora import adapted_layers
+
+
+def save_adapters(
+    chunk: Any,
+    folder: Path | str,
+    *,
+    section: LoRA,
+    config: GPTModelConfig,
+    pg_collection: ProcessGroupCollection,
+    base: str = "",
+) -> None:
+    """Write the adapters of a whole model so that `peft.PeftModel.from_pretrained` loads them.
+
+    A pair that is fused in Megatron becomes one for each of its layers, with the same A. Not collective.
+
+    Args:
+        chunk: the model with adapters, built by one rank.
+        folder: is made.
+        section: what the adapters were made from.
+        config: the model's section.
+        pg_collection: groups of one rank each.
+        base: where the model is that they belong to, for adapter_config.json.
+
+    Raises:
+        HuggingFaceError: the model is spread over ranks, or experts have adapters, which that form has no place for.
+    """
+    sizes = [group.size() for group in (pg_collection.tp, pg_collection.pp, pg_collection.ep)]
+    if sizes != [1, 1, 1]:
+        raise HuggingFaceError(
+            f"save_adapters: the model is spread over {sizes} ranks (tensor, pipeline, expert). Load its checkpoint "
+            "into a model on one rank."
+        )
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    writer = ShardWriter(target, shard_bytes=2**62)
+    modules: dict[str, None] = {}
+    for name, layer in adapted_layers([chunk]):
+        if ".experts." in name:
+            raise HuggingFaceError(
+                f"{name}: adapters on experts have no place in that form. Merge them, or leave experts out."
+            )
+        origin = origin_of(f"{name}.weight", layer=partial(add, 0), expert=partial(add, 0), tied=False)
+        for tensor, value in converted(layer, origin, config):
+            writer.add(f"base_model.model.{tensor}", value)
+        modules |= dict.fromkeys(tensor.split(".")[-2] for tensor in origin.tensors)
+    writer.finish()
+    (target / "model.safetensors").replace(target / "adapter_model.safetensors")
+    content = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": section.dim,
+        "lora_alpha": section.alpha,
+        "lora_dropout": section.dropout,
+        "target_modules": list(modules),
+        "use_dora": isinstance(section, DoRA),
+        "bias": "none",
+        "inference_mode": True,
+    }
+    (target / "adapter_config.json").write_text(json.dumps(content, indent=2) + "\n")
+
+
+PARTS = {"qkv": ("q", "k", "v"), "glu": ("gate", "up")}
+"""Form of a fused layer -> its adapters in a canonical LoRA."""
+
+
+def converted(layer: Any, origin: Origin, config: GPTModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of one layer's adapters by their names in that form."""
+    whole = layer.adapter.get("main", None)
+    names = [tensor.removesuffix(".weight") for tensor in origin.tensors]
+    if whole is None:
+        pairs = [layer.adapter[part] for part in PARTS[origin.form]]
+        b_parts, a_parts = [pair.lora_b for pair in pairs], [pair.lora_a for pair in pairs]
+    else:
+        b_parts = separated(whole.lora_b, config, origin)
+        a_parts = [whole.lora_a] * len(b_parts)
+    for name, a_RI, b_OR in zip(names, a_parts, b_parts, strict=True):
+        yield f"{name}.lora_A.weight", a_RI
+        yield f"{name}.lora_B.weight", b_OR
+    if hasattr(layer.adapter, "magnitude"):
+        for name, part in zip(names, separated(layer.adapter.magnitude, config, origin), strict=True):
+            yield f"{name}.lora_magnitude_vector", part

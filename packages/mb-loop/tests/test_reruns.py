@@ -1,4 +1,4 @@
-"""Megatron's rerun machine, driven by the loop, on a gloo rank of its own."""
+"""Megatron's rerun machine, driven by the loop, on two gloo ranks, of which one has the faults."""
 
 from dataclasses import dataclass
 from itertools import count
@@ -51,7 +51,9 @@ def train(*, steps=6, bad_batch=None, bad_times=0, value=float("nan"), waiting=N
 
         def loss_function(output):
             loss = torch.nn.functional.dropout(output, 0.5).square().mean()
-            bad = number == bad_batch and seen.count(number) <= bad_times
+            bad = (
+                torch.distributed.get_rank() == 1 and number == bad_batch and seen.count(number) <= bad_times
+            )
             reruns.inspect_loss(loss.detach() * value if bad else loss.detach())
             return loss, {"loss": loss.detach()}
 
@@ -65,9 +67,11 @@ def train(*, steps=6, bad_batch=None, bad_times=0, value=float("nan"), waiting=N
         train_iters=steps, global_batch_size=2, save_interval=1, eval_iters=1, eval_interval=2
     )
     state.train_state.step = step
+    groups = SimpleNamespace(dp_cp=torch.distributed.group.WORLD)
     outcome = mb_loop.train(
         forward_step, [model], torch.optim.SGD(model.parameters(), lr=0.01), None,
         count(2 * step), iter(range(1000, 2000)), state, checkpointer=saves, reruns=reruns,
+        pg_collection=groups,
     )  # fmt: skip
     return SimpleNamespace(
         ending=(outcome.reason, outcome.exit_code, outcome.step),
@@ -80,11 +84,22 @@ def train(*, steps=6, bad_batch=None, bad_times=0, value=float("nan"), waiting=N
 
 @pytest.fixture(scope="module")
 def rank():
-    with mb_host.RankPool(1) as pool:
-        yield lambda **keywords: pool.run(partial_train, keywords)[0]
+    """Train on both ranks; they end alike, and what the one with the faults did is returned."""
+
+    def run(**keywords):
+        healthy, faulty = pool.run(with_keywords, keywords)
+        assert (healthy.ending, healthy.saved, healthy.batches) == (
+            faulty.ending,
+            faulty.saved,
+            faulty.batches,
+        )
+        return faulty
+
+    with mb_host.RankPool(2) as pool:
+        yield run
 
 
-def partial_train(keywords):
+def with_keywords(keywords):
     return train(**keywords)
 
 
@@ -130,11 +145,11 @@ def test_a_spiky_loss_is_reported_and_taken(rank, mode, times):
     assert (run.ending, run.batches.count(110)) == (("finished", 0, 60), times)
 
 
-def test_a_loss_that_is_no_number_raises_in_mode_disabled(rank):
-    with pytest.raises(mb_host.RankFailedError, match="NonFiniteLossError: loss: is nan"):
-        rank(bad_batch=7, bad_times=1, rerun_mode="disabled")
-
-
 def test_nothing_is_checked_unless_asked(rank):
     run = rank(bad_batch=7, bad_times=1, rerun_mode="disabled", check_for_nan_in_loss=False)
     assert run.ending == ("finished", 0, 6)
+
+
+def test_a_loss_that_is_no_number_raises_in_mode_disabled(rank):
+    with pytest.raises(mb_host.RankFailedError, match="NonFiniteLossError: loss: is nan"):
+        rank(bad_batch=7, bad_times=1, rerun_mode="disabled")

@@ -6,8 +6,11 @@ from dataclasses import fields
 from mb_models.hybrid_config import MambaModelConfig, layers_ahead, main_layers, mamba_heads
 from mb_models.rule import Rule
 
+FAMILY_MARKS = frozenset({"hybrid_layer_pattern", "decoder_seq_length"})
+"""Fields that only one family has, and always has."""
 
-def _rule(
+
+def section_rule(
     number: str,
     names: Sequence[str],
     test: Callable[..., str | None],
@@ -17,12 +20,16 @@ def _rule(
     fails: Sequence[object],
     passes: Sequence[object],
 ) -> Rule:
-    """Write down one rule on fields of the model section; the examples are in the order of the fields."""
+    """Write down one rule on fields of the model section; the examples are in the order of the fields.
+
+    A section without the field that marks a family (None) is of another, and the rule has nothing to say of it.
+    """
     paths = tuple(f"model.{name}" for name in names)
+    marks = [place for place, name in enumerate(names) if name in FAMILY_MARKS]
     return Rule(
         id=number,
         fields=paths,
-        test=test,
+        test=lambda *values: None if any(values[place] is None for place in marks) else test(*values),
         why=why,
         fix=fix,
         fails=dict(zip(paths, fails, strict=True)),
@@ -123,8 +130,8 @@ def _own_fields(extra: Mapping[str, object], pattern: str) -> str | None:
 
 
 RULES: tuple[Rule, ...] = (
-    _rule(
-        "H01",
+    section_rule(
+        "HY01",
         ("hybrid_layer_pattern",),
         _known_letters,
         why="every letter is one layer: M Mamba, G gated delta, * attention, - MLP, E experts",
@@ -132,8 +139,8 @@ RULES: tuple[Rule, ...] = (
         fails=("M+M",),
         passes=("MG*-|E/*-",),
     ),
-    _rule(
-        "H02",
+    section_rule(
+        "HY02",
         ("num_layers", "hybrid_layer_pattern"),
         _counted,
         why="the pattern says which layers there are, and Megatron numbers experts' losses by num_layers",
@@ -141,8 +148,8 @@ RULES: tuple[Rule, ...] = (
         fails=(2, "M*-"),
         passes=(3, "M|*-/*"),
     ),
-    _rule(
-        "H03",
+    section_rule(
+        "HY03",
         ("num_moe_experts", "hybrid_layer_pattern"),
         _experts_on_both_sides,
         why="layers E have num_moe_experts experts, and no other layers have any",
@@ -150,8 +157,8 @@ RULES: tuple[Rule, ...] = (
         fails=(4, "M*-"),
         passes=(4, "M*E"),
     ),
-    _rule(
-        "H04",
+    section_rule(
+        "HY04",
         ("hybrid_layer_pattern", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size"),
         _stages,
         why="every pipeline stage, virtual or not, is one part between |, and without | stages are of equal length",
@@ -159,8 +166,8 @@ RULES: tuple[Rule, ...] = (
         fails=("M*-", 2, None),
         passes=("M*|-", 2, None),
     ),
-    _rule(
-        "H05",
+    section_rule(
+        "HY05",
         (
             "hybrid_layer_pattern",
             "num_layers_in_first_pipeline_stage",
@@ -173,8 +180,8 @@ RULES: tuple[Rule, ...] = (
         fails=("M*-", 1, None, None),
         passes=("M*-", None, None, None),
     ),
-    _rule(
-        "H06",
+    section_rule(
+        "HY06",
         ("hybrid_layer_pattern", "mtp_num_layers"),
         _further_tokens,
         why="each further token is predicted by the same layers, one /... in the pattern for each",
@@ -182,8 +189,8 @@ RULES: tuple[Rule, ...] = (
         fails=("M*/*-/*", None),
         passes=("M*/*-/*-", None),
     ),
-    _rule(
-        "H07",
+    section_rule(
+        "HY07",
         (
             "hybrid_layer_pattern",
             "hidden_size",
@@ -200,8 +207,8 @@ RULES: tuple[Rule, ...] = (
         fails=("M", 64, 16, 16, 1, 8, 2, 1),
         passes=("M", 64, 16, 16, 2, 8, 2, 2),
     ),
-    _rule(
-        "H08",
+    section_rule(
+        "HY08",
         (
             "hybrid_layer_pattern",
             "linear_num_key_heads",
@@ -215,8 +222,8 @@ RULES: tuple[Rule, ...] = (
         fails=("G", 2, 4, 2, 2),
         passes=("G", 4, 8, 2, 2),
     ),
-    _rule(
-        "H09",
+    section_rule(
+        "HY09",
         ("hybrid_layer_pattern", "tensor_model_parallel_size", "sequence_parallel"),
         _gated_delta_together,
         why="Megatron sums the gradient of their norm over the ranks only then, and its copies would drift apart "
@@ -225,8 +232,8 @@ RULES: tuple[Rule, ...] = (
         fails=("G*", 2, False),
         passes=("G*", 2, True),
     ),
-    _rule(
-        "H10",
+    section_rule(
+        "HY10",
         ("qk_layernorm", "softmax_type", "attention_output_gate", "hybrid_layer_pattern"),
         lambda norms, sinks, gate, pattern: _no_norms_of_heads(norms, sinks, gate),
         why="Megatron's hybrid attention layer is built without them, and would ignore the setting",
@@ -234,8 +241,8 @@ RULES: tuple[Rule, ...] = (
         fails=(True, "vanilla", False, "*"),
         passes=(False, "vanilla", False, "*"),
     ),
-    _rule(
-        "H11",
+    section_rule(
+        "HY11",
         ("moe_layer_freq", "hybrid_layer_pattern"),
         lambda freq, pattern: _experts_everywhere(freq),
         why="the pattern says which layers have experts",
@@ -243,8 +250,8 @@ RULES: tuple[Rule, ...] = (
         fails=(2, "ME"),
         passes=(1, "ME"),
     ),
-    _rule(
-        "H12",
+    section_rule(
+        "HY12",
         ("transformer", "hybrid_layer_pattern"),
         _own_fields,
         why="the section has a field of that name, and one of the two values would be lost",
@@ -252,8 +259,8 @@ RULES: tuple[Rule, ...] = (
         fails=({"mamba_state_dim": 64}, "M"),
         passes=({}, "M"),
     ),
-    _rule(
-        "H13",
+    section_rule(
+        "HY13",
         ("multi_latent_attention", "hybrid_layer_pattern"),
         lambda latent, pattern: "is on" if latent else None,
         why="hybrid attention layers are plain here; Megatron's + layers are not built",

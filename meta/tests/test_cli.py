@@ -63,7 +63,7 @@ INTERLEAVED = ["model.pipeline_model_parallel_size=2", "model.virtual_pipeline_m
 
 MUST_NOT_BE_DONE = [
     (["train.global_batch_size=7"], "train.global_batch_size: 7 is no multiple of 8"),
-    (["model.tensor_model_parallel_size=2"], "1 processes are no multiple of tp x pp x cp = 2 x 1 x 1"),
+    (["model.tensor_model_parallel_size=2"], "1 process is no multiple of tp x pp x cp = 2 x 1 x 1"),
     (["checkpoint.save=/proc/nothing"], "checkpoint.save: cannot write checkpoints to /proc/nothing"),
     (["model.seq_length=128"], "seq_length"),
     (

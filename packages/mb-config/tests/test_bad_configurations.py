@@ -52,6 +52,15 @@ TABLE = [
         {"TR03"},
         {"train.rampup_batch_size": [8, 8, 64]},
     ),
+    (
+        {"train.rampup_batch_size": [2, 4]},
+        {"TR02"},
+        {"train.rampup_batch_size": [8, 8, 64], "train.global_batch_size": 32},
+    ),
+    ({"train.exit_interval": 0}, {"TR04"}, {"train.exit_interval": None}),
+    ({"train.iterations_to_skip": [3, -1]}, {"TR05"}, {"train.iterations_to_skip": [3]}),
+    ({"validation.eval_iters": -1}, {"TR06"}, {"validation.eval_iters": 0}),
+    ({"validation.eval_interval": 0}, {"TR07"}, {"validation.eval_interval": None}),
     (EVAL, {"V119"}, {"validation.eval_global_batch_size": 16}),
     ({"train.eval_iters": 3}, {"V139d"}, {"train.eval_iters": None, "validation.eval_iters": 3}),
     ({"model.seq_length": 65}, {"V139b"}, {"dataset.seq_length": 65}),
@@ -114,7 +123,18 @@ TABLE = [
         {"V208b"},
         {"scheduler.start_weight_decay": 0.0},
     ),
+    (
+        {"scheduler.lr_decay_style": "WSD"},
+        {"S06"},
+        {"scheduler.lr_wsd_decay_iters": 20},
+    ),
+    # the model's numbers
+    ({"model.hidden_dropout": 1.5}, {"MN01"}, {"model.hidden_dropout": 0.1}),
+    ({"model.init_method_std": -1.0}, {"MN02"}, {"model.init_method_std": 0.02}),
     # precision and optimizer
+    ({"optimizer.optimizer": "adamw2"}, {"OP01"}, {"optimizer.optimizer": "dist_muon"}),
+    ({"optimizer.clip_grad": -1.0}, {"OP02"}, {"optimizer.clip_grad": 0.0}),
+    ({"optimizer.adam_beta2": 1.0}, {"OP03"}, {"optimizer.adam_beta2": 0.95}),
     ({"mixed_precision": "bf17_mixed"}, {"V011"}, {"mixed_precision": "bf16-mixed"}),
     (
         {"mixed_precision": MixedPrecisionConfig(fp8="hybrid", fp4="e2m1")},
@@ -153,6 +173,7 @@ TABLE = [
         {"model.transformer_impl": "transformer_engine"},
     ),
     # wrapper and process groups
+    ({"ddp.bucket_size": -5}, {"V050d"}, {"ddp.bucket_size": None}),
     ({"ddp.overlap_param_gather": True}, {"PG03", "PG04", "V144"}, {"ddp.overlap_param_gather": False}),
     ({"ddp.num_buckets": 4, "ddp.bucket_size": 1000}, {"V050b"}, {"ddp.bucket_size": None}),
     ({"ddp.reuse_grad_buf_for_mxfp8_param_ag": True}, {"V050"}, {"ddp.fp8_param_gather": True}),
@@ -224,6 +245,7 @@ TABLE = [
         {PACKS: {"packed_sequence_size": 8192}, "train.micro_batch_size": 1},
     ),
     ({"model.vocab_size": 100, "tokenizer.vocab_size": 101}, {"V243"}, {"model.vocab_size": 128}),
+    ({"model.vocab_size": 100, "dataset.vocab_size": 4096}, {"V243a"}, {"model.vocab_size": None}),
     ({"ft.enable_ft_package": True, "checkpoint.save": None}, {"V246"}, {"checkpoint.save": "/c"}),
     # what nothing reads
     ({"validation.full_validation": True}, {"I05"}, {"validation.full_validation": False}),

@@ -26,6 +26,14 @@ def recipe(config):
     return Provenance.of(config, origin="recipe tiny")
 
 
+def test_a_ramp_that_cannot_be_read_is_refused(make):
+    config = make()
+    config.train.rampup_batch_size = [2, 4]
+    with pytest.raises(ConfigError) as refused:
+        runtime_config_update(config, world_size=1)
+    assert [problem.id for problem in refused.value.problems] == ["TR02"]
+
+
 def test_every_change_is_returned_and_the_second_call_changes_nothing(make):
     config = make(train=TrainingConfig(train_samples=1000, global_batch_size=30, micro_batch_size=3))
     config.scheduler.lr_warmup_iters = 0

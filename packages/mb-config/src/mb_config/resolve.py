@@ -12,7 +12,7 @@ from mb_config.resolve_fsdp import apply_fsdp
 from mb_config.resolve_model import apply_model
 from mb_config.resolve_overlap import apply_overlap
 from mb_config.resolve_precision import apply_precision
-from mb_config.rules import schedule
+from mb_config.rules import schedule, training
 from mb_config.rules.training import LENGTH_RULES
 from mb_config.schedule import scheduler_steps, weight_decays
 
@@ -24,6 +24,8 @@ _PAIRS = (
     ("V115", "rng.te_rng_tracker", "model.use_te_rng_tracker"),
 )
 _MOVED = ("eval_iters", "eval_interval", "skip_train")
+_COMPUTABLE = ("V204", "TR02")
+"""Rules without which the lengths of the schedule cannot be computed."""
 _STEPS = ("lr_decay_steps", "lr_warmup_steps", "wd_incr_steps", "wsd_decay_steps")
 
 
@@ -208,8 +210,8 @@ def _schedule(run: Resolution) -> None:
     }
     for path, value in defaults.items():
         run.set(path, value, rule="V208", why="the schedule needs a number")
-    wrong = check(config.sections(), [rule for rule in schedule.RULES if rule.id == "V204"])
-    run.problems += wrong
+    needed = [rule for rule in (*schedule.RULES, *training.RULES) if rule.id in _COMPUTABLE]
+    run.problems += check(config.sections(), needed, provenance=run.provenance)
     known = config.train.train_iters is not None and config.train.global_batch_size
     if run.problems or not known:
         return

@@ -68,6 +68,15 @@ OWN_RULES: tuple[Rule, ...] = (
         passes={"ddp.num_buckets": 4},
     ),
     Rule(
+        id="V050d",
+        fields=("ddp.bucket_size",),
+        test=lambda size: f"must be at least 1, not {size}" if size is not None and size < 1 else None,
+        why="it counts the parameters of one bucket",
+        fix="Set ddp.bucket_size to a count such as 40000000, or to null.",
+        fails={"ddp.bucket_size": -5},
+        passes={"ddp.bucket_size": 40_000_000},
+    ),
+    Rule(
         id="DT03",
         fields=(
             "ddp.megatron_fsdp_main_params_dtype",

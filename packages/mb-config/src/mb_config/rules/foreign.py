@@ -8,6 +8,7 @@ from typing import Any
 _SIZE = int | None
 _SWITCH = bool | None
 _TEXT = str | None
+_NUMBER = float
 _NAMES = str | list[str] | None
 
 FOREIGN: Mapping[str, Any] = {
@@ -22,8 +23,10 @@ FOREIGN: Mapping[str, Any] = {
     "dataset.packed_sequence_specs": Any,
     "dataset.seq_length": _SIZE,
     "ft.enable_ft_package": _SWITCH,
+    "dataset.vocab_size": _SIZE,
     "model.account_for_embedding_in_pipeline_split": _SWITCH,
     "model.account_for_loss_in_pipeline_split": _SWITCH,
+    "model.attention_dropout": _NUMBER,
     "model.bf16": _SWITCH,
     "model.calculate_per_token_loss": _SWITCH,
     "model.context_parallel_size": _SIZE,
@@ -42,8 +45,11 @@ FOREIGN: Mapping[str, Any] = {
     "model.fp8_recipe": _TEXT,
     "model.gradient_accumulation_fusion": _SWITCH,
     "model.hf_model_id": _TEXT,
+    "model.hidden_dropout": _NUMBER,
     "model.hierarchical_context_parallel_sizes": list[int] | None,
     "model.inference_cuda_graph_scope": _TEXT,
+    "model.init_method_std": _NUMBER,
+    "model.layernorm_epsilon": _NUMBER,
     "model.moe_flex_dispatcher_backend": _TEXT,
     "model.moe_token_dispatcher_type": _TEXT,
     "model.no_sync_func": Any,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
+
 from mb_config.rules.precision import both_halves, unknown_dtypes
 from mb_config.rules.rule import Rule
 from mb_config.rules.wording import assignments
@@ -12,6 +14,10 @@ _MOMENTS = (
     "optimizer.exp_avg_dtype",
     "optimizer.exp_avg_sq_dtype",
 )
+
+_BETAS = ("optimizer.adam_beta1", "optimizer.adam_beta2", "optimizer.sgd_momentum")
+ALGORITHMS = ("adam", "sgd", "lion", "muon", "adaptive_muon", "soap")
+"""Values of `optimizer.optimizer` that Megatron Core knows; `dist_` before one shards by whole layers."""
 
 
 def _low_precision(aware: bool | None, *dtypes: str | None) -> str | None:
@@ -33,6 +39,23 @@ def _aware_of_shards(aware: bool | None, *sharded: bool | None) -> str | None:
 
 def _negative_decay(decay: float | None) -> str | None:
     return f"must not be negative ({decay})" if decay is not None and decay < 0 else None
+
+
+def _known_algorithm(name: str | None) -> str | None:
+    if name is None or name.removeprefix("dist_") in ALGORITHMS:
+        return None
+    near = get_close_matches(name, ALGORITHMS, n=1)
+    nearest = f"; nearest: {near[0]}" if near else ""
+    return f"{name!r} is none of {', '.join(ALGORITHMS)}{nearest}"
+
+
+def _negative_clip(limit: float | None) -> str | None:
+    return f"must not be negative ({limit})" if limit is not None and limit < 0 else None
+
+
+def _decay_of_moments(*values: float | None) -> str | None:
+    wrong = assignments(_BETAS, values, where=lambda value: value is not None and not 0 <= value < 1)
+    return f"must be from 0 up to, not including, 1 ({wrong})" if wrong else None
 
 
 def _extra_memory(recipe: str | None, reuse: bool | None) -> str | None:
@@ -121,6 +144,33 @@ _COMMON: tuple[Rule, ...] = (
         fix="Set optimizer.weight_decay to 0 or more.",
         fails={"optimizer.weight_decay": -0.1},
         passes={"optimizer.weight_decay": 0.1},
+    ),
+    Rule(
+        id="OP01",
+        fields=("optimizer.optimizer",),
+        test=_known_algorithm,
+        why="Megatron Core builds no other optimizer",
+        fix="Use a name from the list; adam with optimizer.decoupled_weight_decay=true is AdamW.",
+        fails={"optimizer.optimizer": "adamw2"},
+        passes={"optimizer.optimizer": "adam"},
+    ),
+    Rule(
+        id="OP02",
+        fields=("optimizer.clip_grad",),
+        test=_negative_clip,
+        why="a norm is not negative, and 0 switches clipping off",
+        fix="Set optimizer.clip_grad to the largest norm to let through, such as 1.0, or to 0.",
+        fails={"optimizer.clip_grad": -1.0},
+        passes={"optimizer.clip_grad": 1.0},
+    ),
+    Rule(
+        id="OP03",
+        fields=_BETAS,
+        test=_decay_of_moments,
+        why="it is the part of a running average that a step keeps",
+        fix="Set it to a number such as 0.9.",
+        fails={"optimizer.adam_beta2": 1.0},
+        passes={"optimizer.adam_beta2": 0.95},
     ),
     Rule(
         id="DT02",

@@ -32,10 +32,14 @@ def data_parallel_size(world: int, tp: int | None, pp: int | None, cp: int | Non
     return world // prod(sizes)
 
 
+def _processes(world: int) -> str:
+    return "1 process is" if world == 1 else f"{world} processes are"
+
+
 def _v030(world: int, tp: int | None, pp: int | None, cp: int | None) -> str | None:
     if data_parallel_size(world, tp, pp, cp) is not None:
         return None
-    return f"{world} processes are no multiple of tp x pp x cp = {tp or 1} x {pp or 1} x {cp or 1}"
+    return f"{_processes(world)} no multiple of tp x pp x cp = {tp or 1} x {pp or 1} x {cp or 1}"
 
 
 def _positive(*sizes: int | None) -> str | None:
@@ -93,7 +97,7 @@ def _expert_world(ep: int | None, etp: int | None, tp: int | None, pp: int | Non
     as_dense = (ep or 1) == 1 and sizes[1] == (tp or 1)  # then V030 says it
     if as_dense or world % prod(sizes) == 0:
         return None
-    return f"{world} processes are no multiple of ep x etp x pp = {' x '.join(map(str, sizes))}"
+    return f"{_processes(world)} no multiple of ep x etp x pp = {' x '.join(map(str, sizes))}"
 
 
 def _expert_sequence(experts: int | None, tp: int | None, on: bool | None) -> str | None:

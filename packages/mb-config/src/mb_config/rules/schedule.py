@@ -126,6 +126,12 @@ def _wsd_unused(style: str | None, *lengths: int | None) -> str | None:
     return f"is {style}, which has no last phase of {given[0]}" if given and style != "WSD" else None
 
 
+def _wsd_without_length(style: str | None, *lengths: int | None) -> str | None:
+    if style != "WSD" or any(lengths):
+        return None
+    return "has no length of its last phase, so that the decay takes the whole training and nothing is stable"
+
+
 def _wsd_too_long(iters: int | None, samples: int | None, *values: int | None) -> str | None:
     horizon, last = _horizon(*values), iters if values[1] is None else samples
     if not horizon or not last or last <= horizon:
@@ -219,6 +225,20 @@ OWN_RULES: tuple[Rule, ...] = (
         why="only the shape WSD ends in a phase of its own",
         fix="Set scheduler.lr_decay_style=WSD, or leave the length of its last phase unset.",
         fails={"scheduler.lr_decay_style": "cosine", "scheduler.lr_wsd_decay_iters": 20},
+        passes={"scheduler.lr_decay_style": "WSD", "scheduler.lr_wsd_decay_iters": 20},
+    ),
+    Rule(
+        id="S06",
+        fields=(
+            "scheduler.lr_decay_style",
+            "scheduler.lr_wsd_decay_iters",
+            "scheduler.lr_wsd_decay_samples",
+        ),
+        test=_wsd_without_length,
+        why="the shape is warm-up, stable phase and decay, and only the length of the decay says where it begins",
+        fix="Set scheduler.lr_wsd_decay_iters (or lr_wsd_decay_samples), such as a tenth of the training.",
+        severity="warning",
+        fails={"scheduler.lr_decay_style": "WSD"},
         passes={"scheduler.lr_decay_style": "WSD", "scheduler.lr_wsd_decay_iters": 20},
     ),
     Rule(

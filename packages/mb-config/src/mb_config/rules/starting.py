@@ -172,6 +172,15 @@ RULES: tuple[Rule, ...] = (
         passes={"model.vocab_size": 1024, "tokenizer.vocab_size": 1001},
     ),
     Rule(
+        id="V243a",
+        fields=("model.vocab_size", "dataset.vocab_size"),
+        test=_v243,
+        why="the dataset's tokenizer has so many entries, and every token needs a row of the embedding",
+        fix="Leave model.vocab_size unset, raise it, or lower dataset.vocab_size.",
+        fails={"model.vocab_size": 100, "dataset.vocab_size": 4096},
+        passes={"model.vocab_size": 4096, "dataset.vocab_size": 4096},
+    ),
+    Rule(
         id="V246",
         fields=("ft.enable_ft_package", "checkpoint.save"),
         test=lambda on, save: "needs a folder of checkpoints" if on and not save else None,

@@ -143,6 +143,39 @@ def _same_length(model: int | None, dataset: int | None) -> str | None:
     return f"{dataset} differs from model.seq_length={model}"
 
 
+def _intervals(*values: int | None) -> str | None:
+    wrong = assignments(_INTERVALS, values, where=lambda value: value is not None and value < 1)
+    return f"nothing happens every so often ({wrong})" if wrong else None
+
+
+def _skipped(steps: list[int] | None) -> str | None:
+    wrong = [step for step in steps or () if step < 1]
+    return f"{wrong[0]} is no step" if wrong else None
+
+
+def _evaluations(*values: int | None) -> str | None:
+    wrong = assignments(_EVALUATIONS, values, where=lambda value: value is not None and value < 0)
+    return f"a number of steps or batches is not negative ({wrong})" if wrong else None
+
+
+def _evaluation_sizes(*values: int | None) -> str | None:
+    wrong = assignments(_EVALUATION_SIZES, values, where=lambda value: value is not None and value < 1)
+    return f"must be at least 1 ({wrong})" if wrong else None
+
+
+_INTERVALS = (
+    "train.exit_interval",
+    "train.exit_duration_in_mins",
+    "train.train_sync_interval",
+    "train.check_weight_hash_across_dp_replicas_interval",
+)
+_EVALUATIONS = ("validation.eval_iters", "validation.start_eval_at_iter")
+_EVALUATION_SIZES = (
+    "validation.eval_interval",
+    "validation.eval_global_batch_size",
+    "validation.eval_micro_batch_size",
+)
+
 MOVED = ("eval_iters", "eval_interval", "skip_train")
 """Fields of `validation` that used to be in `train`."""
 
@@ -276,6 +309,42 @@ RULES: tuple[Rule, ...] = (
             **_LAYOUT,
         },
         passes={**_BATCH, **_LAYOUT},
+    ),
+    Rule(
+        id="TR04",
+        fields=_INTERVALS,
+        test=_intervals,
+        why="it counts steps or minutes between two events, and null means never",
+        fix="Set it to 1 or more, or to null.",
+        fails={"train.exit_interval": 0},
+        passes={"train.exit_interval": 100},
+    ),
+    Rule(
+        id="TR05",
+        fields=("train.iterations_to_skip",),
+        test=_skipped,
+        why="steps are counted from 1",
+        fix="List the steps to pass over, such as [17, 18].",
+        fails={"train.iterations_to_skip": [-1]},
+        passes={"train.iterations_to_skip": [17, 18]},
+    ),
+    Rule(
+        id="TR06",
+        fields=_EVALUATIONS,
+        test=_evaluations,
+        why="an evaluation has so many batches, and may begin at a step",
+        fix="Set it to 0 (no evaluation, or from the start on) or more.",
+        fails={"validation.eval_iters": -1},
+        passes={"validation.eval_iters": 0},
+    ),
+    Rule(
+        id="TR07",
+        fields=_EVALUATION_SIZES,
+        test=_evaluation_sizes,
+        why="it counts steps between two evaluations or sequences of a batch",
+        fix="Set it to 1 or more, or to null: no evaluation while training, or batches as in training.",
+        fails={"validation.eval_interval": 0},
+        passes={"validation.eval_interval": 100},
     ),
     Rule(
         id="V139d",

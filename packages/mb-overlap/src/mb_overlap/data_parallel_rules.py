@@ -43,6 +43,24 @@ def _has_something_to_steer(*values: object) -> str | None:
     return f"has no effect without the distributed optimizer ({', '.join(asked)})"
 
 
+def _counts(bucket: int | None, limit: int | None) -> str | None:
+    if bucket is not None and bucket < 1:
+        return f"a bucket holds at least one parameter (bucket_size={bucket})"
+    if limit is not None and limit < 0:
+        return f"a number of microbatches is not negative (wgrad_deferral_limit={limit})"
+    return None
+
+
+COUNTS = Rule(
+    id="O25",
+    fields=("comm_overlap.bucket_size", "comm_overlap.wgrad_deferral_limit"),
+    test=_counts,
+    why="the one counts parameters, the other microbatches",
+    fix="Set comm_overlap.bucket_size to 1 or more, comm_overlap.wgrad_deferral_limit to 0 (all) or more, or null.",
+    fails={"comm_overlap.bucket_size": -1, "comm_overlap.wgrad_deferral_limit": None},
+    passes={"comm_overlap.bucket_size": 40_000_000, "comm_overlap.wgrad_deferral_limit": 0},
+)
+
 DATA_PARALLEL_SIZE = Rule(
     id="O14",
     fields=_SIZES,
@@ -64,5 +82,5 @@ DISTRIBUTED_OPTIMIZER = Rule(
     passes=dict(zip(_WISHES, (True, None, None, None, None, True, False, False), strict=True)),
 )
 
-RULES: tuple[Rule, ...] = (DATA_PARALLEL_SIZE, DISTRIBUTED_OPTIMIZER)
+RULES: tuple[Rule, ...] = (COUNTS, DATA_PARALLEL_SIZE, DISTRIBUTED_OPTIMIZER)
 """Every rule of this file."""

@@ -90,7 +90,7 @@ def test_refusals_come_all_together_with_value_reason_and_remedy():
     lines = refusals(CheckpointConfig(async_save=True, ckpt_step=5, most_recent_k=None))
     assert [line.rsplit(" ", 1)[1] for line in lines] == ["[V066]", "[V068]", "[CK01]"]
     assert lines[1] == (
-        "checkpoint.ckpt_step: ckpt_step=5, but load is not set. A step is looked for in the folder that load "
+        "checkpoint.ckpt_step: ckpt_step=5, but load is not set, because a step is looked for in the folder that load "
         "names. Set checkpoint.load, or leave out checkpoint.ckpt_step. [V068]"
     )
 

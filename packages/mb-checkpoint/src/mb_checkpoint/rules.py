@@ -95,6 +95,17 @@ def strictness_without_lists(strictness: str) -> str | None:
     return f"dist_ckpt_strictness={strictness}" if strictness.startswith("return_") else None
 
 
+def intervals_count(*intervals: int | None) -> str | None:
+    """Say whether the steps between two checkpoints are a number of steps."""
+    names = ("save_interval", "non_persistent_save_interval")
+    wrong = [
+        f"{name}={value}"
+        for name, value in zip(names, intervals, strict=True)
+        if value is not None and value < 1
+    ]
+    return ", ".join(wrong) or None
+
+
 def temporary_has_a_kind(interval: int | None, kind: str | None) -> str | None:
     """Say whether temporary checkpoints have a place."""
     wrong = interval is not None and kind is None
@@ -136,7 +147,7 @@ def not_yet(number: int, name: str, *, neutral: object, asked: object, lacks: st
         id=f"CK{number}",
         fields=(field,),
         test=test,
-        why=f"mb-checkpoint {lacks}; ignoring the wish would let a run rely on something that is not there.",
+        why=f"mb-checkpoint {lacks}; ignoring the wish would let a run rely on something that is not there",
         fix=f"Set {field}={neutral!r}.",
         fails={field: asked},
         passes={field: neutral},
@@ -148,7 +159,7 @@ CONSISTENCY = (
         id="V064",
         fields=("checkpoint.pretrained_checkpoint",),
         test=pretrained_exists,
-        why="A run that asks for starting weights must not begin with random ones.",
+        why="a run that asks for starting weights must not begin with random ones",
         fix="Set checkpoint.pretrained_checkpoint to an existing folder, or leave it out.",
         fails={"checkpoint.pretrained_checkpoint": "/no/such/checkpoint"},
         passes={"checkpoint.pretrained_checkpoint": None},
@@ -157,7 +168,7 @@ CONSISTENCY = (
         id="V065",
         fields=("checkpoint.load_main_params_from_ckpt", "checkpoint.load_optim"),
         test=main_params_without_optimizer,
-        why="The optimizer state already holds the master weights.",
+        why="the optimizer state already holds the master weights",
         fix="Set checkpoint.load_optim=false or checkpoint.load_main_params_from_ckpt=false.",
         fails={"checkpoint.load_main_params_from_ckpt": True, "checkpoint.load_optim": True},
         passes={"checkpoint.load_main_params_from_ckpt": True, "checkpoint.load_optim": False},
@@ -166,7 +177,7 @@ CONSISTENCY = (
         id="V066",
         fields=("checkpoint.async_save", "checkpoint.save", "checkpoint.use_persistent_ckpt_worker"),
         test=async_has_a_target,
-        why="A background save needs a folder, and a worker that outlives the single save.",
+        why="a background save needs a folder, and a worker that outlives the single save",
         fix="Set checkpoint.save and checkpoint.use_persistent_ckpt_worker=true, or async_save=false.",
         fails={
             "checkpoint.async_save": True,
@@ -187,7 +198,7 @@ CONSISTENCY = (
             "checkpoint.non_persistent_ckpt_type",
         ),
         test=hugging_face_has_weights,
-        why="The Hugging Face form is made from whole weights on the shared file system.",
+        why="the Hugging Face form is made from whole weights on the shared file system",
         fix="Use checkpoint.ckpt_format=torch_dist and no local temporary checkpoints.",
         fails={
             "checkpoint.also_save_hf_checkpoint": True,
@@ -204,7 +215,7 @@ CONSISTENCY = (
         id="V068",
         fields=("checkpoint.ckpt_step", "checkpoint.load"),
         test=step_has_a_folder,
-        why="A step is looked for in the folder that load names.",
+        why="a step is looked for in the folder that load names",
         fix="Set checkpoint.load, or leave out checkpoint.ckpt_step.",
         fails={"checkpoint.ckpt_step": 100, "checkpoint.load": None},
         passes={"checkpoint.ckpt_step": 100, "checkpoint.load": "checkpoints"},
@@ -216,7 +227,7 @@ CONSISTENCY = (
             "checkpoint.distrib_optim_fully_reshardable_mem_efficient",
         ),
         test=one_reshardable_form,
-        why="They are two ways to write the same thing.",
+        why="they are two ways to write the same thing",
         fix="Set checkpoint.distrib_optim_fully_reshardable_mem_efficient=false.",
         fails={
             "checkpoint.dist_ckpt_optim_fully_reshardable": True,
@@ -231,7 +242,7 @@ CONSISTENCY = (
         id="V131",
         fields=("checkpoint.async_save", "checkpoint.ckpt_format"),
         test=async_format,
-        why="Only the distributed layouts can be written in the background.",
+        why="only the distributed layouts can be written in the background",
         fix="Set checkpoint.ckpt_format=torch_dist.",
         fails={"checkpoint.async_save": True, "checkpoint.ckpt_format": "torch"},
         passes={"checkpoint.async_save": True, "checkpoint.ckpt_format": "torch_dist"},
@@ -244,7 +255,7 @@ CONSISTENCY = (
             "checkpoint.ckpt_format",
         ),
         test=format_without_gloo,
-        why="The older layouts gather the optimizer state through Gloo.",
+        why="the older layouts gather the optimizer state through Gloo",
         fix="Set checkpoint.ckpt_format=torch_dist or dist.use_gloo_process_groups=true.",
         fails={
             "dist.use_gloo_process_groups": False,
@@ -261,7 +272,7 @@ CONSISTENCY = (
         id="CK01",
         fields=("checkpoint.most_recent_k",),
         test=keeps_some,
-        why="-1 keeps every checkpoint and a positive number keeps that many; 0 would delete the newest one.",
+        why="-1 keeps every checkpoint and a positive number keeps that many; 0 would delete the newest one",
         fix="Set checkpoint.most_recent_k=-1, or to 1 or more.",
         fails={"checkpoint.most_recent_k": 0},
         passes={"checkpoint.most_recent_k": 2},
@@ -270,7 +281,7 @@ CONSISTENCY = (
         id="CK02",
         fields=("checkpoint.storage_writers_per_rank",),
         test=at_least_one_writer,
-        why="Each rank that writes needs a thread to do it.",
+        why="each rank that writes needs a thread to do it",
         fix="Set checkpoint.storage_writers_per_rank to 1 or more.",
         fails={"checkpoint.storage_writers_per_rank": 0},
         passes={"checkpoint.storage_writers_per_rank": 2},
@@ -279,7 +290,7 @@ CONSISTENCY = (
         id="CK03",
         fields=("checkpoint.ckpt_format",),
         test=known_format,
-        why="This version of mb-checkpoint writes and reads torch_dist only.",
+        why="this version of mb-checkpoint writes and reads torch_dist only",
         fix="Set checkpoint.ckpt_format=torch_dist.",
         fails={"checkpoint.ckpt_format": "fsdp_dtensor"},
         passes={"checkpoint.ckpt_format": "torch_dist"},
@@ -288,7 +299,7 @@ CONSISTENCY = (
         id="CK04",
         fields=("checkpoint.dist_ckpt_strictness",),
         test=strictness_without_lists,
-        why="The return_* settings hand lists of names to the caller, and nobody reads them here.",
+        why="the return_* settings hand lists of names to the caller, and nobody reads them here",
         fix="Set checkpoint.dist_ckpt_strictness=log_all or raise_all.",
         fails={"checkpoint.dist_ckpt_strictness": "return_all"},
         passes={"checkpoint.dist_ckpt_strictness": "raise_all"},
@@ -297,7 +308,7 @@ CONSISTENCY = (
         id="CK05",
         fields=("checkpoint.non_persistent_save_interval", "checkpoint.non_persistent_ckpt_type"),
         test=temporary_has_a_kind,
-        why="A temporary checkpoint lies on the shared file system or on each node.",
+        why="a temporary checkpoint lies on the shared file system or on each node",
         fix="Set checkpoint.non_persistent_ckpt_type=global.",
         fails={
             "checkpoint.non_persistent_save_interval": 5,
@@ -312,7 +323,7 @@ CONSISTENCY = (
         id="CK06",
         fields=("checkpoint.non_persistent_ckpt_type",),
         test=kind_exists,
-        why="No trainer keeps checkpoints in memory; it would fail at the first save.",
+        why="no trainer keeps checkpoints in memory; it would fail at the first save",
         fix="Set checkpoint.non_persistent_ckpt_type=global or local.",
         fails={"checkpoint.non_persistent_ckpt_type": "in_memory"},
         passes={"checkpoint.non_persistent_ckpt_type": "global"},
@@ -321,7 +332,7 @@ CONSISTENCY = (
         id="CK07",
         fields=("checkpoint.non_persistent_ckpt_type", "checkpoint.non_persistent_local_ckpt_dir"),
         test=local_has_a_folder,
-        why="Local checkpoints lie in a folder of each node.",
+        why="local checkpoints lie in a folder of each node",
         fix="Set checkpoint.non_persistent_local_ckpt_dir.",
         fails={
             "checkpoint.non_persistent_ckpt_type": "local",
@@ -336,7 +347,7 @@ CONSISTENCY = (
         id="CK08",
         fields=("checkpoint.replication", "checkpoint.non_persistent_ckpt_type"),
         test=copies_of_something,
-        why="Only local temporary checkpoints are copied to other nodes.",
+        why="only local temporary checkpoints are copied to other nodes",
         fix="Set checkpoint.non_persistent_ckpt_type=local or checkpoint.replication=false.",
         fails={"checkpoint.replication": True, "checkpoint.non_persistent_ckpt_type": "global"},
         passes={"checkpoint.replication": True, "checkpoint.non_persistent_ckpt_type": "local"},
@@ -345,10 +356,19 @@ CONSISTENCY = (
         id="CK09",
         fields=("checkpoint.async_strategy",),
         test=known_strategy,
-        why="Megatron Core knows these two names.",
+        why="Megatron Core knows these two names",
         fix="Set checkpoint.async_strategy=mcore.",
         fails={"checkpoint.async_strategy": "thread"},
         passes={"checkpoint.async_strategy": "mcore"},
+    ),
+    Rule(
+        id="CK10",
+        fields=("checkpoint.save_interval", "checkpoint.non_persistent_save_interval"),
+        test=intervals_count,
+        why="it counts the steps between two checkpoints",
+        fix="Set it to 1 or more, or to null for none but the last.",
+        fails={"checkpoint.save_interval": 0, "checkpoint.non_persistent_save_interval": None},
+        passes={"checkpoint.save_interval": 100, "checkpoint.non_persistent_save_interval": None},
     ),
 )
 
@@ -394,5 +414,5 @@ def refusals(section: object) -> list[str]:
         names = [field.partition(".")[2] for field in rule.fields]
         problem = rule.test(*(getattr(section, name) for name in names))
         if problem is not None:
-            lines.append(f"{rule.fields[0]}: {problem}. {rule.why} {rule.fix} [{rule.id}]")
+            lines.append(f"{rule.fields[0]}: {problem}, because {rule.why}. {rule.fix} [{rule.id}]")
     return lines

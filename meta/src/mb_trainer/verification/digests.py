@@ -127,8 +127,11 @@ def optimizer_state(optimizer: Any, names: Mapping[int, str]) -> Iterator[tuple[
         if scaler is not None:
             yield f"{prefix}loss scaler", repr(sorted((k, number(v)) for k, v in scaler.state_dict().items()))
         for place, group in enumerate(inner.param_groups):
+            counted = any("step" in inner.state.get(parameter, {}) for parameter in group["params"])
             for name, value in group.items():
-                if name != "params":
+                if name != "params" and not (
+                    name == "step" and counted
+                ):  # Megatron's load leaves a copy there
                     yield f"{prefix}group {place} {name}", setting(value)
             for index, parameter in enumerate(group["params"]):
                 owner = known.get(id(parameter), f"group {place} parameter {index}")

@@ -14,3 +14,5 @@ class Recipe:
     """One line for the list."""
     build: Callable[[], ConfigContainer]
     """Makes a new configuration, which the caller may change."""
+    processes: int = 1
+    """Smallest number of processes for which its layout is meant; multiples of it will do, too."""

@@ -1,0 +1,75 @@
+"""Llama 3.1, with the shapes of its authors."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from mb_overlap import userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192
+from mb_trainer.config import CommOverlapConfig, ConfigContainer, GPTModelConfig
+from mb_trainer.recipes.pretraining import MODERN, pretraining
+from mb_trainer.recipes.recipe import Recipe
+
+LLAMA: Mapping[str, Any] = {
+    **MODERN,
+    "num_query_groups": 8,
+    "rotary_base": 500_000,
+    "rope_scaling": True,
+    "seq_length": 8192,
+    "vocab_size": 128_256,
+}
+
+
+def llama31_8b() -> ConfigContainer:
+    """Build Llama 3.1 8B for multiples of 8 GPUs of 80 GB: TP 2 with sequence parallelism."""
+    model = GPTModelConfig(
+        num_layers=32,
+        hidden_size=4096,
+        ffn_hidden_size=14336,
+        num_attention_heads=32,
+        tensor_model_parallel_size=2,
+        sequence_parallel=True,
+        **LLAMA,
+    )
+    return pretraining(
+        model,
+        global_batch_size=512,
+        learning_rate=3e-4,
+        train_iters=300_000,
+        overlap=CommOverlapConfig(tp_comm_overlap=True),
+    )
+
+
+def llama31_70b() -> ConfigContainer:
+    """Build Llama 3.1 70B for multiples of 64 GPUs of 80 GB: TP 4, PP 4 with 5 virtual stages, CP 2."""
+    model = GPTModelConfig(
+        num_layers=80,
+        hidden_size=8192,
+        ffn_hidden_size=28672,
+        num_attention_heads=64,
+        tensor_model_parallel_size=4,
+        pipeline_model_parallel_size=4,
+        virtual_pipeline_model_parallel_size=5,
+        context_parallel_size=2,
+        sequence_parallel=True,
+        **LLAMA,
+    )
+    return pretraining(
+        model,
+        global_batch_size=512,
+        learning_rate=1.5e-4,
+        train_iters=300_000,
+        overlap=CommOverlapConfig(
+            tp_comm_overlap=True, tp_comm_overlap_cfg=userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192
+        ),
+    )
+
+
+RECIPES = {
+    "llama31_8b": Recipe(
+        summary="Llama 3.1 8B, 8,192 tokens; 8 GPUs and multiples: TP 2", build=llama31_8b, processes=8
+    ),
+    "llama31_70b": Recipe(
+        summary="Llama 3.1 70B, 8,192 tokens; 64 GPUs and multiples: TP 4, PP 4, CP 2",
+        build=llama31_70b,
+        processes=64,
+    ),
+}

@@ -1,0 +1,80 @@
+"""What the pretraining of published models has in common; generated tokens stand in until data are named."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from mb_trainer.config import (
+    CheckpointConfig,
+    CommOverlapConfig,
+    ConfigContainer,
+    DistributedDataParallelConfig,
+    GPTModelConfig,
+    LoggerConfig,
+    MockGPTDatasetConfig,
+    OptimizerConfig,
+    SchedulerConfig,
+    TokenizerConfig,
+    TrainingConfig,
+    ValidationConfig,
+)
+
+MODERN: Mapping[str, Any] = {
+    "position_embedding_type": "rope",
+    "normalization": "RMSNorm",
+    "gated_linear_unit": True,
+    "activation_func": "silu",
+    "add_bias_linear": False,
+    "hidden_dropout": 0.0,
+    "attention_dropout": 0.0,
+    "apply_rope_fusion": True,
+    "bias_activation_fusion": True,
+    "bias_dropout_fusion": True,
+    "masked_softmax_fusion": True,
+    "cross_entropy_loss_fusion": True,
+}
+"""Layers as the models since Llama have them, with the kernels of a GPU."""
+
+
+def pretraining(
+    model: GPTModelConfig,
+    *,
+    global_batch_size: int,
+    learning_rate: float,
+    train_iters: int,
+    overlap: CommOverlapConfig,
+) -> ConfigContainer:
+    """Complete a published model: bfloat16, sharded optimizer states, cosine schedule, generated tokens.
+
+    For real data set dataset to a GPTDatasetConfig with its data_path, and the tokenizer that the data were made with.
+    """
+    return ConfigContainer(
+        train=TrainingConfig(
+            train_iters=train_iters, global_batch_size=global_batch_size, micro_batch_size=1
+        ),
+        validation=ValidationConfig(eval_interval=2000, eval_iters=32),
+        model=model,
+        optimizer=OptimizerConfig(
+            lr=learning_rate,
+            min_lr=learning_rate / 10,
+            adam_beta2=0.95,
+            adam_eps=1e-8,
+            weight_decay=0.1,
+            clip_grad=1.0,
+            use_distributed_optimizer=True,
+        ),
+        scheduler=SchedulerConfig(lr_decay_style="cosine", lr_warmup_iters=2000),
+        ddp=DistributedDataParallelConfig(use_distributed_optimizer=True, grad_reduce_in_fp32=True),
+        dataset=MockGPTDatasetConfig(
+            seq_length=model.seq_length,
+            split="9999,8,2",
+            num_workers=8,
+            reset_position_ids=False,
+            reset_attention_mask=False,
+            eod_mask_loss=False,
+        ),
+        tokenizer=TokenizerConfig(tokenizer_type="NullTokenizer", vocab_size=model.vocab_size),
+        logger=LoggerConfig(log_interval=10, log_throughput=True, log_throughput_to_tensorboard=True),
+        checkpoint=CheckpointConfig(save_interval=500),
+        mixed_precision="bf16_mixed",
+        comm_overlap=overlap,
+    )

@@ -1,0 +1,59 @@
+"""Every recipe passes every rule on the machines that it is meant for; published models have their published sizes."""
+
+import pytest
+
+from mb_config import make_plan
+from mb_models import parameter_count
+from mb_trainer.commands.preflight import Target, examine
+from mb_trainer.recipes import RECIPES
+from mb_trainer.recipes.gpt import RECIPES as GPTS
+
+PUBLISHED = {
+    "llama31_8b": 8_030_261_248,
+    "llama31_70b": 70_553_706_496,
+    "qwen3_8b": 8_190_735_360,
+    "mixtral_8x7b": 46_702_792_704,
+    "deepseek_v3": 671_026_419_200 - 58 * 256,
+}
+"""Weights that the authors' checkpoints have; DeepSeek-V3's without its layer for a further token, and without the
+routers' biases, which no gradient trains and Megatron Core does not count as parameters.
+"""
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_model_passes_every_rule_at_its_world_size_and_twice_that(name, times):
+    target = Target(world_size=times * RECIPES[name].processes, gpu="h100", transformer_engine="2.20")
+    _, findings = examine([name], files=[], out=None, target=target)
+    assert [str(problem) for problem in findings.problems] == []
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_model_has_its_published_size(name):
+    config = RECIPES[name].build()
+    config.model.mtp_num_layers = config.model.pipeline_model_parallel_layout = None
+    config.model.pipeline_model_parallel_size, config.model.virtual_pipeline_model_parallel_size = 1, None
+    plan = make_plan(config.sections(), world_size=RECIPES[name].processes)
+    assert (parameter_count(config.model), plan.parameters) == (PUBLISHED[name], PUBLISHED[name])
+
+
+@pytest.mark.parametrize("name", GPTS)
+def test_both_ways_to_count_agree(name):
+    config = RECIPES[name].build()
+    plan = make_plan(config.sections(), world_size=RECIPES[name].processes, vocab_size=151_936)
+    rows = config.model.vocab_size or 151_936
+    assert parameter_count(config.model, vocab_size=rows) == plan.parameters
+
+
+def test_a_further_token_of_deepseek_is_a_layer_with_experts():
+    config = RECIPES["deepseek_v3"].build()
+    assert parameter_count(config.model) - PUBLISHED["deepseek_v3"] == 11_610_067_968
+
+
+def test_overlap_of_llama_70b_is_wired():
+    config = RECIPES["llama31_70b"].build()
+    config.comm_overlap.data_parallel_size = 2
+    config.comm_overlap.setup(config.model, config.optimizer, config.ddp, transformer_engine=True)
+    assert config.model.tp_comm_overlap_cfg["proj_fprop"]["num_splits"] == 4
+    assert (config.model.tp_comm_overlap, config.model.overlap_p2p_comm) == (True, True)
+    assert (config.ddp.overlap_grad_reduce, config.optimizer.overlap_param_gather) == (True, True)

@@ -43,6 +43,11 @@ if TYPE_CHECKING:
     from mb_models.rules import ModelConfigError as ModelConfigError
     from mb_models.specs import local_spec as local_spec
     from mb_models.specs import transformer_engine_spec as transformer_engine_spec
+    from mb_models.t5 import T5ForwardStep as T5ForwardStep
+    from mb_models.t5 import T5LayerSpec as T5LayerSpec
+    from mb_models.t5 import T5ModelProvider as T5ModelProvider
+    from mb_models.t5 import attention_masks as attention_masks
+    from mb_models.t5_config import T5ModelConfig as T5ModelConfig
     from mb_models.transformer import transformer_config as transformer_config
     from mb_models.vocab import model_vocab_size as model_vocab_size
     from mb_models.vocab import padded_vocab_size as padded_vocab_size
@@ -66,7 +71,12 @@ __all__ = [
     "PromptError",
     "RULES",
     "StackSpec",
+    "T5ForwardStep",
+    "T5LayerSpec",
+    "T5ModelConfig",
+    "T5ModelProvider",
     "TransformerFields",
+    "attention_masks",
     "generate",
     "get_batch",
     "gpt_forward_step",
@@ -100,7 +110,12 @@ _HOMES = {
     "PromptError": "generation",
     "RULES": "rules",
     "StackSpec": "chunks",
+    "T5ForwardStep": "t5",
+    "T5LayerSpec": "t5",
+    "T5ModelConfig": "t5_config",
+    "T5ModelProvider": "t5",
     "TransformerFields": "config",
+    "attention_masks": "t5",
     "generate": "generation",
     "get_batch": "batches",
     "gpt_forward_step": "forward_step",

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 
-from mb_models import hybrid_rules, limits, special_rules
+from mb_models import hybrid_rules, limits, special_rules, t5_rules
 from mb_models.config import GPTModelConfig
 from mb_models.rule import Rule
 
@@ -312,6 +312,7 @@ RULES: tuple[Rule, ...] = (
     *limits.RULES,
     limits.KERNELS,
     *hybrid_rules.RULES,
+    *t5_rules.RULES,
 )
 """Rules on a section as a user writes it."""
 

@@ -1,0 +1,97 @@
+"""What a T5 section may not say, beyond what holds for every family: rules as data."""
+
+from mb_models.hybrid_rules import section_rule
+from mb_models.rule import Rule
+
+
+def _some_layers(number: int | None, length: int, written: int) -> str | None:
+    if (number is None or number >= 1) and min(length, written) >= 1:
+        return None
+    return f"is {number} with seq_length={length}, decoder_seq_length={written}"
+
+
+def _one_stage(pp: int, vpp: int | None, written: int) -> str | None:
+    return f"is {pp} (virtual stages: {vpp})" if pp > 1 or (vpp or 1) > 1 else None
+
+
+def _whole_sequences(cp: int, written: int) -> str | None:
+    return f"is {cp}" if cp > 1 else None
+
+
+def _split_evenly(together: bool, tp: int, length: int, written: int) -> str | None:
+    if not together or (length % tp == 0 and written % tp == 0):
+        return None
+    return f"{length} and {written} tokens do not divide by tensor_model_parallel_size={tp}"
+
+
+RULES: tuple[Rule, ...] = (
+    section_rule(
+        "S01",
+        ("encoder_num_layers", "seq_length", "decoder_seq_length"),
+        _some_layers,
+        why="an encoder without layers or a sequence without tokens cannot be built",
+        fix="Set positive numbers.",
+        fails=(0, 512, 128),
+        passes=(None, 512, 128),
+    ),
+    section_rule(
+        "S02",
+        ("pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size", "decoder_seq_length"),
+        _one_stage,
+        why="Megatron Core's schedules pass one tensor from stage to stage, while every stage of a decoder needs the "
+        "encoder's output too, and the run would hang",
+        fix="Set pipeline_model_parallel_size=1; use tensor parallelism.",
+        fails=(2, None, 128),
+        passes=(1, None, 128),
+    ),
+    section_rule(
+        "S03",
+        ("context_parallel_size", "decoder_seq_length"),
+        _whole_sequences,
+        why="masks of encoder and cross-attention are not cut over context-parallel ranks",
+        fix="Set context_parallel_size=1.",
+        fails=(2, 128),
+        passes=(1, 128),
+    ),
+    section_rule(
+        "S04",
+        ("sequence_parallel", "tensor_model_parallel_size", "seq_length", "decoder_seq_length"),
+        _split_evenly,
+        why="sequence parallelism gives each rank the same number of tokens of both sequences",
+        fix="Change the lengths, or set sequence_parallel=false.",
+        fails=(True, 2, 512, 101),
+        passes=(True, 2, 512, 128),
+    ),
+    section_rule(
+        "S05",
+        ("position_embedding_type", "decoder_seq_length"),
+        lambda kind, written: None if kind in ("learned_absolute", "rope") else f"{kind!r} is not built",
+        why="attention without Transformer Engine takes no bias of relative positions, and would fail or ignore it",
+        fix='Use "learned_absolute" or "rope".',
+        fails=("relative", 128),
+        passes=("rope", 128),
+    ),
+    section_rule(
+        "S06",
+        ("num_moe_experts", "decoder_seq_length"),
+        lambda experts, written: f"is {experts}" if experts is not None else None,
+        why="the blocks of a T5 are dense",
+        fix="Unset it.",
+        fails=(4, 128),
+        passes=(None, 128),
+    ),
+    section_rule(
+        "S07",
+        ("qk_layernorm", "multi_latent_attention", "mtp_num_layers", "decoder_seq_length"),
+        lambda norms, latent, ahead, written: (
+            f"is {norms} with multi_latent_attention={latent}, mtp_num_layers={ahead}"
+            if norms or latent or ahead
+            else None
+        ),
+        why="T5 layers are built without them, and Megatron would ignore the setting",
+        fix="Leave all three unset.",
+        fails=(True, False, None, 128),
+        passes=(False, False, None, 128),
+    ),
+)
+"""Apply where the section has a decoder_seq_length."""

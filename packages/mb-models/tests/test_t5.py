@@ -1,0 +1,94 @@
+"""T5: section, rules, masks, and a decoder that must look at the encoder."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from mb_host.t5 import host_t5_spec
+from mb_models.batches import BatchError
+from mb_models.rules import ModelConfigError
+from mb_models.t5 import T5ForwardStep, T5ModelProvider, attention_masks, t5_transformer_config
+from mb_models.t5_config import T5ModelConfig
+from mb_models.t5_rules import RULES
+
+CPU = torch.device("cpu")
+TINY = T5ModelConfig(
+    num_layers=2,
+    encoder_num_layers=1,
+    hidden_size=64,
+    num_attention_heads=4,
+    ffn_hidden_size=96,
+    hidden_dropout=0.0,
+    attention_dropout=0.0,
+    seq_length=12,
+    decoder_seq_length=8,
+    vocab_size=32,
+    transformer_impl="local",
+)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_each_rule_refuses_its_failing_example_and_accepts_the_other(rule):
+    assert rule.test(*(rule.fails[path] for path in rule.fields))
+    assert rule.test(*(rule.passes[path] for path in rule.fields)) is None
+    assert {path.removeprefix("model.") for path in rule.fields} <= T5ModelConfig.__dataclass_fields__.keys()
+
+
+def test_pipeline_stages_are_refused_before_they_hang():
+    config = dataclasses.replace(TINY, pipeline_model_parallel_size=2)
+    with pytest.raises(ModelConfigError, match=r"would hang.*\[S02\]"):
+        t5_transformer_config(config, device=CPU)
+
+
+def batch(generator, pairs=16):
+    """Return pairs whose one symbol only the encoder sees: without cross-attention the loss stays at log 32."""
+    symbols = torch.randint(32, (pairs, 1), generator=generator)
+    return {
+        "text_enc": symbols.expand(pairs, 12),
+        "enc_mask": torch.ones(pairs, 12),
+        "text_dec": torch.zeros(pairs, 8, dtype=torch.long),
+        "labels": symbols.expand(pairs, 8),
+        "loss_mask": torch.ones(pairs, 8),
+    }
+
+
+def test_masks_hide_padding_and_the_future():
+    pair = batch(torch.Generator(), pairs=1) | {"enc_mask": torch.tensor([[1] * 10 + [0] * 2])}
+    encoder, decoder, across = attention_masks(pair)
+    assert [encoder.shape, decoder.shape, across.shape] == [(1, 1, 12, 12), (1, 1, 8, 8), (1, 1, 8, 12)]
+    assert across[0, 0, 3].tolist() == [False] * 10 + [True] * 2
+    assert decoder[0, 0, 2].tolist() == [False] * 3 + [True] * 5
+
+
+@pytest.mark.parametrize("changes", [{}, {"position_embedding_type": "rope", "normalization": "RMSNorm"}])
+def test_the_decoder_learns_from_the_encoder(changes, groups):
+    provider = T5ModelProvider(dataclasses.replace(TINY, **changes), layer_spec=host_t5_spec, device=CPU)
+    [model] = provider.provide_chunks(groups)
+    assert [len(model.encoder.layers), len(model.decoder.layers)] == [1, 2]
+    optimizer, generator, losses = torch.optim.Adam(model.parameters(), lr=3e-3), torch.Generator(), []
+    for _ in range(40):
+        output, loss_of = T5ForwardStep()(iter([batch(generator)]), model)
+        total, number, _ = loss_of(output)
+        (total / number).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append((total / number).item())
+    assert losses[0] > 3.0
+    assert losses[-1] < 2.0
+
+
+def test_padding_does_not_change_what_is_written(groups):
+    [model] = T5ModelProvider(TINY, layer_spec=host_t5_spec, device=CPU).provide_chunks(groups)
+    pair = batch(torch.Generator(), pairs=2) | {"enc_mask": torch.tensor([[1] * 9 + [0] * 3] * 2)}
+    other = pair | {"text_enc": torch.cat([pair["text_enc"][:, :9], torch.full((2, 3), 7)], dim=1)}
+    one, two = (T5ForwardStep()(iter([each]), model)[0] for each in (pair, other))
+    torch.testing.assert_close(one, two, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("iterator", "message"), [(None, "no data iterator"), (iter([{}]), "lacks text_enc")]
+)
+def test_a_batch_that_is_no_pair_is_refused(iterator, message, groups):
+    with pytest.raises(BatchError, match=message):
+        T5ForwardStep()(iterator, torch.nn.Linear(1, 1))

@@ -16,6 +16,13 @@ def one_rank():
 
 
 @pytest.fixture(scope="session")
+def four_ranks():
+    mb_host = pytest.importorskip("mb_host")
+    with mb_host.RankPool(4) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="session")
 def two_ranks():
     mb_host = pytest.importorskip("mb_host")
     with mb_host.RankPool(2) as pool:

@@ -28,7 +28,7 @@ from mb_checkpoint import select_checkpoint  # noqa: E402
 from mb_checkpoint.manifest import read_manifest, wrong_contents  # noqa: E402
 
 
-def fork_ranks(world, folder, work, *, grace=0.2, limit=20.0):
+def fork_ranks(world, folder, work, *, grace=0.2, limit=90.0):
     """Run `work(rank)` on forked ranks; return per rank what it returned, or how it ended."""
     folder.mkdir(exist_ok=True)
     (folder / "store").unlink(missing_ok=True)

@@ -204,3 +204,89 @@ def events_and_assets(section):
     manager.finalize_async_saves(run.state, blocking=True, terminate=True)
     files = sorted(path.name for path in saved.path.iterdir())
     return seen, files, saved.message, (found_before, manager.has_checkpoint())
+
+
+def train_and_save(shape, section, steps, extra=None):
+    """Train and save, and save the same state once more with another section."""
+    run = new_run(shape, **section)
+    run.train(steps)
+    run.save()
+    if extra is not None:
+        manager_of(run, extra).save()
+
+
+def load_and_save(shape, section, target):
+    """Load into a run with other weights and save it elsewhere, at once; return the notes of the load."""
+    run = new_run({"seed": 99, **shape}, **section)
+    loaded = run.load()
+    manager_of(run, target).save()
+    return loaded.notes
+
+
+def manager_of(run, section):
+    """Give a run another manager."""
+    from mb_checkpoint import CheckpointConfig, DefaultCheckpointManager
+
+    run.manager = DefaultCheckpointManager(CheckpointConfig(**section))
+    return run
+
+
+def load_weights_and_states(shape, section, report):
+    """Load, and write digests of the weights and of the whole optimizer state of each parameter on rank 0."""
+    import torch
+    from tiny_run import digest
+
+    run = new_run({"seed": 99, **shape}, **section)
+    run.load()
+    lines = [digest(dict(run.model[0].named_parameters()))]
+    for part in run.optimizer.chained_optimizers:
+        whole = part.get_parameter_state_dp_zero(use_gloo_comm=False)
+        if torch.distributed.get_rank() == 0:
+            for buffers in whole.values():
+                if not isinstance(buffers, dict):
+                    continue
+                for tensors in buffers.values():
+                    names = ("param", "exp_avg", "exp_avg_sq")
+                    size = tensors.get("numel_unpadded")
+                    lines += [f"{name} {digest({name: tensors[name][:size]})}" for name in names]
+    if torch.distributed.get_rank() == 0:
+        from pathlib import Path
+
+        Path(report).write_text("\n".join(lines))
+
+
+def changed_after_the_save(section):
+    """Begin to save, change the configuration and the counters at once; return what the checkpoint says."""
+    from pathlib import Path
+
+    from mb_checkpoint import read_train_state
+
+    run = new_run({}, async_save=True, **section)
+    run.state.cfg.text = "as of the save\n"
+    run.train(1)
+    run.save()
+    run.state.cfg.text = "later\n"
+    run.state.train_state.consumed_train_samples = 999
+    saved = run.manager.finalize_async_saves(blocking=True)
+    run.manager.close()
+    config = Path(saved.path / "run_config.yaml").read_text()
+    return config, read_train_state(saved.path / "train_state.pt")["consumed_train_samples"]
+
+
+def corrupt_by_padded_buckets(section):
+    """Save and load what the guard refuses; return whether the optimizer came back as it was."""
+    from mb_checkpoint import mcore
+
+    guard = mcore.refuse_padded_buckets
+    mcore.refuse_padded_buckets = lambda *_: None
+    try:
+        shape = {"dist_opt": True, "bucket_size": 3000}
+        run = new_run(shape, **section)
+        run.train(1)
+        before = run.fingerprint()["optimizer"]
+        run.save()
+        again = new_run({**shape, "seed": 99}, **section)
+        again.load()
+        return before == again.fingerprint()["optimizer"]
+    finally:
+        mcore.refuse_padded_buckets = guard

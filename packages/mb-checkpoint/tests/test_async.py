@@ -60,3 +60,9 @@ def test_a_failed_save_ends_the_run_only_where_that_is_asked_for(one_rank, tmp_p
     section = {"save": str(tmp_path), "on_save_error": "raise"}
     ((kind, message, _),) = one_rank.run(rank_work.error_of, async_work.folder_goes_away, section)
     assert (kind, "FileNotFoundError" in message) == ("CheckpointSaveError", True)
+
+
+def test_configuration_and_counters_are_those_of_the_moment_of_the_save(one_rank, tmp_path):
+    assert one_rank.run(rank_work.changed_after_the_save, {"save": str(tmp_path)}) == [
+        ("as of the save\n", 8)
+    ]

@@ -154,6 +154,11 @@ def test_padded_buckets_are_refused_in_the_form_that_megatron_writes_wrongly(two
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_guard_is_needed_because_megatron_loses_the_optimizer_without_an_error(two_ranks, tmp_path):
+    section = {"save": str(tmp_path), "load": str(tmp_path), "dist_ckpt_optim_fully_reshardable": True}
+    assert two_ranks.run(rank_work.corrupt_by_padded_buckets, section) == [False, False]
+
+
 @pytest.mark.parametrize(
     ("section", "message"),
     [

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mb_checkpoint.layout import steps_in
+from mb_checkpoint.locks import claimed, reading
 from mb_checkpoint.retention import prune, steps_to_remove
 
 STEPS = st.sets(st.integers(min_value=0, max_value=10**6), min_size=1)
@@ -36,6 +37,47 @@ def test_a_folder_that_resists_is_reported(tmp_path):
     (tmp_path / ".removing_iter_0000010").write_text("a file in the way")
     ((path, reason),) = prune(tmp_path, keep=1, protected=20).kept_back
     assert (path.name, "Not a directory" in reason) == ("iter_0000010", True)
+
+
+def test_what_a_reader_or_a_tracker_uses_stays(tmp_path):
+    for step in (10, 20, 30, 40):
+        whole.save(tmp_path, step)
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("20")  # a person went back
+    with reading(tmp_path / "iter_0000010"):
+        done = prune(tmp_path, keep=1, protected=40)
+    assert list(steps_in(tmp_path)) == [40, 20, 10]
+    assert [(path.name, why) for path, why in done.kept_back] == [
+        ("iter_0000010", "it is being read"),
+        ("iter_0000020", "a tracker names it"),
+    ]
+    prune(tmp_path, keep=1, protected=40)
+    assert list(steps_in(tmp_path)) == [40, 20]
+
+
+def test_milestones_stay(tmp_path):
+    for step in (10, 20, 30, 40, 50):
+        whole.save(tmp_path, step)
+    prune(tmp_path, keep=1, protected=50, retain_interval=20)
+    assert list(steps_in(tmp_path)) == [50, 40, 20]
+
+
+def test_a_dry_run_deletes_nothing(tmp_path):
+    for step in (10, 20):
+        whole.save(tmp_path, step)
+    done = prune(tmp_path, keep=1, protected=20, dry_run=True)
+    assert ([path.name for path in done.removed], list(steps_in(tmp_path))) == (["iter_0000010"], [20, 10])
+
+
+def test_a_folder_is_claimed_unless_somebody_reads_it(tmp_path):
+    with claimed(tmp_path) as free:
+        assert free
+    with reading(tmp_path), claimed(tmp_path) as free:
+        assert not free
+
+
+def test_a_folder_that_is_gone_is_read_without_a_lock(tmp_path):
+    with reading(tmp_path / "gone"):
+        pass
 
 
 @given(STEPS, st.integers(min_value=1, max_value=5))

@@ -77,6 +77,8 @@ class Shape:
     tp: int = 1
     pp: int = 1
     vpp: int | None = None
+    ep: int = 1
+    experts: int | None = None
     layers: int = 2
     hidden: int = 32
     bf16: bool = False
@@ -92,7 +94,11 @@ class TinyRun:
         self.shape = shape
         if not parallel_state.model_parallel_is_initialized():
             parallel_state.initialize_model_parallel(
-                shape.tp, shape.pp, virtual_pipeline_model_parallel_size=shape.vpp
+                shape.tp,
+                shape.pp,
+                virtual_pipeline_model_parallel_size=shape.vpp,
+                expert_model_parallel_size=shape.ep,
+                expert_tensor_parallel_size=1 if shape.experts else None,
             )
         random.seed(shape.seed)
         np.random.seed(shape.seed)
@@ -239,6 +245,12 @@ def transformer_config(shape):
         add_bias_linear=False,
         hidden_dropout=0.1,
         attention_dropout=0.1,
+        num_moe_experts=shape.experts,
+        moe_ffn_hidden_size=2 * shape.hidden if shape.experts else None,
+        moe_token_dispatcher_type="alltoall",
+        expert_model_parallel_size=shape.ep,
+        expert_tensor_parallel_size=1 if shape.experts else None,
+        sequence_parallel=shape.tp > 1 and shape.experts is not None,
         tensor_model_parallel_size=shape.tp,
         pipeline_model_parallel_size=shape.pp,
         virtual_pipeline_model_parallel_size=shape.vpp,

@@ -18,7 +18,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mb_checkpoint.adapters import apply_peft_adapter_filter_to_state_dict as apply_peft_adapter_filter_to_state_dict
+    from mb_checkpoint.adapters import (
+        apply_peft_adapter_filter_to_state_dict as apply_peft_adapter_filter_to_state_dict,
+    )
     from mb_checkpoint.commit import check_writable as check_writable
     from mb_checkpoint.commit import write_atomically as write_atomically
     from mb_checkpoint.config import CheckpointConfig as CheckpointConfig

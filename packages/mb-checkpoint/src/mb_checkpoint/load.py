@@ -8,6 +8,7 @@ from typing import Any
 from mb_checkpoint import mcore
 from mb_checkpoint.adapters import KeyFilter, apply_peft_adapter_filter_to_state_dict, without
 from mb_checkpoint.agreement import gather, need_process_group
+from mb_checkpoint.chains import fit_chain
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import CheckpointLoadContext, LoadedCheckpoint
 from mb_checkpoint.dataloader import positioned, read_dataloader_state
@@ -322,6 +323,8 @@ class _Load:
 
     def _put_back(self, loaded: dict[str, Any], *, with_optimizer: bool, with_rng: bool) -> None:
         ctx = self._ctx
+        if with_optimizer:
+            loaded["optimizer"] = fit_chain(loaded["optimizer"], mcore.parameter_groups(ctx.optimizer))
         mcore.load_model_sections(ctx.model, loaded, strict=self._strict)
         if with_optimizer:
             ctx.optimizer.load_state_dict(loaded["optimizer"])  # type: ignore[union-attr]  # asked for, so there

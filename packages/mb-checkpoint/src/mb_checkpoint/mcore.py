@@ -112,6 +112,12 @@ def distributed_parts(optimizer: Any | None) -> list[Any]:
     return [part for part in parts if isinstance(part, DistributedOptimizer)]
 
 
+def parameter_groups(optimizer: Any) -> list[list[dict[str, Any]]]:
+    """Return the parameter groups of each optimizer inside this one."""
+    parts = getattr(optimizer, "chained_optimizers", [optimizer])  # only Megatron's chain has the list
+    return [[dict(group) for group in part.param_groups] for part in parts]
+
+
 def content_metadata(optimizer: Any | None, config: CheckpointConfig) -> dict[str, Any]:
     """Return how the content is laid out; stored in the checkpoint, and needed again to read it.
 

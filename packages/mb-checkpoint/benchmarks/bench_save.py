@@ -1,0 +1,121 @@
+"""How long a save keeps a training step waiting, as a multiple of a normal step; and what the checksums cost.
+
+One process, a GPT of about 50 million parameters with AdamW on the CPU, all in one run: a synchronous save, a save in
+the background, and torch's own `torch.distributed.checkpoint.async_save` of the same tensors.
+
+Usage: python bench_save.py [HIDDEN [LAYERS]]
+"""
+
+import hashlib
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import mb_host
+
+mb_host.install()
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+import tiny_run  # noqa: E402
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+import torch.distributed.checkpoint as dcp  # noqa: E402
+
+from mb_checkpoint import CheckpointConfig, DefaultCheckpointManager  # noqa: E402
+from mb_checkpoint.manifest import hash_file  # noqa: E402
+
+tiny_run.SEQ = 128
+STEPS = 3
+SAVES = 3
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Return how long it takes."""
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def with_manager(run: tiny_run.TinyRun, folder: str, **section: object) -> tiny_run.TinyRun:
+    """Give the run another manager."""
+    run.manager = DefaultCheckpointManager(CheckpointConfig(save=folder, most_recent_k=1, **section))
+    return run
+
+
+def background(run: tiny_run.TinyRun) -> tuple[list[float], list[float], float]:
+    """Save in the background between steps; return the stalls, the steps meanwhile, and the cost of a poll."""
+    stalls, slowed, polls = [], [], []
+    for _ in range(SAVES):
+        stalls.append(seconds(run.save))
+        done = None
+        while done is None:
+            slowed.append(seconds(lambda: run.train(1)))
+            began = time.perf_counter()
+            done = run.manager.finalize_async_saves()
+            polls.append(time.perf_counter() - began)
+    run.manager.close()
+    return stalls, slowed, statistics.median(polls)
+
+
+def torch_async(run: tiny_run.TinyRun, folder: str) -> list[float]:
+    """Do the same with torch's asynchronous save; return the stalls."""
+    weights = dict(run.model[0].named_parameters())
+    tensors = {f"model.{name}": value.detach() for name, value in weights.items()}
+    tensors |= {f"optimizer.{name}": value for name, value in run.optimizer_tensors().items()}
+    stalls = []
+    for number in range(SAVES):
+        began = time.perf_counter()
+        future = dcp.async_save(tensors, checkpoint_id=f"{folder}/{number}")
+        stalls.append(time.perf_counter() - began)
+        while not future.done():
+            run.train(1)
+        future.result()
+    return stalls
+
+
+def main(hidden: int, layers: int) -> None:
+    """Measure and print."""
+    place = tempfile.mkdtemp()
+    dist.init_process_group("gloo", init_method=f"file://{place}/store", rank=0, world_size=1)
+    run = tiny_run.TinyRun(tiny_run.Shape(hidden=hidden, layers=layers))
+    run.train(1)
+    parameters = sum(each.numel() for each in run.model[0].parameters())
+    step = statistics.median(seconds(lambda: run.train(1)) for _ in range(STEPS))
+    with_manager(run, f"{place}/sync")
+    sync = [seconds(run.save) for _ in range(SAVES)]
+    with_manager(run, f"{place}/async", async_save=True)
+    stalls, slowed, poll = background(run)
+    theirs = torch_async(run, f"{place}/dcp")
+    files = list(Path(place, "sync").glob("iter_*/*.distcp"))
+    size = sum(path.stat().st_size for path in files)
+    hashing = sum(seconds(lambda path=path: hash_file(path, name=path.name)) for path in files)
+    plain = seconds(lambda: [hashlib.sha256(b"") for _ in range(10)])
+    print(
+        f"{parameters / 1e6:.1f} M parameters, {size / 2**30:.2f} GiB on disk, {tiny_run.SEQ * 8} tokens a step"
+    )
+    print(f"{'':44}{'seconds':>9}{'of a step':>11}")
+    rows = {
+        "step": step,
+        "synchronous save, first": sync[0],
+        "synchronous save, later": statistics.median(sync[1:]),
+        "background save, first: stall": stalls[0],
+        "background save, later: stall": statistics.median(stalls[1:]),
+        "step while a save is being written": statistics.median(slowed),
+        "poll after a step": poll,
+        "torch async_save, first: stall": theirs[0],
+        "torch async_save, later: stall": statistics.median(theirs[1:]),
+        "SHA-256 of all data (read and hashed)": hashing - plain,
+    }
+    for name, value in rows.items():
+        print(f"{name:44}{value:9.3f}{value / step:11.3f}")
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(2)
+    main(*(int(each) for each in (sys.argv[1:] or ["1024", "5"])))
+    dist.destroy_process_group()

@@ -1,0 +1,46 @@
+"""Optimizer states divided among another number of optimizers."""
+
+import pytest
+
+from mb_checkpoint import CheckpointLayoutError
+from mb_checkpoint.chains import fit_chain
+
+DENSE = {"wd_mult": 1.0, "is_expert_parallel": False, "lr": 0.1, "step": 3, "params": [0]}
+EXPERT = {**DENSE, "is_expert_parallel": True, "params": [0]}
+OWN_DENSE, OWN_EXPERT = {**DENSE, "lr": 9.0, "step": 0}, {**EXPERT, "lr": 9.0, "step": 0}
+
+
+def inside(*groups):
+    return {"optimizer": {"param_groups": list(groups)}, "param_state_sharding_type": "fully_reshardable"}
+
+
+def test_as_many_as_were_stored_are_left_alone():
+    stored = {0: {**inside(DENSE), "param_state": "a"}, 1: {**inside(EXPERT), "param_state": "b"}}
+    assert fit_chain(stored, [[OWN_DENSE], [OWN_EXPERT]]) is stored
+    plain = {"state": {}, "param_groups": [DENSE]}
+    assert fit_chain(plain, [[OWN_DENSE]]) is plain
+
+
+def test_two_become_one_with_rates_and_steps_as_stored():
+    stored = {0: inside(DENSE), 1: inside(EXPERT), "param_state": "tensors"}
+    assert fit_chain(stored, [[OWN_DENSE]]) == {**inside(DENSE), "param_state": "tensors"}
+
+
+def test_one_becomes_two():
+    stored = {**inside(DENSE), 0: {"param_state": "a"}, 1: {"param_state": "b"}}
+    assert fit_chain(stored, [[OWN_DENSE], [OWN_EXPERT]]) == {
+        0: {**inside(DENSE), "param_state": "a"},
+        1: {**inside(EXPERT), "param_state": "b"},
+    }
+
+
+def test_a_group_without_counterpart_is_refused():
+    stored = {0: inside(DENSE), 1: inside(EXPERT), "param_state": "tensors"}
+    with pytest.raises(CheckpointLayoutError, match=r"'wd_mult': 0\.0"):
+        fit_chain(stored, [[{**OWN_DENSE, "wd_mult": 0.0}]])
+
+
+def test_other_optimizers_cannot_be_put_together_anew():
+    stored = {0: {"state": {}, "param_groups": [DENSE]}, 1: {"state": {}, "param_groups": [EXPERT]}}
+    with pytest.raises(CheckpointLayoutError, match="stored as 2 parts and this run has 1"):
+        fit_chain(stored, [[OWN_DENSE]])

@@ -1,0 +1,87 @@
+"""A manager of one's own, by its dotted name."""
+
+import pytest
+
+from mb_checkpoint import CheckpointConfig, DefaultCheckpointManager, create_checkpoint_manager
+
+
+class Own:
+    """A store that is no folder."""
+
+    def __init__(self, checkpoint_config):
+        self.config = checkpoint_config
+        self.calls = []
+
+    def save(self, ctx, callback_manager=None):
+        self.calls.append("save")
+
+    def load(self, ctx):
+        self.calls.append("load")
+        return 7, 3.0
+
+    def finalize_async_saves(self, state=None, blocking=False, terminate=False):
+        self.calls.append("finalize")
+
+    def has_checkpoint(self):
+        return True
+
+
+class WithoutLoad:
+    """Lacks methods."""
+
+    def __init__(self, checkpoint_config):
+        self.save = lambda ctx, callback_manager: None
+
+
+class OneArgument(Own):
+    """Takes no callback manager."""
+
+    def save(self, ctx):
+        pass
+
+
+@pytest.fixture
+def here(monkeypatch, request):
+    """Make this module importable as `own_managers`."""
+    monkeypatch.setitem(__import__("sys").modules, "own_managers", request.module)
+
+
+def section(name):
+    return CheckpointConfig(custom_manager_class=name)
+
+
+def test_without_a_name_the_default_one_is_made():
+    pytest.importorskip("megatron.core")
+    assert isinstance(create_checkpoint_manager(CheckpointConfig()), DefaultCheckpointManager)
+
+
+def test_a_class_by_name_is_made_with_the_section_and_called(here):
+    manager = create_checkpoint_manager(section("own_managers.Own"), allowed_modules=["own_managers"])
+    assert manager.has_checkpoint()
+    manager.save(None)
+    assert manager.load(None) == (7, 3.0)
+    manager.finalize_async_saves(blocking=True)
+    assert (manager.calls, manager.config.custom_manager_class) == (
+        ["save", "load", "finalize"],
+        "own_managers.Own",
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "message"),
+    [
+        ("Own", ValueError, "has no dot"),
+        ("no_such_module.Own", ImportError, "cannot import no_such_module"),
+        ("own_managers.Other", AttributeError, "own_managers has no Other"),
+        ("own_managers.WithoutLoad", TypeError, "lacks load, finalize_async_saves, has_checkpoint"),
+        ("own_managers.OneArgument", TypeError, "does not take a context and a callback manager"),
+    ],
+)
+def test_a_wrong_class_is_refused_with_the_reason(here, name, kind, message):
+    with pytest.raises(kind, match=f"checkpoint.custom_manager_class: .*{message}"):
+        create_checkpoint_manager(section(name))
+
+
+def test_a_module_that_is_not_allowed_is_not_even_imported():
+    with pytest.raises(ValueError, match="antigravity is not among the allowed modules"):
+        create_checkpoint_manager(section("antigravity.Manager"), allowed_modules=["mine"])

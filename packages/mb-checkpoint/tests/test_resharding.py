@@ -1,0 +1,44 @@
+"""Another parallel layout reads a checkpoint exactly: what it then saves is the same, tensor by tensor, bit for bit."""
+
+import pytest
+import rank_work
+
+from mb_checkpoint import diff_checkpoints
+
+FULL = {"dist_ckpt_optim_fully_reshardable": True}
+DENSE = {"layers": 4, "dist_opt": True}
+MOE = {"experts": 4, "dist_opt": True}
+LAYOUTS = {
+    "TP2 to TP1": ({**DENSE, "tp": 2}, DENSE),
+    "TP2 to PP2 with two virtual stages": ({**DENSE, "tp": 2}, {**DENSE, "pp": 2, "vpp": 2}),
+    "TP2 x PP2 to TP4": ({**DENSE, "tp": 2, "pp": 2}, {**DENSE, "tp": 4}),
+    "PP4 to TP2": ({**DENSE, "pp": 4}, {**DENSE, "tp": 2}),
+    "EP2 to EP1": ({**MOE, "ep": 2}, MOE),
+    "EP1 to EP2": (MOE, {**MOE, "ep": 2}),
+    "EP2 x TP2 to EP4": ({**MOE, "ep": 2, "tp": 2}, {**MOE, "ep": 4}),
+}
+
+
+def same(one, other):
+    """Say whether two checkpoints hold the same weights and optimizer state; the random states may differ."""
+    found = diff_checkpoints(one, other, values=True)
+    return dict(found.tensors), dict(found.values), dict(found.train_state)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_four_ranks_read_what_four_ranks_of_another_layout_wrote(four_ranks, tmp_path, layout):
+    before, after = LAYOUTS[layout]
+    one, other = str(tmp_path / "one"), str(tmp_path / "other")
+    four_ranks.run(rank_work.train_and_save, before, {"save": one, **FULL}, 1)
+    four_ranks.run(rank_work.load_and_save, after, {"load": one, **FULL}, {"save": other, **FULL})
+    assert same(one, other) == ({}, {}, {})
+
+
+def test_one_rank_reads_what_two_data_parallel_ranks_wrote_in_many_buckets(one_rank, two_ranks, tmp_path):
+    shape = {"dist_opt": True, "bf16": True, "bucket_size": 3000}
+    folder = str(tmp_path / "run")
+    two_ranks.run(rank_work.train_and_save, shape, {"save": folder}, 2)
+    for ranks, report in ((two_ranks, "from_two"), (one_rank, "from_one")):
+        ranks.run(rank_work.load_weights_and_states, shape, {"load": folder}, str(tmp_path / report))
+    assert (tmp_path / "from_one").read_text() == (tmp_path / "from_two").read_text()

@@ -1,0 +1,38 @@
+"""Saves in the background of a whole run, and saves that fail while it goes on."""
+
+import pytest
+from runs import events, mb, metrics
+
+from mb_checkpoint import select_checkpoint, verify_checkpoint
+
+IN_BACKGROUND = [
+    "checkpoint.async_save=true",
+    "checkpoint.save_interval=5",
+    "checkpoint.non_persistent_save_interval=null",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_run_that_saves_in_the_background_ends_with_all_checkpoints_whole(overrides, tmp_path, processes):
+    out = tmp_path / "run"
+    done = mb("pretrain", *overrides, *IN_BACKGROUND, "--nproc", str(processes), "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    saves = [event for event in events(out) if event[0] == "save"]
+    assert saves == [("save", 5), ("save", 10), ("save", 15), ("save", 20)]
+    assert "scheduled an async checkpoint save at iteration       5" in (out / "log.txt").read_text()
+    assert not any(verify_checkpoint(out / "checkpoints").values())
+    assert select_checkpoint(out / "checkpoints").step == 20
+
+
+@pytest.mark.slow
+def test_a_save_that_fails_is_tried_again_and_seen_in_metrics_and_events(overrides, tmp_path):
+    out = tmp_path / "run"
+    (out / "checkpoints").mkdir(parents=True)
+    (out / "checkpoints" / ".saving_iter_0000099.x").write_text("no folder, so nobody can remove it as one")
+    done = mb("pretrain", *overrides, "checkpoint.save_interval=5", "--out", str(out))
+    assert done.returncode == 1
+    assert "checkpoint of the last step, 20: could not be written in two tries" in done.stderr
+    failed = [event for event in events(out) if event[0] == "save_failed"]
+    assert failed[:3] == [("save_failed", 5), ("save_failed", 5), ("save_failed", 7)]
+    assert [row["checkpoint-failed-saves"] for row in metrics(out) if row["step"] == 9] == [3.0]

@@ -1,7 +1,14 @@
 """Recipes of hybrid models: Mamba, gated-delta and attention layers, MLPs and experts, by a pattern."""
 
-from mb_trainer.config import ConfigContainer, MambaModelConfig, TextCorpusConfig, TrainingConfig
+from mb_trainer.config import (
+    CommOverlapConfig,
+    ConfigContainer,
+    MambaModelConfig,
+    TextCorpusConfig,
+    TrainingConfig,
+)
 from mb_trainer.recipes.gpt import gpt_tiny
+from mb_trainer.recipes.pretraining import pretraining
 from mb_trainer.recipes.recipe import Recipe
 
 
@@ -38,9 +45,48 @@ def hybrid_tiny() -> ConfigContainer:
     return config
 
 
+def hybrid_8b() -> ConfigContainer:
+    """Build a Mamba 2 hybrid of 8.65 billion parameters for multiples of 8 GPUs of 80 GB: TP 4.
+
+    24 Mamba layers, 4 of attention without positions and 28 MLPs, in the order and sizes of Waleffe et al. (2024), "An
+    Empirical Study of Mamba-based Language Models".
+    """
+    model = MambaModelConfig(
+        num_layers=56,
+        hybrid_layer_pattern="M-M-M--M-M*-M-M-M-M--M*-M-M-M-M-M*--M-M-M-M-M*-M--M-M-M-",
+        hidden_size=4096,
+        ffn_hidden_size=16384,
+        num_attention_heads=32,
+        num_query_groups=8,
+        activation_func="squared_relu",
+        normalization="RMSNorm",
+        add_bias_linear=False,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        seq_length=4096,
+        vocab_size=256_000,
+        tensor_model_parallel_size=4,
+        sequence_parallel=True,
+        bias_dropout_fusion=True,
+        cross_entropy_loss_fusion=True,
+    )
+    return pretraining(
+        model,
+        global_batch_size=256,
+        learning_rate=3e-4,
+        train_iters=300_000,
+        overlap=CommOverlapConfig(tp_comm_overlap=False),
+    )
+
+
 RECIPES = {
     "hybrid_tiny": Recipe(
         summary="hybrid of Mamba, gated delta and attention, 3 M parameters, Python sources; two minutes on two cores",
         build=hybrid_tiny,
+    ),
+    "hybrid_8b": Recipe(
+        summary="Mamba 2 hybrid, 8.65 B parameters, 4,096 tokens; 8 GPUs and multiples: TP 4",
+        build=hybrid_8b,
+        processes=8,
     ),
 }

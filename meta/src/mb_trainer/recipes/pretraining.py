@@ -10,6 +10,7 @@ from mb_trainer.config import (
     DistributedDataParallelConfig,
     GPTModelConfig,
     LoggerConfig,
+    MambaModelConfig,
     MockGPTDatasetConfig,
     OptimizerConfig,
     SchedulerConfig,
@@ -36,7 +37,7 @@ MODERN: Mapping[str, Any] = {
 
 
 def pretraining(
-    model: GPTModelConfig,
+    model: GPTModelConfig | MambaModelConfig,
     *,
     global_batch_size: int,
     learning_rate: float,

@@ -1,6 +1,7 @@
 """Problems come all together, with values, origins, reasons and what to do."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -147,3 +148,8 @@ def test_a_rule_that_prints_a_secret_prints_it_masked():
         "'<masked>' is set beside name=run, that is comet_api_key=<masked>"
     ]
     assert "s3cret-value" not in json.dumps(found[0].to_dict())
+
+
+def test_values_are_told_in_the_words_of_a_file_whatever_the_rule_wrote():
+    rule = replace(EVEN, test=lambda size: "bf16=False, pp=None, not True")
+    assert check({"a": {"size": 3}}, [rule])[0].message == "bf16=false, pp=null, not True"

@@ -11,6 +11,8 @@ from typing import Any, Literal, Protocol
 from mb_config.masking import MASK, is_secret, leaf, masked, masked_text
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
+_FILE_WORDS = {"True": "true", "False": "false", "None": "null"}
+_PYTHON_WORDS = re.compile(r"(?<==)(?:True|False|None)\b")
 
 
 class RuleLike(Protocol):
@@ -158,12 +160,17 @@ def _apply(rule: RuleLike, sections: Mapping[str, object], provenance: Origins |
         id=rule.id,
         severity=rule.severity,
         fields=rule.fields,
-        message=_without_secrets(message, values),
+        message=_without_secrets(in_file_words(message), values),
         why=rule.why,
         fix=rule.fix,
         values=values,
         origin=origin,
     )
+
+
+def in_file_words(text: str) -> str:
+    """A rule of any package may write values as Python does; a reader has them in a file: `=true`, `=null`."""
+    return _PYTHON_WORDS.sub(lambda found: _FILE_WORDS[found[0]], text)
 
 
 def _without_secrets(message: str, values: Mapping[str, object]) -> str:

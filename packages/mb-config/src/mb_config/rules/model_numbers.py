@@ -2,40 +2,36 @@
 
 from __future__ import annotations
 
-from mb_config.rules.rule import Rule
-from mb_config.rules.wording import assignments
-
-_DROPOUTS = ("model.hidden_dropout", "model.attention_dropout")
-_POSITIVE = ("model.init_method_std", "model.layernorm_epsilon")
+from mb_config.rules.rule import Rule, one_each
 
 
-def _probability(*values: float | None) -> str | None:
-    wrong = assignments(_DROPOUTS, values, where=lambda value: value is not None and not 0 <= value < 1)
-    return f"must be from 0 up to, not including, 1 ({wrong})" if wrong else None
+def _probability(value: float | None) -> str | None:
+    if value is None or 0 <= value < 1:
+        return None
+    return f"must be from 0 up to, not including, 1, not {value}"
 
 
-def _positive(*values: float | None) -> str | None:
-    wrong = assignments(_POSITIVE, values, where=lambda value: value is not None and value <= 0)
-    return f"must be above 0 ({wrong})" if wrong else None
+def _positive(value: float | None) -> str | None:
+    return f"must be above 0, not {value}" if value is not None and value <= 0 else None
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(
-        id="MN01",
-        fields=_DROPOUTS,
-        test=_probability,
+    *one_each(
+        "MN01",
+        ("model.hidden_dropout", "model.attention_dropout"),
+        _probability,
         why="it is the probability that an activation is set to zero",
-        fix="Set it to 0 (none) or to a number such as 0.1.",
-        fails={"model.hidden_dropout": 1.5},
-        passes={"model.hidden_dropout": 0.1},
+        fix="0 (none) or a number such as 0.1",
+        fails=1.5,
+        passes=0.1,
     ),
-    Rule(
-        id="MN02",
-        fields=_POSITIVE,
-        test=_positive,
-        why="weights start with this spread, and a norm divides by no less than this",
-        fix="Set model.init_method_std to a number such as 0.02, model.layernorm_epsilon to one such as 1e-5.",
-        fails={"model.init_method_std": -1.0},
-        passes={"model.init_method_std": 0.02},
+    *one_each(
+        "MN02",
+        ("model.init_method_std", "model.layernorm_epsilon"),
+        _positive,
+        why="weights start with that spread, and a norm divides by no less than that",
+        fix="a number such as 0.02 for the spread, 1e-5 for the norm",
+        fails=-1.0,
+        passes=0.02,
     ),
 )

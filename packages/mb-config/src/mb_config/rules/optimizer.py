@@ -5,7 +5,7 @@ from __future__ import annotations
 from difflib import get_close_matches
 
 from mb_config.rules.precision import both_halves, unknown_dtypes
-from mb_config.rules.rule import Rule
+from mb_config.rules.rule import Rule, one_each
 from mb_config.rules.wording import assignments
 
 _MOMENTS = (
@@ -15,7 +15,6 @@ _MOMENTS = (
     "optimizer.exp_avg_sq_dtype",
 )
 
-_BETAS = ("optimizer.adam_beta1", "optimizer.adam_beta2", "optimizer.sgd_momentum")
 ALGORITHMS = ("adam", "sgd", "lion", "muon", "adaptive_muon", "soap")
 """Values of `optimizer.optimizer` that Megatron Core knows; `dist_` before one shards by whole layers."""
 
@@ -53,9 +52,10 @@ def _negative_clip(limit: float | None) -> str | None:
     return f"must not be negative ({limit})" if limit is not None and limit < 0 else None
 
 
-def _decay_of_moments(*values: float | None) -> str | None:
-    wrong = assignments(_BETAS, values, where=lambda value: value is not None and not 0 <= value < 1)
-    return f"must be from 0 up to, not including, 1 ({wrong})" if wrong else None
+def _kept_part(value: float | None) -> str | None:
+    if value is None or 0 <= value < 1:
+        return None
+    return f"must be from 0 up to, not including, 1, not {value}"
 
 
 def _extra_memory(recipe: str | None, reuse: bool | None) -> str | None:
@@ -163,14 +163,14 @@ _COMMON: tuple[Rule, ...] = (
         fails={"optimizer.clip_grad": -1.0},
         passes={"optimizer.clip_grad": 1.0},
     ),
-    Rule(
-        id="OP03",
-        fields=_BETAS,
-        test=_decay_of_moments,
+    *one_each(
+        "OP03",
+        ("optimizer.adam_beta1", "optimizer.adam_beta2", "optimizer.sgd_momentum"),
+        _kept_part,
         why="it is the part of a running average that a step keeps",
-        fix="Set it to a number such as 0.9.",
-        fails={"optimizer.adam_beta2": 1.0},
-        passes={"optimizer.adam_beta2": 0.95},
+        fix="a number such as 0.9",
+        fails=1.0,
+        passes=0.95,
     ),
     Rule(
         id="DT02",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from string import ascii_lowercase
 from typing import Literal
 
 
@@ -34,3 +35,28 @@ class Rule:
 
     passes: Mapping[str, object]
     """An example that it accepts."""
+
+
+def one_each(
+    number: str,
+    paths: Sequence[str],
+    test: Callable[..., str | None],
+    *,
+    why: str,
+    fix: str,
+    fails: object,
+    passes: object,
+) -> tuple[Rule, ...]:
+    """The same condition on each of several fields: a rule for each, `number` with a letter behind it."""
+    return tuple(
+        Rule(
+            id=f"{number}{letter}",
+            fields=(path,),
+            test=test,
+            why=why,
+            fix=f"Set {path} to {fix}.",
+            fails={path: fails},
+            passes={path: passes},
+        )
+        for letter, path in zip(ascii_lowercase, paths, strict=False)
+    )

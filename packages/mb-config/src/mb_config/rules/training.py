@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mb_config.rules.parallelism import SIZES, data_parallel_size
-from mb_config.rules.rule import Rule
+from mb_config.rules.rule import Rule, one_each
 from mb_config.rules.wording import assignments, shown
 
 
@@ -143,9 +143,8 @@ def _same_length(model: int | None, dataset: int | None) -> str | None:
     return f"{dataset} differs from model.seq_length={model}"
 
 
-def _intervals(*values: int | None) -> str | None:
-    wrong = assignments(_INTERVALS, values, where=lambda value: value is not None and value < 1)
-    return f"nothing happens every so often ({wrong})" if wrong else None
+def _positive(value: int | None) -> str | None:
+    return f"must be at least 1, not {value}" if value is not None and value < 1 else None
 
 
 def _skipped(steps: list[int] | None) -> str | None:
@@ -153,27 +152,12 @@ def _skipped(steps: list[int] | None) -> str | None:
     return f"{wrong[0]} is no step" if wrong else None
 
 
-def _evaluations(*values: int | None) -> str | None:
-    wrong = assignments(_EVALUATIONS, values, where=lambda value: value is not None and value < 0)
-    return f"a number of steps or batches is not negative ({wrong})" if wrong else None
-
-
-def _evaluation_sizes(*values: int | None) -> str | None:
-    wrong = assignments(_EVALUATION_SIZES, values, where=lambda value: value is not None and value < 1)
-    return f"must be at least 1 ({wrong})" if wrong else None
-
-
 _INTERVALS = (
     "train.exit_interval",
     "train.exit_duration_in_mins",
     "train.train_sync_interval",
     "train.check_weight_hash_across_dp_replicas_interval",
-)
-_EVALUATIONS = ("validation.eval_iters", "validation.start_eval_at_iter")
-_EVALUATION_SIZES = (
     "validation.eval_interval",
-    "validation.eval_global_batch_size",
-    "validation.eval_micro_batch_size",
 )
 
 MOVED = ("eval_iters", "eval_interval", "skip_train")
@@ -310,14 +294,14 @@ RULES: tuple[Rule, ...] = (
         },
         passes={**_BATCH, **_LAYOUT},
     ),
-    Rule(
-        id="TR04",
-        fields=_INTERVALS,
-        test=_intervals,
+    *one_each(
+        "TR04",
+        _INTERVALS,
+        _positive,
         why="it counts steps or minutes between two events, and null means never",
-        fix="Set it to 1 or more, or to null.",
-        fails={"train.exit_interval": 0},
-        passes={"train.exit_interval": 100},
+        fix="1 or more, or to null",
+        fails=0,
+        passes=100,
     ),
     Rule(
         id="TR05",
@@ -328,23 +312,23 @@ RULES: tuple[Rule, ...] = (
         fails={"train.iterations_to_skip": [-1]},
         passes={"train.iterations_to_skip": [17, 18]},
     ),
-    Rule(
-        id="TR06",
-        fields=_EVALUATIONS,
-        test=_evaluations,
-        why="an evaluation has so many batches, and may begin at a step",
-        fix="Set it to 0 (no evaluation, or from the start on) or more.",
-        fails={"validation.eval_iters": -1},
-        passes={"validation.eval_iters": 0},
+    *one_each(
+        "TR06",
+        ("validation.eval_iters", "validation.start_eval_at_iter"),
+        _not_negative,
+        why="it counts batches or steps",
+        fix="0 or more, or to null",
+        fails=-1,
+        passes=0,
     ),
-    Rule(
-        id="TR07",
-        fields=_EVALUATION_SIZES,
-        test=_evaluation_sizes,
-        why="it counts steps between two evaluations or sequences of a batch",
-        fix="Set it to 1 or more, or to null: no evaluation while training, or batches as in training.",
-        fails={"validation.eval_interval": 0},
-        passes={"validation.eval_interval": 100},
+    *one_each(
+        "TR07",
+        ("validation.eval_global_batch_size", "validation.eval_micro_batch_size"),
+        _positive,
+        why="it counts sequences, and null means as many as in training",
+        fix="1 or more, or to null",
+        fails=0,
+        passes=8,
     ),
     Rule(
         id="V139d",

@@ -36,12 +36,25 @@ RULES: tuple[RuleLike, ...] = (
 )
 """Every rule of every package."""
 
+LESS = {
+    "G02": ("P04",),
+    "G10": ("P10",),
+    "V131": ("CK03",),
+    "V130": ("CK03",),
+    "V134": ("T23",),
+    "V120": ("T29", "T22"),
+    **dict.fromkeys(("V175", "V176", "V177", "V179"), ("T29",)),
+}
+"""Rules that are silent beside others, which say the same of the same fields or would refuse what the first advise."""
+
 
 def find_problems(
     config: ConfigContainer, *, facts: Mapping[str, object], provenance: Provenance | None = None
 ) -> list[Problem]:
     """Apply every rule; the configuration is not changed."""
-    return mb_config.check(config.sections(), RULES, facts=facts, provenance=provenance)
+    found = mb_config.check(config.sections(), RULES, facts=facts, provenance=provenance)
+    broken = {problem.id for problem in found}
+    return [problem for problem in found if broken.isdisjoint(LESS.get(problem.id, ()))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

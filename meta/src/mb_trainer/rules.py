@@ -1,5 +1,6 @@
 """Rules of the trainer itself: sections that this version does not carry out are refused, never ignored."""
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -37,9 +38,11 @@ def must_stay(number: int, path: str, default: object, *, asked: object, instead
     return Rule(
         id=f"T{number:02d}",
         fields=(path,),
-        test=lambda value: None if value in (default, None) else f"{value!r} would have no effect",
+        test=lambda value: (
+            None if value in (default, None) else f"{json.dumps(value, default=str)} would have no effect"
+        ),
         why="nothing in this version carries it out",
-        fix=f"Leave it at {default!r}. {instead}".strip(),
+        fix=f"Leave it at {json.dumps(default)}. {instead}".strip(),
         fails={path: asked},
         passes={path: default},
     )
@@ -50,7 +53,6 @@ NO_RECORDER = "Set NCCL's own environment variables through env_vars."
 NO_FSDP = "Use ddp.use_distributed_optimizer=true to spread optimizer states."
 
 RULES = (
-    not_carried_out(2, "peft", "adapters"),
     must_stay(10, "train.exit_signal_handler_for_dataloader", False, asked=True, instead=BOTH_SIGNALS),
     must_stay(11, "train.check_optimizer_step_success", True, asked=False, instead=""),
     must_stay(12, "train.skip_sync_grad_norm_across_mp", False, asked=True, instead=""),

@@ -93,5 +93,16 @@ RULES: tuple[Rule, ...] = (
         fails=(True, False, None, 128),
         passes=(False, False, None, 128),
     ),
+    section_rule(
+        "S08",
+        ("num_query_groups", "num_attention_heads", "decoder_seq_length"),
+        lambda groups, heads, written: (
+            f"is {groups} with {heads} query heads" if groups not in (None, heads) else None
+        ),
+        why="Megatron Core's cross-attention has as many key/value heads as query heads",
+        fix="Leave num_query_groups unset.",
+        fails=(2, 4, 128),
+        passes=(None, 4, 128),
+    ),
 )
 """Apply where the section has a decoder_seq_length."""

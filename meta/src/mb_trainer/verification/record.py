@@ -52,7 +52,8 @@ class Recorder(Callback):
     def on_train_end(self, context: CallbackContext) -> None:
         """Write what is held at the end, unless the run has failed."""
         if context.outcome is not None:
-            self._write("held", context.state.train_state.step, self._watch.held(context, whole=True))
+            whole = context.outcome.reason == "finished"  # in the middle of a run only one of both comes here
+            self._write("held", context.state.train_state.step, self._watch.held(context, whole=whole))
 
     def _write(self, kind: str, step: int, values: Values) -> None:
         line = json.dumps({"kind": kind, "step": step, "values": values})

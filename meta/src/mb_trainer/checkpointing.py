@@ -16,6 +16,7 @@ from mb_checkpoint import (
     FailedSave,
     SavedCheckpoint,
 )
+from mb_trainer.config import ConfigContainer
 from mb_trainer.data import Vocabulary
 from mb_trainer.trainee import Trainee
 
@@ -93,6 +94,7 @@ class Saves:
             opt_param_scheduler=self._trainee.scheduler,
             num_floating_point_operations_so_far=self._state.train_state.floating_point_operations_so_far,
             non_persistent_ckpt=temporary,
+            adapter_key_filter=adapter_filter(self._state.cfg),
             pg_collection=self._groups,
         )
         with self._pause():
@@ -149,6 +151,11 @@ class Saves:
         message = getattr(outcome, "message", None)  # a manager of one's own need not have one
         if message is not None:
             self._say(f"  {message}")
+
+
+def adapter_filter(config: ConfigContainer) -> Callable[[str], bool] | None:
+    """Return what says which parameters a checkpoint holds; None: all of them."""
+    return None if config.peft is None else config.peft.is_adapter
 
 
 def write_tokenizer(vocabulary: Vocabulary) -> Callable[[Path], None]:

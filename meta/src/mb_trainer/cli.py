@@ -118,6 +118,27 @@ def pretrain(
     raise typer.Exit(command("train").pretrain(list(recipe or []), **asked))
 
 
+@app.command(epilog="Example: mb finetune lora_tiny peft.dim=16 --out runs/lora")
+def finetune(
+    recipe: Recipe = None,
+    config: ConfigFiles = None,
+    out: Out = None,
+    nproc: Processes = None,
+    resume_with_changes: Annotated[
+        bool, typer.Option("--resume-with-changes", help="Go on in a run folder although settings differ.")
+    ] = False,
+) -> None:
+    """Train on from the weights in checkpoint.pretrained_checkpoint, all of them or adapters alone.
+
+    peft=lora, peft=canonical_lora or peft=dora trains adapters (peft.dim, peft.alpha, peft.dropout,
+    peft.target_modules); checkpoints then hold the adapters alone. Everything else is as with mb pretrain.
+
+    The recipe lora_tiny starts from what mb pretrain gpt_tiny made in runs/gpt_tiny.
+    """
+    asked = {"files": config or [], "out": out, "nproc": nproc, "resume_with_changes": resume_with_changes}
+    raise typer.Exit(command("train").pretrain(list(recipe or []), **asked, command="finetune"))
+
+
 @app.command("import-hf", epilog="Example: mb import-hf ~/models/Llama-3.2-1B --out imported/llama")
 def import_hf(
     folder: Annotated[

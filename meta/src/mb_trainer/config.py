@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import mb_config
 from mb_checkpoint import CheckpointConfig
@@ -27,6 +26,7 @@ from mb_data import (
 )
 from mb_metrics import LoggerConfig, ProfilingConfig, TensorInspectConfig
 from mb_models import GPTModelConfig, MambaModelConfig
+from mb_models.peft.config import PEFT, CanonicalLoRA, DoRA, LoRA
 from mb_overlap import CommOverlapConfig
 from mb_resilience import (
     FaultToleranceConfig,
@@ -37,7 +37,9 @@ from mb_resilience import (
 )
 
 __all__ = [
+    "PEFT",
     "TARGETS",
+    "CanonicalLoRA",
     "CheckpointConfig",
     "CommOverlapConfig",
     "ConfigContainer",
@@ -45,10 +47,12 @@ __all__ = [
     "DatasetProvider",
     "DistributedDataParallelConfig",
     "DistributedInitConfig",
+    "DoRA",
     "FaultToleranceConfig",
     "GPTDatasetConfig",
     "GPTModelConfig",
     "InProcessRestartConfig",
+    "LoRA",
     "LoggerConfig",
     "MambaModelConfig",
     "MixedPrecisionConfig",
@@ -76,6 +80,9 @@ NAMED_CLASSES = (
     TextCorpusConfig,
     MixedPrecisionConfig,
     OptimizerConfigOverrideProvider,
+    LoRA,
+    CanonicalLoRA,
+    DoRA,
 )
 
 TARGETS: Mapping[str, type] = {f"{cls.__module__}.{cls.__qualname__}": cls for cls in NAMED_CLASSES}
@@ -110,7 +117,7 @@ class ConfigContainer(mb_config.ConfigContainer):
     """Restart after a fault without a new process."""
     profiling: ProfilingConfig | None = None
     """Which steps are profiled, and how."""
-    peft: Any = None
-    """Not carried out by this version: must stay unset."""
+    peft: LoRA | CanonicalLoRA | DoRA | PEFT | None = None
+    """Adapters, which alone are trained; None: all parameters are."""
     tensor_inspect: TensorInspectConfig | None = None
     """Statistics of tensors inside the model, by nvdlfw-inspect."""

@@ -26,12 +26,14 @@ from mb_checkpoint import (
 from mb_data import load_tokenizer
 from mb_loop import TrainState
 from mb_models import GPTModelConfig
+from mb_models.hf.errors import HuggingFaceError
 from mb_models.hf.files import TensorFolder
 from mb_models.hf.load import load_hf_weights
 from mb_models.hf.paging import back_by_files
 from mb_models.hf.save import save_hf_model
 from mb_models.hf.shapes import read_config, section_of
 from mb_models.transformer import DTYPES
+from mb_trainer.adapters import load_merged
 from mb_trainer.checkpointing import TOKENIZER
 from mb_trainer.config import TARGETS, ConfigContainer, TextCorpusConfig, TokenizerConfig
 from mb_trainer.families import family_of
@@ -122,7 +124,7 @@ def configuration(section: GPTModelConfig, *, dtype: torch.dtype, out: Path) -> 
 def export_run(run: Path, out: Path) -> int:
     """Write the newest whole checkpoint of a run as a folder of transformers; return its step.
 
-    Rows that pad the vocabulary stay. The tokenizer comes along.
+    Adapters are merged. Rows that pad the vocabulary stay. The tokenizer comes along.
 
     Raises:
         NoCheckpointError: there is none.
@@ -135,12 +137,19 @@ def export_run(run: Path, out: Path) -> int:
     if config.model.vocab_size is None:
         size = load_tokenizer(tokenizer if tokenizer.is_file() else config.tokenizer).vocab_size
     section = config.model
+    if not isinstance(section, GPTModelConfig):
+        raise HuggingFaceError(
+            f"{run}: is a {type(section).__name__}, because Llama, Qwen and Mixtral are GPTs. Export a GPT."
+        )
     dtype = torch.float32
     if section.bf16 or section.fp16:
         dtype = torch.bfloat16 if section.bf16 else torch.float16
 
     def convert(chunk: Any, groups: ProcessGroupCollection) -> None:
-        read_weights(selection, chunk, config, groups)
+        if config.peft is None:
+            read_weights(selection, chunk, config, groups)
+        else:
+            load_merged(selection, [chunk], config, groups)
         save_hf_model(chunk, out, config=section, pg_collection=groups)
 
     with_model(config, convert, dtype=dtype, pages=out.parent, vocab_size=size)

@@ -6,10 +6,29 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mb_config import ConfigReadError, Provenance, apply_overrides, apply_yaml
+from mb_config.overrides import NAMED
+from mb_models.peft.config import PeftError
+from mb_models.peft.config import named as named_peft
 from mb_trainer.config import TARGETS, ConfigContainer
 from mb_trainer.recipes import RECIPES
 
 DEFAULT_RECIPE = "gpt_tiny"
+
+
+def adapters(name: str) -> object:
+    """Return the section `peft` that a name stands for.
+
+    Raises:
+        ConfigReadError: it stands for none.
+    """
+    try:
+        return named_peft(name)
+    except PeftError as error:
+        raise ConfigReadError(str(error)) from error
+
+
+SECTIONS_BY_NAME = {**NAMED, "peft": adapters}
+"""Section -> what makes it from a name, as in `peft=lora`."""
 
 
 class UnknownRecipeError(ConfigReadError, LookupError):
@@ -36,8 +55,16 @@ def read_request(words: Sequence[str], *, files: Sequence[Path] = ()) -> Request
     recipe, overrides = (words[0], words[1:]) if named else (DEFAULT_RECIPE, words)
     request = from_recipe(recipe)
     for file in files:
-        apply_yaml(request.config, file, targets=TARGETS, provenance=request.provenance)
-    apply_overrides(request.config, overrides, targets=TARGETS, provenance=request.provenance)
+        apply_yaml(
+            request.config, file, named=SECTIONS_BY_NAME, targets=TARGETS, provenance=request.provenance
+        )
+    apply_overrides(
+        request.config,
+        overrides,
+        named=SECTIONS_BY_NAME,
+        targets=TARGETS,
+        provenance=request.provenance,
+    )
     return request
 
 

@@ -9,6 +9,7 @@ from mb_checkpoint import load_model_weights, select_checkpoint
 from mb_data import load_tokenizer
 from mb_data.tokenizers import Tokenizer
 from mb_models import generate
+from mb_trainer.adapters import load_merged
 from mb_trainer.checkpointing import TOKENIZER
 from mb_trainer.config import TARGETS, ConfigContainer
 from mb_trainer.families import family_of
@@ -50,7 +51,10 @@ def sample_run(run: Path, *, prompt: str, tokens: int, temperature: float, seed:
             tokenizer_vocab_size=tokenizer.vocab_size,
         )
         chunks = provider.provide_chunks(groups)
-        load_model_weights(selection.path, chunks, pg_collection=groups)
+        if config.peft is None:
+            load_model_weights(selection.path, chunks, pg_collection=groups)
+        else:
+            load_merged(selection, chunks, config, groups)
         chunks[0].eval()
         numbers = generate(
             chunks[0],

@@ -49,8 +49,11 @@ def build_trainee(
         device=device,
         tokenizer_vocab_size=tokenizer_vocab_size,
     )
+    built = provider.provide_chunks(groups)
+    if config.peft is not None:
+        config.peft.install(built)
     chunks = wrap_ddp(
-        provider.provide_chunks(groups),
+        built,
         to_megatron(config.ddp),
         pg_collection=groups,
         disable_bucketing=config.optimizer.overlap_param_gather_with_optimizer_step,

@@ -34,7 +34,7 @@ from mb_loop import (
 )
 from mb_loop.hooks import ForwardPreHooks
 from mb_resilience import AgreedStop, SignalWatcher
-from mb_trainer.checkpointing import Saves, write_tokenizer
+from mb_trainer.checkpointing import Saves, adapter_filter, write_tokenizer
 from mb_trainer.config import ConfigContainer
 from mb_trainer.console import Voice
 from mb_trainer.data import Data, Vocabulary, build_data, build_vocabulary
@@ -172,18 +172,28 @@ def load(
             model=trainee.chunks,
             optimizer=trainee.optimizer,
             opt_param_scheduler=trainee.scheduler,
+            adapter_key_filter=adapter_filter(state.cfg),
             pg_collection=groups,
         )
     )
+    peft = state.cfg.peft
+    if peft is not None and state.train_state.step == 0:
+        peft.start(trainee.chunks)
+        trainee.optimizer.reload_model_params()
     if not isinstance(manager, DefaultCheckpointManager) or manager.loaded is None:
         voice.say(f"resumed at step {state.train_state.step}")
         return
     loaded = manager.loaded
+    if peft is not None:
+        voice.say(f"model under the adapters: {state.cfg.checkpoint.pretrained_checkpoint}")
     for passed in loaded.passed_over:
         voice.say(f"passed over {passed.path}: {passed.reason}")
     for note in loaded.notes:
         voice.say(note)
-    voice.say(f"resumed from {loaded.path} at step {loaded.step}")
+    if loaded.source == "weights":
+        voice.say(f"weights from {loaded.path}")
+    else:
+        voice.say(f"resumed from {loaded.path} at step {loaded.step}")
 
 
 def ignore_signals(worker: int) -> None:

@@ -28,9 +28,10 @@ from mb_data.errors import (
     WorkerError,
 )
 from mb_loop import NonFiniteLossError
-from mb_metrics.log_records import LoggingLevelError
 from mb_metrics import LogFormatError, ReportTooLargeError, RunNotFoundError, TensorInspectError
+from mb_metrics.log_records import LoggingLevelError
 from mb_models.hf.errors import HuggingFaceError
+from mb_models.peft.config import PeftError
 from mb_models.rules import ModelConfigError
 from mb_overlap import BufferSettingsError, OverlapConflictError, OverlapRefusedError
 from mb_trainer.failures import ERROR_FOLDER, FAILED, Failure, leave_failure
@@ -90,6 +91,7 @@ CANNOT_BE_DONE = (
     NotEnoughSamplesError,
     OutputExistsError,
     OverlapConflictError,
+    PeftError,
     PlanError,
     PortError,
     RunFolderError,

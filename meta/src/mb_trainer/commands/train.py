@@ -10,11 +10,13 @@ from typing import Any
 
 from mb_loop import TrainOutcome
 from mb_trainer.commands.errors import LaunchError, reported
+from mb_trainer.config import ConfigContainer
 from mb_trainer.job import pretrain as run_pretrain
 from mb_trainer.job import say_complete, settle_job
 from mb_trainer.ports import asked_port
 from mb_trainer.processes import is_launched
 from mb_trainer.reading import read_request
+from mb_trainer.run_folder import NoCheckpointError
 
 
 def pretrain(
@@ -24,13 +26,19 @@ def pretrain(
     out: Path | None,
     nproc: int | None,
     resume_with_changes: bool,
+    command: str = "pretrain",
 ) -> int:
-    """Read what was asked for, train it here or in `nproc` processes, and return the exit code."""
+    """Read what was asked for, train it here or in `nproc` processes, and return the exit code.
+
+    With the command "finetune" it must start from weights that are there.
+    """
 
     def work() -> int:
         if nproc is not None:
             refuse_inside_a_launcher(os.environ)
         request = read_request(words, files=files)
+        if command == "finetune":
+            need_weights(request.config)
         asked: dict[str, Any] = {
             "name": request.name,
             "out": out,
@@ -49,7 +57,9 @@ def pretrain(
             return 0
         port = asked_port(os.environ)
         os.environ[RESUME_COMMAND] = typed(os.environ)
-        return launch(worker_arguments(words, files, out, resume_with_changes), processes=nproc, port=port)
+        return launch(
+            [command, *worker_arguments(words, files, out, resume_with_changes)], processes=nproc, port=port
+        )
 
     return reported(work)
 
@@ -76,11 +86,33 @@ def refuse_inside_a_launcher(environment: Mapping[str, str]) -> None:
 def worker_arguments(
     words: Sequence[str], files: Sequence[Path], out: Path | None, resume_with_changes: bool
 ) -> list[str]:
-    """Return the same command without --nproc."""
+    """Return the arguments of the same command without --nproc."""
     options = [f"--config={file}" for file in files]
     options += [] if out is None else [f"--out={out}"]
     options += ["--resume-with-changes"] if resume_with_changes else []
-    return ["pretrain", *options, "--", *words]
+    return [*options, "--", *words]
+
+
+def need_weights(config: ConfigContainer) -> None:
+    """Refuse to fine-tune from nothing.
+
+    Raises:
+        LaunchError: no weights are named (rule V244).
+        NoCheckpointError: there is no checkpoint where they are named.
+    """
+    named = config.checkpoint.pretrained_checkpoint or config.checkpoint.load
+    if named is None:
+        raise LaunchError(
+            "[V244] checkpoint.pretrained_checkpoint: is not set, because fine-tuning starts from weights. Name a "
+            "run's checkpoints, such as checkpoint.pretrained_checkpoint=runs/gpt_tiny/checkpoints, or use mb pretrain."
+        )
+    folder = Path(named)
+    if not any(folder.glob("iter_*")) and not (folder / "metadata.json").is_file():
+        raise NoCheckpointError(
+            f"[V244] checkpoint.pretrained_checkpoint: {named} has no checkpoint, and fine-tuning starts from one. "
+            "Make it first (mb pretrain gpt_tiny for the recipe lora_tiny; mb import-hf for weights from elsewhere), "
+            "or name another."
+        )
 
 
 def launch(arguments: Sequence[str], *, processes: int, port: int | None) -> int:

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 
-from mb_trainer.recipes import gpt, hybrid
+from mb_trainer.recipes import gpt, hybrid, lora
 from mb_trainer.recipes.gpt import gpt_tiny
 from mb_trainer.recipes.hybrid import hybrid_tiny
+from mb_trainer.recipes.lora import lora_tiny
 from mb_trainer.recipes.recipe import Recipe
 
-__all__ = ["RECIPES", "Recipe", "gpt_tiny", "hybrid_tiny"]
+__all__ = ["RECIPES", "Recipe", "gpt_tiny", "hybrid_tiny", "lora_tiny"]
 
-RECIPES: Mapping[str, Recipe] = {**gpt.RECIPES, **hybrid.RECIPES}
+RECIPES: Mapping[str, Recipe] = {**gpt.RECIPES, **hybrid.RECIPES, **lora.RECIPES}
 """Every recipe by its name."""

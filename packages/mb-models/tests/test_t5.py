@@ -37,7 +37,7 @@ def test_each_rule_refuses_its_failing_example_and_accepts_the_other(rule):
 
 def test_pipeline_stages_are_refused_before_they_hang():
     config = dataclasses.replace(TINY, pipeline_model_parallel_size=2)
-    with pytest.raises(ModelConfigError, match=r"would hang.*\[S02\]"):
+    with pytest.raises(ModelConfigError, match=r"would hang.*\[TF02\]"):
         t5_transformer_config(config, device=CPU)
 
 

@@ -26,7 +26,7 @@ def _split_evenly(together: bool, tp: int, length: int, written: int) -> str | N
 
 RULES: tuple[Rule, ...] = (
     section_rule(
-        "S01",
+        "TF01",
         ("encoder_num_layers", "seq_length", "decoder_seq_length"),
         _some_layers,
         why="an encoder without layers or a sequence without tokens cannot be built",
@@ -35,7 +35,7 @@ RULES: tuple[Rule, ...] = (
         passes=(None, 512, 128),
     ),
     section_rule(
-        "S02",
+        "TF02",
         ("pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size", "decoder_seq_length"),
         _one_stage,
         why="Megatron Core's schedules pass one tensor from stage to stage, while every stage of a decoder needs the "
@@ -45,7 +45,7 @@ RULES: tuple[Rule, ...] = (
         passes=(1, None, 128),
     ),
     section_rule(
-        "S03",
+        "TF03",
         ("context_parallel_size", "decoder_seq_length"),
         _whole_sequences,
         why="masks of encoder and cross-attention are not cut over context-parallel ranks",
@@ -54,7 +54,7 @@ RULES: tuple[Rule, ...] = (
         passes=(1, 128),
     ),
     section_rule(
-        "S04",
+        "TF04",
         ("sequence_parallel", "tensor_model_parallel_size", "seq_length", "decoder_seq_length"),
         _split_evenly,
         why="sequence parallelism gives each rank the same number of tokens of both sequences",
@@ -63,7 +63,7 @@ RULES: tuple[Rule, ...] = (
         passes=(True, 2, 512, 128),
     ),
     section_rule(
-        "S05",
+        "TF05",
         ("position_embedding_type", "decoder_seq_length"),
         lambda kind, written: None if kind in ("learned_absolute", "rope") else f"{kind!r} is not built",
         why="attention without Transformer Engine takes no bias of relative positions, and would fail or ignore it",
@@ -72,7 +72,7 @@ RULES: tuple[Rule, ...] = (
         passes=("rope", 128),
     ),
     section_rule(
-        "S06",
+        "TF06",
         ("num_moe_experts", "decoder_seq_length"),
         lambda experts, written: f"is {experts}" if experts is not None else None,
         why="the blocks of a T5 are dense",
@@ -81,7 +81,7 @@ RULES: tuple[Rule, ...] = (
         passes=(None, 128),
     ),
     section_rule(
-        "S07",
+        "TF07",
         ("qk_layernorm", "multi_latent_attention", "mtp_num_layers", "decoder_seq_length"),
         lambda norms, latent, ahead, written: (
             f"is {norms} with multi_latent_attention={latent}, mtp_num_layers={ahead}"
@@ -94,7 +94,7 @@ RULES: tuple[Rule, ...] = (
         passes=(False, False, None, 128),
     ),
     section_rule(
-        "S08",
+        "TF08",
         ("num_query_groups", "num_attention_heads", "decoder_seq_length"),
         lambda groups, heads, written: (
             f"is {groups} with {heads} query heads" if groups not in (None, heads) else None

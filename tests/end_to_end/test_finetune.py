@@ -1,0 +1,54 @@
+"""Fine-tuning through the trainer: adapters alone are stored, a stop changes nothing, what is missing is said."""
+
+import pytest
+from runs import metrics, train_here
+
+from mb_checkpoint import describe_checkpoint
+from mb_trainer.commands.sample import sample
+from mb_trainer.commands.train import pretrain
+
+
+@pytest.fixture(scope="module")
+def base(overrides, tmp_path_factory):
+    """The checkpoints of a short run."""
+    out = tmp_path_factory.mktemp("base") / "run"
+    train_here(overrides, out)
+    return out / "checkpoints"
+
+
+def adapt(overrides, base, out, *words, **options):
+    start = f"checkpoint.pretrained_checkpoint={base}"
+    return train_here([*overrides, start, "peft=dora", "peft.dim=4", *words], out, **options)
+
+
+def losses(out):
+    return [row["lm loss"] for row in metrics(out) if "lm loss" in row]
+
+
+def test_adapters_alone_are_stored_and_a_stop_changes_nothing(overrides, base, tmp_path, capsys):
+    adapt(overrides, base, tmp_path / "whole")
+    stored = list(describe_checkpoint(tmp_path / "whole" / "checkpoints").tensors)
+    weights = [name for name in stored if not name.startswith(("optimizer", "chained"))]
+    assert weights
+    assert all(".adapter." in name for name in weights)
+    adapt(overrides, base, tmp_path / "cut", "train.exit_interval=10")
+    adapt(overrides, base, tmp_path / "cut", "train.exit_interval=null", resume_with_changes=True)
+    assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
+    assert sample(tmp_path / "whole", prompt="the", tokens=3, temperature=0.0, seed=1) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "[V244] checkpoint.pretrained_checkpoint: is not set"),
+        (
+            ["checkpoint.pretrained_checkpoint=nowhere"],
+            "[V244] checkpoint.pretrained_checkpoint: nowhere has no",
+        ),
+        (["peft=ia3"], "'ia3' is none of lora, canonical_lora, dora"),
+    ],
+)
+def test_fine_tuning_from_nothing_is_refused(words, says, tmp_path, capsys):
+    asked = {"files": [], "out": tmp_path, "nproc": None, "resume_with_changes": False}
+    assert pretrain(words, **asked, command="finetune") == 2
+    assert says in capsys.readouterr().err

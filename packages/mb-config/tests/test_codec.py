@@ -1,5 +1,7 @@
 """Plain data and back, with every slip named."""
 
+from dataclasses import dataclass
+
 import pytest
 import yaml
 from hypothesis import given
@@ -233,3 +235,36 @@ def test_a_missing_file_and_a_folder(tmp_path):
         ConfigContainer.from_yaml(tmp_path / "run.yaml")
     with pytest.raises(ConfigFileError):
         ConfigContainer.from_yaml(tmp_path)
+
+
+@dataclass(kw_only=True)
+class Car:
+    wheels: int
+    fuel: str = "petrol"
+
+
+@dataclass(kw_only=True)
+class Boat:
+    wheels: int = 0
+    sails: int = 1
+    mast: int
+
+
+@dataclass(kw_only=True)
+class Garage:
+    vehicle: Car | Boat
+
+
+@pytest.mark.parametrize(
+    ("data", "cls"),
+    [({"wheels": 4}, Car), ({"wheels": 4, "fuel": "diesel"}, Car), ({"mast": 1, "sails": 2}, Boat)],
+)
+def test_a_class_that_alone_fits_the_keys_needs_no_target(data, cls):
+    assert type(from_dict(Garage, {"vehicle": data}).vehicle) is cls
+
+
+def test_keys_that_fit_several_classes_need_a_target_and_a_misspelt_one_is_told_as_such():
+    with pytest.raises(TargetError, match="vehicle: needs _target_"):
+        from_dict(Garage, {"vehicle": {"wheels": 4, "mast": 1}})
+    with pytest.raises(UnknownKeyError, match="vehicle.fule: no such field"):
+        from_dict(Garage, {"vehicle": {"wheels": 4, "fule": "gas"}})

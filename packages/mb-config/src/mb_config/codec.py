@@ -156,6 +156,8 @@ class Reader:
             return candidates[0]
         allowed = {target_name(cls): cls for cls in (*self.targets.values(), *candidates)}
         allowed |= {cls.__name__: cls for cls in candidates} | dict(self.targets)
+        if name is None and (cls := only_fitting(candidates, data)) is not None:
+            return cls
         if name is None:
             raise TargetError(f"needs {TARGET}, one of {', '.join(sorted(allowed))}", path=path)
         if name not in allowed:
@@ -175,6 +177,17 @@ class Reader:
 
     def _nested(self, data: Mapping[str, Any], candidates: tuple[type, ...], path: str) -> object:
         return self.build(self.target(data, candidates, path=path), data, path=path)
+
+
+def only_fitting(candidates: tuple[type, ...], data: Mapping[str, Any]) -> type | None:
+    """The one class that the data can be meant for: it gets all that it requires, and it alone knows every key.
+
+    Keys that no class knows decide nothing, so that a misspelt one is told as such. None where several classes fit.
+    """
+    complete = [cls for cls in candidates if all(f.name in data for f in fields(cls) if _is_required(f))]
+    knowing = [cls for cls in complete if set(data) <= {f.name for f in fields(cls)}]
+    fitting = knowing or complete
+    return fitting[0] if len(fitting) == 1 else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

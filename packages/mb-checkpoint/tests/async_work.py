@@ -101,3 +101,14 @@ def folder_goes_away(section):
         return run.manager.finalize_async_saves(blocking=True).message
     finally:
         run.manager.close()
+
+
+def writer_of(section):
+    """Save once; return the class of what wrote it."""
+    run = new_run({}, async_save=True, **section)
+    run.train(1)
+    run.save()
+    run.manager.finalize_async_saves(blocking=True)
+    name = type(run.manager._writer).__name__
+    run.manager.close()
+    return name

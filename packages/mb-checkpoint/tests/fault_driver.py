@@ -92,7 +92,7 @@ class Matrix:
                 if kind == "crash" and process == "main":
                     continue  # that is a kill
                 numbers = [number for number, name in enumerate(names) if name in applies]
-                for number in numbers[:: self.stride]:
+                for number in numbers[self.stride // 2 :: self.stride] or numbers[-1:]:
                     self.look_at(rank, process, number, kind, names[number])
         return {"points": self.points, "by": self.by, "problems": self.problems}
 

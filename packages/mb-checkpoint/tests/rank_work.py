@@ -167,17 +167,6 @@ def without_process_group(section):
     run.save()
 
 
-class Streaming:
-    """An iterator with a position of its own."""
-
-    class iterable:
-        """As a dataloader that can be saved."""
-
-        @staticmethod
-        def save_state():
-            """Save."""
-
-
 def events_and_assets(section):
     """Save with a callback manager and a writer of assets; return the events and the files."""
     from mb_checkpoint import CheckpointConfig, CheckpointSaveContext, DefaultCheckpointManager
@@ -290,3 +279,11 @@ def corrupt_by_padded_buckets(section):
         return before == again.fingerprint()["optimizer"]
     finally:
         mcore.refuse_padded_buckets = guard
+
+
+def saved_after_each_step(shape, section, steps):
+    """Train and save after each step, in one run."""
+    run = new_run(shape, **section)
+    for _ in range(steps):
+        run.train(1)
+        run.save()

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("mb_host")
 DRIVER = Path(__file__).parent / "fault_driver.py"
 ALL = "MB_ALL_FAULTS" in os.environ
-PART = {"1:sync": 31, "1:async": 37, "1:load": 19, "2:sync": 67, "2:async": 71, "2:load": 31}
+PART = {"1:sync": 61, "1:async": 61, "1:load": 41, "2:sync": 131, "2:async": 131, "2:load": 71}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="background saves need Linux")

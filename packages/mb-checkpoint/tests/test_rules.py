@@ -21,6 +21,8 @@ HONOURED = {
     "ckpt_assume_constant_structure",
     "verify_integrity",
     "on_save_error",
+    "ckpt_fully_parallel_load_process_group",
+    "ckpt_fully_parallel_save_process_group",
     "custom_manager_class",
     "async_write_results_mp_mode",
     "async_hang_seconds",

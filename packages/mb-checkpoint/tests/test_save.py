@@ -38,6 +38,27 @@ def test_two_writers_a_rank_give_two_files_a_rank(two_ranks, tmp_path):
     assert files == ["__0_0.distcp", "__0_1.distcp", "__1_0.distcp", "__1_1.distcp"]
 
 
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"ckpt_assume_constant_structure": True},
+        {
+            "ckpt_fully_parallel_save_process_group": "ep_dp",
+            "ckpt_fully_parallel_load_process_group": "ep_dp",
+        },
+        {"fully_parallel_save": False},
+    ],
+    ids=["planned once", "expert-parallel groups", "one writer"],
+)
+def test_ways_to_write_that_differ_only_in_speed(two_ranks, tmp_path, section):
+    shape, folder = {"dist_opt": True}, str(tmp_path)
+    straight = two_ranks.run(rank_work.straight, shape, 3)
+    two_ranks.run(rank_work.saved_after_each_step, shape, {"save": folder, **section}, 3)
+    reading = {"load": folder, "fully_parallel_load": True, **section}
+    after = two_ranks.run(rank_work.second_part, shape, reading, 0)
+    assert [fingerprint for _, fingerprint, _ in after] == [fingerprint for _, fingerprint in straight]
+
+
 def test_old_checkpoints_go(one_rank, tmp_path):
     for steps in (1, 2, 3):
         one_rank.run(rank_work.first_part, {}, {"save": str(tmp_path), "most_recent_k": 2}, steps)
@@ -57,9 +78,8 @@ def test_a_failing_save_leaves_the_previous_checkpoint_and_nothing_else(two_rank
 @pytest.mark.parametrize(
     ("section", "wishes", "kind"),
     [
-        ({"save": "x"}, {"non_persistent_ckpt": True}, "NotImplementedError"),
+        ({"save": "x"}, {"non_persistent_ckpt": True}, "ValueError"),
         ({"save": "x"}, {"module_name": "vision"}, "NotImplementedError"),
-        ({"save": "x"}, {"train_data_iterator": rank_work.Streaming()}, "NotImplementedError"),
         ({}, {}, "ValueError"),
     ],
 )

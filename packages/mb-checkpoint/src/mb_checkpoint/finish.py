@@ -7,7 +7,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
 
 from mb_checkpoint.commit import commit, seal
-from mb_checkpoint.manifest import Manifest
+from mb_checkpoint.manifest import FileEntry, Manifest
 from mb_checkpoint.retention import Pruned, prune
 from mb_checkpoint.writing import take_results
 
@@ -20,8 +20,8 @@ class FinishJob:
     staging: Path
     world_size: int
     """Ranks that left their results in the staging folder."""
-    index: Metadata
-    """Tensors and objects of all ranks, without their places in files."""
+    index: Metadata | None
+    """Tensors and objects of all ranks, without their places in files; None: another writer wrote data and index."""
     facts: Manifest
     """The manifest but for the files."""
     keep: int
@@ -45,9 +45,11 @@ def finish(job: FinishJob) -> Finished:
     Raises:
         OSError: Something could not be written; earlier checkpoints are as before.
     """
-    written = take_results(job.staging, job.world_size)
-    FileSystemWriter(job.staging).finish(job.index, [list(each.results) for each in written])
-    entries = [entry for each in written for entry in each.files]
+    entries: list[FileEntry] = []
+    if job.index is not None:
+        written = take_results(job.staging, job.world_size)
+        FileSystemWriter(job.staging).finish(job.index, [list(each.results) for each in written])
+        entries = [entry for each in written for entry in each.files]
     manifest = seal(job.staging, job.facts, written=entries)
     path = commit(job.root, job.facts.step, job.staging)
     pruned = prune(job.root, keep=job.keep, protected=job.facts.step, retain_interval=job.retain_interval)

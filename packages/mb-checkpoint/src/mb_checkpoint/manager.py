@@ -2,9 +2,10 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch.distributed as dist
 
@@ -24,14 +25,50 @@ from mb_checkpoint.context import (
 from mb_checkpoint.errors import CheckpointConfigError, CheckpointSaveError
 from mb_checkpoint.load import load_checkpoint
 from mb_checkpoint.local import LocalStoreLike, open_local_store
-from mb_checkpoint.mcore_plan import Planner
 from mb_checkpoint.pending import PendingSave
 from mb_checkpoint.rounds import Rounds
 from mb_checkpoint.rules import refusals
-from mb_checkpoint.save import cleaned_up, new_planner, prepare, save_checkpoint, save_local
+from mb_checkpoint.save import (
+    PlannerLike,
+    cleaned_up,
+    new_planner,
+    prepare,
+    save_checkpoint,
+    save_local,
+    writing_group,
+)
 from mb_checkpoint.sources import find_checkpoint
+from mb_checkpoint.worker import Answer, Job
+from mb_checkpoint.writing import DataFile
 
 logger = logging.getLogger(__name__)
+
+
+class BackgroundLike(Protocol):
+    """What writes in the background; `background.Writer` fits."""
+
+    @property
+    def staged_bytes(self) -> int:
+        """Host memory that is held for copies."""
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the writer."""
+
+    def write(self, folder: Path, rank: int, files: Sequence[DataFile]) -> None:
+        """Copy the tensors and let them be written."""
+
+    def submit(self, job: Job) -> None:
+        """Hand over the next job."""
+
+    def answer(self) -> Answer | None:
+        """Return what became of the last one, once."""
+
+    def stop(self) -> None:
+        """End the process; the next job starts another."""
+
+    def close(self) -> None:
+        """End the process for good."""
 
 
 class DefaultCheckpointManager:
@@ -68,8 +105,8 @@ class DefaultCheckpointManager:
         self._write_assets = write_assets
         self._clock = clock
         self._validated = False
-        self._planner: Planner | None = None
-        self._writer = _writer(checkpoint_config)
+        self._planner: PlannerLike | None = None
+        self._writer: BackgroundLike | None = _writer(checkpoint_config)
         self._pending: PendingSave | None = None
         self._events: CallbackManagerLike | None = None
         self._local: LocalStoreLike | None = None
@@ -90,7 +127,7 @@ class DefaultCheckpointManager:
         began = self._clock()
         self.finalize_async_saves(blocking=True)
         self._events = callback_manager
-        self._planner = self._planner or new_planner(self._config, mcore.Groups.of(ctx.pg_collection))
+        self._choose_planner(mcore.Groups.of(ctx.pg_collection))
         wishes: dict[str, Any] = {
             "write_assets": self._write_assets,
             "planner": self._planner,
@@ -152,6 +189,21 @@ class DefaultCheckpointManager:
         """
         return find_checkpoint(self._config)[1] is not None
 
+    def _choose_planner(self, groups: mcore.Groups) -> None:
+        """Choose who plans and writes, at the first save: nvidia-resiliency-ext where asked for and there."""
+        if self._planner is not None:
+            return
+        self._planner = new_planner(self._config, groups)
+        if isinstance(self._writer, Writer) and self._config.async_strategy == "nvrx":
+            door = import_module("mb_checkpoint.nvrx_async")  # Megatron Core must not be imported for less
+            if door.is_available():
+                shared = writing_group(self._config, groups)
+                self._planner = self._writer = door.NvrxWriter(self._config, shared, self._writer)
+            elif dist.get_rank() == 0:
+                logger.info(
+                    "checkpoint.async_strategy: nvidia-resiliency-ext 0.6 or newer is not installed; mcore it is"
+                )
+
     def _begin(self, ctx: CheckpointSaveContext, wishes: dict[str, Any]) -> SavedCheckpoint | ScheduledSave:
         local = self._local_store(ctx.pg_collection) if ctx.non_persistent_ckpt else None
         if local is not None:
@@ -166,7 +218,9 @@ class DefaultCheckpointManager:
             self._local = open_local_store(self._config, mcore.Groups.of(pg_collection).dp_cp)
         return self._local
 
-    def _schedule(self, ctx: CheckpointSaveContext, writer: Writer, wishes: dict[str, Any]) -> ScheduledSave:
+    def _schedule(
+        self, ctx: CheckpointSaveContext, writer: BackgroundLike, wishes: dict[str, Any]
+    ) -> ScheduledSave:
         prepared = prepare(ctx, self._config, **wishes)
         save = prepared.save
         with cleaned_up(save.root, save.step, save.staging):

@@ -39,6 +39,8 @@ class Groups:
     tp: GroupLike
     pp: GroupLike
     dp_cp: Any
+    expt_dp: Any | None
+    """Ranks that hold the same experts; None where nobody asked for that group."""
     ep_size: int
     dp_rank: int
     is_first_of_replica: bool
@@ -47,7 +49,7 @@ class Groups:
     @classmethod
     def of(cls, pg_collection: Any | None) -> "Groups":
         """Take them from a collection, or Megatron's own ones where there is none."""
-        names = ["tp", "pp", "dp", "cp", "dp_cp", "ep"]
+        names = ["tp", "pp", "dp", "cp", "dp_cp", "ep", "expt_dp"]
         found = pg_collection or ProcessGroupCollection.use_mpu_process_groups(required_pgs=names)
         # a collection lacks the attributes of groups that nobody asked for
         expert, data, context = (getattr(found, name, None) for name in ("ep", "dp", "cp"))
@@ -56,10 +58,26 @@ class Groups:
             tp=found.tp,
             pp=found.pp,
             dp_cp=found.dp_cp,
+            expt_dp=getattr(found, "expt_dp", None),
             ep_size=expert.size() if expert else 1,
             dp_rank=(data or found.dp_cp).rank(),
             is_first_of_replica=not any(firsts),
         )
+
+    def sharing(self, wish: str) -> Any:
+        """Return the ranks that share the writing or reading: `dp` with context-parallel, or `ep_dp`.
+
+        Raises:
+            ValueError: The group asked for is not in the collection.
+        """
+        if wish == "dp":
+            return self.dp_cp
+        if self.expt_dp is None:
+            raise ValueError(
+                "checkpoint.ckpt_fully_parallel_*_process_group: ep_dp, and the process groups that were passed have "
+                "no expt_dp. Pass it, or set it to dp."
+            )
+        return self.expt_dp
 
     def layout(self, model: Sequence[Any]) -> dict[str, int]:
         """Return what must be equal for a layout-bound optimizer state to be readable."""
@@ -178,7 +196,8 @@ def read(
     strategy: Any = TorchDistLoadShardedStrategy(stream_ckpt_dequant=config.stream_ckpt_dequant)
     if config.fully_parallel_load:
         algorithm = config.ckpt_fully_parallel_load_exchange_algo
-        strategy = FullyParallelLoadStrategyWrapper(strategy, groups.dp_cp, exchange_algo=algorithm)
+        shared = groups.sharing(config.ckpt_fully_parallel_load_process_group)
+        strategy = FullyParallelLoadStrategyWrapper(strategy, shared, exchange_algo=algorithm)
     with quiet():
         loaded: dict[str, Any] = dist_checkpointing.load(
             state,

@@ -373,8 +373,6 @@ CONSISTENCY = (
 )
 
 NOT_YET = (
-    not_yet(17, "ckpt_fully_parallel_save_process_group", neutral="dp", asked="ep_dp", lacks="uses DP x CP"),
-    not_yet(18, "ckpt_fully_parallel_load_process_group", neutral="dp", asked="ep_dp", lacks="uses DP x CP"),
     not_yet(19, "dist_ckpt_save_pre_mcore_014", neutral=False, asked=True, lacks="writes today's layout"),
     not_yet(
         20,

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch.distributed as dist
 
@@ -35,6 +35,15 @@ WRITERS = ("mb-checkpoint", "megatron-core", "torch")
 """Packages whose versions are recorded."""
 
 
+class PlannerLike(Protocol):
+    """Who plans a save; `mcore_plan.Planner` fits."""
+
+    def plan(
+        self, state: dict[str, Any], directory: Path, *, metadata: dict[str, Any], validate: bool
+    ) -> mcore_plan.WritePlan:
+        """Return what this rank writes. Collective."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
     """A save that needs nothing more of the running training than its tensors."""
@@ -49,7 +58,7 @@ def save_checkpoint(
     config: CheckpointConfig,
     *,
     write_assets: Callable[[Path], None] | None = None,
-    planner: mcore_plan.Planner | None = None,
+    planner: PlannerLike | None = None,
     validate: bool = True,
     clock: Callable[[], float] = time.perf_counter,
 ) -> SavedCheckpoint:
@@ -90,7 +99,7 @@ def prepare(
     config: CheckpointConfig,
     *,
     write_assets: Callable[[Path], None] | None,
-    planner: mcore_plan.Planner | None,
+    planner: PlannerLike | None,
     validate: bool,
     clock: Callable[[], float],
 ) -> Prepared:
@@ -127,7 +136,7 @@ def prepare(
         plan = planner.plan(state, staging, metadata=metadata, validate=validate)
         on_rank_zero(describe)
     job = None
-    if dist.get_rank() == 0 and plan.index is not None:
+    if dist.get_rank() == 0:
         job = FinishJob(
             root=root,
             staging=staging,
@@ -174,10 +183,17 @@ def save_local(
 def new_planner(config: CheckpointConfig, groups: mcore.Groups) -> mcore_plan.Planner:
     """Return a planner as the section asks for it."""
     return mcore_plan.Planner(
-        dp_cp=groups.dp_cp if config.fully_parallel_save else None,
+        dp_cp=writing_group(config, groups),
         writers=config.storage_writers_per_rank,
         constant=config.ckpt_assume_constant_structure,
     )
+
+
+def writing_group(config: CheckpointConfig, groups: mcore.Groups) -> Any | None:
+    """Return the ranks that share the writing of what they all have; None where the first of them writes it."""
+    if not config.fully_parallel_save:
+        return None
+    return groups.sharing(config.ckpt_fully_parallel_save_process_group)
 
 
 @contextmanager

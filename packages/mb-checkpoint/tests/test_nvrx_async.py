@@ -1,0 +1,33 @@
+"""The background writer of nvidia-resiliency-ext, where a version is installed that Megatron Core can use."""
+
+import importlib.metadata
+
+import async_work
+import pytest
+import rank_work
+
+
+def usable():
+    try:
+        return int(importlib.metadata.version("nvidia-resiliency-ext").split(".")[1]) >= 6
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(not usable(), reason="nvidia-resiliency-ext 0.6 or newer is not installed")
+def test_a_run_resumed_from_its_background_save_equals_a_straight_one(two_ranks, tmp_path):
+    shape, folder = {"dist_opt": True}, str(tmp_path)
+    straight = two_ranks.run(rank_work.straight, shape, 4)
+    section = {"save": folder, "async_strategy": "nvrx"}
+    before = two_ranks.run(async_work.first_part_in_background, shape, section, 2)
+    after = two_ranks.run(rank_work.second_part, shape, {"load": folder}, 2)
+    assert [first[0] + second[0] for first, second in zip(before, after, strict=True)] == [
+        losses for losses, _ in straight
+    ]
+    assert two_ranks.run(async_work.writer_of, section) == ["NvrxWriter"] * 2
+
+
+@pytest.mark.skipif(usable(), reason="shows what happens without nvidia-resiliency-ext 0.6 or newer")
+def test_without_it_the_writer_of_this_package_takes_its_place(one_rank, tmp_path):
+    section = {"save": str(tmp_path), "async_strategy": "nvrx"}
+    assert one_rank.run(async_work.writer_of, section) == ["Writer"]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 
+from mb_loop import StepResult
 from mb_metrics import (
     EnergySampler,
     Metrics,
@@ -63,6 +64,7 @@ class Measured:
         config, world = job.config, job.world
         self._config, self._groups, self._chunks, self._device = config, groups, chunks, device
         self._microbatches = 0
+        self._flops_per_token = flops_per_token(config, vocab_size=vocab_size)
         samplers = build_samplers(config.logger, start_step=step)
         self._energy = [sampler for sampler in samplers if isinstance(sampler, EnergySampler)]
         reductions = per_stage(build_reductions(config.logger), stages=groups.pp.size())
@@ -85,7 +87,7 @@ class Measured:
             total_steps=config.train.train_iters,
             total_samples=config.train.train_samples,
             world_size=world.world_size,
-            flops_per_token=flops_per_token(config, vocab_size=vocab_size),
+            flops_per_token=self._flops_per_token,
             peak_tflops=device_peak(config),
             group=torch.distributed.group.WORLD if reductions else None,
             reduce=reductions,
@@ -94,6 +96,10 @@ class Measured:
         )
         if sinks:
             self.metrics.keep_file(job.folder.run_config)
+
+    def operations(self, result: StepResult) -> float:
+        """Return the model's floating-point operations of a step over all ranks; 0 where they are not known."""
+        return (self._flops_per_token or 0.0) * (result.tokens or 0)
 
     def at_interval(self, step: int, *, samples: int) -> dict[str, Any]:
         """Return what is measured at the end of a log interval, empty at other steps. Collective over the model."""

@@ -54,15 +54,12 @@ NO_FSDP = "Use ddp.use_distributed_optimizer=true to spread optimizer states."
 
 RULES = (
     must_stay(10, "train.exit_signal_handler_for_dataloader", False, asked=True, instead=BOTH_SIGNALS),
-    must_stay(11, "train.check_optimizer_step_success", True, asked=False, instead=""),
-    must_stay(12, "train.skip_sync_grad_norm_across_mp", False, asked=True, instead=""),
     must_stay(13, "validation.skip_train", False, asked=True, instead=""),
     must_stay(14, "validation.test_mode", False, asked=True, instead=""),
     must_stay(20, "dist.lazy_mpu_init", False, asked=True, instead=""),
     must_stay(21, "dist.use_megatron_fsdp", False, asked=True, instead=NO_FSDP),
     must_stay(22, "dist.use_torch_fsdp2", False, asked=True, instead=NO_FSDP),
     must_stay(23, "dist.use_decentralized_pg", False, asked=True, instead=""),
-    must_stay(24, "dist.distributed_timeout_seconds_after_init", None, asked=60, instead=""),
     must_stay(25, "dist.flight_recorder_dump_path", None, asked="dump", instead=NO_RECORDER),
     must_stay(26, "dist.disable_jit_fuser", False, asked=True, instead=""),
     must_stay(27, "dist.enable_megatron_core_experimental", False, asked=True, instead=""),

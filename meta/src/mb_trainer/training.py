@@ -25,6 +25,7 @@ from mb_config import non_default_values
 from mb_loop import (
     Callback,
     CallbackManager,
+    TimeoutAfterFirstStep,
     TrainOutcome,
     TrainState,
     evaluate,
@@ -254,7 +255,7 @@ class Run:
             bar = stack.enter_context(self.voice.progress("training", total, done=counters.step))
             saves = self.saves(events, measured)
             recorder = MetricsRecorder(measured, loss_scale=config.model.fp16, extra=lambda: saves.values)
-            own += [recorder, ProgressBar(bar)]
+            own += [recorder, ProgressBar(bar), *self.after_first_step()]
             if self.job.world.is_voice:
                 begin(events, self.job, step=counters.step, before=before)
                 own.append(EventRecorder(events))
@@ -272,6 +273,7 @@ class Run:
                 callbacks=heard,
                 checkpointer=saves,
                 exit_wish=self.agreed_stop(watcher),
+                flops=measured.operations,
                 **self.schedule(),
             )
             test_losses = self.test(heard) if outcome.reason == "finished" else {}
@@ -299,6 +301,11 @@ class Run:
             kind="test",
             **self.schedule(),
         )
+
+    def after_first_step(self) -> list[Callback]:
+        """Return what sets the shorter time-out of collectives once a step has been made, if one is asked for."""
+        seconds = self.job.config.dist.distributed_timeout_seconds_after_init
+        return [] if seconds is None else [TimeoutAfterFirstStep(seconds)]
 
     def schedule(self) -> dict[str, Any]:
         """Return Megatron's schedule for this layout, with its groups and pipeline communication."""

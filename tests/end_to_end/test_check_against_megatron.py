@@ -19,7 +19,6 @@ import torch.distributed
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from megatron.core import parallel_state
-from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import mb_config
@@ -37,8 +36,7 @@ from mb_config import (
 )
 from mb_config.mcore import build_scheduler, to_megatron
 from mb_models import GPTModelConfig
-from mb_models.config import TransformerFields
-from mb_models.transformer import OWN_FIELDS, from_names, transformer_config
+from mb_models.transformer import from_names, megatron_class, transformer_config
 
 RULES = (*mb_config.RULES, *mb_models.rules.RULES, *mb_overlap.rules.RULES)
 RESOLVED_RULES = (*RULES, mb_models.rules.INTERLEAVING)
@@ -197,13 +195,14 @@ class Weights:
 
 def transformer(model: GPTModelConfig) -> None:
     """Construct Megatron's class from the section, without a rule or a replacement of ours."""
-    values = {item.name: getattr(model, item.name) for item in fields(TransformerFields)}
+    kind, names = megatron_class(model)
+    values = {name: getattr(model, name) for name in names}
     if model.virtual_pipeline_model_parallel_size == 1:
         values["virtual_pipeline_model_parallel_size"] = None
     if model.cuda_graph_modules == "full":
         values["cuda_graph_modules"] = []
     values["pipeline_dtype"] = model.pipeline_dtype or model.params_dtype
-    TransformerConfig(**deepcopy(from_names({key: values[key] for key in values.keys() - OWN_FIELDS})))
+    kind(**deepcopy(from_names(values)))
 
 
 def refused_by_megatron(config: ConfigContainer) -> list[str]:

@@ -4,8 +4,11 @@ Each isolated environment is made by uv from its cache by hard links, so a secon
 about a second and no download.
 """
 
+import os
 import shutil
 import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import nox
@@ -14,7 +17,7 @@ import tomllib
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "uv"
 nox.options.error_on_missing_interpreters = False
-nox.options.sessions = ["pythons", "lint", "types", "build", "unit", "docs", "oldest", "integration"]
+nox.options.sessions = ["pythons", "lint", "types", "build", "lanes"]
 
 ROOT = Path(__file__).parent
 DIST = ROOT / "dist"
@@ -116,9 +119,19 @@ def types(session: nox.Session) -> None:
     session.run("uv", "run", "mypy", *sources, "meta/src", "tests/wiring", external=True)
 
 
+BUILT = "MB_WHEELS_ARE_BUILT"
+"""Environment variable: tells the lanes to take the wheels that are there."""
+
+LANES = {"packages": ["unit", "docs", "oldest"], "integration": ["integration"]}
+"""Sessions that run beside each other, a list one after the other."""
+
+
 @nox.session(venv_backend="none")
 def build(session: nox.Session) -> None:
     """Build the wheel of every package into dist/."""
+    if BUILT in os.environ:
+        session.log("the wheels are there")
+        return
     shutil.rmtree(DIST, ignore_errors=True)
     session.run("uv", "build", "--all-packages", "--wheel", "--quiet", "--out-dir", str(DIST), external=True)
     session.log("built %s", ", ".join(sorted(path.name for path in DIST.glob("*.whl"))))
@@ -136,6 +149,31 @@ def unit(session: nox.Session, package: str) -> None:
             requirement(package, usable_extras(package)), *requirements_of_tests(package, bare=False)
         )
         run_tests(session, package)
+
+
+@nox.session(venv_backend="none", requires=["build"])
+def lanes(session: nox.Session) -> None:
+    """Every package alone, its examples and lowest versions, beside the integration tests: a lane for each core."""
+    with ThreadPoolExecutor(len(LANES)) as pool:
+        codes = dict(zip(LANES, pool.map(run_lane, LANES), strict=True))
+    failed = [name for name, code in codes.items() if code]
+    if failed:
+        session.error(f"failed: {', '.join(failed)}; the lines that begin with that name say why")
+
+
+def run_lane(name: str) -> int:
+    """Run the sessions of a lane in a process of their own, its lines marked with its name; return its exit code."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "nox", "--sessions", *LANES[name]],
+        cwd=ROOT,
+        env={**os.environ, BUILT: "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    for line in process.stdout:
+        print(f"[{name}] {line}", end="", flush=True)
+    return process.wait()
 
 
 @nox.session(python=TRAINER_PYTHON, requires=["build"])

@@ -88,6 +88,7 @@ def main(hidden: int, layers: int) -> None:
     with_manager(run, f"{place}/sync")
     sync = [seconds(run.save) for _ in range(SAVES)]
     with_manager(run, f"{place}/async", async_save=True)
+    run.train(STEPS)  # as in a run, where the writer has long started when the first save comes
     stalls, slowed, poll = background(run)
     theirs = torch_async(run, f"{place}/dcp")
     files = list(Path(place, "sync").glob("iter_*/*.distcp"))

@@ -10,12 +10,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from rank_work import new_run
 
+BACKGROUND = {"async_save": True, "async_write_results_mp_mode": "fork"}
+"""A fork is there at once; a fresh interpreter imports torch for seconds."""
+
 
 def first_part_in_background(shape, section, steps):
     """Train, begin to save, spoil the weights at once, and wait; return losses and the record."""
     import torch
 
-    run = new_run(shape, async_save=True, **section)
+    run = new_run(shape, **{**BACKGROUND, **section})
     losses = run.train(steps)
     scheduled = run.save()
     with torch.no_grad():
@@ -31,7 +34,7 @@ def first_part_in_background(shape, section, steps):
 
 def training_goes_on(section):
     """Begin to save, train meanwhile and poll after each step; return the polls with an outcome, and the seconds."""
-    run = new_run({}, async_save=True, **section)
+    run = new_run({}, **{**BACKGROUND, **section})
     run.train(1)
     began = time.perf_counter()
     run.save()
@@ -61,7 +64,7 @@ def with_trouble(section, trouble, where):
     """Begin to save with trouble in the writer of rank `where`; return the outcome, and that of the next save."""
     import torch
 
-    run = new_run({}, async_save=True, **section)
+    run = new_run({}, **{**BACKGROUND, **section})
     run.train(1)
     run.save()
     assert run.manager.finalize_async_saves(blocking=True).step == 1
@@ -90,7 +93,7 @@ def folder_goes_away(section):
     """Begin to save, and put a file where the staging folder was; return the outcome."""
     import shutil
 
-    run = new_run({}, async_save=True, **section)
+    run = new_run({}, **{**BACKGROUND, **section})
     run.train(1)
     os.kill(run.manager._writer.pid, signal.SIGSTOP)
     run.save()
@@ -105,7 +108,7 @@ def folder_goes_away(section):
 
 def writer_of(section):
     """Save once; return the class of what wrote it."""
-    run = new_run({}, async_save=True, **section)
+    run = new_run({}, **{**BACKGROUND, **section})
     run.train(1)
     run.save()
     run.manager.finalize_async_saves(blocking=True)

@@ -80,7 +80,7 @@ class Matrix:
     def __init__(self, world, mode, stride, folder):
         self.world, self.mode, self.stride, self.folder = world, mode, stride, folder
         self.template, self.root = folder / "template", folder / "root"
-        self.section = {"async_save": True} if mode == "async" else {}
+        self.section = {"async_save": True, "async_write_results_mp_mode": "fork"} if mode == "async" else {}
         self.points, self.problems, self.by = 0, [], {}
 
     def run(self):

@@ -250,7 +250,7 @@ def changed_after_the_save(section):
 
     from mb_checkpoint import read_train_state
 
-    run = new_run({}, async_save=True, **section)
+    run = new_run({}, async_save=True, async_write_results_mp_mode="fork", **section)
     run.state.cfg.text = "as of the save\n"
     run.train(1)
     run.save()

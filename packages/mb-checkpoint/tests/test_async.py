@@ -8,14 +8,17 @@ import rank_work
 
 from mb_checkpoint import select_checkpoint
 
+LAYOUTS = {"one process, a fresh interpreter": "spawn", "DP2, distributed optimizer": "fork"}
 
-@pytest.mark.parametrize("layout", ["one process", "DP2, distributed optimizer"])
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_run_resumed_from_a_background_save_equals_a_straight_one(layout, request, tmp_path):
     """The weights are spoilt as soon as save returns, so this also shows that they were staged."""
     ranks = request.getfixturevalue("one_rank" if layout.startswith("one") else "two_ranks")
     shape, folder = {"dist_opt": not layout.startswith("one")}, str(tmp_path)
     straight = ranks.run(rank_work.straight, shape, 4)
-    before = ranks.run(async_work.first_part_in_background, shape, {"save": folder}, 2)
+    section = {"save": folder, "async_write_results_mp_mode": LAYOUTS[layout]}
+    before = ranks.run(async_work.first_part_in_background, shape, section, 2)
     after = ranks.run(rank_work.second_part, shape, {"load": folder}, 2)
     assert [first[0] + second[0] for first, second in zip(before, after, strict=True)] == [
         losses for losses, _ in straight

@@ -3,7 +3,7 @@
 import mmap
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -29,6 +29,7 @@ class Arena:
         if descriptor is None:
             os.ftruncate(self.descriptor, HEADER_BYTES)
         self._map = mmap.mmap(self.descriptor, 0)
+        self._end = HEADER_BYTES
 
     @property
     def size(self) -> int:
@@ -44,6 +45,15 @@ class Arena:
     def progress(self, value: int) -> None:
         _COUNTER.pack_into(self._map, 0, value)
 
+    @property
+    def served(self) -> bool:
+        """Whether the writer is there and listens."""
+        return bool(self._map[_COUNTER.size])
+
+    @served.setter
+    def served(self, value: bool) -> None:
+        self._map[_COUNTER.size] = int(value)
+
     def stage(self, files: Sequence[DataFile]) -> tuple[DataFile, ...]:
         """Copy all tensors into the block and return the same files with slots in place of tensors.
 
@@ -52,7 +62,8 @@ class Arena:
         Raises:
             OSError: There is not enough memory.
         """
-        self._reserve(files)
+        self.clear()
+        self._ensure(sum(_aligned(_bytes(each)) for each in _tensors(files)))
         end, staged = HEADER_BYTES, []
         for file in files:
             pieces = []
@@ -65,7 +76,27 @@ class Arena:
                 else:
                     pieces.append(piece)
             staged.append(replace(file, pieces=tuple(pieces)))
+        self._end = end
         return tuple(staged)
+
+    def clear(self) -> None:
+        """Forget what the block holds."""
+        self._end = HEADER_BYTES
+
+    def hold(self, content: bytes) -> tuple[int, int]:
+        """Put bytes behind what the block holds; return their place, for `fetch` in another process.
+
+        Raises:
+            OSError: There is not enough memory.
+        """
+        self._ensure(len(content))
+        self._map[self._end : self._end + len(content)] = content
+        return self._end, len(content)
+
+    def fetch(self, place: tuple[int, int]) -> bytes:
+        """Return the bytes at a place."""
+        self._grow(os.fstat(self.descriptor).st_size)
+        return self._map[place[0] : place[0] + place[1]]
 
     def resolve(self, files: Sequence[DataFile]) -> tuple[DataFile, ...]:
         """Return the same files with the tensors that lie in their slots; nothing is copied."""
@@ -91,12 +122,8 @@ class Arena:
         flat = torch.frombuffer(self._map, dtype=slot.dtype, count=count, offset=slot.offset)
         return flat.view(slot.shape)
 
-    def _reserve(self, files: Sequence[DataFile]) -> None:
-        end = HEADER_BYTES
-        for file in files:
-            for piece in file.pieces:
-                if isinstance(piece.data, torch.Tensor):
-                    end = _aligned(end + _bytes(piece.data))
+    def _ensure(self, count: int) -> None:
+        end = self._end + count
         if end > self.size:
             os.posix_fallocate(
                 self.descriptor, 0, end
@@ -106,6 +133,13 @@ class Arena:
     def _grow(self, size: int) -> None:
         if size > self.size:
             self._map = mmap.mmap(self.descriptor, size)
+
+
+def _tensors(files: Sequence[DataFile]) -> Iterator[torch.Tensor]:
+    for file in files:
+        for piece in file.pieces:
+            if isinstance(piece.data, torch.Tensor):
+                yield piece.data
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:

@@ -3,16 +3,20 @@
 import atexit
 import multiprocessing
 import os
+import pickle
 import signal
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from mb_checkpoint.arena import Arena
-from mb_checkpoint.worker import Answer, Job, WorkerSettings, WriteJob, descriptor_for, serve
+from mb_checkpoint.child import Child, FreshProcess, fork
+from mb_checkpoint.worker import Answer, Job, WorkerSettings, WriteJob, serve
 from mb_checkpoint.writing import DataFile
+
+START_SECONDS = 120.0
+"""How long a fresh interpreter may take to import torch on a busy machine."""
 
 
 class Writer:
@@ -21,7 +25,8 @@ class Writer:
     Linux only. Memory: one copy of what this rank writes in a save, on the host, used again by each save.
 
     Args:
-        start_method: fork, spawn or forkserver. fork starts at once; the others import the main module anew.
+        start_method: "fork": a copy of this process, there at once; it keeps a copy of all memory that this one changes
+            afterwards. Anything else: a fresh interpreter, which is ready after some seconds, beside the training.
         nice: CPU priority of the process, 0 to 19.
         io_class: Input/output class, 0 to 3; None leaves the system's.
         hang_seconds: Without a written byte for so long, the process counts as hanging and is ended.
@@ -31,19 +36,18 @@ class Writer:
     def __init__(
         self,
         *,
-        start_method: str = "fork",
+        start_method: str = "spawn",
         nice: int = 10,
         io_class: int | None = 3,
         hang_seconds: float = 600.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._context = multiprocessing.get_context(start_method)
         self._start_method = start_method
         self._settings = WorkerSettings(parent=os.getpid(), nice=nice, io_class=io_class)
         self._hang_seconds = hang_seconds
         self._clock = clock
         self._arena = Arena()
-        self._process: BaseProcess | None = None
+        self._process: Child | None = None
         self._connection: Connection | None = None
         self._busy = False
         self._seen = (0, 0.0)
@@ -66,14 +70,18 @@ class Writer:
             return
         self._end()
         self._connection, theirs = multiprocessing.Pipe()
-        inherited = self._connection if self._start_method == "fork" else None
-        self._process = self._context.Process(  # type: ignore[attr-defined]  # every context has it
-            target=serve,
-            args=(theirs, descriptor_for(self._arena, self._start_method), self._settings, inherited),
-            name="checkpoint-writer",
-            daemon=True,
-        )
-        self._process.start()
+        self._arena.served = False
+        ours, arena, settings = self._connection, self._arena.descriptor, self._settings
+        if self._start_method == "fork":
+            self._process = fork(serve, (theirs, arena, settings, ours))
+        else:
+            handed = (theirs.fileno(), arena)
+            self._process = FreshProcess(
+                "mb_checkpoint.worker",
+                "serve_fresh",
+                (*handed, settings.parent, settings.nice, settings.io_class),
+                handed,
+            )
         theirs.close()
 
     def write(self, folder: Path, rank: int, files: Sequence[DataFile]) -> None:
@@ -95,8 +103,14 @@ class Writer:
         """
         self._free()
         self.start()
-        self._seen = (self._arena.progress, self._clock())
-        self._connection.send(job)  # type: ignore[union-attr]  # start() made it
+        self._seen = (
+            0,
+            self._clock(),
+        )  # a number that no progress has: the clock starts when it is first looked at
+        if not isinstance(job, WriteJob):
+            self._arena.clear()
+        place = self._arena.hold(pickle.dumps(job))  # a pipe that nobody reads would stop us
+        self._connection.send(place)  # type: ignore[union-attr]  # start() made it
         self._busy = True
 
     def answer(self) -> Answer | None:
@@ -143,7 +157,9 @@ class Writer:
             )
 
     def _hangs(self) -> bool:
-        progress, now = self._arena.progress, self._clock()
+        if not self._arena.served:  # still importing
+            return self._clock() - self._seen[1] > max(self._hang_seconds, START_SECONDS)
+        progress, now = self._arena.progress + 1, self._clock()
         if progress != self._seen[0]:
             self._seen = (progress, now)
         return now - self._seen[1] > self._hang_seconds
@@ -162,7 +178,6 @@ class Writer:
         if self._process is not None:
             self._process.kill()
             self._process.join()
-            self._process.close()
             self._process = None
         if self._connection is not None:
             self._connection.close()

@@ -56,8 +56,9 @@ class CheckpointConfig:
     """Background writer: "nvrx" (nvidia-resiliency-ext) or "mcore" (Megatron Core)."""
     use_persistent_ckpt_worker: bool = True
     """Keep one background process for all saves instead of starting one for each."""
-    async_write_results_mp_mode: str = "fork"
-    """Start method of the background process: fork, spawn or forkserver."""
+    async_write_results_mp_mode: str = "spawn"
+    """Start of the background process. "spawn", "forkserver": a fresh interpreter, ready some seconds after the run
+    began. "fork": a copy of this process, ready at once, which keeps a copy of all memory that the training changes."""
     async_hang_seconds: float = 600.0
     """A background process that writes nothing for so long is ended, and its save has failed."""
     async_ckpt_cpu_priority: int = 10

@@ -3,11 +3,11 @@
 import ctypes
 import gc
 import os
+import pickle
 import platform
 import signal
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +57,12 @@ class WorkerSettings:
     """0 to 3; 3: only when the disk is idle."""
 
 
-def serve(
-    connection: Connection, arena: int | Any, settings: WorkerSettings, inherited: Connection | None
-) -> None:
+def serve_fresh(connection: int, arena: int, parent: int, nice: int, io_class: int | None) -> None:
+    """Serve in an interpreter that was started for it."""
+    serve(Connection(connection), arena, WorkerSettings(parent=parent, nice=nice, io_class=io_class), None)
+
+
+def serve(connection: Connection, arena: int, settings: WorkerSettings, inherited: Connection | None) -> None:
     """Take jobs from the connection until it is closed. Runs in a process of its own, and never returns into it.
 
     `inherited` is the parent's end of the connection, where a fork left a copy of it here.
@@ -67,10 +70,11 @@ def serve(
     _settle(settings)
     if inherited is not None:
         inherited.close()  # else this end would never hear that the other one is gone
-    memory = Arena(arena if isinstance(arena, int) else arena.detach())
+    memory = Arena(arena)
+    memory.served = True
     while True:
         try:
-            job: Job = connection.recv()
+            job: Job = pickle.loads(memory.fetch(connection.recv()))
         except (EOFError, OSError):
             os._exit(0)
         answer = _done(job, memory)
@@ -117,8 +121,3 @@ def _settle(settings: WorkerSettings) -> None:
     call = _IOPRIO_SET.get(platform.machine())
     if settings.io_class is not None and call is not None:
         libc.syscall(call, 1, 0, settings.io_class << 13)  # best effort, as every priority is
-
-
-def descriptor_for(arena: Arena, start_method: str) -> int | Any:
-    """Return what a new process needs to find the arena: its number if it inherits it, else a handle."""
-    return arena.descriptor if start_method == "fork" else DupFd(arena.descriptor)

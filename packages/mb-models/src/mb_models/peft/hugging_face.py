@@ -85,7 +85,7 @@ PARTS = {"qkv": ("q", "k", "v"), "glu": ("gate", "up")}
 
 def converted(layer: Any, origin: Origin, config: GPTModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of one layer's adapters by their names in that form."""
-    whole = layer.adapter.get("main", None)
+    whole = layer.adapter["main"] if "main" in layer.adapter else None  # noqa: SIM401 - a ModuleDict has no get
     names = [tensor.removesuffix(".weight") for tensor in origin.tensors]
     if whole is None:
         pairs = [layer.adapter[part] for part in PARTS[origin.form]]

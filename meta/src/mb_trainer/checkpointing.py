@@ -36,9 +36,9 @@ class Events(Protocol):
 class Saves:
     """Fits the loop's Checkpointer: each save gathers what the manager writes. Collective over the world.
 
-    A save that fails, in the background too, is tried again at the next step, then after 2, 4, ... steps; the run goes
-    on meanwhile. At the end of the run it is tried once more, and then it is an error. A manager that is to end the run
-    at once (`checkpoint.on_save_error=raise`) raises by itself.
+    A save that fails, in the background too, is tried again before the next step, then after 2, 4, ... steps; the run
+    goes on meanwhile. At the end of the run it is tried once more, and then it is an error. A manager that is to end
+    the run at once (`checkpoint.on_save_error=raise`) raises by itself.
 
     Args:
         manager: writes the checkpoints.

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -125,6 +126,9 @@ BUILT = "MB_WHEELS_ARE_BUILT"
 LANES = {"packages": ["unit", "docs", "oldest"], "integration": ["integration"]}
 """Sessions that run beside each other, a list one after the other."""
 
+LINES_OF_A_FAILURE = 120
+"""Lines of a lane that failed, told again at the very end."""
+
 
 @nox.session(venv_backend="none")
 def build(session: nox.Session) -> None:
@@ -155,14 +159,16 @@ def unit(session: nox.Session, package: str) -> None:
 def lanes(session: nox.Session) -> None:
     """Every package alone, its examples and lowest versions, beside the integration tests: a lane for each core."""
     with ThreadPoolExecutor(len(LANES)) as pool:
-        codes = dict(zip(LANES, pool.map(run_lane, LANES), strict=True))
-    failed = [name for name, code in codes.items() if code]
+        failures = dict(zip(LANES, pool.map(run_lane, LANES), strict=True))
+    failed = [name for name, end in failures.items() if end]
+    for name in failed:
+        print(f"\nThe end of {name}, which failed:\n{failures[name]}")
     if failed:
-        session.error(f"failed: {', '.join(failed)}; the lines that begin with that name say why")
+        session.error(f"failed: {', '.join(failed)}")
 
 
-def run_lane(name: str) -> int:
-    """Run the sessions of a lane in a process of their own, its lines marked with its name; return its exit code."""
+def run_lane(name: str) -> str:
+    """Run the sessions of a lane in a process of their own, its lines marked; return its end where it fails, or ""."""
     process = subprocess.Popen(
         [sys.executable, "-m", "nox", "--sessions", *LANES[name]],
         cwd=ROOT,
@@ -171,9 +177,11 @@ def run_lane(name: str) -> int:
         stderr=subprocess.STDOUT,
         text=True,
     )
+    end = deque(maxlen=LINES_OF_A_FAILURE)
     for line in process.stdout:
         print(f"[{name}] {line}", end="", flush=True)
-    return process.wait()
+        end.append(line)
+    return "".join(end) if process.wait() else ""
 
 
 @nox.session(python=TRAINER_PYTHON, requires=["build"])

@@ -127,12 +127,23 @@ def test_watch_without_a_terminal_prints_once(run):
     ]
 
 
+def hear_interrupts():
+    """Undo what a test run in the background of a shell inherits: interrupts that are ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def start_on_a_terminal(folder):
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "mb_trainer", "watch", str(folder), "--seconds", "0.1"]
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "30"}
     process = subprocess.Popen(
-        command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True
+        command,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=environment,
+        start_new_session=True,
+        preexec_fn=hear_interrupts,
     )
     os.close(theirs)
     return process, ours

@@ -78,6 +78,7 @@ class Saves:
         self._held: float | None = None
         self._failures = 0
         self._wait: int | None = None
+        self._reason = ""
         self._patience = 1
 
     @property
@@ -124,8 +125,8 @@ class Saves:
         self._hear(self._manager.finalize_async_saves(self._state, blocking=True, terminate=True))
         if self._wait is not None:
             raise CheckpointSaveError(
-                f"checkpoint of the last step, {self._state.train_state.step}: could not be written in two tries; the "
-                "reasons are above. Make room or repair the folder, then run the same command again."
+                f"checkpoint of the last step, {self._state.train_state.step}: could not be written in two tries; "
+                f"the second ended with: {self._reason}"
             )
 
     def _hear(self, outcome: object) -> None:
@@ -135,6 +136,7 @@ class Saves:
         if isinstance(outcome, FailedSave):
             self._failures += 1
             self._wait, self._patience = self._patience, min(2 * self._patience, MOST_PATIENCE)
+            self._reason = outcome.message
             self._events("save_failed", step=outcome.step, reason=outcome.message)
             self._say(outcome.message)
             return

@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mb_trainer.cli import app
+from mb_trainer.commands.version import PACKAGES, version_of
 from mb_trainer.recipes import RECIPES
 
 COMMANDS = [["pretrain"], ["sample"], ["report"], ["watch"], ["recipes"], ["data", "build"]]
@@ -32,6 +33,20 @@ def test_every_command_explains_itself_with_an_example(command):
 
 def test_help_names_every_command():
     assert all(command[0] in mb("--help").stdout for command in COMMANDS)
+
+
+def test_the_version_is_told_without_loading_torch():
+    code = (
+        "import sys; from typer.testing import CliRunner; from mb_trainer.cli import app;"
+        "print(CliRunner().invoke(app, ['--version']).stdout, end=''); sys.exit('torch' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    names = [line.split()[0] for line in result.stdout.splitlines()]
+    assert (result.returncode, names) == (0, ["mb-trainer", *PACKAGES])
+
+
+def test_a_package_that_is_not_there_has_no_version():
+    assert version_of("no-such-distribution") == "not installed"
 
 
 def test_recipes_are_listed_one_a_line():

@@ -11,7 +11,8 @@ import time
 import pytest
 from typer.testing import CliRunner
 
-from mb_trainer.cli import LogFormats, app
+from mb_trainer.cli import app
+from mb_trainer.cli_runs import LogFormats
 from mb_trainer.commands.report import configuration, default_target
 from mb_trainer.commands.watch import can_show_braille
 from mb_trainer.recipes import RECIPES

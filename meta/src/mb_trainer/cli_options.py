@@ -1,0 +1,56 @@
+"""Arguments and options that several commands of `mb` have, and how a command finds what does its work."""
+
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+Recipe = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="RECIPE KEY=VALUE",
+        help="A recipe's name or a YAML file (default: gpt_tiny), then overrides in Hydra's grammar.",
+        show_default=False,
+    ),
+]
+ConfigFiles = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--config", metavar="FILE", help="A YAML file laid over the recipe; repeatable, later wins."
+    ),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="DIR", help="Run folder; default runs/RECIPE.", show_default=False),
+]
+Processes = Annotated[
+    int | None,
+    typer.Option(
+        "--nproc", min=1, metavar="N", help="Processes on this machine; default 1.", show_default=False
+    ),
+]
+WorldSize = Annotated[
+    int | None,
+    typer.Option("--world-size", min=1, metavar="N", help="Processes of the whole run, on any machines."),
+]
+Gpu = Annotated[
+    str | None,
+    typer.Option(
+        "--gpu",
+        metavar="NAME",
+        help="GPU that the run is meant for: h100, b200, ...; default: this machine's.",
+    ),
+]
+Engine = Annotated[
+    str | None,
+    typer.Option(
+        "--te", metavar="VERSION", help="Transformer Engine there, such as 2.20; default: what is here."
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def command(name: str) -> Any:
+    """Import the module behind a command; only the command that was asked for is loaded."""
+    return import_module(f"mb_trainer.commands.{name}")

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from mb_data.loaders import build_data_iterator as build_data_iterator
     from mb_data.mcore import as_megatron as as_megatron
     from mb_data.mcore import build_gpt_datasets as build_gpt_datasets
+    from mb_data.mimo import DrawnShapes as DrawnShapes
+    from mb_data.mimo_config import DrawnShapesConfig as DrawnShapesConfig
     from mb_data.rules import RULES as RULES
     from mb_data.rules import ConfigError as ConfigError
     from mb_data.rules import Rule as Rule
@@ -66,6 +68,8 @@ _HOMES = {
     "DataloaderConfig": "config",
     "DatasetBuildContext": "config",
     "DatasetProvider": "config",
+    "DrawnShapes": "mimo",
+    "DrawnShapesConfig": "mimo_config",
     "GPTDatasetConfig": "config",
     "IndexedFormatError": "errors",
     "IndexedSummary": "indexed",
@@ -104,6 +108,8 @@ __all__ = [
     "DataloaderConfig",
     "DatasetBuildContext",
     "DatasetProvider",
+    "DrawnShapes",
+    "DrawnShapesConfig",
     "GPTDatasetConfig",
     "IndexedFormatError",
     "IndexedSummary",

@@ -388,6 +388,24 @@ RULES: tuple[Rule, ...] = (
             "dataset.dataloader_type": "external",
         },
     ),
+    Rule(
+        id="D61",
+        fields=("dataset.image_size", "dataset.image_tokens"),
+        test=lambda side, places: _unless(side >= 1 and places >= 1, f"{side} pixels, {places} places"),
+        why="a picture has a size, and takes at least one place in the sequence",
+        fix="Set both to the model's: model.image_size, and the number of patches.",
+        fails={"dataset.image_size": 32, "dataset.image_tokens": 0},
+        passes={"dataset.image_size": 32, "dataset.image_tokens": 16},
+    ),
+    Rule(
+        id="D62",
+        fields=("dataset.image_token_id",),
+        test=lambda number: _unless(number < 0, f"is {number}"),
+        why="numbers from 0 are tokens of captions, at whose places the model would look for pictures",
+        fix="Set a negative number, the same as model.image_token_id.",
+        fails={"dataset.image_token_id": 0},
+        passes={"dataset.image_token_id": -200},
+    ),
     *(
         _inert(f"D{number}", f"tokenizer.{name}", neutral=neutral, asked=asked, fix=fix)
         for number, (name, neutral, asked, fix) in enumerate(_INERT, start=21)

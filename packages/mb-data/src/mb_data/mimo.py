@@ -1,0 +1,199 @@
+"""Pictures of coloured shapes and what they show: a dataset that draws itself.
+
+Shapes: H height and width of a picture in pixels, S tokens of a sample.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from types import MappingProxyType
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mb_data.mimo_config import DrawnShapesConfig
+from mb_data.tokenizers import Tokenizer
+
+Grid = NDArray[np.float64]
+
+COLOURS = MappingProxyType(
+    {
+        "red": (220, 40, 40),
+        "green": (40, 170, 60),
+        "blue": (40, 80, 220),
+        "yellow": (240, 210, 50),
+        "black": (20, 20, 20),
+    }
+)
+"""Name -> red, green, blue, 0 to 255."""
+
+SIZES = MappingProxyType({"small": (0.09, 0.12), "large": (0.18, 0.21)})
+"""Name -> smallest and largest radius, as parts of the picture's side."""
+
+KINDS: MappingProxyType[str, Callable[[Grid, Grid], NDArray[np.bool_]]] = MappingProxyType(
+    {
+        "circle": lambda right, down: right**2 + down**2 <= 1,
+        "square": lambda right, down: np.maximum(abs(right), abs(down)) <= 0.9,
+        "triangle": lambda right, down: (down <= 0.8) & (2 * abs(right) <= down + 1.2),
+    }
+)
+"""Name -> which places a shape covers, by their distance from its centre in radii."""
+
+PLACES = MappingProxyType(
+    {
+        "upper left": (0.28, 0.28),
+        "upper right": (0.72, 0.28),
+        "lower left": (0.28, 0.72),
+        "lower right": (0.72, 0.72),
+    }
+)
+"""Name -> where the centre of a single shape is, about: from the left and from the top."""
+
+RELATIONS = MappingProxyType(
+    {
+        "above": ((0.5, 0.26), (0.5, 0.74)),
+        "below": ((0.5, 0.74), (0.5, 0.26)),
+        "left of": ((0.26, 0.5), (0.74, 0.5)),
+        "right of": ((0.74, 0.5), (0.26, 0.5)),
+    }
+)
+"""Name -> where the centres of two shapes are, about."""
+
+WANDER = 0.03
+"""How far a centre may be from its place, in both directions, as a part of the picture's side."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """One shape of a picture; lengths are parts of the picture's side."""
+
+    size: str
+    colour: str
+    kind: str
+    radius: float
+    right: float
+    """Its centre's distance from the left edge."""
+    down: float
+    """Its centre's distance from the upper edge."""
+
+    @property
+    def words(self) -> str:
+        """What it is, such as "a small red circle"."""
+        return f"a {self.size} {self.colour} {self.kind}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """What a picture shows."""
+
+    caption: str
+    shapes: tuple[Shape, ...]
+    paper: int
+    """Grey of the background, 0 to 255."""
+
+
+def compose_scene(generator: np.random.Generator) -> Scene:
+    """Choose one shape and its place, or two and how the first stands to the second."""
+    alone = bool(generator.integers(2))
+    words = list(PLACES if alone else RELATIONS)
+    word = words[generator.integers(len(words))]
+    centres = [PLACES[word]] if alone else RELATIONS[word]
+    shapes = tuple(_compose_shape(generator, centre) for centre in centres)
+    first, last = shapes[0].words, shapes[-1].words
+    caption = f"{first} in the {word}" if alone else f"{first} {word} {last}"
+    return Scene(caption=caption, shapes=shapes, paper=int(generator.integers(200, 256)))
+
+
+def draw_scene(scene: Scene, *, side: int) -> NDArray[np.uint8]:
+    """Paint a scene, later shapes over earlier ones: [H, H, 3], red, green, blue from 0 to 255."""
+    picture_HH3 = np.full((side, side, 3), scene.paper, np.uint8)
+    middles = (np.arange(side) + 0.5) / side
+    for shape in scene.shapes:
+        right_1H, down_H1 = middles[None] - shape.right, middles[:, None] - shape.down
+        covered_HH = KINDS[shape.kind](*np.broadcast_arrays(right_1H / shape.radius, down_H1 / shape.radius))
+        picture_HH3[covered_HH] = COLOURS[shape.colour]
+    return picture_HH3
+
+
+def every_caption() -> list[str]:
+    """Return all captions that there are, in a fixed order."""
+    shapes = [f"a {size} {colour} {kind}" for size, colour, kind in product(SIZES, COLOURS, KINDS)]
+    single = [f"{shape} in the {place}" for shape in shapes for place in PLACES]
+    return [*single, *(f"{one} {word} {two}" for one in shapes for word in RELATIONS for two in shapes)]
+
+
+class DrawnShapes(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    """Drawn pictures with captions, by index.
+
+    A sample holds `images` (float32, [3, H, H], from -1 to 1), and `tokens`, `labels`, `position_ids` (int64, [S]) and
+    `loss_mask` (float32, [S]). The tokens are the picture's places, then the caption and padding; the mask is 1 where
+    the label is a token of the caption or its end.
+
+    Args:
+        config: The section.
+        samples: Length of the dataset; the samples themselves do not depend on it.
+        split: 0 for training, 1 for validation, 2 for test.
+        tokenizer: Turns captions into tokens; its end of document ends and pads them.
+
+    Raises:
+        ValueError: There is no tokenizer, or the longest caption does not fit.
+    """
+
+    def __init__(
+        self, config: DrawnShapesConfig, *, samples: int, split: int, tokenizer: Tokenizer | None
+    ) -> None:
+        if tokenizer is None:
+            raise ValueError(
+                "dataset: no tokenizer; captions are trained as tokens. Put one into the build context."
+            )
+        longest = max(len(tokenizer.encode(text)) for text in every_caption())
+        if config.image_tokens + longest > config.seq_length:
+            raise ValueError(
+                f"dataset.seq_length: {config.seq_length} tokens are too few for a picture of {config.image_tokens} "
+                f"and a caption of up to {longest}; none is cut off. Set at least {config.image_tokens + longest}."
+            )
+        self.config, self._samples, self._split, self._tokenizer = config, samples, split, tokenizer
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def scene(self, index: int) -> Scene:
+        """Return what sample `index` shows."""
+        return compose_scene(np.random.default_rng((self.config.random_seed, self._split, index)))
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        scene = self.scene(index)
+        picture_HH3 = torch.from_numpy(draw_scene(scene, side=self.config.image_size))
+        return {
+            "images": picture_HH3.permute(2, 0, 1).float() / 127.5 - 1,
+            **self._text(self._tokenizer.encode(scene.caption)),
+        }
+
+    def _text(self, caption: Sequence[int]) -> dict[str, torch.Tensor]:
+        length, before, end = self.config.seq_length, self.config.image_tokens, self._tokenizer.eod
+        text_S1 = torch.full((length + 1,), end)
+        text_S1[before : before + len(caption)] = torch.tensor(caption)
+        tokens_S, labels_S = text_S1[:-1].clone(), text_S1[1:]
+        tokens_S[:before] = self.config.image_token_id
+        loss_mask_S = torch.zeros(length)
+        loss_mask_S[before - 1 : before + len(caption)] = 1
+        return {
+            "tokens": tokens_S,
+            "labels": labels_S,
+            "loss_mask": loss_mask_S,
+            "position_ids": torch.arange(length),
+        }
+
+
+def _compose_shape(generator: np.random.Generator, centre: tuple[float, float]) -> Shape:
+    size, colour, kind = (list(table)[generator.integers(len(table))] for table in (SIZES, COLOURS, KINDS))
+    right, down = np.asarray(centre) + generator.uniform(-WANDER, WANDER, 2)
+    return Shape(
+        size=size,
+        colour=colour,
+        kind=kind,
+        radius=float(generator.uniform(*SIZES[size])),
+        right=float(right),
+        down=float(down),
+    )

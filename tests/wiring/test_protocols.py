@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from mb_resilience.agreement import Watcher
     from mb_trainer.checkpointing import Saves
     from mb_trainer.console import Voice
-    from mb_trainer.training import GlobalState
+    from mb_trainer.state import GlobalState
 
     def _(stop: AgreedStop) -> ExitWish:
         return stop

@@ -9,7 +9,7 @@ from mb_loop import TrainState
 from mb_models.peft.config import LoRA, PeftError
 from mb_models.peft.lora import merge
 from mb_trainer.config import ConfigContainer
-from mb_trainer.training import GlobalState
+from mb_trainer.state import GlobalState
 
 
 def load_merged(

@@ -42,7 +42,7 @@ from mb_trainer.processes import World
 from mb_trainer.recipes import gpt_tiny
 from mb_trainer.run_folder import NoCheckpointError, RunFolder
 from mb_trainer.sampling import single_process
-from mb_trainer.training import GlobalState
+from mb_trainer.state import GlobalState
 
 Result = TypeVar("Result")
 CPU = torch.device("cpu")

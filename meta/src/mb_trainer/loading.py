@@ -1,0 +1,50 @@
+"""Going on from a checkpoint. Imports torch and megatron."""
+
+from megatron.core.process_groups_config import ProcessGroupCollection
+
+from mb_checkpoint import CheckpointLoadContext, CheckpointManager, DefaultCheckpointManager
+from mb_trainer.checkpointing import adapter_filter
+from mb_trainer.console import Voice
+from mb_trainer.state import GlobalState
+from mb_trainer.trainee import Trainee
+
+
+def load(
+    manager: CheckpointManager,
+    state: GlobalState,
+    trainee: Trainee,
+    *,
+    groups: ProcessGroupCollection,
+    voice: Voice,
+) -> None:
+    """Go on from the newest whole checkpoint, and say what was taken and what was passed over. Collective."""
+    if not manager.has_checkpoint():
+        return
+    manager.load(
+        CheckpointLoadContext(
+            state=state,
+            model=trainee.chunks,
+            optimizer=trainee.optimizer,
+            opt_param_scheduler=trainee.scheduler,
+            adapter_key_filter=adapter_filter(state.cfg),
+            pg_collection=groups,
+        )
+    )
+    peft = state.cfg.peft
+    if peft is not None and state.train_state.step == 0:
+        peft.start(trainee.chunks)
+        trainee.optimizer.reload_model_params()
+    if not isinstance(manager, DefaultCheckpointManager) or manager.loaded is None:
+        voice.say(f"resumed at step {state.train_state.step}")
+        return
+    loaded = manager.loaded
+    if peft is not None:
+        voice.say(f"model under the adapters: {state.cfg.checkpoint.pretrained_checkpoint}")
+    for passed in loaded.passed_over:
+        voice.say(f"passed over {passed.path}: {passed.reason}")
+    for note in loaded.notes:
+        voice.say(note)
+    if loaded.source == "weights":
+        voice.say(f"weights from {loaded.path}")
+    else:
+        voice.say(f"resumed from {loaded.path} at step {loaded.step}")

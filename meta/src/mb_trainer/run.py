@@ -1,0 +1,195 @@
+"""A run whose parts are built: train, evaluate, say what came of it. Imports torch and megatron."""
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import torch
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
+from megatron.core.process_groups_config import ProcessGroupCollection
+
+from mb_checkpoint import CheckpointManager
+from mb_loop import (
+    Callback,
+    CallbackManager,
+    TimeoutAfterFirstStep,
+    TrainOutcome,
+    evaluate,
+    require_finite_loss,
+    should_disable_forward_pre_hook,
+    train,
+)
+from mb_loop.hooks import ForwardPreHooks
+from mb_resilience import AgreedStop, SignalWatcher
+from mb_trainer.checkpointing import Saves
+from mb_trainer.console import Voice
+from mb_trainer.data import Data
+from mb_trainer.families import Family
+from mb_trainer.instruments import Instruments
+from mb_trainer.job import Job
+from mb_trainer.measuring import Measured
+from mb_trainer.recording import EventRecorder, MetricsRecorder, ProgressBar
+from mb_trainer.run_folder import EventLog, LastRow, last_row
+from mb_trainer.state import GlobalState
+from mb_trainer.summary import Summary
+from mb_trainer.trainee import Trainee
+
+
+def begin(events: EventLog, job: Job, *, step: int, before: LastRow | None) -> None:
+    """Write that the run starts or goes on, how long that took, and up to where it was before."""
+    known: dict[str, Any] = {"recipe": job.name, "seconds": time.time() - psutil.Process().create_time()}
+    if step and before is not None:
+        known |= {"previous_step": before.step, "previous_time": before.time}
+    events.write("resume" if step else "start", step=step, **known)
+
+
+def nothing(event: str, **fields: object) -> None:
+    """Write no event: another rank does."""
+
+
+def announce_stop(name: str) -> None:
+    """Tell a person at once that the signal has arrived; the step under way is finished first. Safe in a handler."""
+    os.write(1, f"\n{name}: stopping after this step (Ctrl-C again: at once)\n".encode())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """The parts of a run, ready to train."""
+
+    job: Job
+    voice: Voice
+    groups: ProcessGroupCollection
+    family: Family
+    trainee: Trainee
+    instruments: Instruments
+    data: Data
+    state: GlobalState
+    manager: CheckpointManager
+
+    def train(self, callbacks: Sequence[Callback]) -> TrainOutcome:
+        """Train, evaluate on the test split, and print the summary."""
+        config, counters = self.job.config, self.state.train_state
+        events = EventLog(self.job.folder.events)
+        summary = Summary()
+        own: list[Callback] = [summary]
+        with ExitStack() as stack:
+            watcher = stack.enter_context(
+                SignalWatcher(
+                    (signal.SIGINT, config.train.exit_signal),
+                    same_press_seconds=1.0,
+                    announce=announce_stop if self.job.world.is_voice else None,
+                )
+            )
+            before = last_row(self.job.folder.metrics)
+            measured = self.measured()
+            stack.enter_context(measured.metrics)
+            total = config.train.train_iters or 0
+            bar = stack.enter_context(self.voice.progress("training", total, done=counters.step))
+            saves = self.saves(events, measured)
+            recorder = MetricsRecorder(measured, loss_scale=config.model.fp16, extra=lambda: saves.values)
+            own += [recorder, ProgressBar(bar), *self.after_first_step()]
+            if self.job.world.is_voice:
+                begin(events, self.job, step=counters.step, before=before)
+                own.append(EventRecorder(events))
+            heard = CallbackManager([*own, *callbacks])
+            self.instruments.watch(self.trainee.chunks, heard)
+            check_loss = config.rerun_state_machine.check_for_nan_in_loss
+            outcome = train(
+                self.family.forward_step(inspect_loss=require_finite_loss if check_loss else None),
+                self.trainee.chunks,
+                self.trainee.optimizer,
+                self.trainee.scheduler,
+                self.data.train,
+                self.data.valid,
+                self.state,
+                callbacks=heard,
+                checkpointer=saves,
+                exit_wish=self.agreed_stop(watcher),
+                flops=measured.operations,
+                **self.schedule(),
+            )
+            test_losses = self.test(heard) if outcome.reason == "finished" else {}
+        for line in summary.lines(
+            outcome,
+            test_losses=test_losses,
+            folder=self.job.folder,
+            checkpoints=config.checkpoint.save,
+            resume_command=self.job.resume_command,
+        ):
+            self.voice.say(line)
+        torch.distributed.barrier()
+        return outcome
+
+    def test(self, heard: CallbackManager) -> dict[str, float]:
+        """Evaluate on the test split, where there is one. Collective."""
+        if self.data.test is None and self.groups.pp.size() == 1:
+            return {}
+        return evaluate(
+            self.family.forward_step(),
+            self.data.test,
+            self.trainee.chunks,
+            self.state,
+            callbacks=heard,
+            kind="test",
+            **self.schedule(),
+        )
+
+    def after_first_step(self) -> list[Callback]:
+        """Return what sets the shorter time-out of collectives once a step has been made, if one is asked for."""
+        seconds = self.job.config.dist.distributed_timeout_seconds_after_init
+        return [] if seconds is None else [TimeoutAfterFirstStep(seconds)]
+
+    def schedule(self) -> dict[str, Any]:
+        """Return Megatron's schedule for this layout, with its groups and pipeline communication."""
+        sizes = self.groups.pp.size(), self.job.config.model.virtual_pipeline_model_parallel_size
+        return {
+            "forward_backward_func": get_forward_backward_func(*sizes),
+            "pg_collection": self.groups,
+            "p2p_communicator": P2PCommunicator(self.groups.pp, self.trainee.transformer),
+        }
+
+    def saves(self, events: EventLog, measured: Measured) -> Saves:
+        """Return what writes the checkpoints, and says how that went."""
+        ddp = self.job.config.ddp
+        hooks = ForwardPreHooks(
+            self.trainee.chunks,
+            used=should_disable_forward_pre_hook(
+                ddp.use_megatron_fsdp, ddp.use_distributed_optimizer, ddp.overlap_param_gather
+            ),
+        )
+        return Saves(
+            self.manager,
+            state=self.state,
+            trainee=self.trainee,
+            groups=self.groups,
+            say=self.voice.say,
+            events=events.write if self.job.world.is_voice else nothing,
+            pause=measured.pause,
+            whole=hooks.paused,
+        )
+
+    def agreed_stop(self, watcher: SignalWatcher) -> AgreedStop:
+        """Return what asks, after each step, whether any rank got a signal; host-side, through the store."""
+        world = self.job.world
+        store = torch.distributed.distributed_c10d._get_default_store() if world.world_size > 1 else None
+        return AgreedStop(
+            watcher, store=store, rank=world.rank, world_size=world.world_size, attempt=world.attempt
+        )
+
+    def measured(self) -> Measured:
+        """Return the metrics of this rank, which goes on after the steps that are done."""
+        return Measured(
+            self.job,
+            voice=self.voice,
+            groups=self.groups,
+            chunks=self.trainee.chunks,
+            device=next(self.trainee.chunks[0].parameters()).device,
+            step=self.state.train_state.step,
+            vocab_size=self.trainee.vocab_size,
+        )

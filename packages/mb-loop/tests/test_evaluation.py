@@ -208,5 +208,9 @@ def test_only_evaluating_writes_both_lines_and_makes_no_step():
     assert validation.startswith(" validation loss at iteration 3 on validation set | loss value: ")
     assert test.startswith(" validation loss at iteration 3 on test set | loss value: ")
     assert [line.split("\n")[1] for line in lines] == [validation, test]
+    again, test = mb_loop.evaluate_after_training(
+        tiny.forward_step, [model], state, test_data_iterator=tiny.batches(), validated=True, write=None
+    )
+    assert (again, bool(test)) == ("", True)
     state.train_state.do_valid = state.train_state.do_test = False
     assert mb_loop.evaluate_after_training(tiny.forward_step, [model], state) == ("", "")

@@ -7,7 +7,10 @@ import mb_loop
 
 
 def test_import_loads_no_torch():
-    code = "import sys, mb_loop; mb_loop.TrainState(); mb_loop.LoopState; print('torch' in sys.modules)"
+    code = (
+        "import sys, mb_loop; mb_loop.TrainState(); mb_loop.LoopState; mb_loop.ReplicaMismatchError;"
+        "print('torch' in sys.modules)"
+    )
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"
 
 

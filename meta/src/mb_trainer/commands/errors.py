@@ -27,7 +27,15 @@ from mb_data.errors import (
     TokenizerError,
     WorkerError,
 )
-from mb_loop import NonFiniteLossError
+from mb_loop import (
+    BatchSizeError,
+    DataExhaustedError,
+    NonFiniteLossError,
+    ProgressLogError,
+    ReplicaMismatchError,
+    TrainSettingsError,
+    ValidationSetError,
+)
 from mb_metrics import LogFormatError, ReportTooLargeError, RunNotFoundError, TensorInspectError
 from mb_metrics.log_records import LoggingLevelError
 from mb_models.hf.errors import HuggingFaceError
@@ -74,7 +82,9 @@ CANNOT_BE_READ = (
 """What was asked for could not be read."""
 
 CANNOT_BE_DONE = (
+    BatchSizeError,
     BufferSettingsError,
+    DataExhaustedError,
     OverlapRefusedError,
     TensorInspectError,
     CheckpointConfigError,
@@ -94,10 +104,14 @@ CANNOT_BE_DONE = (
     PeftError,
     PlanError,
     PortError,
-    RunFolderError,
+    ProgressLogError,
+    ReplicaMismatchError,
     ReportTooLargeError,
+    RunFolderError,
+    TrainSettingsError,
     TrainStateError,
     UnwritableError,
+    ValidationSetError,
     VerificationError,
     WorkerError,
 )

@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     from mb_loop.callbacks import CallbackContext as CallbackContext
     from mb_loop.callbacks import CallbackManager as CallbackManager
     from mb_loop.callbacks import UnknownEventError as UnknownEventError
+    from mb_loop.errors import DataExhaustedError as DataExhaustedError
+    from mb_loop.errors import LossShapeError as LossShapeError
+    from mb_loop.errors import ParallelSetupError as ParallelSetupError
+    from mb_loop.errors import ReplicaMismatchError as ReplicaMismatchError
+    from mb_loop.errors import TrainSettingsError as TrainSettingsError
     from mb_loop.evaluation import evaluate as evaluate
     from mb_loop.evaluation import evaluate_after_training as evaluate_after_training
     from mb_loop.evaluation import evaluate_and_print_results as evaluate_and_print_results
@@ -37,15 +42,12 @@ if TYPE_CHECKING:
     from mb_loop.injection import prepare_forward_step_func as prepare_forward_step_func
     from mb_loop.loss_checks import NonFiniteLossError as NonFiniteLossError
     from mb_loop.loss_checks import require_finite_loss as require_finite_loss
-    from mb_loop.losses import LossShapeError as LossShapeError
     from mb_loop.losses import reduce_losses as reduce_losses
     from mb_loop.microbatches import BatchPlan as BatchPlan
     from mb_loop.microbatches import BatchSizeError as BatchSizeError
     from mb_loop.microbatches import StepBatch as StepBatch
     from mb_loop.microbatches import step_batch as step_batch
     from mb_loop.outcome import TrainOutcome as TrainOutcome
-    from mb_loop.passes import DataExhaustedError as DataExhaustedError
-    from mb_loop.passes import ParallelSetupError as ParallelSetupError
     from mb_loop.printing import Print as Print
     from mb_loop.progress_log import ProgressLogError as ProgressLogError
     from mb_loop.progress_log import append_to_progress_log as append_to_progress_log
@@ -53,7 +55,6 @@ if TYPE_CHECKING:
         compute_throughputs_and_append_to_progress_log as compute_throughputs_and_append_to_progress_log,
     )
     from mb_loop.progress_log import get_start_time_from_progress_log as get_start_time_from_progress_log
-    from mb_loop.replicas import ReplicaMismatchError as ReplicaMismatchError
     from mb_loop.reruns import Reruns as Reruns
     from mb_loop.result import StepResult as StepResult
     from mb_loop.rules import RULES as RULES
@@ -66,7 +67,6 @@ if TYPE_CHECKING:
     from mb_loop.step import TrainStep as TrainStep
     from mb_loop.step import train_step as train_step
     from mb_loop.timeouts import TimeoutAfterFirstStep as TimeoutAfterFirstStep
-    from mb_loop.training import TrainSettingsError as TrainSettingsError
     from mb_loop.training import train as train
     from mb_loop.validation import ValidationSet as ValidationSet
     from mb_loop.validation import ValidationSetError as ValidationSetError
@@ -80,22 +80,22 @@ _HOMES = {
     "CallbackManager": "callbacks",
     "Checkpointer": "saves",
     "CudaGraphs": "graphs",
-    "DataExhaustedError": "passes",
+    "DataExhaustedError": "errors",
     "GlobalState": "settings",
     "LoopState": "settings",
-    "LossShapeError": "losses",
+    "LossShapeError": "errors",
     "NonFiniteLossError": "loss_checks",
-    "ParallelSetupError": "passes",
+    "ParallelSetupError": "errors",
     "Print": "printing",
     "ProgressLogError": "progress_log",
     "RULES": "rules",
-    "ReplicaMismatchError": "replicas",
+    "ReplicaMismatchError": "errors",
     "Reruns": "reruns",
     "StepBatch": "microbatches",
     "StepResult": "result",
     "TimeoutAfterFirstStep": "timeouts",
     "TrainOutcome": "outcome",
-    "TrainSettingsError": "training",
+    "TrainSettingsError": "errors",
     "TrainState": "state",
     "TrainStateError": "state",
     "TrainStep": "step",

@@ -171,6 +171,7 @@ def evaluate_after_training(
     *,
     valid_data_iterator: Any = None,
     test_data_iterator: Any = None,
+    validated: bool = False,
     **keywords: Any,
 ) -> tuple[str, str]:
     """Evaluate on the validation set and on the test set, where the state says that there is one, and write both lines.
@@ -183,6 +184,7 @@ def evaluate_after_training(
         global_state: its `do_valid` and `do_test` decide.
         valid_data_iterator: data, as for `evaluate`.
         test_data_iterator: the same, for the test.
+        validated: the last step has been validated already; only the test is left.
         **keywords: those of `evaluate_and_print_results`, without `kind`.
 
     Returns:
@@ -197,7 +199,7 @@ def evaluate_after_training(
         )
 
     return (
-        line("validation", valid_data_iterator, "eval") if counters.do_valid else "",
+        line("validation", valid_data_iterator, "eval") if counters.do_valid and not validated else "",
         line("test", test_data_iterator, "test") if counters.do_test else "",
     )
 

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from mb_loop.errors import LossShapeError
+
 
 class LossGroups(Protocol):
     """The process group that losses are averaged over; Megatron's ProcessGroupCollection fits."""
@@ -14,10 +16,6 @@ class LossGroups(Protocol):
     @property
     def dp_cp(self) -> ProcessGroup:
         """Data-parallel and context-parallel ranks together."""
-
-
-class LossShapeError(ValueError):
-    """A loss function reported something that is neither a scalar nor [sum, count]."""
 
 
 def sum_and_count(microbatches: Sequence[Mapping[str, Tensor]]) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from mb_loop.errors import DataExhaustedError, ParallelSetupError
 from mb_loop.injection import ForwardStep
 from mb_loop.losses import LossGroups
 from mb_loop.microbatches import StepBatch
@@ -20,14 +21,6 @@ class GradientBuffer(Protocol):
 
     def zero_grad_buffer(self) -> None:
         """Zero the buffers."""
-
-
-class DataExhaustedError(RuntimeError):
-    """The data ended before the steps did."""
-
-
-class ParallelSetupError(ValueError):
-    """A parallel run misses what its ranks need to work together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

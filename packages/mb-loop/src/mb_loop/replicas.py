@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from mb_loop.errors import ReplicaMismatchError
 from mb_loop.hooks import ForwardPreHooks
 from mb_loop.losses import LossGroups
 
@@ -18,10 +19,6 @@ class ExpertGroups(Protocol):
     @property
     def expt_dp(self) -> ProcessGroup:
         """Ranks that hold the same experts."""
-
-
-class ReplicaMismatchError(RuntimeError):
-    """Replicas of the model hold different weights."""
 
 
 _CHUNK = 1 << 22

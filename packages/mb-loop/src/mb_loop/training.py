@@ -8,6 +8,7 @@ import torch
 
 from mb_loop.callbacks import Callback, CallbackManager, Events
 from mb_loop.duration import Duration
+from mb_loop.errors import DataExhaustedError, TrainSettingsError
 from mb_loop.evaluation import TimeIsUp, no_limit, run_evaluation
 from mb_loop.exits import Exits, ExitWish, no_wish
 from mb_loop.garbage import Garbage
@@ -19,7 +20,7 @@ from mb_loop.microbatches import StepBatch
 from mb_loop.mxfp8 import parameter_copy
 from mb_loop.optimizers import Optimizer, Scheduler
 from mb_loop.outcome import TrainOutcome
-from mb_loop.passes import DataExhaustedError, Parallel, Passes
+from mb_loop.passes import Parallel, Passes
 from mb_loop.replicas import ReplicaCheck
 from mb_loop.reruns import NoReruns, Reruns
 from mb_loop.result import StepResult, no_flops
@@ -30,10 +31,6 @@ from mb_loop.step import TrainStep
 from mb_loop.turns import Loop, StepEnd, run_turns
 from mb_loop.validation import evaluation_due, evaluation_possible, validation_sets
 from mb_loop.world import any_rank, longest
-
-
-class TrainSettingsError(ValueError):
-    """A setting that the loop cannot do without is missing, or one is not possible here."""
 
 
 def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)

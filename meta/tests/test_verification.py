@@ -1,7 +1,11 @@
 """Two records side by side: what is the same, and which difference is named."""
 
 import json
+import os
+import signal
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -9,6 +13,7 @@ from typer.testing import CliRunner
 from mb_trainer.cli import app
 from mb_trainer.commands.verify_resume import Cut, as_data, as_text
 from mb_trainer.verification.compare import Difference, Place, VerificationError, compare, read_record
+from mb_trainer.verification.record import Killer
 
 HELD = {"counters: step": "{step}", "random streams: torch": "ab{step}", "parameters: weight": "cd{step}"}
 MADE = {"samples: tokens of chunk 0": "a{step},b{step} c{step},d{step}", "losses: lm loss": "2.{step}"}
@@ -168,3 +173,26 @@ def test_a_folder_that_is_not_empty_is_refused(tmp_path):
     (tmp_path / "something").touch()
     ended = CliRunner().invoke(app, ["verify-resume", "--out", str(tmp_path)])
     assert (ended.exit_code, "is not empty" in ended.output) == (1, True)
+
+
+def waited(killer, step):
+    began = time.monotonic()
+    killer.on_train_step_start(SimpleNamespace(state=SimpleNamespace(train_state=SimpleNamespace(step=step))))
+    return time.monotonic() - began
+
+
+def test_steps_wait_for_a_background_save_ever_longer_and_not_once_it_is_whole(tmp_path):
+    killer = Killer(7, checkpoints=tmp_path, kill=False, pause=0.1, longest=0.2)
+    assert waited(killer, 7) < 0.05
+    assert [round(waited(killer, step), 1) for step in (8, 9, 10)] == [0.1, 0.2, 0.2]
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("7")
+    assert waited(killer, 11) < 0.05
+
+
+def test_the_process_is_killed_once_the_checkpoint_is_whole(tmp_path):
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("7")
+    child = os.fork()
+    if child == 0:
+        waited(Killer(7, checkpoints=tmp_path, kill=True), 8)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL

@@ -1,12 +1,13 @@
 """How long a save keeps a training step waiting, as a multiple of a normal step; and what the checksums cost.
 
-One process, a GPT of about 50 million parameters with AdamW on the CPU, all in one run: a synchronous save, a save in
-the background, and torch's own `torch.distributed.checkpoint.async_save` of the same tensors.
+One process, a GPT of about 50 million parameters with AdamW on the CPU, all in one run of about two minutes: a
+synchronous save, a save in the background, and torch's own `torch.distributed.checkpoint.async_save` of the same
+tensors. Normal steps are taken before, between and after the saves, so that other work on the machine meets all rows.
 
 Usage: python bench_save.py [HIDDEN [LAYERS]]
 """
 
-import hashlib
+import os
 import statistics
 import sys
 import tempfile
@@ -29,8 +30,12 @@ from mb_checkpoint import CheckpointConfig, DefaultCheckpointManager  # noqa: E4
 from mb_checkpoint.manifest import hash_file  # noqa: E402
 
 tiny_run.SEQ = 128
-STEPS = 3
 SAVES = 3
+
+
+def normal_steps(run: tiny_run.TinyRun, count: int = 2) -> list[float]:
+    """Train while nothing is being saved; return the seconds of each step."""
+    return [seconds(lambda: run.train(1)) for _ in range(count)]
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -61,46 +66,37 @@ def background(run: tiny_run.TinyRun) -> tuple[list[float], list[float], float]:
     return stalls, slowed, statistics.median(polls)
 
 
-def torch_async(run: tiny_run.TinyRun, folder: str) -> list[float]:
-    """Do the same with torch's asynchronous save; return the stalls."""
+def torch_async(run: tiny_run.TinyRun, folder: str) -> tuple[list[float], list[float]]:
+    """Do the same with torch's asynchronous save; return the stalls and the steps meanwhile."""
     weights = dict(run.model[0].named_parameters())
     tensors = {f"model.{name}": value.detach() for name, value in weights.items()}
     tensors |= {f"optimizer.{name}": value for name, value in run.optimizer_tensors().items()}
-    stalls = []
+    stalls, slowed = [], []
     for number in range(SAVES):
         began = time.perf_counter()
         future = dcp.async_save(tensors, checkpoint_id=f"{folder}/{number}")
         stalls.append(time.perf_counter() - began)
         while not future.done():
-            run.train(1)
+            slowed.append(seconds(lambda: run.train(1)))
         future.result()
-    return stalls
+    return stalls, slowed
 
 
-def main(hidden: int, layers: int) -> None:
-    """Measure and print."""
-    place = tempfile.mkdtemp()
-    dist.init_process_group("gloo", init_method=f"file://{place}/store", rank=0, world_size=1)
-    run = tiny_run.TinyRun(tiny_run.Shape(hidden=hidden, layers=layers))
+def measured(run: tiny_run.TinyRun, place: str) -> dict[str, float]:
+    """Return the seconds of each kind of save."""
     run.train(1)
-    parameters = sum(each.numel() for each in run.model[0].parameters())
-    step = statistics.median(seconds(lambda: run.train(1)) for _ in range(STEPS))
+    steps = normal_steps(run)
     with_manager(run, f"{place}/sync")
     sync = [seconds(run.save) for _ in range(SAVES)]
     with_manager(run, f"{place}/async", async_save=True)
-    run.train(STEPS)  # as in a run, where the writer has long started when the first save comes
+    steps += normal_steps(run)  # as in a run, where the writer has long started when the first save comes
     stalls, slowed, poll = background(run)
-    theirs = torch_async(run, f"{place}/dcp")
+    steps += normal_steps(run)
+    theirs, theirs_slowed = torch_async(run, f"{place}/dcp")
+    steps += normal_steps(run)
     files = list(Path(place, "sync").glob("iter_*/*.distcp"))
-    size = sum(path.stat().st_size for path in files)
-    hashing = sum(seconds(lambda path=path: hash_file(path, name=path.name)) for path in files)
-    plain = seconds(lambda: [hashlib.sha256(b"") for _ in range(10)])
-    print(
-        f"{parameters / 1e6:.1f} M parameters, {size / 2**30:.2f} GiB on disk, {tiny_run.SEQ * 8} tokens a step"
-    )
-    print(f"{'':44}{'seconds':>9}{'of a step':>11}")
-    rows = {
-        "step": step,
+    return {
+        "step": statistics.median(steps),
         "synchronous save, first": sync[0],
         "synchronous save, later": statistics.median(sync[1:]),
         "background save, first: stall": stalls[0],
@@ -109,10 +105,29 @@ def main(hidden: int, layers: int) -> None:
         "poll after a step": poll,
         "torch async_save, first: stall": theirs[0],
         "torch async_save, later: stall": statistics.median(theirs[1:]),
-        "SHA-256 of all data (read and hashed)": hashing - plain,
+        "step while torch writes": statistics.median(theirs_slowed),
+        "SHA-256 of all data (read and hashed)": sum(
+            seconds(lambda path=path: hash_file(path, name=path.name)) for path in files
+        ),
     }
+
+
+def main(hidden: int, layers: int) -> None:
+    """Measure and print."""
+    before = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory() as place:
+        dist.init_process_group("gloo", init_method=f"file://{place}/store", rank=0, world_size=1)
+        run = tiny_run.TinyRun(tiny_run.Shape(hidden=hidden, layers=layers))
+        parameters = sum(each.numel() for each in run.model[0].parameters())
+        rows = measured(run, place)
+        size = sum(path.stat().st_size for path in Path(place, "sync").glob("iter_*/*.distcp"))
+    print(
+        f"{parameters / 1e6:.1f} M parameters, {size / 2**30:.2f} GiB on disk, {tiny_run.SEQ * 8} tokens a step; "
+        f"load average {before:.1f} before and {os.getloadavg()[0]:.1f} after, {os.cpu_count()} cores"
+    )
+    print(f"{'':44}{'seconds':>9}{'of a step':>11}")
     for name, value in rows.items():
-        print(f"{name:44}{value:9.3f}{value / step:11.3f}")
+        print(f"{name:44}{value:9.3f}{value / rows['step']:11.3f}")
 
 
 if __name__ == "__main__":

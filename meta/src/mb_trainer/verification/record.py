@@ -64,25 +64,38 @@ class Recorder(Callback):
 class Killer(Callback):
     """Kills this process (SIGKILL) within the steps after a checkpoint, as soon as that is whole.
 
-    Until then each step waits a little, so that a background writer keeps up with a small model.
+    Until then each step waits, twice as long as the one before, so that a background writer keeps up with a small model
+    even where its process is only starting. The steps go on: a background save is finished between two of them.
 
     Args:
         step: of the checkpoint.
         checkpoints: its folder.
         kill: ends the process; False on ranks that only wait.
+        pause: seconds that the first of these steps waits.
+        longest: seconds that no step exceeds.
     """
 
-    def __init__(self, step: int, *, checkpoints: Path, kill: bool, pause: float = 0.2) -> None:
+    def __init__(
+        self, step: int, *, checkpoints: Path, kill: bool, pause: float = 0.5, longest: float = 8.0
+    ) -> None:
         self._step = step
         self._tracker = checkpoints / STEP_TRACKER
         self._kill = kill
         self._pause = pause
+        self._longest = longest
 
     def on_train_step_start(self, context: CallbackContext) -> None:
         """Wait or kill, from the second step after the checkpoint on."""
         if context.state.train_state.step <= self._step:
             return
-        whole = self._tracker.is_file() and int(self._tracker.read_text()) >= self._step
-        if whole and self._kill:
+        deadline = time.monotonic() + self._pause
+        self._pause = min(2 * self._pause, self._longest)
+        while not self._whole():
+            if time.monotonic() > deadline:
+                return
+            time.sleep(0.02)
+        if self._kill:
             os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(self._pause)
+
+    def _whole(self) -> bool:
+        return self._tracker.is_file() and int(self._tracker.read_text()) >= self._step

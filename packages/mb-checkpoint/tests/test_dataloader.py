@@ -1,0 +1,70 @@
+"""The position of a data loader: whose it is, where it lies, and when there is none."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from mb_checkpoint import DataloaderStateError, read_dataloader_state
+from mb_checkpoint.dataloader import encode_position, file_name, positioned
+
+
+class Stream:
+    """Keeps its position."""
+
+    def __init__(self, position=None):
+        self.position = position
+
+    def save_state(self):
+        return {"position": self.position}
+
+    def restore_state(self, state):
+        self.position = state["position"]
+
+
+def put(folder, *positions):
+    """Write the positions of ranks 0, 1, ..."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for rank, position in enumerate(positions):
+        (folder / file_name(rank)).write_bytes(encode_position(Stream(position)))
+    return folder
+
+
+def test_the_iterable_of_an_iterator_or_of_the_first_of_several_keeps_the_position():
+    stream = Stream()
+    iterator = SimpleNamespace(iterable=stream)
+    assert [positioned(each) for each in (iterator, [iterator, iterator])] == [stream, stream]
+
+
+@pytest.mark.parametrize("iterator", [None, [], iter([1]), SimpleNamespace(iterable=[1])])
+def test_others_keep_none(iterator):
+    assert positioned(iterator) is None
+
+
+def test_the_checkpoint_itself_is_looked_into_first_then_where_other_trainers_put_it(tmp_path):
+    checkpoint = tmp_path / "iter_0000010"
+    checkpoint.mkdir()
+    assert read_dataloader_state(checkpoint, dp_rank=0) is None
+    put(tmp_path / "energon" / "iter_0000010", 5, 6)
+    assert read_dataloader_state(checkpoint, dp_rank=1) == {"position": 6}
+    put(checkpoint, 7, 8)
+    assert read_dataloader_state(checkpoint, dp_rank=1) == {"position": 8}
+
+
+def test_a_folder_that_is_named_is_the_only_one(tmp_path):
+    checkpoint = put(tmp_path / "run" / "iter_0000010", 1)
+    elsewhere = tmp_path / "elsewhere"
+    assert read_dataloader_state(checkpoint, dp_rank=0, folder=elsewhere) is None
+    put(elsewhere / "iter_0000010", 2)
+    assert read_dataloader_state(checkpoint, dp_rank=0, folder=elsewhere) == {"position": 2}
+
+
+def test_a_checkpoint_without_a_step_has_its_positions_in_the_folder_itself(tmp_path):
+    put(tmp_path / "elsewhere", 3)
+    assert read_dataloader_state(Path("release"), dp_rank=0, folder=tmp_path / "elsewhere") == {"position": 3}
+
+
+def test_another_data_parallel_size_is_refused(tmp_path):
+    checkpoint = put(tmp_path / "iter_0000010", 1, 2)
+    with pytest.raises(DataloaderStateError, match="positions of 2 data-parallel ranks, and none of rank 2"):
+        read_dataloader_state(checkpoint, dp_rank=2)

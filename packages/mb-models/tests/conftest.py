@@ -1,9 +1,13 @@
 """One process that stands for a whole training job: the host instead of a GPU, and groups of one rank."""
 
+import sys
+from pathlib import Path
+
 import pytest
 
 import mb_host
 
+sys.path.insert(0, str(Path(__file__).parent))  # ranks inherit it: they import family_ranks by name
 mb_host.install()
 
 import torch  # noqa: E402  (after the stand-in)
@@ -22,6 +26,20 @@ def groups(tmp_path_factory):
     yield ProcessGroupCollection.use_mpu_process_groups()
     parallel_state.destroy_model_parallel()
     torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def four_ranks():
+    """Four processes."""
+    with mb_host.RankPool(4) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="session")
+def pool():
+    """Two ranks, for functions of the test modules."""
+    with mb_host.RankPool(2) as ranks:
+        yield ranks
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from itertools import repeat
 import pytest
 import torch
 
-import mb_host
 from mb_models import (
     GPTForwardStep,
     GPTModelConfig,
@@ -197,12 +196,6 @@ def test_the_forward_step_reports_each_microbatch_to_its_inspector(tiny, groups)
     seen = []
     train(tiny, groups, steps=1, forward_step=GPTForwardStep(inspect_loss=seen.append))
     assert [loss.requires_grad for loss in seen] == [False, False]
-
-
-@pytest.fixture(scope="module")
-def pool():
-    with mb_host.RankPool(2) as ranks:
-        yield ranks
 
 
 def start(settings):

@@ -25,10 +25,16 @@ if TYPE_CHECKING:
     from mb_models.forward_step import GPTForwardStep as GPTForwardStep
     from mb_models.forward_step import gpt_forward_step as gpt_forward_step
     from mb_models.forward_step import masked_next_token_loss as masked_next_token_loss
+    from mb_models.freezing import FreezingError as FreezingError
+    from mb_models.freezing import freeze_moe_router as freeze_moe_router
     from mb_models.generation import PromptError as PromptError
     from mb_models.generation import generate as generate
     from mb_models.gpt import GPTModelProvider as GPTModelProvider
     from mb_models.gpt import LayerSpec as LayerSpec
+    from mb_models.heads import HeadError as HeadError
+    from mb_models.heads import LinearForLastLayer as LinearForLastLayer
+    from mb_models.heads import create_value_head_hook as create_value_head_hook
+    from mb_models.heads import make_value_model as make_value_model
     from mb_models.hybrid import HybridForwardStep as HybridForwardStep
     from mb_models.hybrid import HybridModelProvider as HybridModelProvider
     from mb_models.hybrid import MambaForwardStep as MambaForwardStep
@@ -57,13 +63,16 @@ if TYPE_CHECKING:
 __all__ = [
     "Batch",
     "BatchError",
+    "FreezingError",
     "GPTForwardStep",
     "GPTModelConfig",
     "GPTModelProvider",
+    "HeadError",
     "HybridForwardStep",
     "HybridModelConfig",
     "HybridModelProvider",
     "LayerSpec",
+    "LinearForLastLayer",
     "MambaForwardStep",
     "MambaModelConfig",
     "MambaModelProvider",
@@ -77,6 +86,8 @@ __all__ = [
     "T5ModelProvider",
     "TransformerFields",
     "attention_masks",
+    "create_value_head_hook",
+    "freeze_moe_router",
     "generate",
     "get_batch",
     "gpt_forward_step",
@@ -84,6 +95,7 @@ __all__ = [
     "hybrid_parameter_count",
     "hybrid_transformer_engine_spec",
     "local_spec",
+    "make_value_model",
     "masked_next_token_loss",
     "model_vocab_size",
     "padded_vocab_size",
@@ -96,13 +108,16 @@ __all__ = [
 _HOMES = {
     "Batch": "batches",
     "BatchError": "batches",
+    "FreezingError": "freezing",
     "GPTForwardStep": "forward_step",
     "GPTModelConfig": "config",
     "GPTModelProvider": "gpt",
+    "HeadError": "heads",
     "HybridForwardStep": "hybrid",
     "HybridModelConfig": "hybrid_config",
     "HybridModelProvider": "hybrid",
     "LayerSpec": "gpt",
+    "LinearForLastLayer": "heads",
     "MambaForwardStep": "hybrid",
     "MambaModelConfig": "hybrid_config",
     "MambaModelProvider": "hybrid",
@@ -116,6 +131,8 @@ _HOMES = {
     "T5ModelProvider": "t5",
     "TransformerFields": "config",
     "attention_masks": "t5",
+    "create_value_head_hook": "heads",
+    "freeze_moe_router": "freezing",
     "generate": "generation",
     "get_batch": "batches",
     "gpt_forward_step": "forward_step",
@@ -123,6 +140,7 @@ _HOMES = {
     "hybrid_parameter_count": "hybrid_parameters",
     "hybrid_transformer_engine_spec": "hybrid",
     "local_spec": "specs",
+    "make_value_model": "heads",
     "masked_next_token_loss": "forward_step",
     "model_vocab_size": "vocab",
     "padded_vocab_size": "vocab",

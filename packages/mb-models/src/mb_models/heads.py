@@ -1,0 +1,192 @@
+"""A head of values in place of the output layer: one number, or a few, for each token, whatever the layout."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from megatron.core.dist_checkpointing.mapping import ShardedStateDict
+from megatron.core.models.common.language_module.language_module import LanguageModule
+from megatron.core.tensor_parallel import (
+    gather_from_sequence_parallel_region,
+    get_cuda_rng_tracker,
+    get_data_parallel_rng_tracker_name,
+    set_defaults_if_not_set_tensor_model_parallel_attributes,
+)
+from megatron.core.transformer.utils import (
+    ensure_metadata_has_dp_cp_group,
+    make_sharded_tensors_for_checkpoint,
+)
+
+ModelHook = Callable[[torch.nn.Module | Sequence[torch.nn.Module]], list[torch.nn.Module]]
+"""Changes a rank's chunks before they are wrapped, and returns them as a list."""
+
+
+class HeadError(ValueError):
+    """A head that does not fit the model."""
+
+
+class LinearForLastLayer(torch.nn.Linear):
+    """A linear projection without bias, whole on every tensor-parallel rank, called like Megatron's output layer.
+
+    Under sequence parallelism each rank projects its part of the sequence and then gathers all of it. The weight's
+    gradient is then that of the part alone; its attribute `sequence_parallel` has Megatron sum the parts.
+
+    Args:
+        input_size: hidden size of the transformer.
+        output_size: numbers per token.
+        sequence_parallel: whether inputs are the rank's part of the sequence.
+        tp_group: the tensor-parallel group; None: Megatron's own.
+        device: where the weight is.
+        dtype: of the weight; results are float32.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        output_size: int,
+        sequence_parallel: bool,
+        *,
+        tp_group: torch.distributed.ProcessGroup | None = None,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        if min(input_size, output_size) < 1:
+            raise HeadError(
+                f"LinearForLastLayer: {input_size} numbers in and {output_size} out, because a projection needs one "
+                "of each at least. Give the model's hidden size, and 1 or more."
+            )
+        super().__init__(input_size, output_size, bias=False, device=device, dtype=dtype)
+        self.sequence_parallel = sequence_parallel
+        self.tp_group = tp_group
+        set_defaults_if_not_set_tensor_model_parallel_attributes(self.weight)
+        mark(self.weight, sequence_parallel=sequence_parallel, is_embedding_or_output_parameter=True)
+
+    def forward(  # type: ignore[override]  # called as Megatron's layers are
+        self,
+        input_: torch.Tensor,
+        weight: torch.Tensor | None = None,
+        runtime_gather_output: bool | None = None,
+    ) -> tuple[torch.Tensor, None]:
+        """Project hidden states [sequence or a part, batch, hidden] to [sequence, batch, output_size] in float32.
+
+        `weight` and `runtime_gather_output` are what Megatron hands to output layers; a head uses neither. Collective
+        over the tensor-parallel group under sequence parallelism.
+        """
+        values = super().forward(input_).float()
+        if self.sequence_parallel:
+            # Every rank computes the loss of the whole sequence: backward takes its part, and sums nothing.
+            values = gather_from_sequence_parallel_region(
+                values, tensor_parallel_output_grad=False, group=self.tp_group
+            )
+        return values, None
+
+    def sharded_state_dict(
+        self,
+        prefix: str = "",
+        sharded_offsets: tuple[tuple[int, int, int], ...] = (),
+        metadata: dict[str, Any] | None = None,
+    ) -> ShardedStateDict:
+        """Return the weight as one tensor of which every tensor- and data-parallel rank has a copy.
+
+        In a checkpoint it has a name of its own, `output_layer.head.weight`. Under the output layer's name, Megatron
+        would fill it with the first rows of a language model's output layer, without a word: it lets that tensor
+        differ in shape, for vocabularies with another padding.
+        """
+        groups = ensure_metadata_has_dp_cp_group(metadata)
+        state = make_sharded_tensors_for_checkpoint(
+            self.state_dict(keep_vars=True),
+            prefix,
+            {},
+            sharded_offsets,
+            tp_group=self.tp_group,
+            dp_cp_group=groups["dp_cp_group"],
+        )
+        state[f"{prefix}weight"].key = f"{prefix}head.weight"
+        return state
+
+
+def create_value_head_hook(hidden_size: int, sequence_parallel: bool, output_size: int = 1) -> ModelHook:
+    """Return a hook that puts a `LinearForLastLayer` in the place of the last stage's output layer.
+
+    It takes a rank's chunks, or one, after they are built (and a language model's weights loaded) and before they are
+    wrapped: every rank calls it with all its chunks. Called without labels, the model then returns
+    [batch, sequence, output_size] in float32. Chunks of other stages keep their modules; on all stages the embedding
+    is no longer tied to the output. The weight is drawn from Megatron's random-state tracker, alike on all
+    tensor- and data-parallel ranks.
+
+    The hook raises:
+        HeadError: wrapped chunks, or not as many as there are virtual stages; a T5, or a model
+            with multi-token prediction; a hidden size or sequence parallelism that is not the model's.
+    """
+
+    def replace_output_layer(model: torch.nn.Module | Sequence[torch.nn.Module]) -> list[torch.nn.Module]:
+        chunks = [model] if isinstance(model, torch.nn.Module) else list(model)
+        asked = {"hidden_size": hidden_size, "sequence_parallel": sequence_parallel}
+        models = [_checked(chunk, asked, number_of_chunks=len(chunks)) for chunk in chunks]
+        for chunk in models:
+            chunk.share_embeddings_and_output_weights = False
+            if not chunk.post_process:
+                continue
+            with get_cuda_rng_tracker().fork(get_data_parallel_rng_tracker_name()):
+                chunk.output_layer = LinearForLastLayer(
+                    hidden_size,
+                    output_size,
+                    sequence_parallel,
+                    tp_group=chunk.pg_collection.tp,
+                    device=next(chunk.parameters()).device,
+                    dtype=chunk.config.params_dtype,
+                )
+        return chunks
+
+    return replace_output_layer
+
+
+def make_value_model(hidden_size: int, sequence_parallel: bool) -> ModelHook:
+    """Return the hook for one value per token, as trainers for reinforcement learning ask for it."""
+    return create_value_head_hook(hidden_size, sequence_parallel, output_size=1)
+
+
+def mark(parameter: torch.Tensor, **attributes: bool) -> None:
+    """Tell Megatron what a parameter is, by attributes."""
+    for name, value in attributes.items():
+        setattr(parameter, name, value)
+
+
+def _checked(chunk: torch.nn.Module, asked: dict[str, Any], *, number_of_chunks: int) -> Any:
+    """Return a chunk that a head fits; refuse any other."""
+    kind = type(chunk).__name__
+    if not isinstance(chunk, LanguageModule):
+        raise HeadError(
+            f"value head: {kind} is no language model of Megatron Core, because it is another kind of module, or "
+            "wrapped already. Call the hook between building and wrapping."
+        )
+    config = chunk.config
+    stages = config.virtual_pipeline_model_parallel_size or 1
+    if number_of_chunks != stages:
+        raise HeadError(
+            f"value head: {number_of_chunks} chunks, because a rank of this model has {stages}, one for each virtual "
+            "stage, and the head belongs on one of them. Pass all of them in one call."
+        )
+    for name, value in asked.items():
+        if getattr(config, name) != value:
+            raise HeadError(
+                f"value head: {name}={value}, because the model has {getattr(config, name)}. Pass the model's."
+            )
+    if config.mtp_num_layers:
+        raise HeadError(
+            f"value head: the model has mtp_num_layers={config.mtp_num_layers}, because further tokens are predicted "
+            "by the output layer that a head replaces. Build it with mtp_num_layers=None."
+        )
+    elsewhere = _other_names(chunk) if chunk.post_process else []
+    if elsewhere:
+        raise HeadError(
+            f"value head: {kind} has {elsewhere[0]} in its place, because it does not call the output layer itself: a "
+            "head there would never be called. Use a GPT or a hybrid model."
+        )
+    return chunk
+
+
+def _other_names(chunk: LanguageModule) -> list[str]:
+    """Return the further names of the output layer inside a chunk."""
+    places = chunk.named_modules(remove_duplicate=False)
+    return [name for name, module in places if module is chunk.output_layer and name != "output_layer"]

@@ -52,11 +52,20 @@ if TYPE_CHECKING:
     from mb_data.samplers import require_global_batch as require_global_batch
     from mb_data.sizes import SampleCounts as SampleCounts
     from mb_data.sizes import dataset_sample_counts as dataset_sample_counts
+    from mb_data.spans import SpanSizes as SpanSizes
+    from mb_data.spans import fill_encoder as fill_encoder
+    from mb_data.t5 import T5Dataset as T5Dataset
+    from mb_data.t5 import corrupt_spans as corrupt_spans
+    from mb_data.t5_build import build_t5_datasets as build_t5_datasets
+    from mb_data.t5_config import T5DatasetConfig as T5DatasetConfig
+    from mb_data.t5_config import T5TextCorpusConfig as T5TextCorpusConfig
     from mb_data.tokenizer_config import TokenizerConfig as TokenizerConfig
     from mb_data.tokenizers import ByteTokenizer as ByteTokenizer
     from mb_data.tokenizers import NullTokenizer as NullTokenizer
+    from mb_data.tokenizers import SentinelTokenizer as SentinelTokenizer
     from mb_data.tokenizers import Tokenizer as Tokenizer
     from mb_data.tokenizers import load_tokenizer as load_tokenizer
+    from mb_data.tokenizers import with_sentinels as with_sentinels
 
 _HOMES = {
     "RULES": "rules",
@@ -80,7 +89,12 @@ _HOMES = {
     "PreparedCorpus": "corpus",
     "Rule": "rules",
     "SampleCounts": "sizes",
+    "SentinelTokenizer": "tokenizers",
     "SingleSampler": "samplers",
+    "SpanSizes": "spans",
+    "T5Dataset": "t5",
+    "T5DatasetConfig": "t5_config",
+    "T5TextCorpusConfig": "t5_config",
     "TextCorpusConfig": "config",
     "Tokenizer": "tokenizers",
     "TokenizerConfig": "tokenizer_config",
@@ -90,13 +104,17 @@ _HOMES = {
     "build_data_iterator": "loaders",
     "build_gpt_datasets": "mcore",
     "build_indexed": "build",
+    "build_t5_datasets": "t5_build",
+    "corrupt_spans": "t5",
     "dataset_sample_counts": "sizes",
+    "fill_encoder": "spans",
     "load_tokenizer": "tokenizers",
     "prepare_corpus": "corpus",
     "require_global_batch": "samplers",
     "split_matrix": "blend",
     "train_bpe": "bpe",
     "verify_prefix": "indexed",
+    "with_sentinels": "tokenizers",
 }
 __all__ = [
     "RULES",
@@ -120,7 +138,12 @@ __all__ = [
     "PreparedCorpus",
     "Rule",
     "SampleCounts",
+    "SentinelTokenizer",
     "SingleSampler",
+    "SpanSizes",
+    "T5Dataset",
+    "T5DatasetConfig",
+    "T5TextCorpusConfig",
     "TextCorpusConfig",
     "Tokenizer",
     "TokenizerConfig",
@@ -130,13 +153,17 @@ __all__ = [
     "build_data_iterator",
     "build_gpt_datasets",
     "build_indexed",
+    "build_t5_datasets",
+    "corrupt_spans",
     "dataset_sample_counts",
+    "fill_encoder",
     "load_tokenizer",
     "prepare_corpus",
     "require_global_batch",
     "split_matrix",
     "train_bpe",
     "verify_prefix",
+    "with_sentinels",
 ]
 
 

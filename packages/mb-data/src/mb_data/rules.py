@@ -4,11 +4,12 @@ A rule applies where its sections are there and have all the fields that it name
 has none of the GPT fields, so those rules say nothing about it.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any
 
+from mb_data import t5_rules
 from mb_data.blend import SPLITS, bad_weights, blend_from_path, split_matrix
+from mb_data.rule import Rule as Rule
 
 SUPPORTED_LOADERS = (None, "single", "cyclic", "external")
 SUPPORTED_TOKENIZERS = (None, "HuggingFaceTokenizer", "ByteTokenizer", "NullTokenizer")
@@ -16,35 +17,6 @@ BYTE_ENTRIES = 257
 """Entries that every byte-level vocabulary has: the bytes and the end of a document."""
 
 _END_OF_DOCUMENT = ("dataset.reset_position_ids", "dataset.reset_attention_mask", "dataset.eod_mask_loss")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """One condition on values of the configuration, with an example on either side of it."""
-
-    id: str
-    """Number of the rule."""
-
-    fields: tuple[str, ...]
-    """Paths of the values that the test gets, in this order: "section.field"."""
-
-    test: Callable[..., str | None]
-    """Returns None where the values are fine, else what is wrong, with the values."""
-
-    why: str
-    """The reason."""
-
-    fix: str
-    """What to do."""
-
-    severity: Literal["error", "warning"] = "error"
-    """Whether the run is refused."""
-
-    fails: Mapping[str, object]
-    """Values by path that the rule refuses."""
-
-    passes: Mapping[str, object]
-    """Values by path that the rule lets through."""
 
 
 class ConfigError(ValueError):
@@ -151,24 +123,26 @@ _PADDING = "Leave it unset and set model.make_vocab_size_divisible_by or model.v
 _FILE = "Leave it unset; a tokenizer is what its tokenizer.json says."
 _CHAT = "Leave it unset and format conversations before they are tokenized."
 
-_INERT: tuple[tuple[str, object, object, str], ...] = (
-    ("padded_vocab_size", None, 50304, _PADDING),
-    ("pad_vocab_size", True, False, "Leave it set; a model.vocab_size is taken as it is."),
-    ("make_vocab_size_divisible_by", 1, 128, _PADDING),
-    ("tensor_model_parallel_size", 1, 2, _PADDING),
-    ("use_tokenizer_vocab_size", False, True, "Leave model.vocab_size unset: it is the tokenizer's then."),
-    ("vocab_file", None, "vocab.json", _FILE),
-    ("merge_file", None, "merges.txt", _FILE),
-    ("metadata_path", None, "metadata.json", _FILE),
-    ("special_tokens", None, ["<pad>"], _FILE),
-    ("vocab_extra_ids", 0, 100, _FILE),
-    ("tokenizer_hf_no_use_fast", False, True, _FILE),
-    ("hf_tokenizer_kwargs", {}, {"use_fast": False}, _FILE),
-    ("null_tokenizer_pad_id", -1, 3, "Leave it at -1; no token is taken for padding."),
-    ("chat_template", None, "{{ messages }}", _CHAT),
-    ("chat_template_path", None, "chat.jinja", _CHAT),
+_INERT: tuple[tuple[int, str, object, object, str], ...] = (
+    (21, "padded_vocab_size", None, 50304, _PADDING),
+    (22, "pad_vocab_size", True, False, "Leave it set; a model.vocab_size is taken as it is."),
+    (23, "make_vocab_size_divisible_by", 1, 128, _PADDING),
+    (24, "tensor_model_parallel_size", 1, 2, _PADDING),
+    (25, "use_tokenizer_vocab_size", False, True, "Leave model.vocab_size unset: it is the tokenizer's."),
+    (26, "vocab_file", None, "vocab.json", _FILE),
+    (27, "merge_file", None, "merges.txt", _FILE),
+    (28, "metadata_path", None, "metadata.json", _FILE),
+    (29, "special_tokens", None, ["<pad>"], _FILE),
+    (31, "tokenizer_hf_no_use_fast", False, True, _FILE),
+    (32, "hf_tokenizer_kwargs", {}, {"use_fast": False}, _FILE),
+    (33, "null_tokenizer_pad_id", -1, 3, "Leave it at -1; no token is taken for padding."),
+    (34, "chat_template", None, "{{ messages }}", _CHAT),
+    (35, "chat_template_path", None, "chat.jinja", _CHAT),
 )
-"""Fields that a supported tokenizer could have heeded: name, value that asks for nothing, example, what to do."""
+"""Fields that a supported tokenizer could have heeded.
+
+Number of the rule, name, value that asks for nothing, example, what to do.
+"""
 
 
 def _position_is_kept(save: Any, load: Any, kind: Any) -> str | None:
@@ -408,7 +382,7 @@ RULES: tuple[Rule, ...] = (
     ),
     *(
         _inert(f"D{number}", f"tokenizer.{name}", neutral=neutral, asked=asked, fix=fix)
-        for number, (name, neutral, asked, fix) in enumerate(_INERT, start=21)
+        for number, name, neutral, asked, fix in _INERT
     ),
     *(
         _inert(
@@ -422,5 +396,6 @@ RULES: tuple[Rule, ...] = (
             ("dataset.multiple_validation_sets", "dataset.full_validation"), start=41
         )
     ),
+    *t5_rules.RULES,
 )
 """Every rule of this package."""

@@ -27,7 +27,7 @@ class TokenizerConfig:
     """BPE merges file of the older tokenizer types."""
 
     vocab_extra_ids: int = 0
-    """Additional sentinel entries, for T5."""
+    """Additional sentinel entries behind the tokenizer's own, for T5: number k is written `<extra_id_k>`."""
 
     tokenizer_type: str | None = None
     """`HuggingFaceTokenizer`: a local tokenizer.json; `ByteTokenizer`: the 256 bytes and an end of document;

@@ -6,6 +6,7 @@ The tokenizers that need no library are here; `mb_data.bpe` is the door to the `
 import hashlib
 from collections.abc import Sequence
 from importlib import import_module
+from itertools import groupby
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -85,11 +86,53 @@ class NullTokenizer:
         return " ".join(str(number) for number in ids)
 
 
+class SentinelTokenizer:
+    """A tokenizer with sentinels: entries behind its own, which no text becomes.
+
+    Sentinel number k has the id `tokenizer.vocab_size + k` and is written `<extra_id_k>`. There is no entry for padding
+    or for the start of a decoder: the end of a document stands for both.
+
+    Args:
+        tokenizer: Turns text into ids.
+        sentinels: How many there are.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, sentinels: int) -> None:
+        self.plain = tokenizer
+        self.sentinels = range(tokenizer.vocab_size, tokenizer.vocab_size + sentinels)
+        self.vocab_size = self.sentinels.stop
+        self.eod = tokenizer.eod
+        self.fingerprint = f"{tokenizer.fingerprint}-sentinels-{sentinels}"
+
+    def encode(self, text: str) -> list[int]:
+        """Turn text into ids, none of them a sentinel's."""
+        return self.plain.encode(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Turn ids into text, with `<extra_id_0>` and so on for sentinels."""
+        runs = (
+            (marked, list(run)) for marked, run in groupby(ids, key=lambda number: number in self.sentinels)
+        )
+        return "".join(
+            "".join(f"<extra_id_{number - self.sentinels.start}>" for number in run)
+            if marked
+            else self.plain.decode(run)
+            for marked, run in runs
+        )
+
+
+def with_sentinels(tokenizer: Tokenizer, config: TokenizerConfig) -> Tokenizer:
+    """Add the `vocab_extra_ids` that a section asks for, if any."""
+    number = config.vocab_extra_ids
+    return SentinelTokenizer(tokenizer, sentinels=number) if number else tokenizer
+
+
 def load_tokenizer(source: TokenizerConfig | str | Path) -> Tokenizer:
     """Make the tokenizer that a configuration or a path describes.
 
     Args:
-        source: A configuration section, or the path of a `tokenizer.json` or of a folder that holds one.
+        source: A configuration section, whose `vocab_extra_ids` are added as sentinels; or the path of a
+            `tokenizer.json`, or of a folder that holds one.
 
     Raises:
         DataPathError: There is no `tokenizer.json`.
@@ -99,6 +142,10 @@ def load_tokenizer(source: TokenizerConfig | str | Path) -> Tokenizer:
     """
     if isinstance(source, str | Path):
         return _load_file(Path(source), include_special_tokens=True)
+    return with_sentinels(_described(source), source)
+
+
+def _described(source: TokenizerConfig) -> Tokenizer:
     if source.tokenizer_type == "ByteTokenizer":
         return ByteTokenizer()
     if source.tokenizer_type == "NullTokenizer" and source.vocab_size is not None:

@@ -1,0 +1,75 @@
+"""Datasets for a T5, from Megatron Core's datasets of texts."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
+
+from mb_data.config import DatasetBuildContext, GPTDatasetConfig, TextCorpusConfig
+from mb_data.errors import TokenizerError
+from mb_data.mcore import Triple, build_gpt_datasets
+from mb_data.t5 import T5Dataset
+from mb_data.t5_config import T5DatasetConfig, T5TextCorpusConfig
+from mb_data.tokenizers import SentinelTokenizer
+
+
+def build_t5_datasets(
+    config: T5DatasetConfig | T5TextCorpusConfig,
+    context: DatasetBuildContext,
+    *,
+    is_built_on_rank: Callable[[], bool] = lambda: True,
+) -> Triple:
+    """Build datasets of pairs for training, validation and test.
+
+    Collective as `build_gpt_datasets`, which builds the texts: consecutive pieces of `config.sizes.tokens` tokens,
+    across the ends of documents, in the order that `random_seed` shuffles them to. Samples are those of `T5Dataset`.
+
+    Args:
+        config: The dataset section; not changed.
+        context: Samples for each split, and a tokenizer with sentinels unless the section has one.
+        is_built_on_rank: Whether this rank reads data.
+
+    Returns:
+        Train, validation and test; None as for texts.
+
+    Raises:
+        TokenizerError: The tokenizer has no sentinels.
+        ConfigError, NotEnoughSamplesError, PermissionError: As for texts.
+    """
+    config = copy.copy(config)
+    config.finalize()
+    tokenizer, sizes = _with_sentinels(config.tokenizer or context.tokenizer), config.sizes
+    texts = build_gpt_datasets(
+        texts_of(config), replace(context, tokenizer=tokenizer.plain), is_built_on_rank=is_built_on_rank
+    )
+
+    def pairs(split: Any) -> T5Dataset | None:
+        if split is None:
+            return None
+        return T5Dataset(
+            split,
+            sizes=sizes,
+            seq_length=config.seq_length,
+            decoder_seq_length=config.decoder_seq_length,
+            sentinels=tokenizer.sentinels,
+            end=tokenizer.eod,
+            seed=config.random_seed,
+        )
+
+    return pairs(texts[0]), pairs(texts[1]), pairs(texts[2])
+
+
+def texts_of(config: T5DatasetConfig | T5TextCorpusConfig) -> GPTDatasetConfig:
+    """Return the section of the texts that pairs are made of."""
+    kind = TextCorpusConfig if isinstance(config, T5TextCorpusConfig) else GPTDatasetConfig
+    values = {field.name: getattr(config, field.name) for field in fields(kind) if field.init}
+    return kind(**values | {"seq_length": config.sizes.tokens, "tokenizer": None})
+
+
+def _with_sentinels(tokenizer: object) -> SentinelTokenizer:
+    if not isinstance(tokenizer, SentinelTokenizer):
+        raise TokenizerError(
+            f"dataset: a {type(tokenizer).__name__} has no sentinels, which stand in the place of spans. Set "
+            "tokenizer.vocab_extra_ids=100, or wrap the tokenizer in a SentinelTokenizer."
+        )
+    return tokenizer

@@ -1,0 +1,103 @@
+"""What the sections of data for a T5 refuse. Standard library only.
+
+These rules say nothing of a dataset without a `noise_density`.
+"""
+
+from mb_data.rule import Rule
+from mb_data.spans import SHORTEST_ENCODER, fill_encoder
+
+_SPANS = ("dataset.noise_density", "dataset.mean_span_length", "dataset.seq_length")
+
+
+def _can_be_taken_apart(density: float | None, span: float, length: int) -> str | None:
+    if density is None or (0 < density < 1 and span >= 1 and length >= SHORTEST_ENCODER):
+        return None
+    return f"{density} with mean_span_length={span}, seq_length={length}"
+
+
+def _decoder_suffices(written: int, density: float | None, span: float, length: int) -> str | None:
+    if density is None or _can_be_taken_apart(density, span, length):
+        return None
+    needed = fill_encoder(length, noise_density=density, mean_span_length=span).decoder_tokens
+    return None if written >= needed else f"{written} tokens, where the decoder writes {needed}"
+
+
+def _enough_sentinels(sentinels: int, density: float | None, span: float, length: int) -> str | None:
+    if density is None or _can_be_taken_apart(density, span, length):
+        return None
+    spans = fill_encoder(length, noise_density=density, mean_span_length=span).spans
+    return None if sentinels >= spans else f"{sentinels} sentinels for {spans} spans"
+
+
+def _only(number: int, name: str, value: object, *, asked: object, why: str) -> Rule:
+    """Refuse any other value of a field that texts for a GPT have."""
+
+    def other(found: object, density: float | None) -> str | None:
+        return None if density is None or found in (value, None) else f"{found!r} would have no effect"
+
+    path, mark = f"dataset.{name}", "dataset.noise_density"
+    return Rule(
+        id=f"D{number}",
+        fields=(path, mark),
+        test=other,
+        why=why,
+        fix="Leave it unset.",
+        fails={path: asked, mark: 0.15},
+        passes={path: value, mark: 0.15},
+    )
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        id="D51",
+        fields=_SPANS,
+        test=_can_be_taken_apart,
+        why="a part of every text is taken out, in spans of one token or more, and the encoder reads at least "
+        f"{SHORTEST_ENCODER} tokens",
+        fix="Set noise_density between 0 and 1, mean_span_length to 1 or more, and a longer seq_length.",
+        fails=dict(zip(_SPANS, (1.0, 3.0, 512), strict=True)),
+        passes=dict(zip(_SPANS, (0.15, 3.0, 512), strict=True)),
+    ),
+    Rule(
+        id="D52",
+        fields=("dataset.decoder_seq_length", *_SPANS),
+        test=_decoder_suffices,
+        why="nothing that was taken out of a text is left out",
+        fix="Raise dataset.decoder_seq_length and model.decoder_seq_length to that, or shorten dataset.seq_length.",
+        fails={"dataset.decoder_seq_length": 113, **dict(zip(_SPANS, (0.15, 3.0, 512), strict=True))},
+        passes={"dataset.decoder_seq_length": 114, **dict(zip(_SPANS, (0.15, 3.0, 512), strict=True))},
+    ),
+    Rule(
+        id="D53",
+        fields=("tokenizer.vocab_extra_ids", *_SPANS),
+        test=_enough_sentinels,
+        why="every span of a text leaves another sentinel in its place",
+        fix="Raise tokenizer.vocab_extra_ids, for example to 100, or take longer spans.",
+        fails={"tokenizer.vocab_extra_ids": 0, **dict(zip(_SPANS, (0.15, 3.0, 512), strict=True))},
+        passes={"tokenizer.vocab_extra_ids": 100, **dict(zip(_SPANS, (0.15, 3.0, 512), strict=True))},
+    ),
+    _only(
+        54, "reset_position_ids", False, asked=True, why="both sequences count positions from their own start"
+    ),
+    _only(55, "reset_attention_mask", False, asked=True, why="an encoder reads across the ends of documents"),
+    _only(56, "eod_mask_loss", False, asked=True, why="the end of a document is a token like any other"),
+    _only(57, "add_extra_token_to_sequence", False, asked=True, why="labels are not a shifted input"),
+    _only(
+        58, "inter_document_masking", False, asked=True, why="an encoder reads across the ends of documents"
+    ),
+    _only(
+        59,
+        "skip_getting_attention_mask_from_dataset",
+        True,
+        asked=False,
+        why="the forward step makes the three masks of a pair",
+    ),
+    _only(
+        60,
+        "drop_last_partial_validation_sequence",
+        True,
+        asked=False,
+        why="all texts are equally long, so that all pairs are",
+    ),
+)
+"""Every rule on data for a T5."""

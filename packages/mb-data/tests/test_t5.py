@@ -1,0 +1,244 @@
+"""Texts taken apart: nothing is lost, nothing is too long, and a sample depends on its number alone."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mb_data import (
+    ByteTokenizer,
+    ConfigError,
+    DataloaderConfig,
+    DatasetBuildContext,
+    SentinelTokenizer,
+    T5Dataset,
+    T5DatasetConfig,
+    T5TextCorpusConfig,
+    TokenizerConfig,
+    TokenizerError,
+    build_data_iterator,
+    corrupt_spans,
+    fill_encoder,
+    load_tokenizer,
+)
+
+BYTES = SentinelTokenizer(ByteTokenizer(), sentinels=100)
+SENTINEL, END = BYTES.sentinels.start, BYTES.eod
+
+
+def restored(encoder, decoder):
+    """Put the decoder's spans where the encoder has their sentinels; both end with an end."""
+    spans, found = {}, []
+    for token in decoder[:-1]:
+        if token >= SENTINEL:
+            spans[token] = []
+        else:
+            spans[[*spans][-1]].append(token)
+    for token in encoder[:-1]:
+        found += spans[token] if token >= SENTINEL else [token]
+    return found
+
+
+class Texts:
+    def __init__(self, number, length):
+        self.samples = [{"tokens": torch.arange(n, n + length) % 250} for n in range(number)]
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, index):
+        return self.samples[index]
+
+
+def pairs(*, number=8, seq_length=32, decoder_seq_length=12, seed=1):
+    sizes = fill_encoder(seq_length, noise_density=0.15, mean_span_length=3.0)
+    return T5Dataset(
+        Texts(number, sizes.tokens),
+        sizes=sizes,
+        seq_length=seq_length,
+        decoder_seq_length=decoder_seq_length,
+        sentinels=BYTES.sentinels,
+        end=END,
+        seed=seed,
+    )
+
+
+class TestSizes:
+    def test_an_encoder_of_512_reads_what_it_did_in_the_paper(self):
+        sizes = fill_encoder(512, noise_density=0.15, mean_span_length=3.0)
+        assert (sizes.tokens, sizes.encoder_tokens, sizes.decoder_tokens) == (568, 512, 114)
+
+    @given(st.integers(4, 2000), st.floats(0.01, 0.5), st.floats(1, 20))
+    def test_the_encoder_is_full(self, seq_length, density, span):
+        sizes = fill_encoder(seq_length, noise_density=density, mean_span_length=span)
+        assert sizes.encoder_tokens == seq_length
+        assert 1 <= sizes.spans <= min(sizes.noise_tokens, sizes.tokens - sizes.noise_tokens)
+
+    @given(st.integers(4, 2000), st.floats(0.5, 0.99), st.floats(1, 20))
+    def test_where_more_goes_than_stays_one_token_of_padding_may_be_left(self, seq_length, density, span):
+        sizes = fill_encoder(seq_length, noise_density=density, mean_span_length=span)
+        assert seq_length - sizes.encoder_tokens in (0, 1)
+
+    @pytest.mark.parametrize(("length", "density", "span"), [(3, 0.15, 3), (512, 1.0, 3), (512, 0.15, 0.5)])
+    def test_what_cannot_be_taken_apart_is_refused(self, length, density, span):
+        with pytest.raises(ValueError, match="an encoder reads 4 or more"):
+            fill_encoder(length, noise_density=density, mean_span_length=span)
+
+
+class TestSpans:
+    @given(st.integers(4, 300), st.floats(0.01, 0.9), st.floats(1, 10), st.integers(0, 2**32))
+    @settings(max_examples=50)
+    def test_every_text_is_restored(self, seq_length, density, span, seed):
+        sizes = fill_encoder(seq_length, noise_density=density, mean_span_length=span)
+        text = np.random.default_rng(seed).integers(0, 256, sizes.tokens)
+        pair = corrupt_spans(
+            text,
+            sizes,
+            sentinels=range(SENTINEL, SENTINEL + sizes.spans),
+            end=END,
+            random=np.random.default_rng(seed),
+        )
+        assert restored(pair.encoder.tolist(), pair.labels.tolist()) == text.tolist()
+        assert (pair.encoder.size, pair.labels.size) == (sizes.encoder_tokens, sizes.decoder_tokens)
+
+    def test_every_place_but_the_first_is_taken_out_about_as_often(self):
+        sizes = fill_encoder(32, noise_density=0.15, mean_span_length=3.0)
+        kept = np.zeros(sizes.tokens, int)
+        for seed in range(2000):
+            random = np.random.default_rng(seed)
+            pair = corrupt_spans(
+                np.arange(sizes.tokens), sizes, sentinels=range(100, 110), end=99, random=random
+            )
+            kept[pair.encoder[pair.encoder < 99]] += 1
+        assert (kept[0], kept[-1]) == (2000, 0)
+        assert kept[8:-8].min() > 1600
+        assert kept[8:-8].max() < 1900
+
+
+class TestDataset:
+    def test_a_pair_with_its_padding(self):
+        sample = pairs()[3]
+        shapes = {name: (tuple(value.shape), value.dtype) for name, value in sample.items()}
+        assert shapes == {
+            "text_enc": ((32,), torch.int64),
+            "enc_mask": ((32,), torch.int64),
+            "text_dec": ((12,), torch.int64),
+            "labels": ((12,), torch.int64),
+            "loss_mask": ((12,), torch.float32),
+        }
+        assert sample["enc_mask"].sum() == 32
+        assert sample["loss_mask"].tolist() == [1.0] * 8 + [0.0] * 4
+        assert sample["labels"][7:].tolist() == [END] * 5
+        assert sample["text_dec"].tolist() == [END, *sample["labels"][:7].tolist(), *[END] * 4]
+        assert restored(sample["text_enc"].tolist(), sample["labels"][:8].tolist()) == list(range(3, 37))
+
+    def test_a_sample_depends_on_its_number_and_the_seed_alone(self):
+        one, two, other = pairs(), pairs(number=5), pairs(seed=2)
+        backwards = [two[index] for index in reversed(range(5))][::-1]
+        assert [list(map(str, one[index].values())) for index in range(5)] == [
+            list(map(str, sample.values())) for sample in backwards
+        ]
+        assert not torch.equal(one[0]["text_enc"], other[0]["text_enc"])
+
+    @given(st.integers(0, 7), st.sampled_from([1, 2, 4]))
+    @settings(max_examples=10)
+    def test_going_on_with_other_ranks_reads_what_never_stopping_does(self, steps, ranks):
+        def read(consumed, ranks):
+            iterators = [
+                build_data_iterator(
+                    pairs(number=32),
+                    config=DataloaderConfig(num_workers=0),
+                    consumed_samples=consumed,
+                    micro_batch_size=4 // ranks,
+                    data_parallel_rank=rank,
+                    data_parallel_size=ranks,
+                )
+                for rank in range(ranks)
+            ]
+            return [
+                row
+                for step in zip(*iterators, strict=True)
+                for batch in step
+                for row in batch["labels"].tolist()
+            ]
+
+        assert read(4 * steps, ranks) == read(0, 1)[4 * steps :]
+
+    @pytest.mark.parametrize(
+        "lengths", [{"decoder_seq_length": 7}, {"seq_length": 4000, "decoder_seq_length": 900}]
+    )
+    def test_what_does_not_fit_is_refused(self, lengths):
+        with pytest.raises(ValueError, match="nothing is cut off"):
+            pairs(**lengths)
+
+
+class TestTokenizer:
+    def test_sentinels_come_behind_the_tokenizers_own_entries(self):
+        assert (BYTES.vocab_size, BYTES.sentinels, BYTES.eod) == (357, range(257, 357), 256)
+        assert BYTES.decode([104, 105, 257, 258, 33, 256]) == "hi<extra_id_0><extra_id_1>!"
+        assert BYTES.encode("<extra_id_0>") == list(b"<extra_id_0>")
+        assert BYTES.fingerprint == "bytes-sentinels-100"
+
+    def test_a_section_asks_for_them(self):
+        loaded = load_tokenizer(TokenizerConfig(tokenizer_type="ByteTokenizer", vocab_extra_ids=3))
+        assert loaded.sentinels == range(257, 260)
+        assert load_tokenizer(TokenizerConfig(tokenizer_type="ByteTokenizer")).vocab_size == 257
+
+
+class TestSection:
+    @pytest.mark.parametrize(
+        ("values", "rule"),
+        [
+            ({"decoder_seq_length": 113}, "D52"),
+            ({"noise_density": 0.0}, "D51"),
+            ({"eod_mask_loss": True}, "D56"),
+            ({"inter_document_masking": True}, "D58"),
+        ],
+    )
+    def test_it_refuses_what_would_be_lost_or_ignored(self, values, rule):
+        with pytest.raises(ConfigError, match=rule):
+            T5DatasetConfig(seq_length=512, **values).finalize()
+
+    def test_as_it_is_made_it_fits(self):
+        T5DatasetConfig(seq_length=512).finalize()
+        T5TextCorpusConfig(seq_length=512).finalize()
+
+
+class TestBuild:
+    @pytest.fixture
+    def build(self):
+        mb_host = pytest.importorskip("mb_host", reason="needs the test group")
+        mb_host.install()
+        mb_host.quiet()
+        return pytest.importorskip("mb_data.t5_build", reason="needs the mcore extra").build_t5_datasets
+
+    @staticmethod
+    def context(tokenizer=BYTES, **samples):
+        counts = {"train_samples": 20, "valid_samples": 4, "test_samples": 0} | samples
+        return DatasetBuildContext(**counts, tokenizer=tokenizer)
+
+    def test_pairs_from_indexed_data_restore_its_texts(self, build, prefix):
+        config = T5DatasetConfig(seq_length=32, decoder_seq_length=8, data_path=prefix, split="90,10,0")
+        train, valid, test = build(config, self.context())
+        assert (len(train) >= 20, len(valid) >= 4, test, config.blend) == (True, True, None, None)
+        text = restored(train[5]["text_enc"].tolist(), train[5]["labels"].tolist())
+        assert len(text) == config.sizes.tokens
+        ends = [place for place, token in enumerate(text) if token == END]
+        assert set(np.diff(ends)) == {11}
+
+    def test_made_up_tokens(self, build):
+        train, _, _ = build(T5DatasetConfig(seq_length=32, split="1,0,0"), self.context(valid_samples=0))
+        assert train[0]["text_enc"].shape == (32,)
+
+    def test_text_files(self, build, text_folder, tmp_path):
+        pytest.importorskip("tokenizers", reason="needs the tokenizers extra")
+        config = T5TextCorpusConfig(
+            seq_length=32, sources=[str(text_folder)], vocab_size=280, cache_dir=str(tmp_path / "cache")
+        )
+        train, valid, test = build(config, self.context(test_samples=2))
+        assert all(split[0]["text_enc"].max() >= SENTINEL for split in (train, valid, test))
+
+    def test_a_tokenizer_without_sentinels_is_refused(self, build):
+        with pytest.raises(TokenizerError, match="a ByteTokenizer has no sentinels"):
+            build(T5DatasetConfig(seq_length=32, split="1,0,0"), self.context(ByteTokenizer()))

@@ -103,6 +103,19 @@ class TestBuild:
         assert min(token for row in tokens_of(valid) for token in row) >= 100
         assert test is None
 
+    def test_a_whole_validation_set_is_one_pass_over_its_split(self, write_pair):
+        a, b = write_pair("a", documents=8), write_pair("b", documents=8, first=100)  # 88 tokens each
+        parts = {"train": 0, "valid": 1, "split": None, "full_validation": True}
+        for blend in ([a], None), ([a, b], None), ([a, b], [9.0, 1.0]):
+            rows = tokens_of(build(**parts, blend_per_split=[None, blend, None])[1])
+            assert len({tuple(row) for row in rows}) == len(rows) == 10 * len(blend[0])
+        assert len(build(**parts | {"split": "0,100,0"}, blend=([a, b], [9.0, 1.0]))[1]) == 20
+
+    def test_a_whole_validation_set_beside_weights_that_training_needs(self, write_pair):
+        pairs = [write_pair(name, documents=20) for name in "ab"]
+        with pytest.raises(ValueError, match=r"full_validation: the blend of 2 prefixes has weights"):
+            build(blend=(pairs, [9.0, 1.0]), full_validation=True)
+
     def test_splits_of_no_samples_are_none(self, prefix):
         assert build(data_path=prefix, train=0, valid=0) == (None, None, None)
 

@@ -114,10 +114,10 @@ class GPTDatasetConfig(DataloaderConfig):
     """Computed by finalize() from `split`: the part of the documents that each split takes."""
 
     multiple_validation_sets: bool | None = None
-    """Validate on each validation prefix by itself."""
+    """Megatron's field for validation on each prefix by itself. Nothing reads it: refused."""
 
     full_validation: bool | None = None
-    """Validate on the whole validation split every time."""
+    """Make the validation dataset one pass over the whole of its split, instead of a number of samples."""
 
     num_dataset_builder_threads: int = 1
     """Threads that build the indices of a blend's datasets."""

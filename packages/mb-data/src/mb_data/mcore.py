@@ -98,6 +98,9 @@ def build_gpt_datasets(
     A text corpus is prepared first, by rank 0 and then, finding it, by the others. The indices are cached in a folder
     named by the data's fingerprint, so that indices of data that have changed are not used.
 
+    With `full_validation` the validation dataset is one pass over its split, each sequence once, whatever number of
+    samples above 0 is asked for; then the prefixes have no weights.
+
     Args:
         config: The dataset section; not changed.
         context: Samples for each split, and the tokenizer unless the section has one or the corpus brings its own.
@@ -111,12 +114,17 @@ def build_gpt_datasets(
         ConfigError: The section contradicts itself.
         NotEnoughSamplesError: A split has no tokens, or an unweighted blend has fewer samples than asked for.
         PermissionError: The folder for the indices cannot be written.
-        ValueError: There is no tokenizer, or a setting is unknown to the installed Megatron Core.
+        ValueError: There is no tokenizer, a setting is unknown to the installed Megatron Core, or a whole validation
+            set is asked for together with other splits of a blend with weights.
     """
     samples = [context.train_samples, context.valid_samples, context.test_samples]
     config = _resolved(config, context)
     if not any(samples):
         return None, None, None
+    sizes: list[int | None] = list(samples)
+    if config.full_validation and context.valid_samples:
+        sizes[1] = None
+        _leave_out_weights(config, alone=not (context.train_samples or context.test_samples))
     reads = is_built_on_rank()  # the files need not be there on ranks that do not read
     index_cache = _index_cache(config) if reads else config.path_to_cache
     with _without_notices():
@@ -126,11 +134,9 @@ def build_gpt_datasets(
         _require_tokens(megatron_config)
     dataset_class = MockGPTDataset if megatron_config.mock else GPTDataset
     with _without_notices():
-        built = BlendedMegatronDatasetBuilder(
-            dataset_class, samples, is_built_on_rank, megatron_config
-        ).build()
-    for split, dataset, wanted in zip(SPLITS, built, samples, strict=True):
-        _require_samples(dataset, split=split, wanted=wanted)
+        built = BlendedMegatronDatasetBuilder(dataset_class, sizes, is_built_on_rank, megatron_config).build()
+    for split, dataset, wanted in zip(SPLITS, built, sizes, strict=True):
+        _require_samples(dataset, split=split, wanted=wanted or 0)
     return built[0], built[1], built[2]
 
 
@@ -198,6 +204,20 @@ def _resolved(config: GPTDatasetConfig, context: DatasetBuildContext) -> GPTData
         )
     config.tokenizer = tokenizer if isinstance(tokenizer, MegatronTokenizerBase) else as_megatron(tokenizer)
     return config
+
+
+def _leave_out_weights(config: GPTDatasetConfig, *, alone: bool) -> None:
+    """Take the weights off what a whole validation set is made of; its sequences are read once each."""
+    if config.blend_per_split is not None:
+        train, valid, test = config.blend_per_split
+        config.blend_per_split = [train, valid and (valid[0], None), test]
+    elif config.blend is not None and config.blend[1] is not None:
+        if not alone:
+            raise ValueError(
+                f"dataset.full_validation: the blend of {len(config.blend[0])} prefixes has weights, which training "
+                "follows and a whole validation set cannot. Build the validation set alone, or set blend_per_split."
+            )
+        config.blend = (config.blend[0], None)
 
 
 def _plain(blend: Blend) -> Blend:

@@ -384,17 +384,13 @@ RULES: tuple[Rule, ...] = (
         _inert(f"D{number}", f"tokenizer.{name}", neutral=neutral, asked=asked, fix=fix)
         for number, name, neutral, asked, fix in _INERT
     ),
-    *(
-        _inert(
-            f"D{number}",
-            path,
-            neutral=None,
-            asked=True,
-            fix="Leave it unset; one validation set is read in part.",
-        )
-        for number, path in enumerate(
-            ("dataset.multiple_validation_sets", "dataset.full_validation"), start=41
-        )
+    _inert(
+        "D41",
+        "dataset.multiple_validation_sets",
+        neutral=None,
+        asked=True,
+        fix="Leave it unset, and build a dataset for each set; the trainer does so with "
+        "validation.multiple_validation_sets.",
     ),
     *t5_rules.RULES,
 )

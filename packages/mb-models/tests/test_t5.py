@@ -1,6 +1,7 @@
 """T5: section, rules, masks, and a decoder that must look at the encoder."""
 
 import dataclasses
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -8,9 +9,17 @@ import torch
 from mb_host.t5 import host_t5_spec
 from mb_models.batches import BatchError
 from mb_models.rules import ModelConfigError
-from mb_models.t5 import T5ForwardStep, T5ModelProvider, attention_masks, t5_transformer_config
+from mb_models.t5 import (
+    T5ForwardStep,
+    T5ModelProvider,
+    attention_masks,
+    kernel_masks,
+    t5_transformer_config,
+)
 from mb_models.t5_config import T5ModelConfig
+from mb_models.t5_parameters import t5_parameter_count
 from mb_models.t5_rules import RULES
+from mb_models.t5_specs import t5_transformer_engine_spec
 
 CPU = torch.device("cpu")
 TINY = T5ModelConfig(
@@ -59,6 +68,40 @@ def test_masks_hide_padding_and_the_future():
     assert [encoder.shape, decoder.shape, across.shape] == [(1, 1, 12, 12), (1, 1, 8, 8), (1, 1, 8, 12)]
     assert across[0, 0, 3].tolist() == [False] * 10 + [True] * 2
     assert decoder[0, 0, 2].tolist() == [False] * 3 + [True] * 5
+
+
+def test_masks_for_transformer_engine_hide_the_same():
+    pair = batch(torch.Generator(), pairs=1) | {"enc_mask": torch.tensor([[1] * 10 + [0] * 2])}
+    encoder, decoder, (queries, keys) = kernel_masks(pair)
+    assert [encoder.shape, decoder, queries.shape] == [(1, 1, 1, 12), None, (1, 1, 1, 8)]
+    for whole, parts in zip(attention_masks(pair)[::2], (encoder, queries.mT | keys), strict=True):
+        assert torch.equal(whole, parts.expand_as(whole))
+
+
+@pytest.mark.skipif(find_spec("transformer_engine") is not None, reason="Transformer Engine is installed")
+def test_layers_of_transformer_engine_need_it():
+    with pytest.raises(ModuleNotFoundError, match="Install mb-models"):
+        t5_transformer_engine_spec(t5_transformer_config(TINY, device=CPU))
+
+
+SIZES = [
+    {},
+    {"encoder_num_layers": None, "position_embedding_type": "rope", "normalization": "RMSNorm"},
+    {"share_embeddings_and_output_weights": False, "max_position_embeddings": 40},
+    {"add_bias_linear": False, "add_qkv_bias": True, "gated_linear_unit": True, "kv_channels": 20},
+]
+
+
+@pytest.mark.parametrize("changes", SIZES)
+def test_the_formula_counts_what_is_built(changes, groups):
+    config = dataclasses.replace(TINY, **changes)
+    [model] = T5ModelProvider(config, layer_spec=host_t5_spec, device=CPU).provide_chunks(groups)
+    assert t5_parameter_count(config) == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_without_a_vocabulary_nothing_is_counted():
+    with pytest.raises(ValueError, match="vocab_size: not set"):
+        t5_parameter_count(dataclasses.replace(TINY, vocab_size=None))
 
 
 @pytest.mark.parametrize("changes", [{}, {"position_embedding_type": "rope", "normalization": "RMSNorm"}])

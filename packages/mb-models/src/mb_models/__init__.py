@@ -54,6 +54,8 @@ if TYPE_CHECKING:
     from mb_models.t5 import T5ModelProvider as T5ModelProvider
     from mb_models.t5 import attention_masks as attention_masks
     from mb_models.t5_config import T5ModelConfig as T5ModelConfig
+    from mb_models.t5_parameters import t5_parameter_count as t5_parameter_count
+    from mb_models.t5_specs import t5_transformer_engine_spec as t5_transformer_engine_spec
     from mb_models.transformer import transformer_config as transformer_config
     from mb_models.vocab import model_vocab_size as model_vocab_size
     from mb_models.vocab import padded_vocab_size as padded_vocab_size
@@ -100,6 +102,8 @@ __all__ = [
     "model_vocab_size",
     "padded_vocab_size",
     "parameter_count",
+    "t5_parameter_count",
+    "t5_transformer_engine_spec",
     "transformer_config",
     "transformer_engine_spec",
     "wrap_ddp",
@@ -145,6 +149,8 @@ _HOMES = {
     "model_vocab_size": "vocab",
     "padded_vocab_size": "vocab",
     "parameter_count": "parameters",
+    "t5_parameter_count": "t5_parameters",
+    "t5_transformer_engine_spec": "t5_specs",
     "transformer_config": "transformer",
     "transformer_engine_spec": "specs",
     "wrap_ddp": "wrap",

@@ -15,6 +15,7 @@ from megatron.core.models.T5.t5_model import T5Model
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.utils import get_attr_wrapped_model
 
 from mb_models.batches import BatchError
 from mb_models.config import TransformerFields
@@ -128,9 +129,10 @@ class T5ForwardStep:
             BatchError: there is no iterator, or a key is missing.
         """
         batch = t5_batch(data_iterator, device=next(model.parameters()).device)
-        losses = model(
-            batch["text_enc"], batch["text_dec"], *attention_masks(batch), lm_labels=batch["labels"]
-        )
+        chunk = get_attr_wrapped_model(model, "encoder", return_model_obj=True)
+        kernels = chunk.config.transformer_impl == "transformer_engine"
+        masks = kernel_masks(batch) if kernels else attention_masks(batch)
+        losses = model(batch["text_enc"], batch["text_dec"], *masks, lm_labels=batch["labels"])
         return losses, partial(masked_next_token_loss, batch["loss_mask"], inspect_loss=self.inspect_loss)
 
 
@@ -165,6 +167,19 @@ def attention_masks(batch: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, to
         later_DD.expand(pairs, 1, written, written),
         padding_B11E.expand(pairs, 1, written, read),
     )
+
+
+def kernel_masks(
+    batch: Mapping[str, torch.Tensor],
+) -> tuple[torch.Tensor, None, tuple[torch.Tensor, torch.Tensor]]:
+    """Return the same masks as Transformer Engine (1.10 and later) takes them, by key and query instead of by pair.
+
+    The encoder's, [B, 1, 1, E]; none for the decoder, whose layers are causal; between them those of queries,
+    [B, 1, 1, D], none of which is hidden (what the decoder's padding writes is not counted), and of keys, [B, 1, 1, E].
+    """
+    padding_B11E = (batch["enc_mask"] == 0)[:, None, None]
+    queries_B11D = torch.zeros_like(batch["text_dec"], dtype=torch.bool)[:, None, None]
+    return padding_B11E, None, (queries_B11D, padding_B11E)
 
 
 def t5_transformer_config(config: T5ModelConfig, *, device: torch.device) -> TransformerConfig:

@@ -32,7 +32,7 @@ class T5ModelConfig(TransformerFields):
     seq_len_interpolation_factor: float | None = None
     """Divide positions by this (linear interpolation of rotary positions)."""
     share_embeddings_and_output_weights: bool = True
-    """Tie the output layer to the embedding; the output layer has a bias in any case."""
+    """Tie the output layer to the embedding; it then has a bias of its own."""
     fp16_lm_cross_entropy: bool = False
     """Compute the loss in float16 instead of float32."""
     parallel_output: bool = True

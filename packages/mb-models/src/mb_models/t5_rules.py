@@ -104,5 +104,31 @@ RULES: tuple[Rule, ...] = (
         fails=(2, 4, 128),
         passes=(None, 4, 128),
     ),
+    section_rule(
+        "TF09",
+        ("max_position_embeddings", "decoder_seq_length"),
+        lambda longest, written: (
+            f"is {longest} with decoder_seq_length={written}"
+            if longest is not None and longest < written
+            else None
+        ),
+        why="the decoder would look up positions that the embedding does not have",
+        fix="Raise it to the longer of the two lengths, or leave it unset.",
+        fails=(512, 600),
+        passes=(600, 600),
+    ),
+    section_rule(
+        "TF10",
+        ("window_size", "attention_output_gate", "softmax_type", "decoder_seq_length"),
+        lambda window, gate, softmax, written: (
+            f"is {window} with attention_output_gate={gate}, softmax_type={softmax}"
+            if window is not None or gate or softmax != "vanilla"
+            else None
+        ),
+        why="neither an encoder nor cross-attention is built with a window, a gate or a sink",
+        fix='Leave all three unset (softmax_type="vanilla").',
+        fails=((64, 0), False, "vanilla", 128),
+        passes=(None, False, "vanilla", 128),
+    ),
 )
 """Apply where the section has a decoder_seq_length."""

@@ -13,6 +13,7 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig, T
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mb_host.layers import HostNorm, host_block_spec
+from mb_models.provider import drop_idle_output
 
 TP, PP, VP, EP, ETP = (
     "tensor_model_parallel_size",
@@ -83,7 +84,7 @@ def standing_in(rank: int, world: int, model: Mapping[str, object]) -> Iterator[
 
 
 def build(model: Mapping[str, object], groups: ProcessGroupCollection) -> list[GPTModel]:
-    """Build this rank's chunks with Megatron's own classes."""
+    """Build this rank's chunks with Megatron's own classes, without the weight that it never uses."""
     kind = MLATransformerConfig if model.get("multi_latent_attention") else TransformerConfig
     known = {field.name for field in fields(kind)}
     values = {name: value for name, value in model.items() if name in known}
@@ -108,6 +109,7 @@ def build(model: Mapping[str, object], groups: ProcessGroupCollection) -> list[G
                 vp_stage=at,
             )
         )
+        drop_idle_output(chunks[-1])
     return chunks
 
 

@@ -77,9 +77,8 @@ def transformer_config(config: TransformerFields, *, device: torch.device) -> Tr
     kind, names = megatron_class(config)
     replaced = {} if device.type == "cuda" else gpu_only_settings(config)
     values = {name: getattr(config, name) for name in names} | replaced
-    section = {f"model.{item.name}": getattr(config, item.name) for item in fields(config)}
-    section |= {f"model.{name}": value for name, value in replaced.items()}
-    problems = broken_rules(BUILD_RULES, section) or unknown_names([*values, *config.transformer], kind)
+    refuse_broken(config, device=device)
+    problems = unknown_names([*values, *config.transformer], kind)
     if problems:
         raise ModelConfigError(problems)
     if config.virtual_pipeline_model_parallel_size == 1:
@@ -88,6 +87,19 @@ def transformer_config(config: TransformerFields, *, device: torch.device) -> Tr
         values["cuda_graph_modules"] = []
     values["pipeline_dtype"] = config.pipeline_dtype or config.params_dtype
     return kind(**from_names(values | config.transformer))
+
+
+def refuse_broken(config: TransformerFields, *, device: torch.device) -> None:
+    """Refuse a section, of any family, that breaks rules as it would be built on the device.
+
+    Raises:
+        ModelConfigError: all reasons at once.
+    """
+    replaced = {} if device.type == "cuda" else gpu_only_settings(config)
+    section = {item.name: getattr(config, item.name) for item in fields(config)} | replaced
+    problems = broken_rules(BUILD_RULES, {f"model.{name}": value for name, value in section.items()})
+    if problems:
+        raise ModelConfigError(problems)
 
 
 def megatron_class(config: TransformerFields) -> tuple[type[TransformerConfig], list[str]]:

@@ -69,7 +69,7 @@ def chunk_parts(chunk: Chunk, shape: ModelShape) -> dict[str, Count]:
         parts.append({"mtp": mtp_layer(shape) * (1 if shape.mtp_repeated else chunk.mtp)})
     if chunk.final_norm:
         parts.append({"norms": norm})
-    if chunk.output and not (shape.tied and chunk.embedding):
+    if chunk.output and not (shape.tied and (chunk.embedding or chunk.mtp)):
         parts.append({"output": _rows(shape)})
     return add_parts(*parts)
 

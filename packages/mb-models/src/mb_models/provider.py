@@ -1,0 +1,145 @@
+"""What the providers of all families share: sizes, groups, and the chunks of a pipeline rank."""
+
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from megatron.core import tensor_parallel
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.moe.moe_logging import destroy_moe_metrics_tracker
+from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from mb_models.chunks import chunks_of_rank
+from mb_models.vocab import model_vocab_size
+
+
+class LanguageSection(Protocol):
+    """What the section of every language model says."""
+
+    vocab_size: int | None
+    make_vocab_size_divisible_by: int
+    tensor_model_parallel_size: int
+    fp16_lm_cross_entropy: bool
+    parallel_output: bool
+    share_embeddings_and_output_weights: bool
+    rotary_percent: float
+    seq_len_interpolation_factor: float | None
+
+
+Section = TypeVar("Section", bound=LanguageSection)
+Layers = TypeVar("Layers")
+Chunk = TypeVar("Chunk", bound=torch.nn.Module)
+
+
+class ModelProvider(Generic[Section, Layers, Chunk]):
+    """Builds chunks that share one TransformerConfig, under explicit process groups; a family adds two methods.
+
+    Attributes:
+        config: the section, unchanged.
+        transformer: Megatron's configuration; the trainer sets its run-time hooks (grad_scale_func, no_sync_func, ...).
+        vocab_size: rows of the embedding over all ranks, padding included.
+        device: where parameters are.
+    """
+
+    def __init__(
+        self,
+        config: Section,
+        *,
+        layer_spec: Layers,
+        device: torch.device,
+        tokenizer_vocab_size: int | None = None,
+    ) -> None:
+        self.config = config
+        self.device = device
+        self.transformer = self._transformer_config()
+        self.vocab_size = model_vocab_size(
+            config.vocab_size,
+            tokenizer_vocab_size=tokenizer_vocab_size,
+            divisible_by=config.make_vocab_size_divisible_by,
+            tensor_parallel_size=config.tensor_model_parallel_size,
+        )
+        self._layer_spec = layer_spec
+
+    def _transformer_config(self) -> TransformerConfig:
+        """Build Megatron's configuration of the section, for the device."""
+        raise NotImplementedError(
+            f"{type(self).__name__}: has no _transformer_config, because ModelProvider is a base class. Define it."
+        )
+
+    def _build(
+        self,
+        *,
+        pre_process: bool,
+        post_process: bool,
+        vp_stage: int | None,
+        groups: ProcessGroupCollection,
+    ) -> Chunk:
+        """Build one chunk, wherever its parameters are."""
+        raise NotImplementedError(
+            f"{type(self).__name__}: has no _build, because ModelProvider is a base class. Define it."
+        )
+
+    def provide(
+        self,
+        *,
+        pre_process: bool,
+        post_process: bool,
+        vp_stage: int | None = None,
+        pg_collection: ProcessGroupCollection | None = None,
+    ) -> Chunk:
+        """Build one chunk, with the embedding if `pre_process` and the output layer if `post_process`.
+
+        Initial weights come from Megatron's random-state tracker, which the caller has seeded. Without
+        `pg_collection` the groups are those of Megatron's parallel_state; where layers of multi-token prediction
+        stand, Megatron reads from parallel_state in any case. With tied embeddings, collective over the embedding
+        group: every rank builds its chunks in the same order.
+        """
+        groups = pg_collection or ProcessGroupCollection.use_mpu_process_groups()
+        chunk = self._build(
+            pre_process=pre_process, post_process=post_process, vp_stage=vp_stage, groups=groups
+        )
+        drop_idle_output(chunk)
+        for parameter in chunk.parameters():
+            tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
+        return chunk.to(self.device)
+
+    def provide_chunks(self, pg_collection: ProcessGroupCollection | None = None) -> list[Chunk]:
+        """Build this rank's chunks in the order of their virtual stages: one without interleaving.
+
+        All ranks of the model call it. Hooks that change modules (heads, adapters) go between this and
+        `mb_models.wrap.wrap_ddp`. What routers and predictions of an earlier model of this process measured is
+        forgotten: Megatron keeps it in process-wide arrays of that model's size.
+        """
+        destroy_moe_metrics_tracker()
+        MTPLossLoggingHelper.tracker.clear()
+        stages = self.transformer.virtual_pipeline_model_parallel_size
+        return chunks_of_rank(self.provide, stages=stages, pg_collection=pg_collection)
+
+    def _arguments(
+        self, *, pre_process: bool, post_process: bool, groups: ProcessGroupCollection
+    ) -> dict[str, Any]:
+        """Return what Megatron's language models all take."""
+        config = self.config
+        return {
+            "config": self.transformer,
+            "vocab_size": self.vocab_size,
+            "pre_process": pre_process,
+            "post_process": post_process,
+            "fp16_lm_cross_entropy": config.fp16_lm_cross_entropy,
+            "parallel_output": config.parallel_output,
+            "share_embeddings_and_output_weights": config.share_embeddings_and_output_weights,
+            "rotary_percent": config.rotary_percent,
+            "seq_len_interpolation_factor": config.seq_len_interpolation_factor,
+            "pg_collection": groups,
+        }
+
+
+def drop_idle_output(chunk: Any) -> None:
+    """Take the output layer its own weight where the chunk computes with a copy of the embedding instead.
+
+    A last stage with tied embeddings and further tokens has both. Megatron Core never uses the first of them, and
+    refuses to store a chunk that has it.
+    """
+    ahead = chunk.post_process and not chunk.pre_process and getattr(chunk, "mtp_process", False)
+    if ahead and chunk.share_embeddings_and_output_weights:
+        chunk.output_layer.weight = None

@@ -39,8 +39,11 @@ def test_a_layout_of_other_letters_is_refused():
     assert rule.test([["embedding", "decoder"], ["decoder", "loss"]], 2, None, 2, None) is None
 
 
-def test_a_rule_whose_fields_are_absent_is_not_applied():
-    assert broken_rules(RULES, {"model.num_query_groups": 3}) == []
+def test_a_rule_is_applied_where_its_first_field_is():
+    assert broken_rules(RULES, {"model.num_attention_heads": 8}) == []
+    (line,) = broken_rules(RULES, {"model.fp8": "hybrid", "model.fp4": "e2m1"})
+    assert line.startswith("model.fp8: is hybrid beside fp4=e2m1")
+    assert broken_rules(RULES, {"model.fp8": "hybrid"}) == []
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,12 @@ class ModelConfigError(ValueError):
 def broken_rules(rules: Iterable[Rule], values: Mapping[str, object]) -> list[str]:
     """Return one line for each error among `rules` that `values` (field path -> value) break.
 
-    A rule that reads a path which `values` lacks is not applied.
+    A rule is applied where the first of its paths is there; another that `values` lack reads as None.
     """
     problems = []
     for rule in rules:
-        if rule.severity == "error" and all(path in values for path in rule.fields):
-            message = rule.test(*(values[path] for path in rule.fields))
+        if rule.severity == "error" and rule.fields[0] in values:
+            message = rule.test(*(values.get(path) for path in rule.fields))
             if message is not None:
                 problems.append(f"{rule.fields[0]}: {message}, because {rule.why}. {rule.fix} [{rule.id}]")
     return problems

@@ -47,10 +47,26 @@ def test_default_sections_pass_every_rule():
     assert [rule.id for rule in RULES if outcome(rule, values)] == []
 
 
-def test_no_field_is_accepted_silently_but_the_loss_check_that_is_on_by_default():
+def test_no_field_is_accepted_silently():
     read = {path for rule in RULES for path in rule.fields}
     known = {f"{name}.{field.name}" for name, section in SECTIONS.items() for field in fields(section)}
-    assert known - read == {"rerun_state_machine.check_for_nan_in_loss"}
+    assert known - read == set()
+
+
+@pytest.mark.parametrize(
+    ("changed", "ids"),
+    [
+        ({}, []),
+        ({"rerun_mode": "report_determinism_stats", "error_injection_rate": 5}, []),
+        ({"error_injection_rate": -1}, ["R08"]),
+        ({"error_injection_type": "persistent_error", "spiky_loss_factor": 3.0}, ["R15"]),
+    ],
+)
+def test_the_machine_that_runs_steps_again(changed, ids):
+    section = RerunStateMachineConfig(**changed)
+    values = {f"rerun_state_machine.{f.name}": getattr(section, f.name) for f in fields(section)}
+    rules = [rule for rule in RULES if rule.fields[0].startswith("rerun_state_machine.")]
+    assert [rule.id for rule in rules if outcome(rule, values)] == ids
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,12 @@
+import pickle
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
 
-from mb_resilience import SignalWatcher
+from mb_resilience import SignalShield, SignalWatcher
 
 
 def handlers():
@@ -94,3 +97,13 @@ def test_the_first_signal_is_announced_at_once_and_once():
         assert told == ["SIGUSR1"]
         signal.raise_signal(signal.SIGUSR1)
     assert told == ["SIGUSR1"]
+
+
+def test_a_worker_outlives_the_signals_of_its_trainer_and_no_other():
+    shield = SignalShield((signal.SIGTERM, signal.SIGUSR1))
+    code = (
+        "import pickle, signal, sys; pickle.loads(bytes.fromhex(sys.argv[1]))(0);"
+        "[signal.raise_signal(getattr(signal, name)) for name in ('SIGTERM', 'SIGUSR1', 'SIGUSR2')]"
+    )
+    process = subprocess.run([sys.executable, "-c", code, pickle.dumps(shield).hex()], check=False)
+    assert process.returncode == -signal.SIGUSR2

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from mb_resilience.config import StragglerDetectionConfig as StragglerDetectionConfig
     from mb_resilience.rules import RULES as RULES
     from mb_resilience.rules import Rule as Rule
+    from mb_resilience.signals import SignalShield as SignalShield
     from mb_resilience.signals import SignalWatcher as SignalWatcher
 
 _HOMES = {
@@ -45,6 +46,7 @@ _HOMES = {
     "Rank0SilentError": "agreement",
     "RerunStateMachineConfig": "config",
     "Rule": "rules",
+    "SignalShield": "signals",
     "SignalWatcher": "signals",
     "StopOrderError": "agreement",
     "StopSetupError": "agreement",

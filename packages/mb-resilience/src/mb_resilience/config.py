@@ -163,7 +163,7 @@ class RerunStateMachineConfig:
 
     check_for_nan_in_loss: bool = True
     """A loss that is NaN or infinite is an error, at the cost of one wait for the device per microbatch. Whoever
-    computes the loss looks: nothing in this package does."""
+    drives the machine looks: nothing in this package does."""
 
     check_for_spiky_loss: bool = False
     """A suspiciously high loss is reported."""

@@ -1,6 +1,6 @@
 """What must hold in the sections of this package. Pure functions; the standard library only.
 
-Most of the sections describe features that this version does not have. They are refused when switched on: accepting
+Four of the sections describe features that this version does not have. They are refused when switched on: accepting
 them silently would let a run go unprotected. Their other fields may be set, with a warning that nothing reads them.
 """
 
@@ -118,15 +118,6 @@ _SWITCHES = (
         "R05", "inprocess_restart.enabled", off=False, on=True,
         why="the training function is not wrapped, so a fault ends the process",
     ),
-    _switch(
-        "R06", "rerun_state_machine.rerun_mode", off="disabled", on="validate_results",
-        why="no step is run again, so a wrong result would go into the weights unseen",
-    ),
-    _switch(
-        "R07", "rerun_state_machine.check_for_spiky_loss", off=False, on=True,
-        why="losses are not compared with earlier ones",
-    ),
-    _switch("R08", "rerun_state_machine.error_injection_rate", off=0, on=1000, why="no false result is made"),
 )  # fmt: skip
 
 
@@ -136,7 +127,7 @@ def _unread(rule_id: str, section: str, kind: type) -> Rule:
     defaults = {
         f"{section}.{field.name}": field.default
         for field in fields(kind)
-        if f"{section}.{field.name}" not in {*switches, "rerun_state_machine.check_for_nan_in_loss"}
+        if f"{section}.{field.name}" not in switches
     }
 
     def test(*values: object) -> str | None:
@@ -160,6 +151,105 @@ def _unread(rule_id: str, section: str, kind: type) -> Rule:
     )
 
 
+def _something_to_look_at(mode: str, finite: bool, spiky: bool) -> str | None:
+    if mode == "disabled" or finite or spiky:
+        return None
+    return f"rerun_mode={mode} with check_for_nan_in_loss=false and check_for_spiky_loss=false"
+
+
+def _injection(rate: int, mode: str) -> str | None:
+    if rate < 0:
+        return f"error_injection_rate={rate} is no number of checks"
+    return f"error_injection_rate={rate} with rerun_mode=disabled" if rate and mode == "disabled" else None
+
+
+def _idle(factor: float, spiky: bool, kind: str, rate: int) -> str | None:
+    default = RerunStateMachineConfig()
+    idle = [
+        text
+        for text, is_idle in (
+            (f"spiky_loss_factor={factor}", not spiky and factor != default.spiky_loss_factor),
+            (f"error_injection_type={kind}", not rate and kind != default.error_injection_type),
+        )
+        if is_idle
+    ]
+    return f"{', '.join(idle)} {'has' if len(idle) == 1 else 'have'} no effect" if idle else None
+
+
+_RERUNS = (
+    Rule(
+        id="R06",
+        fields=(
+            "rerun_state_machine.rerun_mode",
+            "rerun_state_machine.check_for_nan_in_loss",
+            "rerun_state_machine.check_for_spiky_loss",
+        ),
+        test=_something_to_look_at,
+        why="a step is run again where a check rejects its loss, and there is none",
+        fix="Set rerun_state_machine.check_for_nan_in_loss=true, or rerun_state_machine.rerun_mode=disabled.",
+        fails={
+            "rerun_state_machine.rerun_mode": "validate_results",
+            "rerun_state_machine.check_for_nan_in_loss": False,
+            "rerun_state_machine.check_for_spiky_loss": False,
+        },
+        passes={
+            "rerun_state_machine.rerun_mode": "validate_results",
+            "rerun_state_machine.check_for_nan_in_loss": True,
+            "rerun_state_machine.check_for_spiky_loss": False,
+        },
+    ),
+    Rule(
+        id="R07",
+        fields=("rerun_state_machine.spiky_loss_factor",),
+        test=lambda factor: None if factor > 1 else f"spiky_loss_factor={factor} is not above 1",
+        why="a loss counts as spiky at so many times the largest of the first hundred, which are not spiky",
+        fix="Set it above 1, such as 10.",
+        fails={"rerun_state_machine.spiky_loss_factor": 0.5},
+        passes={"rerun_state_machine.spiky_loss_factor": 10.0},
+    ),
+    Rule(
+        id="R08",
+        fields=("rerun_state_machine.error_injection_rate", "rerun_state_machine.rerun_mode"),
+        test=_injection,
+        why="false results test the machine, which makes none while it is disabled",
+        fix="Set rerun_state_machine.rerun_mode=validate_results, or the rate to 0.",
+        fails={
+            "rerun_state_machine.error_injection_rate": 1000,
+            "rerun_state_machine.rerun_mode": "disabled",
+        },
+        passes={
+            "rerun_state_machine.error_injection_rate": 1000,
+            "rerun_state_machine.rerun_mode": "validate_results",
+        },
+    ),
+    Rule(
+        id="R15",
+        fields=(
+            "rerun_state_machine.spiky_loss_factor",
+            "rerun_state_machine.check_for_spiky_loss",
+            "rerun_state_machine.error_injection_type",
+            "rerun_state_machine.error_injection_rate",
+        ),
+        test=_idle,
+        why="what it describes is switched off",
+        fix="Set check_for_spiky_loss=true, or an error_injection_rate above 0; or leave these fields out.",
+        severity="warning",
+        fails={
+            "rerun_state_machine.spiky_loss_factor": 5.0,
+            "rerun_state_machine.check_for_spiky_loss": False,
+            "rerun_state_machine.error_injection_type": "transient_error",
+            "rerun_state_machine.error_injection_rate": 0,
+        },
+        passes={
+            "rerun_state_machine.spiky_loss_factor": 5.0,
+            "rerun_state_machine.check_for_spiky_loss": True,
+            "rerun_state_machine.error_injection_type": "transient_error",
+            "rerun_state_machine.error_injection_rate": 0,
+        },
+    ),
+)
+
+
 RULES: tuple[Rule, ...] = (
     _V071,
     *_SWITCHES,
@@ -167,6 +257,6 @@ RULES: tuple[Rule, ...] = (
     _unread("R12", "straggler", StragglerDetectionConfig),
     _unread("R13", "nvrx_straggler", NVRxStragglerDetectionConfig),
     _unread("R14", "inprocess_restart", InProcessRestartConfig),
-    _unread("R15", "rerun_state_machine", RerunStateMachineConfig),
+    *_RERUNS,
 )
 """All rules of this package. A rule whose section is absent does not apply."""

@@ -4,10 +4,28 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@dataclass(frozen=True, slots=True)
+class SignalShield:
+    """Called in a worker process of a data loader: it outlives signals that its trainer decides about.
+
+    A terminal, and many a launcher, send a signal to the workers as well; they would die of it under a trainer that
+    wants to finish its step and save. Fits `worker_init_fn`, and can be pickled.
+    """
+
+    signals: tuple[signal.Signals, ...] = _STOP_SIGNALS
+    """What to ignore; the trainer ends its workers itself."""
+
+    def __call__(self, worker: int) -> None:
+        """Ignore the signals in this process, for good."""
+        for number in self.signals:
+            signal.signal(number, signal.SIG_IGN)
 
 
 class SignalWatcher:

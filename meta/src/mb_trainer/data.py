@@ -1,25 +1,32 @@
 """What is read: the tokenizer, and iterators of batches that continue where the counters stand."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from megatron.core.process_groups_config import ProcessGroupCollection
 
+from mb_config.schedule import sequences_after
 from mb_data import (
     DatasetBuildContext,
     DatasetProvider,
     TextCorpusConfig,
+    TokenizerConfig,
     build_data_iterator,
     dataset_sample_counts,
     load_tokenizer,
     prepare_corpus,
+    with_sentinels,
 )
 from mb_data.mcore import build_gpt_datasets
+from mb_data.sizes import SampleCounts
 from mb_data.tokenizers import Tokenizer
-from mb_loop import TrainState
+from mb_loop import TrainState, ValidationSet
+from mb_loop.world import any_rank
 from mb_trainer.config import ConfigContainer
+from mb_trainer.validation import as_loop_sets, build_sets, one_set, wants_sets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +43,14 @@ def build_vocabulary(
     """Load the tokenizer that the configuration names, or prepare the text corpus that brings its own."""
     if config.tokenizer.tokenizer_type is None and isinstance(config.dataset, TextCorpusConfig):
         file = prepare_corpus(config.dataset, progress=progress).tokenizer
-        return Vocabulary(tokenizer=load_tokenizer(file), file=file)
+        return Vocabulary(tokenizer=read_tokenizer(file, config.tokenizer), file=file)
     model = config.tokenizer.tokenizer_model
     return Vocabulary(tokenizer=load_tokenizer(config.tokenizer), file=Path(model) if model else None)
+
+
+def read_tokenizer(file: Path, config: TokenizerConfig) -> Tokenizer:
+    """Load a tokenizer.json, with the sentinels of its section; without the file, what the section names."""
+    return with_sentinels(load_tokenizer(file), config) if file.is_file() else load_tokenizer(config)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +59,47 @@ class Data:
 
     train: Any
     valid: Any
+    """An iterator, or the loop's validation sets."""
     test: Any
+    has_valid: bool
+    """Whether any rank has data for validation; alike on all of them."""
+    has_test: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batches:
+    """Makes iterators of this rank's batches.
+
+    Under interleaving an iterator is a list with one per chunk, all of which yield the same batches.
+    """
+
+    config: ConfigContainer
+    groups: ProcessGroupCollection
+    worker_init_fn: Callable[[int], None] | None
+
+    @property
+    def reads(self) -> bool:
+        """Whether this pipeline stage reads data: the first for its tokens, the last for its labels."""
+        return self.groups.pp.rank() in (0, self.groups.pp.size() - 1)
+
+    def __call__(self, dataset: Any, *, consumed: int, micro_batch_size: int | None) -> Any:
+        """Return what goes on behind the samples that all ranks have consumed; None where there is nothing to read."""
+        if dataset is None or not self.reads:
+            return None
+        chunks = [
+            build_data_iterator(
+                dataset,
+                config=self.config.dataset,
+                consumed_samples=consumed,
+                micro_batch_size=micro_batch_size or 1,
+                data_parallel_rank=self.groups.dp.rank(),
+                data_parallel_size=self.groups.dp.size(),
+                seed=self.config.rng.seed,
+                worker_init_fn=self.worker_init_fn,
+            )
+            for _ in range(self.config.model.virtual_pipeline_model_parallel_size or 1)
+        ]
+        return chunks if len(chunks) > 1 else chunks[0]
 
 
 def build_data(
@@ -60,55 +112,84 @@ def build_data(
 ) -> Data:
     """Build the datasets and the iterators that continue at the counters of `state`. Collective over the world.
 
-    Under interleaving each iterator is a list with one per chunk, all of which yield the same batches.
+    Raises:
+        NotEnoughSamplesError: a dataset is too small.
+        ValidationSetError: names of validation sets do not fit.
     """
-    reads = groups.pp.rank() in (0, groups.pp.size() - 1)
-    config.dataset.finalize()
-    datasets = build_datasets(config, vocabulary=vocabulary, groups=groups, reads=reads)
+    batches = Batches(config=config, groups=groups, worker_init_fn=worker_init_fn)
     train, validation = config.train, config.validation
-    eval_micro_batch_size = validation.eval_micro_batch_size or train.micro_batch_size
+    evaluated = partial(batches, micro_batch_size=validation.eval_micro_batch_size or train.micro_batch_size)
+    config.dataset.finalize()
+    counts = sample_counts(config)
+    build = partial(build_datasets, vocabulary=vocabulary, groups=groups, reads=batches.reads)
 
-    def iterators(dataset: Any, *, consumed: int, micro_batch_size: int | None) -> Any:
-        if dataset is None or not reads:
-            return None
-        chunks = [
-            build_data_iterator(
-                dataset,
-                config=config.dataset,
-                consumed_samples=consumed,
-                micro_batch_size=micro_batch_size or 1,
-                data_parallel_rank=groups.dp.rank(),
-                data_parallel_size=groups.dp.size(),
-                seed=config.rng.seed,
-                worker_init_fn=worker_init_fn,
-            )
-            for _ in range(config.model.virtual_pipeline_model_parallel_size or 1)
-        ]
-        return chunks if len(chunks) > 1 else chunks[0]
-
+    apart = wants_sets(validation)
+    train_set, valid_set, test_set = build(config.dataset, replace(counts, valid=0) if apart else counts)
+    test = evaluated(test_set, consumed=0)
+    if apart:
+        valid: Any = validation_data(config, counts, build=build, batches=evaluated, state=state)
+        test = one_set(test, batches=validation.eval_iters or 0)
+    else:
+        valid = evaluated(valid_set, consumed=state.consumed_valid_samples)
     return Data(
-        train=iterators(
-            datasets[0], consumed=state.consumed_train_samples, micro_batch_size=train.micro_batch_size
+        train=batches(
+            train_set, consumed=state.consumed_train_samples, micro_batch_size=train.micro_batch_size
         ),
-        valid=iterators(
-            datasets[1], consumed=state.consumed_valid_samples, micro_batch_size=eval_micro_batch_size
-        ),
-        test=iterators(datasets[2], consumed=0, micro_batch_size=eval_micro_batch_size),
+        valid=valid,
+        test=test,
+        has_valid=bool(valid) if apart else any_rank(valid_set is not None),
+        has_test=any_rank(test_set is not None),
+    )
+
+
+def validation_data(
+    config: ConfigContainer,
+    counts: SampleCounts,
+    *,
+    build: Callable[..., Any],
+    batches: Callable[..., Any],
+    state: TrainState,
+) -> list[ValidationSet]:
+    """Build whole or several validation sets, none where no evaluation is due. Collective over the world."""
+    train, validation = config.train, config.validation
+    if not (validation.eval_interval or validation.skip_train):
+        return []
+    alone = SampleCounts(train=0, valid=max(1, counts.valid), test=0)
+    return as_loop_sets(
+        build_sets(config.dataset, validation, build=lambda section: build(section, alone)[1]),
+        batches=batches,
+        global_batch_size=validation.eval_global_batch_size or train.global_batch_size or 1,
+        consumed_samples=state.consumed_valid_samples,
+        eval_iters=None if validation.full_validation else validation.eval_iters or 0,
+    )
+
+
+def sample_counts(config: ConfigContainer) -> SampleCounts:
+    """Count the samples of each split that the run draws; a run that only evaluates does so once."""
+    train, validation = config.train, config.validation
+    steps = train.train_iters or 0
+    scheduled = train.step_batch_size_schedule is not None
+    return dataset_sample_counts(
+        steps,
+        global_batch_size=train.global_batch_size or 0,
+        eval_interval=validation.eval_interval or (steps + 1 if validation.skip_train else None),
+        eval_iters=validation.eval_iters,
+        eval_global_batch_size=validation.eval_global_batch_size,
+        train_samples=sequences_after(steps, train, seq_length=config.model.seq_length)
+        if scheduled
+        else train.train_samples,
     )
 
 
 def build_datasets(
-    config: ConfigContainer, *, vocabulary: Vocabulary, groups: ProcessGroupCollection, reads: bool
+    section: Any,
+    counts: SampleCounts,
+    *,
+    vocabulary: Vocabulary,
+    groups: ProcessGroupCollection,
+    reads: bool,
 ) -> tuple[Any, Any, Any]:
-    """Build the train, validation and test datasets with as many samples as the run draws."""
-    counts = dataset_sample_counts(
-        config.train.train_iters or 0,
-        global_batch_size=config.train.global_batch_size or 0,
-        eval_interval=config.validation.eval_interval,
-        eval_iters=config.validation.eval_iters,
-        eval_global_batch_size=config.validation.eval_global_batch_size,
-        train_samples=config.train.train_samples,
-    )
+    """Build the train, validation and test datasets of a section with as many samples as the run draws."""
     context = DatasetBuildContext(
         train_samples=counts.train,
         valid_samples=counts.valid,
@@ -116,6 +197,6 @@ def build_datasets(
         tokenizer=vocabulary.tokenizer,
         pg_collection=groups,
     )
-    if isinstance(config.dataset, DatasetProvider):
-        return config.dataset.build_datasets(context)
-    return build_gpt_datasets(config.dataset, context, is_built_on_rank=lambda: reads)
+    if isinstance(section, DatasetProvider):
+        return section.build_datasets(context)
+    return build_gpt_datasets(section, context, is_built_on_rank=lambda: reads)

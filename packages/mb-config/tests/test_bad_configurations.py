@@ -247,8 +247,20 @@ TABLE = [
     ({"model.vocab_size": 100, "tokenizer.vocab_size": 101}, {"V243"}, {"model.vocab_size": 128}),
     ({"model.vocab_size": 100, "dataset.vocab_size": 4096}, {"V243a"}, {"model.vocab_size": None}),
     ({"ft.enable_ft_package": True, "checkpoint.save": None}, {"V246"}, {"checkpoint.save": "/c"}),
+    # batches and validation sets
+    (
+        {"train.step_batch_size_schedule": "0:64 1M:128", "train.decrease_batch_size_if_needed": True},
+        {"TR08"},
+        {"train.decrease_batch_size_if_needed": False},
+    ),
+    ({"train.step_batch_size_schedule": "0:63"}, {"TR09"}, {"train.step_batch_size_schedule": "0:64"}),
+    (
+        {"validation.validation_set_names": ["a", "a"], "validation.multiple_validation_sets": True},
+        {"TR10"},
+        {"validation.validation_set_names": ["a", "b"]},
+    ),
     # what nothing reads
-    ({"validation.full_validation": True}, {"I05"}, {"validation.full_validation": False}),
+    ({"train.gpu_sniff_test_interval": 10}, {"I03"}, {"train.gpu_sniff_test_interval": None}),
     ({"mixed_precision": MixedPrecisionConfig(fp32=True)}, {"I11"}, {"mixed_precision": None}),
 ]
 

@@ -12,6 +12,7 @@ from mb_config import (
     learning_rate,
     scheduler_steps,
 )
+from mb_config.batch_stages import scheduled_stages
 from mb_config.schedule import epoch_iterations, sequences_after
 
 
@@ -42,6 +43,11 @@ SAMPLES = {"train_samples": 1000}
         (ITERS, {"lr_decay_style": "WSD"}, lengths(800, 0, 800, 800)),
         (SAMPLES, {"lr_decay_style": "WSD"}, lengths(1000, 0, 1000, 1000)),
         ({**ITERS, "rampup_batch_size": [4, 4, 40]}, {"lr_warmup_iters": 12}, lengths(760, 56, 760)),
+        (
+            {**ITERS, "step_batch_size_schedule": "0:4 40:16"},
+            {"lr_warmup_iters": 12},
+            lengths(1480, 72, 1480),
+        ),
         (
             {**ITERS, "rampup_batch_size": [4, 4, 40]},
             {"lr_decay_style": "WSD", "lr_wsd_decay_iters": 95},
@@ -94,6 +100,37 @@ def test_sequences_of_a_growing_batch(steps, first, increment, blocks, length, l
     )
     walked = consumed_by_walking(steps, train, 2 if lenient else 1)
     assert sequences_after(steps, train, data_parallel_size=2) == walked
+
+
+@given(st.integers(0, 60), st.lists(st.integers(1, 9), min_size=1, max_size=4), st.integers(1, 50))
+def test_sequences_of_a_batch_in_steps(steps, sizes, apart):
+    text = " ".join(f"{number * apart * 7}:{size}" for number, size in enumerate(sizes))
+    consumed = 0
+    for _ in range(steps):
+        consumed += sizes[min(consumed // apart, len(sizes) - 1)]
+    train = TrainingConfig(global_batch_size=1, step_batch_size_schedule=text)
+    assert sequences_after(steps, train, seq_length=7) == consumed
+
+
+def test_a_batch_in_steps_needs_units_and_no_blanks():
+    assert scheduled_stages("0:768, 2.5K:1k 1M:1536") == ((0, 768), (2500, 1000), (1_000_000, 1536))
+    assert scheduled_stages("0:4 1K:8", seq_length=256) == ((0, 4), (3, 8))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is not a list of threshold:size"),
+        ("0:4 much:8", "is not a list of threshold:size"),
+        ("8:4", "says nothing of the first sequences"),
+        ("0:4 20:8 10:16", r"begins stages at \[0, 20, 10\] sequences"),
+        ("0:4 100:8 110:16", r"begins stages at \[0, 6, 6\] sequences"),
+        ("0:4 100:0", "has a batch of less than 1"),
+    ],
+)
+def test_a_batch_schedule_that_says_nothing_clear_is_refused(text, message):
+    with pytest.raises(ValueError, match=message):
+        scheduled_stages(text, seq_length=16 if "110" in text else None)
 
 
 def test_a_batch_that_is_rounded_down_ends_the_schedule_earlier():

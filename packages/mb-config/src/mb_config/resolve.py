@@ -24,7 +24,7 @@ _PAIRS = (
     ("V115", "rng.te_rng_tracker", "model.use_te_rng_tracker"),
 )
 _MOVED = ("eval_iters", "eval_interval", "skip_train")
-_COMPUTABLE = ("V204", "TR02")
+_COMPUTABLE = ("V204", "TR02", "TR08")
 """Rules without which the lengths of the schedule cannot be computed."""
 _STEPS = ("lr_decay_steps", "lr_warmup_steps", "wd_incr_steps", "wsd_decay_steps")
 
@@ -215,6 +215,11 @@ def _schedule(run: Resolution) -> None:
     known = config.train.train_iters is not None and config.train.global_batch_size
     if run.problems or not known:
         return
-    steps = scheduler_steps(config.train, section, data_parallel_size=config.data_parallel_size)
+    steps = scheduler_steps(
+        config.train,
+        section,
+        data_parallel_size=config.data_parallel_size,
+        seq_length=run.get("model.seq_length") if config.train.step_batch_size_schedule else None,
+    )
     for name in _STEPS:
         run.set(f"scheduler.{name}", getattr(steps, name), rule="V202", why="computed, in sequences")

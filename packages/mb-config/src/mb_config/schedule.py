@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
+from mb_config.batch_stages import Stage, growing_stages, scheduled_stages
 from mb_config.sections.optimizer import OptimizerConfig
 from mb_config.sections.scheduler import SchedulerConfig
 from mb_config.sections.training import TrainingConfig
@@ -28,49 +31,60 @@ class SchedulerSteps:
 
 
 def scheduler_steps(
-    train: TrainingConfig, scheduler: SchedulerConfig, *, data_parallel_size: int | None = None
+    train: TrainingConfig,
+    scheduler: SchedulerConfig,
+    *,
+    data_parallel_size: int | None = None,
+    seq_length: int | None = None,
 ) -> SchedulerSteps:
     """Lengths of the schedule; neither section is changed.
 
     Lengths in steps become the sequences that so many steps consume: fewer than steps x global batch where the batch
-    grows (`rampup_batch_size`) or is rounded down. A warm-up as a fraction is rounded to whole sequences. A warm-up
-    that reaches the end of the decay is cut to one sequence less (rule V205 warns of it).
+    grows (`rampup_batch_size`) or is rounded down, others where it follows `step_batch_size_schedule`. A warm-up as a
+    fraction is rounded to whole sequences. A warm-up that reaches the end of the decay is cut to one sequence less
+    (rule V205 warns of it).
 
     Args:
         train: The section of the training.
         scheduler: The section of the schedule.
         data_parallel_size: Replicas of the model, needed only for a batch that is rounded down.
+        seq_length: Tokens of a sequence, needed only for `step_batch_size_schedule`, whose thresholds are tokens then.
 
     Raises:
         ValueError: the length of the training or the global batch is not given, or the decay has no length (V204).
     """
     if train.train_samples is not None:
         return _in_sequences(train.train_samples, scheduler)
-    return _in_steps(train, scheduler, data_parallel_size=data_parallel_size)
+
+    def after(steps: int) -> int:
+        return sequences_after(steps, train, data_parallel_size=data_parallel_size, seq_length=seq_length)
+
+    return _in_steps(train, scheduler, after)
 
 
-def sequences_after(steps: int, train: TrainingConfig, *, data_parallel_size: int | None = None) -> int:
+def sequences_after(
+    steps: int,
+    train: TrainingConfig,
+    *,
+    data_parallel_size: int | None = None,
+    seq_length: int | None = None,
+) -> int:
     """Sequences that the first `steps` steps consume.
 
-    With `rampup_batch_size` of [first, increment, S] the batch grows by one increment after every S / n sequences,
-    n being the number of increments, as in Megatron Core.
+    The batch grows as `rampup_batch_size` or `step_batch_size_schedule` say (see `mb_config.batch_stages`).
 
     Raises:
-        ValueError: the global batch is not given.
+        ValueError: the global batch is not given, or the schedule cannot be read.
     """
-    batch, ramp = _batch(train), train.rampup_batch_size
     unit = (train.micro_batch_size or 1) * (data_parallel_size or 1)
     unit = unit if train.decrease_batch_size_if_needed else 1
+    stages = _stages(train, seq_length=seq_length)
     consumed, left = 0, steps
-    if ramp is not None:
-        first, increment, length = ramp
-        blocks = (batch - first) // increment
-        for block in range(blocks):
-            size = (first + block * increment) // unit * unit
-            end = -(-(block + 1) * length // blocks)
-            taken = min(left, max(0, -(-(end - consumed) // max(size, 1))))
-            consumed, left = consumed + taken * size, left - taken
-    return consumed + left * (batch // unit * unit)
+    for stage, following in pairwise(stages):
+        size = stage.size // unit * unit
+        taken = min(left, max(0, -(-(following.first - consumed) // max(size, 1))))
+        consumed, left = consumed + taken * size, left - taken
+    return consumed + left * (stages[-1].size // unit * unit)
 
 
 def epoch_iterations(num_epochs: float, *, dataset_size: int, global_batch_size: int) -> int:
@@ -99,11 +113,8 @@ def _in_sequences(length: int, scheduler: SchedulerConfig) -> SchedulerSteps:
 
 
 def _in_steps(
-    train: TrainingConfig, scheduler: SchedulerConfig, *, data_parallel_size: int | None
+    train: TrainingConfig, scheduler: SchedulerConfig, after: Callable[[int], int]
 ) -> SchedulerSteps:
-    def after(steps: int) -> int:
-        return sequences_after(steps, train, data_parallel_size=data_parallel_size)
-
     length = _iterations(train) if scheduler.max_steps is None else scheduler.max_steps
     given = scheduler.lr_decay_iters if scheduler.max_steps is None else scheduler.max_steps
     decay = length if given is None else given
@@ -188,6 +199,15 @@ def _shape(style: str, ratio: float) -> float:
     if style == "exponential":
         return float(2.0 * 0.5**ratio - 1.0)
     return 1.0 - math.sqrt(ratio)
+
+
+def _stages(train: TrainingConfig, *, seq_length: int | None) -> tuple[Stage, ...]:
+    if train.step_batch_size_schedule is not None:
+        return scheduled_stages(train.step_batch_size_schedule, seq_length=seq_length)
+    batch = _batch(train)
+    if train.rampup_batch_size is not None:
+        return growing_stages(train.rampup_batch_size, global_batch_size=batch)
+    return (Stage(0, batch),)
 
 
 def _batch(train: TrainingConfig) -> int:

@@ -21,11 +21,7 @@ def _inert(number: str, field: str, *, default: object, example: object, instead
     )
 
 
-_CONSTANT = "Leave it unset and train with a constant train.global_batch_size."
-_ONE_SET = "Leave it unset; validation.eval_iters batches of one validation set are evaluated."
-
 RULES: tuple[Rule, ...] = (
-    _inert("I02", "train.step_batch_size_schedule", default=None, example="1B:512", instead=_CONSTANT),
     _inert(
         "I03",
         "train.gpu_sniff_test_interval",
@@ -40,9 +36,6 @@ RULES: tuple[Rule, ...] = (
         example=True,
         instead="Leave it unset and use train.exit_signal_handler, which saves and stops.",
     ),
-    _inert("I05", "validation.full_validation", default=False, example=True, instead=_ONE_SET),
-    _inert("I06", "validation.multiple_validation_sets", default=False, example=True, instead=_ONE_SET),
-    _inert("I07", "validation.validation_set_names", default=None, example=["books"], instead=_ONE_SET),
     _inert(
         "I08",
         "scheduler.no_weight_decay_cond_type",

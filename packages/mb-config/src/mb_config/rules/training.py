@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mb_config.batch_stages import scheduled_stages
 from mb_config.rules.parallelism import SIZES, data_parallel_size
 from mb_config.rules.rule import Rule, one_each
 from mb_config.rules.wording import assignments, shown
@@ -86,6 +87,48 @@ def _ramp_divides(
     )
 
 
+def _scheduled(
+    text: str | None,
+    ramp: list[int] | None,
+    lenient: bool | None,
+    samples: int | None,
+    seq_length: int | None,
+) -> str | None:
+    if text is None:
+        return None
+    others = {"rampup_batch_size": ramp, "decrease_batch_size_if_needed": lenient, "train_samples": samples}
+    beside = [f"{name}={shown(value)}" for name, value in others.items() if value]
+    if beside:
+        return f"does not go with {', '.join(beside)}"
+    try:
+        scheduled_stages(text, seq_length=seq_length)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _schedule_divides(
+    text: str | None, micro: int | None, world: int, tp: int, pp: int, cp: int
+) -> str | None:
+    dp = data_parallel_size(world, tp, pp, cp)
+    if text is None or dp is None or not micro or _scheduled(text, None, None, None, None) is not None:
+        return None
+    wrong = [stage.size for stage in scheduled_stages(text) if stage.size % (micro * dp)]
+    if not wrong:
+        return None
+    return (
+        f"its batch of {wrong[0]} is no multiple of {micro * dp} (micro batch {micro} x data parallel {dp})"
+    )
+
+
+def _names(names: list[str] | None, several: bool | None) -> str | None:
+    if names is None:
+        return None
+    if not several:
+        return f"{shown(names)} without multiple_validation_sets=true"
+    return f"{shown(names)} has a name twice" if len(set(names)) < len(names) else None
+
+
 def _v247(samples: int | None, batch: int | None) -> str | None:
     if samples is None or batch is None or samples <= 0 or samples >= batch:
         return None
@@ -164,6 +207,7 @@ MOVED = ("eval_iters", "eval_interval", "skip_train")
 """Fields of `validation` that used to be in `train`."""
 
 _BATCH = {"train.global_batch_size": 32, "train.micro_batch_size": 4, "facts.world_size": 8}
+_STAGES = {"train.micro_batch_size": 4, "facts.world_size": 8}
 _LAYOUT = dict.fromkeys(SIZES, 1)
 
 LENGTH_RULES: tuple[Rule, ...] = (
@@ -235,6 +279,42 @@ RULES: tuple[Rule, ...] = (
             **_LAYOUT,
             "train.rampup_batch_size": [32, 32, 1000],
             "train.global_batch_size": 64,
+        },
+    ),
+    Rule(
+        id="TR08",
+        fields=(
+            "train.step_batch_size_schedule",
+            "train.rampup_batch_size",
+            "train.decrease_batch_size_if_needed",
+            "train.train_samples",
+            "model.seq_length",
+        ),
+        test=_scheduled,
+        why="it alone names every batch size and where it begins, in tokens, from 0 on and upwards",
+        fix='Write it like "0:768 250B:1536", with train.train_iters, and without the other fields.',
+        fails={"train.step_batch_size_schedule": "1B:512"},
+        passes={"train.step_batch_size_schedule": "0:256 1B:512", "model.seq_length": 4096},
+    ),
+    Rule(
+        id="TR09",
+        fields=("train.step_batch_size_schedule", "train.micro_batch_size", "facts.world_size", *SIZES),
+        test=_schedule_divides,
+        why="each replica takes the same number of micro batches, in every stage",
+        fix="Choose batches that are multiples of it.",
+        fails={**_STAGES, **_LAYOUT, "train.step_batch_size_schedule": "0:32 1M:48"},
+        passes={**_STAGES, **_LAYOUT, "train.step_batch_size_schedule": "0:32 1M:64"},
+    ),
+    Rule(
+        id="TR10",
+        fields=("validation.validation_set_names", "validation.multiple_validation_sets"),
+        test=_names,
+        why="names tell several sets apart",
+        fix="Give each set a name of its own, and set validation.multiple_validation_sets=true.",
+        fails={"validation.validation_set_names": ["books"], "validation.multiple_validation_sets": False},
+        passes={
+            "validation.validation_set_names": ["books", "web"],
+            "validation.multiple_validation_sets": True,
         },
     ),
     Rule(

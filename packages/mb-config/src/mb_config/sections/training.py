@@ -25,7 +25,8 @@ class TrainingConfig(Section):
     """[first batch, increment, sequences]: a global batch that grows in equal steps over so many sequences."""
 
     step_batch_size_schedule: str | None = None
-    """Batch-size steps as "threshold:size ..." text. Nothing reads it yet: refused."""
+    """Batch-size steps "threshold:size ..." such as "0:768 250B:1536"; thresholds are tokens consumed before. Used
+    instead of `global_batch_size`, which evaluations still take theirs from."""
 
     decrease_batch_size_if_needed: bool = False
     """Round the batch down to a multiple of micro batch times data-parallel size instead of refusing."""
@@ -133,10 +134,11 @@ class ValidationConfig(Section):
     """Run live checks next to the experiment."""
 
     full_validation: bool = False
-    """Read the whole validation set each time. Nothing reads it yet: refused."""
+    """Read each validation set whole, from its beginning, at every evaluation, as far as it fills global batches;
+    instead of `eval_iters` batches."""
 
     multiple_validation_sets: bool = False
-    """Report each validation set by itself. Nothing reads it yet: refused."""
+    """Evaluate and report each prefix of the validation data by itself."""
 
     validation_set_names: list[str] | None = None
-    """Names under which to report them. Nothing reads it yet: refused."""
+    """Names under which to report them, in their order; None: the last parts of their paths."""

@@ -1,0 +1,64 @@
+"""The global batch over a training: constant, growing in equal steps, or in the steps of a schedule."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from itertools import pairwise
+from typing import NamedTuple
+
+
+class Stage(NamedTuple):
+    """A batch size, and from where on it is used."""
+
+    first: int
+    """Sequences consumed before."""
+
+    size: int
+    """Sequences in a global batch."""
+
+
+def scheduled_stages(text: str, *, seq_length: int | None = None) -> tuple[Stage, ...]:
+    """Stages of a schedule "threshold:size ...", as Megatron Core reads it.
+
+    K, M, B and T stand for powers of a thousand. With a sequence length thresholds are tokens, and become sequences by
+    whole division; without one they are sequences.
+
+    Raises:
+        ValueError: it cannot be read, does not begin at 0, or thresholds do not increase.
+    """
+    pairs = [_PAIR.fullmatch(word) for word in text.replace(",", " ").split()]
+    if not pairs or None in pairs:
+        raise ValueError(f"{text!r} is not a list of threshold:size")
+    stages = tuple(
+        Stage(_number(pair, "threshold") // (seq_length or 1), _number(pair, "size"))
+        for pair in pairs
+        if pair
+    )
+    if stages[0].first != 0:
+        raise ValueError(f"{text!r} says nothing of the first sequences")
+    if not all(low.first < high.first for low, high in pairwise(stages)):
+        raise ValueError(f"{text!r} begins stages at {[stage.first for stage in stages]} sequences")
+    if min(stage.size for stage in stages) < 1:
+        raise ValueError(f"{text!r} has a batch of less than 1")
+    return stages
+
+
+def growing_stages(ramp: list[int], *, global_batch_size: int) -> tuple[Stage, ...]:
+    """Stages of `rampup_batch_size` [first, increment, S]: one increment after every S / n sequences, n of them."""
+    first, increment, length = ramp
+    blocks = (global_batch_size - first) // increment
+    return tuple(
+        Stage(-(-block * length // max(blocks, 1)), first + block * increment) for block in range(blocks + 1)
+    )
+
+
+_PAIR = re.compile(
+    r"(?P<threshold>\d+(?:\.\d+)?)(?P<threshold_unit>[KMBT]?):(?P<size>\d+(?:\.\d+)?)(?P<size_unit>[KMBT]?)",
+    re.IGNORECASE,
+)
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+
+
+def _number(pair: re.Match[str], name: str) -> int:
+    return int(Fraction(pair[name]) * _UNITS[pair[f"{name}_unit"].upper()])

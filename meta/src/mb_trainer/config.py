@@ -21,11 +21,13 @@ from mb_data import (
     DatasetProvider,
     GPTDatasetConfig,
     MockGPTDatasetConfig,
+    T5DatasetConfig,
+    T5TextCorpusConfig,
     TextCorpusConfig,
     TokenizerConfig,
 )
 from mb_metrics import LoggerConfig, ProfilingConfig, TensorInspectConfig
-from mb_models import GPTModelConfig, MambaModelConfig
+from mb_models import GPTModelConfig, MambaModelConfig, T5ModelConfig
 from mb_models.peft.config import PEFT, CanonicalLoRA, DoRA, LoRA
 from mb_overlap import CommOverlapConfig
 from mb_resilience import (
@@ -65,6 +67,9 @@ __all__ = [
     "RerunStateMachineConfig",
     "SchedulerConfig",
     "StragglerDetectionConfig",
+    "T5DatasetConfig",
+    "T5ModelConfig",
+    "T5TextCorpusConfig",
     "TensorInspectConfig",
     "TextCorpusConfig",
     "TokenizerConfig",
@@ -75,9 +80,12 @@ __all__ = [
 NAMED_CLASSES = (
     GPTModelConfig,
     MambaModelConfig,
+    T5ModelConfig,
     GPTDatasetConfig,
     MockGPTDatasetConfig,
     TextCorpusConfig,
+    T5DatasetConfig,
+    T5TextCorpusConfig,
     MixedPrecisionConfig,
     OptimizerConfigOverrideProvider,
     LoRA,
@@ -93,9 +101,16 @@ TARGETS: Mapping[str, type] = {f"{cls.__module__}.{cls.__qualname__}": cls for c
 class ConfigContainer(mb_config.ConfigContainer):
     """Everything that a run is made of, one section per subsystem."""
 
-    model: GPTModelConfig | MambaModelConfig
+    model: GPTModelConfig | MambaModelConfig | T5ModelConfig
     """What is trained, and over how many ranks it is split."""
-    dataset: GPTDatasetConfig | MockGPTDatasetConfig | TextCorpusConfig | DatasetProvider
+    dataset: (
+        GPTDatasetConfig
+        | MockGPTDatasetConfig
+        | TextCorpusConfig
+        | T5DatasetConfig
+        | T5TextCorpusConfig
+        | DatasetProvider
+    )
     """What it reads."""
     logger: LoggerConfig
     """What is measured and where it is written."""

@@ -9,6 +9,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 
 from mb_host.hybrid import host_hybrid_spec
 from mb_host.layers import host_block_spec
+from mb_host.t5 import host_t5_spec
 from mb_models import (
     GPTForwardStep,
     GPTModelConfig,
@@ -17,10 +18,15 @@ from mb_models import (
     MambaModelConfig,
     MambaModelProvider,
     StackSpec,
+    T5ForwardStep,
+    T5ModelConfig,
+    T5ModelProvider,
     hybrid_parameter_count,
     hybrid_transformer_engine_spec,
     local_spec,
     parameter_count,
+    t5_parameter_count,
+    t5_transformer_engine_spec,
     transformer_engine_spec,
 )
 
@@ -60,11 +66,13 @@ class Family:
     parameters: Callable[..., int]
     """Weights of the whole model, called as (section, vocab_size=)."""
     host: StackSpec
-    """Layers where there is no GPU."""
+    """Layers where there is no GPU, in whatever form the provider takes: those of a T5 are a pair."""
     local: StackSpec | None = None
     """Layers on a GPU without Transformer Engine; None: the family needs it there."""
     transformer_engine: StackSpec | None = None
     """Layers of Transformer Engine."""
+    continues_text: bool = True
+    """What it writes is the text that follows a prompt."""
 
 
 GPT = Family(
@@ -84,7 +92,16 @@ HYBRID = Family(
     transformer_engine=hybrid_transformer_engine_spec,
 )
 
-FAMILIES: Mapping[type, Family] = {GPTModelConfig: GPT, MambaModelConfig: HYBRID}
+T5 = Family(
+    provider=T5ModelProvider,
+    forward_step=T5ForwardStep,
+    parameters=t5_parameter_count,
+    host=host_t5_spec,
+    transformer_engine=t5_transformer_engine_spec,
+    continues_text=False,
+)
+
+FAMILIES: Mapping[type, Family] = {GPTModelConfig: GPT, MambaModelConfig: HYBRID, T5ModelConfig: T5}
 """Every family by the class of its section."""
 
 

@@ -23,7 +23,6 @@ from mb_checkpoint import (
     save_checkpoint,
     select_checkpoint,
 )
-from mb_data import load_tokenizer
 from mb_loop import TrainState
 from mb_models import GPTModelConfig
 from mb_models.hf.errors import HuggingFaceError
@@ -36,6 +35,7 @@ from mb_models.transformer import DTYPES
 from mb_trainer.adapters import load_merged
 from mb_trainer.checkpointing import TOKENIZER
 from mb_trainer.config import TARGETS, ConfigContainer, TextCorpusConfig, TokenizerConfig
+from mb_trainer.data import read_tokenizer
 from mb_trainer.families import family_of
 from mb_trainer.groups import process_groups, seed_everything
 from mb_trainer.processes import World
@@ -135,7 +135,7 @@ def export_run(run: Path, out: Path) -> int:
     tokenizer = selection.path / TOKENIZER
     size = None
     if config.model.vocab_size is None:
-        size = load_tokenizer(tokenizer if tokenizer.is_file() else config.tokenizer).vocab_size
+        size = read_tokenizer(tokenizer, config.tokenizer).vocab_size
     section = config.model
     if not isinstance(section, GPTModelConfig):
         raise HuggingFaceError(

@@ -183,7 +183,10 @@ def flops_per_token(config: ConfigContainer, *, vocab_size: int) -> float | None
     """Return the model FLOPs of one token, forward and backward; None, with a note in the log, where none are known."""
     try:
         return model_flops_per_token(
-            config.model, seq_length=config.model.seq_length, vocab_size=vocab_size
+            config.model,
+            seq_length=config.model.seq_length,
+            vocab_size=vocab_size,
+            decoder_seq_length=getattr(config.model, "decoder_seq_length", None),  # only a T5 has one
         ).total
     except UnknownFlopsError as error:
         _logger.warning("no TFLOP/s: %s", error)

@@ -76,7 +76,7 @@ def embedding_rows(config: ConfigContainer) -> int | None:
 def tokenizer_entries(config: ConfigContainer) -> int | None:
     """Return the entries of the tokenizer, or how many a text corpus asks for when it brings its own."""
     if config.tokenizer.tokenizer_type is None and isinstance(config.dataset, TextCorpusConfig):
-        return config.dataset.vocab_size
+        return config.dataset.vocab_size + config.tokenizer.vocab_extra_ids
     try:
         return load_tokenizer(config.tokenizer).vocab_size
     except (TokenizerError, OSError):

@@ -52,6 +52,27 @@ BOTH_SIGNALS = "SIGTERM and SIGINT always save a checkpoint and stop."
 NO_RECORDER = "Set NCCL's own environment variables through env_vars."
 NO_FSDP = "Use ddp.use_distributed_optimizer=true to spread optimizer states."
 
+PAIRED = ("model.decoder_seq_length", "dataset.decoder_seq_length")
+
+
+def pairs_for_an_encoder_and_a_decoder(number: int, first: str, second: str) -> Rule:
+    """Make the rule that model and dataset are both for an encoder and a decoder, seen from one of the two."""
+
+    def differs(one: int | None, other: int | None) -> str | None:
+        return f"is {one}, but {second}={other}" if one is not None and one != other else None
+
+    return Rule(
+        id=f"T{number:02d}",
+        fields=(first, second),
+        test=differs,
+        why="only a T5 reads pairs of sequences, and its decoder writes the second of them whole",
+        fix="Give model and dataset the same decoder_seq_length: a T5ModelConfig with a T5DatasetConfig, a "
+        "T5TextCorpusConfig or a section of your own, and other models with other data.",
+        fails={first: 128, second: None},
+        passes={first: 128, second: 128},
+    )
+
+
 RULES = (
     must_stay(10, "train.exit_signal_handler_for_dataloader", False, asked=True, instead=BOTH_SIGNALS),
     must_stay(13, "validation.skip_train", False, asked=True, instead=""),
@@ -68,5 +89,7 @@ RULES = (
     must_stay(
         30, "logger.log_progress", False, asked=True, instead="events.jsonl has every save with its time."
     ),
+    pairs_for_an_encoder_and_a_decoder(31, *PAIRED),
+    pairs_for_an_encoder_and_a_decoder(32, *reversed(PAIRED)),
 )
 """Every rule of the trainer."""

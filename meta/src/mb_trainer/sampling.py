@@ -6,12 +6,12 @@ from pathlib import Path
 import torch
 
 from mb_checkpoint import load_model_weights, select_checkpoint
-from mb_data import load_tokenizer
 from mb_data.tokenizers import Tokenizer
-from mb_models import generate
+from mb_models import ModelConfigError, generate
 from mb_trainer.adapters import load_merged
 from mb_trainer.checkpointing import TOKENIZER
 from mb_trainer.config import TARGETS, ConfigContainer
+from mb_trainer.data import read_tokenizer
 from mb_trainer.families import family_of
 from mb_trainer.groups import pick_device, process_groups, seed_everything
 from mb_trainer.layers import choose_layers
@@ -27,6 +27,7 @@ def sample_run(run: Path, *, prompt: str, tokens: int, temperature: float, seed:
     Raises:
         NoCheckpointError: the folder has no checkpoint.
         mb_models.PromptError: the prompt is empty.
+        mb_models.ModelConfigError: the model continues no text.
     """
     folder = RunFolder(run)
     checkpoints = folder.checkpoints if folder.events.exists() or folder.checkpoints.is_dir() else run
@@ -36,12 +37,18 @@ def sample_run(run: Path, *, prompt: str, tokens: int, temperature: float, seed:
             f"{run}: has no checkpoint to sample from. Name the folder of a run that saved one, such as runs/gpt_tiny."
         )
     config = single_process(ConfigContainer.from_yaml(selection.path / "run_config.yaml", TARGETS))
-    file = selection.path / TOKENIZER
-    tokenizer = load_tokenizer(file if file.is_file() else config.tokenizer)
+    tokenizer = read_tokenizer(selection.path / TOKENIZER, config.tokenizer)
+    family = family_of(config.model)
+    if not family.continues_text:
+        raise ModelConfigError(
+            [
+                f"model: a {type(config.model).__name__} continues no text, because it writes what is missing in the "
+                "text that it reads. Sample a GPT or a hybrid."
+            ]
+        )
     device = pick_device(World())
     with process_groups(World(), config, device=device) as groups:
         seed_everything(config, groups)
-        family = family_of(config.model)
         layers = choose_layers(family, device, wanted=config.model.transformer_impl)
         config.model.transformer_impl = layers.implementation
         provider = family.provider(

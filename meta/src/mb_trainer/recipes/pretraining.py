@@ -14,6 +14,7 @@ from mb_trainer.config import (
     MockGPTDatasetConfig,
     OptimizerConfig,
     SchedulerConfig,
+    T5ModelConfig,
     TokenizerConfig,
     TrainingConfig,
     ValidationConfig,
@@ -37,7 +38,7 @@ MODERN: Mapping[str, Any] = {
 
 
 def pretraining(
-    model: GPTModelConfig | MambaModelConfig,
+    model: GPTModelConfig | MambaModelConfig | T5ModelConfig,
     *,
     global_batch_size: int,
     learning_rate: float,

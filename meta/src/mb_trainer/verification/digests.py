@@ -68,7 +68,8 @@ class Watch:
         def note(module: torch.nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
             if not module.training:
                 return
-            for name, batch in (("tokens", inputs[0] if inputs else None), ("labels", named.get("labels"))):
+            labels = named.get("labels", named.get("lm_labels"))  # as Megatron's GPT and T5 name them
+            for name, batch in (("tokens", inputs[0] if inputs else None), ("labels", labels)):
                 if isinstance(batch, torch.Tensor):
                     hashes = self._sequences.setdefault(f"{name} of chunk {chunk}", [])
                     hashes.append(",".join(digest(sequence) for sequence in batch))

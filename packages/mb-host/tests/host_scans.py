@@ -10,7 +10,7 @@ from mb_host.kernels import (
     mamba_split_conv1d_scan_combined,
     repeat_groups,
 )
-from mb_host.scans import gated_delta_scan, state_space_scan
+from mb_host.scans import gated_delta_scan, state_space_scan, unit_length
 
 DOUBLE = {"dtype": torch.float64}
 
@@ -76,6 +76,13 @@ def against_megatrons_gated_delta_rule():
     theirs, _ = torch_chunk_gated_delta_rule(query, key, value, fade, beta)
     ours, _ = chunk_gated_delta_rule(query, key, value, fade, beta)
     return (ours - theirs).abs().max().item()
+
+
+def short_vectors_in_float16():
+    """Return the gradient that a vector gets through its division by its length, if its squares are below float16's."""
+    vector = torch.full((4,), 1e-4, dtype=torch.float16, requires_grad=True)
+    unit_length(vector)[0].backward()
+    return vector.grad.tolist()
 
 
 def refused(what):

@@ -27,6 +27,11 @@ def test_the_gated_delta_rule_is_megatrons(one_rank):
     assert difference < 1e-6
 
 
+def test_short_vectors_have_gradients_in_float16(one_rank):
+    [gradient] = one_rank.run(function_in(SCANS, "short_vectors_in_float16"))
+    assert gradient == pytest.approx([971.0, -9.4, -9.4, -9.4], rel=0.05)
+
+
 @pytest.mark.parametrize(
     ("what", "message"),
     [

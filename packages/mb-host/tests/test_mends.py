@@ -48,8 +48,19 @@ def test_the_other_faults_refuse_to_load(saved, one_rank, fault, optimizer_forma
 def test_every_mend_has_a_target():
     assert sorted(callbacks(ALL_MENDS)) == [
         "megatron.core.optimizer.distrib_optimizer",
+        "megatron.core.tensor_parallel.mappings",
         "megatron.core.transformer.moe.moe_utils",
     ]
+
+
+def test_parts_of_unequal_length_are_gathered_and_their_gradients_added_up(megatron, two_ranks):
+    both = two_ranks.run(function_in(FAULTS, "unequal_parts"), None)
+    assert both == [([0.0, 1.0, 1.0], [2.0]), ([0.0, 1.0, 1.0], [2.0, 2.0])]
+
+
+def test_gloo_does_not_gather_parts_of_unequal_length(megatron, two_ranks):
+    with pytest.raises(RankFailedError, match="invalid tensor size"):
+        two_ranks.run(function_in(FAULTS, "unequal_parts"), "uneven_gather")
 
 
 def test_an_unknown_mend_is_refused():

@@ -101,6 +101,36 @@ def host_lists(maybe_move_tensor_to_cpu: Function) -> Function:
     return mended
 
 
+def uneven_gather(gather_along_first_dim: Function) -> Function:
+    """Gather parts of unequal length, as experts under expert-tensor parallelism have: gloo knows equal ones only."""
+
+    @functools.wraps(gather_along_first_dim)
+    def mended(part: Any, group: Any, output_split_sizes: Any = None, use_global_buffer: bool = False) -> Any:
+        if output_split_sizes is None or group.size() == 1 or len({*output_split_sizes}) == 1:
+            return gather_along_first_dim(part, group, output_split_sizes, use_global_buffer)
+        longest = part.new_zeros(max(output_split_sizes), *part.shape[1:])
+        longest[: part.size(0)] = part
+        parts = [torch.empty_like(longest) for _ in output_split_sizes]
+        torch.distributed.all_gather(parts, longest, group=group)
+        return torch.cat([whole[:size] for whole, size in zip(parts, output_split_sizes, strict=True)])
+
+    return mended
+
+
+def uneven_scatter(reduce_scatter_along_first_dim: Function) -> Function:
+    """Add up and scatter parts of unequal length, the reverse of it."""
+
+    @functools.wraps(reduce_scatter_along_first_dim)
+    def mended(whole: Any, group: Any, input_split_sizes: Any = None, use_global_buffer: bool = False) -> Any:
+        if input_split_sizes is None or group.size() == 1 or len({*input_split_sizes}) == 1:
+            return reduce_scatter_along_first_dim(whole, group, input_split_sizes, use_global_buffer)
+        total = whole.clone()
+        torch.distributed.all_reduce(total, group=group)
+        return torch.split(total, list(input_split_sizes))[group.rank()].contiguous()
+
+    return mended
+
+
 def torch_optimizer(module: ModuleType) -> bool:
     """Tell whether `module` fell back on torch's optimizers."""
     return not module.__dict__["HAVE_APEX_OR_TE"]
@@ -115,6 +145,15 @@ def _of_optimizer(wrap: Callable[[Function], Function], *, target: str) -> Mend:
     )
 
 
+def _of_exchange(wrap: Callable[[Function], Function], *, target: str) -> Mend:
+    return Mend(
+        wrap=wrap,
+        module="megatron.core.tensor_parallel.mappings",
+        target=target,
+        needed=lambda module: True,
+    )
+
+
 MENDS: tuple[Mend, ...] = (
     _of_optimizer(primed_optimizer_state, target="state_dict"),
     _of_optimizer(own_step_tensors, target="load_state_dict"),
@@ -126,6 +165,8 @@ MENDS: tuple[Mend, ...] = (
         target="maybe_move_tensor_to_cpu",
         needed=lambda module: True,
     ),
+    _of_exchange(uneven_gather, target="_gather_along_first_dim"),
+    _of_exchange(uneven_scatter, target="_reduce_scatter_along_first_dim"),
 )
 ALL_MENDS: tuple[str, ...] = tuple(mend.name for mend in MENDS)
 

@@ -142,8 +142,9 @@ def split_conv_scan(  # noqa: PLR0913 - the parts of a layer
 
 
 def unit_length(vectors: Tensor, dim: int = -1, eps: float = 1e-6) -> Tensor:
-    """Divide `vectors` by their length along `dim`."""
-    return vectors * torch.rsqrt(vectors.square().sum(dim, keepdim=True) + eps)
+    """Divide `vectors` by their length along `dim`; computed in float32 at least, where float16 would lose squares."""
+    values = vectors.to(_computed_in(vectors))
+    return (values * torch.rsqrt(values.square().sum(dim, keepdim=True) + eps)).to(vectors.dtype)
 
 
 def _computed_in(tensor: Tensor) -> torch.dtype:

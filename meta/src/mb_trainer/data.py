@@ -12,6 +12,8 @@ from mb_config.schedule import sequences_after
 from mb_data import (
     DatasetBuildContext,
     DatasetProvider,
+    T5DatasetConfig,
+    T5TextCorpusConfig,
     TextCorpusConfig,
     TokenizerConfig,
     build_data_iterator,
@@ -22,6 +24,7 @@ from mb_data import (
 )
 from mb_data.mcore import build_gpt_datasets
 from mb_data.sizes import SampleCounts
+from mb_data.t5_build import build_t5_datasets
 from mb_data.tokenizers import Tokenizer
 from mb_loop import TrainState, ValidationSet
 from mb_loop.world import any_rank
@@ -199,4 +202,6 @@ def build_datasets(
     )
     if isinstance(section, DatasetProvider):
         return section.build_datasets(context)
+    if isinstance(section, T5DatasetConfig | T5TextCorpusConfig):
+        return build_t5_datasets(section, context, is_built_on_rank=lambda: reads)
     return build_gpt_datasets(section, context, is_built_on_rank=lambda: reads)

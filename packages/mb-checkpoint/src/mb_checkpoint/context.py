@@ -77,6 +77,18 @@ class CallbackManagerLike(Protocol):
         ...
 
 
+class RerunsLike(Protocol):
+    """A machine that runs suspicious steps again; `mb_loop.mcore.MegatronReruns` fits."""
+
+    def state_dict(self, *, template: bool = False) -> dict[str, Any] | None:
+        """Return what a checkpoint keeps of it, or None; with `template` what a load asks for. Alike on all ranks."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any] | None, /) -> None:
+        """Take a loaded state over."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSaveContext:
     """What to save."""
@@ -102,6 +114,8 @@ class CheckpointSaveContext:
     """Process groups with `tp`, `pp`, `dp_cp` (and `ep`); None takes Megatron's own."""
     module_name: str | None = None
     """Name of one module among several; refused by this version."""
+    rerun_state_machine: RerunsLike | None = None
+    """Its state is stored beside the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +144,8 @@ class CheckpointLoadContext:
     """As for saving."""
     module_name: str | None = None
     """As for saving."""
+    rerun_state_machine: RerunsLike | None = None
+    """Takes over what was stored of it when a run is resumed in the same layout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from mb_checkpoint.errors import (
 )
 from mb_checkpoint.layout import TRAIN_STATE, WEIGHTS
 from mb_checkpoint.local import LocalState, LocalStoreLike
+from mb_checkpoint.reruns import RERUN_KEY, rerun_request, take_over
 from mb_checkpoint.rng import restore_rng_state
 from mb_checkpoint.select import PassedOver, Selection, select_checkpoint
 from mb_checkpoint.sources import (
@@ -283,7 +284,9 @@ class _Load:
         if self._wants_rng():
             per_replica = self._rng_key(per_replica=True) in self._contents.objects
             asked[mcore.RNG_KEY] = mcore.rng_object(None, self._groups, per_replica=per_replica)
+        asked |= self._rerun_request()
         loaded = self._read(asked)
+        take_over(ctx.rerun_state_machine, loaded, asked=RERUN_KEY in asked)
         self._put_back(loaded, with_optimizer="optimizer" in asked, with_rng=mcore.RNG_KEY in asked)
         return self._notes
 
@@ -317,6 +320,16 @@ class _Load:
                 "random state: stored for another parallel layout; this run goes on with its own"
             )
         return self._leave("random state: the checkpoint holds none")
+
+    def _rerun_request(self) -> dict[str, Any]:
+        here, stored = self._groups.layout(self._ctx.model), self._contents.layout
+        machine = self._ctx.rerun_state_machine if self._resume else None
+        request, note = rerun_request(
+            machine, objects=self._contents.objects, same_layout=stored is not None and dict(stored) == here
+        )
+        if note is not None:
+            self._leave(note)
+        return request
 
     def _rng_key(self, *, per_replica: bool) -> str:
         return str(mcore.rng_object(None, self._groups, per_replica=per_replica).unique_key)

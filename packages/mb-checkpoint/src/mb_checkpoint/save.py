@@ -24,6 +24,7 @@ from mb_checkpoint.layout import RUN_CONFIG, TRAIN_STATE, staging_directory, tem
 from mb_checkpoint.local import LocalStoreLike
 from mb_checkpoint.manifest import Manifest
 from mb_checkpoint.pending import Save, saved
+from mb_checkpoint.reruns import rerun_entry
 from mb_checkpoint.rng import collect_rng_state, rng_digest
 from mb_checkpoint.train_state import FLOPS, encode_train_state
 from mb_checkpoint.writing import DataFile, Piece, put_result, write_files
@@ -277,7 +278,7 @@ def _sharded_state(
         state["opt_param_scheduler"] = ctx.opt_param_scheduler.state_dict()
     if config.save_rng:
         state[mcore.RNG_KEY] = _rng(groups)
-    return state
+    return {**state, **rerun_entry(ctx.rerun_state_machine)}
 
 
 def _rng(groups: mcore.Groups) -> Any:

@@ -1,0 +1,47 @@
+"""The state of a machine that runs suspicious steps again: what a checkpoint keeps of it, and when it is taken over."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from mb_checkpoint.context import RerunsLike
+
+RERUN_KEY = "rerun_state_machine"
+
+
+def rerun_entry(machine: RerunsLike | None) -> dict[str, Any]:
+    """Return what a save adds to the state; nothing without a machine, or where it has nothing to keep."""
+    state = None if machine is None else machine.state_dict()
+    return {} if state is None else {RERUN_KEY: state}
+
+
+def rerun_request(
+    machine: RerunsLike | None, *, objects: frozenset[str], same_layout: bool
+) -> tuple[dict[str, Any], str | None]:
+    """Return what a load asks for, and a note where what is stored belongs to another layout.
+
+    Args:
+        machine: asks for as many shards as there are ranks; None: nothing is asked for.
+        objects: unique keys of the stored objects.
+        same_layout: tensor and pipeline parallel sizes are those of the checkpoint.
+    """
+    if machine is None:
+        return {}, None
+    template = machine.state_dict(template=True)
+    shards = _shards(template)
+    if same_layout and shards and shards <= objects:
+        return {RERUN_KEY: template}, None
+    families = {shard.partition("/")[0] for shard in shards}
+    if any(key.partition("/")[0] in families for key in objects):
+        return {}, "rerun machine: stored for another parallel layout; a step that waited is not run again"
+    return {}, None
+
+
+def take_over(machine: RerunsLike | None, loaded: Mapping[str, Any], *, asked: bool) -> None:
+    """Hand a loaded state to the machine, where it was asked for."""
+    if machine is not None and asked:
+        machine.load_state_dict(loaded[RERUN_KEY])
+
+
+def _shards(state: Mapping[str, Any] | None) -> set[str]:
+    """Return the unique keys of the sharded objects in a state."""
+    return {str(value.unique_key) for value in (state or {}).values() if hasattr(value, "unique_key")}

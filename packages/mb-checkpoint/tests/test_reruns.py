@@ -1,0 +1,51 @@
+"""When the state of a rerun machine is stored, and when it is taken over."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from mb_checkpoint.reruns import RERUN_KEY, rerun_entry, rerun_request, take_over
+
+SHARD = SimpleNamespace(unique_key="machine/shard_0_2")
+
+
+class Machine:
+    """Keeps one shard per rank, unless it is switched off."""
+
+    def __init__(self, *, on=True):
+        self.on, self.loaded = on, None
+
+    def state_dict(self, *, template=False):
+        return {"state": "waiting", "sharded": SHARD} if self.on or template else None
+
+    def load_state_dict(self, state):
+        self.loaded = state
+
+
+def test_a_machine_that_has_nothing_to_keep_is_not_stored():
+    assert rerun_entry(Machine()) == {RERUN_KEY: {"state": "waiting", "sharded": SHARD}}
+    assert rerun_entry(Machine(on=False)) == rerun_entry(None) == {}
+
+
+@pytest.mark.parametrize(
+    ("machine", "objects", "same_layout", "asked", "noted"),
+    [
+        (Machine(), {"machine/shard_0_2", "other/shard_0_1"}, True, True, False),
+        (Machine(), {"machine/shard_0_4"}, True, False, True),  # stored by four ranks
+        (Machine(), {"machine/shard_0_2"}, False, False, True),
+        (Machine(), {"other/shard_0_1"}, True, False, False),
+        (None, {"machine/shard_0_2"}, True, False, False),
+    ],
+)
+def test_what_is_asked_for(machine, objects, same_layout, asked, noted):
+    request, note = rerun_request(machine, objects=frozenset(objects), same_layout=same_layout)
+    assert (RERUN_KEY in request, note is not None) == (asked, noted)
+
+
+def test_a_loaded_state_is_taken_over_where_it_was_asked_for():
+    machine, loaded = Machine(), {RERUN_KEY: {"state": "waiting"}}
+    take_over(machine, loaded, asked=False)
+    assert machine.loaded is None
+    take_over(machine, loaded, asked=True)
+    take_over(None, loaded, asked=True)
+    assert machine.loaded == {"state": "waiting"}

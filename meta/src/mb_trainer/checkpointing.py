@@ -15,7 +15,9 @@ from mb_checkpoint import (
     CheckpointSaveError,
     FailedSave,
     SavedCheckpoint,
+    ScheduledSave,
 )
+from mb_checkpoint.context import RerunsLike
 from mb_trainer.config import ConfigContainer
 from mb_trainer.data import Vocabulary
 from mb_trainer.trainee import Trainee
@@ -31,6 +33,13 @@ class Events(Protocol):
 
     def __call__(self, event: str, **fields: object) -> None:
         """Write one event."""
+
+
+class Progress(Protocol):
+    """Where lasting checkpoints are noted; `ProgressLog` fits."""
+
+    def note(self, outcome: SavedCheckpoint | ScheduledSave, *, later: bool) -> None:
+        """Note one; `later`: it was begun before."""
 
 
 class Saves:
@@ -49,6 +58,8 @@ class Saves:
         events: writes an event, where this rank does.
         pause: stops the step clock while a checkpoint is written.
         whole: a block in which all parameters are gathered.
+        reruns: a machine whose state is stored; None: there is none.
+        progress: notes lasting checkpoints, where this rank does.
         clock: seconds, monotonic.
     """
 
@@ -63,6 +74,8 @@ class Saves:
         events: Events,
         pause: Callable[[], AbstractContextManager[None]],
         whole: Callable[[], AbstractContextManager[None]],
+        reruns: RerunsLike | None = None,
+        progress: Progress | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._manager = manager
@@ -73,6 +86,9 @@ class Saves:
         self._events = events
         self._pause = pause
         self._whole = whole
+        self._reruns = reruns
+        self._progress = progress
+        self._temporary = False
         self._clock = clock
         self._began = 0.0
         self._held: float | None = None
@@ -97,10 +113,11 @@ class Saves:
             non_persistent_ckpt=temporary,
             adapter_key_filter=adapter_filter(self._state.cfg),
             pg_collection=self._groups,
+            rerun_state_machine=self._reruns,
         )
         with self._pause():
             self._hear(self._manager.finalize_async_saves(self._state, blocking=True))
-            self._began, self._held = self._clock(), None
+            self._began, self._held, self._temporary = self._clock(), None, temporary
             self._hear(self._manager.save(context))
             self._held = self._clock() - self._began
 
@@ -150,6 +167,8 @@ class Saves:
                 write_seconds=outcome.seconds,
                 bytes=outcome.total_bytes,
             )
+        if isinstance(outcome, SavedCheckpoint | ScheduledSave) and self._progress and not self._temporary:
+            self._progress.note(outcome, later=self._held is not None)
         message = getattr(outcome, "message", None)  # a manager of one's own need not have one
         if message is not None:
             self._say(f"  {message}")

@@ -138,6 +138,8 @@ def settle_job(
     if changed and not config.scheduler.use_checkpoint_opt_param_scheduler:
         config.scheduler.override_opt_param_scheduler = True  # the new schedule, not the checkpoint's
     state = standing(last_step=last_step(config.checkpoint.load), train_iters=config.train.train_iters or 0)
+    if config.validation.skip_train and state == "complete":
+        state = "resumable"  # it is to be evaluated
     return Job(
         name=name,
         config=config,

@@ -3,6 +3,7 @@
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from mb_checkpoint import CheckpointLoadContext, CheckpointManager, DefaultCheckpointManager
+from mb_loop.mcore import MegatronReruns
 from mb_trainer.checkpointing import adapter_filter
 from mb_trainer.console import Voice
 from mb_trainer.state import GlobalState
@@ -15,6 +16,7 @@ def load(
     trainee: Trainee,
     *,
     groups: ProcessGroupCollection,
+    reruns: MegatronReruns | None,
     voice: Voice,
 ) -> None:
     """Go on from the newest whole checkpoint, and say what was taken and what was passed over. Collective."""
@@ -28,6 +30,7 @@ def load(
             opt_param_scheduler=trainee.scheduler,
             adapter_key_filter=adapter_filter(state.cfg),
             pg_collection=groups,
+            rerun_state_machine=reruns,
         )
     )
     peft = state.cfg.peft

@@ -48,7 +48,6 @@ def must_stay(number: int, path: str, default: object, *, asked: object, instead
     )
 
 
-BOTH_SIGNALS = "SIGTERM and SIGINT always save a checkpoint and stop."
 NO_RECORDER = "Set NCCL's own environment variables through env_vars."
 NO_FSDP = "Use ddp.use_distributed_optimizer=true to spread optimizer states."
 
@@ -74,8 +73,6 @@ def pairs_for_an_encoder_and_a_decoder(number: int, first: str, second: str) -> 
 
 
 RULES = (
-    must_stay(10, "train.exit_signal_handler_for_dataloader", False, asked=True, instead=BOTH_SIGNALS),
-    must_stay(13, "validation.skip_train", False, asked=True, instead=""),
     must_stay(14, "validation.test_mode", False, asked=True, instead=""),
     must_stay(20, "dist.lazy_mpu_init", False, asked=True, instead=""),
     must_stay(21, "dist.use_megatron_fsdp", False, asked=True, instead=NO_FSDP),
@@ -84,11 +81,9 @@ RULES = (
     must_stay(25, "dist.flight_recorder_dump_path", None, asked="dump", instead=NO_RECORDER),
     must_stay(26, "dist.disable_jit_fuser", False, asked=True, instead=""),
     must_stay(27, "dist.enable_megatron_core_experimental", False, asked=True, instead=""),
+    must_stay(15, "dataset.full_validation", None, asked=True, instead="Set validation.full_validation."),
     must_stay(28, "dist.eval_context_parallel_size", None, asked=2, instead=""),
     must_stay(29, "ddp.use_megatron_fsdp", False, asked=True, instead=NO_FSDP),
-    must_stay(
-        30, "logger.log_progress", False, asked=True, instead="events.jsonl has every save with its time."
-    ),
     pairs_for_an_encoder_and_a_decoder(31, *PAIRED),
     pairs_for_an_encoder_and_a_decoder(32, *reversed(PAIRED)),
 )

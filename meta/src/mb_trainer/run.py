@@ -20,12 +20,12 @@ from mb_loop import (
     CallbackManager,
     TimeoutAfterFirstStep,
     TrainOutcome,
-    evaluate,
-    require_finite_loss,
+    evaluate_after_training,
     should_disable_forward_pre_hook,
     train,
 )
 from mb_loop.hooks import ForwardPreHooks
+from mb_loop.mcore import MegatronReruns
 from mb_resilience import AgreedStop, SignalWatcher
 from mb_trainer.checkpointing import Saves
 from mb_trainer.console import Voice
@@ -34,7 +34,9 @@ from mb_trainer.families import Family
 from mb_trainer.instruments import Instruments
 from mb_trainer.job import Job
 from mb_trainer.measuring import Measured
+from mb_trainer.progress import ProgressLog
 from mb_trainer.recording import EventRecorder, MetricsRecorder, ProgressBar
+from mb_trainer.rerunning import evaluating, loss_inspection
 from mb_trainer.run_folder import EventLog, LastRow, last_row
 from mb_trainer.state import GlobalState
 from mb_trainer.summary import Summary
@@ -71,12 +73,29 @@ class Run:
     data: Data
     state: GlobalState
     manager: CheckpointManager
+    reruns: MegatronReruns | None
 
     def train(self, callbacks: Sequence[Callback]) -> TrainOutcome:
-        """Train, evaluate on the test split, and print the summary."""
+        """Train, evaluate, and print the summary."""
+        summary = Summary()
+        if self.job.config.validation.skip_train:
+            outcome = self.evaluate_only(summary, callbacks)
+        else:
+            outcome = self.train_and_evaluate(summary, callbacks)
+        for line in summary.lines(
+            outcome,
+            folder=self.job.folder,
+            checkpoints=self.job.config.checkpoint.save,
+            resume_command=self.job.resume_command,
+        ):
+            self.voice.say(line)
+        torch.distributed.barrier()
+        return outcome
+
+    def train_and_evaluate(self, summary: Summary, callbacks: Sequence[Callback]) -> TrainOutcome:
+        """Train, write down what happens, and evaluate at the end."""
         config, counters = self.job.config, self.state.train_state
         events = EventLog(self.job.folder.events)
-        summary = Summary()
         own: list[Callback] = [summary]
         with ExitStack() as stack:
             watcher = stack.enter_context(
@@ -99,46 +118,54 @@ class Run:
                 own.append(EventRecorder(events))
             heard = CallbackManager([*own, *callbacks])
             self.instruments.watch(self.trainee.chunks, heard)
-            check_loss = config.rerun_state_machine.check_for_nan_in_loss
             outcome = train(
-                self.family.forward_step(inspect_loss=require_finite_loss if check_loss else None),
-                self.trainee.chunks,
-                self.trainee.optimizer,
-                self.trainee.scheduler,
+                *self.trained(),
                 self.data.train,
                 self.data.valid,
                 self.state,
                 callbacks=heard,
                 checkpointer=saves,
                 exit_wish=self.agreed_stop(watcher),
+                reruns=self.reruns,
                 flops=measured.operations,
                 **self.schedule(),
             )
-            test_losses = self.test(heard) if outcome.reason == "finished" else {}
-        for line in summary.lines(
-            outcome,
-            test_losses=test_losses,
-            folder=self.job.folder,
-            checkpoints=config.checkpoint.save,
-            resume_command=self.job.resume_command,
-        ):
-            self.voice.say(line)
-        torch.distributed.barrier()
+            if outcome.reason == "finished":
+                self.evaluate(CallbackManager([summary, recorder, *callbacks]), summary)
         return outcome
 
-    def test(self, heard: CallbackManager) -> dict[str, float]:
-        """Evaluate on the test split, where there is one. Collective."""
-        if self.data.test is None and self.groups.pp.size() == 1:
-            return {}
-        return evaluate(
-            self.family.forward_step(),
-            self.data.test,
-            self.trainee.chunks,
-            self.state,
-            callbacks=heard,
-            kind="test",
-            **self.schedule(),
+    def evaluate_only(self, summary: Summary, callbacks: Sequence[Callback]) -> TrainOutcome:
+        """Evaluate what was loaded; nothing is written but the log."""
+        heard = CallbackManager([summary, *callbacks])
+        outcome = train(*self.trained(), None, None, self.state, callbacks=heard, **self.schedule())
+        self.evaluate(heard, summary)
+        return outcome
+
+    def trained(self) -> tuple[Any, list[Any], Any, Any]:
+        """Return forward step, model, optimizer and scheduler, as the loop takes them."""
+        inspect = loss_inspection(self.job.config.rerun_state_machine, self.reruns)
+        trainee = self.trainee
+        return (
+            self.family.forward_step(inspect_loss=inspect),
+            trainee.chunks,
+            trainee.optimizer,
+            trainee.scheduler,
         )
+
+    def evaluate(self, heard: CallbackManager, summary: Summary) -> None:
+        """Evaluate on validation data, unless the last step has just been, and on test data. Collective."""
+        with evaluating(self.reruns):
+            evaluate_after_training(
+                self.family.forward_step(),
+                self.trainee.chunks,
+                self.state,
+                valid_data_iterator=self.data.valid,
+                test_data_iterator=self.data.test,
+                validated=summary.validated == self.state.train_state.step,
+                callbacks=heard,
+                write=self.voice.say,
+                **self.schedule(),
+            )
 
     def after_first_step(self) -> list[Callback]:
         """Return what sets the shorter time-out of collectives once a step has been made, if one is asked for."""
@@ -172,7 +199,15 @@ class Run:
             events=events.write if self.job.world.is_voice else nothing,
             pause=measured.pause,
             whole=hooks.paused,
+            reruns=self.reruns,
+            progress=self.progress(),
         )
+
+    def progress(self) -> ProgressLog | None:
+        """Return what writes progress.txt, on the rank that speaks, where it is asked for."""
+        if not (self.job.config.logger.log_progress and self.job.world.is_voice):
+            return None
+        return ProgressLog(self.state, world_size=self.job.world.world_size, environment=os.environ)
 
     def agreed_stop(self, watcher: SignalWatcher) -> AgreedStop:
         """Return what asks, after each step, whether any rank got a signal; host-side, through the store."""

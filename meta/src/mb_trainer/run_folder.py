@@ -24,9 +24,11 @@ NOT_SETTINGS = frozenset(
         "model.transformer_impl",
         "scheduler.override_opt_param_scheduler",
         "train.exit_interval",
+        "validation.skip_train",
     }
 )
-"""Fields filled in from the folder, the machine or a resume, and when to leave; they do not make two runs different."""
+"""Fields filled in from the folder, the machine or a resume, when to leave, and whether to evaluate only; they do not
+make two runs different."""
 
 Standing = Literal["fresh", "resumable", "complete"]
 

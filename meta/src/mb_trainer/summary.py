@@ -1,7 +1,7 @@
 """The last lines of a run: what was done, how fast, how good, and where the files are."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 from mb_loop import Callback, CallbackContext, TrainOutcome
 from mb_trainer.run_folder import RunFolder
@@ -16,6 +16,9 @@ class Summary(Callback):
         self._steps = 0
         self._tokens = 0
         self._best: tuple[float, int] | None = None
+        self._test: dict[str, float] = {}
+        self.validated: int | None = None
+        """The last step that was validated."""
 
     def on_train_start(self, context: CallbackContext) -> None:
         """Start the clock."""
@@ -28,15 +31,19 @@ class Summary(Callback):
 
     def on_eval_end(self, context: CallbackContext) -> None:
         """Keep the lowest language-model loss."""
+        self.validated = context.state.train_state.step
         loss = (context.total_loss_dict or {}).get("lm loss")
         if loss is not None and (self._best is None or loss < self._best[0]):
             self._best = loss, context.state.train_state.step
+
+    def on_test_end(self, context: CallbackContext) -> None:
+        """Keep the losses of the test."""
+        self._test = dict(context.total_loss_dict or {})
 
     def lines(
         self,
         outcome: TrainOutcome,
         *,
-        test_losses: Mapping[str, float],
         folder: RunFolder,
         checkpoints: str | None,
         resume_command: str | None,
@@ -45,11 +52,13 @@ class Summary(Callback):
         seconds = self._clock() - self._started
         rate = self._tokens / seconds if seconds > 0 else 0.0
         yield f"{outcome.message}"
+        if outcome.reason == "skip_train":
+            return
         done = f"{self._steps} steps, {self._tokens:,} tokens in {seconds:.1f} s ({rate:,.0f} tokens/s)"
         yield f"  trained              {done}"
         if self._best is not None:
             yield f"  best validation loss {self._best[0]:.4f} at step {self._best[1]}"
-        for name, loss in test_losses.items():
+        for name, loss in self._test.items():
             yield f"  test {name:<16}{loss:.4f}"
         yield f"  metrics              {folder.metrics} and {folder.tensorboard}"
         yield f"  checkpoints          {checkpoints}"

@@ -72,7 +72,12 @@ def build_trainee(
         use_gloo_process_groups=gloo,
         pg_collection=None if gloo else groups,  # Megatron finds its gloo groups only in its own state
     )
-    steps = scheduler_steps(config.train, config.scheduler, data_parallel_size=config.data_parallel_size)
+    steps = scheduler_steps(
+        config.train,
+        config.scheduler,
+        data_parallel_size=config.data_parallel_size,
+        seq_length=config.model.seq_length,
+    )
     hook_up(provider.transformer, chunks, optimizer, config=config)
     return Trainee(
         chunks=chunks,

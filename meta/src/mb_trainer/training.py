@@ -10,6 +10,8 @@ import torch
 from mb_checkpoint import DefaultCheckpointManager, create_checkpoint_manager
 from mb_config import non_default_values
 from mb_loop import Callback, TrainOutcome, TrainState
+from mb_resilience import SignalShield
+from mb_trainer.buffers import start_user_buffers
 from mb_trainer.checkpointing import write_tokenizer
 from mb_trainer.config import ConfigContainer
 from mb_trainer.console import Voice
@@ -20,6 +22,7 @@ from mb_trainer.instruments import Instruments
 from mb_trainer.job import Job
 from mb_trainer.layers import choose_layers
 from mb_trainer.loading import load
+from mb_trainer.rerunning import build_reruns
 from mb_trainer.run import Run
 from mb_trainer.run_folder import own
 from mb_trainer.state import GlobalState
@@ -39,6 +42,7 @@ def run(job: Job, *, voice: Voice, callbacks: Sequence[Callback] = ()) -> TrainO
         layers = choose_layers(family, device, wanted=config.model.transformer_impl)
         config.model.transformer_impl = layers.implementation
         instruments = Instruments.start(job)
+        start_user_buffers(config)
         trainee = build_trainee(
             config,
             family=family,
@@ -48,18 +52,20 @@ def run(job: Job, *, voice: Voice, callbacks: Sequence[Callback] = ()) -> TrainO
             groups=groups,
         )
         voice.say(describe(job, trainee, device=device, layers=layers.why))
-        state = GlobalState(cfg=config, train_state=TrainState(do_train=True, do_valid=True))
+        state = GlobalState(cfg=config, train_state=TrainState(do_train=True))
         manager = create_checkpoint_manager(config.checkpoint, write_assets=write_tokenizer(vocabulary))
         if isinstance(manager, DefaultCheckpointManager):
             stack.callback(manager.close)
-        load(manager, state, trainee, groups=groups, voice=voice)
+        reruns = build_reruns(config.rerun_state_machine)
+        load(manager, state, trainee, groups=groups, reruns=reruns, voice=voice)
         data = build_data(
             config,
             vocabulary=vocabulary,
             groups=groups,
             state=state.train_state,
-            worker_init_fn=ignore_signals,
+            worker_init_fn=SignalShield((signal.SIGINT, signal.SIGTERM, config.train.exit_signal)),
         )
+        state.train_state.do_valid, state.train_state.do_test = data.has_valid, data.has_test
         stack.enter_context(open_folder(job, voice))
         parts = Run(
             job=job,
@@ -71,6 +77,7 @@ def run(job: Job, *, voice: Voice, callbacks: Sequence[Callback] = ()) -> TrainO
             data=data,
             state=state,
             manager=manager,
+            reruns=reruns,
         )
         try:
             return parts.train(callbacks)
@@ -90,7 +97,8 @@ def open_folder(job: Job, voice: Voice) -> Iterator[None]:
         if job.world.rank == 0:
             job.folder.path.mkdir(parents=True, exist_ok=True)
             stack.enter_context(own(job.folder))
-            job.config.to_yaml(job.folder.run_config)
+            if not job.config.validation.skip_train:
+                job.config.to_yaml(job.folder.run_config)
             if job.config.logger.save_config_filepath is not None:
                 job.config.to_yaml(job.config.logger.save_config_filepath)
         torch.distributed.barrier()
@@ -120,9 +128,3 @@ def describe(job: Job, trainee: Trainee, *, device: torch.device, layers: str) -
     return (
         f"{job.name}: {size:.1f} M parameters, {layers}, {processes} on {name}; run folder {job.folder.path}"
     )
-
-
-def ignore_signals(worker: int) -> None:
-    """Leave Ctrl-C and termination to the training process: it stops its data workers itself."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -3,7 +3,7 @@
 import pytest
 
 from mb_config import make_plan
-from mb_models import parameter_count
+from mb_models import parameter_count, t5_parameter_count
 from mb_trainer.commands.preflight import Target, examine
 from mb_trainer.recipes import RECIPES
 from mb_trainer.recipes.gpt import RECIPES as GPTS
@@ -43,6 +43,35 @@ def test_both_ways_to_count_agree(name):
     plan = make_plan(config.sections(), world_size=RECIPES[name].processes, vocab_size=151_936)
     rows = config.model.vocab_size or 151_936
     assert parameter_count(config.model, vocab_size=rows) == plan.parameters
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_t5_base_passes_every_rule_at_its_world_size_and_twice_that(times):
+    target = Target(world_size=times * RECIPES["t5_base"].processes, gpu="h100", transformer_engine="2.20")
+    _, findings = examine(["t5_base"], files=[], out=None, target=target)
+    assert [str(problem) for problem in findings.problems] == []
+
+
+def test_t5_base_has_the_published_size_but_for_positions_and_the_bias_of_its_output():
+    model = RECIPES["t5_base"].build().model
+    published, relative_positions, output_bias = 222_903_552, 2 * 32 * 12, 32_128
+    size = published - relative_positions + output_bias
+    assert t5_parameter_count(model, vocab_size=32_128) == size
+    assert make_plan({"model": model}, vocab_size=32_128).parameters == size
+
+
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [
+        (["t5_tiny", "model.pipeline_model_parallel_size=2"], "TF02"),
+        (["t5_tiny", "model.decoder_seq_length=40"], "T31"),
+        (["t5_tiny", "dataset.decoder_seq_length=28", "model.decoder_seq_length=28"], "D52"),
+        (["t5_tiny", "tokenizer.vocab_extra_ids=6"], "D53"),
+    ],
+)
+def test_what_a_t5_cannot_do_is_refused_before_it_is_built(words, rule):
+    _, findings = examine(words, files=[], out=None, target=Target(world_size=2))
+    assert rule in [problem.id for problem in findings.errors]
 
 
 def test_a_further_token_of_deepseek_is_a_layer_with_experts():

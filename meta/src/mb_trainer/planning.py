@@ -46,7 +46,12 @@ def look_ahead(config: ConfigContainer, *, world_size: int) -> Outlook:
     plan = make_plan(config.sections(), world_size=world_size, vocab_size=rows)
     length = getattr(config.dataset, "seq_length", None) or config.model.seq_length
     try:
-        flops = model_flops_per_token(flat(config.model), seq_length=length, vocab_size=rows)
+        flops = model_flops_per_token(
+            flat(config.model),
+            seq_length=length,
+            vocab_size=rows,
+            decoder_seq_length=getattr(config.model, "decoder_seq_length", None),  # only a T5 has one
+        )
     except UnknownFlopsError as error:
         return Outlook(plan=plan, flops=None, notes=(*plan.notes, str(error)))
     return Outlook(plan=plan, flops=flops, notes=plan.notes)

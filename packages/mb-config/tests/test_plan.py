@@ -82,6 +82,42 @@ def test_a_published_model_of_experts_with_latent_attention():
     assert (plan.parameters, plan.active_parameters) == (671_026_404_352, 37_552_282_624)
 
 
+T5_BASE = {
+    "num_layers": 12,
+    "hidden_size": 768,
+    "num_attention_heads": 12,
+    "ffn_hidden_size": 3072,
+    "normalization": "RMSNorm",
+    "add_bias_linear": False,
+    "position_embedding_type": "rope",
+    "share_embeddings_and_output_weights": True,
+    "seq_length": 512,
+    "decoder_seq_length": 128,
+    "vocab_size": 32128,
+}
+
+
+def test_an_encoder_and_its_decoder():
+    plan = run(T5_BASE)
+    assert plan.parts == {
+        "norms": 12 * 5 * 768 + 2 * 768,
+        "attention": 24 * 4 * 768**2,
+        "cross_attention": 12 * 4 * 768**2,
+        "mlp": 24 * 2 * 768 * 3072,
+        "embedding": 32128 * 768,
+        "output": 32128,
+    }
+    [stage] = plan.stages
+    assert (stage.layers, stage.rank_bytes.activations) == (24, None)
+    assert any("cross-attention are not counted" in note for note in plan.notes)
+
+
+def test_an_encoder_may_have_layers_of_its_own_and_learned_positions_reach_the_longer_sequence():
+    learned = {**T5_BASE, "position_embedding_type": "learned_absolute", "decoder_seq_length": 600}
+    assert run(learned).parts["positions"] == 600 * 768
+    assert run({**T5_BASE, "encoder_num_layers": 6}).parts["attention"] == 18 * 4 * 768**2
+
+
 def test_everything_of_a_small_plan():
     plan = run({**LLAMA_8B, "pipeline_model_parallel_size": 4}, world_size=64)
     assert plan.to_dict() == {
@@ -183,6 +219,7 @@ PP2 = {"pipeline_model_parallel_size": 2}
     ("change", "blamed"),
     [
         ({"is_hybrid_model": True}, "model.is_hybrid_model: not counted"),
+        ({**PP2, "decoder_seq_length": 8}, "an encoder and its decoder are one stage"),
         ({"gtp_weight_remat_size": 2}, "model.gtp_weight_remat_size: not counted"),
         ({"num_layers": None}, "model.num_layers: must be 1 or more"),
         ({"hidden_size": True}, "model.hidden_size: must be 1 or more"),

@@ -37,7 +37,7 @@ class StagePlan:
     """What one pipeline stage holds."""
 
     layers: int
-    """Decoder layers."""
+    """Layers, those of an encoder included."""
     parameters: int
     """Over the ranks of the stage, each once; copies of the embedding included."""
     rank_parameters: int
@@ -158,7 +158,8 @@ def make_plan(
         parts=parts,
         stages=tuple(
             StagePlan(
-                layers=sum(len(chunk.layers) for chunk in chunks if chunk.stage == stage),
+                layers=shape.encoder_layers
+                + sum(len(chunk.layers) for chunk in chunks if chunk.stage == stage),
                 parameters=counts[stage].whole,
                 rank_parameters=counts[stage].rank,
                 rank_bytes=_rank_bytes(counts[stage], store, over, held[stage]),
@@ -238,7 +239,7 @@ def _activations(
     model, length = sections["model"], _seq_length(sections)
     size = read(sections.get("train"), "micro_batch_size")
     pipeline = _pipeline(model, chunks, shape, microbatches)
-    if pipeline is None or not length or not size:
+    if pipeline is None or not length or not size or shape.encoder_layers:
         return [None] * shape.pp
     batch = Microbatch(tokens=size * length // shape.cp, seq_length=length)
     work = read_arithmetic(model, number_bytes=store.weights)
@@ -306,6 +307,10 @@ def _notes(shape: ModelShape, *, world: int, length: int | None, local: bool) ->
         notes.append(f"{world} processes are no multiple of tp x pp x cp = {shape.model_ranks}")
     if local:
         notes.append("activations: local layers keep more than is counted, where their kernels are not fused")
+    if shape.encoder_layers:
+        notes.append(
+            "activations of an encoder and of cross-attention are not counted; tokens are the encoder's"
+        )
     if length is None:
         notes.append("the sequence length is not known")
     return tuple(notes)

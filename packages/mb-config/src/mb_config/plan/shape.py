@@ -17,7 +17,6 @@ UNCOUNTED = {
     "hybrid_override_pattern": "state-space layers are not counted",
     "mtp_hybrid_override_pattern": "state-space layers are not counted",
     "moe_latent_size": "its projections are not counted",
-    "encoder_num_layers": "encoders and cross-attention are not counted",
     "mimo_submodules": "submodules of other models are not counted",
 }
 """Fields that change the number of parameters in ways that are not known here, and why there is no plan then."""
@@ -72,9 +71,12 @@ class ExpertShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """Sizes of a decoder-only model and the ranks that share it."""
+    """Sizes of a model, decoder-only or a T5, and the ranks that share it."""
 
     num_layers: int
+    """Of a T5: of its decoder."""
+    encoder_layers: int
+    """Of a T5, whose decoder then attends to the encoder, too; 0: there is no encoder."""
     hidden: int
     heads: int
     groups: int
@@ -166,9 +168,16 @@ def read_shape(model: object, *, vocab_size: int | None = None) -> ModelShape:
     hidden, heads = _size(model, "hidden_size"), _size(model, "num_attention_heads")
     ffn = _optional(model, "ffn_hidden_size") or 4 * hidden
     tp, pp = _degree(model, "tensor_model_parallel_size"), _degree(model, "pipeline_model_parallel_size")
+    encoder_layers = _encoder_layers(model)
+    if encoder_layers and pp > 1:
+        raise PlanError(
+            f"model.pipeline_model_parallel_size: is {pp}, because an encoder and its decoder are one stage. Set it "
+            "to 1."
+        )
     bias = bool(read(model, "add_bias_linear", True))
     return ModelShape(
         num_layers=_size(model, "num_layers"),
+        encoder_layers=encoder_layers,
         hidden=hidden,
         heads=heads,
         groups=_optional(model, "num_query_groups") or heads,
@@ -211,6 +220,13 @@ def smallest_world(model: object) -> int:
     return lcm(dense, experts * pp) if read(model, "num_moe_experts") else dense
 
 
+def _encoder_layers(model: object) -> int:
+    """A model with an encoder says how long its decoder's sequences are, and maybe how many layers the encoder has."""
+    if read(model, "decoder_seq_length") is None:
+        return _optional(model, "encoder_num_layers") or 0
+    return _optional(model, "encoder_num_layers") or _size(model, "num_layers")
+
+
 def _latent(model: object) -> LatentAttention:
     return LatentAttention(
         q_rank=read(model, "q_lora_rank", 512),
@@ -250,7 +266,10 @@ def _expert_layers(frequency: Any, layers: int) -> tuple[bool, ...]:
 def _positions(model: object) -> int:
     if read(model, "position_embedding_type", "learned_absolute") != "learned_absolute":
         return 0
-    rows = read(model, "max_position_embeddings") or read(model, "seq_length")
+    lengths = [read(model, name) for name in ("seq_length", "decoder_seq_length")]
+    rows = read(model, "max_position_embeddings") or max(
+        (length for length in lengths if length), default=None
+    )
     if rows is None:
         raise PlanError(
             "model.seq_length: not set, because it sizes the learned position embedding. Set it or "

@@ -52,7 +52,7 @@ def total(parts: Parts) -> Count:
 
 
 def chunk_parts(chunk: Chunk, shape: ModelShape) -> dict[str, Count]:
-    """Count what one virtual stage holds, copies of the embedding included.
+    """Count what one virtual stage holds, copies of the embedding included; of a T5, which has one stage, everything.
 
     A stage with multi-token prediction and the last stage of a model with tied embeddings hold a copy of the
     embedding, unless they are the first.
@@ -63,6 +63,8 @@ def chunk_parts(chunk: Chunk, shape: ModelShape) -> dict[str, Count]:
     kinds = [shape.has_experts(layer) for layer in chunk.layers]
     parts = [scaled(layer_parts(shape, experts=kind), kinds.count(kind)) for kind in sorted(set(kinds))]
     norm = Count(shape.norm_tensors * shape.hidden, shape.norm_tensors * shape.hidden)
+    if shape.encoder_layers:
+        parts.append(encoder_parts(shape, decoder_layers=len(chunk.layers)))
     if chunk.embedding or chunk.mtp:
         parts.append(embedding_parts(shape))
     if chunk.mtp:
@@ -102,6 +104,28 @@ def layer_parts(shape: ModelShape, *, experts: bool) -> dict[str, Count]:
         else _experts(shape, shape.experts)
     )
     return {"norms": Count(norms, norms), "attention": attention, **mlp}
+
+
+def encoder_parts(shape: ModelShape, *, decoder_layers: int) -> dict[str, Count]:
+    """Count what a T5 has beside the layers of a decoder-only model.
+
+    The encoder with its final norm, a norm and cross-attention in each layer of the decoder, without grouped queries,
+    and the bias of a tied output layer.
+    """
+    norms = shape.norm_tensors * shape.hidden
+    inner = shape.heads * shape.head
+    across = (
+        _column(shape, shape.hidden, inner, bias=shape.bias)
+        + _column(shape, shape.hidden, 2 * inner, bias=shape.bias)
+        + _row(shape, inner, shape.hidden, bias=shape.bias)
+    )
+    rows = _split(shape.vocab, rows=shape.vocab, over=shape.tp, what="vocab_size")
+    return add_parts(
+        scaled(layer_parts(shape, experts=False), shape.encoder_layers),
+        scaled({"norms": Count(norms, norms), "cross_attention": across}, decoder_layers),
+        {"norms": Count(norms, norms)},
+        {"output": rows} if shape.tied else {},
+    )
 
 
 def mtp_layer(shape: ModelShape) -> Count:

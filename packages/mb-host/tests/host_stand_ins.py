@@ -2,6 +2,8 @@
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 
 def device() -> dict:
@@ -100,3 +102,22 @@ def compiled() -> tuple:
         return x + 2
 
     return bare(1), with_options(1), torch.compile(max) is max
+
+
+def sharded() -> tuple:
+    """Return the devices of meshes made for CUDA, and how far a sharded layer's gradient is from a whole one's."""
+    world = torch.distributed.distributed_c10d._get_default_group()
+    meshes = [
+        init_device_mesh("cuda", (2,)),
+        DeviceMesh("cuda", [0, 1]),
+        DeviceMesh.from_group(world, "cuda"),
+        DeviceMesh.from_group([world], device_type="cuda", mesh=[0, 1], mesh_dim_names=("dp",)),
+    ]
+    torch.manual_seed(0)
+    layer, inputs = nn.Linear(4, 4), torch.randn(2, 3, 4)
+    layer(inputs).square().mean().backward()
+    whole, layer.weight.grad = layer.weight.grad, None
+    fully_shard(layer, mesh=meshes[2])
+    layer(inputs[torch.distributed.get_rank()]).square().mean().backward()
+    part = layer.weight.grad.full_tensor()
+    return [mesh.device_type for mesh in meshes], (part - whole).abs().max().item()

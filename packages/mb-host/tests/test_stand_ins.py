@@ -51,3 +51,9 @@ def test_host_and_device_draw_from_one_generator(one_rank):
 
 def test_compiled_functions_are_the_functions(one_rank):
     assert one_rank.run(host_stand_ins.compiled) == [(2, 3, True)]
+
+
+def test_layers_are_sharded_over_host_processes(two_ranks):
+    for kinds, difference in two_ranks.run(host_stand_ins.sharded):
+        assert kinds == ["cpu"] * 4
+        assert difference < 1e-6

@@ -28,7 +28,7 @@ def groups(tmp_path_factory):
     torch.distributed.destroy_process_group()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def four_ranks():
     """Four processes."""
     with mb_host.RankPool(4) as ranks:

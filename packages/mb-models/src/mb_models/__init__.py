@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from mb_models.forward_step import masked_next_token_loss as masked_next_token_loss
     from mb_models.freezing import FreezingError as FreezingError
     from mb_models.freezing import freeze_moe_router as freeze_moe_router
+    from mb_models.fsdp import FsdpError as FsdpError
+    from mb_models.fsdp import wrap_megatron_fsdp as wrap_megatron_fsdp
+    from mb_models.fsdp import wrap_torch_fsdp2 as wrap_torch_fsdp2
     from mb_models.generation import PromptError as PromptError
     from mb_models.generation import generate as generate
     from mb_models.gpt import GPTModelProvider as GPTModelProvider
@@ -66,6 +69,7 @@ __all__ = [
     "Batch",
     "BatchError",
     "FreezingError",
+    "FsdpError",
     "GPTForwardStep",
     "GPTModelConfig",
     "GPTModelProvider",
@@ -108,11 +112,14 @@ __all__ = [
     "transformer_engine_spec",
     "wrap_ddp",
     "wrap_half_precision",
+    "wrap_megatron_fsdp",
+    "wrap_torch_fsdp2",
 ]
 _HOMES = {
     "Batch": "batches",
     "BatchError": "batches",
     "FreezingError": "freezing",
+    "FsdpError": "fsdp",
     "GPTForwardStep": "forward_step",
     "GPTModelConfig": "config",
     "GPTModelProvider": "gpt",
@@ -155,6 +162,8 @@ _HOMES = {
     "transformer_engine_spec": "specs",
     "wrap_ddp": "wrap",
     "wrap_half_precision": "wrap",
+    "wrap_megatron_fsdp": "fsdp",
+    "wrap_torch_fsdp2": "fsdp",
 }
 
 

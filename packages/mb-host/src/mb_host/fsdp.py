@@ -1,0 +1,53 @@
+"""Fully sharded data parallelism, torch's and Megatron's: what either takes for granted on a GPU."""
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType, ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from mb_host.device import HOST, names_cuda
+from mb_host.kernels import rearrange
+
+
+def replace_meshes() -> None:
+    """Make a mesh of CUDA devices a mesh of host processes, whoever makes it: shards follow their mesh."""
+    initialise = DeviceMesh.__init__
+
+    @functools.wraps(initialise)
+    def on_host(self: DeviceMesh, device_type: str, *args: Any, **kwargs: Any) -> None:
+        initialise(self, HOST.type if names_cuda(device_type) else device_type, *args, **kwargs)
+
+    mesh: Any = DeviceMesh
+    mesh.__init__ = on_host
+
+
+def stand_in_for_adapter(adapter: ModuleType) -> None:
+    """Give Megatron-FSDP the function of einops that orders ranks in a mesh; without effect where it is there."""
+    names = adapter.__dict__
+    if not names["HAVE_EINOPS"]:
+        names.update(HAVE_EINOPS=True, einops=SimpleNamespace(rearrange=rearrange))
+
+
+def stand_in_for_reductions(buffers: ModuleType) -> None:
+    """Have Megatron-FSDP scale gradients before it sums them: to do both at once is an operation of NCCL."""
+    names = buffers.__dict__
+    prepare = names["gradient_reduce_preprocessing"]
+
+    @functools.wraps(prepare)
+    def scale_first(gradients: torch.Tensor, scaling_factor: float | None, ddp_config: Any) -> Any:
+        return prepare(gradients, scaling_factor, replace(ddp_config, gradient_reduce_div_fusion=False))
+
+    names["gradient_reduce_preprocessing"] = scale_first
+
+
+STAND_INS: Mapping[str, Callable[[ModuleType], None]] = MappingProxyType(
+    {
+        "megatron.core.distributed.fsdp.mcore_fsdp_adapter": stand_in_for_adapter,
+        "megatron.core.distributed.fsdp.src.megatron_fsdp.param_and_grad_buffer": stand_in_for_reductions,
+    }
+)
+"""Module of Megatron -> what makes it run on the host, right after its import."""

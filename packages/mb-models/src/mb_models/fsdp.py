@@ -1,0 +1,131 @@
+"""Wrap model chunks in fully sharded data parallelism: Megatron's, or torch's FSDP2."""
+
+import copy
+from collections.abc import Mapping, Sequence
+
+import torch
+from megatron.core.distributed import DistributedDataParallelConfig, TorchFullyShardedDataParallel
+from megatron.core.distributed.fsdp.mcore_fsdp_adapter import FullyShardedDataParallel
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.utils import get_model_config
+
+from mb_models import fsdp_rules
+from mb_models.rules import broken_rules
+from mb_models.wrap import settled_config, wrap_half_precision
+
+
+class FsdpError(ValueError):
+    """A model, layout or setting with which the weights cannot be sharded in the way asked for."""
+
+
+class TorchFsdp2(TorchFullyShardedDataParallel):  # type: ignore[misc]
+    """Megatron's wrapper of torch's FSDP2, which also scales gradients: without, a loss per token trains wrongly."""
+
+    def scale_gradients(self, scaling_factor: float | torch.Tensor) -> None:
+        """Multiply all gradients in place, and undo torch's mean over the ranks: what is scaled here is a sum."""
+        factor = scaling_factor * self.process_group.size()
+        for parameter in self.module.parameters():
+            if parameter.grad is not None:
+                parameter.grad.to_local().mul_(factor)
+
+
+def wrap_megatron_fsdp(
+    chunks: Sequence[torch.nn.Module],
+    ddp_config: DistributedDataParallelConfig,
+    *,
+    pg_collection: ProcessGroupCollection | None = None,
+    disable_bucketing: bool = False,
+    broadcast_parameters: bool = False,
+) -> list[FullyShardedDataParallel]:
+    """Wrap a rank's chunks in half precision and in Megatron-FSDP, in order.
+
+    What is sharded says `ddp_config.data_parallel_sharding_strategy`; `ddp_config` is not changed. Its optimizer is
+    Megatron's distributed one. Where gradients are reduced while backward runs, `no_sync_func` of the model's
+    configuration is set, if it is None: without it, Megatron-FSDP never learns which microbatch is the last, and
+    under the strategies no_shard and optim each rank would train on its own gradients, without a word.
+
+    All ranks call it, after the weights are loaded or drawn. With `broadcast_parameters` it is collective over the
+    data-parallel groups, and gives all replicas the weights of the first.
+
+    Raises:
+        FsdpError: a rule of `mb_models.fsdp_rules` on Megatron-FSDP is broken, or the distributed optimizer is off.
+    """
+    groups = pg_collection or ProcessGroupCollection.use_mpu_process_groups()
+    config = get_model_config(chunks[0])
+    _refuse(
+        dict.fromkeys(fsdp_rules.MEGATRON, True) | {"model.pipeline_model_parallel_size": groups.pp.size()}
+    )
+    if not ddp_config.use_distributed_optimizer:
+        raise FsdpError(
+            "wrap_megatron_fsdp: ddp_config.use_distributed_optimizer=False, because only Megatron's distributed "
+            "optimizer works on Megatron-FSDP's shards. Set it to True, and the optimizer's setting of that name, too."
+        )
+    wrapped = []
+    for number, chunk in enumerate(wrap_half_precision(chunks)):
+        settled = settled_config(ddp_config, chunks=chunks, groups=groups)
+        settled.use_megatron_fsdp = True
+        wrapped.append(
+            FullyShardedDataParallel(
+                config=config,
+                ddp_config=settled,
+                module=chunk,
+                disable_bucketing=disable_bucketing or number > 0,
+                pg_collection=groups,
+            )
+        )
+    if wrapped[0].ddp_config.overlap_grad_reduce and config.no_sync_func is None:
+        config.no_sync_func = wrapped[0].no_sync
+    if broadcast_parameters:
+        for chunk in wrapped:
+            chunk.broadcast_params()
+    return wrapped
+
+
+def wrap_torch_fsdp2(
+    chunks: Sequence[torch.nn.Module],
+    ddp_config: DistributedDataParallelConfig,
+    *,
+    pg_collection: ProcessGroupCollection | None = None,
+) -> list[TorchFsdp2]:
+    """Wrap a rank's chunks in half precision and in torch's FSDP2, in order.
+
+    Every weight is sharded over the ranks of the data- and context-parallel group, layer by layer, and `ddp_config`
+    is kept for Megatron to read, no more. The optimizer is not the distributed one. Weights that differ from rank to
+    rank become one model: each rank's part of them.
+
+    All ranks call it, after the weights are loaded or drawn.
+
+    Raises:
+        FsdpError: a rule of `mb_models.fsdp_rules` on FSDP2 is broken, or `ddp_config` asks for Megatron-FSDP.
+    """
+    groups = pg_collection or ProcessGroupCollection.use_mpu_process_groups()
+    config = get_model_config(chunks[0])
+    if ddp_config.use_megatron_fsdp:
+        raise FsdpError(
+            "wrap_torch_fsdp2: ddp_config.use_megatron_fsdp=True, because a weight is sharded by one of the two. "
+            "Set it to False, or call wrap_megatron_fsdp."
+        )
+    _refuse(
+        {
+            fsdp_rules.TORCH: True,
+            "model.expert_model_parallel_size": groups.ep.size(),
+            "model.share_embeddings_and_output_weights": any(
+                chunk.share_embeddings_and_output_weights for chunk in chunks
+            ),
+            "model.fp16": config.fp16,
+            "model.gradient_accumulation_fusion": config.gradient_accumulation_fusion,
+            "ddp.use_distributed_optimizer": ddp_config.use_distributed_optimizer,
+            "optimizer.use_distributed_optimizer": None,
+        }
+    )
+    return [
+        TorchFsdp2(config=config, ddp_config=copy.copy(ddp_config), module=chunk, process_group=groups.dp_cp)
+        for chunk in wrap_half_precision(chunks)
+    ]
+
+
+def _refuse(values: Mapping[str, object]) -> None:
+    """Refuse what a rule refuses of these values."""
+    problems = broken_rules(fsdp_rules.RULES, values)
+    if problems:
+        raise FsdpError("\n".join(problems))

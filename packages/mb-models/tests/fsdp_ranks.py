@@ -1,0 +1,109 @@
+"""What each rank does in the tests of sharded data parallelism: a few steps of a tiny GPT on its part of the data."""
+
+import torch
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.distributed import DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.process_groups_config import ProcessGroupCollection
+from test_training import set_weights_by_name
+
+from mb_host.layers import host_block_spec
+from mb_models import (
+    GPTModelConfig,
+    GPTModelProvider,
+    gpt_forward_step,
+    wrap_ddp,
+    wrap_megatron_fsdp,
+    wrap_torch_fsdp2,
+)
+
+STEPS, ROWS, MICRO, LENGTH = 3, 8, 2, 32
+DEGREES = (
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "virtual_pipeline_model_parallel_size",
+    "context_parallel_size",
+    "expert_model_parallel_size",
+)
+WRAPS = {"ddp": wrap_ddp, "torch": wrap_torch_fsdp2, "megatron": wrap_megatron_fsdp}
+
+
+def build(settings, kind, ddp):
+    """Return the provider, the wrapped chunks and their groups."""
+    parallel_state.initialize_model_parallel(**{name: settings[name] for name in DEGREES if name in settings})
+    tensor_parallel.model_parallel_cuda_manual_seed(1234)
+    groups = ProcessGroupCollection.use_mpu_process_groups()
+    config = GPTModelConfig(**settings)
+    provider = GPTModelProvider(config, layer_spec=host_block_spec, device=torch.device("cpu"))
+    chunks = provider.provide_chunks(groups)
+    for chunk in chunks:
+        set_weights_by_name(chunk)
+        with torch.no_grad():  # experts of other ranks are other experts
+            for name, value in chunk.named_parameters():
+                if "local_experts" in name:
+                    value.mul_(1 + 0.5 * groups.ep.rank())
+    wrapped = WRAPS[kind](chunks, DistributedDataParallelConfig(**ddp), pg_collection=groups)
+    return provider, wrapped, groups
+
+
+def microbatches(step, groups):
+    """Yield this rank's rows of a step's batch."""
+    tokens = torch.randint(128, (ROWS, LENGTH + 1), generator=torch.Generator().manual_seed(step))
+    for rows in tokens.chunk(groups.dp.size())[groups.dp.rank()].split(MICRO):
+        yield {
+            "tokens": rows[:, :-1],
+            "labels": rows[:, 1:],
+            "loss_mask": torch.ones(MICRO, LENGTH),
+            "position_ids": torch.arange(LENGTH).expand(MICRO, -1),
+        }
+
+
+def train(settings, kind, ddp, without_no_sync=False):
+    """Return losses (empty off the last stage) and gradient norms of some steps."""
+    provider, model, groups = build(settings, kind, ddp)
+    transformer = provider.transformer
+    if without_no_sync:
+        transformer.no_sync_func = None
+    optimizer = get_megatron_optimizer(
+        OptimizerConfig(
+            optimizer="adam",
+            lr=3e-3,
+            clip_grad=1.0,
+            bf16=transformer.bf16,
+            params_dtype=transformer.params_dtype,
+            use_distributed_optimizer=ddp.get("use_distributed_optimizer", False),
+        ),
+        model,
+    )
+    transformer.finalize_model_grads_func = finalize_model_grads
+    transformer.grad_scale_func = optimizer.scale_loss
+    losses, norms = [], []
+    for step in range(STEPS):
+        for chunk in model:
+            chunk.zero_grad_buffer()
+        optimizer.zero_grad()
+        reports = get_forward_backward_func()(
+            forward_step_func=gpt_forward_step,
+            data_iterator=[microbatches(step, groups) for _ in model],
+            model=model,
+            num_microbatches=ROWS // MICRO // groups.dp.size(),
+            seq_length=LENGTH,
+            micro_batch_size=MICRO,
+            forward_only=False,
+        )
+        norms.append(float(optimizer.step()[1]))
+        if reports:
+            total = torch.stack([report["lm loss"] for report in reports]).sum(0)
+            torch.distributed.all_reduce(total, group=groups.dp_cp)
+            losses.append((total[0] / total[1]).item())
+    return losses, norms
+
+
+def refusal(settings, kind, ddp):
+    """Return why the chunks are not wrapped."""
+    try:
+        build(settings, kind, ddp)
+    except ValueError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was refused"

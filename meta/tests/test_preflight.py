@@ -66,6 +66,17 @@ def test_checking_another_machine_says_what_it_cannot_know():
     assert "give --te VERSION" in mb("check", "--world-size", "1024", "--gpu", "h100").stderr
 
 
+EIGHT_BITS = ["model.fp8=hybrid", "model.bf16=true"]
+
+
+def test_a_check_for_this_machine_takes_the_layers_that_a_run_would_have():
+    result = mb("check", *EIGHT_BITS)
+    assert (result.exit_code, "error G07" in result.stdout) == (1, True)
+    assert "checked with local layers, as it would run on this machine" in result.stderr
+    assert "[G07]" in mb("pretrain", *EIGHT_BITS).stderr
+    assert mb("check", *EIGHT_BITS, "--gpu", "h100", "--te", "2.20").exit_code == 0
+
+
 def test_data_that_is_not_here_is_told_but_does_not_refuse():
     result = mb("check", "dataset.sources=[nowhere]")
     assert (result.exit_code, "on this machine: dataset.sources: nowhere" in result.stderr) == (0, True)

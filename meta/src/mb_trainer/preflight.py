@@ -48,6 +48,10 @@ LESS = {
 """Rules that are silent beside others, which say the same of the same fields or would refuse what the first advise."""
 
 
+NO_ENGINE = "resolve: no Transformer Engine on this machine"
+"""Origin of `model.transformer_impl` where a run would take other layers."""
+
+
 def find_problems(
     config: ConfigContainer, *, facts: Mapping[str, object], provenance: Provenance | None = None
 ) -> list[Problem]:
@@ -99,6 +103,21 @@ def inspect(config: ConfigContainer, *, facts: Mapping[str, object], provenance:
     return Findings(problems=merge(asked, errors), changes=changes)
 
 
+def take_layers_of_this_machine(
+    config: ConfigContainer, *, facts: Mapping[str, object], provenance: Provenance
+) -> bool:
+    """Choose local layers where Transformer Engine is known to be missing, as a run would; say whether that changed it.
+
+    A check then applies the rules of the layers that would be built.
+    """
+    model = config.model
+    if facts["transformer_engine"] is not False or model.transformer_impl == "local":
+        return False
+    model.transformer_impl = "local"
+    provenance.note("model.transformer_impl", NO_ENGINE)
+    return True
+
+
 def described(conflicts: Sequence[Conflict], provenance: Provenance) -> list[Problem]:
     """Return conflicts of overlap as problems, with the origin of their values."""
     return [
@@ -140,6 +159,7 @@ def settle(config: ConfigContainer, *, world_size: int, provenance: Provenance) 
         ConfigError: rules are broken; holds every error.
     """
     known = gather_facts(world_size, env_vars=config.env_vars)
+    take_layers_of_this_machine(config, facts=known, provenance=provenance)
     findings = inspect(config, facts=known, provenance=provenance)
     if findings.errors:
         raise ConfigError(findings.errors)

@@ -13,7 +13,7 @@ from mb_config import ConfigError, ConfigReadError, Problem
 from mb_data.errors import DataPathError, IndexedFormatError
 from mb_trainer.commands.errors import REFUSED, reported
 from mb_trainer.machine import gather_facts
-from mb_trainer.preflight import RULES, Findings, inspect, verify_data
+from mb_trainer.preflight import NO_ENGINE, RULES, Findings, inspect, take_layers_of_this_machine, verify_data
 from mb_trainer.reading import Request, read_request
 from mb_trainer.run_folder import RunFolder, place
 
@@ -45,7 +45,7 @@ def check(
     """Print every problem and return 1 if any refuses the run."""
 
     def work() -> int:
-        request, findings = examine(words, files=files, out=out, target=target)
+        request, findings = examine(words, files=files, out=out, target=target, as_built=True)
         if as_json:
             print(json.dumps(report(findings), indent=2))
             return REFUSED if findings.errors else 0
@@ -60,13 +60,18 @@ def check(
 
 
 def examine(
-    words: Sequence[str], *, files: Sequence[Path], out: Path | None, target: Target
+    words: Sequence[str], *, files: Sequence[Path], out: Path | None, target: Target, as_built: bool = False
 ) -> tuple[Request, Findings]:
-    """Read a request and inspect it for the target, in the run folder that it would have."""
+    """Read a request and inspect it for the target, in the run folder that it would have.
+
+    `as_built`: with the layers that a run would have there.
+    """
     request = read_request(words, files=files)
     folder = RunFolder(out if out is not None else Path("runs") / request.name)
     place(request.config, folder, request.provenance)
     known = target.facts(request.config.env_vars)
+    if as_built:
+        take_layers_of_this_machine(request.config, facts=known, provenance=request.provenance)
     return request, inspect(request.config, facts=known, provenance=request.provenance)
 
 
@@ -159,6 +164,10 @@ def notes(request: Request, findings: Findings, target: Target) -> list[str]:
     ]
     if target.gpu and target.facts({})["transformer_engine"] is None:
         lines.append("rules on Transformer Engine were left out: give --te VERSION")
+    if errors and request.provenance.origin("model.transformer_impl") == NO_ENGINE:
+        lines.append(
+            "checked with local layers, as it would run on this machine; --gpu NAME checks for another"
+        )
     try:
         verify_data(request.config)
     except (DataPathError, IndexedFormatError) as error:

@@ -47,6 +47,10 @@ if TYPE_CHECKING:
     from mb_models.hybrid_config import MambaModelConfig as MambaModelConfig
     from mb_models.hybrid_parameters import hybrid_parameter_count as hybrid_parameter_count
     from mb_models.kernels import gpu_only_settings as gpu_only_settings
+    from mb_models.mimo import MimoForwardStep as MimoForwardStep
+    from mb_models.mimo import MimoModelProvider as MimoModelProvider
+    from mb_models.mimo_config import MimoModelConfig as MimoModelConfig
+    from mb_models.mimo_parameters import mimo_parameter_count as mimo_parameter_count
     from mb_models.parameters import parameter_count as parameter_count
     from mb_models.rules import RULES as RULES
     from mb_models.rules import ModelConfigError as ModelConfigError
@@ -82,6 +86,9 @@ __all__ = [
     "MambaForwardStep",
     "MambaModelConfig",
     "MambaModelProvider",
+    "MimoForwardStep",
+    "MimoModelConfig",
+    "MimoModelProvider",
     "ModelConfigError",
     "PromptError",
     "RULES",
@@ -103,6 +110,7 @@ __all__ = [
     "local_spec",
     "make_value_model",
     "masked_next_token_loss",
+    "mimo_parameter_count",
     "model_vocab_size",
     "padded_vocab_size",
     "parameter_count",
@@ -132,6 +140,9 @@ _HOMES = {
     "MambaForwardStep": "hybrid",
     "MambaModelConfig": "hybrid_config",
     "MambaModelProvider": "hybrid",
+    "MimoForwardStep": "mimo",
+    "MimoModelConfig": "mimo_config",
+    "MimoModelProvider": "mimo",
     "ModelConfigError": "rules",
     "PromptError": "generation",
     "RULES": "rules",
@@ -153,6 +164,7 @@ _HOMES = {
     "local_spec": "specs",
     "make_value_model": "heads",
     "masked_next_token_loss": "forward_step",
+    "mimo_parameter_count": "mimo_parameters",
     "model_vocab_size": "vocab",
     "padded_vocab_size": "vocab",
     "parameter_count": "parameters",

@@ -6,7 +6,7 @@ from dataclasses import fields
 from mb_models.hybrid_config import MambaModelConfig, layers_ahead, main_layers, mamba_heads
 from mb_models.rule import Rule
 
-FAMILY_MARKS = frozenset({"hybrid_layer_pattern", "decoder_seq_length"})
+FAMILY_MARKS = frozenset({"hybrid_layer_pattern", "decoder_seq_length", "vision_num_layers"})
 """Fields that only one family has, and always has."""
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 
-from mb_models import fsdp_rules, hybrid_rules, limits, special_rules, t5_rules
+from mb_models import fsdp_rules, hybrid_rules, limits, mimo_rules, special_rules, t5_rules
 from mb_models.config import GPTModelConfig
 from mb_models.rule import Rule
 
@@ -313,6 +313,7 @@ RULES: tuple[Rule, ...] = (
     limits.KERNELS,
     *hybrid_rules.RULES,
     *t5_rules.RULES,
+    *mimo_rules.RULES,
     *fsdp_rules.RULES,
 )
 """Rules on a section as a user writes it."""

@@ -1,0 +1,213 @@
+"""Build a model that sees from its section, and train it: provider, batches and forward step.
+
+Megatron Core calls its MIMO model experimental. Encoder, projection and language model stand on the same ranks.
+
+Shapes: B sequences of a microbatch, each with one picture, S tokens of a sequence (all of them, also under context
+parallelism), H pixels of a picture's height and width.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.models.mimo import MimoModel
+from megatron.core.models.mimo import MimoModelConfig as MegatronMimoConfig
+from megatron.core.models.mimo.submodules.vision import VisionModalitySubmodules
+from megatron.core.models.vision.clip_vit_model import CLIPViTModel
+from megatron.core.models.vision.multimodal_projector import MultimodalProjector
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from megatron.core.transformer.enums import AttnMaskType, ModelType
+from megatron.core.transformer.mlp import MLPSubmodules
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from mb_models.batches import BatchError
+from mb_models.forward_step import Loss, masked_next_token_loss
+from mb_models.gpt import LayerSpec
+from mb_models.mimo_config import MimoModelConfig, encoder_section, projection_section
+from mb_models.provider import ModelProvider
+from mb_models.transformer import transformer_config
+
+KEYS = ("tokens", "labels", "loss_mask", "position_ids", "images")
+"""What a microbatch holds."""
+
+VISION, ENCODER = "vision", "patches"
+"""Megatron's names of the modality and of its encoder, which are part of the names of weights."""
+
+
+class ColocatedMimoModel(MimoModel):  # type: ignore[misc] # Megatron Core has no types
+    """Megatron's MIMO model, all of it on every rank, with what its wrappers and schedules ask of a chunk."""
+
+    def __init__(self, config: MegatronMimoConfig, *, pg_collection: ProcessGroupCollection) -> None:
+        super().__init__(config, cp_group=pg_collection.cp, tp_group=pg_collection.tp)
+        self.pg_collection = pg_collection
+        self.model_type = ModelType.encoder_or_decoder
+        self.pre_process = self.post_process = True
+        self.vp_stage = None
+
+
+class MimoModelProvider(ModelProvider[MimoModelConfig, LayerSpec, ColocatedMimoModel]):
+    """Builds a model that sees under explicit process groups, on one pipeline stage.
+
+    `layer_spec` says what the layers of both transformers are made of. Initial weights of patches and positions, which
+    all ranks have whole, come from torch's generator. `transformer` is the language model's configuration.
+
+    Attributes:
+        encoder: Megatron's configuration of the encoder.
+        projection: and of the MLP that leads from it to the language model.
+    """
+
+    def _transformer_config(self) -> TransformerConfig:
+        self.encoder = transformer_config(encoder_section(self.config), device=self.device)
+        self.projection = transformer_config(projection_section(self.config), device=self.device)
+        return transformer_config(self.config, device=self.device)
+
+    def _build(
+        self, *, pre_process: bool, post_process: bool, vp_stage: int | None, groups: ProcessGroupCollection
+    ) -> ColocatedMimoModel:
+        with _without_notices():
+            model = ColocatedMimoModel(
+                MegatronMimoConfig(
+                    language_model_spec=self._language(groups),
+                    modality_submodules_spec={VISION: self._vision(groups)},
+                    special_token_ids={VISION: self.config.image_token_id},
+                ),
+                pg_collection=groups,
+            )
+        if self.encoder.perform_initialization:
+            positions = model.modality_submodules[VISION].encoders[ENCODER].position_embeddings
+            self.encoder.init_method(positions.weight)
+        return model
+
+    def _language(self, groups: ProcessGroupCollection) -> ModuleSpec:
+        config = self.config
+        return ModuleSpec(
+            GPTModel,
+            params={
+                **self._arguments(pre_process=True, post_process=True, groups=groups),
+                "transformer_layer_spec": self._layers(self.transformer, groups),
+                "max_sequence_length": config.max_position_embeddings or config.seq_length,
+                "position_embedding_type": config.position_embedding_type,
+                "rotary_base": config.rotary_base,
+                "rope_scaling": config.rope_scaling,
+                "rope_scaling_factor": config.rope_scaling_factor,
+                "scatter_embedding_sequence_parallel": False,  # pictures come in before the sequence is split
+            },
+        )
+
+    def _vision(self, groups: ProcessGroupCollection) -> ModuleSpec:
+        layers = _sees_everything(self._layers(self.encoder, groups))
+        encoder = ModuleSpec(
+            CLIPViTModel,
+            params={
+                "transformer_config": self.encoder,
+                "transformer_layer_spec": layers,
+                "ln_post_impl": layers.layer_norm,
+                "add_class_token": False,
+                "class_token_len": 0,
+                "patch_dim": self.config.patch_size,
+                "img_h": self.config.image_size,
+                "img_w": self.config.image_size,
+                "model_subtype": "siglip",  # a final norm, none before the layers, and no class token
+                "pg_collection": groups,
+            },
+        )
+        projection = ModuleSpec(
+            MultimodalProjector,
+            params={
+                "config": self.projection,
+                "projector_type": "mlp",
+                "input_size": self.config.vision_hidden_size,
+                "pg_collection": groups,
+            },
+            submodules=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear),
+        )
+        return ModuleSpec(
+            VisionModalitySubmodules,
+            params={"pg_collection": groups},
+            submodules={"encoders": {ENCODER: encoder}, "input_projections": [projection]},
+        )
+
+    def _layers(
+        self, transformer: TransformerConfig, groups: ProcessGroupCollection
+    ) -> TransformerBlockSubmodules:
+        return self._layer_spec(transformer, vp_stage=None, pp_rank=groups.pp.rank())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MimoForwardStep:
+    """Callable forward step; `inspect_loss` sees every microbatch's loss sum."""
+
+    inspect_loss: Callable[[torch.Tensor], None] | None = None
+
+    def __call__(
+        self,
+        data_iterator: Iterator[Mapping[str, torch.Tensor]] | None,
+        model: torch.nn.Module,
+        return_schedule_plan: bool = False,
+    ) -> tuple[torch.Tensor, Callable[[torch.Tensor], Loss]]:
+        """Run one microbatch: token losses, shape [B, S], and the loss function for them.
+
+        A microbatch holds `tokens`, `labels`, `position_ids` and `loss_mask`, each [B, S], and `images`, [B, 3, H, H].
+        In each sequence as many tokens are the `image_token_id` as the picture has patches. Under context parallelism
+        the losses are of this rank's part of each sequence. Waits for the device once, to count those tokens.
+
+        Raises:
+            BatchError: there is no iterator, or a key is missing.
+            ValueError: pictures have another number of patches than places, from Megatron Core.
+        """
+        parameter = next(model.parameters())
+        batch = mimo_batch(data_iterator, device=parameter.device)
+        losses, loss_mask = model(
+            batch["tokens"],
+            batch["position_ids"],
+            loss_mask=batch["loss_mask"],
+            labels=batch["labels"],
+            modality_inputs={VISION: {ENCODER: {"x": batch["images"].to(parameter.dtype)}}},
+        )
+        return losses, partial(masked_next_token_loss, loss_mask, inspect_loss=self.inspect_loss)
+
+
+def mimo_batch(
+    data_iterator: Iterator[Mapping[str, torch.Tensor]] | None, *, device: torch.device
+) -> dict[str, torch.Tensor]:
+    """Take the next microbatch to the device.
+
+    Raises:
+        BatchError: there is no iterator, or a key is missing.
+        StopIteration: the iterator has run out.
+    """
+    if data_iterator is None:
+        raise BatchError(
+            "batch: no data iterator, because the model is one stage. Give every rank an iterator."
+        )
+    whole = next(data_iterator)
+    missing = [key for key in KEYS if key not in whole]
+    if missing:
+        raise BatchError(
+            f"batch: lacks {', '.join(missing)} (it has {', '.join(whole)}), because the model sees and reads. "
+            "Use a dataset of pictures with captions."
+        )
+    return {key: whole[key].to(device, non_blocking=True) for key in KEYS}
+
+
+def _sees_everything(block: TransformerBlockSubmodules) -> TransformerBlockSubmodules:
+    """Take the causal mask from layers of a GPT, in place: their specs are new."""
+    for layer in block.layer_specs:
+        attention = layer.submodules.self_attention
+        attention.params = {**attention.params, "attn_mask_type": AttnMaskType.no_mask}
+    return block
+
+
+@contextmanager
+def _without_notices() -> Iterator[None]:
+    """Silence two notices, that the classes are experimental: this file's docstring says so."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"(MimoModel|ModalitySubmodules) is experimental")
+        yield

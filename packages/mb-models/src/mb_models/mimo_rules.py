@@ -1,0 +1,256 @@
+"""What the section of a model that sees may not say, beyond what holds for every GPT: rules as data."""
+
+from collections.abc import Callable
+
+from mb_models.hybrid_rules import section_rule
+from mb_models.rule import Rule
+
+MARK = "vision_num_layers"
+
+
+def _encoder_sizes(
+    layers: int, hidden: int, heads: int, ffn: int | None, projection: int | None
+) -> str | None:
+    sizes = {
+        "vision_num_layers": layers,
+        "vision_hidden_size": hidden,
+        "vision_num_attention_heads": heads,
+        "vision_ffn_hidden_size": ffn,
+        "projector_hidden_size": projection,
+    }
+    wrong = [f"{name}={size}" for name, size in sizes.items() if size is not None and size < 1]
+    if wrong:
+        return f"sizes must be 1 or more ({', '.join(wrong)})"
+    return None if hidden % heads == 0 else f"{heads} heads do not divide vision_hidden_size={hidden}"
+
+
+def _patches(patch: int, size: int, layers: int) -> str | None:
+    if patch >= 1 and size >= patch and size % patch == 0:
+        return None
+    return f"patches of {patch} pixels do not fill a picture of {size}"
+
+
+def _room_for_text(length: int, size: int, patch: int, layers: int) -> str | None:
+    places = (size // patch) ** 2 if patch >= 1 else 0
+    return None if length > places else f"{length} tokens leave no room beside the {places} of a picture"
+
+
+def _encoder_splits(
+    tp: int, heads: int, hidden: int, ffn: int | None, projection: int | None, language: int
+) -> str | None:
+    widths = {
+        "vision_num_attention_heads": heads,
+        "vision_ffn_hidden_size": ffn or 4 * hidden,
+        "projector_hidden_size": projection or language,
+    }
+    uneven = [f"{name}={width}" for name, width in widths.items() if tp >= 1 and width % tp]
+    return f"{tp} ranks cannot share {', '.join(uneven)} evenly" if uneven else None
+
+
+def _one_stage(pp: int, vpp: int | None, layers: int) -> str | None:
+    return f"is {pp} (virtual stages: {vpp})" if pp > 1 or (vpp or 1) > 1 else None
+
+
+def _whole_gradient(together: bool, dropout: float, layers: int) -> str | None:
+    return f"is on with hidden_dropout={dropout}" if together and dropout > 0 else None
+
+
+def _sees_the_text(ahead: int | None, overlap: bool, layers: int) -> str | None:
+    if overlap:
+        return f"is {ahead} with overlap_moe_expert_parallel_comm=true"
+    return f"is {ahead}" if ahead else None
+
+
+def _not_captured(graphs: str, layers: int) -> str | None:
+    return f"is {graphs}" if graphs != "none" else None
+
+
+def _tokens_weigh_alike(per_token: bool, cp: int, layers: int) -> str | None:
+    return f"is off with context_parallel_size={cp}" if cp > 1 and not per_token else None
+
+
+def _negative(number: int | None) -> str | None:
+    return f"is {number}" if number is not None and number >= 0 else None
+
+
+def _same(name: str) -> Callable[[object, object], str | None]:
+    """Return a test that a field of the model (first) is what the dataset, if it says anything, calls the same."""
+
+    def test(given: object, drawn: object) -> str | None:
+        return (
+            None if None in (given, drawn) or given == drawn else f"is {given}, but dataset.{name} is {drawn}"
+        )
+
+    return test
+
+
+def _a_place_for_each(patch: int | None, size: int | None, places: int | None) -> str | None:
+    if not patch or patch < 1 or size is None or places is None or (size // patch) ** 2 == places:
+        return None
+    return f"cuts {(size // patch) ** 2} patches from a picture, but dataset.image_tokens is {places}"
+
+
+def _pictures_are_seen(number: int | None, layers: int | None) -> str | None:
+    return f"is {number}, but the model has no encoder" if number is not None and layers is None else None
+
+
+def _pictures_are_there(blend: object, layers: int | None) -> str | None:
+    return f"belongs to text, but the encoder has {layers} layers" if layers is not None else None
+
+
+RULES: tuple[Rule, ...] = (
+    section_rule(
+        "M01",
+        (
+            "vision_num_layers",
+            "vision_hidden_size",
+            "vision_num_attention_heads",
+            "vision_ffn_hidden_size",
+            "projector_hidden_size",
+        ),
+        _encoder_sizes,
+        why="the encoder has layers, and its heads share its width",
+        fix="Set positive sizes, and a vision_hidden_size that its heads divide.",
+        fails=(2, 64, 3, None, None),
+        passes=(2, 64, 4, None, None),
+    ),
+    section_rule(
+        "M02",
+        ("patch_size", "image_size", MARK),
+        _patches,
+        why="a picture is cut into whole patches",
+        fix="Set image_size to a multiple of patch_size.",
+        fails=(14, 32, 2),
+        passes=(8, 32, 2),
+    ),
+    section_rule(
+        "M03",
+        ("seq_length", "image_size", "patch_size", MARK),
+        _room_for_text,
+        why="a sequence is a picture and the text about it",
+        fix="Raise seq_length, or choose larger patches.",
+        fails=(16, 32, 8, 2),
+        passes=(80, 32, 8, 2),
+    ),
+    section_rule(
+        "M04",
+        (
+            "tensor_model_parallel_size",
+            "vision_num_attention_heads",
+            "vision_hidden_size",
+            "vision_ffn_hidden_size",
+            "projector_hidden_size",
+            "hidden_size",
+            MARK,
+        ),
+        lambda *values: _encoder_splits(*values[:-1]),
+        why="encoder and projection are split over the same ranks as the language model",
+        fix="Change the sizes, or use fewer tensor-parallel ranks.",
+        fails=(2, 3, 96, None, None, 64, 2),
+        passes=(2, 4, 96, None, None, 64, 2),
+    ),
+    section_rule(
+        "M05",
+        ("pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size", MARK),
+        _one_stage,
+        why="encoder and language model stand on the same ranks, all of them whole, and Megatron Core's MIMO model has "
+        "no stages then",
+        fix="Set pipeline_model_parallel_size=1; use tensor, context and data parallelism.",
+        fails=(2, None, 2),
+        passes=(1, None, 2),
+    ),
+    section_rule(
+        "M06",
+        ("sequence_parallel", "hidden_dropout", MARK),
+        _whole_gradient,
+        why="each rank would drop other numbers of the whole embedding and take its part of it, so that the gradient "
+        "of the other parts would be wrong",
+        fix="Set hidden_dropout=0, or sequence_parallel=false.",
+        fails=(True, 0.1, 2),
+        passes=(True, 0.0, 2),
+    ),
+    section_rule(
+        "M07",
+        ("mtp_num_layers", "overlap_moe_expert_parallel_comm", MARK),
+        _sees_the_text,
+        why="Megatron Core's MIMO model hands its language model the embedding of pictures and text, of which neither "
+        "further tokens nor a schedule plan can be made",
+        fix="Unset mtp_num_layers, and set overlap_moe_expert_parallel_comm=false.",
+        fails=(1, False, 2),
+        passes=(None, False, 2),
+    ),
+    section_rule(
+        "M08",
+        ("cuda_graph_impl", MARK),
+        _not_captured,
+        why="putting patches into the text waits for the device in every step, which a graph cannot hold",
+        fix='Set cuda_graph_impl="none".',
+        fails=("local", 2),
+        passes=("none", 2),
+    ),
+    section_rule(
+        "M09",
+        ("calculate_per_token_loss", "context_parallel_size", MARK),
+        _tokens_weigh_alike,
+        why="only captions are trained, and of them each context-parallel rank has another number of tokens, so that a "
+        "mean over the ranks' means would not be the loss of the sequence",
+        fix="Set calculate_per_token_loss=true.",
+        fails=(False, 2, 2),
+        passes=(True, 2, 2),
+    ),
+    Rule(
+        id="M10",
+        fields=("model.image_token_id",),
+        test=_negative,
+        why="numbers from 0 are rows of the embedding, and the text could not use that one",
+        fix="Set a negative number.",
+        fails={"model.image_token_id": 7},
+        passes={"model.image_token_id": -200},
+    ),
+    Rule(
+        id="M11",
+        fields=("model.image_size", "dataset.image_size"),
+        test=_same("image_size"),
+        why="the encoder has a position for every patch of pictures of one size",
+        fix="Set both to the same.",
+        fails={"model.image_size": 224, "dataset.image_size": 32},
+        passes={"model.image_size": 32, "dataset.image_size": 32},
+    ),
+    Rule(
+        id="M12",
+        fields=("model.patch_size", "model.image_size", "dataset.image_tokens"),
+        test=_a_place_for_each,
+        why="each patch has a place in the text",
+        fix="Set dataset.image_tokens to the square of image_size / patch_size.",
+        fails={"model.patch_size": 4, "model.image_size": 32, "dataset.image_tokens": 16},
+        passes={"model.patch_size": 8, "model.image_size": 32, "dataset.image_tokens": 16},
+    ),
+    Rule(
+        id="M13",
+        fields=("model.image_token_id", "dataset.image_token_id"),
+        test=_same("image_token_id"),
+        why="the model finds the places of a picture by it",
+        fix="Set both to the same.",
+        fails={"model.image_token_id": -200, "dataset.image_token_id": -1},
+        passes={"model.image_token_id": -200, "dataset.image_token_id": -200},
+    ),
+    Rule(
+        id="M14",
+        fields=("dataset.image_token_id", f"model.{MARK}"),
+        test=_pictures_are_seen,
+        why="a model of text has no place for pictures",
+        fix="Use a MimoModelConfig, or a dataset of text.",
+        fails={"dataset.image_token_id": -200, f"model.{MARK}": None},
+        passes={"dataset.image_token_id": -200, f"model.{MARK}": 2},
+    ),
+    Rule(
+        id="M15",
+        fields=("dataset.blend", f"model.{MARK}"),
+        test=_pictures_are_there,
+        why="each sequence of a model that sees has a picture",
+        fix="Use a dataset of pictures with captions, such as DrawnShapesConfig.",
+        fails={"dataset.blend": None, f"model.{MARK}": 2},
+        passes={"dataset.blend": None, f"model.{MARK}": None},
+    ),
+)
+"""Those on the model alone apply where it has an encoder of pictures, the others to model and dataset together."""

@@ -1,0 +1,154 @@
+"""A model that sees: section, rules, formula, and captions that only the picture can tell."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from mb_host.layers import host_block_spec
+from mb_models.batches import BatchError
+from mb_models.mimo import MimoForwardStep, MimoModelProvider
+from mb_models.mimo_config import MimoModelConfig
+from mb_models.mimo_parameters import mimo_parameter_count
+from mb_models.mimo_rules import RULES
+from mb_models.parameters import parameter_count
+from mb_models.rules import ModelConfigError
+from mb_models.transformer import transformer_config
+
+CPU = torch.device("cpu")
+TINY = MimoModelConfig(
+    num_layers=2,
+    hidden_size=64,
+    num_attention_heads=4,
+    num_query_groups=2,
+    ffn_hidden_size=96,
+    normalization="RMSNorm",
+    gated_linear_unit=True,
+    activation_func="silu",
+    add_bias_linear=False,
+    position_embedding_type="rope",
+    hidden_dropout=0.0,
+    attention_dropout=0.0,
+    seq_length=12,
+    vocab_size=32,
+    transformer_impl="local",
+    vision_num_layers=1,
+    vision_hidden_size=32,
+    vision_num_attention_heads=4,
+    image_size=8,
+    patch_size=4,
+)
+
+
+def build(config):
+    [model] = MimoModelProvider(config, layer_spec=host_block_spec, device=CPU).provide_chunks()
+    return model
+
+
+def batch(generator, sequences=16):
+    """Return pictures of one grey each, and text that names it: without the picture the loss stays at log 8."""
+    grey = torch.randint(8, (sequences, 1), generator=generator)
+    text = grey.expand(sequences, 8)
+    tokens = torch.cat([torch.full((sequences, 4), -200), torch.zeros_like(text)], dim=1)
+    loss_mask = torch.zeros(sequences, 12)
+    loss_mask[:, 4:] = 1
+    return {
+        "tokens": tokens,
+        "labels": torch.cat([torch.zeros(sequences, 4, dtype=torch.long), text], dim=1),
+        "loss_mask": loss_mask,
+        "position_ids": torch.arange(12).expand(sequences, 12),
+        "images": (grey / 4 - 1)[..., None, None].expand(sequences, 3, 8, 8),
+    }
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_each_rule_refuses_its_failing_example_and_accepts_the_other(rule):
+    assert rule.test(*(rule.fails[path] for path in rule.fields))
+    assert rule.test(*(rule.passes[path] for path in rule.fields)) is None
+    assert rule.test(*(None for _ in rule.fields)) is None
+    own = {path.removeprefix("model.") for path in rule.fields if path.startswith("model.")}
+    assert own <= MimoModelConfig.__dataclass_fields__.keys()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vision_num_layers": 0}, r"vision_num_layers=0.*\[M01\]"),
+        ({"patch_size": 3}, r"patches of 3 pixels.*\[M02\]"),
+        ({"seq_length": 4}, r"the 4 of a picture.*\[M03\]"),
+        (
+            {"tensor_model_parallel_size": 2, "projector_hidden_size": 33},
+            r"projector_hidden_size=33.*\[M04\]",
+        ),
+        ({"pipeline_model_parallel_size": 2}, r"has no stages then.*\[M05\]"),
+        ({"sequence_parallel": True, "tensor_model_parallel_size": 2, "hidden_dropout": 0.1}, r"\[M06\]"),
+        ({"context_parallel_size": 2}, r"is off with context_parallel_size=2.*\[M09\]"),
+        ({"image_token_id": 0}, r"\[M10\]"),
+    ],
+)
+def test_what_cannot_be_built_is_refused(changes, message):
+    with pytest.raises(ModelConfigError, match=message):
+        transformer_config(dataclasses.replace(TINY, **changes), device=CPU)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {
+            "vision_ffn_hidden_size": 48,
+            "projector_hidden_size": 40,
+            "share_embeddings_and_output_weights": True,
+        },
+        {"position_embedding_type": "learned_absolute", "add_bias_linear": True, "patch_size": 8},
+    ],
+)
+def test_the_formula_counts_the_model_that_is_built(changes, groups):
+    config = dataclasses.replace(TINY, **changes)
+    built = sum(parameter.numel() for parameter in build(config).parameters())
+    assert mimo_parameter_count(config) == built
+
+
+def test_an_encoder_like_siglips_has_its_size():
+    """SigLIP B/16 of Zhai et al. (2023) has 92,884,224 weights, of which 7,087,104 pool the patches."""
+    large = {"vision_num_layers": 12, "vision_hidden_size": 768, "vision_num_attention_heads": 12}
+    config = dataclasses.replace(TINY, **large, image_size=224, patch_size=16)
+    projection = 768 * 64 + 64 + 64 * 64 + 64
+    assert mimo_parameter_count(config) - parameter_count(config) - projection == 92_884_224 - 7_087_104
+
+
+def trained(model, *, steps=40, lr=3e-3):
+    optimizer, generator, losses = torch.optim.Adam(model.parameters(), lr=lr), torch.Generator(), []
+    for _ in range(steps):
+        output, loss_of = MimoForwardStep()(iter([batch(generator)]), model)
+        total, number, _ = loss_of(output)
+        (total / number).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append((total / number).item())
+    return losses
+
+
+@pytest.mark.parametrize("changes", [{}, {"position_embedding_type": "learned_absolute"}])
+def test_it_learns_to_name_what_it_sees(changes, groups):
+    losses = trained(build(dataclasses.replace(TINY, **changes)))
+    assert losses[0] > 3.0
+    assert losses[-1] < 1.5  # log 8 is 2.08
+
+
+def test_every_patch_sees_every_other(groups):
+    model = build(TINY)
+    encoder = model.modality_submodules["vision"].encoders["patches"]
+    pictures = torch.rand(1, 3, 8, 8).repeat(2, 1, 1, 1)
+    pictures[1, :, 4:, 4:] = 0.0  # the last patch
+    one, other = encoder(pictures)
+    assert one.shape == (4, 32)
+    assert ((one - other).abs().amax(1) > 1e-4).all()
+
+
+@pytest.mark.parametrize(
+    ("iterator", "message"), [(None, "no data iterator"), (iter([{"tokens": 0}]), "lacks labels, .*images")]
+)
+def test_a_batch_without_pictures_is_refused(iterator, message, groups):
+    with pytest.raises(BatchError, match=message):
+        MimoForwardStep()(iterator, torch.nn.Linear(1, 1))

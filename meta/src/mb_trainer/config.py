@@ -19,6 +19,7 @@ from mb_config import (
 from mb_data import (
     DataloaderConfig,
     DatasetProvider,
+    DrawnShapesConfig,
     GPTDatasetConfig,
     MockGPTDatasetConfig,
     T5DatasetConfig,
@@ -27,7 +28,7 @@ from mb_data import (
     TokenizerConfig,
 )
 from mb_metrics import LoggerConfig, ProfilingConfig, TensorInspectConfig
-from mb_models import GPTModelConfig, MambaModelConfig, T5ModelConfig
+from mb_models import GPTModelConfig, MambaModelConfig, MimoModelConfig, T5ModelConfig
 from mb_models.peft.config import PEFT, CanonicalLoRA, DoRA, LoRA
 from mb_overlap import CommOverlapConfig
 from mb_resilience import (
@@ -50,6 +51,7 @@ __all__ = [
     "DistributedDataParallelConfig",
     "DistributedInitConfig",
     "DoRA",
+    "DrawnShapesConfig",
     "FaultToleranceConfig",
     "GPTDatasetConfig",
     "GPTModelConfig",
@@ -57,6 +59,7 @@ __all__ = [
     "LoRA",
     "LoggerConfig",
     "MambaModelConfig",
+    "MimoModelConfig",
     "MixedPrecisionConfig",
     "MockGPTDatasetConfig",
     "NVRxStragglerDetectionConfig",
@@ -80,12 +83,14 @@ __all__ = [
 NAMED_CLASSES = (
     GPTModelConfig,
     MambaModelConfig,
+    MimoModelConfig,
     T5ModelConfig,
     GPTDatasetConfig,
     MockGPTDatasetConfig,
     TextCorpusConfig,
     T5DatasetConfig,
     T5TextCorpusConfig,
+    DrawnShapesConfig,
     MixedPrecisionConfig,
     OptimizerConfigOverrideProvider,
     LoRA,
@@ -101,7 +106,7 @@ TARGETS: Mapping[str, type] = {f"{cls.__module__}.{cls.__qualname__}": cls for c
 class ConfigContainer(mb_config.ConfigContainer):
     """Everything that a run is made of, one section per subsystem."""
 
-    model: GPTModelConfig | MambaModelConfig | T5ModelConfig
+    model: GPTModelConfig | MambaModelConfig | T5ModelConfig | MimoModelConfig
     """What is trained, and over how many ranks it is split."""
     dataset: (
         GPTDatasetConfig
@@ -109,6 +114,7 @@ class ConfigContainer(mb_config.ConfigContainer):
         | TextCorpusConfig
         | T5DatasetConfig
         | T5TextCorpusConfig
+        | DrawnShapesConfig
         | DatasetProvider
     )
     """What it reads."""

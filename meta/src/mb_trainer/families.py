@@ -17,6 +17,9 @@ from mb_models import (
     MambaForwardStep,
     MambaModelConfig,
     MambaModelProvider,
+    MimoForwardStep,
+    MimoModelConfig,
+    MimoModelProvider,
     StackSpec,
     T5ForwardStep,
     T5ModelConfig,
@@ -24,6 +27,7 @@ from mb_models import (
     hybrid_parameter_count,
     hybrid_transformer_engine_spec,
     local_spec,
+    mimo_parameter_count,
     parameter_count,
     t5_parameter_count,
     t5_transformer_engine_spec,
@@ -101,7 +105,22 @@ T5 = Family(
     continues_text=False,
 )
 
-FAMILIES: Mapping[type, Family] = {GPTModelConfig: GPT, MambaModelConfig: HYBRID, T5ModelConfig: T5}
+MIMO = Family(
+    provider=MimoModelProvider,
+    forward_step=MimoForwardStep,
+    parameters=mimo_parameter_count,
+    host=host_block_spec,
+    local=local_spec,
+    transformer_engine=transformer_engine_spec,
+    continues_text=False,
+)
+
+FAMILIES: Mapping[type, Family] = {
+    GPTModelConfig: GPT,
+    MambaModelConfig: HYBRID,
+    T5ModelConfig: T5,
+    MimoModelConfig: MIMO,
+}
 """Every family by the class of its section."""
 
 

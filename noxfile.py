@@ -234,6 +234,14 @@ def verify(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def faults(session: nox.Session) -> None:
+    """Make trouble at every file operation of a save and a load, where the tests take a part; some minutes."""
+    tests = "packages/mb-checkpoint/tests/test_faults.py"
+    every = {"OMP_NUM_THREADS": "1", "MB_ALL_FAULTS": "1"}
+    session.run("uv", "run", "pytest", tests, *session.posargs, env=every, external=True)
+
+
+@nox.session(venv_backend="none")
 def gpu(session: nox.Session) -> None:
     """Run the checks that need a CUDA device; elsewhere they are skipped with the reason."""
     session.run("uv", "run", "pytest", "-m", "gpu", "tests", "packages", "meta/tests", external=True)

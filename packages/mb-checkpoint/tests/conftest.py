@@ -1,4 +1,4 @@
-"""Fixtures: pools of ranks that pay for Megatron's imports once, and this folder on the path."""
+"""Fixtures: ranks that share the imports of Megatron, and this folder on the path."""
 
 import sys
 from pathlib import Path
@@ -9,21 +9,27 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(scope="session")
-def one_rank():
-    mb_host = pytest.importorskip("mb_host")
-    with mb_host.RankPool(1) as pool:
-        yield pool
+def forge():
+    pytest.importorskip("mb_host")
+    if sys.platform != "linux":
+        pytest.skip("ranks are forked, with signals of Linux")
+    from fork_ranks import Forge
+
+    forge = Forge()
+    yield forge
+    forge.close()
 
 
 @pytest.fixture(scope="session")
-def four_ranks():
-    mb_host = pytest.importorskip("mb_host")
-    with mb_host.RankPool(4) as pool:
-        yield pool
+def one_rank(forge):
+    return forge.ranks(1)
 
 
 @pytest.fixture(scope="session")
-def two_ranks():
-    mb_host = pytest.importorskip("mb_host")
-    with mb_host.RankPool(2) as pool:
-        yield pool
+def two_ranks(forge):
+    return forge.ranks(2)
+
+
+@pytest.fixture(scope="session")
+def four_ranks(forge):
+    return forge.ranks(4)

@@ -1,6 +1,6 @@
 """Goes through the file operations of a save or a load, makes trouble at each, and looks at what is left.
 
-A program of its own: it imports torch and Megatron once and forks the ranks of every run. Prints a JSON summary.
+Imports torch and Megatron once and forks the ranks of every run. As a program it prints a JSON summary.
 Usage: fault_driver.py FOLDER RANKS:sync|async|load:STRIDE ... (stride 1: every operation)
 """
 
@@ -161,12 +161,16 @@ class Matrix:
         return [step, values, done, select_checkpoint(self.root).step]
 
 
-if __name__ == "__main__":
-    folder, *wanted = sys.argv[1:]
+def summary(folder, wanted):
+    """Go through some matrices; return points and problems of each."""
     found = {}
     for each in wanted:
         world, mode, stride = each.split(":")
         place = Path(folder) / f"{world}_{mode}"
         place.mkdir(parents=True)
         found[each] = Matrix(int(world), mode, int(stride), place).run()
-    print(json.dumps(found))
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(summary(sys.argv[1], sys.argv[2:])))

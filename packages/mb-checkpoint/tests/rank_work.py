@@ -287,3 +287,22 @@ def saved_after_each_step(shape, section, steps):
     for _ in range(steps):
         run.train(1)
         run.save()
+
+
+def master_weights(folder, shape, section):
+    """Save a float32 run and load its weights into a bfloat16 one; return whether the master weights are as they were
+    stored, and whether they are what bfloat16 keeps of that."""
+    import torch
+
+    run = new_run({}, save=folder, save_optim=False)
+    run.train(1)
+    run.save()
+    stored = [value.flatten() for name, value in run.optimizer_tensors().items() if "master" in name]
+    again = new_run({"bf16": True, "seed": 99, **shape}, load=folder, load_optim=False, **section)
+    again.load()
+    found = [value.flatten() for name, value in again.optimizer_tensors().items() if "master" in name]
+    wanted = stored, [value.bfloat16().float() for value in stored]
+    return [
+        sorted(each.tolist() for each in values) == sorted(map(torch.Tensor.tolist, found))
+        for values in wanted
+    ]

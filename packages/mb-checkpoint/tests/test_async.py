@@ -5,6 +5,7 @@ from pathlib import Path
 import async_work
 import pytest
 import rank_work
+import tiny_work
 
 from mb_checkpoint import select_checkpoint
 
@@ -69,3 +70,8 @@ def test_configuration_and_counters_are_those_of_the_moment_of_the_save(one_rank
     assert one_rank.run(rank_work.changed_after_the_save, {"save": str(tmp_path)}) == [
         ("as of the save\n", 8)
     ]
+
+
+def test_a_writer_does_one_job_at_a_time(one_rank, tmp_path):
+    ((kind, message, _),) = one_rank.run(rank_work.error_of, tiny_work.two_jobs_at_once, tmp_path)
+    assert (kind, "a save is under way. Wait for it" in message) == ("RuntimeError", True)

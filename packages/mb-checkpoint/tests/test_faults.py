@@ -3,32 +3,17 @@
 Here a part of all points. All of them, in some minutes: MB_ALL_FAULTS=1 pytest test_faults.py
 """
 
-import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 
-import pytest
+import fault_points
 
-pytest.importorskip("mb_host")
-DRIVER = Path(__file__).parent / "fault_driver.py"
 ALL = "MB_ALL_FAULTS" in os.environ
 PART = {"1:sync": 61, "1:async": 61, "1:load": 41, "2:sync": 131, "2:async": 131, "2:load": 71}
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="background saves need Linux")
-def test_after_trouble_at_any_file_operation_a_run_resumes_and_nothing_committed_is_lost(tmp_path):
-    specs = [f"{name}:{1 if ALL else stride}" for name, stride in PART.items()]
-    done = subprocess.run(
-        [sys.executable, DRIVER, tmp_path, *specs],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        timeout=3600 if ALL else 300,
-    )
-    found = json.loads(done.stdout.splitlines()[-1])
+def test_after_trouble_at_any_file_operation_a_run_resumes_and_nothing_committed_is_lost(forge, tmp_path):
+    wanted = [f"{name}:{1 if ALL else stride}" for name, stride in PART.items()]
+    found = forge.call(fault_points.matrices, tmp_path, wanted, timeout_seconds=3600 if ALL else 300)
     print({name: each["by"] for name, each in found.items()})
     assert [problem for each in found.values() for problem in each["problems"]] == []
     assert sum(each["points"] for each in found.values()) > (3000 if ALL else 60)

@@ -180,3 +180,12 @@ def test_weights_from_an_empty_folder_are_an_error(one_rank, tmp_path):
 def test_one_module_of_several_is_not_carried_out(one_rank, saved):
     kind, *_ = error(one_rank, rank_work.load_only, {}, {"load": saved}, {"module_name": "vision"})
     assert kind == "NotImplementedError"
+
+
+@pytest.mark.parametrize("shape", [{}, {"dist_opt": True}], ids=["plain", "distributed optimizer"])
+@pytest.mark.parametrize(("wish", "expected"), [(False, [False, True]), (True, [True, False])])
+def test_master_weights_are_the_rounded_ones_or_those_that_were_stored(
+    one_rank, tmp_path, shape, wish, expected
+):
+    section = {"load_main_params_from_ckpt": wish}
+    assert one_rank.run(rank_work.master_weights, str(tmp_path), shape, section) == [expected]

@@ -36,3 +36,32 @@ def test_an_interrupted_local_save_is_not_in_the_way(two_ranks, tmp_path):
 def test_local_checkpoints_without_their_library_are_refused_with_the_reason(one_rank, tmp_path):
     ((kind, message, _),) = one_rank.run(error_of, tiny_work.save_local, tmp_path, 2)
     assert (kind, "Install mb-checkpoint[nvrx], or set it to global." in message) == ("RuntimeError", True)
+
+
+@pytest.mark.parametrize(
+    ("shared", "local", "section", "taken", "passed"),
+    [
+        ([10], [12, 14], {}, ("resumed", 14, 14.0), ["iter_0000010"]),
+        ([10, 20], [12], {}, ("resumed", 20, 20.0), []),
+        ([10], [10], {}, ("resumed", 10, 10.0), ["iter_0000010"]),
+        ([], [12], {}, ("resumed", 12, 12.0), []),
+        ([10], [], {}, ("resumed", 10, 10.0), []),
+        ([10], [12], {"ckpt_step": 10}, ("resumed", 10, 10.0), []),
+        ([10], [12], {"finetune": True}, ("weights", 1, 10.0), []),
+    ],
+    ids=["newer", "older", "of the same step", "alone", "none", "a named step", "weights alone"],
+)
+def test_a_local_checkpoint_is_taken_unless_a_shared_one_is_newer_or_named(
+    one_rank, tmp_path, shared, local, section, taken, passed
+):
+    ((source, step, values, skipped),) = one_rank.run(
+        tiny_work.with_a_shelf, tmp_path, shared, local, section
+    )
+    assert (source, step, values, skipped) == (taken[0], taken[1], [taken[2]], passed)
+
+
+def test_a_local_checkpoint_that_cannot_be_written_is_an_error_of_the_disk(one_rank, tmp_path):
+    ((kind, message, is_os_error),) = one_rank.run(error_of, tiny_work.onto_a_full_shelf, tmp_path)
+    assert (kind, is_os_error) == ("CheckpointSaveError", True)
+    assert f"checkpoint save at step 12 to {tmp_path} failed" in message
+    assert "No space left on device" in message

@@ -6,10 +6,10 @@ import rank_work
 FULL = {"dist_ckpt_optim_fully_reshardable": True}
 BUCKETS = {"dist_opt": True, "bf16": True, "bucket_size": 3000}
 LAYOUTS = {
-    "one process": ({}, {}, 10),
+    "one process": ({}, {}, 5),
     "one process, bf16": ({"bf16": True}, {}, 3),
     "DP2": ({}, {}, 3),
-    "DP2, distributed optimizer": ({"dist_opt": True}, {}, 10),
+    "DP2, distributed optimizer": ({"dist_opt": True}, {}, 3),
     "DP2, distributed optimizer, fully reshardable": ({"dist_opt": True}, FULL, 3),
     "DP2, distributed optimizer, bf16, many padded buckets": (BUCKETS, {}, 3),
     "TP2": ({"tp": 2}, {}, 3),

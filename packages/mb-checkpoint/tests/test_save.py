@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import rank_work
+import tiny_work
 
 from mb_checkpoint import select_checkpoint
 from mb_checkpoint.layout import steps_in
@@ -94,6 +95,29 @@ def test_a_section_that_cannot_be_carried_out_is_refused_with_every_reason(one_r
         "CheckpointConfigError",
         ["[V066]", "[CK01]", "[CK28]"],
     )
+
+
+def test_a_group_that_was_not_passed_cannot_share_the_writing(one_rank, tmp_path):
+    section = {"ckpt_fully_parallel_save_process_group": "ep_dp"}
+    ((kind, message, _),) = one_rank.run(
+        rank_work.error_of, tiny_work.save_steps, tmp_path, [10], section, {}
+    )
+    assert (kind, "have no expt_dp. Pass it, or set it to dp" in message) == ("ValueError", True)
+
+
+@pytest.mark.parametrize(
+    ("section", "wishes", "root"),
+    [
+        ({}, {}, "."),
+        ({"non_persistent_ckpt_type": "global"}, {"non_persistent_ckpt": True}, "non_persistent"),
+    ],
+    ids=["lasting", "temporary"],
+)
+def test_a_failure_that_does_not_end_the_run_is_told_with_its_folder(
+    one_rank, tmp_path, section, wishes, root
+):
+    found = one_rank.run(tiny_work.fails_to_save, tmp_path, section, wishes)
+    assert found == [(str(tmp_path / root), True, [("on_checkpoint_save_failed", 20)])]
 
 
 def test_a_process_group_is_needed(one_rank, tmp_path):

@@ -8,13 +8,22 @@ TEMPORARY = {"non_persistent_ckpt_type": "global"}
 SHORT = {"non_persistent_ckpt": True}
 
 
-def test_temporary_checkpoints_lie_apart_and_two_of_them_stay(one_rank, tmp_path):
-    (paths,) = one_rank.run(
-        tiny_work.save_steps, tmp_path, [1, 2, 3], {**TEMPORARY, "most_recent_k": -1}, SHORT
-    )
+@pytest.mark.parametrize(
+    ("section", "left"),
+    [
+        ({"most_recent_k": -1}, [2, 3]),
+        ({"most_recent_k": 1}, [3]),
+        ({"most_recent_k": 3, "save_retain_interval": 1}, [1, 2, 3]),
+        ({"most_recent_k": 1, "async_save": True, "async_write_results_mp_mode": "fork"}, [3]),
+    ],
+    ids=["two where all lasting ones stay", "as many as lasting ones", "no milestones", "in the background"],
+)
+def test_temporary_checkpoints_lie_apart_and_few_of_them_stay(one_rank, tmp_path, section, left):
+    (paths,) = one_rank.run(tiny_work.save_steps, tmp_path, [1, 2, 3], {**TEMPORARY, **section}, SHORT)
     assert paths == [f"non_persistent/iter_000000{step}" for step in (1, 2, 3)]
-    left = sorted(path.name for path in (tmp_path / "non_persistent").glob("iter_*"))
-    assert left == ["iter_0000002", "iter_0000003"]
+    there = sorted(path.name for path in (tmp_path / "non_persistent").glob("iter_*"))
+    assert there == [f"iter_000000{step}" for step in left]
+    assert not list(tmp_path.glob("iter_*"))
 
 
 @pytest.mark.parametrize(
@@ -41,15 +50,10 @@ def test_a_folder_of_their_own_and_a_named_step(one_rank, tmp_path):
     root = tmp_path / "run"
     one_rank.run(tiny_work.save_steps, root, [10], section, {})
     for step in (12, 14):
-        one_rank.run(save_temporary, root, step, section)
+        one_rank.run(tiny_work.save_temporary, root, step, section)
     assert one_rank.run(tiny_work.load, root, section)[0][1] == 14
     assert one_rank.run(tiny_work.load, root, {**section, "ckpt_step": 10})[0][1] == 10
     assert one_rank.run(tiny_work.load, root / "iter_0000010", {**section, "save": None})[0][1] == 10
-
-
-def save_temporary(root, step, section):
-    """Save a temporary checkpoint outside of the root."""
-    return str(tiny_work.run_of(root, step, **section).save(non_persistent_ckpt=True).path)
 
 
 def test_a_temporary_checkpoint_needs_a_kind(one_rank, tmp_path):
@@ -107,5 +111,66 @@ def test_a_missing_position_is_an_error(two_ranks, tmp_path):
     errors = two_ranks.run(error_of, tiny_work.stream_positions, tmp_path, True)
     assert (errors[1][0], "positions of 1 data-parallel ranks, and none of rank 1" in errors[1][1]) == (
         "DataloaderStateError",
+        True,
+    )
+
+
+def test_a_checkpoint_that_megatron_wrote_by_itself_is_resumed_and_gives_weights_without_counters(
+    one_rank, tmp_path
+):
+    ((source, step, values, scheduled, notes),) = one_rank.run(tiny_work.load_from_another_trainer, tmp_path)
+    assert (source, step, values, scheduled) == ("resumed", 30, [30.0], 240)
+    assert notes == ("random state: the checkpoint holds none",)
+
+    (tmp_path / "iter_0000030" / "train_state.pt").unlink()
+    section = {"pretrained_checkpoint": str(tmp_path)}
+    assert one_rank.run(tiny_work.load, tmp_path / "none", section) == [("weights", 0, [30.0], [])]
+    ((kind, message, _),) = one_rank.run(error_of, tiny_work.load, tmp_path, {})
+    assert (kind, "lacks train_state.pt" in message) == ("CheckpointNotFoundError", True)
+
+
+def test_a_scheduler_without_a_stored_state_starts_fresh_and_that_is_said(one_rank, tmp_path):
+    notes = ("scheduler: the checkpoint holds none; it starts fresh",)
+    assert one_rank.run(tiny_work.load_with_a_scheduler, tmp_path) == [(0, notes)]
+
+
+def test_adapters_need_the_weights_that_they_belong_to(one_rank, tmp_path):
+    (tmp_path / "base").mkdir()
+    ((kind, message, _),) = one_rank.run(
+        error_of, tiny_work.load_adapters, tmp_path / "run", tmp_path / "base"
+    )
+    assert (kind, "checkpoint.pretrained_checkpoint: no checkpoint in" in message) == (
+        "CheckpointNotFoundError",
+        True,
+    )
+
+
+def test_hashes_are_compared_unless_that_is_declined(one_rank, tmp_path):
+    assert one_rank.run(tiny_work.trust_the_sizes, tmp_path) == [[20, 10]]
+
+
+NOTES = ("weights: the checkpoint lacks 1 of this rank's entries; they stay as they are",)
+
+
+def test_tensors_that_the_checkpoint_lacks_stay_where_that_is_allowed(one_rank, tmp_path):
+    assert one_rank.run(tiny_work.load_a_part, tmp_path, {"strict": False}) == [(1.0, 20.0, NOTES)]
+    ((kind, message, _),) = one_rank.run(error_of, tiny_work.load_a_part, tmp_path, {})
+    assert (kind, "own: absent in the checkpoint, [2, 3] in the model" in message) == (
+        "CheckpointShapeError",
+        True,
+    )
+
+
+def test_weights_alone_may_come_from_a_part_too(one_rank, tmp_path):
+    assert one_rank.run(tiny_work.weights_of_a_part, tmp_path) == [(1.0, 20.0)]
+
+
+def test_a_base_that_lacks_weights_is_refused_by_their_names(one_rank, tmp_path):
+    one_rank.run(tiny_work.save_adapters, tmp_path / "base", 8)
+    ((kind, message, _),) = one_rank.run(
+        error_of, tiny_work.load_adapters, tmp_path / "run", tmp_path / "base"
+    )
+    assert (kind, "own: absent in the checkpoint, [2, 3] in the model" in message) == (
+        "CheckpointShapeError",
         True,
     )

@@ -98,3 +98,9 @@ def test_staged_tensors_do_not_follow_their_originals_and_the_memory_is_used_aga
     arena.stage([file_of(torch.ones(2))])
     assert arena.size == size
     arena.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full")
+def test_a_tensor_on_a_full_disk_is_an_error_of_the_disk_and_not_one_of_torch(tmp_path):
+    with pytest.raises(OSError, match="No space left on device"):
+        write_files(tmp_path, [file_of(torch.ones(100_000), name="/dev/full")])

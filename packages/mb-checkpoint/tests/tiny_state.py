@@ -8,7 +8,9 @@ from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
-from megatron.core.dist_checkpointing import ShardedTensor
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing import ShardedObject, ShardedTensor
+from megatron.core.dist_checkpointing.dict_utils import dict_list_map_outplace, extract_matching_values
 
 from mb_checkpoint import (
     CheckpointConfig,
@@ -16,6 +18,8 @@ from mb_checkpoint import (
     CheckpointSaveContext,
     DefaultCheckpointManager,
 )
+from mb_checkpoint.local import LocalState
+from mb_checkpoint.train_state import encode_train_state
 
 ALONE = SimpleNamespace(rank=lambda: 0, size=lambda: 1)
 
@@ -53,6 +57,68 @@ class Counters:
         self.step = state["step"]
 
 
+class Schedule:
+    """A scheduler."""
+
+    def __init__(self):
+        self.steps = 0
+
+    def state_dict(self):
+        return {"num_steps": self.steps}
+
+    def load_state_dict(self, state):
+        self.steps = state["num_steps"]
+
+
+class Shelf:
+    """Local checkpoints in memory, where a library would put them on a disk of the node; fits `LocalStoreLike`."""
+
+    def __init__(self, *, full=False):
+        self.full, self.kept = full, {}
+
+    def save(self, state, step):
+        if self.full:
+            raise OSError(28, "No space left on device")
+        sharded, common = extract_matching_values(state, is_sharded)
+        parts = {}
+        dict_list_map_outplace(lambda each: parts.update({name_of(each): clone_of(each.data)}), sharded)
+        self.kept[step] = common, parts
+        return Path("shelf")
+
+    def latest(self):
+        return max(self.kept, default=None)
+
+    def load(self):
+        common, parts = self.kept[max(self.kept)]
+
+        def fill(asked):
+            return {**common, **dict_list_map_outplace(lambda each: parts[name_of(each)], asked)}
+
+        return LocalState(common=common, objects=frozenset(parts), fill=fill)
+
+
+def is_sharded(value):
+    return isinstance(value, (ShardedObject, ShardedTensor))
+
+
+def name_of(part):
+    return part.unique_key if isinstance(part, ShardedObject) else part.key
+
+
+def clone_of(data):
+    return data.clone() if torch.is_tensor(data) else data
+
+
+def written_by_another_trainer(folder, step):
+    """Write a checkpoint with Megatron's own functions: no manifest, no layout, no random states."""
+    path = folder / f"iter_{step:07d}"
+    path.mkdir(parents=True)
+    state = {"checkpoint_version": 3.0, "iteration": step, "model": TinyModel(step).sharded_state_dict()}
+    dist_checkpointing.save({**state, "lr_scheduler": {"num_steps": 8 * step}}, str(path))
+    (path / "train_state.pt").write_bytes(encode_train_state({"step": step}))
+    (folder / "latest_checkpointed_iteration.txt").write_text(str(step))
+
+
 class Run:
     """What a rank saves and loads."""
 
@@ -60,32 +126,37 @@ class Run:
         self.model = TinyModel(step)
         config = SimpleNamespace(to_yaml=lambda path: Path(path).write_text("train: {}\n"))
         self.state = SimpleNamespace(train_state=Counters(step), cfg=config)
+        self.scheduler = None
         self.groups = SimpleNamespace(tp=ALONE, pp=ALONE, dp_cp=dist.group.WORLD)
         self.manager = DefaultCheckpointManager(
             CheckpointConfig(**{"save": str(root), "load": str(root), "most_recent_k": 2, **section})
         )
 
-    def save(self, **wishes):
-        context = CheckpointSaveContext(
+    def to_save(self, **wishes):
+        return CheckpointSaveContext(
             state=self.state,
             model=[self.model],
             optimizer=None,
-            opt_param_scheduler=None,
+            opt_param_scheduler=self.scheduler,
             num_floating_point_operations_so_far=0,
             pg_collection=self.groups,
             **wishes,
         )
-        done = self.manager.save(context)
-        return self.manager.finalize_async_saves(blocking=True, terminate=True) or done
 
-    def load(self, **wishes):
-        context = CheckpointLoadContext(
+    def to_load(self, **wishes):
+        return CheckpointLoadContext(
             state=self.state,
             model=[self.model],
             optimizer=None,
-            opt_param_scheduler=None,
+            opt_param_scheduler=self.scheduler,
             pg_collection=self.groups,
             **wishes,
         )
-        self.manager.load(context)
+
+    def save(self, **wishes):
+        done = self.manager.save(self.to_save(**wishes))
+        return self.manager.finalize_async_saves(blocking=True, terminate=True) or done
+
+    def load(self, **wishes):
+        self.manager.load(self.to_load(**wishes))
         return self.manager.loaded

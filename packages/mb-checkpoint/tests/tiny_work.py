@@ -21,6 +21,11 @@ def save_steps(folder, steps, section, wishes):
     return paths
 
 
+def save_temporary(root, step, section):
+    """Save a temporary checkpoint; return its folder."""
+    return str(run_of(root, step, **section).save(non_persistent_ckpt=True).path)
+
+
 def load(folder, section, wishes=None):
     """Load; return source, step, the values of the weights, and the folders passed over with reasons."""
     run = run_of(folder, 1, **section)
@@ -147,3 +152,114 @@ def lose_a_node(folder, section, lost):
     loaded = run.load()
     passed = [each.path.name for each in loaded.passed_over]
     return loaded.source, loaded.step, sorted(run.model.values()), passed
+
+
+def with_a_shelf(folder, shared, local, section):
+    """Save shared checkpoints and local ones into memory, and load; return what was taken and passed over."""
+    from tiny_state import Shelf
+
+    from mb_checkpoint import CheckpointConfig, load_checkpoint
+    from mb_checkpoint.save import save_local
+
+    shelf = Shelf()
+    for step in shared:
+        run_of(folder, step).save()
+    for step in local:
+        run = run_of(folder, step)
+        save_local(run.to_save(), CheckpointConfig(save_rng=False), shelf)
+    run = run_of(folder, 1)
+    loaded = load_checkpoint(run.to_load(), CheckpointConfig(load=str(folder), **section), local=shelf)
+    passed = [each.path.name for each in loaded.passed_over]
+    return loaded.source, run.state.train_state.step, sorted(run.model.values()), passed
+
+
+def onto_a_full_shelf(folder):
+    """Save a local checkpoint where there is no room."""
+    from tiny_state import Shelf
+
+    from mb_checkpoint import CheckpointConfig
+    from mb_checkpoint.save import save_local
+
+    section = CheckpointConfig(non_persistent_local_ckpt_dir=str(folder))
+    save_local(run_of(folder, 12).to_save(), section, Shelf(full=True))
+
+
+def load_from_another_trainer(folder):
+    """Load what Megatron itself wrote; return what was restored and the notes."""
+    from tiny_state import Schedule, written_by_another_trainer
+
+    written_by_another_trainer(folder, 30)
+    run = run_of(folder, 1)
+    run.scheduler = Schedule()
+    loaded = run.load()
+    return loaded.source, loaded.step, sorted(run.model.values()), run.scheduler.steps, loaded.notes
+
+
+def load_with_a_scheduler(folder):
+    """Save without a scheduler, load with one; return where it stands and the notes."""
+    from tiny_state import Schedule
+
+    run_of(folder, 20).save()
+    run = run_of(folder, 1)
+    run.scheduler = Schedule()
+    return run.scheduler.steps, run.load().notes
+
+
+def trust_the_sizes(folder):
+    """Flip a bit in a file that a load does not need; return the step that is taken without and with the hashes."""
+    for step in (10, 20):
+        run_of(folder, step).save()
+    changed = folder / "iter_0000020" / "run_config.yaml"
+    changed.write_bytes(bytes([changed.read_bytes()[0] ^ 1]) + changed.read_bytes()[1:])
+    return [load(folder, {"verify_integrity": wish})[1] for wish in (False, True)]
+
+
+def load_a_part(folder, wishes):
+    """Save one of two tensors, and load it as the whole model; return the values of both."""
+    run_of(folder, 20).save(adapter_key_filter=is_adapter)
+    run = run_of(folder, 1)
+    notes = run.load(**wishes).notes
+    return run.model.own[0, 0].item(), run.model.shared[0].item(), notes
+
+
+def weights_of_a_part(folder):
+    """Save one of two tensors, and load weights alone; return the values of both."""
+    from mb_checkpoint import load_model_weights
+
+    run_of(folder, 20).save(adapter_key_filter=is_adapter)
+    run = run_of(folder, 1)
+    load_model_weights(folder, run.model, strict=False, pg_collection=run.groups)
+    return run.model.own[0, 0].item(), run.model.shared[0].item()
+
+
+def fails_to_save(folder, section, wishes):
+    """Save where the configuration cannot be written; return the root that the failure names, and the events."""
+    events = []
+
+    class Events:
+        def fire(self, event, context):
+            events.append((event, context.step))
+
+    def refuse(path):
+        raise OSError(28, "No space left on device", path)
+
+    run = run_of(folder, 20, **section)
+    run.state.cfg.to_yaml = refuse
+    failed = run.manager.save(run.to_save(**wishes), Events())
+    return str(failed.root), "No space left on device" in failed.message, events
+
+
+def two_jobs_at_once(folder):
+    """Give a writer a second job while the first is under way."""
+    import torch
+
+    from mb_checkpoint.background import Writer
+    from mb_checkpoint.writing import DataFile, Piece
+
+    writer = Writer(start_method="fork")
+    files = (DataFile(name="x", pieces=(Piece(index=None, data=torch.ones(3)),)),)
+    try:
+        writer.write(folder, 0, files)
+        writer.write(folder, 0, files)
+    finally:
+        writer.close()

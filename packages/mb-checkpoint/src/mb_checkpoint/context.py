@@ -131,7 +131,8 @@ class CheckpointLoadContext:
     opt_param_scheduler: SchedulerLike | None
     """Learning-rate schedule."""
     strict: bool = True
-    """Refuse a checkpoint whose tensors are not exactly those of the model."""
+    """Refuse a checkpoint whose tensors are not exactly those of the model; False leaves those alone that only one of
+    both has."""
     train_data_iterator: Any | None = None
     """Put where it stood, as for saving."""
     dataloader_load: Path | None = None

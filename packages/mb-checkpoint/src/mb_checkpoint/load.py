@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mb_checkpoint import mcore
+from mb_checkpoint import masters, mcore
 from mb_checkpoint.adapters import KeyFilter, apply_peft_adapter_filter_to_state_dict, without
 from mb_checkpoint.agreement import gather, need_process_group
 from mb_checkpoint.chains import fit_chain
@@ -123,12 +123,7 @@ def _load_base(
         opt_param_scheduler=None,
         adapter_key_filter=without(adapters),
     )
-    with sound_checkpoint(lambda rejected: ("weights", find_pretrained(pretrained, rejected)), config) as (
-        _,
-        chosen,
-    ):
-        if chosen is None:
-            raise CheckpointNotFoundError(f"checkpoint.pretrained_checkpoint: no checkpoint in {pretrained}.")
+    with sound_checkpoint(lambda rejected: find_pretrained(pretrained, rejected), config) as (_, chosen):
         return _load(base, config, groups, chosen, resume=False)
 
 
@@ -191,7 +186,7 @@ def load_model_weights(
         path: A checkpoint folder, or a folder whose trackers name one.
         model: A model, or the list of its chunks.
         step: Take this step instead of the newest.
-        strict: Refuse tensors that only the checkpoint or only the model has.
+        strict: Refuse tensors that only the checkpoint or only the model has; False leaves both kinds as they are.
         pg_collection: Process groups; None takes Megatron's own.
 
     Raises:
@@ -211,20 +206,33 @@ def load_model_weights(
         groups = mcore.Groups.of(pg_collection)
         contents = mcore.contents_of(chosen.path)
         sections = mcore.model_sections(chunks, groups, contents.metadata)
-        check_shapes(sections, contents, path=chosen.path, strict=strict)
-        loaded = mcore.read(dict(sections), chosen.path, groups, config=CheckpointConfig())
+        check_shapes(sections, contents, path=chosen.path, may_lack=not strict, may_have_more=not strict)
+        asked = sections if strict else mcore.stored_part(sections, contents)
+        loaded = mcore.read(dict(asked), chosen.path, groups, config=CheckpointConfig())
         mcore.load_model_sections(chunks, loaded, strict=strict)
     return chosen
 
 
 def check_shapes(
-    sections: Mapping[str, Any], contents: mcore.Contents, *, path: Path, strict: bool = True
+    sections: Mapping[str, Any],
+    contents: mcore.Contents,
+    *,
+    path: Path,
+    may_lack: bool = False,
+    may_have_more: bool = False,
 ) -> None:
     """Compare the weights that all ranks ask for with those that a checkpoint holds. Collective.
 
+    Args:
+        sections: Sharded weights of this rank.
+        contents: What the checkpoint holds.
+        path: Its folder, for the message.
+        may_lack: The checkpoint need not hold all of them.
+        may_have_more: It may hold others, too.
+
     Raises:
-        CheckpointShapeError: A tensor has another shape, or is missing there or (when strict) here; the
-            message names the first ones. Raised on every rank.
+        CheckpointShapeError: A tensor has another shape, or is missing there or here; the message names the first
+            ones. Raised on every rank.
     """
     if contents.shapes is None:
         return
@@ -235,7 +243,8 @@ def check_shapes(
     lines = []
     for key in sorted(wanted.keys() | stored.keys()):
         here, there = wanted.get(key), stored.get(key)
-        if here != there and (strict or (here is not None and there is not None)):
+        left = (there is None and may_lack) or (here is None and may_have_more)
+        if here != there and not left:
             lines.append(f"{key}: {_shape(there)} in the checkpoint, {_shape(here)} in the model")
     if lines:
         more = f"; and {len(lines) - SHOWN} more" if len(lines) > SHOWN else ""
@@ -267,7 +276,6 @@ class _Load:
         self._read = read or (lambda asked: mcore.read(asked, path, groups, config=config))
         self._resume = resume
         self._contents = contents
-        self._strict = ctx.strict and ctx.adapter_key_filter is None
         self._notes: list[str] = []
 
     def run(self) -> list[str]:
@@ -275,9 +283,20 @@ class _Load:
         whole = mcore.model_sections(ctx.model, self._groups, metadata)
         keep = ctx.adapter_key_filter
         sections = whole if keep is None else apply_peft_adapter_filter_to_state_dict(whole, keep)
-        check_shapes(sections, self._contents, path=self._path, strict=self._strict)
-        asked: dict[str, Any] = dict(sections)
-        if self._wants_optimizer():
+        check_shapes(
+            sections,
+            self._contents,
+            path=self._path,
+            may_lack=not ctx.strict,
+            may_have_more=not ctx.strict or keep is not None,
+        )
+        asked: dict[str, Any] = dict(sections if ctx.strict else self._stored_part(sections))
+        with_optimizer = self._wants_optimizer()
+        has_masters = mcore.has_state(ctx.optimizer) and not with_optimizer
+        exact = has_masters and self._config.load_main_params_from_ckpt
+        if exact:
+            asked = masters.in_float32(asked)
+        if with_optimizer:
             asked["optimizer"] = mcore.optimizer_section(
                 ctx.optimizer, whole, self._groups, metadata, is_loading=True
             )
@@ -287,8 +306,17 @@ class _Load:
         asked |= self._rerun_request()
         loaded = self._read(asked)
         take_over(ctx.rerun_state_machine, loaded, asked=RERUN_KEY in asked)
-        self._put_back(loaded, with_optimizer="optimizer" in asked, with_rng=mcore.RNG_KEY in asked)
+        self._put_back(loaded, with_optimizer=with_optimizer, exact=exact, with_rng=mcore.RNG_KEY in asked)
         return self._notes
+
+    def _stored_part(self, sections: Mapping[str, Any]) -> dict[str, Any]:
+        part = mcore.stored_part(sections, self._contents)
+        lacking = sum(len(section) - len(part[name]) for name, section in sections.items())
+        if lacking:
+            self._leave(
+                f"weights: the checkpoint lacks {lacking} of this rank's entries; they stay as they are"
+            )
+        return part
 
     def _wants_optimizer(self) -> bool:
         if not self._resume or not mcore.has_state(self._ctx.optimizer):
@@ -334,16 +362,15 @@ class _Load:
     def _rng_key(self, *, per_replica: bool) -> str:
         return str(mcore.rng_object(None, self._groups, per_replica=per_replica).unique_key)
 
-    def _put_back(self, loaded: dict[str, Any], *, with_optimizer: bool, with_rng: bool) -> None:
+    def _put_back(self, loaded: dict[str, Any], *, with_optimizer: bool, exact: bool, with_rng: bool) -> None:
         ctx = self._ctx
         if with_optimizer:
             loaded["optimizer"] = fit_chain(loaded["optimizer"], mcore.parameter_groups(ctx.optimizer))
-        mcore.load_model_sections(ctx.model, loaded, strict=self._strict)
+        mcore.load_model_sections(ctx.model, loaded, strict=ctx.strict and ctx.adapter_key_filter is None)
         if with_optimizer:
             ctx.optimizer.load_state_dict(loaded["optimizer"])  # type: ignore[union-attr]  # asked for, so there
         elif mcore.has_state(ctx.optimizer):
-            exact = loaded if self._config.load_main_params_from_ckpt else None
-            ctx.optimizer.reload_model_params(state_dict=exact)  # type: ignore[union-attr]
+            masters.refresh(ctx.optimizer, ctx.model, loaded if exact else None)
         if self._resume and self._config.load_optim and ctx.opt_param_scheduler is not None:
             self._put_back_scheduler(loaded)
         if with_rng:

@@ -31,6 +31,7 @@ from mb_checkpoint.rules import refusals
 from mb_checkpoint.save import (
     PlannerLike,
     cleaned_up,
+    destination,
     new_planner,
     prepare,
     save_checkpoint,
@@ -137,8 +138,12 @@ class DefaultCheckpointManager:
         try:
             done = self._begin(ctx, wishes)
         except CheckpointSaveError as error:
-            root, step = Path(self._config.save or "."), int(ctx.state.train_state.state_dict()["step"])
-            failed = FailedSave(root=root, step=step, message=str(error), seconds=self._clock() - began)
+            failed = FailedSave(
+                root=destination(ctx, self._config),
+                step=int(ctx.state.train_state.state_dict()["step"]),
+                message=str(error),
+                seconds=self._clock() - began,
+            )
             return self._failed(failed, cause=error)
         self._validated = True
         if isinstance(done, SavedCheckpoint):

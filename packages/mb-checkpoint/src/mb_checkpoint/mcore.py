@@ -89,20 +89,23 @@ class Groups:
         }
 
 
+def section_names(model: Sequence[Any]) -> list[str]:
+    """Return `model`, or `model0`, `model1`, ... for several chunks."""
+    return ["model"] if len(model) == 1 else [f"model{index}" for index in range(len(model))]
+
+
 def model_sections(model: Sequence[Any], groups: Groups, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sharded weights: `model`, or `model0`, `model1`, ... for several chunks."""
-    names = ["model"] if len(model) == 1 else [f"model{index}" for index in range(len(model))]
+    """Return the sharded weights of each chunk."""
     metadata = {**metadata, "dp_cp_group": groups.dp_cp}
     return {
         name: chunk.sharded_state_dict(metadata=metadata)
-        for name, chunk in zip(names, unwrap_model(list(model)), strict=True)
+        for name, chunk in zip(section_names(model), unwrap_model(list(model)), strict=True)
     }
 
 
 def load_model_sections(model: Sequence[Any], loaded: Mapping[str, Any], *, strict: bool) -> None:
     """Put loaded weights into the model chunks."""
-    names = ["model"] if len(model) == 1 else [f"model{index}" for index in range(len(model))]
-    for name, chunk in zip(names, unwrap_model(list(model)), strict=True):
+    for name, chunk in zip(section_names(model), unwrap_model(list(model)), strict=True):
         chunk.load_state_dict(loaded[name], strict=strict)
 
 
@@ -124,16 +127,19 @@ def has_state(optimizer: Any | None) -> bool:
     return optimizer is not None and not getattr(optimizer, "is_stub_optimizer", False)
 
 
+def optimizer_parts(optimizer: Any | None) -> list[Any]:
+    """Return the optimizers inside this one."""
+    return list(getattr(optimizer, "chained_optimizers", [optimizer]))  # only Megatron's chain has the list
+
+
 def distributed_parts(optimizer: Any | None) -> list[Any]:
     """Return the optimizers inside this one whose state is divided among data-parallel ranks."""
-    parts = getattr(optimizer, "chained_optimizers", [optimizer])  # only Megatron's chain has the list
-    return [part for part in parts if isinstance(part, DistributedOptimizer)]
+    return [part for part in optimizer_parts(optimizer) if isinstance(part, DistributedOptimizer)]
 
 
 def parameter_groups(optimizer: Any) -> list[list[dict[str, Any]]]:
     """Return the parameter groups of each optimizer inside this one."""
-    parts = getattr(optimizer, "chained_optimizers", [optimizer])  # only Megatron's chain has the list
-    return [[dict(group) for group in part.param_groups] for part in parts]
+    return [[dict(group) for group in part.param_groups] for part in optimizer_parts(optimizer)]
 
 
 def content_metadata(optimizer: Any | None, config: CheckpointConfig) -> dict[str, Any]:
@@ -261,11 +267,34 @@ def shapes_of(sections: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Return the global shape of each tensor that sharded weights of this rank ask for."""
     found: dict[str, tuple[int, ...]] = {}
     for entry in nested_values(dict(sections)):
-        built = entry.build() if isinstance(entry, ShardedTensorFactory) else entry
-        for part in nested_values(built) if isinstance(built, (dict, list)) else [built]:
+        for part in _parts(entry):
             if isinstance(part, ShardedTensor):
                 found[part.key] = tuple(part.global_shape)
     return found
+
+
+def stored_part(sections: Mapping[str, Any], contents: Contents) -> dict[str, Any]:
+    """Return the sharded weights without the entries that a checkpoint lacks."""
+    known = contents.objects | (contents.shapes or {}).keys()
+
+    def stored(entry: Any) -> bool:
+        names = [
+            part.unique_key if isinstance(part, ShardedObject) else part.key
+            for part in _parts(entry)
+            if isinstance(part, (ShardedObject, ShardedTensor))
+        ]
+        return known.issuperset(names)
+
+    return {
+        section: {name: entry for name, entry in entries.items() if stored(entry)}
+        for section, entries in sections.items()
+    }
+
+
+def _parts(entry: Any) -> list[Any]:
+    """Return what an entry of a sharded state dict is written as."""
+    built = entry.build() if isinstance(entry, ShardedTensorFactory) else entry
+    return list(nested_values(built)) if isinstance(built, (dict, list)) else [built]
 
 
 class MegatronRng:

@@ -181,6 +181,17 @@ def save_local(
     return SavedCheckpoint(path=path / f"iter_{step:07d}", step=step, seconds=clock() - began)
 
 
+def destination(ctx: CheckpointSaveContext, config: CheckpointConfig) -> Path:
+    """Return the folder that a save goes to, that of local checkpoints included.
+
+    Raises:
+        NotImplementedError, ValueError: As `save_checkpoint`.
+    """
+    if ctx.non_persistent_ckpt and config.non_persistent_ckpt_type == "local":
+        return Path(config.non_persistent_local_ckpt_dir or "")
+    return _target(ctx, config).root
+
+
 def new_planner(config: CheckpointConfig, groups: mcore.Groups) -> mcore_plan.Planner:
     """Return a planner as the section asks for it."""
     return mcore_plan.Planner(

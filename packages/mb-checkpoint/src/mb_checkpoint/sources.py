@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch.distributed as dist
 
@@ -26,12 +26,13 @@ SHOWN = 5
 """Differing tensors, or damaged files, that a message names."""
 
 Source = Literal["resumed", "weights", "nothing"]
+Found = TypeVar("Found", bound=Selection | None)
 
 
 @contextmanager
 def sound_checkpoint(
-    find: Callable[[Mapping[Path, str]], tuple[Source, Selection | None]], config: CheckpointConfig
-) -> Iterator[tuple[Source, Selection | None]]:
+    find: Callable[[Mapping[Path, str]], tuple[Source, Found]], config: CheckpointConfig
+) -> Iterator[tuple[Source, Found]]:
     """Choose a checkpoint whose files hold what they held when they were written, and keep it from being deleted.
 
     Collective over all ranks, which share the reading. Damaged ones are passed over for older ones.
@@ -47,7 +48,7 @@ def sound_checkpoint(
     while True:
         source, chosen = on_rank_zero(lambda: find(rejected))
         if chosen is None:
-            yield source, None
+            yield source, chosen
             return
         with reading(chosen.path):
             damage = _damage(chosen.path, contents=config.verify_integrity)
@@ -96,7 +97,7 @@ def find_checkpoint(
             fresh = config.finetune or chosen.path.name == "release"
             return ("weights" if fresh else "resumed"), chosen
     if config.pretrained_checkpoint is not None:
-        return "weights", find_pretrained(config.pretrained_checkpoint, rejected)
+        return find_pretrained(config.pretrained_checkpoint, rejected)
     if config.exit_on_missing_checkpoint and config.load is not None:
         raise CheckpointNotFoundError(
             f"checkpoint.load: no checkpoint in {config.load}, and exit_on_missing_checkpoint forbids to start "
@@ -105,7 +106,9 @@ def find_checkpoint(
     return "nothing", None
 
 
-def find_pretrained(path: str, rejected: Mapping[Path, str] | None = None) -> Selection:
+def find_pretrained(
+    path: str, rejected: Mapping[Path, str] | None = None
+) -> tuple[Literal["weights"], Selection]:
     """Return the checkpoint with the weights to start from. Not collective.
 
     Raises:
@@ -119,7 +122,7 @@ def find_pretrained(path: str, rejected: Mapping[Path, str] | None = None) -> Se
             f"checkpoint.pretrained_checkpoint: no checkpoint in {path}. Name a "
             "folder with trackers and iter_* folders, or one iter_* folder."
         )
-    return chosen
+    return "weights", chosen
 
 
 def _refuse_hugging_face(field: str, path: str) -> None:

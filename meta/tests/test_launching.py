@@ -41,6 +41,21 @@ def test_a_rank_that_says_nothing_is_told_with_its_last_words(tmp_path):
     assert found.text == "rank 1 ended with exit code 3; its last words:\none\ntwo"
 
 
+@pytest.mark.parametrize(
+    ("codes", "agreed"),
+    [
+        ([16, 16], 16),
+        ([17, -signal.SIGTERM], 17),
+        ([16, 1], None),
+        ([16, 17], None),
+        ([3], None),
+        ([-9], None),
+    ],
+)
+def test_the_codes_of_the_rerun_machine_are_handed_on(codes, agreed):
+    assert launching.agreed_code(codes) == agreed
+
+
 def test_a_failure_is_left_where_a_launcher_looks_and_nowhere_else(tmp_path):
     assert leave_failure(EARLIER, {}) is False
     assert leave_failure(EARLIER, {ERROR_FOLDER: str(tmp_path)}) is True

@@ -6,6 +6,7 @@ from runs import events, mb, metrics
 from mb_checkpoint import select_checkpoint, verify_checkpoint
 
 IN_BACKGROUND = [
+    "logger.log_progress=true",
     "checkpoint.async_save=true",
     "checkpoint.save_interval=5",
     "checkpoint.non_persistent_save_interval=null",
@@ -23,6 +24,9 @@ def test_a_run_that_saves_in_the_background_ends_with_all_checkpoints_whole(over
     assert "scheduled an async checkpoint save at iteration       5" in (out / "log.txt").read_text()
     assert not any(verify_checkpoint(out / "checkpoints").values())
     assert select_checkpoint(out / "checkpoints").step == 20
+    lines = [line.split("\t")[3:5] for line in (out / "checkpoints/progress.txt").read_text().splitlines()]
+    texts = ["Saving async checkpoint", "Saved async checkpoint"]
+    assert lines == [["Starting job"], *([text, f"Iteration: {s}"] for _, s in saves for text in texts)]
 
 
 @pytest.mark.slow

@@ -32,18 +32,20 @@ RULES: Iterable[RuleLike] = (
 
 if TYPE_CHECKING:
     from mb_checkpoint import CheckpointManager, DefaultCheckpointManager
-    from mb_checkpoint.context import StateLike, TrainStateLike
+    from mb_checkpoint.context import RerunsLike, StateLike, TrainStateLike
     from mb_host.layers import host_block_spec
-    from mb_loop import Checkpointer, TrainState
+    from mb_loop import Checkpointer, Reruns, TrainState
     from mb_loop import GlobalState as LoopState
     from mb_loop.exits import ExitWish
+    from mb_loop.mcore import MegatronReruns, RerunSettings
     from mb_loop.settings import LoopSettings
     from mb_metrics.sinks.console import TextStream
     from mb_models import LayerSpec
-    from mb_resilience import AgreedStop, SignalWatcher
+    from mb_resilience import AgreedStop, RerunStateMachineConfig, SignalWatcher
     from mb_resilience.agreement import Watcher
-    from mb_trainer.checkpointing import Saves
+    from mb_trainer.checkpointing import Progress, Saves
     from mb_trainer.console import Voice
+    from mb_trainer.progress import ProgressLog
     from mb_trainer.state import GlobalState
 
     def _(stop: AgreedStop) -> ExitWish:
@@ -66,6 +68,18 @@ if TYPE_CHECKING:
 
     def _(manager: DefaultCheckpointManager) -> CheckpointManager:
         return manager
+
+    def _(reruns: MegatronReruns) -> Reruns:
+        return reruns
+
+    def _(reruns: MegatronReruns) -> RerunsLike:
+        return reruns
+
+    def _(section: RerunStateMachineConfig) -> RerunSettings:
+        return section
+
+    def _(log: ProgressLog) -> Progress:
+        return log
 
     def _(watcher: SignalWatcher) -> Watcher:
         return watcher

@@ -23,11 +23,13 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from mb_trainer.failures import ERROR_FOLDER, FAILED, Failure, read_failures
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT)
+RERUN_CODES = {16, 17}
+"""Exit codes by which the rerun machine tells whoever starts jobs what to do next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launched:
-    """How the processes ended: exit code 0, or the failure that came first."""
+    """How the processes ended: exit code 0 or the rerun machine's, or the failure that came first."""
 
     exit_code: int
     failure: Failure | None = None
@@ -65,7 +67,11 @@ def launch(arguments: Sequence[str], *, processes: int, port: int | None = None)
         try:
             elastic_launch(config, sys.executable)("-m", "mb_trainer", *arguments)
         except ChildFailedError as error:
-            failure = first_failure(error.failures, read_failures(Path(folder)), logs=Path(folder))
+            told = read_failures(Path(folder))
+            code = agreed_code([process.exitcode for process in error.failures.values()])
+            if code is not None and not told:
+                return Launched(exit_code=code)
+            failure = first_failure(error.failures, told, logs=Path(folder))
             return Launched(exit_code=failure.exit_code, failure=failure)
     return Launched(exit_code=0)
 
@@ -95,6 +101,15 @@ def forwarded_signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def agreed_code(exit_codes: Sequence[int]) -> int | None:
+    """Return the code of the rerun machine, 16 or 17, that processes ended with; None where it was something else.
+
+    All of them leave with it, but the launcher ends those that are a moment later.
+    """
+    others = {code for code in exit_codes if -code not in FORWARDED}
+    return others.pop() if len(others) == 1 and others <= RERUN_CODES else None
 
 
 def first_failure(ended: Mapping[int, ProcessFailure], told: Sequence[Failure], *, logs: Path) -> Failure:

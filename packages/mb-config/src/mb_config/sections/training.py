@@ -65,7 +65,7 @@ class TrainingConfig(Section):
     """The signal that asks for the stop, by name in files ("SIGTERM")."""
 
     exit_signal_handler_for_dataloader: bool = False
-    """Install the same handler in the worker processes that load data."""
+    """Let the worker processes that load data outlive `exit_signal`. The trainer's always do."""
 
     exit_signal_handler_for_training: bool = False
     """Stop without a traceback on SIGINT and SIGTERM. Nothing reads it yet: refused."""

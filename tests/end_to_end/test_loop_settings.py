@@ -1,0 +1,178 @@
+"""What else the loop can do, through the main job: batch schedule, validation sets, evaluation only, progress.txt."""
+
+import re
+
+import pytest
+from runs import events, losses, metrics, train_here
+
+from mb_data import ByteTokenizer, IndexedWriter
+from mb_data.errors import NotEnoughSamplesError
+from mb_loop import ValidationSetError
+from mb_trainer import pretrain
+from mb_trainer.config import GPTDatasetConfig
+from mb_trainer.reading import read_request
+
+EVALUATED = re.compile(r"validation loss at iteration (\d+) on (\w+) set \| lm loss value: ([0-9.E+-]+) ")
+
+
+def test_the_batch_follows_a_schedule_also_across_a_resume(overrides, tmp_path):
+    words = [*overrides, "train.train_iters=8", "validation.eval_interval=null"]
+    words += ["train.step_batch_size_schedule='0:4 512:8'"]  # 512 tokens are 16 sequences
+    train_here(words, tmp_path / "straight")
+    rows = metrics(tmp_path / "straight")
+    assert [row["batch-size"] for row in rows] == [4.0] * 4 + [8.0] * 4
+
+    train_here([*words, "train.exit_interval=6"], tmp_path / "run")
+    train_here(words, tmp_path / "run", resume_with_changes=True)
+    for name in ("lm loss", "learning-rate"):
+        assert [row[name] for row in metrics(tmp_path / "run")] == [row[name] for row in rows]
+
+
+def evaluated(text):
+    """Return the step and loss that were printed for each set after training."""
+    return {name: (int(step), float(loss)) for step, name, loss in EVALUATED.findall(text)}
+
+
+def test_a_run_that_is_complete_can_be_evaluated_and_stays_as_it_is(overrides, tmp_path, capsys):
+    words = [
+        *overrides,
+        "train.train_iters=4",
+        "validation.eval_interval=2",
+        "validation.full_validation=true",
+    ]
+    train_here(words, tmp_path / "run")
+    assert "validation set |" not in capsys.readouterr().out  # the last step had been validated
+    files = ["metrics.jsonl", "events.jsonl", "run_config.yaml"]
+    before = [(tmp_path / "run" / name).read_bytes() for name in files]
+
+    outcome = train_here([*words, "validation.skip_train=true"], tmp_path / "run")
+    assert (outcome.reason, outcome.step, outcome.exit_code) == ("skip_train", 4, 0)
+    assert [(tmp_path / "run" / name).read_bytes() for name in files] == before
+    said = evaluated(capsys.readouterr().out)
+    whole = [row["lm loss validation"] for row in metrics(tmp_path / "run") if "lm loss validation" in row]
+    assert said["validation"] == (4, pytest.approx(whole[-1], rel=1e-6))  # the whole set, so the same loss
+    assert said["test"][0] == 4
+    assert train_here(words, tmp_path / "run").reason == "finished"  # complete, not another run
+
+
+def test_a_last_step_that_was_not_validated_is_validated_after_training(overrides, tmp_path, capsys):
+    train_here([*overrides, "train.train_iters=3", "validation.eval_interval=2"], tmp_path / "run")
+    step, loss = evaluated(capsys.readouterr().out)["validation"]
+    assert step == 3
+    assert metrics(tmp_path / "run")[-1]["lm loss validation"] == pytest.approx(loss, rel=1e-6)
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    """Write a pair of files whose documents repeat few bytes, for each of three names."""
+    folder = tmp_path_factory.mktemp("pairs")
+    for number, name in enumerate(("train", "books", "web")):
+        with IndexedWriter(folder / name, dtype="uint16") as writer:
+            for document in range(20):
+                writer.add_document([97 + (document + number * place) % 7 for place in range(40)] + [256])
+    return folder
+
+
+def train_on_pairs(overrides, pairs, out, *words):
+    """Train four steps, with two validation sets of 25 sequences each."""
+    request = read_request([*overrides, "train.train_iters=4", "validation.eval_interval=2", *words])
+    request.config.dataset = GPTDatasetConfig(
+        seq_length=32,
+        blend_per_split=[
+            ([str(pairs / "train")], None),
+            ([str(pairs / "books"), str(pairs / "web")], [1.0, 1.0]),
+            None,
+        ],
+        reset_position_ids=False,
+        reset_attention_mask=False,
+        eod_mask_loss=False,
+        num_workers=0,
+    )
+    request.config.tokenizer.tokenizer_type = "ByteTokenizer"
+    assert ByteTokenizer().vocab_size == 257
+    return pretrain(request.config, out=out, provenance=request.provenance, environment={})
+
+
+SEVERAL = "validation.multiple_validation_sets=true"
+
+
+def validation(out):
+    """Return the validation metrics of a run, by step."""
+    found = {row["step"]: {k: v for k, v in row.items() if k.endswith("validation")} for row in metrics(out)}
+    return {step: values for step, values in found.items() if values}
+
+
+def test_several_validation_sets_are_told_apart_and_go_on_after_a_resume(overrides, pairs, tmp_path):
+    names = "validation.validation_set_names=[b,w]"
+    train_on_pairs(overrides, pairs, tmp_path / "straight", SEVERAL, names)
+    found = validation(tmp_path / "straight")
+    assert [*found] == [2, 4]
+    assert {*found[4]} == {"lm loss b validation", "lm loss w validation"}
+    assert len({*found[4].values()}) == 2
+
+    stop = "train.exit_interval=2"
+    train_on_pairs(overrides, pairs, tmp_path / "run", SEVERAL, names, stop)
+    train_on_pairs(overrides, pairs, tmp_path / "run", SEVERAL, names)
+    assert validation(tmp_path / "run") == found
+
+
+def test_whole_sets_are_read_from_their_beginning_each_time(overrides, pairs, tmp_path):
+    still = ["optimizer.lr=0", "optimizer.min_lr=0", "validation.full_validation=true"]
+    train_on_pairs(overrides, pairs, tmp_path / "run", SEVERAL, *still)
+    found = validation(tmp_path / "run")
+    assert found[2] == found[4]
+    assert {*found[2]} == {"lm loss books validation", "lm loss web validation"}
+
+
+def test_sets_that_do_not_fit_are_refused(overrides, pairs, tmp_path):
+    with pytest.raises(ValidationSetError, match=r"names 1 sets \(only\), but there are 2"):
+        train_on_pairs(overrides, pairs, tmp_path / "a", SEVERAL, "validation.validation_set_names=[only]")
+    large = ["validation.full_validation=true", "validation.eval_global_batch_size=64"]
+    with pytest.raises(
+        NotEnoughSamplesError, match=r"the set books has 25 sequences, fewer than one batch of 64"
+    ):
+        train_on_pairs(overrides, pairs, tmp_path / "b", SEVERAL, *large)
+
+
+def test_progress_is_written_beside_the_checkpoints(overrides, tmp_path):
+    words = [*overrides, "train.train_iters=4", "checkpoint.save_interval=2", "logger.log_progress=true"]
+    words += ["validation.eval_interval=null"]
+    train_here([*words, "train.exit_interval=2"], tmp_path / "run")
+    train_here(words, tmp_path / "run", resume_with_changes=True)
+    lines = (tmp_path / "run/checkpoints/progress.txt").read_text().splitlines()
+    start = ["Job ID: ", "# GPUs: 1", "Starting job"]
+    saves = [["Job ID: ", "# GPUs: 1", "Saved checkpoint", f"Iteration: {step}"] for step in (2, 4)]
+    assert [line.split("\t")[1:5] for line in lines] == [start, saves[0], start, saves[1]]
+    assert lines[-1].endswith("\tTokens (in billions): 0.00")
+
+
+INJECTED = [
+    "rerun_state_machine.rerun_mode=validate_results",
+    "rerun_state_machine.error_injection_rate=1",
+    "train.train_iters=4",
+    "checkpoint.save_interval=100",
+]
+
+
+def test_a_passing_fault_ends_the_run_with_17_and_saves_nothing(overrides, tmp_path):
+    outcome = train_here([*overrides, *INJECTED], tmp_path / "run")
+    assert (outcome.reason, outcome.exit_code, outcome.step) == ("rerun", 17, 1)
+    assert events(tmp_path / "run") == [("start", 0), ("stop", 1)]
+
+
+def test_a_lasting_fault_ends_the_run_with_16_and_waits_for_another_device(overrides, tmp_path):
+    words = [*overrides, *INJECTED, "rerun_state_machine.error_injection_type=persistent_error"]
+    outcome = train_here(words, tmp_path / "run")
+    assert (outcome.exit_code, outcome.step, outcome.saved) == (16, 1, True)
+    again = train_here(words, tmp_path / "run")  # the same device cannot tell
+    assert (again.exit_code, again.step, again.saved) == (16, 1, False)
+    assert [event for event in events(tmp_path / "run") if event[0] == "save"] == [("save", 1)]
+
+
+def test_a_run_whose_losses_are_watched_is_the_same_run(overrides, tmp_path):
+    words = [*overrides, "train.train_iters=4", "validation.eval_interval=2"]
+    train_here(words, tmp_path / "plain")
+    watched = [*words, *INJECTED[:1], "rerun_state_machine.check_for_spiky_loss=true"]
+    assert train_here(watched, tmp_path / "watched").exit_code == 0
+    assert losses(tmp_path / "watched") == losses(tmp_path / "plain")
+    assert validation(tmp_path / "watched") == validation(tmp_path / "plain")

@@ -32,6 +32,8 @@ class FlopsPerToken:
     """Multi-token prediction: its layers, its projections and its share of the output layer."""
     logits: float = 0.0
     """The output layer."""
+    encoder: float = 0.0
+    """What makes pictures into places of the text: patches, the encoder's layers and the projection."""
     causal: bool = True
     """Whether `attention_core` counts only the positions that a token may attend to, half of the score matrix."""
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection
 from mb_metrics import flops_layers as layers
 from mb_metrics.flops import FlopsPerToken, add_up
 from mb_metrics.flops_shape import Shape, UnknownFlopsError, positions_per_token
+from mb_metrics.flops_vision import picture
 
 _PIPELINE_CUT, _MTP_SEPARATOR = "|", "/"
 
@@ -21,8 +22,9 @@ def model_flops_per_token(
 
     `model` is any object with Megatron's field names, or a mapping of them: GPT, with grouped or latent
     attention, sliding windows, experts, linear attention, multi-token prediction; hybrid by `hybrid_layer_pattern`;
-    T5. Matrix products and convolutions count; embeddings, norms, activations, biases and recomputation do
-    not: what is counted is the model's work, not the machine's. The sources of the formulas are with each layer.
+    T5; a GPT that sees, with one picture in each sequence. Matrix products and convolutions count; embeddings, norms,
+    activations, biases and recomputation do not: what is counted is the model's work, not the machine's. The sources
+    of the formulas are with each layer.
 
     Args:
         model: The configuration. Nothing of it is written to.
@@ -52,6 +54,8 @@ def model_flops_per_token(
         parts = _hybrid(shape, lengths, logits, causal=causal)
     else:
         parts = _gpt(shape, lengths, logits, causal=causal)
+    if shape.flag("vision_num_layers"):
+        parts.append(picture(shape).scaled(len(lengths) / sum(lengths)))
     return add_up(parts, causal=causal)
 
 

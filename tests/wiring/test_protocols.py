@@ -34,13 +34,14 @@ if TYPE_CHECKING:
     from mb_checkpoint import CheckpointManager, DefaultCheckpointManager
     from mb_checkpoint.context import RerunsLike, StateLike, TrainStateLike
     from mb_host.layers import host_block_spec
+    from mb_host.t5 import host_t5_spec
     from mb_loop import Checkpointer, Reruns, TrainState
     from mb_loop import GlobalState as LoopState
     from mb_loop.exits import ExitWish
     from mb_loop.mcore import MegatronReruns, RerunSettings
     from mb_loop.settings import LoopSettings
     from mb_metrics.sinks.console import TextStream
-    from mb_models import LayerSpec
+    from mb_models import LayerSpec, T5LayerSpec
     from mb_resilience import AgreedStop, RerunStateMachineConfig, SignalWatcher
     from mb_resilience.agreement import Watcher
     from mb_trainer.checkpointing import Progress, Saves
@@ -89,6 +90,9 @@ if TYPE_CHECKING:
 
     def _() -> LayerSpec:
         return host_block_spec
+
+    def _() -> T5LayerSpec:
+        return host_t5_spec
 
 
 def test_rule_ids_are_unique_within_each_section() -> None:

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Protocol
 
 import torch
-from megatron.core import tensor_parallel
 from megatron.core.models.T5.t5_model import T5Model
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
@@ -20,11 +19,9 @@ from megatron.core.utils import get_attr_wrapped_model
 from mb_models.batches import BatchError
 from mb_models.config import TransformerFields
 from mb_models.forward_step import Loss, masked_next_token_loss
-from mb_models.kernels import gpu_only_settings
-from mb_models.rules import BUILD_RULES, ModelConfigError, broken_rules
+from mb_models.provider import ModelProvider
 from mb_models.t5_config import T5ModelConfig
-from mb_models.transformer import transformer_config
-from mb_models.vocab import model_vocab_size
+from mb_models.transformer import refuse_broken, transformer_config
 
 KEYS = ("text_enc", "text_dec", "labels", "loss_mask", "enc_mask")
 """What a microbatch holds, as Megatron's T5 dataset names it."""
@@ -39,73 +36,32 @@ class T5LayerSpec(Protocol):
         """Return the layers of the encoder and of the decoder; the first layer of each stands for all."""
 
 
-class T5ModelProvider:
-    """Builds a T5 under explicit process groups, on one pipeline stage.
+class T5ModelProvider(ModelProvider[T5ModelConfig, T5LayerSpec, T5Model]):
+    """Builds a T5 under explicit process groups, on one pipeline stage; `transformer` is the decoder's."""
 
-    Attributes:
-        config: the section, unchanged.
-        transformer: Megatron's configuration of the decoder; the trainer sets its run-time hooks.
-        vocab_size: rows of the embedding over all ranks, padding included.
-        device: where parameters are.
-    """
+    def _transformer_config(self) -> TransformerConfig:
+        return t5_transformer_config(self.config, device=self.device)
 
-    def __init__(
-        self,
-        config: T5ModelConfig,
-        *,
-        layer_spec: T5LayerSpec,
-        device: torch.device,
-        tokenizer_vocab_size: int | None = None,
-    ) -> None:
-        self.config = config
-        self.device = device
-        self.transformer = t5_transformer_config(config, device=device)
-        self.vocab_size = model_vocab_size(
-            config.vocab_size,
-            tokenizer_vocab_size=tokenizer_vocab_size,
-            divisible_by=config.make_vocab_size_divisible_by,
-            tensor_parallel_size=config.tensor_model_parallel_size,
-        )
-        self._layer_spec = layer_spec
-
-    def provide(
+    def _build(
         self,
         *,
-        pre_process: bool = True,
-        post_process: bool = True,
-        vp_stage: int | None = None,
-        pg_collection: ProcessGroupCollection | None = None,
+        pre_process: bool,
+        post_process: bool,
+        vp_stage: int | None,
+        groups: ProcessGroupCollection,
     ) -> T5Model:
-        """Build the model. Initial weights come from Megatron's random-state tracker, which the caller has seeded."""
-        groups = pg_collection or ProcessGroupCollection.use_mpu_process_groups()
         config, encoder = self.config, copy.deepcopy(self.transformer)
         encoder.num_layers = config.encoder_num_layers or config.num_layers
         specs = self._layer_spec(self.transformer, vp_stage=vp_stage, pp_rank=groups.pp.rank())
-        model = T5Model(
-            config=self.transformer,
+        return T5Model(
+            **self._arguments(pre_process=pre_process, post_process=post_process, groups=groups),
             encoder_config=encoder,
             transformer_encoder_layer_spec=_repeated(specs[0], encoder.num_layers),
             transformer_decoder_layer_spec=_repeated(specs[1], config.num_layers),
-            vocab_size=self.vocab_size,
             max_sequence_length=config.max_position_embeddings
             or max(config.seq_length, config.decoder_seq_length),
-            pre_process=pre_process,
-            post_process=post_process,
-            fp16_lm_cross_entropy=config.fp16_lm_cross_entropy,
-            parallel_output=config.parallel_output,
-            share_embeddings_and_output_weights=config.share_embeddings_and_output_weights,
             position_embedding_type=config.position_embedding_type,
-            rotary_percent=config.rotary_percent,
-            seq_len_interpolation_factor=config.seq_len_interpolation_factor,
-            pg_collection=groups,
         )
-        for parameter in model.parameters():
-            tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
-        return model.to(self.device)
-
-    def provide_chunks(self, pg_collection: ProcessGroupCollection | None = None) -> list[T5Model]:
-        """Build this rank's one chunk. All ranks of the model call it."""
-        return [self.provide(pg_collection=pg_collection)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,11 +144,7 @@ def t5_transformer_config(config: T5ModelConfig, *, device: torch.device) -> Tra
     Raises:
         ModelConfigError: as `mb_models.transformer_config`, and where a rule on T5 sections is broken.
     """
-    replaced = {} if device.type == "cuda" else gpu_only_settings(config)
-    section = {item.name: getattr(config, item.name) for item in fields(config)} | replaced
-    problems = broken_rules(BUILD_RULES, {f"model.{name}": value for name, value in section.items()})
-    if problems:
-        raise ModelConfigError(problems)
+    refuse_broken(config, device=device)
     shared = {item.name: getattr(config, item.name) for item in fields(TransformerFields)}
     return transformer_config(TransformerFields(**shared), device=device)
 

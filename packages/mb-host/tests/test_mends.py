@@ -50,7 +50,18 @@ def test_every_mend_has_a_target():
         "megatron.core.optimizer.distrib_optimizer",
         "megatron.core.tensor_parallel.mappings",
         "megatron.core.transformer.moe.moe_utils",
+        "megatron.core.transformer.multi_latent_attention",
     ]
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_rotated_keys_learn_from_the_heads_of_all_ranks(together, one_rank, two_ranks, megatron):
+    function = function_in(FAULTS, "gradient_of_keys")
+    [alone] = one_rank.run(function, False, None)
+    first, last = two_ranks.run(function, together, None)
+    assert [*first, *last] == pytest.approx(alone, rel=1e-4, abs=1e-6)
+    first, last = two_ranks.run(function, together, "rotated_keys")
+    assert [*first, *last] != pytest.approx(alone, rel=0.05, abs=1e-6)
 
 
 def test_parts_of_unequal_length_are_gathered_and_their_gradients_added_up(megatron, two_ranks):

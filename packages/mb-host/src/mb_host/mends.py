@@ -131,6 +131,40 @@ def uneven_scatter(reduce_scatter_along_first_dim: Function) -> Function:
     return mended
 
 
+def rotated_keys(qkv_down_projection: Function) -> Function:
+    """Add up what all heads say of the rotated part of latent attention's keys.
+
+    Where the projection is split over tensor-parallel ranks, as without Transformer Engine, that part's gradient would
+    come from each rank's own heads alone, and the model would train wrongly without a word.
+    """
+    known = qkv_down_projection.__globals__
+
+    @functools.wraps(qkv_down_projection)
+    def mended(self: Any, hidden_states: Any) -> Any:
+        queries, keys = qkv_down_projection(self, hidden_states)
+        sizes = [self.config.kv_lora_rank, self.config.qk_pos_emb_head_dim]
+        if keys.size(-1) == sum(sizes):
+            return queries, keys
+        whole = known["gather_from_tensor_model_parallel_region"](keys, group=self.tp_group)
+        if self.config.sequence_parallel:
+            # as of a projection that every rank has whole: the caller gathers the rotated part, and adds up
+            return queries, known["scatter_to_sequence_parallel_region"](whole, group=self.tp_group)
+        latent, rotated = torch.split(whole, sizes, dim=-1)
+        rotated = rotated.clone()
+        if rotated.requires_grad:
+            add_up = functools.partial(_added_up, group=self.tp_group)
+            rotated.register_hook(add_up)  # type: ignore[no-untyped-call]
+        return queries, torch.cat([latent, rotated], dim=-1)
+
+    return mended
+
+
+def _added_up(gradient: torch.Tensor, *, group: Any) -> torch.Tensor:
+    total = gradient.clone()
+    torch.distributed.all_reduce(total, group=group)
+    return total
+
+
 def torch_optimizer(module: ModuleType) -> bool:
     """Tell whether `module` fell back on torch's optimizers."""
     return not module.__dict__["HAVE_APEX_OR_TE"]
@@ -163,6 +197,12 @@ MENDS: tuple[Mend, ...] = (
         wrap=host_lists,
         module="megatron.core.transformer.moe.moe_utils",
         target="maybe_move_tensor_to_cpu",
+        needed=lambda module: True,
+    ),
+    Mend(
+        wrap=rotated_keys,
+        module="megatron.core.transformer.multi_latent_attention",
+        target="MLASelfAttention._qkv_down_projection",
         needed=lambda module: True,
     ),
     _of_exchange(uneven_gather, target="_gather_along_first_dim"),

@@ -167,16 +167,16 @@ def settle(config: ConfigContainer, *, world_size: int, provenance: Provenance) 
 
 
 def verify_data(config: ConfigContainer) -> None:
-    """Look at every file that the dataset names, before anything is built.
+    """Finalize the dataset's section, and look at every file that it names, before anything is built.
 
     Raises:
         DataPathError: a path does not exist, or one of a `.bin`/`.idx` pair is missing.
         IndexedFormatError: a file is not what its name says, or is cut short.
     """
     dataset = config.dataset
+    dataset.finalize()
     if not isinstance(dataset, GPTDatasetConfig):
         return
-    dataset.finalize()
     blends = [dataset.blend, *(dataset.blend_per_split or [])]
     for prefixes, _ in filter(None, blends):
         for prefix in prefixes:

@@ -219,6 +219,7 @@ PP2 = {"pipeline_model_parallel_size": 2}
     ("change", "blamed"),
     [
         ({"is_hybrid_model": True}, "model.is_hybrid_model: not counted"),
+        ({"vision_num_layers": 2}, "model.vision_num_layers: not counted"),
         ({**PP2, "decoder_seq_length": 8}, "an encoder and its decoder are one stage"),
         ({"gtp_weight_remat_size": 2}, "model.gtp_weight_remat_size: not counted"),
         ({"num_layers": None}, "model.num_layers: must be 1 or more"),

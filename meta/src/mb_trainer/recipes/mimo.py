@@ -33,7 +33,7 @@ def mimo_tiny() -> ConfigContainer:
         patch_size=8,
     )
     return ConfigContainer(
-        train=TrainingConfig(train_iters=400, global_batch_size=32, micro_batch_size=32),
+        train=TrainingConfig(train_iters=400, global_batch_size=32, micro_batch_size=16),
         validation=ValidationConfig(eval_interval=100, eval_iters=8),
         model=model,
         optimizer=OptimizerConfig(lr=1e-3, min_lr=1e-4, adam_beta2=0.95, weight_decay=0.1, clip_grad=1.0),

@@ -18,6 +18,7 @@ UNCOUNTED = {
     "mtp_hybrid_override_pattern": "state-space layers are not counted",
     "moe_latent_size": "its projections are not counted",
     "mimo_submodules": "submodules of other models are not counted",
+    "vision_num_layers": "the encoder of pictures has sizes of its own",
 }
 """Fields that change the number of parameters in ways that are not known here, and why there is no plan then."""
 

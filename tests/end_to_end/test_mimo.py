@@ -1,0 +1,94 @@
+"""A model that sees through the main job: it learns from pictures, evaluates, and resumes exactly."""
+
+import pytest
+from runs import losses, metrics, train_here
+
+from mb_data import DrawnShapesConfig
+from mb_models import MimoModelConfig
+from mb_trainer.commands.preflight import Target, examine
+from mb_trainer.commands.sample import sample
+from mb_trainer.config import ConfigContainer
+from mb_trainer.preflight import verify_data
+from mb_trainer.recipes import mimo_tiny
+from mb_trainer.verification.compare import compare, read_record
+from mb_trainer.verification.record import Recorder
+
+WORDS = [
+    "mimo_tiny",
+    "model.num_layers=1",
+    "model.hidden_size=32",
+    "model.ffn_hidden_size=48",
+    "model.vision_num_layers=1",
+    "model.vision_hidden_size=32",
+    "model.hidden_dropout=0.1",
+    "train.train_iters=20",
+    "train.global_batch_size=4",
+    "train.micro_batch_size=2",
+    "validation.eval_interval=8",
+    "validation.eval_iters=2",
+    "optimizer.lr=0.01",
+    "scheduler.lr_warmup_iters=2",
+    "checkpoint.save_interval=null",
+    "logger.log_interval=5",
+]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A folder with a straight run, and one that was cut after nine steps and went on."""
+    folder = tmp_path_factory.mktemp("mimo")
+
+    def run(name, start=0, also=()):
+        recorder = Recorder(folder / f"record-{name}", rank=0, start=start)
+        train_here([*WORDS, *also], folder / name, callbacks=(recorder,), resume_with_changes=bool(start))
+
+    run("straight")
+    run("cut", also=["train.exit_interval=9"])
+    run("cut", start=1)
+    return folder
+
+
+def test_it_learns_and_evaluates(runs):
+    seen, rows = losses(runs / "straight"), metrics(runs / "straight")
+    assert seen[20] < 0.6 * seen[1]
+    evaluated = {row["step"]: row["lm loss validation"] for row in rows if "lm loss validation" in row}
+    assert [*evaluated] == [8, 16, 20]
+    assert evaluated[20] < evaluated[8]
+    log = (runs / "straight" / "log.txt").read_text()
+    assert "test lm loss" in log
+    assert "no TFLOP/s" not in log
+
+
+def test_going_on_equals_never_having_stopped(runs):
+    verdict = compare(read_record(runs / "record-straight"), read_record(runs / "record-cut"))
+    assert (verdict.first, verdict.steps, verdict.resumed_at) == (None, 20, (9,))
+
+
+def test_its_configuration_comes_back_from_a_file(runs):
+    config = ConfigContainer.from_yaml(runs / "straight" / "run_config.yaml")
+    assert (type(config.model), type(config.dataset)) == (MimoModelConfig, DrawnShapesConfig)
+
+
+def test_the_section_of_the_data_is_settled_before_two_runs_are_compared():
+    config = mimo_tiny()
+    verify_data(config)
+    assert (config.dataset.num_workers, config.dataset.persistent_workers) == (0, False)
+
+
+def test_it_continues_no_prompt(runs, capsys):
+    assert sample(runs / "cut", prompt="a red", tokens=3, temperature=0.0, seed=1) == 1
+    assert "MimoModelConfig continues no text" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [
+        (["mimo_tiny", "model.pipeline_model_parallel_size=2"], "M05"),
+        (["mimo_tiny", "dataset.image_size=64"], "M11"),
+        (["mimo_tiny", "model.patch_size=16"], "M12"),
+        (["mimo_tiny", "dataset.image_token_id=-1"], "M13"),
+    ],
+)
+def test_what_it_cannot_do_is_refused_before_it_is_built(words, rule):
+    _, findings = examine(words, files=[], out=None, target=Target(world_size=2))
+    assert [problem.id for problem in findings.errors] == [rule]

@@ -21,11 +21,15 @@ class ModelConfigError(ValueError):
 def broken_rules(rules: Iterable[Rule], values: Mapping[str, object]) -> list[str]:
     """Return one line for each error among `rules` that `values` (field path -> value) break.
 
-    A rule is applied where the first of its paths is there; another that `values` lack reads as None.
+    A rule is applied where the first of its paths is there, and some path of each section that it reads; another path
+    that `values` lack reads as None.
     """
     problems = []
+    sections = {path.partition(".")[0] for path in values}
     for rule in rules:
-        if rule.severity == "error" and rule.fields[0] in values:
+        if rule.severity != "error" or rule.fields[0] not in values:
+            continue
+        if all(path.partition(".")[0] in sections for path in rule.fields):
             message = rule.test(*(values.get(path) for path in rule.fields))
             if message is not None:
                 problems.append(f"{rule.fields[0]}: {message}, because {rule.why}. {rule.fix} [{rule.id}]")
@@ -313,8 +317,8 @@ RULES: tuple[Rule, ...] = (
     limits.KERNELS,
     *hybrid_rules.RULES,
     *t5_rules.RULES,
-    *mimo_rules.RULES,
     *fsdp_rules.RULES,
+    *mimo_rules.RULES,
 )
 """Rules on a section as a user writes it."""
 

@@ -1,0 +1,209 @@
+"""What a rank does with a row of `family_rows`: build, load the common checkpoint, train, return the losses."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from family_rows import FAMILIES, SHAPE, Family, Row
+from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
+from megatron.core.distributed import DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.models.common.language_module.language_module import LanguageModule
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.process_groups_config import ProcessGroupCollection
+
+from mb_host.hybrid import host_hybrid_spec
+from mb_host.layers import host_block_spec
+from mb_host.t5 import host_t5_spec
+from mb_models import (
+    GPTModelConfig,
+    GPTModelProvider,
+    MambaModelConfig,
+    MambaModelProvider,
+    T5ForwardStep,
+    T5ModelConfig,
+    T5ModelProvider,
+    gpt_forward_step,
+    wrap_ddp,
+)
+from mb_models.peft.config import KINDS
+
+CPU = torch.device("cpu")
+STEPS, GLOBAL_BATCH, MICRO_BATCH = 3, 8, 2
+SIZES = (
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "virtual_pipeline_model_parallel_size",
+    "context_parallel_size",
+    "expert_model_parallel_size",
+    "expert_tensor_parallel_size",
+)
+SECTIONS = {"gpt": GPTModelConfig, "hybrid": MambaModelConfig, "t5": T5ModelConfig}
+PROVIDERS = {
+    "gpt": (GPTModelProvider, host_block_spec),
+    "hybrid": (MambaModelProvider, host_hybrid_spec),
+    "t5": (T5ModelProvider, host_t5_spec),
+}
+
+
+def settings_of(row: Row) -> dict[str, Any]:
+    """Return all fields of the section."""
+    return {**SHAPE, **FAMILIES[row.family].settings, **row.model, **row.layout}
+
+
+def section_of(row: Row) -> Any:
+    """Return the section of a run."""
+    return SECTIONS[FAMILIES[row.family].kind](**settings_of(row))
+
+
+def start(settings: Mapping[str, Any]) -> ProcessGroupCollection:
+    """Set up the groups that the settings ask for, and seed."""
+    parallel_state.initialize_model_parallel(**{name: settings[name] for name in SIZES if name in settings})
+    tensor_parallel.model_parallel_cuda_manual_seed(1234)
+    return ProcessGroupCollection.use_mpu_process_groups()
+
+
+def build(row: Row, groups: ProcessGroupCollection) -> tuple[Any, list[LanguageModule]]:
+    """Build this rank's chunks, with the adapters of the family."""
+    family = FAMILIES[row.family]
+    provider_of, layers = PROVIDERS[family.kind]
+    provider = provider_of(section_of(row), layer_spec=layers, device=CPU)
+    chunks = provider.provide_chunks(groups)
+    if family.peft:
+        KINDS[family.peft](dim=4).install(chunks)
+    return provider, chunks
+
+
+def write_start(row: Row, folder: str, groups: ProcessGroupCollection) -> None:
+    """Save the initial weights of a model on one rank; adapters do something from the start."""
+    tensor_parallel.model_parallel_cuda_manual_seed(1234)
+    _, [chunk] = build(row, groups)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, value in chunk.named_parameters():
+            if ".adapter." in name:
+                value.add_(0.05 * torch.randn(value.shape, generator=generator))
+    dist_checkpointing.save(chunk.sharded_state_dict(), folder)
+
+
+def read_start(chunks: list[LanguageModule], folder: str) -> None:
+    """Load them under any layout."""
+    state = dist_checkpointing.load(
+        {str(i): chunk.sharded_state_dict() for i, chunk in enumerate(chunks)}, folder
+    )
+    for number, chunk in enumerate(chunks):
+        chunk.load_state_dict(state[str(number)])
+
+
+def build_here(row: Row) -> None:
+    """Build this rank's chunks."""
+    build(row, start(settings_of(row)))
+
+
+def train_here(row: Row, folder: str) -> list[float]:
+    """Train on this rank of several."""
+    return train(row, folder, start(settings_of(row)))
+
+
+def train(row: Row, folder: str, groups: ProcessGroupCollection) -> list[float]:
+    """Train from the common checkpoint and return the loss of each step, or nothing off the last stage."""
+    provider, chunks = build(row, groups)
+    read_start(chunks, folder)
+    ddp = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True,
+        use_distributed_optimizer=row.sharded,
+        overlap_grad_reduce=row.sharded,
+        bucket_size=3000 if row.sharded else None,
+    )
+    model = wrap_ddp(chunks, ddp, pg_collection=groups)
+    settings = provider.transformer
+    optimizer = get_megatron_optimizer(
+        OptimizerConfig(
+            optimizer="adam",
+            lr=3e-3,
+            weight_decay=0.01,
+            clip_grad=1.0,
+            bf16=settings.bf16,
+            fp16=settings.fp16,
+            initial_loss_scale=16.0,
+            params_dtype=settings.params_dtype,
+            use_distributed_optimizer=row.sharded,
+        ),
+        model,
+    )
+    settings.finalize_model_grads_func = finalize_model_grads
+    settings.grad_scale_func = optimizer.scale_loss
+    if row.sharded and len(model) == 1:
+        settings.no_sync_func, settings.grad_sync_func = model[0].no_sync, model[0].start_grad_sync
+    losses = [step(row, model, optimizer, groups) for _ in range(STEPS)]
+    return [loss for loss in losses if loss is not None]
+
+
+def step(row: Row, model: list[Any], optimizer: Any, groups: ProcessGroupCollection) -> float | None:
+    """Train one step; return the loss per token over the global batch, on the last stage."""
+    family = FAMILIES[row.family]
+    for chunk in model:
+        chunk.zero_grad_buffer()
+    optimizer.zero_grad()
+    reports = get_forward_backward_func()(
+        forward_step_func=T5ForwardStep() if family.kind == "t5" else gpt_forward_step,
+        data_iterator=[micro_batches(family, groups) for _ in model],
+        model=model,
+        num_microbatches=GLOBAL_BATCH // (MICRO_BATCH * groups.dp.size()),
+        seq_length=SHAPE["seq_length"],
+        micro_batch_size=MICRO_BATCH,
+        forward_only=False,
+    )
+    done, _, _ = optimizer.step()
+    assert done
+    if not reports:
+        return None
+    total = torch.stack([report["lm loss"] for report in reports]).sum(0)
+    torch.distributed.all_reduce(total, group=groups.dp_cp)
+    return float(total[0] / total[1])
+
+
+def micro_batches(family: Family, groups: ProcessGroupCollection) -> Iterator[dict[str, torch.Tensor]]:
+    """Yield this rank's part of a batch that is the same in every step."""
+    length, vocabulary = SHAPE["seq_length"], SHAPE["vocab_size"]
+    tokens = torch.randint(vocabulary, (GLOBAL_BATCH, length + 1), generator=torch.Generator().manual_seed(0))
+    for rows in tokens.chunk(groups.dp.size())[groups.dp.rank()].split(MICRO_BATCH):
+        yield BATCHES[family.kind](rows)
+
+
+def text(rows: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return a microbatch of text."""
+    return {
+        "tokens": rows[:, :-1],
+        "labels": rows[:, 1:],
+        "loss_mask": torch.ones(rows[:, 1:].shape),
+        "position_ids": torch.arange(rows.shape[1] - 1).expand(rows.shape[0], -1),
+    }
+
+
+def pairs(rows: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return a microbatch of pairs: the decoder writes the first half of what the encoder reads, and sees its past."""
+    read = rows[:, :-1]
+    written = read[:, : read.shape[1] // 2]
+    padded = torch.ones(read.shape)
+    padded[0, -2:] = 0
+    return {
+        "text_enc": read,
+        "enc_mask": padded,
+        "text_dec": written.roll(1, dims=1),
+        "labels": written,
+        "loss_mask": torch.ones(written.shape),
+    }
+
+
+BATCHES: dict[str, Callable[[torch.Tensor], dict[str, torch.Tensor]]] = {
+    "gpt": text,
+    "hybrid": text,
+    "t5": pairs,
+}
+
+
+def alone(row: Row) -> Row:
+    """Return the same model on one rank."""
+    return dataclasses.replace(row, layout={}, ranks=1, sharded=False)

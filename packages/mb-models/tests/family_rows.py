@@ -1,0 +1,279 @@
+"""Every family under every layout, as data: what the tests run, and what the table in the README says."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+SHAPE = {
+    "num_layers": 4,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "num_query_groups": 2,
+    "ffn_hidden_size": 48,
+    "gated_linear_unit": True,
+    "activation_func": "silu",
+    "normalization": "RMSNorm",
+    "add_bias_linear": False,
+    "position_embedding_type": "rope",
+    "hidden_dropout": 0.0,
+    "attention_dropout": 0.0,
+    "seq_length": 16,
+    "vocab_size": 64,
+    "calculate_per_token_loss": True,
+    "transformer_impl": "local",
+}
+EXPERTS = {
+    "num_moe_experts": 4,
+    "moe_ffn_hidden_size": 24,
+    "moe_token_dispatcher_type": "alltoall",
+    "moe_aux_loss_coeff": 0.01,
+}
+LATENT = {
+    "multi_latent_attention": True,
+    "num_query_groups": None,
+    "qk_layernorm": True,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_head_dim": 12,
+    "qk_pos_emb_head_dim": 8,
+    "v_head_dim": 10,
+    "rope_type": "rope",
+}
+MIXED = {
+    "num_layers": 5,
+    "hybrid_layer_pattern": "MG*-E",
+    "mamba_state_dim": 8,
+    "mamba_head_dim": 8,
+    "mamba_num_groups": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    **EXPERTS,
+}
+PAIRS = {"num_layers": 2, "num_query_groups": None, "decoder_seq_length": 8}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """A kind of model: which provider builds it, from which settings."""
+
+    kind: str
+    """gpt, hybrid or t5."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What differs from `SHAPE`."""
+    peft: str | None = None
+    """Adapters that alone are trained."""
+
+
+FAMILIES: Mapping[str, Family] = {
+    "GPT": Family(kind="gpt"),
+    "GPT, latent attention": Family(kind="gpt", settings=LATENT),
+    "GPT, further tokens": Family(kind="gpt", settings={"mtp_num_layers": 1}),
+    "GPT, experts": Family(kind="gpt", settings=EXPERTS),
+    "hybrid": Family(kind="hybrid", settings=MIXED),
+    "T5": Family(kind="t5", settings=PAIRS),
+    "LoRA": Family(kind="gpt", peft="lora"),
+    "DoRA": Family(kind="gpt", peft="dora"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One run: losses on several ranks, held against those of one rank from the same checkpoint."""
+
+    family: str
+    layout: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the section that say how ranks share the work; one rank has none of them."""
+    model: Mapping[str, Any] = field(default_factory=dict)
+    """Fields that the model on one rank has, too."""
+    also: tuple[str, ...] = ()
+    """Other families that the model is of, too."""
+    ranks: int = 2
+    sharded: bool = False
+    """Spread the optimizer's state over data-parallel ranks, and overlap their exchange."""
+    tolerance: float = 1e-5
+
+    def __str__(self) -> str:
+        columns = [name for name, on in used(self).items() if on]
+        more = [name for name in self.model if name not in {**BF16, **FP16}][:1]
+        return " ".join([self.family, f"{self.ranks} ranks", *columns, *more])
+
+
+TP2 = {"tensor_model_parallel_size": 2}
+SP2 = {**TP2, "sequence_parallel": True}
+PP2 = {"pipeline_model_parallel_size": 2}
+VP2 = {**PP2, "virtual_pipeline_model_parallel_size": 2, "overlap_p2p_comm": True, "batch_p2p_comm": False}
+CP2 = {"context_parallel_size": 2}
+LEARNED = {"position_embedding_type": "learned_absolute"}
+ETP1 = {"expert_tensor_parallel_size": 1}
+ETP2 = {"expert_tensor_parallel_size": 2}
+EP2 = {"expert_model_parallel_size": 2}
+AGAIN = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+BF16 = {"bf16": True, "params_dtype": "bfloat16"}
+FP16 = {"fp16": True, "params_dtype": "float16"}
+TIED = {"share_embeddings_and_output_weights": True}
+DEEP = {**LATENT, **EXPERTS, "moe_layer_freq": [0, 1, 1, 1]}
+MTP = "GPT, further tokens"
+MLA = "GPT, latent attention"
+MOE = "GPT, experts"
+YARN = {
+    "position_embedding_type": "yarn",
+    "yarn_rotary_scaling_factor": 4.0,
+    "yarn_original_max_position_embeddings": 8,
+}
+WINDOW = {"window_size": (8, 0), "window_attn_skip_freq": [1, 0, 1, 1]}
+ROUNDED = {"sharded": True, "tolerance": 5e-3}
+"""Half precision: ranks add in another order, and round."""
+
+
+def cut(pattern: str) -> dict[str, Any]:
+    """Return what cuts a hybrid into stages."""
+    return {"hybrid_layer_pattern": pattern}
+
+
+ROWS: tuple[Row, ...] = (
+    Row(family="GPT", sharded=True),
+    Row(family="GPT", layout=TP2, model=TIED),
+    Row(family="GPT", layout=SP2),
+    Row(family="GPT", layout=PP2, model=TIED),
+    Row(family="GPT", layout={**VP2, **AGAIN}),
+    Row(family="GPT", layout=CP2, model={"calculate_per_token_loss": False}),
+    Row(family="GPT", layout=CP2, model=YARN),
+    Row(family="GPT", layout=CP2, model=WINDOW),
+    Row(family="GPT", layout={**PP2, "num_layers_in_last_pipeline_stage": 1}, model=LEARNED),
+    Row(family="GPT", model=BF16, **ROUNDED),
+    Row(family="GPT", model=FP16, **ROUNDED),
+    Row(family="GPT", layout={**TP2, **PP2}, ranks=4),
+    Row(family="GPT", layout=SP2, ranks=4, sharded=True),
+    Row(family=MLA, layout=TP2),
+    Row(family=MLA, layout={**SP2, **AGAIN}),
+    Row(family=MLA, layout=CP2),
+    Row(family=MLA, model=BF16, **ROUNDED),
+    Row(family=MLA, model=FP16, **ROUNDED),
+    Row(family=MLA, layout={**PP2, **SP2, **EP2, **ETP1}, model=DEEP, also=(MOE,), ranks=4),
+    Row(family=MTP, layout=SP2),
+    Row(family=MTP, layout={**PP2, **AGAIN}),
+    Row(family=MTP, layout={**PP2, "pipeline_model_parallel_layout": "Et|tttmL"}, model=TIED),
+    Row(family=MTP, model=BF16, **ROUNDED),
+    Row(family=MTP, model=FP16, **ROUNDED),
+    Row(family=MTP, layout={**SP2, **ETP2}, model=DEEP, also=(MLA, MOE)),
+    Row(family=MTP, layout={**VP2, **EP2}, model=DEEP, also=(MLA, MOE), ranks=4),
+    Row(family=MOE, layout=EP2, sharded=True),
+    Row(family=MOE, layout={**SP2, **EP2, **ETP1}),
+    Row(family=MOE, layout=ETP2),
+    Row(family=MOE, layout={**CP2, **AGAIN}),
+    Row(family=MOE, layout=EP2, model=BF16, **ROUNDED),
+    Row(family=MOE, layout=EP2, model=FP16, **ROUNDED),
+    Row(family=MOE, layout={**SP2, **EP2, **ETP2}, ranks=4),
+    Row(family=MOE, layout={**PP2, **EP2}, ranks=4, sharded=True),
+    Row(family="hybrid", sharded=True),
+    Row(family="hybrid", layout={**SP2, **EP2, **ETP1}),
+    Row(family="hybrid", layout={**PP2, **AGAIN, **cut("MG*|-E")}),
+    Row(family="hybrid", layout={**VP2, **cut("M|G|*-|E")}),
+    Row(family="hybrid", layout=CP2),
+    Row(family="hybrid", model=BF16, **ROUNDED),
+    Row(family="hybrid", model=FP16, **ROUNDED),
+    Row(family="hybrid", layout={**PP2, **SP2, **cut("MG*|-E")}, ranks=4),
+    Row(family="hybrid", layout={**SP2, **EP2}, ranks=4, sharded=True),
+    Row(family="T5", sharded=True),
+    Row(family="T5", layout=TP2),
+    Row(family="T5", layout={**SP2, **AGAIN}),
+    Row(family="T5", model=BF16, **ROUNDED),
+    Row(family="T5", model=FP16, **ROUNDED),
+    Row(family="T5", layout=SP2, ranks=4, sharded=True),
+    Row(family="LoRA", sharded=True),
+    Row(family="LoRA", layout=TP2),
+    Row(family="LoRA", layout={**SP2, **AGAIN}),
+    Row(family="LoRA", layout=VP2),
+    Row(family="LoRA", layout=CP2),
+    Row(family="LoRA", model=BF16, **ROUNDED),
+    Row(family="LoRA", model=FP16, **ROUNDED),
+    Row(family="LoRA", layout={**SP2, **PP2}, ranks=4),
+    Row(family="LoRA", layout=EP2, model=EXPERTS, sharded=True),
+    Row(family="LoRA", layout={**SP2, **EP2, **ETP1}, model=EXPERTS),
+    Row(family="LoRA", layout={**PP2, **EP2}, model=EXPERTS, ranks=4, sharded=True),
+    Row(family="DoRA", sharded=True),
+    Row(family="DoRA", layout=TP2),
+    Row(family="DoRA", layout=CP2),
+    Row(family="DoRA", model=BF16, **ROUNDED),
+    Row(family="DoRA", model=FP16, **ROUNDED),
+    Row(family="DoRA", layout={**SP2, **PP2, **AGAIN}, ranks=4),
+    Row(family="DoRA", layout={**VP2, **EP2}, model=EXPERTS, ranks=4),
+)
+"""Every run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A layout that is refused, or of which there is a warning."""
+
+    family: str
+    column: str
+    layout: Mapping[str, Any]
+    model: Mapping[str, Any] = field(default_factory=dict)
+    rule: str
+    """The rule, or the error that is raised when the model is built."""
+    words: str = "refused"
+
+
+REFUSED: tuple[Refusal, ...] = (
+    Refusal(family="GPT", column="EP", layout=EP2, rule="ValueError", words="no experts"),
+    Refusal(family=MTP, column="CP", layout=CP2, rule="G25", words="differs by 1e-3"),
+    Refusal(family="T5", column="PP", layout=PP2, rule="TF02"),
+    Refusal(family="T5", column="VPP", layout=VP2, rule="TF02"),
+    Refusal(family="T5", column="CP", layout=CP2, rule="TF03"),
+    Refusal(family="T5", column="EP", layout=EP2, model=EXPERTS, rule="TF06"),
+    Refusal(family="T5", column="ETP", layout=ETP2, model=EXPERTS, rule="TF06"),
+    Refusal(family="LoRA", column="ETP", layout=ETP2, model=EXPERTS, rule="PeftError"),
+    Refusal(family="DoRA", column="ETP", layout=ETP2, model=EXPERTS, rule="PeftError"),
+)
+"""What is not run, and why."""
+
+
+def used(row: Row) -> dict[str, bool]:
+    """Say which columns of the table a run speaks for."""
+    settings = {**FAMILIES[row.family].settings, **row.model, **row.layout}
+    size = settings.get
+    expert_ranks = size("expert_tensor_parallel_size") or size("tensor_model_parallel_size", 1)
+    return {
+        "TP": size("tensor_model_parallel_size", 1) > 1,
+        "SP": bool(size("sequence_parallel")),
+        "PP": size("pipeline_model_parallel_size", 1) > 1,
+        "VPP": (size("virtual_pipeline_model_parallel_size") or 1) > 1,
+        "CP": size("context_parallel_size", 1) > 1,
+        "EP": size("expert_model_parallel_size", 1) > 1,
+        "ETP": size("num_moe_experts") is not None and expert_ranks > 1,
+        "DP, sharded": row.sharded,
+        "recompute": bool(size("recompute_granularity")),
+        "bf16": bool(size("bf16")),
+        "fp16": bool(size("fp16")),
+    }
+
+
+def table() -> str:
+    """Write the table of the README: the numbers of ranks on which a family has run, or why it does not."""
+    columns = list(used(ROWS[0]))
+    lines = [f"| family | {' | '.join(columns)} | CUDA graph | runs |", "|---" * (len(columns) + 3) + "|"]
+    for family in FAMILIES:
+        rows = [row for row in ROWS if family in (row.family, *row.also)]
+        cells = [cell(family, column, rows) for column in columns]
+        lines.append(f"| {family} | {' | '.join(cells)} | GPU, untested | {len(rows)} |")
+    return "\n".join(lines)
+
+
+def cell(family: str, column: str, rows: list[Row]) -> str:
+    """Say on how many ranks a family has run with what a column names."""
+    ranks = sorted({row.ranks for row in rows if used(row)[column]})
+    if ranks:
+        return ", ".join(map(str, ranks))
+    for refusal in REFUSED:
+        if (refusal.family, refusal.column) == (family, column):
+            return refusal.words if refusal.rule == "ValueError" else f"{refusal.words} ({refusal.rule})"
+    return "no experts" if column == "ETP" else "not run"
+
+
+def counts() -> str:
+    """Write how many runs there are."""
+    two, four = (sum(row.ranks == ranks for row in ROWS) for ranks in (2, 4))
+    return f"{len(ROWS)} runs, {two} on two ranks and {four} on four"

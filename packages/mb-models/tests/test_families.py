@@ -1,0 +1,66 @@
+"""Every family under every layout of `family_rows`: the losses of one rank, from one checkpoint."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from family_ranks import alone, build_here, section_of, train, train_here, write_start
+from family_rows import FAMILIES, REFUSED, ROWS, Row, counts, table
+
+from mb_host import RankFailedError
+from mb_models.kernels import GPU_ONLY
+from mb_models.rules import BUILD_RULES
+
+
+@pytest.fixture(scope="module")
+def reference(groups, tmp_path_factory):
+    """Return a function: row -> (folder of the common checkpoint, losses of one rank from it)."""
+    known = {}
+
+    def of(row):
+        one = alone(row)
+        name = f"{one.family} {sorted(one.model.items())}"
+        if name not in known:
+            folder = str(tmp_path_factory.mktemp("start"))
+            write_start(one, folder, groups)
+            known[name] = folder, train(one, folder, groups)
+        return known[name]
+
+    return of
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.ranks == 2], ids=str)
+def test_two_ranks_learn_as_one_does(row, reference, pool):
+    folder, losses = reference(row)
+    assert losses[-1] < losses[0] - 0.01
+    assert pool.run(train_here, row, folder)[-1] == pytest.approx(losses, abs=row.tolerance, rel=0)
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.ranks == 4], ids=str)
+def test_four_ranks_learn_as_one_does(row, reference, four_ranks):
+    folder, losses = reference(row)
+    assert four_ranks.run(train_here, row, folder)[-1] == pytest.approx(losses, abs=row.tolerance, rel=0)
+
+
+@pytest.mark.parametrize("refusal", REFUSED, ids=lambda refusal: f"{refusal.family} {refusal.column}")
+def test_what_the_table_refuses_is_refused(refusal, pool):
+    row = Row(family=refusal.family, layout=refusal.layout, model=refusal.model)
+    section = section_of(row)
+    values = {f"model.{item.name}": getattr(section, item.name) for item in dataclasses.fields(section)}
+    for rule in BUILD_RULES:
+        if rule.id == refusal.rule:
+            assert rule.test(*(values[path] for path in rule.fields))
+            assert (rule.severity == "warning") == (refusal.words != "refused")
+            return
+    with pytest.raises(RankFailedError, match=f"{refusal.rule}: "):
+        pool.run(build_here, row)
+
+
+def test_the_table_in_the_readme_is_made_of_these_rows():
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    assert table() in readme
+    assert counts() in readme
+    assert "not run" not in table()
+    assert len({str(row) for row in ROWS}) == len(ROWS)
+    assert {row.family for row in ROWS} == {*FAMILIES}
+    assert GPU_ONLY["cuda_graph_impl"] == "none"

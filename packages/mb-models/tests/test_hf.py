@@ -1,9 +1,12 @@
 """Models in Hugging Face's form: made by transformers, read here, computed here, written back."""
 
+import dataclasses
 import json
 
 import pytest
 import torch
+from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
+from megatron.core.process_groups_config import ProcessGroupCollection
 from safetensors.torch import load_file
 
 from mb_host.layers import host_block_spec
@@ -105,6 +108,64 @@ def test_logits_equal_those_of_transformers_and_the_round_trip_is_exact(kind, gr
     assert section_of(read_config(tmp_path / "out"), dtype="float32") == section_of(
         read_config(tmp_path / "in"), dtype="float32"
     )
+
+
+SIZES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size")
+LAYOUTS = {
+    "llama TP": ("llama", {SIZES[0]: 2}),
+    "llama-tied PP": ("llama-tied-llama3", {SIZES[1]: 2}),
+    "qwen2 TP SP": ("qwen2", {SIZES[0]: 2, "sequence_parallel": True}),
+    "qwen3 PP": ("qwen3", {SIZES[1]: 2}),
+    "mixtral EP": ("mixtral", {SIZES[2]: 2}),
+    "mixtral TP EP": (
+        "mixtral",
+        {SIZES[0]: 2, SIZES[2]: 2, "sequence_parallel": True, "expert_tensor_parallel_size": 1},
+    ),
+}
+
+
+def on_this_rank(folder, checkpoint, layout):
+    """Load a folder into a part of the model; return whether it is that of a checkpoint, its size, and the logits."""
+    parallel_state.initialize_model_parallel(
+        **{name: layout[name] for name in layout if name != "sequence_parallel"}
+    )
+    tensor_parallel.model_parallel_cuda_manual_seed(1)
+    groups = ProcessGroupCollection.use_mpu_process_groups()
+    section = dataclasses.replace(
+        section_of(read_config(folder), dtype="float32"),
+        transformer_impl="local",
+        parallel_output=False,
+        **layout,
+    )
+    chunk, other = build(section, groups), build(section, groups)
+    load_hf_weights([chunk], folder, pg_collection=groups)
+    other.load_state_dict(dist_checkpointing.load(other.sharded_state_dict(), checkpoint))
+    equal = same(dict(chunk.named_parameters()), dict(other.named_parameters()))
+    size = sum(value.numel() for value in chunk.parameters())
+    with torch.no_grad():
+        if not chunk.pre_process:
+            hidden = torch.empty(20, 2, SMALL["hidden_size"])
+            torch.distributed.recv(hidden, src=0)
+            chunk.set_input_tensor(hidden)
+        output = chunk(TOKENS, torch.arange(20).expand(2, -1), None)
+        if not chunk.post_process:
+            torch.distributed.send(output.contiguous(), dst=1)
+    return equal, size, output
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_two_ranks_hold_what_one_does_and_compute_what_transformers_does(name, groups, pool, tmp_path):
+    kind, layout = LAYOUTS[name]
+    model = make(kind, tmp_path / "in")
+    _, chunk = imported(tmp_path / "in", groups)
+    (tmp_path / "checkpoint").mkdir()
+    dist_checkpointing.save(chunk.sharded_state_dict(), str(tmp_path / "checkpoint"))
+    both = pool.run(on_this_rank, tmp_path / "in", str(tmp_path / "checkpoint"), layout)
+    assert [equal for equal, _, _ in both] == [True, True]
+    whole = sum(value.numel() for value in chunk.parameters())
+    assert max(size for _, size, _ in both) < 0.8 * whole
+    with torch.no_grad():
+        assert (both[-1][2] - model(TOKENS).logits).abs().max() < 1e-5
 
 
 def test_several_files_are_read_and_written_one_by_one_in_bfloat16(groups, tmp_path):

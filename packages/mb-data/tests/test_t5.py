@@ -102,6 +102,11 @@ class TestSpans:
         assert restored(pair.encoder.tolist(), pair.labels.tolist()) == text.tolist()
         assert (pair.encoder.size, pair.labels.size) == (sizes.encoder_tokens, sizes.decoder_tokens)
 
+    def test_a_text_of_another_length_is_refused(self):
+        sizes = fill_encoder(32, noise_density=0.15, mean_span_length=3.0)
+        with pytest.raises(ValueError, match="a text of 33 tokens where 34"):
+            corrupt_spans(np.zeros(33, int), sizes, sentinels=BYTES.sentinels, end=END, random=np.random)
+
     def test_every_place_but_the_first_is_taken_out_about_as_often(self):
         sizes = fill_encoder(32, noise_density=0.15, mean_span_length=3.0)
         kept = np.zeros(sizes.tokens, int)

@@ -51,7 +51,15 @@ def corrupt_spans(
         sentinels: At least one for each span, in order.
         end: Id that closes both sequences.
         random: Is drawn from twice.
+
+    Raises:
+        ValueError: The text is not of that length.
     """
+    if tokens.size != sizes.tokens:
+        raise ValueError(
+            f"corrupt_spans: a text of {tokens.size} tokens where {sizes.tokens} are taken apart; its last span would "
+            "be longer or empty. Give texts of one length."
+        )
     stay = _lengths(sizes.tokens - sizes.noise_tokens, sizes.spans, random)
     go = _lengths(sizes.noise_tokens, sizes.spans, random)
     edges = np.cumsum(np.stack([stay, go], axis=1).ravel())[:-1]

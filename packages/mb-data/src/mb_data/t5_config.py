@@ -11,7 +11,7 @@ from mb_data.spans import SpanSizes, fill_encoder
 
 @dataclass(kw_only=True)
 class SpanCorruption:
-    """How a text becomes what an encoder reads and what a decoder writes."""
+    """How a text becomes what an encoder reads and what a decoder writes; `random_seed` places the spans, too."""
 
     decoder_seq_length: int = 128
     """Tokens in what the decoder writes; what a text does not fill is padding."""

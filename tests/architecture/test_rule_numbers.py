@@ -59,7 +59,6 @@ NOT_RULES = {
     209: "mb_config.learning_rate",
     **dict.fromkeys(range(220, 225), "the second way to resolve, for models of several modules"),
     241: "there is no such need: the trainer runs on CPU",
-    244: "what fine-tuning starts from is found on disk when the job starts; V139a asks for adapters' weights",
     245: "a state of the process: refused where the restart begins",
     249: "how a checkpoint manager is made, not a check of a configuration",
 }

@@ -115,3 +115,11 @@ def test_a_hugging_face_copy_needs_whole_weights_on_the_shared_disk():
     (rule,) = (rule for rule in RULES if rule.id == "V067")
     assert rule.test(True, "torch_dist", "local")
     assert not rule.test(True, "torch_dist", "global")
+
+
+def test_fine_tuning_needs_weights_where_it_looks_for_them(tmp_path):
+    (rule,) = (rule for rule in RULES if rule.id == "V244")
+    assert "holds nothing" in rule.test(True, None, str(tmp_path))
+    assert "holds nothing" in rule.test(True, None, str(tmp_path / "nowhere"))
+    (tmp_path / "iter_0000010").mkdir()
+    assert rule.test(True, None, str(tmp_path)) is None

@@ -27,6 +27,18 @@ def pretrained_exists(path: str | None) -> str | None:
     return None if path is None or Path(path).is_dir() else f"no such folder: {path}"
 
 
+def finetuning_starts_somewhere(finetune: bool, pretrained: str | None, load: str | None) -> str | None:
+    """Say whether there are weights to fine-tune."""
+    if not finetune or pretrained is not None:
+        return None
+    if load is None:
+        return "finetune=true, but neither pretrained_checkpoint nor load is set"
+    folder = Path(load)
+    if folder.is_dir() and any(folder.iterdir()):
+        return None
+    return f"finetune=true, but pretrained_checkpoint is not set, and load={load} holds nothing"
+
+
 def main_params_without_optimizer(from_checkpoint: bool, load_optim: bool) -> str | None:
     """Say whether the master weights would come from two places."""
     both = from_checkpoint and load_optim
@@ -236,6 +248,23 @@ CONSISTENCY = (
         passes={
             "checkpoint.dist_ckpt_optim_fully_reshardable": True,
             "checkpoint.distrib_optim_fully_reshardable_mem_efficient": False,
+        },
+    ),
+    Rule(
+        id="V244",
+        fields=("checkpoint.finetune", "checkpoint.pretrained_checkpoint", "checkpoint.load"),
+        test=finetuning_starts_somewhere,
+        why="fine-tuning starts from weights",
+        fix="Set checkpoint.pretrained_checkpoint, or checkpoint.finetune=false.",
+        fails={
+            "checkpoint.finetune": True,
+            "checkpoint.pretrained_checkpoint": None,
+            "checkpoint.load": None,
+        },
+        passes={
+            "checkpoint.finetune": True,
+            "checkpoint.pretrained_checkpoint": "/checkpoints/base",
+            "checkpoint.load": None,
         },
     ),
     Rule(

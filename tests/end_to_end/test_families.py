@@ -1,15 +1,17 @@
 """Which family a model section belongs to, and which layers it gets on which device."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import pytest
 import torch
 
+from mb_config import check
 from mb_models import ModelConfigError
+from mb_models.rules import RULES, broken_rules
 from mb_trainer.config import ConfigContainer, GPTModelConfig
 from mb_trainer.families import GPT, HYBRID, family_of
 from mb_trainer.layers import choose_layers
-from mb_trainer.recipes import hybrid_tiny
+from mb_trainer.recipes import RECIPES, hybrid_tiny
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -52,3 +54,17 @@ def test_layers_follow_the_device_and_what_is_installed(device, wanted, installe
 def test_a_family_that_needs_transformer_engine_says_so():
     with pytest.raises(ModelConfigError, match="no other layers on a GPU"):
         choose_layers(replace(GPT, local=None), GPU, wanted="local", installed=lambda name: True)
+
+
+@pytest.mark.parametrize("recipe", ["gpt_tiny", "hybrid_tiny", "t5_tiny", "mimo_tiny"])
+def test_the_check_before_launch_and_the_provider_refuse_the_same(recipe):
+    for rule in RULES:
+        model = RECIPES[recipe].build().model
+        known = {field.name for field in fields(model)}
+        for path, value in rule.fails.items():
+            if path.removeprefix("model.") in known:
+                setattr(model, path.removeprefix("model."), value)
+        values = {f"model.{name}": getattr(model, name) for name in known}
+        refused = [problem for problem in check({"model": model}, RULES) if problem.severity == "error"]
+        found = [line.rpartition("[")[2].rstrip("]") for line in broken_rules(RULES, values)]
+        assert found == [problem.id for problem in refused]

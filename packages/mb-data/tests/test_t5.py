@@ -69,14 +69,14 @@ class TestSizes:
         sizes = fill_encoder(512, noise_density=0.15, mean_span_length=3.0)
         assert (sizes.tokens, sizes.encoder_tokens, sizes.decoder_tokens) == (568, 512, 114)
 
-    @given(st.integers(4, 2000), st.floats(0.01, 0.5), st.floats(1, 20))
-    def test_the_encoder_is_full(self, seq_length, density, span):
+    @given(st.integers(4, 2000), st.floats(0.01, 0.45), st.floats(1, 20))
+    def test_where_less_goes_than_stays_the_encoder_is_full(self, seq_length, density, span):
         sizes = fill_encoder(seq_length, noise_density=density, mean_span_length=span)
         assert sizes.encoder_tokens == seq_length
         assert 1 <= sizes.spans <= min(sizes.noise_tokens, sizes.tokens - sizes.noise_tokens)
 
-    @given(st.integers(4, 2000), st.floats(0.5, 0.99), st.floats(1, 20))
-    def test_where_more_goes_than_stays_one_token_of_padding_may_be_left(self, seq_length, density, span):
+    @given(st.integers(4, 2000), st.floats(0.45, 0.99), st.floats(1, 20))
+    def test_where_half_goes_or_more_one_token_of_padding_may_be_left(self, seq_length, density, span):
         sizes = fill_encoder(seq_length, noise_density=density, mean_span_length=span)
         assert seq_length - sizes.encoder_tokens in (0, 1)
 

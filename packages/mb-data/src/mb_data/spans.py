@@ -46,7 +46,7 @@ def span_sizes(tokens: int, *, noise_density: float, mean_span_length: float) ->
 def fill_encoder(seq_length: int, *, noise_density: float, mean_span_length: float) -> SpanSizes:
     """Return the sizes of the longest text of which the encoder reads at most `seq_length` tokens.
 
-    It reads exactly so many, except where more goes than stays.
+    It reads exactly so many where less goes than stays, and else at most one fewer.
 
     Raises:
         ValueError: It is shorter than four tokens, the density is not between 0 and 1, or the spans are shorter than 1.

@@ -1,12 +1,12 @@
 """What each rank does in the tests of sharded data parallelism: a few steps of a tiny GPT on its part of the data."""
 
 import torch
-from megatron.core import parallel_state, tensor_parallel
+from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
 from megatron.core.distributed import DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.process_groups_config import ProcessGroupCollection
-from test_training import set_weights_by_name
+from megatron.core.utils import unwrap_model
 
 from mb_host.layers import host_block_spec
 from mb_models import (
@@ -17,6 +17,7 @@ from mb_models import (
     wrap_megatron_fsdp,
     wrap_torch_fsdp2,
 )
+from mb_models.fsdp import accept_shards
 
 STEPS, ROWS, MICRO, LENGTH = 3, 8, 2, 32
 DEGREES = (
@@ -37,12 +38,6 @@ def build(settings, kind, ddp):
     config = GPTModelConfig(**settings)
     provider = GPTModelProvider(config, layer_spec=host_block_spec, device=torch.device("cpu"))
     chunks = provider.provide_chunks(groups)
-    for chunk in chunks:
-        set_weights_by_name(chunk)
-        with torch.no_grad():  # experts of other ranks are other experts
-            for name, value in chunk.named_parameters():
-                if "local_experts" in name:
-                    value.mul_(1 + 0.5 * groups.ep.rank())
     wrapped = WRAPS[kind](chunks, DistributedDataParallelConfig(**ddp), pg_collection=groups)
     return provider, wrapped, groups
 
@@ -59,8 +54,8 @@ def microbatches(step, groups):
         }
 
 
-def train(settings, kind, ddp, without_no_sync=False):
-    """Return losses (empty off the last stage) and gradient norms of some steps."""
+def prepare(settings, kind, ddp, *, without_no_sync=False):
+    """Return wrapped chunks, their optimizer and groups, connected."""
     provider, model, groups = build(settings, kind, ddp)
     transformer = provider.transformer
     if without_no_sync:
@@ -76,10 +71,17 @@ def train(settings, kind, ddp, without_no_sync=False):
         ),
         model,
     )
+    if kind == "torch":
+        accept_shards(optimizer)
     transformer.finalize_model_grads_func = finalize_model_grads
     transformer.grad_scale_func = optimizer.scale_loss
+    return model, optimizer, groups
+
+
+def take(steps, model, optimizer, groups):
+    """Make these steps; return losses (none off the last stage) and gradient norms."""
     losses, norms = [], []
-    for step in range(STEPS):
+    for step in steps:
         for chunk in model:
             chunk.zero_grad_buffer()
         optimizer.zero_grad()
@@ -98,6 +100,34 @@ def train(settings, kind, ddp, without_no_sync=False):
             torch.distributed.all_reduce(total, group=groups.dp_cp)
             losses.append((total[0] / total[1]).item())
     return losses, norms
+
+
+def train(settings, kind, ddp, without_no_sync=False):
+    """Return losses and gradient norms of some steps."""
+    return take(range(STEPS), *prepare(settings, kind, ddp, without_no_sync=without_no_sync))
+
+
+def train_in_two_parts(settings, kind, folder):
+    """Save after the first step; return losses and gradient norms of the others, of a new model that loads that."""
+    model, optimizer, groups = prepare(settings, "torch", {})
+    take(range(1), model, optimizer, groups)
+    dist_checkpointing.save(state(model, optimizer, groups), folder)
+    parallel_state.destroy_model_parallel()
+    model, optimizer, groups = prepare(settings, kind, {})
+    take([7], model, optimizer, groups)  # to be forgotten
+    loaded = dist_checkpointing.load(state(model, optimizer, groups, is_loading=True), folder)
+    unwrap_model(model)[0].load_state_dict(loaded["model"])
+    optimizer.load_state_dict(loaded["optimizer"])
+    return take(range(1, STEPS), model, optimizer, groups)
+
+
+def state(model, optimizer, groups, *, is_loading=False):
+    """Return weights and optimizer state as Megatron's checkpoints take them."""
+    metadata = {"dp_cp_group": groups.dp_cp}
+    weights = {"model": unwrap_model(model)[0].sharded_state_dict(metadata=metadata)}
+    return weights | {
+        "optimizer": optimizer.sharded_state_dict(weights, is_loading=is_loading, metadata=metadata)
+    }
 
 
 def refusal(settings, kind, ddp):

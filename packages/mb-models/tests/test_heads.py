@@ -4,11 +4,11 @@ from itertools import repeat
 
 import pytest
 import torch
-from megatron.core import dist_checkpointing
+from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
 from megatron.core.distributed import DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
-from test_training import CPU, EXPERTS, INTERLEAVED, PP2, SPLITS, batch, start
+from megatron.core.process_groups_config import ProcessGroupCollection
 from torch.distributed.checkpoint import CheckpointException
 
 from mb_host.layers import host_block_spec
@@ -27,10 +27,22 @@ from mb_models import (
     wrap_half_precision,
 )
 
+CPU = torch.device("cpu")
 STEPS, SIZE = 4, 3
+SPLITS = ("tensor_model", "pipeline_model", "virtual", "overlap_p2p", "batch_p2p", "sequence")
+"""What fields that split a model begin with."""
 TP2 = {"tensor_model_parallel_size": 2}
+PP2 = {"pipeline_model_parallel_size": 2}
+INTERLEAVED = {
+    **PP2,
+    "virtual_pipeline_model_parallel_size": 2,
+    "overlap_p2p_comm": True,
+    "batch_p2p_comm": False,
+}
 ROUTED = {
-    **EXPERTS,
+    "num_moe_experts": 4,
+    "moe_ffn_hidden_size": 48,
+    "moe_token_dispatcher_type": "alltoall",
     "moe_router_load_balancing_type": "none",
     "moe_router_score_function": "sigmoid",
     "moe_router_enable_expert_bias": True,
@@ -38,6 +50,23 @@ ROUTED = {
     "moe_shared_expert_gate": True,
 }
 TIED = {"share_embeddings_and_output_weights": True}
+
+
+def start(settings):
+    """Set up the groups that the settings ask for, and return them."""
+    names = (
+        "tensor_model_parallel_size",
+        "pipeline_model_parallel_size",
+        "virtual_pipeline_model_parallel_size",
+    )
+    parallel_state.initialize_model_parallel(**{name: settings[name] for name in names if name in settings})
+    tensor_parallel.model_parallel_cuda_manual_seed(1234)
+    return ProcessGroupCollection.use_mpu_process_groups()
+
+
+def batch():
+    tokens = torch.randint(128, (4, 32), generator=torch.Generator().manual_seed(0))
+    return {"tokens": tokens, "position_ids": torch.arange(32).expand(4, 32)}
 
 
 def build(settings, groups):
@@ -145,7 +174,7 @@ def first_weights(settings):
     ids=["tp2", "tp2 sp", "pp2 tied", "pp2 vpp2"],
 )
 def test_two_ranks_learn_values_as_one_does(pool, tiny, groups, tmp_path, layout, heads):
-    alone = {**tiny, **{name: layout[name] for name in layout if not name.startswith((*SPLITS, "sequence"))}}
+    alone = {**tiny, **{name: layout[name] for name in layout if not name.startswith(SPLITS)}}
     for name in ("start", "end"):
         (tmp_path / name).mkdir()
     dist_checkpointing.save(states(with_head(alone, groups)[1], groups), str(tmp_path / "start"))

@@ -1,17 +1,28 @@
 """Wrap model chunks in fully sharded data parallelism: Megatron's, or torch's FSDP2."""
 
 import copy
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from megatron.core.distributed import DistributedDataParallelConfig, TorchFullyShardedDataParallel
 from megatron.core.distributed.fsdp.mcore_fsdp_adapter import FullyShardedDataParallel
+from megatron.core.optimizer.optimizer import (
+    ChainedOptimizer,
+    Float16OptimizerWithFloat16Params,
+    MegatronOptimizer,
+)
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.utils import get_model_config
+from torch.distributed.tensor import DTensor
 
 from mb_models import fsdp_rules
 from mb_models.rules import broken_rules
 from mb_models.wrap import settled_config, wrap_half_precision
+
+MASTERS = "fp32_from_fp16_params"
+"""Entry of the state of Megatron's mixed-precision optimizer with float32 copies of the weights."""
 
 
 class FsdpError(ValueError):
@@ -96,7 +107,8 @@ def wrap_torch_fsdp2(
     All ranks call it, after the weights are loaded or drawn.
 
     Raises:
-        FsdpError: a rule of `mb_models.fsdp_rules` on FSDP2 is broken, or `ddp_config` asks for Megatron-FSDP.
+        FsdpError: a rule of `mb_models.fsdp_rules` on FSDP2 is broken, `ddp_config` asks for Megatron-FSDP, or a
+            weight does not divide by the number of ranks.
     """
     groups = pg_collection or ProcessGroupCollection.use_mpu_process_groups()
     config = get_model_config(chunks[0])
@@ -118,10 +130,81 @@ def wrap_torch_fsdp2(
             "optimizer.use_distributed_optimizer": None,
         }
     )
-    return [
+    _refuse_uneven(chunks, ranks=groups.dp_cp.size())
+    wrapped = [
         TorchFsdp2(config=config, ddp_config=copy.copy(ddp_config), module=chunk, process_group=groups.dp_cp)
         for chunk in wrap_half_precision(chunks)
     ]
+    for chunk in chunks:
+        chunk.register_load_state_dict_pre_hook(_weights_as_shards)  # type: ignore[no-untyped-call]
+    return wrapped
+
+
+def accept_shards(optimizer: MegatronOptimizer) -> None:
+    """Have Megatron's optimizer of weights under FSDP2 load what it saved: its checkpoints hold plain tensors.
+
+    To be called once, when the optimizer is made.
+    """
+    parts = optimizer.chained_optimizers if isinstance(optimizer, ChainedOptimizer) else [optimizer]
+    for part in parts:
+        part.optimizer.register_load_state_dict_pre_hook(_states_as_shards)
+        if isinstance(part, Float16OptimizerWithFloat16Params):
+            part.load_state_dict = functools.partial(_load_with_masters, part, part.load_state_dict)
+
+
+def _load_with_masters(
+    part: Float16OptimizerWithFloat16Params,
+    load: Callable[[dict[str, Any]], None],
+    state_dict: dict[str, Any],
+) -> None:
+    """Load a state of which the float32 copies of weights are shards."""
+    masters = [
+        [as_shard(value, like=copied) for value, copied in zip(values, copies, strict=True)]
+        for values, copies in zip(state_dict[MASTERS], part.fp32_from_float16_groups, strict=True)
+    ]
+    load({**state_dict, MASTERS: masters})
+
+
+def _states_as_shards(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """Return the state that torch's optimizer is to load, its tensors as shards of the parameters."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+    state = dict(state_dict["state"])
+    for number, parameter in zip(numbers, parameters, strict=True):
+        entries = state.get(number, {})
+        state[number] = {name: as_shard(value, like=parameter) for name, value in entries.items()}
+    return {**state_dict, "state": state}
+
+
+def _weights_as_shards(
+    module: torch.nn.Module, state_dict: dict[str, Any], prefix: str, *_load: object
+) -> None:
+    """Make shards of the plain tensors that a module is about to load."""
+    for name, parameter in module.named_parameters():
+        if prefix + name in state_dict:
+            state_dict[prefix + name] = as_shard(state_dict[prefix + name], like=parameter)
+
+
+def as_shard(value: Any, *, like: torch.Tensor) -> Any:
+    """Return this rank's part as the shard of a whole that is spread like another; anything else as it is."""
+    if not isinstance(like, DTensor) or not isinstance(value, torch.Tensor) or isinstance(value, DTensor):
+        return value
+    if value.shape != like.to_local().shape:
+        return value
+    return DTensor.from_local(
+        value, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
+
+
+def _refuse_uneven(chunks: Sequence[torch.nn.Module], *, ranks: int) -> None:
+    """Refuse weights that cannot be cut into equal shards."""
+    for chunk in chunks:
+        for name, parameter in chunk.named_parameters():
+            if parameter.shape[0] % ranks:
+                raise FsdpError(
+                    f"wrap_torch_fsdp2: {name} has {parameter.shape[0]} rows for {ranks} ranks, because Megatron "
+                    "Core's checkpoints hold equal shards only. Use another number of ranks, or wrap_megatron_fsdp."
+                )
 
 
 def _refuse(values: Mapping[str, object]) -> None:

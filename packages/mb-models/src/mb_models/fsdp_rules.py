@@ -75,4 +75,13 @@ RULES: tuple[Rule, ...] = (
         fails={MEGATRON[0]: True, MEGATRON[1]: True, "model.pipeline_model_parallel_size": 2},
         passes={MEGATRON[0]: True, MEGATRON[1]: True, "model.pipeline_model_parallel_size": 1},
     ),
+    Rule(
+        id="FS06",
+        fields=(TORCH, "train.check_weight_hash_across_dp_replicas_interval"),
+        test=_with_torch("is on, but weights of replicas are to be compared"),
+        why="every rank holds another part of the weights",
+        fix="Set train.check_weight_hash_across_dp_replicas_interval=null.",
+        fails={TORCH: True, "train.check_weight_hash_across_dp_replicas_interval": 100},
+        passes={TORCH: True, "train.check_weight_hash_across_dp_replicas_interval": None},
+    ),
 )

@@ -4,13 +4,17 @@ import re
 
 import pytest
 from runs import events, losses, metrics, train_here
+from typer.testing import CliRunner
 
-from mb_data import ByteTokenizer, IndexedWriter
+from mb_config import ValidationConfig
+from mb_data import ByteTokenizer, DrawnShapesConfig, IndexedWriter
 from mb_data.errors import NotEnoughSamplesError
 from mb_loop import ValidationSetError
 from mb_trainer import pretrain
+from mb_trainer.cli import app
 from mb_trainer.config import GPTDatasetConfig
 from mb_trainer.reading import read_request
+from mb_trainer.validation import build_sets
 
 EVALUATED = re.compile(r"validation loss at iteration (\d+) on (\w+) set \| lm loss value: ([0-9.E+-]+) ")
 
@@ -134,6 +138,13 @@ def test_sets_that_do_not_fit_are_refused(overrides, pairs, tmp_path):
         train_on_pairs(overrides, pairs, tmp_path / "b", SEVERAL, *large)
 
 
+def test_a_whole_set_of_data_without_an_end_is_refused():
+    with pytest.raises(
+        ValidationSetError, match="DrawnShapesConfig makes as many samples as it is asked for"
+    ):
+        build_sets(DrawnShapesConfig(seq_length=32), ValidationConfig(full_validation=True), build=len)
+
+
 def test_progress_is_written_beside_the_checkpoints(overrides, tmp_path):
     words = [*overrides, "train.train_iters=4", "checkpoint.save_interval=2", "logger.log_progress=true"]
     words += ["validation.eval_interval=null"]
@@ -155,8 +166,8 @@ INJECTED = [
 
 
 def test_a_passing_fault_ends_the_run_with_17_and_saves_nothing(overrides, tmp_path):
-    outcome = train_here([*overrides, *INJECTED], tmp_path / "run")
-    assert (outcome.reason, outcome.exit_code, outcome.step) == ("rerun", 17, 1)
+    ended = CliRunner().invoke(app, ["pretrain", *overrides, *INJECTED, "--out", str(tmp_path / "run")])
+    assert ended.exit_code == 17
     assert events(tmp_path / "run") == [("start", 0), ("stop", 1)]
 
 

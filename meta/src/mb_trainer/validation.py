@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from mb_config import ValidationConfig
-from mb_data import GPTDatasetConfig
+from mb_data import DatasetProvider, GPTDatasetConfig
 from mb_data.errors import NotEnoughSamplesError
 from mb_loop import ValidationSet, ValidationSetError
 
@@ -39,8 +39,13 @@ def build_sets(
         build: returns the validation dataset, or a list of several, of a section.
 
     Raises:
-        ValidationSetError: there are more or fewer sets than names.
+        ValidationSetError: there are more or fewer sets than names, or a whole set is wanted of data that have no end.
     """
+    if validation.full_validation and isinstance(section, DatasetProvider):
+        raise ValidationSetError(
+            f"validation.full_validation: {type(section).__name__} makes as many samples as it is asked for, so that "
+            "nothing says where its validation set ends. Leave it off, and set validation.eval_iters."
+        )
     prefixes = _prefixes(section) if validation.multiple_validation_sets else []
     sections = [_alone(section, prefix) for prefix in prefixes] or [copy.copy(section)]
     built = []

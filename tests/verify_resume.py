@@ -1,6 +1,7 @@
 """The table of layouts whose resume is proven exact: `nox -s verify` runs it; words after it choose rows.
 
-The text makes epochs of about ten steps, so that a run is cut within the first and goes on into the second.
+The text makes epochs of 77 sequences: with batches of eight the tenth step takes the last of one and the first of the
+next, so that a run is cut in the middle of the first epoch and goes on into the second, unless its row says otherwise.
 """
 
 import json
@@ -21,6 +22,8 @@ OVERLAPPED = [
     "ddp.overlap_param_gather=true",
 ]
 BACKGROUND = ["checkpoint.async_save=true", "checkpoint.async_strategy=mcore"]
+LATER = ["--kill", "--steps=16"]
+"""Steps enough for a writer process that is slow to start."""
 EXPERTS = [
     "model.expert_model_parallel_size=2",
     "model.num_moe_experts=4",
@@ -28,14 +31,21 @@ EXPERTS = [
     "model.moe_router_topk=2",
     "model.moe_ffn_hidden_size=64",
 ]
+SEVENS = ["train.global_batch_size=7", "train.micro_batch_size=1"]
 RAMP_UP = ["train.rampup_batch_size=[4,4,32]"]
 
 ROWS: dict[str, tuple[int, list[str]]] = {
     "one process, dropout": (1, DROPOUT),
-    "one process, killed, asynchronous save": (1, [*BACKGROUND, "--kill"]),
+    "one process, killed, asynchronous save": (1, [*BACKGROUND, *LATER]),
+    "one process, dropout, cut in the second epoch": (1, [*DROPOUT, "--steps=16", "--cut=13"]),
+    "one process, dropout, the first step after the cut goes across an epoch's end": (
+        1,
+        [*DROPOUT, "--cut=9"],
+    ),
+    "one process, dropout, cut where an epoch ends": (1, [*DROPOUT, *SEVENS, "--steps=14", "--cut=11"]),
     "DP2, dropout, ramp-up": (2, [*DROPOUT, *RAMP_UP]),
     "DP2, distributed optimizer, overlaps, dropout": (2, [*OVERLAPPED, *DROPOUT]),
-    "DP2, distributed optimizer, asynchronous save, killed": (2, [*OVERLAPPED[:2], *BACKGROUND, "--kill"]),
+    "DP2, distributed optimizer, asynchronous save, killed": (2, [*OVERLAPPED[:2], *BACKGROUND, *LATER]),
     "TP2, sequence parallel, dropout": (2, [TP2, SP, *DROPOUT]),
     "PP2, killed": (2, [PP2, "--kill"]),
     "PP2, VPP2, dropout": (2, [PP2, VPP2, *DROPOUT]),

@@ -61,7 +61,10 @@ class Forge:
             RanksFailedError: A rank raised, died, or took too long; the message has each one's traceback.
         """
         self._connection.send_bytes(pickle.dumps((world, timeout_seconds, pickle.dumps((work, args)))))
-        done, outcome = pickle.loads(self._connection.recv_bytes())
+        try:
+            done, outcome = pickle.loads(self._connection.recv_bytes())
+        except EOFError:
+            raise RanksFailedError("the process that forks the ranks has ended; its error is above") from None
         if not done:
             raise RanksFailedError(outcome)
         return [pickle.loads(each) for each in outcome]

@@ -3,7 +3,7 @@
 import pytest
 
 from mb_config import make_plan
-from mb_models import parameter_count, t5_parameter_count
+from mb_models import hybrid_parameter_count, parameter_count, t5_parameter_count
 from mb_trainer.commands.preflight import Target, examine
 from mb_trainer.recipes import RECIPES
 from mb_trainer.recipes.gpt import RECIPES as GPTS
@@ -58,6 +58,21 @@ def test_t5_base_has_the_published_size_but_for_positions_and_the_bias_of_its_ou
     size = published - relative_positions + output_bias
     assert t5_parameter_count(model, vocab_size=32_128) == size
     assert make_plan({"model": model}, vocab_size=32_128).parameters == size
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_hybrid_passes_every_rule_at_its_world_size_and_twice_that(times):
+    target = Target(world_size=times * RECIPES["hybrid_8b"].processes, gpu="h100", transformer_engine="2.20")
+    _, findings = examine(["hybrid_8b"], files=[], out=None, target=target)
+    assert [str(problem) for problem in findings.problems] == []
+
+
+@pytest.mark.parametrize(("name", "size"), [("hybrid_8b", 8_654_517_248), ("hybrid_tiny", 2_934_284)])
+def test_both_ways_to_count_a_hybrid_agree(name, size):
+    config = RECIPES[name].build()
+    plan = make_plan(config.sections(), vocab_size=4096)
+    rows = config.model.vocab_size or 4096
+    assert (hybrid_parameter_count(config.model, vocab_size=rows), plan.parameters) == (size, size)
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,14 @@ from collections.abc import Mapping
 from math import lcm
 
 import pytest
+import torch
 from any_rank import DENSE, EP, ETP, MLA, MODERN, MOE, PP, SHARED, SP, TIED, TP, VP, build, standing_in
 from megatron.core.models.gpt.gpt_model import GPTModel
 
 from mb_config import make_plan
+from mb_config.plan.pattern import layers_of
+from mb_host.hybrid import host_hybrid_spec
+from mb_models import MambaModelConfig, MambaModelProvider, hybrid_parameter_count
 
 LEARNED = {"position_embedding_type": "learned_absolute"}
 
@@ -170,3 +174,42 @@ def test_the_plan_counts_the_whole_model_and_each_stage_once(name):
 
 def test_enough_layouts_are_compared():
     assert len(LAYOUTS) >= 40
+
+
+MIXED = {
+    **MODERN,
+    "hidden_size": 32,
+    "mamba_state_dim": 8,
+    "mamba_head_dim": 8,
+    "mamba_num_groups": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+}
+EXPERTS = {"num_moe_experts": 4, "moe_ffn_hidden_size": 24, "moe_token_dispatcher_type": "alltoall"}
+OVERLAP = {"overlap_p2p_comm": True, "batch_p2p_comm": False}
+HYBRIDS: dict[str, dict[str, object]] = {
+    "every layer": {**MIXED, **EXPERTS, "hybrid_layer_pattern": "MG*-E"},
+    "tp2 ep2": {**MIXED, **EXPERTS, **SP, "hybrid_layer_pattern": "MG*-E", TP: 2, EP: 2},
+    "pp2 without bars": {**MIXED, "hybrid_layer_pattern": "M-*-", PP: 2},
+    "pp2 vp2 tied": {**MIXED, **TIED, "hybrid_layer_pattern": "M|G|*-|-", PP: 2, VP: 2, **OVERLAP},
+    "two tokens ahead, pp2, tied": {**MIXED, **TIED, "hybrid_layer_pattern": "M*|-/*-/*-", PP: 2},
+    "layer norms, biases, learned positions": {
+        **MIXED, **LEARNED, "normalization": "LayerNorm", "add_bias_linear": True, "hybrid_layer_pattern": "M*-G/*-"
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_the_plan_counts_every_rank_and_stage_of_a_hybrid(name):
+    model = {**HYBRIDS[name], "num_layers": len(layers_of(str(HYBRIDS[name]["hybrid_layer_pattern"])))}
+    world = world_of(model)
+    plan = make_plan({"model": model}, world_size=world)
+    section = MambaModelConfig(**model)
+    for rank in range(world):
+        with standing_in(rank, world, model) as groups:
+            provider = MambaModelProvider(section, layer_spec=host_hybrid_spec, device=torch.device("cpu"))
+            built = count(provider.provide_chunks(groups))
+            assert built == plan.stages[groups.pp.rank()].rank_parameters
+    assert plan.parameters == hybrid_parameter_count(section)

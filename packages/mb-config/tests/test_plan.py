@@ -220,6 +220,10 @@ PP2 = {"pipeline_model_parallel_size": 2}
     [
         ({"is_hybrid_model": True}, "model.is_hybrid_model: not counted"),
         ({"vision_num_layers": 2}, "model.vision_num_layers: not counted"),
+        ({"hybrid_layer_pattern": "M+"}, "'M+' is not counted (+)"),
+        ({"hybrid_layer_pattern": "|"}, "no layers"),
+        ({**PP2, "hybrid_layer_pattern": "M|*|-"}, "is cut into 3 stages"),
+        ({"hybrid_layer_pattern": "M", "tensor_model_parallel_size": 16}, "heads in 8 groups cannot be cut into 16"),
         ({**PP2, "decoder_seq_length": 8}, "an encoder and its decoder are one stage"),
         ({"gtp_weight_remat_size": 2}, "model.gtp_weight_remat_size: not counted"),
         ({"num_layers": None}, "model.num_layers: must be 1 or more"),
@@ -247,3 +251,13 @@ def test_sizes_that_cannot_be_counted_are_refused_by_name(change, blamed):
     with pytest.raises(PlanError) as refused:
         make_plan({"model": model})
     assert blamed in str(refused.value)
+
+
+def test_a_hybrid_is_counted_layer_by_layer():
+    model = {**TINY, "hybrid_layer_pattern": "M-*-|M*", "pipeline_model_parallel_size": 2}
+    plan = make_plan({"model": model})
+    assert [stage.layers for stage in plan.stages] == [4, 2]
+    assert plan.parameters == sum(plan.parts.values()) == sum(stage.parameters for stage in plan.stages)
+    assert {"mamba", "mlp", "attention"} < {*plan.parts}
+    assert plan.stages[0].rank_bytes.activations is None
+    assert "activations of a hybrid model are not counted" in plan.notes

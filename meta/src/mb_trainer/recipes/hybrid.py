@@ -46,7 +46,7 @@ def hybrid_tiny() -> ConfigContainer:
 
 
 def hybrid_8b() -> ConfigContainer:
-    """Build a Mamba 2 hybrid of 8.65 billion parameters for multiples of 8 GPUs of 80 GB: TP 4.
+    """Build a Mamba 2 hybrid of 8,654,517,248 parameters for multiples of 8 GPUs of 80 GB: TP 4.
 
     24 Mamba layers, 4 of attention without positions and 28 MLPs, in the order and sizes of Waleffe et al. (2024), "An
     Empirical Study of Mamba-based Language Models".
@@ -58,7 +58,6 @@ def hybrid_8b() -> ConfigContainer:
         ffn_hidden_size=16384,
         num_attention_heads=32,
         num_query_groups=8,
-        activation_func="squared_relu",
         normalization="RMSNorm",
         add_bias_linear=False,
         hidden_dropout=0.0,
@@ -73,7 +72,7 @@ def hybrid_8b() -> ConfigContainer:
     return pretraining(
         model,
         global_batch_size=256,
-        learning_rate=3e-4,
+        learning_rate=2.5e-4,
         train_iters=300_000,
         overlap=CommOverlapConfig(tp_comm_overlap=False),
     )

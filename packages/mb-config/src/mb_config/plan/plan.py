@@ -209,6 +209,7 @@ def _undivided(chunks: tuple[Chunk, ...], shape: ModelShape) -> tuple[Chunk, ...
         mtp=sum(chunk.mtp for chunk in chunks),
         final_norm=True,
         output=True,
+        letters="".join(chunk.letters for chunk in chunks),
     )
     return (whole,)
 
@@ -239,7 +240,7 @@ def _activations(
     model, length = sections["model"], _seq_length(sections)
     size = read(sections.get("train"), "micro_batch_size")
     pipeline = _pipeline(model, chunks, shape, microbatches)
-    if pipeline is None or not length or not size or shape.encoder_layers:
+    if pipeline is None or not length or not size or shape.encoder_layers or shape.pattern:
         return [None] * shape.pp
     batch = Microbatch(tokens=size * length // shape.cp, seq_length=length)
     work = read_arithmetic(model, number_bytes=store.weights)
@@ -311,6 +312,8 @@ def _notes(shape: ModelShape, *, world: int, length: int | None, local: bool) ->
         notes.append(
             "activations of an encoder and of cross-attention are not counted; tokens are the encoder's"
         )
+    if shape.pattern is not None:
+        notes.append("activations of a hybrid model are not counted")
     if length is None:
         notes.append("the sequence length is not known")
     return tuple(notes)

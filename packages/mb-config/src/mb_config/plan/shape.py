@@ -8,12 +8,12 @@ from math import lcm
 from typing import Any
 
 from mb_config.plan.errors import PlanError
+from mb_config.plan.pattern import PatternShape, layers_ahead, layers_of
 
 UNCOUNTED = {
     "experimental_attention_variant": "its layers have parameters of their own",
     "heterogeneous_block_specs": "its layers differ in size",
     "is_hybrid_model": "state-space layers are not counted",
-    "hybrid_layer_pattern": "state-space layers are not counted",
     "hybrid_override_pattern": "state-space layers are not counted",
     "mtp_hybrid_override_pattern": "state-space layers are not counted",
     "moe_latent_size": "its projections are not counted",
@@ -98,6 +98,8 @@ class ModelShape:
     """A learned number for each head in the softmax."""
     latent: LatentAttention | None
     experts: ExpertShape | None
+    pattern: PatternShape | None
+    """Layers of a hybrid model; None: they are all alike, or some have experts."""
     mtp_layers: int
     """Depths of multi-token prediction."""
     mtp_repeated: bool
@@ -176,8 +178,9 @@ def read_shape(model: object, *, vocab_size: int | None = None) -> ModelShape:
             "to 1."
         )
     bias = bool(read(model, "add_bias_linear", True))
+    pattern = read(model, "hybrid_layer_pattern")
     return ModelShape(
-        num_layers=_size(model, "num_layers"),
+        num_layers=len(layers_of(pattern)) if pattern else _size(model, "num_layers"),
         encoder_layers=encoder_layers,
         hidden=hidden,
         heads=heads,
@@ -193,7 +196,8 @@ def read_shape(model: object, *, vocab_size: int | None = None) -> ModelShape:
         softmax_sink=read(model, "softmax_type", "vanilla") == "learnable",
         latent=_latent(model) if read(model, "multi_latent_attention", False) else None,
         experts=_experts(model, ffn) if read(model, "num_moe_experts") else None,
-        mtp_layers=read(model, "mtp_num_layers") or 0,
+        pattern=None if pattern is None else _pattern(model, pattern, hidden),
+        mtp_layers=len(layers_ahead(pattern)) if pattern else read(model, "mtp_num_layers") or 0,
         mtp_repeated=bool(read(model, "mtp_use_repeated_layer", False)),
         tied=bool(read(model, "share_embeddings_and_output_weights", False)),
         vocab=_vocabulary(model, vocab_size),
@@ -204,6 +208,24 @@ def read_shape(model: object, *, vocab_size: int | None = None) -> ModelShape:
         cp=_degree(model, "context_parallel_size"),
         ep=_degree(model, "expert_model_parallel_size"),
         etp=_optional(model, "expert_tensor_parallel_size") or tp,
+    )
+
+
+def _pattern(model: object, pattern: str, hidden: int) -> PatternShape:
+    def size(name: str, default: int) -> int:
+        return _optional(model, name) or default
+
+    width = size("mamba_head_dim", 64)
+    return PatternShape(
+        pattern=pattern,
+        state=size("mamba_state_dim", 128),
+        mamba_groups=size("mamba_num_groups", 8),
+        mamba_heads=_optional(model, "mamba_num_heads") or 2 * hidden // width,
+        mamba_head=width,
+        key_channels=size("linear_num_key_heads", 16) * size("linear_key_head_dim", 128),
+        value_heads=size("linear_num_value_heads", 32),
+        value_head=size("linear_value_head_dim", 128),
+        delta_filter=size("linear_conv_kernel_dim", 4),
     )
 
 

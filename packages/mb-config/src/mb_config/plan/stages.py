@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mb_config.plan.errors import PlanError
+from mb_config.plan.pattern import PatternShape
 from mb_config.plan.shape import ModelShape, read
 
 _LETTERS = {"E": "embedding", "t": "decoder", "m": "mtp", "L": "loss"}
@@ -29,6 +30,8 @@ class Chunk:
     final_norm: bool
     output: bool
     """The output layer and the loss."""
+    letters: str = ""
+    """Layers of a hybrid model, in place of decoder layers."""
 
 
 def cut(model: object, shape: ModelShape) -> tuple[Chunk, ...]:
@@ -41,6 +44,8 @@ def cut(model: object, shape: ModelShape) -> tuple[Chunk, ...]:
     Raises:
         PlanError: the layers cannot be cut so.
     """
+    if shape.pattern is not None:
+        return _cut_pattern(shape.pattern, shape)
     layout = read(model, "pipeline_model_parallel_layout")
     if layout is not None:
         rows = read_layout(layout)
@@ -74,6 +79,26 @@ def cut(model: object, shape: ModelShape) -> tuple[Chunk, ...]:
                     output=output,
                 )
             )
+    return tuple(sorted(chunks, key=lambda chunk: (chunk.stage, chunk.virtual)))
+
+
+def _cut_pattern(pattern: PatternShape, shape: ModelShape) -> tuple[Chunk, ...]:
+    chunks, start = [], 0
+    for place, letters in enumerate(pattern.stages(pp=shape.pp, vp=shape.vp)):
+        last = place == shape.pp * shape.vp - 1
+        chunks.append(
+            Chunk(
+                stage=place % shape.pp,
+                virtual=place // shape.pp,
+                layers=tuple(range(start, start + len(letters))),
+                embedding=place == 0,
+                mtp=shape.mtp_layers if last else 0,
+                final_norm=last,
+                output=last,
+                letters=letters,
+            )
+        )
+        start += len(letters)
     return tuple(sorted(chunks, key=lambda chunk: (chunk.stage, chunk.virtual)))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mb_config.plan.errors import PlanError
+from mb_config.plan.pattern import MAMBA_FILTER, PatternShape, layers_ahead, layers_of
 from mb_config.plan.shape import ExpertShape, LatentAttention, ModelShape
 from mb_config.plan.stages import Chunk
 
@@ -60,8 +61,11 @@ def chunk_parts(chunk: Chunk, shape: ModelShape) -> dict[str, Count]:
     Raises:
         PlanError: a size does not divide by the ranks that share it.
     """
-    kinds = [shape.has_experts(layer) for layer in chunk.layers]
-    parts = [scaled(layer_parts(shape, experts=kind), kinds.count(kind)) for kind in sorted(set(kinds))]
+    if shape.pattern is not None:
+        parts = [letter_parts(shape, shape.pattern, letter) for letter in chunk.letters]
+    else:
+        kinds = [shape.has_experts(layer) for layer in chunk.layers]
+        parts = [scaled(layer_parts(shape, experts=kind), kinds.count(kind)) for kind in sorted(set(kinds))]
     norm = Count(shape.norm_tensors * shape.hidden, shape.norm_tensors * shape.hidden)
     if shape.encoder_layers:
         parts.append(encoder_parts(shape, decoder_layers=len(chunk.layers)))
@@ -106,6 +110,54 @@ def layer_parts(shape: ModelShape, *, experts: bool) -> dict[str, Count]:
     return {"norms": Count(norms, norms), "attention": attention, **mlp}
 
 
+def letter_parts(shape: ModelShape, pattern: PatternShape, letter: str) -> dict[str, Count]:
+    """Count one layer of a hybrid model, with its norm."""
+    norms = shape.norm_tensors * shape.hidden
+    layer: Parts
+    if letter == "M":
+        layer = {"mamba": _mamba(shape, pattern)}
+    elif letter == "G":
+        layer = {"gated_delta": _gated_delta(shape, pattern)}
+    elif letter == "*":
+        layer = {"attention": _attention(shape)}
+    elif letter == "E" and shape.experts is not None:
+        layer = _experts(shape, shape.experts)
+    else:
+        layer = {"mlp": _mlp(shape, shape.ffn)}
+    return {"norms": Count(norms, norms), **layer}
+
+
+def _mamba(shape: ModelShape, pattern: PatternShape) -> Count:
+    """Count a Mamba 2 layer: all of it is shared by heads and groups."""
+    inner = pattern.mamba_heads * pattern.mamba_head
+    mixed = inner + 2 * pattern.mamba_groups * pattern.state
+    if pattern.mamba_groups % shape.tp or pattern.mamba_heads % shape.tp:
+        raise PlanError(
+            f"model.mamba_num_groups: {pattern.mamba_heads} heads in {pattern.mamba_groups} groups cannot be cut into "
+            f"{shape.tp} equal parts, because each rank holds the same number. Change them or the parallel size."
+        )
+    own = mixed * (MAMBA_FILTER + 1) + 3 * pattern.mamba_heads + inner
+    return (
+        _column(shape, shape.hidden, inner + mixed + pattern.mamba_heads, bias=False)
+        + Count(own, own // shape.tp)
+        + _row(shape, inner, shape.hidden, bias=False)
+    )
+
+
+def _gated_delta(shape: ModelShape, pattern: PatternShape) -> Count:
+    """Count a gated-delta layer; its inner norm is whole on every rank."""
+    values = pattern.value_heads * pattern.value_head
+    mixed = 2 * pattern.key_channels + values
+    inner_norm = shape.norm_tensors * pattern.value_head
+    own = mixed * pattern.delta_filter + 2 * pattern.value_heads
+    return (
+        _column(shape, shape.hidden, mixed + values + 2 * pattern.value_heads, bias=False)
+        + Count(own, own // shape.tp)
+        + Count(inner_norm, inner_norm)
+        + _row(shape, values, shape.hidden, bias=False)
+    )
+
+
 def encoder_parts(shape: ModelShape, *, decoder_layers: int) -> dict[str, Count]:
     """Count what a T5 has beside the layers of a decoder-only model.
 
@@ -129,9 +181,16 @@ def encoder_parts(shape: ModelShape, *, decoder_layers: int) -> dict[str, Count]
 
 
 def mtp_layer(shape: ModelShape) -> Count:
-    """Count one layer of multi-token prediction: three norms, the projection of two inputs, a layer as the last one."""
+    """Count what predicts one further token: three norms, the projection of two inputs, a layer as the last one.
+
+    In a hybrid model, the layers after / in the pattern.
+    """
     norms = 3 * shape.norm_tensors * shape.hidden
-    layer = total(layer_parts(shape, experts=shape.has_experts(shape.num_layers - 1)))
+    if shape.pattern is None:
+        layer = total(layer_parts(shape, experts=shape.has_experts(shape.num_layers - 1)))
+    else:
+        ahead = layers_ahead(shape.pattern.pattern)[0]
+        layer = total(add_parts(*(letter_parts(shape, shape.pattern, letter) for letter in ahead)))
     return Count(norms, norms) + _column(shape, 2 * shape.hidden, shape.hidden, bias=False) + layer
 
 
@@ -234,6 +293,9 @@ def active(parts: Parts, shape: ModelShape) -> int:
     idle = shape.experts.number - shape.experts.visited
     one = _mlp(shape, shape.experts.width, over=1).whole
     layers = sum(shape.experts.layers)
+    if shape.pattern is not None:
+        ahead = "".join(layers_ahead(shape.pattern.pattern))
+        return everything - idle * one * (layers_of(shape.pattern.pattern) + ahead).count("E")
     if shape.has_experts(shape.num_layers - 1):
         layers += min(shape.mtp_layers, 1) if shape.mtp_repeated else shape.mtp_layers
     return everything - idle * one * layers

@@ -42,8 +42,8 @@ def sample_run(run: Path, *, prompt: str, tokens: int, temperature: float, seed:
     if not family.continues_text:
         raise ModelConfigError(
             [
-                f"model: a {type(config.model).__name__} continues no text, because it writes what is missing in the "
-                "text that it reads. Sample a GPT or a hybrid."
+                f"model: a {type(config.model).__name__} continues no text, because it answers to more than a "
+                "prompt: a text with gaps, or a picture. Sample a GPT or a hybrid."
             ]
         )
     device = pick_device(World())

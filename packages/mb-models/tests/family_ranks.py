@@ -21,6 +21,9 @@ from mb_models import (
     GPTModelProvider,
     MambaModelConfig,
     MambaModelProvider,
+    MimoForwardStep,
+    MimoModelConfig,
+    MimoModelProvider,
     T5ForwardStep,
     T5ModelConfig,
     T5ModelProvider,
@@ -39,11 +42,12 @@ SIZES = (
     "expert_model_parallel_size",
     "expert_tensor_parallel_size",
 )
-SECTIONS = {"gpt": GPTModelConfig, "hybrid": MambaModelConfig, "t5": T5ModelConfig}
+SECTIONS = {"gpt": GPTModelConfig, "hybrid": MambaModelConfig, "t5": T5ModelConfig, "mimo": MimoModelConfig}
 PROVIDERS = {
     "gpt": (GPTModelProvider, host_block_spec),
     "hybrid": (MambaModelProvider, host_hybrid_spec),
     "t5": (T5ModelProvider, host_t5_spec),
+    "mimo": (MimoModelProvider, host_block_spec),
 }
 
 
@@ -147,7 +151,7 @@ def step(row: Row, model: list[Any], optimizer: Any, groups: ProcessGroupCollect
         chunk.zero_grad_buffer()
     optimizer.zero_grad()
     reports = get_forward_backward_func()(
-        forward_step_func=T5ForwardStep() if family.kind == "t5" else gpt_forward_step,
+        forward_step_func=FORWARD_STEPS[family.kind],
         data_iterator=[micro_batches(family, groups) for _ in model],
         model=model,
         num_microbatches=GLOBAL_BATCH // (MICRO_BATCH * groups.dp.size()),
@@ -197,10 +201,32 @@ def pairs(rows: torch.Tensor) -> dict[str, torch.Tensor]:
     }
 
 
+def pictures(rows: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return a microbatch of text that a picture of four patches, painted from its first tokens, stands in."""
+    batch = text(rows)
+    placed = torch.zeros(batch["tokens"].shape, dtype=torch.bool)
+    placed[:, 3:7] = True
+    colours = (rows[:, :12] / SHAPE["vocab_size"]).reshape(-1, 3, 2, 2)
+    return batch | {
+        "tokens": batch["tokens"].masked_fill(placed, -200),
+        "loss_mask": batch["loss_mask"].masked_fill(placed, 0),
+        "images": colours.repeat_interleave(4, dim=2).repeat_interleave(4, dim=3),
+    }
+
+
 BATCHES: dict[str, Callable[[torch.Tensor], dict[str, torch.Tensor]]] = {
     "gpt": text,
     "hybrid": text,
     "t5": pairs,
+    "mimo": pictures,
+}
+
+
+FORWARD_STEPS = {
+    "gpt": gpt_forward_step,
+    "hybrid": gpt_forward_step,
+    "t5": T5ForwardStep(),
+    "mimo": MimoForwardStep(),
 }
 
 

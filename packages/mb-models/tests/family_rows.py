@@ -52,6 +52,14 @@ MIXED = {
     **EXPERTS,
 }
 PAIRS = {"num_layers": 2, "num_query_groups": None, "decoder_seq_length": 8}
+SEEING = {
+    "num_layers": 2,
+    "vision_num_layers": 2,
+    "vision_hidden_size": 32,
+    "vision_num_attention_heads": 4,
+    "image_size": 8,
+    "patch_size": 4,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +67,7 @@ class Family:
     """A kind of model: which provider builds it, from which settings."""
 
     kind: str
-    """gpt, hybrid or t5."""
+    """gpt, hybrid, t5 or mimo."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """What differs from `SHAPE`."""
     peft: str | None = None
@@ -73,6 +81,7 @@ FAMILIES: Mapping[str, Family] = {
     "GPT, experts": Family(kind="gpt", settings=EXPERTS),
     "hybrid": Family(kind="hybrid", settings=MIXED),
     "T5": Family(kind="t5", settings=PAIRS),
+    "MIMO": Family(kind="mimo", settings=SEEING),
     "LoRA": Family(kind="gpt", peft="lora"),
     "DoRA": Family(kind="gpt", peft="dora"),
 }
@@ -182,6 +191,15 @@ ROWS: tuple[Row, ...] = (
     Row(family="T5", model=BF16, **ROUNDED),
     Row(family="T5", model=FP16, **ROUNDED),
     Row(family="T5", layout=SP2, ranks=4, sharded=True),
+    Row(family="MIMO", sharded=True),
+    Row(family="MIMO", layout=TP2),
+    Row(family="MIMO", layout={**SP2, **AGAIN}),
+    Row(family="MIMO", layout=CP2),
+    Row(family="MIMO", layout=EP2, model=EXPERTS, sharded=True),
+    Row(family="MIMO", layout={**SP2, **ETP2}, model=EXPERTS),
+    Row(family="MIMO", model=BF16, **ROUNDED),
+    Row(family="MIMO", model=FP16, **ROUNDED),
+    Row(family="MIMO", layout={**SP2, **CP2}, ranks=4, sharded=True),
     Row(family="LoRA", sharded=True),
     Row(family="LoRA", layout=TP2),
     Row(family="LoRA", layout={**SP2, **AGAIN}),
@@ -225,6 +243,9 @@ REFUSED: tuple[Refusal, ...] = (
     Refusal(family="T5", column="CP", layout=CP2, rule="TF03"),
     Refusal(family="T5", column="EP", layout=EP2, model=EXPERTS, rule="TF06"),
     Refusal(family="T5", column="ETP", layout=ETP2, model=EXPERTS, rule="TF06"),
+    Refusal(family="MIMO", column="PP", layout=PP2, rule="M05"),
+    Refusal(family="MIMO", column="VPP", layout=VP2, rule="M05"),
+    Refusal(family="MIMO", column="CUDA graph", layout={"cuda_graph_impl": "local"}, rule="M08"),
     Refusal(family="LoRA", column="ETP", layout=ETP2, model=EXPERTS, rule="PeftError"),
     Refusal(family="DoRA", column="ETP", layout=ETP2, model=EXPERTS, rule="PeftError"),
 )
@@ -258,7 +279,8 @@ def table() -> str:
     for family in FAMILIES:
         rows = [row for row in ROWS if family in (row.family, *row.also)]
         cells = [cell(family, column, rows) for column in columns]
-        lines.append(f"| {family} | {' | '.join(cells)} | GPU, untested | {len(rows)} |")
+        graph = refused(family, "CUDA graph") or "GPU, untested"
+        lines.append(f"| {family} | {' | '.join(cells)} | {graph} | {len(rows)} |")
     return "\n".join(lines)
 
 
@@ -267,10 +289,15 @@ def cell(family: str, column: str, rows: list[Row]) -> str:
     ranks = sorted({row.ranks for row in rows if used(row)[column]})
     if ranks:
         return ", ".join(map(str, ranks))
+    return refused(family, column) or ("no experts" if column == "ETP" else "not run")
+
+
+def refused(family: str, column: str) -> str | None:
+    """Say which rule refuses a family what a column names; None: none does."""
     for refusal in REFUSED:
         if (refusal.family, refusal.column) == (family, column):
             return refusal.words if refusal.rule == "ValueError" else f"{refusal.words} ({refusal.rule})"
-    return "no experts" if column == "ETP" else "not run"
+    return None
 
 
 def counts() -> str:

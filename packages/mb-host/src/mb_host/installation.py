@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from mb_host.after_import import AfterImport
+from mb_host.bridges import STAND_INS as BRIDGE_STAND_INS
 from mb_host.compile import replace_compile
 from mb_host.device import replace_device
 from mb_host.fsdp import STAND_INS as FSDP_STAND_INS
@@ -57,7 +58,7 @@ def install(*, force: bool = False, quiet: bool = True, mends: Iterable[str] = A
     """
     if _reports:
         return _reports[0]
-    after_import = AfterImport({**callbacks(tuple(mends)), **STAND_INS, **FSDP_STAND_INS})
+    after_import = AfterImport({**callbacks(tuple(mends)), **STAND_INS, **FSDP_STAND_INS, **BRIDGE_STAND_INS})
     if torch.cuda.is_available() and not force:
         report = HostReport(
             active=False, reason=f"a GPU is there ({torch.cuda.get_device_name()}), so torch is left as it is"

@@ -90,6 +90,8 @@ class HostCoreAttention(MegatronModule):  # type: ignore[misc]
             )
         groups = pg_collection or ProcessGroupCollection.use_mpu_process_groups(required_pgs=["cp"])
         self.cp_group = groups.cp if config.context_parallel_size > 1 else None
+        if pg_collection is not None:  # without, Megatron looks in its parallel_state when weights are saved
+            self.tp_group = pg_collection.tp
         self.attn_mask_type = attn_mask_type
         self.softmax_scale = softmax_scale or 1.0 / math.sqrt(config.kv_channels)
         self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout

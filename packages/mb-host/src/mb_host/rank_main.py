@@ -24,6 +24,7 @@ _MEGATRON_STATE = (
     ("megatron.core.num_microbatches_calculator", "destroy_num_microbatches_calculator"),
     ("megatron.core.rerun_state_machine", "destroy_rerun_state_machine"),
     ("megatron.core.transformer.moe.moe_logging", "destroy_moe_metrics_tracker"),
+    ("mb_host.bridges", "forget_bridges"),
 )
 
 

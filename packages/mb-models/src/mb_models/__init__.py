@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from mb_models.mimo import MimoForwardStep as MimoForwardStep
     from mb_models.mimo import MimoModelProvider as MimoModelProvider
     from mb_models.mimo_config import MimoModelConfig as MimoModelConfig
+    from mb_models.mimo_modules import MimoModules as MimoModules
+    from mb_models.mimo_modules import ModuleRanks as ModuleRanks
     from mb_models.mimo_parameters import mimo_parameter_count as mimo_parameter_count
     from mb_models.parameters import parameter_count as parameter_count
     from mb_models.rules import RULES as RULES
@@ -89,7 +91,9 @@ __all__ = [
     "MimoForwardStep",
     "MimoModelConfig",
     "MimoModelProvider",
+    "MimoModules",
     "ModelConfigError",
+    "ModuleRanks",
     "PromptError",
     "RULES",
     "StackSpec",
@@ -143,7 +147,9 @@ _HOMES = {
     "MimoForwardStep": "mimo",
     "MimoModelConfig": "mimo_config",
     "MimoModelProvider": "mimo",
+    "MimoModules": "mimo_modules",
     "ModelConfigError": "rules",
+    "ModuleRanks": "mimo_modules",
     "PromptError": "generation",
     "RULES": "rules",
     "StackSpec": "chunks",

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from megatron.core.models.gpt.gpt_model import GPTModel
@@ -39,6 +40,18 @@ KEYS = ("tokens", "labels", "loss_mask", "position_ids", "images")
 
 VISION, ENCODER = "vision", "patches"
 """Megatron's names of the modality and of its encoder, which are part of the names of weights."""
+
+
+class PatchEncoder(CLIPViTModel):  # type: ignore[misc] # Megatron Core has no types
+    """Megatron's encoder, whose positions start as small as all other weights, and which knows its group when saved."""
+
+    def __init__(
+        self, transformer_config: TransformerConfig, *, pg_collection: ProcessGroupCollection, **settings: Any
+    ) -> None:
+        super().__init__(transformer_config, pg_collection=pg_collection, **settings)
+        self.tp_group = pg_collection.tp
+        if transformer_config.perform_initialization:
+            transformer_config.init_method(self.position_embeddings.weight)
 
 
 class ColocatedMimoModel(MimoModel):  # type: ignore[misc] # Megatron Core has no types
@@ -71,27 +84,24 @@ class MimoModelProvider(ModelProvider[MimoModelConfig, LayerSpec, ColocatedMimoM
     def _build(
         self, *, pre_process: bool, post_process: bool, vp_stage: int | None, groups: ProcessGroupCollection
     ) -> ColocatedMimoModel:
-        with _without_notices():
-            model = ColocatedMimoModel(
+        with without_notices():
+            return ColocatedMimoModel(
                 MegatronMimoConfig(
-                    language_model_spec=self._language(groups),
-                    modality_submodules_spec={VISION: self._vision(groups)},
+                    language_model_spec=self.language_spec(groups),
+                    modality_submodules_spec={VISION: self.vision_spec(groups)},
                     special_token_ids={VISION: self.config.image_token_id},
                 ),
                 pg_collection=groups,
             )
-        if self.encoder.perform_initialization:
-            positions = model.modality_submodules[VISION].encoders[ENCODER].position_embeddings
-            self.encoder.init_method(positions.weight)
-        return model
 
-    def _language(self, groups: ProcessGroupCollection) -> ModuleSpec:
+    def language_spec(self, groups: ProcessGroupCollection) -> ModuleSpec:
+        """Say how the language model is built under these groups, which it alone need be part of."""
         config = self.config
         return ModuleSpec(
             GPTModel,
             params={
                 **self._arguments(pre_process=True, post_process=True, groups=groups),
-                "transformer_layer_spec": self._layers(self.transformer, groups),
+                "transformer_layer_spec": self._layers(self.transformer),
                 "max_sequence_length": config.max_position_embeddings or config.seq_length,
                 "position_embedding_type": config.position_embedding_type,
                 "rotary_base": config.rotary_base,
@@ -101,10 +111,11 @@ class MimoModelProvider(ModelProvider[MimoModelConfig, LayerSpec, ColocatedMimoM
             },
         )
 
-    def _vision(self, groups: ProcessGroupCollection) -> ModuleSpec:
-        layers = _sees_everything(self._layers(self.encoder, groups))
+    def vision_spec(self, groups: ProcessGroupCollection) -> ModuleSpec:
+        """Say how encoder and projection are built under these groups, which they alone need be part of."""
+        layers = _sees_everything(self._layers(self.encoder))
         encoder = ModuleSpec(
-            CLIPViTModel,
+            PatchEncoder,
             params={
                 "transformer_config": self.encoder,
                 "transformer_layer_spec": layers,
@@ -134,10 +145,8 @@ class MimoModelProvider(ModelProvider[MimoModelConfig, LayerSpec, ColocatedMimoM
             submodules={"encoders": {ENCODER: encoder}, "input_projections": [projection]},
         )
 
-    def _layers(
-        self, transformer: TransformerConfig, groups: ProcessGroupCollection
-    ) -> TransformerBlockSubmodules:
-        return self._layer_spec(transformer, vp_stage=None, pp_rank=groups.pp.rank())
+    def _layers(self, transformer: TransformerConfig) -> TransformerBlockSubmodules:
+        return self._layer_spec(transformer, vp_stage=None, pp_rank=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +215,7 @@ def _sees_everything(block: TransformerBlockSubmodules) -> TransformerBlockSubmo
 
 
 @contextmanager
-def _without_notices() -> Iterator[None]:
+def without_notices() -> Iterator[None]:
     """Silence two notices, that the classes are experimental: this file's docstring says so."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"(MimoModel|ModalitySubmodules) is experimental")

@@ -1,0 +1,15 @@
+"""Bridges between modules of a MIMO model: gloo's, and forgotten with the run that opened them."""
+
+from pathlib import Path
+
+import pytest
+
+from mb_host import function_in
+
+BRIDGES = Path(__file__).parent / "host_bridges.py"
+pytestmark = pytest.mark.usefixtures("megatron")
+
+
+def test_a_bridge_is_gloos_in_each_run_of_the_same_ranks(two_ranks):
+    for _ in range(2):
+        assert two_ranks.run(function_in(BRIDGES, "exchange")) == [("gloo", "gloo", 2.0)] * 2

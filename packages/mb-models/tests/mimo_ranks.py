@@ -1,0 +1,118 @@
+"""What a rank does in the tests of modules on ranks of their own: build, load the common weights, train."""
+
+import torch
+from megatron.core import dist_checkpointing
+from megatron.core.distributed import DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.pipeline_parallel.schedules import forward_backward_no_pipelining
+
+from mb_host.layers import host_block_spec
+from mb_models import MimoForwardStep, MimoModelConfig, MimoModelProvider, wrap_ddp
+from mb_models.mimo_modules import LANGUAGE, VISION, MimoModules, ModuleRanks
+
+CPU = torch.device("cpu")
+STEPS, MICRO_BATCH, MICRO_BATCHES = 3, 4, 2
+ADAM = OptimizerConfig(optimizer="adam", lr=3e-3, weight_decay=0.01, clip_grad=0.5)
+SECTION = MimoModelConfig(
+    num_layers=2,
+    hidden_size=32,
+    num_attention_heads=4,
+    num_query_groups=2,
+    ffn_hidden_size=48,
+    position_embedding_type="rope",
+    hidden_dropout=0.0,
+    attention_dropout=0.0,
+    seq_length=12,
+    vocab_size=32,
+    calculate_per_token_loss=True,
+    transformer_impl="local",
+    vision_num_layers=1,
+    vision_hidden_size=32,
+    vision_num_attention_heads=4,
+    image_size=8,
+    patch_size=4,
+)
+
+
+def batches(*, rank=0, ranks=1, picture_rank=0, picture_ranks=1):
+    """Yield a rank's part of the microbatches, the same in each step, with its part of the pictures."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(MICRO_BATCHES):
+        tokens = torch.randint(32, (MICRO_BATCH, 13), generator=generator)
+        images = torch.rand(MICRO_BATCH, 3, 8, 8, generator=generator)
+        loss_mask = torch.zeros(MICRO_BATCH, 12)
+        loss_mask[:, 3:] = 1
+        loss_mask[0, 8:] = 0
+        tokens[:, :4] = SECTION.image_token_id
+        yield {
+            "tokens": tokens[:, :-1].chunk(ranks)[rank],
+            "labels": tokens[:, 1:].clamp(min=0).chunk(ranks)[rank],
+            "loss_mask": loss_mask.chunk(ranks)[rank],
+            "position_ids": torch.arange(12).expand(MICRO_BATCH // ranks, 12),
+            "images": images.chunk(picture_ranks)[picture_rank],
+        }
+
+
+def train(model, optimizer, schedule, read, replicas):
+    """Train, and return the losses over all replicas of the language model, and the gradient norms, of each step."""
+    losses, norms = [], []
+    for _ in range(STEPS):
+        model.zero_grad_buffer()
+        optimizer.zero_grad()
+        reports = schedule(
+            forward_step_func=MimoForwardStep(),
+            data_iterator=read(),
+            model=model,
+            num_microbatches=MICRO_BATCHES,
+            seq_length=SECTION.seq_length,
+            micro_batch_size=MICRO_BATCH,
+            forward_only=False,
+        )
+        _, norm, _ = optimizer.step()
+        norms.append(norm)
+        if reports:
+            total = torch.stack([report["lm loss"] for report in reports]).sum(0)
+            torch.distributed.all_reduce(total, group=replicas)
+            losses.append((total[0] / total[1]).item())
+    return losses, norms
+
+
+def train_together(folder, groups):
+    """Write the common weights, and train with them on one rank."""
+    provider = MimoModelProvider(SECTION, layer_spec=host_block_spec, device=CPU)
+    chunks = provider.provide_chunks(groups)
+    dist_checkpointing.save(chunks[0].sharded_state_dict(), folder)
+    [model] = wrap_ddp(chunks, DistributedDataParallelConfig(grad_reduce_in_fp32=True), pg_collection=groups)
+    provider.transformer.finalize_model_grads_func = finalize_model_grads
+    optimizer = get_megatron_optimizer(ADAM, [model])
+    return train(model, optimizer, forward_backward_no_pipelining, batches, groups.dp)
+
+
+def train_modules(folder, vision, language):
+    """Train with the common weights on ranks of the modules, of which this is one."""
+    modules = MimoModules(
+        SECTION,
+        vision=ModuleRanks(**vision),
+        language=ModuleRanks(**language),
+        layer_spec=host_block_spec,
+        device=CPU,
+        backend="gloo",
+    )
+    model = modules.provide(seed=1)
+    model.load_state_dict(dist_checkpointing.load(model.sharded_state_dict(), folder))
+    modules.wrap(model, DistributedDataParallelConfig(grad_reduce_in_fp32=True))
+    own = modules.groups.get(LANGUAGE) or modules.groups[VISION]
+    seen = modules.groups.get(VISION)
+
+    def read():
+        return batches(
+            rank=own.dp.rank(),
+            ranks=own.dp.size(),
+            picture_rank=seen.dp.rank() if seen else 0,
+            picture_ranks=seen.dp.size() if seen else 1,
+        )
+
+    try:
+        return train(model, modules.optimizer(model, ADAM), modules.forward_backward(), read, own.dp)
+    finally:
+        model.destroy()

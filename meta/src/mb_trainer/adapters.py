@@ -20,10 +20,25 @@ def load_merged(
     Raises:
         PeftError: the adapters are of a class of one's own, of which nothing says how to merge them.
     """
+    load_adapted(selection, chunks, config, groups)
+    merge(chunks)
+
+
+def load_adapted(
+    selection: Selection, chunks: list[Any], config: ConfigContainer, groups: ProcessGroupCollection
+) -> LoRA:
+    """Load the model that the adapters of a run belong to, and the adapters beside it; return what they are.
+
+    Collective.
+
+    Raises:
+        PeftError: the run has no adapters, or some of a class of one's own, of which nothing is known here.
+    """
     if not isinstance(config.peft, LoRA):
+        kind = "a run without adapters" if config.peft is None else type(config.peft).__name__
         raise PeftError(
-            f"peft: {type(config.peft).__name__} cannot be merged, because it is no kind of LoRA. Do it with the class "
-            "itself."
+            f"peft: {kind} cannot be merged or exported, because it is no kind of LoRA. Do it with the class "
+            "itself, or export the whole model."
         )
     config.peft.install(chunks)
     load_checkpoint(
@@ -41,4 +56,4 @@ def load_merged(
             pretrained_checkpoint=config.checkpoint.pretrained_checkpoint,
         ),
     )
-    merge(chunks)
+    return config.peft

@@ -34,6 +34,9 @@ def export_hf(
     out: Annotated[
         Path, typer.Option("--out", metavar="DIR", help="Receives config.json and *.safetensors.")
     ],
+    adapters: Annotated[
+        bool, typer.Option("--adapters", help="Only the adapters, as Hugging Face's peft loads them.")
+    ] = False,
 ) -> None:
     """Write the newest checkpoint of a run in Hugging Face's form, whatever layout trained it."""
-    raise typer.Exit(command("hf").export_hf(run, out=out))
+    raise typer.Exit(command("hf").export_hf(run, out=out, adapters=adapters))

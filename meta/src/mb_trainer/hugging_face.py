@@ -30,9 +30,10 @@ from mb_models.hf.files import TensorFolder
 from mb_models.hf.load import load_hf_weights
 from mb_models.hf.paging import back_by_files
 from mb_models.hf.save import save_hf_model
-from mb_models.hf.shapes import read_config, section_of
+from mb_models.hf.shapes import config_of, read_config, section_of
+from mb_models.peft.hugging_face import save_adapters
 from mb_models.transformer import DTYPES
-from mb_trainer.adapters import load_merged
+from mb_trainer.adapters import load_adapted, load_merged
 from mb_trainer.checkpointing import TOKENIZER
 from mb_trainer.config import TARGETS, ConfigContainer, TextCorpusConfig, TokenizerConfig
 from mb_trainer.data import read_tokenizer
@@ -121,14 +122,16 @@ def configuration(section: GPTModelConfig, *, dtype: torch.dtype, out: Path) -> 
     return config
 
 
-def export_run(run: Path, out: Path) -> int:
+def export_run(run: Path, out: Path, *, adapters: bool = False) -> int:
     """Write the newest whole checkpoint of a run as a folder of transformers; return its step.
 
-    Adapters are merged. Rows that pad the vocabulary stay. The tokenizer comes along.
+    Adapters are merged, or with `adapters` they alone are written, in the form of peft. Rows that pad the vocabulary
+    stay. The tokenizer comes along.
 
     Raises:
         NoCheckpointError: there is none.
         mb_models.hf.errors.HuggingFaceError: no model of transformers that is known here computes the same.
+        mb_models.peft.config.PeftError: adapters are wanted of a run that has none.
     """
     selection = newest(run)
     config = single_process(ConfigContainer.from_yaml(selection.path / "run_config.yaml", TARGETS))
@@ -146,6 +149,12 @@ def export_run(run: Path, out: Path) -> int:
         dtype = torch.bfloat16 if section.bf16 else torch.float16
 
     def convert(chunk: Any, groups: ProcessGroupCollection) -> None:
+        if adapters:
+            rows = chunk.embedding.word_embeddings.weight.shape[0]
+            config_of(section, vocab_size=rows, dtype=dtype_name(dtype))  # refuses what transformers has not
+            kind = load_adapted(selection, [chunk], config, groups)
+            save_adapters(chunk, out, section=kind, config=section, pg_collection=groups)
+            return
         if config.peft is None:
             read_weights(selection, chunk, config, groups)
         else:

@@ -21,14 +21,14 @@ def import_hf(folder: Path, *, out: Path) -> int:
     return reported(work)
 
 
-def export_hf(run: Path, *, out: Path) -> int:
-    """Write the newest whole checkpoint of a run in Hugging Face's form; return the exit code."""
+def export_hf(run: Path, *, out: Path, adapters: bool) -> int:
+    """Write a run's newest whole checkpoint, or its adapters alone, in Hugging Face's form; return the exit code."""
 
     def work() -> int:
         refuse_files_in(out)
         mb_host.install(force=True)
-        step = import_module("mb_trainer.hugging_face").export_run(run, out)
-        print(f"weights of step {step} in {out}")
+        step = import_module("mb_trainer.hugging_face").export_run(run, out, adapters=adapters)
+        print(f"{'adapters' if adapters else 'weights'} of step {step} in {out}")
         return 0
 
     return reported(work)

@@ -179,6 +179,7 @@ def test_enough_layouts_are_compared():
 MIXED = {
     **MODERN,
     "hidden_size": 32,
+    "activation_func": "silu",
     "mamba_state_dim": 8,
     "mamba_head_dim": 8,
     "mamba_num_groups": 4,

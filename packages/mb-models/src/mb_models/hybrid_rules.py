@@ -268,5 +268,16 @@ RULES: tuple[Rule, ...] = (
         fails=(True, "*"),
         passes=(False, "*"),
     ),
+    section_rule(
+        "HY14",
+        ("activation_func", "hybrid_layer_pattern"),
+        lambda name, pattern: (
+            f"is {name} with gated-delta layers" if "G" in pattern and name != "silu" else None
+        ),
+        why="Megatron Core convolves their inputs with the model's activation, and its kernels know SiLU alone",
+        fix='Set activation_func="silu", or leave G out of the pattern.',
+        fails=("gelu", "G-"),
+        passes=("gelu", "M-"),
+    ),
 )
 """Apply where the section has a hybrid_layer_pattern."""

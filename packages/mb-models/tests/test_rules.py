@@ -2,6 +2,7 @@ import pytest
 
 from mb_models import RULES, GPTModelConfig, ModelConfigError
 from mb_models.hybrid_config import MambaModelConfig
+from mb_models.mimo_config import MimoModelConfig
 from mb_models.rules import BUILD_RULES, INTERLEAVING, broken_rules
 from mb_models.t5_config import T5ModelConfig
 
@@ -14,7 +15,7 @@ def test_each_rule_refuses_its_failing_example_and_accepts_the_other(rule):
 
 @pytest.mark.parametrize("rule", BUILD_RULES, ids=lambda rule: rule.id)
 def test_each_rule_reads_fields_that_exist(rule):
-    sections = (GPTModelConfig, MambaModelConfig, T5ModelConfig)
+    sections = (GPTModelConfig, MambaModelConfig, MimoModelConfig, T5ModelConfig)
     names = {f"model.{name}" for section in sections for name in section.__dataclass_fields__}
     assert {path for path in rule.fields if path.startswith("model.")} <= names
 

@@ -110,6 +110,18 @@ TABLE = [
     ),
     ("dist.use_decentralized_pg=true", 1, "T23", "dist.use_decentralized_pg=false"),
     ("ddp.use_megatron_fsdp=true", 1, "T29", "ddp.use_megatron_fsdp=false"),
+    (
+        "dist.use_torch_fsdp2=true ddp.use_megatron_fsdp=true",
+        1,
+        "T29 V120",
+        "ddp.use_megatron_fsdp=false",
+    ),
+    (
+        "dist.use_torch_fsdp2=true model.share_embeddings_and_output_weights=true",
+        1,
+        "FS02",
+        "model.share_embeddings_and_output_weights=false",
+    ),
     ("rng.seed=0", 1, "V240", "rng.seed=1"),
     # checkpoints, loggers, data
     ("checkpoint.save_interval=0", 1, "CK10", "checkpoint.save_interval=null"),

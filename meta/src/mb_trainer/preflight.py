@@ -42,7 +42,8 @@ LESS = {
     "V131": ("CK03",),
     "V130": ("CK03",),
     "V134": ("T23",),
-    "V120": ("T29", "T22"),
+    "FS03": ("V120",),
+    "FS05": ("T29",),
     **dict.fromkeys(("V175", "V176", "V177", "V179"), ("T29",)),
 }
 """Rules that are silent beside others, which say the same of the same fields or would refuse what the first advise."""

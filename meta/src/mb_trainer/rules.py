@@ -49,7 +49,6 @@ def must_stay(number: int, path: str, default: object, *, asked: object, instead
 
 
 NO_RECORDER = "Set NCCL's own environment variables through env_vars."
-NO_FSDP = "Use ddp.use_distributed_optimizer=true to spread optimizer states."
 
 PAIRED = ("model.decoder_seq_length", "dataset.decoder_seq_length")
 
@@ -72,18 +71,33 @@ def pairs_for_an_encoder_and_a_decoder(number: int, first: str, second: str) -> 
     )
 
 
+def no_megatron_fsdp(number: int, path: str) -> Rule:
+    """Make the rule that refuses one of the two switches of Megatron-FSDP."""
+    return Rule(
+        id=f"T{number:02d}",
+        fields=(path,),
+        test=lambda on: "is true" if on else None,
+        why="Megatron-FSDP's shards can be saved as fsdp_dtensor only, which mb-checkpoint does not write, and a run "
+        "that saves nothing could not be resumed",
+        fix=f"Set {path}=false, and dist.use_torch_fsdp2=true (also shards weights and gradients) or "
+        "ddp.use_distributed_optimizer=true (optimizer state). In a loop of your own, "
+        "mb_models.wrap_megatron_fsdp trains.",
+        fails={path: True},
+        passes={path: False},
+    )
+
+
 RULES = (
     must_stay(14, "validation.test_mode", False, asked=True, instead=""),
     must_stay(20, "dist.lazy_mpu_init", False, asked=True, instead=""),
-    must_stay(21, "dist.use_megatron_fsdp", False, asked=True, instead=NO_FSDP),
-    must_stay(22, "dist.use_torch_fsdp2", False, asked=True, instead=NO_FSDP),
+    no_megatron_fsdp(21, "dist.use_megatron_fsdp"),
     must_stay(23, "dist.use_decentralized_pg", False, asked=True, instead=""),
     must_stay(25, "dist.flight_recorder_dump_path", None, asked="dump", instead=NO_RECORDER),
     must_stay(26, "dist.disable_jit_fuser", False, asked=True, instead=""),
     must_stay(27, "dist.enable_megatron_core_experimental", False, asked=True, instead=""),
     must_stay(15, "dataset.full_validation", None, asked=True, instead="Set validation.full_validation."),
     must_stay(28, "dist.eval_context_parallel_size", None, asked=2, instead=""),
-    must_stay(29, "ddp.use_megatron_fsdp", False, asked=True, instead=NO_FSDP),
+    no_megatron_fsdp(29, "ddp.use_megatron_fsdp"),
     pairs_for_an_encoder_and_a_decoder(31, *PAIRED),
     pairs_for_an_encoder_and_a_decoder(32, *reversed(PAIRED)),
 )

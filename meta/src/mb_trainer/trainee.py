@@ -11,7 +11,8 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 
 from mb_config import OptimizerConfigOverrideProviderContext, scheduler_steps
 from mb_config.mcore import build_scheduler, to_megatron
-from mb_models import wrap_ddp
+from mb_models import wrap_ddp, wrap_torch_fsdp2
+from mb_models.fsdp import accept_shards
 from mb_trainer.config import ConfigContainer
 from mb_trainer.families import Family
 from mb_trainer.layers import Layers
@@ -22,7 +23,7 @@ class Trainee:
     """A model under training, as Megatron's schedules and the training loop take it."""
 
     chunks: list[Any]
-    """This rank's model chunks in DDP: one, or one per virtual stage."""
+    """This rank's model chunks, wrapped for data parallelism: one, or one per virtual stage."""
     optimizer: Any
     scheduler: Any
     transformer: Any
@@ -52,13 +53,7 @@ def build_trainee(
     built = provider.provide_chunks(groups)
     if config.peft is not None:
         config.peft.install(built)
-    chunks = wrap_ddp(
-        built,
-        to_megatron(config.ddp),
-        pg_collection=groups,
-        disable_bucketing=config.optimizer.overlap_param_gather_with_optimizer_step,
-        broadcast_parameters=config.rng.data_parallel_random_init,
-    )
+    chunks = wrap(built, config=config, groups=groups)
     gloo = config.dist.use_gloo_process_groups
     overrides = config.optimizer_config_override_provider.build_config_overrides(
         OptimizerConfigOverrideProviderContext(
@@ -72,6 +67,8 @@ def build_trainee(
         use_gloo_process_groups=gloo,
         pg_collection=None if gloo else groups,  # Megatron finds its gloo groups only in its own state
     )
+    if config.dist.use_torch_fsdp2:
+        accept_shards(optimizer)
     steps = scheduler_steps(
         config.train,
         config.scheduler,
@@ -88,6 +85,21 @@ def build_trainee(
         transformer=provider.transformer,
         vocab_size=provider.vocab_size,
         parameters=family.parameters(config.model, vocab_size=provider.vocab_size),
+    )
+
+
+def wrap(built: list[Any], *, config: ConfigContainer, groups: ProcessGroupCollection) -> list[Any]:
+    """Wrap model chunks in the kind of data parallelism that the configuration asks for."""
+    if config.dist.use_torch_fsdp2:
+        return list(wrap_torch_fsdp2(built, to_megatron(config.ddp), pg_collection=groups))
+    return list(
+        wrap_ddp(
+            built,
+            to_megatron(config.ddp),
+            pg_collection=groups,
+            disable_bucketing=config.optimizer.overlap_param_gather_with_optimizer_step,
+            broadcast_parameters=config.rng.data_parallel_random_init,
+        )
     )
 
 

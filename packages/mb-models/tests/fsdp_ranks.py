@@ -13,6 +13,7 @@ from mb_models import (
     GPTModelConfig,
     GPTModelProvider,
     gpt_forward_step,
+    make_value_model,
     wrap_ddp,
     wrap_megatron_fsdp,
     wrap_torch_fsdp2,
@@ -27,7 +28,25 @@ DEGREES = (
     "context_parallel_size",
     "expert_model_parallel_size",
 )
-WRAPS = {"ddp": wrap_ddp, "torch": wrap_torch_fsdp2, "megatron": wrap_megatron_fsdp}
+
+
+def wrap_under_a_head(chunks, ddp, *, pg_collection):
+    """Shard a model that ends in one value for each token."""
+    return wrap_torch_fsdp2(make_value_model(64, False)(chunks), ddp, pg_collection=pg_collection)
+
+
+def wrap_a_layer(chunks, ddp, *, pg_collection):
+    """Shard something else than a GPT."""
+    return wrap_torch_fsdp2([chunks[0].decoder], ddp, pg_collection=pg_collection)
+
+
+WRAPS = {
+    "torch on a layer": wrap_a_layer,
+    "ddp": wrap_ddp,
+    "torch": wrap_torch_fsdp2,
+    "torch under a head": wrap_under_a_head,
+    "megatron": wrap_megatron_fsdp,
+}
 
 
 def build(settings, kind, ddp):

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from megatron.core.distributed import DistributedDataParallelConfig, TorchFullyShardedDataParallel
 from megatron.core.distributed.fsdp.mcore_fsdp_adapter import FullyShardedDataParallel
+from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.optimizer.optimizer import (
     ChainedOptimizer,
     Float16OptimizerWithFloat16Params,
@@ -107,8 +108,8 @@ def wrap_torch_fsdp2(
     All ranks call it, after the weights are loaded or drawn.
 
     Raises:
-        FsdpError: a rule of `mb_models.fsdp_rules` on FSDP2 is broken, `ddp_config` asks for Megatron-FSDP, or a
-            weight does not divide by the number of ranks.
+        FsdpError: a rule of `mb_models.fsdp_rules` on FSDP2 is broken, a chunk is no GPT, `ddp_config` asks for
+            Megatron-FSDP, or a weight does not divide by the number of ranks.
     """
     groups = pg_collection or ProcessGroupCollection.use_mpu_process_groups()
     config = get_model_config(chunks[0])
@@ -117,9 +118,16 @@ def wrap_torch_fsdp2(
             "wrap_torch_fsdp2: ddp_config.use_megatron_fsdp=True, because a weight is sharded by one of the two. "
             "Set it to False, or call wrap_megatron_fsdp."
         )
+    for chunk in chunks:
+        if not isinstance(chunk, GPTModel):
+            raise FsdpError(
+                f"wrap_torch_fsdp2: {type(chunk).__name__} is no GPT, because the checkpoints of hybrid models know no "
+                "shards, and other families have not been shown to train right. Use wrap_ddp."
+            )
     _refuse(
         {
             fsdp_rules.TORCH: True,
+            "model.num_moe_experts": config.num_moe_experts,
             "model.expert_model_parallel_size": groups.ep.size(),
             "model.share_embeddings_and_output_weights": any(
                 chunk.share_embeddings_and_output_weights for chunk in chunks

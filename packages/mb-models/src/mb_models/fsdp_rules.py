@@ -10,11 +10,13 @@ MEGATRON = ("ddp.use_megatron_fsdp", "dist.use_megatron_fsdp")
 
 def _with_torch(says: str) -> Callable[..., str | None]:
     """Return a test that refuses any of the further values beside FSDP2."""
-    return lambda on, *values: says if on and any(values) else None
+    return lambda on, *values: says if on and any(value not in (None, False) for value in values) else None
 
 
-def _experts_apart(on: bool | None, ep: int | None) -> str | None:
-    return f"is on with expert_model_parallel_size={ep}" if on and (ep or 1) > 1 else None
+def _no_experts(on: bool | None, experts: int | None, ep: int | None) -> str | None:
+    if not on or (not experts and (ep or 1) == 1):
+        return None
+    return f"is on with num_moe_experts={experts}, expert_model_parallel_size={ep}"
 
 
 def _one_stage(on: bool | None, also_on: bool | None, pp: int | None) -> str | None:
@@ -24,19 +26,20 @@ def _one_stage(on: bool | None, also_on: bool | None, pp: int | None) -> str | N
 RULES: tuple[Rule, ...] = (
     Rule(
         id="FS01",
-        fields=(TORCH, "model.expert_model_parallel_size"),
-        test=_experts_apart,
-        why="it shards every weight over all data-parallel ranks, and would mix experts that are different ones",
-        fix="Use Megatron-FSDP (ddp.use_megatron_fsdp=true), or set model.expert_model_parallel_size=1.",
-        fails={TORCH: True, "model.expert_model_parallel_size": 2},
-        passes={TORCH: True, "model.expert_model_parallel_size": 1},
+        fields=(TORCH, "model.num_moe_experts", "model.expert_model_parallel_size"),
+        test=_no_experts,
+        why="it would mix the experts of expert-parallel ranks, and Megatron Core's checkpoints take its shards of "
+        "experts for copies",
+        fix="Use ddp.use_distributed_optimizer=true instead, or a model without experts.",
+        fails={TORCH: True, "model.num_moe_experts": 4, "model.expert_model_parallel_size": 1},
+        passes={TORCH: True, "model.num_moe_experts": None, "model.expert_model_parallel_size": 1},
     ),
     Rule(
         id="FS02",
         fields=(TORCH, "model.share_embeddings_and_output_weights"),
         test=_with_torch("is on with a tied embedding"),
         why="it has sharded the embedding's weight again when the output layer reads it",
-        fix="Use Megatron-FSDP (ddp.use_megatron_fsdp=true), or set model.share_embeddings_and_output_weights=false.",
+        fix="Set model.share_embeddings_and_output_weights=false, or use ddp.use_distributed_optimizer=true instead.",
         fails={TORCH: True, "model.share_embeddings_and_output_weights": True},
         passes={TORCH: True, "model.share_embeddings_and_output_weights": False},
     ),
@@ -83,5 +86,33 @@ RULES: tuple[Rule, ...] = (
         fix="Set train.check_weight_hash_across_dp_replicas_interval=null.",
         fails={TORCH: True, "train.check_weight_hash_across_dp_replicas_interval": 100},
         passes={TORCH: True, "train.check_weight_hash_across_dp_replicas_interval": None},
+    ),
+    Rule(
+        id="FS07",
+        fields=(TORCH, "model.hybrid_layer_pattern", "model.vision_num_layers", "model.decoder_seq_length"),
+        test=_with_torch("is on with a model that is no GPT"),
+        why="the checkpoints of hybrid models know no shards, and other families have not been shown to train right",
+        fix="Use ddp.use_distributed_optimizer=true instead.",
+        fails={
+            TORCH: True,
+            "model.hybrid_layer_pattern": "M-*-",
+            "model.vision_num_layers": None,
+            "model.decoder_seq_length": None,
+        },
+        passes={
+            TORCH: True,
+            "model.hybrid_layer_pattern": None,
+            "model.vision_num_layers": None,
+            "model.decoder_seq_length": None,
+        },
+    ),
+    Rule(
+        id="FS08",
+        fields=(TORCH, "peft"),
+        test=_with_torch("is on with adapters"),
+        why="what a checkpoint holds of adapters knows no shards",
+        fix="Use ddp.use_distributed_optimizer=true instead.",
+        fails={TORCH: True, "peft": {}},
+        passes={TORCH: True, "peft": None},
     ),
 )

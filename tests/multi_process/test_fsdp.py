@@ -1,0 +1,51 @@
+"""torch's FSDP2 in the main job: losses of plain data parallelism, and checkpoints that either goes on from."""
+
+import os
+from pathlib import Path
+
+import pytest
+from runs import losses
+
+import mb_host
+
+FSDP2 = ["dist.use_torch_fsdp2=true"]
+STEPS = [
+    "train.train_iters=6",
+    "scheduler.lr_decay_iters=6",
+    "scheduler.override_opt_param_scheduler=true",
+    "validation.eval_interval=null",
+    "validation.eval_iters=0",
+    "checkpoint.save_interval=3",
+]
+
+
+def train_on_this_rank(words: list[str], out: str) -> None:
+    """Train as a process of a job that has its groups already."""
+    from mb_trainer import pretrain
+    from mb_trainer.reading import read_request
+
+    asked = read_request(words)
+    pretrain(
+        asked.config,
+        name=asked.name,
+        out=Path(out),
+        provenance=asked.provenance,
+        environment=dict(os.environ),
+    )
+
+
+def test_fsdp2_trains_saves_and_resumes(overrides, tmp_path):
+    words = [*overrides, *STEPS]
+    half = [f"checkpoint.load={tmp_path}/half/checkpoints"]
+    with mb_host.RankPool(2, timeout_seconds=200) as ranks:
+
+        def run(name, *more):
+            ranks.run(train_on_this_rank, [*words, *more], str(tmp_path / name))
+            return losses(tmp_path / name)
+
+        plain = run("plain")
+        sharded = run("half", *FSDP2, "train.train_iters=3")
+        sharded |= run("rest", *FSDP2, *half)
+        back = run("back", *half)
+    assert sharded == pytest.approx(plain, abs=1e-5, rel=0)
+    assert back == pytest.approx({step: plain[step] for step in (4, 5, 6)}, abs=1e-5, rel=0)

@@ -4,10 +4,12 @@ import dataclasses
 
 import pytest
 import torch
+from megatron.core import tensor_parallel
 
 from mb_host.layers import host_block_spec
 from mb_models.batches import BatchError
 from mb_models.mimo import MimoForwardStep, MimoModelProvider
+from mb_models.mimo_captions import caption
 from mb_models.mimo_config import MimoModelConfig
 from mb_models.mimo_parameters import mimo_parameter_count
 from mb_models.mimo_rules import RULES
@@ -134,6 +136,27 @@ def test_it_learns_to_name_what_it_sees(changes, groups):
     losses = trained(build(dataclasses.replace(TINY, **changes)))
     assert losses[0] > 3.0
     assert losses[-1] < 1.5  # log 8 is 2.08
+
+
+def test_it_says_what_it_sees(groups):
+    torch.manual_seed(2)
+    tensor_parallel.model_parallel_cuda_manual_seed(2)
+    model = build(TINY)
+    trained(model, steps=200)
+    model.eval()
+    said = [
+        next(caption(model, torch.full((3, 8, 8), grey / 4 - 1), config=TINY, vocab_size=32))
+        for grey in range(8)
+    ]
+    assert sum(word == grey for grey, word in enumerate(said)) >= 5  # of 8, of which chance would get one
+
+
+def test_a_caption_ends_at_its_stop_or_where_the_sequence_does(groups):
+    model = build(TINY).eval()
+    picture = torch.zeros(3, 8, 8)
+    whole = list(caption(model, picture, config=TINY, vocab_size=32))
+    assert len(whole) == TINY.seq_length - TINY.image_tokens
+    assert list(caption(model, picture, config=TINY, vocab_size=32, stop_token=whole[0])) == []
 
 
 def test_every_patch_sees_every_other(groups):

@@ -1,0 +1,70 @@
+"""What a model that sees says of a picture, token by token: a look at what was learned.
+
+Shapes: S tokens so far, V rows of the embedding, H pixels of a picture's height and width.
+"""
+
+from collections.abc import Iterator
+
+import torch
+
+from mb_models.generation import generate
+from mb_models.mimo import ENCODER, VISION
+from mb_models.mimo_config import MimoModelConfig
+
+
+class InView(torch.nn.Module):
+    """A model with one picture before it, in the shape of a language model that `generate` takes."""
+
+    def __init__(self, model: torch.nn.Module, image_13HH: torch.Tensor) -> None:
+        super().__init__()
+        self.model = model
+        self._image_13HH = image_13HH
+
+    def forward(
+        self,
+        tokens_1S: torch.Tensor,
+        positions_1S: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return the logits, [1, S, V]."""
+        inputs = {VISION: {ENCODER: {"x": self._image_13HH}}}
+        logits_1SV: torch.Tensor
+        logits_1SV, _ = self.model(tokens_1S, positions_1S, attention_mask, modality_inputs=inputs)
+        return logits_1SV
+
+
+def caption(
+    model: torch.nn.Module,
+    image_3HH: torch.Tensor,
+    *,
+    config: MimoModelConfig,
+    vocab_size: int,
+    temperature: float = 0.0,
+    stop_token: int | None = None,
+    generator: torch.Generator | None = None,
+) -> Iterator[int]:
+    """Yield the tokens that follow a picture, up to `stop_token` or the length that the model was trained for.
+
+    The model is one whole chunk (no tensor parallelism) in evaluation mode. Every token costs a forward pass, encoder
+    included.
+
+    Args:
+        model: what `MimoModelProvider` builds.
+        image_3HH: the picture, from -1 to 1 as in training.
+        config: the section that the model was built from.
+        vocab_size: tokens that the tokenizer knows.
+        temperature: as in `generate`; 0 takes the likeliest token.
+        stop_token: ends the caption, None for no such token.
+        generator: random numbers for the draw, on the CPU.
+    """
+    weight = next(model.parameters())
+    return generate(
+        InView(model, image_3HH[None].to(weight.device, weight.dtype)),
+        [config.image_token_id] * config.image_tokens,
+        max_new_tokens=config.seq_length - config.image_tokens,
+        vocab_size=vocab_size,
+        context_length=config.seq_length,
+        temperature=temperature,
+        stop_token=stop_token,
+        generator=generator,
+    )

@@ -38,6 +38,7 @@ from mb_loop import (
 )
 from mb_metrics import LogFormatError, ReportTooLargeError, RunNotFoundError, TensorInspectError
 from mb_metrics.log_records import LoggingLevelError
+from mb_models.fsdp_rules import FsdpError
 from mb_models.hf.errors import HuggingFaceError
 from mb_models.peft.config import PeftError
 from mb_models.rules import ModelConfigError
@@ -93,6 +94,7 @@ CANNOT_BE_DONE = (
     CheckpointNotFoundError,
     CheckpointSaveError,
     CheckpointShapeError,
+    FsdpError,
     HuggingFaceError,
     IncompleteCheckpointError,
     ManifestError,

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from mb_models.forward_step import masked_next_token_loss as masked_next_token_loss
     from mb_models.freezing import FreezingError as FreezingError
     from mb_models.freezing import freeze_moe_router as freeze_moe_router
-    from mb_models.fsdp import FsdpError as FsdpError
     from mb_models.fsdp import wrap_megatron_fsdp as wrap_megatron_fsdp
     from mb_models.fsdp import wrap_torch_fsdp2 as wrap_torch_fsdp2
+    from mb_models.fsdp_rules import FsdpError as FsdpError
     from mb_models.generation import PromptError as PromptError
     from mb_models.generation import generate as generate
     from mb_models.gpt import GPTModelProvider as GPTModelProvider
@@ -131,7 +131,7 @@ _HOMES = {
     "Batch": "batches",
     "BatchError": "batches",
     "FreezingError": "freezing",
-    "FsdpError": "fsdp",
+    "FsdpError": "fsdp_rules",
     "GPTForwardStep": "forward_step",
     "GPTModelConfig": "config",
     "GPTModelProvider": "gpt",

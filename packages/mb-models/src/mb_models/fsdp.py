@@ -19,15 +19,12 @@ from megatron.core.utils import get_model_config
 from torch.distributed.tensor import DTensor
 
 from mb_models import fsdp_rules
+from mb_models.fsdp_rules import FsdpError
 from mb_models.rules import broken_rules
 from mb_models.wrap import settled_config, wrap_half_precision
 
 MASTERS = "fp32_from_fp16_params"
 """Entry of the state of Megatron's mixed-precision optimizer with float32 copies of the weights."""
-
-
-class FsdpError(ValueError):
-    """A model, layout or setting with which the weights cannot be sharded in the way asked for."""
 
 
 class TorchFsdp2(TorchFullyShardedDataParallel):  # type: ignore[misc]
@@ -211,7 +208,8 @@ def _refuse_uneven(chunks: Sequence[torch.nn.Module], *, ranks: int) -> None:
             if parameter.shape[0] % ranks:
                 raise FsdpError(
                     f"wrap_torch_fsdp2: {name} has {parameter.shape[0]} rows for {ranks} ranks, because Megatron "
-                    "Core's checkpoints hold equal shards only. Use another number of ranks, or wrap_megatron_fsdp."
+                    "Core's checkpoints hold equal shards only. Use a number of data- and context-parallel ranks that "
+                    "divides it, or plain data parallelism."
                 )
 
 

@@ -1,4 +1,4 @@
-"""What cannot be sharded by torch's FSDP2 or by Megatron-FSDP: rules as data."""
+"""What cannot be sharded by torch's FSDP2 or by Megatron-FSDP: rules as data, and the error."""
 
 from collections.abc import Callable
 
@@ -6,6 +6,10 @@ from mb_models.rule import Rule
 
 TORCH = "dist.use_torch_fsdp2"
 MEGATRON = ("ddp.use_megatron_fsdp", "dist.use_megatron_fsdp")
+
+
+class FsdpError(ValueError):
+    """A model, layout or setting with which the weights cannot be sharded in the way asked for."""
 
 
 def _with_torch(says: str) -> Callable[..., str | None]:

@@ -1,8 +1,10 @@
 """Recipes that train adapters."""
 
+import sysconfig
 from dataclasses import replace
+from pathlib import Path
 
-from mb_trainer.config import ConfigContainer, LoRA
+from mb_trainer.config import ConfigContainer, LoRA, TextCorpusConfig, TokenizerConfig
 from mb_trainer.recipes.gpt import gpt_tiny
 from mb_trainer.recipes.recipe import Recipe
 
@@ -11,8 +13,20 @@ BASE = "runs/gpt_tiny/checkpoints"
 
 
 def lora_tiny() -> ConfigContainer:
-    """Build adapters of rank 8 on the model that the recipe gpt_tiny has trained, on the same data."""
+    """Build adapters of rank 8 on what gpt_tiny has trained, for tables of characters (Python's `encodings`)."""
     config = gpt_tiny()
+    tokenizer = Path(BASE, f"iter_{config.train.train_iters:07d}", "tokenizer.json")
+    config.tokenizer = TokenizerConfig(
+        tokenizer_type="HuggingFaceTokenizer", tokenizer_model=tokenizer.as_posix()
+    )
+    config.model.vocab_size = 4096
+    config.dataset = TextCorpusConfig(
+        sources=[str(Path(sysconfig.get_path("stdlib"), "encodings"))],
+        seq_length=config.model.seq_length,
+        vocab_size=4096,
+        dataloader_type="single",
+        num_workers=0,
+    )
     config.peft = LoRA(dim=8, alpha=16.0)
     config.checkpoint.pretrained_checkpoint = BASE
     config.train.train_iters = 100

@@ -63,7 +63,8 @@ def section_of(row: Row) -> Any:
 
 def start(settings: Mapping[str, Any]) -> ProcessGroupCollection:
     """Set up the groups that the settings ask for, and seed."""
-    parallel_state.initialize_model_parallel(**{name: settings[name] for name in SIZES if name in settings})
+    sizes = {name: settings[name] for name in SIZES if name in settings}
+    parallel_state.initialize_model_parallel(**sizes, create_gloo_process_groups=False)
     tensor_parallel.model_parallel_cuda_manual_seed(1234)
     return ProcessGroupCollection.use_mpu_process_groups()
 
@@ -135,6 +136,7 @@ def train(row: Row, folder: str, groups: ProcessGroupCollection) -> list[float]:
             use_distributed_optimizer=row.sharded,
         ),
         model,
+        use_gloo_process_groups=False,
     )
     settings.finalize_model_grads_func = finalize_model_grads
     settings.grad_scale_func = optimizer.scale_loss

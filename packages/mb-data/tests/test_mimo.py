@@ -136,7 +136,7 @@ def test_splits_that_are_not_asked_for_are_not_there():
 def test_a_section_that_cannot_be_drawn_is_refused(changes, message):
     config = DrawnShapesConfig(seq_length=80, **changes)
     nothing = DatasetBuildContext(train_samples=1, valid_samples=0, test_samples=0)
-    for act in (config.finalize, lambda: config.build_datasets(nothing)):
+    for act in (config.finalize, lambda: config.build_datasets(nothing), lambda: dataset(config=config)):
         with pytest.raises(ConfigError, match=message):
             act()
 

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from mb_data.mimo_config import DrawnShapesConfig
+from mb_data.rules import check_section
 from mb_data.tokenizers import Tokenizer
 
 Grid = NDArray[np.float64]
@@ -137,12 +138,14 @@ class DrawnShapes(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         tokenizer: Turns captions into tokens; its end of document ends and pads them.
 
     Raises:
+        ConfigError: Rules of the section are broken.
         ValueError: There is no tokenizer, or the longest caption does not fit.
     """
 
     def __init__(
         self, config: DrawnShapesConfig, *, samples: int, split: int, tokenizer: Tokenizer | None
     ) -> None:
+        check_section(config, section="dataset")
         if tokenizer is None:
             raise ValueError(
                 "dataset: no tokenizer; captions are trained as tokens. Put one into the build context."

@@ -116,6 +116,13 @@ class TestBuild:
         with pytest.raises(ValueError, match=r"full_validation: the blend of 2 prefixes has weights"):
             build(blend=(pairs, [9.0, 1.0]), full_validation=True)
 
+    def test_the_weight_of_a_single_prefix_is_none(self, prefix):
+        with_weight, without = (
+            [tokens_of(split) for split in build(data_path=path, full_validation=True)[:2]]
+            for path in (f"1.0 {prefix}", prefix)
+        )
+        assert with_weight == without
+
     def test_splits_of_no_samples_are_none(self, prefix):
         assert build(data_path=prefix, train=0, valid=0) == (None, None, None)
 

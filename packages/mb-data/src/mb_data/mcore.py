@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
@@ -18,12 +18,13 @@ from megatron.core.tokenizers import MegatronTokenizerBase
 
 from mb_data.blend import SPLITS, Blend
 from mb_data.config import DataloaderConfig, DatasetBuildContext, GPTDatasetConfig, TextCorpusConfig
-from mb_data.corpus import prepare_corpus
+from mb_data.corpus import PreparedCorpus, prepare_corpus
 from mb_data.errors import NotEnoughSamplesError
 from mb_data.fingerprint import data_fingerprint
 from mb_data.indexed import sequence_lengths
 from mb_data.tokenizers import Tokenizer, load_tokenizer
 
+Result = TypeVar("Result")
 Triple = tuple[Any | None, Any | None, Any | None]
 
 _OURS = {"seq_length", "data_path", "skip_getting_attention_mask_from_dataset", "per_dataset_sequences_path"}
@@ -186,16 +187,29 @@ def to_megatron(
     return target(**values)
 
 
+def prepare_together(config: TextCorpusConfig) -> PreparedCorpus:
+    """Prepare a corpus on rank 0, and then find it on the others. Collective over the default group, if there is one.
+
+    Raises:
+        What `prepare_corpus` does.
+    """
+    return _rank_zero_first(lambda: prepare_corpus(config))
+
+
+def blends_of(corpus: PreparedCorpus) -> list[Blend | None]:
+    """Return the `blend_per_split` of a prepared corpus."""
+    prefixes = (corpus.train, corpus.valid, corpus.test)
+    return [None if prefix is None else ([prefix], None) for prefix in prefixes]
+
+
 def _resolved(config: GPTDatasetConfig, context: DatasetBuildContext) -> GPTDatasetConfig:
     """Return a finalized copy of the section, with Megatron's tokenizer, and with the data of a text corpus."""
     config = copy.copy(config)
     config.finalize()
     tokenizer = config.tokenizer or context.tokenizer
     if isinstance(config, TextCorpusConfig):
-        corpus = config
-        prepared = _rank_zero_first(lambda: prepare_corpus(corpus))
-        prefixes = (prepared.train, prepared.valid, prepared.test)
-        config.blend_per_split = [None if prefix is None else ([prefix], None) for prefix in prefixes]
+        prepared = prepare_together(config)
+        config.blend_per_split = blends_of(prepared)
         tokenizer = tokenizer or load_tokenizer(prepared.tokenizer)
     if tokenizer is None:
         raise ValueError(
@@ -211,7 +225,7 @@ def _leave_out_weights(config: GPTDatasetConfig, *, alone: bool) -> None:
     if config.blend_per_split is not None:
         train, valid, test = config.blend_per_split
         config.blend_per_split = [train, valid and (valid[0], None), test]
-    elif config.blend is not None and config.blend[1] is not None:
+    elif config.blend is not None and _plain(config.blend)[1] is not None:
         if not alone:
             raise ValueError(
                 f"dataset.full_validation: the blend of {len(config.blend[0])} prefixes has weights, which training "
@@ -290,7 +304,7 @@ def _require_samples(dataset: Any, *, split: str, wanted: int) -> None:
         )
 
 
-def _rank_zero_first(action: Callable[[], Any]) -> Any:
+def _rank_zero_first(action: Callable[[], Result]) -> Result:
     """Run on rank 0 of the default group, then on the others, also when rank 0 fails."""
     if not torch.distributed.is_initialized():
         return action()

@@ -15,6 +15,17 @@ def test_every_rule_refuses_its_bad_example_and_passes_its_good_one(rule):
     assert rule.fix[-1] == "."
 
 
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_no_rule_breaks_on_values_that_are_not_there(rule):
+    for example in (rule.fails, rule.passes):
+        for lacking in rule.fields:
+            assert isinstance(
+                rule.test(*({**example, lacking: None}[path] for path in rule.fields)), str | None
+            )
+    if rule.id != "V045":  # refuses None itself
+        assert rule.test(*(None for _ in rule.fields)) is None
+
+
 def test_ids_are_unique():
     assert len({rule.id for rule in RULES}) == len(RULES)
 

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mb_data import ByteTokenizer, NullTokenizer, TokenizerConfig, TokenizerError, load_tokenizer
+from mb_data import (
+    ByteTokenizer,
+    NullTokenizer,
+    SentinelTokenizer,
+    TokenizerConfig,
+    TokenizerError,
+    load_tokenizer,
+)
 
 pytest.importorskip("tokenizers", reason="needs the tokenizers extra")
 from mb_data import train_bpe
@@ -36,6 +43,14 @@ def test_numbers_there_and_back():
 def test_what_is_no_number_of_the_vocabulary_is_refused(text):
     with pytest.raises(TokenizerError, match="is not a number below 100"):
         NullTokenizer(100).encode(text)
+
+
+def test_fewer_sentinels_than_none_are_refused():
+    with pytest.raises(TokenizerError, match="-1 sentinels would take entries of the vocabulary away"):
+        SentinelTokenizer(ByteTokenizer(), sentinels=-1)
+    with pytest.raises(TokenizerError, match="vocab_extra_ids to 0 or more"):
+        load_tokenizer(TokenizerConfig(tokenizer_type="ByteTokenizer", vocab_extra_ids=-2))
+    assert SentinelTokenizer(ByteTokenizer(), sentinels=0).vocab_size == 257
 
 
 class TestTrained:

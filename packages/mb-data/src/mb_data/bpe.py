@@ -50,7 +50,7 @@ class FileTokenizer:
         self._include_special_tokens = include_special_tokens
         self.vocab_size: int = self._tokenizer.get_vocab_size()
         self.eod = _find_end(self._tokenizer, file)
-        self.fingerprint = fingerprint_of(content + bytes([include_special_tokens]))
+        self.fingerprint = fingerprint_of(content, include_special_tokens=include_special_tokens)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -1,7 +1,8 @@
 """What the sections of this package refuse, as pure functions on values. Standard library only.
 
-A rule applies where its sections are there and have all the fields that it names: a user's own dataset provider
-has none of the GPT fields, so those rules say nothing about it.
+A rule applies where its sections are there and have the first field that it names; for any other field that a section
+lacks, its test may get None. A user's own dataset provider has none of the GPT fields, or a few of them: a test says
+nothing of values that are None, unless None itself is what it refuses.
 """
 
 from collections.abc import Callable
@@ -104,6 +105,18 @@ def _corpus_has_no_paths(sources: Any, data_path: Any, blend: Any, per_split: An
         f"{sources!r} together with data_path={data_path!r}, blend={blend!r}, "
         f"blend_per_split={per_split!r}, split={split!r}",
     )
+
+
+def _fractions(valid: Any, test: Any) -> str | None:
+    if valid is None or test is None:
+        return None
+    return _unless(min(valid, test) >= 0 and valid + test < 1, f"validation {valid}, test {test}")
+
+
+def _pictures_take_places(side: Any, places: Any) -> str | None:
+    if side is None or places is None:
+        return None
+    return _unless(side >= 1 and places >= 1, f"{side} pixels, {places} places")
 
 
 def _inert(rule_id: str, path: str, *, neutral: object, asked: object, fix: str) -> Rule:
@@ -257,7 +270,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="D02",
         fields=("dataset.num_workers",),
-        test=lambda workers: _unless(workers >= 0, f"{workers}"),
+        test=lambda workers: _unless(workers is None or workers >= 0, f"{workers}"),
         why="it counts processes",
         fix="Use 0 to load in the training process.",
         fails={"dataset.num_workers": -1},
@@ -266,7 +279,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="D03",
         fields=("dataset.seq_length",),
-        test=lambda seq_length: _unless(seq_length > 0, f"{seq_length} tokens"),
+        test=lambda seq_length: _unless(seq_length is None or seq_length > 0, f"{seq_length} tokens"),
         why="a sample has at least one token",
         fix="Set dataset.seq_length to the model's.",
         fails={"dataset.seq_length": 0},
@@ -302,9 +315,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="D05",
         fields=("dataset.validation_fraction", "dataset.test_fraction"),
-        test=lambda valid, test: _unless(
-            min(valid, test) >= 0 and valid + test < 1, f"validation {valid}, test {test}"
-        ),
+        test=_fractions,
         why="training takes the files that are left",
         fix="Choose fractions from 0 whose sum is below 1.",
         fails={"dataset.validation_fraction": 0.5, "dataset.test_fraction": 0.5},
@@ -313,7 +324,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="D06",
         fields=("dataset.vocab_size",),
-        test=lambda vocab_size: _unless(vocab_size >= BYTE_ENTRIES, f"{vocab_size} entries"),
+        test=lambda size: _unless(size is None or size >= BYTE_ENTRIES, f"{size} entries"),
         why="a byte-level vocabulary has the 256 bytes and the end of a document",
         fix=f"Use {BYTE_ENTRIES} or more.",
         fails={"dataset.vocab_size": 256},
@@ -363,9 +374,18 @@ RULES: tuple[Rule, ...] = (
         },
     ),
     Rule(
+        id="D14",
+        fields=("tokenizer.vocab_extra_ids",),
+        test=lambda number: _unless(number is None or number >= 0, f"{number} sentinels"),
+        why="they come behind the tokenizer's own entries; fewer than none would take some of those away",
+        fix="Use 0 for none, or 100 for a T5.",
+        fails={"tokenizer.vocab_extra_ids": -1},
+        passes={"tokenizer.vocab_extra_ids": 0},
+    ),
+    Rule(
         id="D61",
         fields=("dataset.image_size", "dataset.image_tokens"),
-        test=lambda side, places: _unless(side >= 1 and places >= 1, f"{side} pixels, {places} places"),
+        test=_pictures_take_places,
         why="a picture has a size, and takes at least one place in the sequence",
         fix="Set both to the model's: model.image_size, and the number of patches.",
         fails={"dataset.image_size": 32, "dataset.image_tokens": 0},
@@ -374,7 +394,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="D62",
         fields=("dataset.image_token_id",),
-        test=lambda number: _unless(number < 0, f"is {number}"),
+        test=lambda number: _unless(number is None or number < 0, f"is {number}"),
         why="numbers from 0 are tokens of captions, at whose places the model would look for pictures",
         fix="Set a negative number, the same as model.image_token_id.",
         fails={"dataset.image_token_id": 0},

@@ -1,32 +1,45 @@
 """What the sections of data for a T5 refuse. Standard library only.
 
-These rules say nothing of a dataset without a `noise_density`.
+These rules say nothing of a dataset that lacks one of their fields, or has None there.
 """
 
 from mb_data.rule import Rule
-from mb_data.spans import SHORTEST_ENCODER, fill_encoder
+from mb_data.spans import SHORTEST_ENCODER, SpanSizes, fill_encoder
 
 _SPANS = ("dataset.noise_density", "dataset.mean_span_length", "dataset.seq_length")
 
 
-def _can_be_taken_apart(density: float | None, span: float, length: int) -> str | None:
-    if density is None or (0 < density < 1 and span >= 1 and length >= SHORTEST_ENCODER):
+def _sizes(density: float | None, span: float | None, length: int | None) -> SpanSizes | None:
+    """How a text is taken apart; None where it is not, or cannot be."""
+    if density is None or span is None or length is None or _can_be_taken_apart(density, span, length):
+        return None
+    return fill_encoder(length, noise_density=density, mean_span_length=span)
+
+
+def _can_be_taken_apart(density: float | None, span: float | None, length: int | None) -> str | None:
+    if density is None or span is None or length is None:
+        return None
+    if 0 < density < 1 and span >= 1 and length >= SHORTEST_ENCODER:
         return None
     return f"{density} with mean_span_length={span}, seq_length={length}"
 
 
-def _decoder_suffices(written: int, density: float | None, span: float, length: int) -> str | None:
-    if density is None or _can_be_taken_apart(density, span, length):
+def _decoder_suffices(
+    written: int | None, density: float | None, span: float | None, length: int | None
+) -> str | None:
+    sizes = _sizes(density, span, length)
+    if sizes is None or written is None or written >= sizes.decoder_tokens:
         return None
-    needed = fill_encoder(length, noise_density=density, mean_span_length=span).decoder_tokens
-    return None if written >= needed else f"{written} tokens, where the decoder writes {needed}"
+    return f"{written} tokens, where the decoder writes {sizes.decoder_tokens}"
 
 
-def _enough_sentinels(sentinels: int, density: float | None, span: float, length: int) -> str | None:
-    if density is None or _can_be_taken_apart(density, span, length):
+def _enough_sentinels(
+    sentinels: int | None, density: float | None, span: float | None, length: int | None
+) -> str | None:
+    sizes = _sizes(density, span, length)
+    if sizes is None or sentinels is None or sentinels >= sizes.spans:
         return None
-    spans = fill_encoder(length, noise_density=density, mean_span_length=span).spans
-    return None if sentinels >= spans else f"{sentinels} sentinels for {spans} spans"
+    return f"{sentinels} sentinels for {sizes.spans} spans"
 
 
 def _only(number: int, name: str, value: object, *, asked: object, why: str) -> Rule:

@@ -95,9 +95,17 @@ class SentinelTokenizer:
     Args:
         tokenizer: Turns text into ids.
         sentinels: How many there are.
+
+    Raises:
+        TokenizerError: Fewer than 0.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, sentinels: int) -> None:
+        if sentinels < 0:
+            raise TokenizerError(
+                f"SentinelTokenizer: {sentinels} sentinels would take entries of the vocabulary away, such as the end "
+                "of a document. Set tokenizer.vocab_extra_ids to 0 or more."
+            )
         self.plain = tokenizer
         self.sentinels = range(tokenizer.vocab_size, tokenizer.vocab_size + sentinels)
         self.vocab_size = self.sentinels.stop
@@ -122,7 +130,11 @@ class SentinelTokenizer:
 
 
 def with_sentinels(tokenizer: Tokenizer, config: TokenizerConfig) -> Tokenizer:
-    """Add the `vocab_extra_ids` that a section asks for, if any."""
+    """Add the `vocab_extra_ids` that a section asks for, if any.
+
+    Raises:
+        TokenizerError: It asks for fewer than 0.
+    """
     number = config.vocab_extra_ids
     return SentinelTokenizer(tokenizer, sentinels=number) if number else tokenizer
 
@@ -137,7 +149,7 @@ def load_tokenizer(source: TokenizerConfig | str | Path) -> Tokenizer:
     Raises:
         DataPathError: There is no `tokenizer.json`.
         TokenizerError: The type is not supported, a setting is missing, or the file is not a tokenizer with an end of
-            document.
+            document; or fewer than 0 sentinels are asked for.
         ModuleNotFoundError: The file needs the `tokenizers` library, which is not installed.
     """
     if isinstance(source, str | Path):
@@ -162,9 +174,9 @@ def _described(source: TokenizerConfig) -> Tokenizer:
     )
 
 
-def fingerprint_of(content: bytes) -> str:
-    """Return a hash of a tokenizer's file."""
-    return hashlib.sha256(content).hexdigest()[:32]
+def fingerprint_of(content: bytes, *, include_special_tokens: bool) -> str:
+    """Return a hash of a tokenizer's file and of how it is read."""
+    return hashlib.sha256(content + bytes([include_special_tokens])).hexdigest()[:32]
 
 
 def _load_file(path: Path, *, include_special_tokens: bool) -> Tokenizer:

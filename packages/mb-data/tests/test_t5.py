@@ -11,6 +11,7 @@ from mb_data import (
     ConfigError,
     DataloaderConfig,
     DatasetBuildContext,
+    NullTokenizer,
     SentinelTokenizer,
     T5Dataset,
     T5DatasetConfig,
@@ -21,22 +22,23 @@ from mb_data import (
     corrupt_spans,
     fill_encoder,
     load_tokenizer,
+    prepare_corpus,
 )
 
 BYTES = SentinelTokenizer(ByteTokenizer(), sentinels=100)
 SENTINEL, END = BYTES.sentinels.start, BYTES.eod
 
 
-def restored(encoder, decoder):
+def restored(encoder, decoder, *, first=SENTINEL):
     """Put the decoder's spans where the encoder has their sentinels; both end with an end."""
     spans, found = {}, []
     for token in decoder[:-1]:
-        if token >= SENTINEL:
+        if token >= first:
             spans[token] = []
         else:
             spans[[*spans][-1]].append(token)
     for token in encoder[:-1]:
-        found += spans[token] if token >= SENTINEL else [token]
+        found += spans[token] if token >= first else [token]
     return found
 
 
@@ -51,14 +53,14 @@ class Texts:
         return self.samples[index]
 
 
-def pairs(*, number=8, seq_length=32, decoder_seq_length=12, seed=1):
+def pairs(*, number=8, seq_length=32, decoder_seq_length=12, seed=1, sentinels=BYTES.sentinels):
     sizes = fill_encoder(seq_length, noise_density=0.15, mean_span_length=3.0)
     return T5Dataset(
         Texts(number, sizes.tokens),
         sizes=sizes,
         seq_length=seq_length,
         decoder_seq_length=decoder_seq_length,
-        sentinels=BYTES.sentinels,
+        sentinels=sentinels,
         end=END,
         seed=seed,
     )
@@ -177,6 +179,12 @@ class TestDataset:
         with pytest.raises(ValueError, match="nothing is cut off"):
             pairs(**lengths)
 
+    def test_a_token_that_could_be_a_sentinel_is_refused(self):
+        dataset = pairs(sentinels=range(35, 135))
+        assert dataset[1]["text_enc"].max() >= 35
+        with pytest.raises(TokenizerError, match="text 2 has token 35, but sentinels begin at 35"):
+            dataset[2]
+
 
 class TestTokenizer:
     def test_sentinels_come_behind_the_tokenizers_own_entries(self):
@@ -236,13 +244,39 @@ class TestBuild:
         train, _, _ = build(T5DatasetConfig(seq_length=32, split="1,0,0"), self.context(valid_samples=0))
         assert train[0]["text_enc"].shape == (32,)
 
-    def test_text_files(self, build, text_folder, tmp_path):
+    @pytest.fixture
+    def corpus(self, text_folder, tmp_path):
         pytest.importorskip("tokenizers", reason="needs the tokenizers extra")
-        config = T5TextCorpusConfig(
+        return T5TextCorpusConfig(
             seq_length=32, sources=[str(text_folder)], vocab_size=280, cache_dir=str(tmp_path / "cache")
         )
-        train, valid, test = build(config, self.context(test_samples=2))
-        assert all(split[0]["text_enc"].max() >= SENTINEL for split in (train, valid, test))
+
+    def test_text_files_come_back_from_their_pairs(self, build, corpus, text_folder):
+        own = load_tokenizer(prepare_corpus(corpus).tokenizer)
+        splits = build(corpus, self.context(SentinelTokenizer(own, sentinels=100), test_samples=2))
+        files = {path.read_text() for path in text_folder.glob("*/*.txt")}
+        for sample in (split[0] for split in splits):
+            encoder, decoder = (sample[name].tolist() for name in ("text_enc", "labels"))
+            text = restored(encoder, decoder[: int(sample["loss_mask"].sum())], first=280)
+            pieces = own.decode(text).split("<|endoftext|>")
+            assert len(text) == corpus.sizes.tokens
+            assert all(any(piece in file for file in files) for piece in pieces)
+
+    def test_a_corpus_of_another_tokenizer_is_refused(self, build, corpus):
+        with pytest.raises(TokenizerError, match=r"tokenizer\.json, not by the ByteTokenizer"):
+            build(corpus, self.context())
+
+    def test_a_file_of_a_larger_vocabulary_is_refused(self, build, prefix):
+        small = SentinelTokenizer(NullTokenizer(50), sentinels=100)
+        config = T5DatasetConfig(seq_length=32, data_path=prefix, split="1,0,0")
+        train, _, _ = build(config, self.context(small, valid_samples=0))
+        with pytest.raises(TokenizerError, match="text 0 has token 256, but sentinels begin at 50"):
+            train[0]
+
+    @pytest.mark.parametrize("section", [T5DatasetConfig, T5TextCorpusConfig])
+    def test_no_tokenizer_is_refused(self, build, section):
+        with pytest.raises(TokenizerError, match="dataset: no tokenizer"):
+            build(section(seq_length=32), self.context(None))
 
     def test_a_tokenizer_without_sentinels_is_refused(self, build):
         with pytest.raises(TokenizerError, match="a ByteTokenizer has no sentinels"):

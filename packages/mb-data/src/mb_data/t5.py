@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mb_data.errors import TokenizerError
 from mb_data.spans import SpanSizes
 
 Tokens = NDArray[np.int64]
@@ -86,12 +87,14 @@ class T5Dataset:
         sizes: How every text is taken apart.
         seq_length: Tokens of the encoder, with padding.
         decoder_seq_length: Tokens of the decoder, with padding.
-        sentinels: At least one for each span.
+        sentinels: At least one for each span, every one above all tokens of the texts.
         end: The id of the end of a document.
         seed: Of the places of the spans.
 
     Raises:
         ValueError: A sequence or the sentinels do not suffice.
+        TokenizerError: When a sample is read: its text has a token that is no smaller than a sentinel. Looking for one
+            costs a maximum over the text.
     """
 
     def __init__(
@@ -118,6 +121,7 @@ class T5Dataset:
         self._texts, self._sizes, self._seed = texts, sizes, seed
         self._lengths = seq_length, decoder_seq_length
         self._sentinels, self._end = sentinels, end
+        self._lowest_sentinel = min(sentinels)
 
     def __len__(self) -> int:
         """Return the number of texts."""
@@ -125,8 +129,10 @@ class T5Dataset:
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         """Return one pair."""
+        tokens = np.asarray(self._texts[index]["tokens"], dtype=np.int64)
+        self._require_below_sentinels(tokens, index)
         pair = corrupt_spans(
-            np.asarray(self._texts[index]["tokens"], dtype=np.int64),
+            tokens,
             self._sizes,
             sentinels=self._sentinels,
             end=self._end,
@@ -140,6 +146,15 @@ class T5Dataset:
             "labels": self._padded(pair.labels, decoder),
             "loss_mask": _ones(pair.labels.size, decoder),
         }
+
+    def _require_below_sentinels(self, tokens: Tokens, index: int) -> None:
+        largest = int(tokens.max())
+        if largest >= self._lowest_sentinel:
+            raise TokenizerError(
+                f"T5Dataset: text {index} has token {largest}, but sentinels begin at {self._lowest_sentinel}; a token "
+                "could not be told from the mark of a span. Use the tokenizer that made the texts, with sentinels "
+                "behind its entries."
+            )
 
     def _padded(self, tokens: Tokens, length: int) -> Tensor:
         return torch.from_numpy(np.pad(tokens, (0, length - tokens.size), constant_values=self._end))

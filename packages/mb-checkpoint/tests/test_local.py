@@ -55,9 +55,18 @@ def test_a_local_checkpoint_is_taken_unless_a_shared_one_is_newer_or_named(
     one_rank, tmp_path, shared, local, section, taken, passed
 ):
     ((source, step, values, skipped),) = one_rank.run(
-        tiny_work.with_a_shelf, tmp_path, shared, local, section
+        tiny_work.with_a_shelf, tmp_path, shared, local, section, {}
     )
     assert (source, step, values, skipped) == (taken[0], taken[1], [taken[2]], passed)
+
+
+def test_a_load_that_is_not_strict_takes_the_weights_of_a_local_checkpoint(one_rank, tmp_path):
+    found = one_rank.run(tiny_work.with_a_shelf, tmp_path, [10], [12], {}, {"strict": False})
+    assert found == [("resumed", 12, [12.0], ["iter_0000010"])]
+
+
+def test_a_manager_loads_where_there_are_only_local_ones(one_rank, tmp_path):
+    assert one_rank.run(tiny_work.only_local_ones, tmp_path) == [(False, "resumed", 12, [12.0])]
 
 
 def test_a_local_checkpoint_that_cannot_be_written_is_an_error_of_the_disk(one_rank, tmp_path):

@@ -10,7 +10,11 @@ import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing import ShardedObject, ShardedTensor
-from megatron.core.dist_checkpointing.dict_utils import dict_list_map_outplace, extract_matching_values
+from megatron.core.dist_checkpointing.dict_utils import (
+    dict_list_map_outplace,
+    extract_matching_values,
+    nested_values,
+)
 
 from mb_checkpoint import (
     CheckpointConfig,
@@ -82,19 +86,20 @@ class Shelf:
         sharded, common = extract_matching_values(state, is_sharded)
         parts = {}
         dict_list_map_outplace(lambda each: parts.update({name_of(each): clone_of(each.data)}), sharded)
-        self.kept[step] = common, parts
+        objects = [each.unique_key for each in nested_values(sharded) if isinstance(each, ShardedObject)]
+        self.kept[step] = common, parts, objects
         return Path("shelf")
 
     def latest(self):
         return max(self.kept, default=None)
 
     def load(self):
-        common, parts = self.kept[max(self.kept)]
+        common, parts, objects = self.kept[max(self.kept)]
 
         def fill(asked):
             return {**common, **dict_list_map_outplace(lambda each: parts[name_of(each)], asked)}
 
-        return LocalState(common=common, objects=frozenset(parts), fill=fill)
+        return LocalState(common=common, objects=frozenset(objects), fill=fill)
 
 
 def is_sharded(value):

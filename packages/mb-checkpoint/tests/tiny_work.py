@@ -154,7 +154,7 @@ def lose_a_node(folder, section, lost):
     return loaded.source, loaded.step, sorted(run.model.values()), passed
 
 
-def with_a_shelf(folder, shared, local, section):
+def with_a_shelf(folder, shared, local, section, wishes):
     """Save shared checkpoints and local ones into memory, and load; return what was taken and passed over."""
     from tiny_state import Shelf
 
@@ -168,9 +168,30 @@ def with_a_shelf(folder, shared, local, section):
         run = run_of(folder, step)
         save_local(run.to_save(), CheckpointConfig(save_rng=False), shelf)
     run = run_of(folder, 1)
-    loaded = load_checkpoint(run.to_load(), CheckpointConfig(load=str(folder), **section), local=shelf)
+    section = CheckpointConfig(load=str(folder), **section)
+    loaded = load_checkpoint(run.to_load(**wishes), section, local=shelf)
     passed = [each.path.name for each in loaded.passed_over]
     return loaded.source, run.state.train_state.step, sorted(run.model.values()), passed
+
+
+def only_local_ones(folder):
+    """Save into memory alone, and load with a manager; return what it finds before, and what is taken."""
+    from tiny_state import Shelf
+
+    import mb_checkpoint.manager
+
+    shelf = Shelf()
+    mb_checkpoint.manager.open_local_store = lambda config, group: shelf  # this process ends with this run
+    section = {
+        "non_persistent_ckpt_type": "local",
+        "non_persistent_local_ckpt_dir": str(folder),
+        "save_rng": False,
+    }
+    run_of(folder, 12, **section).save(non_persistent_ckpt=True)
+    run = run_of(folder, 1, **section)
+    shared = run.manager.has_checkpoint()
+    loaded = run.load()
+    return shared, loaded.source, loaded.step, sorted(run.model.values())
 
 
 def onto_a_full_shelf(folder):

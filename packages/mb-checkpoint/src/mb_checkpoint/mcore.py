@@ -274,8 +274,10 @@ def shapes_of(sections: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def stored_part(sections: Mapping[str, Any], contents: Contents) -> dict[str, Any]:
-    """Return the sharded weights without the entries that a checkpoint lacks."""
-    known = contents.objects | (contents.shapes or {}).keys()
+    """Return the sharded weights without the entries that a checkpoint lacks, or all where that is not known."""
+    if contents.shapes is None:
+        return {section: dict(entries) for section, entries in sections.items()}
+    known = contents.objects | contents.shapes.keys()
 
     def stored(entry: Any) -> bool:
         names = [

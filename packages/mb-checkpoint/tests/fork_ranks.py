@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 import traceback
+from contextlib import suppress
 from importlib import import_module
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
@@ -23,6 +24,8 @@ WANTED += ("megatron.core.models.mimo",)
 """Imported before the forks: the last four are what Megatron and torch import at the first use, for seconds."""
 GRACE_SECONDS = 2.0
 """How long the other ranks go on after one has failed."""
+START_SECONDS = 60.0
+"""What a run may take beyond its limit: the imports before the first one, and the forks."""
 
 
 class RanksFailedError(RuntimeError):
@@ -60,10 +63,15 @@ class Forge:
         Raises:
             RanksFailedError: A rank raised, died, or took too long; the message has each one's traceback.
         """
-        self._connection.send_bytes(pickle.dumps((world, timeout_seconds, pickle.dumps((work, args)))))
         try:
+            self._connection.send_bytes(pickle.dumps((world, timeout_seconds, pickle.dumps((work, args)))))
+            if not self._connection.poll(timeout_seconds + START_SECONDS):
+                self.close()  # an answer that comes later would be taken for the next one
+                raise RanksFailedError(
+                    f"the process that forks the ranks has not answered in {timeout_seconds} s"
+                )
             done, outcome = pickle.loads(self._connection.recv_bytes())
-        except EOFError:
+        except (OSError, EOFError):
             raise RanksFailedError("the process that forks the ranks has ended; its error is above") from None
         if not done:
             raise RanksFailedError(outcome)
@@ -72,7 +80,8 @@ class Forge:
     def close(self):
         """End the process, and what is left of its ranks."""
         self._connection.close()
-        os.killpg(self._process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
 

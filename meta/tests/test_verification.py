@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -175,24 +174,44 @@ def test_a_folder_that_is_not_empty_is_refused(tmp_path):
     assert (ended.exit_code, "is not empty" in ended.output) == (1, True)
 
 
-def waited(killer, step):
-    began = time.monotonic()
+class Clock:
+    """Seconds that pass only where somebody sleeps."""
+
+    def __init__(self):
+        self.seconds = 0.0
+
+    def __call__(self):
+        return self.seconds
+
+    def sleep(self, seconds):
+        self.seconds += seconds
+
+
+def begin_step(killer, step):
     killer.on_train_step_start(SimpleNamespace(state=SimpleNamespace(train_state=SimpleNamespace(step=step))))
-    return time.monotonic() - began
 
 
 def test_steps_wait_for_a_background_save_ever_longer_and_not_once_it_is_whole(tmp_path):
-    killer = Killer(7, checkpoints=tmp_path, kill=False, pause=0.1, longest=0.2)
-    assert waited(killer, 7) < 0.05
-    assert [round(waited(killer, step), 1) for step in (8, 9, 10)] == [0.1, 0.2, 0.2]
+    clock = Clock()
+    killer = Killer(
+        7, checkpoints=tmp_path, kill=False, pause=0.1, longest=0.2, clock=clock, sleep=clock.sleep
+    )
+    ends = []
+    for step in (7, 8, 9, 10):
+        begin_step(killer, step)
+        ends.append(clock.seconds)
+    assert ends == pytest.approx([0.0, 0.1, 0.3, 0.5])
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("7")
-    assert waited(killer, 11) < 0.05
+    begin_step(killer, 11)
+    assert clock.seconds == ends[-1]
 
 
 def test_the_process_is_killed_once_the_checkpoint_is_whole(tmp_path):
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("7")
     child = os.fork()
     if child == 0:
-        waited(Killer(7, checkpoints=tmp_path, kill=True), 8)
-        os._exit(0)
+        try:
+            begin_step(Killer(7, checkpoints=tmp_path, kill=True), 8)
+        finally:
+            os._exit(0)  # whatever happened: a child must not go on as pytest
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL

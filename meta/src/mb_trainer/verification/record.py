@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -73,27 +73,40 @@ class Killer(Callback):
         kill: ends the process; False on ranks that only wait.
         pause: seconds that the first of these steps waits.
         longest: seconds that no step exceeds.
+        clock: seconds, monotonic.
+        sleep: waits for so many seconds.
     """
 
     def __init__(
-        self, step: int, *, checkpoints: Path, kill: bool, pause: float = 0.5, longest: float = 8.0
+        self,
+        step: int,
+        *,
+        checkpoints: Path,
+        kill: bool,
+        pause: float = 0.5,
+        longest: float = 8.0,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._step = step
         self._tracker = checkpoints / STEP_TRACKER
         self._kill = kill
         self._pause = pause
         self._longest = longest
+        self._clock = clock
+        self._sleep = sleep
 
     def on_train_step_start(self, context: CallbackContext) -> None:
         """Wait or kill, from the second step after the checkpoint on."""
         if context.state.train_state.step <= self._step:
             return
-        deadline = time.monotonic() + self._pause
+        deadline = self._clock() + self._pause
         self._pause = min(2 * self._pause, self._longest)
         while not self._whole():
-            if time.monotonic() > deadline:
+            left = deadline - self._clock()
+            if left <= 0:
                 return
-            time.sleep(0.02)
+            self._sleep(min(left, 0.02))
         if self._kill:
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -1,7 +1,7 @@
 """What a rank does in the tests of modules on ranks of their own: build, load the common weights, train."""
 
 import torch
-from megatron.core import dist_checkpointing
+from megatron.core import dist_checkpointing, tensor_parallel
 from megatron.core.distributed import DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel.schedules import forward_backward_no_pipelining
@@ -79,6 +79,8 @@ def train(model, optimizer, schedule, read, replicas):
 
 def train_together(folder, groups):
     """Write the common weights, and train with them on one rank."""
+    torch.manual_seed(1234)
+    tensor_parallel.model_parallel_cuda_manual_seed(1234)
     provider = MimoModelProvider(SECTION, layer_spec=host_block_spec, device=CPU)
     chunks = provider.provide_chunks(groups)
     dist_checkpointing.save(chunks[0].sharded_state_dict(), folder)

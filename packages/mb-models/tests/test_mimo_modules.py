@@ -30,7 +30,7 @@ def test_modules_learn_as_one_rank_does(vision, language, reference, pool):
     assert losses[-1] < losses[0] - 0.01
     for told, measured in pool.run(mimo_ranks.train_modules, folder, vision, language):
         assert told in ([], pytest.approx(losses, abs=1e-5))  # nothing where only the encoder is
-        assert measured == pytest.approx(norms, abs=1e-5)
+        assert measured == pytest.approx(norms, abs=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,8 @@ AWARE = "optimizer.use_precision_aware_optimizer"
 ONE_FORMAT = {"optimizer.bf16": True, "model.bf16": True}
 ROOT = {"dataset.dataset_root": "/data", CP: 2}
 PACKS = "dataset.packed_sequence_specs"
+INTERLEAVED = {PP: 2, VP: 2}  # two replicas of two micro batches: one group of two
+GROUP = "model.microbatch_group_size_per_vp_stage"
 EVAL = {"validation.eval_global_batch_size": 6, "validation.eval_micro_batch_size": 4}
 
 TABLE = [
@@ -254,6 +256,40 @@ TABLE = [
         {"train.decrease_batch_size_if_needed": False},
     ),
     ({"train.step_batch_size_schedule": "0:63"}, {"TR09"}, {"train.step_batch_size_schedule": "0:64"}),
+    ({**INTERLEAVED, "train.global_batch_size": 4}, {"TR11"}, {"train.global_batch_size": 8}),
+    ({**INTERLEAVED, "train.global_batch_size": 12}, {"TR11"}, {GROUP: 3}),
+    ({**INTERLEAVED, GROUP: 1}, {"TR11"}, {GROUP: 2}),
+    ({**INTERLEAVED, "train.rampup_batch_size": [4, 4, 100]}, {"TR11"}, {VP: None}),
+    (
+        {**INTERLEAVED, "train.step_batch_size_schedule": "0:8 1M:12"},
+        {"TR11"},
+        {"train.step_batch_size_schedule": "0:8 1M:16"},
+    ),
+    (
+        {
+            **INTERLEAVED,
+            "train.global_batch_size": 10,
+            "train.decrease_batch_size_if_needed": True,
+            GROUP: 3,
+        },
+        {"TR11"},
+        {GROUP: None},
+    ),
+    (
+        {**INTERLEAVED, "validation.eval_global_batch_size": 4},
+        {"TR12"},
+        {"validation.eval_global_batch_size": 8},
+    ),
+    ({**INTERLEAVED, "validation.eval_global_batch_size": 4}, {"TR12"}, {"validation.eval_iters": 0}),
+    (
+        {
+            **INTERLEAVED,
+            "train.global_batch_size": 4,
+            "train.step_batch_size_schedule": "0:8",
+        },
+        {"TR12"},
+        {"train.global_batch_size": 8},
+    ),
     (
         {"validation.validation_set_names": ["a", "a"], "validation.multiple_validation_sets": True},
         {"TR10"},

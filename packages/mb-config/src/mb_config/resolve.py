@@ -12,7 +12,7 @@ from mb_config.resolve_fsdp import apply_fsdp
 from mb_config.resolve_model import apply_model
 from mb_config.resolve_overlap import apply_overlap
 from mb_config.resolve_precision import apply_precision
-from mb_config.rules import schedule, training
+from mb_config.rules import batches, schedule
 from mb_config.rules.training import LENGTH_RULES
 from mb_config.schedule import scheduler_steps, weight_decays
 
@@ -210,7 +210,7 @@ def _schedule(run: Resolution) -> None:
     }
     for path, value in defaults.items():
         run.set(path, value, rule="V208", why="the schedule needs a number")
-    needed = [rule for rule in (*schedule.RULES, *training.RULES) if rule.id in _COMPUTABLE]
+    needed = [rule for rule in (*schedule.RULES, *batches.RULES) if rule.id in _COMPUTABLE]
     run.problems += check(config.sections(), needed, provenance=run.provenance)
     known = config.train.train_iters is not None and config.train.global_batch_size
     if run.problems or not known:

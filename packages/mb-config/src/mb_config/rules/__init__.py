@@ -1,6 +1,7 @@
 """The rules on the sections that every trainer shares, one file per subject."""
 
 from mb_config.rules import (
+    batches,
     context_parallel,
     cuda_graphs,
     ddp,
@@ -11,6 +12,7 @@ from mb_config.rules import (
     fsdp,
     hardware,
     inert,
+    interleaving,
     model_numbers,
     optimizer,
     parallelism,
@@ -27,6 +29,8 @@ RULES: tuple[Rule, ...] = (
     *environment.RULES,
     *hardware.RULES,
     *training.RULES,
+    *batches.RULES,
+    *interleaving.RULES,
     *parallelism.RULES,
     *context_parallel.RULES,
     *experts.RULES,

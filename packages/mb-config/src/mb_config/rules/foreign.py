@@ -50,6 +50,7 @@ FOREIGN: Mapping[str, Any] = {
     "model.inference_cuda_graph_scope": _TEXT,
     "model.init_method_std": _NUMBER,
     "model.layernorm_epsilon": _NUMBER,
+    "model.microbatch_group_size_per_vp_stage": _SIZE,
     "model.moe_flex_dispatcher_backend": _TEXT,
     "model.moe_token_dispatcher_type": _TEXT,
     "model.no_sync_func": Any,

@@ -1,9 +1,7 @@
-"""Rules on length, batches and evaluation."""
+"""Rules on length and evaluation."""
 
 from __future__ import annotations
 
-from mb_config.batch_stages import scheduled_stages
-from mb_config.rules.parallelism import SIZES, data_parallel_size
 from mb_config.rules.rule import Rule, one_each
 from mb_config.rules.wording import assignments, shown
 
@@ -45,94 +43,12 @@ def _not_negative(iters: int | None) -> str | None:
     return f"must not be negative ({iters})" if iters is not None and iters < 0 else None
 
 
-def _batch_sizes(batch: int | None, micro: int | None) -> str | None:
-    wrong = [
-        f"{name}={shown(value)}"
-        for name, value in (("global_batch_size", batch), ("micro_batch_size", micro))
-        if value is None or value < 1
-    ]
-    return f"needs two batch sizes of at least 1 ({', '.join(wrong)})" if wrong else None
-
-
-def _ramp(rampup: object, batch: int | None) -> str | None:
-    if rampup is None:
-        return None
-    if not isinstance(rampup, list | tuple) or len(rampup) != 3 or min(rampup) < 1:
-        return f"needs three positive numbers, not {rampup}"
-    first, increment, _ = rampup
-    if batch is not None and (first > batch or (batch - first) % increment):
-        return f"steps of {increment} from {first} do not end at {batch}"
-    return None
-
-
-def _ramp_divides(
-    rampup: list[int] | None,
-    batch: int | None,
-    micro: int | None,
-    lenient: bool | None,
-    world: int,
-    tp: int,
-    pp: int,
-    cp: int,
-) -> str | None:
-    dp = data_parallel_size(world, tp, pp, cp)
-    if rampup is None or dp is None or not micro or _ramp(rampup, batch) is not None:
-        return None
-    unit = micro * dp
-    wrong = [size for size in (rampup[0], rampup[0] + rampup[1]) if (size < unit if lenient else size % unit)]
-    return (
-        f"its batch of {wrong[0]} is no multiple of {unit} (micro batch {micro} x data parallel {dp})"
-        if wrong
-        else None
-    )
-
-
-def _scheduled(
-    text: str | None,
-    ramp: list[int] | None,
-    lenient: bool | None,
-    samples: int | None,
-    seq_length: int | None,
-) -> str | None:
-    if text is None:
-        return None
-    others = {"rampup_batch_size": ramp, "decrease_batch_size_if_needed": lenient, "train_samples": samples}
-    beside = [f"{name}={shown(value)}" for name, value in others.items() if value]
-    if beside:
-        return f"does not go with {', '.join(beside)}"
-    try:
-        scheduled_stages(text, seq_length=seq_length)
-    except ValueError as error:
-        return str(error)
-    return None
-
-
-def _schedule_divides(
-    text: str | None, micro: int | None, world: int, tp: int, pp: int, cp: int
-) -> str | None:
-    dp = data_parallel_size(world, tp, pp, cp)
-    if text is None or dp is None or not micro or _scheduled(text, None, None, None, None) is not None:
-        return None
-    wrong = [stage.size for stage in scheduled_stages(text) if stage.size % (micro * dp)]
-    if not wrong:
-        return None
-    return (
-        f"its batch of {wrong[0]} is no multiple of {micro * dp} (micro batch {micro} x data parallel {dp})"
-    )
-
-
 def _names(names: list[str] | None, several: bool | None) -> str | None:
     if names is None:
         return None
     if not several:
         return f"{shown(names)} without multiple_validation_sets=true"
     return f"{shown(names)} has a name twice" if len(set(names)) < len(names) else None
-
-
-def _v247(samples: int | None, batch: int | None) -> str | None:
-    if samples is None or batch is None or samples <= 0 or samples >= batch:
-        return None
-    return f"{samples} sequences fill no batch of {batch}"
 
 
 def _v139d(*values: object) -> str | None:
@@ -142,42 +58,6 @@ def _v139d(*values: object) -> str | None:
 
 def _is_set(value: object) -> bool:
     return value is not None
-
-
-def _v242(
-    batch: int | None, micro: int | None, lenient: bool, world: int, tp: int, pp: int, cp: int
-) -> str | None:
-    dp = data_parallel_size(world, tp, pp, cp)
-    return None if dp is None else _uneven(batch, micro, dp, lenient=lenient)
-
-
-def _uneven(batch: int | None, micro: int | None, dp: int, *, lenient: bool) -> str | None:
-    if not batch or not micro or batch % (micro * dp) == 0 or (lenient and batch > micro * dp):
-        return None
-    wrong = "cannot be rounded down to a multiple" if lenient else "is no multiple"
-    return f"{batch} {wrong} of {micro * dp} (micro batch {micro} x data parallel {dp})"
-
-
-def _v119(  # noqa: PLR0913 - one value per field
-    eval_batch: int | None,
-    eval_micro: int | None,
-    batch: int | None,
-    micro: int | None,
-    lenient: bool,
-    world: int,
-    tp: int,
-    pp: int,
-    cp: int,
-    eval_cp: int | None,
-) -> str | None:
-    if eval_batch is None and eval_micro is None and eval_cp is None:
-        return None  # as in training, where V242 speaks
-    lenient = lenient and eval_batch in (None, batch)  # a batch of its own is not rounded down
-    batch, micro = eval_batch or batch, eval_micro or micro
-    dp = data_parallel_size(world, tp, pp, eval_cp or cp)
-    if dp is None and eval_cp is not None:
-        return f"the evaluation's layout does not fit ({world} processes, tp={tp}, pp={pp}, cp={eval_cp})"
-    return None if dp is None else _uneven(batch, micro, dp, lenient=lenient)
 
 
 def _same_length(model: int | None, dataset: int | None) -> str | None:
@@ -206,9 +86,6 @@ _INTERVALS = (
 MOVED = ("eval_iters", "eval_interval", "skip_train")
 """Fields of `validation` that used to be in `train`."""
 
-_BATCH = {"train.global_batch_size": 32, "train.micro_batch_size": 4, "facts.world_size": 8}
-_STAGES = {"train.micro_batch_size": 4, "facts.world_size": 8}
-_LAYOUT = dict.fromkeys(SIZES, 1)
 
 LENGTH_RULES: tuple[Rule, ...] = (
     Rule(
@@ -252,60 +129,6 @@ LENGTH_RULES: tuple[Rule, ...] = (
 RULES: tuple[Rule, ...] = (
     *LENGTH_RULES,
     Rule(
-        id="TR02",
-        fields=("train.rampup_batch_size", "train.global_batch_size"),
-        test=_ramp,
-        why="the batch grows from the first size by equal steps up to the global batch",
-        fix="Give [first batch, step, sequences] whose steps end at train.global_batch_size.",
-        fails={"train.rampup_batch_size": [8, 5, 1000], "train.global_batch_size": 32},
-        passes={"train.rampup_batch_size": [8, 8, 1000], "train.global_batch_size": 32},
-    ),
-    Rule(
-        id="TR03",
-        fields=(
-            "train.rampup_batch_size",
-            "train.global_batch_size",
-            "train.micro_batch_size",
-            "train.decrease_batch_size_if_needed",
-            "facts.world_size",
-            *SIZES,
-        ),
-        test=_ramp_divides,
-        why="each replica takes the same number of micro batches, while the batch grows too",
-        fix="Choose a first batch and a step that are multiples of it.",
-        fails={**_BATCH, **_LAYOUT, "train.rampup_batch_size": [16, 16, 1000]},
-        passes={
-            **_BATCH,
-            **_LAYOUT,
-            "train.rampup_batch_size": [32, 32, 1000],
-            "train.global_batch_size": 64,
-        },
-    ),
-    Rule(
-        id="TR08",
-        fields=(
-            "train.step_batch_size_schedule",
-            "train.rampup_batch_size",
-            "train.decrease_batch_size_if_needed",
-            "train.train_samples",
-            "model.seq_length",
-        ),
-        test=_scheduled,
-        why="it alone names every batch size and where it begins, in tokens, from 0 on and upwards",
-        fix='Write it like "0:768 250B:1536", with train.train_iters, and without the other fields.',
-        fails={"train.step_batch_size_schedule": "1B:512"},
-        passes={"train.step_batch_size_schedule": "0:256 1B:512", "model.seq_length": 4096},
-    ),
-    Rule(
-        id="TR09",
-        fields=("train.step_batch_size_schedule", "train.micro_batch_size", "facts.world_size", *SIZES),
-        test=_schedule_divides,
-        why="each replica takes the same number of micro batches, in every stage",
-        fix="Choose batches that are multiples of it.",
-        fails={**_STAGES, **_LAYOUT, "train.step_batch_size_schedule": "0:32 1M:48"},
-        passes={**_STAGES, **_LAYOUT, "train.step_batch_size_schedule": "0:32 1M:64"},
-    ),
-    Rule(
         id="TR10",
         fields=("validation.validation_set_names", "validation.multiple_validation_sets"),
         test=_names,
@@ -316,63 +139,6 @@ RULES: tuple[Rule, ...] = (
             "validation.validation_set_names": ["books", "web"],
             "validation.multiple_validation_sets": True,
         },
-    ),
-    Rule(
-        id="V247",
-        fields=("train.train_samples", "train.global_batch_size"),
-        test=_v247,
-        why="a batch that is not full is dropped, so that no step would be trained",
-        fix="Lower train.global_batch_size or raise train.train_samples.",
-        fails={"train.train_samples": 100, "train.global_batch_size": 128},
-        passes={"train.train_samples": 1000, "train.global_batch_size": 128},
-    ),
-    Rule(
-        id="V118",
-        fields=("train.global_batch_size", "train.micro_batch_size"),
-        test=_batch_sizes,
-        why="training and evaluation both take their batches from them",
-        fix="Set train.global_batch_size and train.micro_batch_size.",
-        fails={"train.global_batch_size": 8},
-        passes={"train.global_batch_size": 8, "train.micro_batch_size": 2},
-    ),
-    Rule(
-        id="V242",
-        fields=(
-            "train.global_batch_size",
-            "train.micro_batch_size",
-            "train.decrease_batch_size_if_needed",
-            "facts.world_size",
-            *SIZES,
-        ),
-        test=_v242,
-        why="each replica takes the same number of micro batches",
-        fix="Change train.global_batch_size or train.micro_batch_size, "
-        "or set train.decrease_batch_size_if_needed=true.",
-        fails={**_BATCH, "train.micro_batch_size": 3, **_LAYOUT},
-        passes={**_BATCH, **_LAYOUT},
-    ),
-    Rule(
-        id="V119",
-        fields=(
-            "validation.eval_global_batch_size",
-            "validation.eval_micro_batch_size",
-            "train.global_batch_size",
-            "train.micro_batch_size",
-            "train.decrease_batch_size_if_needed",
-            "facts.world_size",
-            *SIZES,
-            "dist.eval_context_parallel_size",
-        ),
-        test=_v119,
-        why="each replica takes the same number of micro batches in an evaluation too",
-        fix="Change validation.eval_global_batch_size or validation.eval_micro_batch_size.",
-        fails={
-            "validation.eval_global_batch_size": 6,
-            "validation.eval_micro_batch_size": 4,
-            "facts.world_size": 1,
-            **_LAYOUT,
-        },
-        passes={**_BATCH, **_LAYOUT},
     ),
     *one_each(
         "TR04",

@@ -1,0 +1,133 @@
+"""Rules on micro batches where stages of a pipeline are interleaved: Megatron Core's schedule takes them in groups."""
+
+from __future__ import annotations
+
+from mb_config.batch_stages import growing_stages, scheduled_stages
+from mb_config.rules.batches import ramp_is_sound, schedule_is_sound
+from mb_config.rules.parallelism import SIZES, data_parallel_size
+from mb_config.rules.rule import Rule
+
+
+def _sizes(batch: int | None, ramp: list[int] | None, text: str | None) -> list[int]:
+    """Every global batch of a training; none where other rules refuse what it follows from."""
+    if text is not None:
+        return [stage.size for stage in scheduled_stages(text)] if schedule_is_sound(text) else []
+    if not batch or not ramp_is_sound(ramp, batch):
+        return []
+    return (
+        [batch] if ramp is None else [stage.size for stage in growing_stages(ramp, global_batch_size=batch)]
+    )
+
+
+def _uneven_groups(sizes: list[int], *, unit: int, pp: int, group: int, lenient: bool) -> str | None:
+    """Say what Megatron Core 0.19's interleaved schedule would raise in the first step with a batch of such a size."""
+    if group < pp:
+        return f"microbatch_group_size_per_vp_stage={group} is below pp={pp}"
+    for size in sizes:
+        number, rest = divmod(size, unit)
+        if rest and not lenient:
+            continue  # V242, V119, TR03 or TR09
+        each = f"{size} gives each replica {number} micro batch{'es' if number != 1 else ''}"
+        if number < group:
+            return f"{each}, below a group of {group}"
+        if 0 < number % group < pp:
+            return f"{each}: {number % group} behind the last whole group of {group}, below pp={pp}"
+    return None
+
+
+def _training(  # noqa: PLR0913 - one value per field
+    batch: int | None,
+    micro: int | None,
+    ramp: list[int] | None,
+    text: str | None,
+    lenient: bool | None,
+    group: int | None,
+    vp: int | None,
+    world: int,
+    tp: int | None,
+    pp: int | None,
+    cp: int | None,
+) -> str | None:
+    dp = data_parallel_size(world, tp, pp, cp)
+    if (vp or 1) < 2 or not pp or pp < 2 or dp is None or not micro or micro < 1:
+        return None
+    return _uneven_groups(
+        _sizes(batch, ramp, text), unit=micro * dp, pp=pp, group=group or pp, lenient=bool(lenient)
+    )
+
+
+def _evaluation(  # noqa: PLR0913 - one value per field
+    eval_batch: int | None,
+    eval_micro: int | None,
+    iters: int | None,
+    batch: int | None,
+    micro: int | None,
+    text: str | None,
+    lenient: bool | None,
+    group: int | None,
+    vp: int | None,
+    world: int,
+    tp: int | None,
+    pp: int | None,
+    cp: int | None,
+    eval_cp: int | None,
+) -> str | None:
+    as_trained = eval_batch in (None, batch) and eval_micro in (None, micro) and eval_cp in (None, cp)
+    if iters == 0 or (as_trained and text is None):
+        return None  # as in training, where TR11 speaks
+    lenient = lenient and eval_batch in (None, batch)  # a batch of its own is not rounded down
+    return _training(
+        eval_batch or batch, eval_micro or micro, None, None, lenient, group, vp, world, tp, pp, eval_cp or cp
+    )
+
+
+_GROUP = ("model.microbatch_group_size_per_vp_stage", "model.virtual_pipeline_model_parallel_size")
+_WHY = (
+    "a virtual stage takes its micro batches in groups of microbatch_group_size_per_vp_stage (null: pp), and each "
+    "group, the last one too, must fill the pipeline"
+)
+_LAYOUT = {"facts.world_size": 2, SIZES[0]: 1, SIZES[1]: 2, SIZES[2]: 1, _GROUP[1]: 2}
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        id="TR11",
+        fields=(
+            "train.global_batch_size",
+            "train.micro_batch_size",
+            "train.rampup_batch_size",
+            "train.step_batch_size_schedule",
+            "train.decrease_batch_size_if_needed",
+            *_GROUP,
+            "facts.world_size",
+            *SIZES,
+        ),
+        test=_training,
+        why=_WHY,
+        fix="Choose batches, in every stage of a training, that are multiples of "
+        "micro_batch_size x data parallel x group, or set model.virtual_pipeline_model_parallel_size=null.",
+        fails={**_LAYOUT, "train.global_batch_size": 3, "train.micro_batch_size": 1},
+        passes={**_LAYOUT, "train.global_batch_size": 4, "train.micro_batch_size": 1},
+    ),
+    Rule(
+        id="TR12",
+        fields=(
+            "validation.eval_global_batch_size",
+            "validation.eval_micro_batch_size",
+            "validation.eval_iters",
+            "train.global_batch_size",
+            "train.micro_batch_size",
+            "train.step_batch_size_schedule",
+            "train.decrease_batch_size_if_needed",
+            *_GROUP,
+            "facts.world_size",
+            *SIZES,
+            "dist.eval_context_parallel_size",
+        ),
+        test=_evaluation,
+        why=_WHY,
+        fix="Choose a validation.eval_global_batch_size that is a multiple of "
+        "eval_micro_batch_size x data parallel x group.",
+        fails={**_LAYOUT, "validation.eval_global_batch_size": 3, "validation.eval_micro_batch_size": 1},
+        passes={**_LAYOUT, "validation.eval_global_batch_size": 4, "validation.eval_micro_batch_size": 1},
+    ),
+)

@@ -31,7 +31,7 @@ def groups(tmp_path_factory):
 @pytest.fixture(scope="session")
 def four_ranks():
     """Four processes."""
-    with mb_host.RankPool(4) as ranks:
+    with mb_host.RankPool(4, timeout_seconds=300) as ranks:
         yield ranks
 
 

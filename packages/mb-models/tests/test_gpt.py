@@ -10,9 +10,11 @@ from mb_models import (
     GPTModelProvider,
     local_spec,
     parameter_count,
+    transformer_config,
     transformer_engine_spec,
     wrap_ddp,
 )
+from mb_models.provider import ModelProvider
 
 CPU = torch.device("cpu")
 LEARNED = {
@@ -133,3 +135,15 @@ def test_transformer_engine_layers_need_transformer_engine(tiny, groups):
     built = GPTModelProvider(config, layer_spec=transformer_engine_spec, device=CPU)
     with pytest.raises(ModuleNotFoundError, match=r"Install mb-models\[te\], or use local_spec"):
         built.provide_chunks(groups)
+
+
+def test_a_provider_of_ones_own_says_how_to_configure_and_build(tiny, groups):
+    class Half(ModelProvider):
+        def _transformer_config(self):
+            return transformer_config(self.config, device=self.device)
+
+    asked = {"layer_spec": local_spec, "device": CPU}
+    with pytest.raises(NotImplementedError, match="ModelProvider: has no _transformer_config"):
+        ModelProvider(GPTModelConfig(**tiny), **asked)
+    with pytest.raises(NotImplementedError, match="Half: has no _build"):
+        Half(GPTModelConfig(**tiny), **asked).provide_chunks(groups)

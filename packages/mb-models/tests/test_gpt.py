@@ -143,7 +143,7 @@ def test_a_provider_of_ones_own_says_how_to_configure_and_build(tiny, groups):
             return transformer_config(self.config, device=self.device)
 
     asked = {"layer_spec": local_spec, "device": CPU}
-    with pytest.raises(NotImplementedError, match="ModelProvider: has no _transformer_config"):
+    with pytest.raises((NotImplementedError, TypeError), match=r"ModelProvider.*_transformer_config"):
         ModelProvider(GPTModelConfig(**tiny), **asked)
-    with pytest.raises(NotImplementedError, match="Half: has no _build"):
+    with pytest.raises((NotImplementedError, TypeError), match=r"Half.*_build"):
         Half(GPTModelConfig(**tiny), **asked).provide_chunks(groups)

@@ -39,10 +39,10 @@ from mb_trainer.config import TARGETS, ConfigContainer, TextCorpusConfig, Tokeni
 from mb_trainer.data import read_tokenizer
 from mb_trainer.families import family_of
 from mb_trainer.groups import process_groups, seed_everything
+from mb_trainer.one_process import single_process
 from mb_trainer.processes import World
 from mb_trainer.recipes import gpt_tiny
 from mb_trainer.run_folder import NoCheckpointError, RunFolder
-from mb_trainer.sampling import single_process
 from mb_trainer.state import GlobalState
 
 Result = TypeVar("Result")

@@ -15,6 +15,7 @@ from mb_trainer.data import read_tokenizer
 from mb_trainer.families import family_of
 from mb_trainer.groups import pick_device, process_groups, seed_everything
 from mb_trainer.layers import choose_layers
+from mb_trainer.one_process import single_process
 from mb_trainer.processes import World
 from mb_trainer.run_folder import NoCheckpointError, RunFolder
 
@@ -74,16 +75,6 @@ def sample_run(run: Path, *, prompt: str, tokens: int, temperature: float, seed:
             generator=torch.Generator().manual_seed(seed),
         )
         yield from stream_text(tokenizer, prompt, numbers)
-
-
-def single_process(config: ConfigContainer) -> ConfigContainer:
-    """Set every parallel size to one, and leave out what only makes sense with several ranks."""
-    model = config.model
-    model.tensor_model_parallel_size = model.pipeline_model_parallel_size = model.context_parallel_size = 1
-    model.expert_model_parallel_size = 1
-    model.expert_tensor_parallel_size = model.virtual_pipeline_model_parallel_size = None
-    model.sequence_parallel = model.overlap_p2p_comm = model.tp_comm_overlap = False
-    return config
 
 
 def stream_text(tokenizer: Tokenizer, prompt: str, numbers: Iterator[int]) -> Iterator[str]:

@@ -222,6 +222,10 @@ PP2 = {"pipeline_model_parallel_size": 2}
         ({"vision_num_layers": 2}, "model.vision_num_layers: not counted"),
         ({"hybrid_layer_pattern": "M+"}, "'M+' is not counted (+)"),
         ({"hybrid_layer_pattern": "|"}, "no layers"),
+        ({"hybrid_layer_pattern": ""}, "no layers"),
+        ({"hybrid_layer_pattern": "ME"}, "model.num_moe_experts: not set"),
+        ({"hybrid_layer_pattern": "M*/*/-"}, "further tokens by '*', '-'"),
+        ({"hybrid_layer_pattern": "M*/"}, "further tokens by ''"),
         ({**PP2, "hybrid_layer_pattern": "M|*|-"}, "is cut into 3 stages"),
         ({"hybrid_layer_pattern": "M", "tensor_model_parallel_size": 16}, "heads in 8 groups cannot be cut into 16"),
         ({**PP2, "decoder_seq_length": 8}, "an encoder and its decoder are one stage"),
@@ -261,3 +265,12 @@ def test_a_hybrid_is_counted_layer_by_layer():
     assert {"mamba", "mlp", "attention"} < {*plan.parts}
     assert plan.stages[0].rank_bytes.activations is None
     assert "activations of a hybrid model are not counted" in plan.notes
+
+
+def test_further_tokens_of_a_hybrid_that_share_their_layers_count_once():
+    model = {**TINY, "num_moe_experts": 4, "mtp_use_repeated_layer": True}
+    one, two = (
+        make_plan({"model": {**model, "hybrid_layer_pattern": text}}) for text in ("ME*/E", "ME*/E/E")
+    )
+    assert (two.parameters, two.active_parameters) == (one.parameters, one.active_parameters)
+    assert two.parameters - two.active_parameters == 2 * (4 - 2) * (2 * 8 * 32 + 32 + 8)

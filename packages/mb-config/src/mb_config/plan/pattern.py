@@ -55,7 +55,8 @@ def layers_of(pattern: str) -> str:
     """Return the letters of the model itself.
 
     Raises:
-        PlanError: there is no layer, or a letter that stands for none.
+        PlanError: there is no layer, a letter that stands for none, or further tokens have other layers than the first
+            of them.
     """
     letters = pattern.split("/")[0].replace("|", "")
     unknown = sorted({*letters, *"".join(layers_ahead(pattern))} - {*LETTERS})
@@ -63,6 +64,12 @@ def layers_of(pattern: str) -> str:
         raise PlanError(
             f"model.hybrid_layer_pattern: {pattern!r} is not counted ({', '.join(unknown) or 'no layers'}), because "
             f"layers are written {', '.join(LETTERS)}. Correct it."
+        )
+    ahead = layers_ahead(pattern)
+    if "" in ahead or len({*ahead}) > 1:
+        raise PlanError(
+            f"model.hybrid_layer_pattern: {pattern!r} predicts further tokens by {', '.join(map(repr, ahead))}, "
+            "because each is predicted by the same layers, at least one. Write the same part behind each /."
         )
     return letters
 

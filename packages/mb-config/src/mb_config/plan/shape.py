@@ -180,7 +180,7 @@ def read_shape(model: object, *, vocab_size: int | None = None) -> ModelShape:
     bias = bool(read(model, "add_bias_linear", True))
     pattern = read(model, "hybrid_layer_pattern")
     return ModelShape(
-        num_layers=len(layers_of(pattern)) if pattern else _size(model, "num_layers"),
+        num_layers=_size(model, "num_layers") if pattern is None else len(layers_of(pattern)),
         encoder_layers=encoder_layers,
         hidden=hidden,
         heads=heads,
@@ -197,7 +197,7 @@ def read_shape(model: object, *, vocab_size: int | None = None) -> ModelShape:
         latent=_latent(model) if read(model, "multi_latent_attention", False) else None,
         experts=_experts(model, ffn) if read(model, "num_moe_experts") else None,
         pattern=None if pattern is None else _pattern(model, pattern, hidden),
-        mtp_layers=len(layers_ahead(pattern)) if pattern else read(model, "mtp_num_layers") or 0,
+        mtp_layers=(read(model, "mtp_num_layers") or 0) if pattern is None else len(layers_ahead(pattern)),
         mtp_repeated=bool(read(model, "mtp_use_repeated_layer", False)),
         tied=bool(read(model, "share_embeddings_and_output_weights", False)),
         vocab=_vocabulary(model, vocab_size),
@@ -215,6 +215,11 @@ def _pattern(model: object, pattern: str, hidden: int) -> PatternShape:
     def size(name: str, default: int) -> int:
         return _optional(model, name) or default
 
+    if "E" in pattern and not read(model, "num_moe_experts"):
+        raise PlanError(
+            f"model.num_moe_experts: not set, because {pattern!r} has layers with experts (E). Set it, or write "
+            "other layers."
+        )
     width = size("mamba_head_dim", 64)
     return PatternShape(
         pattern=pattern,

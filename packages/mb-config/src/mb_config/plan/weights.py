@@ -294,8 +294,9 @@ def active(parts: Parts, shape: ModelShape) -> int:
     one = _mlp(shape, shape.experts.width, over=1).whole
     layers = sum(shape.experts.layers)
     if shape.pattern is not None:
-        ahead = "".join(layers_ahead(shape.pattern.pattern))
-        return everything - idle * one * (layers_of(shape.pattern.pattern) + ahead).count("E")
+        ahead = layers_ahead(shape.pattern.pattern)
+        built = ahead[:1] if shape.mtp_repeated else ahead
+        return everything - idle * one * "".join([layers_of(shape.pattern.pattern), *built]).count("E")
     if shape.has_experts(shape.num_layers - 1):
         layers += min(shape.mtp_layers, 1) if shape.mtp_repeated else shape.mtp_layers
     return everything - idle * one * layers

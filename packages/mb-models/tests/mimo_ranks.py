@@ -1,5 +1,7 @@
 """What a rank does in the tests of modules on ranks of their own: build, load the common weights, train."""
 
+import dataclasses
+
 import torch
 from megatron.core import dist_checkpointing, tensor_parallel
 from megatron.core.distributed import DistributedDataParallelConfig, finalize_model_grads
@@ -90,16 +92,30 @@ def train_together(folder, groups):
     return train(model, optimizer, forward_backward_no_pipelining, batches, groups.dp)
 
 
-def train_modules(folder, vision, language):
-    """Train with the common weights on ranks of the modules, of which this is one."""
-    modules = MimoModules(
-        SECTION,
+def modules_on(vision, language, changes):
+    """Return the modules on their ranks."""
+    return MimoModules(
+        dataclasses.replace(SECTION, **changes),
         vision=ModuleRanks(**vision),
         language=ModuleRanks(**language),
         layer_spec=host_block_spec,
         device=CPU,
         backend="gloo",
     )
+
+
+def first_weights(vision, language, changes):
+    """Return what this rank draws: its part of an MLP of the encoder, and the positions, which all ranks have whole."""
+    model = modules_on(vision, language, changes).provide(seed=1)
+    encoder = model.modality_submodules[VISION].encoders["patches"]
+    model.destroy()
+    part = encoder.decoder.layers[0].mlp.linear_fc1.weight
+    return part.tolist(), encoder.position_embeddings.weight.tolist()
+
+
+def train_modules(folder, vision, language):
+    """Train with the common weights on ranks of the modules, of which this is one."""
+    modules = modules_on(vision, language, {})
     model = modules.provide(seed=1)
     model.load_state_dict(dist_checkpointing.load(model.sharded_state_dict(), folder))
     modules.wrap(model, DistributedDataParallelConfig(grad_reduce_in_fp32=True))

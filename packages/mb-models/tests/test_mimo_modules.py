@@ -4,8 +4,10 @@ import dataclasses
 
 import mimo_ranks
 import pytest
+from megatron.core.distributed import DistributedDataParallelConfig
 
-from mb_models.mimo_modules import LANGUAGE, VISION, ModuleRanks, refuse
+from mb_host.layers import host_block_spec
+from mb_models.mimo_modules import LANGUAGE, VISION, ModuleRanks, ModulesProvider, refuse
 from mb_models.rules import ModelConfigError
 
 
@@ -33,6 +35,38 @@ def test_modules_learn_as_one_rank_does(vision, language, reference, pool):
         assert measured == pytest.approx(norms, abs=1e-4)
 
 
+def test_ranks_that_share_an_encoder_draw_parts_of_one(pool):
+    layouts = {"tensor_parallel_size": 2}, {"data_parallel_size": 2}
+    one, other = pool.run(mimo_ranks.first_weights, *layouts, {})
+    assert one[0] != other[0]
+    assert one[1] == other[1]
+
+
+def test_each_module_is_split_over_its_own_ranks_only(pool):
+    """Three heads of the encoder do not divide by the two tensor-parallel ranks of the language model."""
+    sizes = {"vision_num_attention_heads": 3, "vision_hidden_size": 48}
+    layouts = {"data_parallel_size": 2}, {"tensor_parallel_size": 2}
+    assert [len(rank[0]) for rank in pool.run(mimo_ranks.first_weights, *layouts, sizes)] == [4 * 48] * 2
+
+
+def test_heads_that_the_encoders_own_ranks_cannot_share_are_refused(groups):
+    asked = {"layer_spec": host_block_spec, "device": mimo_ranks.CPU}
+    section = dataclasses.replace(mimo_ranks.SECTION, vision_num_attention_heads=3, vision_hidden_size=48)
+    with pytest.raises(ModelConfigError, match=r"2 ranks cannot share vision_num_attention_heads=3.*\[M04\]"):
+        ModulesProvider(section, vision_tensor_parallel_size=2, **asked)
+
+
+def test_wrapping_leaves_the_callers_settings_and_refuses_overlapped_exchange(groups):
+    modules = mimo_ranks.modules_on({}, {}, {})
+    model = modules.provide(seed=1)
+    with pytest.raises(ValueError, match=r"at least one is on \(True, False\), because nothing starts"):
+        modules.wrap(model, DistributedDataParallelConfig(overlap_grad_reduce=True))
+    settings = DistributedDataParallelConfig(bucket_size=1000)
+    modules.wrap(model, settings)
+    assert settings == DistributedDataParallelConfig(bucket_size=1000)
+    assert modules.apart is False
+
+
 @pytest.mark.parametrize(
     ("vision", "language", "changes", "message"),
     [
@@ -40,6 +74,14 @@ def test_modules_learn_as_one_rank_does(vision, language, reference, pool):
         ({}, {"first": 1, "tensor_parallel_size": 2}, {}, r"are on ranks \[0, 1, 2\] of 2"),
         ({}, {"first": 1}, {"calculate_per_token_loss": False}, "Switch it on"),
         ({}, {"first": 1}, {"bf16": True, "context_parallel_size": 2}, "context_parallel_size=2, bf16=True"),
+        ({}, {"first": 1}, {"fp8": "e4m3", "fp4": "e2m1"}, "fp8=e4m3, fp4=e2m1"),
+        (
+            {"data_parallel_size": 2},
+            {"first": 2, "data_parallel_size": 3},
+            {},
+            "data_parallel_size=2 and 3, because",
+        ),
+        ({"data_parallel_size": 0}, {}, {}, "vision: tensor_parallel_size=1, data_parallel_size=0, because"),
     ],
 )
 def test_what_modules_cannot_do_is_refused(vision, language, changes, message):

@@ -165,7 +165,8 @@ class MimoForwardStep:
 
         A microbatch holds `tokens`, `labels`, `position_ids` and `loss_mask`, each [B, S], and `images`, [B, 3, H, H].
         In each sequence as many tokens are the `image_token_id` as the picture has patches. Under context parallelism
-        the losses are of this rank's part of each sequence. Waits for the device once, to count those tokens.
+        the losses are of this rank's part of each sequence. Waits for the device several times, to find and count those
+        tokens.
 
         Raises:
             BatchError: there is no iterator, or a key is missing.

@@ -63,12 +63,12 @@ def encoder_section(config: MimoModelConfig) -> TransformerFields:
 
 
 def projection_section(config: MimoModelConfig) -> TransformerFields:
-    """Return the MLP of the projection as a section of one layer, whose attention nobody builds."""
+    """Return the MLP of the projection as a section of one layer. Nobody builds its attention, of one head a rank."""
     return TransformerFields(
         num_layers=1,
         hidden_size=config.hidden_size,
-        num_attention_heads=config.num_attention_heads,
-        kv_channels=config.kv_channels,
+        num_attention_heads=config.tensor_model_parallel_size,
+        kv_channels=1,
         ffn_hidden_size=config.projector_hidden_size or config.hidden_size,
         **{name: getattr(config, name) for name in SHARED},
     )

@@ -4,8 +4,9 @@ Where the ranks are the same, Megatron Core exchanges what the encoder says betw
 it is sent over a bridge, and the two modules are the stages of a pipeline. No process-wide groups are needed.
 """
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
@@ -29,11 +30,15 @@ from megatron.core.pipeline_parallel.schedules import (
 )
 from megatron.core.process_groups_config import MultiModuleProcessGroupCollection, ProcessGroupCollection
 from megatron.core.transformer.enums import ModelType
+from megatron.core.transformer.transformer_config import TransformerConfig
 
+from mb_models import mimo_rules
+from mb_models.config import GPTModelConfig
 from mb_models.gpt import LayerSpec
 from mb_models.mimo import VISION, MimoModelProvider, without_notices
-from mb_models.mimo_config import MimoModelConfig
+from mb_models.mimo_config import MimoModelConfig, encoder_section, projection_section
 from mb_models.rules import ModelConfigError
+from mb_models.transformer import refuse_broken, transformer_config
 
 DENSE = {
     "tp": ["tp"],
@@ -69,8 +74,26 @@ class ModuleRanks:
         return range(self.first, self.first + self.tensor_parallel_size * self.data_parallel_size)
 
 
+class ModulesProvider(MimoModelProvider):
+    """Configures each module for its own tensor-parallel ranks; the section's number is the language model's."""
+
+    def __init__(self, config: MimoModelConfig, *, vision_tensor_parallel_size: int, **settings: Any) -> None:
+        self._seen = replace(config, tensor_model_parallel_size=vision_tensor_parallel_size)
+        super().__init__(config, **settings)
+
+    def _transformer_config(self) -> TransformerConfig:
+        refuse_broken(self._seen, device=self.device, rules=mimo_rules.RULES)
+        self.encoder = transformer_config(encoder_section(self._seen), device=self.device)
+        self.projection = transformer_config(projection_section(self._seen), device=self.device)
+        text = {item.name: getattr(self.config, item.name) for item in fields(GPTModelConfig)}
+        return transformer_config(GPTModelConfig(**text), device=self.device)
+
+
 class MimoModules:
     """Builds, wraps and runs a model that sees, on ranks of its modules. Every rank of the world makes the same calls.
+
+    At the end, and not before, `model.destroy()` frees the process groups over which modules on the same ranks
+    exchange; nothing else does. Those of a bridge Megatron keeps as long as the process lives.
 
     Args:
         config: the section; its tensor-parallel size is not read.
@@ -102,21 +125,19 @@ class MimoModules:
     ) -> None:
         self._ranks = {VISION: vision, LANGUAGE: language}
         refuse(config, self._ranks, world_size=torch.distributed.get_world_size())
-        self._providers = {
-            name: MimoModelProvider(
-                replace(
-                    config,
-                    tensor_model_parallel_size=ranks.tensor_parallel_size,
-                    moe_token_dispatcher_type="alltoall",  # another would refuse parts of unequal length
-                    transformer={**config.transformer, "variable_seq_lengths": True},
-                ),
-                layer_spec=layer_spec,
-                device=device,
-                tokenizer_vocab_size=tokenizer_vocab_size,
-            )
-            for name, ranks in self._ranks.items()
-        }
-        self.transformer = self._providers[LANGUAGE].transformer
+        self._provider = ModulesProvider(
+            replace(
+                config,
+                tensor_model_parallel_size=language.tensor_parallel_size,
+                moe_token_dispatcher_type="alltoall",  # another would refuse parts of unequal length
+                transformer={**config.transformer, "variable_seq_lengths": True},
+            ),
+            vision_tensor_parallel_size=vision.tensor_parallel_size,
+            layer_spec=layer_spec,
+            device=device,
+            tokenizer_vocab_size=tokenizer_vocab_size,
+        )
+        self.transformer = self._provider.transformer
         opened = {name: open_groups(ranks, backend=backend) for name, ranks in self._ranks.items()}
         self._grids = {name: grid for name, (grid, _) in opened.items()}
         self._all_groups = {name: groups for name, (_, groups) in opened.items()}
@@ -131,47 +152,50 @@ class MimoModules:
         return self._ranks[VISION].ranks != self._ranks[LANGUAGE].ranks
 
     def provide(self, *, seed: int) -> MimoModel:
-        """Build this rank's modules, with weights drawn from `seed`; replicas are made alike by `wrap`."""
-        own = self.groups.get(LANGUAGE) or self.groups[VISION]
+        """Build this rank's modules, with weights drawn from `seed`; replicas are made alike by `wrap`.
+
+        Seeds torch's generator anew, alike on all ranks, and Megatron's tracker, for each rank of the world otherwise:
+        a rank may have one place among the tensor-parallel ranks of the encoder and another among the language model's.
+        """
+        here = torch.distributed.get_rank()
         torch.manual_seed(seed)
-        tensor_parallel.model_parallel_cuda_manual_seed(
-            seed, tp_rank=own.tp.rank(), ep_rank=0, etp_rank=own.expt_tp.rank()
-        )
+        tensor_parallel.model_parallel_cuda_manual_seed(seed, tp_rank=here, ep_rank=0, etp_rank=here)
         with without_notices():
             model = MimoModel(
                 MegatronMimoConfig(
-                    language_model_spec=self._providers[LANGUAGE].language_spec(self._all_groups[LANGUAGE]),
-                    modality_submodules_spec={
-                        VISION: self._providers[VISION].vision_spec(self._all_groups[VISION])
-                    },
-                    special_token_ids={VISION: self._providers[LANGUAGE].config.image_token_id},
+                    language_model_spec=self._provider.language_spec(self._all_groups[LANGUAGE]),
+                    modality_submodules_spec={VISION: self._provider.vision_spec(self._all_groups[VISION])},
+                    special_token_ids={VISION: self._provider.config.image_token_id},
                     module_to_grid_map=self._grids,
                 )
             )
         model.model_type = ModelType.encoder_or_decoder
         for parameter in model.parameters():
             tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
-        return model.to(self._providers[VISION].device)
+        return model.to(self._provider.device)
 
     def wrap(self, model: MimoModel, ddp: DistributedDataParallelConfig) -> None:
         """Wrap each module in Megatron's data parallelism, in place, and give replicas the weights of the first.
+
+        `ddp` is not changed: Megatron settles its buckets in a copy for each module.
 
         Raises:
             ValueError: `ddp` asks for overlapped exchange.
         """
         if ddp.overlap_grad_reduce or ddp.overlap_param_gather:
             raise ValueError(
-                "ddp.overlap_grad_reduce, ddp.overlap_param_gather: is on, because nothing starts the exchange of two "
+                "ddp.overlap_grad_reduce, ddp.overlap_param_gather: at least one is on "
+                f"({ddp.overlap_grad_reduce}, {ddp.overlap_param_gather}), because nothing starts the exchange of two "
                 "modules in time. Switch both off."
             )
         if LANGUAGE in self.groups:
             model.language_model = DistributedDataParallel(
-                self.transformer, ddp, model.language_model, pg_collection=self.groups[LANGUAGE]
+                self.transformer, copy.copy(ddp), model.language_model, pg_collection=self.groups[LANGUAGE]
             )
         if VISION in self.groups:
             model.modality_submodules[VISION] = DistributedDataParallel(
-                self._providers[VISION].encoder,
-                ddp,
+                self._provider.encoder,
+                copy.copy(ddp),
                 model.modality_submodules[VISION],
                 pg_collection=self.groups[VISION],
             )
@@ -186,7 +210,14 @@ class MimoModules:
     def forward_backward(self) -> Callable[..., Any]:
         """Return the schedule, which lacks what `forward_backward_no_pipelining` of Megatron Core takes by name.
 
-        It returns reports on ranks of the language model only.
+        It returns reports on ranks of the language model only. Call this once: on different ranks each call opens the
+        bridge, which is collective over the world.
+
+        Every rank gives the schedule an iterator of microbatches as `MimoForwardStep` takes them, with all keys, and
+        the same number of them. On different ranks these are the rows of the module's data-parallel rank. On the same
+        ranks text (`tokens`, `labels`, `loss_mask`, `position_ids`) has the rows of the language model's data-
+        parallel rank, and `images` those of the encoder's, of the same microbatch: rank r of n has the r-th of n
+        equal parts. The rows of a whole microbatch divide by the larger of the two data-parallel sizes.
         """
         if not self.apart:
             return partial(forward_backward_no_pipelining, pg_collection=self.groups[LANGUAGE])
@@ -215,12 +246,19 @@ class MimoModules:
         model: MimoModel,
         chunks: Sequence[torch.nn.Module],
         num_tokens: torch.Tensor | None = None,
-        **_other: object,
+        *,
+        pg_collection: object = None,
+        force_all_reduce: bool = False,
     ) -> None:
-        """Add up the gradients of each module's replicas, and divide by the tokens, of which the encoder knows none."""
+        """Add up the gradients of each module's replicas, and divide by the tokens, of which the encoder knows none.
+
+        The schedule hands over the groups of one module, or of both: those of each module are known here.
+        """
         modules = self._wrapped(model)
         for name, module in modules.items():
-            finalize_model_grads([module], None, pg_collection=self.groups[name])
+            finalize_model_grads(
+                [module], None, pg_collection=self.groups[name], force_all_reduce=force_all_reduce
+            )
         device = next(model.parameters()).device
         tokens = torch.zeros(1, device=device) if num_tokens is None else num_tokens.reshape(1).float()
         if LANGUAGE in self.groups:
@@ -237,7 +275,7 @@ def refuse(config: MimoModelConfig, ranks: Mapping[str, ModuleRanks], *, world_s
         ModelConfigError: with all reasons.
     """
     vision, language = ranks[VISION].ranks, ranks[LANGUAGE].ranks
-    problems = []
+    problems = _sizes_that_do_not_fit(ranks[VISION], ranks[LANGUAGE])
     if vision != language and {*vision} & {*language}:
         problems.append(
             f"vision, language: share some of ranks {list(vision)} and {list(language)}, because a rank would have to "
@@ -261,6 +299,8 @@ def refuse(config: MimoModelConfig, ranks: Mapping[str, ModuleRanks], *, world_s
             ("num_moe_experts", None),
             ("bf16", False),
             ("fp16", False),
+            ("fp8", None),
+            ("fp4", None),
         )
         if getattr(config, name) != whole
     ]
@@ -271,6 +311,23 @@ def refuse(config: MimoModelConfig, ranks: Mapping[str, ModuleRanks], *, world_s
         )
     if problems:
         raise ModelConfigError(problems)
+
+
+def _sizes_that_do_not_fit(vision: ModuleRanks, language: ModuleRanks) -> list[str]:
+    """Return what is wrong with the sizes of two modules."""
+    problems = [
+        f"{name}: tensor_parallel_size={ranks.tensor_parallel_size}, data_parallel_size={ranks.data_parallel_size}, "
+        "because each is a number of ranks. Use 1 or more."
+        for name, ranks in (("vision", vision), ("language", language))
+        if min(ranks.tensor_parallel_size, ranks.data_parallel_size) < 1
+    ]
+    sizes = sorted((vision.data_parallel_size, language.data_parallel_size))
+    if not problems and sizes[1] % sizes[0]:
+        problems.append(
+            f"vision, language: data_parallel_size={vision.data_parallel_size} and {language.data_parallel_size}, "
+            "because a replica of one takes the pictures of whole replicas of the other. Let one size divide the other."
+        )
+    return problems
 
 
 def open_groups(ranks: ModuleRanks, *, backend: str) -> tuple[HyperCommGrid, ProcessGroupCollection]:

@@ -1,6 +1,7 @@
 """From a model section to Megatron's TransformerConfig: names become dtypes and functions, and nothing is dropped."""
 
 import difflib
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from types import MappingProxyType
 
@@ -12,6 +13,7 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig, T
 
 from mb_models.config import GPTModelConfig, TransformerFields
 from mb_models.kernels import gpu_only_settings
+from mb_models.rule import Rule
 from mb_models.rules import BUILD_RULES, ModelConfigError, broken_rules
 from mb_models.special_fields import LatentAttentionFields, YarnFields
 
@@ -89,7 +91,9 @@ def transformer_config(config: TransformerFields, *, device: torch.device) -> Tr
     return kind(**from_names(values | config.transformer))
 
 
-def refuse_broken(config: TransformerFields, *, device: torch.device) -> None:
+def refuse_broken(
+    config: TransformerFields, *, device: torch.device, rules: Sequence[Rule] = BUILD_RULES
+) -> None:
     """Refuse a section, of any family, that breaks rules as it would be built on the device.
 
     Raises:
@@ -97,7 +101,7 @@ def refuse_broken(config: TransformerFields, *, device: torch.device) -> None:
     """
     replaced = {} if device.type == "cuda" else gpu_only_settings(config)
     section = {item.name: getattr(config, item.name) for item in fields(config)} | replaced
-    problems = broken_rules(BUILD_RULES, {f"model.{name}": value for name, value in section.items()})
+    problems = broken_rules(rules, {f"model.{name}": value for name, value in section.items()})
     if problems:
         raise ModelConfigError(problems)
 

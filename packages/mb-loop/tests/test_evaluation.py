@@ -169,7 +169,20 @@ def test_an_evaluation_whose_time_is_up_ends_whole():
     up = iter([False, True])
     state = mb_loop.LoopState.of(train_iters=1, eval_iters=5)
     assert evaluate(state, model, callbacks=manager, time_is_up=lambda: next(up)) == {}
-    assert (seen, model.training, state.train_state.consumed_valid_samples) == ([None], True, 2)
+    assert (seen, model.training) == ([None], True)
+
+
+@pytest.mark.parametrize("asked", [1, 2, 4])
+def test_an_evaluation_whose_time_is_up_leaves_several_sets_where_a_whole_one_would(asked):
+    cfg = LoopConfig(
+        train=TrainSection(micro_batch_size=1, global_batch_size=2),
+        validation=ValidationSection(eval_iters=3, multiple_validation_sets=True),
+    )
+    sets = [mb_loop.ValidationSet(name=name, data=tiny.batches, batches=3) for name in ("books", "code")]
+    state, answers = mb_loop.LoopState(cfg=cfg), iter([*[False] * (asked - 1), True])
+    state.train_state.consumed_valid_samples = 24
+    assert evaluate(state, tiny.make_model()[0], data=sets, time_is_up=lambda: next(answers)) == {}
+    assert state.train_state.consumed_valid_samples == 24 + 2 * 3 * 2
 
 
 def test_a_run_whose_time_is_up_in_an_evaluation_saves_and_leaves():

@@ -47,7 +47,9 @@ def evaluate(  # noqa: PLR0913 (the seed's arguments, and the groups that it fou
     """Average the losses of `validation.eval_iters` global batches, with the model in evaluation mode.
 
     Collective over all ranks of the model; one synchronisation with the host per set, at its end. Each batch counts
-    into `consumed_valid_samples`. The mode of each chunk and the forward pre-hooks are restored, also after an error.
+    into `consumed_valid_samples`; an evaluation that the time ended counts as a whole one, so that a resume starts each
+    of several sets where a run with more time would. The mode of each chunk and the forward pre-hooks are restored,
+    also after an error.
 
     Args:
         forward_step_func: Megatron's contract; see `forward_backward_plain`.
@@ -104,6 +106,11 @@ def run_evaluation(
     if not any(each.batches for each in sets):
         return {}
     start, _, _, end = _EVENTS[kind]
+    counters = state.train_state
+    whole_end = (
+        counters.consumed_valid_samples
+        + sum(each.batches for each in sets) * evaluation_batch(state.cfg).samples
+    )
     with forward_pre_hooks(state.cfg, events.model).paused(), _evaluation_mode(events.model), torch.no_grad():
         events(start)
         losses: dict[str, float] = {}
@@ -114,6 +121,7 @@ def run_evaluation(
             )
             if rows is None:
                 losses, whole = {}, False
+                counters.consumed_valid_samples = whole_end
                 break
             suffix = f" {each.name}" if each.name else ""
             losses.update({f"{name}{suffix}": loss for name, loss in _averages(*rows, groups=groups).items()})

@@ -154,6 +154,22 @@ def test_without_a_world_one_replica_is_planned():
     assert (plan.world_size, plan.data_parallel_size, plan.num_microbatches) == (4, 1, 128)
 
 
+@pytest.mark.parametrize(
+    ("train", "microbatches", "tokens", "note"),
+    [
+        ({"step_batch_size_schedule": "0:64 1B:256"}, 32, 256 * 8192, "planned for the last batch size, 256"),
+        ({"step_batch_size_schedule": "0:64"}, 8, 64 * 8192, None),
+        ({"rampup_batch_size": [64, 64, 1000]}, 16, 128 * 8192, "planned for the last batch size, 128"),
+        ({"step_batch_size_schedule": "64"}, None, None, None),  # TR08 refuses it
+        ({"global_batch_size": None}, None, None, None),
+    ],
+)
+def test_a_batch_that_changes_is_planned_as_it_ends(train, microbatches, tokens, note):
+    plan = run(LLAMA_8B, world_size=8, **train)
+    assert (plan.num_microbatches, plan.tokens_per_step) == (microbatches, tokens)
+    assert [text for text in plan.notes if "batch" in text] == ([] if note is None else [note])
+
+
 def test_experts_may_need_more_processes_than_the_dense_part():
     experts = {"num_moe_experts": 16, "expert_model_parallel_size": 4, "tensor_model_parallel_size": 2}
     assert smallest_world({**experts, "context_parallel_size": 2}) == 8

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mb_config.plan.activations import Microbatch, chunk_bytes, read_arithmetic
-from mb_config.plan.schedule import Pipeline, count_microbatches
+from mb_config.plan.schedule import Pipeline, batch_sizes, count_microbatches
 from mb_config.plan.shape import ModelShape, read, read_shape, smallest_world
 from mb_config.plan.stages import Chunk, cut
 from mb_config.plan.storage import Storage, spread, storage
@@ -141,31 +141,23 @@ def make_plan(
         save_optim=bool(read(sections.get("checkpoint"), "save_optim", True)),
     )
     data_parallel = _quotient(world, shape.model_ranks)
-    microbatches = count_microbatches(
-        read(train, "global_batch_size"), read(train, "micro_batch_size"), data_parallel
-    )
+    batches = batch_sizes(train)
+    global_batch = batches[-1] if batches else None
+    microbatches = count_microbatches(global_batch, read(train, "micro_batch_size"), data_parallel)
     held = _activations(sections, chunks, shape, store, microbatches=microbatches)
     counts = [_stage_count(chunks, shape, stage) for stage in range(shape.pp)]
     over = _over(store, shape, world=world, data_parallel=data_parallel)
+    memory = [_rank_bytes(count, store, over, kept) for count, kept in zip(counts, held, strict=True)]
     once = add_parts(*(chunk_parts(chunk, shape) for chunk in _undivided(chunks, shape)))
     parts = {name: count.whole for name, count in once.items()}
     pipeline = _pipeline(model, chunks, shape, microbatches)
-    global_batch, length = read(train, "global_batch_size"), _seq_length(sections)
+    length = _seq_length(sections)
     return Plan(
         parameters=sum(parts.values()),
         active_parameters=active(once, shape),
         embedding_parameters=sum(parts.get(name, 0) for name in ("embedding", "positions", "output")),
         parts=parts,
-        stages=tuple(
-            StagePlan(
-                layers=shape.encoder_layers
-                + sum(len(chunk.layers) for chunk in chunks if chunk.stage == stage),
-                parameters=counts[stage].whole,
-                rank_parameters=counts[stage].rank,
-                rank_bytes=_rank_bytes(counts[stage], store, over, held[stage]),
-            )
-            for stage in range(shape.pp)
-        ),
+        stages=_stages(chunks, shape, counts, memory),
         world_size=world,
         data_parallel_size=data_parallel,
         num_microbatches=microbatches,
@@ -175,6 +167,7 @@ def make_plan(
         host_bytes=_host_bytes(counts, store, over),
         notes=(
             *store.notes,
+            *_batch_notes(batches),
             *_notes(shape, world=world, length=length, local=read(model, "transformer_impl") == "local"),
         ),
     )
@@ -197,6 +190,21 @@ def _seq_length(sections: Mapping[str, object]) -> int | None:
 def _stage_count(chunks: tuple[Chunk, ...], shape: ModelShape, stage: int) -> Count:
     here = [chunk_parts(chunk, shape) for chunk in chunks if chunk.stage == stage]
     return total(add_parts(*here))
+
+
+def _stages(
+    chunks: tuple[Chunk, ...], shape: ModelShape, counts: list[Count], memory: list[RankBytes]
+) -> tuple[StagePlan, ...]:
+    layers = [sum(len(chunk.layers) for chunk in chunks if chunk.stage == stage) for stage in range(shape.pp)]
+    return tuple(
+        StagePlan(
+            layers=shape.encoder_layers + own,
+            parameters=count.whole,
+            rank_parameters=count.rank,
+            rank_bytes=held,
+        )
+        for own, count, held in zip(layers, counts, memory, strict=True)
+    )
 
 
 def _undivided(chunks: tuple[Chunk, ...], shape: ModelShape) -> tuple[Chunk, ...]:
@@ -300,6 +308,10 @@ def _host_bytes(counts: list[Count], store: Storage, over: _Over) -> int:
         return 0
     dense, expert = over.optimizer
     return max(spread(count, store.host, dense_over=dense, expert_over=expert) for count in counts)
+
+
+def _batch_notes(batches: tuple[int, ...]) -> tuple[str, ...]:
+    return (f"planned for the last batch size, {batches[-1]}",) if len(batches) > 1 else ()
 
 
 def _notes(shape: ModelShape, *, world: int, length: int | None, local: bool) -> tuple[str, ...]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mb_config.batch_stages import scheduled_stages
+from mb_config.plan.shape import read
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
@@ -63,6 +66,20 @@ class Pipeline:
             row = min(self.group, count - start)
             order += [chunk for chunk in range(self.chunks) for _ in range(row)]
         return [self.chunks - 1 - chunk for chunk in order] if reverse else order
+
+
+def batch_sizes(train: object) -> tuple[int, ...]:
+    """Return the global batches of a training in order, of a ramp-up the first and the last; () where none is known."""
+    text, last = read(train, "step_batch_size_schedule"), read(train, "global_batch_size")
+    if text is not None:
+        try:
+            return tuple(stage.size for stage in scheduled_stages(text))
+        except ValueError:
+            return ()
+    ramp = read(train, "rampup_batch_size")
+    if not last:
+        return ()
+    return (ramp[0], last) if isinstance(ramp, list | tuple) and ramp else (last,)
 
 
 def count_microbatches(

@@ -83,6 +83,22 @@ def test_an_asynchronous_checkpoint_counts_when_it_is_finished(tmp_path):
     assert get_start_time_from_progress_log(cfg, world_size=2)[1] == 1e16
 
 
+def test_lines_that_are_cut_short_or_foreign_are_left_out(tmp_path):
+    cfg, file = config(tmp_path), tmp_path / "progress.txt"
+    file.write_bytes(b"notes of mine\n\xff\n\tJob ID: 7\t# GPUs: two\tStarting job\n")
+    start(cfg, 0)
+    save(cfg, minute=1, began=0, operations=1e16)
+    start(cfg, 2, world_size=4)
+    with file.open("a") as stream:
+        stream.write("2026-01-02 08:03:00\tJob ID: 7\t# GPUs: 2\tSaved checkpoint\tIter")
+    start(cfg, 4)
+    assert file.read_text(errors="replace").splitlines()[-2:] == [
+        "2026-01-02 08:03:00\tJob ID: 7\t# GPUs: 2\tSaved checkpoint\tIter",
+        "2026-01-02 08:04:00\tJob ID: 7\t# GPUs: 2\tStarting job",
+    ]
+    assert get_start_time_from_progress_log(cfg, world_size=2) == (MORNING + timedelta(minutes=4), 1e16)
+
+
 def test_what_is_missing_is_named(tmp_path):
     with pytest.raises(ProgressLogError, match=r"checkpoint.save: is not set"):
         append_to_progress_log(config(None), STARTED, world_size=1)

@@ -5,7 +5,9 @@ fixed. Call these functions on one rank.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
+from os import SEEK_END
 from pathlib import Path
 from typing import Protocol
 
@@ -78,6 +80,8 @@ def append_to_progress_log(
 ) -> None:
     """Append a line. Texts that readers know: `STARTED`, and `SAVED_LATER`, a tab and "Iteration: N".
 
+    A line that was cut short before, by a full disk, is ended first, so that no line runs into another.
+
     Args:
         cfg: says where the file is.
         text: what happened.
@@ -87,35 +91,43 @@ def append_to_progress_log(
 
     Raises:
         ProgressLogError: there is no folder for checkpoints.
+        OSError: the file cannot be written.
     """
     file = _file(cfg)
     file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("a") as stream:
-        stream.write(f"{now().strftime(_TIME)}\tJob ID: {job_id}\t# GPUs: {world_size}\t{text}\n")
+    line = f"{now().strftime(_TIME)}\tJob ID: {job_id}\t# GPUs: {world_size}\t{text}\n"
+    with file.open("ab+") as stream:
+        end = stream.seek(0, SEEK_END)
+        stream.seek(max(end - 1, 0))
+        whole = stream.read(1) in (b"", b"\n")
+        stream.write((line if whole else f"\n{line}").encode())
 
 
 def get_start_time_from_progress_log(cfg: ProgressSettings, *, world_size: int) -> tuple[datetime, float]:
     """Return when the first of the latest jobs with so many ranks began, and the operations done by then.
 
     A job with another number of ranks in between begins the search again. Operations are those of the newest
-    checkpoint that was finished before that start.
+    checkpoint that was finished before that start. Lines that are cut short or of another form are left out.
 
     Raises:
         ProgressLogError: no job with so many ranks has begun.
+        OSError: the file cannot be read.
     """
     start: tuple[datetime, float] | None = None
     operations, pending = 0.0, 0.0
     file = _file(cfg)
-    for line in file.read_text().splitlines() if file.exists() else ():
-        moment, _, ranks, text, *fields = line.split("\t")
-        if _number(ranks) != world_size:
+    for line in file.read_text(errors="replace").splitlines() if file.exists() else ():
+        entry = _entry(line)
+        if entry is None:
+            continue
+        if entry.ranks != world_size:
             start = None
-        if text in (SAVED, SAVING):
-            pending = _number(fields[3])
-        if text in (SAVED, SAVED_LATER):
+        if entry.text in (SAVED, SAVING):
+            pending = entry.operations
+        if entry.text in (SAVED, SAVED_LATER):
             operations = pending
-        if text == STARTED and start is None and _number(ranks) == world_size:
-            start = datetime.strptime(moment, _TIME), operations
+        if entry.text == STARTED and start is None and entry.ranks == world_size:
+            start = entry.moment, operations
     if start is None:
         raise ProgressLogError(
             f"{file}: has no line {STARTED!r} of a job with {world_size} ranks, so there is no time to count from. "
@@ -185,6 +197,31 @@ def _file(cfg: ProgressSettings) -> Path:
             "logger.log_progress=false."
         )
     return Path(folder) / FILE_NAME
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Entry:
+    """A line of the file."""
+
+    moment: datetime
+    ranks: float
+    text: str
+    operations: float
+    """Of a checkpoint that is saved; 0.0 in other lines."""
+
+
+def _entry(line: str) -> _Entry | None:
+    """Read a line; return None for one that is cut short or was written by nobody who keeps to the form."""
+    try:
+        moment, _, ranks, text, *fields = line.split("\t")
+        return _Entry(
+            moment=datetime.strptime(moment, _TIME),
+            ranks=_number(ranks),
+            text=text,
+            operations=_number(fields[3]) if text in (SAVED, SAVING) else 0.0,
+        )
+    except (ValueError, IndexError):
+        return None
 
 
 def _number(field: str) -> float:

@@ -3,6 +3,7 @@
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from mb_checkpoint import CheckpointLoadContext, CheckpointManager, DefaultCheckpointManager
+from mb_checkpoint.agreement import on_rank_zero
 from mb_loop.mcore import MegatronReruns
 from mb_trainer.checkpointing import adapter_filter
 from mb_trainer.console import Voice
@@ -19,8 +20,12 @@ def load(
     reruns: MegatronReruns | None,
     voice: Voice,
 ) -> None:
-    """Go on from the newest whole checkpoint, and say what was taken and what was passed over. Collective."""
-    if not manager.has_checkpoint():
+    """Go on from the newest whole checkpoint, and say what was taken and what was passed over. Collective.
+
+    The default manager always loads, because only that finds checkpoints on the disks of the nodes; another one is
+    asked on rank 0 whether there is something.
+    """
+    if not isinstance(manager, DefaultCheckpointManager) and not on_rank_zero(manager.has_checkpoint):
         return
     manager.load(
         CheckpointLoadContext(
@@ -33,14 +38,16 @@ def load(
             rerun_state_machine=reruns,
         )
     )
+    loaded = manager.loaded if isinstance(manager, DefaultCheckpointManager) else None
+    if loaded is not None and loaded.source == "nothing":
+        return
     peft = state.cfg.peft
     if peft is not None and state.train_state.step == 0:
         peft.start(trainee.chunks)
         trainee.optimizer.reload_model_params()
-    if not isinstance(manager, DefaultCheckpointManager) or manager.loaded is None:
+    if loaded is None:
         voice.say(f"resumed at step {state.train_state.step}")
         return
-    loaded = manager.loaded
     if peft is not None:
         voice.say(f"model under the adapters: {state.cfg.checkpoint.pretrained_checkpoint}")
     for passed in loaded.passed_over:

@@ -112,10 +112,12 @@ class Run:
             bar = stack.enter_context(self.voice.progress("training", total, done=counters.step))
             saves = self.saves(events, measured)
             recorder = MetricsRecorder(measured, loss_scale=config.model.fp16, extra=lambda: saves.values)
-            own += [recorder, ProgressBar(bar), *self.after_first_step()]
+            recorders: list[Callback] = [recorder]
+            own += [ProgressBar(bar), *self.after_first_step()]
             if self.job.world.is_voice:
                 begin(events, self.job, step=counters.step, before=before)
-                own.append(EventRecorder(events))
+                recorders.append(stack.enter_context(EventRecorder(events)))
+            own += recorders
             heard = CallbackManager([*own, *callbacks])
             self.instruments.watch(self.trainee.chunks, heard)
             outcome = train(
@@ -131,7 +133,7 @@ class Run:
                 **self.schedule(),
             )
             if outcome.reason == "finished":
-                self.evaluate(CallbackManager([summary, recorder, *callbacks]), summary)
+                self.evaluate(CallbackManager([summary, *recorders, *callbacks]), summary)
         return outcome
 
     def evaluate_only(self, summary: Summary, callbacks: Sequence[Callback]) -> TrainOutcome:
@@ -207,7 +209,8 @@ class Run:
         """Return what writes progress.txt, on the rank that speaks, where it is asked for."""
         if not (self.job.config.logger.log_progress and self.job.world.is_voice):
             return None
-        return ProgressLog(self.state, world_size=self.job.world.world_size, environment=os.environ)
+        world_size = self.job.world.world_size
+        return ProgressLog(self.state, world_size=world_size, environment=os.environ, say=self.voice.say)
 
     def agreed_stop(self, watcher: SignalWatcher) -> AgreedStop:
         """Return what asks, after each step, whether any rank got a signal; host-side, through the store."""

@@ -247,5 +247,5 @@ class CheckpointManager(Protocol):
         ...
 
     def has_checkpoint(self) -> bool:
-        """Say whether `load` would find something."""
+        """Say whether `load` would find something. Called on one rank."""
         ...

@@ -187,7 +187,10 @@ class DefaultCheckpointManager:
             self._writer = None
 
     def has_checkpoint(self) -> bool:
-        """Say whether `load` would find something. Not collective.
+        """Say whether `load` would find something on the shared file system. Not collective.
+
+        Local checkpoints are not looked for, because only all ranks together can tell whether one is whole: a trainer
+        calls `load` in any case and reads `loaded.source`.
 
         Raises:
             CheckpointNotFoundError, IncompleteCheckpointError: As `load`.

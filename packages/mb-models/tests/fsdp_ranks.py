@@ -19,6 +19,7 @@ from mb_models import (
     wrap_torch_fsdp2,
 )
 from mb_models.fsdp import accept_shards
+from mb_models.peft.config import LoRA
 
 STEPS, ROWS, MICRO, LENGTH = 3, 8, 2, 32
 DEGREES = (
@@ -40,11 +41,18 @@ def wrap_a_layer(chunks, ddp, *, pg_collection):
     return wrap_torch_fsdp2([chunks[0].decoder], ddp, pg_collection=pg_collection)
 
 
+def wrap_with_adapters(chunks, ddp, *, pg_collection):
+    """Shard a model that has adapters."""
+    LoRA(dim=2).install(chunks)
+    return wrap_torch_fsdp2(chunks, ddp, pg_collection=pg_collection)
+
+
 WRAPS = {
     "torch on a layer": wrap_a_layer,
     "ddp": wrap_ddp,
     "torch": wrap_torch_fsdp2,
     "torch under a head": wrap_under_a_head,
+    "torch with adapters": wrap_with_adapters,
     "megatron": wrap_megatron_fsdp,
 }
 
@@ -126,9 +134,9 @@ def train(settings, kind, ddp, without_no_sync=False):
     return take(range(STEPS), *prepare(settings, kind, ddp, without_no_sync=without_no_sync))
 
 
-def train_in_two_parts(settings, kind, folder):
+def train_in_two_parts(settings, saving, kind, folder):
     """Save after the first step; return losses and gradient norms of the others, of a new model that loads that."""
-    model, optimizer, groups = prepare(settings, "torch", {})
+    model, optimizer, groups = prepare(settings, saving, {})
     take(range(1), model, optimizer, groups)
     dist_checkpointing.save(state(model, optimizer, groups), folder)
     parallel_state.destroy_model_parallel()

@@ -85,13 +85,13 @@ def test_half_precision_is_as_close_as_half_precision(pool, tiny, reference, kin
 
 
 @pytest.mark.parametrize("settings", [{}, BF16], ids=["float32", "bf16"])
-@pytest.mark.parametrize("kind", ["torch", "ddp"])
-def test_what_fsdp2_saves_is_gone_on_from_as_if_never_stopped(pool, tiny, tmp_path, settings, kind):
-    """Exactly under FSDP2, and under plain data parallelism as closely as the two agree."""
+@pytest.mark.parametrize(("saving", "kind"), [("torch", "torch"), ("torch", "ddp"), ("ddp", "torch")])
+def test_what_is_saved_is_gone_on_from_as_if_never_stopped(pool, tiny, tmp_path, settings, saving, kind):
+    """Exactly under FSDP2, and from and to plain data parallelism as closely as the two agree."""
     settings = {**tiny, **settings}
     losses, norms = pool.run(function_in(RANKS, "train"), settings, *TORCH)[-1]
-    found = pool.run(function_in(RANKS, "train_in_two_parts"), settings, kind, str(tmp_path))[-1]
-    tolerance = 0 if kind == "torch" else 2e-3 if settings.get("bf16") else 1e-5
+    found = pool.run(function_in(RANKS, "train_in_two_parts"), settings, saving, kind, str(tmp_path))[-1]
+    tolerance = 0 if saving == kind else 2e-3 if settings.get("bf16") else 1e-5
     assert found == (pytest.approx(losses[1:], abs=tolerance), pytest.approx(norms[1:], abs=tolerance))
 
 
@@ -111,6 +111,7 @@ def test_without_no_sync_megatron_fsdp_would_train_wrongly_without_a_word(pool, 
         ({"fp16": True, "params_dtype": "float16"}, *TORCH, "[FS04]"),
         ({}, "torch on a layer", {}, "TransformerBlock is no GPT"),
         ({}, "torch under a head", {}, "output_layer.weight has 1 rows for 2 ranks"),
+        ({}, "torch with adapters", {}, "[FS08]"),
         ({}, "torch", {"use_megatron_fsdp": True}, "a weight is sharded by one of the two"),
         (PP2, *FULL, "[FS05]"),
         ({}, "megatron", {}, "ddp_config.use_distributed_optimizer=False"),

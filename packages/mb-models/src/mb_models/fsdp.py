@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from mb_models import fsdp_rules
 from mb_models.fsdp_rules import FsdpError
+from mb_models.peft.config import PEFT
 from mb_models.rules import broken_rules
 from mb_models.wrap import settled_config, wrap_half_precision
 
@@ -132,6 +133,7 @@ def wrap_torch_fsdp2(
             "model.fp16": config.fp16,
             "model.gradient_accumulation_fusion": config.gradient_accumulation_fusion,
             "ddp.use_distributed_optimizer": ddp_config.use_distributed_optimizer,
+            "peft": _has_adapters(chunks),
             "optimizer.use_distributed_optimizer": None,
         }
     )
@@ -199,6 +201,11 @@ def as_shard(value: Any, *, like: torch.Tensor) -> Any:
     return DTensor.from_local(
         value, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
     )
+
+
+def _has_adapters(chunks: Sequence[torch.nn.Module]) -> bool:
+    """Say whether a parameter has the name of an adapter's."""
+    return any(PEFT().is_adapter(name) for chunk in chunks for name, _ in chunk.named_parameters())
 
 
 def _refuse_uneven(chunks: Sequence[torch.nn.Module], *, ranks: int) -> None:

@@ -241,6 +241,15 @@ def test_chunks_that_are_wrapped_or_missing_are_refused(tiny, groups):
         freeze_moe_router(wrapped)
 
 
+def test_a_router_balanced_by_quantiles_cannot_be_frozen(tiny, groups):
+    settings = {**tiny, **ROUTED, "moe_router_load_balancing_type": "quantile_balancing"}
+    settings |= {"moe_router_enable_expert_bias": False}
+    chunks = build(settings, groups)[0].provide_chunks(groups)
+    with pytest.raises(FreezingError, match="moves the quantiles by which tokens are routed in every step"):
+        freeze_moe_router(chunks)
+    assert all(value.requires_grad for value in chunks[0].parameters())
+
+
 def test_a_t5_has_another_output_layer(groups):
     from mb_host.t5 import host_t5_spec
 

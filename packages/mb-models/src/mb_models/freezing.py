@@ -20,7 +20,7 @@ def freeze_moe_router(model: torch.nn.Module | Sequence[torch.nn.Module]) -> lis
     chunks are wrapped for data parallelism.
 
     Raises:
-        FreezingError: a chunk is wrapped already; nothing is frozen then.
+        FreezingError: a chunk is wrapped already, or balances experts by quantiles; nothing is frozen then.
     """
     chunks = [model] if isinstance(model, torch.nn.Module) else list(model)
     for chunk in chunks:
@@ -29,12 +29,16 @@ def freeze_moe_router(model: torch.nn.Module | Sequence[torch.nn.Module]) -> lis
                 f"freeze_moe_router: got a {type(chunk).__name__}, because its buffers have room for the gradients "
                 "of all parameters that required one when it was made. Freeze before wrapping."
             )
-    for chunk in chunks:
-        for layer in chunk.modules():
-            if isinstance(layer, BaseMoELayer):
-                _freeze(layer.router, "weight", "bias")
-                layer.router.frozen_expert_bias = True  # where Megatron looks before it moves the bias
-                _freeze(layer.shared_experts, "gate_weight", "gate_bias")
+    layers = [layer for chunk in chunks for layer in chunk.modules() if isinstance(layer, BaseMoELayer)]
+    if any(layer.router.qb_beta is not None for layer in layers):
+        raise FreezingError(
+            'freeze_moe_router: model.moe_router_load_balancing_type="quantile_balancing", because Megatron Core moves '
+            "the quantiles by which tokens are routed in every step, frozen or not. Choose another type."
+        )
+    for layer in layers:
+        _freeze(layer.router, "weight", "bias")
+        layer.router.frozen_expert_bias = True  # where Megatron looks before it moves the bias
+        _freeze(layer.shared_experts, "gate_weight", "gate_bias")
     return chunks
 
 

@@ -64,6 +64,13 @@ def test_a_last_step_that_was_not_validated_is_validated_after_training(override
     step, loss = evaluated(capsys.readouterr().out)["validation"]
     assert step == 3
     assert metrics(tmp_path / "run")[-1]["lm loss validation"] == pytest.approx(loss, rel=1e-6)
+    assert events(tmp_path / "run") == [
+        ("start", 0),
+        ("evaluation", 2),
+        ("save", 3),
+        ("evaluation", 3),
+        ("stop", 3),
+    ]
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from types import TracebackType
 from typing import Any
 
 from mb_loop import Callback, CallbackContext
@@ -62,15 +63,27 @@ class MetricsRecorder(Callback):
 
 
 class EventRecorder(Callback):
-    """Appends evaluations, with the seconds that they took, and the stop to events.jsonl.
+    """Appends validations, with the seconds that they took, and at the end the stop to events.jsonl.
 
-    Saves are written by whoever knows how they ended.
+    A context: the stop is written when it ends, so that it comes behind a validation after training. Saves are written
+    by whoever knows how they ended.
     """
 
     def __init__(self, events: EventLog, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._events = events
         self._clock = clock
         self._evaluation_start: float | None = None
+        self._stop: dict[str, Any] | None = None
+
+    def __enter__(self) -> "EventRecorder":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Write how the run ended, if it has begun; an exception on its way out is a failure."""
+        if self._stop is not None:
+            self._events.write("stop", **{**self._stop, **({} if error is None else {"reason": "failed"})})
 
     def on_eval_start(self, context: CallbackContext) -> None:
         """Look at the clock."""
@@ -84,9 +97,9 @@ class EventRecorder(Callback):
         self._events.write("evaluation", step=context.state.train_state.step, losses=losses, **seconds)
 
     def on_train_end(self, context: CallbackContext) -> None:
-        """Write how the run ended; an exception on its way out is a failure."""
+        """Note where and why training ended."""
         reason = context.outcome.reason if context.outcome else "failed"
-        self._events.write("stop", step=context.state.train_state.step, reason=reason)
+        self._stop = {"step": context.state.train_state.step, "reason": reason}
 
 
 class ProgressBar(Callback):

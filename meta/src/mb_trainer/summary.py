@@ -18,7 +18,7 @@ class Summary(Callback):
         self._best: tuple[float, int] | None = None
         self._test: dict[str, float] = {}
         self.validated: int | None = None
-        """The last step that was validated."""
+        """The last step that was validated to the end."""
 
     def on_train_start(self, context: CallbackContext) -> None:
         """Start the clock."""
@@ -30,9 +30,11 @@ class Summary(Callback):
         self._tokens += (context.result.tokens or 0) if context.result else 0
 
     def on_eval_end(self, context: CallbackContext) -> None:
-        """Keep the lowest language-model loss."""
+        """Keep the lowest language-model loss; an evaluation that the time ended (None) is none."""
+        if context.total_loss_dict is None:
+            return
         self.validated = context.state.train_state.step
-        loss = (context.total_loss_dict or {}).get("lm loss")
+        loss = context.total_loss_dict.get("lm loss")
         if loss is not None and (self._best is None or loss < self._best[0]):
             self._best = loss, context.state.train_state.step
 

@@ -44,3 +44,26 @@ def test_steps_come_newest_first_and_hidden_names_count_only_alone(tmp_path):
         2: tmp_path / "iter_0000002",
     }
     assert layout.steps_in(tmp_path / "missing") == {}
+
+
+@pytest.mark.parametrize(
+    "inside",
+    ["metadata.json", "latest_checkpointed_iteration.txt", "iter_0000010/x", "non_persistent/iter_0000010/x"],
+)
+def test_a_folder_has_a_checkpoint_where_a_load_would_look_for_one(tmp_path, inside):
+    assert layout.why_not_a_checkpoint(tmp_path / "missing") == "has no checkpoint"
+    (tmp_path / "progress.txt").touch()
+    assert layout.why_not_a_checkpoint(tmp_path) == "has no checkpoint"
+    (tmp_path / inside).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / inside).touch()
+    assert layout.why_not_a_checkpoint(tmp_path) is None
+
+
+def test_a_folder_that_cannot_be_read_is_a_reason(tmp_path):
+    class Unreadable(type(tmp_path)):
+        def iterdir(self):
+            raise PermissionError(13, "Permission denied", str(self))
+
+    assert layout.why_not_a_checkpoint(Unreadable(tmp_path)) == (
+        "cannot be read (PermissionError: Permission denied)"
+    )

@@ -119,7 +119,10 @@ def test_a_hugging_face_copy_needs_whole_weights_on_the_shared_disk():
 
 def test_fine_tuning_needs_weights_where_it_looks_for_them(tmp_path):
     (rule,) = (rule for rule in RULES if rule.id == "V244")
-    assert "holds nothing" in rule.test(True, None, str(tmp_path))
-    assert "holds nothing" in rule.test(True, None, str(tmp_path / "nowhere"))
+    assert rule.test(True, None, str(tmp_path / "nowhere")).endswith("nowhere has no checkpoint")
+    (tmp_path / "progress.txt").touch()  # a run that ended before its first save
+    (tmp_path / ".saving_iter_0000010.x").mkdir()
+    assert rule.test(True, None, str(tmp_path)).endswith(f"load={tmp_path} has no checkpoint")
     (tmp_path / "iter_0000010").mkdir()
     assert rule.test(True, None, str(tmp_path)) is None
+    assert rule.test(True, None, str(tmp_path.with_name("x" * 300)))  # the system refuses to look there

@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from mb_checkpoint.layout import why_not_a_checkpoint
 from mb_loop import TrainOutcome
 from mb_trainer.commands.errors import LaunchError, reported
 from mb_trainer.config import ConfigContainer
@@ -94,22 +95,25 @@ def worker_arguments(
 
 
 def need_weights(config: ConfigContainer) -> None:
-    """Refuse to fine-tune from nothing.
+    """Refuse to fine-tune from nothing, where the rules do not: they ask only with checkpoint.finetune=true.
 
     Raises:
         LaunchError: no weights are named (rule V244).
         NoCheckpointError: there is no checkpoint where they are named.
     """
-    named = config.checkpoint.pretrained_checkpoint or config.checkpoint.load
+    section = config.checkpoint
+    if section.finetune and section.pretrained_checkpoint is None:
+        return  # rule V244 says it, with all other problems
+    named = section.pretrained_checkpoint or section.load
     if named is None:
         raise LaunchError(
             "[V244] checkpoint.pretrained_checkpoint: is not set, because fine-tuning starts from weights. Name a "
             "run's checkpoints, such as checkpoint.pretrained_checkpoint=runs/gpt_tiny/checkpoints, or use mb pretrain."
         )
-    folder = Path(named)
-    if not any(folder.glob("iter_*")) and not (folder / "metadata.json").is_file():
+    reason = why_not_a_checkpoint(Path(named))
+    if reason is not None:
         raise NoCheckpointError(
-            f"[V244] checkpoint.pretrained_checkpoint: {named} has no checkpoint, and fine-tuning starts from one. "
+            f"[V244] checkpoint.pretrained_checkpoint: {named} {reason}, and fine-tuning starts from one. "
             "Make it first (mb pretrain gpt_tiny for the recipe lora_tiny; mb import-hf for weights from elsewhere), "
             "or name another."
         )

@@ -57,6 +57,18 @@ def has_checkpoint(path: Path) -> bool:
     )
 
 
+def why_not_a_checkpoint(path: Path) -> str | None:
+    """Say what keeps a load from finding weights below a path; None where there are some, whole or not.
+
+    Looks for one checkpoint, for trackers, and for step folders without any, beside them or among the temporary ones.
+    """
+    try:
+        found = has_checkpoint(path) or any(steps_in(root) for root in (path, path / TEMPORARY))
+    except OSError as error:
+        return f"cannot be read ({type(error).__name__}: {error.strerror})"
+    return None if found else "has no checkpoint"
+
+
 HUGGING_FACE_WEIGHTS = ("model*.safetensors", "model.safetensors.index.json", "pytorch_model*.bin*")
 
 

@@ -1,0 +1,133 @@
+"""What the rules ask of their fields: None, or what is wrong with the values. Standard library only."""
+
+from pathlib import Path
+
+from mb_checkpoint.layout import why_not_a_checkpoint
+
+DISTRIBUTED_FORMATS = ("torch_dist", "fsdp_dtensor")
+
+
+def pretrained_exists(path: str | None) -> str | None:
+    """Say whether the folder of the starting weights is there."""
+    return None if path is None or Path(path).is_dir() else f"no such folder: {path}"
+
+
+def finetuning_starts_somewhere(finetune: bool, pretrained: str | None, load: str | None) -> str | None:
+    """Say whether there are weights to fine-tune."""
+    if not finetune or pretrained is not None:
+        return None
+    if load is None:
+        return "finetune=true, but neither pretrained_checkpoint nor load is set"
+    reason = why_not_a_checkpoint(Path(load))
+    return (
+        f"finetune=true, but pretrained_checkpoint is not set, and load={load} {reason}" if reason else None
+    )
+
+
+def main_params_without_optimizer(from_checkpoint: bool, load_optim: bool) -> str | None:
+    """Say whether the master weights would come from two places."""
+    both = from_checkpoint and load_optim
+    return "load_main_params_from_ckpt=true together with load_optim=true" if both else None
+
+
+def async_has_a_target(async_save: bool, save: str | None, persistent_worker: bool) -> str | None:
+    """Say whether a background save knows where to write and with which worker."""
+    if async_save and save is None:
+        return "async_save=true, but save is not set"
+    if async_save and not persistent_worker:
+        return "async_save=true with use_persistent_ckpt_worker=false"
+    return None
+
+
+def hugging_face_has_weights(also_save: bool, ckpt_format: str, temporary: str | None) -> str | None:
+    """Say whether a Hugging Face form can be made of what is saved."""
+    if also_save and ckpt_format == "fsdp_dtensor":
+        return "also_save_hf_checkpoint=true with ckpt_format=fsdp_dtensor"
+    if also_save and temporary == "local":
+        return "also_save_hf_checkpoint=true with non_persistent_ckpt_type=local"
+    return None
+
+
+def step_has_a_folder(ckpt_step: int | None, load: str | None) -> str | None:
+    """Say whether the wanted step can be looked for."""
+    return f"ckpt_step={ckpt_step}, but load is not set" if ckpt_step is not None and load is None else None
+
+
+def one_reshardable_form(fully_reshardable: bool, memory_efficient: bool) -> str | None:
+    """Say whether two forms of the optimizer state are asked for."""
+    both = fully_reshardable and memory_efficient
+    return "both reshardable forms of the optimizer state are switched on" if both else None
+
+
+def async_format(async_save: bool, ckpt_format: str) -> str | None:
+    """Say whether the layout can be written in the background."""
+    wrong = async_save and ckpt_format not in DISTRIBUTED_FORMATS
+    return f"async_save=true with ckpt_format={ckpt_format}" if wrong else None
+
+
+def format_without_gloo(gloo: bool, distributed_optimizer: bool, ckpt_format: str) -> str | None:
+    """Say whether the optimizer state can be gathered without Gloo groups."""
+    wrong = not gloo and distributed_optimizer and ckpt_format not in DISTRIBUTED_FORMATS
+    return f"no Gloo groups, a distributed optimizer and ckpt_format={ckpt_format}" if wrong else None
+
+
+def keeps_some(most_recent_k: int | None) -> str | None:
+    """Say whether a number of checkpoints to keep makes sense."""
+    good = most_recent_k is not None and (most_recent_k == -1 or most_recent_k >= 1)
+    return None if good else f"most_recent_k={most_recent_k}"
+
+
+def at_least_one_writer(writers: int) -> str | None:
+    """Say whether somebody writes."""
+    return None if writers >= 1 else f"storage_writers_per_rank={writers}"
+
+
+def known_format(ckpt_format: str) -> str | None:
+    """Say whether this version writes that layout."""
+    return None if ckpt_format == "torch_dist" else f"ckpt_format={ckpt_format}"
+
+
+def strictness_without_lists(strictness: str) -> str | None:
+    """Say whether the load would hand back lists that nobody reads."""
+    return f"dist_ckpt_strictness={strictness}" if strictness.startswith("return_") else None
+
+
+def intervals_count(*intervals: int | None) -> str | None:
+    """Say whether the steps between two checkpoints are a number of steps."""
+    names = ("save_interval", "non_persistent_save_interval")
+    wrong = [
+        f"{name}={value}"
+        for name, value in zip(names, intervals, strict=True)
+        if value is not None and value < 1
+    ]
+    return ", ".join(wrong) or None
+
+
+def temporary_has_a_kind(interval: int | None, kind: str | None) -> str | None:
+    """Say whether temporary checkpoints have a place."""
+    wrong = interval is not None and kind is None
+    return (
+        f"non_persistent_save_interval={interval}, but non_persistent_ckpt_type is not set" if wrong else None
+    )
+
+
+def kind_exists(kind: str | None) -> str | None:
+    """Say whether somebody writes temporary checkpoints of that kind."""
+    return "non_persistent_ckpt_type=in_memory" if kind == "in_memory" else None
+
+
+def local_has_a_folder(kind: str | None, folder: str | None) -> str | None:
+    """Say whether local checkpoints know where to go."""
+    wrong = kind == "local" and folder is None
+    return "non_persistent_ckpt_type=local, but non_persistent_local_ckpt_dir is not set" if wrong else None
+
+
+def copies_of_something(replication: bool, kind: str | None) -> str | None:
+    """Say whether there is something to copy to other nodes."""
+    wrong = replication and kind != "local"
+    return f"replication=true with non_persistent_ckpt_type={kind}" if wrong else None
+
+
+def known_strategy(strategy: str) -> str | None:
+    """Say whether that background writer exists."""
+    return None if strategy in ("mcore", "nvrx") else f"async_strategy={strategy}"

@@ -77,6 +77,21 @@ def test_a_check_for_this_machine_takes_the_layers_that_a_run_would_have():
     assert mb("check", *EIGHT_BITS, "--gpu", "h100", "--te", "2.20").exit_code == 0
 
 
+def test_a_recipe_for_gpus_is_refused_here_and_passes_for_the_gpu_that_is_named():
+    words = ["check", "deepseek_v3", "--world-size", "1024"]
+    here = mb(*words)
+    assert here.exit_code == 1
+    assert (
+        """\
+      Switch them off, or use transformer_impl "transformer_engine" on a GPU.
+      Or name the GPU that it is meant for, as in --gpu h100: the check is for this machine.
+      model.transformer_impl from resolve: no Transformer Engine on this machine
+"""
+        in here.stdout
+    )
+    assert mb(*words, "--gpu", "h100").exit_code == 0
+
+
 def test_data_that_is_not_here_is_told_but_does_not_refuse():
     result = mb("check", "dataset.sources=[nowhere]")
     assert (result.exit_code, "on this machine: dataset.sources: nowhere" in result.stderr) == (0, True)

@@ -34,7 +34,8 @@ def check(
     """Report every mistake of a configuration at once, for any number of processes and any GPU.
 
     Each problem has its rule, the values, the reason, what to do, and where the values came from. Nothing is built and
-    nothing is written. Exit code 0: no rule refuses the run; 1: problems; 2: it could not be read.
+    nothing is written. Without --gpu the check is for this machine: where it has no Transformer Engine, settings that
+    need it are refused. Exit code 0: no rule refuses the run; 1: problems; 2: it could not be read.
     """
     preflight = command("preflight")
     target = preflight.Target(world_size=world_size or nproc or 1, gpu=gpu, transformer_engine=te)

@@ -149,6 +149,8 @@ def entry(problem: Problem, paint: Paint) -> list[str]:
     where = problem.fields[0].removeprefix("facts.")
     head = f"  {paint(f'{problem.severity} {problem.id}', colour)}  {where}: {problem.message}"
     body = [f"because {problem.why}", problem.fix]
+    if problem.origin.get("model.transformer_impl") == NO_ENGINE:
+        body.append("Or name the GPU that it is meant for, as in --gpu h100: the check is for this machine.")
     places = [f"{path} from {origin}" for path, origin in problem.origin.items() if origin != "default"]
     return [head, *(f"      {text}" for text in body), *(f"      {place}" for place in places)]
 
@@ -166,7 +168,7 @@ def notes(request: Request, findings: Findings, target: Target) -> list[str]:
         lines.append("rules on Transformer Engine were left out: give --te VERSION")
     if errors and request.provenance.origin("model.transformer_impl") == NO_ENGINE:
         lines.append(
-            "checked with local layers, as it would run on this machine; --gpu NAME checks for another"
+            "checked with local layers, as it would run on this machine; --gpu NAME, such as h100, checks for another"
         )
     try:
         verify_data(request.config)

@@ -10,7 +10,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from mb_models.config import GPTModelConfig
-from mb_models.provider import ModelProvider
+from mb_models.provider import ModelProvider, drop_idle_output
 from mb_models.transformer import transformer_config
 
 
@@ -53,6 +53,9 @@ class GPTModelProvider(ModelProvider[GPTModelConfig, LayerSpec, GPTModel]):
             rope_scaling_factor=config.rope_scaling_factor,
             vp_stage=vp_stage,
         )
+
+    def _drop_idle_output(self, chunk: GPTModel) -> None:
+        drop_idle_output(chunk)
 
     def _prediction(
         self, layers: TransformerBlockSubmodules, *, vp_stage: int | None, pp_rank: int

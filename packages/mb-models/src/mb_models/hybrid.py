@@ -13,7 +13,7 @@ from mb_models.chunks import StackSpec
 from mb_models.config import TransformerFields
 from mb_models.forward_step import GPTForwardStep
 from mb_models.hybrid_config import GatedDeltaFields, MambaModelConfig, StateSpaceFields, layers_ahead
-from mb_models.provider import ModelProvider
+from mb_models.provider import ModelProvider, drop_idle_output
 from mb_models.transformer import refuse_broken, transformer_config
 
 
@@ -41,6 +41,9 @@ class MambaModelProvider(ModelProvider[MambaModelConfig, StackSpec, HybridModel]
             rotary_base=config.rotary_base,
             vp_stage=vp_stage,
         )
+
+    def _drop_idle_output(self, chunk: HybridModel) -> None:
+        drop_idle_output(chunk)
 
 
 HybridModelProvider = MambaModelProvider

@@ -79,6 +79,9 @@ class ModelProvider(Generic[Section, Layers, Chunk]):
             f"{type(self).__name__}: has no _build, because ModelProvider is a base class. Define it."
         )
 
+    def _drop_idle_output(self, chunk: Chunk) -> None:
+        """Drop the output layer's weight where the chunk has one that it never uses."""
+
     def provide(
         self,
         *,
@@ -98,7 +101,7 @@ class ModelProvider(Generic[Section, Layers, Chunk]):
         chunk = self._build(
             pre_process=pre_process, post_process=post_process, vp_stage=vp_stage, groups=groups
         )
-        drop_idle_output(chunk)
+        self._drop_idle_output(chunk)
         for parameter in chunk.parameters():
             tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
         return chunk.to(self.device)
@@ -135,11 +138,11 @@ class ModelProvider(Generic[Section, Layers, Chunk]):
 
 
 def drop_idle_output(chunk: Any) -> None:
-    """Take the output layer its own weight where the chunk computes with a copy of the embedding instead.
+    """Take the output layer of a GPT or hybrid its weight where it computes with a copy of the embedding instead.
 
     A last stage with tied embeddings and further tokens has both. Megatron Core never uses the first of them, and
     refuses to store a chunk that has it.
     """
-    ahead = chunk.post_process and not chunk.pre_process and getattr(chunk, "mtp_process", False)
+    ahead = chunk.post_process and not chunk.pre_process and chunk.mtp_process
     if ahead and chunk.share_embeddings_and_output_weights:
         chunk.output_layer.weight = None

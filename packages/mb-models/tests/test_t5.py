@@ -8,6 +8,7 @@ import torch
 
 from mb_host.t5 import host_t5_spec
 from mb_models.batches import BatchError
+from mb_models.peft.config import TARGETS, LoRA
 from mb_models.rules import ModelConfigError
 from mb_models.t5 import (
     T5ForwardStep,
@@ -127,6 +128,24 @@ def test_padding_does_not_change_what_is_written(groups):
     other = pair | {"text_enc": torch.cat([pair["text_enc"][:, :9], torch.full((2, 3), 7)], dim=1)}
     one, two = (T5ForwardStep()(iter([each]), model)[0] for each in (pair, other))
     torch.testing.assert_close(one, two, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("targets", "across"),
+    [
+        (TARGETS, ["linear_proj"]),
+        ((*TARGETS, "linear_q", "linear_kv"), ["linear_kv", "linear_proj", "linear_q"]),
+    ],
+    ids=["by default", "by name"],
+)
+def test_adapters_of_cross_attention_are_asked_for_by_name(targets, across, groups):
+    [model] = T5ModelProvider(TINY, layer_spec=host_t5_spec, device=CPU).provide_chunks(groups)
+    LoRA(dim=2, target_modules=[*targets]).install([model])
+    layer = model.decoder.layers[0].cross_attention
+    assert sorted(name.split(".")[0] for name, _ in layer.named_parameters() if "lora_b" in name) == across
+    output, loss_of = T5ForwardStep()(iter([batch(torch.Generator())]), model)
+    loss_of(output)[0].backward()
+    assert all(value.grad is not None for value in model.parameters() if value.requires_grad)
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,9 @@ class LoRA(PEFT):
     dropout: float = 0.0
     """Probability with which an input of A is set to 0 in training."""
     target_modules: list[str] = field(default_factory=lambda: list(TARGETS))
-    """Layers that get adapters, by the last part of their name; those of experts too."""
+    """Layers that get adapters, by the last part of their name; those of experts too.
+
+    A T5's cross-attention has linear_q and linear_kv besides, which are adapted only if they are named."""
 
     def install(self, chunks: Sequence[Any]) -> None:
         """Freeze the model and add the adapters."""

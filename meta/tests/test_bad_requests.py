@@ -57,8 +57,9 @@ TABLE = [
     (f"{TP}=3", 3, "P02 P03", f"{TP}=1 train.global_batch_size=24"),
     (f"{PP}=3", 3, "P05", "model.num_layers=6"),
     (f"{VP}=2", 1, "P07", f"{VP}=null"),
+    (f"{PP}=2 {VP}=2", 2, "TR11", "train.micro_batch_size=4"),
     (
-        f"{PP}=2 {VP}=2 model.batch_p2p_comm=true model.overlap_p2p_comm=false",
+        f"{PP}=2 {VP}=2 train.micro_batch_size=4 model.batch_p2p_comm=true model.overlap_p2p_comm=false",
         2,
         "O05",
         "model.batch_p2p_comm=false model.overlap_p2p_comm=true",

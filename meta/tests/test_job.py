@@ -1,10 +1,13 @@
 """What is settled before anything is built: environment variables and places."""
 
+import pytest
+
+from mb_checkpoint import CheckpointFolderError
 from mb_config import Provenance
-from mb_trainer.job import last_step, overlap_environment, set_environment
+from mb_trainer.job import last_step, overlap_environment, set_environment, settle_job
 from mb_trainer.preflight import settle
 from mb_trainer.recipes import gpt_tiny
-from mb_trainer.run_folder import RunFolder, place
+from mb_trainer.run_folder import NoCheckpointError, RunFolder, place
 
 
 def test_the_shell_wins_over_env_vars_and_this_is_said():
@@ -26,6 +29,37 @@ def test_the_last_step_is_the_trackers(tmp_path):
     assert last_step(str(tmp_path)) is None
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("12\n")
     assert last_step(str(tmp_path)) == 12
+
+
+def settled(out, **checkpoint):
+    """Settle an evaluation of what a folder holds."""
+    config = gpt_tiny()
+    config.validation.skip_train = checkpoint.pop("skip_train", True)
+    for name, value in checkpoint.items():
+        setattr(config.checkpoint, name, value)
+    return settle_job(
+        config, name="x", out=out, provenance=None, resume_with_changes=False, environment={}
+    ).standing
+
+
+def test_random_weights_are_not_evaluated(tmp_path):
+    with pytest.raises(
+        NoCheckpointError, match=r"skip_train: .*checkpoints has no checkpoint, and the weights"
+    ):
+        settled(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("12\n")
+    assert settled(tmp_path / "run", pretrained_checkpoint=str(tmp_path)) == "fresh"
+    assert settled(tmp_path / "run", load=str(tmp_path)) == "resumable"
+
+
+def test_an_evaluation_needs_no_folder_that_can_be_written(tmp_path):
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("12\n")
+    (tmp_path / "file").touch()
+    archive = {"load": str(tmp_path), "save": str(tmp_path / "file" / "checkpoints")}
+    assert settled(tmp_path / "run", **archive) == "resumable"
+    with pytest.raises(CheckpointFolderError, match="cannot write checkpoints"):
+        settled(tmp_path / "run", **archive, skip_train=False)
 
 
 def test_what_was_asked_for_and_will_not_be_is_a_warning():

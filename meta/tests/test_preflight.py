@@ -66,6 +66,18 @@ def test_checking_another_machine_says_what_it_cannot_know():
     assert "give --te VERSION" in mb("check", "--world-size", "1024", "--gpu", "h100").stderr
 
 
+@pytest.mark.parametrize(
+    ("recipe", "setting", "rule"),
+    [
+        ("mimo_tiny", "validation.full_validation=true", "T35"),
+        ("t5_tiny", "validation.multiple_validation_sets=true", "T33"),
+    ],
+)
+def test_validation_that_data_cannot_do_is_an_error(recipe, setting, rule):
+    result = mb("check", recipe, setting)
+    assert (result.exit_code, f"error {rule}" in result.stdout) == (1, True)
+
+
 EIGHT_BITS = ["model.fp8=hybrid", "model.bf16=true"]
 
 

@@ -6,15 +6,14 @@ import pytest
 from runs import events, losses, metrics, train_here
 from typer.testing import CliRunner
 
-from mb_config import ValidationConfig
-from mb_data import ByteTokenizer, DrawnShapesConfig, IndexedWriter
+from mb_config import ConfigError
+from mb_data import ByteTokenizer, IndexedWriter
 from mb_data.errors import NotEnoughSamplesError
-from mb_loop import ValidationSetError
+from mb_loop import Callback
 from mb_trainer import pretrain
 from mb_trainer.cli import app
 from mb_trainer.config import GPTDatasetConfig
 from mb_trainer.reading import read_request
-from mb_trainer.validation import build_sets
 
 EVALUATED = re.compile(r"validation loss at iteration (\d+) on (\w+) set \| lm loss value: ([0-9.E+-]+) ")
 
@@ -84,7 +83,7 @@ def pairs(tmp_path_factory):
     return folder
 
 
-def train_on_pairs(overrides, pairs, out, *words):
+def train_on_pairs(overrides, pairs, out, *words, callbacks=()):
     """Train four steps, with two validation sets of 25 sequences each."""
     request = read_request([*overrides, "train.train_iters=4", "validation.eval_interval=2", *words])
     request.config.dataset = GPTDatasetConfig(
@@ -101,7 +100,9 @@ def train_on_pairs(overrides, pairs, out, *words):
     )
     request.config.tokenizer.tokenizer_type = "ByteTokenizer"
     assert ByteTokenizer().vocab_size == 257
-    return pretrain(request.config, out=out, provenance=request.provenance, environment={})
+    return pretrain(
+        request.config, out=out, provenance=request.provenance, callbacks=callbacks, environment={}
+    )
 
 
 SEVERAL = "validation.multiple_validation_sets=true"
@@ -135,21 +136,32 @@ def test_whole_sets_are_read_from_their_beginning_each_time(overrides, pairs, tm
     assert {*found[2]} == {"lm loss books validation", "lm loss web validation"}
 
 
+class Batches(Callback):
+    """Counts the batches of evaluations."""
+
+    def __init__(self):
+        self.number = 0
+
+    def on_eval_step_end(self, context):
+        self.number += 1
+
+
+def test_whole_sets_are_counted_in_the_batches_that_are_read(overrides, pairs, tmp_path):
+    words = ["validation.full_validation=true", "train.train_iters=2", "train.global_batch_size=10"]
+    words += ["train.decrease_batch_size_if_needed=true"]  # 10 sequences become 8, and a set has 25
+    counted = Batches()
+    train_on_pairs(overrides, pairs, tmp_path / "run", SEVERAL, *words, callbacks=[counted])
+    assert counted.number == 2 * (25 // 8)
+
+
 def test_sets_that_do_not_fit_are_refused(overrides, pairs, tmp_path):
-    with pytest.raises(ValidationSetError, match=r"names 1 sets \(only\), but there are 2"):
+    with pytest.raises(ConfigError, match=r"1 names \(only\) for 2 prefixes"):
         train_on_pairs(overrides, pairs, tmp_path / "a", SEVERAL, "validation.validation_set_names=[only]")
     large = ["validation.full_validation=true", "validation.eval_global_batch_size=64"]
     with pytest.raises(
         NotEnoughSamplesError, match=r"the set books has 25 sequences, fewer than one batch of 64"
     ):
         train_on_pairs(overrides, pairs, tmp_path / "b", SEVERAL, *large)
-
-
-def test_a_whole_set_of_data_without_an_end_is_refused():
-    with pytest.raises(
-        ValidationSetError, match="DrawnShapesConfig makes as many samples as it is asked for"
-    ):
-        build_sets(DrawnShapesConfig(seq_length=32), ValidationConfig(full_validation=True), build=len)
 
 
 def test_progress_is_written_beside_the_checkpoints(overrides, tmp_path):

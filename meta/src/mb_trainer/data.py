@@ -27,6 +27,7 @@ from mb_data.sizes import SampleCounts
 from mb_data.t5_build import build_t5_datasets
 from mb_data.tokenizers import Tokenizer
 from mb_loop import TrainState, ValidationSet
+from mb_loop.settings import evaluation_batch
 from mb_loop.world import any_rank
 from mb_trainer.config import ConfigContainer
 from mb_trainer.validation import as_loop_sets, build_sets, one_set, wants_sets
@@ -154,14 +155,14 @@ def validation_data(
     state: TrainState,
 ) -> list[ValidationSet]:
     """Build whole or several validation sets, none where no evaluation is due. Collective over the world."""
-    train, validation = config.train, config.validation
+    validation = config.validation
     if not (validation.eval_interval or validation.skip_train):
         return []
     alone = SampleCounts(train=0, valid=max(1, counts.valid), test=0)
     return as_loop_sets(
         build_sets(config.dataset, validation, build=lambda section: build(section, alone)[1]),
         batches=batches,
-        global_batch_size=validation.eval_global_batch_size or train.global_batch_size or 1,
+        batch_samples=evaluation_batch(config).samples,
         consumed_samples=state.consumed_valid_samples,
         eval_iters=None if validation.full_validation else validation.eval_iters or 0,
     )

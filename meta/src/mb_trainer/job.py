@@ -9,15 +9,16 @@ from pathlib import Path
 import mb_host
 import mb_overlap
 from mb_checkpoint import check_writable
-from mb_checkpoint.layout import STEP_TRACKER
+from mb_checkpoint.layout import STEP_TRACKER, why_not_a_checkpoint
 from mb_config import Provenance
 from mb_loop import Callback, TrainOutcome
-from mb_trainer.config import ConfigContainer
+from mb_trainer.config import CheckpointConfig, ConfigContainer
 from mb_trainer.console import Voice
 from mb_trainer.machine import DRIVER, first_gpu
 from mb_trainer.preflight import Findings, settle, verify_data
 from mb_trainer.processes import World, read_world
 from mb_trainer.run_folder import (
+    NoCheckpointError,
     RunFolder,
     RunFolderError,
     Standing,
@@ -75,6 +76,7 @@ def pretrain(
         mb_config.ConfigError: rules are broken; holds every problem.
         FileNotFoundError, ValueError: a data file is missing or not what it should be.
         RunFolderError: the run folder holds a run with other settings.
+        NoCheckpointError: an evaluation alone is asked for, and there is nothing to evaluate.
         OSError: the checkpoint folder cannot be written.
     """
     job = settle_job(
@@ -129,8 +131,8 @@ def settle_job(
     place(config, folder, known)
     settled = settle(config, world_size=world.world_size, provenance=known)
     verify_data(config)
-    save = config.checkpoint.save
-    if save is not None:
+    save, evaluates_only = config.checkpoint.save, config.validation.skip_train
+    if save is not None and not evaluates_only:
         check_writable(save)
     changed = changes_since(folder, config.to_dict())
     if changed and not resume_with_changes:
@@ -138,8 +140,9 @@ def settle_job(
     if changed and not config.scheduler.use_checkpoint_opt_param_scheduler:
         config.scheduler.override_opt_param_scheduler = True  # the new schedule, not the checkpoint's
     state = standing(last_step=last_step(config.checkpoint.load), train_iters=config.train.train_iters or 0)
-    if config.validation.skip_train and state == "complete":
-        state = "resumable"  # it is to be evaluated
+    if evaluates_only:
+        need_something_to_evaluate(config.checkpoint, folder)
+        state = "resumable" if state == "complete" else state
     return Job(
         name=name,
         config=config,
@@ -149,6 +152,25 @@ def settle_job(
         world=world,
         resume_command=resume_command,
     )
+
+
+def need_something_to_evaluate(checkpoint: CheckpointConfig, folder: RunFolder) -> None:
+    """Refuse to evaluate random weights.
+
+    Temporary checkpoints that lie elsewhere are not looked for: on nodes of their own, or in a folder of their own.
+
+    Raises:
+        NoCheckpointError: there is no checkpoint, and no weights are named.
+    """
+    elsewhere = checkpoint.non_persistent_ckpt_type == "local" or checkpoint.non_persistent_global_ckpt_dir
+    if checkpoint.pretrained_checkpoint is not None or elsewhere:
+        return
+    missing = why_not_a_checkpoint(Path(checkpoint.load or folder.checkpoints))
+    if missing is not None:
+        raise NoCheckpointError(
+            f"validation.skip_train: {checkpoint.load} {missing}, and the weights would be random ones. Name a run's "
+            "folder with --out, or weights with checkpoint.pretrained_checkpoint."
+        )
 
 
 def set_environment(

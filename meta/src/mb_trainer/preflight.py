@@ -21,6 +21,7 @@ from mb_overlap import Conflict, OverlapConflictError
 from mb_trainer.config import ConfigContainer
 from mb_trainer.machine import gather_facts
 from mb_trainer.rules import RULES as TRAINER_RULES
+from mb_trainer.validation_rules import VALIDATION_RULES
 
 RULES: tuple[RuleLike, ...] = (
     *mb_config.RULES,
@@ -33,6 +34,7 @@ RULES: tuple[RuleLike, ...] = (
     *mb_resilience.rules.RULES,
     *mb_trainer.launch.rules.RULES,
     *TRAINER_RULES,
+    *VALIDATION_RULES,
 )
 """Every rule of every package."""
 

@@ -4,15 +4,28 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from mb_config import ValidationConfig
-from mb_data import DatasetProvider, GPTDatasetConfig
+from mb_data import GPTDatasetConfig
 from mb_data.errors import NotEnoughSamplesError
 from mb_loop import ValidationSet, ValidationSetError
+from mb_trainer.validation_rules import last_parts, validation_prefixes
+
+Gather = Callable[[Any], Sequence[Any]]
+"""Collective: takes a value on each rank and returns those of all, by rank."""
+
+ONE = "one"
+"""What a rank says that built a dataset and not a list of some."""
+
+
+def from_all_ranks(value: Any) -> Sequence[Any]:
+    """Return the values of all ranks. Collective over the world."""
+    known: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(known, value)
+    return known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,31 +42,32 @@ def wants_sets(validation: ValidationConfig) -> bool:
 
 
 def build_sets(
-    section: Any, validation: ValidationConfig, *, build: Callable[[Any], Any]
+    section: Any,
+    validation: ValidationConfig,
+    *,
+    build: Callable[[Any], Any],
+    gather: Gather = from_all_ranks,
 ) -> list[NamedDataset]:
-    """Build the validation sets. Collective as `build`; the names are alike on all ranks.
+    """Build the validation sets. Collective over the world; as many on all ranks, with the same names.
 
     Args:
-        section: the dataset section.
+        section: the dataset section, finalized.
         validation: says what is wanted.
-        build: returns the validation dataset, or a list of several, of a section.
+        build: returns the validation dataset of a section, None, or a list of several.
+        gather: returns what each rank hands to it.
 
     Raises:
-        ValidationSetError: there are more or fewer sets than names, or a whole set is wanted of data that have no end.
+        ValidationSetError: on all ranks, there are more or fewer sets than names, a provider returned one set where
+            several are wanted, or another number of them on one rank than on another.
     """
-    if validation.full_validation and isinstance(section, DatasetProvider):
-        raise ValidationSetError(
-            f"validation.full_validation: {type(section).__name__} makes as many samples as it is asked for, so that "
-            "nothing says where its validation set ends. Leave it off, and set validation.eval_iters."
-        )
     prefixes = _prefixes(section) if validation.multiple_validation_sets else []
-    sections = [_alone(section, prefix) for prefix in prefixes] or [copy.copy(section)]
     built = []
-    for each in sections:
+    for each in [_alone(section, prefix) for prefix in prefixes] or [copy.copy(section)]:
         if isinstance(each, GPTDatasetConfig):
             each.full_validation = validation.full_validation
-        found = build(each)
-        built += found if isinstance(found, list) else [found]
+        built.append(build(each))
+    if not prefixes:
+        built = _as_many_everywhere(built[0], section, validation, gather=gather)
     names = _names(validation, prefixes, number=len(built))
     return [NamedDataset(name=name, dataset=dataset) for name, dataset in zip(names, built, strict=True)]
 
@@ -62,38 +76,41 @@ def as_loop_sets(
     sets: Sequence[NamedDataset],
     *,
     batches: Callable[..., Any],
-    global_batch_size: int,
+    batch_samples: int,
     consumed_samples: int,
     eval_iters: int | None,
+    gather: Gather = from_all_ranks,
 ) -> list[ValidationSet]:
     """Return the sets as the loop reads them; empty where there is no validation data. Collective over the world.
 
     Args:
         sets: built on each rank, in the same order.
         batches: makes an iterator of a dataset from `consumed` samples on.
-        global_batch_size: sequences of one evaluation batch. What is left of a whole set after full batches is not
+        batch_samples: sequences that one evaluation batch reads. What is left of a whole set after full batches is not
             read.
         consumed_samples: validation samples read before, over all sets.
         eval_iters: batches of each set in one evaluation, which goes on where the last one ended; None: whole sets,
-            from their beginning each time.
+            from their beginning each time, and of known lengths.
+        gather: returns what each rank hands to it.
 
     Raises:
         NotEnoughSamplesError: on all ranks, a whole set fills no batch.
     """
-    lengths = _agreed([None if each.dataset is None else len(each.dataset) for each in sets])
-    there = [(each, length) for each, length in zip(sets, lengths, strict=True) if length is not None]
+    known = gather([_size(each.dataset, whole=eval_iters is None) for each in sets])
+    sizes = [next((size for size in column if size is not None), None) for column in zip(*known, strict=True)]
+    there = [(each, size) for each, size in zip(sets, sizes, strict=True) if size is not None]
     loop_sets = []
-    for each, length in there:
+    for each, size in there:
         data: Callable[[], Any]
         if eval_iters is None:
-            data, number = partial(batches, each.dataset, consumed=0), length // global_batch_size
+            data, number = partial(batches, each.dataset, consumed=0), size // batch_samples
         else:
             data = _same(batches(each.dataset, consumed=consumed_samples // len(there)))
             number = eval_iters
         if number == 0 and eval_iters is None:
             raise NotEnoughSamplesError(
-                f"validation.full_validation: the set {each.name or 'of this run'} has {length} sequences, fewer than "
-                f"one batch of {global_batch_size}. Lower validation.eval_global_batch_size, or give more data."
+                f"validation.full_validation: the set {each.name or 'of this run'} has {size} sequences, fewer than "
+                f"one batch of {batch_samples}. Lower validation.eval_global_batch_size, or give more data."
             )
         loop_sets.append(ValidationSet(data=data, batches=number, name=each.name))
     return loop_sets
@@ -112,8 +129,7 @@ def _prefixes(section: Any) -> list[str]:
     """Return the prefixes that validation data comes from; none where data is not read from prefixes."""
     if not isinstance(section, GPTDatasetConfig):
         return []
-    blend = section.blend if section.blend_per_split is None else section.blend_per_split[1]
-    return [] if blend is None else list(blend[0])
+    return validation_prefixes(section.blend, section.data_path, section.blend_per_split)
 
 
 def _alone(section: GPTDatasetConfig, prefix: str) -> GPTDatasetConfig:
@@ -129,8 +145,7 @@ def _alone(section: GPTDatasetConfig, prefix: str) -> GPTDatasetConfig:
 def _names(validation: ValidationConfig, prefixes: Sequence[str], *, number: int) -> list[str]:
     given = validation.validation_set_names
     if given is None:
-        found = [Path(prefix).name for prefix in prefixes]
-        return found or ([""] if number == 1 else [str(place) for place in range(number)])
+        return last_parts(prefixes) or ([""] if number == 1 else [str(place) for place in range(number)])
     if len(given) != number:
         raise ValidationSetError(
             f"validation.validation_set_names: names {len(given)} sets ({', '.join(given)}), but there are {number}"
@@ -139,10 +154,32 @@ def _names(validation: ValidationConfig, prefixes: Sequence[str], *, number: int
     return given
 
 
-def _agreed(lengths: list[int | None]) -> list[int | None]:
-    """Return the lengths that the ranks which read data know."""
-    known: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(known, lengths)
-    return [
-        next((length for length in column if length is not None), None) for column in zip(*known, strict=True)
-    ]
+def _as_many_everywhere(
+    found: Any, section: Any, validation: ValidationConfig, *, gather: Gather
+) -> list[Any]:
+    """Return what this rank built as a list that is as long on all ranks: Nones where it has nothing."""
+    several = isinstance(found, list)
+    known = gather(None if found is None else len(found) if several else ONE)
+    shapes = {shape for shape in known if shape is not None}
+    if len(shapes) > 1:
+        raise ValidationSetError(
+            f"dataset: {type(section).__name__} returned one validation set or a list on some ranks and another number "
+            f"on others (by rank: {known}), so that they would evaluate different things. Return as many on each "
+            "rank that reads data, and None on the others."
+        )
+    shape = shapes.pop() if shapes else None
+    if shape == ONE and validation.multiple_validation_sets:
+        raise ValidationSetError(
+            f"validation.multiple_validation_sets: {type(section).__name__} returned one validation set. Leave it off, "
+            "or return a list of sets."
+        )
+    if several:
+        return list(found)
+    return [found] * (shape if isinstance(shape, int) else 1)
+
+
+def _size(dataset: Any, *, whole: bool) -> int | None:
+    """Return the length of a dataset where it is to be read whole, otherwise 0; None where there is none."""
+    if dataset is None:
+        return None
+    return len(dataset) if whole else 0

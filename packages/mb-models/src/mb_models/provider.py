@@ -1,5 +1,6 @@
 """What the providers of all families share: sizes, groups, and the chunks of a pipeline rank."""
 
+from abc import ABC, abstractmethod
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -31,7 +32,7 @@ Layers = TypeVar("Layers")
 Chunk = TypeVar("Chunk", bound=torch.nn.Module)
 
 
-class ModelProvider(Generic[Section, Layers, Chunk]):
+class ModelProvider(ABC, Generic[Section, Layers, Chunk]):
     """Builds chunks that share one TransformerConfig, under explicit process groups; a family adds two methods.
 
     Attributes:
@@ -60,12 +61,11 @@ class ModelProvider(Generic[Section, Layers, Chunk]):
         )
         self._layer_spec = layer_spec
 
+    @abstractmethod
     def _transformer_config(self) -> TransformerConfig:
         """Build Megatron's configuration of the section, for the device."""
-        raise NotImplementedError(
-            f"{type(self).__name__}: has no _transformer_config, because ModelProvider is a base class. Define it."
-        )
 
+    @abstractmethod
     def _build(
         self,
         *,
@@ -75,9 +75,6 @@ class ModelProvider(Generic[Section, Layers, Chunk]):
         groups: ProcessGroupCollection,
     ) -> Chunk:
         """Build one chunk, wherever its parameters are."""
-        raise NotImplementedError(
-            f"{type(self).__name__}: has no _build, because ModelProvider is a base class. Define it."
-        )
 
     def _drop_idle_output(self, chunk: Chunk) -> None:
         """Drop the output layer's weight where the chunk has one that it never uses."""

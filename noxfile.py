@@ -160,15 +160,15 @@ def lanes(session: nox.Session) -> None:
     """Every package alone, its examples and lowest versions, beside the integration tests: a lane for each core."""
     with ThreadPoolExecutor(len(LANES)) as pool:
         failures = dict(zip(LANES, pool.map(run_lane, LANES), strict=True))
-    failed = [name for name, end in failures.items() if end]
+    failed = [name for name, end in failures.items() if end is not None]
     for name in failed:
         print(f"\nThe end of {name}, which failed:\n{failures[name]}")
     if failed:
         session.error(f"failed: {', '.join(failed)}")
 
 
-def run_lane(name: str) -> str:
-    """Run the sessions of a lane in a process of their own, its lines marked; return its end where it fails, or ""."""
+def run_lane(name: str) -> str | None:
+    """Run the sessions of a lane in a process of their own, its lines marked; return its end where it fails."""
     process = subprocess.Popen(
         [sys.executable, "-m", "nox", "--sessions", *LANES[name]],
         cwd=ROOT,
@@ -181,7 +181,8 @@ def run_lane(name: str) -> str:
     for line in process.stdout:
         print(f"[{name}] {line}", end="", flush=True)
         end.append(line)
-    return "".join(end) if process.wait() else ""
+    code = process.wait()
+    return None if code == 0 else "".join(end) or f"exit code {code}, no output"
 
 
 @nox.session(python=TRAINER_PYTHON, requires=["build"])

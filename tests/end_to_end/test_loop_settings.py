@@ -1,5 +1,6 @@
 """What else the loop can do, through the main job: batch schedule, validation sets, evaluation only, progress.txt."""
 
+import json
 import re
 
 import pytest
@@ -9,11 +10,13 @@ from typer.testing import CliRunner
 from mb_config import ConfigError
 from mb_data import ByteTokenizer, IndexedWriter
 from mb_data.errors import NotEnoughSamplesError
-from mb_loop import Callback
+from mb_loop import Callback, CallbackContext, LoopState, TrainOutcome
 from mb_trainer import pretrain
 from mb_trainer.cli import app
 from mb_trainer.config import GPTDatasetConfig
 from mb_trainer.reading import read_request
+from mb_trainer.recording import EventRecorder
+from mb_trainer.run_folder import EventLog
 
 EVALUATED = re.compile(r"validation loss at iteration (\d+) on (\w+) set \| lm loss value: ([0-9.E+-]+) ")
 
@@ -70,6 +73,16 @@ def test_a_last_step_that_was_not_validated_is_validated_after_training(override
         ("evaluation", 3),
         ("stop", 3),
     ]
+
+
+def test_a_validation_after_training_that_fails_fails_the_run(tmp_path):
+    finished = TrainOutcome(reason="finished", message="", step=0, exit_code=0, saved=True)
+    recorder = EventRecorder(EventLog(tmp_path / "events.jsonl", clock=lambda: 1.0))
+    recorder.on_train_end(CallbackContext(state=LoopState.of(train_iters=1), model=[], outcome=finished))
+    with pytest.raises(KeyError), recorder:
+        raise KeyError
+    written = json.loads((tmp_path / "events.jsonl").read_text())
+    assert written == {"event": "stop", "time": 1.0, "step": 0, "reason": "failed"}
 
 
 @pytest.fixture(scope="module")

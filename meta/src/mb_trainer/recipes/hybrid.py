@@ -80,7 +80,7 @@ def hybrid_8b() -> ConfigContainer:
 
 RECIPES = {
     "hybrid_tiny": Recipe(
-        summary="hybrid of Mamba, gated delta and attention, 3 M parameters, Python sources; about a minute on two cores",
+        summary="hybrid of Mamba, gated delta and attention, 3 M parameters, Python sources; a minute on two cores",
         build=hybrid_tiny,
     ),
     "hybrid_8b": Recipe(

@@ -95,7 +95,7 @@ def run_tests(session: nox.Session, package: str) -> None:
     """Run the tests of a package against what is installed in the session's environment."""
     session.run("python", "-c", "import sys; print('Python', sys.version.split()[0])")
     tests = "meta/tests" if package == "mb-trainer" else f"packages/{package}/tests"
-    session.run("pytest", tests, *session.posargs, env={"OMP_NUM_THREADS": "1"})
+    session.run("pytest", "-m", "not matrix", tests, *session.posargs, env={"OMP_NUM_THREADS": "1"})
 
 
 @nox.session(venv_backend="none")
@@ -190,7 +190,8 @@ def integration(session: nox.Session) -> None:
     """All wheels together: architecture, wiring, several processes, end to end."""
     wheels = [requirement(package, usable_extras(package)) for package in [*PACKAGES, "mb-trainer"]]
     session.install(*wheels, *requirements_of_tests("mb-trainer", bare=False), "import-linter")
-    session.run("pytest", "tests", "meta/tests", *session.posargs, env={"OMP_NUM_THREADS": "1"})
+    chosen = ["-m", "not matrix", "tests", "meta/tests"]
+    session.run("pytest", *chosen, *session.posargs, env={"OMP_NUM_THREADS": "1"})
 
 
 @nox.session(venv_backend="none")
@@ -232,6 +233,13 @@ def verify(session: nox.Session) -> None:
     """Prove for a table of layouts that a resume is exact; words after -- choose rows by their names."""
     script = ["uv", "run", "python", "tests/verify_resume.py"]
     session.run(*script, *session.posargs, env={"OMP_NUM_THREADS": "1"}, external=True)
+
+
+@nox.session(venv_backend="none")
+def matrix(session: nox.Session) -> None:
+    """Run the further rows of the tables of layouts, which the default checks leave out; about five minutes."""
+    tests = ["pytest", "-m", "matrix", "tests", *(f"packages/{package}/tests" for package in HEAVY)]
+    session.run("uv", "run", *tests, *session.posargs, env={"OMP_NUM_THREADS": "1"}, external=True)
 
 
 @nox.session(venv_backend="none")

@@ -14,7 +14,7 @@ IN_BACKGROUND = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.matrix), 2])
 def test_a_run_that_saves_in_the_background_ends_with_all_checkpoints_whole(overrides, tmp_path, processes):
     out = tmp_path / "run"
     done = mb("pretrain", *overrides, *IN_BACKGROUND, "--nproc", str(processes), "--out", str(out))

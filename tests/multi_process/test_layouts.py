@@ -23,6 +23,8 @@ LAYOUTS = {
     "TP2 PP2": (4, [TP2, PP2]),
     "TP2 DP2": (4, [TP2]),
 }
+CONTAINED = {"DP2", "TP2", "PP2", "TP2 DP2"}
+"""Layouts whose parts are all in another one of the table."""
 MOE = [
     "model.num_moe_experts=4",
     "model.moe_token_dispatcher_type=alltoall",
@@ -60,7 +62,9 @@ def largest_difference(start, processes, layout, out):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.matrix] * (name in CONTAINED)) for name in LAYOUTS]
+)
 def test_a_layout_trains_as_one_process_does(dense, name, tmp_path):
     processes, layout = LAYOUTS[name]
     assert largest_difference(dense, processes, layout, tmp_path / "run") <= 1e-5

@@ -23,7 +23,7 @@ def command(overrides, layout, out):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "number", "to"), [
-    ("DP2", signal.SIGTERM, "launcher"),
+    pytest.param("DP2", signal.SIGTERM, "launcher", marks=pytest.mark.matrix),
     ("TP2", signal.SIGINT, "launcher"),
     ("PP2", signal.SIGTERM, "one rank"),
 ])  # fmt: skip

@@ -54,6 +54,7 @@ dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 from host_gpt import Trainer
 from host_layouts import Layout
 Trainer(Layout(distributed_optimizer=True)).step(0)
+dist.destroy_process_group()  # else a thread of gloo may outlive the interpreter, which aborts
 """
 
 

@@ -7,7 +7,7 @@ import torch
 from megatron.core import tensor_parallel
 
 from mb_host.layers import host_block_spec
-from mb_models.batches import BatchError
+from mb_models.errors import BatchError
 from mb_models.mimo import MimoForwardStep, MimoModelProvider
 from mb_models.mimo_captions import caption
 from mb_models.mimo_config import MimoModelConfig

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mb_host.t5 import host_t5_spec
-from mb_models.batches import BatchError
+from mb_models.errors import BatchError
 from mb_models.peft.config import TARGETS, LoRA
 from mb_models.rules import ModelConfigError
 from mb_models.t5 import (

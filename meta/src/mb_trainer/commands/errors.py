@@ -38,6 +38,7 @@ from mb_loop import (
 )
 from mb_metrics import LogFormatError, ReportTooLargeError, RunNotFoundError, TensorInspectError
 from mb_metrics.log_records import LoggingLevelError
+from mb_models.errors import BatchError
 from mb_models.fsdp_rules import FsdpError
 from mb_models.hf.errors import HuggingFaceError
 from mb_models.peft.config import PeftError
@@ -83,6 +84,7 @@ CANNOT_BE_READ = (
 """What was asked for could not be read."""
 
 CANNOT_BE_DONE = (
+    BatchError,
     BatchSizeError,
     BufferSettingsError,
     DataExhaustedError,

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mb_models.batches import Batch as Batch
-    from mb_models.batches import BatchError as BatchError
     from mb_models.batches import get_batch as get_batch
     from mb_models.chunks import StackSpec as StackSpec
     from mb_models.config import GPTModelConfig as GPTModelConfig
     from mb_models.config import TransformerFields as TransformerFields
+    from mb_models.errors import BatchError as BatchError
     from mb_models.forward_step import GPTForwardStep as GPTForwardStep
     from mb_models.forward_step import gpt_forward_step as gpt_forward_step
     from mb_models.forward_step import masked_next_token_loss as masked_next_token_loss
@@ -129,7 +129,7 @@ __all__ = [
 ]
 _HOMES = {
     "Batch": "batches",
-    "BatchError": "batches",
+    "BatchError": "errors",
     "FreezingError": "freezing",
     "FsdpError": "fsdp_rules",
     "GPTForwardStep": "forward_step",

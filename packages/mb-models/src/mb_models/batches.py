@@ -9,12 +9,10 @@ from dataclasses import dataclass
 import torch
 from megatron.core.utils import get_batch_on_this_cp_rank
 
+from mb_models.errors import BatchError
+
 FIRST_STAGE_KEYS = ("tokens", "position_ids")
 LAST_STAGE_KEYS = ("labels", "loss_mask")
-
-
-class BatchError(ValueError):
-    """A microbatch that the model cannot take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,7 +55,7 @@ class GPTForwardStep:
         expert exchange).
 
         Raises:
-            mb_models.batches.BatchError: see `mb_models.batches.get_batch`.
+            mb_models.errors.BatchError: see `mb_models.batches.get_batch`.
         """
         chunk = get_attr_wrapped_model(model, "pre_process", return_model_obj=True)
         batch = get_batch(

@@ -28,7 +28,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from mb_models.batches import BatchError
+from mb_models.errors import BatchError
 from mb_models.forward_step import Loss, masked_next_token_loss
 from mb_models.gpt import LayerSpec
 from mb_models.mimo_config import MimoModelConfig, encoder_section, projection_section

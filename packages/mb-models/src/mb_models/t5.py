@@ -16,8 +16,8 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import get_attr_wrapped_model
 
-from mb_models.batches import BatchError
 from mb_models.config import TransformerFields
+from mb_models.errors import BatchError
 from mb_models.forward_step import Loss, masked_next_token_loss
 from mb_models.provider import ModelProvider
 from mb_models.t5_config import T5ModelConfig

@@ -14,7 +14,7 @@ OVERLAPPED = [
 SHAPE = ["model.hidden_dropout=0.1", "validation.eval_interval=2", "validation.eval_iters=1"]
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_two_ranks_that_were_killed_go_on_exactly(overrides):
     words = [*overrides, *SHAPE, *OVERLAPPED]
     ended = mb("verify-resume", *words, "--nproc=2", "--steps=6", "--cut=3", "--kill", "--json")

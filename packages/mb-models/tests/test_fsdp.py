@@ -74,6 +74,7 @@ def test_two_shards_train_as_two_replicas(pool, tiny, reference, settings, kind,
     agree(pool, {**tiny, **settings}, kind, ddp, reference)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("settings", "kind", "ddp"), FOUR.values(), ids=FOUR.keys())
 def test_shards_beside_other_parallelism(four_ranks, tiny, reference, settings, kind, ddp):
     agree(four_ranks, {**tiny, **settings}, kind, ddp, reference)

@@ -237,7 +237,7 @@ def verify(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def matrix(session: nox.Session) -> None:
-    """Run the further rows of the tables of layouts, which the default checks leave out; about five minutes."""
+    """Run the further rows of the tables of layouts, which the default checks leave out; about ten minutes."""
     tests = ["pytest", "-m", "matrix", "tests", *(f"packages/{package}/tests" for package in HEAVY)]
     session.run("uv", "run", *tests, *session.posargs, env={"OMP_NUM_THREADS": "1"}, external=True)
 

@@ -24,7 +24,7 @@ def command(overrides, layout, out):
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "number", "to"), [
     pytest.param("DP2", signal.SIGTERM, "launcher", marks=pytest.mark.matrix),
-    ("TP2", signal.SIGINT, "launcher"),
+    pytest.param("TP2", signal.SIGINT, "launcher", marks=pytest.mark.matrix),
     ("PP2", signal.SIGTERM, "one rank"),
 ])  # fmt: skip
 def test_stop_and_go_is_bit_for_bit(overrides, tmp_path, name, number, to):

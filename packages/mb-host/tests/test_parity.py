@@ -71,7 +71,7 @@ def test_more_ways_to_use_two_ranks_agree(layout, two_ranks, start, record_prope
     assert largest_difference(two_ranks, layout, start, record_property) < TOLERANCE
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("layout", FOUR_RANKS_SLOW.values(), ids=FOUR_RANKS_SLOW.keys())
 def test_four_ranks_agree_with_one(layout, four_ranks, start, record_property):
     assert largest_difference(four_ranks, layout, start, record_property) < TOLERANCE

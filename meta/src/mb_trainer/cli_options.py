@@ -30,6 +30,9 @@ Processes = Annotated[
         "--nproc", min=1, metavar="N", help="Processes on this machine; default 1.", show_default=False
     ),
 ]
+ResumeWithChanges = Annotated[
+    bool, typer.Option("--resume-with-changes", help="Go on in a run folder although settings differ.")
+]
 WorldSize = Annotated[
     int | None,
     typer.Option("--world-size", min=1, metavar="N", help="Processes of the whole run, on any machines."),

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from mb_trainer.cli_options import ConfigFiles, Json, Out, Processes, Recipe, command
+from mb_trainer.cli_options import ConfigFiles, Json, Out, Processes, Recipe, ResumeWithChanges, command
 
 train = typer.Typer()
 
@@ -16,9 +16,7 @@ def pretrain(
     config: ConfigFiles = None,
     out: Out = None,
     nproc: Processes = None,
-    resume_with_changes: Annotated[
-        bool, typer.Option("--resume-with-changes", help="Go on in a run folder although settings differ.")
-    ] = False,
+    resume_with_changes: ResumeWithChanges = False,
 ) -> None:
     """Train a model from scratch, or go on where the run folder's newest checkpoint stopped.
 
@@ -46,9 +44,7 @@ def finetune(
     config: ConfigFiles = None,
     out: Out = None,
     nproc: Processes = None,
-    resume_with_changes: Annotated[
-        bool, typer.Option("--resume-with-changes", help="Go on in a run folder although settings differ.")
-    ] = False,
+    resume_with_changes: ResumeWithChanges = False,
 ) -> None:
     """Train on from the weights in checkpoint.pretrained_checkpoint, all of them or adapters alone.
 

@@ -44,7 +44,7 @@ from mb_models.hf.errors import HuggingFaceError
 from mb_models.peft.config import PeftError
 from mb_models.rules import ModelConfigError
 from mb_overlap import BufferSettingsError, OverlapConflictError, OverlapRefusedError
-from mb_trainer.failures import ERROR_FOLDER, FAILED, Failure, leave_failure
+from mb_trainer.failures import ERROR_FOLDER, FAILED, Failure, leave_failure, print_once
 from mb_trainer.ports import PortError
 from mb_trainer.processes import World, WorldError, read_world
 from mb_trainer.run_folder import NoCheckpointError, RunFolderError
@@ -160,12 +160,12 @@ def described(problems: Sequence[Problem]) -> str:
 
 
 def tell(text: str, exit_code: int, environment: Mapping[str, str]) -> int:
-    """Hand a failure to the launcher, or print it; of several processes under torchrun or srun the last one speaks."""
+    """Hand a failure to the launcher, or print it, once for all processes that one torchrun or srun started."""
     try:
         world = read_world(environment)
     except WorldError:
         world = World()
     failure = Failure(rank=world.rank, time=time.time(), text=text, exit_code=exit_code)
-    if not leave_failure(failure, environment) and world.is_voice:
-        print(f"error: {text}", file=sys.stderr)
+    if not leave_failure(failure, environment):
+        print_once(text, environment=environment, is_voice=world.is_voice)
     return exit_code

@@ -166,7 +166,7 @@ def test_watch_on_a_terminal_ends_with_the_run(run):
     assert b"no stop recorded" in read_until(terminal, b"no stop recorded")
     (run / "events.jsonl").write_text('{"event": "stop", "time": 5, "step": 3, "reason": "signal"}\n')
     assert b"stopped (signal)" in read_until(terminal, b"stopped (signal)")
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=120) == 0
 
 
 def test_an_interrupt_leaves_the_watch_quietly(run):
@@ -174,7 +174,7 @@ def test_an_interrupt_leaves_the_watch_quietly(run):
     read_until(terminal, b"no stop recorded")
     process.send_signal(signal.SIGINT)
     rest = read_until(terminal, b"Traceback")
-    assert (process.wait(timeout=30), b"Traceback" in rest, b"interrupted" in rest) == (0, False, False)
+    assert (process.wait(timeout=120), b"Traceback" in rest, b"interrupted" in rest) == (0, False, False)
 
 
 def test_a_terminal_without_braille_gets_ascii():

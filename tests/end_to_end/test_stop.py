@@ -16,7 +16,7 @@ def test_a_signal_saves_and_says_how_to_go_on(overrides, tmp_path, number):
     process = start_mb(*words)
     wait_for_steps(out, 5)
     process.send_signal(number)
-    said, complaints = process.communicate(timeout=60)
+    said, complaints = process.communicate(timeout=240)
     assert (process.returncode, complaints) == (0, "")
     stopped = max(losses(out))
     assert f"{number.name} on rank 0" in said

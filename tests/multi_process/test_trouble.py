@@ -38,8 +38,8 @@ def test_a_rank_that_is_killed_ends_the_others_within_seconds(overrides, tmp_pat
     ranks = psutil.Process(process.pid).children()
     ranks[1].send_signal(signal.SIGKILL)
     killed = time.monotonic()
-    _, complaints = process.communicate(timeout=60)
-    assert time.monotonic() - killed < 20
+    _, complaints = process.communicate(timeout=240)
+    assert time.monotonic() - killed < 60  # and not the minutes of a collective that waits
     assert process.returncode == 1
     assert complaints.startswith("error: rank 1 was killed by SIGKILL")
     assert not any(rank.is_running() for rank in ranks)

@@ -1,6 +1,5 @@
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -43,13 +42,11 @@ def test_every_file_is_a_document_of_exactly_one_split(config, text_folder):
     assert sorted(texts) == sorted(path.read_text() for path in text_folder.glob("*/*.txt"))
 
 
-def test_a_second_call_finds_it_quickly(config):
+def test_a_second_call_finds_it(config):
     first = prepare_corpus(config)
     seen = []
-    started = time.perf_counter()
     second = prepare_corpus(config, progress=lambda *step: seen.append(step))
     assert (second.train, first.reused, second.reused, seen) == (first.train, False, True, [])
-    assert time.perf_counter() - started < 1.0
 
 
 def test_progress_names_the_stages(config):

@@ -37,7 +37,7 @@ def records(path):
 
 def runs(folder):
     """Return the records of each run file of a folder, oldest first, once W&B's own process has written the end."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while True:
         found = [list(records(path)) for path in sorted((folder / "wandb").glob("offline-run-*/*.wandb"))]
         if all(any(record.WhichOneof("record_type") == "exit" for record in run) for run in found):

@@ -27,7 +27,7 @@ class DictStore:
 
     def get(self, key, /):
         with self.changed:
-            assert self.changed.wait_for(lambda: key in self.values, timeout=10)
+            assert self.changed.wait_for(lambda: key in self.values, timeout=120)
             return self.values[key]
 
     def check(self, keys, /):
@@ -45,7 +45,7 @@ def run_ranks(
         told: rank -> (step in which the signal comes, signal).
     """
     store = DictStore() if store is None else store
-    meeting = threading.Barrier(world_size, timeout=10)
+    meeting = threading.Barrier(world_size, timeout=120)
     results = ["did not end"] * world_size
 
     def rank_main(rank):
@@ -58,7 +58,7 @@ def run_ranks(
             world_size=world_size,
             every=every,
             attempt=attempt,
-            timeout_seconds=10,
+            timeout_seconds=120,
         )
         results[rank] = None
         for step in range(1, steps + 1):
@@ -76,7 +76,7 @@ def run_ranks(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=20)
+        thread.join(timeout=240)
     return results
 
 

@@ -20,12 +20,13 @@ from mb_data import (
     dataset_sample_counts,
     load_tokenizer,
     prepare_corpus,
+    tokenize_corpus,
     with_sentinels,
 )
 from mb_data.mcore import build_gpt_datasets
 from mb_data.sizes import SampleCounts
 from mb_data.t5_build import build_t5_datasets
-from mb_data.tokenizers import Tokenizer
+from mb_data.tokenizers import Tokenizer, plain
 from mb_loop import TrainState, ValidationSet
 from mb_loop.settings import evaluation_batch
 from mb_loop.world import any_rank
@@ -44,12 +45,16 @@ class Vocabulary:
 def build_vocabulary(
     config: ConfigContainer, *, progress: Callable[[str, int, int], None] | None = None
 ) -> Vocabulary:
-    """Load the tokenizer that the configuration names, or prepare the text corpus that brings its own."""
-    if config.tokenizer.tokenizer_type is None and isinstance(config.dataset, TextCorpusConfig):
-        file = prepare_corpus(config.dataset, progress=progress).tokenizer
+    """Load the tokenizer that the configuration names and tokenize a text corpus by it, or let that bring its own."""
+    corpus = config.dataset if isinstance(config.dataset, TextCorpusConfig) else None
+    if corpus is not None and config.tokenizer.tokenizer_type is None:
+        file = prepare_corpus(corpus, progress=progress).tokenizer
         return Vocabulary(tokenizer=read_tokenizer(file, config.tokenizer), file=file)
     model = config.tokenizer.tokenizer_model
-    return Vocabulary(tokenizer=load_tokenizer(config.tokenizer), file=Path(model) if model else None)
+    tokenizer = load_tokenizer(config.tokenizer)
+    if corpus is not None:
+        tokenize_corpus(corpus, plain(tokenizer), progress=progress)
+    return Vocabulary(tokenizer=tokenizer, file=Path(model) if model else None)
 
 
 def read_tokenizer(file: Path, config: TokenizerConfig) -> Tokenizer:

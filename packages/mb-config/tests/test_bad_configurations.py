@@ -247,7 +247,11 @@ TABLE = [
         {PACKS: {"packed_sequence_size": 8192}, "train.micro_batch_size": 1},
     ),
     ({"model.vocab_size": 100, "tokenizer.vocab_size": 101}, {"V243"}, {"model.vocab_size": 128}),
-    ({"model.vocab_size": 100, "dataset.vocab_size": 4096}, {"V243a"}, {"model.vocab_size": None}),
+    (
+        {"model.vocab_size": 100, "dataset.vocab_size": 4096, "tokenizer.tokenizer_type": None},
+        {"V243a"},
+        {"model.vocab_size": None},
+    ),
     ({"ft.enable_ft_package": True, "checkpoint.save": None}, {"V246"}, {"checkpoint.save": "/c"}),
     # batches and validation sets
     (

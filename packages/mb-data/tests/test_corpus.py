@@ -5,9 +5,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mb_data import TextCorpusConfig, load_tokenizer, prepare_corpus, verify_prefix
-from mb_data.corpus import _put, cache_folder, fingerprint, read_sources, split_files
+from mb_data import (
+    ByteTokenizer,
+    TextCorpusConfig,
+    load_tokenizer,
+    prepare_corpus,
+    tokenize_corpus,
+    verify_prefix,
+)
+from mb_data.corpus import _find, _put, cache_folder, fingerprint
 from mb_data.errors import CorpusError
+from mb_data.sources import read_sources, split_files
 
 pytest.importorskip("tokenizers", reason="needs the tokenizers extra")
 
@@ -47,6 +55,25 @@ def test_a_second_call_finds_it(config):
     seen = []
     second = prepare_corpus(config, progress=lambda *step: seen.append(step))
     assert (second.train, first.reused, second.reused, seen) == (first.train, False, True, [])
+
+
+def text_of(tokenizer, prefix):
+    return tokenizer.decode(np.fromfile(f"{prefix}.bin", np.uint16))
+
+
+def test_a_tokenizer_that_is_given_makes_the_tokens_whatever_was_made_before(config):
+    own, given = prepare_corpus(config), tokenize_corpus(config, ByteTokenizer())
+    tokenizer = load_tokenizer(own.tokenizer)
+    assert (given.reused, given.files) == (False, own.files)
+    assert text_of(ByteTokenizer(), given.test) == text_of(tokenizer, own.test).replace("<|endoftext|>", "")
+    assert (tokenize_corpus(config, ByteTokenizer()).reused, prepare_corpus(config).reused) == (True, True)
+
+
+def test_a_copy_of_its_own_tokenizer_finds_it(config, tmp_path):
+    own = prepare_corpus(config)
+    copy = tmp_path / "copy.json"
+    copy.write_bytes(own.tokenizer.read_bytes())
+    assert tokenize_corpus(config, load_tokenizer(copy)).train == own.train
 
 
 def test_progress_names_the_stages(config):
@@ -139,7 +166,7 @@ def test_a_corpus_that_loses_a_file_while_it_is_made_is_refused(config, tmp_path
 
 def test_a_build_that_cannot_be_put_in_its_place_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError):
-        _put(tmp_path / "building", tmp_path / "corpus")
+        _put(tmp_path / "building", tmp_path / "corpus", find=_find)
 
 
 def test_two_processes_at_once_both_end_well(text_folder, tmp_path):

@@ -13,7 +13,11 @@ from mb_data import (
     IndexedWriter,
     MockGPTDatasetConfig,
     NotEnoughSamplesError,
+    SentinelTokenizer,
     TextCorpusConfig,
+    TokenizerError,
+    load_tokenizer,
+    prepare_corpus,
 )
 from mb_data.config import DataloaderConfig
 
@@ -144,9 +148,10 @@ class TestBuild:
         )
         assert config == GPTDatasetConfig(seq_length=8, data_path=prefix, split="1", **CHOSEN)
 
-    def test_a_text_corpus_is_prepared_and_read(self, text_folder, tmp_path):
+    @pytest.fixture
+    def corpus(self, text_folder, tmp_path):
         pytest.importorskip("tokenizers")
-        config = TextCorpusConfig(
+        return TextCorpusConfig(
             seq_length=8,
             sources=[str(text_folder)],
             vocab_size=280,
@@ -154,10 +159,55 @@ class TestBuild:
             validation_fraction=0.2,
             test_fraction=0.0,
         )
+
+    def test_a_text_corpus_is_prepared_and_read(self, corpus):
         context = DatasetBuildContext(train_samples=9, valid_samples=3, test_samples=3)
-        train, valid, test = mcore.build_gpt_datasets(config, context)
+        train, valid, test = mcore.build_gpt_datasets(corpus, context)
         assert (len(train) >= 9, len(valid) >= 3, test) == (True, True, None)
         assert max(token for row in tokens_of(train) for token in row) < 280
+
+    def test_a_text_corpus_is_tokenized_by_the_tokenizer_that_is_given(self, corpus):
+        own = load_tokenizer(prepare_corpus(corpus).tokenizer)
+        other = Turned(own)
+        assert (other.vocab_size, other.eod) == (own.vocab_size, own.eod)
+        first = [
+            tokenizer.decode(tokens_of(read(corpus, tokenizer=given))[0])
+            for tokenizer, given in (
+                (own, own),
+                (other, other),
+                (other, mcore.as_megatron(other)),
+                (other, SentinelTokenizer(other, sentinels=9)),
+            )
+        ]
+        assert set(first) == {first[0]}
+
+    def test_megatrons_own_tokenizer_makes_no_corpus(self, corpus):
+        base = mcore.MegatronTokenizerBase
+        theirs = type("Theirs", (base,), dict.fromkeys(base.__abstractmethods__))
+        with pytest.raises(TokenizerError, match="cannot be tokenized by Megatron's Theirs"):
+            read(corpus, tokenizer=theirs(path="", config={}))
+
+
+class Turned:
+    """A tokenizer of the same size and end whose ids are counted the other way round."""
+
+    def __init__(self, own):
+        self.own, self.vocab_size, self.eod = own, own.vocab_size, own.eod
+        self.fingerprint = f"turned {own.fingerprint}"
+
+    def encode(self, text):
+        return self.turned(self.own.encode(text))
+
+    def decode(self, ids):
+        return self.own.decode(self.turned(ids))
+
+    def turned(self, ids):
+        return [number if number == self.eod else self.vocab_size - 1 - number for number in ids]
+
+
+def read(corpus, *, tokenizer):
+    context = DatasetBuildContext(train_samples=9, valid_samples=0, test_samples=0, tokenizer=tokenizer)
+    return mcore.build_gpt_datasets(corpus, context)[0]
 
 
 class TestIndexCache:

@@ -262,9 +262,12 @@ class TestBuild:
             assert len(text) == corpus.sizes.tokens
             assert all(any(piece in file for file in files) for piece in pieces)
 
-    def test_a_corpus_of_another_tokenizer_is_refused(self, build, corpus):
-        with pytest.raises(TokenizerError, match=r"tokenizer\.json, not by the ByteTokenizer"):
-            build(corpus, self.context())
+    def test_a_corpus_is_tokenized_by_the_tokenizer_with_the_sentinels(self, build, corpus):
+        prepare_corpus(corpus)
+        train, _, _ = build(corpus, self.context())
+        encoder, decoder = (train[0][name].tolist() for name in ("text_enc", "labels"))
+        text = restored(encoder, decoder[: int(train[0]["loss_mask"].sum())])
+        assert "three" in ByteTokenizer().decode(text)
 
     def test_a_file_of_a_larger_vocabulary_is_refused(self, build, prefix):
         small = SentinelTokenizer(NullTokenizer(50), sentinels=100)

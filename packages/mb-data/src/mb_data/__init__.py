@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from mb_data.config import MockGPTDatasetConfig as MockGPTDatasetConfig
     from mb_data.config import TextCorpusConfig as TextCorpusConfig
     from mb_data.corpus import PreparedCorpus as PreparedCorpus
+    from mb_data.corpus import TokenizedCorpus as TokenizedCorpus
     from mb_data.corpus import prepare_corpus as prepare_corpus
+    from mb_data.corpus import tokenize_corpus as tokenize_corpus
     from mb_data.errors import BadDocumentError as BadDocumentError
     from mb_data.errors import DataPathError as DataPathError
     from mb_data.errors import IndexedFormatError as IndexedFormatError
@@ -97,6 +99,7 @@ _HOMES = {
     "T5TextCorpusConfig": "t5_config",
     "TextCorpusConfig": "config",
     "Tokenizer": "tokenizers",
+    "TokenizedCorpus": "corpus",
     "TokenizerConfig": "tokenizer_config",
     "TokenizerError": "errors",
     "as_megatron": "mcore",
@@ -112,6 +115,7 @@ _HOMES = {
     "prepare_corpus": "corpus",
     "require_global_batch": "samplers",
     "split_matrix": "blend",
+    "tokenize_corpus": "corpus",
     "train_bpe": "bpe",
     "verify_prefix": "indexed",
     "with_sentinels": "tokenizers",
@@ -146,6 +150,7 @@ __all__ = [
     "T5TextCorpusConfig",
     "TextCorpusConfig",
     "Tokenizer",
+    "TokenizedCorpus",
     "TokenizerConfig",
     "TokenizerError",
     "as_megatron",
@@ -161,6 +166,7 @@ __all__ = [
     "prepare_corpus",
     "require_global_batch",
     "split_matrix",
+    "tokenize_corpus",
     "train_bpe",
     "verify_prefix",
     "with_sentinels",

@@ -243,14 +243,15 @@ class MockGPTDatasetConfig(GPTDatasetConfig):
 
 @dataclass(kw_only=True)
 class TextCorpusConfig(GPTDatasetConfig):
-    """Plain text files, split by file, tokenized once with a tokenizer trained on them, and cached."""
+    """Plain text files, split by file, tokenized once by the run's tokenizer or one trained on them, and cached."""
 
     sources: list[str] | None = None
     """Files and folders of UTF-8 text, a document a file; None: the Python files of the running interpreter's standard
     library."""
 
     vocab_size: int = 4096
-    """Entries of the byte-level BPE tokenizer, exactly: 256 bytes, the end of a document, and merges."""
+    """Entries of the byte-level BPE tokenizer that is trained, exactly: 256 bytes, the end of a document, and merges.
+    Not read where the run has a tokenizer."""
 
     cache_dir: str | None = None
     """Folder under which prepared corpora are kept; None: `$MB_CACHE_DIR`, or else `~/.cache/mb-trainer`."""

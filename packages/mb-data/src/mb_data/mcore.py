@@ -18,11 +18,11 @@ from megatron.core.tokenizers import MegatronTokenizerBase
 
 from mb_data.blend import SPLITS, Blend
 from mb_data.config import DataloaderConfig, DatasetBuildContext, GPTDatasetConfig, TextCorpusConfig
-from mb_data.corpus import PreparedCorpus, prepare_corpus
-from mb_data.errors import NotEnoughSamplesError
+from mb_data.corpus import TokenizedCorpus, prepare_corpus, tokenize_corpus
+from mb_data.errors import NotEnoughSamplesError, TokenizerError
 from mb_data.fingerprint import data_fingerprint
 from mb_data.indexed import sequence_lengths
-from mb_data.tokenizers import Tokenizer, load_tokenizer
+from mb_data.tokenizers import Tokenizer, load_tokenizer, plain
 
 Result = TypeVar("Result")
 Triple = tuple[Any | None, Any | None, Any | None]
@@ -39,33 +39,33 @@ class MegatronTokenizer(MegatronTokenizerBase):  # type: ignore[misc] # Megatron
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__(path="", config={})
-        self._tokenizer = tokenizer
+        self.wrapped = tokenizer
         self.unique_identifiers = OrderedDict(
             {"class": type(tokenizer).__qualname__, "fingerprint": tokenizer.fingerprint}
         )
 
     def tokenize(self, text: str) -> list[int]:
         """Turn text into ids."""
-        return self._tokenizer.encode(text)
+        return self.wrapped.encode(text)
 
     def detokenize(self, ids: Sequence[int]) -> str:
         """Turn ids into text."""
-        return self._tokenizer.decode(ids)
+        return self.wrapped.decode(ids)
 
     @property
     def vocab(self) -> dict[str, int]:
         """The text of each entry with its id; entries with the same text (parts of characters) count once."""
-        return {self._tokenizer.decode([number]): number for number in range(self.vocab_size)}
+        return {self.wrapped.decode([number]): number for number in range(self.vocab_size)}
 
     @property
     def vocab_size(self) -> int:
         """Number of entries."""
-        return self._tokenizer.vocab_size
+        return self.wrapped.vocab_size
 
     @property
     def eod(self) -> int:
         """Id that ends a document."""
-        return self._tokenizer.eod
+        return self.wrapped.eod
 
     @property
     def pad(self) -> int:
@@ -96,8 +96,9 @@ def build_gpt_datasets(
     them. Samples are dictionaries with `tokens`, `labels`, `position_ids` (int64, [seq_length]), `loss_mask` (float32,
     [seq_length]) and, only without `skip_getting_attention_mask_from_dataset`, `attention_mask`.
 
-    A text corpus is prepared first, by rank 0 and then, finding it, by the others. The indices are cached in a folder
-    named by the data's fingerprint, so that indices of data that have changed are not used.
+    A text corpus is tokenized first, by the given tokenizer or one of its own: by rank 0 and then, finding it, by the
+    others. The indices are cached in a folder named by the data's fingerprint, so that indices of data that have
+    changed are not used.
 
     With `full_validation` the validation dataset is one pass over its split, each sequence once, whatever number of
     samples above 0 is asked for; then the prefixes have no weights.
@@ -115,6 +116,7 @@ def build_gpt_datasets(
         ConfigError: The section contradicts itself.
         NotEnoughSamplesError: A split has no tokens, or an unweighted blend has fewer samples than asked for.
         PermissionError: The folder for the indices cannot be written.
+        TokenizerError: A text corpus is given a tokenizer of Megatron's own.
         ValueError: There is no tokenizer, a setting is unknown to the installed Megatron Core, or a whole validation
             set is asked for together with other splits of a blend with weights.
     """
@@ -187,17 +189,19 @@ def to_megatron(
     return target(**values)
 
 
-def prepare_together(config: TextCorpusConfig) -> PreparedCorpus:
-    """Prepare a corpus on rank 0, and then find it on the others. Collective over the default group, if there is one.
+def corpus_blends(config: TextCorpusConfig, tokenizer: Tokenizer) -> list[Blend | None]:
+    """Return the `blend_per_split` of a text corpus tokenized by this tokenizer, sentinels left out.
+
+    Rank 0 makes the corpus, the others find it. Collective over the default group, if there is one.
 
     Raises:
-        What `prepare_corpus` does.
+        What `tokenize_corpus` does.
     """
-    return _rank_zero_first(lambda: prepare_corpus(config))
+    corpus = _rank_zero_first(lambda: tokenize_corpus(config, plain(tokenizer)))
+    return _blends_of(corpus)
 
 
-def blends_of(corpus: PreparedCorpus) -> list[Blend | None]:
-    """Return the `blend_per_split` of a prepared corpus."""
+def _blends_of(corpus: TokenizedCorpus) -> list[Blend | None]:
     prefixes = (corpus.train, corpus.valid, corpus.test)
     return [None if prefix is None else ([prefix], None) for prefix in prefixes]
 
@@ -208,9 +212,12 @@ def _resolved(config: GPTDatasetConfig, context: DatasetBuildContext) -> GPTData
     config.finalize()
     tokenizer = config.tokenizer or context.tokenizer
     if isinstance(config, TextCorpusConfig):
-        prepared = prepare_together(config)
-        config.blend_per_split = blends_of(prepared)
-        tokenizer = tokenizer or load_tokenizer(prepared.tokenizer)
+        if tokenizer is None:
+            prepared = _rank_zero_first(lambda: prepare_corpus(config))
+            tokenizer = load_tokenizer(prepared.tokenizer)
+            config.blend_per_split = _blends_of(prepared)
+        else:
+            config.blend_per_split = corpus_blends(config, _ours(tokenizer))
     if tokenizer is None:
         raise ValueError(
             "dataset: no tokenizer; the end of a document and the vocabulary come from it. "
@@ -218,6 +225,18 @@ def _resolved(config: GPTDatasetConfig, context: DatasetBuildContext) -> GPTData
         )
     config.tokenizer = tokenizer if isinstance(tokenizer, MegatronTokenizerBase) else as_megatron(tokenizer)
     return config
+
+
+def _ours(tokenizer: Any) -> Tokenizer:
+    """Return the tokenizer of this package that a text corpus is made with."""
+    if isinstance(tokenizer, MegatronTokenizer):
+        return tokenizer.wrapped
+    if isinstance(tokenizer, MegatronTokenizerBase):
+        raise TokenizerError(
+            f"dataset: a text corpus cannot be tokenized by Megatron's {type(tokenizer).__name__}, which does not say "
+            "what its ids depend on. Use load_tokenizer of its tokenizer.json, or leave the tokenizer to the corpus."
+        )
+    return tokenizer  # type: ignore[no-any-return]  # a user's own; what it lacks shows at the first text
 
 
 def _leave_out_weights(config: GPTDatasetConfig, *, alone: bool) -> None:

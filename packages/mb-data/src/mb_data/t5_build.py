@@ -3,15 +3,14 @@
 import copy
 from collections.abc import Callable
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any
 
 from mb_data.config import DatasetBuildContext, GPTDatasetConfig
 from mb_data.errors import TokenizerError
-from mb_data.mcore import Triple, blends_of, build_gpt_datasets, prepare_together
+from mb_data.mcore import Triple, build_gpt_datasets, corpus_blends
 from mb_data.t5 import T5Dataset
 from mb_data.t5_config import T5DatasetConfig, T5TextCorpusConfig
-from mb_data.tokenizers import SentinelTokenizer, Tokenizer, fingerprint_of
+from mb_data.tokenizers import SentinelTokenizer, Tokenizer
 
 
 def build_t5_datasets(
@@ -25,8 +24,8 @@ def build_t5_datasets(
     Collective as `build_gpt_datasets`, which builds the texts: consecutive pieces of `config.sizes.tokens` tokens,
     across the ends of documents, in the order that `random_seed` shuffles them to. Samples are those of `T5Dataset`.
 
-    The tokenizer must be the one that made the tokens, with sentinels; of a text corpus it is the corpus's own, which
-    is `load_tokenizer(prepare_corpus(config).tokenizer)`.
+    The tokenizer must be the one that made the tokens, with sentinels. A text corpus is tokenized by it; its own is
+    `load_tokenizer(prepare_corpus(config).tokenizer)`.
 
     Args:
         config: The dataset section; not changed.
@@ -37,9 +36,9 @@ def build_t5_datasets(
         Train, validation and test; None as for texts.
 
     Raises:
-        TokenizerError: There is no tokenizer, it has no sentinels, or a text corpus was made by another one. A sample
-            raises it, too, where a token of a `.bin` is no smaller than a sentinel.
-        CorpusError, DataPathError: As for `prepare_corpus`.
+        TokenizerError: There is no tokenizer, or it has no sentinels. A sample raises it, too, where a token of a
+            `.bin` is no smaller than a sentinel.
+        CorpusError, DataPathError: As for `tokenize_corpus`.
         ConfigError, NotEnoughSamplesError, PermissionError: As for texts.
     """
     config = copy.copy(config)
@@ -68,27 +67,12 @@ def build_t5_datasets(
 
 
 def _texts_of(config: T5DatasetConfig | T5TextCorpusConfig, tokenizer: Tokenizer) -> GPTDatasetConfig:
-    """Return the section of the texts that pairs are made of; a text corpus is prepared. Collective as that is."""
+    """Return the section of the texts that pairs are made of; a text corpus is tokenized, which is collective."""
     values = {field.name: getattr(config, field.name) for field in fields(GPTDatasetConfig) if field.init}
     values |= {"seq_length": config.sizes.tokens, "tokenizer": None}
     if isinstance(config, T5TextCorpusConfig):
-        corpus = prepare_together(config)
-        _require_same(tokenizer, corpus.tokenizer)
-        values["blend_per_split"] = blends_of(corpus)
+        values["blend_per_split"] = corpus_blends(config, tokenizer)
     return GPTDatasetConfig(**values)
-
-
-def _require_same(tokenizer: Tokenizer, file: Path) -> None:
-    """Refuse a tokenizer that is not the file's, which reads alike with special tokens and without."""
-    content = file.read_bytes()
-    if tokenizer.fingerprint not in {
-        fingerprint_of(content, include_special_tokens=included) for included in (True, False)
-    }:
-        raise TokenizerError(
-            f"dataset: the text corpus was tokenized by {file}, not by the {type(tokenizer).__name__} that has the "
-            "sentinels; their ids may be those of its tokens. Leave tokenizer.tokenizer_type unset, or wrap "
-            "load_tokenizer of that file in a SentinelTokenizer."
-        )
 
 
 def _with_sentinels(tokenizer: object) -> SentinelTokenizer:

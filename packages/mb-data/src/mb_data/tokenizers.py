@@ -139,6 +139,11 @@ def with_sentinels(tokenizer: Tokenizer, config: TokenizerConfig) -> Tokenizer:
     return SentinelTokenizer(tokenizer, sentinels=number) if number else tokenizer
 
 
+def plain(tokenizer: Tokenizer) -> Tokenizer:
+    """Return a tokenizer without its sentinels, if it has any: it makes the same ids of texts."""
+    return tokenizer.plain if isinstance(tokenizer, SentinelTokenizer) else tokenizer
+
+
 def load_tokenizer(source: TokenizerConfig | str | Path) -> Tokenizer:
     """Make the tokenizer that a configuration or a path describes.
 
@@ -177,6 +182,14 @@ def _described(source: TokenizerConfig) -> Tokenizer:
 def fingerprint_of(content: bytes, *, include_special_tokens: bool) -> str:
     """Return a hash of a tokenizer's file and of how it is read."""
     return hashlib.sha256(content + bytes([include_special_tokens])).hexdigest()[:32]
+
+
+def reads_file(tokenizer: Tokenizer, file: Path) -> bool:
+    """Say whether a tokenizer is a `tokenizer.json`, read with special tokens or without."""
+    content = file.read_bytes()
+    return tokenizer.fingerprint in {
+        fingerprint_of(content, include_special_tokens=included) for included in (True, False)
+    }
 
 
 def _load_file(path: Path, *, include_special_tokens: bool) -> Tokenizer:

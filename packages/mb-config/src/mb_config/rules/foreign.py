@@ -71,6 +71,7 @@ FOREIGN: Mapping[str, Any] = {
     "model.vocab_size": _SIZE,
     "rerun_state_machine.check_for_nan_in_loss": _SWITCH,
     "tokenizer.tokenizer_model": _TEXT,
+    "tokenizer.tokenizer_type": _TEXT,
     "tokenizer.vocab_size": _SIZE,
 }
 """Types of the fields of other packages that rules of this one read."""

@@ -173,12 +173,16 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="V243a",
-        fields=("model.vocab_size", "dataset.vocab_size"),
-        test=_v243,
+        fields=("model.vocab_size", "dataset.vocab_size", "tokenizer.tokenizer_type"),
+        test=lambda rows, entries, other: None if other else _v243(rows, entries),
         why="the dataset's tokenizer has so many entries, and every token needs a row of the embedding",
         fix="Leave model.vocab_size unset, raise it, or lower dataset.vocab_size.",
         fails={"model.vocab_size": 100, "dataset.vocab_size": 4096},
-        passes={"model.vocab_size": 4096, "dataset.vocab_size": 4096},
+        passes={
+            "model.vocab_size": 257,
+            "dataset.vocab_size": 4096,
+            "tokenizer.tokenizer_type": "ByteTokenizer",
+        },
     ),
     Rule(
         id="V246",

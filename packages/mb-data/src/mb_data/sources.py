@@ -1,0 +1,111 @@
+"""The files of a text corpus: which they are, and which split each belongs to."""
+
+import hashlib
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from mb_data.blend import SPLITS
+from mb_data.config import TextCorpusConfig
+from mb_data.documents import visible_files
+from mb_data.errors import CorpusError, DataPathError
+
+_NOT_LIBRARY = {
+    "test",
+    "tests",
+    "idle_test",
+    "idlelib",
+    "lib2to3",
+    "turtledemo",
+    "site-packages",
+    "dist-packages",
+}
+"""Folders of a Python installation that are tests, or not the standard library."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceFile:
+    """One file of text."""
+
+    path: Path
+    name: str
+    """Path relative to its source, the same on every machine."""
+    digest: str
+    """Hash of its content."""
+
+
+def read_sources(config: TextCorpusConfig) -> tuple[list[SourceFile], int]:
+    """Find and hash the source files, in a fixed order; return also how many are no UTF-8 text.
+
+    Raises:
+        DataPathError: A source does not exist.
+        CorpusError: No file has any text.
+    """
+    found = [_read(path, name) for path, name in _source_paths(config)]
+    files = [file for file in found if file is not None]
+    if not files:
+        raise CorpusError(
+            f"dataset.sources: {config.sources} have no text ({len(found)} files are empty or not UTF-8). "
+            "Name files or folders of UTF-8 text."
+        )
+    return files, len(found) - len(files)
+
+
+def split_files(files: list[SourceFile], config: TextCorpusConfig) -> dict[str, list[SourceFile]]:
+    """Give each file to train, valid or test, by a hash of its name and the seed alone.
+
+    A split that would get no file, though its fraction is not 0, takes the first one of the largest split.
+
+    Raises:
+        CorpusError: There are fewer files than splits.
+    """
+    fractions = {"valid": config.validation_fraction, "test": config.test_fraction}
+    wanted = [name for name, fraction in fractions.items() if fraction > 0]
+    if len(files) <= len(wanted):
+        raise CorpusError(
+            f"dataset.sources: {len(files)} file(s) cannot give train, {' and '.join(wanted)} one each; a file is "
+            "never divided. Give more files, or set dataset.validation_fraction=0, dataset.test_fraction=0 or both."
+        )
+    splits: dict[str, list[SourceFile]] = {name: [] for name in SPLITS}
+    for file in files:
+        splits[_split_of(file.name, config)].append(file)
+    for name in ("train", *wanted):
+        if not splits[name]:
+            largest = max(splits.values(), key=len)
+            splits[name].append(largest.pop(0))
+    return splits
+
+
+def _source_paths(config: TextCorpusConfig) -> Iterator[tuple[Path, str]]:
+    if config.sources is None:
+        library = Path(sysconfig.get_path("stdlib"))
+        for path in sorted(library.rglob("*.py")):
+            parts = path.relative_to(library).parts
+            if not _NOT_LIBRARY.intersection(parts):
+                yield path, "/".join(parts)
+        return
+    for source in map(Path, config.sources):
+        if not source.exists():
+            raise DataPathError(f"dataset.sources: {source} does not exist. Correct the path.")
+        for path in visible_files(source) if source.is_dir() else [source]:
+            yield path, path.relative_to(source.parent).as_posix()
+
+
+def _read(path: Path, name: str) -> SourceFile | None:
+    content = path.read_bytes()
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return None
+    if not content or b"\0" in content:
+        return None
+    return SourceFile(path=path, name=name, digest=hashlib.sha256(content).hexdigest())
+
+
+def _split_of(name: str, config: TextCorpusConfig) -> str:
+    digest = hashlib.sha256(f"{config.split_seed}:{name}".encode()).digest()
+    position = int.from_bytes(digest[:8], "big") / 2**64
+    if position < config.test_fraction:
+        return "test"
+    return "valid" if position < config.test_fraction + config.validation_fraction else "train"

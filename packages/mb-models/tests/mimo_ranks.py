@@ -9,8 +9,16 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel.schedules import forward_backward_no_pipelining
 
 from mb_host.layers import host_block_spec
-from mb_models import MimoForwardStep, MimoModelConfig, MimoModelProvider, wrap_ddp
-from mb_models.mimo_modules import LANGUAGE, VISION, MimoModules, ModuleRanks
+from mb_models import (
+    MimoForwardStep,
+    MimoModelConfig,
+    MimoModelProvider,
+    MimoModules,
+    ModuleGroups,
+    ModuleRanks,
+    wrap_ddp,
+)
+from mb_models.mimo import VISION
 
 CPU = torch.device("cpu")
 STEPS, MICRO_BATCH, MICRO_BATCHES = 3, 4, 2
@@ -36,8 +44,8 @@ SECTION = MimoModelConfig(
 )
 
 
-def batches(*, rank=0, ranks=1, picture_rank=0, picture_ranks=1):
-    """Yield a rank's part of the microbatches, the same in each step, with its part of the pictures."""
+def batches():
+    """Yield the whole microbatches, the same in each step."""
     generator = torch.Generator().manual_seed(0)
     for _ in range(MICRO_BATCHES):
         tokens = torch.randint(32, (MICRO_BATCH, 13), generator=generator)
@@ -47,23 +55,23 @@ def batches(*, rank=0, ranks=1, picture_rank=0, picture_ranks=1):
         loss_mask[0, 8:] = 0
         tokens[:, :4] = SECTION.image_token_id
         yield {
-            "tokens": tokens[:, :-1].chunk(ranks)[rank],
-            "labels": tokens[:, 1:].clamp(min=0).chunk(ranks)[rank],
-            "loss_mask": loss_mask.chunk(ranks)[rank],
-            "position_ids": torch.arange(12).expand(MICRO_BATCH // ranks, 12),
-            "images": images.chunk(picture_ranks)[picture_rank],
+            "tokens": tokens[:, :-1],
+            "labels": tokens[:, 1:].clamp(min=0),
+            "loss_mask": loss_mask,
+            "position_ids": torch.arange(12).expand(MICRO_BATCH, 12),
+            "images": images,
         }
 
 
-def train(model, optimizer, schedule, read, replicas):
+def train(model, optimizer, schedule, replicas, step=MimoForwardStep()):  # noqa: B008 - frozen
     """Train, and return the losses over all replicas of the language model, and the gradient norms, of each step."""
     losses, norms = [], []
     for _ in range(STEPS):
         model.zero_grad_buffer()
         optimizer.zero_grad()
         reports = schedule(
-            forward_step_func=MimoForwardStep(),
-            data_iterator=read(),
+            forward_step_func=step,
+            data_iterator=batches(),
             model=model,
             num_microbatches=MICRO_BATCHES,
             seq_length=SECTION.seq_length,
@@ -89,18 +97,18 @@ def train_together(folder, groups):
     [model] = wrap_ddp(chunks, DistributedDataParallelConfig(grad_reduce_in_fp32=True), pg_collection=groups)
     provider.transformer.finalize_model_grads_func = finalize_model_grads
     optimizer = get_megatron_optimizer(ADAM, [model])
-    return train(model, optimizer, forward_backward_no_pipelining, batches, groups.dp)
+    return train(model, optimizer, forward_backward_no_pipelining, groups.dp)
 
 
 def modules_on(vision, language, changes):
     """Return the modules on their ranks."""
     return MimoModules(
         dataclasses.replace(SECTION, **changes),
-        vision=ModuleRanks(**vision),
-        language=ModuleRanks(**language),
+        groups=ModuleGroups.open(
+            vision=ModuleRanks(**vision), language=ModuleRanks(**language), backend="gloo"
+        ),
         layer_spec=host_block_spec,
         device=CPU,
-        backend="gloo",
     )
 
 
@@ -119,18 +127,8 @@ def train_modules(folder, vision, language):
     model = modules.provide(seed=1)
     model.load_state_dict(dist_checkpointing.load(model.sharded_state_dict(), folder))
     modules.wrap(model, DistributedDataParallelConfig(grad_reduce_in_fp32=True))
-    own = modules.groups.get(LANGUAGE) or modules.groups[VISION]
-    seen = modules.groups.get(VISION)
-
-    def read():
-        return batches(
-            rank=own.dp.rank(),
-            ranks=own.dp.size(),
-            picture_rank=seen.dp.rank() if seen else 0,
-            picture_ranks=seen.dp.size() if seen else 1,
-        )
-
+    replicas, step = modules.groups.main.dp, MimoForwardStep(rows=modules.groups.rows)
     try:
-        return train(model, modules.optimizer(model, ADAM), modules.forward_backward(), read, own.dp)
+        return train(model, modules.optimizer(model, ADAM), modules.forward_backward(), replicas, step)
     finally:
         model.destroy()

@@ -82,7 +82,7 @@ def test_each_rule_refuses_its_failing_example_and_accepts_the_other(rule):
             {"tensor_model_parallel_size": 2, "projector_hidden_size": 33},
             r"projector_hidden_size=33.*\[M04\]",
         ),
-        ({"pipeline_model_parallel_size": 2}, r"has no stages then.*\[M05\]"),
+        ({"pipeline_model_parallel_size": 2}, r"each of them whole.*\[M05\]"),
         ({"sequence_parallel": True, "tensor_model_parallel_size": 2, "hidden_dropout": 0.1}, r"\[M06\]"),
         ({"context_parallel_size": 2}, r"is off with context_parallel_size=2.*\[M09\]"),
         ({"image_token_id": 0}, r"\[M10\]"),

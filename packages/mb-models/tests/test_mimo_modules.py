@@ -7,7 +7,9 @@ import pytest
 from megatron.core.distributed import DistributedDataParallelConfig
 
 from mb_host.layers import host_block_spec
-from mb_models.mimo_modules import LANGUAGE, VISION, ModuleRanks, ModulesProvider, refuse
+from mb_models.mimo_config import ModuleRanks
+from mb_models.mimo_groups import refuse_ranks
+from mb_models.mimo_modules import ModulesProvider, refuse
 from mb_models.rules import ModelConfigError
 
 
@@ -64,27 +66,35 @@ def test_wrapping_leaves_the_callers_settings_and_refuses_overlapped_exchange(gr
     settings = DistributedDataParallelConfig(bucket_size=1000)
     modules.wrap(model, settings)
     assert settings == DistributedDataParallelConfig(bucket_size=1000)
-    assert modules.apart is False
+    assert modules.groups.apart is False
 
 
 @pytest.mark.parametrize(
-    ("vision", "language", "changes", "message"),
+    ("vision", "language", "message"),
     [
-        ({"data_parallel_size": 2}, {"first": 1}, {}, r"share some of ranks \[0, 1\] and \[1\]"),
-        ({}, {"first": 1, "tensor_parallel_size": 2}, {}, r"are on ranks \[0, 1, 2\] of 2"),
-        ({}, {"first": 1}, {"calculate_per_token_loss": False}, "Switch it on"),
-        ({}, {"first": 1}, {"bf16": True, "context_parallel_size": 2}, "context_parallel_size=2, bf16=True"),
-        ({}, {"first": 1}, {"fp8": "e4m3", "fp4": "e2m1"}, "fp8=e4m3, fp4=e2m1"),
+        ({"data_parallel_size": 2}, {"first": 1}, r"share some of ranks \[0, 1\] and \[1\]"),
+        ({}, {"first": 1, "tensor_parallel_size": 2}, r"are on ranks \[0, 1, 2\] of 2"),
         (
             {"data_parallel_size": 2},
             {"first": 2, "data_parallel_size": 3},
-            {},
             "data_parallel_size=2 and 3, because",
         ),
-        ({"data_parallel_size": 0}, {}, {}, "vision: tensor_parallel_size=1, data_parallel_size=0, because"),
+        ({"data_parallel_size": 0}, {}, "vision: tensor_parallel_size=1, data_parallel_size=0, because"),
     ],
 )
-def test_what_modules_cannot_do_is_refused(vision, language, changes, message):
-    ranks = {VISION: ModuleRanks(**vision), LANGUAGE: ModuleRanks(**language)}
+def test_ranks_on_which_modules_cannot_stand_are_refused(vision, language, message):
     with pytest.raises(ModelConfigError, match=message):
-        refuse(dataclasses.replace(mimo_ranks.SECTION, **changes), ranks, world_size=2)
+        refuse_ranks(ModuleRanks(**vision), ModuleRanks(**language), world_size=2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"calculate_per_token_loss": False}, "Switch it on"),
+        ({"bf16": True, "context_parallel_size": 2}, "context_parallel_size=2, bf16=True"),
+        ({"fp8": "e4m3", "fp4": "e2m1"}, "fp8=e4m3, fp4=e2m1"),
+    ],
+)
+def test_what_modules_cannot_do_is_refused(changes, message):
+    with pytest.raises(ModelConfigError, match=message):
+        refuse(dataclasses.replace(mimo_ranks.SECTION, **changes))

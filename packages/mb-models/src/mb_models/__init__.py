@@ -50,8 +50,9 @@ if TYPE_CHECKING:
     from mb_models.mimo import MimoForwardStep as MimoForwardStep
     from mb_models.mimo import MimoModelProvider as MimoModelProvider
     from mb_models.mimo_config import MimoModelConfig as MimoModelConfig
+    from mb_models.mimo_config import ModuleRanks as ModuleRanks
+    from mb_models.mimo_groups import ModuleGroups as ModuleGroups
     from mb_models.mimo_modules import MimoModules as MimoModules
-    from mb_models.mimo_modules import ModuleRanks as ModuleRanks
     from mb_models.mimo_parameters import mimo_parameter_count as mimo_parameter_count
     from mb_models.parameters import parameter_count as parameter_count
     from mb_models.rules import RULES as RULES
@@ -93,6 +94,7 @@ __all__ = [
     "MimoModelProvider",
     "MimoModules",
     "ModelConfigError",
+    "ModuleGroups",
     "ModuleRanks",
     "PromptError",
     "RULES",
@@ -149,7 +151,8 @@ _HOMES = {
     "MimoModelProvider": "mimo",
     "MimoModules": "mimo_modules",
     "ModelConfigError": "rules",
-    "ModuleRanks": "mimo_modules",
+    "ModuleGroups": "mimo_groups",
+    "ModuleRanks": "mimo_config",
     "PromptError": "generation",
     "RULES": "rules",
     "StackSpec": "chunks",

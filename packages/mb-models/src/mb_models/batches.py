@@ -3,7 +3,7 @@
 Shapes: B sequences of a microbatch, S tokens of a sequence (of this rank's part of it under context parallelism).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -51,16 +51,16 @@ def get_batch(
     first_stage, last_stage = first_stage or predicts_ahead, last_stage or predicts_ahead
     if not (first_stage or last_stage):
         return Batch()
-    if data_iterator is None:
-        raise BatchError(
-            f"batch: no data iterator (first_stage={first_stage}, last_stage={last_stage}), because only stages in "
-            "the middle of a pipeline go without data. Give this rank an iterator."
-        )
-    whole = next(data_iterator)
     keys = (*FIRST_STAGE_KEYS * first_stage, *LAST_STAGE_KEYS * last_stage)
-    _check(whole, keys=keys, only_stage=only_stage)
+    whole = next_microbatch(
+        data_iterator,
+        keys,
+        reader="only stages in the middle of a pipeline go without",
+        remedy="Let the dataset yield them.",
+    )
+    _check(whole, only_stage=only_stage)
     wanted = [*keys, "attention_mask"] if "attention_mask" in whole else keys
-    parts = {key: whole[key].to(device, non_blocking=True) for key in wanted}
+    parts = to_device(whole, wanted, device=device)
     if cp_group is not None and cp_group.size() > 1:
         _check_divides(parts[keys[0]].shape[1], cp_group.size())
         parts = get_batch_on_this_cp_rank(
@@ -75,13 +75,44 @@ def get_batch(
     )
 
 
-def _check(whole: Mapping[str, torch.Tensor], *, keys: tuple[str, ...], only_stage: bool) -> None:
+def next_microbatch(
+    data_iterator: Iterator[Mapping[str, torch.Tensor]] | None,
+    keys: Sequence[str],
+    *,
+    reader: str,
+    remedy: str,
+) -> Mapping[str, torch.Tensor]:
+    """Take the next microbatch, which holds at least these keys. No collective, no copy.
+
+    Args:
+        data_iterator: of this rank.
+        keys: what it has to hold.
+        reader: who computes with it, completing "because ...".
+        remedy: what to do where a key is missing, as a sentence.
+
+    Raises:
+        BatchError: there is no iterator, or a key is missing.
+        StopIteration: the iterator has run out.
+    """
+    if data_iterator is None:
+        raise BatchError(f"batch: no data iterator, because {reader}. Give this rank an iterator.")
+    whole = next(data_iterator)
     missing = [key for key in keys if key not in whole]
     if missing:
         raise BatchError(
-            f"batch: lacks {', '.join(missing)} (it has {', '.join(whole)}), because this stage computes with them. "
-            "Let the dataset yield them."
+            f"batch: lacks {', '.join(missing)} (it has {', '.join(whole)}), because {reader}. {remedy}"
         )
+    return whole
+
+
+def to_device(
+    whole: Mapping[str, torch.Tensor], keys: Sequence[str], *, device: torch.device
+) -> dict[str, torch.Tensor]:
+    """Copy these parts of a microbatch to the device, without waiting for it."""
+    return {key: whole[key].to(device, non_blocking=True) for key in keys}
+
+
+def _check(whole: Mapping[str, torch.Tensor], *, only_stage: bool) -> None:
     if "cu_seqlens" in whole:
         raise BatchError(
             "batch: holds packed sequences (cu_seqlens), because attention would run across their borders. "

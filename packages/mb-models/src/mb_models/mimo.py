@@ -28,6 +28,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from mb_models.batches import next_microbatch, to_device
 from mb_models.errors import BatchError
 from mb_models.forward_step import Loss, masked_next_token_loss
 from mb_models.gpt import LayerSpec
@@ -150,10 +151,24 @@ class MimoModelProvider(ModelProvider[MimoModelConfig, LayerSpec, ColocatedMimoM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleRows:
+    """Which rows of a whole microbatch the modules of a rank take, as (number of a part, so many equal parts)."""
+
+    text: tuple[int, int]
+    images: tuple[int, int] | None
+    """None: none, the rank sees nothing."""
+
+
+WHOLE = ModuleRows(text=(0, 1), images=(0, 1))
+"""All rows of both."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MimoForwardStep:
-    """Callable forward step; `inspect_loss` sees every microbatch's loss sum."""
+    """Callable forward step; `inspect_loss` sees every microbatch's loss sum, `rows` says what of it is read."""
 
     inspect_loss: Callable[[torch.Tensor], None] | None = None
+    rows: ModuleRows = WHOLE
 
     def __call__(
         self,
@@ -166,45 +181,49 @@ class MimoForwardStep:
         A microbatch holds `tokens`, `labels`, `position_ids` and `loss_mask`, each [B, S], and `images`, [B, 3, H, H].
         In each sequence as many tokens are the `image_token_id` as the picture has patches. Under context parallelism
         the losses are of this rank's part of each sequence. Waits for the device several times, to find and count those
-        tokens.
+        tokens. Of modules apart, a rank of the encoder returns what that says of the pictures, by the module's name.
 
         Raises:
-            BatchError: there is no iterator, or a key is missing.
+            BatchError: there is no iterator, a key is missing, or `rows` does not divide it.
             ValueError: pictures have another number of patches than places, from Megatron Core.
         """
+        whole = next_microbatch(
+            data_iterator,
+            KEYS,
+            reader="the model sees and reads",
+            remedy="Use a dataset of pictures with captions.",
+        )
         parameter = next(model.parameters())
-        batch = mimo_batch(data_iterator, device=parameter.device)
+        own = {key: _part(whole[key], self.rows.text) for key in KEYS if key != "images"}
+        pictures = None
+        if self.rows.images is not None:
+            own["images"] = _part(whole["images"], self.rows.images)
+        batch = to_device(own, [*own], device=parameter.device)
+        if self.rows.images is not None:
+            pictures = {VISION: {ENCODER: {"x": batch["images"].to(parameter.dtype)}}}
         losses, loss_mask = model(
             batch["tokens"],
             batch["position_ids"],
             loss_mask=batch["loss_mask"],
             labels=batch["labels"],
-            modality_inputs={VISION: {ENCODER: {"x": batch["images"].to(parameter.dtype)}}},
+            modality_inputs=pictures,
         )
         return losses, partial(masked_next_token_loss, loss_mask, inspect_loss=self.inspect_loss)
 
 
-def mimo_batch(
-    data_iterator: Iterator[Mapping[str, torch.Tensor]] | None, *, device: torch.device
-) -> dict[str, torch.Tensor]:
-    """Take the next microbatch to the device.
+def _part(whole: torch.Tensor, rows: tuple[int, int]) -> torch.Tensor:
+    """Return the rows of one of so many equal parts, (its number, parts), without a copy.
 
     Raises:
-        BatchError: there is no iterator, or a key is missing.
-        StopIteration: the iterator has run out.
+        BatchError: the rows do not divide.
     """
-    if data_iterator is None:
+    number, parts = rows
+    if whole.size(0) % parts:
         raise BatchError(
-            "batch: no data iterator, because the model is one stage. Give every rank an iterator."
+            f"batch: {whole.size(0)} rows do not divide by {parts}, because each replica of a module takes as many. "
+            "Set train.micro_batch_size to a multiple."
         )
-    whole = next(data_iterator)
-    missing = [key for key in KEYS if key not in whole]
-    if missing:
-        raise BatchError(
-            f"batch: lacks {', '.join(missing)} (it has {', '.join(whole)}), because the model sees and reads. "
-            "Use a dataset of pictures with captions."
-        )
-    return {key: whole[key].to(device, non_blocking=True) for key in KEYS}
+    return whole.chunk(parts)[number]
 
 
 def _sees_everything(block: TransformerBlockSubmodules) -> TransformerBlockSubmodules:

@@ -44,11 +44,49 @@ class MimoModelConfig(GPTModelConfig):
     """Height and width of a patch in pixels."""
     image_token_id: int = -200
     """Stands in the text where a patch belongs. A negative number takes no row of the embedding."""
+    language_rank_offset: int = 0
+    """First rank of the language model. Encoder and projection are on the ranks before it; 0: both are on all ranks."""
+    vision_tensor_model_parallel_size: int | None = None
+    """Ranks that share each layer of encoder and projection; None: as many as of the language model."""
 
     @property
     def image_tokens(self) -> int:
         """Places that a picture takes in the text."""
         return (self.image_size // self.patch_size) ** 2
+
+    @property
+    def has_module_layouts(self) -> bool:
+        """Whether encoder and language model have layouts of their own, or ranks of their own."""
+        vision = self.vision_tensor_model_parallel_size
+        return self.language_rank_offset != 0 or vision not in (None, self.tensor_model_parallel_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleRanks:
+    """The ranks of a module: so many in a row, and how they share it."""
+
+    first: int = 0
+    tensor_parallel_size: int = 1
+    data_parallel_size: int = 1
+
+    @property
+    def ranks(self) -> range:
+        """All of them."""
+        return range(self.first, self.first + self.tensor_parallel_size * self.data_parallel_size)
+
+
+def module_ranks(config: MimoModelConfig, *, world_size: int) -> tuple[ModuleRanks, ModuleRanks]:
+    """Return the ranks of encoder (with projection) and language model, among so many processes.
+
+    Each module has as many replicas as its ranks hold; `mb_models.mimo_rules.why_not_these_ranks` says what does not
+    fit.
+    """
+    first, tp = config.language_rank_offset, config.tensor_model_parallel_size
+    vision_tp = config.vision_tensor_model_parallel_size or tp
+    return (
+        ModuleRanks(tensor_parallel_size=vision_tp, data_parallel_size=(first or world_size) // vision_tp),
+        ModuleRanks(first=first, tensor_parallel_size=tp, data_parallel_size=(world_size - first) // tp),
+    )
 
 
 def encoder_section(config: MimoModelConfig) -> TransformerFields:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from mb_models import mimo_layout_rules
 from mb_models.hybrid_rules import section_rule
 from mb_models.rule import Rule
 
@@ -36,8 +37,15 @@ def _room_for_text(length: int, size: int, patch: int, layers: int) -> str | Non
 
 
 def _encoder_splits(
-    tp: int, heads: int, hidden: int, ffn: int | None, projection: int | None, language: int
+    language_tp: int,
+    own_tp: int | None,
+    heads: int,
+    hidden: int,
+    ffn: int | None,
+    projection: int | None,
+    language: int,
 ) -> str | None:
+    tp = own_tp or language_tp
     widths = {
         "vision_num_attention_heads": heads,
         "vision_ffn_hidden_size": ffn or 4 * hidden,
@@ -136,6 +144,7 @@ RULES: tuple[Rule, ...] = (
         "M04",
         (
             "tensor_model_parallel_size",
+            "vision_tensor_model_parallel_size",
             "vision_num_attention_heads",
             "vision_hidden_size",
             "vision_ffn_hidden_size",
@@ -144,18 +153,17 @@ RULES: tuple[Rule, ...] = (
             MARK,
         ),
         lambda *values: _encoder_splits(*values[:-1]),
-        why="encoder and projection are split over the same ranks as the language model",
+        why="encoder and projection are split over the ranks of the language model, or over as many of their own",
         fix="Change the sizes, or use fewer tensor-parallel ranks.",
-        fails=(2, 3, 96, None, None, 64, 2),
-        passes=(2, 4, 96, None, None, 64, 2),
+        fails=(2, None, 3, 96, None, None, 64, 2),
+        passes=(2, 1, 3, 96, None, None, 64, 2),
     ),
     section_rule(
         "M05",
         ("pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size", MARK),
         _one_stage,
-        why="encoder and language model stand on the same ranks, all of them whole, and Megatron Core's MIMO model has "
-        "no stages then",
-        fix="Set pipeline_model_parallel_size=1; use tensor, context and data parallelism.",
+        why="the stages that Megatron Core's MIMO model has are its modules, each of them whole",
+        fix="Set pipeline_model_parallel_size=1; language_rank_offset gives each module ranks of its own.",
         fails=(2, None, 2),
         passes=(1, None, 2),
     ),
@@ -252,5 +260,6 @@ RULES: tuple[Rule, ...] = (
         fails={"dataset.blend": None, f"model.{MARK}": 2},
         passes={"dataset.blend": None, f"model.{MARK}": None},
     ),
+    *mimo_layout_rules.RULES,
 )
 """Those on the model alone apply where it has an encoder of pictures, the others to model and dataset together."""

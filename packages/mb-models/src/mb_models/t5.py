@@ -16,8 +16,8 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import get_attr_wrapped_model
 
+from mb_models.batches import next_microbatch, to_device
 from mb_models.config import TransformerFields
-from mb_models.errors import BatchError
 from mb_models.forward_step import Loss, masked_next_token_loss
 from mb_models.provider import ModelProvider
 from mb_models.t5_config import T5ModelConfig
@@ -84,33 +84,15 @@ class T5ForwardStep:
         Raises:
             BatchError: there is no iterator, or a key is missing.
         """
-        batch = t5_batch(data_iterator, device=next(model.parameters()).device)
+        whole = next_microbatch(
+            data_iterator, KEYS, reader="a T5 reads and writes", remedy="Use a dataset for T5."
+        )
+        batch = to_device(whole, KEYS, device=next(model.parameters()).device)
         chunk = get_attr_wrapped_model(model, "encoder", return_model_obj=True)
         kernels = chunk.config.transformer_impl == "transformer_engine"
         masks = kernel_masks(batch) if kernels else attention_masks(batch)
         losses = model(batch["text_enc"], batch["text_dec"], *masks, lm_labels=batch["labels"])
         return losses, partial(masked_next_token_loss, batch["loss_mask"], inspect_loss=self.inspect_loss)
-
-
-def t5_batch(
-    data_iterator: Iterator[Mapping[str, torch.Tensor]] | None, *, device: torch.device
-) -> dict[str, torch.Tensor]:
-    """Take the next microbatch to the device.
-
-    Raises:
-        BatchError: there is no iterator, or a key is missing.
-        StopIteration: the iterator has run out.
-    """
-    if data_iterator is None:
-        raise BatchError("batch: no data iterator, because a T5 is one stage. Give every rank an iterator.")
-    whole = next(data_iterator)
-    missing = [key for key in KEYS if key not in whole]
-    if missing:
-        raise BatchError(
-            f"batch: lacks {', '.join(missing)} (it has {', '.join(whole)}), because a T5 reads and writes. "
-            "Use a dataset for T5."
-        )
-    return {key: whole[key].to(device, non_blocking=True) for key in KEYS}
 
 
 def attention_masks(batch: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

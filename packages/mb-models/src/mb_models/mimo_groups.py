@@ -1,0 +1,143 @@
+"""Process groups of modules that have ranks and layouts of their own: which are whose, and who reads which rows."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from megatron.core.hyper_comm_grid import HyperCommGrid
+from megatron.core.models.mimo.config.role import MIMO_LANGUAGE_MODULE_KEY as LANGUAGE
+from megatron.core.process_groups_config import ProcessGroupCollection
+
+from mb_models.mimo import VISION, ModuleRows
+from mb_models.mimo_config import ModuleRanks
+from mb_models.rules import ModelConfigError
+
+DENSE = {
+    "tp": ["tp"],
+    "cp": ["cp"],
+    "dp": ["dp"],
+    "pp": ["pp"],
+    "dp_cp": ["dp", "cp"],
+    "tp_cp": ["tp", "cp"],
+    "mp": ["tp", "pp"],
+    "tp_dp_cp": ["tp", "dp", "cp"],
+    "intra_dist_opt": ["tp", "cp", "dp", "pp"],
+}
+EXPERT = {
+    "ep": ["ep"],
+    "expt_tp": ["expt_tp"],
+    "expt_dp": ["expt_dp"],
+    "tp_ep": ["expt_tp", "ep"],
+    "tp_ep_pp": ["expt_tp", "ep", "pp"],
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleGroups:
+    """The process groups of both modules, opened."""
+
+    ranks: Mapping[str, ModuleRanks]
+    """Module -> its ranks."""
+    grids: Mapping[str, HyperCommGrid]
+    """Module -> its ranks, as Megatron describes them."""
+    every: Mapping[str, ProcessGroupCollection]
+    """Module -> its groups; on ranks outside each of them is None."""
+    own: Mapping[str, ProcessGroupCollection]
+    """The same for the modules of this rank."""
+
+    @classmethod
+    def open(cls, *, vision: ModuleRanks, language: ModuleRanks, backend: str) -> "ModuleGroups":
+        """Open all groups. Collective over the world.
+
+        Args:
+            vision: ranks of encoder and projection.
+            language: ranks of the language model, the same or none of them.
+            backend: of the groups.
+
+        Raises:
+            ModelConfigError: the modules cannot stand on these ranks.
+        """
+        ranks = {VISION: vision, LANGUAGE: language}
+        refuse_ranks(vision, language, world_size=torch.distributed.get_world_size())
+        opened = {name: open_groups(each, backend=backend) for name, each in ranks.items()}
+        every = {name: groups for name, (_, groups) in opened.items()}
+        here = torch.distributed.get_rank()
+        return cls(
+            ranks=ranks,
+            grids={name: grid for name, (grid, _) in opened.items()},
+            every=every,
+            own={name: groups for name, groups in every.items() if here in ranks[name].ranks},
+        )
+
+    @property
+    def apart(self) -> bool:
+        """Whether the modules are on different ranks."""
+        return self.ranks[VISION].ranks != self.ranks[LANGUAGE].ranks
+
+    @property
+    def main(self) -> ProcessGroupCollection:
+        """The groups of the language model, or of the encoder where this rank has that alone."""
+        return self.own[LANGUAGE] if LANGUAGE in self.own else self.own[VISION]
+
+    @property
+    def rows(self) -> ModuleRows:
+        """Which rows of a microbatch of all replicas this rank takes."""
+        seen = self.own.get(VISION)
+        return ModuleRows(
+            text=(self.main.dp.rank(), self.main.dp.size()),
+            images=None if seen is None else (seen.dp.rank(), seen.dp.size()),
+        )
+
+
+def refuse_ranks(vision: ModuleRanks, language: ModuleRanks, *, world_size: int) -> None:
+    """Refuse ranks on which modules cannot stand.
+
+    Raises:
+        ModelConfigError: with all reasons.
+    """
+    problems = _sizes_that_do_not_fit(vision, language)
+    here, there = vision.ranks, language.ranks
+    if here != there and {*here} & {*there}:
+        problems.append(
+            f"vision, language: share some of ranks {list(here)} and {list(there)}, because a rank would have to "
+            "wait for itself. Give both the same ranks, or different ones."
+        )
+    if {*here, *there} != {*range(world_size)}:
+        problems.append(
+            f"vision, language: are on ranks {sorted({*here, *there})} of {world_size}, because every process "
+            "takes part. Use all of them, and no others."
+        )
+    if problems:
+        raise ModelConfigError(problems)
+
+
+def _sizes_that_do_not_fit(vision: ModuleRanks, language: ModuleRanks) -> list[str]:
+    """Return what is wrong with the sizes of two modules."""
+    problems = [
+        f"{name}: tensor_parallel_size={ranks.tensor_parallel_size}, data_parallel_size={ranks.data_parallel_size}, "
+        "because each is a number of ranks. Use 1 or more."
+        for name, ranks in (("vision", vision), ("language", language))
+        if min(ranks.tensor_parallel_size, ranks.data_parallel_size) < 1
+    ]
+    sizes = sorted((vision.data_parallel_size, language.data_parallel_size))
+    if not problems and sizes[1] % sizes[0]:
+        problems.append(
+            f"vision, language: data_parallel_size={vision.data_parallel_size} and {language.data_parallel_size}, "
+            "because a replica of one takes the pictures of whole replicas of the other. Let one size divide the other."
+        )
+    return problems
+
+
+def open_groups(ranks: ModuleRanks, *, backend: str) -> tuple[HyperCommGrid, ProcessGroupCollection]:
+    """Open all process groups of a module. Collective over the world; ranks outside get None for each group."""
+    tp, dp = ranks.tensor_parallel_size, ranks.data_parallel_size
+    grid = HyperCommGrid([tp, 1, dp, 1], ["tp", "cp", "dp", "pp"], rank_offset=ranks.first, backend=backend)
+    grid.register_view("expert", [tp, 1, dp, 1], ["expt_tp", "ep", "expt_dp", "pp"], shared_dims=["pp"])
+    groups = ProcessGroupCollection()
+    for name, dims in DENSE.items():
+        setattr(groups, name, grid.create_pg(dims))
+    for name, dims in EXPERT.items():
+        setattr(groups, name, grid.create_pg(dims, view="expert"))
+    groups.intra_dp_cp, groups.intra_expt_dp, groups.inter_dist_opt = groups.dp_cp, groups.expt_dp, None
+    groups.embd = groups.pos_embd = groups.pp
+    return grid, groups

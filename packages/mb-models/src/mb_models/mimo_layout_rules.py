@@ -1,0 +1,221 @@
+"""What modules with layouts of their own may not say: rules as data. They speak only where there are such layouts."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from mb_models.rule import Rule
+
+OFFSET, VISION_TP, TP = LAYOUT = (
+    "model.language_rank_offset",
+    "model.vision_tensor_model_parallel_size",
+    "model.tensor_model_parallel_size",
+)
+PROCESSES = "facts.all_processes"
+"""All processes of a run; to other rules modules with layouts of their own look like one replica."""
+
+WHOLE: Mapping[str, object] = {
+    "sequence_parallel": False,
+    "context_parallel_size": 1,
+    "num_moe_experts": None,
+    "bf16": False,
+    "fp16": False,
+    "fp8": None,
+    "fp4": None,
+}
+"""Fields of the section, and the only value that modules with layouts of their own take."""
+
+EXCHANGE = ("ddp.overlap_grad_reduce", "ddp.overlap_param_gather", "ddp.use_distributed_optimizer")
+
+PROCESS_WIDE: Mapping[str, object] = {
+    "dist.use_torch_fsdp2": False,
+    "dist.use_tp_pp_dp_mapping": False,
+    "dist.use_sharp": False,
+    "dist.high_priority_stream_groups": [],
+    "dist.nccl_communicator_config_path": None,
+    "ddp.num_distributed_optimizer_instances": 1,
+    "rng.te_rng_tracker": False,
+    "rng.inference_rng_tracker": False,
+    "rng.data_parallel_random_init": False,
+}
+"""Settings of groups, wrappers and generators that only the process-wide ones of Megatron have, with what is left."""
+
+
+def has_layouts(offset: int | None, vision_tp: int | None, tp: int | None) -> bool:
+    """Say whether encoder and language model have layouts of their own; other families have no offset."""
+    return offset is not None and (offset != 0 or vision_tp not in (None, tp))
+
+
+def why_not_these_ranks(offset: int, vision_tp: int, tp: int, world: int) -> str | None:
+    """Say what keeps modules from standing so on so many processes; None: nothing."""
+    if offset < 0 or min(vision_tp, tp) < 1:
+        return f"is {offset} with tensor parallelism of {vision_tp} and {tp}"
+    if offset >= world:
+        return f"is {offset} of {world} processes, so that no rank is left for the language model"
+    vision, language = offset or world, world - offset
+    for name, ranks, size in (("encoder", vision, vision_tp), ("language model", language, tp)):
+        if ranks % size:
+            return f"leaves the {name} {ranks} ranks, which {size} tensor-parallel ranks do not divide"
+    sizes = sorted((vision // vision_tp, language // tp))
+    if sizes[1] % sizes[0]:
+        return f"leads to {vision // vision_tp} replicas of the encoder and {language // tp} of the language model"
+    return None
+
+
+def split(values: Sequence[object]) -> str | None:
+    """Say which fields of `WHOLE` have another value, given in its order; None: none of them."""
+    found = [
+        f"{name}={value}"
+        for (name, whole), value in zip(WHOLE.items(), values, strict=True)
+        if value != whole
+    ]
+    return ", ".join(found) or None
+
+
+def _ranks(offset: int | None, vision_tp: int | None, tp: int, world: int) -> str | None:
+    return why_not_these_ranks(offset or 0, vision_tp or tp, tp, world)
+
+
+def _rows(rows: int | None, *layout: int) -> str | None:
+    offset, vision_tp, tp, world = layout
+    if rows is None or _ranks(*layout) is not None:
+        return None
+    parts = max((offset or world) // (vision_tp or tp), (world - offset) // tp)
+    return f"{rows} sequences cannot be cut into {parts} equal parts" if rows % parts else None
+
+
+def _switched_on(*values: object) -> str | None:
+    on = [path for path, value in zip(EXCHANGE, values, strict=False) if value]
+    return f"{', '.join(on)} on" if on else None
+
+
+def _changed(*values: object) -> str | None:
+    found = [
+        f"{path}={value}"
+        for (path, left), value in zip(PROCESS_WIDE.items(), values, strict=False)
+        if value is not None and value != left
+    ]
+    return ", ".join(found) or None
+
+
+def _layout_rule(
+    number: str,
+    paths: Sequence[str],
+    test: Callable[..., str | None],
+    *,
+    why: str,
+    fix: str,
+    fails: Sequence[object],
+    passes: Sequence[object],
+    also: Sequence[object] = (1, None, 1),
+) -> Rule:
+    """Write down a rule on fields that speaks where the three of a layout, behind them, say that there is one.
+
+    `also` are the values of these in both examples.
+    """
+    own = [path for path in paths if path not in (*LAYOUT, PROCESSES)]
+    named = [*own, *LAYOUT, *(path for path in paths if path == PROCESSES)]
+
+    def speaks(*values: object) -> str | None:
+        offset, vision_tp, tp = values[len(own) : len(own) + 3]
+        if not has_layouts(offset, vision_tp, tp):  # type: ignore[arg-type]  # by the fields' types
+            return None
+        needed = values if PROCESSES in named else values[: len(own)]
+        return None if named[-1] == PROCESSES and values[-1] is None else test(*needed)
+
+    examples = [
+        dict(zip(named, [*values[: len(own)], *also, *values[len(own) :]], strict=True))
+        for values in (fails, passes)
+    ]
+    return Rule(
+        id=number, fields=tuple(named), test=speaks, why=why, fix=fix, fails=examples[0], passes=examples[1]
+    )
+
+
+RULES: tuple[Rule, ...] = (
+    _layout_rule(
+        "M16",
+        (OFFSET, VISION_TP, TP, PROCESSES),
+        _ranks,
+        why="each module is whole on its ranks, in replicas that each take the pictures of whole replicas of the other",
+        fix="Let the tensor-parallel sizes divide the ranks of their modules, and one number of replicas the other.",
+        fails=(1,),
+        passes=(2,),
+    ),
+    _layout_rule(
+        "M17",
+        ("model.calculate_per_token_loss",),
+        lambda on: None if on else "is off",
+        why="the gradients of the encoder are divided by the tokens of the language model",
+        fix="Set model.calculate_per_token_loss=true.",
+        fails=(False,),
+        passes=(True,),
+    ),
+    _layout_rule(
+        "M18",
+        tuple(f"model.{name}" for name in WHOLE),
+        lambda *values: split(values),
+        why="modules with layouts of their own have tensor and data parallelism in float32 only",
+        fix="Unset it, or set language_rank_offset=0 and leave vision_tensor_model_parallel_size unset.",
+        fails=(False, 2, None, False, False, None, None),
+        passes=(False, 1, None, False, False, None, None),
+    ),
+    *(
+        _layout_rule(
+            number,
+            (path, PROCESSES),
+            _rows,
+            why="a microbatch is that of all replicas of the modules together, and each of them takes its rows",
+            fix=f"Set {path} to a multiple of the replicas of encoder and language model.",
+            fails=(3, 4),
+            passes=(4, 4),
+            also=(2, None, 1),
+        )
+        for number, path in (("M19", "train.micro_batch_size"), ("M20", "validation.eval_micro_batch_size"))
+    ),
+    _layout_rule(
+        "M21",
+        EXCHANGE,
+        _switched_on,
+        why="nothing starts an overlapped exchange of two modules in time, and both would store the shards of their "
+        "optimizers under the same names",
+        fix="Switch it off.",
+        fails=(True, False, False),
+        passes=(False, False, False),
+    ),
+    _layout_rule(
+        "M22",
+        tuple(PROCESS_WIDE),
+        _changed,
+        why="each module has groups and generators of its own, which are always opened alike",
+        fix="Leave it at its default.",
+        fails=(False, False, True, [], None, 1, False, False, False),
+        passes=(False, False, False, [], None, 1, False, False, False),
+    ),
+    _layout_rule(
+        "M23",
+        ("peft",),
+        lambda adapters: "is set" if adapters is not None else None,
+        why="adapters go into whole models",
+        fix="Remove the section peft, or set language_rank_offset=0 and leave vision_tensor_model_parallel_size unset.",
+        fails=({},),
+        passes=(None,),
+    ),
+    _layout_rule(
+        "M24",
+        ("rerun_state_machine.rerun_mode",),
+        lambda mode: None if mode in (None, "disabled") else f"is {mode}",
+        why="a step that is run again would need the encoder's ranks, which see no loss, to agree",
+        fix='Set rerun_state_machine.rerun_mode="disabled".',
+        fails=("validate_results",),
+        passes=("disabled",),
+    ),
+    _layout_rule(
+        "M25",
+        ("train.check_weight_hash_across_dp_replicas_interval",),
+        lambda interval: f"is {interval}" if interval is not None else None,
+        why="replicas of the two modules are on different ranks, and those of one only would be compared",
+        fix="Leave it unset.",
+        fails=(10,),
+        passes=(None,),
+    ),
+)
+"""Those that ask for the processes are not applied where a model is built, which looks itself."""

@@ -1,0 +1,100 @@
+"""The optimizers of modules with layouts of their own: one step, one gradient norm, and a state that can be stored."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedBase, ShardedObject
+from megatron.core.models.mimo.optimizer import MimoOptimizer, ModuleOptimizerInfo
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+
+from mb_models.mimo_groups import ModuleGroups
+
+
+class ModulesOptimizer(MimoOptimizer):  # type: ignore[misc] # Megatron Core has no types
+    """Megatron's optimizer of several modules, whose state each rank stores for its own modules.
+
+    Tensors are stored under the names that they have where encoder and language model are one model, everything else
+    (parameter groups, the number of steps) once for each module, because a rank without the module would not know it.
+
+    Attributes:
+        chained_optimizers: those of this rank's modules, in the order of `modules`.
+        modules: the names of these modules.
+    """
+
+    def __init__(self, module_infos: dict[str, ModuleOptimizerInfo], config: OptimizerConfig) -> None:
+        super().__init__(module_infos, config)
+        self.modules = [name for name, info in module_infos.items() if info.optimizer is not None]
+        self.chained_optimizers = [module_infos[name].optimizer for name in self.modules]
+
+    @classmethod
+    def build(
+        cls,
+        wrapped: Mapping[str, torch.nn.Module],
+        config: OptimizerConfig,
+        *,
+        groups: ModuleGroups,
+        overrides: Mapping[Any, Any] | None,
+    ) -> "ModulesOptimizer":
+        """Build an optimizer for each wrapped module of this rank, under the module's own groups."""
+
+        def info(name: str) -> ModuleOptimizerInfo:
+            here = name in wrapped
+            return ModuleOptimizerInfo(
+                optimizer=get_megatron_optimizer(
+                    config,
+                    [wrapped[name]],
+                    config_overrides=overrides,
+                    use_gloo_process_groups=False,
+                    pg_collection=groups.own[name],
+                )
+                if here
+                else None,
+                grid=groups.grids[name],
+                pg_collection=groups.own[name] if here else None,
+                is_active=here,
+            )
+
+        return cls({name: info(name) for name in groups.ranks}, config)
+
+    def sharded_state_dict(
+        self, model_sharded_state_dict: Mapping[str, Any], is_loading: bool = False, **kwargs: Any
+    ) -> dict[Any, Any]:
+        """Return what this rank stores or asks for: the state of its module, or of each under its number."""
+        parts = []
+        for name, part in zip(self.modules, self.chained_optimizers, strict=True):
+            groups = self.module_infos[name].pg_collection
+            metadata = {**(kwargs.get("metadata") or {}), "dp_cp_group": groups.dp_cp}
+            state = part.sharded_state_dict(model_sharded_state_dict, is_loading, metadata=metadata)
+            copies = (groups.tp.rank(), groups.pp.rank(), groups.dp.rank())
+            parts.append(_stored_by_module(state, f"optimizer.mimo.{name}", copies=copies))
+        return parts[0] if len(parts) == 1 else dict(enumerate(parts))
+
+    def state_dict(self) -> dict[Any, Any]:
+        """Return the state of this rank's module, or of each under its number."""
+        parts = [part.state_dict() for part in self.chained_optimizers]
+        return parts[0] if len(parts) == 1 else dict(enumerate(parts))
+
+    def load_state_dict(self, state_dict: Mapping[Any, Any]) -> None:
+        """Take over a state of the form that `sharded_state_dict` and `state_dict` return."""
+        if len(self.chained_optimizers) == 1:
+            self.chained_optimizers[0].load_state_dict(state_dict)
+            return
+        for number, part in enumerate(self.chained_optimizers):
+            part.load_state_dict(state_dict[number])
+
+
+def _stored_by_module(state: Mapping[Any, Any], key: str, *, copies: tuple[int, int, int]) -> dict[Any, Any]:
+    """Return the state with whatever is no sharded tensor made into an object; the rank of no copies stores it."""
+    found: dict[Any, Any] = {}
+    for name, value in state.items():
+        if isinstance(value, dict):
+            found[name] = _stored_by_module(value, f"{key}.{name}", copies=copies)
+        elif isinstance(value, ShardedBase) or (
+            isinstance(value, list) and any(isinstance(leaf, ShardedBase) for leaf in nested_values(value))
+        ):
+            found[name] = value
+        else:
+            found[name] = ShardedObject(f"{key}.{name}", value, (1,), (0,), replica_id=copies)
+    return found

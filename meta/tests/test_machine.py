@@ -1,6 +1,8 @@
 """Facts about the machine that a run is meant for."""
 
 from mb_trainer.machine import first_gpu, gather_facts
+from mb_trainer.preflight import find_problems
+from mb_trainer.recipes import gpt_tiny
 
 
 def test_the_driver_tells_the_gpu(tmp_path):
@@ -28,3 +30,13 @@ def test_another_machine_leaves_transformer_engine_unknown_until_told(tmp_path):
         True,
         "2.20",
     )
+
+
+def test_local_checkpoints_need_a_library_that_is_there():
+    config = gpt_tiny()
+    config.checkpoint.non_persistent_ckpt_type = "local"
+    config.checkpoint.non_persistent_local_ckpt_dir = "/local"
+    known = gather_facts(1)
+    assert "nvidia_resiliency_ext_installed" in known
+    found = find_problems(config, facts={**known, "nvidia_resiliency_ext_installed": False})
+    assert [problem.id for problem in found] == ["CK13"]

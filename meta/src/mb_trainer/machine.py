@@ -6,7 +6,14 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-OPTIONAL_PACKAGES = ("tensorboard", "wandb", "mlflow", "comet_ml", "nvdlfw_inspect")
+OPTIONAL_PACKAGES = (
+    "tensorboard",
+    "wandb",
+    "mlflow",
+    "comet_ml",
+    "nvdlfw_inspect",
+    "nvidia_resiliency_ext",
+)
 """Packages whose presence rules may ask about."""
 
 DRIVER = Path("/proc/driver/nvidia/gpus")

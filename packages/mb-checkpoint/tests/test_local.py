@@ -35,7 +35,7 @@ def test_an_interrupted_local_save_is_not_in_the_way(two_ranks, tmp_path):
 @pytest.mark.skipif(NVRX, reason="shows what happens without nvidia-resiliency-ext")
 def test_local_checkpoints_without_their_library_are_refused_with_the_reason(one_rank, tmp_path):
     ((kind, message, _),) = one_rank.run(error_of, tiny_work.save_local, tmp_path, 2)
-    assert (kind, "Install mb-checkpoint[nvrx], or set it to global." in message) == ("RuntimeError", True)
+    assert (kind, "Install mb-checkpoint[nvrx], or set it to global." in message) == ("LocalStoreError", True)
 
 
 @pytest.mark.parametrize(

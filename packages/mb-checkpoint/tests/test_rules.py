@@ -117,6 +117,18 @@ def test_a_hugging_face_copy_needs_whole_weights_on_the_shared_disk():
     assert not rule.test(True, "torch_dist", "global")
 
 
+def test_starting_weights_where_the_system_refuses_to_look_are_refused(tmp_path):
+    (rule,) = (rule for rule in RULES if rule.id == "V064")
+    assert rule.test(str(tmp_path)) is None
+    assert "cannot be read (OSError: " in rule.test(str(tmp_path / ("x" * 300)))
+
+
+def test_local_checkpoints_without_their_library_are_refused_only_where_that_is_known():
+    (rule,) = (rule for rule in RULES if rule.id == "CK13")
+    assert [rule.test("local", installed) is None for installed in (True, None, False)] == [True, True, False]
+    assert rule.test("global", False) is None
+
+
 def test_fine_tuning_needs_weights_where_it_looks_for_them(tmp_path):
     (rule,) = (rule for rule in RULES if rule.id == "V244")
     assert rule.test(True, None, str(tmp_path / "nowhere")).endswith("nowhere has no checkpoint")

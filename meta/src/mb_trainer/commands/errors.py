@@ -14,6 +14,7 @@ from mb_checkpoint.errors import (
     CheckpointSaveError,
     CheckpointShapeError,
     IncompleteCheckpointError,
+    LocalStoreError,
     ManifestError,
     TrainStateError,
 )
@@ -99,6 +100,7 @@ CANNOT_BE_DONE = (
     FsdpError,
     HuggingFaceError,
     IncompleteCheckpointError,
+    LocalStoreError,
     ManifestError,
     ModelConfigError,
     NonFiniteLossError,

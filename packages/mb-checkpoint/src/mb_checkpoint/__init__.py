@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from mb_checkpoint.errors import CheckpointShapeError as CheckpointShapeError
     from mb_checkpoint.errors import DataloaderStateError as DataloaderStateError
     from mb_checkpoint.errors import IncompleteCheckpointError as IncompleteCheckpointError
+    from mb_checkpoint.errors import LocalStoreError as LocalStoreError
     from mb_checkpoint.errors import ManifestError as ManifestError
     from mb_checkpoint.errors import TrainStateError as TrainStateError
     from mb_checkpoint.factory import create_checkpoint_manager as create_checkpoint_manager
@@ -85,6 +86,7 @@ _HOMES = {
     "IncompleteCheckpointError": "errors",
     "ListedCheckpoint": "inspection",
     "LoadedCheckpoint": "context",
+    "LocalStoreError": "errors",
     "Manifest": "manifest",
     "ManifestError": "errors",
     "PassedOver": "select",
@@ -132,6 +134,7 @@ __all__ = [
     "IncompleteCheckpointError",
     "ListedCheckpoint",
     "LoadedCheckpoint",
+    "LocalStoreError",
     "Manifest",
     "ManifestError",
     "PassedOver",

@@ -8,8 +8,11 @@ DISTRIBUTED_FORMATS = ("torch_dist", "fsdp_dtensor")
 
 
 def pretrained_exists(path: str | None) -> str | None:
-    """Say whether the folder of the starting weights is there."""
-    return None if path is None or Path(path).is_dir() else f"no such folder: {path}"
+    """Say whether the folder of the starting weights is there and can be reached."""
+    try:
+        return None if path is None or Path(path).is_dir() else f"no such folder: {path}"
+    except OSError as error:
+        return f"{path} cannot be read ({type(error).__name__}: {error.strerror})"
 
 
 def finetuning_starts_somewhere(finetune: bool, pretrained: str | None, load: str | None) -> str | None:
@@ -120,6 +123,12 @@ def local_has_a_folder(kind: str | None, folder: str | None) -> str | None:
     """Say whether local checkpoints know where to go."""
     wrong = kind == "local" and folder is None
     return "non_persistent_ckpt_type=local, but non_persistent_local_ckpt_dir is not set" if wrong else None
+
+
+def local_has_a_library(kind: str | None, installed: bool | None) -> str | None:
+    """Say whether what writes local checkpoints is installed; nothing where that is not known."""
+    missing = kind == "local" and installed is False
+    return "non_persistent_ckpt_type=local, but nvidia-resiliency-ext is not installed" if missing else None
 
 
 def copies_of_something(replication: bool, kind: str | None) -> str | None:

@@ -29,6 +29,10 @@ class CheckpointConfigError(ValueError):
     """The checkpoint section asks for what cannot work or is not carried out."""
 
 
+class LocalStoreError(RuntimeError):
+    """Local checkpoints are asked for, and the library that writes them cannot be imported."""
+
+
 class TrainStateError(ValueError):
     """A train_state.pt file cannot be read or written."""
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mb_checkpoint.config import CheckpointConfig
+from mb_checkpoint.errors import LocalStoreError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +39,12 @@ def open_local_store(config: CheckpointConfig, group: Any) -> LocalStoreLike:
     """Open the store that the section asks for. Collective.
 
     Raises:
-        RuntimeError: nvidia-resiliency-ext is not installed.
+        LocalStoreError: nvidia-resiliency-ext is not installed, or cannot be imported.
     """
     try:
         door = import_module("mb_checkpoint.nvrx")
     except ImportError as error:
-        raise RuntimeError(
+        raise LocalStoreError(
             "checkpoint.non_persistent_ckpt_type: local checkpoints are written by nvidia-resiliency-ext, which cannot "
             f"be imported ({error}). Install mb-checkpoint[nvrx], or set it to global."
         ) from error

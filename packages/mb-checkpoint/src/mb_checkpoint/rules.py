@@ -14,6 +14,7 @@ from mb_checkpoint.conditions import (
     known_format,
     known_strategy,
     local_has_a_folder,
+    local_has_a_library,
     main_params_without_optimizer,
     one_reshardable_form,
     pretrained_exists,
@@ -256,6 +257,21 @@ CONSISTENCY = (
         fix="Set it to 1 or more, or to null for none but the last.",
         fails={"checkpoint.save_interval": 0, "checkpoint.non_persistent_save_interval": None},
         passes={"checkpoint.save_interval": 100, "checkpoint.non_persistent_save_interval": None},
+    ),
+    Rule(
+        id="CK13",
+        fields=("checkpoint.non_persistent_ckpt_type", "facts.nvidia_resiliency_ext_installed"),
+        test=local_has_a_library,
+        why="local checkpoints are written and read by that library",
+        fix="Install mb-checkpoint[nvrx], or set checkpoint.non_persistent_ckpt_type=global.",
+        fails={
+            "checkpoint.non_persistent_ckpt_type": "local",
+            "facts.nvidia_resiliency_ext_installed": False,
+        },
+        passes={
+            "checkpoint.non_persistent_ckpt_type": "local",
+            "facts.nvidia_resiliency_ext_installed": True,
+        },
     ),
 )
 

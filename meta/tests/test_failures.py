@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from mb_trainer.commands.errors import reported
 from mb_trainer.failures import print_once
 
 
@@ -54,3 +55,22 @@ def test_the_one_that_loses_returns_only_after_the_other_has_spoken(tmp_path, mo
 
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(fail, environments)) == ["error: no\n"] * 2
+
+
+def test_a_path_that_cannot_be_used_is_one_message(tmp_path, capsys):
+    def read():
+        (tmp_path / ("x" * 300)).read_text()
+
+    assert reported(read, environment={}) == 2
+    assert "xxx: cannot be used (File name too long). Name another path" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device", "file"), PermissionError("no path")]
+)
+def test_other_errors_of_the_system_keep_their_traceback(error):
+    def work():
+        raise error
+
+    with pytest.raises(type(error)):
+        reported(work, environment={})

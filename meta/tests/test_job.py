@@ -1,13 +1,15 @@
 """What is settled before anything is built: environment variables and places."""
 
+from pathlib import Path
+
 import pytest
 
-from mb_checkpoint import CheckpointFolderError
+from mb_checkpoint import CheckpointConfig, CheckpointFolderError
 from mb_config import Provenance
-from mb_trainer.job import last_step, overlap_environment, set_environment, settle_job
+from mb_trainer.job import goes_on, last_step, overlap_environment, set_environment, settle_job
 from mb_trainer.preflight import settle
 from mb_trainer.recipes import gpt_tiny
-from mb_trainer.run_folder import NoCheckpointError, RunFolder, place
+from mb_trainer.run_folder import NoCheckpointError, RunFolder, UnwritableFolderError, place
 
 
 def test_the_shell_wins_over_env_vars_and_this_is_said():
@@ -42,6 +44,37 @@ def settled(out, **checkpoint):
     ).standing
 
 
+@pytest.mark.parametrize(
+    ("section", "left", "standing"),
+    [
+        ({}, "run/checkpoints/non_persistent/iter_0000012", "resumable"),
+        (
+            {"non_persistent_ckpt_type": "global", "non_persistent_global_ckpt_dir": "often"},
+            "often/iter_0000012",
+            "resumable",
+        ),
+        ({}, "run/checkpoints/iter_0000012", "resumable"),
+        ({"finetune": True}, "run/checkpoints/iter_0000012", "fresh"),
+        ({}, "run/checkpoints/.saving_iter_0000012.x", "fresh"),
+    ],
+)
+def test_a_run_goes_on_from_temporary_checkpoints_and_from_those_without_a_tracker(
+    tmp_path, monkeypatch, section, left, standing
+):
+    monkeypatch.chdir(tmp_path)
+    Path(left).mkdir(parents=True)
+    assert settled(Path("run"), skip_train=False, **section) == standing
+
+
+def test_a_run_goes_on_from_checkpoints_that_only_this_node_has(tmp_path):
+    local = CheckpointConfig(non_persistent_ckpt_type="local", non_persistent_local_ckpt_dir=str(tmp_path))
+    assert not goes_on(local)
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0" / "iter_0000012_0_local.pt").touch()
+    assert goes_on(local)
+    assert not goes_on(CheckpointConfig(non_persistent_local_ckpt_dir=str(tmp_path)))
+
+
 def test_random_weights_are_not_evaluated(tmp_path):
     with pytest.raises(
         NoCheckpointError, match=r"skip_train: .*checkpoints has no checkpoint, and the weights"
@@ -60,6 +93,14 @@ def test_an_evaluation_needs_no_folder_that_can_be_written(tmp_path):
     assert settled(tmp_path / "run", **archive) == "resumable"
     with pytest.raises(CheckpointFolderError, match="cannot write checkpoints"):
         settled(tmp_path / "run", **archive, skip_train=False)
+
+
+def test_only_an_evaluation_does_without_a_run_folder(tmp_path):
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("12\n")
+    (tmp_path / "file").touch()
+    assert settled(tmp_path / "file" / "run", load=str(tmp_path)) == "resumable"
+    with pytest.raises(UnwritableFolderError, match=r"cannot be written \(Not a directory\), .* --out"):
+        settled(tmp_path / "file" / "run", save=str(tmp_path), skip_train=False)
 
 
 def test_what_was_asked_for_and_will_not_be_is_a_warning():

@@ -16,6 +16,7 @@ from mb_trainer.run_folder import (
     last_row,
     own,
     standing,
+    why_unwritable,
 )
 
 CONFIG = {"train": {"train_iters": 20}, "checkpoint": {"save": "runs/a/checkpoints"}, "peft": None}
@@ -24,6 +25,11 @@ CONFIG = {"train": {"train_iters": 20}, "checkpoint": {"save": "runs/a/checkpoin
 @pytest.mark.parametrize(("last_step", "expected"), [(None, "fresh"), (10, "resumable"), (20, "complete")])
 def test_standing_follows_the_newest_checkpoint(last_step, expected):
     assert standing(last_step=last_step, train_iters=20) == expected
+
+
+def test_other_checkpoints_are_gone_on_from_and_complete_nothing():
+    assert standing(last_step=None, train_iters=20, more=True) == "resumable"
+    assert standing(last_step=20, train_iters=20, more=True) == "complete"
 
 
 def test_a_fresh_folder_has_no_other_settings(tmp_path):
@@ -58,6 +64,15 @@ def test_the_last_whole_row_is_found_behind_one_that_a_kill_has_cut(tmp_path):
     metrics.write_text('{"step": 1, "time": 5.0}\n{"step": 2, "time": 6.0}\n{"step": 3, "ti')
     assert last_row(metrics) == LastRow(step=2, time=6.0)
     assert last_row(tmp_path / "none.jsonl") is None
+
+
+def test_a_folder_that_cannot_be_written_is_known_before_it_is_made(tmp_path):
+    (tmp_path / "file").touch()
+    assert why_unwritable(RunFolder(tmp_path / "file" / "run")) == (
+        "the run folder cannot be written (Not a directory)"
+    )
+    assert why_unwritable(RunFolder(tmp_path / "new" / "run")) is None
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_second_trainer_is_kept_out_until_the_first_has_ended(tmp_path):

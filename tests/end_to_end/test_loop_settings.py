@@ -60,6 +60,13 @@ def test_a_run_that_is_complete_can_be_evaluated_and_stays_as_it_is(overrides, t
     assert said["test"][0] == 4
     assert train_here(words, tmp_path / "run").reason == "finished"  # complete, not another run
 
+    (tmp_path / "file").touch()
+    elsewhere = [*words, "validation.skip_train=true", f"checkpoint.load={tmp_path / 'run' / 'checkpoints'}"]
+    assert train_here(elsewhere, tmp_path / "file" / "run").reason == "skip_train"
+    text = capsys.readouterr().out
+    assert "cannot be written (Not a directory): no log.txt, and no other trainer is kept out" in text
+    assert evaluated(text) == said
+
 
 def test_a_last_step_that_was_not_validated_is_validated_after_training(overrides, tmp_path, capsys):
     train_here([*overrides, "train.train_iters=3", "validation.eval_interval=2"], tmp_path / "run")

@@ -9,7 +9,7 @@ from pathlib import Path
 import mb_host
 import mb_overlap
 from mb_checkpoint import check_writable
-from mb_checkpoint.layout import STEP_TRACKER, why_not_a_checkpoint
+from mb_checkpoint.layout import STEP_TRACKER, temporary_roots, why_not_a_checkpoint
 from mb_config import Provenance
 from mb_loop import Callback, TrainOutcome
 from mb_trainer.config import CheckpointConfig, ConfigContainer
@@ -22,10 +22,12 @@ from mb_trainer.run_folder import (
     RunFolder,
     RunFolderError,
     Standing,
+    UnwritableFolderError,
     changes_since,
     describe,
     place,
     standing,
+    why_unwritable,
 )
 
 
@@ -39,6 +41,8 @@ class Job:
     folder: RunFolder
     standing: Standing
     world: World
+    unwritable: str | None = None
+    """Why nothing is written into the run folder, which only an evaluation does without."""
     resume_command: str | None = None
     """What a user types to go on after a stop."""
 
@@ -77,7 +81,7 @@ def pretrain(
         FileNotFoundError, ValueError: a data file is missing or not what it should be.
         RunFolderError: the run folder holds a run with other settings.
         NoCheckpointError: an evaluation alone is asked for, and there is nothing to evaluate.
-        OSError: the checkpoint folder cannot be written.
+        OSError: the checkpoint folder or the run folder cannot be written.
     """
     job = settle_job(
         config,
@@ -134,12 +138,21 @@ def settle_job(
     save, evaluates_only = config.checkpoint.save, config.validation.skip_train
     if save is not None and not evaluates_only:
         check_writable(save)
+    unwritable = why_unwritable(folder)
+    if unwritable is not None and not evaluates_only:
+        raise UnwritableFolderError(
+            f"{folder.path}: {unwritable}, and metrics, events and settings are kept there. Choose another with --out."
+        )
     changed = changes_since(folder, config.to_dict())
     if changed and not resume_with_changes:
         raise RunFolderError(describe(folder, changed))
     if changed and not config.scheduler.use_checkpoint_opt_param_scheduler:
         config.scheduler.override_opt_param_scheduler = True  # the new schedule, not the checkpoint's
-    state = standing(last_step=last_step(config.checkpoint.load), train_iters=config.train.train_iters or 0)
+    state = standing(
+        last_step=last_step(config.checkpoint.load),
+        train_iters=config.train.train_iters or 0,
+        more=goes_on(config.checkpoint),
+    )
     if evaluates_only:
         need_something_to_evaluate(config.checkpoint, folder)
         state = "resumable" if state == "complete" else state
@@ -150,6 +163,7 @@ def settle_job(
         folder=folder,
         standing=state,
         world=world,
+        unwritable=unwritable,
         resume_command=resume_command,
     )
 
@@ -209,6 +223,21 @@ def overlap_environment(
         moe_overlap=model.overlap_moe_expert_parallel_comm or model.moe_token_dispatcher_type == "flex",
         env=environment,
     )
+
+
+def goes_on(checkpoint: CheckpointConfig) -> bool:
+    """Say whether there is a checkpoint to go on from, lasting, temporary or on the disk of this node.
+
+    One on the disks of the nodes may turn out not to be whole: only all ranks together can tell.
+    """
+    if checkpoint.finetune:
+        return False
+    lasting = [] if checkpoint.load is None else [Path(checkpoint.load)]
+    if any(why_not_a_checkpoint(root) is None for root in (*lasting, *temporary_roots(checkpoint))):
+        return True
+    local = checkpoint.non_persistent_local_ckpt_dir
+    wanted = checkpoint.non_persistent_ckpt_type == "local" and local is not None
+    return wanted and next(Path(local or "").rglob("iter_*_local.pt"), None) is not None
 
 
 def last_step(checkpoints: str | None) -> int | None:

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -39,6 +40,10 @@ class RunFolderError(ValueError):
 
 class NoCheckpointError(FileNotFoundError):
     """The run has no checkpoint to read."""
+
+
+class UnwritableFolderError(OSError):
+    """The run folder cannot be written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +106,17 @@ def changes_since(folder: RunFolder, wanted: Mapping[str, Any]) -> dict[str, tup
     return differences(yaml.safe_load(folder.run_config.read_text()), wanted)
 
 
-def standing(*, last_step: int | None, train_iters: int) -> Standing:
-    """Say whether a run is fresh (no checkpoint, `last_step` None), to be resumed, or complete."""
-    if last_step is None:
-        return "fresh"
-    return "complete" if last_step >= train_iters else "resumable"
+def standing(*, last_step: int | None, train_iters: int, more: bool = False) -> Standing:
+    """Say whether a run is fresh, to be resumed, or complete.
+
+    Args:
+        last_step: of the newest lasting checkpoint; None: there is none.
+        train_iters: of the whole run.
+        more: whether there are other checkpoints to go on from.
+    """
+    if last_step is not None and last_step >= train_iters:
+        return "complete"
+    return "fresh" if last_step is None and not more else "resumable"
 
 
 def describe(folder: RunFolder, changed: Mapping[str, tuple[Any, Any]]) -> str:
@@ -152,6 +163,20 @@ def last_row(metrics: Path, *, tail: int = 1 << 16) -> LastRow | None:
         except (ValueError, KeyError, TypeError):
             continue  # cut by a kill
     return None
+
+
+def why_unwritable(folder: RunFolder) -> str | None:
+    """Say what keeps files from being written into a run folder, which need not exist yet; None if nothing does.
+
+    Nothing is left there.
+    """
+    wanted = folder.path.absolute()
+    try:
+        existing = next(path for path in (wanted, *wanted.parents) if path.exists())
+        with tempfile.TemporaryFile(dir=existing):
+            return None
+    except OSError as error:
+        return f"the run folder cannot be written ({error.strerror})"
 
 
 @contextmanager

@@ -90,19 +90,24 @@ def run(job: Job, *, voice: Voice, callbacks: Sequence[Callback] = ()) -> TrainO
 def open_folder(job: Job, voice: Voice) -> Iterator[None]:
     """Make the run folder on rank 0, and log to it from all ranks: the first thing that is written. Collective.
 
+    Where it cannot be written (an evaluation), nothing is, and nobody is kept out.
+
     Raises:
         RunFolderError: on rank 0, another trainer is at work in the folder.
     """
     with ExitStack() as stack:
-        if job.world.rank == 0:
+        if job.unwritable is not None:
+            voice.say(f"{job.folder.path}: {job.unwritable}: no log.txt, and no other trainer is kept out")
+        elif job.world.rank == 0:
             job.folder.path.mkdir(parents=True, exist_ok=True)
             stack.enter_context(own(job.folder))
             if not job.config.validation.skip_train:
                 job.config.to_yaml(job.folder.run_config)
-            if job.config.logger.save_config_filepath is not None:
-                job.config.to_yaml(job.config.logger.save_config_filepath)
+        if job.world.rank == 0 and job.config.logger.save_config_filepath is not None:
+            job.config.to_yaml(job.config.logger.save_config_filepath)
         torch.distributed.barrier()
-        voice.open_log(job.folder.log)
+        if job.unwritable is None:
+            voice.open_log(job.folder.log)
         if job.world.is_voice:
             voice.log(non_default_values(job.config))
         yield

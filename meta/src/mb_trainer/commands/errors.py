@@ -1,5 +1,6 @@
 """Errors that a user can cause become one message on stderr and an exit code; all others keep their traceback."""
 
+import errno
 import os
 import sys
 import time
@@ -48,7 +49,7 @@ from mb_overlap import BufferSettingsError, OverlapConflictError, OverlapRefused
 from mb_trainer.failures import ERROR_FOLDER, FAILED, Failure, leave_failure, print_once
 from mb_trainer.ports import PortError
 from mb_trainer.processes import World, WorldError, read_world
-from mb_trainer.run_folder import NoCheckpointError, RunFolderError
+from mb_trainer.run_folder import NoCheckpointError, RunFolderError, UnwritableFolderError
 from mb_trainer.verification.compare import VerificationError
 
 
@@ -117,11 +118,15 @@ CANNOT_BE_DONE = (
     TrainSettingsError,
     TrainStateError,
     UnwritableError,
+    UnwritableFolderError,
     ValidationSetError,
     VerificationError,
     WorkerError,
 )
 """It was read, and cannot or must not be done."""
+
+CANNOT_BE_REACHED = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
+"""Numbers of errors that say of a path that this user cannot use it."""
 
 
 def reported(work: Callable[[], int], *, environment: Mapping[str, str] = os.environ) -> int:
@@ -135,16 +140,28 @@ def reported(work: Callable[[], int], *, environment: Mapping[str, str] = os.env
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    except CANNOT_BE_READ as error:
-        return tell(str(error), UNREADABLE, environment)
-    except ConfigError as error:
-        return tell(described(error.problems), REFUSED, environment)
-    except CANNOT_BE_DONE as error:
-        return tell(str(error), REFUSED, environment)
-    except Exception:
+    except Exception as error:
+        told = message_of(error)
+        if told is not None:
+            return tell(*told, environment)
         if ERROR_FOLDER not in environment:
             raise
         return tell(traceback.format_exc(), FAILED, environment)
+
+
+def message_of(error: Exception) -> tuple[str, int] | None:
+    """Return the message and the exit code of an error that a user can cause, None for any other."""
+    if isinstance(error, ConfigError):
+        return described(error.problems), REFUSED
+    if isinstance(error, CANNOT_BE_READ):
+        return str(error), UNREADABLE
+    if isinstance(error, CANNOT_BE_DONE):
+        return str(error), REFUSED
+    if isinstance(error, OSError) and error.errno in CANNOT_BE_REACHED and error.filename is not None:
+        path = os.fsdecode(error.filename)
+        advice = "Name another path, or change who may use it."
+        return f"{path}: cannot be used ({error.strerror}). {advice}", UNREADABLE
+    return None
 
 
 def described(problems: Sequence[Problem]) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import mb_config
 from mb_config import ConfigError, ConfigReadError, Problem
-from mb_data.errors import DataPathError, IndexedFormatError
+from mb_data.errors import IndexedFormatError
 from mb_trainer.commands.errors import REFUSED, reported
 from mb_trainer.machine import gather_facts
 from mb_trainer.preflight import NO_ENGINE, RULES, Findings, inspect, take_layers_of_this_machine, verify_data
@@ -172,7 +172,7 @@ def notes(request: Request, findings: Findings, target: Target) -> list[str]:
         )
     try:
         verify_data(request.config)
-    except (DataPathError, IndexedFormatError) as error:
+    except (OSError, IndexedFormatError) as error:
         lines.append(f"on this machine: {error}")
     if findings.problems:
         lines.append(f"mb explain {findings.problems[0].id} shows a rule with examples")

@@ -11,28 +11,30 @@ sys.path.insert(0, str(Path(__file__).parent))  # ranks inherit it: they import 
 from mb_host import RankPool
 
 HOST_ONLY = {"CUDA_VISIBLE_DEVICES": ""}  # the host stands in where there is a GPU, too
+HAS_MEGATRON = find_spec("megatron") is not None and find_spec("megatron.core") is not None
+IMPORTS = ["megatron.core", "torch._dynamo"] if HAS_MEGATRON else []
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def one_rank():
-    with RankPool(1, timeout_seconds=100, env=HOST_ONLY) as pool:
+    with RankPool(1, timeout_seconds=100, env=HOST_ONLY, imports=IMPORTS) as pool:
         yield pool
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def two_ranks():
-    with RankPool(2, timeout_seconds=100, env=HOST_ONLY) as pool:
+    with RankPool(2, timeout_seconds=100, env=HOST_ONLY, imports=IMPORTS) as pool:
         yield pool
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def four_ranks():
-    with RankPool(4, timeout_seconds=200, env=HOST_ONLY) as pool:
+    with RankPool(4, timeout_seconds=200, env=HOST_ONLY, imports=IMPORTS) as pool:
         yield pool
 
 
 @pytest.fixture(scope="session")
 def megatron():
     """Skip where Megatron Core is not installed; this process never imports it."""
-    if find_spec("megatron") is None or find_spec("megatron.core") is None:
+    if not HAS_MEGATRON:
         pytest.skip("needs megatron-core (pip install mb-host[mcore])")

@@ -1,5 +1,7 @@
 """What the tests of the mends run on a rank: checkpoints of the distributed optimizer, and uneven exchange."""
 
+import gc
+import weakref
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -7,6 +9,7 @@ import torch
 from host_gpt import Trainer
 from host_layouts import Layout
 from megatron.core import parallel_state
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.tensor_parallel import (
     gather_from_sequence_parallel_region,
     model_parallel_cuda_manual_seed,
@@ -39,6 +42,24 @@ def resumed(root: str, optimizer_format: str, fault: str | None) -> list[float]:
         trainer = Trainer(LAYOUT, seed=99)
         trainer.load(str(Path(root, optimizer_format)), optimizer_format=optimizer_format)
         return [trainer.step(number) for number in range(STEPS, 2 * STEPS)]
+
+
+def stays(layout: Layout, fault: str | None) -> bool:
+    """Train a model, drop it, and say whether it is there all the same."""
+    with without(fault) if fault else nullcontext():
+        trainer = Trainer(layout)
+    trainer.step(0)
+    model = weakref.ref(trainer.chunks[0])
+    del trainer
+    RotaryEmbedding.forward.cache_clear()  # which is the pool's to do, and part of no model
+    gc.collect()
+    return model() is not None
+
+
+def threads_of_a_run(layout: Layout) -> int:
+    """Train a model, and return how many threads there are in this process."""
+    Trainer(layout).step(0)
+    return len([*Path("/proc/self/task").iterdir()])
 
 
 def unequal_parts(fault: str | None) -> tuple[list[float], list[float]]:

@@ -10,7 +10,6 @@ from host_layouts import Curve, Layout
 from megatron.core import parallel_state
 from megatron.core.models.hybrid.hybrid_model import HybridModel
 from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from mb_host.hybrid import host_hybrid_spec
@@ -40,7 +39,6 @@ class HybridTrainer(Trainer):
         return TransformerConfig(**{**{name: getattr(like_gpt, name) for name in fields}, **own})
 
     def _build_chunk(self, vp_stage: int) -> torch.nn.Module:
-        MTPLossLoggingHelper.tracker.clear()  # of the process, and sized by the model before
         groups, stage = ProcessGroupCollection.use_mpu_process_groups(), vp_stage if self.layout.vp else None
         place = {"ignore_virtual": False, "vp_stage": stage}
         chunk = HybridModel(

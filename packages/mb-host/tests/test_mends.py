@@ -1,8 +1,10 @@
 """Faults of Megatron Core: each is there without its mend, and gone with it."""
 
+import sys
 from pathlib import Path
 
 import pytest
+from host_layouts import Layout
 
 from mb_host import RankFailedError, function_in
 from mb_host.mends import ALL_MENDS, callbacks, without
@@ -47,11 +49,27 @@ def test_the_other_faults_refuse_to_load(saved, one_rank, fault, optimizer_forma
 
 def test_every_mend_has_a_target():
     assert sorted(callbacks(ALL_MENDS)) == [
+        "megatron.core.distributed.distributed_data_parallel",
         "megatron.core.optimizer.distrib_optimizer",
         "megatron.core.tensor_parallel.mappings",
         "megatron.core.transformer.moe.moe_utils",
         "megatron.core.transformer.multi_latent_attention",
     ]
+
+
+HELD = {"experts": Layout(experts=4), "distributed optimizer": Layout(distributed_optimizer=True)}
+
+
+@pytest.mark.parametrize("fault", [None, "freed_models"])
+@pytest.mark.parametrize("layout", HELD.values(), ids=HELD.keys())
+def test_a_model_that_is_dropped_is_freed(layout, fault, one_rank, megatron):
+    assert one_rank.run(function_in(FAULTS, "stays"), layout, fault) == [fault is not None]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
+def test_runs_leave_no_threads_behind(one_rank, megatron):
+    runs = [one_rank.run(function_in(FAULTS, "threads_of_a_run"), HELD["experts"]) for _ in range(4)]
+    assert len({*map(tuple, runs[1:])}) == 1  # the first run starts autograd's own
 
 
 @pytest.mark.parametrize("together", [False, True])

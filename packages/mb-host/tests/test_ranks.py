@@ -12,6 +12,9 @@ import pytest
 
 from mb_host import RankFailedError, RankPool, RankTimeoutError, function_in, run_ranks
 
+HOST_ONLY = {"CUDA_VISIBLE_DEVICES": ""}
+linux = pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux only")
+
 
 def test_results_come_back_by_rank(two_ranks):
     assert two_ranks.run(host_launches.place) == [host_launches.Place(0, 1), host_launches.Place(1, 1)]
@@ -59,7 +62,7 @@ def ends(process_id):
 
 
 def test_nothing_is_left_behind():
-    with RankPool(1) as pool:
+    with RankPool(1, env=HOST_ONLY) as pool:
         [rank], [child] = pool.run(host_launches.process_id), pool.run(host_launches.start_a_child)
     assert ends(rank)
     assert ends(child)
@@ -134,18 +137,67 @@ def test_a_script_runs_its_own_functions(tmp_path):
     assert done.stdout == "True\n"
 
 
-def test_ranks_do_not_outlive_a_killed_launcher(tmp_path):
+def test_nothing_outlives_a_killed_launcher(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "import mb_host, os, sys\n"
         f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        "import host_launches\n"
-        "pool = mb_host.RankPool(1)\n"
-        "print(*pool.run(host_launches.process_id), flush=True)\n"
+        "from host_launches import parent_id, process_id, start_a_child\n"
+        "for method in ('fork', 'spawn'):\n"
+        "    pool = mb_host.RankPool(1, start_method=method)\n"
+        "    print(*pool.run(process_id), *pool.run(start_a_child), flush=True)\n"
+        "    if method == 'fork' and sys.platform == 'linux':\n"
+        "        print(*pool.run(parent_id), flush=True)\n"
         "os.kill(os.getpid(), 9)\n"
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
-    assert ends(int(done.stdout))
+    processes = [int(word) for word in done.stdout.split()]
+    assert len(processes) == (5 if sys.platform == "linux" else 4)
+    assert all(ends(process) for process in processes)
+
+
+@linux
+def test_pools_share_their_imports(tmp_path, monkeypatch):
+    (tmp_path / "rarely_imported.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for world_size in (1, 2):
+        with RankPool(world_size, env=HOST_ONLY, imports=["rarely_imported"]) as pool:
+            assert pool.run(host_launches.loaded, "rarely_imported") == [[True]] * world_size
+            [[folder], *_] = pool.run(host_launches.environment, "PYTEST_CURRENT_TEST")
+            assert "test_pools_share_their_imports" in folder
+            assert len({*pool.run(host_launches.parent_id)}) == 1
+
+
+@linux
+def test_ranks_die_with_the_process_that_forked_them_and_are_forked_anew():
+    with RankPool(2, env={**HOST_ONLY, "NOT_SHARED": "1"}) as pool:
+        with pytest.raises(RankFailedError, match="died of SIGKILL"):
+            pool.run(host_launches.kill_parent)
+        assert [place.rank for place in pool.run(host_launches.place)] == [0, 1]
+        assert os.getpid() not in pool.run(host_launches.parent_id)
+
+
+@linux
+def test_where_forking_is_not_safe_a_rank_is_a_fresh_interpreter(tmp_path, monkeypatch):
+    text = "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+    (tmp_path / "starts_a_thread.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with RankPool(1, env={**HOST_ONLY, "NOT_SHARED": "1"}, imports=["starts_a_thread"]) as pool:
+        assert pool.run(host_launches.parent_id) == [os.getpid()]
+        assert pool.run(host_launches.loaded, "starts_a_thread") == [[True]]
+        with pytest.raises(RankFailedError, match="rank 0 of 1 died of SIGSEGV"):
+            pool.run(host_launches.crash, 0)
+
+
+def test_an_import_that_fails_is_told(tmp_path):
+    with (
+        RankPool(1, env=HOST_ONLY, imports=["no_such_module"]) as pool,
+        pytest.raises(
+            RankFailedError, match=r"No module named 'no_such_module', running the start of a rank"
+        ),
+    ):
+        pool.run(host_launches.place)
 
 
 def test_the_first_failure_is_told_first(two_ranks):
@@ -169,7 +221,7 @@ def test_the_first_failure_is_told_first(two_ranks):
 )
 def test_a_death_says_how(function, death):
     with pytest.raises(RankFailedError, match=f"rank 0 of 1 {death}") as caught:
-        run_ranks(function, 1, 0)
+        run_ranks(function, 1, 0, env=HOST_ONLY)
     assert ("in crash" in caught.value.outcomes[0].detail) == (function is host_launches.crash)
 
 

@@ -8,6 +8,7 @@ and G query groups on this tensor-parallel rank, D channels of a head.
 
 import math
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import torch
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_layer_local_spec
@@ -18,6 +19,7 @@ from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -239,7 +241,29 @@ def _with_host_parts(spec: ModuleSpec, config: TransformerConfig) -> ModuleSpec:
     for name in ("q_layernorm", "k_layernorm", "kv_layernorm"):
         if getattr(attention, name, IdentityOp) is not IdentityOp:
             setattr(attention, name, HostNorm)
+    layer.sharded_state_dict_keys_map = stored_names(spec, config)
     return spec
+
+
+def stored_names(spec: ModuleSpec, config: TransformerConfig) -> dict[str, str]:
+    """Return under which names a layer's norms are stored, where Transformer Engine fuses them with what follows them.
+
+    Megatron's own table for its local layers takes every layer for a dense one without latent attention, so that the
+    weights of all others could not be read by Transformer Engine's layers, nor the other way round.
+    """
+    names = {} if has_experts(spec) else {"pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_"}
+    if not config.multi_latent_attention:
+        return {"input_layernorm.": "self_attention.linear_qkv.layer_norm_", **names}
+    if config.qk_layernorm:
+        for part in ("q", "kv"):
+            names[f"self_attention.{part}_layernorm."] = f"self_attention.linear_{part}_up_proj.layer_norm_"
+    return names
+
+
+def has_experts(spec: ModuleSpec) -> bool:
+    """Say whether the MLP of a layer's spec is one of experts."""
+    builder = spec.submodules.mlp
+    return isinstance(builder, partial) and builder.func is MoELayer
 
 
 def refuse_ignored(config: TransformerConfig) -> None:

@@ -6,6 +6,7 @@ allocates; torch's AdamW keeps a step tensor per parameter and makes its state a
 """
 
 import functools
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -165,6 +166,27 @@ def _added_up(gradient: torch.Tensor, *, group: Any) -> torch.Tensor:
     return total
 
 
+def freed_models(make_hook: Function) -> Function:
+    """Have the hooks of data parallelism know their wrapper weakly, so that a model that is dropped can be freed.
+
+    What keeps a graph of autograd keeps these hooks, where no garbage collector looks: the distributed optimizer's main
+    parameters are views with a graph, and the dispatcher of a mixture of experts keeps the probabilities of the last
+    step. Without the mend such models stay, and the threads of their process groups with them.
+    """
+
+    @functools.wraps(make_hook)
+    def mended(self: Any, param: Any) -> Any:
+        wrapper = weakref.ref(self)
+
+        def hook(*gradients: Any) -> None:
+            if (owner := wrapper()) is not None:
+                make_hook(owner, param)(*gradients)
+
+        return hook
+
+    return mended
+
+
 def torch_optimizer(module: ModuleType) -> bool:
     """Tell whether `module` fell back on torch's optimizers."""
     return not module.__dict__["HAVE_APEX_OR_TE"]
@@ -203,6 +225,12 @@ MENDS: tuple[Mend, ...] = (
         wrap=rotated_keys,
         module="megatron.core.transformer.multi_latent_attention",
         target="MLASelfAttention._qkv_down_projection",
+        needed=lambda module: True,
+    ),
+    Mend(
+        wrap=freed_models,
+        module="megatron.core.distributed.distributed_data_parallel",
+        target="DistributedDataParallel._make_backward_post_hook",
         needed=lambda module: True,
     ),
     _of_exchange(uneven_gather, target="_gather_along_first_dim"),

@@ -2,13 +2,17 @@
 
 import atexit
 import faulthandler
+import functools
 import gc
 import os
 import pickle
+import select
 import signal
 import sys
 import threading
 import traceback
+from collections.abc import Sequence
+from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -18,27 +22,42 @@ from mb_host.function_reference import load
 from mb_host.installation import install
 from mb_host.rank_messages import Reply, Work
 
-# What a run may leave behind in Megatron: (module, function that clears it).
+# What a run may leave behind in Megatron: (module, what clears it there). Caches of methods keep their modules.
 _MEGATRON_STATE = (
     ("megatron.core.parallel_state", "destroy_model_parallel"),
     ("megatron.core.num_microbatches_calculator", "destroy_num_microbatches_calculator"),
     ("megatron.core.rerun_state_machine", "destroy_rerun_state_machine"),
     ("megatron.core.transformer.moe.moe_logging", "destroy_moe_metrics_tracker"),
+    ("megatron.core.transformer.multi_token_prediction", "MTPLossLoggingHelper.tracker.clear"),
+    ("megatron.core.models.common.embeddings.rotary_pos_embedding", "RotaryEmbedding.forward.cache_clear"),
+    (
+        "megatron.core.models.common.embeddings.yarn_rotary_pos_embedding",
+        "YarnRotaryEmbedding.forward.cache_clear",
+    ),
     ("mb_host.bridges", "forget_bridges"),
 )
 
 
-def main(*, rank: int, world_size: int, connection_fd: int, lifeline_fd: int, dump_fd: int) -> None:
+def main(
+    *,
+    rank: int,
+    world_size: int,
+    imports: Sequence[str],
+    connection_fd: int,
+    lifeline_fds: Sequence[int],
+    dump_fd: int,
+) -> None:
     """Serve the launcher at the other end of `connection_fd` until it closes it.
 
-    A fatal signal (the launcher's SIGABRT too) writes the stacks of all threads to `dump_fd`; when the other end of
-    `lifeline_fd` is closed, the launcher is dead and this rank's process group ends itself.
+    A fatal signal (the launcher's SIGABRT too) writes the stacks of all threads to `dump_fd`; when the other end of one
+    of `lifeline_fds` is closed, the launcher or the process that forked this one is dead, and this rank's process group
+    ends itself.
     """
     faulthandler.enable(file=dump_fd, all_threads=True)
-    threading.Thread(target=_die_with_launcher, args=(lifeline_fd,), daemon=True).start()
+    threading.Thread(target=_die_with_launcher, args=(lifeline_fds,), daemon=True).start()
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size))
     connection: Connection[Reply, Work] = Connection(connection_fd)
-    connection.send(_prepare())
+    connection.send(_prepare(imports))
     while True:
         try:
             work = connection.recv()
@@ -49,14 +68,16 @@ def main(*, rank: int, world_size: int, connection_fd: int, lifeline_fd: int, du
     _exit()
 
 
-def _die_with_launcher(lifeline_fd: int) -> None:
-    os.read(lifeline_fd, 1)
+def _die_with_launcher(lifeline_fds: Sequence[int]) -> None:
+    select.select(lifeline_fds, [], [])
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
-def _prepare() -> Reply:
+def _prepare(imports: Sequence[str]) -> Reply:
     try:
         install()
+        for name in imports:
+            import_module(name)
     except BaseException as error:  # noqa: BLE001 - the launcher raises it
         return _raised(error)
     return Reply(kind="ready")
@@ -87,10 +108,10 @@ def _join_group(work: Work, *, rank: int, world_size: int) -> None:
 
 def _leave_groups() -> None:
     """Clear the groups and the process-wide state of Megatron that the last run left."""
-    for module_name, function in _MEGATRON_STATE:
-        module: Any = sys.modules.get(module_name)
-        if module is not None:
-            getattr(module, function)()
+    for module_name, path in _MEGATRON_STATE:
+        if (module := sys.modules.get(module_name)) is not None:
+            clear: Any = functools.reduce(getattr, path.split("."), module)
+            clear()
     if dist.is_initialized():
         dist.destroy_process_group()
 

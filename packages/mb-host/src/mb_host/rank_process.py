@@ -3,49 +3,55 @@
 import os
 import signal
 import subprocess
-import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from typing import Protocol
 
-from mb_host.rank_messages import Reply, Work
+from mb_host.rank_messages import RankEnds, RankOrders, Reply, Work
 
 _DEATH_SECONDS = 5.0
 
 
-class RankProcess:
-    """A running rank: a fresh interpreter with a process group (of the operating system) of its own.
+class Process(Protocol):
+    """What is asked of a process, as of a `subprocess.Popen`; it leads a process group of its own."""
 
-    It does not import the launcher's main module, so the launcher may be a prompt or an unguarded script.
+    @property
+    def pid(self) -> int: ...  # noqa: D102
+
+    def poll(self) -> int | None: ...  # noqa: D102
+
+    def wait(self, timeout: float | None = None) -> int: ...  # noqa: D102
+
+    def send_signal(self, number: int, /) -> None: ...  # noqa: D102
+
+
+class RankProcess:
+    """A running rank, with a process group (of the operating system) of its own.
+
+    It does not import the launcher's main module, so the launcher may be a prompt or an unguarded script. `start`
+    makes it a process, which takes over the descriptors that it is given.
     """
 
-    def __init__(self, rank: int, *, world_size: int, env: Mapping[str, str]) -> None:
-        self.rank = rank
+    def __init__(self, orders: RankOrders, *, start: Callable[[RankOrders, RankEnds], Process]) -> None:
+        self.rank = orders.rank
         self.connection: Connection[Work, Reply]
         self.connection, child_end = Pipe()
         lifeline_end, self._lifeline = os.pipe()
         self._dump = tempfile.TemporaryFile()  # noqa: SIM115 - closed by end()
-        fds = {
-            "connection_fd": child_end.fileno(),
-            "lifeline_fd": lifeline_end,
-            "dump_fd": self._dump.fileno(),
-        }
-        arguments = ", ".join(f"{name}={value}" for name, value in fds.items())
-        program = (
-            f"import sys; sys.path[:] = {sys.path!r}; from mb_host.rank_main import main; "
-            f"main(rank={rank}, world_size={world_size}, {arguments})"
-        )
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", program],
-            env=dict(env),
-            pass_fds=tuple(fds.values()),
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        child_end.close()
-        os.close(lifeline_end)
+        ends = RankEnds(connection=child_end.fileno(), lifeline=lifeline_end, dump=self._dump.fileno())
+        try:
+            self._process = start(orders, ends)
+        except BaseException:
+            self.connection.close()
+            os.close(self._lifeline)
+            self._dump.close()
+            raise
+        finally:
+            child_end.close()
+            os.close(lifeline_end)
 
     @property
     def pid(self) -> int:

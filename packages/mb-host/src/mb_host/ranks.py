@@ -3,16 +3,19 @@
 import os
 import pickle
 import socket
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
 from mb_host.function_reference import FunctionReference, refer_to
 from mb_host.gathering import gather
 from mb_host.outcomes import RankFailedError
-from mb_host.rank_messages import Work
+from mb_host.rank_messages import RankOrders, Work
 from mb_host.rank_process import RankProcess
+from mb_host.rank_starts import StartMethod, start_of
 
 Result = TypeVar("Result")
 _ADDRESS = "127.0.0.1"
@@ -47,10 +50,22 @@ class RankPool:
         world_size: Number of ranks.
         timeout_seconds: How long a run may take on the slowest rank, without the start of the processes.
         env: Environment variables to add to this process's; OMP_NUM_THREADS is 1 unless it is given here.
+        imports: Modules that the ranks need, to be imported before the first run.
+        start_method: "fork" (Linux): ranks are forked from one process of one thread, which all pools of this process
+            with the same `env` share and which imports torch and `imports` once; ranks then share memory for them, and
+            the seed of Python's hashes. What else this process's environment says about imports is taken from its
+            first pool. "spawn": each rank is a fresh interpreter; also where forking is not safe (not Linux, a GPU is
+            there, an import starts a thread).
     """
 
     def __init__(
-        self, world_size: int, *, timeout_seconds: float = 120.0, env: Mapping[str, str] | None = None
+        self,
+        world_size: int,
+        *,
+        timeout_seconds: float = 120.0,
+        env: Mapping[str, str] | None = None,
+        imports: Sequence[str] = (),
+        start_method: StartMethod = "fork",
     ) -> None:
         if world_size < 1:
             raise ValueError(
@@ -58,7 +73,10 @@ class RankPool:
             )
         self.world_size = world_size
         self.timeout_seconds = timeout_seconds
-        self._env = _environment(env or {})
+        self._added = dict(env or {})
+        self._env = _environment(self._added)
+        self._imports = tuple(imports)
+        self._start_method: StartMethod = start_method
         self._processes: list[RankProcess] = []
         self._ready = False
 
@@ -110,9 +128,23 @@ class RankPool:
     def _start(self) -> None:
         if not self._processes:
             self._ready = False
-            for rank in range(self.world_size):
-                process = RankProcess(rank, world_size=self.world_size, env=self._env)
-                self._processes.append(process)
+            start = start_of(self._start_method, added=self._added, env=self._env)
+            try:
+                for rank in range(self.world_size):
+                    self._processes.append(RankProcess(self._orders(rank), start=start))
+            except BaseException:
+                self._stop(patience_seconds=0.0)
+                raise
+
+    def _orders(self, rank: int) -> RankOrders:
+        return RankOrders(
+            rank=rank,
+            world_size=self.world_size,
+            imports=self._imports,
+            environment=self._env,
+            path=tuple(sys.path),
+            folder=str(Path.cwd()),
+        )
 
     def _await_ready(self) -> None:
         if not self._ready:

@@ -1,0 +1,48 @@
+"""The two ways to start a rank: fork it from a process that has the imports, or spawn an interpreter of its own."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+from mb_host.rank_messages import RankEnds, RankOrders
+from mb_host.rank_process import Process
+from mb_host.rank_server import CannotForkError, server_for
+
+StartMethod = Literal["fork", "spawn"]
+
+
+def start_of(
+    method: StartMethod, *, added: Mapping[str, str], env: Mapping[str, str]
+) -> Callable[[RankOrders, RankEnds], Process]:
+    """Return what starts a rank; `env` is its environment, of which a pool has added `added`."""
+    if method == "spawn" or sys.platform != "linux":
+        return spawn
+    server = server_for(added, env=env)
+
+    def fork(orders: RankOrders, ends: RankEnds) -> Process:
+        try:
+            return server.fork(orders, ends)
+        except CannotForkError:  # a fresh interpreter works, or says for itself why it does not
+            return spawn(orders, ends)
+
+    return fork
+
+
+def spawn(orders: RankOrders, ends: RankEnds) -> Process:
+    """Start a rank in a fresh interpreter."""
+    arguments = (
+        f"rank={orders.rank}, world_size={orders.world_size}, imports={orders.imports!r}, "
+        f"connection_fd={ends.connection}, lifeline_fds=[{ends.lifeline}], dump_fd={ends.dump}"
+    )
+    program = (
+        f"import sys; sys.path[:] = {[*orders.path]!r}; from mb_host.rank_main import main; main({arguments})"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", program],
+        env=dict(orders.environment),
+        pass_fds=(ends.connection, ends.lifeline, ends.dump),
+        cwd=orders.folder,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )

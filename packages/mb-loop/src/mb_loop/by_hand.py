@@ -7,7 +7,6 @@ from typing import Any, Protocol
 import torch
 
 from mb_loop.callbacks import CallbackManager, Events
-from mb_loop.duration import Duration
 from mb_loop.exits import Exits, ExitWish, no_wish
 from mb_loop.garbage import Garbage
 from mb_loop.hooks import ForwardPreHooks, forward_pre_hooks
@@ -218,12 +217,14 @@ def checkpoint_and_decide_exit(  # noqa: PLR0913 (the seed's arguments)
     """
     state.train_state.floating_point_operations_so_far = int(num_floating_point_operations_so_far)
     train, step = state.cfg.train, state.train_state.step
-    duration = None
-    if train.exit_duration_in_mins is not None and state.start_time is not None:
-        duration = Duration(
-            minutes=train.exit_duration_in_mins, clock=clock, start_time=state.start_time, longest=longest
-        )
-    exits = Exits(duration=duration, interval=train.exit_interval, wish=exit_wish, slow=straggler_wish)
+    exits = Exits.of(
+        train,
+        clock=clock,
+        start_time=state.start_time,
+        longest=longest,
+        wish=exit_wish,
+        slow=straggler_wish,
+    )
     leave = exits.decide(step)
     saver = _saver(
         state, model, optimizer, opt_param_scheduler, checkpointer=checkpointer, callbacks=callbacks

@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mb_loop.duration import Duration
+from mb_loop.duration import Duration, Longest
 from mb_loop.outcome import Exit
+from mb_loop.settings import TrainSettings
 
 ExitWish = Callable[[int], str | None]
 """Called once after each step with its number; a text means: leave now. It must answer alike on all ranks."""
@@ -30,6 +31,39 @@ class Exits:
 
     slow: ExitWish = no_wish
     """Asked after every step that no other condition ends: a text says which ranks are too slow to go on."""
+
+    @classmethod
+    def of(
+        cls,
+        train: TrainSettings,
+        *,
+        clock: Callable[[], float],
+        start_time: float | None,
+        longest: Longest,
+        wish: ExitWish,
+        slow: ExitWish,
+    ) -> "Exits":
+        """Return the conditions that the settings ask for.
+
+        Args:
+            train: interval and duration.
+            clock: seconds.
+            start_time: when the job began, on `clock`; None: the duration counts for nothing.
+            longest: agreement of the ranks on the duration.
+            wish: see above.
+            slow: see above.
+        """
+        minutes = train.exit_duration_in_mins
+        duration = (
+            None
+            if minutes is None or start_time is None
+            else Duration(minutes=minutes, clock=clock, start_time=start_time, longest=longest)
+        )
+        return cls(duration=duration, interval=train.exit_interval, wish=wish, slow=slow)
+
+    def time_is_up(self) -> bool:
+        """Say whether the duration has passed on any rank. Collective over the world where there is one."""
+        return self.duration is not None and self.duration.passed()
 
     def decide(self, step: int) -> Exit | None:
         """Return the first condition that holds after this step. All ranks must call it for every step."""

@@ -2,18 +2,17 @@
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
-import torch
-
 from mb_loop.callbacks import Callback, CallbackManager, Events
-from mb_loop.duration import Duration
 from mb_loop.errors import DataExhaustedError, TrainSettingsError
-from mb_loop.evaluation import TimeIsUp, no_limit, run_evaluation
+from mb_loop.evaluation import TimeIsUp, run_evaluation
 from mb_loop.exits import Exits, ExitWish, no_wish
 from mb_loop.garbage import Garbage
 from mb_loop.graphs import CudaGraphs, GraphCapture
 from mb_loop.hooks import ForwardPreHooks, forward_pre_hooks
+from mb_loop.housekeeping import Housekeeping
 from mb_loop.injection import ForwardStep, prepare_forward_step_func
 from mb_loop.losses import LossGroups
 from mb_loop.microbatches import StepBatch
@@ -21,16 +20,15 @@ from mb_loop.mxfp8 import parameter_copy
 from mb_loop.optimizers import Optimizer, Scheduler
 from mb_loop.outcome import TrainOutcome
 from mb_loop.passes import Parallel, Passes
-from mb_loop.replicas import ReplicaCheck
 from mb_loop.reruns import NoReruns, Reruns
 from mb_loop.result import StepResult, no_flops
 from mb_loop.saves import Checkpointer, Saver
 from mb_loop.schedule import ForwardBackward
-from mb_loop.settings import GlobalState, batch_plan, evaluation_batch
+from mb_loop.settings import GlobalState, TrainSettings, batch_plan, evaluation_batch
 from mb_loop.step import TrainStep
 from mb_loop.turns import Loop, StepEnd, run_turns
 from mb_loop.validation import evaluation_due, evaluation_possible, validation_sets
-from mb_loop.world import any_rank, longest
+from mb_loop.world import longest
 
 
 def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
@@ -99,66 +97,48 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
         ReplicaMismatchError: replicas hold different weights.
         DataExhaustedError: the data ended before the steps did.
     """
-    if process_non_loss_data_func is not None or non_loss_data_func is not None:
-        raise TrainSettingsError(
-            "non_loss_data_func: is set, but this version collects losses only. Use a callback on on_eval_end."
-        )
     cfg, state = global_state.cfg, global_state.train_state
-    train_iters = cfg.train.train_iters
-    if train_iters is None:
-        raise TrainSettingsError("train.train_iters: is not set (None), so there is no last step. Set it.")
+    train_iters = _last_step(cfg.train, process_non_loss_data_func, non_loss_data_func)
     parallel = Parallel(
         forward_backward_func=forward_backward_func,
         pg_collection=pg_collection,
         p2p_communicator=p2p_communicator,
     )
     parallel.check(cfg, model)
-
     if cfg.validation.skip_train:
         return _nothing_to_do(state.step)
 
     manager = callbacks if isinstance(callbacks, CallbackManager) else CallbackManager(callbacks)
-    events = Events(
-        manager=manager, state=global_state, model=model, optimizer=optimizer, scheduler=scheduler
-    )
+    heard_in_evaluations = Events(manager=manager, state=global_state, model=model)
+    events = replace(heard_in_evaluations, optimizer=optimizer, scheduler=scheduler)
     hooks = forward_pre_hooks(cfg, model)
     garbage = Garbage(cfg.train)
     saver = Saver(checkpointer, settings=cfg.checkpoint, hooks=hooks, events=events, start_step=state.step)
-    forward_step = prepare_forward_step_func(forward_step_func, global_state)
-    reruns = NoReruns() if reruns is None else reruns
-    train_data_iterator = reruns.begin(state.step, train_data_iterator)
     graphs = GraphCapture(cuda_graphs, hooks=hooks, start_step=state.step)
-    start_time = clock() if global_state.start_time is None else global_state.start_time
-    minutes = cfg.train.exit_duration_in_mins
-    duration = (
-        None
-        if minutes is None
-        else Duration(minutes=minutes, clock=clock, start_time=start_time, longest=longest)
+    housekeeping = Housekeeping(cfg.train, model, groups=pg_collection, hooks=hooks, garbage=garbage)
+    exits = Exits.of(
+        cfg.train,
+        clock=clock,
+        start_time=clock() if global_state.start_time is None else global_state.start_time,
+        longest=longest,
+        wish=no_wish if exit_wish is None else exit_wish,
+        slow=straggler_wish,
     )
-    replicas = ReplicaCheck(
-        model,
-        interval=cfg.train.check_weight_hash_across_dp_replicas_interval,
-        groups=pg_collection,
-        hooks=hooks,
-        any_rank=any_rank,
+    reruns = NoReruns() if reruns is None else reruns
+    passes = Passes(
+        prepare_forward_step_func(forward_step_func, global_state),
+        data_iterator=reruns.begin(state.step, train_data_iterator),
+        model=model,
+        seq_length=cfg.model.seq_length,
+        parallel=parallel,
     )
-
-    def passes(data_iterator: Any) -> Passes:
-        return Passes(
-            forward_step,
-            data_iterator=data_iterator,
-            model=model,
-            seq_length=cfg.model.seq_length,
-            parallel=parallel,
-        )
-
     loop = Loop(
         train_iters=train_iters,
         skip_steps=frozenset(cfg.train.iterations_to_skip),
         state=state,
         plan=batch_plan(cfg),
         step=TrainStep(
-            passes(train_data_iterator),
+            passes,
             model=model,
             optimizer=optimizer,
             scheduler=scheduler,
@@ -167,32 +147,38 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
             reruns=reruns,
             after_zeroing=parameter_copy(cfg, optimizer, hooks=hooks),
         ),
-        discard=_discard(train_data_iterator),
+        discard=_discard(passes.data_iterator),
         events=events,
         hooks=hooks,
         graphs=graphs,
         flops=flops,
         evaluate=_evaluation(
-            passes(valid_data_iterator),
-            Events(manager=manager, state=global_state, model=model),
+            passes.reading(valid_data_iterator),
+            heard_in_evaluations,
             groups=pg_collection,
             garbage=garbage,
             reruns=reruns,
-            time_is_up=no_limit if duration is None else duration.passed,
+            time_is_up=exits.time_is_up,
         ),
-        housekeeping=_housekeeping(garbage, replicas, sync_interval=cfg.train.train_sync_interval),
+        housekeeping=housekeeping,
         saves=saver,
-        exits=Exits(
-            duration=duration,
-            interval=cfg.train.exit_interval,
-            wish=no_wish if exit_wish is None else exit_wish,
-            slow=straggler_wish,
-        ),
+        exits=exits,
     )
     for chunk in model:
         chunk.train()
     with garbage.managed():
-        return _run(loop, hooks=hooks, saver=saver, first=replicas, last=graphs)
+        return _run(loop, hooks=hooks, saver=saver, housekeeping=housekeeping, graphs=graphs)
+
+
+def _last_step(train: TrainSettings, *non_loss_data: Callable[..., Any] | None) -> int:
+    """Return the number of the last step; refuse a run without one, and one that collects more than losses."""
+    if any(function is not None for function in non_loss_data):
+        raise TrainSettingsError(
+            "non_loss_data_func: is set, but this version collects losses only. Use a callback on on_eval_end."
+        )
+    if train.train_iters is None:
+        raise TrainSettingsError("train.train_iters: is not set (None), so there is no last step. Set it.")
+    return train.train_iters
 
 
 def _nothing_to_do(step: int) -> TrainOutcome:
@@ -201,17 +187,17 @@ def _nothing_to_do(step: int) -> TrainOutcome:
 
 
 def _run(
-    loop: Loop, *, hooks: ForwardPreHooks, saver: Saver, first: ReplicaCheck, last: GraphCapture
+    loop: Loop, *, hooks: ForwardPreHooks, saver: Saver, housekeeping: Housekeeping, graphs: GraphCapture
 ) -> TrainOutcome:
     """Run the turns, save what the end asks for, and fire `on_train_end` whatever happens."""
     outcome = None
     try:
-        first.at_start(loop.state.step)
+        housekeeping.at_start(loop.state.step)
         loop.events("on_train_start")
         hooks.begin()
         leave = run_turns(loop)
         hooks.end()
-        last.end()
+        graphs.end()
         if leave.reason == "finished":
             saver.finish(loop.state.step)
         saver.poll(blocking=True)
@@ -227,6 +213,9 @@ def _run(
     return outcome
 
 
+_END = object()
+
+
 def _discard(data_iterator: Any) -> Callable[[StepBatch], None]:
     """Use up the microbatches of a step: of every chunk's iterator, or of none on a rank that reads no data."""
     iterators = data_iterator if isinstance(data_iterator, list) else [data_iterator]
@@ -240,9 +229,6 @@ def _discard(data_iterator: Any) -> Callable[[StepBatch], None]:
                     )
 
     return discard
-
-
-_END = object()
 
 
 def _evaluation(
@@ -264,15 +250,5 @@ def _evaluation(
         if evaluation_due(cfg.validation, events.state.train_state):
             with garbage.around_evaluation(), reruns.paused():
                 run_evaluation(passes, events, groups=groups, kind="eval", time_is_up=time_is_up)
-
-    return run
-
-
-def _housekeeping(garbage: Garbage, replicas: ReplicaCheck, *, sync_interval: int | None) -> StepEnd:
-    def run(step: int) -> None:
-        if sync_interval and step % sync_interval == 0 and torch.cuda.is_available():
-            torch.cuda.synchronize()
-        replicas(step)
-        garbage.after_step(step)
 
     return run

@@ -1,0 +1,63 @@
+"""What keeps a long run in order, after steps at intervals of their own. Needs torch."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from mb_loop.garbage import Garbage
+from mb_loop.hooks import ForwardPreHooks
+from mb_loop.losses import LossGroups
+from mb_loop.replicas import ReplicaCheck
+from mb_loop.settings import TrainSettings
+from mb_loop.world import any_rank
+
+
+class Housekeeping:
+    """Waits for the device, compares replicas, collects garbage.
+
+    Args:
+        train: the intervals.
+        model: the chunks.
+        groups: replicas are compared over its dp_cp; None: they are not.
+        hooks: switched off while replicas are compared.
+        garbage: of this run.
+    """
+
+    def __init__(
+        self,
+        train: TrainSettings,
+        model: Sequence[Any],
+        *,
+        groups: LossGroups | None,
+        hooks: ForwardPreHooks,
+        garbage: Garbage,
+    ) -> None:
+        self._sync_interval = train.train_sync_interval
+        self._garbage = garbage
+        self._replicas = ReplicaCheck(
+            model,
+            interval=train.check_weight_hash_across_dp_replicas_interval,
+            groups=groups,
+            hooks=hooks,
+            any_rank=any_rank,
+        )
+
+    def at_start(self, step: int) -> None:
+        """Compare replicas before the first step, where that is asked for at all. Collective over the world then.
+
+        Raises:
+            ReplicaMismatchError: as below.
+        """
+        self._replicas.at_start(step)
+
+    def __call__(self, step: int) -> None:
+        """Do what is due after this step. Collective over the world where replicas are compared.
+
+        Raises:
+            ReplicaMismatchError: on all ranks, if replicas differ anywhere.
+        """
+        if self._sync_interval and step % self._sync_interval == 0 and torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self._replicas(step)
+        self._garbage.after_step(step)

@@ -28,17 +28,20 @@ def groups(tmp_path_factory):
     torch.distributed.destroy_process_group()
 
 
-@pytest.fixture(scope="session")
+IMPORTS = ["mb_models.gpt", "mb_host.hybrid", "torch._dynamo", "pytest"]
+
+
+@pytest.fixture(scope="module")
 def four_ranks():
     """Four processes."""
-    with mb_host.RankPool(4, timeout_seconds=300) as ranks:
+    with mb_host.RankPool(4, timeout_seconds=300, imports=IMPORTS) as ranks:
         yield ranks
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def pool():
     """Two ranks, for functions of the test modules."""
-    with mb_host.RankPool(2) as ranks:
+    with mb_host.RankPool(2, imports=IMPORTS) as ranks:
         yield ranks
 
 

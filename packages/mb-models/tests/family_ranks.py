@@ -1,17 +1,15 @@
 """What a rank does with a row of `family_rows`: build, load the common checkpoint, train, return the losses."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from family_rows import FAMILIES, SHAPE, Family, Row
-from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
-from megatron.core.distributed import DistributedDataParallelConfig, finalize_model_grads
+from megatron.core import dist_checkpointing, tensor_parallel
 from megatron.core.models.common.language_module.language_module import LanguageModule
-from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.process_groups_config import ProcessGroupCollection
+from tiny_training import prepare, start
 
 from mb_host.hybrid import host_hybrid_spec
 from mb_host.layers import host_block_spec
@@ -28,20 +26,12 @@ from mb_models import (
     T5ModelConfig,
     T5ModelProvider,
     gpt_forward_step,
-    wrap_ddp,
 )
 from mb_models.peft.config import KINDS
 
 CPU = torch.device("cpu")
 STEPS, GLOBAL_BATCH, MICRO_BATCH = 3, 8, 2
-SIZES = (
-    "tensor_model_parallel_size",
-    "pipeline_model_parallel_size",
-    "virtual_pipeline_model_parallel_size",
-    "context_parallel_size",
-    "expert_model_parallel_size",
-    "expert_tensor_parallel_size",
-)
+SHARDED = {"use_distributed_optimizer": True, "overlap_grad_reduce": True, "bucket_size": 3000}
 SECTIONS = {"gpt": GPTModelConfig, "hybrid": MambaModelConfig, "t5": T5ModelConfig, "mimo": MimoModelConfig}
 PROVIDERS = {
     "gpt": (GPTModelProvider, host_block_spec),
@@ -59,14 +49,6 @@ def settings_of(row: Row) -> dict[str, Any]:
 def section_of(row: Row) -> Any:
     """Return the section of a run."""
     return SECTIONS[FAMILIES[row.family].kind](**settings_of(row))
-
-
-def start(settings: Mapping[str, Any]) -> ProcessGroupCollection:
-    """Set up the groups that the settings ask for, and seed."""
-    sizes = {name: settings[name] for name in SIZES if name in settings}
-    parallel_state.initialize_model_parallel(**sizes, create_gloo_process_groups=False)
-    tensor_parallel.model_parallel_cuda_manual_seed(1234)
-    return ProcessGroupCollection.use_mpu_process_groups()
 
 
 def build(row: Row, groups: ProcessGroupCollection) -> tuple[Any, list[LanguageModule]]:
@@ -113,61 +95,21 @@ def train_here(row: Row, folder: str) -> list[float]:
 
 def train(row: Row, folder: str, groups: ProcessGroupCollection) -> list[float]:
     """Train from the common checkpoint and return the loss of each step, or nothing off the last stage."""
+    family = FAMILIES[row.family]
     provider, chunks = build(row, groups)
     read_start(chunks, folder)
-    ddp = DistributedDataParallelConfig(
-        grad_reduce_in_fp32=True,
-        use_distributed_optimizer=row.sharded,
-        overlap_grad_reduce=row.sharded,
-        bucket_size=3000 if row.sharded else None,
-    )
-    model = wrap_ddp(chunks, ddp, pg_collection=groups)
-    settings = provider.transformer
-    optimizer = get_megatron_optimizer(
-        OptimizerConfig(
-            optimizer="adam",
-            lr=3e-3,
-            weight_decay=0.01,
-            clip_grad=1.0,
-            bf16=settings.bf16,
-            fp16=settings.fp16,
-            initial_loss_scale=16.0,
-            params_dtype=settings.params_dtype,
-            use_distributed_optimizer=row.sharded,
-        ),
-        model,
-        use_gloo_process_groups=False,
-    )
-    settings.finalize_model_grads_func = finalize_model_grads
-    settings.grad_scale_func = optimizer.scale_loss
-    if row.sharded and len(model) == 1:
-        settings.no_sync_func, settings.grad_sync_func = model[0].no_sync, model[0].start_grad_sync
-    losses = [step(row, model, optimizer, groups) for _ in range(STEPS)]
+    ddp = SHARDED if row.sharded else {}
+    training = prepare(provider, chunks, groups, **ddp)
+    losses = [
+        training.step(
+            lambda: micro_batches(family, groups),
+            micro_batches=GLOBAL_BATCH // (MICRO_BATCH * groups.dp.size()),
+            micro_batch_size=MICRO_BATCH,
+            forward_step=FORWARD_STEPS[family.kind],
+        )
+        for _ in range(STEPS)
+    ]
     return [loss for loss in losses if loss is not None]
-
-
-def step(row: Row, model: list[Any], optimizer: Any, groups: ProcessGroupCollection) -> float | None:
-    """Train one step; return the loss per token over the global batch, on the last stage."""
-    family = FAMILIES[row.family]
-    for chunk in model:
-        chunk.zero_grad_buffer()
-    optimizer.zero_grad()
-    reports = get_forward_backward_func()(
-        forward_step_func=FORWARD_STEPS[family.kind],
-        data_iterator=[micro_batches(family, groups) for _ in model],
-        model=model,
-        num_microbatches=GLOBAL_BATCH // (MICRO_BATCH * groups.dp.size()),
-        seq_length=SHAPE["seq_length"],
-        micro_batch_size=MICRO_BATCH,
-        forward_only=False,
-    )
-    done, _, _ = optimizer.step()
-    assert done
-    if not reports:
-        return None
-    total = torch.stack([report["lm loss"] for report in reports]).sum(0)
-    torch.distributed.all_reduce(total, group=groups.dp_cp)
-    return float(total[0] / total[1])
 
 
 def micro_batches(family: Family, groups: ProcessGroupCollection) -> Iterator[dict[str, torch.Tensor]]:

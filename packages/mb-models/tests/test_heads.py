@@ -4,11 +4,9 @@ from itertools import repeat
 
 import pytest
 import torch
-from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
-from megatron.core.distributed import DistributedDataParallelConfig, finalize_model_grads
-from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-from megatron.core.pipeline_parallel import get_forward_backward_func
-from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core import dist_checkpointing
+from megatron.core.distributed import DistributedDataParallelConfig
+from tiny_training import prepare, start
 from torch.distributed.checkpoint import CheckpointException
 
 from mb_host.layers import host_block_spec
@@ -52,18 +50,6 @@ ROUTED = {
 TIED = {"share_embeddings_and_output_weights": True}
 
 
-def start(settings):
-    """Set up the groups that the settings ask for, and return them."""
-    names = (
-        "tensor_model_parallel_size",
-        "pipeline_model_parallel_size",
-        "virtual_pipeline_model_parallel_size",
-    )
-    parallel_state.initialize_model_parallel(**{name: settings[name] for name in names if name in settings})
-    tensor_parallel.model_parallel_cuda_manual_seed(1234)
-    return ProcessGroupCollection.use_mpu_process_groups()
-
-
 def batch():
     tokens = torch.randint(128, (4, 32), generator=torch.Generator().manual_seed(0))
     return {"tokens": tokens, "position_ids": torch.arange(32).expand(4, 32)}
@@ -100,7 +86,7 @@ def forward_step(batches, model):
     def loss(values):
         wanted = torch.stack([whole["tokens"] % (number + 5) / 7 for number in range(SIZE)], -1)
         total, count = (values - wanted).square().sum(), torch.tensor(wanted.numel(), dtype=torch.int)
-        return total, count, {"loss": torch.stack([total.detach(), count.float()])}
+        return total, count, {"lm loss": torch.stack([total.detach(), count.float()])}
 
     return values, loss
 
@@ -119,27 +105,9 @@ def train(settings, groups, folder):
     provider, chunks = with_head(settings, groups)
     load(chunks, groups, folder)
     before = [{name: value.clone() for name, value in weights(chunk)} for chunk in chunks]
-    model = wrap_ddp(chunks, DistributedDataParallelConfig(), pg_collection=groups)
-    optimizer = get_megatron_optimizer(OptimizerConfig(optimizer="adam", lr=5e-4, clip_grad=1.0), model)
-    provider.transformer.finalize_model_grads_func = finalize_model_grads
-    losses = []
-    for _ in range(STEPS):
-        for chunk in model:
-            chunk.zero_grad_buffer()
-        optimizer.zero_grad()
-        reports = get_forward_backward_func()(
-            forward_step_func=forward_step,
-            data_iterator=[repeat(batch()) for _ in model],
-            model=model,
-            num_microbatches=2,
-            seq_length=32,
-            micro_batch_size=4,
-            forward_only=False,
-        )
-        optimizer.step()
-        if reports:
-            total = torch.stack([report["loss"] for report in reports]).sum(0)
-            losses.append((total[0] / total[1]).item())
+    training = prepare(provider, chunks, groups, lr=5e-4)
+    once = {"micro_batches": 2, "micro_batch_size": 4, "forward_step": forward_step}
+    losses = [training.step(lambda: repeat(batch()), **once) for _ in range(STEPS)]
     still = {
         name
         for chunk, values in zip(chunks, before, strict=True)

@@ -4,7 +4,10 @@ from itertools import repeat
 
 import pytest
 import torch
+from megatron.core import tensor_parallel
+from tiny_training import prepare, start
 
+from mb_host.layers import host_block_spec
 from mb_models import (
     GPTForwardStep,
     GPTModelConfig,
@@ -13,7 +16,6 @@ from mb_models import (
     gpt_forward_step,
     local_spec,
     parameter_count,
-    wrap_ddp,
 )
 
 CPU = torch.device("cpu")
@@ -54,51 +56,13 @@ def batch():
     }
 
 
-def train(settings, groups, *, steps, layer_spec=local_spec, forward_step=gpt_forward_step, ddp=None):
-    """Train on one repeated batch and return the loss of each step, or nothing off the last stage."""
-    from megatron.core import tensor_parallel
-    from megatron.core.distributed import DistributedDataParallelConfig, finalize_model_grads
-    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-    from megatron.core.pipeline_parallel import get_forward_backward_func
-
-    ddp = ddp or DistributedDataParallelConfig(grad_reduce_in_fp32=True)
+def train(settings, groups, *, steps, layer_spec=local_spec, forward_step=gpt_forward_step, **ddp):
+    """Train on one repeated batch and return the loss of each step."""
     provider = GPTModelProvider(GPTModelConfig(**settings), layer_spec=layer_spec, device=CPU)
     tensor_parallel.model_parallel_cuda_manual_seed(1234)
-    chunks = provider.provide_chunks(groups)
-    model = wrap_ddp(chunks, ddp, pg_collection=groups)
-    optimizer = get_megatron_optimizer(
-        OptimizerConfig(
-            optimizer="adam",
-            lr=3e-3,
-            clip_grad=1.0,
-            bf16=provider.config.bf16,
-            params_dtype=provider.transformer.params_dtype,
-            use_distributed_optimizer=ddp.use_distributed_optimizer,
-        ),
-        model,
-    )
-    provider.transformer.finalize_model_grads_func = finalize_model_grads
-    provider.transformer.grad_scale_func = optimizer.scale_loss
-    losses = []
-    for _ in range(steps):
-        for chunk in model:
-            chunk.zero_grad_buffer()
-        optimizer.zero_grad()
-        reports = get_forward_backward_func()(
-            forward_step_func=forward_step,
-            data_iterator=[repeat(batch()) for _ in model],
-            model=model,
-            num_microbatches=2,
-            seq_length=32,
-            micro_batch_size=4,
-            forward_only=False,
-        )
-        optimizer.step()
-        if reports:
-            total = torch.stack([report["lm loss"] for report in reports]).sum(0)
-            torch.distributed.all_reduce(total, group=groups.dp_cp)
-            losses.append((total[0] / total[1]).item())
-    return losses
+    training = prepare(provider, provider.provide_chunks(groups), groups, **ddp)
+    once = {"micro_batches": 2, "micro_batch_size": 4, "forward_step": forward_step}
+    return [training.step(lambda: repeat(batch()), **once) for _ in range(steps)]
 
 
 @pytest.mark.parametrize(
@@ -153,20 +117,14 @@ def test_a_tiny_gpt_learns_a_repeated_batch(tiny, groups, settings):
     ],
 )  # fmt: skip
 def test_every_kind_of_gpt_learns_with_the_hosts_layers(tiny, groups, settings):
-    from mb_host.layers import host_block_spec
-
     losses = train({**tiny, **settings}, groups, steps=15, layer_spec=host_block_spec)
     assert 4.6 < losses[0] < 5.1
     assert losses[-1] < losses[0] - 1
 
 
 def test_a_distributed_optimizer_with_buckets_learns_alike(tiny, groups):
-    from megatron.core.distributed import DistributedDataParallelConfig
-
-    ddp = DistributedDataParallelConfig(
-        use_distributed_optimizer=True, overlap_grad_reduce=True, bucket_size=20_000, grad_reduce_in_fp32=True
-    )
-    plain, sharded = train(tiny, groups, steps=5), train(tiny, groups, steps=5, ddp=ddp)
+    ddp = {"use_distributed_optimizer": True, "overlap_grad_reduce": True, "bucket_size": 20_000}
+    plain, sharded = train(tiny, groups, steps=5), train(tiny, groups, steps=5, **ddp)
     assert sharded == pytest.approx(plain, abs=1e-6)
 
 
@@ -174,18 +132,6 @@ def test_the_forward_step_reports_each_microbatch_to_its_inspector(tiny, groups)
     seen = []
     train(tiny, groups, steps=1, forward_step=GPTForwardStep(inspect_loss=seen.append))
     assert [loss.requires_grad for loss in seen] == [False, False]
-
-
-def start(settings):
-    """Set up the groups that the settings ask for, and return them."""
-    from megatron.core import parallel_state, tensor_parallel
-    from megatron.core.process_groups_config import ProcessGroupCollection
-
-    sizes = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
-    names = (*sizes, "virtual_pipeline_model_parallel_size")
-    parallel_state.initialize_model_parallel(**{name: settings[name] for name in names if name in settings})
-    tensor_parallel.model_parallel_cuda_manual_seed(1234)
-    return ProcessGroupCollection.use_mpu_process_groups()
 
 
 def describe_chunks(settings):

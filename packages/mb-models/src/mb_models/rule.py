@@ -1,6 +1,6 @@
-"""The record of a rule."""
+"""The record of a rule, and a short way to write down one of Megatron Core's own."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,3 +25,28 @@ class Rule:
     """Path -> value: an example that it refuses."""
     passes: Mapping[str, object]
     """Path -> value: an example that it accepts."""
+
+
+def limit(
+    number: str,
+    fields: Sequence[str],
+    test: Callable[..., str | None],
+    *,
+    why: str,
+    fix: str,
+    fails: Sequence[object],
+    passes: Sequence[object],
+    severity: Literal["error", "warning"] = "error",
+) -> Rule:
+    """Write down one limit; the examples are in the order of the fields."""
+    paths = tuple(f"model.{name}" for name in fields)
+    return Rule(
+        id=number,
+        fields=paths,
+        test=test,
+        why=why,
+        fix=fix,
+        severity=severity,
+        fails=dict(zip(paths, fails, strict=True)),
+        passes=dict(zip(paths, passes, strict=True)),
+    )

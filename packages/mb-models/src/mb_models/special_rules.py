@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from mb_models.layouts import read_layout
-from mb_models.limits import limit
-from mb_models.rule import Rule
+from mb_models.rule import Rule, limit
 
 
 def _positions_of_latent_attention(kind: str, latent: bool) -> str | None:

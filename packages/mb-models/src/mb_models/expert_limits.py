@@ -1,0 +1,169 @@
+"""What Megatron Core refuses about experts, their router and their balance."""
+
+from collections.abc import Sequence
+
+from mb_models.rule import Rule, limit
+
+
+def _some_experts(experts: int | None) -> str | None:
+    return f"is {experts}" if experts is not None and experts < 1 else None
+
+
+def _expert_bias(experts: int | None, bias: bool, etp: int | None, tp: int) -> str | None:
+    size = tp if etp is None else etp
+    if experts is None or not bias or size == 1:
+        return None
+    return f"{experts} experts with biases cannot be split over {size} tensor-parallel ranks"
+
+
+def _shared_width(width: int | None) -> str | None:
+    return f"is {width}" if width is not None and width < 1 else None
+
+
+def _shared_overlap(on: bool, width: int | None, dispatcher: str) -> str | None:
+    if not on or width is None or dispatcher in ("alltoall", "flex"):
+        return None
+    return f"does not go with moe_token_dispatcher_type={dispatcher}"
+
+
+def _a_loss_each(kinds: str | Sequence[str], weights: float | Sequence[float]) -> str | None:
+    if isinstance(kinds, str) or (not isinstance(weights, int | float) and len(weights) == len(kinds)):
+        return None
+    return f"is {weights} for {len(kinds)} kinds of balancing"
+
+
+def _capacity(factor: float | None, kinds: str | Sequence[str]) -> str | None:
+    chosen = [kinds] if isinstance(kinds, str) else list(kinds)
+    if factor is None or "sinkhorn" not in chosen:
+        return None
+    return f"is {factor} beside moe_router_load_balancing_type=sinkhorn"
+
+
+def _padded_to_capacity(pad: bool, factor: float | None) -> str | None:
+    return "needs moe_expert_capacity_factor" if pad and factor is None else None
+
+
+def _score_bias(on: bool, score: str) -> str | None:
+    if not on or score in ("sigmoid", "sqrtsoftplus"):
+        return None
+    return f"does not go with moe_router_score_function={score}"
+
+
+def _one_expert(topk: int, score: str, pre: bool, kind: str | Sequence[str]) -> str | None:
+    if topk != 1 or score != "softmax" or pre or kind == "sinkhorn":
+        return None
+    return "a softmax over the one chosen expert has no gradient"
+
+
+def _groups(topk: int | None, groups: int | None, experts: int | None) -> str | None:
+    if not topk:
+        return None
+    if not groups or not experts:
+        return f"needs moe_router_num_groups and num_moe_experts (they are {groups} and {experts})"
+    if experts % groups or topk > groups:
+        return f"{topk} of {groups} groups of {experts} experts cannot be"
+    return None
+
+
+RULES: tuple[Rule, ...] = (
+    limit(
+        "K14",
+        ("num_moe_experts",),
+        _some_experts,
+        why="a layer with experts has at least one",
+        fix="Set a positive number, or leave it unset for a dense model.",
+        fails=(0,),
+        passes=(4,),
+    ),
+    limit(
+        "K15",
+        (
+            "num_moe_experts",
+            "add_bias_linear",
+            "expert_tensor_parallel_size",
+            "tensor_model_parallel_size",
+        ),
+        _expert_bias,
+        why="a bias would be added once by each rank",
+        fix="Set add_bias_linear=false, or expert_tensor_parallel_size=1.",
+        fails=(4, True, None, 2),
+        passes=(4, True, 1, 2),
+    ),
+    limit(
+        "K16",
+        ("moe_shared_expert_intermediate_size",),
+        _shared_width,
+        why="an expert without width computes nothing",
+        fix="Set a positive width, or leave it unset for no shared expert.",
+        fails=(0,),
+        passes=(None,),
+    ),
+    limit(
+        "K17",
+        ("moe_shared_expert_overlap", "moe_shared_expert_intermediate_size", "moe_token_dispatcher_type"),
+        _shared_overlap,
+        why="only these dispatchers leave time while tokens are on their way",
+        fix="Set moe_token_dispatcher_type to alltoall or flex, or moe_shared_expert_overlap=false.",
+        fails=(True, 64, "allgather"),
+        passes=(True, 64, "alltoall"),
+    ),
+    limit(
+        "K18",
+        ("moe_router_load_balancing_type", "moe_aux_loss_coeff"),
+        _a_loss_each,
+        why="each kind of balancing has a weight of its own",
+        fix="Give moe_aux_loss_coeff a list of the same length.",
+        fails=(["aux_loss", "seq_aux_loss"], 0.1),
+        passes=(["aux_loss", "seq_aux_loss"], [0.1, 0.1]),
+    ),
+    limit(
+        "K19",
+        ("moe_expert_capacity_factor", "moe_router_load_balancing_type"),
+        _capacity,
+        why="sinkhorn gives each expert its even share already",
+        fix="Unset moe_expert_capacity_factor, or balance by a loss.",
+        fails=(1.0, "sinkhorn"),
+        passes=(1.0, "aux_loss"),
+    ),
+    limit(
+        "K20",
+        ("moe_pad_expert_input_to_capacity", "moe_expert_capacity_factor"),
+        _padded_to_capacity,
+        why="there is no capacity to fill up to",
+        fix="Set moe_expert_capacity_factor, or moe_pad_expert_input_to_capacity=false.",
+        fails=(True, None),
+        passes=(True, 1.0),
+    ),
+    limit(
+        "K21",
+        ("moe_router_enable_expert_bias", "moe_router_score_function"),
+        _score_bias,
+        why="the bias is added to scores that do not depend on one another",
+        fix="Set moe_router_score_function=sigmoid, or moe_router_enable_expert_bias=false.",
+        fails=(True, "softmax"),
+        passes=(True, "sigmoid"),
+    ),
+    limit(
+        "K22",
+        (
+            "moe_router_topk",
+            "moe_router_score_function",
+            "moe_router_pre_softmax",
+            "moe_router_load_balancing_type",
+        ),
+        _one_expert,
+        why="it is 1 whatever the scores are",
+        fix="Set moe_router_pre_softmax=true.",
+        fails=(1, "softmax", False, "aux_loss"),
+        passes=(1, "softmax", True, "aux_loss"),
+    ),
+    limit(
+        "K23",
+        ("moe_router_group_topk", "moe_router_num_groups", "num_moe_experts"),
+        _groups,
+        why="a token chooses groups of equal size first, and experts in them",
+        fix="Set moe_router_num_groups to a divisor of num_moe_experts that is no smaller than moe_router_group_topk.",
+        fails=(3, 2, 4),
+        passes=(1, 2, 4),
+    ),
+)

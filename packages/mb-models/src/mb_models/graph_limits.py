@@ -1,0 +1,176 @@
+"""What Megatron Core refuses about graphs that are captured part by part."""
+
+from collections.abc import Sequence
+
+from mb_models.rule import Rule, limit
+
+FULL = "full_iteration"
+"""A graph of the whole step: an implementation, and the old name of a module that asks for it."""
+
+
+def _graphed(impl: str, modules: str | Sequence[str]) -> set[str]:
+    """Return the parts that are captured one by one."""
+    if impl not in ("local", "transformer_engine"):
+        return set()
+    named = modules.split(",") if isinstance(modules, str) else modules
+    return set() if FULL in named else {name for name in named if name not in ("", "full")}
+
+
+def _graph_of_experts(modules: str | Sequence[str], impl: str, experts: int | None) -> str | None:
+    chosen = _graphed(impl, modules) & {"moe", "moe_router"}
+    if not chosen:
+        return None
+    if (experts or 0) <= 1:
+        return f"{', '.join(sorted(chosen))} cannot be captured in a model without experts"
+    return "cannot capture both moe and moe_router" if len(chosen) == 2 else None
+
+
+def _graph_of_dispatch(modules: str | Sequence[str], impl: str) -> str | None:
+    chosen = _graphed(impl, modules)
+    alone = impl == "transformer_engine" and "moe_preprocess" in chosen and "moe_router" not in chosen
+    return "moe_preprocess is captured only together with moe_router" if alone else None
+
+
+def _graph_of_dense_parts(
+    modules: str | Sequence[str], impl: str, experts: int | None, freq: int | Sequence[int]
+) -> str | None:
+    everywhere = freq == 1 or (not isinstance(freq, int) and 0 not in freq)
+    if (experts or 0) <= 1 or not everywhere or "mlp" not in _graphed(impl, modules):
+        return None
+    return "mlp cannot be captured where every layer has experts"
+
+
+def _graph_of_dropping_experts(
+    modules: str | Sequence[str], impl: str, experts: int | None, factor: float | None, pad: bool
+) -> str | None:
+    fixed = factor is not None and pad
+    if (experts or 0) <= 1 or fixed or "moe" not in _graphed(impl, modules):
+        return None
+    return "moe is captured only with moe_expert_capacity_factor and moe_pad_expert_input_to_capacity"
+
+
+def _graph_of_waiting_dispatch(
+    modules: str | Sequence[str], impl: str, experts: int | None, factor: float | None, pad: bool, kind: str
+) -> str | None:
+    waits = factor is not None and not pad and kind == "alltoall"
+    if (experts or 0) <= 1 or not waits or "moe_preprocess" not in _graphed(impl, modules):
+        return None
+    return "moe_preprocess is not captured with a capacity that is not padded to"
+
+
+def _graph_of_whole_recompute(granularity: str | None, impl: str, modules: str | Sequence[str]) -> str | None:
+    if granularity != "full" or impl in ("none", FULL) or FULL in modules:
+        return None
+    return f"does not go with cuda_graph_impl={impl}"
+
+
+def _graph_inside_recompute(
+    again: Sequence[str] | None, granularity: str | None, impl: str, modules: str | Sequence[str]
+) -> str | None:
+    if granularity != "selective" or impl != "transformer_engine" or "moe" not in (again or ()):
+        return None
+    return "moe encloses the captured moe_router" if "moe_router" in _graphed(impl, modules) else None
+
+
+def _graph_of_chance(
+    again: Sequence[str] | None,
+    granularity: str | None,
+    impl: str,
+    modules: str | Sequence[str],
+    attention: float,
+    hidden: float,
+) -> str | None:
+    if granularity != "selective" or impl == "none":
+        return None
+    captured = _graphed(impl, modules)
+    drops = {"core_attn": ("attn", attention), "mlp": ("mlp", hidden), "moe": ("moe", hidden)}
+    for name in ["core_attn"] if again is None else again:
+        part, dropout = drops.get(name, ("", 0.0))
+        if dropout and (not captured or part in captured):
+            return f"{name} draws its dropout of {dropout} again inside a captured graph"
+    return None
+
+
+_RECOMPUTE = ("recompute_modules", "recompute_granularity")
+_GRAPH = ("cuda_graph_modules", "cuda_graph_impl")
+
+RULES: tuple[Rule, ...] = (
+    limit(
+        "K28",
+        (*_GRAPH, "num_moe_experts"),
+        _graph_of_experts,
+        why="one of them encloses the other, and both are parts of a layer with experts",
+        fix="Name one of the two, and only in a model with experts.",
+        fails=(["moe_router"], "transformer_engine", None),
+        passes=(["moe_router"], "transformer_engine", 4),
+    ),
+    limit(
+        "K29",
+        _GRAPH,
+        _graph_of_dispatch,
+        why="what is prepared is the router's choice",
+        fix="Name moe_router too.",
+        fails=(["moe_preprocess"], "transformer_engine"),
+        passes=(["attn"], "transformer_engine"),
+    ),
+    limit(
+        "K30",
+        (*_GRAPH, "num_moe_experts", "moe_layer_freq"),
+        _graph_of_dense_parts,
+        why="no layer has a dense MLP",
+        fix="Leave mlp out.",
+        fails=(["mlp"], "transformer_engine", 4, 1),
+        passes=(["mlp"], "transformer_engine", 4, 2),
+    ),
+    limit(
+        "K31",
+        (*_GRAPH, "num_moe_experts", "moe_expert_capacity_factor", "moe_pad_expert_input_to_capacity"),
+        _graph_of_dropping_experts,
+        why="a graph has shapes that do not change from step to step",
+        fix="Set both, or capture moe_router instead.",
+        fails=(["moe"], "transformer_engine", 4, None, False),
+        passes=(["moe"], "transformer_engine", 4, 1.0, True),
+    ),
+    limit(
+        "K32",
+        (
+            *_GRAPH,
+            "num_moe_experts",
+            "moe_expert_capacity_factor",
+            "moe_pad_expert_input_to_capacity",
+            "moe_token_dispatcher_type",
+        ),
+        _graph_of_waiting_dispatch,
+        why="it waits for numbers of tokens to come to the host",
+        fix="Leave moe_preprocess out, or set moe_pad_expert_input_to_capacity=true.",
+        fails=(["moe_router", "moe_preprocess"], "transformer_engine", 4, 1.0, False, "alltoall"),
+        passes=(["moe_router", "moe_preprocess"], "transformer_engine", 4, 1.0, True, "alltoall"),
+    ),
+    limit(
+        "K33",
+        ("recompute_granularity", "cuda_graph_impl", "cuda_graph_modules"),
+        _graph_of_whole_recompute,
+        why="whole layers are computed again outside of their graphs",
+        fix='Set cuda_graph_impl to "full_iteration" or "none", or recompute_granularity to "selective".',
+        fails=("full", "transformer_engine", "full"),
+        passes=("full", "none", "full"),
+    ),
+    limit(
+        "K34",
+        (*_RECOMPUTE, "cuda_graph_impl", "cuda_graph_modules"),
+        _graph_inside_recompute,
+        why="a graph cannot be a part of what is computed again",
+        fix="Leave moe out of recompute_modules, or moe_router out of cuda_graph_modules.",
+        fails=(["moe"], "selective", "transformer_engine", ["attn", "moe_router"]),
+        passes=(["layernorm"], "selective", "transformer_engine", ["attn"]),
+    ),
+    limit(
+        "K35",
+        (*_RECOMPUTE, "cuda_graph_impl", "cuda_graph_modules", "attention_dropout", "hidden_dropout"),
+        _graph_of_chance,
+        why="random numbers inside a graph cannot be drawn a second time",
+        fix="Set the dropout to 0, or leave the module out of recompute_modules.",
+        fails=(None, "selective", "full_iteration", "full", 0.1, 0.0),
+        passes=(None, "selective", "full_iteration", "full", 0.0, 0.1),
+    ),
+)

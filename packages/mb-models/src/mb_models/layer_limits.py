@@ -1,0 +1,76 @@
+"""What Megatron Core refuses about fused kernels, offloading and layers that are counted."""
+
+from collections.abc import Mapping
+
+from mb_models.rule import Rule, limit
+
+
+def _fused_activation(on: bool, activation: str, gated: bool, bias: bool) -> str | None:
+    if not on:
+        return None
+    if activation not in ("gelu", "silu", "quick_gelu"):
+        return f"knows no fused {activation}"
+    if not gated and (activation == "quick_gelu" or (activation == "gelu" and not bias)):
+        return f"knows {activation} only gated" + ("" if activation == "quick_gelu" else ", or with a bias")
+    return None
+
+
+def _fused_norm(on: bool, normalization: str) -> str | None:
+    return f"does not go with normalization={normalization}" if on and normalization != "RMSNorm" else None
+
+
+def _something_to_offload(on: bool, extra: Mapping[str, object]) -> str | None:
+    return "needs transformer.offload_modules" if on and not extra.get("offload_modules") else None
+
+
+def _counted_split(layers: int, pp: int, vp: int | None, embedding: bool, loss: bool) -> str | None:
+    total, parts = layers + embedding + loss, pp * (vp or 1)
+    if not (embedding or loss) or parts < 1 or total % parts == 0:
+        return None
+    return f"{layers} layers and {embedding + loss} more cannot be cut into {parts} equal parts"
+
+
+RULES: tuple[Rule, ...] = (
+    limit(
+        "K24",
+        ("bias_activation_fusion", "activation_func", "gated_linear_unit", "add_bias_linear"),
+        _fused_activation,
+        why="Megatron Core has these kernels only",
+        fix="Set bias_activation_fusion=false.",
+        fails=(True, "relu", False, True),
+        passes=(True, "silu", True, False),
+    ),
+    limit(
+        "K25",
+        ("fused_residual_rmsnorm", "normalization"),
+        _fused_norm,
+        why="the fused kernel computes RMSNorm",
+        fix="Set normalization=RMSNorm, or fused_residual_rmsnorm=false.",
+        fails=(True, "LayerNorm"),
+        passes=(True, "RMSNorm"),
+    ),
+    limit(
+        "K26",
+        ("fine_grained_activation_offloading", "transformer"),
+        _something_to_offload,
+        why="nothing is moved that is not named",
+        fix="Name modules there, such as core_attn, or set fine_grained_activation_offloading=false.",
+        fails=(True, {}),
+        passes=(True, {"offload_modules": ["core_attn"]}),
+    ),
+    limit(
+        "K27",
+        (
+            "num_layers",
+            "pipeline_model_parallel_size",
+            "virtual_pipeline_model_parallel_size",
+            "account_for_embedding_in_pipeline_split",
+            "account_for_loss_in_pipeline_split",
+        ),
+        _counted_split,
+        why="embedding and output layer count as a layer each, and every stage has the same number",
+        fix="Change num_layers, or count both or neither.",
+        fails=(4, 2, None, True, False),
+        passes=(4, 2, None, True, True),
+    ),
+)

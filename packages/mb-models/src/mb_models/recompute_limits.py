@@ -1,0 +1,113 @@
+"""What Megatron Core refuses about computing activations again."""
+
+from collections.abc import Mapping, Sequence
+
+from mb_models.rule import Rule, limit
+
+RECOMPUTABLE = ("core_attn", "layernorm", "mlp", "moe", "moe_act", "shared_experts")
+"""Parts of any layer that can be computed again."""
+
+
+def _selective_takes_no_layers(layers: int | None, granularity: str | None) -> str | None:
+    if granularity != "selective" or layers is None:
+        return None
+    return f'"selective" takes modules, not layers (recompute_num_layers={layers})'
+
+
+def _recompute_modules(
+    modules: Sequence[str] | None, granularity: str | None, latent: bool, extra: Mapping[str, object]
+) -> str | None:
+    if granularity != "selective":
+        return None
+    gated = extra.get("experimental_attention_variant") == "gated_delta_net"
+    known = (*RECOMPUTABLE, *["mla_up_proj"] * latent, *["gdn_norm_out"] * gated)
+    wrong = [name for name in modules or () if name not in known]
+    return f"cannot compute {', '.join(wrong)} again, only {', '.join(known)}" if wrong else None
+
+
+def _activation_of_experts(modules: Sequence[str] | None, granularity: str | None, gemm: bool) -> str | None:
+    if granularity != "selective" or "moe_act" not in (modules or ()) or gemm:
+        return None
+    return "moe_act needs moe_grouped_gemm"
+
+
+def _shared_experts_again(
+    modules: Sequence[str] | None, granularity: str | None, overlap: bool, width: int | None
+) -> str | None:
+    if granularity != "selective" or "shared_experts" not in (modules or ()) or not overlap or width is None:
+        return None
+    return "shared_experts does not go with moe_shared_expert_overlap"
+
+
+def _eight_bits_again(
+    modules: Sequence[str] | None, granularity: str | None, fp8: str | None, recipe: str | None
+) -> str | None:
+    chosen = {"moe_act", "layernorm"} & {*(modules or ())}
+    if granularity != "selective" or not chosen or not fp8 or recipe != "delayed":
+        return None
+    return f"{', '.join(sorted(chosen))} cannot be computed again under fp8_recipe=delayed"
+
+
+def _spread_activations(spread: bool | None, sequence: bool, granularity: str | None) -> str | None:
+    on = spread and sequence and granularity is not None
+    return "does not go with sequence_parallel" if on else None
+
+
+_RECOMPUTE = ("recompute_modules", "recompute_granularity")
+
+RULES: tuple[Rule, ...] = (
+    limit(
+        "K01",
+        ("recompute_num_layers", "recompute_granularity"),
+        _selective_takes_no_layers,
+        why="what is computed again is chosen by module",
+        fix='Leave it unset, or set recompute_granularity to "full".',
+        fails=(1, "selective"),
+        passes=(None, "selective"),
+    ),
+    limit(
+        "K02",
+        (*_RECOMPUTE, "multi_latent_attention", "transformer"),
+        _recompute_modules,
+        why="Megatron Core knows these parts of the layers by name",
+        fix="Use names from the list.",
+        fails=(["mla_up_proj"], "selective", False, {}),
+        passes=(["mlp", "core_attn"], "selective", False, {}),
+    ),
+    limit(
+        "K03",
+        (*_RECOMPUTE, "moe_grouped_gemm"),
+        _activation_of_experts,
+        why="only the grouped experts can compute their activation again by itself",
+        fix="Set moe_grouped_gemm=true, or leave moe_act out.",
+        fails=(["moe_act"], "selective", False),
+        passes=(["moe_act"], "selective", True),
+    ),
+    limit(
+        "K04",
+        (*_RECOMPUTE, "moe_shared_expert_overlap", "moe_shared_expert_intermediate_size"),
+        _shared_experts_again,
+        why="they run in pieces while tokens are on their way",
+        fix="Set moe_shared_expert_overlap=false, or leave shared_experts out.",
+        fails=(["shared_experts"], "selective", True, 64),
+        passes=(["shared_experts"], "selective", False, 64),
+    ),
+    limit(
+        "K05",
+        (*_RECOMPUTE, "fp8", "fp8_recipe"),
+        _eight_bits_again,
+        why="a second pass would enter its values into the history of the scales",
+        fix="Use another fp8_recipe, or leave these modules out.",
+        fails=(["layernorm"], "selective", "hybrid", "delayed"),
+        passes=(["mlp"], "selective", "hybrid", "delayed"),
+    ),
+    limit(
+        "K06",
+        ("distribute_saved_activations", "sequence_parallel", "recompute_granularity"),
+        _spread_activations,
+        why="the inputs are split over the tensor-parallel ranks already",
+        fix="Set distribute_saved_activations=false.",
+        fails=(True, True, "selective"),
+        passes=(False, True, "selective"),
+    ),
+)

@@ -1,7 +1,7 @@
 """Goes through the file operations of a save or a load, makes trouble at each, and looks at what is left.
 
 Imports torch and Megatron once and forks the ranks of every run. As a program it prints a JSON summary.
-Usage: fault_driver.py FOLDER RANKS:sync|async|load:STRIDE ... (stride 1: every operation)
+Usage: fault_driver.py FOLDER RANKS:[fsdp-]sync|async|load:STRIDE ... (stride 1: every operation)
 """
 
 import contextlib
@@ -22,6 +22,7 @@ mb_host.install()
 
 import fault_points  # noqa: E402
 import torch.distributed as dist  # noqa: E402
+from fsdp_state import FsdpRun  # noqa: E402
 from tiny_state import Run  # noqa: E402
 
 from mb_checkpoint import select_checkpoint  # noqa: E402
@@ -78,13 +79,16 @@ class Matrix:
     """All points of one kind of run."""
 
     def __init__(self, world, mode, stride, folder):
-        self.world, self.mode, self.stride, self.folder = world, mode, stride, folder
+        self.world, self.stride, self.folder = world, stride, folder
+        self.make, self.mode = FsdpRun if mode.startswith("fsdp-") else Run, mode.removeprefix("fsdp-")
         self.template, self.root = folder / "template", folder / "root"
-        self.section = {"async_save": True, "async_write_results_mp_mode": "fork"} if mode == "async" else {}
+        self.section = (
+            {"async_save": True, "async_write_results_mp_mode": "fork"} if self.mode == "async" else {}
+        )
         self.points, self.problems, self.by = 0, [], {}
 
     def run(self):
-        first = fork_ranks(self.world, self.folder, lambda _: saved(Run(self.template, 10).save()))
+        first = fork_ranks(self.world, self.folder, lambda _: saved(self.make(self.template, 10).save()))
         assert first == ["SavedCheckpoint"] * self.world, first
         logs = self.record()
         for (rank, process), names in logs.items():
@@ -118,8 +122,8 @@ class Matrix:
                 plan.process, plan.number = process, number
             fault_points.install(plan)
             if self.mode == "load":
-                return Run(self.root, 1).load().source
-            return saved(Run(self.root, 20, **self.section).save())
+                return self.make(self.root, 1).load().source
+            return saved(self.make(self.root, 20, **self.section).save())
 
         return fork_ranks(self.world, self.folder, work)
 
@@ -153,7 +157,7 @@ class Matrix:
         assert resumed == [[newest.step, [float(newest.step)], "SavedCheckpoint", 30]] * self.world, resumed
 
     def resume(self):
-        run = Run(self.root, 1)
+        run = self.make(self.root, 1)
         step = run.load().step
         values = sorted(run.model.values())
         run.state.train_state.step = 30

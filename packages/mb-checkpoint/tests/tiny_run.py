@@ -17,12 +17,14 @@ from megatron.core.distributed import (
     DistributedDataParallelConfig,
     finalize_model_grads,
 )
+from megatron.core.distributed.fsdp.mcore_fsdp_adapter import FullyShardedDataParallel
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import TransformerConfig
+from torch.distributed.tensor import DTensor
 
 from mb_checkpoint import (
     CheckpointConfig,
@@ -84,6 +86,8 @@ class Shape:
     bf16: bool = False
     dist_opt: bool = False
     bucket_size: int | None = None
+    fsdp: str | None = None
+    overlap: bool = False
     seed: int = 1234
 
 
@@ -109,6 +113,8 @@ class TinyRun:
         self.optimizer = get_megatron_optimizer(optimizer_config(shape), self.model)
         self.config.grad_scale_func = self.optimizer.scale_loss
         self.config.finalize_model_grads_func = finalize_model_grads
+        if shape.overlap:
+            self.config.no_sync_func = self.model[0].no_sync
         self.scheduler = OptimizerParamScheduler(
             self.optimizer, 0.0, 1e-2, 1e-4, 16, 400, "cosine", 0.01, 0.01, 400, "constant"
         )
@@ -133,6 +139,8 @@ class TinyRun:
             vp_stage=stage if shape.vpp else None,
         )
         model = Float16Module(self.config, model) if shape.bf16 else model
+        if shape.fsdp:
+            return FullyShardedDataParallel(self.config, fsdp_config(shape), model)
         ddp = DistributedDataParallelConfig(
             grad_reduce_in_fp32=True,
             use_distributed_optimizer=shape.dist_opt,
@@ -195,11 +203,17 @@ class TinyRun:
         """Return master weights and optimizer state by name."""
         return optimizer_tensors(self.optimizer)
 
+    def weights(self):
+        """Return this rank's weights by name, sharded where they are."""
+        if self.shape.fsdp:
+            self.model[0].stop_communication()
+        return dict(pair for chunk in self.model for pair in chunk.named_parameters())
+
     def fingerprint(self):
         """Return short texts that are equal only if what they stand for is equal to the last bit."""
         trackers = tensor_parallel.get_cuda_rng_tracker().get_states()
         return {
-            "weights": digest(dict(pair for chunk in self.model for pair in chunk.named_parameters())),
+            "weights": digest(self.weights()),
             "optimizer": digest(optimizer_tensors(self.optimizer)),
             "rates": [(group["lr"], group["weight_decay"]) for group in self.optimizer.param_groups],
             "counters": self.state.train_state.state_dict(),
@@ -210,10 +224,21 @@ class TinyRun:
         }
 
 
+def fsdp_config(shape):
+    """Return how Megatron-FSDP shards."""
+    return DistributedDataParallelConfig(
+        use_megatron_fsdp=True,
+        use_distributed_optimizer=True,
+        data_parallel_sharding_strategy=shape.fsdp,
+        overlap_grad_reduce=shape.overlap,
+        overlap_param_gather=shape.overlap,
+    )
+
+
 def optimizer_tensors(optimizer):
     """Return the master weights and every tensor that the optimizer keeps for them, by place and name."""
     found = {}
-    for chained in optimizer.chained_optimizers:
+    for chained in getattr(optimizer, "chained_optimizers", [optimizer]):
         parameters = [each for group in chained.optimizer.param_groups for each in group["params"]]
         for parameter in parameters:
             state = {"master": parameter, **chained.optimizer.state[parameter]}
@@ -226,6 +251,7 @@ def digest(tensors):
     """Return a hash of named tensors."""
     sha = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
+        tensor = tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor
         sha.update(name.encode() + tensor.detach().flatten().view(torch.uint8).numpy().tobytes())
     return sha.hexdigest()[:16]
 
@@ -277,7 +303,7 @@ def optimizer_config(shape):
         clip_grad=1.0,
         bf16=shape.bf16,
         params_dtype=torch.bfloat16 if shape.bf16 else torch.float32,
-        use_distributed_optimizer=shape.dist_opt,
+        use_distributed_optimizer=shape.dist_opt or shape.fsdp is not None,
     )
 
 

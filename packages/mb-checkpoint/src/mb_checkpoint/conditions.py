@@ -87,7 +87,19 @@ def at_least_one_writer(writers: int) -> str | None:
 
 def known_format(ckpt_format: str) -> str | None:
     """Say whether this version writes that layout."""
-    return None if ckpt_format == "torch_dist" else f"ckpt_format={ckpt_format}"
+    return None if ckpt_format in DISTRIBUTED_FORMATS else f"ckpt_format={ckpt_format}"
+
+
+def shards_are_shared(ckpt_format: str, kind: str | None) -> str | None:
+    """Say whether checkpoints of each node can hold that layout."""
+    wrong = ckpt_format == "fsdp_dtensor" and kind == "local"
+    return "ckpt_format=fsdp_dtensor with non_persistent_ckpt_type=local" if wrong else None
+
+
+def shards_are_read_alone(ckpt_format: str, parallel_load: bool) -> str | None:
+    """Say whether the ranks could exchange what they read."""
+    wrong = ckpt_format == "fsdp_dtensor" and parallel_load
+    return "ckpt_format=fsdp_dtensor with fully_parallel_load=true" if wrong else None
 
 
 def strictness_without_lists(strictness: str) -> str | None:

@@ -15,8 +15,9 @@ STATE_TRACKER = "latest_train_state.pt"
 STEP_TRACKER = "latest_checkpointed_iteration.txt"
 
 MARKS = (RUN_CONFIG, TRAIN_STATE, FORMAT_MARK, TENSOR_INDEX)
-WEIGHTS = (FORMAT_MARK, TENSOR_INDEX)
-RESUMABLE = (FORMAT_MARK, TENSOR_INDEX, TRAIN_STATE)
+WEIGHTS = (TENSOR_INDEX,)
+RESUMABLE = (TENSOR_INDEX, TRAIN_STATE)
+_COMMON = "common.pt"
 _REPLACED = ".replaced_"
 _STEP_FOLDER = re.compile(r"(?:\.replaced_)?iter_(\d{7,})")
 
@@ -124,6 +125,12 @@ def steps_in(root: Path) -> dict[int, Path]:
     return dict(sorted(found.items(), reverse=True))
 
 
+def format_of(directory: Path) -> str:
+    """Return the layout of a checkpoint's tensors: Megatron Core marks its own, and fsdp_dtensor has no mark."""
+    return "torch_dist" if (directory / FORMAT_MARK).is_file() else "fsdp_dtensor"
+
+
 def missing_marks(directory: Path, wanted: tuple[str, ...] = RESUMABLE) -> list[str]:
-    """Return the wanted files that a checkpoint folder lacks."""
-    return [name for name in wanted if not (directory / name).is_file()]
+    """Return the wanted files that a checkpoint folder lacks; what Megatron Core wrote must have its mark, too."""
+    needed = (FORMAT_MARK, *wanted) if (directory / _COMMON).is_file() else wanted
+    return [name for name in needed if not (directory / name).is_file()]

@@ -73,7 +73,7 @@ class BackgroundLike(Protocol):
 
 
 class DefaultCheckpointManager:
-    """Checkpoints in the torch_dist layout below one folder.
+    """Checkpoints in the layout torch_dist, or that of Megatron-FSDP, below one folder.
 
     With `async_save` a save copies this rank's tensors to host memory and returns; a process of its own writes them.
     One save at a time: a second one waits for the first. `finalize_async_saves` is called after each step.
@@ -202,7 +202,8 @@ class DefaultCheckpointManager:
         if self._planner is not None:
             return
         self._planner = new_planner(self._config, groups)
-        if isinstance(self._writer, Writer) and self._config.async_strategy == "nvrx":
+        dtensors = self._config.ckpt_format == "fsdp_dtensor"  # planned by torch, and written by this package
+        if isinstance(self._writer, Writer) and self._config.async_strategy == "nvrx" and not dtensors:
             door = import_module("mb_checkpoint.nvrx_async")  # Megatron Core must not be imported for less
             if door.is_available():
                 shared = writing_group(self._config, groups)

@@ -148,6 +148,8 @@ def content_metadata(optimizer: Any | None, config: CheckpointConfig) -> dict[st
     The distributed optimizer's state is stored bucket by bucket (`dp_reshardable`), which any data-parallel
     size can read, unless `dist_ckpt_optim_fully_reshardable` asks for the form that any layout can read.
     """
+    if config.ckpt_format == "fsdp_dtensor":
+        return {SHARDING_KEY: config.ckpt_format} if has_state(optimizer) else {}
     metadata: dict[str, Any] = {"singleton_local_shards": False, "chained_optim_avoid_prefix": True}
     if distributed_parts(optimizer):
         full = config.dist_ckpt_optim_fully_reshardable

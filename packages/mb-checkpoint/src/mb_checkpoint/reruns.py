@@ -45,3 +45,17 @@ def take_over(machine: RerunsLike | None, loaded: Mapping[str, Any], *, asked: b
 def _shards(state: Mapping[str, Any] | None) -> set[str]:
     """Return the unique keys of the sharded objects in a state."""
     return {str(value.unique_key) for value in (state or {}).values() if hasattr(value, "unique_key")}
+
+
+def entries_of(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a machine's state as separate entries, what each rank has of its own under a name of its own."""
+    return {_entry(name, value): getattr(value, "data", value) for name, value in state.items()}
+
+
+def rebuilt(template: Mapping[str, Any], loaded: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state that was asked for by a template, from the entries that were read."""
+    return {name: loaded[_entry(name, value)] for name, value in template.items()}
+
+
+def _entry(name: str, value: Any) -> str:
+    return str(value.unique_key) if hasattr(value, "unique_key") else f"{RERUN_KEY}.{name}"

@@ -18,6 +18,8 @@ from mb_checkpoint.conditions import (
     main_params_without_optimizer,
     one_reshardable_form,
     pretrained_exists,
+    shards_are_read_alone,
+    shards_are_shared,
     step_has_a_folder,
     strictness_without_lists,
     temporary_has_a_kind,
@@ -178,10 +180,10 @@ CONSISTENCY = (
         id="CK03",
         fields=("checkpoint.ckpt_format",),
         test=known_format,
-        why="this version of mb-checkpoint writes and reads torch_dist only",
+        why="mb-checkpoint writes and reads Megatron Core's torch_dist, and fsdp_dtensor under Megatron-FSDP",
         fix="Set checkpoint.ckpt_format=torch_dist.",
-        fails={"checkpoint.ckpt_format": "fsdp_dtensor"},
-        passes={"checkpoint.ckpt_format": "torch_dist"},
+        fails={"checkpoint.ckpt_format": "torch_dcp"},
+        passes={"checkpoint.ckpt_format": "fsdp_dtensor"},
     ),
     Rule(
         id="CK04",
@@ -272,6 +274,30 @@ CONSISTENCY = (
             "checkpoint.non_persistent_ckpt_type": "local",
             "facts.nvidia_resiliency_ext_installed": True,
         },
+    ),
+    Rule(
+        id="CK11",
+        fields=("checkpoint.ckpt_format", "checkpoint.non_persistent_ckpt_type"),
+        test=shards_are_shared,
+        why="local checkpoints are stored as Megatron Core's own pieces, which Megatron-FSDP has none of",
+        fix="Set checkpoint.non_persistent_ckpt_type=global.",
+        fails={
+            "checkpoint.ckpt_format": "fsdp_dtensor",
+            "checkpoint.non_persistent_ckpt_type": "local",
+        },
+        passes={
+            "checkpoint.ckpt_format": "fsdp_dtensor",
+            "checkpoint.non_persistent_ckpt_type": "global",
+        },
+    ),
+    Rule(
+        id="CK12",
+        fields=("checkpoint.ckpt_format", "checkpoint.fully_parallel_load"),
+        test=shards_are_read_alone,
+        why="under Megatron-FSDP each rank reads its own shards and no others, so there is nothing to exchange",
+        fix="Set checkpoint.fully_parallel_load=false.",
+        fails={"checkpoint.ckpt_format": "fsdp_dtensor", "checkpoint.fully_parallel_load": True},
+        passes={"checkpoint.ckpt_format": "torch_dist", "checkpoint.fully_parallel_load": True},
     ),
 )
 

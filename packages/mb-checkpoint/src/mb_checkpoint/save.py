@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 
-from mb_checkpoint import mcore, mcore_plan
+from mb_checkpoint import fsdp, mcore, mcore_plan
 from mb_checkpoint.adapters import apply_peft_adapter_filter_to_state_dict
 from mb_checkpoint.agreement import RanksFailedError, gather, need_process_group, on_every_rank, on_rank_zero
 from mb_checkpoint.commit import discard, open_staging
@@ -26,6 +26,7 @@ from mb_checkpoint.manifest import Manifest
 from mb_checkpoint.pending import Save, saved
 from mb_checkpoint.reruns import rerun_entry
 from mb_checkpoint.rng import collect_rng_state, rng_digest
+from mb_checkpoint.save_shards import ShardSavePlanner, entries_to_save
 from mb_checkpoint.train_state import FLOPS, encode_train_state
 from mb_checkpoint.writing import DataFile, Piece, put_result, write_files
 
@@ -80,7 +81,8 @@ def save_checkpoint(
         CheckpointSaveError: Something could not be written. Earlier checkpoints and the trackers are as
             before, and what was written is removed; where only a tracker could not be written, the whole
             checkpoint stays beside them.
-        CheckpointLayoutError: The optimizer state cannot be stored rightly in the form asked for.
+        CheckpointLayoutError: The optimizer state cannot be stored rightly in the form asked for, or one of model and
+            layout is Megatron-FSDP's, and the other is not.
         NotImplementedError: One module of several.
         ValueError: `config.save` is not set, or a temporary checkpoint is asked for and its kind is not set.
     """
@@ -116,6 +118,7 @@ def prepare(
     train_state = encode_train_state(counters)
     step = int(counters["step"])
     groups = mcore.Groups.of(ctx.pg_collection)
+    fsdp.refuse_other_wrapping(ctx.model, config.ckpt_format)
     metadata = mcore.content_metadata(ctx.optimizer, config)
     mcore.refuse_padded_buckets(ctx.optimizer, metadata)
     planner = planner or new_planner(config, groups)
@@ -127,7 +130,8 @@ def prepare(
     def describe() -> None:
         (staging / TRAIN_STATE).write_bytes(train_state)
         ctx.state.cfg.to_yaml(str(staging / RUN_CONFIG))
-        mcore_plan.mark_format(staging)
+        if config.ckpt_format != fsdp.FORMAT:
+            mcore_plan.mark_format(staging)
         if write_assets is not None and config.save_tokenizer_assets:
             write_assets(staging)
 
@@ -192,8 +196,10 @@ def destination(ctx: CheckpointSaveContext, config: CheckpointConfig) -> Path:
     return _target(ctx, config).root
 
 
-def new_planner(config: CheckpointConfig, groups: mcore.Groups) -> mcore_plan.Planner:
+def new_planner(config: CheckpointConfig, groups: mcore.Groups) -> PlannerLike:
     """Return a planner as the section asks for it."""
+    if config.ckpt_format == fsdp.FORMAT:
+        return ShardSavePlanner(config)
     return mcore_plan.Planner(
         dp_cp=writing_group(config, groups),
         writers=config.storage_writers_per_rank,
@@ -273,16 +279,18 @@ def _sharded_state(
     groups: mcore.Groups,
     metadata: dict[str, Any],
 ) -> dict[str, Any]:
-    whole = mcore.model_sections(ctx.model, groups, metadata)
-    keep = ctx.adapter_key_filter
-    sections = whole if keep is None else apply_peft_adapter_filter_to_state_dict(whole, keep)
-    state: dict[str, Any] = {
+    common: dict[str, Any] = {
         "checkpoint_version": CHECKPOINT_VERSION,
         "iteration": step,
         mcore.EXACT_FLOPS: int(ctx.num_floating_point_operations_so_far),
         "parallel_layout": groups.layout(ctx.model),
-        **sections,
     }
+    if config.ckpt_format == fsdp.FORMAT:
+        return entries_to_save(ctx, config, common, groups=groups, metadata=metadata)
+    whole = mcore.model_sections(ctx.model, groups, metadata)
+    keep = ctx.adapter_key_filter
+    sections = whole if keep is None else apply_peft_adapter_filter_to_state_dict(whole, keep)
+    state = {**common, **sections}
     if config.save_optim and mcore.has_state(ctx.optimizer):
         state["optimizer"] = mcore.optimizer_section(ctx.optimizer, whole, groups, metadata, is_loading=False)
     if ctx.opt_param_scheduler is not None:

@@ -1,0 +1,45 @@
+"""What modules keep beside their weights, where a checkpoint holds none of it.
+
+Transformer Engine's modules keep an entry each, empty but for 8-bit scales. Megatron's own layers and torch's norms have
+fewer or none, so that what they stored, or what was imported from elsewhere, lacks entries that a GPU's layers ask for.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from mb_checkpoint import mcore
+
+NAME = "_extra_state"
+"""How torch calls it: the last part of an entry's name."""
+
+
+def lacking(sections: Mapping[str, Any], contents: mcore.Contents) -> dict[str, dict[str, Any]]:
+    """Return, by section and name, this rank's extra state that a checkpoint lacks, with the values it has now.
+
+    Args:
+        sections: sharded weights of this rank.
+        contents: of the checkpoint.
+    """
+    stored = mcore.stored_part(sections, contents)
+    return {
+        section: {
+            name: entry.data
+            for name, entry in entries.items()
+            if name.rpartition(".")[2] == NAME and name not in stored[section]
+        }
+        for section, entries in sections.items()
+    }
+
+
+def without(sections: Mapping[str, Any], left: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the sections without the entries of `left`."""
+    return {
+        section: {name: entry for name, entry in entries.items() if name not in left[section]}
+        for section, entries in sections.items()
+    }
+
+
+def starting_fresh(left: Mapping[str, Mapping[str, Any]]) -> int:
+    """Count the modules whose extra state says something, as 8-bit scales do, and which the checkpoint knows not."""
+    values = [value for entries in left.values() for value in entries.values()]
+    return sum(value is not None and value.numel() > 0 for value in values)

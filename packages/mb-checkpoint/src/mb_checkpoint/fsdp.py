@@ -1,0 +1,283 @@
+"""The door to Megatron-FSDP: where the shards of a model and of its optimizer lie in the whole.
+
+Weights have the names that other trainers on Megatron Core give them in this layout, in half precision and without
+alike. What a gate and its input share (SwiGLU) is stored as two tensors, `_w` and `_v`, and experts have their number
+in the whole model, so that another parallel layout finds them.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core.distributed import DistributedDataParallel, TorchFullyShardedDataParallel
+from megatron.core.distributed.fsdp.mcore_fsdp_adapter import FullyShardedDataParallel
+from megatron.core.distributed.fsdp.src.megatron_fsdp import MegatronFSDP
+from megatron.core.transformer.fsdp_dtensor_checkpoint import handle_experts_in_state_dict
+from megatron.core.transformer.module import Float16Module
+from megatron.core.utils import unwrap_model
+from torch.distributed.tensor import DTensor
+
+from mb_checkpoint import mcore
+from mb_checkpoint.adapters import KeyFilter
+from mb_checkpoint.errors import CheckpointLayoutError
+from mb_checkpoint.shards import Shard, whole
+
+FORMAT = "fsdp_dtensor"
+MODEL = "model.module."
+STATE = "optimizer.state.module.module.module."
+GROUP_OF = "optimizer.param_to_group_meta.module.module.module."
+SCALER = "optimizer.grad_scaler"
+_WRAPPERS = (
+    DistributedDataParallel,
+    TorchFullyShardedDataParallel,
+    FullyShardedDataParallel,
+    MegatronFSDP,
+    Float16Module,
+)
+
+
+def is_wrapped(model: Sequence[Any]) -> bool:
+    """Say whether the chunks are Megatron-FSDP's."""
+    return any(isinstance(chunk, FullyShardedDataParallel) for chunk in model)
+
+
+def refuse_other_wrapping(model: Sequence[Any], ckpt_format: str) -> None:
+    """Refuse a layout that does not fit how the model is wrapped.
+
+    Raises:
+        CheckpointLayoutError: Megatron-FSDP with another layout than its own, or its layout without it.
+    """
+    wrapped = is_wrapped(model)
+    if wrapped == (ckpt_format == FORMAT):
+        return
+    how = "is sharded by Megatron-FSDP" if wrapped else "is not sharded by Megatron-FSDP"
+    right = FORMAT if wrapped else "torch_dist"
+    raise CheckpointLayoutError(
+        f"checkpoint.ckpt_format: {ckpt_format}, and the model {how}, because {FORMAT} is the layout of its shards and "
+        f"of nothing else. Set checkpoint.ckpt_format={right}."
+    )
+
+
+def refuse_other_checkpoint(model: Sequence[Any], path: Path) -> None:
+    """Refuse a checkpoint of another layout for a model in Megatron-FSDP.
+
+    Raises:
+        CheckpointLayoutError: The model is in Megatron-FSDP.
+    """
+    if is_wrapped(model):
+        raise CheckpointLayoutError(
+            f"{path}: is in Megatron Core's layout torch_dist, and the model is sharded by Megatron-FSDP, because only "
+            f"{FORMAT} can be read into its shards. Go on without Megatron-FSDP (ddp.use_megatron_fsdp=false), or load "
+            "the weights into the model before it is wrapped."
+        )
+
+
+def weights(model: Sequence[Any], groups: mcore.Groups, *, keep: KeyFilter | None = None) -> dict[str, Shard]:
+    """Return this rank's weights and buffers by their names in a checkpoint.
+
+    A model without Megatron-FSDP has whole ones. Of a model in it this ends the gathering of its weights. `keep`
+    chooses by their names in the model.
+
+    Raises:
+        CheckpointLayoutError: A model without Megatron-FSDP is spread over tensor- or pipeline-parallel ranks.
+    """
+    if not is_wrapped(model):
+        _refuse_spread(model, groups)
+    inner = _bare(model)
+    found: dict[str, Shard] = {}
+    gated = _gated(inner)
+    for name, value in _state(inner).items():
+        if keep is None or keep(name):
+            placed = _pieces(name, _local(value), value, gated=gated)
+            found |= {MODEL + piece: shard for piece, shard in placed}
+    return _with_global_experts(inner, found)
+
+
+def optimizer_entries(model: Sequence[Any], optimizer: Any) -> dict[str, Any]:
+    """Return this rank's optimizer state by its names in a checkpoint: shards, and the settings of each parameter.
+
+    A rank has no state of a parameter of which it has no elements.
+    """
+    inner = _bare(model)
+    entries: dict[str, Any] = {}
+    gated = _gated(inner)
+    names = {id(value): name for name, value in _state(inner).items()}
+    for part in mcore.optimizer_parts(optimizer):
+        for group in part.optimizer.param_groups:
+            settings = {key: value for key, value in group.items() if key != "params"}
+            for parameter in group["params"]:
+                name = names[id(parameter)]
+                entries[GROUP_OF + name] = settings
+                for key, value in part.optimizer.state.get(parameter, {}).items():
+                    for piece, shard in _of_state(name, value, parameter, gated=gated):
+                        entries[f"{STATE}{piece}.{key}"] = shard
+        if getattr(part, "grad_scaler", None):  # only of half precision
+            entries[SCALER] = part.grad_scaler.state_dict()
+    return _with_global_experts(inner, entries)
+
+
+def make_state(model: Sequence[Any], optimizer: Any) -> None:
+    """Make the state that an optimizer makes in its first step, where it has none; no weight changes."""
+    _state(_bare(model))  # from here on the parameters of the model are those of the optimizer
+    for part in mcore.optimizer_parts(optimizer):
+        if part.optimizer.state:
+            continue
+        rates = [group["lr"] for group in part.optimizer.param_groups]
+        try:
+            for group in part.optimizer.param_groups:
+                group["lr"] = 0.0
+            part.sharded_state_dict({}, is_loading=True, metadata={mcore.SHARDING_KEY: FORMAT})
+        finally:
+            for group, rate in zip(part.optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+
+
+def put_back_settings(model: Sequence[Any], optimizer: Any, loaded: Mapping[str, Any]) -> None:
+    """Give the parameter groups, and the loss scaler, what was stored of them."""
+    inner = _bare(model)
+    names = {id(value): name for name, value in _state(inner).items()}
+    for part in mcore.optimizer_parts(optimizer):
+        for group in part.optimizer.param_groups:
+            own = _with_global_experts(inner, {GROUP_OF + names[id(each)]: None for each in group["params"]})
+            group.update(next((loaded[name] for name in own if name in loaded), {}))
+        if getattr(part, "grad_scaler", None) and SCALER in loaded:
+            part.grad_scaler.load_state_dict(loaded[SCALER])
+
+
+def take_over(model: Sequence[Any]) -> None:
+    """Have a model in Megatron-FSDP compute with the shards that a load has filled. Collective over its groups."""
+    for chunk in model:
+        if isinstance(chunk, FullyShardedDataParallel):
+            chunk.module.install_optimized_model_weights()
+            chunk.start_param_sync()
+
+
+def fused_layers(model: Sequence[Any]) -> bool:
+    """Say whether a layer joins several projections in a way that only the same tensor-parallel size can cut."""
+    return any(hasattr(module, "in_proj") for module in _bare(model).modules())
+
+
+def _refuse_spread(model: Sequence[Any], groups: mcore.Groups) -> None:
+    sizes = {"tensor": groups.tp.size(), "pipeline": groups.pp.size(), "expert": groups.ep_size}
+    if len(model) > 1 or any(size > 1 for size in sizes.values()):
+        raise CheckpointLayoutError(
+            f"checkpoint load: a checkpoint in the layout {FORMAT}, and a model without Megatron-FSDP that is spread "
+            f"over ranks ({sizes}), because such a model's weights are read whole. Use one tensor-, pipeline- and "
+            "expert-parallel rank, or Megatron-FSDP."
+        )
+
+
+def _bare(model: Sequence[Any]) -> Any:
+    """Return the model inside all wrappers; there is one chunk, as Megatron-FSDP knows no pipeline stages."""
+    return unwrap_model(model[0], _WRAPPERS)
+
+
+def _state(inner: Any) -> dict[str, torch.Tensor]:
+    """Return parameters and lasting buffers by name; under Megatron-FSDP the parameters are the optimizer's."""
+    entries = inner.state_dict(keep_vars=True)
+    return {
+        name: value
+        for name, value in entries.items()
+        if isinstance(value, torch.Tensor) and not name.endswith("_extra_state")
+    }
+
+
+def _local(value: torch.Tensor) -> torch.Tensor:
+    value = value.detach()
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
+def _gated(inner: Any) -> frozenset[str]:
+    """Return the names of the weights that hold a gate and its input."""
+    found = set()
+    for name, module in inner.named_modules():
+        if hasattr(module, "linear_fc1") and module.config.gated_linear_unit:
+            own = dict(module.linear_fc1.named_parameters(recurse=False))
+            found |= {f"{name}.linear_fc1.{each}" for each in own}
+    return frozenset(found)
+
+
+def _of_state(
+    name: str, value: Any, parameter: torch.Tensor, *, gated: frozenset[str]
+) -> Iterator[tuple[str, Any]]:
+    """Yield the pieces of a value that the optimizer keeps for a parameter."""
+    if not isinstance(value, torch.Tensor):
+        yield name, value
+        return
+    local = _local(value)
+    if local.shape == _local(parameter).shape:
+        yield from _pieces(name, local, parameter, gated=gated)
+        return
+    ends = ("_w", "_v") if name in gated else ("",)  # a count, such as that of the steps
+    yield from ((name + end, whole(local)) for end in ends)
+
+
+def _pieces(
+    name: str, local: torch.Tensor, like: torch.Tensor, *, gated: frozenset[str]
+) -> Iterator[tuple[str, Shard]]:
+    """Yield where this rank's part of a tensor lies that is spread as a parameter is; of a gate and its input, both."""
+    cut = _Cut.of(like)
+    if name not in gated:
+        yield name, cut.block(local, cut.start)
+        return
+    half = replace(cut, own=(cut.own[0] // 2, *cut.own[1:]), shape=(cut.shape[0] // 2, *cut.shape[1:]))
+    size, flat = torch.Size(half.own).numel(), local.reshape(-1)
+    for end, first in (("_w", 0), ("_v", size)):
+        low = min(max(cut.start, first), cut.start + flat.numel())
+        high = max(low, min(cut.start + flat.numel(), first + size))
+        part = flat[low - cut.start : high - cut.start].view(-1, *half.own[1:])
+        yield name + end, half.block(part, low - first)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cut:
+    """How a tensor is cut: by tensor-parallel ranks in one dimension, and each part into runs of elements."""
+
+    own: tuple[int, ...]
+    """Shape of the part of this tensor-parallel rank."""
+    shape: tuple[int, ...]
+    """Of the whole."""
+    start: int
+    """Element of that part at which this rank's run begins."""
+    rank: int
+    """Tensor-parallel."""
+    split: int | None
+    """Dimension that is cut for these ranks."""
+
+    @classmethod
+    def of(cls, like: Any) -> "_Cut":
+        shape = tuple(like.shape)
+        if not isinstance(like, DTensor):
+            return cls(own=shape, shape=shape, start=0, rank=0, split=None)
+        parameter: Any = like  # Megatron-FSDP gives it attributes
+        own = tuple(parameter.orig_param.shape)
+        complete = _local(parameter).numel() == parameter.orig_param.numel()
+        split = next((each for each, size in enumerate(own) if size != shape[each]), None)
+        place = parameter.megatron_fsdp_dist_index.tp_dim
+        return cls(
+            own=own,
+            shape=shape,
+            start=0 if complete else parameter.megatron_fsdp_slice.start,
+            rank=0 if split is None else parameter.device_mesh.get_local_rank(place),
+            split=split,
+        )
+
+    def block(self, local: torch.Tensor, start: int) -> Shard:
+        """Place whole rows of that part, from an element on."""
+        offsets = [0] * len(self.own)
+        if local.numel() and self.own:
+            offsets[0] = start // torch.Size(self.own[1:]).numel()
+        if self.split is not None:
+            offsets[self.split] += self.rank * self.own[self.split]
+        return Shard(data=local, offsets=tuple(offsets), shape=self.shape)
+
+
+def _with_global_experts(inner: Any, entries: dict[str, Any]) -> dict[str, Any]:
+    """Give experts their number in the whole model."""
+    experts = getattr(inner.config, "num_moe_experts", None)
+    if not experts:
+        return entries
+    renamed: dict[str, Any] = handle_experts_in_state_dict(entries, experts)
+    return renamed

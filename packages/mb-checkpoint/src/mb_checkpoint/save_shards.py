@@ -1,0 +1,91 @@
+"""Saving the layout of Megatron-FSDP: each rank writes its shards, and one of those that have it what is no shard."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from mb_checkpoint import fsdp, mcore
+from mb_checkpoint.agreement import gather
+from mb_checkpoint.config import CheckpointConfig
+from mb_checkpoint.context import CheckpointSaveContext
+from mb_checkpoint.mcore_plan import WritePlan, split_by_size
+from mb_checkpoint.reruns import RERUN_KEY, entries_of, rerun_entry
+from mb_checkpoint.restore_shards import rng_name
+from mb_checkpoint.rng import collect_rng_state, rng_digest
+from mb_checkpoint.shards import ShardPlanner, content
+from mb_checkpoint.writing import DataFile, Piece
+
+
+class ShardSavePlanner:
+    """Plans the saves of one run in this layout.
+
+    Args:
+        config: `fully_parallel_save` has what several ranks have written by the one with the least to write; the number
+            of files a rank is `storage_writers_per_rank`, in the background `dist_ckpt_workers`.
+    """
+
+    def __init__(self, config: CheckpointConfig) -> None:
+        self._planner = ShardPlanner(
+            to_lowest=not config.fully_parallel_save, constant=config.ckpt_assume_constant_structure
+        )
+        self._writers = config.dist_ckpt_workers if config.async_save else config.storage_writers_per_rank
+
+    def plan(
+        self,
+        state: dict[str, Any],
+        directory: Path,
+        *,
+        metadata: dict[str, Any],
+        validate: bool,
+    ) -> WritePlan:
+        """Return what this rank writes of the entries; folder and metadata are not read. Collective; writes nothing.
+
+        Whether the ranks' pieces cover each tensor once is always looked at.
+
+        Raises:
+            ValueError: They do not.
+        """
+        items, index = self._planner.divide(state)
+        shares = [share for share in split_by_size(items, self._writers) if share]
+        files = [
+            DataFile(
+                name=f"__{dist.get_rank()}_{number}.distcp",
+                pieces=tuple(Piece(index=item.index, data=content(state[item.index.fqn])) for item in share),
+            )
+            for number, share in enumerate(shares)
+        ]
+        return WritePlan(files=tuple(files), index=index)
+
+
+def entries_to_save(
+    ctx: CheckpointSaveContext,
+    config: CheckpointConfig,
+    common: Mapping[str, Any],
+    *,
+    groups: mcore.Groups,
+    metadata: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return what this rank has of a run, by its names in a checkpoint. Collective.
+
+    Raises:
+        CheckpointLayoutError: The model is not in Megatron-FSDP.
+    """
+    entries: dict[str, Any] = {**common, "content_metadata": dict(metadata)}
+    entries |= fsdp.weights(ctx.model, groups, keep=ctx.adapter_key_filter)
+    if config.save_optim and mcore.has_state(ctx.optimizer):
+        entries |= fsdp.optimizer_entries(ctx.model, ctx.optimizer)
+    if ctx.opt_param_scheduler is not None:
+        entries["opt_param_scheduler"] = ctx.opt_param_scheduler.state_dict()
+    if config.save_rng:
+        entries |= _rng(groups)
+    return entries | entries_of(rerun_entry(ctx.rerun_state_machine).get(RERUN_KEY, {}))
+
+
+def _rng(groups: mcore.Groups) -> dict[str, Any]:
+    """Store one random state per (pp, tp) where the data-parallel replicas agree, else each rank's own."""
+    own = collect_rng_state(mcore.MegatronRng())
+    places = gather((groups.pp.rank(), groups.tp.rank(), rng_digest(own)))
+    differ = len(set(places)) > len({place[:2] for place in places})
+    return {rng_name(groups, groups.dp_cp.rank() if differ else 0): own}

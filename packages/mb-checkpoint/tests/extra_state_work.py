@@ -1,0 +1,50 @@
+"""What ranks do in test_extra_state.py: modules that keep something beside their weights, as Transformer Engine's do."""
+
+import torch
+from rank_work import new_run
+
+
+class KeepingNorm(torch.nn.LayerNorm):
+    """A norm with extra state."""
+
+    kept = torch.tensor([7.0])
+
+    def get_extra_state(self):
+        return self.kept
+
+    def set_extra_state(self, state):
+        self.kept = state
+
+
+def save(section, *, keeps):
+    """Save a run whose last norm keeps something, or not."""
+    run = _run(section, keeps=keeps)
+    run.train(1)
+    run.save()
+
+
+def load(section, *, keeps, value):
+    """Load into such a run; return what its norm keeps then, the step, and the notes."""
+    run = _run({**section, "seed": 99}, keeps=keeps)
+    norm = _norm(run)
+    norm.kept = torch.tensor(value)
+    record = run.load()
+    return norm.kept.tolist(), record.step, record.notes
+
+
+def load_weights(section, *, keeps):
+    """Load the weights alone; return the step."""
+    from mb_checkpoint import load_model_weights
+
+    return load_model_weights(section["load"], _run({}, keeps=keeps).model).step
+
+
+def _run(section, *, keeps):
+    run = new_run({"seed": section.pop("seed", 1234)}, **section)
+    if keeps:
+        _norm(run).__class__ = KeepingNorm
+    return run
+
+
+def _norm(run):
+    return run.model[0].module.decoder.final_layernorm

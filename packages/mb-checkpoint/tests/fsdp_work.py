@@ -1,0 +1,116 @@
+"""What the ranks do under Megatron-FSDP; light to import, as `rank_work`."""
+
+from rank_work import new_run
+
+
+def saved_state(shape, section, steps):
+    """Train, save, train on; return losses and the fingerprint at the end, and the files of the checkpoint."""
+    run = new_run(shape, **section)
+    before = run.train(steps)
+    saved = run.save()
+    saved = run.manager.finalize_async_saves(blocking=True, terminate=True) or saved
+    files = sorted(path.name for path in saved.path.iterdir())
+    return before, run.train(steps), run.fingerprint(), files
+
+
+def went_on(shape, section, steps):
+    """Load into a run with other weights, and train on; return losses, fingerprint and the record."""
+    run = new_run({"seed": 99, **shape}, **section)
+    loaded = run.load()
+    return run.train(steps), run.fingerprint(), loaded
+
+
+def weights_of(shape, folder):
+    """Load the weights alone into a run with other ones; return them whole by their names in the model."""
+    from mb_checkpoint import load_model_weights
+
+    run = new_run({"seed": 99, **shape})
+    load_model_weights(folder, run.model)
+    return whole_weights(run)
+
+
+def trained_weights(shape, section, steps):
+    """Train and save; return the weights whole, by their names in the model."""
+    run = new_run(shape, **section)
+    run.train(steps)
+    run.save()
+    return whole_weights(run)
+
+
+def whole_weights(run):
+    """Return the weights by their names in the model, as lists; of shards what all ranks have together."""
+    from torch.distributed.tensor import DTensor
+
+    from mb_checkpoint.agreement import gather
+
+    found = {}
+    for name, value in run.weights().items():
+        sharded = isinstance(value, DTensor)  # among all ranks, in order
+        rows = gather(value.detach().to_local().tolist()) if sharded else [value.tolist()]
+        found[name.replace("module.", "")] = [row for part in rows for row in part]
+    return found
+
+
+def other_model(shape, section, wishes):
+    """Load into a model that is not the one that was saved; return notes, and which of its matrices stayed."""
+    run = new_run({"seed": 99, **shape}, **section)
+    before = whole_weights(run)
+    record = run.load(**wishes)
+    after = whole_weights(run)
+    same = [name for name in before if before[name] == after[name]]
+    return record.notes, sorted(name for name in same if "layernorm" not in name)
+
+
+def resumed_without_optimizer(shape, section):
+    """Load, and train on; return the notes and how many of the optimizer's tensors there were before the step."""
+    run = new_run({"seed": 99, **shape}, **section)
+    notes, had = run.load().notes, len(run.optimizer_tensors())
+    run.train(1)
+    return notes, had < len(run.optimizer_tensors())
+
+
+def offsets(shape):
+    """Return where each weight lies by this package and by Megatron-FSDP, for those of which this rank has any."""
+    from megatron.core.distributed.fsdp.src.megatron_fsdp.uneven_dtensor import (
+        gather_and_compute_chunk_metadata,
+    )
+
+    from mb_checkpoint import fsdp, mcore
+
+    run = new_run(shape)
+    groups = mcore.Groups.of(None)
+    ours = fsdp.weights(run.model, groups)
+    theirs, missing = {}, []
+    for name, parameter in run.weights().items():
+        place = gather_and_compute_chunk_metadata(parameter)
+        key = fsdp.MODEL + name.replace("module.", "")
+        if key not in ours:
+            missing.append(name.rpartition("layers.0.")[2])
+        elif parameter.detach().to_local().numel():
+            theirs[key] = tuple(place.offsets), tuple(place.sizes)
+    found = {key: (ours[key].offsets, tuple(ours[key].data.shape)) for key in theirs}
+    return found == theirs, len(found), missing
+
+
+def overlapping():
+    """Plan two blocks that cover the same elements, and leave others out."""
+    import torch
+
+    from mb_checkpoint.shards import Shard, ShardPlanner
+
+    rank = torch.distributed.get_rank()
+    entry = Shard(data=torch.ones(3), offsets=(rank,), shape=(6,))
+    ShardPlanner(to_lowest=False, constant=False).divide({"weight": entry})
+
+
+def same_plan():
+    """Plan twice what stays the same, and once what does not; return what this rank writes each time."""
+    import torch
+
+    from mb_checkpoint.shards import Shard, ShardPlanner
+
+    rank = torch.distributed.get_rank()
+    entries = {"own": Shard(data=torch.ones(2), offsets=(2 * rank,), shape=(4,)), "shared": "text"}
+    planner = ShardPlanner(to_lowest=True, constant=True)
+    plans = [planner.divide(each)[0] for each in (entries, entries, {**entries, "other": rank})]
+    return plans[0] is plans[1], [sorted(item.index.fqn for item in plan) for plan in plans]

@@ -14,7 +14,18 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from mb_config import make_plan
 from mb_config.plan.pattern import layers_of
 from mb_host.hybrid import host_hybrid_spec
-from mb_models import MambaModelConfig, MambaModelProvider, hybrid_parameter_count
+from mb_host.layers import host_block_spec
+from mb_models import (
+    MambaModelConfig,
+    MambaModelProvider,
+    MimoModelConfig,
+    MimoModelProvider,
+    MimoModules,
+    ModuleGroups,
+    hybrid_parameter_count,
+    mimo_parameter_count,
+)
+from mb_models.mimo_config import module_ranks
 
 LEARNED = {"position_embedding_type": "learned_absolute"}
 
@@ -214,3 +225,49 @@ def test_the_plan_counts_every_rank_and_stage_of_a_hybrid(name):
             built = count(provider.provide_chunks(groups))
             assert built == plan.stages[groups.pp.rank()].rank_parameters
     assert plan.parameters == hybrid_parameter_count(section)
+
+
+CPU = torch.device("cpu")
+SEES = {
+    **MODERN,
+    "vision_num_layers": 2,
+    "vision_hidden_size": 48,
+    "vision_num_attention_heads": 4,
+    "image_size": 16,
+    "patch_size": 4,
+    "calculate_per_token_loss": True,
+}
+FIRST, VISION_TP = "language_rank_offset", "vision_tensor_model_parallel_size"
+SEEING: dict[str, tuple[int, dict[str, object]]] = {
+    "one rank": (1, SEES),
+    "tp2, other widths, tied": (
+        2, {**SEES, **TIED, TP: 2, "vision_ffn_hidden_size": 40, "projector_hidden_size": 36}
+    ),
+    "one rank each": (2, {**SEES, FIRST: 1}),
+    "tp2 after two replicas": (4, {**SEES, FIRST: 2, VISION_TP: 1, TP: 2}),
+    "two replicas after tp2": (4, {**SEES, FIRST: 2, VISION_TP: 2}),
+}  # fmt: skip
+
+
+def what_sees(section, rank):
+    """Return what stands on this rank, and the stage that it is in the plan."""
+    if not section.has_module_layouts:
+        provider = MimoModelProvider(section, layer_spec=host_block_spec, device=CPU)
+        return provider.provide_chunks(), 0
+    vision, language = module_ranks(section, world_size=torch.distributed.get_world_size())
+    groups = ModuleGroups.open(vision=vision, language=language, backend="fake")
+    modules = MimoModules(section, groups=groups, layer_spec=host_block_spec, device=CPU)
+    return [modules.provide(seed=1)], int(rank >= section.language_rank_offset)
+
+
+@pytest.mark.parametrize("name", SEEING)
+def test_the_plan_counts_every_rank_of_a_model_that_sees(name):
+    world, model = SEEING[name]
+    section = MimoModelConfig(**model)
+    plan = make_plan({"model": section}, world_size=world)
+    for rank in range(world):
+        with standing_in(rank, world, {TP: section.tensor_model_parallel_size}):
+            chunks, stage = what_sees(section, rank)
+            assert count(chunks) == plan.stages[stage].rank_parameters
+    assert plan.parameters == mimo_parameter_count(section)
+    assert (plan.parameters == plan.stages[0].parameters) is (len(plan.stages) == 1)

@@ -82,6 +82,40 @@ def test_a_published_model_of_experts_with_latent_attention():
     assert (plan.parameters, plan.active_parameters) == (671_026_404_352, 37_552_282_624)
 
 
+SEES = {
+    **TINY,
+    "vision_num_layers": 1,
+    "vision_hidden_size": 4,
+    "vision_num_attention_heads": 2,
+    "image_size": 4,
+    "patch_size": 2,
+}
+
+
+ENCODER = 3 * 4 * 4 + 4 + 4 * 4 + 4 * 4 * 5 + 16 * 9 + 4 + 2 * 8 + 8
+
+
+@pytest.mark.parametrize(
+    ("layout", "fewest", "stages"),
+    [
+        ({}, 1, 1),
+        ({"vision_tensor_model_parallel_size": 2}, 2, 1),
+        ({"language_rank_offset": 2}, 3, 2),
+        ({"language_rank_offset": 2, "tensor_model_parallel_size": 2}, 4, 2),
+    ],
+)
+def test_encoder_and_language_model(layout, fewest, stages):
+    plan = run({**SEES, **layout}, global_batch_size=4)
+    assert (plan.world_size, len(plan.stages), plan.num_microbatches) == (fewest, stages, 4)
+    assert (plan.bubble_fraction, plan.peak.rank_bytes.activations) == (0.0 if stages == 1 else None, None)
+    assert (plan.parts["encoder"], plan.parts["projection"]) == (ENCODER, 8 * 5 + 8 * 9)
+
+
+def test_processes_that_modules_do_not_fill_are_noted():
+    plan = run({**SEES, "language_rank_offset": 2, "tensor_model_parallel_size": 2}, world_size=3)
+    assert "leave the encoder 2 ranks for tp 2, and the language model 1 for tp 2" in plan.notes[0]
+
+
 T5_BASE = {
     "num_layers": 12,
     "hidden_size": 768,
@@ -235,7 +269,17 @@ PP2 = {"pipeline_model_parallel_size": 2}
     ("change", "blamed"),
     [
         ({"is_hybrid_model": True}, "model.is_hybrid_model: not counted"),
-        ({"vision_num_layers": 2}, "model.vision_num_layers: not counted"),
+        ({"vision_num_layers": 2}, "model.vision_hidden_size: must be 1 or more"),
+        (
+            {
+                "vision_num_layers": 2,
+                "vision_hidden_size": 9,
+                "vision_num_attention_heads": 2,
+                "image_size": 8,
+                "patch_size": 3,
+            },
+            "9 channels for 2 heads, and patches of 3 in pictures of 8 pixels",
+        ),
         ({"hybrid_layer_pattern": "M+"}, "'M+' is not counted (+)"),
         ({"hybrid_layer_pattern": "|"}, "no layers"),
         ({"hybrid_layer_pattern": ""}, "no layers"),

@@ -11,6 +11,7 @@ from mb_config.plan.schedule import Pipeline, batch_sizes, count_microbatches
 from mb_config.plan.shape import ModelShape, read, read_shape, smallest_world
 from mb_config.plan.stages import Chunk, cut
 from mb_config.plan.storage import Storage, spread, storage
+from mb_config.plan.vision import Layout, layout_of, vision_parts
 from mb_config.plan.weights import Count, active, add_parts, chunk_parts, total
 
 
@@ -140,24 +141,32 @@ def make_plan(
         ddp=sections.get("ddp"),
         save_optim=bool(read(sections.get("checkpoint"), "save_optim", True)),
     )
-    data_parallel = _quotient(world, shape.model_ranks)
+    layout = layout_of(shape)
+    data_parallel = _quotient(world, shape.model_ranks) if layout is None else 1
     batches = batch_sizes(train)
     global_batch = batches[-1] if batches else None
     microbatches = count_microbatches(global_batch, read(train, "micro_batch_size"), data_parallel)
-    held = _activations(sections, chunks, shape, store, microbatches=microbatches)
     counts = [_stage_count(chunks, shape, stage) for stage in range(shape.pp)]
+    seen = vision_parts(shape)
+    layers = _layers(chunks, shape)
+    if layout is not None and layout.first:
+        counts, layers = [total(seen), *counts], [shape.vision.layers if shape.vision else 0, *layers]
+    elif shape.vision is not None:
+        counts[0] += total(seen)
+        layers[0] += shape.vision.layers
+    held = _activations(sections, chunks, shape, store, microbatches=microbatches, stages=len(counts))
     over = _over(store, shape, world=world, data_parallel=data_parallel)
     memory = [_rank_bytes(count, store, over, kept) for count, kept in zip(counts, held, strict=True)]
-    once = add_parts(*(chunk_parts(chunk, shape) for chunk in _undivided(chunks, shape)))
+    once = add_parts(*(chunk_parts(chunk, shape) for chunk in _undivided(chunks, shape)), seen)
     parts = {name: count.whole for name, count in once.items()}
-    pipeline = _pipeline(model, chunks, shape, microbatches)
+    pipeline = _pipeline(model, chunks, shape, microbatches) if len(counts) == shape.pp else None
     length = _seq_length(sections)
     return Plan(
         parameters=sum(parts.values()),
         active_parameters=active(once, shape),
         embedding_parameters=sum(parts.get(name, 0) for name in ("embedding", "positions", "output")),
         parts=parts,
-        stages=_stages(chunks, shape, counts, memory),
+        stages=_stages(layers, counts, memory),
         world_size=world,
         data_parallel_size=data_parallel,
         num_microbatches=microbatches,
@@ -168,7 +177,9 @@ def make_plan(
         notes=(
             *store.notes,
             *_batch_notes(batches),
-            *_notes(shape, world=world, length=length, local=read(model, "transformer_impl") == "local"),
+            *_notes(
+                shape, layout, world=world, length=length, local=read(model, "transformer_impl") == "local"
+            ),
         ),
     )
 
@@ -192,13 +203,18 @@ def _stage_count(chunks: tuple[Chunk, ...], shape: ModelShape, stage: int) -> Co
     return total(add_parts(*here))
 
 
-def _stages(
-    chunks: tuple[Chunk, ...], shape: ModelShape, counts: list[Count], memory: list[RankBytes]
-) -> tuple[StagePlan, ...]:
-    layers = [sum(len(chunk.layers) for chunk in chunks if chunk.stage == stage) for stage in range(shape.pp)]
+def _layers(chunks: tuple[Chunk, ...], shape: ModelShape) -> list[int]:
+    """Return the layers of each stage, those of a T5's encoder included."""
+    return [
+        shape.encoder_layers + sum(len(chunk.layers) for chunk in chunks if chunk.stage == stage)
+        for stage in range(shape.pp)
+    ]
+
+
+def _stages(layers: list[int], counts: list[Count], memory: list[RankBytes]) -> tuple[StagePlan, ...]:
     return tuple(
         StagePlan(
-            layers=shape.encoder_layers + own,
+            layers=own,
             parameters=count.whole,
             rank_parameters=count.rank,
             rank_bytes=held,
@@ -243,13 +259,15 @@ def _activations(
     store: Storage,
     *,
     microbatches: int | None,
+    stages: int,
 ) -> list[int | None]:
     """Return the most that each stage keeps of its microbatches, in bytes."""
     model, length = sections["model"], _seq_length(sections)
     size = read(sections.get("train"), "micro_batch_size")
     pipeline = _pipeline(model, chunks, shape, microbatches)
-    if pipeline is None or not length or not size or shape.encoder_layers or shape.pattern:
-        return [None] * shape.pp
+    unknown = shape.encoder_layers or shape.pattern or shape.vision
+    if pipeline is None or not length or not size or unknown:
+        return [None] * stages
     batch = Microbatch(tokens=size * length // shape.cp, seq_length=length)
     work = read_arithmetic(model, number_bytes=store.weights)
     most: list[int | None] = []
@@ -314,9 +332,18 @@ def _batch_notes(batches: tuple[int, ...]) -> tuple[str, ...]:
     return (f"planned for the last batch size, {batches[-1]}",) if len(batches) > 1 else ()
 
 
-def _notes(shape: ModelShape, *, world: int, length: int | None, local: bool) -> tuple[str, ...]:
+def _notes(
+    shape: ModelShape, layout: Layout | None, *, world: int, length: int | None, local: bool
+) -> tuple[str, ...]:
     notes = []
-    if world % shape.model_ranks:
+    if layout is not None:
+        problem = layout.problem(world)
+        notes += [] if problem is None else [problem]
+        if layout.first:
+            notes.append(
+                "stage 0 is the encoder, 1 the language model; how long one waits for the other is not counted"
+            )
+    elif world % shape.model_ranks:
         notes.append(f"{world} processes are no multiple of tp x pp x cp = {shape.model_ranks}")
     if local:
         notes.append("activations: local layers keep more than is counted, where their kernels are not fused")
@@ -326,6 +353,8 @@ def _notes(shape: ModelShape, *, world: int, length: int | None, local: bool) ->
         )
     if shape.pattern is not None:
         notes.append("activations of a hybrid model are not counted")
+    if shape.vision is not None:
+        notes.append("activations of a model that sees are not counted")
     if length is None:
         notes.append("the sequence length is not known")
     return tuple(notes)

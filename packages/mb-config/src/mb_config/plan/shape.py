@@ -18,7 +18,6 @@ UNCOUNTED = {
     "mtp_hybrid_override_pattern": "state-space layers are not counted",
     "moe_latent_size": "its projections are not counted",
     "mimo_submodules": "submodules of other models are not counted",
-    "vision_num_layers": "the encoder of pictures has sizes of its own",
 }
 """Fields that change the number of parameters in ways that are not known here, and why there is no plan then."""
 
@@ -71,8 +70,28 @@ class ExpertShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VisionShape:
+    """Sizes of an encoder of pictures and of its projection, and the ranks that share it."""
+
+    layers: int
+    hidden: int
+    heads: int
+    ffn: int
+    """Inner width of its MLPs."""
+    projection: int
+    """Inner width of the projection."""
+    patch: int
+    """Pixels of a patch's side."""
+    places: int
+    """Patches of a picture."""
+    tp: int
+    language_first: int
+    """First rank of the language model; 0: the encoder is on the same ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """Sizes of a model, decoder-only or a T5, and the ranks that share it."""
+    """Sizes of a model, decoder-only (which may see) or a T5, and the ranks that share it."""
 
     num_layers: int
     """Of a T5: of its decoder."""
@@ -100,6 +119,8 @@ class ModelShape:
     experts: ExpertShape | None
     pattern: PatternShape | None
     """Layers of a hybrid model; None: they are all alike, or some have experts."""
+    vision: VisionShape | None = None
+    """What sees, before the language model; None: nothing."""
     mtp_layers: int
     """Depths of multi-token prediction."""
     mtp_repeated: bool
@@ -197,6 +218,7 @@ def read_shape(model: object, *, vocab_size: int | None = None) -> ModelShape:
         latent=_latent(model) if read(model, "multi_latent_attention", False) else None,
         experts=_experts(model, ffn) if read(model, "num_moe_experts") else None,
         pattern=None if pattern is None else _pattern(model, pattern, hidden),
+        vision=_vision(model, hidden, tp) if read(model, "vision_num_layers") else None,
         mtp_layers=(read(model, "mtp_num_layers") or 0) if pattern is None else len(layers_ahead(pattern)),
         mtp_repeated=bool(read(model, "mtp_use_repeated_layer", False)),
         tied=bool(read(model, "share_embeddings_and_output_weights", False)),
@@ -234,6 +256,27 @@ def _pattern(model: object, pattern: str, hidden: int) -> PatternShape:
     )
 
 
+def _vision(model: object, hidden: int, tp: int) -> VisionShape:
+    width, patch, side = (_size(model, name) for name in ("vision_hidden_size", "patch_size", "image_size"))
+    heads = _size(model, "vision_num_attention_heads")
+    if width % heads or side % patch:
+        raise PlanError(
+            f"model.vision_hidden_size: {width} channels for {heads} heads, and patches of {patch} in pictures of "
+            f"{side} pixels, do not divide, because each head and each patch is whole. Change the sizes."
+        )
+    return VisionShape(
+        layers=_size(model, "vision_num_layers"),
+        hidden=width,
+        heads=heads,
+        ffn=_optional(model, "vision_ffn_hidden_size") or 4 * width,
+        projection=_optional(model, "projector_hidden_size") or hidden,
+        patch=patch,
+        places=(side // patch) ** 2,
+        tp=_optional(model, "vision_tensor_model_parallel_size") or tp,
+        language_first=read(model, "language_rank_offset", 0),
+    )
+
+
 def smallest_world(model: object) -> int:
     """Return the smallest number of processes that hold a whole model, by the parallel sizes of its section.
 
@@ -245,6 +288,10 @@ def smallest_world(model: object) -> int:
         _optional(model, "expert_tensor_parallel_size") or tp
     )
     dense = tp * pp * _degree(model, "context_parallel_size")
+    if read(model, "vision_num_layers"):
+        first = read(model, "language_rank_offset", 0)
+        vision = _optional(model, "vision_tensor_model_parallel_size") or tp
+        dense = first + dense if first else lcm(vision, dense)
     return lcm(dense, experts * pp) if read(model, "num_moe_experts") else dense
 
 

@@ -138,9 +138,9 @@ def _mamba(shape: ModelShape, pattern: PatternShape) -> Count:
         )
     own = mixed * (MAMBA_FILTER + 1) + 3 * pattern.mamba_heads + inner
     return (
-        _column(shape, shape.hidden, inner + mixed + pattern.mamba_heads, bias=False)
+        column(shape, shape.hidden, inner + mixed + pattern.mamba_heads, bias=False)
         + Count(own, own // shape.tp)
-        + _row(shape, inner, shape.hidden, bias=False)
+        + row(shape, inner, shape.hidden, bias=False)
     )
 
 
@@ -151,10 +151,10 @@ def _gated_delta(shape: ModelShape, pattern: PatternShape) -> Count:
     inner_norm = shape.norm_tensors * pattern.value_head
     own = mixed * pattern.delta_filter + 2 * pattern.value_heads
     return (
-        _column(shape, shape.hidden, mixed + values + 2 * pattern.value_heads, bias=False)
+        column(shape, shape.hidden, mixed + values + 2 * pattern.value_heads, bias=False)
         + Count(own, own // shape.tp)
         + Count(inner_norm, inner_norm)
-        + _row(shape, values, shape.hidden, bias=False)
+        + row(shape, values, shape.hidden, bias=False)
     )
 
 
@@ -167,9 +167,9 @@ def encoder_parts(shape: ModelShape, *, decoder_layers: int) -> dict[str, Count]
     norms = shape.norm_tensors * shape.hidden
     inner = shape.heads * shape.head
     across = (
-        _column(shape, shape.hidden, inner, bias=shape.bias)
-        + _column(shape, shape.hidden, 2 * inner, bias=shape.bias)
-        + _row(shape, inner, shape.hidden, bias=shape.bias)
+        column(shape, shape.hidden, inner, bias=shape.bias)
+        + column(shape, shape.hidden, 2 * inner, bias=shape.bias)
+        + row(shape, inner, shape.hidden, bias=shape.bias)
     )
     rows = _split(shape.vocab, rows=shape.vocab, over=shape.tp, what="vocab_size")
     return add_parts(
@@ -191,7 +191,7 @@ def mtp_layer(shape: ModelShape) -> Count:
     else:
         ahead = layers_ahead(shape.pattern.pattern)[0]
         layer = total(add_parts(*(letter_parts(shape, shape.pattern, letter) for letter in ahead)))
-    return Count(norms, norms) + _column(shape, 2 * shape.hidden, shape.hidden, bias=False) + layer
+    return Count(norms, norms) + column(shape, 2 * shape.hidden, shape.hidden, bias=False) + layer
 
 
 def _split(number: int, *, rows: int, over: int, what: str) -> Count:
@@ -203,14 +203,14 @@ def _split(number: int, *, rows: int, over: int, what: str) -> Count:
     return Count(number, number // over)
 
 
-def _column(shape: ModelShape, inputs: int, outputs: int, *, bias: bool, over: int | None = None) -> Count:
+def column(shape: ModelShape, inputs: int, outputs: int, *, bias: bool, over: int | None = None) -> Count:
     """Count a linear layer whose outputs are shared by tensor-parallel ranks, bias too."""
     return _split(
         (inputs + bias) * outputs, rows=outputs, over=over or shape.tp, what="tensor_model_parallel_size"
     )
 
 
-def _row(shape: ModelShape, inputs: int, outputs: int, *, bias: bool, over: int | None = None) -> Count:
+def row(shape: ModelShape, inputs: int, outputs: int, *, bias: bool, over: int | None = None) -> Count:
     """Count a linear layer whose inputs are shared by tensor-parallel ranks; its bias is whole on each."""
     weight = _split(inputs * outputs, rows=inputs, over=over or shape.tp, what="tensor_model_parallel_size")
     return weight + Count(outputs * bias, outputs * bias)
@@ -221,8 +221,8 @@ def _attention(shape: ModelShape) -> Count:
     outputs = query * (2 if shape.output_gate else 1) + 2 * key
     norms = 2 * shape.norm_tensors * shape.head if shape.qk_norm else 0
     return (
-        _column(shape, shape.hidden, outputs, bias=shape.qkv_bias)
-        + _row(shape, query, shape.hidden, bias=shape.bias)
+        column(shape, shape.hidden, outputs, bias=shape.qkv_bias)
+        + row(shape, query, shape.hidden, bias=shape.bias)
         + Count(norms, norms)
     )
 
@@ -237,14 +237,14 @@ def _latent_attention(shape: ModelShape, latent: LatentAttention) -> Count:
     head = latent.qk_head + latent.qk_position
     parts = [
         _down(shape, latent.kv_rank + latent.qk_position, copied=latent.down_copied),
-        _column(shape, latent.kv_rank, shape.heads * (latent.qk_head + latent.v_head), bias=False),
-        _row(shape, shape.heads * latent.v_head, shape.hidden, bias=shape.bias),
+        column(shape, latent.kv_rank, shape.heads * (latent.qk_head + latent.v_head), bias=False),
+        row(shape, shape.heads * latent.v_head, shape.hidden, bias=shape.bias),
     ]
     if latent.q_rank is None:
-        parts.append(_column(shape, shape.hidden, shape.heads * head, bias=False))
+        parts.append(column(shape, shape.hidden, shape.heads * head, bias=False))
     else:
         parts.append(_down(shape, latent.q_rank, copied=latent.down_copied))
-        parts.append(_column(shape, latent.q_rank, shape.heads * head, bias=False))
+        parts.append(column(shape, latent.q_rank, shape.heads * head, bias=False))
     if shape.qk_norm:
         norms = shape.norm_tensors * (latent.kv_rank + (latent.q_rank or 0))
         parts.append(Count(norms, norms))
@@ -254,12 +254,12 @@ def _latent_attention(shape: ModelShape, latent: LatentAttention) -> Count:
 def _down(shape: ModelShape, outputs: int, *, copied: bool) -> Count:
     if copied:
         return Count(shape.hidden * outputs, shape.hidden * outputs)
-    return _column(shape, shape.hidden, outputs, bias=False)
+    return column(shape, shape.hidden, outputs, bias=False)
 
 
 def _mlp(shape: ModelShape, width: int, *, over: int | None = None) -> Count:
     inner = 2 * width if shape.gated else width
-    return _column(shape, shape.hidden, inner, bias=shape.bias, over=over) + _row(
+    return column(shape, shape.hidden, inner, bias=shape.bias, over=over) + row(
         shape, width, shape.hidden, bias=shape.bias, over=over
     )
 

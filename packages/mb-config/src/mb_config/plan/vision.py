@@ -1,0 +1,77 @@
+"""The encoder of pictures that stands before a language model, and its projection: sizes, and parameters by part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from mb_config.plan.shape import ModelShape
+from mb_config.plan.weights import Count, column, layer_parts, row, total
+
+COLOURS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Ranks of the two modules of a model that sees."""
+
+    first: int
+    """First rank of the language model; 0: both modules are on all ranks."""
+    vision_tp: int
+    language_tp: int
+
+    def problem(self, world: int) -> str | None:
+        """Say why the modules cannot stand on so many processes; None: they can."""
+        vision, language = self.first or world, world - self.first
+        if language < 1 or vision % self.vision_tp or language % self.language_tp:
+            return (
+                f"{world} processes leave the encoder {vision} ranks for tp {self.vision_tp}, and the language model "
+                f"{max(0, language)} for tp {self.language_tp}"
+            )
+        return None
+
+
+def layout_of(shape: ModelShape) -> Layout | None:
+    """Return the layouts that the modules have of their own; None: they have the same, or there is one module."""
+    vision = shape.vision
+    if vision is None or (vision.language_first == 0 and vision.tp == shape.tp):
+        return None
+    return Layout(first=vision.language_first, vision_tp=vision.tp, language_tp=shape.tp)
+
+
+def vision_parts(shape: ModelShape) -> dict[str, Count]:
+    """Count the encoder and the projection; nothing where the model sees nothing.
+
+    Layers and projection are shared by tensor-parallel ranks; what makes patches into vectors, positions and norms are
+    whole on each. All linear layers have biases, norms two tensors.
+
+    Raises:
+        PlanError: a size does not divide by the ranks that share it.
+    """
+    vision = shape.vision
+    if vision is None:
+        return {}
+    hidden = vision.hidden
+    layers = replace(
+        shape,
+        hidden=hidden,
+        heads=vision.heads,
+        groups=vision.heads,
+        head=hidden // vision.heads,
+        ffn=vision.ffn,
+        gated=False,
+        norm_tensors=2,
+        bias=True,
+        qkv_bias=True,
+        qk_norm=False,
+        output_gate=False,
+        softmax_sink=False,
+        latent=None,
+        experts=None,
+        tp=vision.tp,
+    )
+    whole = (COLOURS * vision.patch**2 + 1) * hidden + vision.places * hidden + 2 * hidden
+    projection = column(layers, hidden, vision.projection, bias=True) + row(
+        layers, vision.projection, shape.hidden, bias=True
+    )
+    layer = total(layer_parts(layers, experts=False))
+    return {"encoder": layer * vision.layers + Count(whole, whole), "projection": projection}

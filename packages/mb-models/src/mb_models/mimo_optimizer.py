@@ -8,6 +8,7 @@ from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedBase, ShardedObject
 from megatron.core.models.mimo.optimizer import MimoOptimizer, ModuleOptimizerInfo
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer.optimizer import ChainedOptimizer
 
 from mb_models.mimo_groups import ModuleGroups
 
@@ -20,13 +21,15 @@ class ModulesOptimizer(MimoOptimizer):  # type: ignore[misc] # Megatron Core has
 
     Attributes:
         chained_optimizers: those of this rank's modules, in the order of `modules`.
-        modules: the names of these modules.
+        modules: for each of them, the name of its module.
     """
 
     def __init__(self, module_infos: dict[str, ModuleOptimizerInfo], config: OptimizerConfig) -> None:
         super().__init__(module_infos, config)
-        self.modules = [name for name, info in module_infos.items() if info.optimizer is not None]
-        self.chained_optimizers = [module_infos[name].optimizer for name in self.modules]
+        own = [(name, info.optimizer) for name, info in module_infos.items() if info.optimizer is not None]
+        parts = [(name, part) for name, whole in own for part in optimizer_parts(whole)]
+        self.modules = [name for name, _ in parts]
+        self.chained_optimizers = [part for _, part in parts]
 
     @classmethod
     def build(
@@ -61,32 +64,45 @@ class ModulesOptimizer(MimoOptimizer):  # type: ignore[misc] # Megatron Core has
     def sharded_state_dict(
         self, model_sharded_state_dict: Mapping[str, Any], is_loading: bool = False, **kwargs: Any
     ) -> dict[Any, Any]:
-        """Return what this rank stores or asks for: the state of its module, or of each under its number."""
+        """Return what this rank stores or asks for: the state of its optimizer, or of each under its number."""
         parts = []
-        for name, part in zip(self.modules, self.chained_optimizers, strict=True):
+        for number, (name, part) in enumerate(zip(self.modules, self.chained_optimizers, strict=True)):
             groups = self.module_infos[name].pg_collection
             metadata = {**(kwargs.get("metadata") or {}), "dp_cp_group": groups.dp_cp}
             state = part.sharded_state_dict(model_sharded_state_dict, is_loading, metadata=metadata)
             copies = (groups.tp.rank(), groups.pp.rank(), groups.dp.rank())
-            parts.append(_stored_by_module(state, f"optimizer.mimo.{name}", copies=copies))
+            key = f"optimizer.mimo.{name}.{number - self.modules.index(name)}"
+            parts.append(_stored_by_module(state, key, copies=copies))
         return parts[0] if len(parts) == 1 else dict(enumerate(parts))
 
     def state_dict(self) -> dict[Any, Any]:
-        """Return the state of this rank's module, or of each under its number."""
+        """Return the state of this rank's optimizer, or of each under its number."""
         parts = [part.state_dict() for part in self.chained_optimizers]
         return parts[0] if len(parts) == 1 else dict(enumerate(parts))
 
     def load_state_dict(self, state_dict: Mapping[Any, Any]) -> None:
         """Take over a state of the form that `sharded_state_dict` and `state_dict` return."""
-        if len(self.chained_optimizers) == 1:
-            self.chained_optimizers[0].load_state_dict(state_dict)
-            return
+        alone = len(self.chained_optimizers) == 1
         for number, part in enumerate(self.chained_optimizers):
-            part.load_state_dict(state_dict[number])
+            own = state_dict if alone else state_dict[number]
+            here = part.optimizer.state_dict()["param_groups"]
+            groups = [
+                {**group, "params": place["params"]}
+                for group, place in zip(own["param_groups"], here, strict=True)
+            ]
+            part.load_state_dict({**own, "param_groups": groups})
+
+
+def optimizer_parts(optimizer: Any) -> list[Any]:
+    """Return the optimizers inside Megatron's chain of some, or the one."""
+    return list(optimizer.chained_optimizers) if isinstance(optimizer, ChainedOptimizer) else [optimizer]
 
 
 def _stored_by_module(state: Mapping[Any, Any], key: str, *, copies: tuple[int, int, int]) -> dict[Any, Any]:
-    """Return the state with whatever is no sharded tensor made into an object; the rank of no copies stores it."""
+    """Return the state with whatever is no sharded tensor made into an object; the rank of no copies stores it.
+
+    Which parameters a group has is left out, since they have other numbers on each rank.
+    """
     found: dict[Any, Any] = {}
     for name, value in state.items():
         if isinstance(value, dict):
@@ -96,5 +112,6 @@ def _stored_by_module(state: Mapping[Any, Any], key: str, *, copies: tuple[int, 
         ):
             found[name] = value
         else:
-            found[name] = ShardedObject(f"{key}.{name}", value, (1,), (0,), replica_id=copies)
+            plain = [{**group, "params": []} for group in value] if name == "param_groups" else value
+            found[name] = ShardedObject(f"{key}.{name}", plain, (1,), (0,), replica_id=copies)
     return found

@@ -8,6 +8,8 @@ from types import ModuleType
 import torch
 
 import mb_host
+from mb_host.rank_messages import RankOrders
+from mb_host.rank_server_main import refusal
 
 
 def plain() -> list:
@@ -48,7 +50,13 @@ def unknown_mend() -> list:
         return [str(error)]
 
 
-CALLS = (plain, with_gpu, forced, after_megatron, unknown_mend)
+def with_gpu_forked() -> list:
+    pretend_gpu()
+    here = {"environment": {}, "path": tuple(sys.path), "folder": "."}
+    return [refusal(RankOrders(rank=0, world_size=1, imports=(), **here))]
+
+
+CALLS = (plain, with_gpu, forced, after_megatron, unknown_mend, with_gpu_forked)
 
 
 def main() -> None:

@@ -31,6 +31,10 @@ def test_with_a_gpu_torch_is_left_as_it_is(answers):
     assert answers["with_gpu"] == [False, "a GPU is there (GPU), so torch is left as it is", True, True]
 
 
+def test_with_a_gpu_no_rank_is_forked(answers):
+    assert answers["with_gpu_forked"] == ["a GPU is there (GPU), so torch is left as it is"]
+
+
 def test_with_a_gpu_the_host_stands_in_by_force(answers):
     assert answers["forced"] == [True, "force=True, so the host stands in for CUDA", False, False]
 

@@ -59,7 +59,7 @@ def serve(control_fd: int) -> None:
             except (EOFError, OSError):
                 _end(children)
             own = [control.fileno(), heard.fileno(), bell.fileno()]
-            control.send(_refusal(orders) or _fork(orders, ends, children, own=own))
+            control.send(refusal(orders) or _fork(orders, ends, children, own=own))
             for end in ends:
                 os.close(end)
 
@@ -73,17 +73,17 @@ def _received(control: "Connection[int | str, RankOrders]") -> list[int]:
     return ends
 
 
-def _refusal(orders: RankOrders) -> str | None:
+def refusal(orders: RankOrders) -> str | None:
     """Import what the rank needs; return why it cannot be forked here, or None."""
     sys.path[:] = orders.path
     try:
         report = install()
+        if not report:
+            return report.reason
         for name in orders.imports:
             import_module(name)
     except BaseException as error:  # noqa: BLE001 - the rank meets it again, and tells it
         return f"an import raised {error!r}"
-    if not report:
-        return report.reason
     threads = len([*Path("/proc/self/task").iterdir()])
     return None if threads == 1 else f"{threads} threads run after the imports"
 

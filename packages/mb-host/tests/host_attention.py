@@ -5,7 +5,7 @@ from megatron.core import parallel_state, tensor_parallel
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.enums import AttnMaskType
-from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
 from mb_host.layers import HostCoreAttention, HostNorm, host_block_spec, host_layer_spec
 
@@ -93,6 +93,29 @@ def norms() -> list:
         [parameter.sequence_parallel for parameter in marked.parameters()],
         marked.eps,
     ]
+
+
+def stored_names_of_norms():
+    """Return the names under which a dense layer and one of experts store their norms, by kind of attention."""
+    kinds = {
+        "plain": config(num_moe_experts=4),
+        "latent": latent_config(qk_layernorm=False),
+        "latent, normalised": latent_config(qk_layernorm=True),
+    }
+    return {
+        kind: [
+            dict(host_layer_spec(settings, num_experts=experts).submodules.sharded_state_dict_keys_map)
+            for experts in (None, 4)
+        ]
+        for kind, settings in kinds.items()
+    }
+
+
+def latent_config(**settings):
+    """Return the settings of a small model with latent attention and experts."""
+    return MLATransformerConfig(
+        num_layers=4, hidden_size=32, num_attention_heads=4, num_moe_experts=4, q_lora_rank=16, **settings
+    )
 
 
 def parts_of_specs() -> dict:

@@ -54,6 +54,21 @@ def test_specs_hold_the_hosts_parts(one_rank):
     }
 
 
+def test_norms_are_stored_as_under_transformer_engine(one_rank):
+    dense = {"pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_"}
+    plain = {"input_layernorm.": "self_attention.linear_qkv.layer_norm_"}
+    latent = {
+        f"self_attention.{part}_layernorm.": f"self_attention.linear_{part}_up_proj.layer_norm_"
+        for part in ("q", "kv")
+    }
+    [names] = one_rank.run(function_in(ATTENTION, "stored_names_of_norms"))
+    assert names == {
+        "plain": [plain | dense, plain],
+        "latent": [dense, {}],
+        "latent, normalised": [dense | latent, latent],
+    }
+
+
 @pytest.mark.parametrize(
     ("what", "message"),
     [

@@ -103,7 +103,7 @@ def test_adapters_learn_under_full_recompute_too(tiny, groups):
     [
         (LoRA(dim=0), "peft.dim: must be 1 or more, is 0"),
         (LoRA(target_modules=["q_proj"]), "name no layer on this rank"),
-        (LoRA(target_modules=["core_attention"]), "adapters know Megatron's own parallel layers"),
+        (LoRA(target_modules=["core_attention"]), "adapters know Megatron's parallel layers"),
     ],
 )
 def test_what_cannot_be_adapted_is_refused(tiny, groups, section, says):

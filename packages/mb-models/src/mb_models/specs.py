@@ -1,10 +1,18 @@
 """Layers that Megatron Core brings along, in the form that the providers take."""
 
+from functools import partial
 from importlib.util import find_spec
 
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
+
+EXPERT_NAMES = {"input_layernorm.": "self_attention.linear_qkv.layer_norm_"}
+"""Prefixes of weights in a layer of experts -> the prefixes that checkpoints have, as under Transformer Engine.
+
+Megatron's own table for local layers also renames the norm before the experts, which Transformer Engine does not fuse.
+"""
 
 
 def local_spec(
@@ -23,13 +31,17 @@ def local_spec(
             "model.multi_latent_attention: got True, which Megatron's unfused attention does not know, because its "
             "values are as wide as its keys. Use Transformer Engine, or mb_host.layers where there is no GPU."
         )
-    return get_gpt_decoder_block_spec(
+    block = get_gpt_decoder_block_spec(
         config,
         use_transformer_engine=False,
         normalization=config.normalization,
         vp_stage=vp_stage,
         pp_rank=pp_rank,
     )
+    for layer in block.layer_specs:
+        if isinstance(layer.submodules.mlp, partial) and layer.submodules.mlp.func is MoELayer:
+            layer.submodules.sharded_state_dict_keys_map = EXPERT_NAMES
+    return block
 
 
 def transformer_engine_spec(

@@ -1,4 +1,4 @@
-"""LoRA, canonical LoRA and DoRA on Megatron's parallel linear layers.
+"""LoRA, canonical LoRA and DoRA on Megatron's parallel linear layers, its own and Transformer Engine's.
 
 The class of a layer is extended in place, so that its own parameters keep their names (and checkpoints of the model
 fit); adapters are below `<layer>.adapter.`. Shape letters: R rank of the adapter, I inputs and O outputs on this rank.
@@ -13,8 +13,6 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from megatron.core.tensor_parallel import (
-    ColumnParallelLinear,
-    RowParallelLinear,
     copy_to_tensor_model_parallel_region,
     gather_from_sequence_parallel_region,
     get_cuda_rng_tracker,
@@ -26,6 +24,7 @@ from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor
 
 from mb_models.peft.config import CanonicalLoRA, DoRA, LoRA, PeftError
+from mb_models.peft.linears import place_of
 
 
 class Adapter(torch.nn.Module):
@@ -33,13 +32,13 @@ class Adapter(torch.nn.Module):
 
     def __init__(self, linear: Any, *, section: LoRA, outputs: int) -> None:
         super().__init__()
-        weight = linear.weight
-        self.row = isinstance(linear, RowParallelLinear)
+        weight, place = linear.weight, linear.place
+        self.row = place.row
         self.scale = section.alpha / section.dim
         self.dropout = section.dropout
-        self.group = linear.tp_group
-        self.exchanges = not linear.explicit_expert_comm  # with experts, their dispatcher exchanges
-        self.scattered = bool(linear.sequence_parallel) and self.exchanges
+        self.group = place.group
+        self.exchanges = not place.of_experts  # with experts, their dispatcher exchanges
+        self.scattered = place.scattered and self.exchanges
         a_RI = torch.empty(section.dim, weight.shape[1], dtype=weight.dtype, device=weight.device)
         b_OR = torch.zeros(outputs, section.dim, dtype=weight.dtype, device=weight.device)
         # A is sharded along the input in a row-parallel layer: a draw for each rank; else one for all of them
@@ -85,9 +84,7 @@ def mark(parameter: torch.nn.Parameter, linear: Any, *, sharded: int | None) -> 
     marked.tensor_model_parallel = sharded is not None
     marked.partition_dim, marked.partition_stride = -1 if sharded is None else sharded, 1
     # replicated, and fed by a part of the sequence: finalize_model_grads adds the ranks' gradients up
-    marked.sequence_parallel = (
-        bool(linear.sequence_parallel) and sharded is None and not linear.explicit_expert_comm
-    )
+    marked.sequence_parallel = linear.place.scattered and sharded is None and not linear.place.of_experts
     if hasattr(linear.weight, "allreduce"):
         marked.allreduce = linear.weight.allreduce
 
@@ -107,20 +104,20 @@ class Adapted:
         )
         self.glu_adapter = leaf_is_glu and "main" in parts
         if isinstance(section, DoRA):
-            row = isinstance(self, RowParallelLinear)
             magnitude = torch.nn.Parameter(lengths(self, self.weight.detach()))
-            mark(magnitude, self, sharded=None if row else 0)
+            mark(magnitude, self, sharded=None if self.place.row else 0)
             self.adapter.register_parameter("magnitude", magnitude)
 
     def forward(self: Any, input_: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
         """Return output and bias as the layer does, with the adapters' part in the output."""
-        output, bias = super().forward(input_, *args, **options)  # type: ignore[misc]
+        answer = super().forward(input_, *args, **options)  # type: ignore[misc]
+        output, bias, multiplied = self.place.run(answer, input_)
         if not hasattr(self, "adapter"):
             return output, bias
-        added = joined(self, [adapter(input_) for adapter in self.adapter.values()], dim=-1)
+        added = joined(self, [adapter(multiplied) for adapter in self.adapter.values()], dim=-1)
         if not hasattr(self.adapter, "magnitude"):
             return output + added, bias
-        own = self.bias if self.bias is not None and not self.skip_bias_add else None
+        own = self.bias if self.place.own_bias else None
         with torch.no_grad():
             length = lengths(self, self.weight + change(self))
         scaled = ((output if own is None else output - own) + added) * (self.adapter.magnitude / length)
@@ -134,7 +131,7 @@ class Adapted:
         state: dict[str, Any] = {key: value for key, value in found.items() if ".adapter." not in key}
         if not hasattr(self, "adapter"):
             return state
-        row = isinstance(self, RowParallelLinear)
+        row = self.place.row
         values, axes = {}, {}
         for key, value in self.adapter.state_dict(keep_vars=True).items():
             values[key] = value
@@ -143,7 +140,7 @@ class Adapted:
             elif not key.endswith("lora_a") and not row:
                 axes[key] = 0
         below = f"{prefix}adapter."
-        groups = {"tp_group": self.tp_group, "dp_cp_group": (metadata or {}).get("dp_cp_group")}
+        groups = {"tp_group": self.place.group, "dp_cp_group": (metadata or {}).get("dp_cp_group")}
         added = make_sharded_tensors_for_checkpoint(values, below, axes, sharded_offsets, **groups)
         if self.glu_adapter:
             for key in (f"{below}main.lora_b", f"{below}magnitude"):
@@ -167,7 +164,7 @@ def slices(linear: Any) -> dict[str, int] | None:
         half = linear.weight.shape[0] // 2
         return {"gate": half, "up": half}
     if linear.fuses_qkv:
-        size = linear.tp_group.size()
+        size = linear.place.group.size()
         groups = config.num_query_groups // size
         queries = config.num_attention_heads // size
         return {
@@ -184,7 +181,7 @@ def joined(linear: Any, parts: Sequence[Tensor], *, dim: int) -> Tensor:
         return parts[0]
     if not linear.joins_groups:
         return torch.cat(list(parts), dim=dim)
-    groups = linear.config.num_query_groups // linear.tp_group.size()
+    groups = linear.config.num_query_groups // linear.place.group.size()
     dim %= parts[0].dim()
     grouped = [part.unflatten(dim, (groups, -1)) for part in parts]  # type: ignore[no-untyped-call]
     return torch.cat(grouped, dim=dim + 1).flatten(dim, dim + 1)
@@ -198,8 +195,8 @@ def change(linear: Any) -> Tensor:
 def lengths(linear: Any, weight_OI: Tensor) -> Tensor:
     """Return the length of each row of the whole weight, [O]; collective where rows are spread over ranks."""
     squares = weight_OI.float().pow(2).sum(1)
-    if isinstance(linear, RowParallelLinear) and linear.tp_group.size() > 1:
-        torch.distributed.all_reduce(squares, group=linear.tp_group)
+    if linear.place.row and linear.place.group.size() > 1:
+        torch.distributed.all_reduce(squares, group=linear.place.group)
     return squares.sqrt().to(weight_OI.dtype)
 
 
@@ -207,8 +204,8 @@ def install(chunks: Sequence[Any], section: LoRA) -> None:
     """Freeze the chunks and give the layers that the section names adapters. All ranks call it, seeded alike.
 
     Raises:
-        PeftError: the rank is not positive; no layer has such a name; a layer is none of Megatron's own parallel
-            layers; or experts are spread over tensor-parallel ranks.
+        PeftError: the rank is not positive; no layer has such a name; a layer is none of Megatron's parallel layers;
+            or experts are spread over tensor-parallel ranks.
     """
     if section.dim < 1:
         raise PeftError(
@@ -221,7 +218,7 @@ def install(chunks: Sequence[Any], section: LoRA) -> None:
             leaf = name.rsplit(".", 1)[-1]
             if leaf not in section.target_modules:
                 continue
-            refuse_unsuited(name, module)
+            module.place = place_of(name, module)
             found = True
             cls = type(module)
             module.__class__ = adapted(cls)  # type: ignore[arg-type]  # classes are hashable
@@ -235,20 +232,6 @@ def install(chunks: Sequence[Any], section: LoRA) -> None:
         raise PeftError(
             f"peft.target_modules: {section.target_modules} name no layer on this rank, because none ends so. "
             "Use linear_qkv, linear_proj, linear_fc1, linear_fc2."
-        )
-
-
-def refuse_unsuited(name: str, module: Any) -> None:
-    """Refuse a layer that adapters would not compute right on."""
-    if not isinstance(module, (ColumnParallelLinear, RowParallelLinear)):
-        raise PeftError(
-            f"peft.target_modules: {name} is a {type(module).__name__}, and adapters know Megatron's own parallel "
-            "layers alone. Set model.transformer_impl=local."
-        )
-    if module.explicit_expert_comm and module.tp_group.size() > 1:
-        raise PeftError(
-            f"peft.target_modules: {name} is spread over {module.tp_group.size()} expert-tensor-parallel ranks, "
-            "because nobody adds up their gradients of an adapter. Set model.expert_tensor_parallel_size=1."
         )
 
 

@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import cast
 
 import numpy as np
 import torch
@@ -11,6 +12,8 @@ from megatron.core import parallel_state, tensor_parallel
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
+from mb_models import ModuleGroups
+from mb_models.mimo_config import MimoModelConfig, module_ranks
 from mb_trainer.config import ConfigContainer
 from mb_trainer.processes import World
 
@@ -30,7 +33,52 @@ def process_groups(
 ) -> Iterator[ProcessGroupCollection]:
     """Open torch's and Megatron's process groups, gloo where there is no GPU, and close them at the end.
 
-    A process group that exists already is used and left open. One process needs no port. Collective over the world.
+    As `processes_joined` otherwise. Collective over the world.
+    """
+    with processes_joined(world, config, device=device):
+        try:
+            yield _process_wide(config)
+        finally:
+            parallel_state.destroy_model_parallel()
+
+
+def _process_wide(config: ConfigContainer) -> ProcessGroupCollection:
+    model = config.model
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=model.tensor_model_parallel_size,
+        pipeline_model_parallel_size=model.pipeline_model_parallel_size,
+        virtual_pipeline_model_parallel_size=model.virtual_pipeline_model_parallel_size,
+        context_parallel_size=model.context_parallel_size,
+        expert_model_parallel_size=model.expert_model_parallel_size,
+        expert_tensor_parallel_size=model.expert_tensor_parallel_size,
+        num_distributed_optimizer_instances=config.ddp.num_distributed_optimizer_instances,
+        use_sharp=config.dist.use_sharp,
+        order="tp-cp-ep-pp-dp" if config.dist.use_tp_pp_dp_mapping else "tp-cp-ep-dp-pp",
+        distributed_timeout_minutes=config.dist.distributed_timeout_minutes,
+        create_gloo_process_groups=config.dist.use_gloo_process_groups,
+        high_priority_stream_groups=config.dist.high_priority_stream_groups or None,
+        nccl_communicator_config_path=config.dist.nccl_communicator_config_path,
+    )
+    return ProcessGroupCollection.use_mpu_process_groups()
+
+
+@contextmanager
+def module_groups(world: World, config: ConfigContainer, *, device: torch.device) -> Iterator[ModuleGroups]:
+    """Open torch's process group and those of modules with layouts of their own. Collective over the world.
+
+    As `processes_joined` otherwise.
+    """
+    with processes_joined(world, config, device=device):
+        vision, language = module_ranks(cast(MimoModelConfig, config.model), world_size=world.world_size)
+        backend = torch.distributed.get_backend()
+        yield ModuleGroups.open(vision=vision, language=language, backend=backend)
+
+
+@contextmanager
+def processes_joined(world: World, config: ConfigContainer, *, device: torch.device) -> Iterator[None]:
+    """Open torch's process group, gloo where there is no GPU, and close it at the end. Collective over the world.
+
+    A process group that exists already is used and left open. One process needs no port.
     """
     ours = not torch.distributed.is_initialized()
     if ours:
@@ -42,25 +90,8 @@ def process_groups(
             timeout=timedelta(minutes=config.dist.distributed_timeout_minutes),
         )
     try:
-        model = config.model
-        parallel_state.initialize_model_parallel(
-            tensor_model_parallel_size=model.tensor_model_parallel_size,
-            pipeline_model_parallel_size=model.pipeline_model_parallel_size,
-            virtual_pipeline_model_parallel_size=model.virtual_pipeline_model_parallel_size,
-            context_parallel_size=model.context_parallel_size,
-            expert_model_parallel_size=model.expert_model_parallel_size,
-            expert_tensor_parallel_size=model.expert_tensor_parallel_size,
-            num_distributed_optimizer_instances=config.ddp.num_distributed_optimizer_instances,
-            use_sharp=config.dist.use_sharp,
-            order="tp-cp-ep-pp-dp" if config.dist.use_tp_pp_dp_mapping else "tp-cp-ep-dp-pp",
-            distributed_timeout_minutes=config.dist.distributed_timeout_minutes,
-            create_gloo_process_groups=config.dist.use_gloo_process_groups,
-            high_priority_stream_groups=config.dist.high_priority_stream_groups or None,
-            nccl_communicator_config_path=config.dist.nccl_communicator_config_path,
-        )
-        yield ProcessGroupCollection.use_mpu_process_groups()
+        yield
     finally:
-        parallel_state.destroy_model_parallel()
         if ours:
             torch.distributed.destroy_process_group()
 
@@ -74,11 +105,16 @@ def seed_everything(config: ConfigContainer, groups: ProcessGroupCollection) -> 
     seed = config.rng.seed + 100 * groups.pp.rank()
     if config.rng.data_parallel_random_init:
         seed += 10 * groups.dp.rank()
+    seed_libraries(config, seed)
+    tensor_parallel.model_parallel_cuda_manual_seed(
+        seed, te_rng_tracker=config.rng.te_rng_tracker, inference_rng_tracker=config.rng.inference_rng_tracker
+    )
+
+
+def seed_libraries(config: ConfigContainer, seed: int) -> None:
+    """Seed Python, NumPy and torch, and choose deterministic kernels where they are asked for."""
     if config.model.deterministic_mode:
         torch.use_deterministic_algorithms(True)
     random.seed(seed)
     np.random.seed(seed)  # libraries that draw from NumPy use its global state
     torch.manual_seed(seed)
-    tensor_parallel.model_parallel_cuda_manual_seed(
-        seed, te_rng_tracker=config.rng.te_rng_tracker, inference_rng_tracker=config.rng.inference_rng_tracker
-    )

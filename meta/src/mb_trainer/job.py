@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import mb_host
 import mb_overlap
@@ -12,6 +13,7 @@ from mb_checkpoint import check_writable
 from mb_checkpoint.layout import STEP_TRACKER, temporary_roots, why_not_a_checkpoint
 from mb_config import Provenance
 from mb_loop import Callback, TrainOutcome
+from mb_models.mimo_layout_rules import LAYOUT, has_layouts
 from mb_trainer.config import CheckpointConfig, ConfigContainer
 from mb_trainer.console import Voice
 from mb_trainer.machine import DRIVER, first_gpu
@@ -146,6 +148,8 @@ def settle_job(
     changed = changes_since(folder, config.to_dict())
     if changed and not resume_with_changes:
         raise RunFolderError(describe(folder, changed))
+    if changed and goes_on(config.checkpoint):
+        refuse_other_modules(config, folder, changed)
     if changed and not config.scheduler.use_checkpoint_opt_param_scheduler:
         config.scheduler.override_opt_param_scheduler = True  # the new schedule, not the checkpoint's
     state = standing(
@@ -223,6 +227,26 @@ def overlap_environment(
         moe_overlap=model.overlap_moe_expert_parallel_comm or model.moe_token_dispatcher_type == "flex",
         env=environment,
     )
+
+
+def refuse_other_modules(
+    config: ConfigContainer, folder: RunFolder, changed: Mapping[str, tuple[Any, Any]]
+) -> None:
+    """Refuse to go on with modules that have layouts of their own where one model was trained, or the other way.
+
+    Raises:
+        RunFolderError: the optimizer's state would be loaded.
+    """
+    now = [getattr(config.model, path.removeprefix("model."), None) for path in LAYOUT]
+    there = [changed[path][0] if path in changed else value for path, value in zip(LAYOUT, now, strict=True)]
+    if config.checkpoint.load_optim and has_layouts(*now) != has_layouts(*there):
+        kinds = {True: "modules with layouts of their own", False: "one model"}
+        raise RunFolderError(
+            f"{folder.path}: holds the optimizer of {kinds[has_layouts(*there)]}, and this run trains "
+            f"{kinds[has_layouts(*now)]}, because the layout of modules was changed; the two are stored otherwise. "
+            "Take its weights to another folder (--out and checkpoint.pretrained_checkpoint), or go on with "
+            "checkpoint.load_optim=false."
+        )
 
 
 def goes_on(checkpoint: CheckpointConfig) -> bool:

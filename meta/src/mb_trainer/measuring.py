@@ -11,6 +11,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from mb_loop import StepResult
 from mb_metrics import (
     EnergySampler,
+    LoggerConfig,
     Metrics,
     NormGroups,
     UnknownFlopsError,
@@ -48,6 +49,7 @@ class Measured:
         device: of this rank.
         step: steps done before.
         vocab_size: rows of the output layer.
+        norms: measures the norms that are asked for; None: those of one model over `groups`.
     """
 
     def __init__(
@@ -60,10 +62,12 @@ class Measured:
         device: torch.device,
         step: int,
         vocab_size: int,
+        norms: Callable[[LoggerConfig], Mapping[str, float]] | None = None,
     ) -> None:
         config, world = job.config, job.world
         self._config, self._groups, self._chunks, self._device = config, groups, chunks, device
         self._microbatches = 0
+        self._norms = self._of_one_model if norms is None else norms
         self._flops_per_token = flops_per_token(config, vocab_size=vocab_size)
         samplers = build_samplers(config.logger, start_step=step)
         self._energy = [sampler for sampler in samplers if isinstance(sampler, EnergySampler)]
@@ -110,7 +114,7 @@ class Measured:
         microbatches, self._microbatches = max(1, self._microbatches), 0
         return {
             **self._losses_inside(step, microbatches=microbatches),
-            **self._norms(),
+            **self._norms(logger),
         }
 
     @contextmanager
@@ -142,13 +146,14 @@ class Measured:
             found |= prediction_metrics(megatron_prediction_tracker(), microbatches=microbatches, step=step)
         return found
 
-    def _norms(self) -> dict[str, Any]:
-        logger, groups = self._config.logger, NormGroups.of(self._groups)
-        found: dict[str, Any] = {}
+    def _of_one_model(self, logger: LoggerConfig) -> dict[str, float]:
+        groups = NormGroups.of(self._groups)
+        found: dict[str, float] = {}
         if logger.log_l2_norm_grad_to_tensorboard:
             found |= report_l2_norm_grad(self._chunks, groups=groups)
         if logger.log_params_norm:
-            found["params-norm"] = calc_params_l2_norm(self._chunks, groups=groups)
+            shards = self._config.ddp.use_megatron_fsdp
+            found["params-norm"] = calc_params_l2_norm(self._chunks, use_megatron_fsdp=shards, groups=groups)
         return found
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import mb_checkpoint.rules
 import mb_config
@@ -15,8 +15,17 @@ import mb_models.rules
 import mb_overlap.rules
 import mb_resilience.rules
 import mb_trainer.launch.rules
-from mb_config import Change, ConfigError, Problem, Provenance, RuleLike, runtime_config_update
+from mb_config import (
+    Change,
+    ConfigError,
+    Problem,
+    Provenance,
+    RuleLike,
+    mimo_runtime_config_update,
+    runtime_config_update,
+)
 from mb_data import DataPathError, GPTDatasetConfig
+from mb_models import MimoModelConfig
 from mb_overlap import Conflict, OverlapConflictError
 from mb_trainer.config import ConfigContainer
 from mb_trainer.machine import gather_facts
@@ -42,11 +51,8 @@ LESS = {
     "G02": ("P04",),
     "G10": ("P10",),
     "V131": ("CK03",),
-    "V130": ("CK03",),
     "V134": ("T23",),
     "FS03": ("V120",),
-    "FS05": ("T29",),
-    **dict.fromkeys(("V175", "V176", "V177", "V179"), ("T29",)),
 }
 """Rules that are silent beside others, which say the same of the same fields or would refuse what the first advise."""
 
@@ -55,11 +61,25 @@ NO_ENGINE = "resolve: no Transformer Engine on this machine"
 """Origin of `model.transformer_impl` where a run would take other layers."""
 
 
+def has_module_layouts(model: object) -> bool:
+    """Say whether a model is one of several modules, with layouts of their own."""
+    return isinstance(model, MimoModelConfig) and model.has_module_layouts
+
+
+def as_rules_ask(model: Any, facts: Mapping[str, object]) -> Mapping[str, object]:
+    """Return the facts, of modules with layouts of their own as of one replica: each takes its rows of a microbatch."""
+    if not has_module_layouts(model):
+        return facts
+    one = model.tensor_model_parallel_size * model.pipeline_model_parallel_size * model.context_parallel_size
+    return {**facts, "all_processes": facts["world_size"], "world_size": max(1, one)}
+
+
 def find_problems(
     config: ConfigContainer, *, facts: Mapping[str, object], provenance: Provenance | None = None
 ) -> list[Problem]:
     """Apply every rule; the configuration is not changed."""
-    found = mb_config.check(config.sections(), RULES, facts=facts, provenance=provenance)
+    asked = as_rules_ask(config.model, facts)
+    found = mb_config.check(config.sections(), RULES, facts=asked, provenance=provenance)
     broken = {problem.id for problem in found}
     return [problem for problem in found if broken.isdisjoint(LESS.get(problem.id, ()))]
 
@@ -94,9 +114,11 @@ def inspect(config: ConfigContainer, *, facts: Mapping[str, object], provenance:
     """
     asked = find_problems(config, facts=facts, provenance=provenance)
     try:
-        changes = runtime_config_update(
-            config, world_size=cast(int, facts["world_size"]), provenance=provenance
-        )
+        if has_module_layouts(config.model):
+            changes = mimo_runtime_config_update(config, provenance=provenance)
+        else:
+            world_size = cast(int, facts["world_size"])
+            changes = runtime_config_update(config, world_size=world_size, provenance=provenance)
     except ConfigError as error:
         return Findings(problems=merge(asked, error.problems), changes=())
     except OverlapConflictError as error:

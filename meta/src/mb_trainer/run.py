@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -30,10 +30,11 @@ from mb_resilience import AgreedStop, SignalWatcher
 from mb_trainer.checkpointing import Saves
 from mb_trainer.console import Voice
 from mb_trainer.data import Data
-from mb_trainer.families import Family
+from mb_trainer.families import Family, ForwardStep
 from mb_trainer.instruments import Instruments
 from mb_trainer.job import Job
 from mb_trainer.measuring import Measured
+from mb_trainer.mimo_training import Modules
 from mb_trainer.progress import ProgressLog
 from mb_trainer.recording import EventRecorder, MetricsRecorder, ProgressBar
 from mb_trainer.rerunning import evaluating, loss_inspection
@@ -67,6 +68,10 @@ class Run:
     job: Job
     voice: Voice
     groups: ProcessGroupCollection
+    stored: Any
+    """Groups as checkpoints take them."""
+    modules: Modules | None
+    """Modules with layouts of their own; None: one model."""
     family: Family
     trainee: Trainee
     instruments: Instruments
@@ -143,12 +148,17 @@ class Run:
         self.evaluate(heard, summary)
         return outcome
 
+    @property
+    def forward_step(self) -> Callable[..., ForwardStep]:
+        """What makes the forward step, called as (inspect_loss=)."""
+        return self.modules.forward_step if self.modules else self.family.forward_step
+
     def trained(self) -> tuple[Any, list[Any], Any, Any]:
         """Return forward step, model, optimizer and scheduler, as the loop takes them."""
         inspect = loss_inspection(self.job.config.rerun_state_machine, self.reruns)
         trainee = self.trainee
         return (
-            self.family.forward_step(inspect_loss=inspect),
+            self.forward_step(inspect_loss=inspect),
             trainee.chunks,
             trainee.optimizer,
             trainee.scheduler,
@@ -158,7 +168,7 @@ class Run:
         """Evaluate on validation data, unless the last step has just been, and on test data. Collective."""
         with evaluating(self.reruns):
             evaluate_after_training(
-                self.family.forward_step(),
+                self.forward_step(),
                 self.trainee.chunks,
                 self.state,
                 valid_data_iterator=self.data.valid,
@@ -176,6 +186,8 @@ class Run:
 
     def schedule(self) -> dict[str, Any]:
         """Return Megatron's schedule for this layout, with its groups and pipeline communication."""
+        if self.modules:
+            return dict(self.modules.schedule)
         sizes = self.groups.pp.size(), self.job.config.model.virtual_pipeline_model_parallel_size
         return {
             "forward_backward_func": get_forward_backward_func(*sizes),
@@ -196,7 +208,7 @@ class Run:
             self.manager,
             state=self.state,
             trainee=self.trainee,
-            groups=self.groups,
+            groups=self.stored,
             say=self.voice.say,
             events=events.write if self.job.world.is_voice else nothing,
             pause=measured.pause,
@@ -230,4 +242,5 @@ class Run:
             device=next(self.trainee.chunks[0].parameters()).device,
             step=self.state.train_state.step,
             vocab_size=self.trainee.vocab_size,
+            norms=self.modules.norms if self.modules else None,
         )

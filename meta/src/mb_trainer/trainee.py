@@ -11,7 +11,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 
 from mb_config import OptimizerConfigOverrideProviderContext, scheduler_steps
 from mb_config.mcore import build_scheduler, to_megatron
-from mb_models import wrap_ddp, wrap_torch_fsdp2
+from mb_models import wrap_ddp, wrap_megatron_fsdp, wrap_torch_fsdp2
 from mb_models.fsdp import accept_shards
 from mb_trainer.config import ConfigContainer
 from mb_trainer.families import Family
@@ -69,31 +69,35 @@ def build_trainee(
     )
     if config.dist.use_torch_fsdp2:
         accept_shards(optimizer)
-    steps = scheduler_steps(
-        config.train,
-        config.scheduler,
-        data_parallel_size=config.data_parallel_size,
-        seq_length=config.model.seq_length,
-    )
     hook_up(provider.transformer, chunks, optimizer, config=config)
     return Trainee(
         chunks=chunks,
         optimizer=optimizer,
-        scheduler=build_scheduler(
-            optimizer, scheduler=config.scheduler, settings=config.optimizer, steps=steps
-        ),
+        scheduler=scheduled(optimizer, config),
         transformer=provider.transformer,
         vocab_size=provider.vocab_size,
         parameters=family.parameters(config.model, vocab_size=provider.vocab_size),
     )
 
 
+def scheduled(optimizer: Any, config: ConfigContainer) -> Any:
+    """Return the scheduler of an optimizer, at its start."""
+    steps = scheduler_steps(
+        config.train,
+        config.scheduler,
+        data_parallel_size=config.data_parallel_size,
+        seq_length=config.model.seq_length,
+    )
+    return build_scheduler(optimizer, scheduler=config.scheduler, settings=config.optimizer, steps=steps)
+
+
 def wrap(built: list[Any], *, config: ConfigContainer, groups: ProcessGroupCollection) -> list[Any]:
     """Wrap model chunks in the kind of data parallelism that the configuration asks for."""
     if config.dist.use_torch_fsdp2:
         return list(wrap_torch_fsdp2(built, to_megatron(config.ddp), pg_collection=groups))
+    wrap_chunks = wrap_megatron_fsdp if config.ddp.use_megatron_fsdp else wrap_ddp
     return list(
-        wrap_ddp(
+        wrap_chunks(
             built,
             to_megatron(config.ddp),
             pg_collection=groups,

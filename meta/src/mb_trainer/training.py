@@ -17,11 +17,19 @@ from mb_trainer.config import ConfigContainer
 from mb_trainer.console import Voice
 from mb_trainer.data import Vocabulary, build_data, build_vocabulary
 from mb_trainer.families import family_of
-from mb_trainer.groups import pick_device, process_groups, seed_everything
+from mb_trainer.groups import (
+    module_groups,
+    pick_device,
+    process_groups,
+    seed_everything,
+    seed_libraries,
+)
 from mb_trainer.instruments import Instruments
 from mb_trainer.job import Job
 from mb_trainer.layers import choose_layers
 from mb_trainer.loading import load
+from mb_trainer.mimo_training import build_modules, who_is_where
+from mb_trainer.preflight import has_module_layouts
 from mb_trainer.rerunning import build_reruns
 from mb_trainer.run import Run
 from mb_trainer.run_folder import own
@@ -34,8 +42,14 @@ def run(job: Job, *, voice: Voice, callbacks: Sequence[Callback] = ()) -> TrainO
     config = job.config
     device = pick_device(job.world, external_mapping=config.dist.external_gpu_device_mapping)
     with ExitStack() as stack:
-        groups = stack.enter_context(process_groups(job.world, config, device=device))
-        seed_everything(config, groups)
+        apart = has_module_layouts(config.model)
+        if apart:
+            every = stack.enter_context(module_groups(job.world, config, device=device))
+            groups = every.main
+            seed_libraries(config, config.rng.seed)
+        else:
+            groups = stack.enter_context(process_groups(job.world, config, device=device))
+            seed_everything(config, groups)
         stack.callback(voice.close)
         vocabulary = share_vocabulary(config, voice)
         family = family_of(config.model)
@@ -43,25 +57,31 @@ def run(job: Job, *, voice: Voice, callbacks: Sequence[Callback] = ()) -> TrainO
         config.model.transformer_impl = layers.implementation
         instruments = Instruments.start(job)
         start_user_buffers(config)
-        trainee = build_trainee(
-            config,
-            family=family,
-            layers=layers,
-            tokenizer_vocab_size=vocabulary.tokenizer.vocab_size,
-            device=device,
-            groups=groups,
-        )
+        size = vocabulary.tokenizer.vocab_size
+        modules = None
+        if apart:
+            modules = build_modules(
+                config, groups=every, layers=layers, tokenizer_vocab_size=size, device=device
+            )
+            trainee = modules.trainee
+        else:
+            trainee = build_trainee(
+                config, family=family, layers=layers, tokenizer_vocab_size=size, device=device, groups=groups
+            )
         voice.say(describe(job, trainee, device=device, layers=layers.why))
+        if modules:
+            voice.say(who_is_where(modules.groups))
         state = GlobalState(cfg=config, train_state=TrainState(do_train=True))
         manager = create_checkpoint_manager(config.checkpoint, write_assets=write_tokenizer(vocabulary))
         if isinstance(manager, DefaultCheckpointManager):
             stack.callback(manager.close)
         reruns = build_reruns(config.rerun_state_machine)
-        load(manager, state, trainee, groups=groups, reruns=reruns, voice=voice)
+        stored = modules.stored if modules else groups
+        load(manager, state, trainee, groups=stored, reruns=reruns, voice=voice)
         data = build_data(
             config,
             vocabulary=vocabulary,
-            groups=groups,
+            groups=modules.readers if modules else groups,
             state=state.train_state,
             worker_init_fn=SignalShield((signal.SIGINT, signal.SIGTERM, config.train.exit_signal)),
         )
@@ -71,6 +91,8 @@ def run(job: Job, *, voice: Voice, callbacks: Sequence[Callback] = ()) -> TrainO
             job=job,
             voice=voice,
             groups=groups,
+            stored=stored,
+            modules=modules,
             family=family,
             trainee=trainee,
             instruments=instruments,

@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from mb_config import GPU_MEMORY, StagePlan, draw_plan, smallest_world
+from mb_models import MimoModelConfig
+from mb_models.mimo_config import module_ranks
 from mb_trainer.commands.errors import reported
 from mb_trainer.commands.preflight import Target, counted
 from mb_trainer.config import ConfigContainer
@@ -104,6 +106,9 @@ def counted_bytes(stage: StagePlan) -> int:
 def layout(config: ConfigContainer, outlook: Outlook) -> str:
     """Return how the ranks share the model, in short."""
     model, plan = config.model, outlook.plan
+    processes = "1 process" if plan.world_size == 1 else f"{plan.world_size:,} processes"
+    if isinstance(model, MimoModelConfig) and model.has_module_layouts:
+        return f"{processes} ({modules(model, plan.world_size)})"
     sizes = {
         "tp": model.tensor_model_parallel_size,
         "pp": model.pipeline_model_parallel_size,
@@ -113,8 +118,17 @@ def layout(config: ConfigContainer, outlook: Outlook) -> str:
         "dp": plan.data_parallel_size,
     }
     shown = [f"{name} {size or '?'}" for name, size in sizes.items() if size != 1 or name == "dp"]
-    processes = "1 process" if plan.world_size == 1 else f"{plan.world_size:,} processes"
     return f"{processes} ({', '.join(shown)})"
+
+
+def modules(model: MimoModelConfig, world_size: int) -> str:
+    """Return how encoder and language model share the ranks, in short."""
+    return "; ".join(
+        f"{name} tp {ranks.tensor_parallel_size} dp {ranks.data_parallel_size}"
+        for name, ranks in zip(
+            ("encoder", "language model"), module_ranks(model, world_size=world_size), strict=True
+        )
+    )
 
 
 def stage_table(outlook: Outlook, unit: Unit) -> Table:
@@ -149,9 +163,10 @@ def figures(outlook: Outlook, *, gpu: str | None) -> Iterator[tuple[str, str]]:
         yield "work of a token", f"{flops(total)}: {shares(outlook.flops.parts, total)}"
     if outlook.flops_per_step is not None:
         yield "work of a step", f"{flops(outlook.flops_per_step)} for {plan.tokens_per_step:,} tokens"
-    if plan.num_microbatches is not None and plan.bubble_fraction is not None:
-        waiting = f"pipeline stages wait {plan.bubble_fraction:.1%} of a step"
-        yield "microbatches", f"{plan.num_microbatches:,} on each replica; {waiting}"
+    if plan.num_microbatches is not None:
+        waits = plan.bubble_fraction
+        waiting = "" if waits is None else f"; pipeline stages wait {waits:.1%} of a step"
+        yield "microbatches", f"{plan.num_microbatches:,} on each replica{waiting}"
     if plan.checkpoint_bytes is not None:
         unit = unit_of(plan.checkpoint_bytes)
         yield "checkpoint", f"{unit(plan.checkpoint_bytes)} {unit.name}"

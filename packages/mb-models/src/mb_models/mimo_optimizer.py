@@ -4,20 +4,23 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from megatron.core.dist_checkpointing.dict_utils import nested_values
-from megatron.core.dist_checkpointing.mapping import ShardedBase, ShardedObject
+from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.models.mimo.optimizer import MimoOptimizer, ModuleOptimizerInfo
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.optimizer import ChainedOptimizer
 
 from mb_models.mimo_groups import ModuleGroups
 
+STEP = "common_step"
+"""Megatron's name for the number of steps that all parameters of an optimizer have made."""
+
 
 class ModulesOptimizer(MimoOptimizer):  # type: ignore[misc] # Megatron Core has no types
-    """Megatron's optimizer of several modules, whose state each rank stores for its own modules.
+    """Megatron's optimizer of several modules in float32, whose state each rank stores for its own modules.
 
     Tensors are stored under the names that they have where encoder and language model are one model, everything else
     (parameter groups, the number of steps) once for each module, because a rank without the module would not know it.
+    Which parameters a group has is left out, since they have other numbers on each rank.
 
     Attributes:
         chained_optimizers: those of this rank's modules, in the order of `modules`.
@@ -70,9 +73,13 @@ class ModulesOptimizer(MimoOptimizer):  # type: ignore[misc] # Megatron Core has
             groups = self.module_infos[name].pg_collection
             metadata = {**(kwargs.get("metadata") or {}), "dp_cp_group": groups.dp_cp}
             state = part.sharded_state_dict(model_sharded_state_dict, is_loading, metadata=metadata)
-            copies = (groups.tp.rank(), groups.pp.rank(), groups.dp.rank())
+            plain = {
+                "param_groups": [{**group, "params": []} for group in state["param_groups"]],
+                STEP: state["state"].pop(STEP, None),
+            }
             key = f"optimizer.mimo.{name}.{number - self.modules.index(name)}"
-            parts.append(_stored_by_module(state, key, copies=copies))
+            copies = (groups.tp.rank(), groups.pp.rank(), groups.dp.rank())
+            parts.append({**state, "param_groups": ShardedObject(key, plain, (1,), (0,), replica_id=copies)})
         return parts[0] if len(parts) == 1 else dict(enumerate(parts))
 
     def state_dict(self) -> dict[Any, Any]:
@@ -81,37 +88,20 @@ class ModulesOptimizer(MimoOptimizer):  # type: ignore[misc] # Megatron Core has
         return parts[0] if len(parts) == 1 else dict(enumerate(parts))
 
     def load_state_dict(self, state_dict: Mapping[Any, Any]) -> None:
-        """Take over a state of the form that `sharded_state_dict` and `state_dict` return."""
+        """Take over what `sharded_state_dict` has asked for and a checkpoint has answered."""
         alone = len(self.chained_optimizers) == 1
         for number, part in enumerate(self.chained_optimizers):
             own = state_dict if alone else state_dict[number]
+            plain = own["param_groups"]
             here = part.optimizer.state_dict()["param_groups"]
             groups = [
                 {**group, "params": place["params"]}
-                for group, place in zip(own["param_groups"], here, strict=True)
+                for group, place in zip(plain["param_groups"], here, strict=True)
             ]
-            part.load_state_dict({**own, "param_groups": groups})
+            step = {} if plain[STEP] is None else {STEP: plain[STEP]}
+            part.load_state_dict({**own, "state": {**own["state"], **step}, "param_groups": groups})
 
 
 def optimizer_parts(optimizer: Any) -> list[Any]:
     """Return the optimizers inside Megatron's chain of some, or the one."""
     return list(optimizer.chained_optimizers) if isinstance(optimizer, ChainedOptimizer) else [optimizer]
-
-
-def _stored_by_module(state: Mapping[Any, Any], key: str, *, copies: tuple[int, int, int]) -> dict[Any, Any]:
-    """Return the state with whatever is no sharded tensor made into an object; the rank of no copies stores it.
-
-    Which parameters a group has is left out, since they have other numbers on each rank.
-    """
-    found: dict[Any, Any] = {}
-    for name, value in state.items():
-        if isinstance(value, dict):
-            found[name] = _stored_by_module(value, f"{key}.{name}", copies=copies)
-        elif isinstance(value, ShardedBase) or (
-            isinstance(value, list) and any(isinstance(leaf, ShardedBase) for leaf in nested_values(value))
-        ):
-            found[name] = value
-        else:
-            plain = [{**group, "params": []} for group in value] if name == "param_groups" else value
-            found[name] = ShardedObject(f"{key}.{name}", plain, (1,), (0,), replica_id=copies)
-    return found

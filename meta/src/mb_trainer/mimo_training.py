@@ -1,0 +1,176 @@
+"""A model that sees whose modules have layouts of their own, as a run takes it. Imports torch and megatron."""
+
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import torch
+from megatron.core.models.mimo.config.role import MIMO_LANGUAGE_MODULE_KEY as LANGUAGE
+
+from mb_config import OptimizerConfigOverrideProviderContext
+from mb_config.mcore import to_megatron
+from mb_metrics import LoggerConfig, NormGroups, calc_params_l2_norm, report_l2_norm_grad
+from mb_metrics.gradient_norms import GLOBAL
+from mb_models import MimoForwardStep, MimoModelConfig, MimoModules, ModuleGroups, mimo_parameter_count
+from mb_models.mimo import VISION
+from mb_trainer.config import ConfigContainer
+from mb_trainer.families import ForwardStep
+from mb_trainer.layers import Layers
+from mb_trainer.trainee import Trainee, scheduled
+
+PLACES: Mapping[str, str] = {LANGUAGE: "language_model", VISION: f"modality_submodules.{VISION}"}
+"""Module -> where it stands in the whole model."""
+
+BRIDGED = r"c10d::broadcast_: an autograd kernel was not registered"
+"""Start of a warning of torch's about what comes over Megatron's bridge, whose gradient goes back over that as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One of so many places, with the two questions that a process group answers."""
+
+    number: int
+    places: int
+
+    def rank(self) -> int:
+        """Return its number."""
+        return self.number
+
+    def size(self) -> int:
+        """Return how many there are."""
+        return self.places
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """What readers and checkpoints ask of process groups."""
+
+    tp: Place
+    pp: Place
+    dp: Place
+    cp: Place
+    dp_cp: Any
+    """A group of this rank alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Modules:
+    """The modules of a run, ready to train."""
+
+    groups: ModuleGroups
+    trainee: Trainee
+    schedule: Mapping[str, Any]
+    """Megatron's schedule with everything that it knows of groups and bridges, and the groups that losses are averaged
+    over."""
+
+    @property
+    def forward_step(self) -> Callable[..., ForwardStep]:
+        """What makes the forward step, called as (inspect_loss=)."""
+        return partial(MimoForwardStep, rows=self.groups.rows)
+
+    @property
+    def readers(self) -> Places:
+        """Every rank reads whole microbatches, and takes its rows in the forward step."""
+        one = Place(0, 1)
+        return Places(tp=one, pp=one, dp=one, cp=one, dp_cp=self.groups.main.pp)
+
+    @property
+    def stored(self) -> Places:
+        """Every rank has random states of its own in a checkpoint: it may have a place in each module."""
+        one = Place(0, 1)
+        world = Place(torch.distributed.get_rank(), torch.distributed.get_world_size())
+        return Places(tp=world, pp=one, dp=one, cp=one, dp_cp=self.groups.main.pp)
+
+    def norms(self, logger: LoggerConfig) -> dict[str, float]:
+        """Return the norms that are asked for, those of both modules on every rank. Collective over the world."""
+        found: dict[str, float] = {}
+        if logger.log_l2_norm_grad_to_tensorboard:
+            found |= self._gradient_norms()
+        if logger.log_params_norm:
+            found["params-norm"] = self._over_modules(
+                {
+                    name: calc_params_l2_norm([module], groups=NormGroups.of(self.groups.own[name]))
+                    for name, module in self._wrapped.items()
+                }
+            )
+        return found
+
+    @property
+    def _wrapped(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.trainee.chunks[0].wrapped
+        return found
+
+    def _gradient_norms(self) -> dict[str, float]:
+        own: dict[str, float] = {}
+        totals: dict[str, float] = {}
+        for name, module in self._wrapped.items():
+            norms = report_l2_norm_grad([module], groups=NormGroups.of(self.groups.own[name]))
+            totals[name] = norms.pop(GLOBAL)
+            where = f"/module.{PLACES[name]}."
+            own |= {metric.replace("/module.", where, 1): norm for metric, norm in norms.items()}
+        every: list[Any] = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(every, own)
+        told = {metric: norm for norms in every for metric, norm in norms.items()}
+        return {**told, GLOBAL: self._over_modules(totals)}
+
+    def _over_modules(self, norms: Mapping[str, float]) -> float:
+        """Return the norm of all modules of those of this rank's."""
+        device = next(self.trainee.chunks[0].parameters()).device
+        squares = torch.tensor(
+            [norms.get(name, 0.0) ** 2 for name in PLACES], dtype=torch.float64, device=device
+        )
+        torch.distributed.all_reduce(squares, op=torch.distributed.ReduceOp.MAX)
+        return math.sqrt(squares.sum().item())
+
+
+def build_modules(
+    config: ConfigContainer,
+    *,
+    groups: ModuleGroups,
+    layers: Layers,
+    tokenizer_vocab_size: int,
+    device: torch.device,
+) -> Modules:
+    """Build this rank's modules, their optimizers and the scheduler. Collective over the world."""
+    warnings.filterwarnings("ignore", message=BRIDGED)
+    section = cast(MimoModelConfig, config.model)
+    modules = MimoModules(
+        section,
+        groups=groups,
+        layer_spec=layers.spec,
+        device=device,
+        tokenizer_vocab_size=tokenizer_vocab_size,
+    )
+    model = modules.provide(seed=config.rng.seed)
+    modules.wrap(model, to_megatron(config.ddp))
+    overrides = config.optimizer_config_override_provider.build_config_overrides(
+        OptimizerConfigOverrideProviderContext(
+            scheduler_config=config.scheduler, optimizer_config=config.optimizer, model=[model]
+        )
+    )
+    optimizer = modules.optimizer(model, to_megatron(config.optimizer), overrides=overrides)
+    trainee = Trainee(
+        chunks=[model],
+        optimizer=optimizer,
+        scheduler=scheduled(optimizer, config),
+        transformer=modules.transformer,
+        vocab_size=modules.vocab_size,
+        parameters=mimo_parameter_count(section, vocab_size=modules.vocab_size),
+    )
+    schedule = {"forward_backward_func": modules.forward_backward(), "pg_collection": groups.main}
+    return Modules(groups=groups, trainee=trainee, schedule=schedule)
+
+
+def who_is_where(groups: ModuleGroups) -> str:
+    """Say which ranks have which module, and how they share it."""
+    parts = []
+    for name, title in ((VISION, "encoder"), (LANGUAGE, "language model")):
+        ranks = groups.ranks[name]
+        first, last = ranks.ranks[0], ranks.ranks[-1]
+        where = f"rank {first}" if first == last else f"ranks {first} to {last}"
+        sizes = f"tp {ranks.tensor_parallel_size}, dp {ranks.data_parallel_size}"
+        parts.append(f"{title} on {where} ({sizes})")
+    return ", ".join(parts)

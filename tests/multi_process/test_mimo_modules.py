@@ -1,0 +1,140 @@
+"""Encoder and language model with layouts of their own in the main job: as in one process, and resumed bit for bit."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from runs import events, metrics, train_here
+
+import mb_host
+
+WORDS = [
+    "mimo_tiny",
+    "model.num_layers=1",
+    "model.hidden_size=32",
+    "model.ffn_hidden_size=48",
+    "model.vision_num_layers=1",
+    "model.vision_hidden_size=32",
+    "model.vocab_size=384",
+    "model.hidden_dropout=0.1",
+    "train.train_iters=5",
+    "train.global_batch_size=8",
+    "train.micro_batch_size=4",
+    "validation.eval_interval=4",
+    "validation.eval_iters=1",
+    "scheduler.lr_warmup_iters=2",
+    "checkpoint.save_interval=null",
+    "logger.log_interval=2",
+    "logger.log_params_norm=true",
+    "logger.log_l2_norm_grad_to_tensorboard=true",
+]
+WHOLE = "model.hidden_dropout=0"
+"""Ranks of several replicas or parts would drop other numbers than one process."""
+APART, VISION_TP, TP = (
+    "model.language_rank_offset",
+    "model.vision_tensor_model_parallel_size",
+    "model.tensor_model_parallel_size",
+)
+LAYOUTS = {
+    "one rank each": (2, [f"{APART}=1"]),
+    "same ranks, encoder TP2, language model DP2": (2, [f"{VISION_TP}=2"]),
+    "same ranks, encoder DP2, language model TP2": (2, [f"{VISION_TP}=1", f"{TP}=2"]),
+    "encoder DP2, then language model TP2": (4, [f"{APART}=2", f"{VISION_TP}=1", f"{TP}=2"]),
+    "encoder TP2, then language model DP2": (4, [f"{APART}=2", f"{VISION_TP}=2"]),
+    "encoder, then language model DP3": (4, [f"{APART}=1", "train.micro_batch_size=3", "train.global_batch_size=6"]),
+}  # fmt: skip
+FEW = ("one rank each", "same ranks, encoder TP2, language model DP2")
+"""Layouts that are looked at by default."""
+
+
+def train_on_this_rank(words: list[str], out: str, start: int) -> None:
+    """Train as a process of a job that has its groups already, and record everything that this rank holds."""
+    from mb_trainer import pretrain
+    from mb_trainer.reading import read_request
+    from mb_trainer.verification.record import Recorder
+
+    asked = read_request(words)
+    pretrain(
+        asked.config,
+        name=asked.name,
+        out=Path(out),
+        provenance=asked.provenance,
+        callbacks=(Recorder(Path(out, "record"), rank=int(os.environ["RANK"]), start=start),),
+        resume_with_changes=bool(start),
+        environment=dict(os.environ),
+    )
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    """The word that says which weights to start from: those of one process."""
+    folder = tmp_path_factory.mktemp("start")
+    train_here([*WORDS, "train.train_iters=1"], folder)
+    return f"checkpoint.pretrained_checkpoint={folder}/checkpoints"
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    """Pools by their number of ranks."""
+    pools = {number: mb_host.RankPool(number, timeout_seconds=300) for number in (2, 4)}
+    with pools[2], pools[4]:
+        yield pools
+
+
+def measured(out):
+    """Return what each step and evaluation says, without times and memory."""
+    kept = ("lm loss", "grad-norm", "params-norm", "l2_norm/")
+    return [
+        {"step": row["step"], **{name: row[name] for name in row if name.startswith(kept)}}
+        for row in metrics(out)
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.matrix] * (name not in FEW)) for name in LAYOUTS]
+)
+def test_modules_train_as_one_process_does(weights, ranks, name, tmp_path):
+    number, layout = LAYOUTS[name]
+    batch = [word for word in layout if word.startswith("train.")]
+    train_here([*WORDS, WHOLE, weights, *batch], tmp_path / "one")
+    ranks[number].run(train_on_this_rank, [*WORDS, WHOLE, weights, *layout], str(tmp_path / "run"), 0)
+    alone, together = measured(tmp_path / "one"), measured(tmp_path / "run")
+    assert [row.keys() for row in together] == [row.keys() for row in alone]
+    for row, reference in zip(together, alone, strict=True):
+        assert row == pytest.approx(reference, abs=1e-5, rel=1e-5)
+    assert events(tmp_path / "run") == events(tmp_path / "one")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.matrix] * (name != FEW[0])) for name in (*FEW, [*LAYOUTS][3])],
+)
+def test_modules_that_were_cut_go_on_exactly(ranks, name, tmp_path):
+    from mb_trainer.verification.compare import compare, read_record
+
+    number, layout = LAYOUTS[name]
+
+    def run(folder, start, *more):
+        ranks[number].run(train_on_this_rank, [*WORDS, *layout, *more], str(tmp_path / folder), start)
+
+    run("straight", 0)
+    run("cut", 0, "train.exit_interval=2")
+    run("cut", 1)
+    verdict = compare(read_record(tmp_path / "straight/record"), read_record(tmp_path / "cut/record"))
+    assert (verdict.first, verdict.ranks, verdict.steps, verdict.resumed_at) == (None, number, 5, (2,))
+    assert {"optimizer", "parameters", "random streams"} <= {line.category for line in verdict.lines}
+    assert measured(tmp_path / "cut") == measured(tmp_path / "straight")
+
+
+@pytest.mark.matrix
+@pytest.mark.slow
+def test_modules_from_the_command_line_that_were_killed_go_on_exactly():
+    from runs import mb
+
+    ended = mb("verify-resume", *WORDS, f"{APART}=1", "--nproc=2", "--steps=6", "--cut=3", "--kill", "--json")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    found = json.loads(ended.stdout)
+    assert (found["equal"], found["resumed_at"], found["killed"]) == (True, [3], True)

@@ -1,10 +1,10 @@
-"""What ranks do in test_extra_state.py: modules that keep something beside their weights, as Transformer Engine's do."""
+"""What ranks do in test_extra_state.py: a module keeps something beside its weights, as Transformer Engine's do."""
 
 import torch
 from rank_work import new_run
 
 
-class KeepingNorm(torch.nn.LayerNorm):
+class KeepingNorm(torch.nn.RMSNorm):
     """A norm with extra state."""
 
     kept = torch.tensor([7.0])
@@ -16,31 +16,31 @@ class KeepingNorm(torch.nn.LayerNorm):
         self.kept = state
 
 
-def save(section, *, keeps):
+def save(section, keeps):
     """Save a run whose last norm keeps something, or not."""
-    run = _run(section, keeps=keeps)
+    run = _run({}, section, keeps)
     run.train(1)
     run.save()
 
 
-def load(section, *, keeps, value):
+def load(section, keeps, value):
     """Load into such a run; return what its norm keeps then, the step, and the notes."""
-    run = _run({**section, "seed": 99}, keeps=keeps)
+    run = _run({"seed": 99}, section, keeps)
     norm = _norm(run)
     norm.kept = torch.tensor(value)
     record = run.load()
     return norm.kept.tolist(), record.step, record.notes
 
 
-def load_weights(section, *, keeps):
+def load_weights(section, keeps):
     """Load the weights alone; return the step."""
     from mb_checkpoint import load_model_weights
 
-    return load_model_weights(section["load"], _run({}, keeps=keeps).model).step
+    return load_model_weights(section["load"], _run({"seed": 99}, {}, keeps).model).step
 
 
-def _run(section, *, keeps):
-    run = new_run({"seed": section.pop("seed", 1234)}, **section)
+def _run(shape, section, keeps):
+    run = new_run(shape, **section)
     if keeps:
         _norm(run).__class__ = KeepingNorm
     return run

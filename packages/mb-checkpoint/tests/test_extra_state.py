@@ -9,13 +9,13 @@ NOTE = "8-bit scales: the checkpoint holds none for 1 modules; they start fresh"
 @pytest.mark.parametrize(("value", "notes"), [([3.0], (NOTE,)), ([], ())], ids=["scales", "empty"])
 def test_what_a_checkpoint_lacks_stays_as_it_is(one_rank, tmp_path, value, notes):
     section = {"save": str(tmp_path), "load": str(tmp_path)}
-    one_rank.run(work.save, section, keeps=False)
-    assert one_rank.run(work.load, section, keeps=True, value=value) == [(value, 1, notes)]
-    assert one_rank.run(work.load_weights, section, keeps=True) == [1]
+    one_rank.run(work.save, section, False)
+    assert one_rank.run(work.load, section, True, value) == [(value, 1, notes)]
+    assert one_rank.run(work.load_weights, section, True) == [1]
 
 
 def test_what_it_holds_is_taken_and_left_where_nothing_keeps_it(one_rank, tmp_path):
     section = {"save": str(tmp_path), "load": str(tmp_path)}
-    one_rank.run(work.save, section, keeps=True)
-    assert one_rank.run(work.load, section, keeps=True, value=[3.0]) == [([7.0], 1, ())]
-    assert one_rank.run(work.load, section, keeps=False, value=[3.0]) == [([3.0], 1, ())]
+    one_rank.run(work.save, section, True)
+    assert one_rank.run(work.load, section, True, [3.0]) == [([7.0], 1, ())]
+    assert one_rank.run(work.load, section, False, [3.0]) == [([3.0], 1, ())]

@@ -1,7 +1,7 @@
 """What modules keep beside their weights, where a checkpoint holds none of it.
 
-Transformer Engine's modules keep an entry each, empty but for 8-bit scales. Megatron's own layers and torch's norms have
-fewer or none, so that what they stored, or what was imported from elsewhere, lacks entries that a GPU's layers ask for.
+Transformer Engine's modules keep an entry each, empty but for 8-bit scales. Megatron's own layers and torch's norms
+have fewer or none, so that what they stored, or what was imported, lacks entries that a GPU's layers ask for.
 """
 
 from collections.abc import Mapping

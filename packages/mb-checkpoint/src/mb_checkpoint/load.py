@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mb_checkpoint import fsdp, mcore
+from mb_checkpoint import extra_state, fsdp, mcore
 from mb_checkpoint.adapters import KeyFilter, without
 from mb_checkpoint.agreement import need_process_group
 from mb_checkpoint.config import CheckpointConfig
@@ -218,7 +218,10 @@ def load_model_weights(
             may_lack=not strict,
             may_have_more=not strict,
         )
-        asked = sections if strict else mcore.stored_part(sections, contents)
+        left = extra_state.lacking(sections, contents) if strict else {}
+        asked = extra_state.without(sections, left) if strict else mcore.stored_part(sections, contents)
         loaded = mcore.read(dict(asked), chosen.path, groups, config=CheckpointConfig())
+        for section, values in left.items():
+            loaded[section] |= values
         mcore.load_model_sections(chunks, loaded, strict=strict)
     return chosen

@@ -1,6 +1,7 @@
 """What modules with layouts of their own may not say: rules as data. They speak only where there are such layouts."""
 
 from collections.abc import Callable, Mapping, Sequence
+from string import ascii_lowercase
 
 from mb_models.rule import Rule
 
@@ -23,7 +24,13 @@ WHOLE: Mapping[str, object] = {
 }
 """Fields of the section, and the only value that modules with layouts of their own take."""
 
-EXCHANGE = ("ddp.overlap_grad_reduce", "ddp.overlap_param_gather", "ddp.use_distributed_optimizer")
+UNTIMELY = "nothing starts an overlapped exchange of two modules in time"
+EXCHANGE: Mapping[str, str] = {
+    "ddp.overlap_grad_reduce": UNTIMELY,
+    "ddp.overlap_param_gather": UNTIMELY,
+    "ddp.use_distributed_optimizer": "both modules would store the shards of their optimizers under the same names",
+}
+"""Switches of the wrapper, and why they are off."""
 
 PROCESS_WIDE: Mapping[str, object] = {
     "dist.use_torch_fsdp2": False,
@@ -82,18 +89,9 @@ def _rows(rows: int | None, *layout: int) -> str | None:
     return f"{rows} sequences cannot be cut into {parts} equal parts" if rows % parts else None
 
 
-def _switched_on(*values: object) -> str | None:
-    on = [path for path, value in zip(EXCHANGE, values, strict=False) if value]
-    return f"{', '.join(on)} on" if on else None
-
-
-def _changed(*values: object) -> str | None:
-    found = [
-        f"{path}={value}"
-        for (path, left), value in zip(PROCESS_WIDE.items(), values, strict=False)
-        if value is not None and value != left
-    ]
-    return ", ".join(found) or None
+def _not(left: object) -> Callable[[object], str | None]:
+    """Return a test that a value, if there is one, is what is left."""
+    return lambda value: f"is {value}" if value is not None and value != left else None
 
 
 def _layout_rule(
@@ -149,14 +147,20 @@ RULES: tuple[Rule, ...] = (
         fails=(False,),
         passes=(True,),
     ),
-    _layout_rule(
-        "M18",
-        tuple(f"model.{name}" for name in WHOLE),
-        lambda *values: split(values),
-        why="modules with layouts of their own have tensor and data parallelism in float32 only",
-        fix="Unset it, or set language_rank_offset=0 and leave vision_tensor_model_parallel_size unset.",
-        fails=(False, 2, None, False, False, None, None),
-        passes=(False, 1, None, False, False, None, None),
+    *(
+        _layout_rule(
+            f"M18{letter}",
+            (f"model.{name}",),
+            _not(whole),
+            why="modules with layouts of their own have tensor and data parallelism in float32 only",
+            fix=f"Leave {name} at its default, or set language_rank_offset=0 and leave "
+            "vision_tensor_model_parallel_size unset.",
+            fails=(other,),
+            passes=(whole,),
+        )
+        for letter, (name, whole), other in zip(
+            ascii_lowercase, WHOLE.items(), (True, 2, 8, True, True, "e4m3", "e2m1"), strict=False
+        )
     ),
     *(
         _layout_rule(
@@ -171,24 +175,34 @@ RULES: tuple[Rule, ...] = (
         )
         for number, path in (("M19", "train.micro_batch_size"), ("M20", "validation.eval_micro_batch_size"))
     ),
-    _layout_rule(
-        "M21",
-        EXCHANGE,
-        _switched_on,
-        why="nothing starts an overlapped exchange of two modules in time, and both would store the shards of their "
-        "optimizers under the same names",
-        fix="Switch it off.",
-        fails=(True, False, False),
-        passes=(False, False, False),
+    *(
+        _layout_rule(
+            f"M21{letter}",
+            (path,),
+            _not(left=False),
+            why=why,
+            fix="Switch it off.",
+            fails=(True,),
+            passes=(False,),
+        )
+        for letter, (path, why) in zip(ascii_lowercase, EXCHANGE.items(), strict=False)
     ),
-    _layout_rule(
-        "M22",
-        tuple(PROCESS_WIDE),
-        _changed,
-        why="each module has groups and generators of its own, which are always opened alike",
-        fix="Leave it at its default.",
-        fails=(False, False, True, [], None, 1, False, False, False),
-        passes=(False, False, False, [], None, 1, False, False, False),
+    *(
+        _layout_rule(
+            f"M22{letter}",
+            (path,),
+            _not(left),
+            why="each module has groups and generators of its own, which are always opened alike",
+            fix="Leave it at its default.",
+            fails=(other,),
+            passes=(left,),
+        )
+        for letter, (path, left), other in zip(
+            ascii_lowercase,
+            PROCESS_WIDE.items(),
+            (True, True, True, ["ep"], "nccl.yaml", 2, True, True, True),
+            strict=False,
+        )
     ),
     _layout_rule(
         "M23",

@@ -124,7 +124,7 @@ def _refuse_for_mimo(run: Resolution, name: str) -> None:
             rule="V224",
             message="is set for a model of several modules",
             why="each module has its own layout and precision, and nothing would read it",
-            fix=f"Set it in the modules, and leave {name} unset.",
+            fix=f"Leave {name} unset.",
         )
 
 

@@ -21,6 +21,8 @@ def test_sinks_are_what_the_config_asks_for(tmp_path):
     assert kinds(build_sinks(LoggerConfig())) == ["ConsoleSink"]
     sinks = build_sinks(LoggerConfig(), jsonl=tmp_path / "metrics.jsonl")
     assert [type(sink) for sink in sinks] == [ConsoleSink, JsonlSink]
+    for sink in sinks:
+        sink.close()
     assert build_sinks(LoggerConfig(skip_train_metrics_log=True), jsonl=tmp_path / "x") == []
 
 

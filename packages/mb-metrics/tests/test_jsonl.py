@@ -59,8 +59,9 @@ def test_stop_and_resume_equals_never_stopped(data):
     log_interval = data.draw(st.integers(1, 8))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "m.jsonl")
-        metrics = Metrics([JsonlSink(path)], log_interval=log_interval)
-        for step in range(1, killed + 1):  # and never closed
+        dead = JsonlSink(path)
+        metrics = Metrics([dead], log_interval=log_interval)
+        for step in range(1, killed + 1):  # and never closed, as far as the next run sees
             metrics.record(step, {"lm loss": step})
             if step == saved:
                 metrics.flush()
@@ -70,6 +71,7 @@ def test_stop_and_resume_equals_never_stopped(data):
             for step in range(saved + 1, last + 1):
                 metrics.record(step, {"lm loss": step})
         assert steps(path) == list(range(1, last + 1))
+        dead.close()
 
 
 def test_without_a_resume_step_nothing_is_dropped_but_a_cut_line(tmp_path):

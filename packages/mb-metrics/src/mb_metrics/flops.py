@@ -111,26 +111,18 @@ def gpt_flops_per_token(  # noqa: PLR0913 - a shape, each size by name
         ValueError: a size is not positive.
     """
     groups = num_attention_heads if num_query_groups is None else num_query_groups
-    head = (
-        hidden_size // num_attention_heads if kv_channels is None and num_attention_heads > 0 else kv_channels
+    _require_positive(
+        num_layers=num_layers,
+        hidden_size=hidden_size,
+        ffn_hidden_size=ffn_hidden_size,
+        num_attention_heads=num_attention_heads,
+        num_query_groups=groups,
+        seq_length=seq_length,
+        vocab_size=vocab_size,
     )
-    sizes = {
-        "num_layers": num_layers,
-        "hidden_size": hidden_size,
-        "ffn_hidden_size": ffn_hidden_size,
-        "num_attention_heads": num_attention_heads,
-        "num_query_groups": groups,
-        "kv_channels": head or 0,
-        "seq_length": seq_length,
-        "vocab_size": vocab_size,
-    }
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(
-                f"gpt_flops_per_token: {name} must be positive ({name}={size}); a model has at least one. Set it."
-            )
-    query = num_attention_heads * sizes["kv_channels"]
-    key = groups * sizes["kv_channels"]
+    head = hidden_size // num_attention_heads if kv_channels is None else kv_channels
+    _require_positive(kv_channels=head)
+    query, key = num_attention_heads * head, groups * head
     core = 12 * num_layers * seq_length * query
     return FlopsPerToken(
         attention_linear=6 * num_layers * hidden_size * (2 * query + 2 * key),
@@ -139,3 +131,11 @@ def gpt_flops_per_token(  # noqa: PLR0913 - a shape, each size by name
         logits=6 * hidden_size * vocab_size,
         causal=causal,
     )
+
+
+def _require_positive(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(
+                f"gpt_flops_per_token: {name} must be positive ({name}={size}); a model has at least one. Set it."
+            )

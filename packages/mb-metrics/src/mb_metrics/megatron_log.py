@@ -195,14 +195,19 @@ def training_log(  # noqa: PLR0913 - the signature of Megatron trainers
         names.MAX_ATTENTION_LOGIT: log_max_attention_logit,
         names.SKIPPED_SAMPLES: state.skipped_train_samples or None,
     }
-    at_interval = state.step % config.logger.log_interval == 0
+    interval = config.logger.log_interval
+    at_interval = state.step % interval == 0
     if at_interval:
         steps = total_loss_dict[ADVANCED] + total_loss_dict[SKIPPED]
         each = num_microbatches or _microbatches(config.train, batch, pg_collection)
-        values[names.LEARNING_RATE] = reduce_max_stat_across_model_parallel_group(
-            learning_rate, _group(pg_collection, "mp")
+        values |= _at_interval(
+            config,
+            model,
+            pg_collection,
+            learning_rate=learning_rate,
+            microbatches=steps * each,
+            step=state.step,
         )
-        values |= _at_interval(config, model, pg_collection, microbatches=steps * each, step=state.step)
     global_state.metrics.record(
         state.step,
         values,
@@ -213,13 +218,9 @@ def training_log(  # noqa: PLR0913 - the signature of Megatron trainers
     )
     if not at_interval:
         return report_memory_flag
-    for name, total in total_loss_dict.items():
-        total_loss_dict[name] = (
-            total * 0 if isinstance(total, int) else torch.zeros_like(torch.as_tensor(total))
-        )
+    _begin_anew(total_loss_dict)
     if report_memory_flag:
         _say_memory(config, model, pg_collection, say, step=state.step, batch=batch, seq_length=seq_length)
-    interval = config.logger.log_interval
     return report_memory_flag and state.step // interval - loaded_iteration // interval < _MEMORY_INTERVALS
 
 
@@ -236,11 +237,24 @@ def _count(totals: MutableMapping[str, Any], losses: Mapping[str, Tensor], *, sk
     totals[NAN] = totals.get(NAN, 0) + (bad.int() if isinstance(bad, Tensor) else bad)
 
 
+def _begin_anew(totals: MutableMapping[str, Any]) -> None:
+    """Set the sums and counters to 0, each where it is."""
+    for name, total in totals.items():
+        totals[name] = total * 0 if isinstance(total, int) else torch.zeros_like(torch.as_tensor(total))
+
+
 def _at_interval(
-    config: Settings, model: Sequence[Any], groups: Any, *, microbatches: int, step: int
+    config: Settings,
+    model: Sequence[Any],
+    groups: Any,
+    *,
+    learning_rate: float | None,
+    microbatches: int,
+    step: int,
 ) -> dict[str, Any]:
     """Return what is measured at the end of a log interval. Collective."""
-    found: dict[str, Any] = {}
+    rate = reduce_max_stat_across_model_parallel_group(learning_rate, _group(groups, "mp"))
+    found: dict[str, Any] = {names.LEARNING_RATE: rate}
     logger, shape = config.logger, Shape(config.model)
     if logger.log_memory_to_tensorboard:
         report = reduce_max_memory_across_pp_group(report_memory(logger.memory_keys), _group(groups, "pp"))

@@ -22,6 +22,11 @@ OVERLAPPED = [
     "ddp.overlap_param_gather=true",
 ]
 BACKGROUND = ["checkpoint.async_save=true", "checkpoint.async_strategy=mcore"]
+FSDP = [
+    "ddp.use_megatron_fsdp=true",
+    "ddp.data_parallel_sharding_strategy=optim_grads_params",
+    "checkpoint.ckpt_format=fsdp_dtensor",
+]
 LATER = ["--kill", "--steps=16"]
 """Steps enough for a writer process that is slow to start."""
 EXPERTS = [
@@ -46,6 +51,7 @@ ROWS: dict[str, tuple[int, list[str]]] = {
     "DP2, dropout, ramp-up": (2, [*DROPOUT, *RAMP_UP]),
     "DP2, distributed optimizer, overlaps, dropout": (2, [*OVERLAPPED, *DROPOUT]),
     "DP2, distributed optimizer, asynchronous save, killed": (2, [*OVERLAPPED[:2], *BACKGROUND, *LATER]),
+    "DP2, Megatron-FSDP, overlaps, dropout, killed": (2, [*FSDP, *OVERLAPPED[2:], *DROPOUT, "--kill"]),
     "TP2, sequence parallel, dropout": (2, [TP2, SP, *DROPOUT]),
     "PP2, killed": (2, [PP2, "--kill"]),
     "PP2, VPP2, dropout": (2, [PP2, VPP2, *DROPOUT]),

@@ -110,11 +110,17 @@ TABLE = [
         "ddp.overlap_param_gather=false",
     ),
     ("dist.use_decentralized_pg=true", 1, "T23", "dist.use_decentralized_pg=false"),
-    ("ddp.use_megatron_fsdp=true", 1, "T29", "ddp.use_megatron_fsdp=false"),
+    ("ddp.use_megatron_fsdp=true", 1, "V175", "checkpoint.ckpt_format=fsdp_dtensor"),
+    (
+        "ddp.use_megatron_fsdp=true checkpoint.ckpt_format=fsdp_dtensor logger.log_l2_norm_grad_to_tensorboard=true",
+        1,
+        "T36",
+        "logger.log_l2_norm_grad_to_tensorboard=false",
+    ),
     (
         "dist.use_torch_fsdp2=true ddp.use_megatron_fsdp=true",
         1,
-        "T29 V120",
+        "V120 V175",
         "ddp.use_megatron_fsdp=false",
     ),
     (
@@ -127,7 +133,7 @@ TABLE = [
     # checkpoints, loggers, data
     ("checkpoint.save_interval=0", 1, "CK10", "checkpoint.save_interval=null"),
     ("checkpoint.most_recent_k=0", 1, "CK01", "checkpoint.most_recent_k=1"),
-    ("checkpoint.ckpt_format=fsdp_dtensor", 1, "CK03", "checkpoint.ckpt_format=torch_dist"),
+    ("checkpoint.ckpt_format=fsdp_dtensor", 1, "V130", "checkpoint.ckpt_format=torch_dist"),
     (
         "checkpoint.async_save=true checkpoint.ckpt_format=torch",
         1,

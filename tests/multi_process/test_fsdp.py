@@ -1,14 +1,19 @@
-"""torch's FSDP2 in the main job: losses of plain data parallelism, and checkpoints that either goes on from."""
+"""Fully sharded runs in the main job, torch's and Megatron's: losses of plain data parallelism, and checkpoints."""
 
 import os
 from pathlib import Path
 
 import pytest
-from runs import losses
+from runs import losses, metrics
 
 import mb_host
 
 FSDP2 = ["dist.use_torch_fsdp2=true"]
+MEGATRON = [
+    "ddp.use_megatron_fsdp=true",
+    "ddp.data_parallel_sharding_strategy=optim_grads_params",
+    "checkpoint.ckpt_format=fsdp_dtensor",
+]
 STEPS = [
     "train.train_iters=6",
     "scheduler.lr_decay_iters=6",
@@ -49,3 +54,25 @@ def test_fsdp2_trains_saves_and_resumes(overrides, tmp_path):
         back = run("back", *half)
     assert sharded == pytest.approx(plain, abs=1e-5, rel=0)
     assert back == pytest.approx({step: plain[step] for step in (4, 5, 6)}, abs=1e-5, rel=0)
+
+
+def test_megatron_fsdp_trains_saves_resumes_and_is_sampled(overrides, tmp_path):
+    """Losses and norms of weights as under plain data parallelism; resumed to the last bit; read by one process."""
+    from mb_trainer.sampling import sample_run
+
+    words = [*overrides, *STEPS, "logger.log_params_norm=true", "logger.log_interval=1"]
+    with mb_host.RankPool(2, timeout_seconds=300) as ranks:
+
+        def run(name, *more):
+            ranks.run(train_on_this_rank, [*words, *more], str(tmp_path / name))
+            return losses(tmp_path / name), [row["params-norm"] for row in metrics(tmp_path / name)]
+
+        plain, plain_norms = run("plain")
+        whole, norms = run("whole", *MEGATRON)
+        half, _ = run("half", *MEGATRON, "train.train_iters=3")
+        rest, _ = run("rest", *MEGATRON, f"checkpoint.load={tmp_path}/half/checkpoints")
+    assert whole == pytest.approx(plain, abs=1e-5, rel=0)
+    assert norms == pytest.approx(plain_norms, abs=1e-4, rel=0)
+    assert half | rest == whole
+    text = sample_run(tmp_path / "whole", prompt="the", tokens=3, temperature=0.0, seed=1)
+    assert next(text) == "the"

@@ -71,33 +71,30 @@ def pairs_for_an_encoder_and_a_decoder(number: int, first: str, second: str) -> 
     )
 
 
-def no_megatron_fsdp(number: int, path: str) -> Rule:
-    """Make the rule that refuses one of the two switches of Megatron-FSDP."""
-    return Rule(
-        id=f"T{number:02d}",
-        fields=(path,),
-        test=lambda on: "is true" if on else None,
-        why="Megatron-FSDP's shards can be saved as fsdp_dtensor only, which mb-checkpoint does not write, and a run "
-        "that saves nothing could not be resumed",
-        fix=f"Set {path}=false, and dist.use_torch_fsdp2=true (also shards weights and gradients) or "
-        "ddp.use_distributed_optimizer=true (optimizer state). In a loop of your own, "
-        "mb_models.wrap_megatron_fsdp trains.",
-        fails={path: True},
-        passes={path: False},
-    )
+def no_norms_of_shards(wanted: bool | None, *on: bool | None) -> str | None:
+    """Refuse norms of gradients of which a rank may have nothing."""
+    return "is true under Megatron-FSDP" if wanted and any(on) else None
 
 
 RULES = (
     must_stay(14, "validation.test_mode", False, asked=True, instead=""),
     must_stay(20, "dist.lazy_mpu_init", False, asked=True, instead=""),
-    no_megatron_fsdp(21, "dist.use_megatron_fsdp"),
     must_stay(23, "dist.use_decentralized_pg", False, asked=True, instead=""),
     must_stay(25, "dist.flight_recorder_dump_path", None, asked="dump", instead=NO_RECORDER),
     must_stay(26, "dist.disable_jit_fuser", False, asked=True, instead=""),
     must_stay(27, "dist.enable_megatron_core_experimental", False, asked=True, instead=""),
     must_stay(15, "dataset.full_validation", None, asked=True, instead="Set validation.full_validation."),
     must_stay(28, "dist.eval_context_parallel_size", None, asked=2, instead=""),
-    no_megatron_fsdp(29, "ddp.use_megatron_fsdp"),
+    Rule(
+        id="T36",
+        fields=("logger.log_l2_norm_grad_to_tensorboard", "ddp.use_megatron_fsdp", "dist.use_megatron_fsdp"),
+        test=no_norms_of_shards,
+        why="it keeps whole rows of a gradient on some of the ranks, and none of it on others, which then have no norm "
+        "to add",
+        fix="Set logger.log_l2_norm_grad_to_tensorboard=false; grad-norm, of all gradients together, is always logged.",
+        fails={"logger.log_l2_norm_grad_to_tensorboard": True, "ddp.use_megatron_fsdp": True},
+        passes={"logger.log_l2_norm_grad_to_tensorboard": False, "ddp.use_megatron_fsdp": True},
+    ),
     pairs_for_an_encoder_and_a_decoder(31, *PAIRED),
     pairs_for_an_encoder_and_a_decoder(32, *reversed(PAIRED)),
 )

@@ -114,3 +114,13 @@ def same_plan():
     planner = ShardPlanner(to_lowest=True, constant=True)
     plans = [planner.divide(each)[0] for each in (entries, entries, {**entries, "other": rank})]
     return plans[0] is plans[1], [sorted(item.index.fqn for item in plan) for plan in plans]
+
+
+def cut_once_more():
+    """Look at weights of which this rank has other runs than Megatron-FSDP says."""
+    from mb_checkpoint import fsdp, mcore
+
+    run = new_run({"fsdp": "optim_grads_params"})
+    for parameter in run.weights().values():
+        parameter.megatron_fsdp_slice = slice(0, 1)
+    fsdp.weights(run.model, mcore.Groups.of(None))

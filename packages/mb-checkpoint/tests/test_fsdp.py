@@ -23,6 +23,14 @@ SHAPES = {
 }
 
 
+@pytest.mark.slow
+def test_a_resumed_run_of_groups_that_hold_copies_equals_one_that_went_on(four_ranks, tmp_path):
+    shape = {**FULL, "instances": 2}
+    straight = four_ranks.run(fsdp_work.saved_state, shape, {"save": str(tmp_path), **SECTION}, 1)
+    after = four_ranks.run(fsdp_work.went_on, shape, {"load": str(tmp_path), **SECTION}, 1)
+    assert [each[1:3] for each in straight] == [each[:2] for each in after]
+
+
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_resumed_run_equals_one_that_went_on(two_ranks, tmp_path, name):
     shape, wishes = SHAPES[name]
@@ -161,6 +169,14 @@ def test_without_the_stored_optimizer_it_starts_fresh(two_ranks, saved):
 def test_blocks_that_do_not_cover_a_tensor_once_are_refused(two_ranks):
     for kind, message, _ in two_ranks.run(rank_work.error_of, fsdp_work.overlapping):
         assert (kind, message) == ("ValueError", "Failed to validate global plan")
+
+
+def test_shards_that_are_cut_once_more_are_refused(two_ranks):
+    for kind, message, _ in two_ranks.run(rank_work.error_of, fsdp_work.cut_once_more):
+        assert (kind, "Set ddp.outer_dp_sharding_strategy=no_shard" in message) == (
+            "CheckpointLayoutError",
+            True,
+        )
 
 
 def test_a_plan_is_kept_while_every_rank_has_the_same(two_ranks):

@@ -1,8 +1,8 @@
 """CloudAI's constraints as rules on a configuration, where no other rule says the same.
 
 C01 and C03 are V030, C02 and C08 are P05, C04 is V242, C07 is P09, C11 is O09m, C13 is V150, C14 is V152 and V153,
-C19 is P07, C20 is O09f. Megatron Core itself allows what C05, C06 and C09 refuse, and this trainer has no recipe of
-DeepSeek V3 (C18) and refuses Megatron-FSDP altogether.
+C19 is P07, C20 is O09f. Megatron Core itself allows what C05, C06 and C09 refuse, but for pipeline stages under
+Megatron-FSDP (FS05), and this trainer has no recipe of DeepSeek V3 (C18).
 """
 
 from collections.abc import Iterable

@@ -5,8 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from megatron.core.distributed.fsdp.mcore_fsdp_adapter import FullyShardedDataParallel
 from megatron.core.tensor_parallel.random import convert_cuda_rng_state, get_cuda_rng_tracker
 from megatron.core.utils import get_attr_wrapped_model
+from torch.distributed.tensor import DTensor
 
 from mb_checkpoint.rng import collect_rng_state
 from mb_loop import CallbackContext
@@ -82,9 +84,16 @@ def parameter_names(model: Sequence[Any]) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = {}
     for number_, chunk in enumerate(model):
         prefix = f"chunk {number_} " if len(model) > 1 else ""
-        for name, tensor in (*chunk.named_parameters(), *chunk.named_buffers()):
+        for name, tensor in (*parameters_of(chunk), *chunk.named_buffers()):
             found[prefix + name.removeprefix("module.").removeprefix("module.")] = tensor
     return found
+
+
+def parameters_of(chunk: Any) -> Sequence[tuple[str, torch.Tensor]]:
+    """Return a chunk's parameters by name; of Megatron-FSDP's the shards, which are always there."""
+    if isinstance(chunk, FullyShardedDataParallel):
+        return list(chunk.param_and_grad_buffer.optimizer_named_parameters)
+    return list(chunk.named_parameters())
 
 
 def gathers_late(context: CallbackContext) -> bool:
@@ -165,10 +174,12 @@ def number(value: object) -> str:
 
 
 def digest(value: object) -> str:
-    """Return 16 hexadecimal digits over type, shape and every bit of a tensor; of anything else, over its text."""
+    """Return 16 hexadecimal digits over type, shape and every bit of a tensor or shard; of anything else, its text."""
     if not isinstance(value, torch.Tensor):
         return hashlib.blake2b(repr(value).encode(), digest_size=8).hexdigest()
-    hashed = hashlib.blake2b(f"{value.dtype} {tuple(value.shape)}".encode(), digest_size=8)
-    flat = value.detach().cpu().contiguous().reshape(-1)
+    here = value.detach()
+    here = here.to_local() if isinstance(here, DTensor) else here
+    hashed = hashlib.blake2b(f"{here.dtype} {tuple(here.shape)}".encode(), digest_size=8)
+    flat = here.cpu().contiguous().reshape(-1)
     hashed.update(flat.view(torch.uint8).numpy())
     return hashed.hexdigest()

@@ -248,18 +248,30 @@ class _Cut:
 
     @classmethod
     def of(cls, like: Any) -> "_Cut":
+        """Read it off a parameter.
+
+        Raises:
+            CheckpointLayoutError: The run is not what this rank has.
+        """
         shape = tuple(like.shape)
         if not isinstance(like, DTensor):
             return cls(own=shape, shape=shape, start=0, rank=0, split=None)
         parameter: Any = like  # Megatron-FSDP gives it attributes
         own = tuple(parameter.orig_param.shape)
-        complete = _local(parameter).numel() == parameter.orig_param.numel()
+        size = _local(parameter).numel()
+        complete = size == parameter.orig_param.numel()
+        run = slice(0, size) if complete else parameter.megatron_fsdp_slice
+        if run.stop - run.start != size:
+            raise CheckpointLayoutError(
+                f"a weight of shape {shape}: this rank has {size} elements of it and Megatron-FSDP says {run}, because "
+                "its shards are cut once more between groups of ranks. Set ddp.outer_dp_sharding_strategy=no_shard."
+            )
         split = next((each for each, size in enumerate(own) if size != shape[each]), None)
         place = parameter.megatron_fsdp_dist_index.tp_dim
         return cls(
             own=own,
             shape=shape,
-            start=0 if complete else parameter.megatron_fsdp_slice.start,
+            start=run.start,
             rank=0 if split is None else parameter.device_mesh.get_local_rank(place),
             split=split,
         )

@@ -27,6 +27,14 @@ def _one_stage(on: bool | None, also_on: bool | None, pp: int | None) -> str | N
     return f"is on with pipeline_model_parallel_size={pp}" if (on or also_on) and (pp or 1) > 1 else None
 
 
+def _without_adapters(on: bool | None, also_on: bool | None, adapters: object) -> str | None:
+    return "is on with adapters" if (on or also_on) and adapters not in (None, False) else None
+
+
+def _shards_once(on: bool | None, also_on: bool | None, outer: str | None) -> str | None:
+    return f"is on with outer_dp_sharding_strategy={outer}" if (on or also_on) and outer == "optim" else None
+
+
 RULES: tuple[Rule, ...] = (
     Rule(
         id="FS01",
@@ -118,5 +126,23 @@ RULES: tuple[Rule, ...] = (
         fix="Use ddp.use_distributed_optimizer=true instead.",
         fails={TORCH: True, "peft": {}},
         passes={TORCH: True, "peft": None},
+    ),
+    Rule(
+        id="FS09",
+        fields=(*MEGATRON, "peft"),
+        test=_without_adapters,
+        why="the weights under adapters come from a checkpoint of whole weights, which cannot be read into its shards",
+        fix="Use ddp.use_distributed_optimizer=true instead.",
+        fails={MEGATRON[0]: True, "peft": {}},
+        passes={MEGATRON[0]: True, "peft": None},
+    ),
+    Rule(
+        id="FS10",
+        fields=(*MEGATRON, "ddp.outer_dp_sharding_strategy"),
+        test=_shards_once,
+        why="nothing tells where the shards of shards lie in a weight, so that a checkpoint could not be written",
+        fix="Set ddp.outer_dp_sharding_strategy=no_shard.",
+        fails={MEGATRON[0]: True, "ddp.outer_dp_sharding_strategy": "optim"},
+        passes={MEGATRON[0]: True, "ddp.outer_dp_sharding_strategy": "no_shard"},
     ),
 )

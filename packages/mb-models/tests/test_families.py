@@ -46,7 +46,6 @@ def test_two_ranks_learn_as_one_does(row, reference, pool):
     assert pool.run(train_here, row, folder)[-1] == pytest.approx(losses, abs=row.tolerance, rel=0)
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("row", [row for row in ROWS if row.ranks == 4], ids=str)
 def test_four_ranks_learn_as_one_does(row, reference, four_ranks):
     folder, losses = reference(row)

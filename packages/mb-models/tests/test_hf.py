@@ -1,35 +1,22 @@
 """Models in Hugging Face's form: made by transformers, read here, computed here, written back."""
 
-import dataclasses
 import json
 
 import pytest
 import torch
-from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
-from megatron.core.process_groups_config import ProcessGroupCollection
+from hf_ranks import SMALL, TOKENS, build, on_this_rank, same
+from megatron.core import dist_checkpointing
 from safetensors.torch import load_file
 
-from mb_host.layers import host_block_spec
-from mb_models.gpt import GPTModelProvider
 from mb_models.hf.errors import HuggingFaceError
 from mb_models.hf.files import TensorFolder
 from mb_models.hf.load import load_hf_weights
 from mb_models.hf.paging import back_by_files
 from mb_models.hf.save import save_hf_model
 from mb_models.hf.shapes import config_of, read_config, section_of
-from mb_models.transformer import DTYPES
 
 transformers = pytest.importorskip("transformers")
 
-SMALL = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 96,
-    "max_position_embeddings": 64,
-}
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500000.0,
@@ -49,7 +36,6 @@ KINDS = {
     "qwen3": ("Qwen3", {"head_dim": 16}),
     "mixtral": ("Mixtral", {"num_local_experts": 4}),
 }
-TOKENS = torch.arange(40).reshape(2, 20) * 7 % 96
 
 
 def make(kind, folder, *, shard="1GB", dtype=torch.float32):
@@ -63,13 +49,6 @@ def make(kind, folder, *, shard="1GB", dtype=torch.float32):
     model = model.to(dtype)
     model.save_pretrained(folder, max_shard_size=shard)
     return model
-
-
-def build(section, groups):
-    chunks = GPTModelProvider(section, layer_spec=host_block_spec, device=torch.device("cpu")).provide_chunks(
-        groups
-    )
-    return chunks[0].to(DTYPES[section.params_dtype]).eval()
 
 
 def imported(folder, groups, dtype="float32"):
@@ -86,10 +65,6 @@ def weights(folder):
     for path in folder.glob("*.safetensors"):
         found |= load_file(path)
     return found
-
-
-def same(one, other):
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -122,35 +97,6 @@ LAYOUTS = {
         {SIZES[0]: 2, SIZES[2]: 2, "sequence_parallel": True, "expert_tensor_parallel_size": 1},
     ),
 }
-
-
-def on_this_rank(folder, checkpoint, layout):
-    """Load a folder into a part of the model; return whether it is that of a checkpoint, its size, and the logits."""
-    parallel_state.initialize_model_parallel(
-        **{name: layout[name] for name in layout if name != "sequence_parallel"}
-    )
-    tensor_parallel.model_parallel_cuda_manual_seed(1)
-    groups = ProcessGroupCollection.use_mpu_process_groups()
-    section = dataclasses.replace(
-        section_of(read_config(folder), dtype="float32"),
-        transformer_impl="local",
-        parallel_output=False,
-        **layout,
-    )
-    chunk, other = build(section, groups), build(section, groups)
-    load_hf_weights([chunk], folder, pg_collection=groups)
-    other.load_state_dict(dist_checkpointing.load(other.sharded_state_dict(), checkpoint))
-    equal = same(dict(chunk.named_parameters()), dict(other.named_parameters()))
-    size = sum(value.numel() for value in chunk.parameters())
-    with torch.no_grad():
-        if not chunk.pre_process:
-            hidden = torch.empty(20, 2, SMALL["hidden_size"])
-            torch.distributed.recv(hidden, src=0)
-            chunk.set_input_tensor(hidden)
-        output = chunk(TOKENS, torch.arange(20).expand(2, -1), None)
-        if not chunk.post_process:
-            torch.distributed.send(output.contiguous(), dst=1)
-    return equal, size, output
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

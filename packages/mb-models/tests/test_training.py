@@ -77,9 +77,9 @@ def train(settings, groups, *, steps, layer_spec=local_spec, forward_step=gpt_fo
     ids=["untied", "tied", "per token", "bf16", "experts"],
 )
 def test_a_tiny_gpt_learns_a_repeated_batch(tiny, groups, settings):
-    losses = train({**tiny, **settings}, groups, steps=20)
+    losses = train({**tiny, **settings}, groups, steps=12)
     assert 4.6 < losses[0] < 5.1  # about ln(128)
-    assert losses[-1] < losses[0] - 2
+    assert losses[-1] < losses[0] - 1
 
 
 @pytest.mark.parametrize(
@@ -117,9 +117,9 @@ def test_a_tiny_gpt_learns_a_repeated_batch(tiny, groups, settings):
     ],
 )  # fmt: skip
 def test_every_kind_of_gpt_learns_with_the_hosts_layers(tiny, groups, settings):
-    losses = train({**tiny, **settings}, groups, steps=15, layer_spec=host_block_spec)
+    losses = train({**tiny, **settings}, groups, steps=10, layer_spec=host_block_spec)
     assert 4.6 < losses[0] < 5.1
-    assert losses[-1] < losses[0] - 1
+    assert losses[-1] < losses[0] - 0.5
 
 
 def test_a_distributed_optimizer_with_buckets_learns_alike(tiny, groups):

@@ -1,0 +1,60 @@
+"""What a rank does in the tests of Hugging Face's form: load its part of a model, compare, compute."""
+
+import dataclasses
+
+import torch
+from megatron.core import dist_checkpointing
+from tiny_training import start
+
+from mb_host.layers import host_block_spec
+from mb_models.gpt import GPTModelProvider
+from mb_models.hf.load import load_hf_weights
+from mb_models.hf.shapes import read_config, section_of
+from mb_models.transformer import DTYPES
+
+SMALL = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 96,
+    "max_position_embeddings": 64,
+}
+TOKENS = torch.arange(40).reshape(2, 20) * 7 % 96
+
+
+def build(section, groups):
+    chunks = GPTModelProvider(section, layer_spec=host_block_spec, device=torch.device("cpu")).provide_chunks(
+        groups
+    )
+    return chunks[0].to(DTYPES[section.params_dtype]).eval()
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def on_this_rank(folder, checkpoint, layout):
+    """Load a folder into a part of the model; return whether it is that of a checkpoint, its size, and the logits."""
+    groups = start(layout)
+    section = dataclasses.replace(
+        section_of(read_config(folder), dtype="float32"),
+        transformer_impl="local",
+        parallel_output=False,
+        **layout,
+    )
+    chunk, other = build(section, groups), build(section, groups)
+    load_hf_weights([chunk], folder, pg_collection=groups)
+    other.load_state_dict(dist_checkpointing.load(other.sharded_state_dict(), checkpoint))
+    equal = same(dict(chunk.named_parameters()), dict(other.named_parameters()))
+    size = sum(value.numel() for value in chunk.parameters())
+    with torch.no_grad():
+        if not chunk.pre_process:
+            hidden = torch.empty(20, 2, SMALL["hidden_size"])
+            torch.distributed.recv(hidden, src=0)
+            chunk.set_input_tensor(hidden)
+        output = chunk(TOKENS, torch.arange(20).expand(2, -1), None)
+        if not chunk.post_process:
+            torch.distributed.send(output.contiguous(), dst=1)
+    return equal, size, output

@@ -132,3 +132,40 @@ def train_modules(folder, vision, language):
         return train(model, modules.optimizer(model, ADAM), modules.forward_backward(), replicas, step)
     finally:
         model.destroy()
+
+
+def go_on(folder, vision, language):
+    """Return the losses of more steps after the first, and of as many of new modules that have loaded the state."""
+
+    def built(seed):
+        modules = modules_on(vision, language, {})
+        model = modules.provide(seed=seed)
+        modules.wrap(model, DistributedDataParallelConfig(grad_reduce_in_fp32=True))
+        optimizer = modules.optimizer(model, ADAM)
+        step = MimoForwardStep(rows=modules.groups.rows)
+
+        def learn():
+            return train(model, optimizer, modules.forward_backward(), modules.groups.main.dp, step)
+
+        def state(*, loading):
+            weights = model.sharded_state_dict()
+            return {
+                "model": weights,
+                "optimizer": optimizer.sharded_state_dict({"model": weights}, is_loading=loading),
+            }
+
+        return model, optimizer, learn, state
+
+    model, _, learn, state = built(seed=1)
+    learn()
+    dist_checkpointing.save(state(loading=False), folder)
+    straight = learn()
+    model.destroy()
+    model, optimizer, learn, state = built(seed=2)
+    loaded = dist_checkpointing.load(state(loading=True), folder)
+    model.load_state_dict(loaded["model"])
+    optimizer.load_state_dict(loaded["optimizer"])
+    try:
+        return straight, learn(), sorted(name for name, _ in model.named_parameters())
+    finally:
+        model.destroy()

@@ -8,9 +8,10 @@ from megatron.core import tensor_parallel
 
 from mb_host.layers import host_block_spec
 from mb_models.errors import BatchError
-from mb_models.mimo import MimoForwardStep, MimoModelProvider
+from mb_models.mimo import MimoForwardStep, MimoModelProvider, ModuleRows
 from mb_models.mimo_captions import caption
-from mb_models.mimo_config import MimoModelConfig
+from mb_models.mimo_config import MimoModelConfig, module_ranks
+from mb_models.mimo_layout_rules import why_not_these_ranks
 from mb_models.mimo_parameters import mimo_parameter_count
 from mb_models.mimo_rules import RULES
 from mb_models.parameters import parameter_count
@@ -167,6 +168,38 @@ def test_every_patch_sees_every_other(groups):
     one, other = encoder(pictures)
     assert one.shape == (4, 32)
     assert ((one - other).abs().amax(1) > 1e-4).all()
+
+
+def test_rows_that_replicas_cannot_share_are_refused(groups):
+    step = MimoForwardStep(rows=ModuleRows(text=(1, 3), images=None))
+    with pytest.raises(BatchError, match="16 rows do not divide by 3"):
+        step(iter([batch(torch.Generator())]), torch.nn.Linear(1, 1))
+
+
+@pytest.mark.parametrize(
+    ("offset", "vision_tp", "tp", "world", "problem"),
+    [
+        (0, 1, 1, 1, None),
+        (2, 1, 2, 4, None),
+        (-1, 1, 1, 2, "is -1 with"),
+        (2, 1, 1, 2, "is 2 of 2 processes"),
+        (3, 2, 1, 4, "leaves the encoder 3 ranks, which 2"),
+        (2, 1, 2, 3, "leaves the language model 1 ranks, which 2"),
+        (2, 1, 1, 5, "2 replicas of the encoder and 3 of the language model"),
+    ],
+)
+def test_where_modules_can_stand(offset, vision_tp, tp, world, problem):
+    said = why_not_these_ranks(offset, vision_tp, tp, world)
+    assert (said is None) is (problem is None)
+    assert problem is None or problem in said
+    config = dataclasses.replace(
+        TINY,
+        language_rank_offset=offset,
+        vision_tensor_model_parallel_size=vision_tp,
+        tensor_model_parallel_size=tp,
+    )
+    vision, language = module_ranks(config, world_size=world)
+    assert problem is not None or {*vision.ranks, *language.ranks} == {*range(world)}
 
 
 @pytest.mark.parametrize(

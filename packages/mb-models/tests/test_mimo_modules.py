@@ -37,6 +37,20 @@ def test_modules_learn_as_one_rank_does(vision, language, reference, pool):
         assert measured == pytest.approx(norms, abs=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("vision", "language"),
+    [({}, {"first": 1}), ({"tensor_parallel_size": 2}, {"data_parallel_size": 2})],
+    ids=["one rank each", "TP 2 into DP 2"],
+)
+def test_modules_that_were_stored_go_on_exactly(vision, language, groups, pool, tmp_path):
+    whole = mimo_ranks.MimoModelProvider(
+        mimo_ranks.SECTION, layer_spec=host_block_spec, device=mimo_ranks.CPU
+    ).provide_chunks(groups)[0]
+    ranks = pool.run(mimo_ranks.go_on, str(tmp_path), vision, language)
+    assert [straight for straight, _, _ in ranks] == [resumed for _, resumed, _ in ranks]
+    assert {name for *_, names in ranks for name in names} == {name for name, _ in whole.named_parameters()}
+
+
 def test_ranks_that_share_an_encoder_draw_parts_of_one(pool):
     layouts = {"tensor_parallel_size": 2}, {"data_parallel_size": 2}
     one, other = pool.run(mimo_ranks.first_weights, *layouts, {})

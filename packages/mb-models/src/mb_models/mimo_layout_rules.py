@@ -34,6 +34,8 @@ EXCHANGE: Mapping[str, str] = {
 
 PROCESS_WIDE: Mapping[str, object] = {
     "dist.use_torch_fsdp2": False,
+    "dist.use_megatron_fsdp": False,
+    "ddp.use_megatron_fsdp": False,
     "dist.use_tp_pp_dp_mapping": False,
     "dist.use_sharp": False,
     "dist.high_priority_stream_groups": [],
@@ -200,7 +202,7 @@ RULES: tuple[Rule, ...] = (
         for letter, (path, left), other in zip(
             ascii_lowercase,
             PROCESS_WIDE.items(),
-            (True, True, True, ["ep"], "nccl.yaml", 2, True, True, True),
+            (True, True, True, True, True, ["ep"], "nccl.yaml", 2, True, True, True),
             strict=False,
         )
     ),

@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from mb_data.errors import DataPathError, TokenizerError
-from mb_data.rules import BYTE_ENTRIES
+from mb_data.tokenizer_rules import BYTE_ENTRIES
 from mb_data.tokenizers import fingerprint_of
 
 END_OF_DOCUMENT = "<|endoftext|>"

@@ -1,4 +1,4 @@
-"""What a rule is. Standard library only."""
+"""What a rule is, and how many of them are made. Standard library only."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -32,3 +32,21 @@ class Rule:
 
     passes: Mapping[str, object]
     """Values by path that the rule lets through."""
+
+
+def unless(passes: object, message: str) -> str | None:
+    """Return the message of a condition that does not hold."""
+    return None if passes else message
+
+
+def inert(rule_id: str, path: str, *, neutral: object, asked: object, fix: str) -> Rule:
+    """Refuse a field that nothing reads, unless it asks for nothing."""
+    return Rule(
+        id=rule_id,
+        fields=(path,),
+        test=lambda value: unless(value is None or value == neutral, f"{value!r} would have no effect"),
+        why="nothing in this version reads it, and a wish that is passed over in silence is missed too late",
+        fix=fix,
+        fails={path: asked},
+        passes={path: neutral},
+    )

@@ -8,14 +8,13 @@ nothing of values that are None, unless None itself is what it refuses.
 from collections.abc import Callable
 from typing import Any
 
-from mb_data import t5_rules
+from mb_data import t5_rules, tokenizer_rules
 from mb_data.blend import SPLITS, bad_weights, blend_from_path, split_matrix
 from mb_data.rule import Rule as Rule
+from mb_data.rule import inert, unless
+from mb_data.tokenizer_rules import BYTE_ENTRIES
 
 SUPPORTED_LOADERS = (None, "single", "cyclic", "external")
-SUPPORTED_TOKENIZERS = (None, "HuggingFaceTokenizer", "ByteTokenizer", "NullTokenizer")
-BYTE_ENTRIES = 257
-"""Entries that every byte-level vocabulary has: the bytes and the end of a document."""
 
 _END_OF_DOCUMENT = ("dataset.reset_position_ids", "dataset.reset_attention_mask", "dataset.eod_mask_loss")
 
@@ -40,10 +39,6 @@ def check_section(values: object, *, section: str) -> None:
             problems.append(f"{rule.fields[0]}: {problem} [{rule.id}]; {rule.why}. {rule.fix}")
     if problems:
         raise ConfigError("\n".join(problems))
-
-
-def _unless(passes: object, message: str) -> str | None:
-    return None if passes else message
 
 
 def _refused(read: Callable[[Any], object], value: object) -> str | None:
@@ -85,22 +80,14 @@ def _generated_reads_nothing(mock: Any, *paths: Any) -> str | None:
 
 
 def _fast_cache_load(fast: Any, path_to_cache: Any, blend: Any) -> str | None:
-    return _unless(
+    return unless(
         not fast or (path_to_cache is not None and blend is None),
         f"on with path_to_cache={path_to_cache!r}, blend={blend!r}",
     )
 
 
-def _tokenizer_source(kind: Any, model: Any, vocab_size: Any) -> str | None:
-    if kind == "HuggingFaceTokenizer" and not model:
-        return "HuggingFaceTokenizer without tokenizer_model"
-    if kind == "NullTokenizer" and not vocab_size:
-        return f"NullTokenizer with vocab_size={vocab_size}"
-    return None
-
-
 def _corpus_has_no_paths(sources: Any, data_path: Any, blend: Any, per_split: Any, split: Any) -> str | None:
-    return _unless(
+    return unless(
         not (data_path or blend or per_split or split),
         f"{sources!r} together with data_path={data_path!r}, blend={blend!r}, "
         f"blend_per_split={per_split!r}, split={split!r}",
@@ -110,56 +97,17 @@ def _corpus_has_no_paths(sources: Any, data_path: Any, blend: Any, per_split: An
 def _fractions(valid: Any, test: Any) -> str | None:
     if valid is None or test is None:
         return None
-    return _unless(min(valid, test) >= 0 and valid + test < 1, f"validation {valid}, test {test}")
+    return unless(min(valid, test) >= 0 and valid + test < 1, f"validation {valid}, test {test}")
 
 
 def _pictures_take_places(side: Any, places: Any) -> str | None:
     if side is None or places is None:
         return None
-    return _unless(side >= 1 and places >= 1, f"{side} pixels, {places} places")
-
-
-def _inert(rule_id: str, path: str, *, neutral: object, asked: object, fix: str) -> Rule:
-    """Refuse a field that nothing reads, unless it asks for nothing."""
-    return Rule(
-        id=rule_id,
-        fields=(path,),
-        test=lambda value: _unless(value is None or value == neutral, f"{value!r} would have no effect"),
-        why="nothing in this version reads it, and a wish that is passed over in silence is missed too late",
-        fix=fix,
-        fails={path: asked},
-        passes={path: neutral},
-    )
-
-
-_PADDING = "Leave it unset and set model.make_vocab_size_divisible_by or model.vocab_size."
-_FILE = "Leave it unset; a tokenizer is what its tokenizer.json says."
-_CHAT = "Leave it unset and format conversations before they are tokenized."
-
-_INERT: tuple[tuple[int, str, object, object, str], ...] = (
-    (21, "padded_vocab_size", None, 50304, _PADDING),
-    (22, "pad_vocab_size", True, False, "Leave it set; a model.vocab_size is taken as it is."),
-    (23, "make_vocab_size_divisible_by", 1, 128, _PADDING),
-    (24, "tensor_model_parallel_size", 1, 2, _PADDING),
-    (25, "use_tokenizer_vocab_size", False, True, "Leave model.vocab_size unset: it is the tokenizer's."),
-    (26, "vocab_file", None, "vocab.json", _FILE),
-    (27, "merge_file", None, "merges.txt", _FILE),
-    (28, "metadata_path", None, "metadata.json", _FILE),
-    (29, "special_tokens", None, ["<pad>"], _FILE),
-    (31, "tokenizer_hf_no_use_fast", False, True, _FILE),
-    (32, "hf_tokenizer_kwargs", {}, {"use_fast": False}, _FILE),
-    (33, "null_tokenizer_pad_id", -1, 3, "Leave it at -1; no token is taken for padding."),
-    (34, "chat_template", None, "{{ messages }}", _CHAT),
-    (35, "chat_template_path", None, "chat.jinja", _CHAT),
-)
-"""Fields that a supported tokenizer could have heeded.
-
-Number of the rule, name, value that asks for nothing, example, what to do.
-"""
+    return unless(side >= 1 and places >= 1, f"{side} pixels, {places} places")
 
 
 def _position_is_kept(save: Any, load: Any, kind: Any) -> str | None:
-    return _unless(kind == "external" or not (save or load), f"save={save!r}, load={load!r} with {kind!r}")
+    return unless(kind == "external" or not (save or load), f"save={save!r}, load={load!r} with {kind!r}")
 
 
 RULES: tuple[Rule, ...] = (
@@ -184,7 +132,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="V044b",
         fields=("dataset.defer_npy_index_mmap", "dataset.path_to_cache"),
-        test=lambda defer, path: _unless(not defer or path is not None, "on without path_to_cache"),
+        test=lambda defer, path: unless(not defer or path is not None, "on without path_to_cache"),
         why="the indices are read later, from the cache",
         fix="Set dataset.path_to_cache, or dataset.defer_npy_index_mmap=false.",
         fails={"dataset.defer_npy_index_mmap": True, "dataset.path_to_cache": None},
@@ -206,7 +154,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="V044d",
         fields=("dataset.blend", "dataset.split"),
-        test=lambda blend, split: _unless(blend is None or split is not None, f"{blend!r} without a split"),
+        test=lambda blend, split: unless(blend is None or split is not None, f"{blend!r} without a split"),
         why="validation and test take a part of the same documents",
         fix="Set dataset.split, for example '99,1,0'.",
         fails={"dataset.blend": (["a"], None), "dataset.split": None},
@@ -261,7 +209,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="D01",
         fields=("dataset.dataloader_type",),
-        test=lambda kind: _unless(kind in SUPPORTED_LOADERS, f"{kind!r}"),
+        test=lambda kind: unless(kind in SUPPORTED_LOADERS, f"{kind!r}"),
         why="whole padded global batches (`batch`) are not built yet, and no other types exist",
         fix="Use single, cyclic or external.",
         fails={"dataset.dataloader_type": "batch"},
@@ -270,7 +218,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="D02",
         fields=("dataset.num_workers",),
-        test=lambda workers: _unless(workers is None or workers >= 0, f"{workers}"),
+        test=lambda workers: unless(workers is None or workers >= 0, f"{workers}"),
         why="it counts processes",
         fix="Use 0 to load in the training process.",
         fails={"dataset.num_workers": -1},
@@ -279,7 +227,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="D03",
         fields=("dataset.seq_length",),
-        test=lambda seq_length: _unless(seq_length is None or seq_length > 0, f"{seq_length} tokens"),
+        test=lambda seq_length: unless(seq_length is None or seq_length > 0, f"{seq_length} tokens"),
         why="a sample has at least one token",
         fix="Set dataset.seq_length to the model's.",
         fails={"dataset.seq_length": 0},
@@ -324,37 +272,11 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="D06",
         fields=("dataset.vocab_size",),
-        test=lambda size: _unless(size is None or size >= BYTE_ENTRIES, f"{size} entries"),
+        test=lambda size: unless(size is None or size >= BYTE_ENTRIES, f"{size} entries"),
         why="a byte-level vocabulary has the 256 bytes and the end of a document",
         fix=f"Use {BYTE_ENTRIES} or more.",
         fails={"dataset.vocab_size": 256},
         passes={"dataset.vocab_size": 4096},
-    ),
-    Rule(
-        id="D11",
-        fields=("tokenizer.tokenizer_type",),
-        test=lambda kind: _unless(kind in SUPPORTED_TOKENIZERS, f"{kind!r} is not supported yet"),
-        why="only local tokenizer.json files, bytes and plain numbers can be read",
-        fix="Use HuggingFaceTokenizer with the tokenizer's tokenizer.json, ByteTokenizer or NullTokenizer.",
-        fails={"tokenizer.tokenizer_type": "SentencePieceTokenizer"},
-        passes={"tokenizer.tokenizer_type": "HuggingFaceTokenizer"},
-    ),
-    Rule(
-        id="D12",
-        fields=("tokenizer.tokenizer_type", "tokenizer.tokenizer_model", "tokenizer.vocab_size"),
-        test=_tokenizer_source,
-        why="the first is read from a file, the second knows nothing but its size",
-        fix="Set tokenizer.tokenizer_model to a tokenizer.json or its folder, or tokenizer.vocab_size.",
-        fails={
-            "tokenizer.tokenizer_type": "NullTokenizer",
-            "tokenizer.tokenizer_model": None,
-            "tokenizer.vocab_size": None,
-        },
-        passes={
-            "tokenizer.tokenizer_type": "NullTokenizer",
-            "tokenizer.tokenizer_model": None,
-            "tokenizer.vocab_size": 1000,
-        },
     ),
     Rule(
         id="D13",
@@ -374,15 +296,6 @@ RULES: tuple[Rule, ...] = (
         },
     ),
     Rule(
-        id="D14",
-        fields=("tokenizer.vocab_extra_ids",),
-        test=lambda number: _unless(number is None or number >= 0, f"{number} sentinels"),
-        why="they come behind the tokenizer's own entries; fewer than none would take some of those away",
-        fix="Use 0 for none, or 100 for a T5.",
-        fails={"tokenizer.vocab_extra_ids": -1},
-        passes={"tokenizer.vocab_extra_ids": 0},
-    ),
-    Rule(
         id="D61",
         fields=("dataset.image_size", "dataset.image_tokens"),
         test=_pictures_take_places,
@@ -394,17 +307,13 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="D62",
         fields=("dataset.image_token_id",),
-        test=lambda number: _unless(number is None or number < 0, f"is {number}"),
+        test=lambda number: unless(number is None or number < 0, f"is {number}"),
         why="numbers from 0 are tokens of captions, at whose places the model would look for pictures",
         fix="Set a negative number, the same as model.image_token_id.",
         fails={"dataset.image_token_id": 0},
         passes={"dataset.image_token_id": -200},
     ),
-    *(
-        _inert(f"D{number}", f"tokenizer.{name}", neutral=neutral, asked=asked, fix=fix)
-        for number, name, neutral, asked, fix in _INERT
-    ),
-    _inert(
+    inert(
         "D41",
         "dataset.multiple_validation_sets",
         neutral=None,
@@ -412,6 +321,7 @@ RULES: tuple[Rule, ...] = (
         fix="Leave it unset, and build a dataset for each set; the trainer does so with "
         "validation.multiple_validation_sets.",
     ),
+    *tokenizer_rules.RULES,
     *t5_rules.RULES,
 )
 """Every rule of this package."""

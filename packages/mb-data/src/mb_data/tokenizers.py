@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from mb_data.errors import TokenizerError
-from mb_data.rules import BYTE_ENTRIES
 from mb_data.tokenizer_config import TokenizerConfig
+from mb_data.tokenizer_rules import BYTE_ENTRIES
 
 
 class Tokenizer(Protocol):

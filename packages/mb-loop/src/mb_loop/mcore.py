@@ -83,11 +83,6 @@ class MegatronReruns:
         )
         self._machine = get_rerun_state_machine()
 
-    @property
-    def wants_losses(self) -> bool:
-        """Whether `inspect_loss` would look at anything."""
-        return self._settings.check_for_nan_in_loss or self._settings.check_for_spiky_loss
-
     def begin(self, step: int, data_iterator: Any) -> Any:
         """Count from this step, and return an iterator that can give a step's data again; a list gives a list."""
         self._machine.current_iteration = step - 1  # the machine counts before the passes

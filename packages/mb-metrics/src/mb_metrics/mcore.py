@@ -5,7 +5,6 @@ from megatron.core.transformer.moe.moe_logging import get_moe_metrics_tracker
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 
 from mb_metrics.moe import ExpertTracker, PredictionTracker
-from mb_metrics.norms import NormGroups
 
 
 def megatron_expert_tracker() -> ExpertTracker:
@@ -23,8 +22,3 @@ def megatron_prediction_tracker() -> PredictionTracker:
 def megatron_groups() -> ProcessGroupCollection:
     """Return the process groups of Megatron's parallel state."""
     return ProcessGroupCollection.use_mpu_process_groups()
-
-
-def megatron_norm_groups() -> NormGroups:
-    """Return those over which norms are summed."""
-    return NormGroups.of(megatron_groups())

@@ -268,6 +268,7 @@ def test_the_plan_counts_every_rank_of_a_model_that_sees(name):
     for rank in range(world):
         with standing_in(rank, world, {TP: section.tensor_model_parallel_size}):
             chunks, stage = what_sees(section, rank)
-            assert count(chunks) == plan.stages[stage].rank_parameters
+            planned = plan.stages[stage]
+            assert (count(chunks), 4 * count(chunks)) == (planned.rank_parameters, planned.rank_bytes.weights)
     assert plan.parameters == mimo_parameter_count(section)
     assert (plan.parameters == plan.stages[0].parameters) is (len(plan.stages) == 1)

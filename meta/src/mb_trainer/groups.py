@@ -100,14 +100,20 @@ def seed_everything(config: ConfigContainer, groups: ProcessGroupCollection) -> 
     """Seed Python, NumPy, torch and Megatron's trackers: alike in data parallelism, different in pipeline stages.
 
     With `model.deterministic_mode` torch takes deterministic kernels, or raises where an operation has none. With
-    `rng.data_parallel_random_init` replicas differ, too. Megatron's tracker adds the tensor-parallel rank itself.
+    `rng.data_parallel_random_init` replicas differ, too. Megatron's tracker adds the tensor-parallel rank itself; with
+    CUDA graphs it is one that graphs can hold, Transformer Engine's where that is installed.
     """
     seed = config.rng.seed + 100 * groups.pp.rank()
     if config.rng.data_parallel_random_init:
         seed += 10 * groups.dp.rank()
     seed_libraries(config, seed)
+    captured = torch.cuda.is_available() and config.model.cuda_graph_impl != "none"
     tensor_parallel.model_parallel_cuda_manual_seed(
-        seed, te_rng_tracker=config.rng.te_rng_tracker, inference_rng_tracker=config.rng.inference_rng_tracker
+        seed,
+        te_rng_tracker=config.rng.te_rng_tracker or captured,
+        inference_rng_tracker=config.rng.inference_rng_tracker,
+        use_cudagraphable_rng=captured,
+        force_reset_rng=True,  # an earlier run of this process may have had a tracker of another kind
     )
 
 

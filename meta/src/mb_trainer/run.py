@@ -31,6 +31,7 @@ from mb_trainer.checkpointing import Saves
 from mb_trainer.console import Voice
 from mb_trainer.data import Data
 from mb_trainer.families import Family, ForwardStep
+from mb_trainer.graphs import graphs_of_layers, in_one_graph
 from mb_trainer.instruments import Instruments
 from mb_trainer.job import Job
 from mb_trainer.measuring import Measured
@@ -134,6 +135,7 @@ class Run:
                 checkpointer=saves,
                 exit_wish=self.agreed_stop(watcher),
                 reruns=self.reruns,
+                cuda_graphs=graphs_of_layers(self.job.config, self.trainee, groups=self.groups),
                 flops=measured.operations,
                 **self.schedule(),
             )
@@ -190,7 +192,9 @@ class Run:
             return dict(self.modules.schedule)
         sizes = self.groups.pp.size(), self.job.config.model.virtual_pipeline_model_parallel_size
         return {
-            "forward_backward_func": get_forward_backward_func(*sizes),
+            "forward_backward_func": in_one_graph(
+                get_forward_backward_func(*sizes), self.job.config, self.trainee.transformer
+            ),
             "pg_collection": self.groups,
             "p2p_communicator": P2PCommunicator(self.groups.pp, self.trainee.transformer),
         }

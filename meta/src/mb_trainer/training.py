@@ -17,6 +17,7 @@ from mb_trainer.config import ConfigContainer
 from mb_trainer.console import Voice
 from mb_trainer.data import Vocabulary, build_data, build_vocabulary
 from mb_trainer.families import family_of
+from mb_trainer.graphs import graphs_of_this_process, stream_of_wrapping
 from mb_trainer.groups import (
     module_groups,
     pick_device,
@@ -42,6 +43,7 @@ def run(job: Job, *, voice: Voice, callbacks: Sequence[Callback] = ()) -> TrainO
     config = job.config
     device = pick_device(job.world, external_mapping=config.dist.external_gpu_device_mapping)
     with ExitStack() as stack:
+        stack.enter_context(graphs_of_this_process(config))
         apart = has_module_layouts(config.model)
         if apart:
             every = stack.enter_context(module_groups(job.world, config, device=device))
@@ -65,9 +67,15 @@ def run(job: Job, *, voice: Voice, callbacks: Sequence[Callback] = ()) -> TrainO
             )
             trainee = modules.trainee
         else:
-            trainee = build_trainee(
-                config, family=family, layers=layers, tokenizer_vocab_size=size, device=device, groups=groups
-            )
+            with stream_of_wrapping(config):
+                trainee = build_trainee(
+                    config,
+                    family=family,
+                    layers=layers,
+                    tokenizer_vocab_size=size,
+                    device=device,
+                    groups=groups,
+                )
         voice.say(describe(job, trainee, device=device, layers=layers.why))
         if modules:
             voice.say(who_is_where(modules.groups))

@@ -130,5 +130,16 @@ RULES: tuple[Rule, ...] = (
         fails=((64, 0), False, "vanilla", 128),
         passes=(None, False, "vanilla", 128),
     ),
+    section_rule(
+        "TF11",
+        ("cuda_graph_impl", "decoder_seq_length"),
+        lambda implementation, written: (
+            f"is {implementation}" if implementation == "transformer_engine" else None
+        ),
+        why="a decoder layer also takes what the encoder made, which Megatron's graphs of layers do not take",
+        fix='Set it to "full_iteration" or "none".',
+        fails=("transformer_engine", 128),
+        passes=("full_iteration", 128),
+    ),
 )
 """Apply where the section has a decoder_seq_length."""

@@ -1,0 +1,174 @@
+"""CUDA graphs of a run, as `model.cuda_graph_impl` asks for them. Imports torch and megatron.
+
+Two kinds train: "transformer_engine" captures each layer, or the parts that `model.cuda_graph_modules` names, after
+some steps; "full_iteration" captures all passes of a step in one graph. Where there is no GPU, nothing is captured.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Protocol
+
+import torch
+from megatron.core.full_cuda_graph import (
+    FullCudaGraphWrapper,
+    StaticBufferLoader,
+    get_shared_capture_stream,
+)
+from megatron.core.num_microbatches_calculator import (
+    destroy_num_microbatches_calculator,
+    init_num_microbatches_calculator,
+)
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.cuda_graphs import TECudaGraphHelper
+
+from mb_trainer.config import ConfigContainer
+from mb_trainer.trainee import Trainee
+
+LAYERS, STEP = "transformer_engine", "full_iteration"
+
+
+class GraphHelper(Protocol):
+    """What captures the graphs of layers: Megatron's TECudaGraphHelper."""
+
+    def create_cudagraphs(self) -> None:
+        """Capture."""
+
+    def cuda_graph_set_manual_hooks(self) -> None:
+        """Let the graphs gather the parameters that they need."""
+
+    def graphs_created(self) -> bool:
+        """Say whether there are graphs."""
+
+    def delete_cuda_graphs(self) -> None:
+        """Let go of them."""
+
+
+class LayerGraphs:
+    """Graphs of layers, as the training loop captures them.
+
+    Args:
+        helper: does it.
+        warmup_steps: to be made before.
+    """
+
+    def __init__(self, helper: GraphHelper, *, warmup_steps: int) -> None:
+        self._helper = helper
+        self._warmup_steps = warmup_steps
+
+    @property
+    def warmup_steps(self) -> int:
+        """Steps to be made before the capture."""
+        return self._warmup_steps
+
+    def capture(self) -> None:
+        """Capture."""
+        self._helper.create_cudagraphs()
+
+    def set_manual_hooks(self) -> None:
+        """Put the gathering of parameters into the graphs."""
+        self._helper.cuda_graph_set_manual_hooks()
+
+    def delete(self) -> None:
+        """Let go of the graphs; there are none where no layer could be captured."""
+        if self._helper.graphs_created():
+            self._helper.delete_cuda_graphs()
+
+
+def wanted(config: ConfigContainer) -> str:
+    """Return what captures graphs in this process: the implementation of the section, "none" without a GPU."""
+    return config.model.cuda_graph_impl if torch.cuda.is_available() else "none"
+
+
+def new_stream() -> torch.cuda.Stream:
+    """Return a new stream of the current device."""
+    return torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def graphs_of_this_process(config: ConfigContainer) -> Iterator[None]:
+    """Prepare the process for graphs, and forget them at the end: Megatron keeps some in its classes.
+
+    Graphs of layers are captured beside the default stream, so that the run leaves it from the start.
+    """
+    kind = wanted(config)
+    with ExitStack() as stack:
+        if kind == LAYERS:
+            stack.enter_context(torch.cuda.stream(new_stream()))
+            stack.enter_context(counted_microbatches(config))
+        if kind == STEP:
+            stack.callback(forget_graph_of_step)
+        yield
+
+
+@contextmanager
+def counted_microbatches(config: ConfigContainer) -> Iterator[None]:
+    """Tell Megatron the number of microbatches of a step, which its helper asks for in a global place."""
+    destroy_num_microbatches_calculator()
+    init_num_microbatches_calculator(
+        rank=-1,  # rank 0 would print a line
+        global_batch_size=config.train.global_batch_size,
+        micro_batch_size=config.train.micro_batch_size,
+        data_parallel_size=config.data_parallel_size,
+    )
+    try:
+        yield
+    finally:
+        destroy_num_microbatches_calculator()
+
+
+def forget_graph_of_step() -> None:
+    """Drop the graphs, results and input buffers that Megatron keeps in its classes."""
+    FullCudaGraphWrapper.reset_cuda_graph(FullCudaGraphWrapper)  # it uses nothing of an instance
+    for buffers in StaticBufferLoader.static_buffers.values():
+        buffers.clear()
+
+
+@contextmanager
+def stream_of_wrapping(config: ConfigContainer) -> Iterator[None]:
+    """Be on the stream on which models are wrapped for data parallelism: gradients then arrive where graphs capture."""
+    kind = wanted(config)
+    if kind == "none":
+        yield
+        return
+    stream = get_shared_capture_stream() if kind == STEP else new_stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream().wait_stream(stream)
+
+
+def graphs_of_layers(
+    config: ConfigContainer,
+    trainee: Trainee,
+    *,
+    groups: ProcessGroupCollection,
+    helper: Callable[..., GraphHelper] = TECudaGraphHelper,
+) -> LayerGraphs | None:
+    """Return what captures the graphs of layers; None where they are not asked for."""
+    if wanted(config) != LAYERS:
+        return None
+    return LayerGraphs(
+        helper(
+            model=trainee.chunks,
+            config=trainee.transformer,
+            seq_length=config.model.seq_length,
+            micro_batch_size=config.train.micro_batch_size,
+            optimizers=[trainee.optimizer],
+            pg_collection=groups,
+        ),
+        warmup_steps=config.model.cuda_graph_warmup_steps,
+    )
+
+
+def in_one_graph(
+    schedule: Callable[..., Any], config: ConfigContainer, transformer: Any
+) -> Callable[..., Any]:
+    """Return Megatron's schedule, which after its warm-up runs as one graph where that is asked for."""
+    if wanted(config) != STEP:
+        return schedule
+    wrapped: Callable[..., Any] = FullCudaGraphWrapper(
+        schedule,
+        cuda_graph_warmup_steps=config.model.cuda_graph_warmup_steps,
+        use_single_mempool=transformer.cuda_graph_use_single_mempool,
+    )
+    return wrapped

@@ -29,6 +29,8 @@ def run(tmp_path):
         (staging / "train_state.pt").write_bytes(encode_train_state({"step": step}))
         seal(staging, Manifest(step=step, files=(), layout={"tensor_model_parallel_size": 1}))
         commit(root, step, staging)
+    (root.parent / "run_config.yaml").touch()
+    (root.parent / "events.jsonl").touch()
     return root.parent
 
 
@@ -44,6 +46,15 @@ def test_ls_names_the_newest_first(run):
         [(30, True), (20, False), (10, False)],
     )
     assert "newest by the tracker" in mb("ls", run)[1].splitlines()[0]
+
+
+def test_ls_names_a_temporary_one_from_which_a_run_goes_on(run):
+    last = run / "checkpoints" / "iter_0000030"
+    (run / "checkpoints" / "non_persistent").mkdir()
+    last.rename(run / "checkpoints" / "non_persistent" / last.name)
+    assert mb("ls", run)[1].splitlines()[0].endswith("iter_0000030  temporary, whole")
+    mb("prune", run, "--keep", 1)
+    assert [each["step"] for each in json.loads(mb("ls", run, "--json")[1])] == [30, 20]
 
 
 def test_show_takes_a_step(run):
@@ -82,3 +93,27 @@ def test_a_folder_without_checkpoints_is_an_error(tmp_path, words):
     name, *rest = words
     assert mb(name, tmp_path / "none", *rest)[0] == 2
     assert mb(name, tmp_path, *rest)[0] in (1, 2)
+
+
+@pytest.mark.parametrize("words", [("ls",), ("show",), ("verify",), ("prune", "--keep", "1")])
+def test_a_run_that_saved_nothing_is_an_error(tmp_path, words):
+    for name in ("run_config.yaml", "events.jsonl"):
+        (tmp_path / name).touch()
+    assert mb(words[0], tmp_path, *words[1:])[0] in (1, 2)
+
+
+def test_a_run_folder_stands_for_its_checkpoints_also_where_a_run_starts_from_it(run, tmp_path):
+    inside = str(run / "checkpoints")
+    for field in ("load", "pretrained_checkpoint"):
+        words = ["gpt_tiny", f"checkpoint.{field}={run}", "checkpoint.finetune=true"]
+        shown = CliRunner().invoke(app, ["config", "show", *words, f"--out={tmp_path / 'new'}"])
+        assert (shown.exit_code, f"  {field}: {inside}\n" in shown.stdout) == (0, True)
+
+
+def test_a_run_folder_without_checkpoints_is_refused_before_anything_is_loaded(tmp_path):
+    for name in ("run_config.yaml", "events.jsonl"):
+        (tmp_path / name).touch()
+    words = ["check", "checkpoint.finetune=true", f"checkpoint.load={tmp_path}"]
+    assert "error V244" in CliRunner().invoke(app, words).stdout
+    words = ["finetune", f"checkpoint.pretrained_checkpoint={tmp_path}", f"--out={tmp_path / 'new'}"]
+    assert "has no checkpoint" in CliRunner().invoke(app, words).stderr

@@ -9,7 +9,7 @@ from mb_config import Provenance
 from mb_trainer.job import goes_on, last_step, overlap_environment, set_environment, settle_job
 from mb_trainer.preflight import settle
 from mb_trainer.recipes import gpt_tiny
-from mb_trainer.run_folder import NoCheckpointError, RunFolder, UnwritableFolderError, place
+from mb_trainer.run_folder import NoCheckpointError, RunFolder, RunFolderError, UnwritableFolderError, place
 
 
 def test_the_shell_wins_over_env_vars_and_this_is_said():
@@ -27,6 +27,28 @@ def test_what_has_no_place_goes_into_the_run_folder(tmp_path):
     assert config.logger.tensorboard_dir == str(tmp_path / "tensorboard")
 
 
+def test_what_the_user_set_to_null_gets_no_place(tmp_path):
+    config = gpt_tiny()
+    paths = ["checkpoint.save", "checkpoint.load", "logger.tensorboard_dir"]
+    place(config, RunFolder(tmp_path), Provenance(dict.fromkeys(paths, "command line")))
+    assert [config.checkpoint.save, config.checkpoint.load, config.logger.tensorboard_dir] == [None] * 3
+
+
+def test_a_run_that_saves_nothing_looks_for_nothing_elsewhere(tmp_path):
+    config = gpt_tiny()
+    place(config, RunFolder(tmp_path), Provenance({"checkpoint.save": "code"}))
+    assert (config.checkpoint.save, config.checkpoint.load) == (None, str(tmp_path / "checkpoints"))
+
+
+def test_a_run_does_not_begin_anew_among_checkpoints(tmp_path):
+    (tmp_path / "checkpoints" / "iter_0000012").mkdir(parents=True)
+    with pytest.raises(RunFolderError, match=r"checkpoint.load: is null, .* has checkpoints"):
+        settled(tmp_path, load=None, skip_train=False)
+    with pytest.raises(NoCheckpointError, match=r"checkpoint.load is null, and the weights would be random"):
+        settled(tmp_path, load=None)
+    assert settled(tmp_path, load=None, save=None, skip_train=False) == "fresh"
+
+
 def test_the_last_step_is_the_trackers(tmp_path):
     assert last_step(str(tmp_path)) is None
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("12\n")
@@ -37,10 +59,12 @@ def settled(out, **checkpoint):
     """Settle an evaluation of what a folder holds."""
     config = gpt_tiny()
     config.validation.skip_train = checkpoint.pop("skip_train", True)
+    known = Provenance.of(config)
     for name, value in checkpoint.items():
         setattr(config.checkpoint, name, value)
+        known.note(f"checkpoint.{name}", "command line")
     return settle_job(
-        config, name="x", out=out, provenance=None, resume_with_changes=False, environment={}
+        config, name="x", out=out, provenance=known, resume_with_changes=False, environment={}
     ).standing
 
 

@@ -11,6 +11,7 @@ from mb_trainer.run_folder import (
     RunFolder,
     RunFolderError,
     changes_since,
+    checkpoints_in,
     describe,
     differences,
     last_row,
@@ -30,6 +31,28 @@ def test_standing_follows_the_newest_checkpoint(last_step, expected):
 def test_other_checkpoints_are_gone_on_from_and_complete_nothing():
     assert standing(last_step=None, train_iters=20, more=True) == "resumable"
     assert standing(last_step=20, train_iters=20, more=True) == "complete"
+
+
+@pytest.mark.parametrize(
+    ("files", "inside"),
+    [
+        (["checkpoints/x", "run_config.yaml"], True),
+        (["events.jsonl", "run_config.yaml"], True),
+        (["events.jsonl", "run_config.yaml", "iter_0000001/x"], False),
+        (["iter_0000001/x"], False),
+        (["run_config.yaml", ".metadata"], False),
+    ],
+)
+def test_the_checkpoints_of_a_run_are_inside(tmp_path, files, inside):
+    for file in files:
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).touch()
+    assert checkpoints_in(tmp_path) == (tmp_path / "checkpoints" if inside else tmp_path)
+
+
+def test_a_folder_that_cannot_be_reached_is_left_to_who_reads_it(tmp_path):
+    unreachable = tmp_path / ("x" * 300)
+    assert checkpoints_in(unreachable) == unreachable
 
 
 def test_a_fresh_folder_has_no_other_settings(tmp_path):

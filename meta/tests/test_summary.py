@@ -1,6 +1,9 @@
 """What the last lines of a run count."""
 
-from mb_loop import CallbackContext, LoopState
+import pytest
+
+from mb_loop import CallbackContext, LoopState, TrainOutcome
+from mb_trainer.run_folder import RunFolder
 from mb_trainer.summary import Summary
 
 
@@ -15,3 +18,18 @@ def evaluated(losses):
 
 def test_an_evaluation_that_the_time_ended_has_validated_nothing():
     assert [evaluated(losses).validated for losses in ({"lm loss": 2.0}, {}, None)] == [7, 7, None]
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "last"),
+    [
+        ("a/checkpoints", ["  checkpoints          a/checkpoints", "  resume with          mb pretrain"]),
+        (None, ["  checkpoints          none (checkpoint.save is null)"]),
+    ],
+)
+def test_only_what_is_there_is_named_and_gone_on_from(tmp_path, checkpoints, last):
+    folder = RunFolder(tmp_path)
+    folder.metrics.touch()
+    outcome = TrainOutcome(reason="signal", message="stopped", step=7, exit_code=0, saved=True)
+    lines = Summary().lines(outcome, folder=folder, checkpoints=checkpoints, resume_command="mb pretrain")
+    assert list(lines)[2:] == [f"  metrics              {folder.metrics}", *last]

@@ -42,7 +42,7 @@ from mb_trainer.groups import process_groups, seed_everything
 from mb_trainer.one_process import single_process
 from mb_trainer.processes import World
 from mb_trainer.recipes import gpt_tiny
-from mb_trainer.run_folder import NoCheckpointError, RunFolder
+from mb_trainer.run_folder import NoCheckpointError, checkpoints_in
 from mb_trainer.state import GlobalState
 
 Result = TypeVar("Result")
@@ -169,7 +169,7 @@ def export_run(run: Path, out: Path, *, adapters: bool = False) -> int:
 
 def newest(run: Path) -> Selection:
     """Return the newest whole checkpoint of a run folder, or of a folder of checkpoints."""
-    checkpoints = RunFolder(run).checkpoints if RunFolder(run).checkpoints.is_dir() else run
+    checkpoints = checkpoints_in(run)
     selection = select_checkpoint(checkpoints) if checkpoints.is_dir() else None
     if selection is None:
         raise NoCheckpointError(

@@ -145,6 +145,8 @@ def settle_job(
         raise UnwritableFolderError(
             f"{folder.path}: {unwritable}, and metrics, events and settings are kept there. Choose another with --out."
         )
+    if not evaluates_only:
+        refuse_to_start_over(config.checkpoint)
     changed = changes_since(folder, config.to_dict())
     if changed and not resume_with_changes:
         raise RunFolderError(describe(folder, changed))
@@ -158,7 +160,7 @@ def settle_job(
         more=goes_on(config.checkpoint),
     )
     if evaluates_only:
-        need_something_to_evaluate(config.checkpoint, folder)
+        need_something_to_evaluate(config.checkpoint)
         state = "resumable" if state == "complete" else state
     return Job(
         name=name,
@@ -172,7 +174,20 @@ def settle_job(
     )
 
 
-def need_something_to_evaluate(checkpoint: CheckpointConfig, folder: RunFolder) -> None:
+def refuse_to_start_over(checkpoint: CheckpointConfig) -> None:
+    """Refuse a run that begins anew and saves where checkpoints are.
+
+    Raises:
+        RunFolderError: `load` is null, and there are some.
+    """
+    if checkpoint.load is None and checkpoint.save and why_not_a_checkpoint(Path(checkpoint.save)) is None:
+        raise RunFolderError(
+            f"checkpoint.load: is null, so the run would begin anew, and {checkpoint.save} has checkpoints, among "
+            "which it would save. Leave checkpoint.load out to go on from them, or choose another folder with --out."
+        )
+
+
+def need_something_to_evaluate(checkpoint: CheckpointConfig) -> None:
     """Refuse to evaluate random weights.
 
     Temporary checkpoints that lie elsewhere are not looked for: on nodes of their own, or in a folder of their own.
@@ -183,11 +198,12 @@ def need_something_to_evaluate(checkpoint: CheckpointConfig, folder: RunFolder) 
     elsewhere = checkpoint.non_persistent_ckpt_type == "local" or checkpoint.non_persistent_global_ckpt_dir
     if checkpoint.pretrained_checkpoint is not None or elsewhere:
         return
-    missing = why_not_a_checkpoint(Path(checkpoint.load or folder.checkpoints))
+    load = checkpoint.load
+    missing = "is null" if load is None else why_not_a_checkpoint(Path(load))
     if missing is not None:
         raise NoCheckpointError(
-            f"validation.skip_train: {checkpoint.load} {missing}, and the weights would be random ones. Name a run's "
-            "folder with --out, or weights with checkpoint.pretrained_checkpoint."
+            f"validation.skip_train: {load or 'checkpoint.load'} {missing}, and the weights would be random ones. Name "
+            "a run's folder with --out, or weights with checkpoint.pretrained_checkpoint."
         )
 
 

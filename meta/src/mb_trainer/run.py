@@ -132,7 +132,7 @@ class Run:
                 self.data.valid,
                 self.state,
                 callbacks=heard,
-                checkpointer=saves,
+                checkpointer=None if config.checkpoint.save is None else saves,
                 exit_wish=self.agreed_stop(watcher),
                 reruns=self.reruns,
                 cuda_graphs=graphs_of_layers(self.job.config, self.trainee, groups=self.groups),

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import yaml
 
+from mb_checkpoint.layout import steps_in
 from mb_config import Provenance
 from mb_trainer.config import ConfigContainer
 
@@ -81,6 +82,19 @@ class RunFolder:
     def log(self) -> Path:
         """Everything that was printed."""
         return self.path / "log.txt"
+
+
+def checkpoints_in(folder: Path) -> Path:
+    """Return where the checkpoints of a folder lie: inside a run folder, else in the folder itself.
+
+    A run folder is known by its `checkpoints`, or by its events where it has no step folders itself.
+    """
+    run = RunFolder(folder)
+    try:
+        inside = run.checkpoints.is_dir() or (run.events.is_file() and not steps_in(folder))
+    except OSError:
+        return folder  # who reads it says why it cannot be read
+    return run.checkpoints if inside else folder
 
 
 def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -206,15 +220,25 @@ def take(descriptor: int, folder: RunFolder) -> None:
 
 
 def place(config: ConfigContainer, folder: RunFolder, provenance: Provenance) -> None:
-    """Let what has no place yet be in the run folder."""
+    """Let what has no place yet be in the run folder, and find the checkpoints of a run folder that is named.
+
+    What the user set to null has no place, and gets none.
+    """
     checkpoint, logger = config.checkpoint, config.logger
     places: list[tuple[str, Any, str]] = [
-        ("checkpoint.save", checkpoint, checkpoint.save or str(folder.checkpoints)),
-        ("checkpoint.load", checkpoint, checkpoint.load or checkpoint.save or str(folder.checkpoints)),
-        ("logger.tensorboard_dir", logger, logger.tensorboard_dir or str(folder.tensorboard)),
+        ("checkpoint.save", checkpoint, str(folder.checkpoints)),
+        ("checkpoint.load", checkpoint, checkpoint.save or str(folder.checkpoints)),
+        ("logger.tensorboard_dir", logger, str(folder.tensorboard)),
     ]
     for path, section, where in places:
         name = path.partition(".")[2]
-        if getattr(section, name) != where:
+        given = getattr(section, name)
+        if not given and not (given is None and provenance.by_user(path)):
             setattr(section, name, where)
             provenance.note(path, "resolve: run folder")
+    for name in ("load", "pretrained_checkpoint"):
+        named = getattr(checkpoint, name)
+        if named and str(checkpoints_in(Path(named))) != str(Path(named)):
+            setattr(
+                checkpoint, name, str(checkpoints_in(Path(named)))
+            )  # whoever named the run's folder meant these

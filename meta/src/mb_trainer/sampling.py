@@ -17,7 +17,7 @@ from mb_trainer.groups import pick_device, process_groups, seed_everything
 from mb_trainer.layers import choose_layers
 from mb_trainer.one_process import single_process
 from mb_trainer.processes import World
-from mb_trainer.run_folder import NoCheckpointError, RunFolder
+from mb_trainer.run_folder import NoCheckpointError, checkpoints_in
 
 
 def sample_run(run: Path, *, prompt: str, tokens: int, temperature: float, seed: int) -> Iterator[str]:
@@ -30,8 +30,7 @@ def sample_run(run: Path, *, prompt: str, tokens: int, temperature: float, seed:
         mb_models.PromptError: the prompt is empty.
         mb_models.ModelConfigError: the model continues no text.
     """
-    folder = RunFolder(run)
-    checkpoints = folder.checkpoints if folder.events.exists() or folder.checkpoints.is_dir() else run
+    checkpoints = checkpoints_in(run)
     selection = select_checkpoint(checkpoints) if checkpoints.is_dir() else None
     if selection is None:
         raise NoCheckpointError(

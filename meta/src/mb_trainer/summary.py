@@ -50,7 +50,7 @@ class Summary(Callback):
         checkpoints: str | None,
         resume_command: str | None,
     ) -> Iterator[str]:
-        """Yield the lines to print."""
+        """Yield the lines to print; without checkpoints there is nothing to resume."""
         seconds = self._clock() - self._started
         rate = self._tokens / seconds if seconds > 0 else 0.0
         yield f"{outcome.message}"
@@ -62,7 +62,8 @@ class Summary(Callback):
             yield f"  best validation loss {self._best[0]:.4f} at step {self._best[1]}"
         for name, loss in self._test.items():
             yield f"  test {name:<16}{loss:.4f}"
-        yield f"  metrics              {folder.metrics} and {folder.tensorboard}"
-        yield f"  checkpoints          {checkpoints}"
-        if outcome.reason != "finished" and resume_command is not None:
+        written = [path for path in (folder.metrics, folder.tensorboard) if path.exists()]
+        yield f"  metrics              {' and '.join(map(str, written))}"
+        yield f"  checkpoints          {checkpoints or 'none (checkpoint.save is null)'}"
+        if checkpoints is not None and outcome.reason != "finished" and resume_command is not None:
             yield f"  resume with          {resume_command}"

@@ -25,6 +25,19 @@ def test_a_listing_says_which_one_is_next_and_what_is_wrong(tmp_path):
     assert list_checkpoints(tmp_path)[0].total_bytes > 1000
 
 
+def test_temporary_ones_are_listed_verified_and_described_too(tmp_path):
+    often = tmp_path / "non_persistent"
+    paths = [whole.save(often, 4)]
+    assert (describe_checkpoint(tmp_path).path, verify_checkpoint(tmp_path)) == (paths[0], {paths[0]: []})
+    paths = [whole.save(tmp_path, 10), *paths]
+    paths = [whole.save(often, 12), whole.save(tmp_path, 12), *paths]
+    found = [(each.path, each.temporary, each.tracked) for each in list_checkpoints(tmp_path)]
+    assert found == list(zip(paths, [True, False, False, True], [False, True, False, False], strict=True))
+    assert [describe_checkpoint(tmp_path, step=step).path for step in (12, 10, 4)] == paths[1:]
+    assert describe_checkpoint(tmp_path).path == paths[1]
+    assert set(verify_checkpoint(tmp_path)) == set(paths)
+
+
 def test_a_description_has_counters_and_tensors(tmp_path):
     whole.save(tmp_path, 10)
     found = describe_checkpoint(tmp_path)

@@ -15,21 +15,23 @@ from mb_checkpoint import (
     verify_checkpoint,
 )
 from mb_checkpoint import prune as prune_checkpoints
-from mb_checkpoint.layout import is_iteration_directory
 from mb_trainer.commands.errors import reported
 from mb_trainer.console import Voice
-from mb_trainer.run_folder import NoCheckpointError, RunFolder
+from mb_trainer.run_folder import NoCheckpointError, checkpoints_in
 
 SHOWN = 20
 """Tensors that `show` names."""
 
 
 def checkpoints_of(folder: Path) -> Path:
-    """Return the folder with the checkpoints: the one given, or the one inside a run folder."""
+    """Return the folder with the checkpoints: the one given, or the one inside a run folder.
+
+    Raises:
+        NoCheckpointError: there is no such folder.
+    """
     if not folder.is_dir():
         raise NoCheckpointError(f"{folder}: no such folder. Name a run's folder, such as runs/gpt_tiny.")
-    inside = RunFolder(folder).checkpoints
-    return inside if inside.is_dir() and not is_iteration_directory(folder) else folder
+    return checkpoints_in(folder)
 
 
 def ls(folder: Path, *, as_json: bool) -> int:
@@ -49,6 +51,8 @@ def ls(folder: Path, *, as_json: bool) -> int:
 def line_of(each: ListedCheckpoint) -> str:
     """Return one line of the listing."""
     state = "; ".join(each.problems) or ("newest by the tracker" if each.tracked else "whole")
+    if each.temporary:
+        state = f"temporary, {state}"
     return f"{each.step:>9}  {size(each.total_bytes):>9}  {each.path.name}  {state}"
 
 
@@ -127,7 +131,8 @@ def prune(folder: Path, *, keep: int, retain_interval: int | None, dry_run: bool
 
     def work() -> int:
         where = checkpoints_of(folder)
-        steps = [each.step for each in list_checkpoints(where) if each.step is not None and not each.problems]
+        whole = [each for each in list_checkpoints(where) if not each.problems and not each.temporary]
+        steps = [each.step for each in whole if each.step is not None]
         if not steps:
             raise NoCheckpointError(f"{folder}: has no whole checkpoint to keep, so none is deleted.")
         done = prune_checkpoints(

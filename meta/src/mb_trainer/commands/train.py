@@ -17,7 +17,7 @@ from mb_trainer.job import say_complete, settle_job
 from mb_trainer.ports import asked_port
 from mb_trainer.processes import is_launched
 from mb_trainer.reading import read_request
-from mb_trainer.run_folder import NoCheckpointError
+from mb_trainer.run_folder import NoCheckpointError, checkpoints_in
 
 
 def pretrain(
@@ -110,7 +110,7 @@ def need_weights(config: ConfigContainer) -> None:
             "[V244] checkpoint.pretrained_checkpoint: is not set, because fine-tuning starts from weights. Name a "
             "run's checkpoints, such as checkpoint.pretrained_checkpoint=runs/gpt_tiny/checkpoints, or use mb pretrain."
         )
-    reason = why_not_a_checkpoint(Path(named))
+    reason = why_not_a_checkpoint(checkpoints_in(Path(named)))
     if reason is not None:
         raise NoCheckpointError(
             f"[V244] checkpoint.pretrained_checkpoint: {named} {reason}, and fine-tuning starts from one. "

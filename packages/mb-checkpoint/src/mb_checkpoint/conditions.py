@@ -126,6 +126,12 @@ def temporary_has_a_kind(interval: int | None, kind: str | None) -> str | None:
     )
 
 
+def temporary_beside_lasting(interval: int | None, save: str | None) -> str | None:
+    """Say whether temporary checkpoints are asked of a run that saves none."""
+    wrong = interval is not None and save is None
+    return f"non_persistent_save_interval={interval}, but save is not set" if wrong else None
+
+
 def kind_exists(kind: str | None) -> str | None:
     """Say whether somebody writes temporary checkpoints of that kind."""
     return "non_persistent_ckpt_type=in_memory" if kind == "in_memory" else None

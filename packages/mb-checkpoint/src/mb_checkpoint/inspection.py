@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from mb_checkpoint.errors import CheckpointNotFoundError, ManifestError
 from mb_checkpoint.layout import (
     RUN_CONFIG,
+    TEMPORARY,
     TRAIN_STATE,
     has_checkpoint,
     is_iteration_directory,
@@ -35,6 +36,8 @@ class ListedCheckpoint:
     """Whether a tracker names it."""
     problems: tuple[str, ...]
     """What keeps it from being whole, by the sizes of its files."""
+    temporary: bool = False
+    """Whether it lies among the temporary ones, which tracker and pruning of the lasting ones do not know."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,16 +81,25 @@ class Difference:
 
 
 def list_checkpoints(root: Path | str) -> list[ListedCheckpoint]:
-    """List the checkpoints of a folder, newest first, whole or not."""
-    root = Path(root)
+    """List the checkpoints of a folder and the temporary ones in it, newest first, whole or not.
+
+    Of one step the temporary one comes first: a load takes it.
+    """
+    lasting = Path(root)
+    found = [*_listed(lasting / TEMPORARY, temporary=True), *_listed(lasting, temporary=False)]
+    return sorted(found, key=lambda each: each.step or 0, reverse=True)
+
+
+def _listed(root: Path, *, temporary: bool) -> list[ListedCheckpoint]:
     tracked = tracked_steps(root)
     return [
         ListedCheckpoint(
             path=path,
             step=step,
             total_bytes=_size(path),
-            tracked=step in tracked,
+            tracked=step in tracked and not temporary,
             problems=tuple(problems_in(path)),
+            temporary=temporary,
         )
         for step, path in steps_in(root).items()
     ]
@@ -96,11 +108,13 @@ def list_checkpoints(root: Path | str) -> list[ListedCheckpoint]:
 def describe_checkpoint(path: Path | str, *, step: int | None = None) -> Description:
     """Describe the checkpoint that a path stands for (`select_checkpoint` says which that is).
 
+    Of a folder with lasting and temporary checkpoints, one of the latter only where no lasting one is meant.
+
     Raises:
         CheckpointNotFoundError: There is none.
         IncompleteCheckpointError: The one that was named is not whole.
     """
-    chosen = select_checkpoint(path, step=step)
+    chosen = select_checkpoint(_place(Path(path), step=step), step=step)
     if chosen is None:
         raise CheckpointNotFoundError(
             f"{path}: no checkpoint there. Name a run's folder, its checkpoint folder or an iter_* folder."
@@ -123,12 +137,19 @@ def describe_checkpoint(path: Path | str, *, step: int | None = None) -> Descrip
     )
 
 
+def _place(root: Path, *, step: int | None) -> Path:
+    """Return the folder to look in: that of the temporary ones, if only they have the step, or anything at all."""
+    lasting = step in steps_in(root) if step is not None else has_checkpoint(root) or steps_in(root)
+    there = steps_in(root / TEMPORARY)
+    return root / TEMPORARY if not lasting and (step in there if step is not None else there) else root
+
+
 def verify_checkpoint(
     path: Path | str, *, progress: Callable[[int], object] = lambda _bytes: None
 ) -> dict[Path, list[str]]:
     """Read every file of every checkpoint below a path and return what is wrong with each; nothing for a sound one.
 
-    A checkpoint without a manifest is compared with its index only, and that is said.
+    Temporary ones are read, too. A checkpoint without a manifest is compared with its index only, and that is said.
 
     Args:
         path: A folder with `iter_*` folders, or one of these.
@@ -138,7 +159,12 @@ def verify_checkpoint(
         CheckpointNotFoundError: There is no checkpoint.
     """
     root = Path(path)
-    folders = [root] if is_iteration_directory(root) else list(steps_in(root).values())
+    roots = (root, root / TEMPORARY)
+    folders = (
+        [root]
+        if is_iteration_directory(root)
+        else [path for each in roots for path in steps_in(each).values()]
+    )
     if not folders:
         reason = "its trackers name one that is gone" if has_checkpoint(root) else "no checkpoint there"
         raise CheckpointNotFoundError(

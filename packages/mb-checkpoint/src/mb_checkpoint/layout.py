@@ -47,15 +47,22 @@ def replaced_directory(root: Path, step: int) -> Path:
 
 
 def is_iteration_directory(path: Path) -> bool:
-    """Say whether the folder itself is one checkpoint: it holds any of the four marks."""
-    return any((path / mark).is_file() for mark in MARKS)
+    """Say whether the folder itself is one checkpoint: it holds any of the four marks.
+
+    A run_config.yaml alone is none where checkpoints lie beside it: a folder in which a run writes all it has.
+    """
+    if any((path / mark).is_file() for mark in MARKS if mark != RUN_CONFIG):
+        return True
+    return (path / RUN_CONFIG).is_file() and not _has_tracker(path) and not steps_in(path)
 
 
 def has_checkpoint(path: Path) -> bool:
     """Say whether a path names a checkpoint, or a folder whose trackers name one."""
-    return is_iteration_directory(path) or any(
-        (path / name).is_file() for name in (STATE_TRACKER, STEP_TRACKER)
-    )
+    return is_iteration_directory(path) or _has_tracker(path)
+
+
+def _has_tracker(path: Path) -> bool:
+    return any((path / name).is_file() for name in (STATE_TRACKER, STEP_TRACKER))
 
 
 def why_not_a_checkpoint(path: Path) -> str | None:

@@ -22,6 +22,7 @@ from mb_checkpoint.conditions import (
     shards_are_shared,
     step_has_a_folder,
     strictness_without_lists,
+    temporary_beside_lasting,
     temporary_has_a_kind,
 )
 from mb_checkpoint.not_carried_out import NOT_YET
@@ -208,6 +209,15 @@ CONSISTENCY = (
             "checkpoint.non_persistent_save_interval": 5,
             "checkpoint.non_persistent_ckpt_type": "global",
         },
+    ),
+    Rule(
+        id="CK14",
+        fields=("checkpoint.non_persistent_save_interval", "checkpoint.save"),
+        test=temporary_beside_lasting,
+        why="a run that saves nothing saves no temporary checkpoints either",
+        fix="Set checkpoint.save, or checkpoint.non_persistent_save_interval=null.",
+        fails={"checkpoint.non_persistent_save_interval": 5, "checkpoint.save": None},
+        passes={"checkpoint.non_persistent_save_interval": 5, "checkpoint.save": "checkpoints"},
     ),
     Rule(
         id="CK06",

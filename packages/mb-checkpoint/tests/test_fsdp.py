@@ -23,14 +23,6 @@ SHAPES = {
 }
 
 
-@pytest.mark.slow
-def test_a_resumed_run_of_groups_that_hold_copies_equals_one_that_went_on(four_ranks, tmp_path):
-    shape = {**FULL, "instances": 2}
-    straight = four_ranks.run(fsdp_work.saved_state, shape, {"save": str(tmp_path), **SECTION}, 1)
-    after = four_ranks.run(fsdp_work.went_on, shape, {"load": str(tmp_path), **SECTION}, 1)
-    assert [each[1:3] for each in straight] == [each[:2] for each in after]
-
-
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_resumed_run_equals_one_that_went_on(two_ranks, tmp_path, name):
     shape, wishes = SHAPES[name]

@@ -88,7 +88,6 @@ class Shape:
     bucket_size: int | None = None
     fsdp: str | None = None
     overlap: bool = False
-    instances: int = 1
     seed: int = 1234
 
 
@@ -104,7 +103,6 @@ class TinyRun:
                 virtual_pipeline_model_parallel_size=shape.vpp,
                 expert_model_parallel_size=shape.ep,
                 expert_tensor_parallel_size=1 if shape.experts else None,
-                num_distributed_optimizer_instances=shape.instances,
             )
         random.seed(shape.seed)
         np.random.seed(shape.seed)
@@ -234,7 +232,6 @@ def fsdp_config(shape):
         data_parallel_sharding_strategy=shape.fsdp,
         overlap_grad_reduce=shape.overlap,
         overlap_param_gather=shape.overlap,
-        num_distributed_optimizer_instances=shape.instances,
     )
 
 

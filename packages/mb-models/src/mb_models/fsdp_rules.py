@@ -31,8 +31,10 @@ def _without_adapters(on: bool | None, also_on: bool | None, adapters: object) -
     return "is on with adapters" if (on or also_on) and adapters not in (None, False) else None
 
 
-def _shards_once(on: bool | None, also_on: bool | None, outer: str | None) -> str | None:
-    return f"is on with outer_dp_sharding_strategy={outer}" if (on or also_on) and outer == "optim" else None
+def _one_group(on: bool | None, also_on: bool | None, groups: int | None, outer: str | None) -> str | None:
+    if not (on or also_on) or ((groups or 1) == 1 and outer != "optim"):
+        return None
+    return f"is on with num_distributed_optimizer_instances={groups}, outer_dp_sharding_strategy={outer}"
 
 
 RULES: tuple[Rule, ...] = (
@@ -138,11 +140,20 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="FS10",
-        fields=(*MEGATRON, "ddp.outer_dp_sharding_strategy"),
-        test=_shards_once,
-        why="nothing tells where the shards of shards lie in a weight, so that a checkpoint could not be written",
-        fix="Set ddp.outer_dp_sharding_strategy=no_shard.",
-        fails={MEGATRON[0]: True, "ddp.outer_dp_sharding_strategy": "optim"},
-        passes={MEGATRON[0]: True, "ddp.outer_dp_sharding_strategy": "no_shard"},
+        fields=(*MEGATRON, "ddp.num_distributed_optimizer_instances", "ddp.outer_dp_sharding_strategy"),
+        test=_one_group,
+        why="several groups of ranks that each hold a model have not been shown to train and to be stored rightly, and "
+        "of shards that are cut once more between them nothing tells where they lie in a weight",
+        fix="Set ddp.num_distributed_optimizer_instances=1 and ddp.outer_dp_sharding_strategy=no_shard.",
+        fails={
+            MEGATRON[0]: True,
+            "ddp.num_distributed_optimizer_instances": 2,
+            "ddp.outer_dp_sharding_strategy": "no_shard",
+        },
+        passes={
+            MEGATRON[0]: True,
+            "ddp.num_distributed_optimizer_instances": 1,
+            "ddp.outer_dp_sharding_strategy": "no_shard",
+        },
     ),
 )

@@ -29,8 +29,9 @@ def test_a_rank_without_data_has_as_many_sets_as_the_others():
 @pytest.mark.parametrize(
     ("found", "other", "message"),
     [
-        (None, "one", "DrawnShapesConfig returned one validation set. Leave it off"),
-        ("a", None, "DrawnShapesConfig returned one validation set. Leave it off"),
+        (None, "Subset", "DrawnShapesConfig returned one Subset as its validation data, and only a list"),
+        (("a", "b"), None, "DrawnShapesConfig returned one tuple as its validation data, and only a list"),
+        (["a"], "Subset", r"another number on others \(by rank: \[1, 'Subset'\]\)"),
         (["a"], 2, r"another number on others \(by rank: \[1, 2\]\)"),
         (None, 3, "names 2 sets"),
     ],

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import dataclass
 
 import pytest
 from runs import events, losses, metrics, train_here
@@ -10,10 +11,10 @@ from typer.testing import CliRunner
 from mb_config import ConfigError
 from mb_data import ByteTokenizer, IndexedWriter
 from mb_data.errors import NotEnoughSamplesError
-from mb_loop import Callback, CallbackContext, LoopState, TrainOutcome
+from mb_loop import Callback, CallbackContext, LoopState, TrainOutcome, ValidationSetError
 from mb_trainer import pretrain
 from mb_trainer.cli import app
-from mb_trainer.config import GPTDatasetConfig
+from mb_trainer.config import DatasetProvider, GPTDatasetConfig
 from mb_trainer.reading import read_request
 from mb_trainer.recording import EventRecorder
 from mb_trainer.run_folder import EventLog
@@ -182,6 +183,27 @@ def test_sets_that_do_not_fit_are_refused(overrides, pairs, tmp_path):
         NotEnoughSamplesError, match=r"the set books has 25 sequences, fewer than one batch of 64"
     ):
         train_on_pairs(overrides, pairs, tmp_path / "b", SEVERAL, *large)
+
+
+@dataclass(kw_only=True)
+class OneSet(DatasetProvider):
+    """Data of one's own with one validation set."""
+
+    seq_length: int = 32
+
+    def build_datasets(self, context):
+        """Return data that nobody comes to read."""
+        return range(64), range(8), None
+
+
+def test_one_set_in_the_place_of_several_is_refused_before_a_model_is_built(overrides, tmp_path, capsys):
+    words = [word for word in overrides if not word.startswith("dataset.")]
+    request = read_request([*words, "tokenizer.tokenizer_type=ByteTokenizer", SEVERAL])
+    request.config.dataset = OneSet()
+    with pytest.raises(ValidationSetError, match="OneSet returned one range as its validation data"):
+        pretrain(request.config, out=tmp_path / "run", provenance=request.provenance, environment={})
+    assert "M parameters" not in capsys.readouterr().out
+    assert not (tmp_path / "run").exists()
 
 
 def test_progress_is_written_beside_the_checkpoints(overrides, tmp_path):

@@ -1,6 +1,6 @@
 """What is read: the tokenizer, and iterators of batches that continue where the counters stand."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,11 +27,11 @@ from mb_data.mcore import build_gpt_datasets
 from mb_data.sizes import SampleCounts
 from mb_data.t5_build import build_t5_datasets
 from mb_data.tokenizers import Tokenizer, plain
-from mb_loop import TrainState, ValidationSet
+from mb_loop import TrainState
 from mb_loop.settings import evaluation_batch
 from mb_loop.world import any_rank
 from mb_trainer.config import ConfigContainer
-from mb_trainer.validation import as_loop_sets, build_sets, one_set, wants_sets
+from mb_trainer.validation import NamedDataset, as_loop_sets, build_sets, one_set, wants_sets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,14 +86,9 @@ class Batches:
     groups: ProcessGroupCollection
     worker_init_fn: Callable[[int], None] | None
 
-    @property
-    def reads(self) -> bool:
-        """Whether this pipeline stage reads data: the first for its tokens, the last for its labels."""
-        return self.groups.pp.rank() in (0, self.groups.pp.size() - 1)
-
     def __call__(self, dataset: Any, *, consumed: int, micro_batch_size: int | None) -> Any:
         """Return what goes on behind the samples that all ranks have consumed; None where there is nothing to read."""
-        if dataset is None or not self.reads:
+        if dataset is None or not reads_data(self.groups):
             return None
         chunks = [
             build_data_iterator(
@@ -111,65 +106,91 @@ class Batches:
         return chunks if len(chunks) > 1 else chunks[0]
 
 
-def build_data(
-    config: ConfigContainer,
-    *,
-    vocabulary: Vocabulary,
-    groups: ProcessGroupCollection,
-    state: TrainState,
-    worker_init_fn: Callable[[int], None] | None = None,
-) -> Data:
-    """Build the datasets and the iterators that continue at the counters of `state`. Collective over the world.
+def reads_data(groups: ProcessGroupCollection) -> bool:
+    """Say whether this pipeline stage reads data: the first for its tokens, the last for its labels."""
+    return groups.pp.rank() in (0, groups.pp.size() - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Splits:
+    """The datasets of a run; None for a split that is not there, and on pipeline stages that read nothing."""
+
+    train: Any
+    valid: Any
+    test: Any
+    valid_sets: Sequence[NamedDataset] | None = None
+    """Whole or several validation sets, in the place of `valid`; None: the validation data is one endless stream."""
+
+
+def build_splits(
+    config: ConfigContainer, *, vocabulary: Vocabulary, groups: ProcessGroupCollection
+) -> Splits:
+    """Build the datasets, of which nothing is read yet. Collective over the world.
 
     Raises:
         NotEnoughSamplesError: a dataset is too small.
-        ValidationSetError: names of validation sets do not fit.
+        ValidationSetError: the validation sets are not those that the settings ask for.
     """
-    batches = Batches(config=config, groups=groups, worker_init_fn=worker_init_fn)
-    train, validation = config.train, config.validation
-    evaluated = partial(batches, micro_batch_size=validation.eval_micro_batch_size or train.micro_batch_size)
     config.dataset.finalize()
     counts = sample_counts(config)
-    build = partial(build_datasets, vocabulary=vocabulary, groups=groups, reads=batches.reads)
-
-    apart = wants_sets(validation)
-    train_set, valid_set, test_set = build(config.dataset, replace(counts, valid=0) if apart else counts)
-    test = evaluated(test_set, consumed=0)
-    if apart:
-        valid: Any = validation_data(config, counts, build=build, batches=evaluated, state=state)
-        test = one_set(test, batches=validation.eval_iters or 0)
-    else:
-        valid = evaluated(valid_set, consumed=state.consumed_valid_samples)
-    return Data(
-        train=batches(
-            train_set, consumed=state.consumed_train_samples, micro_batch_size=train.micro_batch_size
-        ),
-        valid=valid,
-        test=test,
-        has_valid=bool(valid) if apart else any_rank(valid_set is not None),
-        has_test=any_rank(test_set is not None),
-    )
+    build = partial(build_datasets, vocabulary=vocabulary, groups=groups, reads=reads_data(groups))
+    if not wants_sets(config.validation):
+        train, valid, test = build(config.dataset, counts)
+        return Splits(train=train, valid=valid, test=test)
+    train, _, test = build(config.dataset, replace(counts, valid=0))
+    sets = build_validation_sets(config, counts, build=build)
+    return Splits(train=train, valid=None, test=test, valid_sets=sets)
 
 
-def validation_data(
-    config: ConfigContainer,
-    counts: SampleCounts,
-    *,
-    build: Callable[..., Any],
-    batches: Callable[..., Any],
-    state: TrainState,
-) -> list[ValidationSet]:
+def build_validation_sets(
+    config: ConfigContainer, counts: SampleCounts, *, build: Callable[..., Any]
+) -> list[NamedDataset]:
     """Build whole or several validation sets, none where no evaluation is due. Collective over the world."""
     validation = config.validation
     if not (validation.eval_interval or validation.skip_train):
         return []
     alone = SampleCounts(train=0, valid=max(1, counts.valid), test=0)
-    return as_loop_sets(
-        build_sets(config.dataset, validation, build=lambda section: build(section, alone)[1]),
-        batches=batches,
-        batch_samples=evaluation_batch(config).samples,
-        consumed_samples=state.consumed_valid_samples,
-        eval_iters=None if validation.full_validation else validation.eval_iters or 0,
+    return build_sets(config.dataset, validation, build=lambda section: build(section, alone)[1])
+
+
+def build_data(
+    config: ConfigContainer,
+    splits: Splits,
+    *,
+    groups: ProcessGroupCollection,
+    state: TrainState,
+    worker_init_fn: Callable[[int], None] | None = None,
+) -> Data:
+    """Build the iterators that continue at the counters of `state`. Collective over the world.
+
+    Raises:
+        NotEnoughSamplesError: a whole validation set fills no batch.
+    """
+    train, validation = config.train, config.validation
+    batches = Batches(config=config, groups=groups, worker_init_fn=worker_init_fn)
+    evaluated = partial(batches, micro_batch_size=validation.eval_micro_batch_size or train.micro_batch_size)
+    test = evaluated(splits.test, consumed=0)
+    if splits.valid_sets is None:
+        valid: Any = evaluated(splits.valid, consumed=state.consumed_valid_samples)
+        has_valid = any_rank(splits.valid is not None)
+    else:
+        valid = as_loop_sets(
+            splits.valid_sets,
+            batches=evaluated,
+            batch_samples=evaluation_batch(config).samples,
+            consumed_samples=state.consumed_valid_samples,
+            eval_iters=None if validation.full_validation else validation.eval_iters or 0,
+        )
+        has_valid = bool(valid)
+        test = one_set(test, batches=validation.eval_iters or 0)
+    return Data(
+        train=batches(
+            splits.train, consumed=state.consumed_train_samples, micro_batch_size=train.micro_batch_size
+        ),
+        valid=valid,
+        test=test,
+        has_valid=has_valid,
+        has_test=any_rank(splits.test is not None),
     )
 
 

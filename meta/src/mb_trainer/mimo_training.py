@@ -72,12 +72,6 @@ class Modules:
         return partial(MimoForwardStep, rows=self.groups.rows)
 
     @property
-    def readers(self) -> Places:
-        """Every rank reads whole microbatches, and takes its rows in the forward step."""
-        one = Place(0, 1)
-        return Places(tp=one, pp=one, dp=one, cp=one, dp_cp=self.groups.main.pp)
-
-    @property
     def stored(self) -> Places:
         """Every rank has random states of its own in a checkpoint: it may have a place in each module."""
         one = Place(0, 1)
@@ -124,6 +118,12 @@ class Modules:
         )
         torch.distributed.all_reduce(squares, op=torch.distributed.ReduceOp.MAX)
         return math.sqrt(squares.sum().item())
+
+
+def readers_of(groups: ModuleGroups) -> Places:
+    """Return the groups of readers: every rank reads whole microbatches, and takes its rows in the forward step."""
+    one = Place(0, 1)
+    return Places(tp=one, pp=one, dp=one, cp=one, dp_cp=groups.main.pp)
 
 
 def build_modules(

@@ -15,7 +15,7 @@ from mb_trainer.buffers import start_user_buffers
 from mb_trainer.checkpointing import write_tokenizer
 from mb_trainer.config import ConfigContainer
 from mb_trainer.console import Voice
-from mb_trainer.data import Vocabulary, build_data, build_vocabulary
+from mb_trainer.data import Vocabulary, build_data, build_splits, build_vocabulary
 from mb_trainer.families import family_of
 from mb_trainer.graphs import graphs_of_this_process, stream_of_wrapping
 from mb_trainer.groups import (
@@ -29,7 +29,7 @@ from mb_trainer.instruments import Instruments
 from mb_trainer.job import Job
 from mb_trainer.layers import choose_layers
 from mb_trainer.loading import load
-from mb_trainer.mimo_training import build_modules, who_is_where
+from mb_trainer.mimo_training import build_modules, readers_of, who_is_where
 from mb_trainer.preflight import has_module_layouts
 from mb_trainer.rerunning import build_reruns
 from mb_trainer.run import Run
@@ -54,6 +54,8 @@ def run(job: Job, *, voice: Voice, callbacks: Sequence[Callback] = ()) -> TrainO
             seed_everything(config, groups)
         stack.callback(voice.close)
         vocabulary = share_vocabulary(config, voice)
+        readers = readers_of(every) if apart else groups
+        splits = build_splits(config, vocabulary=vocabulary, groups=readers)  # what it refuses costs no model
         family = family_of(config.model)
         layers = choose_layers(family, device, wanted=config.model.transformer_impl)
         config.model.transformer_impl = layers.implementation
@@ -88,8 +90,8 @@ def run(job: Job, *, voice: Voice, callbacks: Sequence[Callback] = ()) -> TrainO
         load(manager, state, trainee, groups=stored, reruns=reruns, voice=voice)
         data = build_data(
             config,
-            vocabulary=vocabulary,
-            groups=modules.readers if modules else groups,
+            splits,
+            groups=readers,
             state=state.train_state,
             worker_init_fn=SignalShield((signal.SIGINT, signal.SIGTERM, config.train.exit_signal)),
         )

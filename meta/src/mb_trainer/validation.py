@@ -17,8 +17,8 @@ from mb_trainer.validation_rules import last_parts, validation_prefixes
 Gather = Callable[[Any], Sequence[Any]]
 """Collective: takes a value on each rank and returns those of all, by rank."""
 
-ONE = "one"
-"""What a rank says that built a dataset and not a list of some."""
+Shape = int | str | None
+"""What a rank has built: a list of so many sets, one object of this class, or nothing."""
 
 
 def from_all_ranks(value: Any) -> Sequence[Any]:
@@ -159,19 +159,21 @@ def _as_many_everywhere(
 ) -> list[Any]:
     """Return what this rank built as a list that is as long on all ranks: Nones where it has nothing."""
     several = isinstance(found, list)
-    known = gather(None if found is None else len(found) if several else ONE)
-    shapes = {shape for shape in known if shape is not None}
+    known: Sequence[Shape] = gather(
+        None if found is None else len(found) if several else type(found).__name__
+    )
+    shapes = {shape if isinstance(shape, int) else None: shape for shape in known if shape is not None}
     if len(shapes) > 1:
         raise ValidationSetError(
             f"dataset: {type(section).__name__} returned one validation set or a list on some ranks and another number "
             f"on others (by rank: {known}), so that they would evaluate different things. Return as many on each "
             "rank that reads data, and None on the others."
         )
-    shape = shapes.pop() if shapes else None
-    if shape == ONE and validation.multiple_validation_sets:
+    shape = next(iter(shapes.values()), None)
+    if isinstance(shape, str) and validation.multiple_validation_sets:
         raise ValidationSetError(
-            f"validation.multiple_validation_sets: {type(section).__name__} returned one validation set. Leave it off, "
-            "or return a list of sets."
+            f"validation.multiple_validation_sets: {type(section).__name__} returned one {shape} as its "
+            "validation data, and only a list is taken for several sets. Return a list, or leave it off."
         )
     if several:
         return list(found)

@@ -81,7 +81,9 @@ def test_a_reason_has_the_values():
     assert str(found) == "C04: gb=32 is no multiple of mb x dp = 24"
 
 
-@pytest.mark.parametrize("arguments", [{"tp": [1, 2]}, {"use_megatron_fsdp": [True, False]}])
+@pytest.mark.parametrize(
+    "arguments", [{"tp": [1, 2]}, {"use_megatron_fsdp": [True, False]}, {"cuda_graph_impl": ["none"]}]
+)
 def test_a_sweep_is_expanded_first(arguments):
     with pytest.raises(SweepError, match=r"is a list, because it stands for several launches"):
         read_request({"num_gpus": 8, **arguments})

@@ -109,6 +109,43 @@ def test_data_that_is_not_here_is_told_but_does_not_refuse():
     assert (result.exit_code, "on this machine: dataset.sources: nowhere" in result.stderr) == (0, True)
 
 
+@pytest.mark.parametrize(
+    ("setting", "rule"),
+    [
+        ("dataset.num_workers=-1", "D02"),
+        ("dataset.seq_length=0", "D03"),
+        ("dataset.validation_fraction=2", "D05"),
+        ("dataset.dataloader_type=batch", "D01"),
+    ],
+)
+def test_a_dataset_that_rules_refuse_is_not_looked_at(setting, rule):
+    result = mb("check", setting)
+    assert (result.exit_code, f"error {rule}" in result.stdout) == (1, True)
+    assert result.stderr.startswith("gpt_tiny, 1 process: ")
+
+
+def test_a_name_that_is_no_recipe_is_told_what_an_override_looks_like():
+    result = mb("check", "nosuch")
+    assert (result.exit_code, "An override has the form section.field=value." in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("command", ["check", "plan", "sweep"])
+def test_a_version_that_is_none_is_exit_code_2(command):
+    result = mb(command, "gpt_tiny", "--te", "abc")
+    assert (result.exit_code, "'abc' is no version" in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("version", ["2", "2.20", "2.9.0rc1", "2.2.0.dev0+3f2a"])
+def test_a_version_may_have_endings(version):
+    assert mb("check", "gpt_tiny", "--gpu", "h100", "--te", version).exit_code == 0
+
+
+@pytest.mark.parametrize("name", ["nosuch.X", "Manager", "mb_checkpoint..X"])
+def test_a_manager_that_cannot_be_found_is_refused(name):
+    result = mb("check", f"checkpoint.custom_manager_class={name}")
+    assert (result.exit_code, "error CK15" in result.stdout) == (1, True)
+
+
 def test_a_rule_is_explained_with_both_examples():
     page = mb("explain", "v242").stdout
     assert page.startswith("V242")

@@ -1,10 +1,23 @@
 """Arguments and options that several commands of `mb` have, and how a command finds what does its work."""
 
+import re
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+
+def version(text: str | None) -> str | None:
+    """Return a version as it was typed.
+
+    Raises:
+        typer.BadParameter: it does not begin with a number.
+    """
+    if text is not None and re.fullmatch(r"\d+(\.\d+)*(\.?[A-Za-z]+\d*)*(\+[\w.-]+)?", text) is None:
+        raise typer.BadParameter(f"{text!r} is no version, such as 2.20")
+    return text
+
 
 Recipe = Annotated[
     list[str] | None,
@@ -48,7 +61,10 @@ Gpu = Annotated[
 Engine = Annotated[
     str | None,
     typer.Option(
-        "--te", metavar="VERSION", help="Transformer Engine there, such as 2.20; default: what is here."
+        "--te",
+        metavar="VERSION",
+        callback=version,
+        help="Transformer Engine there, such as 2.20; default: what is here.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]

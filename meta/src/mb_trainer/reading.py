@@ -83,7 +83,7 @@ def from_recipe(name: str) -> Request:
         near = difflib.get_close_matches(name, RECIPES, n=3) or list(RECIPES)
         raise UnknownRecipeError(
             f"{name}: is no recipe and no YAML file. Nearest: {', '.join(near)}; `mb recipes` lists all. "
-            "An override has the form KEY=VALUE."
+            "An override has the form section.field=value."
         )
     provenance = Provenance()
     config = ConfigContainer.from_yaml(path, TARGETS, provenance=provenance)

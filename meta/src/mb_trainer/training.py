@@ -56,6 +56,9 @@ def run(job: Job, *, voice: Voice, callbacks: Sequence[Callback] = ()) -> TrainO
         vocabulary = share_vocabulary(config, voice)
         readers = readers_of(every) if apart else groups
         splits = build_splits(config, vocabulary=vocabulary, groups=readers)  # what it refuses costs no model
+        manager = create_checkpoint_manager(config.checkpoint, write_assets=write_tokenizer(vocabulary))
+        if isinstance(manager, DefaultCheckpointManager):
+            stack.callback(manager.close)
         family = family_of(config.model)
         layers = choose_layers(family, device, wanted=config.model.transformer_impl)
         config.model.transformer_impl = layers.implementation
@@ -82,9 +85,6 @@ def run(job: Job, *, voice: Voice, callbacks: Sequence[Callback] = ()) -> TrainO
         if modules:
             voice.say(who_is_where(modules.groups))
         state = GlobalState(cfg=config, train_state=TrainState(do_train=True))
-        manager = create_checkpoint_manager(config.checkpoint, write_assets=write_tokenizer(vocabulary))
-        if isinstance(manager, DefaultCheckpointManager):
-            stack.callback(manager.close)
         reruns = build_reruns(config.rerun_state_machine)
         stored = modules.stored if modules else groups
         load(manager, state, trainee, groups=stored, reruns=reruns, voice=voice)

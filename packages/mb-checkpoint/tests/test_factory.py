@@ -3,6 +3,7 @@
 import pytest
 
 from mb_checkpoint import CheckpointConfig, DefaultCheckpointManager, create_checkpoint_manager
+from mb_checkpoint.errors import CheckpointConfigError
 
 
 class Own:
@@ -68,20 +69,20 @@ def test_a_class_by_name_is_made_with_the_section_and_called(here):
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "message"),
+    ("name", "message"),
     [
-        ("Own", ValueError, "has no dot"),
-        ("no_such_module.Own", ImportError, "cannot import no_such_module"),
-        ("own_managers.Other", AttributeError, "own_managers has no Other"),
-        ("own_managers.WithoutLoad", TypeError, "lacks load, finalize_async_saves, has_checkpoint"),
-        ("own_managers.OneArgument", TypeError, "does not take a context and a callback manager"),
+        ("Own", "has no dot"),
+        ("no_such_module.Own", "cannot import no_such_module"),
+        ("own_managers.Other", "own_managers has no Other"),
+        ("own_managers.WithoutLoad", "lacks load, finalize_async_saves, has_checkpoint"),
+        ("own_managers.OneArgument", "does not take a context and a callback manager"),
     ],
 )
-def test_a_wrong_class_is_refused_with_the_reason(here, name, kind, message):
-    with pytest.raises(kind, match=f"checkpoint.custom_manager_class: .*{message}"):
+def test_a_wrong_class_is_refused_with_the_reason(here, name, message):
+    with pytest.raises(CheckpointConfigError, match=f"checkpoint.custom_manager_class: .*{message}"):
         create_checkpoint_manager(section(name))
 
 
 def test_a_module_that_is_not_allowed_is_not_even_imported():
-    with pytest.raises(ValueError, match="antigravity is not among the allowed modules"):
+    with pytest.raises(CheckpointConfigError, match="antigravity is not among the allowed modules"):
         create_checkpoint_manager(section("antigravity.Manager"), allowed_modules=["mine"])

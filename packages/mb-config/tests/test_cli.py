@@ -8,7 +8,7 @@ from mb_config.cli import main
 
 GOOD = """\
 train: {train_iters: 100, global_batch_size: 8, micro_batch_size: 2}
-model: {_target_: somebody.Model, num_layers: 4, num_attention_heads: 8}
+model: {_target_: megatron.bridge.Model, num_layers: 4, num_attention_heads: 8}
 optimizer: {lr: 1e-3}
 scheduler: {lr_warmup_iters: 10}
 logger: {comet_api_key: abc}
@@ -45,6 +45,39 @@ def test_problems_are_printed_and_the_code_is_one(run):
 def test_another_machine_may_be_named(run):
     code, out, _ = run("check", "mixed_precision=bf16_with_nvfp4_mixed", "--gpu", "h100", "--te", "2.6")
     assert (code, [line.split(":")[0] for line in out.splitlines()]) == (1, ["error H02", "error V016"])
+
+
+def test_a_version_that_is_none_cannot_be_read(run, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        run("check", "--te", "abc")
+    assert "'abc' is no version" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("section", "path"),
+    [
+        ("model: {_target_: os.system, num_layers: 4}", "model._target_"),
+        ("dataset: {_target_: mbmodels.X}", "dataset._target_"),
+        ("dataset: {parts: [{_target_: [os]}]}", "dataset.parts[0]._target_"),
+    ],
+)
+def test_a_class_that_is_not_allowed_cannot_be_read(tmp_path, capsys, section, path):
+    file = tmp_path / "run.yaml"
+    file.write_text(f"train: {{train_iters: 1}}\n{section}\n")
+    assert main(["check", str(file)]) == 2
+    assert f"{file}:2: {path}: " in capsys.readouterr().err
+
+
+def test_an_override_names_no_other_class_either(run):
+    code, _, err = run("check", "++model._target_=os.system")
+    assert (code, "command line: model._target_: 'os.system' is not allowed" in err) == (2, True)
+
+
+@pytest.mark.parametrize("name", ["mb_models.config.GPTModelConfig", "GPTModelConfig"])
+def test_a_class_of_this_family_and_a_bare_name_are_let_through(tmp_path, name):
+    file = tmp_path / "run.yaml"
+    file.write_text(GOOD.replace("megatron.bridge.Model", name))
+    assert main(["check", str(file)]) == 0
 
 
 def test_the_world_size_may_be_left_out(run):

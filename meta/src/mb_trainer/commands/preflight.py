@@ -170,10 +170,11 @@ def notes(request: Request, findings: Findings, target: Target) -> list[str]:
         lines.append(
             "checked with local layers, as it would run on this machine; --gpu NAME, such as h100, checks for another"
         )
-    try:
-        verify_data(request.config)
-    except (OSError, IndexedFormatError) as error:
-        lines.append(f"on this machine: {error}")
+    if not errors:  # a section that rules refuse cannot be finalized
+        try:
+            verify_data(request.config)
+        except (OSError, IndexedFormatError) as error:
+            lines.append(f"on this machine: {error}")
     if findings.problems:
         lines.append(f"mb explain {findings.problems[0].id} shows a rule with examples")
     return lines

@@ -83,24 +83,23 @@ def read_request(arguments: Mapping[str, object]) -> Request:
     """Return what constraints look at, from arguments under CloudAI's names (`tp`, `mb`, `num_gpus`, ...).
 
     Raises:
-        SweepError: a list stands where one number is needed; a sweep is expanded first.
+        SweepError: a list stands where one value is needed; a sweep is expanded first.
     """
 
-    def number(name: str) -> int | None:
+    def one(name: str) -> object:
         value = arguments.get(name)
         if isinstance(value, list):
             raise SweepError(
                 f"cmd_args.{name}: {value} is a list, because it stands for several launches. Check each by itself."
             )
+        return value
+
+    def number(name: str) -> int | None:
+        value = one(name)
         return None if value is None else int(str(value))
 
     def flag(name: str) -> bool:
-        value = arguments.get(name)
-        if isinstance(value, list):
-            raise SweepError(
-                f"cmd_args.{name}: {value} is a list, because it stands for several launches. Check each by itself."
-            )
-        return bool(value)
+        return bool(one(name))
 
     return Request(
         num_gpus=number("num_gpus") or 0,
@@ -114,12 +113,12 @@ def read_request(arguments: Mapping[str, object]) -> Request:
         global_batch_size=number("gb"),
         fsdp=flag("use_megatron_fsdp"),
         optimizer_instances=number("num_distributed_optimizer_instances"),
-        graphs=str(arguments.get("cuda_graph_impl") or "").strip().lower(),
+        graphs=str(one("cuda_graph_impl") or "").strip().lower(),
         scopes=tuple(words(arguments.get("cuda_graph_scope"))),
         recompute=frozenset(words(arguments.get("recompute_modules"))),
         expert_overlap=flag("moe_a2a_overlap"),
         offloaded_layers=number("activation_offload_layers") or 0,
-        recipe=str(arguments.get("model_recipe_name") or "").lower(),
+        recipe=str(one("model_recipe_name") or "").lower(),
         num_layers=number("num_layers"),
         uneven=bool(arguments.get("pipeline_model_parallel_layout")),
     )

@@ -1,5 +1,7 @@
 """What the rules ask of their fields: None, or what is wrong with the values. Standard library only."""
 
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from mb_checkpoint.layout import why_not_a_checkpoint
@@ -158,3 +160,15 @@ def copies_of_something(replication: bool, kind: str | None) -> str | None:
 def known_strategy(strategy: str) -> str | None:
     """Say whether that background writer exists."""
     return None if strategy in ("mcore", "nvrx") else f"async_strategy={strategy}"
+
+
+def manager_can_be_found(name: str | None) -> str | None:
+    """Say whether a dotted name may be that of a class; its package is looked for, and nothing is imported."""
+    if name is None:
+        return None
+    package, *rest = name.split(".")
+    if not rest or not all(part.isidentifier() for part in (package, *rest)):
+        return f"{name!r} is no module and class"
+    if package in sys.modules or find_spec(package) is not None:
+        return None
+    return f"{name!r}: there is no package {package} here"

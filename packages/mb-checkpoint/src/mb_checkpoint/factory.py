@@ -8,6 +8,7 @@ from typing import Any
 
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import CheckpointManager
+from mb_checkpoint.errors import CheckpointConfigError
 from mb_checkpoint.manager import DefaultCheckpointManager
 
 FIELD = "checkpoint.custom_manager_class"
@@ -28,11 +29,8 @@ def create_checkpoint_manager(
         write_assets: For the default manager.
 
     Raises:
-        ValueError: The name has no dot, or its module is not allowed.
-        ImportError: The module cannot be imported.
-        AttributeError: It has no such class.
-        TypeError: What is there is no checkpoint manager.
-        CheckpointConfigError: The default manager refuses the section.
+        CheckpointConfigError: The name has no dot, its module is not allowed or cannot be imported, it has no such
+            class, or what is there is no checkpoint manager; or the default manager refuses the section.
     """
     name = checkpoint_config.custom_manager_class
     if name is None:
@@ -40,11 +38,13 @@ def create_checkpoint_manager(
     found = _class(name, allowed_modules)(checkpoint_config)
     if not isinstance(found, CheckpointManager):
         lacks = [method for method in _METHODS if not hasattr(found, method)]
-        raise TypeError(f"{FIELD}: {name} lacks {', '.join(lacks)}. Add what CheckpointManager has.")
+        raise CheckpointConfigError(
+            f"{FIELD}: {name} lacks {', '.join(lacks)}. Add what CheckpointManager has."
+        )
     try:
         inspect.signature(found.save).bind(object(), object())
     except TypeError as error:
-        raise TypeError(
+        raise CheckpointConfigError(
             f"{FIELD}: {name}.save does not take a context and a callback manager ({error}). "
             "Define save(self, ctx, callback_manager=None)."
         ) from error
@@ -57,21 +57,21 @@ _METHODS = ("save", "load", "finalize_async_saves", "has_checkpoint")
 def _class(name: str, allowed_modules: Sequence[str] | None) -> Any:
     module, dot, attribute = name.rpartition(".")
     if not dot:
-        raise ValueError(
+        raise CheckpointConfigError(
             f"{FIELD}: {name!r} has no dot. Give module and class, such as mine.storage.Manager."
         )
     if allowed_modules is not None and not any(
         module == each or module.startswith(f"{each}.") for each in allowed_modules
     ):
-        raise ValueError(
+        raise CheckpointConfigError(
             f"{FIELD}: {module} is not among the allowed modules {list(allowed_modules)}. Add it there."
         )
     try:
         found = import_module(module)
     except ImportError as error:
-        raise ImportError(
+        raise CheckpointConfigError(
             f"{FIELD}: cannot import {module} ({error}). Install it, or correct the name."
         ) from error
     if not hasattr(found, attribute):
-        raise AttributeError(f"{FIELD}: {module} has no {attribute}. Correct the name.")
+        raise CheckpointConfigError(f"{FIELD}: {module} has no {attribute}. Correct the name.")
     return getattr(found, attribute)

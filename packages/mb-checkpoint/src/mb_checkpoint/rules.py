@@ -16,6 +16,7 @@ from mb_checkpoint.conditions import (
     local_has_a_folder,
     local_has_a_library,
     main_params_without_optimizer,
+    manager_can_be_found,
     one_reshardable_form,
     pretrained_exists,
     shards_are_read_alone,
@@ -308,6 +309,15 @@ CONSISTENCY = (
         fix="Set checkpoint.fully_parallel_load=false.",
         fails={"checkpoint.ckpt_format": "fsdp_dtensor", "checkpoint.fully_parallel_load": True},
         passes={"checkpoint.ckpt_format": "torch_dist", "checkpoint.fully_parallel_load": True},
+    ),
+    Rule(
+        id="CK15",
+        fields=("checkpoint.custom_manager_class",),
+        test=manager_can_be_found,
+        why="the class is imported by that name when the run starts",
+        fix="Give module and class, such as mine.storage.Manager, and install it or add its folder to PYTHONPATH.",
+        fails={"checkpoint.custom_manager_class": "no_such_package.Manager"},
+        passes={"checkpoint.custom_manager_class": "mb_checkpoint.DefaultCheckpointManager"},
     ),
 )
 

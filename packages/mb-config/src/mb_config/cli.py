@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -60,7 +61,9 @@ def _parser() -> argparse.ArgumentParser:
     checking = commands.add_parser("check", help="report every problem of a file")
     checking.add_argument("--world-size", type=int, metavar="N", help="number of processes to check for")
     checking.add_argument("--gpu", metavar="NAME", help="short name of the GPUs to check for, such as h100")
-    checking.add_argument("--te", metavar="VERSION", help="version of Transformer Engine to check for")
+    checking.add_argument(
+        "--te", metavar="VERSION", type=_version, help="version of Transformer Engine to check for"
+    )
     checking.add_argument("--json", action="store_true", help="print one JSON object")
     showing = commands.add_parser("show", help="print the whole configuration")
     showing.add_argument("--origin", action="store_true", help="say where each value came from")
@@ -74,6 +77,12 @@ def _parser() -> argparse.ArgumentParser:
     explaining = commands.add_parser("explain", help="explain a rule")
     explaining.add_argument("rule", metavar="RULE", help="its number, such as V242")
     return parser
+
+
+def _version(text: str) -> str:
+    if re.fullmatch(r"\d+(\.\d+)*(\.?[A-Za-z]+\d*)*(\+[\w.-]+)?", text) is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no version, such as 2.20")
+    return text
 
 
 def _check(options: argparse.Namespace) -> int:

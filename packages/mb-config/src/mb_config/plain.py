@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from mb_config.codec import TARGET, Reader, join
 from mb_config.container import ConfigContainer
-from mb_config.errors import ConfigReadError, WrongTypeError, raise_all
+from mb_config.errors import ConfigReadError, TargetError, WrongTypeError, raise_all
 from mb_config.field_types import fit, hints, is_open
 from mb_config.megatron_defaults import megatron_fields
 from mb_config.non_defaults import baseline
@@ -19,6 +20,7 @@ from mb_config.provenance import Provenance
 from mb_config.rules.foreign import FOREIGN
 from mb_config.yaml_file import YamlFile, read_yaml
 
+_OURS = re.compile(r"((megatron|mb_\w+)\.(\w+\.)*)?\w+")
 _REQUIRED = ("train", "model", "optimizer", "scheduler", "dataset", "logger", "tokenizer", "checkpoint")
 
 
@@ -56,10 +58,13 @@ class PlainConfig:
 def read_plain(path: str | Path, overrides: Iterable[str] = ()) -> PlainConfig:
     """Read a YAML file and apply overrides. A class named by `_target_` is neither imported nor needed.
 
+    It is one of Megatron's or of a package of this family (`mb_*`), or has a bare name; no others are let through.
+
     Raises:
         ConfigReadError: everything that could not be read.
     """
     file = read_yaml(path)
+    raise_all(list(_strangers(file.data, locate=file.locate)))
     reader = Reader(root=ConfigContainer, locate=file.locate)
     config = _build(file, reader)
     provenance = Provenance({item: file.locate(item) for item in file.lines if item not in reader.hidden})
@@ -77,6 +82,21 @@ def read_plain(path: str | Path, overrides: Iterable[str] = ()) -> PlainConfig:
         absent=tuple(absent),
         doubtful=tuple(_doubtful(config.model)),
     )
+
+
+def _strangers(value: object, *, locate: Callable[[str], str], path: str = "") -> Iterator[ConfigReadError]:
+    """Yield an error for each `_target_` that is not in the allow-list."""
+    if isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _strangers(item, locate=locate, path=f"{path}[{index}]")
+    for key, item in value.items() if isinstance(value, Mapping) else ():
+        here = join(path, key)
+        if key == TARGET and not (isinstance(item, str) and _OURS.fullmatch(item)):
+            allowed = "classes of megatron.* and mb_*, or a class's bare name"
+            yield TargetError(
+                f"{item!r} is not allowed; allowed are {allowed}", path=here, origin=locate(here)
+            )
+        yield from _strangers(item, locate=locate, path=here)
 
 
 def _build(file: YamlFile, reader: Reader) -> ConfigContainer:

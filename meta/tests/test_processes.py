@@ -1,8 +1,17 @@
-"""Who am I: rank and world from the launcher's variables."""
+"""Who am I: rank and world from the launcher's variables, and where the processes meet."""
 
 import pytest
 
-from mb_trainer.processes import World, WorldError, read_world
+from mb_trainer.processes import World, WorldError, first_host, is_launched, need_address, read_world
+
+SRUN = {
+    "SLURM_JOB_ID": "123456",
+    "SLURM_STEP_ID": "2",
+    "SLURM_STEP_NODELIST": "gpu[007-009]",
+    "SLURM_PROCID": "1",
+    "SLURM_NTASKS": "2",
+    "SLURM_LOCALID": "1",
+}
 
 
 def test_no_launcher_means_one_process_that_speaks():
@@ -11,29 +20,99 @@ def test_no_launcher_means_one_process_that_speaks():
 
 
 def test_torchrun_comes_before_slurm():
-    environment = {
-        "RANK": "3",
-        "WORLD_SIZE": "8",
-        "LOCAL_RANK": "1",
-        "SLURM_PROCID": "0",
-        "SLURM_NTASKS": "2",
-    }
+    environment = {**SRUN, "RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
     assert read_world(environment) == World(rank=3, world_size=8, local_rank=1)
 
 
-def test_srun_without_torchrun():
-    environment = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "1"}
-    assert read_world(environment) == World(rank=1, world_size=2, local_rank=1)
+def test_srun_without_torchrun_meets_on_the_first_node_at_a_port_of_the_step():
+    here = World(rank=1, world_size=2, local_rank=1, address="gpu007:20450")
+    assert read_world(SRUN) == here
+    assert (
+        read_world({**SRUN, "SLURM_STEP_ID": "3"}).address == "gpu007:21447"
+    )  # side by side with the other step
+
+
+@pytest.mark.parametrize(
+    ("more", "address"),
+    [
+        ({"MASTER_ADDR": "leader"}, "leader:20450"),
+        ({"MASTER_PORT": "29500"}, "gpu007:29500"),
+        ({"MASTER_ADDR": "leader", "MASTER_PORT": "29500"}, "leader:29500"),
+    ],
+)
+def test_what_the_user_says_about_the_place_wins(more, address):
+    assert read_world({**SRUN, **more}).address == address
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {name: SRUN[name] for name in SRUN if name != "SLURM_STEP_ID"}
+        | {"SLURM_PROCID": "0"},  # sbatch script
+        {**SRUN, "SLURM_PROCID": "0", "SLURM_NTASKS": "1"},  # srun -n 1
+        {**SRUN, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"},  # a shell of salloc
+    ],
+)
+def test_a_task_alone_is_one_process_and_may_start_others(environment):
+    assert read_world(environment) == World()
+    assert not is_launched(environment)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("node1", "node1"),
+        ("node1,node2", "node1"),
+        ("gpu[007-009,12],login1", "gpu007"),
+        ("gpu[12,14-16]", "gpu12"),
+        ("rack[1-2]n[01-04]-ib", "rack1n01-ib"),
+        ("a-b.example", "a-b.example"),
+    ],
+)
+def test_the_first_of_slurms_nodes(nodes, first):
+    assert first_host(nodes, name="SLURM_STEP_NODELIST") == first
+
+
+@pytest.mark.parametrize("nodes", ["", "gpu[007", "gpu]1", "gpu[]", ","])
+def test_a_list_that_slurm_would_not_write(nodes):
+    with pytest.raises(WorldError, match=r"SLURM_STEP_NODELIST: .* is no list of nodes"):
+        read_world({**SRUN, "SLURM_STEP_NODELIST": nodes})
+
+
+@pytest.mark.parametrize(
+    ("missing", "told"),
+    [
+        ("SLURM_STEP_NODELIST", "MASTER_ADDR and MASTER_PORT: are not set"),
+        ("SLURM_JOB_ID", "MASTER_ADDR and MASTER_PORT"),
+    ],
+)
+def test_without_a_place_to_meet_several_processes_are_refused(missing, told):
+    world = read_world({name: value for name, value in SRUN.items() if name != missing})
+    with pytest.raises(WorldError, match=told):
+        need_address(world, {})
+    with pytest.raises(WorldError, match=r"^MASTER_PORT: is not set"):
+        need_address(world, {"MASTER_ADDR": "leader"})
+    need_address(world, {"MASTER_ADDR": "leader", "MASTER_PORT": "29500"})
+    need_address(World(), {})
 
 
 @pytest.mark.parametrize(
     "environment", [{"RANK": "x", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, {"WORLD_SIZE": "2"}]
 )
 def test_a_malformed_rank_is_an_error_never_rank_0(environment):
-    with pytest.raises(WorldError, match=r"RANK: must be a whole number"):
+    with pytest.raises(WorldError, match=r"RANK: must be a whole number.* RANK, WORLD_SIZE and LOCAL_RANK"):
         read_world(environment)
+
+
+def test_a_malformed_rank_of_srun_names_sruns_variables():
+    with pytest.raises(
+        WorldError, match=r"SLURM_LOCALID: .*, is ''.* SLURM_PROCID, SLURM_NTASKS and SLURM_LOCALID"
+    ):
+        read_world({**SRUN, "SLURM_LOCALID": ""})
 
 
 def test_a_rank_outside_the_world_is_an_error():
     with pytest.raises(WorldError, match=r"RANK=2: lies outside the world of WORLD_SIZE=2"):
         read_world({"RANK": "2", "WORLD_SIZE": "2", "LOCAL_RANK": "0"})
+    with pytest.raises(WorldError, match=r"SLURM_PROCID=2: lies outside .* \(srun\)"):
+        read_world({**SRUN, "SLURM_PROCID": "2"})

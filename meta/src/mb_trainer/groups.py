@@ -1,5 +1,6 @@
 """Process groups and seeds of a run: opened for the length of a block, closed on every way out."""
 
+import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from mb_models import ModuleGroups
 from mb_models.mimo_config import MimoModelConfig, module_ranks
 from mb_trainer.config import ConfigContainer
-from mb_trainer.processes import World
+from mb_trainer.processes import World, need_address
 
 
 def pick_device(world: World, *, external_mapping: bool = False) -> torch.device:
@@ -79,11 +80,16 @@ def processes_joined(world: World, config: ConfigContainer, *, device: torch.dev
     """Open torch's process group, gloo where there is no GPU, and close it at the end. Collective over the world.
 
     A process group that exists already is used and left open. One process needs no port.
+
+    Raises:
+        WorldError: there are several processes, and nothing says where they meet.
     """
     ours = not torch.distributed.is_initialized()
     if ours:
+        need_address(world, os.environ)  # where torch looks when the launcher gave no address
         torch.distributed.init_process_group(
             backend=config.dist.distributed_backend if device.type == "cuda" else "gloo",
+            init_method=None if world.address is None else f"tcp://{world.address}",
             store=HashStore() if world.world_size == 1 else None,
             rank=world.rank,
             world_size=world.world_size,

@@ -23,11 +23,14 @@ class Saves:
     def save(self, step, *, temporary):
         from torch import distributed
 
+        from mb_loop import SaveEnd
+
         distributed.barrier()
         self.steps.append(step)
+        return [SaveEnd(step=step, temporary=temporary, written=True)]
 
     def poll(self, *, blocking):
-        pass
+        return []
 
 
 def stop_often(times):

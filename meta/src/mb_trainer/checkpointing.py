@@ -7,17 +7,20 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from mb_checkpoint import (
     CheckpointManager,
     CheckpointSaveContext,
     CheckpointSaveError,
+    DefaultCheckpointManager,
     FailedSave,
     SavedCheckpoint,
     ScheduledSave,
 )
 from mb_checkpoint.context import RerunsLike
+from mb_loop import SaveEnd
 from mb_trainer.config import ConfigContainer
 from mb_trainer.data import Vocabulary
 from mb_trainer.trainee import Trainee
@@ -56,7 +59,8 @@ class Saves:
         groups: process groups.
         say: prints a line.
         events: writes an event, where this rank does.
-        pause: stops the step clock while a checkpoint is written.
+        pause: writes down the metrics of every step so far, so that a resumed run goes on without a gap, and stops the
+            step clock while a checkpoint is written.
         whole: a block in which all parameters are gathered.
         reruns: a machine whose state is stored; None: there is none.
         progress: notes lasting checkpoints, where this rank does.
@@ -89,6 +93,7 @@ class Saves:
         self._reruns = reruns
         self._progress = progress
         self._temporary = False
+        self._begun = 0
         self._clock = clock
         self._began = 0.0
         self._held: float | None = None
@@ -102,7 +107,7 @@ class Saves:
         """What a metric of each step says about saves: how many failed so far, once one did."""
         return {"checkpoint-failed-saves": float(self._failures)} if self._failures else {}
 
-    def save(self, step: int, *, temporary: bool) -> None:
+    def save(self, step: int, *, temporary: bool) -> list[SaveEnd]:
         """Write a checkpoint of this step, or begin to, and print the line that log readers look for."""
         context = CheckpointSaveContext(
             state=self._state,
@@ -116,35 +121,51 @@ class Saves:
             rerun_state_machine=self._reruns,
         )
         with self._pause():
-            self._hear(self._manager.finalize_async_saves(self._state, blocking=True))
-            self._began, self._held, self._temporary = self._clock(), None, temporary
-            self._hear(self._manager.save(context))
+            ended = self._finalize(blocking=True)
+            self._began, self._held, self._temporary, self._begun = self._clock(), None, temporary, step
+            outcome = self._manager.save(context)
+            self._hear(outcome)
             self._held = self._clock() - self._began
+        return ended if isinstance(outcome, ScheduledSave) else [*ended, self._end(outcome)]
 
-    def poll(self, *, blocking: bool) -> None:
+    def poll(self, *, blocking: bool) -> list[SaveEnd]:
         """Finish background saves; save again what failed, when it is time.
 
         Raises:
             CheckpointSaveError: blocking, and the last save failed twice.
         """
-        self._hear(self._manager.finalize_async_saves(self._state, blocking=blocking, terminate=blocking))
+        ended = self._finalize(blocking=blocking, terminate=blocking)
         if self._wait is None:
-            return
+            return ended
         self._wait -= 1
         if blocking or self._wait <= 0:
             step = self._state.train_state.step
             with self._whole():
-                self.save(step, temporary=False)
+                ended += self.save(step, temporary=False)
             if blocking:
-                self._finish()
+                ended += self._finish()
+        return ended
 
-    def _finish(self) -> None:
-        self._hear(self._manager.finalize_async_saves(self._state, blocking=True, terminate=True))
+    def _finish(self) -> list[SaveEnd]:
+        ended = self._finalize(blocking=True, terminate=True)
         if self._wait is not None:
             raise CheckpointSaveError(
                 f"checkpoint of the last step, {self._state.train_state.step}: could not be written in two tries; "
                 f"the second ended with: {self._reason}"
             )
+        return ended
+
+    def _finalize(self, *, blocking: bool, terminate: bool = False) -> list[SaveEnd]:
+        """Ask after the background save, which is the one that was begun last."""
+        outcome = self._manager.finalize_async_saves(self._state, blocking=blocking, terminate=terminate)
+        self._hear(outcome)
+        return [] if outcome is None else [self._end(outcome)]
+
+    def _end(self, outcome: object) -> SaveEnd:
+        """Return what the loop wants to know; a manager of one's own that returns none of our records has saved."""
+        return SaveEnd(
+            step=self._begun, temporary=self._temporary, written=not isinstance(outcome, FailedSave)
+        )
 
     def _hear(self, outcome: object) -> None:
         """Take note of what became of a save; alike on all ranks."""
@@ -155,7 +176,7 @@ class Saves:
             self._wait, self._patience = self._patience, min(2 * self._patience, MOST_PATIENCE)
             self._reason = outcome.message
             self._events("save_failed", step=outcome.step, reason=outcome.message)
-            self._say(outcome.message)
+            self._say_failure(outcome.message)
             return
         if isinstance(outcome, SavedCheckpoint):
             self._wait, self._patience = None, 1
@@ -172,6 +193,12 @@ class Saves:
         message = getattr(outcome, "message", None)  # a manager of one's own need not have one
         if message is not None:
             self._say(f"  {message}")
+
+    def _say_failure(self, message: str) -> None:
+        """Say it once: the default manager logs failures on rank 0, and that rank's voice says its own records."""
+        said = isinstance(self._manager, DefaultCheckpointManager) and torch.distributed.get_rank() == 0
+        if not said:
+            self._say(f"error: {message}")
 
 
 def adapter_filter(config: ConfigContainer) -> Callable[[str], bool] | None:

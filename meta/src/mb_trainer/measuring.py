@@ -129,6 +129,13 @@ class Measured:
             for sampler in self._energy:
                 sampler.resume()
 
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Write down every step so far, which a resumed run will not make again, and pause. Collective as `flush`."""
+        self.metrics.flush()
+        with self.pause():
+            yield
+
     def _losses_inside(self, step: int, *, microbatches: int) -> dict[str, Any]:
         """Losses of routers and of multi-token prediction."""
         model, groups = self._config.model, self._groups

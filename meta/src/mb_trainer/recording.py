@@ -16,11 +16,17 @@ class MetricsRecorder(Callback):
     """Hands each step and evaluation to the metrics; values stay on the device until they want them."""
 
     def __init__(
-        self, measured: Measured, *, loss_scale: bool, extra: Callable[[], Mapping[str, float]] = dict
+        self,
+        measured: Measured,
+        *,
+        loss_scale: bool,
+        decoupled_rate: bool = False,
+        extra: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         self._measured = measured
         self._metrics = measured.metrics
         self._loss_scale = loss_scale
+        self._decoupled_rate = decoupled_rate
         self._extra = extra
         self._pause = ExitStack()
 
@@ -29,7 +35,12 @@ class MetricsRecorder(Callback):
         result = context.result
         if result is None:
             return
-        scale: dict[str, Any] = {"loss-scale": context.optimizer.get_loss_scale()} if self._loss_scale else {}
+        counters = context.state.train_state
+        more: dict[str, Any] = {"loss-scale": context.optimizer.get_loss_scale()} if self._loss_scale else {}
+        if self._decoupled_rate:
+            more["decoupled-learning-rate"] = result.decoupled_learning_rate
+        if counters.skipped_train_samples:
+            more["skipped-train-samples"] = counters.skipped_train_samples
         self._metrics.record(
             result.step,
             {
@@ -37,14 +48,15 @@ class MetricsRecorder(Callback):
                 "learning-rate": result.learning_rate,
                 "grad-norm": result.grad_norm,
                 "num-zeros": result.num_zeros_in_grad,
-                **scale,
+                "max-attention-logit": result.max_attention_logit,
+                **more,
                 **self._measured.at_interval(result.step, samples=result.samples),
                 **self._extra(),
             },
             samples=result.samples,
             tokens=result.tokens,
             skipped=result.skipped,
-            consumed_samples=context.state.train_state.consumed_train_samples,
+            consumed_samples=counters.consumed_train_samples,
         )
 
     def on_eval_start(self, context: CallbackContext) -> None:
@@ -56,10 +68,6 @@ class MetricsRecorder(Callback):
         if context.total_loss_dict:
             self._metrics.evaluation(context.state.train_state.step, context.total_loss_dict)
         self._pause.close()
-
-    def on_checkpoint_save(self, context: CallbackContext) -> None:
-        """Write down every step up to the checkpoint, so that a resumed run goes on without a gap."""
-        self._metrics.flush()
 
 
 class EventRecorder(Callback):

@@ -16,6 +16,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 
 from mb_checkpoint import CheckpointManager
 from mb_loop import (
+    AttentionLogits,
     Callback,
     CallbackManager,
     TimeoutAfterFirstStep,
@@ -117,7 +118,12 @@ class Run:
             total = config.train.train_iters or 0
             bar = stack.enter_context(self.voice.progress("training", total, done=counters.step))
             saves = self.saves(events, measured)
-            recorder = MetricsRecorder(measured, loss_scale=config.model.fp16, extra=lambda: saves.values)
+            recorder = MetricsRecorder(
+                measured,
+                loss_scale=config.model.fp16,
+                decoupled_rate=config.optimizer.decoupled_lr is not None,
+                extra=lambda: saves.values,
+            )
             recorders: list[Callback] = [recorder]
             own += [ProgressBar(bar), *self.after_first_step()]
             if self.job.world.is_voice:
@@ -137,6 +143,7 @@ class Run:
                 reruns=self.reruns,
                 cuda_graphs=graphs_of_layers(self.job.config, self.trainee, groups=self.groups),
                 flops=measured.operations,
+                attention_logits=self.attention_logits(),
                 **self.schedule(),
             )
             if outcome.reason == "finished":
@@ -186,6 +193,13 @@ class Run:
         seconds = self.job.config.dist.distributed_timeout_seconds_after_init
         return [] if seconds is None else [TimeoutAfterFirstStep(seconds)]
 
+    def attention_logits(self) -> AttentionLogits | None:
+        """Return what reads attention logits, and clips weights by them, if either is asked for. Collective."""
+        model = self.job.config.model
+        if not (model.qk_clip or model.log_max_attention_logit):
+            return None
+        return AttentionLogits(self.trainee.chunks, groups=self.groups, clip=model.qk_clip)
+
     def schedule(self) -> dict[str, Any]:
         """Return Megatron's schedule for this layout, with its groups and pipeline communication."""
         if self.modules:
@@ -215,7 +229,7 @@ class Run:
             groups=self.stored,
             say=self.voice.say,
             events=events.write if self.job.world.is_voice else nothing,
-            pause=measured.pause,
+            pause=measured.saving,
             whole=hooks.paused,
             reruns=self.reruns,
             progress=self.progress(),

@@ -63,9 +63,11 @@ class Poller:
 
     def save(self, step, *, temporary):
         """Do nothing."""
+        return ()
 
     def poll(self, *, blocking):
         """Do nothing."""
+        return ()
 
 
 def bare(steps):

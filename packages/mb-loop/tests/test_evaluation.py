@@ -191,9 +191,10 @@ def test_a_run_whose_time_is_up_in_an_evaluation_saves_and_leaves():
     class Saves:
         def save(self, step, *, temporary):
             saved.append(step)
+            return [mb_loop.SaveEnd(step=step, temporary=temporary, written=True)]
 
         def poll(self, *, blocking):
-            pass
+            return []
 
     now = iter(range(0, 600, 20))
     state = mb_loop.LoopState.of(train_iters=9, eval_iters=4, eval_interval=1, exit_duration_in_mins=1)

@@ -61,6 +61,7 @@ def rank_main(rank, folder):
     answers["timeouts"] = timeouts(model, groups)
     answers["replicas"] = replicas(rank)
     answers["submodels"] = submodels(rank)
+    answers["logits"] = logits(rank)
     (folder / f"{rank}.json").write_text(json.dumps(answers))
     dist.destroy_process_group()
 
@@ -143,6 +144,32 @@ def submodels(rank):
     return answers
 
 
+class Attention(torch.nn.Module):
+    """Has measured these logits already; writes down by which it is told to clip."""
+
+    def __init__(self, measured):
+        super().__init__()
+        self.core_attention, self.clipped = torch.nn.Linear(1, 1), None
+        self.core_attention.current_max_attn_logits = torch.tensor(measured)
+
+    def clip_qk(self):
+        self.clipped = self.core_attention.current_max_attn_logits.tolist()
+
+
+def logits(rank):
+    """Return the largest logit of two replicas; of two stages, the first of which has no attention; of none."""
+    world, alone = dist.group.WORLD, SimpleNamespace(size=lambda: 1)
+    layers = [Attention([[1.0, 5.0], [3.0, 2.0]][rank]), Attention([[4.0], [0.5]][rank])]
+    replicas = mb_loop.AttentionLogits(layers, groups=SimpleNamespace(dp_cp=world, mp=alone), clip=True)
+    stages = mb_loop.AttentionLogits(
+        [[torch.nn.Linear(1, 1)], [Attention([7.0])]][rank], groups=SimpleNamespace(dp_cp=alone, mp=world)
+    )
+    answers = [replicas(done=True).item(), [layer.clipped for layer in layers], stages(done=True).item()]
+    with pytest.raises(mb_loop.TrainSettingsError):
+        mb_loop.AttentionLogits([torch.nn.Linear(1, 1)], groups=SimpleNamespace(dp_cp=alone, mp=world))
+    return answers
+
+
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
@@ -188,6 +215,11 @@ def test_where_a_rank_trains_nothing_the_answers_of_the_optimizer_are_agreed(ans
         assert answers[rank]["submodels"]["frozen"] == [1, 3.0, 7.0]
     assert [answers[rank]["submodels"]["left alone"] for rank in range(2)] == [[1, 3.0, 7], [0, None, None]]
     assert [answers[rank]["submodels"]["trusted"] for rank in range(2)] == [[1, 3.0, 7], [0, None, None]]
+
+
+def test_attention_logits_are_compared_over_replicas_before_clipping_and_over_stages(answers):
+    for rank in range(2):
+        assert answers[rank]["logits"] == [5.0, [[3.0, 5.0], [4.0]], 7.0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.uint8])

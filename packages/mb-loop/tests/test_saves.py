@@ -1,22 +1,32 @@
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
-from mb_loop import CallbackManager
+from mb_loop import CallbackManager, SaveEnd
 from mb_loop.callbacks import Events
 from mb_loop.hooks import ForwardPreHooks
 from mb_loop.saves import Saver
 from mb_loop.settings import CheckpointSection
 
 
+def end(step, *, temporary=False, written=True):
+    return SaveEnd(step=step, temporary=temporary, written=written)
+
+
 @dataclass
 class Writes:
+    """A checkpointer; what ends in the background, or badly, is said beforehand: a list for each call."""
+
+    saves: list[list[SaveEnd]] = field(default_factory=list)
+    polls: list[list[SaveEnd]] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
 
     def save(self, step, *, temporary):
         self.lines.append(f"{step} temporary" if temporary else f"{step}")
+        return self.saves.pop(0) if self.saves else [end(step, temporary=temporary)]
 
     def poll(self, *, blocking):
         self.lines.append("wait" if blocking else "poll")
+        return self.polls.pop(0) if self.polls else []
 
 
 def saver(writes, *, start_step=0, manager=None, **intervals):
@@ -68,3 +78,43 @@ def test_a_save_is_announced_after_it_was_made():
     saves.save(4)
     saves.poll(blocking=True)
     assert writes.lines == ["poll", "4", "announced", "wait"]
+
+
+def announcing(writes):
+    manager = CallbackManager()
+    manager.register(
+        "on_checkpoint_save", lambda context: writes.lines.append(f"{context.saved_step} is whole")
+    )
+    return saver(writes, manager=manager)
+
+
+def test_a_save_in_the_background_is_announced_when_it_is_whole_and_counts_from_then_on():
+    writes = Writes(saves=[[], [end(4)]], polls=[[], [end(6)]])
+    saves = announcing(writes)
+    saves.save(4)
+    saves.save(4)
+    saves.poll()
+    known = [saves.saved(4)]
+    saves.save(6)
+    known += [saves.saved(4), saves.saved(6)]
+    saves.poll()
+    assert writes.lines == ["4", "poll", "6", "4 is whole", "poll", "6 is whole"]
+    assert [*known, saves.saved(6)] == [False, True, False, True]
+
+
+def test_a_failed_save_is_not_announced_and_the_step_is_not_saved_until_a_later_try_succeeds():
+    writes = Writes(saves=[[end(4, written=False)]], polls=[[], [end(4)]])
+    saves = announcing(writes)
+    saves.save(4)
+    saves.save(4)
+    saves.poll()
+    assert (writes.lines, saves.saved(4)) == (["4", "poll"], False)
+    saves.poll(blocking=True)
+    assert (writes.lines[2:], saves.saved(4)) == (["wait", "4 is whole"], True)
+
+
+def test_a_temporary_checkpoint_is_announced_and_saves_no_step_for_good():
+    writes = Writes()
+    saves = announcing(writes)
+    saves.save_now(4, temporary=True)
+    assert (writes.lines, saves.saved(4)) == (["4 temporary", "4 is whole"], False)

@@ -58,9 +58,10 @@ class Saves:
 
     def save(self, step, *, temporary):
         self.steps.append(step)
+        return [mb_loop.SaveEnd(step=step, temporary=temporary, written=True)]
 
     def poll(self, *, blocking):
-        pass
+        return []
 
 
 def train(state, *, model=None, optimizer=None, scheduler=None, data=None, valid=None, **keywords):
@@ -107,6 +108,7 @@ def test_a_step_result_says_everything_about_the_step():
         (2, False, 1.25, 3, 0.5),
     ]
     assert [(r.samples, r.tokens, list(r.losses)) for r in results] == [(4, 40, ["loss"])] * 2
+    assert [(r.decoupled_learning_rate, r.max_attention_logit) for r in results] == [(9.0, None)] * 2
     assert scheduler.samples == 4
 
 

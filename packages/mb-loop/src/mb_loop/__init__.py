@@ -18,6 +18,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from mb_loop.attention_logits import AttentionLogits as AttentionLogits
     from mb_loop.by_hand import checkpoint_and_decide_exit as checkpoint_and_decide_exit
     from mb_loop.by_hand import post_training_step_callbacks as post_training_step_callbacks
     from mb_loop.by_hand import save_checkpoint_and_time as save_checkpoint_and_time
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from mb_loop.result import StepResult as StepResult
     from mb_loop.rules import RULES as RULES
     from mb_loop.saves import Checkpointer as Checkpointer
+    from mb_loop.saves import SaveEnd as SaveEnd
     from mb_loop.schedule import forward_backward_plain as forward_backward_plain
     from mb_loop.settings import GlobalState as GlobalState
     from mb_loop.settings import LoopState as LoopState
@@ -73,6 +75,7 @@ if TYPE_CHECKING:
     from mb_loop.validation import validation_line as validation_line
 
 _HOMES = {
+    "AttentionLogits": "attention_logits",
     "BatchPlan": "microbatches",
     "BatchSizeError": "microbatches",
     "Callback": "callbacks",
@@ -91,6 +94,7 @@ _HOMES = {
     "RULES": "rules",
     "ReplicaMismatchError": "errors",
     "Reruns": "reruns",
+    "SaveEnd": "saves",
     "StepBatch": "microbatches",
     "StepResult": "result",
     "TimeoutAfterFirstStep": "timeouts",

@@ -151,9 +151,10 @@ def save_checkpoint_and_time(  # noqa: PLR0913 (the seed's arguments)
     callbacks: CallbackManager | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
-    """Write a checkpoint of the step that the state counts, with whole parameters, and fire `on_checkpoint_save`.
+    """Write a checkpoint of the step that the state counts, with whole parameters.
 
-    Collective over all ranks.
+    `on_checkpoint_save` is fired if it is whole on return; a background writer's end is seen by who polls the
+    checkpointer. Collective over all ranks.
 
     Args:
         state: counters and settings.

@@ -72,6 +72,9 @@ class CallbackContext:
     outcome: TrainOutcome | None = None
     """How training ended (on_train_end); None when an exception is on its way out."""
 
+    saved_step: int | None = None
+    """The step of the checkpoint (on_checkpoint_save): one of before where it was written in the background."""
+
 
 Listener = Callable[[CallbackContext], None]
 
@@ -119,7 +122,7 @@ class Callback:
         """After a test that went through."""
 
     def on_checkpoint_save(self, context: CallbackContext) -> None:
-        """After a checkpoint was written or handed to a background writer."""
+        """When a checkpoint is whole: after the save, or as soon as a background writer is found to be done."""
 
 
 class CallbackManager:
@@ -180,6 +183,7 @@ class Events:
         result: StepResult | None = None,
         outcome: TrainOutcome | None = None,
         total_loss_dict: Mapping[str, float] | None = None,
+        saved_step: int | None = None,
     ) -> None:
         """Fire an event; builds no context when nobody hears it."""
         if not self.manager.wants(event):
@@ -196,5 +200,6 @@ class Events:
             total_loss_dict=total_loss_dict,
             result=result,
             outcome=outcome,
+            saved_step=saved_step,
         )
         self.manager.fire(event, context)

@@ -47,14 +47,28 @@ def update(optimizer: Optimizer) -> Update:
 
 
 def learning_rate(optimizer: Optimizer) -> Any:
-    """Return the rate of the last group that has parameters and is not decoupled (embeddings may be); else None.
+    """Return the rate of the last group on the common schedule, one with parameters if there is one; else None.
 
     A rate kept in a tensor is returned as it is: no synchronisation.
     """
-    for group in reversed(optimizer.param_groups):
-        if group["params"] and not group.get("is_decoupled_lr", False):
-            return group["lr"]
-    return None
+    groups = optimizer.param_groups
+    common = [group for group in groups if not _is_decoupled(group)]
+    return _rate(common or [group for group in groups if not group.get("is_decoupled_lr", False)])
+
+
+def decoupled_learning_rate(optimizer: Optimizer) -> Any:
+    """Return the same of the groups with a schedule of their own (embedding and output layer may have one)."""
+    return _rate([group for group in optimizer.param_groups if _is_decoupled(group)])
+
+
+def _is_decoupled(group: Mapping[str, Any]) -> bool:
+    """Read Megatron's marks; 0.19 sets `default_config` only, and torch's groups have neither."""
+    return group.get("is_decoupled_lr", False) or not group.get("default_config", True)
+
+
+def _rate(groups: Sequence[Mapping[str, Any]]) -> Any:
+    own = [group for group in groups if group["params"]]  # of shards, a rank may have none
+    return (own or groups)[-1]["lr"] if groups else None
 
 
 def scheduler_step(scheduler: Scheduler | None) -> Callable[[int], object]:

@@ -33,6 +33,12 @@ class StepResult:
     learning_rate: float | Tensor | None = None
     """The rate that this step was made with."""
 
+    decoupled_learning_rate: float | Tensor | None = None
+    """The same of parameters that have a schedule of their own, embedding and output layer say; None: none have."""
+
+    max_attention_logit: Tensor | None = None
+    """The largest attention logit of the whole model, alike on all ranks; None where they are not measured."""
+
     samples: int
     """Sequences trained on, over all ranks."""
 

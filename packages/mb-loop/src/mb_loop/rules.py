@@ -23,6 +23,16 @@ def _collections_possible(manual: bool, interval: int) -> str | None:
     return f"manual_gc_interval={interval} is negative" if manual and interval < 0 else None
 
 
+SHARDS = ("ddp.use_distributed_optimizer", "ddp.use_megatron_fsdp", "dist.use_torch_fsdp2")
+
+
+def _whole_weights(clips: bool, *sharded: bool | None) -> str | None:
+    if not clips or not any(sharded):
+        return None
+    found = ", ".join(f"{path}=true" for path, on in zip(SHARDS, sharded, strict=True) if on)
+    return f"is true with {found}"
+
+
 RULES: tuple[Rule, ...] = (
     Rule(
         id="LP02",
@@ -32,6 +42,16 @@ RULES: tuple[Rule, ...] = (
         fix="Use 0 (collect around evaluations only) or a number of steps.",
         fails={"train.manual_gc": True, "train.manual_gc_interval": -1},
         passes={"train.manual_gc": True, "train.manual_gc_interval": 0},
+    ),
+    Rule(
+        id="LP03",
+        fields=("model.qk_clip", *SHARDS),
+        test=_whole_weights,
+        why="Megatron's attention scales whole query and key weights, those that the optimizer keeps in float32 "
+        "included, and finds only a part of them on a rank",
+        fix="Switch sharding off, or model.qk_clip; model.log_max_attention_logit alone measures with sharding, too.",
+        fails={"model.qk_clip": True, **dict.fromkeys(SHARDS, False), SHARDS[0]: True},
+        passes={"model.qk_clip": True, **dict.fromkeys(SHARDS, False)},
     ),
 )
 """All rules of this package. A rule whose section is absent does not apply."""

@@ -1,5 +1,7 @@
 """When to save, and never the same step twice."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from mb_loop.callbacks import Events
@@ -7,14 +9,30 @@ from mb_loop.hooks import ForwardPreHooks
 from mb_loop.settings import CheckpointSettings
 
 
-class Checkpointer(Protocol):
-    """Who writes checkpoints. Both methods are called on all ranks, after the same step."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveEnd:
+    """How a save ended."""
 
-    def save(self, step: int, *, temporary: bool) -> None:
+    step: int
+    """The step that was to be saved."""
+    temporary: bool
+    """Whether the checkpoint is one that the next temporary one replaces."""
+    written: bool
+    """Whether the checkpoint is whole; False: it came to nothing, and the run goes on."""
+
+
+class Checkpointer(Protocol):
+    """Who writes checkpoints. Both methods are called on all ranks, after the same step.
+
+    Both return the saves that have ended since the last call, alike on all ranks: of `save` that is the save itself,
+    unless a background writer has it, and one of before that it waited for.
+    """
+
+    def save(self, step: int, *, temporary: bool) -> Sequence[SaveEnd]:
         """Write a checkpoint of this step, or hand it to a background writer."""
 
-    def poll(self, *, blocking: bool) -> None:
-        """Finish background writes that are ready (blocking: all of them), and raise what went wrong in one."""
+    def poll(self, *, blocking: bool) -> Sequence[SaveEnd]:
+        """Finish background writes that are ready (blocking: all of them)."""
 
 
 class Saver:
@@ -24,7 +42,7 @@ class Saver:
         checkpointer: None: nothing is ever saved.
         settings: intervals, in steps.
         hooks: switched off around each save, so that the parameters are whole.
-        events: hears `on_checkpoint_save`.
+        events: hears `on_checkpoint_save` of each checkpoint that is whole.
         start_step: the step that this run starts from, which needs no save of its own.
     """
 
@@ -42,20 +60,24 @@ class Saver:
         self._hooks = hooks
         self._events = events
         self._start_step = start_step
-        self._lasting: int | None = None
+        self._begun: int | None = None
+        self._written: int | None = None
 
     def saved(self, step: int) -> bool:
-        """Say whether this run wrote a lasting checkpoint of the step."""
-        return self._lasting == step
+        """Say whether this run wrote a lasting checkpoint of the step, and it is whole."""
+        return self._written == step
 
     def poll(self, *, blocking: bool = False) -> None:
         """Look after background writes."""
         if self._checkpointer is not None:
-            self._checkpointer.poll(blocking=blocking)
+            self._hear(self._checkpointer.poll(blocking=blocking))
 
     def save(self, step: int, *, again: bool = False) -> None:
-        """Write a lasting checkpoint, unless there is one of this step already; `again`: also then, in its place."""
-        if again or not self.saved(step):
+        """Write a lasting checkpoint, unless one of this step was begun before; `again`: also then, in its place.
+
+        One that failed is the checkpointer's to try again.
+        """
+        if again or self._begun != step:
             self.save_now(step, temporary=False)
 
     def after_step(self, step: int, *, leaving: bool) -> None:
@@ -74,11 +96,19 @@ class Saver:
         """Write a checkpoint whatever was written before."""
         if self._checkpointer is None:
             return
-        with self._hooks.paused():
-            self._checkpointer.save(step, temporary=temporary)
         if not temporary:
-            self._lasting = step
-        self._events("on_checkpoint_save")
+            self._begun = step
+        with self._hooks.paused():
+            ended = self._checkpointer.save(step, temporary=temporary)
+        self._hear(ended)
+
+    def _hear(self, ended: Sequence[SaveEnd]) -> None:
+        for save in ended:
+            if not save.written:
+                continue
+            if not save.temporary:
+                self._written = save.step
+            self._events("on_checkpoint_save", saved_step=save.step)
 
 
 def _divides(interval: int | None, step: int) -> bool:

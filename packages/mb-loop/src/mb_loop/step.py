@@ -6,12 +6,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mb_loop.attention_logits import AttentionLogits
 from mb_loop.hooks import forward_pre_hooks
 from mb_loop.injection import ForwardStep, prepare_forward_step_func
 from mb_loop.losses import LossGroups, reduce_losses
 from mb_loop.microbatches import StepBatch
 from mb_loop.mxfp8 import nothing, parameter_copy
-from mb_loop.optimizers import Optimizer, Scheduler, learning_rate, scheduler_step, update
+from mb_loop.optimizers import (
+    Optimizer,
+    Scheduler,
+    decoupled_learning_rate,
+    learning_rate,
+    scheduler_step,
+    update,
+)
 from mb_loop.passes import GradientBuffer, Parallel, Passes
 from mb_loop.reruns import NoReruns, Reruns
 from mb_loop.result import StepResult
@@ -35,9 +43,10 @@ class TrainStep:
         cfg: `model.seq_length` and some fields of `train` are read, once.
         reruns: decides whether the passes are made again.
         after_zeroing: called each time when the gradients were zeroed.
+        attention_logits: what attention measures; None: nothing.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (the parts of a step, each by name)
         self,
         passes: Passes,
         *,
@@ -48,6 +57,7 @@ class TrainStep:
         cfg: LoopSettings,
         reruns: Reruns | None = None,
         after_zeroing: Callable[[], None] = nothing,
+        attention_logits: AttentionLogits | None = None,
     ) -> None:
         self._passes = passes
         self._buffers = [chunk for chunk in model if isinstance(chunk, GradientBuffer)]
@@ -58,6 +68,7 @@ class TrainStep:
         self._empty_cache_level = cfg.train.empty_unused_memory_level
         self._reruns = NoReruns() if reruns is None else reruns
         self._after_zeroing = after_zeroing
+        self._logits = attention_logits
         self._agree = step_agreement(optimizer, groups, settings=cfg.train)
 
     def __call__(self, step: int, batch: StepBatch) -> StepResult:
@@ -68,6 +79,8 @@ class TrainStep:
                 buffer.zero_grad_buffer()
             self._optimizer.zero_grad()
             self._after_zeroing()
+            if self._logits is not None:
+                self._logits.forget()
             microbatches = self._passes(batch, forward_only=False)
         save, leave, exit_code = self._reruns.should_checkpoint_and_exit()
         if leave:
@@ -75,8 +88,9 @@ class TrainStep:
         if self._empty_cache_level >= 1:
             torch.cuda.empty_cache()
 
-        rate = learning_rate(self._optimizer)
+        rate, decoupled = learning_rate(self._optimizer), decoupled_learning_rate(self._optimizer)
         taken = self._agree(update(self._optimizer))
+        largest = None if self._logits is None else self._logits(done=taken.done)
         if taken.done:
             self._advance(batch.samples)
         if self._empty_cache_level >= 2:
@@ -89,6 +103,8 @@ class TrainStep:
             num_zeros_in_grad=taken.num_zeros_in_grad,
             skipped=not taken.done,
             learning_rate=rate,
+            decoupled_learning_rate=decoupled,
+            max_attention_logit=largest,
             samples=batch.samples,
             tokens=None if self._seq_length is None else batch.samples * self._seq_length,
             should_checkpoint=save,

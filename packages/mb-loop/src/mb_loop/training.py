@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from mb_loop.attention_logits import AttentionLogits
 from mb_loop.callbacks import Callback, CallbackManager, Events
 from mb_loop.errors import DataExhaustedError, TrainSettingsError
 from mb_loop.evaluation import TimeIsUp, run_evaluation
@@ -53,6 +54,7 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
     reruns: Reruns | None = None,
     flops: Callable[[StepResult], float] = no_flops,
     cuda_graphs: CudaGraphs | None = None,
+    attention_logits: AttentionLogits | None = None,
     clock: Callable[[], float] = time.time,
 ) -> TrainOutcome:
     """Train up to `train.train_iters`, from wherever `global_state.train_state` stands.
@@ -84,6 +86,7 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
         reruns: runs suspicious steps again; `mb_loop.mcore.MegatronReruns`. None: never.
         flops: operations of a step over all ranks; added up in `floating_point_operations_so_far`.
         cuda_graphs: captured after their warm-up; None: no graphs.
+        attention_logits: read after each optimizer step, and weights clipped by them (`qk_clip`); None: neither.
         clock: seconds; the one that `global_state.start_time` was read from.
 
     Returns:
@@ -146,6 +149,7 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
             cfg=cfg,
             reruns=reruns,
             after_zeroing=parameter_copy(cfg, optimizer, hooks=hooks),
+            attention_logits=attention_logits,
         ),
         discard=_discard(passes.data_iterator),
         events=events,

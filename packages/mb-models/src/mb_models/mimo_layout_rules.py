@@ -25,12 +25,15 @@ WHOLE: Mapping[str, object] = {
 """Fields of the section, and the only value that modules with layouts of their own take."""
 
 UNTIMELY = "nothing starts an overlapped exchange of two modules in time"
+COMPARED = "attention logits are compared over the groups of one model"
 EXCHANGE: Mapping[str, str] = {
     "ddp.overlap_grad_reduce": UNTIMELY,
     "ddp.overlap_param_gather": UNTIMELY,
     "ddp.use_distributed_optimizer": "both modules would store the shards of their optimizers under the same names",
+    "model.qk_clip": COMPARED,
+    "model.log_max_attention_logit": COMPARED,
 }
-"""Switches of the wrapper, and why they are off."""
+"""Switches of the wrapper and of exchanges, and why they are off."""
 
 PROCESS_WIDE: Mapping[str, object] = {
     "dist.use_torch_fsdp2": False,

@@ -1,0 +1,78 @@
+"""What a run records of its steps beyond the loss, and when it says that a checkpoint is whole."""
+
+from pathlib import Path
+
+from runs import events, metrics, train_here
+
+from mb_checkpoint import verify_checkpoint
+from mb_loop import Callback
+
+SHORT = [
+    "train.train_iters=4",
+    "validation.eval_interval=null",
+    "logger.log_interval=2",
+    "checkpoint.non_persistent_save_interval=null",
+]
+
+
+class Announced(Callback):
+    """Notes which checkpoints are announced, after which step, and whether they are whole then."""
+
+    def __init__(self, checkpoints: Path) -> None:
+        self.checkpoints = checkpoints
+        self.seen: list[tuple[int, int, bool]] = []
+
+    def on_checkpoint_save(self, context) -> None:
+        """Look at the checkpoint."""
+        folder = self.checkpoints / f"iter_{context.saved_step:07d}"
+        whole = folder.is_dir() and not any(verify_checkpoint(folder).values())
+        self.seen.append((context.saved_step, context.state.train_state.step, whole))
+
+
+def test_skipped_samples_and_the_decoupled_rate_are_on_the_console_and_in_metrics(
+    overrides, tmp_path, capsys
+):
+    out, announced = tmp_path / "run", Announced(tmp_path / "run/checkpoints")
+    train_here(
+        [*overrides, *SHORT, "train.iterations_to_skip=[2]", "optimizer.decoupled_lr=1e-3",
+         "checkpoint.save_interval=2"],
+        out, callbacks=(announced,),
+    )  # fmt: skip
+    rows = metrics(out)
+    assert [(row["step"], row.get("skipped-train-samples")) for row in rows] == [
+        (1, None),
+        (3, 8.0),
+        (4, 8.0),
+    ]
+    assert all(0 < row["decoupled-learning-rate"] < row["learning-rate"] for row in rows[1:])
+    assert "skipped samples:            8 |" in capsys.readouterr().out
+    assert announced.seen == [(2, 2, True), (4, 4, True)]
+
+
+def test_a_failed_save_is_said_once_and_not_announced(overrides, tmp_path, capsys):
+    out, announced = tmp_path / "run", Announced(tmp_path / "run/checkpoints")
+    stub = out / "checkpoints" / ".saving_iter_0000099.x"
+    stub.parent.mkdir(parents=True)
+    stub.write_text("no folder, so nobody can remove it as one")
+
+    class Repair(Callback):
+        """Takes the stumbling block away when the first save has failed."""
+
+        def on_train_step_end(self, context) -> None:
+            """Look after step 3."""
+            if context.state.train_state.step == 3:
+                stub.unlink()
+
+    outcome = train_here(
+        [*overrides, *SHORT, "checkpoint.save_interval=2"], out, callbacks=(announced, Repair())
+    )
+    assert outcome.saved
+    assert [step for _, step, _ in announced.seen] == [step for step, _, _ in announced.seen]
+    assert all(whole for _, _, whole in announced.seen)
+    seen = events(out)
+    failed, saved = ([step for event, step in seen if event == kind] for kind in ("save_failed", "save"))
+    assert failed[0] == 2
+    assert [step for step, _, _ in announced.seen] == saved
+    said = capsys.readouterr().out.splitlines()
+    lines = [line for line in said if "checkpoint save at step 2 to" in line]
+    assert lines == [f"error: {lines[0].removeprefix('error: ')}"] * failed.count(2)

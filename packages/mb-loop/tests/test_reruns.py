@@ -38,7 +38,9 @@ class Saves:
         return []
 
 
-def train(*, steps=6, bad_batch=None, bad_times=0, value=float("nan"), waiting=None, step=0, **section):
+def train(
+    *, steps=6, bad_batch=None, bad_times=0, value=float("nan"), waiting=None, step=0, skip=(), **section
+):
     """Train on the batches 0, 1, 2, ...; the loss of one of them is bad, the first so many times."""
     from mb_loop.mcore import MegatronReruns
 
@@ -65,8 +67,9 @@ def train(*, steps=6, bad_batch=None, bad_times=0, value=float("nan"), waiting=N
         reruns.load_state_dict(waiting)
     saves = Saves(reruns)
     state = mb_loop.LoopState.of(
-        train_iters=steps, global_batch_size=2, save_interval=1, eval_iters=1, eval_interval=2
-    )
+        train_iters=steps, global_batch_size=2, save_interval=1, eval_iters=1, eval_interval=2,
+        iterations_to_skip=skip,
+    )  # fmt: skip
     state.train_state.step = step
     groups = SimpleNamespace(dp_cp=torch.distributed.group.WORLD)
     outcome = mb_loop.train(
@@ -78,6 +81,7 @@ def train(*, steps=6, bad_batch=None, bad_times=0, value=float("nan"), waiting=N
         ending=(outcome.reason, outcome.exit_code, outcome.step),
         batches=[number for number in seen if number < 1000],
         saved=saves.steps,
+        counted=reruns._machine.current_iteration,
         state=saves.state and {**saves.state, "sharded": saves.state["sharded"].data},
         weight=model.weight.tolist(),
     )
@@ -112,6 +116,19 @@ def test_without_a_fault_nothing_changes(rank):
         assert (run.ending, run.weight) == (reference.ending, reference.weight)
 
 
+@pytest.mark.parametrize("mode", ["disabled", "validate_results", "report_determinism_stats"])
+def test_the_data_of_steps_left_out_are_used_up_once(rank, mode):
+    run = rank(rerun_mode=mode, skip=(1, 3, 4))
+    assert (run.ending, run.counted) == (("finished", 0, 6), 5)  # the machine counts from 0
+    assert sorted(set(run.batches)) == [2, 3, 8, 9, 10, 11]
+
+
+def test_a_fault_after_a_step_left_out_runs_again_on_its_own_data(rank):
+    run = rank(bad_batch=7, bad_times=1, skip=(3,))
+    assert (run.ending, run.saved) == (("rerun", 17, 3), [1, 2, 3])
+    assert run.batches == [0, 1, 2, 3, 6, 7, 6, 7]
+
+
 def test_a_passing_fault_ends_with_17_and_without_a_checkpoint(rank):
     run = rank(bad_batch=7, bad_times=1)
     assert (run.ending, run.saved) == (("rerun", 17, 3), [1, 2, 3])
@@ -127,6 +144,9 @@ def test_a_lasting_fault_ends_with_16_and_a_checkpoint_and_is_told_apart_elsewhe
 
     here = rank(bad_batch=7, bad_times=9, waiting=run.state, step=3)
     assert (here.ending, here.saved, here.batches) == (("rerun", 16, 3), [], [6, 7])
+
+    left_out = rank(bad_batch=7, bad_times=9, waiting=run.state, step=3, skip=(4,))
+    assert (left_out.ending, left_out.batches) == (("finished", 0, 6), [8, 9, 10, 11])
 
     run.state["sharded"]["suspicious_node"] = "another node"
     elsewhere = rank(bad_batch=7, bad_times=9, waiting=run.state, step=3)

@@ -15,6 +15,7 @@ from megatron.core.rerun_state_machine import (
     RerunDiagnostic,
     RerunErrorInjector,
     RerunMode,
+    RerunState,
     destroy_rerun_state_machine,
     get_rerun_state_machine,
     initialize_rerun_state_machine,
@@ -102,6 +103,21 @@ class MegatronReruns:
         """Say what the results of the step ask for; alike on all ranks."""
         save, leave, code = self._machine.should_checkpoint_and_exit()
         return bool(save), bool(leave), int(code)
+
+    @contextmanager
+    def discarding(self, data_iterator: Any) -> Iterator[None]:
+        """Drop what the last step read, and keep nothing of what is read in the block; the step counts.
+
+        Where a loaded state waits for the second run of this step, it waits no longer.
+        """
+        several = data_iterator if isinstance(data_iterator, list) else [data_iterator]
+        for each in several:
+            if each is not None:
+                each.advance()
+        self._machine.current_iteration += 1
+        self._machine.state, self._machine.data_iterator_checkpoints = RerunState.NOT_RUNNING_YET, None
+        with self.paused():  # so that the iterators keep nothing
+            yield
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -17,6 +17,9 @@ class Reruns(Protocol):
     def should_checkpoint_and_exit(self) -> tuple[bool, bool, int]:
         """Say whether to save, whether to leave without an update, and with which exit code."""
 
+    def discarding(self, data_iterator: Any) -> AbstractContextManager[None]:
+        """Use up, in the block, the data of a step that is left out: it counts, and is never run again."""
+
     def paused(self) -> AbstractContextManager[None]:
         """Look at no result in the block: an evaluation."""
 
@@ -39,6 +42,11 @@ class NoReruns:
     def should_checkpoint_and_exit(self) -> tuple[bool, bool, int]:
         """Go on."""
         return False, False, 0
+
+    @contextmanager
+    def discarding(self, data_iterator: Any) -> Iterator[None]:
+        """Do nothing."""
+        yield
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -151,7 +151,7 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
             after_zeroing=parameter_copy(cfg, optimizer, hooks=hooks),
             attention_logits=attention_logits,
         ),
-        discard=_discard(passes.data_iterator),
+        discard=_discard(passes.data_iterator, reruns),
         events=events,
         hooks=hooks,
         graphs=graphs,
@@ -220,17 +220,18 @@ def _run(
 _END = object()
 
 
-def _discard(data_iterator: Any) -> Callable[[StepBatch], None]:
+def _discard(data_iterator: Any, reruns: Reruns) -> Callable[[StepBatch], None]:
     """Use up the microbatches of a step: of every chunk's iterator, or of none on a rank that reads no data."""
     iterators = data_iterator if isinstance(data_iterator, list) else [data_iterator]
 
     def discard(batch: StepBatch) -> None:
-        for iterator in iterators:
-            for _ in range(batch.num_microbatches if iterator is not None else 0):
-                if next(iterator, _END) is _END:
-                    raise DataExhaustedError(
-                        "data iterator: ended within a step of train.iterations_to_skip. Provide more data."
-                    )
+        with reruns.discarding(data_iterator):
+            for iterator in iterators:
+                for _ in range(batch.num_microbatches if iterator is not None else 0):
+                    if next(iterator, _END) is _END:
+                        raise DataExhaustedError(
+                            "data iterator: ended within a step of train.iterations_to_skip. Provide more data."
+                        )
 
     return discard
 

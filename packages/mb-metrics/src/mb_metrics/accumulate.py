@@ -43,7 +43,7 @@ class RecordedStep:
     def without(self, names: Collection[str]) -> "RecordedStep":
         """Return the same step without some of its metrics."""
         kept = {name: value for name, value in self.row.values.items() if name not in names}
-        packed = import_module("mb_metrics.tensors").without(self.packed, names) if self.packed else ()
+        packed = _tensors().without(self.packed, names) if self.packed else ()
         return RecordedStep(row=replace(self.row, values=kept), packed=packed)
 
 
@@ -75,7 +75,7 @@ def take(values: Mapping[str, Value]) -> tuple[dict[str, float], Sequence[Any]]:
                 f"metrics: {name!r} is a {type(value).__name__}; a metric is a number or a torch tensor with one "
                 "element. Convert it or leave it out."
             )
-    return numbers, import_module("mb_metrics.tensors").pack(tensors) if tensors else ()
+    return numbers, _tensors().pack(tensors) if tensors else ()
 
 
 def _tensor_type() -> Any:
@@ -115,7 +115,7 @@ class OverRanks:
         Collective over the group; every rank gives the same number of steps. A rank that did not record a metric in
         a step does not count in it. The host does not wait for the device.
         """
-        tensors = import_module("mb_metrics.tensors")
+        tensors = _tensors()
         values = [(step.row.values, step.packed) for step in steps]
         reduced = tensors.reduce_over_ranks(values, how=self._how, group=self._group)
         return Batch(steps, reduced=reduced) if read else None
@@ -130,7 +130,7 @@ class Batch:
         self._copy: _Copy | None = None
         packed = [step.packed for step in steps] + [[part] for part in reduced]
         if any(packed):
-            self._copy = import_module("mb_metrics.tensors").HostCopy(packed)
+            self._copy = _tensors().HostCopy(packed)
 
     def ready(self) -> bool:
         """Tell whether `rows` would return without waiting for the device."""
@@ -147,3 +147,8 @@ class Batch:
             for row, values, counts in zip(rows, reduced, ranks, strict=True):
                 row.update({name: value for name, value in values.items() if counts[name]})
         return [replace(step.row, values=values) for step, values in zip(self._steps, rows, strict=True)]
+
+
+def _tensors() -> Any:
+    """Open the door to torch: only those who record tensors, or reduce over ranks, need it."""
+    return import_module("mb_metrics.tensors")

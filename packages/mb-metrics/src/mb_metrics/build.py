@@ -1,4 +1,4 @@
-"""From a `LoggerConfig` to what it asks for: sinks, samplers, reductions."""
+"""From a `LoggerConfig` to what it asks for: sinks, samplers, reductions. What is not asked for is not imported."""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module

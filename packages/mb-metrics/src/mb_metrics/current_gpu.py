@@ -20,7 +20,7 @@ def current_gpu_energy() -> EnergyReader | None:
         return None
     uuid = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
     try:
-        reader: EnergyReader = import_module("mb_metrics.nvml").nvml_reader(uuid)
+        reader: EnergyReader = import_module("mb_metrics.nvml").nvml_reader(uuid)  # pynvml may be missing
     except ModuleNotFoundError:
         _logger.warning(
             "energy is not measured: nvidia-ml-py is not installed (pip install mb-metrics[energy])"

@@ -1,4 +1,7 @@
-"""Megatron's `training_log`: everything that a step measured, from its arguments to one record. A door to torch."""
+"""Megatron's `training_log`: everything that a step measured, from its arguments to one record. A door to torch.
+
+Megatron Core is imported only for models with experts or predicted tokens, whose metrics it keeps itself.
+"""
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from importlib import import_module

@@ -84,7 +84,7 @@ _INTERVALS = (
 )
 
 MOVED = ("eval_iters", "eval_interval", "skip_train")
-"""Fields of `validation` that used to be in `train`."""
+"""Fields that both `train` and `validation` have; those of `validation` count."""
 
 
 LENGTH_RULES: tuple[Rule, ...] = (

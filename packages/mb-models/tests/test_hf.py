@@ -13,7 +13,7 @@ from mb_models.hf.files import TensorFolder
 from mb_models.hf.load import load_hf_weights
 from mb_models.hf.paging import back_by_files
 from mb_models.hf.save import save_hf_model
-from mb_models.hf.shapes import config_of, read_config, section_of
+from mb_models.hf.shapes import LLAMA3_SCALING, REQUIRED, config_of, read_config, section_of
 
 transformers = pytest.importorskip("transformers")
 
@@ -167,6 +167,31 @@ def test_what_would_compute_something_else_is_refused(change, says, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({**content, **change}))
     with pytest.raises(HuggingFaceError, match=says):
         section_of(read_config(tmp_path), dtype="float32")
+
+
+@pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3", "Mixtral"])
+def test_what_a_config_leaves_out_is_as_in_transformers(family, tmp_path):
+    whole = getattr(transformers, f"{family}Config")().to_dict()
+    least = {key: whole[key] for key in ("model_type", *REQUIRED)}
+    assert section_of(least, dtype="float32") == section_of(whole, dtype="float32")
+
+
+def test_all_that_a_config_must_say_is_named_at_once():
+    with pytest.raises(
+        HuggingFaceError, match=r"lacks num_hidden_layers, intermediate_size, vocab_size, without"
+    ):
+        section_of({"model_type": "llama", "hidden_size": 8, "num_attention_heads": 2}, dtype="float32")
+
+
+@pytest.mark.parametrize("kind", ["linear", "llama3"])
+def test_a_scaled_rotary_embedding_without_its_factor_is_refused(kind):
+    content = {
+        **dict.fromkeys(REQUIRED, 8),
+        "model_type": "llama",
+        "rope_scaling": {"rope_type": kind, **LLAMA3_SCALING},
+    }
+    with pytest.raises(HuggingFaceError, match=r"the rotary embedding .* cannot be converted"):
+        section_of(content, dtype="float32")
 
 
 @pytest.mark.parametrize(("text", "says"), [(None, "does not exist"), ("{", "is no JSON")])

@@ -33,7 +33,30 @@ MUST_BE: Mapping[str, tuple[object, ...]] = {
     "use_sliding_window": (False, None),
     "router_jitter_noise": (0, None),
 }
-"""Fields of config.json with the values that can be converted; absent counts as None."""
+"""Fields of config.json with the values that can be converted; absent counts as what `DEFAULTS` says, else as None."""
+
+REQUIRED = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
+"""Fields of config.json that say how large the weights are; nothing is assumed of them."""
+
+_COMMON: Mapping[str, object] = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 10000.0}
+_QWEN = {**_COMMON, "max_position_embeddings": 32768, "num_key_value_heads": 32}
+
+DEFAULTS: Mapping[str, Mapping[str, object]] = {
+    "llama": {**_COMMON, "max_position_embeddings": 2048},
+    "qwen2": _QWEN,
+    "qwen3": {**_QWEN, "head_dim": 128},
+    "mixtral": {
+        **_COMMON,
+        "max_position_embeddings": 131072,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e6,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "router_aux_loss_coef": 0.001,
+    },
+}
+"""model_type of config.json -> what transformers takes for fields that it leaves out."""
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -66,8 +89,16 @@ def section_of(content: Mapping[str, Any], *, dtype: DType) -> GPTModelConfig:
     Dropout is 0, as in transformers; sequences are as long as the model takes, which the caller may shorten.
 
     Raises:
-        HuggingFaceError: a field asks for what Megatron Core would compute otherwise; all of them at once.
+        HuggingFaceError: fields of `REQUIRED` are missing, or ask for what Megatron Core would compute otherwise; all
+            of either kind at once.
     """
+    missing = [key for key in REQUIRED if key not in content]
+    if missing:
+        raise HuggingFaceError(
+            f"config.json: lacks {', '.join(missing)}, without which the shape of the weights is not known. "
+            "Fetch the file again."
+        )
+    content = {**DEFAULTS[content["model_type"]], **content}
     wrong = [f"{key}={content[key]!r}" for key, fine in MUST_BE.items() if content.get(key) not in fine]
     # qwen2 and qwen3 write a window that use_sliding_window=false switches off; mixtral's and llama's counts
     if content.get("sliding_window") is not None and "use_sliding_window" not in content:
@@ -106,7 +137,7 @@ def section_of(content: Mapping[str, Any], *, dtype: DType) -> GPTModelConfig:
         fp16=dtype == "float16",
         num_moe_experts=experts,
         moe_router_topk=content["num_experts_per_tok"] if experts else 2,
-        moe_aux_loss_coeff=content.get("router_aux_loss_coef", 0.0) if experts else 0.0,
+        moe_aux_loss_coeff=content["router_aux_loss_coef"] if experts else 0.0,
         moe_token_dispatcher_type="alltoall" if experts else "allgather",
         **_rotary(content),
     )
@@ -115,7 +146,7 @@ def section_of(content: Mapping[str, Any], *, dtype: DType) -> GPTModelConfig:
 def _rotary(content: Mapping[str, Any]) -> dict[str, Any]:
     """Read the rotary embedding from `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling`."""
     rotary = dict(content.get("rope_parameters") or content.get("rope_scaling") or {})
-    base = rotary.get("rope_theta", content.get("rope_theta", 10000.0))
+    base = rotary.get("rope_theta", content["rope_theta"])
     kind = rotary.get("rope_type", rotary.get("type", "default"))
     share = rotary.get("partial_rotary_factor", content.get("partial_rotary_factor")) or 1.0
     if base != int(base) or share != 1.0:
@@ -125,9 +156,13 @@ def _rotary(content: Mapping[str, Any]) -> dict[str, Any]:
         )
     if kind == "default":
         return {"rotary_base": int(base)}
-    if kind == "linear":
+    if kind == "linear" and "factor" in rotary:
         return {"rotary_base": int(base), "seq_len_interpolation_factor": float(rotary["factor"])}
-    if kind == "llama3" and all(rotary.get(key) == value for key, value in LLAMA3_SCALING.items()):
+    if (
+        kind == "llama3"
+        and "factor" in rotary
+        and all(rotary.get(key) == value for key, value in LLAMA3_SCALING.items())
+    ):
         return {
             "rotary_base": int(base),
             "rope_scaling": True,

@@ -253,4 +253,5 @@ def faults(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def gpu(session: nox.Session) -> None:
     """Run the checks that need a CUDA device; elsewhere they are skipped with the reason."""
-    session.run("uv", "run", "pytest", "-m", "gpu", "tests", "packages", "meta/tests", external=True)
+    tests = ["tests/gpu", "packages/mb-metrics/tests"]
+    session.run("uv", "run", "pytest", "-m", "gpu", *tests, *session.posargs, external=True)

@@ -7,7 +7,12 @@ import torch
 
 from mb_host.hybrid import host_hybrid_spec
 from mb_models.forward_step import gpt_forward_step
-from mb_models.hybrid import MambaModelProvider, hybrid_transformer_config, hybrid_transformer_engine_spec
+from mb_models.hybrid import (
+    MambaModelProvider,
+    hybrid_transformer_config,
+    hybrid_transformer_engine_spec,
+    need_kernels,
+)
 from mb_models.hybrid_config import MambaModelConfig
 from mb_models.hybrid_parameters import hybrid_parameter_count
 from mb_models.hybrid_rules import RULES
@@ -146,3 +151,13 @@ def test_it_learns(pattern, groups):
         losses.append((loss_sum / number).item())
     assert losses[0] > 4.5
     assert losses[-1] < 3.5
+
+
+def test_kernels_that_are_not_installed_are_named_before_the_model_is_built():
+    nothing = {}.get
+    need_kernels("*-*-", installed=nothing)
+    need_kernels("MG*-", installed={"mamba_ssm": 1, "fla": 1}.get)
+    with pytest.raises(ModelConfigError, match=r"G layers, but flash-linear-attention is not installed"):
+        need_kernels("MG*-", installed={"mamba_ssm": 1}.get)
+    with pytest.raises(ModelConfigError, match=r"M layers, but mamba-ssm is not installed"):
+        need_kernels("M-", installed=nothing)

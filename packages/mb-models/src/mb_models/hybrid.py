@@ -1,5 +1,6 @@
 """Build a hybrid model from its section: one chunk, or all chunks of a pipeline rank."""
 
+from collections.abc import Callable
 from dataclasses import fields
 from importlib.util import find_spec
 
@@ -14,6 +15,7 @@ from mb_models.config import TransformerFields
 from mb_models.forward_step import GPTForwardStep
 from mb_models.hybrid_config import GatedDeltaFields, MambaModelConfig, StateSpaceFields, layers_ahead
 from mb_models.provider import ModelProvider, drop_idle_output
+from mb_models.rules import ModelConfigError
 from mb_models.transformer import refuse_broken, transformer_config
 
 
@@ -21,6 +23,8 @@ class MambaModelProvider(ModelProvider[MambaModelConfig, StackSpec, HybridModel]
     """Builds hybrid chunks that share one TransformerConfig, under explicit process groups."""
 
     def _transformer_config(self) -> TransformerConfig:
+        if self.device.type == "cuda":
+            need_kernels(self.config.hybrid_layer_pattern)
         return hybrid_transformer_config(self.config, device=self.device)
 
     def _build(
@@ -44,6 +48,26 @@ class MambaModelProvider(ModelProvider[MambaModelConfig, StackSpec, HybridModel]
 
     def _drop_idle_output(self, chunk: HybridModel) -> None:
         drop_idle_output(chunk)
+
+
+KERNELS = {"M": ("mamba_ssm", "mamba-ssm"), "G": ("fla", "flash-linear-attention")}
+"""Letter of a layer -> module and package of the kernels that it needs on a GPU."""
+
+
+def need_kernels(pattern: str, *, installed: Callable[[str], object] = find_spec) -> None:
+    """Refuse layers whose kernels are not installed, where Megatron Core would fail in the midst of building.
+
+    Raises:
+        ModelConfigError: they are not; all of them.
+    """
+    problems = [
+        f"model.hybrid_layer_pattern: has {letter} layers, but {package} is not installed, which they need on a GPU. "
+        f"Install it (pip install {package}), or choose other layers."
+        for letter, (module, package) in KERNELS.items()
+        if letter in pattern and installed(module) is None
+    ]
+    if problems:
+        raise ModelConfigError(problems)
 
 
 HybridModelProvider = MambaModelProvider

@@ -321,6 +321,27 @@ RULES: tuple[Rule, ...] = (
         fix="Leave it unset, and build a dataset for each set; the trainer does so with "
         "validation.multiple_validation_sets.",
     ),
+    inert(
+        "D46",
+        "dataset.trust_remote_code",
+        neutral=False,
+        asked=True,
+        fix="Leave it off; code that comes with a dataset is never run.",
+    ),
+    inert(
+        "D47",
+        "dataset.sequence_parallel_size",
+        neutral=0,
+        asked=2,
+        fix="Leave it at 0; sequences are as long as dataset.seq_length, a multiple of what the model's layout needs.",
+    ),
+    inert(
+        "D48",
+        "dataset.hybrid_context_parallel",
+        neutral=False,
+        asked=True,
+        fix="Leave it off; every sequence is cut over model.context_parallel_size ranks.",
+    ),
     *tokenizer_rules.RULES,
     *t5_rules.RULES,
 )

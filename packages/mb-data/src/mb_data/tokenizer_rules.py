@@ -20,6 +20,7 @@ def _tokenizer_source(kind: Any, model: Any, vocab_size: Any) -> str | None:
 _PADDING = "Leave it unset and set model.make_vocab_size_divisible_by or model.vocab_size."
 _FILE = "Leave it unset; a tokenizer is what its tokenizer.json says."
 _CHAT = "Leave it unset and format conversations before they are tokenized."
+_OTHER = "Leave it as it is; it speaks of kinds of tokenizers that are not read here."
 
 _INERT: tuple[tuple[int, str, object, object, str], ...] = (
     (21, "padded_vocab_size", None, 50304, _PADDING),
@@ -36,6 +37,15 @@ _INERT: tuple[tuple[int, str, object, object, str], ...] = (
     (33, "null_tokenizer_pad_id", -1, 3, "Leave it at -1; no token is taken for padding."),
     (34, "chat_template", None, "{{ messages }}", _CHAT),
     (35, "chat_template_path", None, "chat.jinja", _CHAT),
+    (36, "tiktoken_pattern", None, "v2", _OTHER),
+    (37, "tiktoken_num_special_tokens", 1000, 10, _OTHER),
+    (38, "tokenizer_sentencepiece_legacy", False, True, _OTHER),
+    (39, "tokenizer_sentencepiece_ignore_extra_whitespaces", True, False, _OTHER),
+    (40, "trust_remote_code", False, True, "Leave it off; code that comes with a tokenizer is never run."),
+    (42, "sp_tokenizer_kwargs", {}, {"legacy": True}, _OTHER),
+    (43, "tokenizer_prompt_format", None, "nemotron", _CHAT),
+    (44, "image_tag_type", None, "llava", _CHAT),
+    (45, "force_system_message", False, True, _CHAT),
 )
 """Fields that a supported tokenizer could have heeded.
 

@@ -52,6 +52,8 @@ NO_RECORDER = "Set NCCL's own environment variables through env_vars."
 
 PAIRED = ("model.decoder_seq_length", "dataset.decoder_seq_length")
 
+SHARDED = ("ddp.use_megatron_fsdp", "dist.use_megatron_fsdp")
+
 
 def pairs_for_an_encoder_and_a_decoder(number: int, first: str, second: str) -> Rule:
     """Make the rule that model and dataset are both for an encoder and a decoder, seen from one of the two."""
@@ -87,13 +89,13 @@ RULES = (
     must_stay(28, "dist.eval_context_parallel_size", None, asked=2, instead=""),
     Rule(
         id="T36",
-        fields=("logger.log_l2_norm_grad_to_tensorboard", "ddp.use_megatron_fsdp", "dist.use_megatron_fsdp"),
+        fields=("logger.log_l2_norm_grad_to_tensorboard", *SHARDED),
         test=no_norms_of_shards,
         why="it keeps whole rows of a gradient on some of the ranks, and none of it on others, which then have no norm "
         "to add",
         fix="Set logger.log_l2_norm_grad_to_tensorboard=false; grad-norm, of all gradients together, is always logged.",
-        fails={"logger.log_l2_norm_grad_to_tensorboard": True, "ddp.use_megatron_fsdp": True},
-        passes={"logger.log_l2_norm_grad_to_tensorboard": False, "ddp.use_megatron_fsdp": True},
+        fails={**dict.fromkeys(SHARDED, True), "logger.log_l2_norm_grad_to_tensorboard": True},
+        passes={**dict.fromkeys(SHARDED, True), "logger.log_l2_norm_grad_to_tensorboard": False},
     ),
     pairs_for_an_encoder_and_a_decoder(31, *PAIRED),
     pairs_for_an_encoder_and_a_decoder(32, *reversed(PAIRED)),

@@ -18,7 +18,7 @@ import torch
 from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 
 from mb_data import TextCorpusConfig, build_indexed, train_bpe, verify_prefix
-from mb_data.corpus import read_sources
+from mb_data.sources import read_sources
 
 
 def build_with_megatron(lines, *, tokenizer, prefix):

@@ -44,7 +44,7 @@ class Run:
     """What the checkpointer reads of a run, and what it says."""
 
     def __init__(self, manager):
-        self.lines, self.events = [], []
+        self.lines, self.events, self.kept = [], [], []
         self.state = SimpleNamespace(cfg=SimpleNamespace(peft=None), train_state=TrainState())
 
         @contextmanager
@@ -61,6 +61,7 @@ class Run:
             events=lambda event, **fields: self.events.append((event, fields["step"])),
             pause=pause,
             whole=nullcontext,
+            kept=lambda saved: self.kept.append(saved.step),
         )
 
     def save(self, step, *, temporary=False):
@@ -80,6 +81,14 @@ def test_a_save_ends_at_once_and_metrics_are_written_down_before():
     run = Run(Manager([saved(2)]))
     assert run.save(2) == [end(2)]
     assert run.lines == ["metrics written", f"  {saved(2).message}"]
+
+
+def test_what_is_uploaded_is_lasting_and_whole():
+    run = Run(Manager([saved(2), scheduled(4), failed(6), saved(8)], polls=[None, None, saved(4)]))
+    run.save(2, temporary=True)
+    for step in (4, 6, 8):
+        run.save(step)
+    assert run.kept == [4, 8]
 
 
 def test_a_background_save_ends_when_it_is_found_done_or_before_the_next_one():

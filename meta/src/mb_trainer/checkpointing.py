@@ -62,6 +62,8 @@ class Saves:
         pause: writes down the metrics of every step so far, so that a resumed run goes on without a gap, and stops the
             step clock while a checkpoint is written.
         whole: a block in which all parameters are gathered.
+        data: the training iterator, whose position is stored if it keeps one.
+        kept: called with each lasting checkpoint that is whole, on every rank.
         reruns: a machine whose state is stored; None: there is none.
         progress: notes lasting checkpoints, where this rank does.
         clock: seconds, monotonic.
@@ -78,6 +80,8 @@ class Saves:
         events: Events,
         pause: Callable[[], AbstractContextManager[None]],
         whole: Callable[[], AbstractContextManager[None]],
+        data: Any = None,
+        kept: Callable[[SavedCheckpoint], None] | None = None,
         reruns: RerunsLike | None = None,
         progress: Progress | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -90,6 +94,8 @@ class Saves:
         self._events = events
         self._pause = pause
         self._whole = whole
+        self._data = data
+        self._kept = kept
         self._reruns = reruns
         self._progress = progress
         self._temporary = False
@@ -119,6 +125,7 @@ class Saves:
             adapter_key_filter=adapter_filter(self._state.cfg),
             pg_collection=self._groups,
             rerun_state_machine=self._reruns,
+            train_data_iterator=self._data,
         )
         with self._pause():
             ended = self._finalize(blocking=True)
@@ -188,6 +195,8 @@ class Saves:
                 write_seconds=outcome.seconds,
                 bytes=outcome.total_bytes,
             )
+            if self._kept is not None and not self._temporary:
+                self._kept(outcome)
         if isinstance(outcome, SavedCheckpoint | ScheduledSave) and self._progress and not self._temporary:
             self._progress.note(outcome, later=self._held is not None)
         message = getattr(outcome, "message", None)  # a manager of one's own need not have one

@@ -153,6 +153,18 @@ def build_validation_sets(
     return build_sets(config.dataset, validation, build=lambda section: build(section, alone)[1])
 
 
+def own_position(config: ConfigContainer, splits: Splits, *, groups: ProcessGroupCollection) -> Any:
+    """Return the training iterator of an external loader, at its start; None elsewhere: counters say where others are.
+
+    It is there before a checkpoint is loaded, which may hold its position.
+    """
+    if config.dataset.dataloader_type != "external":
+        return None
+    return Batches(config=config, groups=groups, worker_init_fn=None)(
+        splits.train, consumed=0, micro_batch_size=config.train.micro_batch_size
+    )
+
+
 def build_data(
     config: ConfigContainer,
     splits: Splits,
@@ -160,8 +172,11 @@ def build_data(
     groups: ProcessGroupCollection,
     state: TrainState,
     worker_init_fn: Callable[[int], None] | None = None,
+    positioned_train: Any = None,
 ) -> Data:
     """Build the iterators that continue at the counters of `state`. Collective over the world.
+
+    `positioned_train` is what `own_position` returned, put where it stood by now.
 
     Raises:
         NotEnoughSamplesError: a whole validation set fills no batch.
@@ -186,7 +201,9 @@ def build_data(
     return Data(
         train=batches(
             splits.train, consumed=state.consumed_train_samples, micro_batch_size=train.micro_batch_size
-        ),
+        )
+        if positioned_train is None
+        else positioned_train,
         valid=valid,
         test=test,
         has_valid=has_valid,

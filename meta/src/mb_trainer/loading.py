@@ -1,5 +1,8 @@
 """Going on from a checkpoint. Imports torch and megatron."""
 
+from pathlib import Path
+from typing import Any
+
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from mb_checkpoint import CheckpointLoadContext, CheckpointManager, DefaultCheckpointManager
@@ -7,6 +10,7 @@ from mb_checkpoint.agreement import on_rank_zero
 from mb_loop.mcore import MegatronReruns
 from mb_trainer.checkpointing import adapter_filter
 from mb_trainer.console import Voice
+from mb_trainer.positions import put_others_alike
 from mb_trainer.state import GlobalState
 from mb_trainer.trainee import Trainee
 
@@ -19,12 +23,14 @@ def load(
     groups: ProcessGroupCollection,
     reruns: MegatronReruns | None,
     voice: Voice,
+    train_data_iterator: Any = None,
 ) -> None:
     """Go on from the newest whole checkpoint, and say what was taken and what was passed over. Collective.
 
     The default manager always loads, because only that finds checkpoints on the disks of the nodes; another one is
     asked on rank 0 whether there is something.
     """
+    positions = state.cfg.dataset.dataloader_load
     if not isinstance(manager, DefaultCheckpointManager) and not on_rank_zero(manager.has_checkpoint):
         return
     manager.load(
@@ -36,8 +42,11 @@ def load(
             adapter_key_filter=adapter_filter(state.cfg),
             pg_collection=groups,
             rerun_state_machine=reruns,
+            train_data_iterator=train_data_iterator,
+            dataloader_load=None if positions is None else Path(positions),
         )
     )
+    put_others_alike(train_data_iterator)
     loaded = manager.loaded if isinstance(manager, DefaultCheckpointManager) else None
     if loaded is not None and loaded.source == "nothing":
         return

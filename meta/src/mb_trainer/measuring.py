@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -98,6 +99,7 @@ class Measured:
             samplers=[of_stage(sampler, groups) for sampler in samplers],
             time_unit=config.logger.runtime_time_unit if config.logger.log_runtime_to_tensorboard else None,
         )
+        self._keeps = bool(sinks)
         if sinks:
             self.metrics.keep_file(job.folder.run_config)
 
@@ -128,6 +130,11 @@ class Measured:
         finally:
             for sampler in self._energy:
                 sampler.resume()
+
+    def keep_checkpoint(self, path: Path) -> None:
+        """Let trackers that keep files have a checkpoint, as "<folder of checkpoints>/iter_0000010"."""
+        if self._keeps:
+            self.metrics.keep_file(path, f"{path.parent.name}/{path.name}")
 
     @contextmanager
     def saving(self) -> Iterator[None]:

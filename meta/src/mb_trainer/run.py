@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import psutil
@@ -14,7 +15,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 from megatron.core.process_groups_config import ProcessGroupCollection
 
-from mb_checkpoint import CheckpointManager
+from mb_checkpoint import CheckpointManager, SavedCheckpoint
 from mb_loop import (
     AttentionLogits,
     Callback,
@@ -37,6 +38,7 @@ from mb_trainer.instruments import Instruments
 from mb_trainer.job import Job
 from mb_trainer.measuring import Measured
 from mb_trainer.mimo_training import Modules
+from mb_trainer.positions import keep_positions
 from mb_trainer.progress import ProgressLog
 from mb_trainer.recording import EventRecorder, MetricsRecorder, ProgressBar
 from mb_trainer.rerunning import evaluating, loss_inspection
@@ -231,9 +233,21 @@ class Run:
             events=events.write if self.job.world.is_voice else nothing,
             pause=measured.saving,
             whole=hooks.paused,
+            data=self.data.train,
+            kept=partial(self.keep, measured),
             reruns=self.reruns,
             progress=self.progress(),
         )
+
+    def keep(self, measured: Measured, saved: SavedCheckpoint) -> None:
+        """Upload a checkpoint to the trackers that keep files, and put positions of the data where they are wanted."""
+        measured.keep_checkpoint(saved.path)
+        folder = self.job.config.dataset.dataloader_save
+        if folder is not None and self.job.world.rank == 0:
+            try:
+                keep_positions(saved.path, step=saved.step, folder=folder)
+            except OSError as error:
+                self.voice.say(f"warning: dataset.dataloader_save: no position of step {saved.step}: {error}")
 
     def progress(self) -> ProgressLog | None:
         """Return what writes progress.txt, on the rank that speaks, where it is asked for."""

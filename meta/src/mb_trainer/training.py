@@ -15,7 +15,7 @@ from mb_trainer.buffers import start_user_buffers
 from mb_trainer.checkpointing import write_tokenizer
 from mb_trainer.config import ConfigContainer
 from mb_trainer.console import Voice
-from mb_trainer.data import Vocabulary, build_data, build_splits, build_vocabulary
+from mb_trainer.data import Vocabulary, build_data, build_splits, build_vocabulary, own_position
 from mb_trainer.families import family_of
 from mb_trainer.graphs import graphs_of_this_process, stream_of_wrapping
 from mb_trainer.groups import (
@@ -30,6 +30,7 @@ from mb_trainer.job import Job
 from mb_trainer.layers import choose_layers
 from mb_trainer.loading import load
 from mb_trainer.mimo_training import build_modules, readers_of, who_is_where
+from mb_trainer.positions import say_without_position
 from mb_trainer.preflight import has_module_layouts
 from mb_trainer.rerunning import build_reruns
 from mb_trainer.run import Run
@@ -87,13 +88,18 @@ def run(job: Job, *, voice: Voice, callbacks: Sequence[Callback] = ()) -> TrainO
         state = GlobalState(cfg=config, train_state=TrainState(do_train=True))
         reruns = build_reruns(config.rerun_state_machine)
         stored = modules.stored if modules else groups
-        load(manager, state, trainee, groups=stored, reruns=reruns, voice=voice)
+        positioned = own_position(config, splits, groups=readers)
+        say_without_position(config, positioned, voice=voice)
+        load(
+            manager, state, trainee, groups=stored, reruns=reruns, voice=voice, train_data_iterator=positioned
+        )
         data = build_data(
             config,
             splits,
             groups=readers,
             state=state.train_state,
             worker_init_fn=SignalShield((signal.SIGINT, signal.SIGTERM, config.train.exit_signal)),
+            positioned_train=positioned,
         )
         state.train_state.do_valid, state.train_state.do_test = data.has_valid, data.has_test
         stack.enter_context(open_folder(job, voice))

@@ -72,7 +72,7 @@ def test_a_passing_error_delays_and_loses_nothing(caplog):
     ]
     assert (
         str(failure)
-        == "Flaky: failed 3 times, first with ConnectionError('down'); no steps or evaluations were dropped"
+        == "Flaky: failed 3 times, first with ConnectionError('down'); no steps, evaluations or files were dropped"
     )
 
 
@@ -110,7 +110,7 @@ def test_a_full_queue_drops_the_oldest_and_says_so_once(caplog):
     assert caplog.messages == [
         "metrics: Gate is too slow or down; its queue is full and the oldest records are dropped"
     ]
-    assert str(failure) == "Gate: 3 steps or evaluations were dropped"
+    assert str(failure) == "Gate: 3 steps, evaluations or files were dropped"
 
 
 def test_a_record_that_can_never_be_taken_is_dropped_first_when_there_is_no_room():
@@ -140,7 +140,7 @@ def test_close_gives_up_and_counts_what_is_left(caplog):
         for step in (1, 2, 3):
             metrics.record(step, {})
     assert (metrics.failures[0].dropped, gate.closed) == (3, 0)
-    assert caplog.messages == ["metrics: Gate: 3 steps or evaluations were dropped"]
+    assert caplog.messages == ["metrics: Gate: 3 steps, evaluations or files were dropped"]
     gate.opened.set()
 
 

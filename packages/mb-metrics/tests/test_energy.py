@@ -48,6 +48,14 @@ def test_without_a_reader_energy_is_zero():
     assert sample(10) == {"iter-energy/gpu": 0.0, "power/gpu": 0.0}
 
 
+def test_a_reader_that_fails_from_the_start_measures_nothing():
+    gpu = Gpu()
+    gpu.broken = True
+    sample = EnergySampler(gpu.joules, clock=gpu.clock)
+    gpu.now = 10.0
+    assert sample(10) == {"iter-energy/gpu": 0.0, "power/gpu": 0.0}
+
+
 def test_a_reader_that_fails_ends_the_measurement_and_not_the_run(caplog):
     gpu = Gpu()
     sample = EnergySampler(gpu.joules, clock=gpu.clock)

@@ -60,6 +60,12 @@ def history(run):
     return rows
 
 
+def artifacts(run):
+    requests = (record.request for record in run if record.WhichOneof("record_type") == "request")
+    logged = [each.log_artifact.artifact for each in requests if each.HasField("log_artifact")]
+    return logged + [record.artifact for record in run if record.WhichOneof("record_type") == "artifact"]
+
+
 def settings(run):
     return next(record.run for record in run if record.WhichOneof("record_type") == "run")
 
@@ -95,8 +101,18 @@ def test_what_is_recorded_is_in_the_run_file(sink, tmp_path):
             }
             metrics.record(step, values, consumed_samples=8 * step)
         metrics.evaluation(3, {"lm loss": 0.0})
+        checkpoint = tmp_path / "checkpoints" / "iter_0000003"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "weights").write_text("w")
+        metrics.keep_file(checkpoint, "checkpoints/iter_0000003")
+        metrics.keep_file(checkpoint / "weights")
     assert not metrics.failures
     (run,) = runs(tmp_path)
+    noted = [
+        (each.name, sorted(each.aliases), [entry.ref for entry in each.manifest.contents])
+        for each in artifacts(run)
+    ]
+    assert noted == [("checkpoints", ["iter_0000003", "latest"], [f"{checkpoint.as_uri()}/weights"])]
     rows = history(run)
     plain = {"load_balancing_loss": 0.5, "mtp_1 loss": 2.0}
     assert [row["_step"] for row in rows] == [1, 2, 3]

@@ -21,7 +21,8 @@ class DataloaderConfig:
 
     dataloader_type: Literal["single", "cyclic", "batch", "external"] | None = None
     """`single`: one pass in the dataset's order; `cyclic`: endless passes, each shuffled; `external`: the dataset
-    is an iterable of finished batches. None means `single`. `batch` is not supported yet."""
+    is an iterable of finished batches, whose iterator keeps its own position if its `iterable` has `save_state()` and
+    `restore_state(state)`. None means `single`. `batch` is not supported yet."""
 
     num_workers: int = 2
     """Worker processes of each loader; 0 loads in the training process."""
@@ -43,10 +44,11 @@ class DataloaderConfig:
     """Allow a dataset from the Hugging Face Hub to run its own code."""
 
     dataloader_save: str | None = None
-    """Folder in which an external loader saves its position."""
+    """Folder in which the position of an external loader is put, besides the checkpoint, in `iter_*` folders; None:
+    in the checkpoint only."""
 
     dataloader_load: str | None = None
-    """Folder from which an external loader restores its position."""
+    """Folder from which the position of an external loader is taken, in `iter_*` folders; None: from the checkpoint."""
 
     def finalize(self) -> None:
         """Turn `persistent_workers` off where there are no workers."""

@@ -35,7 +35,7 @@ class BackgroundSink:
 
     Args:
         sink: Where the records go; it is called from the thread alone.
-        capacity: Steps and evaluations that may wait; None: all of them.
+        capacity: Steps, evaluations and files that may wait; None: all of them.
         close_seconds: How long `close` may take.
         retry_seconds: Time before the first new try.
         longest_retry_seconds: Longest time between tries.
@@ -105,7 +105,7 @@ class BackgroundSink:
         """Queue a file, if the sink keeps files."""
         sink = self._sink
         if isinstance(sink, FileSink):
-            self._queue(lambda: sink.write_file(path, name), weight=0)
+            self._queue(lambda: sink.write_file(path, name), weight=1)
 
     def fail(self) -> None:
         """Queue the news that the run was ended by an error, if the sink shows it."""

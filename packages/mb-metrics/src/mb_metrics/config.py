@@ -102,7 +102,8 @@ class LoggerConfig:
     mlflow_description: str | None = None
     """Free text on the MLflow run."""
     mlflow_log_artifacts: bool = True
-    """Upload each checkpoint to MLflow."""
+    """Upload the settings to MLflow, and each lasting checkpoint when it is whole, as "checkpoints/iter_0000010".
+    Uploads go on beside the training, and have 30 s at its end; what was not done by then is reported."""
 
     comet_project: str | None = None
     """Comet project; None: no Comet."""

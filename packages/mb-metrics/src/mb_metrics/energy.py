@@ -36,6 +36,7 @@ class EnergySampler:
         self._clock = clock
         self._step = start_step
         self._joules = self._seconds = 0.0
+        self._last = (0.0, 0.0)
         self._last = self._now()
 
     def pause(self) -> None:

@@ -78,7 +78,7 @@ class SinkFailure:
             times = "once" if self.count == 1 else f"{self.count} times"
             parts.append(f"failed {times}, first with {hide_in_text(repr(self.first))}")
         if self.dropped is not None:
-            parts.append(f"{self.dropped or 'no'} steps or evaluations were dropped")
+            parts.append(f"{self.dropped or 'no'} steps, evaluations or files were dropped")
         return f"{name_of(self.sink)}: {'; '.join(parts)}"
 
 

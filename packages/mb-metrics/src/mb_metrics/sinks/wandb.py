@@ -4,6 +4,7 @@ Install it with `pip install "mb-metrics[wandb]"`. The key is taken from WANDB_A
 """
 
 import logging
+import re
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -79,6 +80,18 @@ class WandbSink:
         self._log(evaluation.step, evaluation.values_and_samples)
         self._remember(evaluation.step)
 
+    def write_file(self, path: Path, name: str) -> None:
+        """Note a folder, a checkpoint say, as a version of an artifact that refers to where it lies.
+
+        The artifact is called after what stands before the last "/" of the name, the version after what stands behind.
+        Nothing is uploaded; single files are left out: the settings are shown already.
+        """
+        if not path.is_dir():
+            return
+        artifact = wandb.Artifact(re.sub(r"[^\w.-]", "-", name.rpartition("/")[0] or path.name), type="model")
+        artifact.add_reference(path.resolve().as_uri(), checksum=False)
+        self._opened().log_artifact(artifact, aliases=[path.name])
+
     def fail(self) -> None:
         """Let the run be shown as failed."""
         self._failed = True
@@ -89,9 +102,12 @@ class WandbSink:
             self._run.finish(exit_code=1 if self._failed else 0)
 
     def _log(self, step: int, values: Mapping[str, float]) -> None:
+        self._opened().log(dict(values), step=step)
+
+    def _opened(self) -> Any:
         if self._run is None:
             self._run, self._tracked = self._open()
-        self._run.log(dict(values), step=step)
+        return self._run
 
     def _remember(self, step: int) -> None:
         if self._tracked is not None:

@@ -4,7 +4,7 @@ import pytest
 
 from mb_config import check
 from mb_trainer.launch.constraints import CONSTRAINTS, SweepError, broken_constraints, read_request
-from mb_trainer.launch.rules import RULES
+from mb_trainer.launch.rules import ELSEWHERE, RULES
 from mb_trainer.preflight import RULES as ALL_RULES
 
 TE = {"cuda_graph_impl": "transformer_engine"}
@@ -121,3 +121,10 @@ def test_every_constraint_is_a_rule_or_has_a_reason():
     known = {rule.id for rule in ALL_RULES}
     assert [name for names in SAME.values() for name in names if name not in known] == []
     assert sorted([*SAME, *LEFT_OUT, *(rule.id for rule in RULES)]) == sorted(CONSTRAINTS)
+
+
+def test_each_constraint_is_a_rule_or_says_what_becomes_of_it():
+    known = {rule.id for rule in ALL_RULES}
+    assert {*CONSTRAINTS} - known == {*ELSEWHERE}
+    assert {rule for each in ELSEWHERE.values() for rule in each.rules} <= known
+    assert all(each.rules or each.allowed for each in ELSEWHERE.values())

@@ -152,6 +152,15 @@ def test_a_rule_is_explained_with_both_examples():
     assert all(word in page for word in ("fails", "passes", "why"))
 
 
+def test_a_constraint_that_is_no_rule_is_explained_by_those_that_say_the_same():
+    page = mb("explain", "C14").stdout
+    assert page.startswith(
+        "C14 is a constraint of CloudAI's on a launch, and no rule of its own. The same is said by V152"
+    )
+    assert all(f"\n\n{rule}" in page for rule in ("V152", "V153"))
+    assert "the recipe deepseek_v3 brings its own" in mb("explain", "c18").stdout
+
+
 def test_an_unknown_rule_is_exit_code_2_with_the_nearest():
     result = mb("explain", "V2422")
     assert (result.exit_code, "Nearest: V24" in result.stderr) == (2, True)

@@ -12,6 +12,7 @@ import mb_config
 from mb_config import ConfigError, ConfigReadError, Problem
 from mb_data.errors import IndexedFormatError
 from mb_trainer.commands.errors import REFUSED, reported
+from mb_trainer.launch.rules import ELSEWHERE
 from mb_trainer.machine import gather_facts
 from mb_trainer.preflight import NO_ENGINE, RULES, Findings, inspect, take_layers_of_this_machine, verify_data
 from mb_trainer.reading import Request, read_request
@@ -81,6 +82,9 @@ def explain(name: str) -> int:
     def work() -> int:
         known = {rule.id.lower(): rule for rule in RULES}
         rule = known.get(name.lower())
+        if rule is None and name.upper() in ELSEWHERE:
+            print(explain_elsewhere(name.upper()))
+            return 0
         if rule is None:
             near = difflib.get_close_matches(name.lower(), known, n=3)
             hint = (
@@ -91,6 +95,16 @@ def explain(name: str) -> int:
         return 0
 
     return reported(work)
+
+
+def explain_elsewhere(name: str) -> str:
+    """Return what becomes of a constraint of CloudAI's: what is allowed, and the rules that say the same."""
+    found = ELSEWHERE[name]
+    same = f"The same is said by {' and '.join(found.rules)}." if not found.allowed else found.allowed
+    pages = [mb_config.explain(rule) for rule in RULES if rule.id in found.rules]
+    return "\n\n".join(
+        [f"{name} is a constraint of CloudAI's on a launch, and no rule of its own. {same}", *pages]
+    )
 
 
 def show(

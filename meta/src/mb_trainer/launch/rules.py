@@ -1,11 +1,7 @@
-"""CloudAI's constraints as rules on a configuration, where no other rule says the same.
+"""CloudAI's constraints as rules on a configuration, where no other rule says the same; what says it of the others."""
 
-C01 and C03 are V030, C02 and C08 are P05, C04 is V242, C07 is P09, C11 is O09m, C13 is V150, C14 is V152 and V153,
-C19 is P07, C20 is O09f. Megatron Core itself allows what C05, C06 and C09 refuse, but for pipeline stages under
-Megatron-FSDP (FS05), and this trainer has no recipe of DeepSeek V3 (C18).
-"""
-
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from mb_trainer.rules import Rule
@@ -117,3 +113,43 @@ RULES = (
     ),
 )
 """What Megatron Core 0.19 refuses of them, as rules on `model`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Elsewhere:
+    """What becomes of a constraint that is no rule of its own."""
+
+    rules: tuple[str, ...] = ()
+    """Rules that say the same."""
+    allowed: str = ""
+    """What of it is allowed here, if anything."""
+
+
+ELSEWHERE: Mapping[str, Elsewhere] = {
+    "C01": Elsewhere(rules=("V030",)),
+    "C02": Elsewhere(rules=("P05",)),
+    "C03": Elsewhere(rules=("V030",)),
+    "C04": Elsewhere(rules=("V242",)),
+    "C05": Elsewhere(allowed="Megatron Core allows CUDA graphs under Megatron-FSDP."),
+    "C06": Elsewhere(
+        rules=("FS05",),
+        allowed="Megatron Core allows context parallelism under Megatron-FSDP, but no stages.",
+    ),
+    "C07": Elsewhere(rules=("P09",)),
+    "C08": Elsewhere(rules=("P05",)),
+    "C09": Elsewhere(
+        rules=("FS10",),
+        allowed="Megatron Core allows several instances of the distributed optimizer without Megatron-FSDP; it is with "
+        "Megatron-FSDP that this trainer takes one only.",
+    ),
+    "C11": Elsewhere(rules=("O09m",)),
+    "C13": Elsewhere(rules=("V150",)),
+    "C14": Elsewhere(rules=("V152", "V153")),
+    "C18": Elsewhere(
+        allowed="Any number of stages is allowed whose layout is given: the recipe deepseek_v3 brings its own in "
+        "model.pipeline_model_parallel_layout."
+    ),
+    "C19": Elsewhere(rules=("P07",)),
+    "C20": Elsewhere(rules=("O09f",)),
+}
+"""Number of CloudAI's to what becomes of it; the others are `RULES`."""

@@ -124,14 +124,17 @@ def test_a_file_that_is_not_there_is_refused(tmp_path):
         function_in(tmp_path / "triple.py", "triple")
 
 
-def test_a_script_runs_its_own_functions(tmp_path):
+def test_a_script_runs_its_own_functions_and_what_they_spawn(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
-        "import mb_host\n"
+        "import mb_host, multiprocessing\n"
         "class Box:\n    pass\n"
         "def box():\n    return Box()\n"
+        "def spawned():\n"
+        "    with multiprocessing.get_context('spawn').Pool(1) as workers:\n"
+        "        return workers.apply(box)\n"
         "if __name__ == '__main__':\n"
-        "    print(isinstance(mb_host.run_ranks(box, 1)[0], Box))\n"
+        "    print(isinstance(mb_host.run_ranks(spawned, 1)[0], Box))\n"
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
     assert done.stdout == "True\n"

@@ -117,5 +117,6 @@ def _executed(reference: FunctionReference) -> ModuleType:
     sys.modules[name] = module
     if is_main:
         sys.modules["__main__"] = module
+        module.__spec__ = None  # as of a script: what the rank spawns looks for its file, not for that name
     spec.loader.exec_module(module)
     return module

@@ -34,7 +34,7 @@ def test_skipped_samples_and_the_decoupled_rate_are_on_the_console_and_in_metric
 ):
     out, announced = tmp_path / "run", Announced(tmp_path / "run/checkpoints")
     train_here(
-        [*overrides, *SHORT, "train.iterations_to_skip=[2]", "optimizer.decoupled_lr=1e-3",
+        [*overrides, *SHORT, "logger.log_interval=1", "train.iterations_to_skip=[2]", "optimizer.decoupled_lr=1e-3",
          "checkpoint.save_interval=2"],
         out, callbacks=(announced,),
     )  # fmt: skip
@@ -45,7 +45,11 @@ def test_skipped_samples_and_the_decoupled_rate_are_on_the_console_and_in_metric
         (4, 8.0),
     ]
     assert all(0 < row["decoupled-learning-rate"] < row["learning-rate"] for row in rows[1:])
-    assert "skipped samples:            8 |" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "skipped samples:            8 |" in said
+    weights = 16 * 33_888  # float32 weights, gradients and two moments
+    footprint = f"Theoretical memory footprints: weight and optimizer={weights / 2**20:.2f} MB"
+    assert said.splitlines().count(footprint) == 2  # of the first two of three log intervals
     assert announced.seen == [(2, 2, True), (4, 4, True)]
 
 

@@ -37,6 +37,7 @@ from mb_trainer.graphs import graphs_of_layers, in_one_graph
 from mb_trainer.instruments import Instruments
 from mb_trainer.job import Job
 from mb_trainer.measuring import Measured
+from mb_trainer.memory_report import MemoryReport
 from mb_trainer.mimo_training import Modules
 from mb_trainer.positions import keep_positions
 from mb_trainer.progress import ProgressLog
@@ -131,7 +132,7 @@ class Run:
             if self.job.world.is_voice:
                 begin(events, self.job, step=counters.step, before=before)
                 recorders.append(stack.enter_context(EventRecorder(events)))
-            own += recorders
+            own += [*recorders, *self.memory_report()]
             heard = CallbackManager([*own, *callbacks])
             self.instruments.watch(self.trainee.chunks, heard)
             outcome = train(
@@ -201,6 +202,13 @@ class Run:
         if not (model.qk_clip or model.log_max_attention_logit):
             return None
         return AttentionLogits(self.trainee.chunks, groups=self.groups, clip=model.qk_clip)
+
+    def memory_report(self) -> list[Callback]:
+        """Return what tells the memory that the run needs, unless no metrics are wanted."""
+        config = self.job.config
+        if config.logger.skip_train_metrics_log:
+            return []
+        return [MemoryReport(config, chunks=self.trainee.chunks, groups=self.groups, say=self.voice.say)]
 
     def schedule(self) -> dict[str, Any]:
         """Return Megatron's schedule for this layout, with its groups and pipeline communication."""

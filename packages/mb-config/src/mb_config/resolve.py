@@ -24,7 +24,7 @@ _PAIRS = (
     ("V115", "rng.te_rng_tracker", "model.use_te_rng_tracker"),
 )
 _MOVED = ("eval_iters", "eval_interval", "skip_train")
-_COMPUTABLE = ("V204", "TR02", "TR08")
+_COMPUTABLE = ("V118", "V204", "TR02", "TR08")
 """Rules without which the lengths of the schedule cannot be computed."""
 _STEPS = ("lr_decay_steps", "lr_warmup_steps", "wd_incr_steps", "wsd_decay_steps")
 

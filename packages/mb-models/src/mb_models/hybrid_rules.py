@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from typing import Any
 
 from mb_models.hybrid_config import MambaModelConfig, layers_ahead, main_layers, mamba_heads
 from mb_models.rule import Rule
@@ -22,14 +23,22 @@ def section_rule(
 ) -> Rule:
     """Write down one rule on fields of the model section; the examples are in the order of the fields.
 
-    A section without the field that marks a family (None) is of another, and the rule has nothing to say of it.
+    A section without the field that marks a family (None) is of another, and the rule has nothing to say of it; nor of
+    parallel sizes below 1, which rule P01 refuses.
     """
     paths = tuple(f"model.{name}" for name in names)
     marks = [place for place, name in enumerate(names) if name in FAMILY_MARKS]
+    sizes = [place for place, name in enumerate(names) if name.endswith("parallel_size")]
+
+    def tested(*values: Any) -> str | None:
+        other = any(values[place] is None for place in marks)
+        nonsense = any(values[place] is not None and values[place] < 1 for place in sizes)
+        return None if other or nonsense else test(*values)
+
     return Rule(
         id=number,
         fields=paths,
-        test=lambda *values: None if any(values[place] is None for place in marks) else test(*values),
+        test=tested,
         why=why,
         fix=fix,
         fails=dict(zip(paths, fails, strict=True)),

@@ -1,0 +1,31 @@
+"""Numbers that mean nothing, in every field that holds one: an answer, never a traceback."""
+
+from dataclasses import fields, is_dataclass
+
+import pytest
+
+from mb_trainer.commands.preflight import Target, check
+from mb_trainer.reading import read_request
+
+
+def number_fields(recipe, *, only=None):
+    """Paths of the fields of a recipe that hold a number."""
+    config = read_request([recipe], files=[]).config
+    for section in fields(config):
+        values = getattr(config, section.name)
+        if is_dataclass(values) and only in (None, section.name):
+            for item in fields(values):
+                if type(getattr(values, item.name)) in (int, float):
+                    yield f"{section.name}.{item.name}"
+
+
+@pytest.mark.parametrize("value", [0, -1])
+@pytest.mark.parametrize(
+    ("recipe", "only"),
+    [("gpt_tiny", None), ("hybrid_tiny", "model"), ("t5_tiny", "model"), ("mimo_tiny", "model")],
+)
+def test_an_odd_number_is_an_answer(recipe, only, value, tmp_path):
+    for path in number_fields(recipe, only=only):
+        words = [recipe, f"{path}={value}"]
+        code = check(words, files=[], out=tmp_path, target=Target(), as_json=False)
+        assert code in (0, 1, 2), path

@@ -48,3 +48,30 @@ def _run(shape, section, keeps):
 
 def _norm(run):
     return run.model[0].module.decoder.final_layernorm
+
+
+class EngineTracker:
+    """A tracker without Megatron's attribute for CUDA graphs, as Transformer Engine's is."""
+
+    def __init__(self):
+        self.states = {"model-parallel-rng": torch.Generator().manual_seed(5)}
+
+    def get_states(self):
+        return dict(self.states)
+
+    def set_states(self, states):
+        self.states = states
+
+
+def states_of_another_tracker():
+    """Store the states of such a tracker and set them again; return their kinds, before and after."""
+    from mb_checkpoint import mcore
+
+    tracker, own = EngineTracker(), mcore.get_cuda_rng_tracker
+    mcore.get_cuda_rng_tracker = lambda: tracker
+    try:
+        stored = mcore.MegatronRng().get_states()
+        mcore.MegatronRng().set_states(stored)
+    finally:
+        mcore.get_cuda_rng_tracker = own
+    return [type(states["model-parallel-rng"]).__name__ for states in (stored, tracker.states)]

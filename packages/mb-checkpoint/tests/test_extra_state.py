@@ -19,3 +19,7 @@ def test_what_it_holds_is_taken_and_left_where_nothing_keeps_it(one_rank, tmp_pa
     one_rank.run(work.save, section, True)
     assert one_rank.run(work.load, section, True, [3.0]) == [([7.0], 1, ())]
     assert one_rank.run(work.load, section, False, [3.0]) == [([3.0], 1, ())]
+
+
+def test_random_states_of_another_tracker_are_stored_as_tensors(one_rank):
+    assert one_rank.run(work.states_of_another_tracker) == [["Tensor", "Tensor"]]

@@ -87,8 +87,29 @@ def train(
     )
 
 
+def drawn_again_from_generators():
+    """Keep and put back the states of a tracker for CUDA graphs, which holds generators: same ones, same numbers."""
+    from mb_loop import mcore
+
+    generator, own = torch.Generator().manual_seed(5), mcore.get_cuda_rng_tracker
+    mcore.get_cuda_rng_tracker = lambda: SimpleNamespace(get_states=lambda: {"name": generator})
+    try:
+        kept = mcore._save_random_state()
+        first = torch.rand(3, generator=generator).tolist()
+        mcore._restore_random_state(kept)
+    finally:
+        mcore.get_cuda_rng_tracker = own
+    return first == torch.rand(3, generator=generator).tolist()
+
+
 @pytest.fixture(scope="module")
-def rank():
+def pool():
+    with mb_host.RankPool(2) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def rank(pool):
     """Train on both ranks; they end alike, and what the one with the faults did is returned."""
 
     def run(**keywords):
@@ -100,8 +121,11 @@ def rank():
         )
         return faulty
 
-    with mb_host.RankPool(2) as pool:
-        yield run
+    return run
+
+
+def test_generators_of_a_tracker_for_graphs_are_put_back(pool):
+    assert pool.run(drawn_again_from_generators) == [True, True]
 
 
 def with_keywords(keywords):

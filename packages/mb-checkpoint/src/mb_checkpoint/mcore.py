@@ -18,7 +18,11 @@ from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyPara
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistLoadShardedStrategy
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.tensor_parallel.random import convert_cuda_rng_state, get_cuda_rng_tracker
+from megatron.core.tensor_parallel.random import (
+    convert_cuda_rng_state,
+    get_cuda_rng_tracker,
+    is_graph_safe_cuda_rng_tracker,
+)
 from megatron.core.utils import unwrap_model
 
 from mb_checkpoint.config import CheckpointConfig
@@ -312,7 +316,9 @@ class MegatronRng:
     def set_states(self, states: dict[str, torch.Tensor]) -> None:
         """Replace all states."""
         tracker = get_cuda_rng_tracker()
-        graphable = bool(tracker.use_cudagraphable_rng)
+        graphable = is_graph_safe_cuda_rng_tracker(
+            tracker
+        )  # Megatron's in one mode, Transformer Engine's always
         tracker.set_states(
             {name: convert_cuda_rng_state(state, to_graphable=graphable) for name, state in states.items()}
         )

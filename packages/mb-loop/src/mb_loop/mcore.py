@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
+import torch
 from megatron.core.rerun_state_machine import (
     RerunDataIterator,
     RerunDiagnostic,
@@ -172,8 +173,23 @@ def _not_a_number(loss: Tensor) -> bool:
 
 
 def _save_random_state() -> dict[str, Any]:
-    return {"rng_tracker_states": get_cuda_rng_tracker().get_states()}
+    """Return the tracked states; of a tracker for CUDA graphs, which has generators, copies of theirs."""
+    states = get_cuda_rng_tracker().get_states()
+    return {
+        "rng_tracker_states": {
+            name: state.get_state() if isinstance(state, torch.Generator) else state
+            for name, state in states.items()
+        }
+    }
 
 
 def _restore_random_state(state: dict[str, Any]) -> None:
-    get_cuda_rng_tracker().set_states(state["rng_tracker_states"])
+    """Put tracked states back; in generators themselves, which captured graphs hold on to."""
+    tracker, saved = get_cuda_rng_tracker(), state["rng_tracker_states"]
+    generators = {
+        name: each for name, each in tracker.get_states().items() if isinstance(each, torch.Generator)
+    }
+    for name, generator in generators.items():
+        generator.set_state(saved[name])
+    if not generators:
+        tracker.set_states(saved)

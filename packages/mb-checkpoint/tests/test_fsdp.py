@@ -45,6 +45,14 @@ def test_a_resumed_run_equals_one_that_went_on(two_ranks, tmp_path, name):
     ]
 
 
+def test_the_scale_of_a_loss_is_stored(one_rank, tmp_path):
+    """On one rank: with several Megatron Core looks for gradients that some of them have not."""
+    shape, section = {**FULL, "fp16": True}, {"save": str(tmp_path), "load": str(tmp_path), **SECTION}
+    straight = one_rank.run(fsdp_work.saved_state, shape, section, 1)
+    after = one_rank.run(fsdp_work.went_on, shape, section, 1)
+    assert [each[1:3] for each in straight] == [each[:2] for each in after]
+
+
 @pytest.mark.parametrize(("writers", "readers"), [("two_ranks", "one_rank"), ("one_rank", "two_ranks")])
 def test_another_data_parallel_size_reads_exactly_what_was_written(request, tmp_path, writers, readers):
     reads_exactly(request, tmp_path, writers, readers, {**FULL, "bf16": True}, {**FULL, "bf16": True})

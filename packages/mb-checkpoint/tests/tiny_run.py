@@ -84,6 +84,7 @@ class Shape:
     layers: int = 2
     hidden: int = 32
     bf16: bool = False
+    fp16: bool = False
     dist_opt: bool = False
     bucket_size: int | None = None
     fsdp: str | None = None
@@ -138,7 +139,7 @@ class TinyRun:
             position_embedding_type="rope",
             vp_stage=stage if shape.vpp else None,
         )
-        model = Float16Module(self.config, model) if shape.bf16 else model
+        model = Float16Module(self.config, model) if shape.bf16 or shape.fp16 else model
         if shape.fsdp:
             return FullyShardedDataParallel(self.config, fsdp_config(shape), model)
         ddp = DistributedDataParallelConfig(
@@ -216,6 +217,7 @@ class TinyRun:
             "weights": digest(self.weights()),
             "optimizer": digest(optimizer_tensors(self.optimizer)),
             "rates": [(group["lr"], group["weight_decay"]) for group in self.optimizer.param_groups],
+            "scale": str(self.optimizer.get_loss_scale()),
             "counters": self.state.train_state.state_dict(),
             "python": random.random(),
             "numpy": float(np.random.rand()),
@@ -256,9 +258,13 @@ def digest(tensors):
     return sha.hexdigest()[:16]
 
 
+def dtype_of(shape):
+    """Return the dtype of the weights."""
+    return torch.bfloat16 if shape.bf16 else torch.float16 if shape.fp16 else torch.float32
+
+
 def transformer_config(shape):
     """Return Megatron's config of the tiny model, dropout on."""
-    dtype = torch.bfloat16 if shape.bf16 else torch.float32
     return TransformerConfig(
         num_layers=shape.layers,
         hidden_size=shape.hidden,
@@ -282,9 +288,10 @@ def transformer_config(shape):
         virtual_pipeline_model_parallel_size=shape.vpp,
         overlap_p2p_comm=shape.vpp is not None,
         batch_p2p_comm=shape.vpp is None,
-        params_dtype=dtype,
-        pipeline_dtype=dtype,
+        params_dtype=dtype_of(shape),
+        pipeline_dtype=dtype_of(shape),
         bf16=shape.bf16,
+        fp16=shape.fp16,
         bias_dropout_fusion=False,
         masked_softmax_fusion=False,
         bias_activation_fusion=False,
@@ -302,7 +309,8 @@ def optimizer_config(shape):
         weight_decay=0.01,
         clip_grad=1.0,
         bf16=shape.bf16,
-        params_dtype=torch.bfloat16 if shape.bf16 else torch.float32,
+        fp16=shape.fp16,
+        params_dtype=dtype_of(shape),
         use_distributed_optimizer=shape.dist_opt or shape.fsdp is not None,
     )
 

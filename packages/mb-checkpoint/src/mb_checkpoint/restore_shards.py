@@ -101,7 +101,10 @@ class RestoreShards(Restore):
         with_optimizer = self._wants_optimizer()
         asked: dict[str, Any] = dict(fsdp.weights(ctx.model, self._groups, keep=ctx.adapter_key_filter))
         if with_optimizer:
-            fsdp.make_state(ctx.model, ctx.optimizer)
+            if any(
+                name.startswith(fsdp.STATE) for name in contents.shapes or ()
+            ):  # else no step was made before
+                fsdp.make_state(ctx.model, ctx.optimizer)
             asked |= fsdp.optimizer_entries(ctx.model, ctx.optimizer)
         stored = contents.shapes or {} if with_optimizer else contents.model_shapes
         strict = ctx.strict and self._config.strict_fsdp_dtensor_load

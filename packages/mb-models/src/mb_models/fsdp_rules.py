@@ -31,6 +31,12 @@ def _without_adapters(on: bool | None, also_on: bool | None, adapters: object) -
     return "is on with adapters" if (on or also_on) and adapters not in (None, False) else None
 
 
+def _unscaled(on: bool | None, also_on: bool | None, half: bool | None, scale: float | None) -> str | None:
+    if not (on or also_on) or (not half and scale is None):
+        return None
+    return f"is on with fp16={half}, loss_scale={scale}"
+
+
 def _one_group(on: bool | None, also_on: bool | None, groups: int | None, outer: str | None) -> str | None:
     if not (on or also_on) or ((groups or 1) == 1 and outer != "optim"):
         return None
@@ -155,5 +161,15 @@ RULES: tuple[Rule, ...] = (
             "ddp.num_distributed_optimizer_instances": 1,
             "ddp.outer_dp_sharding_strategy": "no_shard",
         },
+    ),
+    Rule(
+        id="FS11",
+        fields=(*MEGATRON, "model.fp16", "optimizer.loss_scale"),
+        test=_unscaled,
+        why="Megatron Core takes the scale of the loss off the gradient of every parameter, and ends where a rank has "
+        "no elements of one",
+        fix="Use bf16, and leave optimizer.loss_scale=null.",
+        fails={MEGATRON[0]: True, "model.fp16": True, "optimizer.loss_scale": None},
+        passes={MEGATRON[0]: True, "model.fp16": False, "optimizer.loss_scale": None},
     ),
 )

@@ -141,8 +141,8 @@ RULES: tuple[Rule, ...] = (
         test=_without_adapters,
         why="the weights under adapters come from a checkpoint of whole weights, which cannot be read into its shards",
         fix="Use ddp.use_distributed_optimizer=true instead.",
-        fails={MEGATRON[0]: True, "peft": {}},
-        passes={MEGATRON[0]: True, "peft": None},
+        fails={MEGATRON[0]: True, MEGATRON[1]: True, "peft": {}},
+        passes={MEGATRON[0]: True, MEGATRON[1]: True, "peft": None},
     ),
     Rule(
         id="FS10",
@@ -153,11 +153,13 @@ RULES: tuple[Rule, ...] = (
         fix="Set ddp.num_distributed_optimizer_instances=1 and ddp.outer_dp_sharding_strategy=no_shard.",
         fails={
             MEGATRON[0]: True,
+            MEGATRON[1]: True,
             "ddp.num_distributed_optimizer_instances": 2,
             "ddp.outer_dp_sharding_strategy": "no_shard",
         },
         passes={
             MEGATRON[0]: True,
+            MEGATRON[1]: True,
             "ddp.num_distributed_optimizer_instances": 1,
             "ddp.outer_dp_sharding_strategy": "no_shard",
         },
@@ -169,7 +171,7 @@ RULES: tuple[Rule, ...] = (
         why="Megatron Core takes the scale of the loss off the gradient of every parameter, and ends where a rank has "
         "no elements of one",
         fix="Use bf16, and leave optimizer.loss_scale=null.",
-        fails={MEGATRON[0]: True, "model.fp16": True, "optimizer.loss_scale": None},
-        passes={MEGATRON[0]: True, "model.fp16": False, "optimizer.loss_scale": None},
+        fails={MEGATRON[0]: True, MEGATRON[1]: True, "model.fp16": True, "optimizer.loss_scale": None},
+        passes={MEGATRON[0]: True, MEGATRON[1]: True, "model.fp16": False, "optimizer.loss_scale": None},
     ),
 )

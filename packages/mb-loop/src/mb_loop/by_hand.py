@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 
 from mb_loop.callbacks import CallbackManager, Events
+from mb_loop.device import wait_for_device
 from mb_loop.exits import Exits, ExitWish, no_wish
 from mb_loop.garbage import Garbage
 from mb_loop.hooks import ForwardPreHooks, forward_pre_hooks
@@ -92,7 +93,7 @@ def post_training_step_callbacks(  # noqa: PLR0913 (the seed's arguments)
     nsys_nvtx_context: NvtxContext | None = None,
     *,
     pg_collection: LossGroups | None = None,
-    synchronize: Callable[[], object] = torch.cuda.synchronize,
+    synchronize: Callable[[], object] = wait_for_device,
 ) -> float:
     """Do what is due after a step: wait for the device, report, compare replicas, end profiles, collect garbage.
 
@@ -108,7 +109,7 @@ def post_training_step_callbacks(  # noqa: PLR0913 (the seed's arguments)
         should_toggle_forward_pre_hook: what `should_disable_forward_pre_hook` says.
         nsys_nvtx_context: left at `profiling.profile_step_end`, together with the CUDA profiler.
         pg_collection: replicas are compared over its dp_cp; None: they are not.
-        synchronize: waits for the device.
+        synchronize: waits for the device, where there is one.
 
     Returns:
         The operations since the last report: 0.0 after one, else as they were.

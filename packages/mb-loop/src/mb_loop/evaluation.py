@@ -11,6 +11,7 @@ from mb_loop.callbacks import CallbackManager, EventName, Events
 from mb_loop.hooks import forward_pre_hooks
 from mb_loop.injection import ForwardStep, prepare_forward_step_func
 from mb_loop.losses import LossGroups, sum_and_count
+from mb_loop.mxfp8 import nothing
 from mb_loop.passes import Parallel, Passes
 from mb_loop.schedule import ForwardBackward
 from mb_loop.settings import GlobalState, evaluation_batch
@@ -99,9 +100,14 @@ def run_evaluation(
     groups: LossGroups | None,
     kind: Kind,
     time_is_up: TimeIsUp = no_limit,
+    empty_cache: Callable[[], object] = torch.cuda.empty_cache,
 ) -> dict[str, float]:
-    """Do what `evaluate` says, with the parts put together already; state and model are those of `events`."""
+    """Do what `evaluate` says, with the parts put together already; state and model are those of `events`.
+
+    From `train.empty_unused_memory_level` 1 on `empty_cache` gives unused device memory back, after each batch.
+    """
     state: GlobalState = events.state
+    release = empty_cache if state.cfg.train.empty_unused_memory_level >= 1 else nothing
     sets = validation_sets(passes.data_iterator, state.cfg.validation)
     if not any(each.batches for each in sets):
         return {}
@@ -117,7 +123,12 @@ def run_evaluation(
         whole = True
         for each in sets:
             rows = _run_batches(
-                passes.reading(each.data()), events, batches=each.batches, kind=kind, time_is_up=time_is_up
+                passes.reading(each.data()),
+                events,
+                batches=each.batches,
+                kind=kind,
+                time_is_up=time_is_up,
+                after_batch=release,
             )
             if rows is None:
                 losses, whole = {}, False
@@ -213,7 +224,13 @@ def evaluate_after_training(
 
 
 def _run_batches(
-    passes: Passes, events: Events, *, batches: int, kind: Kind, time_is_up: TimeIsUp
+    passes: Passes,
+    events: Events,
+    *,
+    batches: int,
+    kind: Kind,
+    time_is_up: TimeIsUp,
+    after_batch: Callable[[], object],
 ) -> tuple[list[str], Tensor | None] | None:
     """Return names and [sum, count] rows of all batches; None when the time was up before the last."""
     state: GlobalState = events.state
@@ -231,8 +248,7 @@ def _run_batches(
             batch_rows = sum_and_count(microbatches)
             rows = batch_rows if rows is None else rows + batch_rows
         state.train_state.consumed_valid_samples += batch.samples
-        if state.cfg.train.empty_unused_memory_level >= 1:
-            torch.cuda.empty_cache()
+        after_batch()
         events(step_end)
     return names, rows
 

@@ -1,10 +1,9 @@
 """What keeps a long run in order, after steps at intervals of their own. Needs torch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
+from mb_loop.device import wait_for_device
 from mb_loop.garbage import Garbage
 from mb_loop.hooks import ForwardPreHooks
 from mb_loop.losses import LossGroups
@@ -22,6 +21,7 @@ class Housekeeping:
         groups: replicas are compared over its dp_cp; None: they are not.
         hooks: switched off while replicas are compared.
         garbage: of this run.
+        synchronize: waits for the device.
     """
 
     def __init__(
@@ -32,8 +32,10 @@ class Housekeeping:
         groups: LossGroups | None,
         hooks: ForwardPreHooks,
         garbage: Garbage,
+        synchronize: Callable[[], object] = wait_for_device,
     ) -> None:
         self._sync_interval = train.train_sync_interval
+        self._synchronize = synchronize
         self._garbage = garbage
         self._replicas = ReplicaCheck(
             model,
@@ -57,7 +59,7 @@ class Housekeeping:
         Raises:
             ReplicaMismatchError: on all ranks, if replicas differ anywhere.
         """
-        if self._sync_interval and step % self._sync_interval == 0 and torch.cuda.is_available():
-            torch.cuda.synchronize()
+        if self._sync_interval and step % self._sync_interval == 0:
+            self._synchronize()
         self._replicas(step)
         self._garbage.after_step(step)

@@ -44,6 +44,7 @@ class TrainStep:
         reruns: decides whether the passes are made again.
         after_zeroing: called each time when the gradients were zeroed.
         attention_logits: what attention measures; None: nothing.
+        empty_cache: gives unused device memory back, as `train.empty_unused_memory_level` says.
     """
 
     def __init__(  # noqa: PLR0913 (the parts of a step, each by name)
@@ -58,6 +59,7 @@ class TrainStep:
         reruns: Reruns | None = None,
         after_zeroing: Callable[[], None] = nothing,
         attention_logits: AttentionLogits | None = None,
+        empty_cache: Callable[[], object] = torch.cuda.empty_cache,
     ) -> None:
         self._passes = passes
         self._buffers = [chunk for chunk in model if isinstance(chunk, GradientBuffer)]
@@ -65,6 +67,7 @@ class TrainStep:
         self._advance = scheduler_step(scheduler)
         self._groups = groups
         self._seq_length = cfg.model.seq_length
+        self._empty_cache = empty_cache
         self._empty_cache_level = cfg.train.empty_unused_memory_level
         self._reruns = NoReruns() if reruns is None else reruns
         self._after_zeroing = after_zeroing
@@ -86,7 +89,7 @@ class TrainStep:
         if leave:
             return self._rejected(step, batch, save=save, exit_code=exit_code)
         if self._empty_cache_level >= 1:
-            torch.cuda.empty_cache()
+            self._empty_cache()
 
         rate, decoupled = learning_rate(self._optimizer), decoupled_learning_rate(self._optimizer)
         taken = self._agree(update(self._optimizer))
@@ -94,7 +97,7 @@ class TrainStep:
         if taken.done:
             self._advance(batch.samples)
         if self._empty_cache_level >= 2:
-            torch.cuda.empty_cache()
+            self._empty_cache()
 
         return StepResult(
             step=step,

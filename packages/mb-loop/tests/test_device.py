@@ -1,0 +1,126 @@
+"""What the loop asks of the device itself: to be waited for, and to give unused memory back."""
+
+import importlib.util
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import mb_loop  # noqa: E402
+from mb_loop.callbacks import CallbackManager, Events  # noqa: E402
+from mb_loop.device import wait_for_device  # noqa: E402
+from mb_loop.evaluation import run_evaluation  # noqa: E402
+from mb_loop.garbage import Garbage  # noqa: E402
+from mb_loop.hooks import forward_pre_hooks  # noqa: E402
+from mb_loop.housekeeping import Housekeeping  # noqa: E402
+from mb_loop.passes import Parallel, Passes  # noqa: E402
+from mb_loop.settings import LoopConfig, TrainSection, ValidationSection, batch_plan  # noqa: E402
+from mb_loop.step import TrainStep  # noqa: E402
+
+_spec = importlib.util.spec_from_file_location("tiny", Path(__file__).with_name("tiny.py"))
+tiny = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(tiny)
+
+
+@pytest.fixture
+def waits(monkeypatch):
+    """Lets the machine have a GPU, or none, and counts the waits for it."""
+    log = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: log.append("wait"))
+    return lambda gpu: monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu) or log
+
+
+def passes_of(model):
+    return Passes(
+        tiny.forward_step, data_iterator=tiny.batches(), model=[model], seq_length=None, parallel=Parallel()
+    )
+
+
+@pytest.mark.parametrize(
+    ("level", "order"),
+    [
+        (0, ["optimizer"]),
+        (1, ["release", "optimizer"]),
+        (2, ["release", "optimizer", "release"]),
+    ],
+)
+def test_a_step_gives_memory_back_as_the_level_says(level, order):
+    log = []
+    model, optimizer = tiny.make_model()
+    optimizer.register_step_pre_hook(lambda *_: log.append("optimizer"))
+    train = TrainSection(train_iters=1, empty_unused_memory_level=level, global_batch_size=2)
+    state = mb_loop.LoopState(cfg=LoopConfig(train=train))
+    step = TrainStep(
+        passes_of(model),
+        model=[model],
+        optimizer=optimizer,
+        scheduler=None,
+        groups=None,
+        cfg=state.cfg,
+        empty_cache=lambda: log.append("release"),
+    )
+    step(1, batch_plan(state.cfg).at(0))
+    assert log == order
+
+
+@pytest.mark.parametrize(("level", "releases"), [(0, 0), (1, 3), (2, 3)])
+def test_an_evaluation_gives_memory_back_after_each_batch(level, releases):
+    log = []
+    model, _ = tiny.make_model()
+    train = TrainSection(train_iters=1, empty_unused_memory_level=level)
+    state = mb_loop.LoopState(cfg=LoopConfig(train=train, validation=ValidationSection(eval_iters=3)))
+    run_evaluation(
+        passes_of(model),
+        Events(manager=CallbackManager(), state=state, model=[model]),
+        groups=None,
+        kind="eval",
+        empty_cache=lambda: log.append("release"),
+    )
+    assert len(log) == releases
+
+
+@pytest.mark.parametrize(("interval", "steps"), [(None, []), (2, [2, 4])])
+def test_the_loop_waits_at_the_interval(interval, steps):
+    waited, train = [], TrainSection(train_sync_interval=interval)
+    state = mb_loop.LoopState.of(train_iters=1)
+    due = Housekeeping(
+        train,
+        [],
+        groups=None,
+        hooks=forward_pre_hooks(state.cfg, []),
+        garbage=Garbage(train),
+        synchronize=lambda: waited.append(step),
+    )
+    for step in range(1, 6):
+        due(step)
+    assert waited == steps
+
+
+def test_a_gpu_is_waited_for_and_nothing_else(waits):
+    log = waits(gpu=False)
+    wait_for_device()
+    assert log == []
+    waits(gpu=True)
+    wait_for_device()
+    assert log == ["wait"]
+
+
+def test_a_loop_of_ones_own_waits_only_where_there_is_a_gpu(waits):
+    config = SimpleNamespace(train=TrainSection(train_sync_interval=1), straggler=None, profiling=None)
+    log = waits(gpu=False)
+    mb_loop.post_training_step_callbacks([], 2.0, None, 1, None, config, False)
+    assert log == []
+    waits(gpu=True)
+    mb_loop.post_training_step_callbacks([], 2.0, None, 2, None, config, False)
+    assert log == ["wait"]
+
+
+@pytest.mark.parametrize(("gpu", "waited"), [(False, []), (True, ["wait", "wait"])])
+def test_a_run_waits_as_often_as_its_interval_says(waits, gpu, waited):
+    log, (model, _) = waits(gpu), tiny.make_model()
+    optimizer = SimpleNamespace(zero_grad=model.zero_grad, step=lambda: (True, 1.0, 0), param_groups=[])
+    state = mb_loop.LoopState(cfg=LoopConfig(train=TrainSection(train_iters=4, train_sync_interval=2)))
+    mb_loop.train(tiny.forward_step, [model], optimizer, None, tiny.batches(), None, state)
+    assert log == waited

@@ -52,13 +52,15 @@ def whole_weights(run):
 
 
 def other_model(shape, section, wishes):
-    """Load into a model that is not the one that was saved; return notes, and which of its matrices stayed."""
+    """Load into a model that is not the one that was saved; return notes, which of its matrices stayed, and which have
+    a state in the optimizer."""
     run = new_run({"seed": 99, **shape}, **section)
     before = whole_weights(run)
     record = run.load(**wishes)
     after = whole_weights(run)
     same = [name for name in before if before[name] == after[name]]
-    return record.notes, sorted(name for name in same if "layernorm" not in name)
+    known = [name for name, value in run.weights().items() if value in run.optimizer.state]
+    return record.notes, sorted(name for name in same if "layernorm" not in name), known
 
 
 def resumed_without_optimizer(shape, section):
@@ -124,3 +126,32 @@ def cut_once_more():
     for parameter in run.weights().values():
         parameter.megatron_fsdp_slice = slice(0, 1)
     fsdp.weights(run.model, mcore.Groups.of(None))
+
+
+def nothing_in_common():
+    """Ask for a tensor of which a checkpoint knows nothing."""
+    from pathlib import Path
+
+    import torch
+
+    from mb_checkpoint.restore_shards import compare
+    from mb_checkpoint.shards import whole
+
+    compare({"ours": whole(torch.ones(3))}, {"theirs": (3,)}, path=Path("run"), strict=False)
+
+
+def other_cuts():
+    """Ask for a layer that joins projections, as another number of tensor-parallel ranks stored it."""
+    from pathlib import Path
+
+    import torch
+
+    from mb_checkpoint import mcore
+    from mb_checkpoint.restore_shards import refuse_other_cuts
+
+    model = torch.nn.Sequential()
+    model.in_proj = torch.nn.Linear(1, 1)
+    new_run({})
+    layout = {"parallel_layout": {"tensor_model_parallel_size": 2}}
+    contents = mcore.Contents(common=layout, shapes={}, objects=frozenset())
+    refuse_other_cuts(Path("run"), [model], mcore.Groups.of(None), contents)

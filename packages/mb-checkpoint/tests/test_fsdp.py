@@ -102,14 +102,15 @@ def test_weights_alone_go_into_a_model_in_one_piece_or_sharded(one_rank, two_ran
 
 def test_a_partial_load_says_what_it_left_unless_it_is_to_be_strict(two_ranks, saved):
     deeper, section = {**FULL, "layers": 3}, {"load": saved[0], **SECTION}
-    notes, same = two_ranks.run(fsdp_work.other_model, deeper, section, {})[0]
+    notes, same, known = two_ranks.run(fsdp_work.other_model, deeper, section, {})[0]
+    assert {name.partition("layers.")[2][:1] for name in known} == {"", "0", "1"}
     assert len(same) == 4
     assert all(".layers.2." in name for name in same)
     assert [note.partition("layers.2.")[0] for note in notes] == [
         "tensors: the checkpoint lacks model.module.decoder."
     ]
     assert "they stay as they are" in notes[0]
-    notes, same = two_ranks.run(fsdp_work.other_model, {**FULL, "layers": 1}, section, {})[0]
+    notes, same, _ = two_ranks.run(fsdp_work.other_model, {**FULL, "layers": 1}, section, {})[0]
     assert same == []
     assert "the checkpoint also holds model.module.decoder.layers.1." in notes[0]
     kind, message, _ = two_ranks.run(
@@ -138,6 +139,20 @@ def test_what_cannot_be_read_is_refused(two_ranks, saved, shape, section, says):
     section = {"load": saved[0], **SECTION, **section}
     kind, message, _ = two_ranks.run(rank_work.error_of, rank_work.load_only, shape, section, {})[0]
     assert re.match(says, f"{kind}: {message}", re.DOTALL)
+
+
+def test_a_checkpoint_without_anything_of_the_model_is_refused(one_rank):
+    kind, message, _ = one_rank.run(rank_work.error_of, fsdp_work.nothing_in_common)[0]
+    assert kind == "CheckpointShapeError"
+    assert message == (
+        "run: holds none of this model's tensors, such as ours; it has theirs. Load another checkpoint."
+    )
+
+
+def test_joined_projections_are_refused_where_other_tensor_parallel_ranks_cut_them(one_rank):
+    kind, message, _ = one_rank.run(rank_work.error_of, fsdp_work.other_cuts)[0]
+    assert kind == "CheckpointLayoutError"
+    assert message.startswith("run: was stored by 2 tensor-parallel ranks and this run has 1, because")
 
 
 def test_a_checkpoint_of_another_layout_is_refused(one_rank, tmp_path):

@@ -5,7 +5,7 @@ alike. What a gate and its input share (SwiGLU) is stored as two tensors, `_w` a
 in the whole model, so that another parallel layout finds them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -132,6 +132,22 @@ def make_state(model: Sequence[Any], optimizer: Any) -> None:
         finally:
             for group, rate in zip(part.optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate
+
+
+def forget_state(model: Sequence[Any], optimizer: Any, stored: Container[str]) -> None:
+    """Remove the state of parameters of which a checkpoint has none, so that the optimizer makes it anew."""
+    inner = _bare(model)
+    gated = _gated(inner)
+    names = {id(value): name for name, value in _state(inner).items()}
+    for part in mcore.optimizer_parts(optimizer):
+        for parameter, values in list(part.optimizer.state.items()):
+            own = {
+                f"{STATE}{piece}.{key}": None
+                for key, value in values.items()
+                for piece, _ in _of_state(names[id(parameter)], value, parameter, gated=gated)
+            }
+            if not any(name in stored for name in _with_global_experts(inner, own)):
+                del part.optimizer.state[parameter]
 
 
 def put_back_settings(model: Sequence[Any], optimizer: Any, loaded: Mapping[str, Any]) -> None:

@@ -109,6 +109,8 @@ class RestoreShards(Restore):
         stored = contents.shapes or {} if with_optimizer else contents.model_shapes
         strict = ctx.strict and self._config.strict_fsdp_dtensor_load
         self._notes += compare(asked, stored, path=self._path, strict=strict)
+        if with_optimizer:
+            fsdp.forget_state(ctx.model, ctx.optimizer, stored)
         known = {**(contents.shapes or {}), **dict.fromkeys(contents.objects)}
         wanted = {
             name: entry if isinstance(entry, Shard) else None

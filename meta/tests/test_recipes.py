@@ -2,9 +2,11 @@
 
 import pytest
 
-from mb_config import make_plan
+from mb_config import Provenance, make_plan
 from mb_models import hybrid_parameter_count, parameter_count, t5_parameter_count
 from mb_trainer.commands.preflight import Target, examine
+from mb_trainer.machine import gather_facts
+from mb_trainer.preflight import inspect
 from mb_trainer.recipes import RECIPES
 from mb_trainer.recipes.gpt import RECIPES as GPTS
 
@@ -101,3 +103,10 @@ def test_overlap_of_llama_70b_is_wired():
     assert config.model.tp_comm_overlap_cfg["proj_fprop"]["num_splits"] == 4
     assert (config.model.tp_comm_overlap, config.model.overlap_p2p_comm) == (True, True)
     assert (config.ddp.overlap_grad_reduce, config.optimizer.overlap_param_gather) == (True, True)
+
+
+def test_a_recipe_that_python_hands_on_takes_another_precision():
+    config = RECIPES["lora_tiny"].build()
+    config.mixed_precision = "bf16_mixed"
+    findings = inspect(config, facts=gather_facts(1), provenance=Provenance.of(config))
+    assert "V017" not in [problem.id for problem in findings.problems]

@@ -48,6 +48,9 @@ def test_a_model_comes_in_trains_on_two_ranks_and_goes_out(tmp_path):
         "checkpoints",
         "run_config.yaml",
     ]
+    shown = mb("config", "show", str(tmp_path / "imported" / "run_config.yaml"), "--out", "runs/x")
+    saves = "  save: runs/x/checkpoints\n" in shown.stdout
+    assert (shown.returncode, saves) == (0, True)
 
 
 @pytest.mark.parametrize("command", ["import-hf", "export-hf"])

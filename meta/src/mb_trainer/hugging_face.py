@@ -6,7 +6,6 @@ Parameters live in files beside the result while they are converted, so that the
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
@@ -94,7 +93,8 @@ def import_folder(folder: Path, out: Path) -> int:
         return sum(parameter.numel() for parameter in chunk.parameters())
 
     parameters = with_model(config, convert, dtype=dtype, pages=out, vocab_size=None)
-    config.to_yaml(out / "run_config.yaml")
+    # a null that is written out would count as chosen
+    config.to_yaml(out / "run_config.yaml", defaults=False)
     return parameters
 
 
@@ -109,7 +109,7 @@ def configuration(section: GPTModelConfig, *, dtype: torch.dtype, out: Path) -> 
     section.seq_length = min(section.seq_length, LONGEST)
     config.model = section
     config.mixed_precision = PRECISION.get(dtype)
-    config.optimizer = replace(config.optimizer, lr=1e-5, min_lr=1e-6)
+    config.optimizer.lr, config.optimizer.min_lr = 1e-5, 1e-6
     tokenizer = out / TOKENIZER
     if tokenizer.is_file():
         config.tokenizer = TokenizerConfig(

@@ -1,7 +1,6 @@
 """Recipes that train adapters."""
 
 import sysconfig
-from dataclasses import replace
 from pathlib import Path
 
 from mb_trainer.config import ConfigContainer, LoRA, TextCorpusConfig, TokenizerConfig
@@ -30,7 +29,7 @@ def lora_tiny() -> ConfigContainer:
     config.peft = LoRA(dim=8, alpha=16.0)
     config.checkpoint.pretrained_checkpoint = BASE
     config.train.train_iters = 100
-    config.optimizer = replace(config.optimizer, lr=1e-3, min_lr=1e-4)
+    config.optimizer.lr, config.optimizer.min_lr = 1e-3, 1e-4
     return config
 
 

@@ -28,6 +28,7 @@ WORDS = [
     "logger.log_interval=2",
     "logger.log_params_norm=true",
     "logger.log_l2_norm_grad_to_tensorboard=true",
+    "logger.log_memory_to_tensorboard=true",  # reduced over all ranks, also of those without losses
 ]
 WHOLE = "model.hidden_dropout=0"
 """Ranks of several replicas or parts would drop other numbers than one process."""

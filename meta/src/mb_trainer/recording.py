@@ -64,8 +64,11 @@ class MetricsRecorder(Callback):
         self._pause.enter_context(self._measured.pause())
 
     def on_eval_end(self, context: CallbackContext) -> None:
-        """Record the losses of the evaluation, and let the step clock run again."""
-        if context.total_loss_dict:
+        """Record the losses of the evaluation, and let the step clock run again.
+
+        A rank without losses, as of an early stage, takes part: metrics may be reduced over all ranks.
+        """
+        if context.total_loss_dict is not None:
             self._metrics.evaluation(context.state.train_state.step, context.total_loss_dict)
         self._pause.close()
 

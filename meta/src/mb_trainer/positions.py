@@ -16,12 +16,21 @@ FILES = "train_dataloader_dprank*.pt"
 
 
 def say_without_position(config: ConfigContainer, iterator: Any, *, voice: Voice) -> None:
-    """Warn that an external loader will begin anew in each job, or refuse where its position is asked for.
+    """Warn that an external loader will begin anew in each job, or refuse where its position is asked for or lost.
 
     Raises:
-        DataloaderStateError: a folder for positions is named, and the loader has none.
+        DataloaderStateError: a folder for positions is named, and the loader has none; or it has one, and temporary
+            checkpoints on the disks of the nodes are to be made, which hold none.
     """
-    if iterator is None or positioned(iterator) is not None:
+    if iterator is None:
+        return
+    if positioned(iterator) is not None:
+        if config.checkpoint.non_persistent_ckpt_type == "local":
+            raise DataloaderStateError(
+                "checkpoint.non_persistent_ckpt_type=local: with dataset.dataloader_type=external a run that resumes "
+                "from a node's disk would read its data anew, because such checkpoints hold no position. Set it to "
+                "global."
+            )
         return
     what = (
         f"dataset.dataloader_type=external: the iterator of {type(config.dataset).__name__} has no `iterable` with "

@@ -91,6 +91,8 @@ def _load_local(
     ).run()
     counters = dict(stored.common["train_state_metadata"])
     ctx.state.train_state.load_state_dict(counters)
+    if positioned(ctx.train_data_iterator) is not None:
+        notes += ["data loader: local checkpoints hold no position; it starts anew"]
     older = () if passed is None else (PassedOver(path=passed.path, reason="older than the local one"),)
     return LoadedCheckpoint(
         source="resumed",

@@ -109,7 +109,13 @@ TABLE = [
         "PG03 PG04 V144",
         "ddp.overlap_param_gather=false",
     ),
-    ("dist.use_decentralized_pg=true", 1, "T23", "dist.use_decentralized_pg=false"),
+    ("dist.use_decentralized_pg=true", 1, "V134", "dist.use_gloo_process_groups=false"),
+    (
+        "dist.use_decentralized_pg=true dist.use_gloo_process_groups=false dist.use_sharp=true",
+        1,
+        "T23",
+        "dist.use_decentralized_pg=false",
+    ),
     ("ddp.use_megatron_fsdp=true", 1, "V175", "checkpoint.ckpt_format=fsdp_dtensor"),
     (
         "ddp.use_megatron_fsdp=true checkpoint.ckpt_format=fsdp_dtensor logger.log_l2_norm_grad_to_tensorboard=true",

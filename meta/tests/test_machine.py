@@ -32,6 +32,33 @@ def test_another_machine_leaves_transformer_engine_unknown_until_told(tmp_path):
     )
 
 
+def test_without_a_gpu_deterministic_runs_need_no_algorithm_of_nccl(tmp_path):
+    config = gpt_tiny()
+    config.model.deterministic_mode, config.model.cross_entropy_loss_fusion = True, False
+
+    def broken(**where):
+        known = gather_facts(2, environment={}, **where)
+        return [problem.id for problem in find_problems(config, facts=known) if problem.id == "V141"]
+
+    (tmp_path / "driver" / "0000:01:00.0").mkdir(parents=True)
+    (tmp_path / "driver" / "0000:01:00.0" / "information").write_text("Model: NVIDIA T1000\n")
+    assert broken(driver=tmp_path / "none") == []
+    assert broken(driver=tmp_path / "driver") == broken(driver=tmp_path / "none", gpu="h100") == ["V141"]
+    assert config.dist.distributed_backend == "nccl"
+
+
+def test_groups_of_groups_need_einops_unless_they_are_for_another_machine():
+    config = gpt_tiny()
+    config.ddp.num_distributed_optimizer_instances = 2
+
+    def broken(**where):
+        known = {**gather_facts(4, **where), "einops_installed": None if where else False}
+        return [problem.id for problem in find_problems(config, facts=known) if problem.id == "T37"]
+
+    assert gather_facts(4, gpu="h100").get("einops_installed") in (None, True)
+    assert (broken(), broken(gpu="h100")) == (["T37"], [])
+
+
 def test_local_checkpoints_need_a_library_that_is_there():
     config = gpt_tiny()
     config.checkpoint.non_persistent_ckpt_type = "local"

@@ -16,6 +16,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from mb_models import ModuleGroups
 from mb_models.mimo_config import MimoModelConfig, module_ranks
 from mb_trainer.config import ConfigContainer
+from mb_trainer.handed_groups import handed_groups
 from mb_trainer.processes import World, need_address
 
 
@@ -34,9 +35,14 @@ def process_groups(
 ) -> Iterator[ProcessGroupCollection]:
     """Open torch's and Megatron's process groups, gloo where there is no GPU, and close them at the end.
 
-    As `processes_joined` otherwise. Collective over the world.
+    With `dist.use_decentralized_pg` they are handed over alone, and Megatron has none of its own. As
+    `processes_joined` otherwise. Collective over the world.
     """
     with processes_joined(world, config, device=device):
+        if config.dist.use_decentralized_pg:
+            with handed_groups(config) as groups:
+                yield groups
+            return
         try:
             yield _process_wide(config)
         finally:
@@ -50,10 +56,12 @@ def _process_wide(config: ConfigContainer) -> ProcessGroupCollection:
         pipeline_model_parallel_size=model.pipeline_model_parallel_size,
         virtual_pipeline_model_parallel_size=model.virtual_pipeline_model_parallel_size,
         context_parallel_size=model.context_parallel_size,
+        hierarchical_context_parallel_sizes=model.hierarchical_context_parallel_sizes,
         expert_model_parallel_size=model.expert_model_parallel_size,
         expert_tensor_parallel_size=model.expert_tensor_parallel_size,
         num_distributed_optimizer_instances=config.ddp.num_distributed_optimizer_instances,
         use_sharp=config.dist.use_sharp,
+        sharp_enabled_group=config.dist.sharp_enabled_group,
         order="tp-cp-ep-pp-dp" if config.dist.use_tp_pp_dp_mapping else "tp-cp-ep-dp-pp",
         distributed_timeout_minutes=config.dist.distributed_timeout_minutes,
         create_gloo_process_groups=config.dist.use_gloo_process_groups,
@@ -116,6 +124,9 @@ def seed_everything(config: ConfigContainer, groups: ProcessGroupCollection) -> 
     captured = torch.cuda.is_available() and config.model.cuda_graph_impl != "none"
     tensor_parallel.model_parallel_cuda_manual_seed(
         seed,
+        tp_rank=groups.tp.rank(),
+        ep_rank=groups.ep.rank(),
+        etp_rank=groups.expt_tp.rank(),
         te_rng_tracker=config.rng.te_rng_tracker or captured,
         inference_rng_tracker=config.rng.inference_rng_tracker,
         use_cudagraphable_rng=captured,

@@ -53,6 +53,8 @@ def gather_facts(
         "transformer_engine": None if elsewhere and engine is None else engine is not None,
         "transformer_engine_version": engine,
         "torch_version": installed_version("torch", "torch"),
+        "einops_installed": None if elsewhere else find_spec("einops") is not None,
+        "cpu": gpu is None and not any(driver.glob("*")),
         **{f"{name}_installed": find_spec(name) is not None for name in OPTIONAL_PACKAGES},
     }
 

@@ -1,6 +1,7 @@
 """Everything that can be known before a process group or a model is built: rules and data files. No torch."""
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -18,6 +19,7 @@ import mb_trainer.launch.rules
 from mb_config import (
     Change,
     ConfigError,
+    DistributedInitConfig,
     Problem,
     Provenance,
     RuleLike,
@@ -52,7 +54,6 @@ LESS = {
     "G10": ("P10",),
     "V129": ("CK22",),
     "V131": ("CK03",),
-    "V134": ("T23",),
     "FS03": ("V120",),
 }
 """Rules that are silent beside others, which say the same of the same fields or would refuse what the first advise."""
@@ -75,12 +76,22 @@ def as_rules_ask(model: Any, facts: Mapping[str, object]) -> Mapping[str, object
     return {**facts, "all_processes": facts["world_size"], "world_size": max(1, one)}
 
 
+def as_taken(dist: DistributedInitConfig, facts: Mapping[str, object]) -> DistributedInitConfig:
+    """Return the section with the backend that a run takes: gloo where there is no GPU."""
+    if not facts.get("cpu"):
+        return dist
+    taken = copy(dist)
+    taken.distributed_backend = "gloo"
+    return taken
+
+
 def find_problems(
     config: ConfigContainer, *, facts: Mapping[str, object], provenance: Provenance | None = None
 ) -> list[Problem]:
     """Apply every rule; the configuration is not changed."""
     asked = as_rules_ask(config.model, facts)
-    found = mb_config.check(config.sections(), RULES, facts=asked, provenance=provenance)
+    sections = {**config.sections(), "dist": as_taken(config.dist, facts)}
+    found = mb_config.check(sections, RULES, facts=asked, provenance=provenance)
     broken = {problem.id for problem in found}
     return [problem for problem in found if broken.isdisjoint(LESS.get(problem.id, ()))]
 

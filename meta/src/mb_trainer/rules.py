@@ -78,10 +78,72 @@ def no_norms_of_shards(wanted: bool | None, *on: bool | None) -> str | None:
     return "is true under Megatron-FSDP" if wanted and any(on) else None
 
 
+OWN_STATE: Mapping[str, tuple[object, ...]] = {
+    "model.mtp_num_layers": (0,),
+    "model.multi_latent_attention": (False,),
+    "model.decoder_seq_length": (),
+    "ddp.use_megatron_fsdp": (False,),
+    "dist.use_megatron_fsdp": (False,),
+    "dist.use_torch_fsdp2": (False,),
+    "ddp.num_distributed_optimizer_instances": (1,),
+    "model.qk_clip": (False,),
+    "model.log_max_attention_logit": (False,),
+    "dist.use_sharp": (False,),
+    "dist.nccl_communicator_config_path": (),
+    "dist.high_priority_stream_groups": ([],),
+}
+"""What needs Megatron's own state of groups -> values, besides null, with which it does not."""
+
+
+def finds_groups_itself(handed_over: bool | None, *values: object) -> str | None:
+    """Refuse what looks for groups where there are none."""
+    asked = [
+        f"{path}={json.dumps(value, default=str)}"
+        for (path, fine), value in zip(OWN_STATE.items(), values, strict=True)
+        if value is not None and value not in fine
+    ]
+    return f"does not go with {', '.join(asked)}" if handed_over and asked else None
+
+
+def lacks_einops(instances: int | None, sizes: list[int] | None, installed: bool) -> str | None:
+    """Refuse groups of groups where Megatron cannot count them out."""
+    asked = [f"num_distributed_optimizer_instances={instances}"] if (instances or 1) > 1 else []
+    asked += [f"hierarchical_context_parallel_sizes={sizes}"] if sizes else []
+    return f"{' and '.join(asked)}, but einops is not installed" if asked and not installed else None
+
+
+def other_stages(
+    mapping: bool | None, pp: int | None, tp: int | None, cp: int | None, ep: int | None, etp: int | None
+) -> str | None:
+    """Refuse an order of ranks in which experts would have other pipelines than the layers around them."""
+    dense, expert = (tp or 1) * (cp or 1), (etp or tp or 1) * (ep or 1)
+    if not mapping or (pp or 1) == 1 or dense == expert:
+        return None
+    return f"is true with pp={pp}, and tp x cp is {dense}, but etp x ep is {expert}"
+
+
+_MAPPING = (
+    "dist.use_tp_pp_dp_mapping",
+    "model.pipeline_model_parallel_size",
+    "model.tensor_model_parallel_size",
+    "model.context_parallel_size",
+    "model.expert_model_parallel_size",
+    "model.expert_tensor_parallel_size",
+)
+
+
 RULES = (
     must_stay(14, "validation.test_mode", False, asked=True, instead=""),
     must_stay(20, "dist.lazy_mpu_init", False, asked=True, instead=""),
-    must_stay(23, "dist.use_decentralized_pg", False, asked=True, instead=""),
+    Rule(
+        id="T23",
+        fields=("dist.use_decentralized_pg", *OWN_STATE),
+        test=finds_groups_itself,
+        why="Megatron Core finds or makes the groups for it in a state of its own, which then is empty",
+        fix="Set dist.use_decentralized_pg=false, or leave the others at their defaults.",
+        fails={"dist.use_decentralized_pg": True, "model.mtp_num_layers": 1, "ddp.use_megatron_fsdp": False},
+        passes={"dist.use_decentralized_pg": True, "model.mtp_num_layers": 0, "ddp.use_megatron_fsdp": False},
+    ),
     must_stay(25, "dist.flight_recorder_dump_path", None, asked="dump", instead=NO_RECORDER),
     must_stay(26, "dist.disable_jit_fuser", False, asked=True, instead=""),
     must_stay(27, "dist.enable_megatron_core_experimental", False, asked=True, instead=""),
@@ -96,6 +158,36 @@ RULES = (
         fix="Set logger.log_l2_norm_grad_to_tensorboard=false; grad-norm, of all gradients together, is always logged.",
         fails={**dict.fromkeys(SHARDED, True), "logger.log_l2_norm_grad_to_tensorboard": True},
         passes={**dict.fromkeys(SHARDED, True), "logger.log_l2_norm_grad_to_tensorboard": False},
+    ),
+    Rule(
+        id="T37",
+        fields=(
+            "ddp.num_distributed_optimizer_instances",
+            "model.hierarchical_context_parallel_sizes",
+            "facts.einops_installed",
+        ),
+        test=lacks_einops,
+        why="Megatron Core counts out such groups of groups with it",
+        fix="Install einops (Transformer Engine brings it), or leave both unset.",
+        fails={
+            "ddp.num_distributed_optimizer_instances": 1,
+            "model.hierarchical_context_parallel_sizes": [2, 2],
+            "facts.einops_installed": False,
+        },
+        passes={
+            "ddp.num_distributed_optimizer_instances": 2,
+            "model.hierarchical_context_parallel_sizes": None,
+            "facts.einops_installed": True,
+        },
+    ),
+    Rule(
+        id="T38",
+        fields=_MAPPING,
+        test=other_stages,
+        why="in this order of ranks experts would have other pipelines than the layers around them",
+        fix="Set dist.use_tp_pp_dp_mapping=false, or make the products equal.",
+        fails=dict(zip(_MAPPING, (True, 2, 1, 1, 2, 1), strict=True)),
+        passes=dict(zip(_MAPPING, (True, 2, 2, 1, 2, 1), strict=True)),
     ),
     pairs_for_an_encoder_and_a_decoder(31, *PAIRED),
     pairs_for_an_encoder_and_a_decoder(32, *reversed(PAIRED)),

@@ -28,8 +28,8 @@ class DataloaderConfig:
     """Worker processes of each loader; 0 loads in the training process."""
 
     data_sharding: bool = True
-    """Kept for compatibility and without effect: the cyclic order is the same for every data-parallel size, so it is
-    never cut into one range for each rank."""
+    """Kept for compatibility: false is what always happens. The cyclic order is one over all ranks, the same for every
+    data-parallel size, and is never cut into one range for each rank, as true would in Megatron's loader."""
 
     pin_memory: bool = True
     """Copy batches to page-locked memory; has no effect without a GPU."""

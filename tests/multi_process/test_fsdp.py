@@ -42,7 +42,7 @@ def train_on_this_rank(words: list[str], out: str) -> None:
 def test_fsdp2_trains_saves_and_resumes(overrides, tmp_path):
     words = [*overrides, *STEPS]
     half = [f"checkpoint.load={tmp_path}/half/checkpoints"]
-    with mb_host.RankPool(2, timeout_seconds=200) as ranks:
+    with mb_host.RankPool(2, timeout_seconds=200, imports=["megatron.core"]) as ranks:
 
         def run(name, *more):
             ranks.run(train_on_this_rank, [*words, *more], str(tmp_path / name))
@@ -61,7 +61,7 @@ def test_megatron_fsdp_trains_saves_resumes_and_is_sampled(overrides, tmp_path):
     from mb_trainer.sampling import sample_run
 
     words = [*overrides, *STEPS, "logger.log_params_norm=true", "logger.log_interval=1"]
-    with mb_host.RankPool(2, timeout_seconds=300) as ranks:
+    with mb_host.RankPool(2, timeout_seconds=300, imports=["megatron.core"]) as ranks:
 
         def run(name, *more):
             ranks.run(train_on_this_rank, [*words, *more], str(tmp_path / name))

@@ -12,7 +12,7 @@ rank_programs = pytest.importorskip("rank_programs")
 
 def test_two_ranks_build_one_corpus_and_read_every_sample_once(text_folder, tmp_path):
     paths = str(text_folder), str(tmp_path / "cache")
-    with mb_host.RankPool(2, timeout_seconds=100) as pool:
+    with mb_host.RankPool(2, timeout_seconds=100, imports=["megatron.core"]) as pool:
         first, second = pool.run(rank_programs.read_corpus, *paths)
         alone, nothing = pool.run(rank_programs.read_corpus_on_rank_zero, *paths)
     assert [row for pair in zip(first, second, strict=True) for batch in pair for row in batch] == alone

@@ -104,7 +104,7 @@ def drawn_again_from_generators():
 
 @pytest.fixture(scope="module")
 def pool():
-    with mb_host.RankPool(2) as ranks:
+    with mb_host.RankPool(2, imports=["megatron.core"]) as ranks:
         yield ranks
 
 

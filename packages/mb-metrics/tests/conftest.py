@@ -62,5 +62,5 @@ def four_ranks():
     mb_host = pytest.importorskip("mb_host")
     if find_spec("megatron") is None or find_spec("megatron.core") is None:
         pytest.skip("needs megatron-core (pip install mb-metrics[mcore])")
-    with mb_host.RankPool(4, timeout_seconds=200) as pool:
+    with mb_host.RankPool(4, timeout_seconds=200, imports=["megatron.core"]) as pool:
         yield pool

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from mb_checkpoint import CheckpointConfig
+from mb_checkpoint.errors import CheckpointConfigError
 from mb_checkpoint.rules import RULES, Rule, refusals
 
 HONOURED = {
@@ -138,3 +139,10 @@ def test_fine_tuning_needs_weights_where_it_looks_for_them(tmp_path):
     (tmp_path / "iter_0000010").mkdir()
     assert rule.test(True, None, str(tmp_path)) is None
     assert rule.test(True, None, str(tmp_path.with_name("x" * 300)))  # the system refuses to look there
+
+
+def test_the_section_alone_is_held_to_its_rules():
+    CheckpointConfig().finalize()
+    with pytest.raises(CheckpointConfigError) as refused:
+        CheckpointConfig(ckpt_step=3, load_main_params_from_ckpt=True).finalize()
+    assert {"[V065]", "[V068]"} <= {line.rpartition(" ")[2] for line in str(refused.value).splitlines()}

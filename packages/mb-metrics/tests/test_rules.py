@@ -1,5 +1,6 @@
 import ast
 import inspect
+import re
 import sys
 from dataclasses import asdict, fields
 
@@ -8,8 +9,10 @@ import pytest
 import mb_metrics.config
 import mb_metrics.profiling_config
 import mb_metrics.profiling_rules
+import mb_metrics.rule
 import mb_metrics.rules
 from mb_metrics import RULES, LoggerConfig, ProfilingConfig, TensorInspectConfig
+from mb_metrics.rule import SectionError
 
 
 def judge(rule, values):
@@ -79,7 +82,37 @@ def test_every_field_says_what_it_means(module):
     for section in (
         node for node in ast.parse(inspect.getsource(module)).body if isinstance(node, ast.ClassDef)
     ):
-        body = section.body[1:]
+        body = [node for node in section.body[1:] if not isinstance(node, ast.FunctionDef)]
         assert all(isinstance(node, ast.AnnAssign) for node in body[::2])
         assert all(isinstance(node.value.value, str) for node in body[1::2])
         assert len(body) == 2 * len(fields(getattr(module, section.name)))
+
+
+@pytest.mark.parametrize(
+    ("section", "ids"),
+    [
+        (LoggerConfig(mlflow_experiment="gpt", comet_project="gpt"), ["V052", "V054"]),
+        (ProfilingConfig(use_nsys_profiler=True, use_pytorch_profiler=True), ["V070"]),
+        (ProfilingConfig(profile_step_start=5, profile_step_end=4), ["V070d"]),
+        (TensorInspectConfig(enabled=True, feature_dirs=["mine"]), ["V072", "L63"]),
+    ],
+)
+def test_a_section_alone_is_held_to_its_rules(section, ids):
+    with pytest.raises(SectionError) as refused:
+        section.finalize()
+    assert re.findall(r"\[([LV]\d+\w?)\];", str(refused.value))[: len(ids)] == ids
+
+
+def test_sections_that_can_work_are_finalized_any_number_of_times():
+    for section in (LoggerConfig(), ProfilingConfig(), TensorInspectConfig()):
+        before = asdict(section)
+        section.finalize()
+        section.finalize()
+        assert asdict(section) == before
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setattr(mb_metrics.rule, "find_spec", lambda name: None)
+    monkeypatch.delitem(sys.modules, "mlflow", raising=False)
+    with pytest.raises(ModuleNotFoundError, match="mlflow is asked for and not installed"):
+        LoggerConfig(mlflow_experiment="gpt", mlflow_run_name="first").finalize()

@@ -10,6 +10,7 @@ from mb_resilience import (
     RerunStateMachineConfig,
     StragglerDetectionConfig,
 )
+from mb_resilience.rules import SectionError
 
 SECTIONS = {
     "ft": FaultToleranceConfig,
@@ -83,3 +84,10 @@ def test_v071(changed, words):
     section = NVRxStragglerDetectionConfig(**{"enabled": True, **changed})
     message = outcome(rule, {path: getattr(section, path.split(".")[1]) for path in rule.fields})
     assert (words is None and message is None) or words in message
+
+
+def test_the_detectors_section_alone_is_held_to_its_rules():
+    NVRxStragglerDetectionConfig().finalize()
+    NVRxStragglerDetectionConfig(report_time_interval=0.0).finalize()
+    with pytest.raises(SectionError, match=r"report_time_interval=0\.0 is not a time between reports \[V071\]"):
+        NVRxStragglerDetectionConfig(enabled=True, report_time_interval=0.0).finalize()

@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from mb_checkpoint.errors import CheckpointConfigError
+from mb_checkpoint.rules import refusals
+
 
 @dataclass(kw_only=True)
 class CheckpointConfig:
@@ -172,3 +175,14 @@ class CheckpointConfig:
     """Steps between dumps of the weight gradients."""
     save_dgrads_interval: int | None = None
     """Steps between dumps of the data gradients."""
+
+    def finalize(self) -> None:
+        """Check the section alone. Changes nothing.
+
+        Raises:
+            CheckpointConfigError: values cannot work together, or are not carried out (V064 to V069 and others); the
+                message has a line for each.
+        """
+        lines = refusals(self)
+        if lines:
+            raise CheckpointConfigError("\n".join(lines))

@@ -3,6 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from mb_metrics.rule import refuse
+from mb_metrics.rules import RULES
+
 
 @dataclass(kw_only=True)
 class LoggerConfig:
@@ -126,3 +129,12 @@ class LoggerConfig:
     """Trace the router's inputs."""
     moe_routing_trace_dump_weights: bool = False
     """Store the router's weights beside the trace."""
+
+    def finalize(self) -> None:
+        """Check the section alone. Changes nothing.
+
+        Raises:
+            SectionError: settings exclude each other, or nothing acts on them (V052, V054 and others).
+            MissingPackageError: a back-end is asked for whose package is not installed (V053, V055).
+        """
+        refuse(self, section="logger", rules=RULES)

@@ -3,6 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from mb_metrics.profiling_rules import PROFILING_RULES
+from mb_metrics.rule import refuse
+
 
 @dataclass(kw_only=True)
 class ProfilingConfig:
@@ -38,6 +41,14 @@ class ProfilingConfig:
     nvtx_ranges: bool = False
     """Mark each training step for Nsight Systems."""
 
+    def finalize(self) -> None:
+        """Check the section alone. Changes nothing.
+
+        Raises:
+            SectionError: the steps are no window, both profilers are on, or nothing acts on a setting (V070).
+        """
+        refuse(self, section="profiling", rules=PROFILING_RULES)
+
 
 @dataclass(kw_only=True)
 class TensorInspectConfig:
@@ -55,3 +66,12 @@ class TensorInspectConfig:
     """Steps done when looking begins; 0: those of the checkpoint that the run resumes from."""
     allow_custom_feature_dirs: bool = False
     """Load the files of `feature_dirs`, which are code and run as it."""
+
+    def finalize(self) -> None:
+        """Check the section alone. Changes nothing: without `feature_dirs` the run takes those that are there (V072).
+
+        Raises:
+            SectionError: it is on with nothing to look at, or with folders and no leave to load them.
+            MissingPackageError: it is on, and nvdlfw-inspect is not installed.
+        """
+        refuse(self, section="tensor_inspect", rules=PROFILING_RULES)

@@ -84,6 +84,16 @@ class NVRxStragglerDetectionConfig:
     logger_name: str = "megatron.bridge.NVRxStragglerDetection"
     """Name of the logger that reports go to."""
 
+    def finalize(self) -> None:
+        """Check the section alone. Changes nothing.
+
+        Raises:
+            SectionError: it is on with settings that cannot work (V071), or is not available.
+        """
+        from mb_resilience.rules import refuse  # noqa: PLC0415 (rules reads the defaults of the sections here)
+
+        refuse(self, section="nvrx_straggler")
+
 
 @dataclass(kw_only=True)
 class InProcessRestartConfig:

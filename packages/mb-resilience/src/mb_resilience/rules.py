@@ -260,3 +260,25 @@ RULES: tuple[Rule, ...] = (
     *_RERUNS,
 )
 """All rules of this package. A rule whose section is absent does not apply."""
+
+
+class SectionError(ValueError):
+    """A section breaks rules; the message has all of them, one a line."""
+
+
+def refuse(values: object, *, section: str) -> None:
+    """Refuse a section by the rules of severity "error" that read nothing else.
+
+    Raises:
+        SectionError: with a line *where: what; why. What to do.* for each broken rule.
+    """
+    lines = []
+    for rule in RULES:
+        owners = {path.partition(".")[0] for path in rule.fields}
+        if owners != {section} or rule.severity != "error":
+            continue
+        problem = rule.test(*(getattr(values, path.partition(".")[2]) for path in rule.fields))
+        if problem is not None:
+            lines.append(f"{rule.fields[0]}: {problem} [{rule.id}]; {rule.why}. {rule.fix}")
+    if lines:
+        raise SectionError("\n".join(lines))

@@ -43,7 +43,7 @@ def start_mb(*words: str, environment: Mapping[str, str] | None = None) -> subpr
 def mb(*words: str, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """Run `mb` in a process of its own and wait for it."""
     process = start_mb(*words, environment=environment)
-    said, complaints = process.communicate(timeout=300)
+    said, complaints = process.communicate(timeout=900)
     return subprocess.CompletedProcess(process.args, process.returncode, said, complaints)
 
 

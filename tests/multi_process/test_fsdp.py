@@ -24,6 +24,13 @@ STEPS = [
 ]
 
 
+@pytest.fixture(scope="module")
+def ranks():
+    """Two ranks, which import once for all runs."""
+    with mb_host.RankPool(2, timeout_seconds=300) as pool:
+        yield pool
+
+
 def train_on_this_rank(words: list[str], out: str) -> None:
     """Train as a process of a job that has its groups already."""
     from mb_trainer import pretrain
@@ -39,38 +46,36 @@ def train_on_this_rank(words: list[str], out: str) -> None:
     )
 
 
-def test_fsdp2_trains_saves_and_resumes(overrides, tmp_path):
+def test_fsdp2_trains_saves_and_resumes(ranks, overrides, tmp_path):
     words = [*overrides, *STEPS]
     half = [f"checkpoint.load={tmp_path}/half/checkpoints"]
-    with mb_host.RankPool(2, timeout_seconds=200, imports=["megatron.core"]) as ranks:
 
-        def run(name, *more):
-            ranks.run(train_on_this_rank, [*words, *more], str(tmp_path / name))
-            return losses(tmp_path / name)
+    def run(name, *more):
+        ranks.run(train_on_this_rank, [*words, *more], str(tmp_path / name))
+        return losses(tmp_path / name)
 
-        plain = run("plain")
-        sharded = run("half", *FSDP2, "train.train_iters=3")
-        sharded |= run("rest", *FSDP2, *half)
-        back = run("back", *half)
+    plain = run("plain")
+    sharded = run("half", *FSDP2, "train.train_iters=3")
+    sharded |= run("rest", *FSDP2, *half)
+    back = run("back", *half)
     assert sharded == pytest.approx(plain, abs=1e-5, rel=0)
     assert back == pytest.approx({step: plain[step] for step in (4, 5, 6)}, abs=1e-5, rel=0)
 
 
-def test_megatron_fsdp_trains_saves_resumes_and_is_sampled(overrides, tmp_path):
+def test_megatron_fsdp_trains_saves_resumes_and_is_sampled(ranks, overrides, tmp_path):
     """Losses and norms of weights as under plain data parallelism; resumed to the last bit; read by one process."""
     from mb_trainer.sampling import sample_run
 
     words = [*overrides, *STEPS, "logger.log_params_norm=true", "logger.log_interval=1"]
-    with mb_host.RankPool(2, timeout_seconds=300, imports=["megatron.core"]) as ranks:
 
-        def run(name, *more):
-            ranks.run(train_on_this_rank, [*words, *more], str(tmp_path / name))
-            return losses(tmp_path / name), [row["params-norm"] for row in metrics(tmp_path / name)]
+    def run(name, *more):
+        ranks.run(train_on_this_rank, [*words, *more], str(tmp_path / name))
+        return losses(tmp_path / name), [row["params-norm"] for row in metrics(tmp_path / name)]
 
-        plain, plain_norms = run("plain")
-        whole, norms = run("whole", *MEGATRON)
-        half, _ = run("half", *MEGATRON, "train.train_iters=3")
-        rest, _ = run("rest", *MEGATRON, f"checkpoint.load={tmp_path}/half/checkpoints")
+    plain, plain_norms = run("plain")
+    whole, norms = run("whole", *MEGATRON)
+    half, _ = run("half", *MEGATRON, "train.train_iters=3")
+    rest, _ = run("rest", *MEGATRON, f"checkpoint.load={tmp_path}/half/checkpoints")
     assert whole == pytest.approx(plain, abs=1e-5, rel=0)
     assert norms == pytest.approx(plain_norms, abs=1e-4, rel=0)
     assert half | rest == whole

@@ -33,7 +33,7 @@ def test_adapters_alone_are_stored_and_a_stop_changes_nothing(overrides, base, t
     weights = [name for name in stored if not name.startswith(("optimizer", "chained"))]
     assert weights
     assert all(".adapter." in name for name in weights)
-    adapt(overrides, base.parent, tmp_path / "cut", "train.exit_interval=10")  # the run folder stands for them
+    adapt(overrides, base.parent, tmp_path / "cut", "train.exit_interval=10")
     adapt(overrides, base, tmp_path / "cut", "train.exit_interval=null", resume_with_changes=True)
     assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
     assert sample(tmp_path / "whole", prompt="the", tokens=3, temperature=0.0, seed=1) == 0

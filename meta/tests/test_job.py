@@ -49,10 +49,12 @@ def test_a_run_does_not_begin_anew_among_checkpoints(tmp_path):
     assert settled(tmp_path, load=None, save=None, skip_train=False) == "fresh"
 
 
-def test_the_last_step_is_the_trackers(tmp_path):
-    assert last_step(str(tmp_path)) is None
+def test_the_last_step_is_the_trackers_or_the_one_that_is_asked_for(tmp_path):
+    assert last_step(CheckpointConfig(load=str(tmp_path))) is None
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("12\n")
-    assert last_step(str(tmp_path)) == 12
+    assert last_step(CheckpointConfig(load=str(tmp_path))) == 12
+    assert last_step(CheckpointConfig(load=str(tmp_path), ckpt_step=3)) == 3
+    assert last_step(CheckpointConfig()) is None
 
 
 def settled(out, **checkpoint):

@@ -37,7 +37,7 @@ class Instruments:
             inspection=start_tensor_inspection(
                 config.tensor_inspect,
                 save=config.checkpoint.save,
-                loaded_step=last_step(config.checkpoint.load) or 0,
+                loaded_step=last_step(config.checkpoint) or 0,
                 rank=rank,
             ),
         )

@@ -155,7 +155,7 @@ def settle_job(
     if changed and not config.scheduler.use_checkpoint_opt_param_scheduler:
         config.scheduler.override_opt_param_scheduler = True  # the new schedule, not the checkpoint's
     state = standing(
-        last_step=last_step(config.checkpoint.load),
+        last_step=last_step(config.checkpoint),
         train_iters=config.train.train_iters or 0,
         more=goes_on(config.checkpoint),
     )
@@ -280,8 +280,10 @@ def goes_on(checkpoint: CheckpointConfig) -> bool:
     return wanted and next(Path(local or "").rglob("iter_*_local.pt"), None) is not None
 
 
-def last_step(checkpoints: str | None) -> int | None:
-    """Return the step that the text tracker names, None where there is none."""
-    tracker = Path(checkpoints or "") / STEP_TRACKER
-    text = tracker.read_text().strip() if checkpoints and tracker.is_file() else ""
+def last_step(checkpoint: CheckpointConfig) -> int | None:
+    """Return the step to go on from: the one that is asked for, or that the text tracker names; None for neither."""
+    if checkpoint.ckpt_step is not None:
+        return checkpoint.ckpt_step
+    tracker = Path(checkpoint.load or "") / STEP_TRACKER
+    text = tracker.read_text().strip() if checkpoint.load and tracker.is_file() else ""
     return int(text) if text.isdecimal() else None

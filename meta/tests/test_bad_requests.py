@@ -98,6 +98,7 @@ TABLE = [
         "model.recompute_modules=[core_attn]",
     ),
     ("model.cuda_graph_impl=full_iteration", 1, "V127", "model.cuda_graph_impl=none"),
+    ("optimizer.optimizer_cuda_graph=true", 1, "T39", "optimizer.optimizer_cuda_graph=false"),
     # precision and wrapper
     ("model.bf16=true model.fp16=true", 1, "V145", "model.bf16=false model.fp16=false"),
     ("mixed_precision=bf16_mixed model.fp16=true", 1, "V017", "model.fp16=false"),
@@ -111,7 +112,8 @@ TABLE = [
     ),
     ("dist.use_decentralized_pg=true", 1, "V134", "dist.use_gloo_process_groups=false"),
     (
-        "dist.use_decentralized_pg=true dist.use_gloo_process_groups=false dist.use_sharp=true",
+        "dist.use_decentralized_pg=true dist.use_gloo_process_groups=false "
+        "dist.high_priority_stream_groups=[dp]",
         1,
         "T23",
         "dist.use_decentralized_pg=false",

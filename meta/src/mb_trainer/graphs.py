@@ -21,6 +21,7 @@ from megatron.core.num_microbatches_calculator import (
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.cuda_graphs import TECudaGraphHelper
 
+from mb_config.rules.cuda_graphs import full_iteration
 from mb_trainer.config import ConfigContainer
 from mb_trainer.trainee import Trainee
 
@@ -75,8 +76,15 @@ class LayerGraphs:
 
 
 def wanted(config: ConfigContainer) -> str:
-    """Return what captures graphs in this process: the implementation of the section, "none" without a GPU."""
-    return config.model.cuda_graph_impl if torch.cuda.is_available() else "none"
+    """Return what captures graphs in this process: the implementation of the section, "none" without a GPU.
+
+    The whole step may be asked for in the older way, too: "local" with the module "full_iteration".
+    """
+    if not torch.cuda.is_available():
+        return "none"
+    model = config.model
+    whole = full_iteration(model.cuda_graph_impl, model.cuda_graph_modules, None)
+    return STEP if whole else model.cuda_graph_impl
 
 
 def new_stream() -> torch.cuda.Stream:

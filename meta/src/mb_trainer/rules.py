@@ -147,6 +147,7 @@ RULES = (
     must_stay(25, "dist.flight_recorder_dump_path", None, asked="dump", instead=NO_RECORDER),
     must_stay(26, "dist.disable_jit_fuser", False, asked=True, instead=""),
     must_stay(27, "dist.enable_megatron_core_experimental", False, asked=True, instead=""),
+    must_stay(39, "optimizer.optimizer_cuda_graph", False, asked=True, instead=""),
     must_stay(15, "dataset.full_validation", None, asked=True, instead="Set validation.full_validation."),
     must_stay(28, "dist.eval_context_parallel_size", None, asked=2, instead=""),
     Rule(
@@ -158,6 +159,28 @@ RULES = (
         fix="Set logger.log_l2_norm_grad_to_tensorboard=false; grad-norm, of all gradients together, is always logged.",
         fails={**dict.fromkeys(SHARDED, True), "logger.log_l2_norm_grad_to_tensorboard": True},
         passes={**dict.fromkeys(SHARDED, True), "logger.log_l2_norm_grad_to_tensorboard": False},
+    ),
+    Rule(
+        id="T40",
+        fields=("dist.sharp_enabled_group", "ddp.num_distributed_optimizer_instances"),
+        test=lambda group, instances: (
+            "dp_replica, but there is one replica of the optimizer"
+            if group == "dp_replica" and (instances or 1) < 2
+            else None
+        ),
+        why="that group is the one between replicas of the distributed optimizer",
+        fix="Set dist.sharp_enabled_group=dp, or ddp.num_distributed_optimizer_instances.",
+        fails={"dist.sharp_enabled_group": "dp_replica", "ddp.num_distributed_optimizer_instances": 1},
+        passes={"dist.sharp_enabled_group": "dp_replica", "ddp.num_distributed_optimizer_instances": 2},
+    ),
+    Rule(
+        id="T41",
+        fields=("dist.use_sharp", "facts.cpu"),
+        test=lambda on, cpu: "is true, but there is no GPU here" if on and cpu else None,
+        why="NVIDIA's network reduces for NCCL, and a run without a GPU takes gloo",
+        fix="Set dist.use_sharp=false, or check for the machine that has them: mb check --gpu h100.",
+        fails={"dist.use_sharp": True, "facts.cpu": True},
+        passes={"dist.use_sharp": True, "facts.cpu": False},
     ),
     Rule(
         id="T37",

@@ -1,0 +1,132 @@
+"""What is called for CUDA graphs, and when; capturing itself needs a GPU."""
+
+from types import SimpleNamespace
+
+import pytest
+
+import mb_host
+
+mb_host.install()  # before megatron is imported
+
+from megatron.core.full_cuda_graph import FullCudaGraphWrapper, StaticBufferLoader  # noqa: E402
+from megatron.core.num_microbatches_calculator import get_num_microbatches  # noqa: E402
+
+from mb_loop.graphs import GraphCapture  # noqa: E402
+from mb_loop.hooks import ForwardPreHooks  # noqa: E402
+from mb_trainer import graphs  # noqa: E402
+from mb_trainer.recipes import gpt_tiny  # noqa: E402
+
+
+def config_of(kind, **model):
+    config = gpt_tiny()
+    config.model.cuda_graph_impl, config.model.cuda_graph_warmup_steps = kind, 2
+    for name, value in model.items():
+        setattr(config.model, name, value)
+    return config
+
+
+class Helper:
+    """Writes down what it is asked, as Megatron's helper would be."""
+
+    def __init__(self, **built_of):
+        self.built_of, self.log = built_of, []
+
+    def create_cudagraphs(self):
+        self.log.append("capture")
+
+    def cuda_graph_set_manual_hooks(self):
+        self.log.append("manual hooks")
+
+    def graphs_created(self):
+        return "capture" in self.log and not self.built_of["config"].empty
+
+    def delete_cuda_graphs(self):
+        self.log.append("delete")
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A machine that says it has a GPU."""
+    monkeypatch.setattr(graphs.torch.cuda, "is_available", lambda: True)
+
+
+@pytest.mark.parametrize(("empty", "end"), [(False, ["capture", "delete"]), (True, ["capture"])])
+def test_graphs_of_layers_are_captured_after_their_warm_up_and_deleted_if_there_are_any(gpu, empty, end):
+    trainee = SimpleNamespace(
+        chunks=["chunk"], optimizer="optimizer", transformer=SimpleNamespace(empty=empty)
+    )
+    helpers = []
+
+    def helper(**built_of):
+        helpers.append(Helper(**built_of))
+        return helpers[0]
+
+    config = config_of("transformer_engine")
+    found = graphs.graphs_of_layers(config, trainee, groups="groups", helper=helper)
+    capture = GraphCapture(found, hooks=ForwardPreHooks([], used=False), start_step=5)
+    for step in (5, 6):
+        capture.before_step(step)
+    assert helpers[0].log == []
+    for step in (7, 8):
+        capture.before_step(step)
+    capture.end()
+    assert helpers[0].log == end
+    assert helpers[0].built_of == {
+        "model": ["chunk"],
+        "config": trainee.transformer,
+        "seq_length": config.model.seq_length,
+        "micro_batch_size": config.train.micro_batch_size,
+        "optimizers": ["optimizer"],
+        "pg_collection": "groups",
+    }
+
+
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [
+        ({"kind": "none"}, "none"),
+        ({"kind": "transformer_engine"}, "transformer_engine"),
+        ({"kind": "full_iteration"}, "full_iteration"),
+        ({"kind": "local", "cuda_graph_modules": ["full_iteration"]}, "full_iteration"),
+    ],
+)
+def test_what_is_captured(gpu, model, kind):
+    config = config_of(**model)
+    assert graphs.wanted(config) == kind
+
+
+def test_without_a_gpu_nothing_is_captured():
+    for kind in ("transformer_engine", "full_iteration"):
+        config = config_of(kind)
+        assert graphs.graphs_of_layers(config, None, groups=None) is None
+        assert graphs.in_one_graph(len, config, None) is len
+
+
+def test_training_and_evaluation_have_warm_ups_and_graphs_of_their_own(gpu):
+    calls = []
+
+    def schedule(**keywords):
+        calls.append((keywords["forward_only"], next(keywords["data_iterator"][0])["tokens"]))
+        return "result"
+
+    transformer = SimpleNamespace(cuda_graph_use_single_mempool=False)
+    wrapped = graphs.in_one_graph(schedule, config_of("full_iteration"), transformer)
+    asked = {"model": ["chunk"], "num_microbatches": 1, "seq_length": 4}
+    try:
+        for forward_only in (False, True, False):
+            batches = iter([{"tokens": 7}])
+            assert wrapped(**asked, forward_only=forward_only, data_iterator=batches) == "result"
+        assert calls == [(False, 7), (True, 7), (False, 7)]
+        assert FullCudaGraphWrapper.curr_iteration == {"training": 2, "validation": 1}
+    finally:
+        graphs.forget_graph_of_step()
+    assert FullCudaGraphWrapper.curr_iteration == {"training": 0, "validation": 0}
+    assert StaticBufferLoader.static_buffers == {"training": [], "validation": []}
+
+
+def test_the_helper_finds_the_number_of_microbatches_while_the_run_lasts():
+    config = gpt_tiny()
+    config.train.global_batch_size, config.train.micro_batch_size = 8, 2
+    config.data_parallel_size = 2
+    with graphs.counted_microbatches(config):
+        assert get_num_microbatches() == 2

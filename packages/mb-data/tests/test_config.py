@@ -1,7 +1,7 @@
 import copy
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -58,6 +58,27 @@ def test_finalize_again_changes_nothing(config):
     once = copy.deepcopy(config)
     config.finalize()
     assert config == once
+
+
+@pytest.mark.parametrize("section", [GPTDatasetConfig, MockGPTDatasetConfig, TextCorpusConfig])
+def test_the_length_has_two_names_and_comes_first(section):
+    length = section(seq_length=8)
+    assert section(8) == section(sequence_length=8) == length
+    assert (length.seq_length, length.sequence_length) == (8, 8)
+    assert replace(section(sequence_length=8, num_workers=0), seq_length=16) == section(16, num_workers=0)
+
+
+@pytest.mark.parametrize(
+    ("positional", "named", "wrong"),
+    [
+        ((), {}, "seq_length"),
+        ((8,), {"sequence_length": 8}, "both given"),
+        ((), {"seq_length": 8, "sequence_length": 16}, "both given"),
+    ],
+)
+def test_one_length_is_given(positional, named, wrong):
+    with pytest.raises(TypeError, match=wrong):
+        GPTDatasetConfig(*positional, **named)
 
 
 def test_construction_refuses_nothing_and_finalize_names_every_problem():

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from mb_data.aliases import sequence_length_too
 from mb_data.blend import Blend, blend_from_path, split_matrix
 from mb_data.rules import check_section
 from mb_data.tokenizer_config import TokenizerConfig as TokenizerConfig
@@ -89,12 +90,13 @@ class DatasetProvider(DataloaderConfig, ABC):
         """
 
 
+@sequence_length_too
 @dataclass(kw_only=True)
 class GPTDatasetConfig(DataloaderConfig):
     """Tokens from `.bin`/`.idx` pairs, cut into sequences by Megatron Core. Without any data path: generated tokens."""
 
-    seq_length: int
-    """Tokens in one sample."""
+    seq_length: int = field(kw_only=False)
+    """Tokens in one sample. May be given as first argument, or as `sequence_length`."""
 
     random_seed: int = 1234
     """Seed of the order of documents and samples."""
@@ -122,7 +124,7 @@ class GPTDatasetConfig(DataloaderConfig):
     """Make the validation dataset one pass over the whole of its split, instead of a number of samples."""
 
     num_dataset_builder_threads: int = 1
-    """Threads that build the indices of a blend's datasets."""
+    """Threads that build the indices of a blend's datasets, at least 1."""
 
     path_to_cache: str | None = None
     """Folder for Megatron's sample indices, which every rank must be able to read; None: beside the first dataset."""
@@ -221,6 +223,7 @@ class GPTDatasetConfig(DataloaderConfig):
         return self.blend is None and self.blend_per_split is None
 
 
+@sequence_length_too
 @dataclass(kw_only=True)
 class MockGPTDatasetConfig(GPTDatasetConfig):
     """Generated tokens in the shape of real data: for trying out models and measuring speed."""
@@ -243,6 +246,7 @@ class MockGPTDatasetConfig(GPTDatasetConfig):
         super().finalize()
 
 
+@sequence_length_too
 @dataclass(kw_only=True)
 class TextCorpusConfig(GPTDatasetConfig):
     """Plain text files, split by file, tokenized once by the run's tokenizer or one trained on them, and cached."""

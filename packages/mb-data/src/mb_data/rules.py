@@ -342,6 +342,15 @@ RULES: tuple[Rule, ...] = (
         asked=True,
         fix="Leave it off; every sequence is cut over model.context_parallel_size ranks.",
     ),
+    Rule(
+        id="D49",
+        fields=("dataset.num_dataset_builder_threads",),
+        test=lambda threads: unless(threads is None or threads >= 1, f"is {threads}"),
+        why="at least one thread builds the indices",
+        fix="Set it to 1 or more.",
+        fails={"dataset.num_dataset_builder_threads": 0},
+        passes={"dataset.num_dataset_builder_threads": 1},
+    ),
     *tokenizer_rules.RULES,
     *t5_rules.RULES,
 )

@@ -1,0 +1,28 @@
+"""Megatron Core's name of a field, for constructors. Standard library only."""
+
+from functools import wraps
+from typing import Any, TypeVar
+
+Section = TypeVar("Section")
+
+
+def sequence_length_too(cls: type[Section]) -> type[Section]:
+    """Let a dataclass with `seq_length` be constructed with `sequence_length` instead, which is no field of its own.
+
+    The constructor raises TypeError where both are given, or neither.
+    """
+    construct = cls.__init__
+
+    @wraps(construct)
+    def constructor(self: Section, *args: Any, **values: Any) -> None:
+        if "sequence_length" in values:
+            if args or "seq_length" in values:
+                raise TypeError(
+                    f"{cls.__name__}: seq_length and sequence_length are both given, and are the same field. "
+                    "Give one of them."
+                )
+            values["seq_length"] = values.pop("sequence_length")
+        construct(self, *args, **values)
+
+    setattr(cls, "__init__", constructor)  # noqa: B010 (a type checker forbids the plain assignment)
+    return cls

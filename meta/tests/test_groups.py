@@ -12,7 +12,7 @@ mb_host.install()  # before megatron is imported
 
 from megatron.core import parallel_state  # noqa: E402
 
-from mb_trainer.groups import process_groups, seed_libraries  # noqa: E402
+from mb_trainer.groups import pick_device, process_groups, seed_libraries  # noqa: E402
 from mb_trainer.handed_groups import DENSE, EXPERT  # noqa: E402
 from mb_trainer.processes import World  # noqa: E402
 from mb_trainer.recipes import gpt_tiny  # noqa: E402
@@ -88,6 +88,15 @@ def test_the_group_to_reduce_in_the_network_is_megatrons_business():
     config.dist.use_sharp, config.dist.sharp_enabled_group = True, "dp_replica"
     with pytest.raises(AssertionError, match="dp_replica group requires num_distributed_optimizer_instances"):
         ranks_of(config, rank=0, world_size=8, names=[])
+
+
+@pytest.mark.parametrize(("mapped", "index"), [(True, 0), (False, 3)])
+def test_a_launcher_that_maps_gpus_gives_each_rank_the_first(monkeypatch, mapped, index):
+    taken = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    device = pick_device(World(rank=5, local_rank=3, world_size=8), external_mapping=mapped)
+    assert (device, taken) == (torch.device("cuda", index), [torch.device("cuda", index)])
 
 
 @pytest.mark.parametrize("wanted", [True, False])

@@ -6,6 +6,7 @@ from runs import events, metrics, train_here
 
 from mb_checkpoint import verify_checkpoint
 from mb_loop import Callback
+from mb_trainer.config import ConfigContainer
 
 SHORT = [
     "train.train_iters=4",
@@ -51,6 +52,20 @@ def test_skipped_samples_and_the_decoupled_rate_are_on_the_console_and_in_metric
     footprint = f"Theoretical memory footprints: weight and optimizer={weights / 2**20:.2f} MB"
     assert said.splitlines().count(footprint) == 2  # of the first two of three log intervals
     assert announced.seen == [(2, 2, True), (4, 4, True)]
+
+
+def test_the_resolved_configuration_is_written_where_asked_and_spare_tokens_are_told_once(
+    overrides, tmp_path, capsys
+):
+    out, file = tmp_path / "run", tmp_path / "resolved.yaml"
+    words = [*overrides, *SHORT, "train.train_iters=1", "model.vocab_size=400"]
+    train_here([*words, f"logger.save_config_filepath={file}"], out)
+    loaded = ConfigContainer.from_yaml(file)
+    assert loaded == ConfigContainer.from_yaml(out / "run_config.yaml")
+    assert (loaded.model.vocab_size, loaded.validation.eval_global_batch_size) == (400, 8)  # resolved
+    told = "model.vocab_size=400 is kept: 100 dummy tokens that the tokenizer, of 300 tokens, never makes"
+    assert capsys.readouterr().out.splitlines().count(told) == 1
+    assert (out / "log.txt").read_text().splitlines().count(told) == 1
 
 
 def test_a_failed_save_is_said_once_and_not_announced(overrides, tmp_path, capsys):

@@ -159,7 +159,20 @@ def share_vocabulary(config: ConfigContainer, voice: Voice) -> Vocabulary:
                 config, progress=lambda stage, done, total: bar.update(done, total=total, label=stage)
             )
     torch.distributed.barrier()
-    return vocabulary if torch.distributed.get_rank() == 0 else build_vocabulary(config)
+    if torch.distributed.get_rank() != 0:
+        vocabulary = build_vocabulary(config)
+    say_dummy_tokens(config.model.vocab_size, tokenizer=vocabulary.tokenizer.vocab_size, voice=voice)
+    return vocabulary
+
+
+def say_dummy_tokens(rows: int | None, *, tokenizer: int, voice: Voice) -> None:
+    """Say how many rows of the embedding no token has, where the model's vocabulary was set larger than needed."""
+    dummies = 0 if rows is None else rows - tokenizer
+    if dummies > 0:
+        voice.say(
+            f"model.vocab_size={rows} is kept: {dummies} dummy tokens that the tokenizer, of "
+            f"{tokenizer} tokens, never makes"
+        )
 
 
 def describe(job: Job, trainee: Trainee, *, device: torch.device, layers: str) -> str:

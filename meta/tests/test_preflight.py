@@ -124,6 +124,20 @@ def test_a_dataset_that_rules_refuse_is_not_looked_at(setting, rule):
     assert result.stderr.startswith("gpt_tiny, 1 process: ")
 
 
+@pytest.mark.parametrize(
+    ("recipe", "setting", "rule"),
+    [
+        ("gpt_tiny", "dataset.inter_document_masking=true", "G26"),
+        ("t5_tiny", "dataset.inter_document_masking=true", "D58"),
+        ("gpt_tiny", "dataset.hybrid_context_parallel=true", "D48"),
+        ("gpt_tiny", "dataset.num_dataset_builder_threads=0", "D49"),
+    ],
+)
+def test_a_wish_on_data_that_nothing_grants_is_one_problem(recipe, setting, rule):
+    problems = json.loads(mb("check", recipe, setting, "--json").stdout)["problems"]
+    assert [problem["id"] for problem in problems] == [rule]
+
+
 def test_a_name_that_is_no_recipe_is_told_what_an_override_looks_like():
     result = mb("check", "nosuch")
     assert (result.exit_code, "An override has the form section.field=value." in result.stderr) == (2, True)

@@ -6,14 +6,13 @@ import functools
 import gc
 import os
 import pickle
-import select
 import signal
 import sys
 import threading
 import traceback
 from collections.abc import Sequence
 from importlib import import_module
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch.distributed as dist
@@ -69,7 +68,7 @@ def main(
 
 
 def _die_with_launcher(lifeline_fds: Sequence[int]) -> None:
-    select.select(lifeline_fds, [], [])
+    wait(lifeline_fds)  # of any number: select knows those below 1024 alone
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 

@@ -15,6 +15,7 @@ from threading import Lock
 from mb_host.rank_messages import RankEnds, RankOrders
 
 _ANSWER_SECONDS = 300.0  # on a machine that is busy, too
+_LEAVE_SECONDS = 5.0
 _OUTPUT, _ERRORS = 1, 2
 
 
@@ -65,12 +66,14 @@ class RankServer:
 
     Args:
         env: The whole environment, as far as it is read by imports; each rank gets its own when it is forked.
+        answer_seconds: How long the imports may take.
     """
 
-    def __init__(self, *, env: Mapping[str, str]) -> None:
+    def __init__(self, *, env: Mapping[str, str], answer_seconds: float = _ANSWER_SECONDS) -> None:
         self._control: Connection[RankOrders, int | str]
         self._control, theirs = Pipe()
         self._lock = Lock()
+        self._answer_seconds = answer_seconds
         self._owner = os.getpid()
         fd = theirs.fileno()
         program = (
@@ -85,6 +88,11 @@ class RankServer:
         )
         theirs.close()
         atexit.register(self.close)
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
 
     @property
     def is_alive(self) -> bool:
@@ -118,7 +126,7 @@ class RankServer:
             self._control.send(orders)
             with socket.socket(fileno=os.dup(self._control.fileno())) as channel:
                 socket.send_fds(channel, [b"\0"], ends)
-            if self._control.poll(_ANSWER_SECONDS):
+            if self._control.poll(self._answer_seconds):
                 return self._control.recv()
         except (OSError, EOFError) as error:
             self.close()
@@ -126,17 +134,17 @@ class RankServer:
         except BaseException:  # interrupted: an answer that comes later would be taken for the next one
             self.close()
             raise
-        self.close()
-        raise CannotForkError(f"the imports take more than {_ANSWER_SECONDS:g} s")
+        self.close(patience_seconds=0.0)
+        raise CannotForkError(f"the imports take more than {self._answer_seconds:g} s")
 
-    def close(self) -> None:
+    def close(self, *, patience_seconds: float = _LEAVE_SECONDS) -> None:
         """End it, and whatever is left of its ranks; a fork of the process that made it only lets it go."""
         atexit.unregister(self.close)
         self._control.close()
         if os.getpid() != self._owner:
             return
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=5.0)
+            self._process.wait(timeout=patience_seconds)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

@@ -1,0 +1,30 @@
+"""Processes that ranks would be forked from, and that do not answer."""
+
+import os
+import signal
+import sys
+
+import pytest
+
+from mb_host.rank_messages import RankEnds, RankOrders
+from mb_host.rank_server import CannotForkError, RankServer
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux only")
+ORDERS = RankOrders(rank=0, world_size=1, imports=(), environment={}, path=tuple(sys.path), folder=os.curdir)
+ENDS = RankEnds(connection=0, lifeline=1, dump=2)
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"), [(signal.SIGKILL, "has ended"), (signal.SIGSTOP, r"take more than 0\.1 s")]
+)
+def test_what_does_not_answer_is_ended(number, reason):
+    server = RankServer(env=os.environ, answer_seconds=0.1)
+    try:
+        os.kill(server.pid, number)
+        with pytest.raises(CannotForkError, match=reason):
+            server.fork(ORDERS, ENDS)
+        assert not server.is_alive
+        with pytest.raises(ProcessLookupError):
+            os.kill(server.pid, 0)
+    finally:
+        server.close(patience_seconds=0.0)

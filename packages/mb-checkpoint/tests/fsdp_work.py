@@ -128,6 +128,17 @@ def cut_once_more():
     fsdp.weights(run.model, mcore.Groups.of(None))
 
 
+def read_apart(folder):
+    """Read an object of a checkpoint that the second rank does not find."""
+    from pathlib import Path
+
+    import torch
+
+    from mb_checkpoint.restore_shards import read_on_all
+
+    read_on_all(Path(folder) / ("gone" * torch.distributed.get_rank()), {"iteration": None})
+
+
 def nothing_in_common():
     """Ask for a tensor of which a checkpoint knows nothing."""
     from pathlib import Path

@@ -141,6 +141,13 @@ def test_what_cannot_be_read_is_refused(two_ranks, saved, shape, section, says):
     assert re.match(says, f"{kind}: {message}", re.DOTALL)
 
 
+def test_what_one_rank_cannot_read_is_an_error_on_all(two_ranks, saved):
+    folder = f"{saved[0]}/iter_0000001"
+    for kind, message, is_os_error in two_ranks.run(rank_work.error_of, fsdp_work.read_apart, folder):
+        assert (kind, is_os_error) == ("RanksFailedError", True)
+        assert re.search(r"could not be read \(rank 1: .*gone", message)
+
+
 def test_a_checkpoint_without_anything_of_the_model_is_refused(one_rank):
     kind, message, _ = one_rank.run(rank_work.error_of, fsdp_work.nothing_in_common)[0]
     assert kind == "CheckpointShapeError"

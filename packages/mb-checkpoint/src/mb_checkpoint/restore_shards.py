@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from mb_checkpoint import fsdp, masters, mcore
+from mb_checkpoint.agreement import RanksFailedError, on_every_rank
 from mb_checkpoint.errors import CheckpointLayoutError, CheckpointShapeError
 from mb_checkpoint.reruns import RERUN_KEY, entries_of, rebuilt
 from mb_checkpoint.restore import Restore, check_shapes, of_all_ranks
@@ -36,8 +37,25 @@ def load_shards(path: Path, model: Sequence[Any], groups: mcore.Groups, *, stric
     refuse_other_cuts(path, model, groups, contents)
     asked = fsdp.weights(model, groups)
     compare(asked, contents.model_shapes, path=path, strict=strict)
-    read_entries(path, {name: shard for name, shard in asked.items() if name in contents.model_shapes})
+    read_on_all(path, {name: shard for name, shard in asked.items() if name in contents.model_shapes})
     fsdp.take_over(model)
+
+
+def read_on_all(path: Path, asked: Mapping[str, Shard | None]) -> dict[str, Any]:
+    """Read as `read_entries`; where a rank cannot, raise on all, as the others would wait for it. Collective.
+
+    Raises:
+        RanksFailedError: A rank could not read; what has been read is in the blocks.
+    """
+    found: dict[str, Any] = {}
+    try:
+        on_every_rank(lambda: found.update(read_entries(path, asked)))
+    except RanksFailedError as error:
+        raise RanksFailedError(
+            f"{path}: could not be read ({error}), and some of it is in the model already. Look at it with "
+            "verify_checkpoint, or load another checkpoint."
+        ) from error
+    return found
 
 
 def compare(
@@ -120,7 +138,7 @@ class RestoreShards(Restore):
         random = [self._rng_name()] if self._wants_rng() else []
         reruns = self._rerun_request().get(RERUN_KEY, {})
         wanted |= dict.fromkeys([*random, *entries_of(reruns)])
-        loaded = read_entries(self._path, wanted)
+        loaded = read_on_all(self._path, wanted)
         self._settle(loaded, with_optimizer=with_optimizer)
         if reruns and ctx.rerun_state_machine is not None:
             ctx.rerun_state_machine.load_state_dict(rebuilt(reruns, loaded))

@@ -76,7 +76,6 @@ class ShardPlanner:
         self._constant = constant
         self._asked: list[WriteItem] = []
         self._given: list[WriteItem] = []
-        self._central: list[SavePlan] = []
         self._index: Metadata | None = None
 
     def divide(self, entries: Entries) -> tuple[list[WriteItem], Metadata | None]:
@@ -99,13 +98,15 @@ class ShardPlanner:
         first = dist.get_rank() == 0
         plans: list[Any] | None = [None] * dist.get_world_size() if first else None
         dist.gather_object(own, plans)
+        shares: list[SavePlan] = []
 
         def divide() -> None:
-            self._central, self._index = self._planner.create_global_plan(plans or [])
+            found, self._index = self._planner.create_global_plan(plans or [])
+            shares.extend(found)
 
         on_rank_zero(divide)
         mine: list[Any] = [None]
-        dist.scatter_object_list(mine, self._central if first else None)
+        dist.scatter_object_list(mine, shares if first else None)
         given: SavePlan = mine[0]
         return list(given.items)
 

@@ -163,8 +163,10 @@ RULES: tuple[Rule, ...] = (
             fails=(other,),
             passes=(whole,),
         )
-        for letter, (name, whole), other in zip(
-            ascii_lowercase, WHOLE.items(), (True, 2, 8, True, True, "e4m3", "e2m1"), strict=False
+        for letter, ((name, whole), other) in zip(
+            ascii_lowercase,
+            zip(WHOLE.items(), (True, 2, 8, True, True, "e4m3", "e2m1"), strict=True),
+            strict=False,
         )
     ),
     *(
@@ -202,10 +204,13 @@ RULES: tuple[Rule, ...] = (
             fails=(other,),
             passes=(left,),
         )
-        for letter, (path, left), other in zip(
+        for letter, ((path, left), other) in zip(
             ascii_lowercase,
-            PROCESS_WIDE.items(),
-            (True, True, True, True, True, ["ep"], "nccl.yaml", 2, True, True, True),
+            zip(
+                PROCESS_WIDE.items(),
+                (True, True, True, True, True, ["ep"], "nccl.yaml", 2, True, True, True),
+                strict=True,
+            ),
             strict=False,
         )
     ),

@@ -89,5 +89,7 @@ def test_v071(changed, words):
 def test_the_detectors_section_alone_is_held_to_its_rules():
     NVRxStragglerDetectionConfig().finalize()
     NVRxStragglerDetectionConfig(report_time_interval=0.0).finalize()
-    with pytest.raises(SectionError, match=r"report_time_interval=0\.0 is not a time between reports \[V071\]"):
+    with pytest.raises(
+        SectionError, match=r"report_time_interval=0\.0 is not a time between reports \[V071\]"
+    ):
         NVRxStragglerDetectionConfig(enabled=True, report_time_interval=0.0).finalize()

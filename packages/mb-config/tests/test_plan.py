@@ -116,6 +116,11 @@ def test_processes_that_modules_do_not_fill_are_noted():
     assert "leave the encoder 2 ranks for tp 2, and the language model 1 for tp 2" in plan.notes[0]
 
 
+def test_replicas_that_do_not_feed_each_other_are_noted():
+    plan = run({**SEES, "language_rank_offset": 2, "vision_tensor_model_parallel_size": 1}, world_size=5)
+    assert "have 2 replicas of the encoder and 3 of the language model" in plan.notes[0]
+
+
 T5_BASE = {
     "num_layers": 12,
     "hidden_size": 768,

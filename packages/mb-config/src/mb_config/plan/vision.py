@@ -27,6 +27,12 @@ class Layout:
                 f"{world} processes leave the encoder {vision} ranks for tp {self.vision_tp}, and the language model "
                 f"{max(0, language)} for tp {self.language_tp}"
             )
+        replicas = vision // self.vision_tp, language // self.language_tp
+        if max(replicas) % min(replicas):
+            return (
+                f"{world} processes have {replicas[0]} replicas of the encoder and {replicas[1]} of the language "
+                "model, and neither number divides the other"
+            )
         return None
 
 

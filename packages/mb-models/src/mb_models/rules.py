@@ -5,6 +5,7 @@ from dataclasses import fields
 
 from mb_models import fsdp_rules, hybrid_rules, limits, mimo_rules, special_rules, t5_rules
 from mb_models.config import GPTModelConfig
+from mb_models.peft import rules as peft_rules
 from mb_models.rule import Rule
 
 __all__ = ["BUILD_RULES", "INTERLEAVING", "RULES", "ModelConfigError", "Rule", "broken_rules"]
@@ -328,6 +329,7 @@ RULES: tuple[Rule, ...] = (
     *t5_rules.RULES,
     *fsdp_rules.RULES,
     *mimo_rules.RULES,
+    *peft_rules.RULES,
 )
 """Rules on a section as a user writes it."""
 

@@ -1,0 +1,49 @@
+"""What the section `peft` may not say: rules as data, for a check before launch. Standard library only."""
+
+from collections.abc import Sequence
+
+from mb_models.rule import Rule
+
+
+def _rank(dim: int) -> str | None:
+    return None if dim >= 1 else f"is {dim}"
+
+
+def _dropout(probability: float) -> str | None:
+    return None if 0.0 <= probability < 1.0 else f"is {probability}"
+
+
+def _targets(names: Sequence[str]) -> str | None:
+    return None if names else "names no layer"
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        id="PE01",
+        fields=("peft.dim",),
+        test=_rank,
+        why="it is the rank of the product that is added",
+        fix="Set peft.dim to 1 or more.",
+        fails={"peft.dim": 0},
+        passes={"peft.dim": 1},
+    ),
+    Rule(
+        id="PE02",
+        fields=("peft.dropout",),
+        test=_dropout,
+        why="it is the probability of losing an input, and what is left is scaled up by 1 / (1 - dropout)",
+        fix="Set peft.dropout to 0 or more, and below 1.",
+        fails={"peft.dropout": 1.0},
+        passes={"peft.dropout": 0.0},
+    ),
+    Rule(
+        id="PE03",
+        fields=("peft.target_modules",),
+        test=_targets,
+        why="everything but adapters is frozen, so that nothing would be trained",
+        fix="Name layers, such as linear_qkv and linear_proj, or leave peft.target_modules out.",
+        fails={"peft.target_modules": []},
+        passes={"peft.target_modules": ["linear_qkv"]},
+    ),
+)
+"""Rules on the section as a user writes it; where adapters cannot go is known when the model is there."""

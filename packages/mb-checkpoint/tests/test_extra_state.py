@@ -21,5 +21,11 @@ def test_what_it_holds_is_taken_and_left_where_nothing_keeps_it(one_rank, tmp_pa
     assert one_rank.run(work.load, section, False, [3.0]) == [([3.0], 1, ())]
 
 
+def test_each_of_grouped_experts_keeps_its_own(one_rank):
+    assert one_rank.run(work.lacking_of_grouped_experts) == [
+        {"experts.linear_fc1._extra_state": 0, "experts.linear_fc1._extra_state1": 1}
+    ]
+
+
 def test_random_states_of_another_tracker_are_stored_as_tensors(one_rank):
     assert one_rank.run(work.states_of_another_tracker) == [["Tensor", "Tensor"]]

@@ -4,13 +4,14 @@ Transformer Engine's modules keep an entry each, empty but for 8-bit scales. Meg
 have fewer or none, so that what they stored, or what was imported, lacks entries that a GPU's layers ask for.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from mb_checkpoint import mcore
 
-NAME = "_extra_state"
-"""How torch calls it: the last part of an entry's name."""
+NAME = re.compile(r"(.+\.)?_extra_state\d*")
+"""Names of its entries: as torch calls it, with a number from the second of grouped experts on."""
 
 
 def lacking(sections: Mapping[str, Any], contents: mcore.Contents) -> dict[str, dict[str, Any]]:
@@ -25,7 +26,7 @@ def lacking(sections: Mapping[str, Any], contents: mcore.Contents) -> dict[str, 
         section: {
             name: entry.data
             for name, entry in entries.items()
-            if name.rpartition(".")[2] == NAME and name not in stored[section]
+            if NAME.fullmatch(name) and name not in stored[section]
         }
         for section, entries in sections.items()
     }

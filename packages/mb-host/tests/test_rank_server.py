@@ -21,6 +21,7 @@ def test_what_does_not_answer_is_ended(number, reason):
     server = RankServer(env=os.environ, answer_seconds=0.1)
     try:
         os.kill(server.pid, number)
+        os.waitid(os.P_PID, server.pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
         with pytest.raises(CannotForkError, match=reason):
             server.fork(ORDERS, ENDS)
         assert not server.is_alive

@@ -50,6 +50,13 @@ def test_adapters_that_cannot_be_are_told_before_the_launch():
     assert [rule for rule in told if rule.startswith("PE")] == ["PE01", "PE02", "PE03"]
 
 
+def test_a_run_folder_without_a_name_is_not_the_current_one():
+    result = mb("check", "--out", "")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "is empty" in result.stderr
+    assert mb("check", "--out", ".").exit_code == 0
+
+
 def test_all_mistakes_are_told_at_once_with_value_reason_advice_and_origin():
     result = mb("check", "train.global_batch_size=7", "optimizer.lr=-1.0")
     assert result.exit_code == 1

@@ -33,9 +33,30 @@ ConfigFiles = Annotated[
         "--config", metavar="FILE", help="A YAML file laid over the recipe; repeatable, later wins."
     ),
 ]
+
+
+def run_folder(written: str) -> Path:
+    """Return the run folder as it was typed.
+
+    Raises:
+        typer.BadParameter: it is "", as in `--out "$RUN"` without RUN, which would be the current folder.
+    """
+    if not written:
+        raise typer.BadParameter(
+            "is empty, as where a shell's variable is not set. Give a folder, or . for this one."
+        )
+    return Path(written)
+
+
 Out = Annotated[
     Path | None,
-    typer.Option("--out", metavar="DIR", help="Run folder; default runs/RECIPE.", show_default=False),
+    typer.Option(
+        "--out",
+        metavar="DIR",
+        parser=run_folder,
+        help="Run folder; default runs/RECIPE.",
+        show_default=False,
+    ),
 ]
 Processes = Annotated[
     int | None,

@@ -1,5 +1,6 @@
 """Processes that ranks would be forked from, and that do not answer."""
 
+import gc
 import os
 import signal
 import sys
@@ -7,7 +8,9 @@ import sys
 import pytest
 
 from mb_host.rank_messages import RankEnds, RankOrders
-from mb_host.rank_server import CannotForkError, RankServer
+from mb_host.rank_server import CannotForkError, RankServer, ServerEndedError
+from mb_host.rank_server_main import _fork
+from mb_host.rank_starts import start_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux only")
 ORDERS = RankOrders(rank=0, world_size=1, imports=(), environment={}, path=tuple(sys.path), folder=os.curdir)
@@ -29,3 +32,28 @@ def test_what_does_not_answer_is_ended(number, reason):
             os.kill(server.pid, 0)
     finally:
         server.close(patience_seconds=0.0)
+
+
+def test_where_the_server_has_ended_another_one_forks(monkeypatch):
+    class Ended:
+        def fork(self, orders, ends):
+            raise ServerEndedError
+
+    class Alive:
+        def fork(self, orders, ends):
+            return "forked"
+
+    servers = iter([Ended(), Alive()])
+    monkeypatch.setattr("mb_host.rank_starts.server_for", lambda added, *, env: next(servers))
+    assert start_of("fork", added={}, env={})(ORDERS, ENDS) == "forked"
+
+
+def test_where_the_system_does_not_fork_the_reason_is_the_answer(monkeypatch):
+    def no_fork():
+        raise BlockingIOError("no process left")
+
+    monkeypatch.setattr(os, "fork", no_fork)
+    try:
+        assert _fork(ORDERS, [0, 1], [], own=[]) == "the system does not fork: no process left"
+    finally:
+        gc.unfreeze()

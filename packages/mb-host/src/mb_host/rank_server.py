@@ -23,6 +23,10 @@ class CannotForkError(RuntimeError):
     """There is no process to fork from, or it must not fork: a rank needs an interpreter of its own."""
 
 
+class ServerEndedError(CannotForkError):
+    """The process to fork from has ended; another one can be started."""
+
+
 class ForkedProcess:
     """A rank that a `RankServer` has forked; has what `RankProcess` needs of `subprocess.Popen`."""
 
@@ -103,7 +107,7 @@ class RankServer:
         """Return a new rank, once what it needs has been imported.
 
         Raises:
-            CannotForkError: Why there is none.
+            CannotForkError: Why there is none; `ServerEndedError` where another server may do it.
         """
         ours, theirs = os.pipe()
         try:
@@ -130,7 +134,7 @@ class RankServer:
                 return self._control.recv()
         except (OSError, EOFError) as error:
             self.close()
-            raise CannotForkError(f"the process that ranks are forked from has ended ({error!r})") from error
+            raise ServerEndedError(f"the process that ranks are forked from has ended ({error!r})") from error
         except BaseException:  # interrupted: an answer that comes later would be taken for the next one
             self.close()
             raise

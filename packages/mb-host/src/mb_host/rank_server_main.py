@@ -88,11 +88,16 @@ def refusal(orders: RankOrders) -> str | None:
     return None if threads == 1 else f"{threads} threads run after the imports"
 
 
-def _fork(orders: RankOrders, ends: list[int], children: list[_Child], *, own: list[int]) -> int:
+def _fork(orders: RankOrders, ends: list[int], children: list[_Child], *, own: list[int]) -> int | str:
     lifeline, kept = os.pipe()
     *of_rank, status = ends
     gc.freeze()  # else a collection in a rank would touch, and so copy, every page
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError as error:  # no memory or no process left: the ranks that run go on
+        os.close(lifeline)
+        os.close(kept)
+        return f"the system does not fork: {error}"
     if pid == 0:
         others = [end for child in children for end in (child.status, child.lifeline)]
         _be_rank(orders, of_rank, lifeline=lifeline, to_close=[*own, kept, status, *others])

@@ -7,7 +7,7 @@ from typing import Literal
 
 from mb_host.rank_messages import RankEnds, RankOrders
 from mb_host.rank_process import Process
-from mb_host.rank_server import CannotForkError, server_for
+from mb_host.rank_server import CannotForkError, ServerEndedError, server_for
 
 StartMethod = Literal["fork", "spawn"]
 
@@ -22,7 +22,10 @@ def start_of(
 
     def fork(orders: RankOrders, ends: RankEnds) -> Process:
         try:
-            return server.fork(orders, ends)
+            try:
+                return server.fork(orders, ends)
+            except ServerEndedError:  # since it was found alive
+                return server_for(added, env=env).fork(orders, ends)
         except CannotForkError:  # a fresh interpreter works, or says for itself why it does not
             return spawn(orders, ends)
 

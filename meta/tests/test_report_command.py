@@ -52,9 +52,9 @@ def test_what_a_run_changed_in_its_recipe(run):
     assert found.settings["model.num_layers"] == 4
 
 
-@pytest.mark.parametrize("text", ["a: [", "- list\n"])
+@pytest.mark.parametrize("text", [b"a: [", b"- list\n", b"\xff\xfe\x00"])
 def test_a_configuration_that_cannot_be_read_is_none(run, text):
-    (run / "run_config.yaml").write_text(text)
+    (run / "run_config.yaml").write_bytes(text)
     assert configuration(run) is None
     assert mb("report", run).exit_code == 0
 

@@ -59,6 +59,15 @@ def test_a_fresh_folder_has_no_other_settings(tmp_path):
     assert changes_since(RunFolder(tmp_path), CONFIG) == {}
 
 
+@pytest.mark.parametrize("damaged", [b"train: [", b"", b"just words", b"\xff\xfe\x00"])
+def test_settings_that_a_full_disk_or_a_kill_has_damaged_are_one_refusal(tmp_path, damaged):
+    (tmp_path / "run_config.yaml").write_bytes(damaged)
+    with pytest.raises(RunFolderError, match=r"run_config.yaml: cannot be read .*or remove it to go on"):
+        changes_since(RunFolder(tmp_path), CONFIG)
+    (tmp_path / "run_config.yaml").unlink()
+    assert changes_since(RunFolder(tmp_path), CONFIG) == {}
+
+
 def test_other_settings_are_described_each_with_both_values(tmp_path):
     folder = RunFolder(tmp_path)
     folder.run_config.write_text(yaml.safe_dump(CONFIG))

@@ -36,7 +36,7 @@ Standing = Literal["fresh", "resumable", "complete"]
 
 
 class RunFolderError(ValueError):
-    """The run folder belongs to a run with other settings."""
+    """The run folder belongs to a run with other settings, or with settings that cannot be read."""
 
 
 class NoCheckpointError(FileNotFoundError):
@@ -114,10 +114,29 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def changes_since(folder: RunFolder, wanted: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return dotted path -> (there, wanted) for each setting that differs from the run in the folder; none if fresh."""
+    """Return dotted path -> (there, wanted) for each setting that differs from the run in the folder; none if fresh.
+
+    Raises:
+        RunFolderError: the settings that are there cannot be read.
+    """
     if not folder.run_config.exists():
         return {}
-    return differences(yaml.safe_load(folder.run_config.read_text()), wanted)
+    try:
+        saved = yaml.safe_load(folder.run_config.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise RunFolderError(unreadable(folder, str(error))) from error
+    if not isinstance(saved, Mapping):
+        raise RunFolderError(unreadable(folder, f"it holds {saved!r}, not keys and values"))
+    return differences(saved, wanted)
+
+
+def unreadable(folder: RunFolder, reason: str) -> str:
+    """Write the refusal of a run whose settings are damaged."""
+    return (
+        f"{folder.run_config}: cannot be read ({' '.join(reason.split())}), and whether the run there is the one that "
+        "is asked for stands in it. Put it back, or remove it to go on with the settings of this command; the "
+        "checkpoints are not touched. Or give another folder with --out."
+    )
 
 
 def standing(*, last_step: int | None, train_iters: int, more: bool = False) -> Standing:

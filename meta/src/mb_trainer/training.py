@@ -140,7 +140,11 @@ def open_folder(job: Job, voice: Voice) -> Iterator[None]:
             job.folder.path.mkdir(parents=True, exist_ok=True)
             stack.enter_context(own(job.folder))
             if not job.config.validation.skip_train:
-                job.config.to_yaml(job.folder.run_config)
+                part = (
+                    job.folder.path / "run_config.yaml.part"
+                )  # a kill leaves the old settings or the new, whole
+                job.config.to_yaml(part)
+                part.replace(job.folder.run_config)
         if job.world.rank == 0 and job.config.logger.save_config_filepath is not None:
             job.config.to_yaml(job.config.logger.save_config_filepath)
         torch.distributed.barrier()

@@ -72,8 +72,8 @@ def configuration(run: Path) -> Configuration | None:
     if not folder.run_config.is_file():
         return None
     try:
-        settings = yaml.safe_load(folder.run_config.read_text())
-    except yaml.YAMLError:
+        settings = yaml.safe_load(folder.run_config.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError):
         return None
     if not isinstance(settings, Mapping):
         return None

@@ -138,13 +138,13 @@ def settle_job(
     settled = settle(config, world_size=world.world_size, provenance=known)
     verify_data(config)
     save, evaluates_only = config.checkpoint.save, config.validation.skip_train
-    if save is not None and not evaluates_only:
-        check_writable(save)
     unwritable = why_unwritable(folder)
     if unwritable is not None and not evaluates_only:
         raise UnwritableFolderError(
             f"{folder.path}: {unwritable}, and metrics, events and settings are kept there. Choose another with --out."
         )
+    if save is not None and not evaluates_only:
+        check_writable(save)
     if not evaluates_only:
         refuse_to_start_over(config.checkpoint)
     changed = changes_since(folder, config.to_dict())

@@ -230,6 +230,12 @@ def test_data_that_is_nested_without_end_is_refused(make):
         make(tokenizer={"a": deep}).to_dict()
 
 
+def test_a_file_that_is_no_text_is_told(tmp_path):
+    (tmp_path / "run.yaml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigFileError, match=r"run.yaml: is no text in UTF-8"):
+        read_yaml(tmp_path / "run.yaml")
+
+
 def test_a_missing_file_and_a_folder(tmp_path):
     with pytest.raises(ConfigFileNotFoundError, match="no such file"):
         ConfigContainer.from_yaml(tmp_path / "run.yaml")

@@ -73,7 +73,9 @@ def read_yaml(path: str | Path) -> YamlFile:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError as error:
         raise ConfigFileNotFoundError("no such file", origin=str(path)) from error
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise ConfigFileError("is no text in UTF-8", origin=str(path)) from error
+    except OSError as error:
         raise ConfigFileError(str(error), origin=str(path)) from error
     return parse_yaml(text, name=str(path))
 

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from mb_checkpoint import CheckpointConfig, DefaultCheckpointManager
 from mb_checkpoint.context import LoadedCheckpoint
 from mb_trainer.loading import load
+from mb_trainer.recipes import gpt_tiny
 
 
 class Default(DefaultCheckpointManager):
@@ -61,7 +62,7 @@ def group():
 )
 def test_the_default_manager_always_loads_and_another_one_is_asked_first(group, manager, step, said):
     lines = []
-    state = SimpleNamespace(cfg=SimpleNamespace(peft=None), train_state=SimpleNamespace(step=None))
+    state = SimpleNamespace(cfg=gpt_tiny(), train_state=SimpleNamespace(step=None))
     trainee = SimpleNamespace(chunks=[], optimizer=None, scheduler=None)
     load(manager(), state, trainee, groups=None, reruns=None, voice=SimpleNamespace(say=lines.append))
     assert (state.train_state.step, lines) == (step, said)

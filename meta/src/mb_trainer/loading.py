@@ -30,9 +30,9 @@ def load(
     The default manager always loads, because only that finds checkpoints on the disks of the nodes; another one is
     asked on rank 0 whether there is something.
     """
-    positions = state.cfg.dataset.dataloader_load
     if not isinstance(manager, DefaultCheckpointManager) and not on_rank_zero(manager.has_checkpoint):
         return
+    positions = state.cfg.dataset.dataloader_load
     manager.load(
         CheckpointLoadContext(
             state=state,

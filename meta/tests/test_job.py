@@ -6,7 +6,14 @@ import pytest
 
 from mb_checkpoint import CheckpointConfig, CheckpointFolderError
 from mb_config import Provenance
-from mb_trainer.job import goes_on, last_step, overlap_environment, set_environment, settle_job
+from mb_trainer.job import (
+    goes_on,
+    last_step,
+    overlap_environment,
+    set_environment,
+    settle_job,
+    start_flight_recorder,
+)
 from mb_trainer.preflight import settle
 from mb_trainer.recipes import gpt_tiny
 from mb_trainer.run_folder import NoCheckpointError, RunFolder, RunFolderError, UnwritableFolderError, place
@@ -17,6 +24,18 @@ def test_the_shell_wins_over_env_vars_and_this_is_said():
     set_environment({"A": "recipe", "B": 1}, say=said.append, environment=environment)
     assert environment == {"A": "shell", "B": "1"}
     assert said == ["env_vars.A: the shell's value 'shell' wins over 'recipe'"]
+
+
+def test_the_flight_recorder_gets_its_variables_and_a_folder_and_keeps_what_the_shell_set(tmp_path):
+    said, environment = [], {"TORCH_INCLUDE_STACK_TRACE": "1"}
+    dist = gpt_tiny().dist
+    start_flight_recorder(dist, say=said.append, environment=environment)
+    assert (said, list(environment)) == ([], ["TORCH_INCLUDE_STACK_TRACE"])
+    dist.flight_recorder_dump_path = f"{tmp_path}/dumps/"
+    start_flight_recorder(dist, say=said.append, environment=environment)
+    assert said == ["dist.flight_recorder_dump_path: the shell's TORCH_INCLUDE_STACK_TRACE=1 is kept"]
+    assert environment["TORCH_FR_DUMP_TEMP_FILE"] == f"{tmp_path}/dumps/_dump_"
+    assert (len(environment), (tmp_path / "dumps").is_dir()) == (7, True)
 
 
 def test_what_has_no_place_goes_into_the_run_folder(tmp_path):

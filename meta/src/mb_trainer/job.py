@@ -11,9 +11,11 @@ import mb_host
 import mb_overlap
 from mb_checkpoint import check_writable
 from mb_checkpoint.layout import STEP_TRACKER, temporary_roots, why_not_a_checkpoint
-from mb_config import Provenance
+from mb_config import DistributedInitConfig, Provenance
 from mb_loop import Callback, TrainOutcome
 from mb_models.mimo_layout_rules import LAYOUT, has_layouts
+from mb_resilience import flight_recorder_environment
+from mb_resilience.flight_recorder import DUMP_FILES, kept_settings
 from mb_trainer.config import CheckpointConfig, ConfigContainer
 from mb_trainer.console import Voice
 from mb_trainer.machine import DRIVER, first_gpu
@@ -102,6 +104,7 @@ def pretrain(
         voice.say(f"warning: [{warning.id}] {warning}")
     set_environment(config.env_vars, say=voice.say)
     set_environment(overlap_environment(config, world_size=job.world.world_size), say=voice.say)
+    start_flight_recorder(config.dist, say=voice.say)
     mb_host.install()  # before megatron is imported; without effect where there is a GPU
     training = import_module("mb_trainer.training")  # torch and megatron: seconds, and only after all checks
     with voice.warnings_logged(), voice.records_logged(config.logger):
@@ -217,6 +220,25 @@ def set_environment(
     for name, value in wanted.items():
         if environment.setdefault(name, str(value)) != str(value):
             say(f"env_vars.{name}: the shell's value {environment[name]!r} wins over {str(value)!r}")
+
+
+def start_flight_recorder(
+    dist: DistributedInitConfig,
+    *,
+    say: Callable[[str], None],
+    environment: MutableMapping[str, str] = os.environ,
+) -> None:
+    """Tell torch what to record of collectives and where to leave it, and make the folder for that.
+
+    Raises:
+        OSError: the folder cannot be made.
+    """
+    for name, value in kept_settings(dist, environment=environment).items():
+        say(f"dist.flight_recorder_dump_path: the shell's {name}={value} is kept")
+    environment.update(flight_recorder_environment(dist, environment=environment))
+    for name in DUMP_FILES:
+        if name in environment:
+            Path(environment[name]).parent.mkdir(parents=True, exist_ok=True)
 
 
 def overlap_environment(

@@ -48,8 +48,6 @@ def must_stay(number: int, path: str, default: object, *, asked: object, instead
     )
 
 
-NO_RECORDER = "Set NCCL's own environment variables through env_vars."
-
 PAIRED = ("model.decoder_seq_length", "dataset.decoder_seq_length")
 
 SHARDED = ("ddp.use_megatron_fsdp", "dist.use_megatron_fsdp")
@@ -144,7 +142,6 @@ RULES = (
         fails={"dist.use_decentralized_pg": True, "model.mtp_num_layers": 1, "ddp.use_megatron_fsdp": False},
         passes={"dist.use_decentralized_pg": True, "model.mtp_num_layers": 0, "ddp.use_megatron_fsdp": False},
     ),
-    must_stay(25, "dist.flight_recorder_dump_path", None, asked="dump", instead=NO_RECORDER),
     must_stay(26, "dist.disable_jit_fuser", False, asked=True, instead=""),
     must_stay(27, "dist.enable_megatron_core_experimental", False, asked=True, instead=""),
     must_stay(39, "optimizer.optimizer_cuda_graph", False, asked=True, instead=""),

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from mb_resilience.config import NVRxStragglerDetectionConfig as NVRxStragglerDetectionConfig
     from mb_resilience.config import RerunStateMachineConfig as RerunStateMachineConfig
     from mb_resilience.config import StragglerDetectionConfig as StragglerDetectionConfig
+    from mb_resilience.flight_recorder import RecorderSettings as RecorderSettings
+    from mb_resilience.flight_recorder import flight_recorder_environment as flight_recorder_environment
     from mb_resilience.rules import RULES as RULES
     from mb_resilience.rules import Rule as Rule
     from mb_resilience.signals import SignalShield as SignalShield
@@ -44,6 +46,7 @@ _HOMES = {
     "NVRxStragglerDetectionConfig": "config",
     "RULES": "rules",
     "Rank0SilentError": "agreement",
+    "RecorderSettings": "flight_recorder",
     "RerunStateMachineConfig": "config",
     "Rule": "rules",
     "SignalShield": "signals",
@@ -52,6 +55,7 @@ _HOMES = {
     "StopSetupError": "agreement",
     "StragglerDetectionConfig": "config",
     "Watcher": "agreement",
+    "flight_recorder_environment": "flight_recorder",
 }
 __all__ = sorted(_HOMES)
 

@@ -1,0 +1,99 @@
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import pytest
+
+from mb_resilience import flight_recorder_environment
+from mb_resilience.flight_recorder import kept_settings
+
+
+@dataclass(kw_only=True)
+class Settings:
+    """The fields of mb-config's DistributedInitConfig that are read."""
+
+    flight_recorder_dump_path: str | None = "/tmp/trace_"
+    flight_recorder_trace_buffer_size: int = 2000
+    flight_recorder_dump_on_timeout: bool = True
+    flight_recorder_include_stack_trace: bool = False
+    flight_recorder_include_only_active: bool = True
+    flight_recorder_extra_dump_on_exec: bool = True
+
+
+ALL = {
+    "TORCH_FR_DUMP_TEMP_FILE": "/tmp/trace_",
+    "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/tmp/trace_",
+    "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+    "TORCH_INCLUDE_STACK_TRACE": "0",
+    "TORCH_INCLUDE_ONLY_ACTIVE": "1",
+    "TORCH_NCCL_EXTRA_DUMP_ON_EXEC": "1",
+}
+
+
+def test_every_setting_has_its_variable():
+    assert flight_recorder_environment(Settings(), environment={}) == ALL
+    changed = Settings(
+        flight_recorder_trace_buffer_size=10,
+        flight_recorder_dump_on_timeout=False,
+        flight_recorder_include_stack_trace=True,
+        flight_recorder_include_only_active=False,
+        flight_recorder_extra_dump_on_exec=False,
+    )
+    assert list(flight_recorder_environment(changed, environment={}).values())[2:] == [
+        "10",
+        "0",
+        "1",
+        "0",
+        "0",
+    ]
+
+
+def test_without_a_path_nothing_is_set():
+    assert flight_recorder_environment(Settings(flight_recorder_dump_path=None), environment={}) == {}
+
+
+def test_values_that_are_set_are_kept():
+    set_already = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0", "TORCH_FR_BUFFER_SIZE": "7"}
+    added = flight_recorder_environment(Settings(), environment=set_already)
+    assert added.keys() == ALL.keys() - {"TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_TRACE_BUFFER_SIZE"}
+    assert kept_settings(Settings(), environment=set_already) == {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
+
+
+@pytest.mark.parametrize("path", [None, "/elsewhere/trace_"])
+def test_files_that_the_environment_names_win_and_bring_the_rest(path):
+    set_already = {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/shell/trace_"}
+    added = flight_recorder_environment(Settings(flight_recorder_dump_path=path), environment=set_already)
+    assert added == {
+        **{name: value for name, value in ALL.items() if name not in set_already},
+        "TORCH_FR_DUMP_TEMP_FILE": "/shell/trace_",
+    }
+
+
+def test_in_a_folder_files_have_the_prefix_that_readers_expect(tmp_path):
+    prefixes = {f"{tmp_path}": f"{tmp_path}/_dump_", f"{tmp_path}/later/": f"{tmp_path}/later/_dump_"}
+    for folder, prefix in prefixes.items():
+        added = flight_recorder_environment(Settings(flight_recorder_dump_path=folder), environment={})
+        assert added["TORCH_FR_DUMP_TEMP_FILE"] == prefix
+
+
+RECORDED = """
+import json, os, sys
+os.environ.update(json.loads(sys.argv[1]))
+import torch, torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+for _ in range(5):
+    dist.all_reduce(torch.ones(1))
+print(len(json.loads(torch._C._distributed_c10d._dump_fr_trace_json())["entries"]))
+dist.destroy_process_group()
+"""
+
+
+def test_torch_records_as_many_collectives_as_it_is_told():
+    torch = pytest.importorskip("torch")
+    if not hasattr(torch._C._distributed_c10d, "_dump_fr_trace_json"):
+        pytest.skip("this torch records collectives of NCCL only")
+    added = flight_recorder_environment(Settings(flight_recorder_trace_buffer_size=3), environment={})
+    command = [sys.executable, "-c", RECORDED, json.dumps(added)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "3\n"

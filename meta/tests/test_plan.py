@@ -44,6 +44,13 @@ def test_json_has_every_figure():
     )
 
 
+@pytest.mark.parametrize("size", ["num_layers", "mtp_num_layers", "pipeline_model_parallel_size"])
+def test_a_slip_in_a_size_is_one_message(size):
+    done = mb("plan", f"model.{size}=999999999")
+    assert (done.exit_code, done.stderr.count("\n")) == (1, 1)
+    assert done.stderr.startswith(f"error: model.{size}: 999,999,999 ")
+
+
 def test_the_parameters_are_those_that_the_trainer_reports():
     model = read_request([]).config.model
     assert answer()["parameters"]["total"] == parameter_count(model, vocab_size=4096)

@@ -63,17 +63,18 @@ def test_a_run_without_adapters_has_none_to_export(base, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "exit_code", "says"),
     [
-        ([], "[V244] checkpoint.pretrained_checkpoint: is not set"),
+        ([], 1, "[V244] checkpoint.pretrained_checkpoint: is not set"),
         (
             ["checkpoint.pretrained_checkpoint=nowhere"],
+            1,
             "[V244] checkpoint.pretrained_checkpoint: nowhere has no",
         ),
-        (["peft=ia3"], "'ia3' is none of lora, canonical_lora, dora"),
+        (["peft=ia3"], 2, "'ia3' is none of lora, canonical_lora, dora"),
     ],
 )
-def test_fine_tuning_from_nothing_is_refused(words, says, tmp_path, capsys):
+def test_fine_tuning_from_nothing_is_refused(words, exit_code, says, tmp_path, capsys):
     asked = {"files": [], "out": tmp_path, "nproc": None, "resume_with_changes": False}
-    assert pretrain(words, **asked, command="finetune") == 2
+    assert pretrain(words, **asked, command="finetune") == exit_code
     assert says in capsys.readouterr().err

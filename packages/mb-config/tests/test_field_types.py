@@ -35,6 +35,8 @@ FITS = [
     (len, Callable[..., int], len),
     (int, type[int], int),
     (object, Any, object),
+    (2**63 - 1, int, 2**63 - 1),
+    (10**20, float, 1e20),
     (3, TypeVar("T"), 3),
 ]
 DOES_NOT = [
@@ -55,6 +57,9 @@ DOES_NOT = [
     ([1], dict[str, int], "dict of str, int"),
     (3, Callable[..., int], "function"),
     (3, Path, "Path"),
+    (2**63, int, "an integer of at most 64 bits"),
+    (-(10**40), int | None, "an integer of at most 64 bits"),
+    (10**400, float, "a number that fits a float"),
 ]
 
 

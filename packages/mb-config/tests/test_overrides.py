@@ -113,6 +113,8 @@ def test_what_cannot_be_applied_is_refused(make, override, error, message):
 def test_a_text_that_is_no_override(make):
     with pytest.raises(OverrideError, match=r"cannot read the override 'a=\['"):
         after(make(), "a=[")
+    with pytest.raises(OverrideError, match="cannot read the override 'a=999"):
+        after(make(), "a=" + 5000 * "9")
 
 
 def test_all_errors_come_together(make):

@@ -48,6 +48,7 @@ DEEPSEEK_V3 = {
     },
     "bf16": True,
 }
+HUGE = 999_999_999
 TINY = {
     "num_layers": 4,
     "hidden_size": 8,
@@ -313,6 +314,17 @@ PP2 = {"pipeline_model_parallel_size": 2}
         ({**PP2, "pipeline_model_parallel_layout": "Ett|t|tL"}, "3 parts do not fit pp=2"),
         ({**PP2, "pipeline_model_parallel_layout": "Ett|ttmL"}, "holds 1 layers of multi-token prediction of 0"),
         ({**PP2, "pipeline_model_parallel_layout": "Ett|tL"}, "4 layers, but the stages hold 3"),
+        ({"num_layers": HUGE}, "model.num_layers: 999,999,999 layers are more than the 10,000 that are planned"),
+        ({"num_layers": HUGE, "num_moe_experts": 4}, "model.num_layers: 999,999,999 layers"),
+        ({"mtp_num_layers": HUGE}, "model.mtp_num_layers: 999,999,999 layers"),
+        ({"decoder_seq_length": 8, "encoder_num_layers": HUGE}, "model.encoder_num_layers: 999,999,999 layers"),
+        ({"vision_num_layers": HUGE}, "model.vision_num_layers: 999,999,999 layers"),
+        ({"pipeline_model_parallel_size": HUGE}, "model.pipeline_model_parallel_size: 999,999,999 stages"),
+        ({**PP2, "virtual_pipeline_model_parallel_size": HUGE},
+         "model.virtual_pipeline_model_parallel_size: 1,999,999,998 stages"),
+        ({**PP2, "pipeline_model_parallel_layout": "Et*999999999|L"}, "layout: 999,999,999 parts are more"),
+        ({**PP2, "pipeline_model_parallel_layout": "E(t*9999|)*99999L"}, "layout: 699,993 parts are more"),
+        ({**PP2, "pipeline_model_parallel_layout": "Et*" + 5000 * "9"}, "layout: 1,000,000,000 parts are more"),
     ],
 )  # fmt: skip
 def test_sizes_that_cannot_be_counted_are_refused_by_name(change, blamed):
@@ -339,3 +351,11 @@ def test_further_tokens_of_a_hybrid_that_share_their_layers_count_once():
     )
     assert (two.parameters, two.active_parameters) == (one.parameters, one.active_parameters)
     assert two.parameters - two.active_parameters == 2 * (4 - 2) * (2 * 8 * 32 + 32 + 8)
+
+
+def test_a_huge_group_of_microbatches_is_refused_where_there_are_so_many():
+    vp = {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2, "seq_length": 8}
+    model = {**TINY, **vp, "microbatch_group_size_per_vp_stage": HUGE}
+    assert run(model, micro_batch_size=1, global_batch_size=8).num_microbatches == 8
+    with pytest.raises(PlanError, match="999,999,999 microbatches in a row are more than the 1,024"):
+        run(model, micro_batch_size=1, global_batch_size=HUGE + 1)

@@ -180,6 +180,11 @@ def test_tr02_a_ramp_has_three_positive_numbers(rampup):
     assert "needs three positive numbers" in says("TR02", {"train.rampup_batch_size": rampup})
 
 
+def test_tr02_a_ramp_has_steps_that_can_be_counted():
+    values = {"train.rampup_batch_size": [8, 8, 9 * 10**10], "train.global_batch_size": 8 * 10**9}
+    assert says("TR02", values) == "makes 999,999,999 steps, more than 10,000"
+
+
 @pytest.mark.parametrize("name", ["", "  ", "A=B", 3])
 def test_v001_names_of_variables(name):
     assert says("V001", {"env_vars": {name: "1"}}) == f"{name!r} is no name of a variable"

@@ -36,6 +36,9 @@ def test_a_broken_rule_names_field_values_reason_remedy_and_id():
 def test_a_layout_of_other_letters_is_refused():
     (rule,) = [rule for rule in RULES if rule.id == "G22"]
     assert rule.test("Ex|tL", 4, None, 2, None) == "'Ex|tL' holds x"
+    assert (
+        rule.test("Et*999999999|L", 4, None, 2, None) == "'Et*999999999|L' repeats 999,999,999 parts or more"
+    )
     assert rule.test("Et|ttt|L", 4, None, 2, None) == "has 3 stages, where pp=2 and vpp=None make 2"
     assert rule.test([["embedding", "decoder"], ["decoder", "loss"]], 2, None, 2, None) is None
 

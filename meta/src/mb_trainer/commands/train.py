@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mb_checkpoint.layout import why_not_a_checkpoint
+from mb_config import ConfigError, Problem
 from mb_loop import TrainOutcome
 from mb_trainer.commands.errors import LaunchError, reported
 from mb_trainer.config import ConfigContainer
@@ -17,7 +18,7 @@ from mb_trainer.job import say_complete, settle_job
 from mb_trainer.ports import asked_port
 from mb_trainer.processes import is_launched
 from mb_trainer.reading import read_request
-from mb_trainer.run_folder import NoCheckpointError, checkpoints_in
+from mb_trainer.run_folder import checkpoints_in
 
 
 def pretrain(
@@ -98,25 +99,33 @@ def need_weights(config: ConfigContainer) -> None:
     """Refuse to fine-tune from nothing, where the rules do not: they ask only with checkpoint.finetune=true.
 
     Raises:
-        LaunchError: no weights are named (rule V244).
-        NoCheckpointError: there is no checkpoint where they are named.
+        ConfigError: no weights are named, or there is no checkpoint where they are named (rule V244).
     """
     section = config.checkpoint
     if section.finetune and section.pretrained_checkpoint is None:
         return  # rule V244 says it, with all other problems
     named = section.pretrained_checkpoint or section.load
     if named is None:
-        raise LaunchError(
-            "[V244] checkpoint.pretrained_checkpoint: is not set, because fine-tuning starts from weights. Name a "
-            "run's checkpoints, such as checkpoint.pretrained_checkpoint=runs/gpt_tiny/checkpoints, or use mb pretrain."
+        raise no_weights(
+            "is not set",
+            why="fine-tuning starts from weights",
+            fix="Name a run's checkpoints, such as checkpoint.pretrained_checkpoint=runs/gpt_tiny/checkpoints, or use "
+            "mb pretrain.",
         )
     reason = why_not_a_checkpoint(checkpoints_in(Path(named)))
     if reason is not None:
-        raise NoCheckpointError(
-            f"[V244] checkpoint.pretrained_checkpoint: {named} {reason}, and fine-tuning starts from one. "
-            "Make it first (mb pretrain gpt_tiny for the recipe lora_tiny; mb import-hf for weights from elsewhere), "
-            "or name another."
+        raise no_weights(
+            f"{named} {reason}",
+            why="fine-tuning starts from one",
+            fix="Make it first (mb pretrain gpt_tiny for the recipe lora_tiny; mb import-hf for weights from "
+            "elsewhere), or name another.",
         )
+
+
+def no_weights(message: str, *, why: str, fix: str) -> ConfigError:
+    """Return the error that rule V244 stands for."""
+    blamed = ("checkpoint.pretrained_checkpoint",)
+    return ConfigError([Problem(id="V244", fields=blamed, message=message, why=why, fix=fix)])
 
 
 def launch(arguments: Sequence[str], *, processes: int, port: int | None) -> int:

@@ -14,6 +14,9 @@ from mb_config.errors import WrongTypeError
 Nested: TypeAlias = Callable[[Mapping[str, Any], tuple[type, ...], str], object]
 """Builds an object of one of these dataclasses from a mapping at a path."""
 
+_INT_BITS = 63
+"""Of the integers that NumPy, torch and file formats take, without the sign."""
+
 
 def hints(cls: Any) -> dict[str, Any]:
     """Resolved annotations of the fields of `cls`, inherited ones too."""
@@ -52,6 +55,8 @@ def fit(value: Any, annotation: Any, *, path: str, nested: Nested | None = None)
         WrongTypeError: names `path`, the value and the type.
     """
     choices = options(annotation)
+    if type(value) is int and int in choices and value.bit_length() > _INT_BITS:
+        raise WrongTypeError(value, f"an integer of at most {_INT_BITS + 1} bits", path=path)
     if is_open(annotation) or any(type(value) is choice for choice in choices):
         return value
     candidates = dataclasses_of(annotation)
@@ -85,7 +90,7 @@ def _fit_one(value: Any, choice: Any, *, path: str, nested: Nested | None) -> An
 
 def _fit_class(value: Any, choice: type, *, path: str) -> Any:
     if choice is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        return _as_float(value, path=path)
     if issubclass(choice, Path) and isinstance(value, str):
         return choice(value)
     if issubclass(choice, Enum) and not isinstance(value, choice):
@@ -95,6 +100,13 @@ def _fit_class(value: Any, choice: type, *, path: str) -> Any:
     if isinstance(value, choice) and (choice is bool or not isinstance(value, bool)):
         return value
     raise WrongTypeError(value, _word(choice), path=path)
+
+
+def _as_float(value: int, *, path: str) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise WrongTypeError(value, "a number that fits a float", path=path) from None
 
 
 def _member(value: Any, choice: type[Enum], *, path: str) -> Enum:

@@ -45,7 +45,10 @@ def parse_override(text: str) -> Override:
     """
     try:
         parsed = OverridesParser.create().parse_override(text)
-    except HydraException as error:
+    except (
+        HydraException,
+        ValueError,
+    ) as error:  # Python refuses integers of thousands of digits with the latter
         shown = masked_text(text)
         reason = str(error).splitlines()[0] if shown == text else "its value is no value in Hydra's grammar"
         raise OverrideError(f"cannot read the override {shown!r}: {reason}; write section.field=value") from (

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 PARTS = {"E": "embedding", "t": "decoder", "m": "mtp", "L": "loss"}
 """Letter -> the part that it stands for."""
 
+MOST_PARTS = 10_000
+"""Parts that repetitions in a text may make."""
+
 
 def read_layout(layout: str | Sequence[Sequence[str]]) -> list[list[str]]:
     """Return the parts of every stage, virtual ones too, in the order of the model.
@@ -16,10 +19,7 @@ def read_layout(layout: str | Sequence[Sequence[str]]) -> list[list[str]]:
         ValueError: there is something else in it.
     """
     if isinstance(layout, str):
-        text = re.sub(
-            r"\(([^)]+)\)\*(\d+)", lambda found: found[1] * int(found[2]), re.sub("[ ,]", "", layout)
-        )
-        text = re.sub(r"(.)\*(\d+)", lambda found: found[1] * int(found[2]), text)
+        text = _repeated(_repeated(re.sub("[ ,]", "", layout), r"\(([^)]+)\)\*(\d+)"), r"(.)\*(\d+)")
         rows = [[PARTS.get(letter, letter) for letter in row] for row in text.split("|")]
     else:
         rows = [[part.strip().lower() for part in row] for row in layout]
@@ -30,3 +30,15 @@ def read_layout(layout: str | Sequence[Sequence[str]]) -> list[list[str]]:
             f"{', '.join(PARTS)} in a text. Correct it."
         )
     return rows
+
+
+def _repeated(text: str, pattern: str) -> str:
+    """Write out what a pattern repeats: its first group as often as its second says."""
+    times = [(part, int(number) if len(number) < 10 else 10**9) for part, number in re.findall(pattern, text)]
+    parts = sum(len(part) * number for part, number in times)
+    if parts > MOST_PARTS:
+        raise ValueError(
+            f"{text!r} repeats {parts:,} parts or more, because a text is written out before it is read, up to "
+            f"{MOST_PARTS:,}. Correct it."
+        )
+    return re.sub(pattern, lambda match: match[1] * int(match[2]), text)

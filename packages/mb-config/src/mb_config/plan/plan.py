@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mb_config.plan.activations import Microbatch, chunk_bytes, read_arithmetic
+from mb_config.plan.limits import MOST_STAGES, refuse_more
 from mb_config.plan.schedule import Pipeline, batch_sizes, count_microbatches
 from mb_config.plan.shape import ModelShape, read, read_shape, smallest_world
 from mb_config.plan.stages import Chunk, cut
@@ -243,11 +244,14 @@ def _pipeline(
 ) -> Pipeline | None:
     if microbatches is None:
         return None
+    group = read(model, "microbatch_group_size_per_vp_stage") or shape.pp
+    in_a_row = min(group, microbatches)
+    refuse_more("microbatch_group_size_per_vp_stage", in_a_row, "microbatches in a row", most=MOST_STAGES)
     return Pipeline(
         stages=shape.pp,
         chunks=len(chunks) // shape.pp,
         microbatches=microbatches,
-        group=read(model, "microbatch_group_size_per_vp_stage") or shape.pp,
+        group=group,
         ahead=1 if read(model, "overlap_moe_expert_parallel_comm", False) else 0,
     )
 

@@ -8,6 +8,7 @@ from math import lcm
 from typing import Any
 
 from mb_config.plan.errors import PlanError
+from mb_config.plan.limits import refuse_huge
 from mb_config.plan.pattern import PatternShape, layers_ahead, layers_of
 
 UNCOUNTED = {
@@ -179,8 +180,9 @@ def read_shape(model: object, *, vocab_size: int | None = None) -> ModelShape:
         vocab_size: Rows of the embedding where the section does not say them (a tokenizer's, padded).
 
     Raises:
-        PlanError: a size is missing, is not positive, or belongs to a model that is not counted here.
+        PlanError: a size is missing, is not positive, is huge, or belongs to a model that is not counted here.
     """
+    refuse_huge(lambda name: read(model, name))
     for name, why in UNCOUNTED.items():
         if read(model, name):
             raise PlanError(f"model.{name}: not counted ({name}={read(model, name)!r}), because {why}.")

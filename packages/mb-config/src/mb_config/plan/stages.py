@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mb_config.plan.errors import PlanError
+from mb_config.plan.limits import MOST_LAYERS, refuse_more
 from mb_config.plan.pattern import PatternShape
 from mb_config.plan.shape import ModelShape, read
 
@@ -113,8 +114,7 @@ def read_layout(layout: object) -> list[list[str]]:
     """
     if isinstance(layout, str):
         text = layout.replace(",", "").replace(" ", "")
-        text = re.sub(r"\(([^)]+)\)\*(\d+)", lambda found: found[1] * int(found[2]), text)
-        text = re.sub(r"(.)\*(\d+)", lambda found: found[1] * int(found[2]), text)
+        text = _repeated(_repeated(text, r"\(([^)]+)\)\*(\d+)"), r"(.)\*(\d+)")
         unknown = set(text) - {*_LETTERS, "|"}
         if not unknown:
             return [[_LETTERS[letter] for letter in row] for row in text.split("|")]
@@ -126,6 +126,15 @@ def read_layout(layout: object) -> list[list[str]]:
         f"model.pipeline_model_parallel_layout: {layout!r} is no layout, because one is written with E (embedding), t "
         "(layer), m (multi-token prediction), L (loss) and | between stages. Correct it."
     )
+
+
+def _repeated(text: str, pattern: str) -> str:
+    """Write out what a pattern repeats: its first group as often as its second says."""
+    found = re.findall(pattern, text)
+    times = [int(number) if len(number) < 10 else 10**9 for _, number in found]
+    parts = sum(len(part) * number for (part, _), number in zip(found, times, strict=True))
+    refuse_more("pipeline_model_parallel_layout", parts, "parts", most=MOST_LAYERS)
+    return re.sub(pattern, lambda match: match[1] * int(match[2]), text)
 
 
 def _placed(rows: list[list[str]], pp: int) -> list[tuple[tuple[int, int], list[str]]]:

@@ -7,6 +7,9 @@ from mb_config.rules.parallelism import SIZES, data_parallel_size
 from mb_config.rules.rule import Rule
 from mb_config.rules.wording import shown
 
+MOST_STEPS = 10_000
+"""Steps of a growing batch: each is looked at by itself."""
+
 
 def _batch_sizes(batch: int | None, micro: int | None) -> str | None:
     wrong = [
@@ -23,9 +26,12 @@ def _ramp(rampup: object, batch: int | None) -> str | None:
     if not isinstance(rampup, list | tuple) or len(rampup) != 3 or min(rampup) < 1:
         return f"needs three positive numbers, not {rampup}"
     first, increment, _ = rampup
-    if batch is not None and (first > batch or (batch - first) % increment):
+    if batch is None:
+        return None
+    if first > batch or (batch - first) % increment:
         return f"steps of {increment} from {first} do not end at {batch}"
-    return None
+    steps = (batch - first) // increment
+    return f"makes {steps:,} steps, more than {MOST_STEPS:,}" if steps > MOST_STEPS else None
 
 
 def ramp_is_sound(rampup: object, batch: int | None) -> bool:

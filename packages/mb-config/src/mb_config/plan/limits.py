@@ -1,0 +1,43 @@
+"""Sizes beyond which nothing is planned, because layers and stages are looked at one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mb_config.plan.errors import PlanError
+
+MOST_LAYERS = 10_000
+MOST_STAGES = 1_024
+"""Pipeline stages, virtual ones too; also microbatches that one of them runs in a row."""
+
+_LAYERS = ("num_layers", "encoder_num_layers", "vision_num_layers", "mtp_num_layers")
+_STAGES = ("pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size")
+
+
+def refuse_huge(size_of: Callable[[str], Any]) -> None:
+    """Refuse a model with more layers or stages than can be looked at.
+
+    Args:
+        size_of: Returns a field of the model's section; None: it does not say.
+
+    Raises:
+        PlanError: there are more.
+    """
+    for name in _LAYERS:
+        refuse_more(name, size_of(name) or 0, "layers", most=MOST_LAYERS)
+    pp, vp = (size_of(name) or 1 for name in _STAGES)
+    refuse_more(_STAGES[vp > pp], pp * vp, "stages", most=MOST_STAGES)
+
+
+def refuse_more(name: str, number: int, things: str, *, most: int) -> None:
+    """Refuse a number of things above `most`.
+
+    Raises:
+        PlanError: it is.
+    """
+    if number > most:
+        raise PlanError(
+            f"model.{name}: {number:,} {things} are more than the {most:,} that are planned, because each is looked at "
+            "by itself. Lower it."
+        )

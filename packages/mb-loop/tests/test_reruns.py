@@ -103,12 +103,6 @@ def drawn_again_from_generators():
 
 
 @pytest.fixture(scope="module")
-def pool():
-    with mb_host.RankPool(2, imports=["megatron.core"]) as ranks:
-        yield ranks
-
-
-@pytest.fixture(scope="module")
 def rank(pool):
     """Train on both ranks; they end alike, and what the one with the faults did is returned."""
 

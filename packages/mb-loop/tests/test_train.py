@@ -351,11 +351,6 @@ def test_evaluation_batches_that_do_not_fit_are_refused_before_the_first_step(do
     assert state.train_state.step == steps
 
 
-def test_non_loss_data_is_refused():
-    with pytest.raises(mb_loop.TrainSettingsError, match="non_loss_data_func"):
-        train(mb_loop.LoopState.of(train_iters=1), non_loss_data_func=print)
-
-
 def test_several_ranks_need_a_group():
     with pytest.raises(mb_loop.ParallelSetupError, match="data_parallel_size=2"):
         train(mb_loop.LoopState.of(train_iters=1, data_parallel_size=2))

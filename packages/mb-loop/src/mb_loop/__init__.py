@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from mb_loop.microbatches import BatchSizeError as BatchSizeError
     from mb_loop.microbatches import StepBatch as StepBatch
     from mb_loop.microbatches import step_batch as step_batch
+    from mb_loop.non_loss import NonLossData as NonLossData
     from mb_loop.outcome import TrainOutcome as TrainOutcome
     from mb_loop.printing import Print as Print
     from mb_loop.progress_log import ProgressLogError as ProgressLogError
@@ -88,6 +89,7 @@ _HOMES = {
     "LoopState": "settings",
     "LossShapeError": "errors",
     "NonFiniteLossError": "loss_checks",
+    "NonLossData": "non_loss",
     "ParallelSetupError": "errors",
     "Print": "printing",
     "ProgressLogError": "progress_log",

@@ -12,6 +12,7 @@ from mb_loop.hooks import forward_pre_hooks
 from mb_loop.injection import ForwardStep, prepare_forward_step_func
 from mb_loop.losses import LossGroups, sum_and_count
 from mb_loop.mxfp8 import nothing
+from mb_loop.non_loss import EvaluationPasses, NonLossData
 from mb_loop.passes import Parallel, Passes
 from mb_loop.schedule import ForwardBackward
 from mb_loop.settings import GlobalState, evaluation_batch
@@ -44,6 +45,7 @@ def evaluate(  # noqa: PLR0913 (the seed's arguments, and the groups that it fou
     callbacks: CallbackManager | None = None,
     kind: Kind = "eval",
     time_is_up: TimeIsUp = no_limit,
+    non_loss: NonLossData | None = None,
 ) -> dict[str, float]:
     """Average the losses of `validation.eval_iters` global batches, with the model in evaluation mode.
 
@@ -64,6 +66,8 @@ def evaluate(  # noqa: PLR0913 (the seed's arguments, and the groups that it fou
         kind: "eval" or "test".
         time_is_up: ends the evaluation early; what was evaluated by then is thrown away, as an average over fewer
             batches is no number to compare.
+        non_loss: what to collect beside the losses, once an evaluation, at its end; nothing where the time was up. Of
+            several sets the last one's batch is taken. None: losses only.
 
     Returns:
         Loss per name, with several sets per "name set"; empty when there is nothing to evaluate, when the time was up,
@@ -90,7 +94,9 @@ def evaluate(  # noqa: PLR0913 (the seed's arguments, and the groups that it fou
     )
     manager = CallbackManager() if callbacks is None else callbacks
     events = Events(manager=manager, state=global_state, model=model)
-    return run_evaluation(passes, events, groups=pg_collection, kind=kind, time_is_up=time_is_up)
+    return run_evaluation(
+        passes, events, groups=pg_collection, kind=kind, time_is_up=time_is_up, non_loss=non_loss
+    )
 
 
 def run_evaluation(
@@ -100,6 +106,7 @@ def run_evaluation(
     groups: LossGroups | None,
     kind: Kind,
     time_is_up: TimeIsUp = no_limit,
+    non_loss: NonLossData | None = None,
     empty_cache: Callable[[], object] = torch.cuda.empty_cache,
 ) -> dict[str, float]:
     """Do what `evaluate` says, with the parts put together already; state and model are those of `events`.
@@ -112,18 +119,19 @@ def run_evaluation(
     if not any(each.batches for each in sets):
         return {}
     start, _, _, end = _EVENTS[kind]
-    counters = state.train_state
-    whole_end = (
-        counters.consumed_valid_samples
-        + sum(each.batches for each in sets) * evaluation_batch(state.cfg).samples
-    )
+    counters, batch = state.train_state, evaluation_batch(state.cfg)
+    whole_end = counters.consumed_valid_samples + sum(each.batches for each in sets) * batch.samples
+    non_loss = NonLossData() if non_loss is None else non_loss
     with forward_pre_hooks(state.cfg, events.model).paused(), _evaluation_mode(events.model), torch.no_grad():
         events(start)
         losses: dict[str, float] = {}
         whole = True
         for each in sets:
+            forward = EvaluationPasses(
+                passes.reading(each.data()), batch=batch, keep=non_loss.repeats_batch and each is sets[-1]
+            )
             rows = _run_batches(
-                passes.reading(each.data()),
+                forward,
                 events,
                 batches=each.batches,
                 kind=kind,
@@ -136,6 +144,8 @@ def run_evaluation(
                 break
             suffix = f" {each.name}" if each.name else ""
             losses.update({f"{name}{suffix}": loss for name, loss in _averages(*rows, groups=groups).items()})
+        if whole:
+            non_loss.hand_on(forward, model=events.model, step=counters.step)
         events(end, total_loss_dict=losses if whole else None)
     return losses
 
@@ -154,6 +164,7 @@ def evaluate_and_print_results(  # noqa: PLR0913 (as evaluate, and the prefix)
     callbacks: CallbackManager | None = None,
     kind: Kind = "eval",
     time_is_up: TimeIsUp = no_limit,
+    non_loss: NonLossData | None = None,
 ) -> str:
     """Evaluate, and write the result as one line between dashes.
 
@@ -173,6 +184,7 @@ def evaluate_and_print_results(  # noqa: PLR0913 (as evaluate, and the prefix)
         callbacks=callbacks,
         kind=kind,
         time_is_up=time_is_up,
+        non_loss=non_loss,
     )
     if not losses:
         return ""
@@ -224,7 +236,7 @@ def evaluate_after_training(
 
 
 def _run_batches(
-    passes: Passes,
+    passes: EvaluationPasses,
     events: Events,
     *,
     batches: int,
@@ -234,7 +246,6 @@ def _run_batches(
 ) -> tuple[list[str], Tensor | None] | None:
     """Return names and [sum, count] rows of all batches; None when the time was up before the last."""
     state: GlobalState = events.state
-    batch = evaluation_batch(state.cfg)
     _, step_start, step_end, _ = _EVENTS[kind]
     names: list[str] = []
     rows = None
@@ -242,12 +253,12 @@ def _run_batches(
         if number and time_is_up():
             return None
         events(step_start)
-        microbatches = passes(batch, forward_only=True)
+        microbatches = passes()
         if microbatches and microbatches[0]:
             names = list(microbatches[0])
             batch_rows = sum_and_count(microbatches)
             rows = batch_rows if rows is None else rows + batch_rows
-        state.train_state.consumed_valid_samples += batch.samples
+        state.train_state.consumed_valid_samples += passes.batch.samples
         after_batch()
         events(step_end)
     return names, rows

@@ -94,15 +94,22 @@ class Passes:
         other.data_iterator = data_iterator
         return other
 
-    def __call__(self, batch: StepBatch, *, forward_only: bool) -> list[dict[str, Tensor]]:
+    def __call__(
+        self, batch: StepBatch, *, forward_only: bool, collect_non_loss_data: bool = False
+    ) -> list[dict[str, Tensor]]:
         """Run the passes of one batch; return what the loss function reported, per microbatch.
+
+        With `collect_non_loss_data` it is called as `loss_function(output, non_loss_data=True)`, and anything may come.
 
         Raises:
             DataExhaustedError: the iterator ended.
         """
+        asked = (
+            {**self._arguments, "collect_non_loss_data": True} if collect_non_loss_data else self._arguments
+        )
         try:
             return self._run(
-                **self._arguments,
+                **asked,
                 data_iterator=self.data_iterator,
                 num_microbatches=batch.num_microbatches,
                 micro_batch_size=batch.micro_batch_size,

@@ -19,11 +19,12 @@ class ScheduleError(ValueError):
 
 def forward_backward_plain(
     *,
-    forward_step_func: Callable[[Any, Any], tuple[Any, Callable[[Any], Any]]],
+    forward_step_func: Callable[[Any, Any], tuple[Any, Callable[..., Any]]],
     data_iterator: Iterator[Any] | Sequence[Iterator[Any]] | None,
     model: Sequence[Module],
     num_microbatches: int,
     forward_only: bool = False,
+    collect_non_loss_data: bool = False,
     **unused: object,
 ) -> list[Any]:
     """Run all microbatches of a step and add up their gradients; Megatron's contract for forward steps.
@@ -31,7 +32,9 @@ def forward_backward_plain(
     `forward_step_func(iterator, model)` returns (output, loss function). The loss function returns either
     `(loss, reported)`, or `(loss sum, number of tokens, reported)`; the latter is divided by its tokens. Either way
     the gradient is the mean over the microbatches, as with Megatron's `calculate_per_token_loss=False`.
-    Sequence length and the like, which Megatron's schedules need, are accepted and not used.
+    With `collect_non_loss_data` the loss function is called as `loss_function(output, non_loss_data=True)`, whatever it
+    returns is collected, and there is no backward pass. Sequence length and the like, which Megatron's schedules need,
+    are accepted and not used.
 
     Raises:
         ScheduleError: several model chunks.
@@ -47,6 +50,9 @@ def forward_backward_plain(
         last = index == num_microbatches - 1
         with _gradient_sync(model[0], wanted=last or forward_only):
             output, loss_function = forward_step_func(iterator, model[0])
+            if collect_non_loss_data:
+                reported.append(loss_function(output, non_loss_data=True))
+                continue
             loss, report = _loss(loss_function(output))
             if not forward_only:
                 torch.autograd.backward(loss / num_microbatches)

@@ -18,6 +18,7 @@ from mb_loop.injection import ForwardStep, prepare_forward_step_func
 from mb_loop.losses import LossGroups
 from mb_loop.microbatches import StepBatch
 from mb_loop.mxfp8 import parameter_copy
+from mb_loop.non_loss import NonLossData
 from mb_loop.optimizers import Optimizer, Scheduler
 from mb_loop.outcome import TrainOutcome
 from mb_loop.passes import Parallel, Passes
@@ -55,6 +56,7 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
     flops: Callable[[StepResult], float] = no_flops,
     cuda_graphs: CudaGraphs | None = None,
     attention_logits: AttentionLogits | None = None,
+    non_loss_writer: Any = None,
     clock: Callable[[], float] = time.time,
 ) -> TrainOutcome:
     """Train up to `train.train_iters`, from wherever `global_state.train_state` stands.
@@ -74,8 +76,9 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
         valid_data_iterator: the same for validation.
         global_state: counters, which are advanced, and settings, which are read; `LoopState.of(...)` makes one.
         checkpointing_context: not used; `checkpointer` holds what it needs.
-        process_non_loss_data_func: not available; must be None.
-        non_loss_data_func: not available; must be None. A callback on `on_eval_end` can do the same.
+        process_non_loss_data_func: called as (data, step, writer) after each validation, on ranks with a
+            `non_loss_writer`; the data are what `non_loss_data_func` or else the loss functions give (`NonLossData`).
+        non_loss_data_func: called with the chunks after each validation, on all ranks; returns the data.
         forward_backward_func: Megatron's schedule; None: the plain one, without pipelining.
         pg_collection: losses are averaged over its dp_cp; needed when data_parallel_size > 1.
         p2p_communicator: given to the schedule together with `pg_collection`.
@@ -87,13 +90,14 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
         flops: operations of a step over all ranks; added up in `floating_point_operations_so_far`.
         cuda_graphs: captured after their warm-up; None: no graphs.
         attention_logits: read after each optimizer step, and weights clipped by them (`qk_clip`); None: neither.
+        non_loss_writer: given to `process_non_loss_data_func`; None: this rank writes nothing.
         clock: seconds; the one that `global_state.start_time` was read from.
 
     Returns:
         Why and where training ended, and whether that step is saved.
 
     Raises:
-        TrainSettingsError: train_iters is not set, or non-loss data is asked for.
+        TrainSettingsError: train_iters is not set, or non-loss data would be collected for nobody.
         BatchSizeError: the batch sizes do not fit, those of the evaluations included.
         ParallelSetupError: a parallel run without its group or schedule.
         ValidationSetError: the settings ask for validation sets, and plain data was given.
@@ -101,7 +105,10 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
         DataExhaustedError: the data ended before the steps did.
     """
     cfg, state = global_state.cfg, global_state.train_state
-    train_iters = _last_step(cfg.train, process_non_loss_data_func, non_loss_data_func)
+    train_iters = _last_step(cfg.train)
+    non_loss = NonLossData(
+        collect=non_loss_data_func, process=process_non_loss_data_func, writer=non_loss_writer
+    )
     parallel = Parallel(
         forward_backward_func=forward_backward_func,
         pg_collection=pg_collection,
@@ -163,6 +170,7 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
             garbage=garbage,
             reruns=reruns,
             time_is_up=exits.time_is_up,
+            non_loss=non_loss,
         ),
         housekeeping=housekeeping,
         saves=saver,
@@ -174,12 +182,8 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
         return _run(loop, hooks=hooks, saver=saver, housekeeping=housekeeping, graphs=graphs)
 
 
-def _last_step(train: TrainSettings, *non_loss_data: Callable[..., Any] | None) -> int:
-    """Return the number of the last step; refuse a run without one, and one that collects more than losses."""
-    if any(function is not None for function in non_loss_data):
-        raise TrainSettingsError(
-            "non_loss_data_func: is set, but this version collects losses only. Use a callback on on_eval_end."
-        )
+def _last_step(train: TrainSettings) -> int:
+    """Return the number of the last step; refuse a run without one."""
     if train.train_iters is None:
         raise TrainSettingsError("train.train_iters: is not set (None), so there is no last step. Set it.")
     return train.train_iters
@@ -244,6 +248,7 @@ def _evaluation(
     garbage: Garbage,
     reruns: Reruns,
     time_is_up: TimeIsUp,
+    non_loss: NonLossData,
 ) -> StepEnd:
     cfg = events.state.cfg
     wanted = evaluation_possible(cfg.validation) and cfg.validation.eval_interval
@@ -254,6 +259,8 @@ def _evaluation(
     def run(step: int) -> None:
         if evaluation_due(cfg.validation, events.state.train_state):
             with garbage.around_evaluation(), reruns.paused():
-                run_evaluation(passes, events, groups=groups, kind="eval", time_is_up=time_is_up)
+                run_evaluation(
+                    passes, events, groups=groups, kind="eval", time_is_up=time_is_up, non_loss=non_loss
+                )
 
     return run

@@ -1,0 +1,111 @@
+"""Data beside the losses, which an evaluation collects and hands on. Needs torch."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mb_loop.errors import TrainSettingsError
+from mb_loop.microbatches import StepBatch
+from mb_loop.passes import Passes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NonLossData:
+    """What an evaluation collects beside its losses, and who gets it. All ranks have the same functions.
+
+    Raises:
+        TrainSettingsError: there is something to process and a single rank, which has no writer.
+    """
+
+    collect: Callable[[Sequence[Any]], Any] | None = None
+    """Called with the chunks on every rank; returns the data. None: `process` gets what the loss functions give for the
+    last batch, called once more as `loss_function(output, non_loss_data=True)`: a list with an entry per microbatch,
+    empty except on the last pipeline stage."""
+
+    process: Callable[[Any, int, Any], object] | None = None
+    """Called as (data, step, writer) on the ranks that have a writer. None: what `collect` returns is dropped."""
+
+    writer: Any = None
+    """Where `process` writes, such as a SummaryWriter of TensorBoard; None on ranks that write nothing."""
+
+    def __post_init__(self) -> None:
+        """Refuse data that would be collected and go nowhere."""
+        if self.process is not None and self.writer is None and _ranks() == 1:
+            raise TrainSettingsError(
+                "process_non_loss_data_func: is set without a writer, so it would never be called: only ranks that "
+                "have one call it. Pass a writer, such as a SummaryWriter of TensorBoard."
+            )
+
+    @property
+    def repeats_batch(self) -> bool:
+        """Whether the last batch is run once more."""
+        return self.process is not None and self.collect is None
+
+    def hand_on(self, passes: "EvaluationPasses", *, model: Sequence[Any], step: int) -> None:
+        """Collect at the end of an evaluation; collective like its passes. Process where there is a writer."""
+        if self.collect is not None:
+            data = self.collect(model)
+        elif self.repeats_batch:
+            data = passes.once_more()
+        else:
+            return
+        if self.process is not None and self.writer is not None:
+            self.process(data, step, self.writer)
+
+
+class EvaluationPasses:
+    """Forward passes over batches of one size, of which the last can be run once more.
+
+    Args:
+        passes: with their data: an iterator, a list with one per chunk, or None.
+        batch: its size.
+        keep: keep the microbatches of the last batch in memory for `once_more`.
+    """
+
+    def __init__(self, passes: Passes, *, batch: StepBatch, keep: bool) -> None:
+        data = passes.data_iterator
+        self._several = isinstance(data, list)
+        self._kept = [
+            None if each is None else _Keeping(each) for each in (data if self._several else [data])
+        ]
+        self._passes = self._reading(passes, self._kept) if keep else passes
+        self.batch = batch
+
+    def __call__(self) -> list[dict[str, Tensor]]:
+        """Run the next batch; return what the loss function reported, per microbatch."""
+        for each in self._kept:
+            if each is not None:
+                each.kept.clear()
+        return self._passes(self.batch, forward_only=True)
+
+    def once_more(self) -> list[Any]:
+        """Run the last batch again, on what was read for it; return the non-loss data per microbatch."""
+        again = [None if each is None else iter(each.kept) for each in self._kept]
+        return self._reading(self._passes, again)(self.batch, forward_only=True, collect_non_loss_data=True)
+
+    def _reading(self, passes: Passes, data: list[Any]) -> Passes:
+        return passes.reading(data if self._several else data[0])
+
+
+class _Keeping:
+    """An iterator that keeps what it gave."""
+
+    def __init__(self, iterator: Iterator[Any]) -> None:
+        self._iterator = iterator
+        self.kept: list[Any] = []
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        item = next(self._iterator)
+        self.kept.append(item)
+        return item
+
+
+def _ranks() -> int:
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed.get_world_size() if distributed else 1

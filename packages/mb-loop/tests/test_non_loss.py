@@ -1,0 +1,174 @@
+"""Data beside the losses, collected at the end of an evaluation."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import mb_loop  # noqa: E402
+from mb_loop.schedule import forward_backward_plain  # noqa: E402
+from mb_loop.settings import LoopConfig, TrainSection, ValidationSection  # noqa: E402
+
+_spec = importlib.util.spec_from_file_location("tiny", Path(__file__).with_name("tiny.py"))
+tiny = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(tiny)
+
+
+def reports_inputs(iterator, model):
+    """Report a loss, or the inputs of the microbatch where non-loss data is asked for."""
+    inputs, targets = next(iterator)
+
+    def loss_function(outputs, non_loss_data=False):
+        if non_loss_data:
+            return inputs, model.training, torch.is_grad_enabled()
+        loss = (outputs - targets).square().mean()
+        return loss, {"loss": loss.detach()}
+
+    return model(inputs), loss_function
+
+
+def train(forward_step=reports_inputs, *, eval_iters=2, **keywords):
+    """Make four steps with a validation of two batches after each second; return the weights and the state."""
+    model, optimizer = tiny.make_model()
+    state = mb_loop.LoopState.of(train_iters=4, global_batch_size=2, eval_iters=eval_iters, eval_interval=2)
+    mb_loop.train(
+        forward_step, [model], optimizer, None, tiny.batches(), tiny.batches(100), state, **keywords
+    )
+    return [parameter.tolist() for parameter in model.parameters()], state
+
+
+def test_the_last_batch_is_run_again_and_handed_on_with_the_step_and_the_writer():
+    handed = []
+    train(process_non_loss_data_func=lambda *given: handed.append(given), non_loss_writer="writer")
+    assert [(step, writer) for _, step, writer in handed] == [(2, "writer"), (4, "writer")]
+    for (data, _, _), numbers in zip(handed, [(102, 103), (106, 107)], strict=True):
+        for (inputs, training, with_gradients), number in zip(data, numbers, strict=True):
+            assert torch.equal(inputs, tiny.batch(number)[0])
+            assert (training, with_gradients) == (False, False)
+
+
+def test_a_function_of_the_model_collects_in_its_place():
+    handed = []
+    train(
+        tiny.forward_step,  # its loss function knows no non_loss_data
+        non_loss_data_func=lambda chunks: (len(chunks), chunks[0].training),
+        process_non_loss_data_func=lambda *given: handed.append(given),
+        non_loss_writer="writer",
+    )
+    assert handed == [((1, False), 2, "writer"), ((1, False), 4, "writer")]
+
+
+def test_a_function_of_the_model_alone_is_called_after_each_validation():
+    steps = []
+    _, state = train(tiny.forward_step, non_loss_data_func=lambda chunks: steps.append(len(steps)))
+    assert (steps, state.train_state.step) == ([0, 1], 4)
+
+
+def test_training_and_the_place_in_the_data_are_the_same_with_it_as_without():
+    weights, state = train()
+    others, other = train(process_non_loss_data_func=lambda *_: None, non_loss_writer="writer")
+    assert (weights, state.train_state) == (others, other.train_state)
+
+
+def test_it_comes_before_the_listeners_of_the_end():
+    order, manager = [], mb_loop.CallbackManager()
+    manager.register("on_eval_end", lambda context: order.append("end"))
+    train(non_loss_data_func=lambda chunks: order.append("data"), callbacks=manager)
+    assert order == ["data", "end"] * 2
+
+
+def test_nothing_is_collected_where_the_time_was_up():
+    extra = mb_loop.NonLossData(collect=lambda chunks: 1 / 0)
+    state = mb_loop.LoopState.of(train_iters=1, eval_iters=2)
+    arguments = (reports_inputs, tiny.batches(), [tiny.make_model()[0]], state)
+    assert mb_loop.evaluate(*arguments, non_loss=extra, time_is_up=lambda: True) == {}
+    with pytest.raises(ZeroDivisionError):
+        mb_loop.evaluate(*arguments, non_loss=extra)
+
+
+def test_of_several_sets_the_last_one_gives_the_data():
+    cfg = LoopConfig(
+        train=TrainSection(),
+        validation=ValidationSection(full_validation=True, multiple_validation_sets=True),
+    )
+    sets = [
+        mb_loop.ValidationSet(
+            name=name, data=lambda number=number: tiny.batches(number, number + 1), batches=1
+        )
+        for name, number in {"books": 0, "code": 7}.items()
+    ]
+    handed = []
+    extra = mb_loop.NonLossData(process=lambda data, *_: handed.extend(data), writer="writer")
+    mb_loop.evaluate_and_print_results(
+        "x", reports_inputs, sets, [tiny.make_model()[0]], mb_loop.LoopState(cfg=cfg), write=None, non_loss=extra
+    )  # fmt: skip
+    assert [torch.equal(inputs, tiny.batch(7)[0]) for inputs, _, _ in handed] == [True]
+
+
+def test_one_rank_without_a_writer_is_refused():
+    with pytest.raises(mb_loop.TrainSettingsError, match="is set without a writer"):
+        train(process_non_loss_data_func=lambda *_: None)
+
+
+def test_the_plain_schedule_makes_no_backward_pass_for_it():
+    model, _ = tiny.make_model()
+    found = forward_backward_plain(
+        forward_step_func=reports_inputs,
+        data_iterator=tiny.batches(),
+        model=[model],
+        num_microbatches=2,
+        collect_non_loss_data=True,
+    )
+    assert [torch.equal(inputs, tiny.batch(number)[0]) for number, (inputs, *_) in enumerate(found)] == [
+        True
+    ] * 2
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def two_stages():
+    """Evaluate a pipeline of two stages with Megatron's schedule; only the last rank has a writer."""
+    from megatron.core import parallel_state
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+    from megatron.core.transformer import TransformerConfig
+
+    parallel_state.initialize_model_parallel(pipeline_model_parallel_size=2)
+    last = parallel_state.is_pipeline_last_stage()
+
+    class Stage(torch.nn.Module):
+        """Doubles what it gets."""
+
+        def __init__(self):
+            super().__init__()
+            self.config = TransformerConfig(
+                num_layers=2, hidden_size=1, num_attention_heads=1,
+                pipeline_model_parallel_size=2, pipeline_dtype=torch.float32,
+            )  # fmt: skip
+
+        def set_input_tensor(self, tensors):
+            self.received = tensors[0]
+
+        def forward(self, value):
+            return 2 * (self.received if last else value)
+
+    def forward_step(iterator, model):
+        def loss_function(output, non_loss_data=False):
+            return output.item() if non_loss_data else (output.sum(), {"loss": output.sum().detach()})
+
+        value = torch.full((1, 1, 1), float(next(iterator)))
+        return model(value), loss_function
+
+    handed = []
+    extra = mb_loop.NonLossData(process=lambda *given: handed.append(given), writer="w" if last else None)
+    state = mb_loop.LoopState.of(train_iters=1, global_batch_size=2, eval_iters=2, seq_length=1)
+    losses = mb_loop.evaluate(
+        forward_step, iter(range(100)), [Stage()], state,
+        forward_backward_func=get_forward_backward_func(), non_loss=extra,
+    )  # fmt: skip
+    parallel_state.destroy_model_parallel()
+    return losses, handed
+
+
+def test_all_stages_of_a_pipeline_run_the_batch_again(pool):
+    assert pool.run(two_stages) == [({}, []), ({"loss": 6.0}, [([8.0, 12.0], 0, "w")])]

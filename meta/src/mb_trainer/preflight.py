@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import mb_checkpoint.rules
@@ -26,7 +25,8 @@ from mb_config import (
     mimo_runtime_config_update,
     runtime_config_update,
 )
-from mb_data import DataPathError, GPTDatasetConfig
+from mb_data import GPTDatasetConfig, TextCorpusConfig
+from mb_data.sources import verify_sources
 from mb_models import MimoModelConfig
 from mb_overlap import Conflict, OverlapConflictError
 from mb_trainer.config import ConfigContainer
@@ -210,6 +210,7 @@ def verify_data(config: ConfigContainer) -> None:
     Raises:
         DataPathError: a path does not exist, or one of a `.bin`/`.idx` pair is missing.
         IndexedFormatError: a file is not what its name says, or is cut short.
+        CorpusError: sources have no text, or too few files with any.
     """
     dataset = config.dataset
     dataset.finalize()
@@ -219,6 +220,5 @@ def verify_data(config: ConfigContainer) -> None:
     for prefixes, _ in filter(None, blends):
         for prefix in prefixes:
             mb_data.verify_prefix(prefix)  # brings numpy, which checks without data files do without
-    for source in getattr(dataset, "sources", None) or []:
-        if not Path(source).exists():
-            raise DataPathError(f"dataset.sources: {source} does not exist. Correct the path.")
+    if isinstance(dataset, TextCorpusConfig):
+        verify_sources(dataset)

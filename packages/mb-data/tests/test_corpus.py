@@ -15,7 +15,7 @@ from mb_data import (
 )
 from mb_data.corpus import _find, _put, cache_folder, fingerprint
 from mb_data.errors import CorpusError
-from mb_data.sources import read_sources, split_files
+from mb_data.sources import read_sources, split_files, verify_sources
 
 pytest.importorskip("tokenizers", reason="needs the tokenizers extra")
 
@@ -196,18 +196,30 @@ def test_a_fraction_of_zero_means_no_such_split(config):
 def test_a_split_without_a_file_is_refused(config, tmp_path):
     (tmp_path / "single.txt").write_text("alone")
     config.sources = [str(tmp_path / "single.txt")]
-    with pytest.raises(CorpusError, match=r"1 file\(s\) cannot give train, valid and test one each"):
-        prepare_corpus(config)
+    for refusing in (prepare_corpus, verify_sources):
+        with pytest.raises(CorpusError, match=r"1 file\(s\) cannot give train, valid and test one each"):
+            refusing(config)
 
 
 def test_missing_and_empty_sources_are_refused(config, tmp_path):
-    config.sources = [str(tmp_path / "none")]
-    with pytest.raises(FileNotFoundError, match=r"dataset\.sources"):
-        prepare_corpus(config)
     (tmp_path / "empty").mkdir()
-    config.sources = [str(tmp_path / "empty")]
-    with pytest.raises(CorpusError, match="have no text"):
-        prepare_corpus(config)
+    for refusing in (prepare_corpus, verify_sources):
+        config.sources = [str(tmp_path / "none")]
+        with pytest.raises(FileNotFoundError, match=r"dataset\.sources"):
+            refusing(config)
+        config.sources = [str(tmp_path / "empty")]
+        with pytest.raises(CorpusError, match="have no text"):
+            refusing(config)
+
+
+def test_sources_are_looked_at_before_a_corpus_is_made(config, tmp_path):
+    for name in "abc":
+        (tmp_path / name).write_text("text")
+    config.sources = [str(tmp_path / name) for name in "abc"]
+    verify_sources(config)
+    config.sources = [*config.sources, str(tmp_path / "d")]
+    with pytest.raises(FileNotFoundError, match=r"dataset\.sources: .*/d does not exist"):
+        verify_sources(config)
 
 
 def test_the_standard_library_is_there_and_has_no_tests():

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import mb_config
 from mb_config import ConfigError, ConfigReadError, Problem
-from mb_data.errors import IndexedFormatError
+from mb_data.errors import CorpusError, IndexedFormatError
 from mb_trainer.commands.errors import REFUSED, reported
 from mb_trainer.launch.rules import ELSEWHERE
 from mb_trainer.machine import gather_facts
@@ -187,7 +187,7 @@ def notes(request: Request, findings: Findings, target: Target) -> list[str]:
     if not errors:  # a section that rules refuse cannot be finalized
         try:
             verify_data(request.config)
-        except (OSError, IndexedFormatError) as error:
+        except (OSError, CorpusError, IndexedFormatError) as error:
             lines.append(f"on this machine: {error}")
     if findings.problems:
         lines.append(f"mb explain {findings.problems[0].id} shows a rule with examples")

@@ -4,6 +4,7 @@ import hashlib
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from mb_data.blend import SPLITS
@@ -52,6 +53,20 @@ def read_sources(config: TextCorpusConfig) -> tuple[list[SourceFile], int]:
     return files, len(found) - len(files)
 
 
+def verify_sources(config: TextCorpusConfig) -> None:
+    """Look whether there are files enough, reading no more of them than that takes.
+
+    Raises:
+        DataPathError: A source does not exist.
+        CorpusError: No file has any text, or there are fewer than splits.
+    """
+    enough = 1 + len(_wanted(config))
+    read = (_read(path, name) for path, name in _source_paths(config))
+    if len(list(islice(filter(None, read), enough))) < enough:
+        files, _ = read_sources(config)
+        split_files(files, config)
+
+
 def split_files(files: list[SourceFile], config: TextCorpusConfig) -> dict[str, list[SourceFile]]:
     """Give each file to train, valid or test, by a hash of its name and the seed alone.
 
@@ -60,8 +75,7 @@ def split_files(files: list[SourceFile], config: TextCorpusConfig) -> dict[str, 
     Raises:
         CorpusError: There are fewer files than splits.
     """
-    fractions = {"valid": config.validation_fraction, "test": config.test_fraction}
-    wanted = [name for name, fraction in fractions.items() if fraction > 0]
+    wanted = _wanted(config)
     if len(files) <= len(wanted):
         raise CorpusError(
             f"dataset.sources: {len(files)} file(s) cannot give train, {' and '.join(wanted)} one each; a file is "
@@ -77,6 +91,12 @@ def split_files(files: list[SourceFile], config: TextCorpusConfig) -> dict[str, 
     return splits
 
 
+def _wanted(config: TextCorpusConfig) -> list[str]:
+    """Return the splits that are to get files beside train."""
+    fractions = {"valid": config.validation_fraction, "test": config.test_fraction}
+    return [name for name, fraction in fractions.items() if fraction > 0]
+
+
 def _source_paths(config: TextCorpusConfig) -> Iterator[tuple[Path, str]]:
     if config.sources is None:
         library = Path(sysconfig.get_path("stdlib"))
@@ -85,9 +105,11 @@ def _source_paths(config: TextCorpusConfig) -> Iterator[tuple[Path, str]]:
             if not _NOT_LIBRARY.intersection(parts):
                 yield path, "/".join(parts)
         return
-    for source in map(Path, config.sources):
+    sources = [Path(source) for source in config.sources]
+    for source in sources:
         if not source.exists():
             raise DataPathError(f"dataset.sources: {source} does not exist. Correct the path.")
+    for source in sources:
         for path in visible_files(source) if source.is_dir() else [source]:
             yield path, path.relative_to(source.parent).as_posix()
 

@@ -132,3 +132,21 @@ def test_if_none_passes_the_exit_code_is_1():
 )
 def test_what_cannot_be_read_is_exit_code_2(words):
     assert mb(*words).exit_code == 2
+
+
+def test_a_sweep_over_nothing_says_so():
+    done = mb("gpt_tiny")
+    assert (done.exit_code, done.stderr.startswith("nothing is swept over, so that this is one point")) == (
+        0,
+        True,
+    )
+    assert mb("gpt_tiny", f"{MICRO}=4,8").stderr == ""
+
+
+@pytest.mark.parametrize("world_size", ["2", "1,2"])
+def test_modules_with_layouts_of_their_own_are_asked_as_one_configuration_is(world_size):
+    found = answer("mimo_tiny", "model.language_rank_offset=0,1,2", f"{TP}=1,2", "--world-size", world_size)
+    points = [point["values"] for point in found["shown"] if not point["refused_when_resolved"]]
+    assert {(point["model.language_rank_offset"], point[TP]) for point in points} == {(0, 1), (0, 2), (1, 1)}
+    assert len(found["shown"]) == found["passing"]
+    assert not any(point["refused_when_resolved"] for point in found["shown"])

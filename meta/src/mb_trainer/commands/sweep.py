@@ -31,11 +31,11 @@ from mb_trainer.commands.plan import GIB, MIB
 from mb_trainer.commands.preflight import Target
 from mb_trainer.config import TARGETS, ConfigContainer
 from mb_trainer.planning import look_ahead
-from mb_trainer.preflight import RULES, inspect
+from mb_trainer.preflight import RULES, as_taken, inspect
 from mb_trainer.reading import DEFAULT_RECIPE, Request, is_override, read_request
 from mb_trainer.run_folder import RunFolder, place
+from mb_trainer.sweeping import WORLD, rules_at_points
 
-WORLD = "facts.world_size"
 SHORT = {
     WORLD: "processes",
     "model.tensor_model_parallel_size": "tp",
@@ -46,6 +46,11 @@ SHORT = {
     "model.expert_tensor_parallel_size": "etp",
 }
 """What a table calls a field."""
+
+NOTHING_VARIES = (
+    "nothing is swept over, so that this is one point: "
+    "give a field several values, as in train.micro_batch_size=1,2"
+)
 
 
 def sweep(
@@ -70,6 +75,7 @@ def sweep(
 
     def work() -> int:
         request, variations = read_swept(words, files=files)
+        facts = targets[0].facts(request.config.env_vars)
         place(
             request.config,
             RunFolder(out if out is not None else Path("runs") / request.name),
@@ -78,8 +84,14 @@ def sweep(
         axes = to_axes(request.config, variations, targets=TARGETS)
         if len(targets) > 1:
             axes += (Axis(path=WORLD, values=tuple(target.world_size for target in targets)),)
-        facts = targets[0].facts(request.config.env_vars)
-        result = run_sweep(request.config.sections(), axes, RULES, facts=facts)
+        if not axes:
+            print(NOTHING_VARIES, file=sys.stderr)
+        result = run_sweep(
+            {**request.config.sections(), "dist": as_taken(request.config.dist, facts)},
+            axes,
+            rules_at_points(RULES, request.config.model),
+            facts=facts,
+        )
         points = [
             look_at(request, variations, result, index, targets=targets) for index in result.passing[:limit]
         ]

@@ -56,7 +56,22 @@ def test_what_a_run_changed_in_its_recipe(run):
 def test_a_configuration_that_cannot_be_read_is_none(run, text):
     (run / "run_config.yaml").write_bytes(text)
     assert configuration(run) is None
-    assert mb("report", run).exit_code == 0
+    done = mb("report", run)
+    note = "the settings are not shown: run_config.yaml is no YAML file of settings"
+    assert (done.exit_code, done.stderr) == (0, f"note: {run}: {note}\n")
+    assert note[1:] in (run / "report.html").read_text()
+
+
+def test_damaged_lines_are_counted_and_said(run):
+    with (run / "metrics.jsonl").open("a") as metrics, (run / "events.jsonl").open("w") as events:
+        metrics.write("{\n")
+        events.write('{"event": "start", "time": 1e9}\n{"event": 3}\nnonsense\n')
+    done = mb("report", run, "--json")
+    assert done.stderr.splitlines() == [
+        f"note: {run}: 1 damaged line of metrics.jsonl left out",
+        f"note: {run}: 2 damaged lines of events.jsonl left out",
+    ]
+    assert "2 damaged lines of events.jsonl left out." in json.loads(done.stdout)["runs"][0]["warnings"]
 
 
 def test_a_run_without_log_or_configuration(run):

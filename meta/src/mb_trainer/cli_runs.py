@@ -65,7 +65,11 @@ def report(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.html", help="Default: report.html in the run folder.", show_default=False),
+        typer.Option(
+            metavar="FILE.html",
+            help="Default: report.html in the run folder. Its folder is made.",
+            show_default=False,
+        ),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the figures; write no page without --out.")

@@ -51,7 +51,7 @@ def test_damaged_lines_are_counted_and_a_cut_one_is_told(tmp_path):
     run = read_run(tmp_path)
     assert run.last_step == 3
     assert run.notes == (
-        "3 damaged lines left out",
+        "3 damaged lines of metrics.jsonl left out",
         "the last line is not whole: it is being written, or the run was killed",
     )
 

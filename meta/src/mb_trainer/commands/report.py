@@ -2,8 +2,10 @@
 
 import json
 import re
+import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +32,11 @@ def report(
     """Write a page on some runs and print its path, or print their figures as JSON; return the exit code."""
 
     def work() -> int:
-        found = [read_run(run, configuration=configuration(run)) for run in runs]
+        found = [read(run) for run in runs]
         found += [run_of_log(log, format=log_format) for log in logs]
+        for each in found:
+            for note in each.notes:
+                print(f"note: {each.source}: {note}", file=sys.stderr)
         now = time.time()
         if as_json:
             figures = [figures_of(run, now=now).as_json() for run in found]
@@ -64,6 +69,16 @@ def write(runs: Sequence[Run], target: Path, *, now: float) -> None:
         write_report(runs, target, now=now)
     except OSError as error:
         raise UnwritableError(f"{target}: cannot be written ({error}). Give another --out.") from error
+
+
+def read(path: Path) -> Run:
+    """Read a run with its settings; a note says where there are settings that cannot be read."""
+    settings = configuration(path)
+    run = read_run(path, configuration=settings)
+    if settings is not None or not RunFolder(path).run_config.is_file():
+        return run
+    note = "the settings are not shown: run_config.yaml is no YAML file of settings"
+    return replace(run, notes=(*run.notes, note))
 
 
 def configuration(run: Path) -> Configuration | None:

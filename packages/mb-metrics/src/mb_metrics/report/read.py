@@ -102,6 +102,7 @@ class RunReader:
         self._events: list[Event] = []
         self._warnings = _Warnings()
         self._broken = 0
+        self._broken_events = 0
 
     def poll(self) -> None:
         """Read what was written since the last time; all of it again where a restart has rewritten the file."""
@@ -111,10 +112,12 @@ class RunReader:
             if not _add_line(self._builder, line):
                 self._broken += 1
         if self._events_file.rewritten():
-            self._events = []
+            self._events, self._broken_events = [], 0
         for line in self._events_file.new_lines():
             event = event_of_line(line)
-            if event is not None:
+            if event is None:
+                self._broken_events += 1
+            else:
                 self._events.append(event)
         if self._log.rewritten():
             self._warnings = _Warnings()
@@ -126,7 +129,12 @@ class RunReader:
         builder = self._builder
         text = None if self._alone else _text(self._path / CONFIG)
         found = _TRAIN_ITERS.search(text or "")
-        notes = [f"{self._broken} damaged lines left out"] if self._broken else []
+        damaged = {self._metrics.name: self._broken, EVENTS: self._broken_events}
+        notes = [
+            f"{count} damaged {'line' if count == 1 else 'lines'} of {name} left out"
+            for name, count in damaged.items()
+            if count
+        ]
         if self._metrics.cut:
             notes.append("the last line is not whole: it is being written, or the run was killed")
         return Run(
@@ -153,6 +161,7 @@ class _Tail:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self.name = path.name
         self._file: tuple[int, int] | None = None
         self._position = 0
         self.cut = False

@@ -1,6 +1,5 @@
 """The training loop's checkpointer, on top of the checkpoint manager."""
 
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -20,13 +19,12 @@ from mb_checkpoint import (
     ScheduledSave,
 )
 from mb_checkpoint.context import RerunsLike
+from mb_data import keep_tokenizer
 from mb_loop import SaveEnd
 from mb_trainer.config import ConfigContainer
 from mb_trainer.data import Vocabulary
 from mb_trainer.trainee import Trainee
 
-TOKENIZER = "tokenizer.json"
-"""Name of the tokenizer inside a checkpoint."""
 MOST_PATIENCE = 64
 """Steps from one try to the next at the most, after a save that failed."""
 
@@ -216,11 +214,9 @@ def adapter_filter(config: ConfigContainer) -> Callable[[str], bool] | None:
 
 
 def write_tokenizer(vocabulary: Vocabulary) -> Callable[[Path], None]:
-    """Return what puts the tokenizer's file into each checkpoint, so that the checkpoint can be used alone."""
+    """Return what puts the tokenizer's files into each checkpoint, so that the checkpoint can be used alone."""
 
     def write(folder: Path) -> None:
-        file = vocabulary.file
-        if file is not None:
-            shutil.copyfile(file / TOKENIZER if file.is_dir() else file, folder / TOKENIZER)
+        keep_tokenizer(vocabulary.tokenizer, folder)
 
     return write

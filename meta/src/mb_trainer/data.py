@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -15,13 +14,12 @@ from mb_data import (
     T5DatasetConfig,
     T5TextCorpusConfig,
     TextCorpusConfig,
-    TokenizerConfig,
     build_data_iterator,
     dataset_sample_counts,
+    kept_tokenizer,
     load_tokenizer,
     prepare_corpus,
     tokenize_corpus,
-    with_sentinels,
 )
 from mb_data.mcore import build_gpt_datasets
 from mb_data.sizes import SampleCounts
@@ -36,10 +34,9 @@ from mb_trainer.validation import NamedDataset, as_loop_sets, build_sets, one_se
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vocabulary:
-    """The tokenizer of a run, and the file it came from, where there is one."""
+    """The tokenizer of a run."""
 
     tokenizer: Tokenizer
-    file: Path | None = None
 
 
 def build_vocabulary(
@@ -49,17 +46,11 @@ def build_vocabulary(
     corpus = config.dataset if isinstance(config.dataset, TextCorpusConfig) else None
     if corpus is not None and config.tokenizer.tokenizer_type is None:
         file = prepare_corpus(corpus, progress=progress).tokenizer
-        return Vocabulary(tokenizer=read_tokenizer(file, config.tokenizer), file=file)
-    model = config.tokenizer.tokenizer_model
+        return Vocabulary(tokenizer=kept_tokenizer(file.parent, config.tokenizer))
     tokenizer = load_tokenizer(config.tokenizer)
     if corpus is not None:
         tokenize_corpus(corpus, plain(tokenizer), progress=progress)
-    return Vocabulary(tokenizer=tokenizer, file=Path(model) if model else None)
-
-
-def read_tokenizer(file: Path, config: TokenizerConfig) -> Tokenizer:
-    """Load a tokenizer.json, with the sentinels of its section; without the file, what the section names."""
-    return with_sentinels(load_tokenizer(file), config) if file.is_file() else load_tokenizer(config)
+    return Vocabulary(tokenizer=tokenizer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,8 @@ from mb_checkpoint import (
     save_checkpoint,
     select_checkpoint,
 )
+from mb_data import kept_tokenizer
+from mb_data.tokenizer_loading import KEPT_FILES
 from mb_loop import TrainState
 from mb_models import GPTModelConfig
 from mb_models.hf.errors import HuggingFaceError
@@ -33,9 +35,7 @@ from mb_models.hf.shapes import config_of, read_config, section_of
 from mb_models.peft.hugging_face import save_adapters
 from mb_models.transformer import DTYPES
 from mb_trainer.adapters import load_adapted, load_merged
-from mb_trainer.checkpointing import TOKENIZER
 from mb_trainer.config import TARGETS, ConfigContainer, TextCorpusConfig, TokenizerConfig
-from mb_trainer.data import read_tokenizer
 from mb_trainer.families import family_of
 from mb_trainer.groups import process_groups, seed_everything
 from mb_trainer.one_process import single_process
@@ -67,14 +67,11 @@ def import_folder(folder: Path, out: Path) -> int:
         dtype = stored.dtype()
     section = section_of(content, dtype=dtype_name(dtype))
     out.mkdir(parents=True, exist_ok=True)
-    tokenizer = folder / TOKENIZER
-    if tokenizer.is_file():
-        shutil.copyfile(tokenizer, out / TOKENIZER)
+    copy_tokenizer(folder, out)
     config = configuration(section, dtype=dtype, out=out)
 
     def write_tokenizer(target: Path) -> None:
-        if tokenizer.is_file():
-            shutil.copyfile(tokenizer, target / TOKENIZER)
+        copy_tokenizer(folder, target)
 
     def convert(chunk: Any, groups: ProcessGroupCollection) -> int:
         load_hf_weights([chunk], folder, pg_collection=groups)
@@ -110,7 +107,7 @@ def configuration(section: GPTModelConfig, *, dtype: torch.dtype, out: Path) -> 
     config.model = section
     config.mixed_precision = PRECISION.get(dtype)
     config.optimizer.lr, config.optimizer.min_lr = 1e-5, 1e-6
-    tokenizer = out / TOKENIZER
+    tokenizer = out / KEPT_FILES[0]
     if tokenizer.is_file():
         config.tokenizer = TokenizerConfig(
             tokenizer_type="HuggingFaceTokenizer", tokenizer_model=str(tokenizer.resolve())
@@ -135,10 +132,9 @@ def export_run(run: Path, out: Path, *, adapters: bool = False) -> int:
     """
     selection = newest(run)
     config = single_process(ConfigContainer.from_yaml(selection.path / "run_config.yaml", TARGETS))
-    tokenizer = selection.path / TOKENIZER
     size = None
     if config.model.vocab_size is None:
-        size = read_tokenizer(tokenizer, config.tokenizer).vocab_size
+        size = kept_tokenizer(selection.path, config.tokenizer).vocab_size
     section = config.model
     if not isinstance(section, GPTModelConfig):
         raise HuggingFaceError(
@@ -162,9 +158,15 @@ def export_run(run: Path, out: Path, *, adapters: bool = False) -> int:
         save_hf_model(chunk, out, config=section, pg_collection=groups)
 
     with_model(config, convert, dtype=dtype, pages=out.parent, vocab_size=size)
-    if tokenizer.is_file():
-        shutil.copyfile(tokenizer, out / TOKENIZER)
+    copy_tokenizer(selection.path, out)
     return selection.step or 0
+
+
+def copy_tokenizer(source: Path, target: Path) -> None:
+    """Copy the files of a tokenizer that are there."""
+    for name in KEPT_FILES:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)
 
 
 def newest(run: Path) -> Selection:

@@ -6,6 +6,7 @@ from typing import Any
 
 from mb_config import Plan, make_plan
 from mb_data import TextCorpusConfig, TokenizerError, load_tokenizer
+from mb_data.tokenizer_rules import END_OF_DOCUMENT
 from mb_metrics import FlopsPerToken, UnknownFlopsError, model_flops_per_token
 from mb_models.vocab import padded_vocab_size
 from mb_trainer.config import ConfigContainer
@@ -81,7 +82,10 @@ def embedding_rows(config: ConfigContainer) -> int | None:
 def tokenizer_entries(config: ConfigContainer) -> int | None:
     """Return the entries of the tokenizer, or how many a text corpus asks for when it brings its own."""
     if config.tokenizer.tokenizer_type is None and isinstance(config.dataset, TextCorpusConfig):
-        return config.dataset.vocab_size + config.tokenizer.vocab_extra_ids
+        section, own = config.tokenizer, {END_OF_DOCUMENT}
+        return (
+            config.dataset.vocab_size + len({*(section.special_tokens or ())} - own) + section.vocab_extra_ids
+        )
     try:
         return load_tokenizer(config.tokenizer).vocab_size
     except (TokenizerError, OSError):

@@ -6,12 +6,11 @@ from pathlib import Path
 import torch
 
 from mb_checkpoint import load_model_weights, select_checkpoint
+from mb_data import kept_tokenizer
 from mb_data.tokenizers import Tokenizer
 from mb_models import ModelConfigError, generate
 from mb_trainer.adapters import load_merged
-from mb_trainer.checkpointing import TOKENIZER
 from mb_trainer.config import TARGETS, ConfigContainer
-from mb_trainer.data import read_tokenizer
 from mb_trainer.families import family_of
 from mb_trainer.groups import pick_device, process_groups, seed_everything
 from mb_trainer.layers import choose_layers
@@ -37,7 +36,7 @@ def sample_run(run: Path, *, prompt: str, tokens: int, temperature: float, seed:
             f"{run}: has no checkpoint to sample from. Name the folder of a run that saved one, such as runs/gpt_tiny."
         )
     config = single_process(ConfigContainer.from_yaml(selection.path / "run_config.yaml", TARGETS))
-    tokenizer = read_tokenizer(selection.path / TOKENIZER, config.tokenizer)
+    tokenizer = kept_tokenizer(selection.path, config.tokenizer)
     family = family_of(config.model)
     if not family.continues_text:
         raise ModelConfigError(

@@ -37,7 +37,10 @@ def test_ids_are_unique():
         ("V044c", ([(["a"], [1.0, 2.0]), None, None], None, None), "1 prefixes have 2 weights"),
         ("V044c", ([None, None, None], None, None), "0 are blends"),
         ("V044e", ((["a", "b"], [-1.0, 2.0]),), "not positive: -1.0"),
-        ("D12", ("HuggingFaceTokenizer", None, None), "without tokenizer_model"),
+        ("D11", ("SFTTokenizer",), "conversations are formatted by the dataset"),
+        ("D11", ("nothing",), "there is no such type"),
+        ("D12", ("HuggingFaceTokenizer", None, None, None, None), "without tokenizer_model"),
+        ("D12", ("GPT2BPETokenizer", None, None, "vocab.json", None), "merge_file=None"),
         ("D33", (0,), "0 would have no effect"),
     ],
 )

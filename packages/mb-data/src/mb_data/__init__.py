@@ -62,15 +62,19 @@ if TYPE_CHECKING:
     from mb_data.t5_config import T5DatasetConfig as T5DatasetConfig
     from mb_data.t5_config import T5TextCorpusConfig as T5TextCorpusConfig
     from mb_data.tokenizer_config import TokenizerConfig as TokenizerConfig
+    from mb_data.tokenizer_loading import keep_tokenizer as keep_tokenizer
+    from mb_data.tokenizer_loading import kept_tokenizer as kept_tokenizer
+    from mb_data.tokenizer_loading import load_tokenizer as load_tokenizer
+    from mb_data.tokenizer_loading import with_sentinels as with_sentinels
+    from mb_data.tokenizers import AddedTokens as AddedTokens
     from mb_data.tokenizers import ByteTokenizer as ByteTokenizer
     from mb_data.tokenizers import NullTokenizer as NullTokenizer
     from mb_data.tokenizers import SentinelTokenizer as SentinelTokenizer
     from mb_data.tokenizers import Tokenizer as Tokenizer
-    from mb_data.tokenizers import load_tokenizer as load_tokenizer
-    from mb_data.tokenizers import with_sentinels as with_sentinels
 
 _HOMES = {
     "RULES": "rules",
+    "AddedTokens": "tokenizers",
     "BadDocumentError": "errors",
     "ByteTokenizer": "tokenizers",
     "ConfigError": "rules",
@@ -111,17 +115,20 @@ _HOMES = {
     "corrupt_spans": "t5",
     "dataset_sample_counts": "sizes",
     "fill_encoder": "spans",
-    "load_tokenizer": "tokenizers",
+    "keep_tokenizer": "tokenizer_loading",
+    "kept_tokenizer": "tokenizer_loading",
+    "load_tokenizer": "tokenizer_loading",
     "prepare_corpus": "corpus",
     "require_global_batch": "samplers",
     "split_matrix": "blend",
     "tokenize_corpus": "corpus",
     "train_bpe": "bpe",
     "verify_prefix": "indexed",
-    "with_sentinels": "tokenizers",
+    "with_sentinels": "tokenizer_loading",
 }
 __all__ = [
     "RULES",
+    "AddedTokens",
     "BadDocumentError",
     "ByteTokenizer",
     "ConfigError",
@@ -162,6 +169,8 @@ __all__ = [
     "corrupt_spans",
     "dataset_sample_counts",
     "fill_encoder",
+    "keep_tokenizer",
+    "kept_tokenizer",
     "load_tokenizer",
     "prepare_corpus",
     "require_global_batch",

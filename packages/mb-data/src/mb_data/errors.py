@@ -25,5 +25,9 @@ class TokenizerError(ValueError):
     """A tokenizer cannot be read, or does not fit what was asked of it."""
 
 
+class TokenizerLibraryError(TokenizerError, ModuleNotFoundError):
+    """The library that reads a kind of tokenizer is not installed."""
+
+
 class WorkerError(RuntimeError):
     """A worker process ended without an answer: killed, or out of memory."""

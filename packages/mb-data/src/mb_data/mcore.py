@@ -22,7 +22,8 @@ from mb_data.corpus import TokenizedCorpus, prepare_corpus, tokenize_corpus
 from mb_data.errors import NotEnoughSamplesError, TokenizerError
 from mb_data.fingerprint import data_fingerprint
 from mb_data.indexed import sequence_lengths
-from mb_data.tokenizers import Tokenizer, load_tokenizer, plain
+from mb_data.tokenizer_loading import load_tokenizer
+from mb_data.tokenizers import Tokenizer, plain
 
 Result = TypeVar("Result")
 Triple = tuple[Any | None, Any | None, Any | None]

@@ -8,11 +8,11 @@ from typing import Any
 class TokenizerConfig:
     """Which tokenizer, and the size of the vocabulary.
 
-    Types that are not supported yet are refused by rule D11, fields that nothing reads by the rules from D21 on.
+    Types that are not supported are refused by rule D11, fields that nothing reads by the rules from D21 on.
     """
 
     vocab_size: int | None = None
-    """Entries before padding; the NullTokenizer needs it, others know it."""
+    """Entries before padding; the NullTokenizer needs it, the TikTokenizer cuts its list there, others know it."""
 
     padded_vocab_size: int | None = None
     """Entries after padding; None: computed."""
@@ -21,29 +21,32 @@ class TokenizerConfig:
     """Pad the vocabulary to a multiple that the model's shards need."""
 
     vocab_file: str | None = None
-    """Vocabulary file of the older tokenizer types."""
+    """GPT2BPETokenizer: the `vocab.json`."""
 
     merge_file: str | None = None
-    """BPE merges file of the older tokenizer types."""
+    """GPT2BPETokenizer: the `merges.txt`."""
 
     vocab_extra_ids: int = 0
     """Additional sentinel entries behind the tokenizer's own, for T5: number k is written `<extra_id_k>`."""
 
     tokenizer_type: str | None = None
-    """`HuggingFaceTokenizer`: a local tokenizer.json; `ByteTokenizer`: the 256 bytes and an end of document;
+    """`HuggingFaceTokenizer`: a local tokenizer.json or folder; `SentencePieceTokenizer`, also called
+    `GPTSentencePieceTokenizer` and `Llama2Tokenizer`: a .model file; `TikTokenizer`: a JSON list of entries;
+    `GPT2BPETokenizer`: vocab.json and merges.txt; `ByteTokenizer`: the 256 bytes and an end of document;
     `NullTokenizer`: numbers separated by blanks. None: the dataset brings its own."""
 
     tokenizer_model: str | None = None
-    """HuggingFaceTokenizer: path of a tokenizer.json or of a folder that holds one."""
+    """Path of the tokenizer's file; HuggingFaceTokenizer: also of a folder as `save_pretrained` writes it."""
 
     metadata_path: str | None = None
     """JSON file with the tokenizer's metadata."""
 
     special_tokens: list[str] | None = None
-    """Special tokens of the tokenizer types that take a list."""
+    """Names of tokens that no text becomes, added behind the tokenizer's entries unless it has them; for TikTokenizer
+    the first entries instead, the customary ones among them. None: no more than there are."""
 
     tiktoken_pattern: str | None = None
-    """Version of TikToken's split pattern: `v1` or `v2`."""
+    """Version of TikToken's split pattern: `v1` or `v2`; None: `v2`."""
 
     tiktoken_num_special_tokens: int = 1000
     """Entries that TikToken reserves for special tokens."""

@@ -4,23 +4,82 @@ from typing import Any
 
 from mb_data.rule import Rule, inert, unless
 
-SUPPORTED_TOKENIZERS = (None, "HuggingFaceTokenizer", "ByteTokenizer", "NullTokenizer")
+END_OF_DOCUMENT = "<|endoftext|>"
+"""The token that ends a document in the tokenizers that are trained here."""
+
+SENTENCEPIECE = ("SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer")
+"""Names of one and the same: a SentencePiece model."""
+
+FROM_MODEL = ("HuggingFaceTokenizer", "TikTokenizer", *SENTENCEPIECE)
+"""Types that are read from `tokenizer_model`."""
+
+SUPPORTED_TOKENIZERS = (None, "ByteTokenizer", "NullTokenizer", "GPT2BPETokenizer", *FROM_MODEL)
+
+_NO_TEXT = "its ids do not give back the text, and the masked models that it is made for are not trained here"
+_NO_PLACES = (
+    "places of pictures are negative numbers here (dataset.image_token_id), not entries of a vocabulary"
+)
+_REFUSED = {
+    "BertWordPieceLowerCase": _NO_TEXT,
+    "BertWordPieceCase": _NO_TEXT,
+    "MultimodalTokenizer": _NO_PLACES,
+    "NullMultimodalTokenizer": _NO_PLACES,
+    "SFTTokenizer": "conversations are formatted by the dataset of a fine-tuning, not by the tokenizer",
+}
+"""Types that Megatron Core has and this package has not, with the reason."""
+
 BYTE_ENTRIES = 257
 """Entries that every byte-level vocabulary has: the bytes and the end of a document."""
 
 
-def _tokenizer_source(kind: Any, model: Any, vocab_size: Any) -> str | None:
-    if kind == "HuggingFaceTokenizer" and not model:
-        return "HuggingFaceTokenizer without tokenizer_model"
+def _known(kind: Any) -> str | None:
+    if kind in SUPPORTED_TOKENIZERS:
+        return None
+    return f"{kind!r}: {_REFUSED.get(kind, 'there is no such type')}"
+
+
+def _tokenizer_source(kind: Any, model: Any, vocab_size: Any, vocab_file: Any, merge_file: Any) -> str | None:
+    if kind in FROM_MODEL and not model:
+        return f"{kind} without tokenizer_model"
     if kind == "NullTokenizer" and not vocab_size:
         return f"NullTokenizer with vocab_size={vocab_size}"
+    if kind == "GPT2BPETokenizer" and not (vocab_file and merge_file):
+        return f"GPT2BPETokenizer with vocab_file={vocab_file!r}, merge_file={merge_file!r}"
     return None
+
+
+def _distinct(names: Any) -> str | None:
+    if not names:
+        return None
+    return unless(all(names) and len(set(names)) == len(names), f"{names}")
+
+
+def _of(number: int, name: str, kinds: tuple[str, ...], *, neutral: object, asked: object) -> Rule:
+    """Refuse a field for the types that do not read it."""
+
+    def useless(value: object, kind: object) -> str | None:
+        return unless(
+            value is None or value == neutral or kind in kinds, f"{value!r} would have no effect for {kind}"
+        )
+
+    path, other = f"tokenizer.{name}", "tokenizer.tokenizer_type"
+    return Rule(
+        id=f"D{number}",
+        fields=(path, other),
+        test=useless,
+        why=f"it is read for {' and '.join(kinds)} alone",
+        fix=f"Leave it unset, or set tokenizer.tokenizer_type to {kinds[0]}.",
+        fails={path: asked, other: "ByteTokenizer"},
+        passes={path: asked, other: kinds[0]},
+    )
 
 
 _PADDING = "Leave it unset and set model.make_vocab_size_divisible_by or model.vocab_size."
 _FILE = "Leave it unset; a tokenizer is what its tokenizer.json says."
 _CHAT = "Leave it unset and format conversations before they are tokenized."
-_OTHER = "Leave it as it is; it speaks of kinds of tokenizers that are not read here."
+_PIECES = (
+    "Leave it as it is; a SentencePiece model is what its file says, and special_tokens are added to any."
+)
 
 _INERT: tuple[tuple[int, str, object, object, str], ...] = (
     (21, "padded_vocab_size", None, 50304, _PADDING),
@@ -28,21 +87,16 @@ _INERT: tuple[tuple[int, str, object, object, str], ...] = (
     (23, "make_vocab_size_divisible_by", 1, 128, _PADDING),
     (24, "tensor_model_parallel_size", 1, 2, _PADDING),
     (25, "use_tokenizer_vocab_size", False, True, "Leave model.vocab_size unset: it is the tokenizer's."),
-    (26, "vocab_file", None, "vocab.json", _FILE),
-    (27, "merge_file", None, "merges.txt", _FILE),
     (28, "metadata_path", None, "metadata.json", _FILE),
-    (29, "special_tokens", None, ["<pad>"], _FILE),
     (31, "tokenizer_hf_no_use_fast", False, True, _FILE),
     (32, "hf_tokenizer_kwargs", {}, {"use_fast": False}, _FILE),
     (33, "null_tokenizer_pad_id", -1, 3, "Leave it at -1; no token is taken for padding."),
     (34, "chat_template", None, "{{ messages }}", _CHAT),
     (35, "chat_template_path", None, "chat.jinja", _CHAT),
-    (36, "tiktoken_pattern", None, "v2", _OTHER),
-    (37, "tiktoken_num_special_tokens", 1000, 10, _OTHER),
-    (38, "tokenizer_sentencepiece_legacy", False, True, _OTHER),
-    (39, "tokenizer_sentencepiece_ignore_extra_whitespaces", True, False, _OTHER),
+    (38, "tokenizer_sentencepiece_legacy", False, True, _PIECES),
+    (39, "tokenizer_sentencepiece_ignore_extra_whitespaces", True, False, _PIECES),
     (40, "trust_remote_code", False, True, "Leave it off; code that comes with a tokenizer is never run."),
-    (42, "sp_tokenizer_kwargs", {}, {"legacy": True}, _OTHER),
+    (42, "sp_tokenizer_kwargs", {}, {"legacy": True}, _PIECES),
     (43, "tokenizer_prompt_format", None, "nemotron", _CHAT),
     (44, "image_tag_type", None, "llava", _CHAT),
     (45, "force_system_message", False, True, _CHAT),
@@ -53,32 +107,30 @@ Number of the rule, name, value that asks for nothing, example, what to do.
 """
 
 
+_SOURCE = tuple(
+    f"tokenizer.{name}"
+    for name in ("tokenizer_type", "tokenizer_model", "vocab_size", "vocab_file", "merge_file")
+)
+
 RULES: tuple[Rule, ...] = (
     Rule(
         id="D11",
         fields=("tokenizer.tokenizer_type",),
-        test=lambda kind: unless(kind in SUPPORTED_TOKENIZERS, f"{kind!r} is not supported yet"),
-        why="only local tokenizer.json files, bytes and plain numbers can be read",
-        fix="Use HuggingFaceTokenizer with the tokenizer's tokenizer.json, ByteTokenizer or NullTokenizer.",
-        fails={"tokenizer.tokenizer_type": "SentencePieceTokenizer"},
+        test=_known,
+        why="a tokenizer turns text into ids that give the text back, and ends a document",
+        fix=f"Use one of {', '.join(filter(None, SUPPORTED_TOKENIZERS))}.",
+        fails={"tokenizer.tokenizer_type": "BertWordPieceCase"},
         passes={"tokenizer.tokenizer_type": "HuggingFaceTokenizer"},
     ),
     Rule(
         id="D12",
-        fields=("tokenizer.tokenizer_type", "tokenizer.tokenizer_model", "tokenizer.vocab_size"),
+        fields=_SOURCE,
         test=_tokenizer_source,
-        why="the first is read from a file, the second knows nothing but its size",
-        fix="Set tokenizer.tokenizer_model to a tokenizer.json or its folder, or tokenizer.vocab_size.",
-        fails={
-            "tokenizer.tokenizer_type": "NullTokenizer",
-            "tokenizer.tokenizer_model": None,
-            "tokenizer.vocab_size": None,
-        },
-        passes={
-            "tokenizer.tokenizer_type": "NullTokenizer",
-            "tokenizer.tokenizer_model": None,
-            "tokenizer.vocab_size": 1000,
-        },
+        why="each is read from a file of this machine, but the NullTokenizer, which knows nothing but its size",
+        fix="Set tokenizer.tokenizer_model to a tokenizer.json, its folder, a .model or TikToken's list; for "
+        "GPT2BPETokenizer tokenizer.vocab_file and tokenizer.merge_file; for NullTokenizer tokenizer.vocab_size.",
+        fails=dict(zip(_SOURCE, ("NullTokenizer", None, None, None, None), strict=True)),
+        passes=dict(zip(_SOURCE, ("GPT2BPETokenizer", None, None, "vocab.json", "merges.txt"), strict=True)),
     ),
     Rule(
         id="D14",
@@ -88,6 +140,29 @@ RULES: tuple[Rule, ...] = (
         fix="Use 0 for none, or 100 for a T5.",
         fails={"tokenizer.vocab_extra_ids": -1},
         passes={"tokenizer.vocab_extra_ids": 0},
+    ),
+    Rule(
+        id="D29",
+        fields=("tokenizer.special_tokens",),
+        test=_distinct,
+        why="tokens are told apart by their names",
+        fix="Give each special token a name, and each once.",
+        fails={"tokenizer.special_tokens": ["<pad>", "<pad>"]},
+        passes={"tokenizer.special_tokens": ["<pad>", "<sep>"]},
+    ),
+    _of(26, "vocab_file", ("GPT2BPETokenizer",), neutral=None, asked="vocab.json"),
+    _of(27, "merge_file", ("GPT2BPETokenizer",), neutral=None, asked="merges.txt"),
+    _of(30, "tokenizer_hf_no_include_special_tokens", ("HuggingFaceTokenizer",), neutral=False, asked=True),
+    _of(36, "tiktoken_pattern", ("TikTokenizer",), neutral=None, asked="v1"),
+    _of(37, "tiktoken_num_special_tokens", ("TikTokenizer",), neutral=1000, asked=10),
+    Rule(
+        id="D15",
+        fields=("tokenizer.tiktoken_pattern",),
+        test=lambda pattern: unless(pattern in (None, "v1", "v2"), f"{pattern!r}"),
+        why="it divides a text before bytes are merged, and there are two",
+        fix="Use v2, or v1 for the lists that were made with it.",
+        fails={"tokenizer.tiktoken_pattern": "v3"},
+        passes={"tokenizer.tiktoken_pattern": "v1"},
     ),
     *(
         inert(f"D{number}", f"tokenizer.{name}", neutral=neutral, asked=asked, fix=fix)

@@ -1,17 +1,15 @@
 """Text to token ids and back.
 
-The tokenizers that need no library are here; `mb_data.bpe` is the door to the `tokenizers` library.
+The tokenizers that need no library are here. `mb_data.tokenizer_loading` reads those that stand in files.
 """
 
 import hashlib
-from collections.abc import Sequence
-from importlib import import_module
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol, runtime_checkable
 
 from mb_data.errors import TokenizerError
-from mb_data.tokenizer_config import TokenizerConfig
 from mb_data.tokenizer_rules import BYTE_ENTRIES
 
 
@@ -35,6 +33,14 @@ class Tokenizer(Protocol):
 
     def decode(self, ids: Sequence[int]) -> str:
         """Turn ids into text; bytes that are not UTF-8 become the replacement character."""
+
+
+@runtime_checkable
+class NamedTokens(Protocol):
+    """A tokenizer whose entries can be asked for by name."""
+
+    def token_id(self, token: str, /) -> int | None:
+        """Return the id of an entry, None where there is no such entry."""
 
 
 class ByteTokenizer:
@@ -86,6 +92,47 @@ class NullTokenizer:
         return " ".join(str(number) for number in ids)
 
 
+class AddedTokens:
+    """A tokenizer with more tokens: entries behind its own, which no text becomes.
+
+    A name that the tokenizer has already is not added again. Where a name is written out in a text, it stays text.
+
+    Args:
+        tokenizer: Turns text into ids.
+        names: What the tokens are called, in the order of their ids.
+
+    Raises:
+        TokenizerError: A name is empty, or comes twice.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, names: Sequence[str]) -> None:
+        if not all(names) or len(set(names)) < len(names):
+            raise TokenizerError(
+                f"AddedTokens: {list(names)}; tokens are told apart by their names. Give each a name, and each once."
+            )
+        new = [name for name in names if token_id(tokenizer, name) is None]
+        self.plain = tokenizer
+        self._ids = {name: tokenizer.vocab_size + place for place, name in enumerate(new)}
+        self._names = {number: name for name, number in self._ids.items()}
+        self.vocab_size = tokenizer.vocab_size + len(new)
+        self.eod = tokenizer.eod
+        described = hashlib.sha256("\0".join(new).encode()).hexdigest()[:16]
+        self.fingerprint = f"{tokenizer.fingerprint}-added-{described}" if new else tokenizer.fingerprint
+
+    def token_id(self, token: str, /) -> int | None:
+        """Return the id of an added token, or of an entry of the tokenizer; None where there is no such entry."""
+        added = self._ids.get(token)
+        return token_id(self.plain, token) if added is None else added
+
+    def encode(self, text: str) -> list[int]:
+        """Turn text into ids, none of them an added token's."""
+        return self.plain.encode(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Turn ids into text, with the names of added tokens."""
+        return written(ids, self._names, decode=self.plain.decode)
+
+
 class SentinelTokenizer:
     """A tokenizer with sentinels: entries behind its own, which no text becomes.
 
@@ -111,6 +158,11 @@ class SentinelTokenizer:
         self.vocab_size = self.sentinels.stop
         self.eod = tokenizer.eod
         self.fingerprint = f"{tokenizer.fingerprint}-sentinels-{sentinels}"
+        self._names = {number: f"<extra_id_{place}>" for place, number in enumerate(self.sentinels)}
+
+    def token_id(self, token: str, /) -> int | None:
+        """Return the id of an entry of the tokenizer; None where there is no such entry."""
+        return token_id(self.plain, token)
 
     def encode(self, text: str) -> list[int]:
         """Turn text into ids, none of them a sentinel's."""
@@ -118,65 +170,25 @@ class SentinelTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Turn ids into text, with `<extra_id_0>` and so on for sentinels."""
-        runs = (
-            (marked, list(run)) for marked, run in groupby(ids, key=lambda number: number in self.sentinels)
-        )
-        return "".join(
-            "".join(f"<extra_id_{number - self.sentinels.start}>" for number in run)
-            if marked
-            else self.plain.decode(run)
-            for marked, run in runs
-        )
-
-
-def with_sentinels(tokenizer: Tokenizer, config: TokenizerConfig) -> Tokenizer:
-    """Add the `vocab_extra_ids` that a section asks for, if any.
-
-    Raises:
-        TokenizerError: It asks for fewer than 0.
-    """
-    number = config.vocab_extra_ids
-    return SentinelTokenizer(tokenizer, sentinels=number) if number else tokenizer
+        return written(ids, self._names, decode=self.plain.decode)
 
 
 def plain(tokenizer: Tokenizer) -> Tokenizer:
-    """Return a tokenizer without its sentinels, if it has any: it makes the same ids of texts."""
-    return tokenizer.plain if isinstance(tokenizer, SentinelTokenizer) else tokenizer
+    """Return a tokenizer without what was added to it, if anything was: it makes the same ids of texts."""
+    while isinstance(tokenizer, SentinelTokenizer | AddedTokens):
+        tokenizer = tokenizer.plain
+    return tokenizer
 
 
-def load_tokenizer(source: TokenizerConfig | str | Path) -> Tokenizer:
-    """Make the tokenizer that a configuration or a path describes.
-
-    Args:
-        source: A configuration section, whose `vocab_extra_ids` are added as sentinels; or the path of a
-            `tokenizer.json`, or of a folder that holds one.
-
-    Raises:
-        DataPathError: There is no `tokenizer.json`.
-        TokenizerError: The type is not supported, a setting is missing, or the file is not a tokenizer with an end of
-            document; or fewer than 0 sentinels are asked for.
-        ModuleNotFoundError: The file needs the `tokenizers` library, which is not installed.
-    """
-    if isinstance(source, str | Path):
-        return _load_file(Path(source), include_special_tokens=True)
-    return with_sentinels(_described(source), source)
+def token_id(tokenizer: Tokenizer, token: str) -> int | None:
+    """Return the id of an entry; None where there is no such entry, or the tokenizer does not tell."""
+    return tokenizer.token_id(token) if isinstance(tokenizer, NamedTokens) else None
 
 
-def _described(source: TokenizerConfig) -> Tokenizer:
-    if source.tokenizer_type == "ByteTokenizer":
-        return ByteTokenizer()
-    if source.tokenizer_type == "NullTokenizer" and source.vocab_size is not None:
-        return NullTokenizer(source.vocab_size, eod=source.null_tokenizer_eod_id)
-    if source.tokenizer_type == "HuggingFaceTokenizer" and source.tokenizer_model is not None:
-        return _load_file(
-            Path(source.tokenizer_model),
-            include_special_tokens=not source.tokenizer_hf_no_include_special_tokens,
-        )
-    raise TokenizerError(
-        f"tokenizer: cannot load type {source.tokenizer_type!r} (tokenizer_model={source.tokenizer_model!r}, "
-        f"vocab_size={source.vocab_size}); ByteTokenizer needs nothing, NullTokenizer a vocab_size, "
-        "HuggingFaceTokenizer a tokenizer_model, and no other type is supported yet. Set them."
-    )
+def written(ids: Sequence[int], names: Mapping[int, str], *, decode: Callable[[Sequence[int]], str]) -> str:
+    """Turn ids into text: some by their names, the runs between them by `decode`."""
+    runs = ((named, list(run)) for named, run in groupby(map(int, ids), key=lambda number: number in names))
+    return "".join("".join(names[number] for number in run) if named else decode(run) for named, run in runs)
 
 
 def fingerprint_of(content: bytes, *, include_special_tokens: bool) -> str:
@@ -190,8 +202,3 @@ def reads_file(tokenizer: Tokenizer, file: Path) -> bool:
     return tokenizer.fingerprint in {
         fingerprint_of(content, include_special_tokens=included) for included in (True, False)
     }
-
-
-def _load_file(path: Path, *, include_special_tokens: bool) -> Tokenizer:
-    bpe = import_module("mb_data.bpe")  # only those who read a tokenizer.json need the library
-    return cast(Tokenizer, bpe.FileTokenizer(path, include_special_tokens=include_special_tokens))

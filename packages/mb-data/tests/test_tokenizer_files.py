@@ -1,0 +1,318 @@
+"""Tokenizers of files beside the libraries that read them."""
+
+import base64
+import io
+import json
+import pickle
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mb_data import (
+    AddedTokens,
+    ByteTokenizer,
+    TokenizerConfig,
+    TokenizerError,
+    keep_tokenizer,
+    kept_tokenizer,
+    load_tokenizer,
+)
+from mb_data.errors import DataPathError, TokenizerLibraryError
+
+TEXTS = (
+    "",
+    "The quick brown fox; it's 12345 jumps.\n\n\tdef f(x):\r\n    return x",
+    "Die heiße Quelle läuft über. ΑΒΓ абв 漢字かな 안녕 🙂🏽 é",
+    "a</s>b <|endoftext|> <fim_prefix> <extra_id_0>",
+    "   blanks  ",
+)
+"""Words, digits, lines, other alphabets, combined characters, and what looks like special tokens."""
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory):
+    pytest.importorskip("tokenizers", reason="needs the tokenizers extra")
+    from mb_data import train_bpe
+
+    folder = tmp_path_factory.mktemp("gpt2")
+    (folder / "text.txt").write_text("\n".join(TEXTS) * 5)
+    train_bpe([folder / "text.txt"], vocab_size=320, out=folder / "whole.json")
+    model = json.loads((folder / "whole.json").read_text())["model"]
+    (folder / "vocab.json").write_text(json.dumps(model["vocab"]))
+    merges = (merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"])
+    (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges))
+    (folder / "tokenizer_config.json").write_text(
+        '{"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|endoftext|>"}'
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pieces(tmp_path_factory):
+    library = pytest.importorskip("sentencepiece", reason="needs the sentencepiece extra")
+    model = io.BytesIO()
+    library.SentencePieceTrainer.train(
+        sentence_iterator=iter("\n".join(TEXTS * 9).splitlines()),
+        model_writer=model,
+        vocab_size=420,
+        byte_fallback=True,
+        model_type="bpe",
+        hard_vocab_limit=False,
+        minloglevel=2,
+        num_threads=1,
+    )
+    path = tmp_path_factory.mktemp("pieces") / "small.model"
+    path.write_bytes(model.getvalue())
+    return path
+
+
+@pytest.fixture(scope="module")
+def ranked(tmp_path_factory):
+    pytest.importorskip("tiktoken", reason="needs the tiktoken extra")
+    entries = [bytes([byte]) for byte in range(256)] + [b"th", b"the", b" the", b"qu", b"12", b"\xc3\xa9"]
+    return write_ranks(tmp_path_factory.mktemp("ranks") / "small.json", entries)
+
+
+@pytest.fixture(scope="module")
+def small(ranked):
+    return load_tokenizer(of_model("TikTokenizer", ranked))
+
+
+def write_ranks(path, entries):
+    records = (
+        {"rank": rank, "token_bytes": base64.b64encode(entry).decode(), "token_str": None}
+        for rank, entry in enumerate(entries)
+    )
+    path.write_text(json.dumps(list(records)))
+    return path
+
+
+def of_gpt2(folder, **more):
+    files = {"vocab_file": str(folder / "vocab.json"), "merge_file": str(folder / "merges.txt")}
+    return TokenizerConfig(tokenizer_type="GPT2BPETokenizer", **files, **more)
+
+
+def of_model(kind, path, **more):
+    return TokenizerConfig(tokenizer_type=kind, tokenizer_model=str(path), **more)
+
+
+class TestGPT2:
+    @settings(max_examples=50)
+    @given(text=st.text())
+    def test_any_text_there_and_back(self, gpt2, text):
+        tokenizer = load_tokenizer(of_gpt2(gpt2))
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+    def test_it_is_the_tokenizer_that_its_files_came_from(self, gpt2):
+        tokenizer, whole = load_tokenizer(of_gpt2(gpt2)), load_tokenizer(gpt2 / "whole.json")
+        assert [tokenizer.encode(text) for text in TEXTS] == [whole.encode(text) for text in TEXTS]
+        assert (tokenizer.vocab_size, tokenizer.eod) == (whole.vocab_size, whole.eod)
+
+    def test_a_folder_without_a_tokenizer_json_is_read_as_transformers_reads_it(self, gpt2):
+        transformers = pytest.importorskip("transformers", reason="reads such folders")
+        theirs = transformers.AutoTokenizer.from_pretrained(str(gpt2))
+        tokenizer = load_tokenizer(of_model("HuggingFaceTokenizer", gpt2))
+        plain = TEXTS[:3] + TEXTS[4:]  # without what looks like special tokens, which stays text here
+        assert [tokenizer.encode(text) for text in plain] == [theirs(text).input_ids for text in plain]
+        assert (tokenizer.eod, tokenizer.vocab_size) == (theirs.eos_token_id, len(theirs))
+
+    def test_a_folder_that_transformers_cannot_read(self, tmp_path):
+        pytest.importorskip("transformers", reason="reads such folders")
+        (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"')
+        with pytest.raises(TokenizerError, match="transformers cannot read it as a tokenizer"):
+            load_tokenizer(tmp_path)
+
+    def test_a_missing_file_is_named(self, gpt2):
+        with pytest.raises(DataPathError, match=r"no\.txt: no such file.*Correct tokenizer\.merge_file"):
+            load_tokenizer(_other(gpt2, "no.txt"))
+
+    def test_files_that_are_no_bpe(self, gpt2):
+        with pytest.raises(TokenizerError, match="are no BPE"):
+            load_tokenizer(_other(gpt2, "vocab.json"))
+
+
+def _other(folder, merges):
+    config = of_gpt2(folder)
+    config.merge_file = str(folder / merges)
+    return config
+
+
+class TestSentencePiece:
+    @pytest.mark.parametrize(
+        "kind", ["SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer"]
+    )
+    def test_ids_are_the_library_s(self, pieces, kind):
+        library = pytest.importorskip("sentencepiece")
+        theirs = library.SentencePieceProcessor(model_file=str(pieces))
+        tokenizer = load_tokenizer(of_model(kind, pieces))
+        assert [tokenizer.encode(text) for text in TEXTS] == [theirs.encode(text) for text in TEXTS]
+        assert (tokenizer.vocab_size, tokenizer.eod) == (len(theirs), theirs.eos_id())
+        assert tokenizer.fingerprint == load_tokenizer(pieces).fingerprint
+
+    def test_ids_are_megatron_s(self, pieces):
+        door = pytest.importorskip("megatron.core.tokenizers.text.libraries.sentencepiece_tokenizer")
+        theirs, tokenizer = door.SentencePieceTokenizer(str(pieces)), load_tokenizer(pieces)
+        assert [tokenizer.encode(text) for text in TEXTS] == [theirs.text_to_ids(text) for text in TEXTS]
+        assert (tokenizer.vocab_size, tokenizer.eod) == (theirs.vocab_size, theirs.eos_id)
+
+    def test_text_comes_back_and_ends_of_documents_are_written_out(self, pieces):
+        tokenizer = pickle.loads(pickle.dumps(load_tokenizer(pieces)))
+        first, second = tokenizer.encode("heiße 漢字"), tokenizer.encode("🙂 fox")
+        assert tokenizer.decode([*first, tokenizer.eod, *second, 10_000]) == "heiße 漢字</s>🙂 fox"
+        assert tokenizer.eod not in tokenizer.encode("a</s>b")
+
+    def test_pieces_have_names(self, pieces):
+        tokenizer = load_tokenizer(pieces)
+        assert (tokenizer.token_id("</s>"), tokenizer.token_id("<fim_prefix>")) == (tokenizer.eod, None)
+
+    def test_what_is_no_model(self, tmp_path):
+        pytest.importorskip("sentencepiece", reason="needs the sentencepiece extra")
+        with pytest.raises(DataPathError, match=r"no\.model: no such file"):
+            load_tokenizer(tmp_path / "no.model")
+        (tmp_path / "bad.model").write_text("nonsense")
+        with pytest.raises(TokenizerError, match="is no SentencePiece model"):
+            load_tokenizer(tmp_path / "bad.model")
+
+    def test_a_model_without_an_end(self, tmp_path):
+        library = pytest.importorskip("sentencepiece", reason="needs the sentencepiece extra")
+        model = io.BytesIO()
+        library.SentencePieceTrainer.train(
+            sentence_iterator=iter(["to be or not to be"] * 9),
+            model_writer=model,
+            vocab_size=20,
+            hard_vocab_limit=False,
+            eos_id=-1,
+            minloglevel=2,
+        )
+        (tmp_path / "endless.model").write_bytes(model.getvalue())
+        with pytest.raises(TokenizerError, match="has no token that ends a document"):
+            load_tokenizer(tmp_path / "endless.model")
+
+
+class TestTikToken:
+    @pytest.mark.parametrize("pattern", ["v1", "v2"])
+    def test_ids_are_megatron_s(self, ranked, pattern):
+        door = pytest.importorskip("megatron.core.tokenizers.text.libraries.tiktoken_tokenizer")
+        size = {"num_special_tokens": 10, "vocab_size": 272}
+        theirs = door.TikTokenTokenizer(str(ranked), pattern=pattern, **size)
+        tokenizer = load_tokenizer(
+            of_model(
+                "TikTokenizer",
+                ranked,
+                tiktoken_pattern=pattern,
+                tiktoken_num_special_tokens=10,
+                vocab_size=272,
+            )
+        )
+        plain = [
+            text for text in TEXTS if "</s>" not in text
+        ]  # which Megatron takes for the end of a document
+        assert [tokenizer.encode(text) for text in plain] == [theirs.text_to_ids(text) for text in plain]
+        assert (tokenizer.vocab_size, tokenizer.eod) == (theirs.vocab_size, theirs.eod)
+
+    @pytest.mark.parametrize("pattern", ["v1", "v2"])
+    @settings(max_examples=100)
+    @given(text=st.text())
+    def test_texts_are_divided_as_megatron_does(self, pattern, text):
+        regex = pytest.importorskip("regex", reason="comes with tiktoken")
+        door = pytest.importorskip("megatron.core.tokenizers.text.libraries.tiktoken_tokenizer")
+        tiktoken_door = pytest.importorskip("mb_data.tokenizers_tiktoken")
+        theirs = getattr(door, f"_PATTERN_TIKTOKEN_{pattern.upper()}")
+        assert regex.findall("|".join(tiktoken_door.PATTERNS[pattern]), text) == regex.findall(theirs, text)
+
+    @settings(max_examples=50)
+    @given(text=st.text())
+    def test_any_text_there_and_back(self, small, text):
+        assert small.decode(small.encode(text)) == text
+
+    def test_special_tokens_come_first_and_never_from_text(self, ranked):
+        tokenizer = pickle.loads(pickle.dumps(load_tokenizer(of_model("TikTokenizer", ranked))))
+        assert (tokenizer.vocab_size, tokenizer.eod, tokenizer.token_id("<SPECIAL_999>")) == (1262, 2, 999)
+        assert min(tokenizer.encode("a</s>b")) >= 1000
+        assert tokenizer.decode([1300, 1000 + 104, tokenizer.eod]) == "h</s>"
+
+    @pytest.mark.parametrize(
+        ("more", "message"),
+        [
+            ({"special_tokens": ["<s>", "</s>"]}, r"and without \['<unk>', '<mask>'"),
+            ({"tiktoken_num_special_tokens": 3}, "7 names, 7 of them different, for 3 places"),
+            (
+                {"vocab_size": 5000},
+                "262 entries and 1000 places for special tokens are 1262 of vocab_size=5000",
+            ),
+            ({"tiktoken_pattern": "v3"}, "'v3' divides no text"),
+        ],
+    )
+    def test_settings_that_do_not_fit_are_refused(self, ranked, more, message):
+        with pytest.raises(TokenizerError, match=message):
+            load_tokenizer(of_model("TikTokenizer", ranked, **more))
+
+    def test_what_is_no_list(self, ranked, tmp_path):
+        with pytest.raises(DataPathError, match=r"no\.json: no such file"):
+            load_tokenizer(of_model("TikTokenizer", tmp_path / "no.json"))
+        (tmp_path / "bad.json").write_text("aGVsbG8= 0\n")
+        with pytest.raises(TokenizerError, match="is no list of entries with rank and token_bytes"):
+            load_tokenizer(of_model("TikTokenizer", tmp_path / "bad.json"))
+        few = write_ranks(tmp_path / "few.json", [b"a", b"b"])
+        with pytest.raises(TokenizerError, match="254 of the 256 bytes missing"):
+            load_tokenizer(of_model("TikTokenizer", few))
+
+
+class TestAdded:
+    def test_they_come_behind_and_never_from_text(self):
+        tokenizer = AddedTokens(ByteTokenizer(), ["<fim_prefix>", "<fim_suffix>"])
+        assert (tokenizer.vocab_size, tokenizer.token_id("<fim_suffix>"), tokenizer.eod) == (259, 258, 256)
+        assert tokenizer.encode("<fim_prefix>") == list(b"<fim_prefix>")
+        assert tokenizer.decode([257, 104, 105, 258]) == "<fim_prefix>hi<fim_suffix>"
+        assert tokenizer.token_id("hi") is None
+
+    def test_a_name_that_is_there_is_not_added_again(self, gpt2):
+        plain = load_tokenizer(gpt2 / "whole.json")
+        tokenizer = AddedTokens(plain, ["<|endoftext|>"])
+        assert (tokenizer.vocab_size, tokenizer.fingerprint) == (plain.vocab_size, plain.fingerprint)
+        assert tokenizer.token_id("<|endoftext|>") == plain.eod
+
+    @pytest.mark.parametrize("names", [["<a>", "<a>"], [""]])
+    def test_names_that_cannot_be_told_apart(self, names):
+        with pytest.raises(TokenizerError, match="told apart by their names"):
+            AddedTokens(ByteTokenizer(), names)
+
+    def test_a_section_adds_them_before_sentinels(self):
+        config = TokenizerConfig(tokenizer_type="ByteTokenizer", special_tokens=["<sep>"], vocab_extra_ids=2)
+        tokenizer = load_tokenizer(config)
+        assert (tokenizer.vocab_size, tokenizer.token_id("<sep>")) == (260, 257)
+        assert tokenizer.decode([257, 258, 259]) == "<sep><extra_id_0><extra_id_1>"
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "folder", "pieces", "ranked", "bytes"])
+def test_what_is_kept_makes_the_same_tokenizer(kind, request, tmp_path):
+    if kind == "folder":
+        pytest.importorskip("transformers", reason="reads such folders")
+    makers = {
+        "gpt2": lambda: of_gpt2(request.getfixturevalue("gpt2"), special_tokens=["<sep>"]),
+        "folder": lambda: of_model("HuggingFaceTokenizer", request.getfixturevalue("gpt2")),
+        "pieces": lambda: of_model("SentencePieceTokenizer", request.getfixturevalue("pieces")),
+        "ranked": lambda: of_model("TikTokenizer", request.getfixturevalue("ranked"), tiktoken_pattern="v1"),
+        "bytes": lambda: TokenizerConfig(tokenizer_type="ByteTokenizer", vocab_extra_ids=3),
+    }
+    config = makers[kind]()
+    tokenizer = load_tokenizer(config)
+    keep_tokenizer(tokenizer, tmp_path)
+    if kind != "bytes":
+        config.tokenizer_model = config.vocab_file = config.merge_file = "gone"
+    kept = kept_tokenizer(tmp_path, config)
+    assert (kept.fingerprint, kept.eod, kept.vocab_size) == (
+        tokenizer.fingerprint,
+        tokenizer.eod,
+        tokenizer.vocab_size,
+    )
+    assert [kept.encode(text) for text in TEXTS] == [tokenizer.encode(text) for text in TEXTS]
+
+
+def test_a_library_that_is_not_installed_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    monkeypatch.delitem(sys.modules, "mb_data.tokenizers_sentencepiece", raising=False)
+    with pytest.raises(TokenizerLibraryError, match=r'pip install "mb-data\[sentencepiece\]"'):
+        load_tokenizer(tmp_path / "small.model")

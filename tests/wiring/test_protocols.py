@@ -14,7 +14,7 @@ import mb_models.rules
 import mb_overlap.rules
 import mb_resilience.rules
 import mb_trainer.launch.rules
-from mb_config import RuleLike
+from mb_config import DistributedInitConfig, RuleLike
 from mb_trainer.config import ConfigContainer
 from mb_trainer.rules import RULES as TRAINER_RULES
 
@@ -31,6 +31,8 @@ RULES: Iterable[RuleLike] = (
 )
 
 if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]
+
     from mb_checkpoint import CheckpointManager, DefaultCheckpointManager
     from mb_checkpoint.context import RerunsLike, StateLike, TrainStateLike
     from mb_host.layers import host_block_spec
@@ -42,12 +44,15 @@ if TYPE_CHECKING:
     from mb_loop.settings import LoopSettings
     from mb_metrics.sinks.console import TextStream
     from mb_models import LayerSpec, T5LayerSpec
-    from mb_resilience import AgreedStop, RerunStateMachineConfig, SignalWatcher
-    from mb_resilience.agreement import Watcher
+    from mb_resilience import AgreedStop, FaultToleranceConfig, RerunStateMachineConfig, SignalWatcher
+    from mb_resilience.agreement import KeyValueStore, Watcher
+    from mb_resilience.faults import FaultSettings
+    from mb_resilience.flight_recorder import RecorderSettings
     from mb_trainer.checkpointing import Progress, Saves
     from mb_trainer.console import Voice
     from mb_trainer.progress import ProgressLog
     from mb_trainer.state import GlobalState
+    from mb_trainer.watching import SectionedSaves
 
     def _(stop: AgreedStop) -> ExitWish:
         return stop
@@ -81,6 +86,18 @@ if TYPE_CHECKING:
 
     def _(log: ProgressLog) -> Progress:
         return log
+
+    def _(dist: DistributedInitConfig) -> RecorderSettings:
+        return dist
+
+    def _(section: FaultToleranceConfig) -> FaultSettings:
+        return section
+
+    def _(store: Store) -> KeyValueStore:
+        return store
+
+    def _(saves: SectionedSaves) -> Checkpointer:
+        return saves
 
     def _(watcher: SignalWatcher) -> Watcher:
         return watcher

@@ -16,6 +16,7 @@ from mb_loop import Callback, TrainOutcome
 from mb_models.mimo_layout_rules import LAYOUT, has_layouts
 from mb_resilience import flight_recorder_environment
 from mb_resilience.flight_recorder import DUMP_FILES, kept_settings
+from mb_resilience.sections import need_monitor
 from mb_trainer.config import CheckpointConfig, ConfigContainer
 from mb_trainer.console import Voice
 from mb_trainer.machine import DRIVER, first_gpu
@@ -85,6 +86,7 @@ def pretrain(
         FileNotFoundError, ValueError: a data file is missing or not what it should be.
         RunFolderError: the run folder holds a run with other settings.
         NoCheckpointError: an evaluation alone is asked for, and there is nothing to evaluate.
+        NoMonitorError: `ft.enable_ft_package` is set, and ft_launcher did not start this process.
         OSError: the checkpoint folder or the run folder cannot be written.
     """
     job = settle_job(
@@ -140,6 +142,8 @@ def settle_job(
     place(config, folder, known)
     settled = settle(config, world_size=world.world_size, provenance=known)
     verify_data(config)
+    if config.ft is not None and config.ft.enable_ft_package:
+        need_monitor(environment)
     save, evaluates_only = config.checkpoint.save, config.validation.skip_train
     unwritable = why_unwritable(folder)
     if unwritable is not None and not evaluates_only:

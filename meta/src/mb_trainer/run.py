@@ -47,6 +47,7 @@ from mb_trainer.run_folder import EventLog, LastRow, last_row
 from mb_trainer.state import GlobalState
 from mb_trainer.summary import Summary
 from mb_trainer.trainee import Trainee
+from mb_trainer.watching import Watch
 
 
 def begin(events: EventLog, job: Job, *, step: int, before: LastRow | None) -> None:
@@ -84,10 +85,12 @@ class Run:
     state: GlobalState
     manager: CheckpointManager
     reruns: MegatronReruns | None
+    watch: Watch
 
     def train(self, callbacks: Sequence[Callback]) -> TrainOutcome:
         """Train, evaluate, and print the summary."""
         summary = Summary()
+        self.watch.loaded(self.manager, self.state)
         if self.job.config.validation.skip_train:
             outcome = self.evaluate_only(summary, callbacks)
         else:
@@ -133,7 +136,7 @@ class Run:
                 begin(events, self.job, step=counters.step, before=before)
                 recorders.append(stack.enter_context(EventRecorder(events)))
             own += [*recorders, *self.memory_report()]
-            heard = CallbackManager([*own, *callbacks])
+            heard = CallbackManager([*own, *callbacks, *self.watch.callbacks()])
             self.instruments.watch(self.trainee.chunks, heard)
             outcome = train(
                 *self.trained(),
@@ -141,7 +144,7 @@ class Run:
                 self.data.valid,
                 self.state,
                 callbacks=heard,
-                checkpointer=None if config.checkpoint.save is None else saves,
+                checkpointer=None if config.checkpoint.save is None else self.watch.saves(saves),
                 exit_wish=self.agreed_stop(watcher),
                 reruns=self.reruns,
                 cuda_graphs=graphs_of_layers(self.job.config, self.trainee, groups=self.groups),
@@ -150,12 +153,13 @@ class Run:
                 **self.schedule(),
             )
             if outcome.reason == "finished":
-                self.evaluate(CallbackManager([summary, *recorders, *callbacks]), summary)
+                heard = CallbackManager([summary, *recorders, *callbacks, *self.watch.callbacks()])
+                self.evaluate(heard, summary)
         return outcome
 
     def evaluate_only(self, summary: Summary, callbacks: Sequence[Callback]) -> TrainOutcome:
         """Evaluate what was loaded; nothing is written but the log."""
-        heard = CallbackManager([summary, *callbacks])
+        heard = CallbackManager([summary, *callbacks, *self.watch.callbacks()])
         outcome = train(*self.trained(), None, None, self.state, callbacks=heard, **self.schedule())
         self.evaluate(heard, summary)
         return outcome

@@ -37,6 +37,7 @@ from mb_trainer.run import Run
 from mb_trainer.run_folder import own
 from mb_trainer.state import GlobalState
 from mb_trainer.trainee import Trainee, build_trainee
+from mb_trainer.watching import watched
 
 
 def run(job: Job, *, voice: Voice, callbacks: Sequence[Callback] = ()) -> TrainOutcome:
@@ -54,6 +55,7 @@ def run(job: Job, *, voice: Voice, callbacks: Sequence[Callback] = ()) -> TrainO
             groups = stack.enter_context(process_groups(job.world, config, device=device))
             seed_everything(config, groups)
         stack.callback(voice.close)
+        watch = stack.enter_context(watched(job, voice))
         vocabulary = share_vocabulary(config, voice)
         readers = readers_of(every) if apart else groups
         splits = build_splits(config, vocabulary=vocabulary, groups=readers)  # what it refuses costs no model
@@ -65,11 +67,14 @@ def run(job: Job, *, voice: Voice, callbacks: Sequence[Callback] = ()) -> TrainO
         config.model.transformer_impl = layers.implementation
         instruments = Instruments.start(job)
         start_user_buffers(config)
-        size = vocabulary.tokenizer.vocab_size
         modules = None
         if apart:
             modules = build_modules(
-                config, groups=every, layers=layers, tokenizer_vocab_size=size, device=device
+                config,
+                groups=every,
+                layers=layers,
+                tokenizer_vocab_size=vocabulary.tokenizer.vocab_size,
+                device=device,
             )
             trainee = modules.trainee
         else:
@@ -78,7 +83,7 @@ def run(job: Job, *, voice: Voice, callbacks: Sequence[Callback] = ()) -> TrainO
                     config,
                     family=family,
                     layers=layers,
-                    tokenizer_vocab_size=size,
+                    tokenizer_vocab_size=vocabulary.tokenizer.vocab_size,
                     device=device,
                     groups=groups,
                 )
@@ -116,6 +121,7 @@ def run(job: Job, *, voice: Voice, callbacks: Sequence[Callback] = ()) -> TrainO
             state=state,
             manager=manager,
             reruns=reruns,
+            watch=watch,
         )
         try:
             return parts.train(callbacks)

@@ -21,6 +21,10 @@ SECTIONS = {
 }
 
 
+FACTS = {"facts.world_size": 2, "facts.nvidia_resiliency_ext_installed": True}
+"""What rules are told of the machine, beside the sections."""
+
+
 def outcome(rule, values):
     return rule.test(*(values[path] for path in rule.fields))
 
@@ -38,14 +42,14 @@ def test_ids_are_unique():
 
 def test_every_rule_reads_fields_that_exist():
     known = {f"{name}.{field.name}" for name, section in SECTIONS.items() for field in fields(section)}
-    assert {path for rule in RULES for path in rule.fields} <= known
+    assert {path for rule in RULES for path in rule.fields} <= known | FACTS.keys()
 
 
 def test_default_sections_pass_every_rule():
     values = {
         f"{name}.{f.name}": getattr(kind(), f.name) for name, kind in SECTIONS.items() for f in fields(kind)
     }
-    assert [rule.id for rule in RULES if outcome(rule, values)] == []
+    assert [rule.id for rule in RULES if outcome(rule, values | FACTS)] == []
 
 
 def test_no_field_is_accepted_silently():
@@ -68,6 +72,25 @@ def test_the_machine_that_runs_steps_again(changed, ids):
     values = {f"rerun_state_machine.{f.name}": getattr(section, f.name) for f in fields(section)}
     rules = [rule for rule in RULES if rule.fields[0].startswith("rerun_state_machine.")]
     assert [rule.id for rule in rules if outcome(rule, values)] == ids
+
+
+@pytest.mark.parametrize(
+    ("changed", "ids"),
+    [
+        ({"enable_ft_package": True, "calc_ft_timeouts": True}, []),
+        ({"simulate_fault": True, "simulated_fault_type": "rank_hung", "simulated_fault_rank": 1}, []),
+        ({"simulate_fault": True, "simulated_fault_rank": -1}, ["R22"]),
+        ({"simulate_fault": True, "simulated_fault_base_delay": -1}, ["R22"]),
+        ({"simulated_fault_rank": 7, "simulated_fault_base_delay": 3}, ["R23"]),
+        ({"simulated_fault_type": "rank_killed"}, ["R23"]),
+        ({"calc_ft_timeouts": True}, ["R23"]),
+    ],
+)
+def test_fault_tolerance(changed, ids):
+    section = FaultToleranceConfig(**changed)
+    values = {f"ft.{f.name}": getattr(section, f.name) for f in fields(section)}
+    rules = [rule for rule in RULES if rule.fields[0].startswith("ft.")]
+    assert [rule.id for rule in rules if outcome(rule, values | FACTS)] == ids
 
 
 @pytest.mark.parametrize(

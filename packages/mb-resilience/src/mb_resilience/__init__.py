@@ -31,30 +31,48 @@ if TYPE_CHECKING:
     from mb_resilience.config import NVRxStragglerDetectionConfig as NVRxStragglerDetectionConfig
     from mb_resilience.config import RerunStateMachineConfig as RerunStateMachineConfig
     from mb_resilience.config import StragglerDetectionConfig as StragglerDetectionConfig
+    from mb_resilience.faults import Fault as Fault
+    from mb_resilience.faults import FaultError as FaultError
+    from mb_resilience.faults import FaultSettings as FaultSettings
+    from mb_resilience.faults import SimulatedFault as SimulatedFault
+    from mb_resilience.faults import agree_on_fault as agree_on_fault
+    from mb_resilience.faults import draw_fault as draw_fault
     from mb_resilience.flight_recorder import RecorderSettings as RecorderSettings
     from mb_resilience.flight_recorder import flight_recorder_environment as flight_recorder_environment
     from mb_resilience.rules import RULES as RULES
     from mb_resilience.rules import Rule as Rule
+    from mb_resilience.sections import MonitorClient as MonitorClient
+    from mb_resilience.sections import NoMonitorError as NoMonitorError
+    from mb_resilience.sections import Sections as Sections
     from mb_resilience.signals import SignalShield as SignalShield
     from mb_resilience.signals import SignalWatcher as SignalWatcher
 
 _HOMES = {
     "AgreedStop": "agreement",
+    "Fault": "faults",
+    "FaultError": "faults",
+    "FaultSettings": "faults",
     "FaultToleranceConfig": "config",
     "InProcessRestartConfig": "config",
     "KeyValueStore": "agreement",
+    "MonitorClient": "sections",
     "NVRxStragglerDetectionConfig": "config",
+    "NoMonitorError": "sections",
     "RULES": "rules",
     "Rank0SilentError": "agreement",
     "RecorderSettings": "flight_recorder",
     "RerunStateMachineConfig": "config",
     "Rule": "rules",
+    "Sections": "sections",
     "SignalShield": "signals",
     "SignalWatcher": "signals",
+    "SimulatedFault": "faults",
     "StopOrderError": "agreement",
     "StopSetupError": "agreement",
     "StragglerDetectionConfig": "config",
     "Watcher": "agreement",
+    "agree_on_fault": "faults",
+    "draw_fault": "faults",
     "flight_recorder_environment": "flight_recorder",
 }
 __all__ = sorted(_HOMES)

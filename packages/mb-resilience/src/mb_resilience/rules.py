@@ -1,7 +1,7 @@
 """What must hold in the sections of this package. Pure functions; the standard library only.
 
-Four of the sections describe features that this version does not have. They are refused when switched on: accepting
-them silently would let a run go unprotected. Their other fields may be set, with a warning that nothing reads them.
+Features that this version does not have are refused when switched on: accepting them silently would let a run go
+unprotected. The other fields of their sections may be set, with a warning that nothing reads them.
 """
 
 from collections.abc import Callable, Mapping
@@ -102,11 +102,6 @@ def _switch(rule_id: str, path: str, *, off: object, on: object, why: str) -> Ru
 
 _SWITCHES = (
     _switch(
-        "R01", "ft.enable_ft_package", off=False, on=True,
-        why="no sections are reported to the launcher, which would end a healthy run at its first time-out",
-    ),
-    _switch("R02", "ft.simulate_fault", off=False, on=True, why="nothing breaks a rank, so recovery would seem tested"),
-    _switch(
         "R03", "straggler.log_straggler", off=False, on=True,
         why="the speed of ranks is not measured, and no report would look like no stragglers",
     ),
@@ -174,6 +169,85 @@ def _idle(factor: float, spiky: bool, kind: str, rate: int) -> str | None:
         if is_idle
     ]
     return f"{', '.join(idle)} {'has' if len(idle) == 1 else 'have'} no effect" if idle else None
+
+
+def _fault_can_be(wanted: bool, rank: int | None, delay: float, world_size: int) -> str | None:
+    if not wanted:
+        return None
+    if rank is not None and not 0 <= rank < world_size:
+        return f"simulated_fault_rank={rank} is none of {world_size} ranks"
+    return f"simulated_fault_base_delay={delay} is no time to wait" if delay < 0 else None
+
+
+def _idle_faults(
+    enabled: bool, calculates: bool, simulates: bool, kind: str, rank: int | None, delay: int
+) -> str | None:
+    """Name the settings of what is switched off."""
+    default = FaultToleranceConfig()
+    idle = {
+        "calc_ft_timeouts": (calculates, not enabled and calculates),
+        "simulated_fault_type": (kind, not simulates and kind != default.simulated_fault_type),
+        "simulated_fault_rank": (rank, not simulates and rank is not None),
+        "simulated_fault_base_delay": (delay, not simulates and delay != default.simulated_fault_base_delay),
+    }
+    changed = [f"{name}={value!r}" for name, (value, is_idle) in idle.items() if is_idle]
+    return f"{', '.join(changed)} {'has' if len(changed) == 1 else 'have'} no effect" if changed else None
+
+
+_FAULTS = (
+    Rule(
+        id="R21",
+        fields=("ft.enable_ft_package", "facts.nvidia_resiliency_ext_installed"),
+        test=lambda enabled, installed: (
+            "nvidia-resiliency-ext is not installed" if enabled and not installed else None
+        ),
+        why="its launcher monitors the ranks, and ends those that hang",
+        fix="Install nvidia-resiliency-ext and start the job with ft_launcher, or set ft.enable_ft_package=false.",
+        fails={"ft.enable_ft_package": True, "facts.nvidia_resiliency_ext_installed": False},
+        passes={"ft.enable_ft_package": True, "facts.nvidia_resiliency_ext_installed": True},
+    ),
+    Rule(
+        id="R22",
+        fields=(
+            "ft.simulate_fault",
+            "ft.simulated_fault_rank",
+            "ft.simulated_fault_base_delay",
+            "facts.world_size",
+        ),
+        test=_fault_can_be,
+        why="the fault must hit a rank of the run, some time after it began",
+        fix="Name a rank of the run, or none; and a delay of at least 0 seconds.",
+        fails={
+            "ft.simulate_fault": True,
+            "ft.simulated_fault_rank": 2,
+            "ft.simulated_fault_base_delay": 0,
+            "facts.world_size": 2,
+        },
+        passes={
+            "ft.simulate_fault": True,
+            "ft.simulated_fault_rank": 1,
+            "ft.simulated_fault_base_delay": 0,
+            "facts.world_size": 2,
+        },
+    ),
+    Rule(
+        id="R23",
+        fields=tuple(f"ft.{field.name}" for field in fields(FaultToleranceConfig)),
+        test=_idle_faults,
+        why="what it describes is switched off",
+        fix="Set ft.enable_ft_package=true for time-outs, ft.simulate_fault=true for a fault; or leave them out.",
+        severity="warning",
+        fails={
+            **{f"ft.{field.name}": field.default for field in fields(FaultToleranceConfig)},
+            "ft.calc_ft_timeouts": True,
+        },
+        passes={
+            **{f"ft.{field.name}": field.default for field in fields(FaultToleranceConfig)},
+            "ft.enable_ft_package": True,
+            "ft.calc_ft_timeouts": True,
+        },
+    ),
+)
 
 
 _RERUNS = (
@@ -253,7 +327,7 @@ _RERUNS = (
 RULES: tuple[Rule, ...] = (
     _V071,
     *_SWITCHES,
-    _unread("R11", "ft", FaultToleranceConfig),
+    *_FAULTS,
     _unread("R12", "straggler", StragglerDetectionConfig),
     _unread("R13", "nvrx_straggler", NVRxStragglerDetectionConfig),
     _unread("R14", "inprocess_restart", InProcessRestartConfig),

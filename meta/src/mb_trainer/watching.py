@@ -1,0 +1,170 @@
+"""Who watches a run from outside its steps: the monitors of a fault-tolerance launcher. Imports torch."""
+
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from torch.distributed import Store  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import _get_default_store
+
+from mb_checkpoint import CheckpointManager, DefaultCheckpointManager
+from mb_loop import Callback, CallbackContext, Checkpointer, SaveEnd
+from mb_resilience import FaultToleranceConfig, Sections, SimulatedFault, agree_on_fault
+from mb_resilience.sections import STATE_FILE
+from mb_trainer.console import Voice
+from mb_trainer.job import Job
+from mb_trainer.state import GlobalState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """What is told where this rank is."""
+
+    sections: Sections | None = None
+    asynchronous_saves: bool = False
+
+    def loaded(self, manager: CheckpointManager, state: GlobalState) -> None:
+        """Take note of what setup loaded: a checkpoint on the disk of this node is read too fast to say something."""
+        if self.sections is None:
+            return
+        if isinstance(manager, DefaultCheckpointManager):
+            loaded, here = manager.loaded, state.cfg.checkpoint.non_persistent_local_ckpt_dir
+            lasting = loaded is not None and loaded.path is not None and str(loaded.path) != str(here)
+        else:
+            lasting = state.train_state.step > 0
+        if lasting:
+            self.sections.loaded()
+
+    def callbacks(self) -> list[Callback]:
+        """Return what hears of steps."""
+        return [] if self.sections is None else [SectionEvents(self.sections)]
+
+    def saves(self, checkpointer: Checkpointer) -> Checkpointer:
+        """Return the checkpointer, in its section."""
+        if self.sections is None:
+            return checkpointer
+        return SectionedSaves(checkpointer, sections=self.sections, asynchronous=self.asynchronous_saves)
+
+
+class SectionEvents(Callback):
+    """Tells sections of each step, and of each batch of an evaluation."""
+
+    def __init__(self, sections: Sections) -> None:
+        self._sections = sections
+
+    def on_train_step_start(self, context: CallbackContext) -> None:
+        """Begin a step."""
+        self._sections.begin_step()
+
+    def on_train_step_end(self, context: CallbackContext) -> None:
+        """End it."""
+        self._sections.end_step()
+
+    def on_eval_step_start(self, context: CallbackContext) -> None:
+        """Begin a batch of a validation."""
+        self._sections.begin_evaluation_step()
+
+    def on_eval_step_end(self, context: CallbackContext) -> None:
+        """End it."""
+        self._sections.end_evaluation_step()
+
+    def on_test_step_start(self, context: CallbackContext) -> None:
+        """Begin a batch of a test."""
+        self._sections.begin_evaluation_step()
+
+    def on_test_step_end(self, context: CallbackContext) -> None:
+        """End it."""
+        self._sections.end_evaluation_step()
+
+
+class SectionedSaves:
+    """Fits the loop's Checkpointer: another one, within the section `checkpointing`.
+
+    Looking after saves is in that section where there may be something to wait for: a background writer, the end of
+    the run, or a save that failed and is tried again.
+    """
+
+    def __init__(self, checkpointer: Checkpointer, *, sections: Sections, asynchronous: bool) -> None:
+        self._checkpointer = checkpointer
+        self._sections = sections
+        self._asynchronous = asynchronous
+        self._failed = False
+
+    def save(self, step: int, *, temporary: bool) -> Sequence[SaveEnd]:
+        """Save."""
+        with self._sections.checkpointing():
+            ended = self._checkpointer.save(step, temporary=temporary)
+        return self._heard(ended)
+
+    def poll(self, *, blocking: bool) -> Sequence[SaveEnd]:
+        """Look after saves."""
+        if not (self._asynchronous or blocking or self._failed):
+            return self._checkpointer.poll(blocking=blocking)
+        with self._sections.checkpointing():
+            ended = self._checkpointer.poll(blocking=blocking)
+        return self._heard(ended)
+
+    def _heard(self, ended: Sequence[SaveEnd]) -> Sequence[SaveEnd]:
+        for save in ended:
+            self._failed = not save.written
+            if save.written:
+                self._sections.saved()
+        return ended
+
+
+@contextmanager
+def watched(job: Job, voice: Voice) -> Iterator[Watch]:
+    """Watch a run while the block runs, and break it where that is asked for. Collective over the world.
+
+    Raises:
+        NoMonitorError: there is no monitor, and one is asked for.
+    """
+    asynchronous = job.config.checkpoint.async_save
+    with ExitStack() as stack:
+        sections = stack.enter_context(monitored(job, voice)) if monitors(job) else None
+        if job.config.ft is not None and job.config.ft.simulate_fault:
+            stack.enter_context(simulated_fault(job, job.config.ft))
+        yield Watch(sections=sections, asynchronous_saves=asynchronous)
+
+
+def monitors(job: Job) -> bool:
+    """Say whether sections are reported to a monitor."""
+    return job.config.ft is not None and job.config.ft.enable_ft_package
+
+
+def monitored(job: Job, voice: Voice) -> Sections:
+    """Return the sections of this rank, which reach NVRx's monitor once they are entered."""
+    door: Any = import_module("mb_resilience.nvrx")  # imports NVRx, only where it is asked for
+    ft, checkpoint = job.config.ft, job.config.checkpoint
+    return Sections(
+        door.monitor_client(),
+        state_path=Path(checkpoint.save or job.folder.path) / STATE_FILE,
+        calculate_timeouts=ft is not None and ft.calc_ft_timeouts,
+        asynchronous_saves=checkpoint.async_save,
+        rank=job.world.rank,
+        say=voice.say,
+    )
+
+
+def simulated_fault(job: Job, settings: FaultToleranceConfig) -> SimulatedFault:
+    """Return the fault that all ranks agree on, drawn from the run's seed and the number of this start."""
+    world = job.world
+    fault = agree_on_fault(
+        settings,
+        draw=random.Random(f"{job.config.rng.seed} {world.attempt}"),
+        store=shared_store(job),
+        rank=world.rank,
+        world_size=world.world_size,
+        attempt=world.attempt,
+    )
+    return SimulatedFault(fault, rank=world.rank, say=lambda text: print(text, file=sys.stderr, flush=True))
+
+
+def shared_store(job: Job) -> Store | None:
+    """Return the store in which the processes met; None for one process."""
+    return _get_default_store() if job.world.world_size > 1 else None

@@ -1,0 +1,108 @@
+import os
+import random
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mb_resilience import Fault, FaultToleranceConfig, SimulatedFault, agree_on_fault, draw_fault
+from mb_resilience.faults import FaultError
+
+
+class Shared(dict):
+    """A store within one process."""
+
+    def set(self, key, value):
+        self[key] = value.encode()
+
+    def get(self, key):
+        return self[key]
+
+    def check(self, keys):
+        return all(key in self for key in keys)
+
+
+@given(st.integers(0, 1000), st.integers(1, 9), st.integers(0, 100))
+def test_what_is_left_open_is_drawn_within_its_bounds(seed, world_size, base):
+    settings = FaultToleranceConfig(simulated_fault_base_delay=base)
+    fault = draw_fault(settings, world_size=world_size, draw=random.Random(seed))
+    assert fault.kind in ("rank_hung", "rank_killed")
+    assert 0 <= fault.rank < world_size
+    assert base <= fault.delay_seconds <= 1.2 * base
+    assert fault == draw_fault(settings, world_size=world_size, draw=random.Random(seed))
+
+
+def test_what_is_set_is_taken():
+    settings = FaultToleranceConfig(
+        simulated_fault_type="rank_hung", simulated_fault_rank=0, simulated_fault_base_delay=10
+    )
+    drawn = draw_fault(settings, world_size=4, draw=random.Random(1))
+    assert replace(drawn, delay_seconds=0) == Fault(kind="rank_hung", rank=0, delay_seconds=0)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"simulated_fault_rank": 2},
+        {"simulated_fault_rank": -1},
+        {"simulated_fault_base_delay": -1},
+        {"simulated_fault_type": "rank_dizzy"},
+    ],
+)
+def test_a_fault_that_cannot_be_is_refused_on_every_rank(wrong):
+    settings = FaultToleranceConfig(**wrong)
+    for rank in (0, 1):
+        with pytest.raises(FaultError, match=r"ft\.simulate_fault"):
+            agree_on_fault(settings, draw=random.Random(1), store=Shared(), rank=rank, world_size=2)
+
+
+def test_rank_0_chooses_for_all():
+    store, settings = Shared(), FaultToleranceConfig(simulated_fault_base_delay=60)
+    faults = [
+        agree_on_fault(settings, draw=random.Random(rank), store=store, rank=rank, world_size=3)
+        for rank in range(3)
+    ]
+    assert set(faults) == {draw_fault(settings, world_size=3, draw=random.Random(0))}
+
+
+def test_it_strikes_the_chosen_rank_only_and_not_after_the_block():
+    struck, said = [], []
+    now = Fault(kind="rank_hung", rank=1, delay_seconds=0.0)
+    later = replace(now, delay_seconds=3600.0)
+    for rank, fault in ((0, now), (1, later)):
+        with SimulatedFault(fault, rank=rank, say=said.append, strike=struck.append):
+            pass
+    assert (struck, said) == ([], [])
+    fault = SimulatedFault(now, rank=1, say=said.append, strike=struck.append)
+    with fault:
+        fault._thread.join(60)
+    assert struck == [signal.SIGSTOP]
+    assert said == ["simulated fault: rank_hung: rank 1 gets SIGSTOP now, after 0.0 s"]
+
+
+VICTIM = """
+import sys, time
+from mb_resilience import Fault, SimulatedFault
+with SimulatedFault(Fault(kind=sys.argv[1], rank=0, delay_seconds=0.2), rank=0, say=lambda text: None):
+    began = time.monotonic()
+    while True:
+        time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("kind", ["rank_killed", "rank_hung"])
+def test_the_process_is_really_killed_or_stopped(kind):
+    process = subprocess.Popen([sys.executable, "-c", VICTIM, kind])
+    try:
+        _, status = os.waitpid(process.pid, os.WUNTRACED)  # returns when it died, or stopped
+        if kind == "rank_killed":
+            assert (os.WIFSIGNALED(status), os.WTERMSIG(status)) == (True, signal.SIGKILL)
+        else:
+            assert (os.WIFSTOPPED(status), os.WSTOPSIG(status)) == (True, signal.SIGSTOP)
+    finally:
+        process.kill()
+        process.wait()

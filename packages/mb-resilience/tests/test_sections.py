@@ -1,0 +1,172 @@
+import json
+
+import pytest
+
+from mb_resilience import NoMonitorError, Sections
+from mb_resilience.sections import need_monitor
+
+
+class FakeClient:
+    """A monitor's client that writes down what it is told."""
+
+    def __init__(self):
+        self.told = []
+        self.timeouts = None
+
+    def init_workload_monitoring(self):
+        self.told.append("connected")
+
+    def shutdown_workload_monitoring(self):
+        self.told.append("disconnected")
+
+    def start_section(self, section):
+        self.told.append(f"<{section}")
+
+    def end_section(self, section):
+        self.told.append(f"{section}>")
+
+    def calculate_and_set_section_timeouts(self, selected_sections=None, calc_out_of_section=True):
+        self.told.append((tuple(selected_sections), calc_out_of_section))
+        self.timeouts = {"section": dict.fromkeys(selected_sections, 5.0)}
+        return True
+
+    def state_dict(self):
+        return {"current_timeouts": self.timeouts}
+
+    def load_state_dict(self, state):
+        self.told.append(state)
+
+
+def make(folder, client, **settings):
+    return Sections(client, state_path=folder / "ft_state.json", **settings)
+
+
+def test_setup_steps_and_saves_are_told_in_order(tmp_path):
+    client = FakeClient()
+    with make(tmp_path, client) as sections:
+        for _ in range(3):
+            with sections.step():
+                pass
+        with sections.checkpointing():
+            pass
+        sections.saved()
+    assert client.told == [
+        "connected", "<setup", "setup>", "<step", "step>", "<step", "step>", "<checkpointing", "checkpointing>",
+        "disconnected",
+    ]  # fmt: skip
+    assert list(tmp_path.iterdir()) == []  # no time-outs were asked for
+
+
+def test_each_evaluation_warms_up_again_and_ends_setup(tmp_path):
+    client = FakeClient()
+    with make(tmp_path, client) as sections:
+        for step in ("evaluate", "evaluate", "train", "train", "evaluate", "evaluate"):
+            client.told.append(step)
+            if step == "train":
+                sections.begin_step()
+                sections.end_step()
+            else:
+                sections.begin_evaluation_step()
+                sections.end_evaluation_step()
+    assert client.told[2:-1] == [
+        "evaluate", "setup>", "evaluate", "<step", "step>", "train", "train", "<step", "step>", "evaluate", "evaluate",
+        "<step", "step>",
+    ]  # fmt: skip
+
+
+def test_a_save_within_a_step_ends_the_step(tmp_path):
+    client = FakeClient()
+    with make(tmp_path, client) as sections:
+        with sections.step():
+            pass
+        sections.begin_step()
+        with sections.checkpointing():
+            pass
+    assert client.told[3:-1] == ["<step", "step>", "<checkpointing", "checkpointing>"]
+
+
+def run(folder, *, loaded, steps, saves, fails=False, **settings):
+    """Return the calculations of a run that saves after its steps."""
+    client = FakeClient()
+    try:
+        with make(folder, client, calculate_timeouts=True, **settings) as sections:
+            if loaded:
+                sections.loaded()
+            for _ in range(steps):
+                with sections.step():
+                    pass
+            for _ in range(saves):
+                with sections.checkpointing():
+                    pass
+                sections.saved()
+            if fails:
+                raise RuntimeError("planted")
+    except RuntimeError:
+        assert client.told[-1] == "disconnected"
+    return [told for told in client.told if isinstance(told, tuple)]
+
+
+ALL = ("setup", "step", "checkpointing")
+
+
+@pytest.mark.parametrize(
+    ("seen", "settings", "calculated"),
+    [
+        ({"loaded": False, "steps": 2, "saves": 0}, {}, []),
+        ({"loaded": False, "steps": 15, "saves": 1}, {}, 2 * [(("checkpointing",), False)]),
+        ({"loaded": False, "steps": 16, "saves": 0}, {}, [(("step",), False)]),
+        ({"loaded": True, "steps": 2, "saves": 0}, {}, [(("setup",), False)]),
+        ({"loaded": True, "steps": 16, "saves": 0}, {}, [(("setup", "step"), False)]),
+        ({"loaded": True, "steps": 16, "saves": 1}, {}, [(ALL, False), (ALL, True)]),
+        (
+            {"loaded": True, "steps": 16, "saves": 1},
+            {"asynchronous_saves": True},
+            [(("setup", "step"), False), (("setup", "step"), True)],
+        ),
+        ({"loaded": True, "steps": 16, "saves": 1, "fails": True}, {}, [(ALL, False)]),
+    ],
+)
+def test_time_outs_are_calculated_of_what_was_seen_enough(tmp_path, seen, settings, calculated):
+    assert run(tmp_path, **seen, **settings) == calculated
+
+
+def test_time_outs_are_kept_for_the_next_start(tmp_path):
+    run(tmp_path, loaded=False, steps=0, saves=1)
+    kept = {"current_timeouts": {"section": {"checkpointing": 5.0}}}
+    assert json.loads((tmp_path / "ft_state.json").read_text()) == kept
+    assert [path.name for path in tmp_path.iterdir()] == ["ft_state.json"]
+    client = FakeClient()
+    with make(tmp_path, client):
+        pass
+    assert client.told == ["connected", kept, "<setup", "setup>", "disconnected"]
+
+
+def test_only_rank_0_writes(tmp_path):
+    run(tmp_path, loaded=False, steps=0, saves=1, rank=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", ['{"current_', "[1]"])
+def test_a_damaged_file_is_said_and_left_alone(tmp_path, content):
+    said, client = [], FakeClient()
+    (tmp_path / "ft_state.json").write_text(content)
+    with make(tmp_path, client, say=said.append):
+        pass
+    assert client.told == ["connected", "<setup", "setup>", "disconnected"]
+    assert ["ft_state.json" in text for text in said] == [True]
+
+
+def test_a_file_that_cannot_be_written_ends_nothing_and_the_old_one_stays(tmp_path):
+    run(tmp_path, loaded=False, steps=0, saves=1)
+    before = (tmp_path / "ft_state.json").read_text()
+    (tmp_path / "ft_state.json.part").mkdir()  # in the way
+    said = []
+    assert run(tmp_path, loaded=True, steps=0, saves=1, say=said.append)
+    assert ["calculated time-outs are not kept" in text for text in said] == [True, True]
+    assert (tmp_path / "ft_state.json").read_text() == before
+
+
+def test_without_a_monitor_there_is_no_fault_tolerance():
+    need_monitor({"FT_RANK_MONITOR_IPC_SOCKET": "/tmp/monitor"})
+    with pytest.raises(NoMonitorError, match="Start the job with NVRx's ft_launcher"):
+        need_monitor({"RANK": "0", "TORCHELASTIC_RESTART_COUNT": "0"})

@@ -1,0 +1,109 @@
+"""A run under a fault-tolerance launcher: what its monitor is told, and what is kept of time-outs."""
+
+import json
+import sys
+
+import pytest
+
+from mb_config import ConfigError
+from mb_resilience import NoMonitorError
+from mb_trainer import pretrain
+from mb_trainer.reading import read_request
+
+CLIENT = '''
+"""In place of NVRx: a client that writes down what it is told."""
+
+TOLD = []
+
+
+class RankMonitorClient:
+    def init_workload_monitoring(self):
+        TOLD.append("connected")
+
+    def shutdown_workload_monitoring(self):
+        TOLD.append("disconnected")
+
+    def start_section(self, section):
+        TOLD.append(f"<{section}")
+
+    def end_section(self, section):
+        TOLD.append(f"{section}>")
+
+    def calculate_and_set_section_timeouts(self, selected_sections=None, calc_out_of_section=True):
+        TOLD.append([*selected_sections, calc_out_of_section])
+
+    def state_dict(self):
+        return {"current_timeouts": len(TOLD)}
+
+    def load_state_dict(self, state):
+        TOLD.append(state)
+'''
+FT = ["ft.enable_ft_package=true", "ft.calc_ft_timeouts=true"]
+SOCKET = {"FT_RANK_MONITOR_IPC_SOCKET": "/tmp/monitor.socket"}
+
+
+@pytest.fixture
+def told(tmp_path, monkeypatch):
+    """What the monitor is told."""
+    package = tmp_path / "nvrx" / "nvidia_resiliency_ext" / "fault_tolerance"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(CLIENT)
+    (package.parent / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(package.parent.parent)
+    for name, value in SOCKET.items():
+        monkeypatch.setenv(name, value)
+    from nvidia_resiliency_ext import fault_tolerance
+
+    yield fault_tolerance.TOLD
+    for name in ("nvidia_resiliency_ext", "nvidia_resiliency_ext.fault_tolerance", "mb_resilience.nvrx"):
+        sys.modules.pop(name, None)
+
+
+def run(words, out, environment=SOCKET, **options):
+    request = read_request(words)
+    return pretrain(
+        request.config, out=out, provenance=request.provenance, environment=environment, **options
+    )
+
+
+def test_the_monitor_is_told_each_section_and_time_outs_are_kept(overrides, tmp_path, told):
+    out, state = tmp_path / "run", tmp_path / "run" / "checkpoints" / "ft_state.json"
+    words = [*overrides, *FT, "train.train_iters=3", "checkpoint.save_interval=2", "validation.eval_iters=2"]
+    words += ["validation.eval_interval=100"]
+    run(words, out)
+    step, save, calculated = (
+        ["<step", "step>"],
+        ["<checkpointing", "checkpointing>"],
+        ["checkpointing", False],
+    )
+    assert told == [
+        "connected", "<setup", "setup>",  # the first step is in no section
+        *step, *save, calculated,
+        *step, *save, calculated,
+        *save,  # nothing is left to be written
+        *step, *step, *step,  # of two batches of validation and two of test, the first in no section
+        calculated, "disconnected",
+    ]  # fmt: skip
+    kept = json.loads(state.read_text())
+
+    del told[:]
+    run([*words, "train.train_iters=20"], out, resume_with_changes=True)
+    assert told[:4] == ["connected", kept, "<setup", "setup>"]
+    assert [of for of in told if isinstance(of, list)][-2:] == [
+        ["setup", "step", "checkpointing", False],
+        ["setup", "step", "checkpointing", True],
+    ]
+    assert json.loads(state.read_text()) != kept
+
+
+def test_without_a_monitor_or_nvrx_nothing_starts(overrides, tmp_path):
+    words = [*overrides, *FT]
+    with pytest.raises(ConfigError, match="nvidia-resiliency-ext is not installed"):
+        run(words, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_launcher_without_monitors_is_refused(overrides, tmp_path, told):
+    with pytest.raises(NoMonitorError, match="Start the job with NVRx's ft_launcher"):
+        run([*overrides, *FT], tmp_path / "run", environment={})
+    assert (told, (tmp_path / "run").exists()) == ([], False)

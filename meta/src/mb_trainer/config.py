@@ -20,8 +20,11 @@ from mb_data import (
     DataloaderConfig,
     DatasetProvider,
     DrawnShapesConfig,
+    FinetuningDatasetConfig,
     GPTDatasetConfig,
     MockGPTDatasetConfig,
+    PackedSequenceSpecs,
+    SumsFinetuningConfig,
     T5DatasetConfig,
     T5TextCorpusConfig,
     TextCorpusConfig,
@@ -53,6 +56,7 @@ __all__ = [
     "DoRA",
     "DrawnShapesConfig",
     "FaultToleranceConfig",
+    "FinetuningDatasetConfig",
     "GPTDatasetConfig",
     "GPTModelConfig",
     "InProcessRestartConfig",
@@ -65,11 +69,13 @@ __all__ = [
     "NVRxStragglerDetectionConfig",
     "OptimizerConfig",
     "OptimizerConfigOverrideProvider",
+    "PackedSequenceSpecs",
     "ProfilingConfig",
     "RNGConfig",
     "RerunStateMachineConfig",
     "SchedulerConfig",
     "StragglerDetectionConfig",
+    "SumsFinetuningConfig",
     "T5DatasetConfig",
     "T5ModelConfig",
     "T5TextCorpusConfig",
@@ -90,6 +96,8 @@ NAMED_CLASSES = (
     TextCorpusConfig,
     T5DatasetConfig,
     T5TextCorpusConfig,
+    FinetuningDatasetConfig,
+    SumsFinetuningConfig,
     DrawnShapesConfig,
     MixedPrecisionConfig,
     OptimizerConfigOverrideProvider,
@@ -114,6 +122,8 @@ class ConfigContainer(mb_config.ConfigContainer):
         | TextCorpusConfig
         | T5DatasetConfig
         | T5TextCorpusConfig
+        | FinetuningDatasetConfig
+        | SumsFinetuningConfig
         | DrawnShapesConfig
         | DatasetProvider
     )

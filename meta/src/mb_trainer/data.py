@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import lcm
 from typing import Any
 
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -11,10 +12,12 @@ from mb_config.schedule import sequences_after
 from mb_data import (
     DatasetBuildContext,
     DatasetProvider,
+    FinetuningDatasetConfig,
     T5DatasetConfig,
     T5TextCorpusConfig,
     TextCorpusConfig,
     build_data_iterator,
+    build_finetuning_datasets,
     dataset_sample_counts,
     kept_tokenizer,
     load_tokenizer,
@@ -77,10 +80,15 @@ class Batches:
     groups: ProcessGroupCollection
     worker_init_fn: Callable[[int], None] | None
 
-    def __call__(self, dataset: Any, *, consumed: int, micro_batch_size: int | None) -> Any:
+    def __call__(
+        self, dataset: Any, *, consumed: int, micro_batch_size: int | None, global_batch_size: int | None
+    ) -> Any:
         """Return what goes on behind the samples that all ranks have consumed; None where there is nothing to read."""
         if dataset is None or not reads_data(self.groups):
             return None
+        step = (micro_batch_size or 1) * self.groups.dp.size()
+        if self.config.train.decrease_batch_size_if_needed and global_batch_size:
+            global_batch_size = global_batch_size // step * step
         chunks = [
             build_data_iterator(
                 dataset,
@@ -90,6 +98,7 @@ class Batches:
                 data_parallel_rank=self.groups.dp.rank(),
                 data_parallel_size=self.groups.dp.size(),
                 seed=self.config.rng.seed,
+                global_batch_size=global_batch_size,
                 worker_init_fn=self.worker_init_fn,
             )
             for _ in range(self.config.model.virtual_pipeline_model_parallel_size or 1)
@@ -114,9 +123,15 @@ class Splits:
 
 
 def build_splits(
-    config: ConfigContainer, *, vocabulary: Vocabulary, groups: ProcessGroupCollection
+    config: ConfigContainer,
+    *,
+    vocabulary: Vocabulary,
+    groups: ProcessGroupCollection,
+    say: Callable[[str], None] | None = None,
 ) -> Splits:
     """Build the datasets, of which nothing is read yet. Collective over the world.
+
+    `say` is told what became of the lines of fine-tuning data.
 
     Raises:
         NotEnoughSamplesError: a dataset is too small.
@@ -124,7 +139,14 @@ def build_splits(
     """
     config.dataset.finalize()
     counts = sample_counts(config)
-    build = partial(build_datasets, vocabulary=vocabulary, groups=groups, reads=reads_data(groups))
+    build = partial(
+        build_datasets,
+        vocabulary=vocabulary,
+        groups=groups,
+        reads=reads_data(groups),
+        padding=padding_of(config.model),
+        say=say,
+    )
     if not wants_sets(config.validation):
         train, valid, test = build(config.dataset, counts)
         return Splits(train=train, valid=valid, test=test)
@@ -152,7 +174,10 @@ def own_position(config: ConfigContainer, splits: Splits, *, groups: ProcessGrou
     if config.dataset.dataloader_type != "external":
         return None
     return Batches(config=config, groups=groups, worker_init_fn=None)(
-        splits.train, consumed=0, micro_batch_size=config.train.micro_batch_size
+        splits.train,
+        consumed=0,
+        micro_batch_size=config.train.micro_batch_size,
+        global_batch_size=config.train.global_batch_size,
     )
 
 
@@ -174,7 +199,11 @@ def build_data(
     """
     train, validation = config.train, config.validation
     batches = Batches(config=config, groups=groups, worker_init_fn=worker_init_fn)
-    evaluated = partial(batches, micro_batch_size=validation.eval_micro_batch_size or train.micro_batch_size)
+    evaluated = partial(
+        batches,
+        micro_batch_size=validation.eval_micro_batch_size or train.micro_batch_size,
+        global_batch_size=evaluation_batch(config).samples,
+    )
     test = evaluated(splits.test, consumed=0)
     if splits.valid_sets is None:
         valid: Any = evaluated(splits.valid, consumed=state.consumed_valid_samples)
@@ -191,7 +220,10 @@ def build_data(
         test = one_set(test, batches=validation.eval_iters or 0)
     return Data(
         train=batches(
-            splits.train, consumed=state.consumed_train_samples, micro_batch_size=train.micro_batch_size
+            splits.train,
+            consumed=state.consumed_train_samples,
+            micro_batch_size=train.micro_batch_size,
+            global_batch_size=train.global_batch_size,
         )
         if positioned_train is None
         else positioned_train,
@@ -199,6 +231,32 @@ def build_data(
         test=test,
         has_valid=has_valid,
         has_test=any_rank(splits.test is not None),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Padding:
+    """How far samples of different lengths are padded, besides to the longest of their micro-batch."""
+
+    whole: bool
+    """To `seq_length`: stages of a pipeline and ranks with other experts exchange tensors of one size."""
+    multiple: int
+    """To a multiple of this, which what cuts a sequence, or computes on blocks of it, can take."""
+
+
+def padding_of(model: Any) -> Padding:
+    """Return the padding that a model's layout needs."""
+    tp, cp = model.tensor_model_parallel_size, model.context_parallel_size
+    cut = (
+        2 * cp if cp > 1 else 1,
+        cp * tp if model.sequence_parallel else 1,
+        32 if model.fp8 or model.fp4 else 1,
+    )
+    return Padding(
+        whole=model.pipeline_model_parallel_size > 1
+        or model.expert_model_parallel_size > 1
+        or model.tp_comm_overlap,
+        multiple=lcm(*cut),
     )
 
 
@@ -226,6 +284,8 @@ def build_datasets(
     vocabulary: Vocabulary,
     groups: ProcessGroupCollection,
     reads: bool,
+    padding: Padding,
+    say: Callable[[str], None] | None = None,
 ) -> tuple[Any, Any, Any]:
     """Build the train, validation and test datasets of a section with as many samples as the run draws."""
     context = DatasetBuildContext(
@@ -235,6 +295,10 @@ def build_datasets(
         tokenizer=vocabulary.tokenizer,
         pg_collection=groups,
     )
+    if isinstance(section, FinetuningDatasetConfig):
+        return build_finetuning_datasets(
+            section, context, pad_to_multiple=padding.multiple, pad_to_max_length=padding.whole, say=say
+        )
     if isinstance(section, DatasetProvider):
         return section.build_datasets(context)
     if isinstance(section, T5DatasetConfig | T5TextCorpusConfig):

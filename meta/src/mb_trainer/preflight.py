@@ -25,7 +25,8 @@ from mb_config import (
     mimo_runtime_config_update,
     runtime_config_update,
 )
-from mb_data import GPTDatasetConfig, TextCorpusConfig
+from mb_data import FinetuningDatasetConfig, GPTDatasetConfig, TextCorpusConfig
+from mb_data.finetuning_files import sample_file
 from mb_data.sources import verify_sources
 from mb_models import MimoModelConfig
 from mb_overlap import Conflict, OverlapConflictError
@@ -214,6 +215,8 @@ def verify_data(config: ConfigContainer) -> None:
     """
     dataset = config.dataset
     dataset.finalize()
+    if isinstance(dataset, FinetuningDatasetConfig):
+        verify_samples(dataset, evaluated=bool(config.validation.eval_iters))
     if not isinstance(dataset, GPTDatasetConfig):
         return
     blends = [dataset.blend, *(dataset.blend_per_split or [])]
@@ -222,3 +225,20 @@ def verify_data(config: ConfigContainer) -> None:
             mb_data.verify_prefix(prefix)  # brings numpy, which checks without data files do without
     if isinstance(dataset, TextCorpusConfig):
         verify_sources(dataset)
+
+
+def verify_samples(dataset: FinetuningDatasetConfig, *, evaluated: bool) -> None:
+    """Look for the files of fine-tuning data, those of validation and test only where something is evaluated.
+
+    Raises:
+        DataPathError: one is not there.
+    """
+    if dataset.made_up and not dataset.dataset_root:
+        return
+    wanted = {
+        "training": True,
+        "validation": dataset.do_validation and evaluated,
+        "test": dataset.do_test and evaluated,
+    }
+    for split in (name for name, asked in wanted.items() if asked):
+        sample_file(dataset, split)

@@ -58,7 +58,8 @@ def run(job: Job, *, voice: Voice, callbacks: Sequence[Callback] = ()) -> TrainO
         watch = stack.enter_context(watched(job, voice))
         vocabulary = share_vocabulary(config, voice)
         readers = readers_of(every) if apart else groups
-        splits = build_splits(config, vocabulary=vocabulary, groups=readers)  # what it refuses costs no model
+        # what it refuses costs no model
+        splits = build_splits(config, vocabulary=vocabulary, groups=readers, say=voice.say)
         manager = create_checkpoint_manager(config.checkpoint, write_assets=write_tokenizer(vocabulary))
         if isinstance(manager, DefaultCheckpointManager):
             stack.callback(manager.close)

@@ -13,8 +13,9 @@ from mb_data import (
     tokenize_corpus,
     verify_prefix,
 )
-from mb_data.corpus import _find, _put, cache_folder, fingerprint
+from mb_data.corpus import _find, fingerprint
 from mb_data.errors import CorpusError
+from mb_data.prepared import cache_folder, put_in_place
 from mb_data.sources import read_sources, split_files, verify_sources
 
 pytest.importorskip("tokenizers", reason="needs the tokenizers extra")
@@ -166,7 +167,7 @@ def test_a_corpus_that_loses_a_file_while_it_is_made_is_refused(config, tmp_path
 
 def test_a_build_that_cannot_be_put_in_its_place_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError):
-        _put(tmp_path / "building", tmp_path / "corpus", find=_find)
+        put_in_place(tmp_path / "building", tmp_path / "corpus", find=_find)
 
 
 def test_two_processes_at_once_both_end_well(text_folder, tmp_path):

@@ -77,5 +77,5 @@ def test_torch_random_numbers_are_left_alone():
 
 
 def test_an_unsupported_type_is_refused():
-    with pytest.raises(ValueError, match="'batch' is not supported"):
+    with pytest.raises(ValueError, match="'batch' with global_batch_size=None"):
         iterate(dataloader_type="batch")

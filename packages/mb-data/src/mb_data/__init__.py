@@ -38,6 +38,19 @@ if TYPE_CHECKING:
     from mb_data.errors import IndexedFormatError as IndexedFormatError
     from mb_data.errors import NotEnoughSamplesError as NotEnoughSamplesError
     from mb_data.errors import TokenizerError as TokenizerError
+    from mb_data.finetuning import FinetuningDataset as FinetuningDataset
+    from mb_data.finetuning_build import build_finetuning_datasets as build_finetuning_datasets
+    from mb_data.finetuning_config import FinetuningDatasetConfig as FinetuningDatasetConfig
+    from mb_data.finetuning_config import PackedSequenceSpecs as PackedSequenceSpecs
+    from mb_data.finetuning_config import SumsFinetuningConfig as SumsFinetuningConfig
+    from mb_data.finetuning_samples import TokenizedSamples as TokenizedSamples
+    from mb_data.finetuning_samples import tokenize_samples as tokenize_samples
+    from mb_data.fim import FIMDataset as FIMDataset
+    from mb_data.fim import MiddleFiller as MiddleFiller
+    from mb_data.fim import find_fill_tokens as find_fill_tokens
+    from mb_data.fim_build import build_fim_datasets as build_fim_datasets
+    from mb_data.fim_config import FIMTextCorpusConfig as FIMTextCorpusConfig
+    from mb_data.fim_config import GPTFIMDatasetConfig as GPTFIMDatasetConfig
     from mb_data.indexed import IndexedSummary as IndexedSummary
     from mb_data.indexed import IndexedWriter as IndexedWriter
     from mb_data.indexed import verify_prefix as verify_prefix
@@ -49,6 +62,7 @@ if TYPE_CHECKING:
     from mb_data.rules import RULES as RULES
     from mb_data.rules import ConfigError as ConfigError
     from mb_data.rules import Rule as Rule
+    from mb_data.samplers import BatchSampler as BatchSampler
     from mb_data.samplers import CyclicSampler as CyclicSampler
     from mb_data.samplers import SingleSampler as SingleSampler
     from mb_data.samplers import require_global_batch as require_global_batch
@@ -85,10 +99,14 @@ _HOMES = {
     "DatasetProvider": "config",
     "DrawnShapes": "mimo",
     "DrawnShapesConfig": "mimo_config",
+    "FIMDataset": "fim",
+    "FIMTextCorpusConfig": "fim_config",
     "GPTDatasetConfig": "config",
+    "GPTFIMDatasetConfig": "fim_config",
     "IndexedFormatError": "errors",
     "IndexedSummary": "indexed",
     "IndexedWriter": "indexed",
+    "MiddleFiller": "fim",
     "MockGPTDatasetConfig": "config",
     "NotEnoughSamplesError": "errors",
     "NullTokenizer": "tokenizers",
@@ -109,12 +127,14 @@ _HOMES = {
     "as_megatron": "mcore",
     "blend_from_path": "blend",
     "build_data_iterator": "loaders",
+    "build_fim_datasets": "fim_build",
     "build_gpt_datasets": "mcore",
     "build_indexed": "build",
     "build_t5_datasets": "t5_build",
     "corrupt_spans": "t5",
     "dataset_sample_counts": "sizes",
     "fill_encoder": "spans",
+    "find_fill_tokens": "fim",
     "keep_tokenizer": "tokenizer_loading",
     "kept_tokenizer": "tokenizer_loading",
     "load_tokenizer": "tokenizer_loading",
@@ -125,6 +145,14 @@ _HOMES = {
     "train_bpe": "bpe",
     "verify_prefix": "indexed",
     "with_sentinels": "tokenizer_loading",
+    "BatchSampler": "samplers",
+    "FinetuningDataset": "finetuning",
+    "FinetuningDatasetConfig": "finetuning_config",
+    "PackedSequenceSpecs": "finetuning_config",
+    "SumsFinetuningConfig": "finetuning_config",
+    "build_finetuning_datasets": "finetuning_build",
+    "tokenize_samples": "finetuning_samples",
+    "TokenizedSamples": "finetuning_samples",
 }
 __all__ = [
     "RULES",
@@ -139,10 +167,14 @@ __all__ = [
     "DatasetProvider",
     "DrawnShapes",
     "DrawnShapesConfig",
+    "FIMDataset",
+    "FIMTextCorpusConfig",
     "GPTDatasetConfig",
+    "GPTFIMDatasetConfig",
     "IndexedFormatError",
     "IndexedSummary",
     "IndexedWriter",
+    "MiddleFiller",
     "MockGPTDatasetConfig",
     "NotEnoughSamplesError",
     "NullTokenizer",
@@ -163,12 +195,14 @@ __all__ = [
     "as_megatron",
     "blend_from_path",
     "build_data_iterator",
+    "build_fim_datasets",
     "build_gpt_datasets",
     "build_indexed",
     "build_t5_datasets",
     "corrupt_spans",
     "dataset_sample_counts",
     "fill_encoder",
+    "find_fill_tokens",
     "keep_tokenizer",
     "kept_tokenizer",
     "load_tokenizer",
@@ -179,6 +213,14 @@ __all__ = [
     "train_bpe",
     "verify_prefix",
     "with_sentinels",
+    "BatchSampler",
+    "FinetuningDataset",
+    "FinetuningDatasetConfig",
+    "PackedSequenceSpecs",
+    "SumsFinetuningConfig",
+    "build_finetuning_datasets",
+    "tokenize_samples",
+    "TokenizedSamples",
 ]
 
 

@@ -21,9 +21,10 @@ class DataloaderConfig:
     """How samples become batches. Every dataset section has these fields too."""
 
     dataloader_type: Literal["single", "cyclic", "batch", "external"] | None = None
-    """`single`: one pass in the dataset's order; `cyclic`: endless passes, each shuffled; `external`: the dataset
-    is an iterable of finished batches, whose iterator keeps its own position if its `iterable` has `save_state()` and
-    `restore_state(state)`. None means `single`. `batch` is not supported yet."""
+    """`single`: one pass in the dataset's order; `cyclic`: endless passes, each shuffled; `batch`: as `single`, but
+    whole global batches, in which samples of like lengths stand together; `external`: the dataset is an iterable of
+    finished batches, whose iterator keeps its own position if its `iterable` has `save_state()` and
+    `restore_state(state)`. None means `single`."""
 
     num_workers: int = 2
     """Worker processes of each loader; 0 loads in the training process."""

@@ -1,25 +1,21 @@
 """A folder of text, prepared once: split by file, everything tokenized, by a tokenizer of its own or by a given one.
 
-A prepared corpus is a folder named by a fingerprint of the texts and the settings. It is made under another name and
-renamed when it is whole, so it is there completely or not at all; of two processes that make the same one, the later
-finds the earlier one's and throws its own away. A killed build leaves a `.building-*` folder that nobody reads.
+A prepared corpus is a folder named by a fingerprint of the texts and the settings, as `mb_data.prepared` makes them.
 """
 
 import hashlib
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from mb_data.blend import SPLITS
 from mb_data.config import TextCorpusConfig
-from mb_data.errors import CorpusError, DataPathError, IndexedFormatError
+from mb_data.errors import DataPathError, IndexedFormatError
 from mb_data.indexed import IndexedWriter, token_dtype, verify_prefix
+from mb_data.prepared import cache_folder, found_or_made
 from mb_data.sources import SourceFile, read_sources, split_files
 from mb_data.tokenizers import Tokenizer, reads_file
 
@@ -55,9 +51,6 @@ class PreparedCorpus(TokenizedCorpus):
     """The `tokenizer.json`."""
 
 
-Corpus = TypeVar("Corpus", bound=TokenizedCorpus)
-
-
 def prepare_corpus(config: TextCorpusConfig, *, progress: Progress | None = None) -> PreparedCorpus:
     """Make the corpus that the configuration describes, or find it made already.
 
@@ -87,7 +80,7 @@ def prepare_corpus(config: TextCorpusConfig, *, progress: Progress | None = None
         )
         _tokenize(splits, tokenizer, folder=folder, skipped=skipped, progress=progress)
 
-    return _found_or_made(_folder(sources, config), find=_find_with_tokenizer, build=build)
+    return found_or_made(_folder(sources, config), find=_find_with_tokenizer, build=build)
 
 
 def tokenize_corpus(
@@ -115,12 +108,7 @@ def tokenize_corpus(
     def build(folder: Path) -> None:
         _tokenize(splits, tokenizer, folder=folder, skipped=skipped, progress=progress)
 
-    return _found_or_made(_folder(sources, config, tokenizer=tokenizer), find=_find, build=build)
-
-
-def cache_folder(cache_dir: str | None, *, environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder for prepared corpora: the given one, `$MB_CACHE_DIR`, or `~/.cache/mb-trainer`."""
-    return Path(cache_dir or environment.get("MB_CACHE_DIR") or "~/.cache/mb-trainer").expanduser()
+    return found_or_made(_folder(sources, config, tokenizer=tokenizer), find=_find, build=build)
 
 
 def fingerprint(
@@ -140,25 +128,6 @@ def fingerprint(
 
 def _folder(files: list[SourceFile], config: TextCorpusConfig, *, tokenizer: Tokenizer | None = None) -> Path:
     return cache_folder(config.cache_dir) / "corpora" / fingerprint(files, config, tokenizer=tokenizer)
-
-
-def _found_or_made(
-    folder: Path, *, find: Callable[..., Corpus | None], build: Callable[[Path], None]
-) -> Corpus:
-    """Return the corpus in a folder; without one, build it elsewhere and rename it."""
-    if (found := find(folder, reused=True)) is not None:
-        return found
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    building = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".building-{folder.name}-"))
-    try:
-        build(building)
-        reused = not _put(building, folder, find=find)
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
-    result = find(folder, reused=reused)
-    if result is None:
-        raise CorpusError(f"{folder}: was changed while it was being made. Try again.")
-    return result
 
 
 def _tokenize(
@@ -183,21 +152,6 @@ def _tokenize(
         tokens[split] = writer.summary.tokens
     files_of = {split: len(files) for split, files in splits.items()} | {"skipped": skipped}
     (folder / _RECORD).write_text(json.dumps({"tokens": tokens, "files": files_of}, indent=1))
-
-
-def _put(building: Path, folder: Path, *, find: Callable[..., TokenizedCorpus | None]) -> bool:
-    """Rename a finished build to its place; False when another process has put a whole one there."""
-    if folder.exists():
-        if find(folder, reused=True) is not None:
-            return False
-        shutil.rmtree(folder, ignore_errors=True)
-    try:
-        building.rename(folder)
-    except OSError:
-        if not folder.is_dir():
-            raise
-        return False
-    return True
 
 
 def _find(folder: Path, *, reused: bool) -> TokenizedCorpus | None:

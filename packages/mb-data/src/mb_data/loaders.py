@@ -1,16 +1,32 @@
 """Batches from a dataset, on torch's DataLoader."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch.utils.data import DataLoader
 
 from mb_data.config import DataloaderConfig
-from mb_data.samplers import CyclicSampler, SingleSampler
+from mb_data.samplers import BatchSampler, CyclicSampler, SingleSampler
 
 
-def build_data_iterator(
+@runtime_checkable
+class Collates(Protocol):
+    """A dataset that puts its samples together itself, because they differ in length."""
+
+    def collate(self, samples: Sequence[Mapping[str, torch.Tensor]]) -> Mapping[str, torch.Tensor]:
+        """Return one micro-batch."""
+
+
+@runtime_checkable
+class KnowsLengths(Protocol):
+    """A dataset that knows how long a sample is without reading it."""
+
+    def length(self, place: int) -> int:
+        """Return its tokens."""
+
+
+def build_data_iterator(  # noqa: PLR0913 (a place in the data, each number by name)
     dataset: Any,
     *,
     config: DataloaderConfig,
@@ -19,6 +35,7 @@ def build_data_iterator(
     data_parallel_rank: int,
     data_parallel_size: int,
     seed: int = 1234,
+    global_batch_size: int | None = None,
     worker_init_fn: Callable[[int], None] | None = None,
 ) -> Iterator[dict[str, torch.Tensor]]:
     """Iterate over the micro-batches of one data-parallel rank, from a position on.
@@ -26,13 +43,15 @@ def build_data_iterator(
     Not collective. Does not draw from torch's global random numbers.
 
     Args:
-        dataset: Samples by index, or with `dataloader_type="external"` an iterable of finished batches.
+        dataset: Samples by index, or with `dataloader_type="external"` an iterable of finished batches. One with a
+            method `collate` makes its own micro-batches of samples; one with `length` has global batches sorted by it.
         config: The dataset's section; `dataloader_type` None means `single`.
         consumed_samples: Position in the global order: samples that all ranks together have read before.
         micro_batch_size: Sequences in one batch of one rank.
         data_parallel_rank: This rank.
         data_parallel_size: Number of ranks that share the data.
         seed: Seed of the cyclic order and of the workers' random numbers.
+        global_batch_size: Sequences of one step; `batch` needs it.
         worker_init_fn: Called with the worker's number at the start of each worker process.
 
     Returns:
@@ -49,13 +68,16 @@ def build_data_iterator(
         dataset,
         batch_sampler=_sampler(
             config,
+            dataset,
             seed=seed,
+            global_batch_size=global_batch_size,
             total_samples=len(dataset),
             consumed_samples=consumed_samples,
             micro_batch_size=micro_batch_size,
             data_parallel_rank=data_parallel_rank,
             data_parallel_size=data_parallel_size,
         ),
+        collate_fn=dataset.collate if isinstance(dataset, Collates) else None,
         num_workers=config.num_workers,
         pin_memory=config.pin_memory and torch.cuda.is_available(),
         persistent_workers=config.persistent_workers and config.num_workers > 0,
@@ -65,12 +87,17 @@ def build_data_iterator(
     return iter(loader)
 
 
-def _sampler(config: DataloaderConfig, *, seed: int, **place: int) -> SingleSampler | CyclicSampler:
+def _sampler(
+    config: DataloaderConfig, dataset: Any, *, seed: int, global_batch_size: int | None, **place: int
+) -> SingleSampler | CyclicSampler | BatchSampler:
     if config.dataloader_type in (None, "single"):
         return SingleSampler(**place, drop_last=config.drop_last)
     if config.dataloader_type == "cyclic":
         return CyclicSampler(**place, seed=seed)
+    if config.dataloader_type == "batch" and global_batch_size is not None:
+        length = dataset.length if isinstance(dataset, KnowsLengths) else None
+        return BatchSampler(**place, global_batch_size=global_batch_size, length=length)
     raise ValueError(
-        f"dataset.dataloader_type: {config.dataloader_type!r} is not supported; padded global batches are "
-        "not built yet. Use single, cyclic or external."
+        f"dataset.dataloader_type: {config.dataloader_type!r} with global_batch_size={global_batch_size}; batch draws "
+        "global batches, and there are no other types than single, cyclic, batch and external. Give both."
     )

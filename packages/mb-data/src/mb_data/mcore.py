@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import torch
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, MockGPTDataset
 from megatron.core.datasets.gpt_dataset import GPTDatasetConfig as MegatronGPTDatasetConfig
@@ -24,8 +23,8 @@ from mb_data.fingerprint import data_fingerprint
 from mb_data.indexed import sequence_lengths
 from mb_data.tokenizer_loading import load_tokenizer
 from mb_data.tokenizers import Tokenizer, plain
+from mb_data.turns import rank_zero_first
 
-Result = TypeVar("Result")
 Triple = tuple[Any | None, Any | None, Any | None]
 
 _OURS = {"seq_length", "data_path", "skip_getting_attention_mask_from_dataset", "per_dataset_sequences_path"}
@@ -198,7 +197,7 @@ def corpus_blends(config: TextCorpusConfig, tokenizer: Tokenizer) -> list[Blend 
     Raises:
         What `tokenize_corpus` does.
     """
-    corpus = _rank_zero_first(lambda: tokenize_corpus(config, plain(tokenizer)))
+    corpus = rank_zero_first(lambda: tokenize_corpus(config, plain(tokenizer)))
     return _blends_of(corpus)
 
 
@@ -214,7 +213,7 @@ def _resolved(config: GPTDatasetConfig, context: DatasetBuildContext) -> GPTData
     tokenizer = config.tokenizer or context.tokenizer
     if isinstance(config, TextCorpusConfig):
         if tokenizer is None:
-            prepared = _rank_zero_first(lambda: prepare_corpus(config))
+            prepared = rank_zero_first(lambda: prepare_corpus(config))
             tokenizer = load_tokenizer(prepared.tokenizer)
             config.blend_per_split = _blends_of(prepared)
         else:
@@ -322,19 +321,6 @@ def _require_samples(dataset: Any, *, split: str, wanted: int) -> None:
             f"dataset.blend: the {split} split has {len(dataset)} samples of {wanted} that the run needs; a blend "
             "without weights is read once only. Give weights, more data, or fewer steps."
         )
-
-
-def _rank_zero_first(action: Callable[[], Result]) -> Result:
-    """Run on rank 0 of the default group, then on the others, also when rank 0 fails."""
-    if not torch.distributed.is_initialized():
-        return action()
-    if torch.distributed.get_rank() != 0:
-        torch.distributed.barrier()
-        return action()
-    try:
-        return action()
-    finally:
-        torch.distributed.barrier()
 
 
 @contextmanager

@@ -8,13 +8,13 @@ nothing of values that are None, unless None itself is what it refuses.
 from collections.abc import Callable
 from typing import Any
 
-from mb_data import t5_rules, tokenizer_rules
+from mb_data import fim_rules, finetuning_rules, t5_rules, tokenizer_rules
 from mb_data.blend import SPLITS, bad_weights, blend_from_path, split_matrix
 from mb_data.rule import Rule as Rule
 from mb_data.rule import inert, unless
 from mb_data.tokenizer_rules import BYTE_ENTRIES
 
-SUPPORTED_LOADERS = (None, "single", "cyclic", "external")
+SUPPORTED_LOADERS = (None, "single", "cyclic", "batch", "external")
 
 _END_OF_DOCUMENT = ("dataset.reset_position_ids", "dataset.reset_attention_mask", "dataset.eod_mask_loss")
 
@@ -210,10 +210,10 @@ RULES: tuple[Rule, ...] = (
         id="D01",
         fields=("dataset.dataloader_type",),
         test=lambda kind: unless(kind in SUPPORTED_LOADERS, f"{kind!r}"),
-        why="whole padded global batches (`batch`) are not built yet, and no other types exist",
-        fix="Use single, cyclic or external.",
-        fails={"dataset.dataloader_type": "batch"},
-        passes={"dataset.dataloader_type": "cyclic"},
+        why="no other types exist",
+        fix="Use single, cyclic, batch or external.",
+        fails={"dataset.dataloader_type": "energon"},
+        passes={"dataset.dataloader_type": "batch"},
     ),
     Rule(
         id="D02",
@@ -353,5 +353,7 @@ RULES: tuple[Rule, ...] = (
     ),
     *tokenizer_rules.RULES,
     *t5_rules.RULES,
+    *fim_rules.RULES,
+    *finetuning_rules.RULES,
 )
 """Every rule of this package."""

@@ -1,12 +1,13 @@
 """Which samples a data-parallel rank reads, micro-batch by micro-batch.
 
-Both samplers put all samples of the run into one order that depends neither on the data-parallel size nor on the
+All samplers put all samples of the run into one order that depends neither on the data-parallel size nor on the
 micro-batch size. Position `p` of it is sample number `p` that is consumed, so the number of consumed samples is all
 that a checkpoint needs, and a run may go on with another data-parallel size. Each micro-step takes the next
-`micro_batch_size * data_parallel_size` positions, rank `r` the `r`-th part of them.
+`micro_batch_size * data_parallel_size` positions, rank `r` the `r`-th part of them; `BatchSampler` does so within a
+global batch that it has sorted.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,11 +45,7 @@ class SingleSampler:
                 f"{self.micro_batch_size}, data_parallel_size={self.data_parallel_size}, drop_last={self.drop_last}); "
                 "nothing would be read. Give more data, a shorter seq_length or a smaller batch."
             )
-        if self.consumed_samples > self.total_samples:
-            raise ValueError(
-                f"dataset: {self.consumed_samples} samples are consumed, but there are only {self.total_samples}; "
-                "the checkpoint was made with more data. Give the same data, or dataloader_type='cyclic'."
-            )
+        _require_not_beyond(self.consumed_samples, self.total_samples)
 
     def __iter__(self) -> Iterator[list[int]]:
         step = self.micro_batch_size * self.data_parallel_size
@@ -108,6 +105,55 @@ class CyclicSampler:
             position += step
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSampler:
+    """One pass over the samples in the dataset's order, a whole global batch at a time.
+
+    Yields lists of sample indices. A global batch has the samples that it has for every other sampler, but longest
+    first: micro-batches then have samples of like lengths, and so do the ranks at each micro-step, so that little is
+    padded and nobody waits. What does not fill a global batch at the end is left out.
+
+    Args:
+        length: Returns the length of a sample; None: they are all alike, and stay in their order.
+
+    Raises:
+        ValueError: A size is below 1, the rank is not below the size, the micro-batches of all ranks do not divide the
+            global batch, or more was consumed than there is.
+        NotEnoughSamplesError: The samples do not fill a global batch.
+    """
+
+    total_samples: int
+    consumed_samples: int
+    micro_batch_size: int
+    data_parallel_rank: int
+    data_parallel_size: int
+    global_batch_size: int
+    length: Callable[[int], int] | None = None
+
+    def __post_init__(self) -> None:
+        _check_place(self)
+        step = self.micro_batch_size * self.data_parallel_size
+        if self.global_batch_size < 1 or self.global_batch_size % step:
+            raise ValueError(
+                f"dataset: a global batch of {self.global_batch_size} is not divided by micro-batches of "
+                f"{self.micro_batch_size} on {self.data_parallel_size} ranks; it is dealt out whole. Change one of "
+                "them, or use dataloader_type='single'."
+            )
+        require_global_batch(self.total_samples, global_batch_size=self.global_batch_size, drop_last=True)
+        _require_not_beyond(self.consumed_samples, self.total_samples)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        step = self.micro_batch_size * self.data_parallel_size
+        position = self.consumed_samples
+        while position + self.global_batch_size <= self.total_samples:
+            batch = list(range(position, position + self.global_batch_size))
+            if self.length is not None:
+                batch.sort(key=self.length, reverse=True)
+            for first in range(self.data_parallel_rank * self.micro_batch_size, len(batch), step):
+                yield batch[first : first + self.micro_batch_size]
+            position += self.global_batch_size
+
+
 def require_global_batch(total_samples: int, *, global_batch_size: int, drop_last: bool) -> None:
     """Refuse a training set that cannot fill one global batch where incomplete ones are left out.
 
@@ -121,7 +167,15 @@ def require_global_batch(total_samples: int, *, global_batch_size: int, drop_las
         )
 
 
-def _check_place(sampler: SingleSampler | CyclicSampler) -> None:
+def _require_not_beyond(consumed_samples: int, total_samples: int) -> None:
+    if consumed_samples > total_samples:
+        raise ValueError(
+            f"dataset: {consumed_samples} samples are consumed, but there are only {total_samples}; "
+            "the checkpoint was made with more data. Give the same data, or dataloader_type='cyclic'."
+        )
+
+
+def _check_place(sampler: SingleSampler | CyclicSampler | BatchSampler) -> None:
     rank, size = sampler.data_parallel_rank, sampler.data_parallel_size
     if sampler.micro_batch_size < 1 or sampler.consumed_samples < 0 or not 0 <= rank < size:
         raise ValueError(

@@ -1,0 +1,41 @@
+"""Recipes that go on with what gpt_tiny has learned: answers to questions."""
+
+from pathlib import Path
+
+from mb_trainer.config import ConfigContainer, SumsFinetuningConfig, TokenizerConfig
+from mb_trainer.recipes.gpt import gpt_tiny
+from mb_trainer.recipes.lora import BASE
+from mb_trainer.recipes.recipe import Recipe
+
+
+def sft_tiny() -> ConfigContainer:
+    """Let gpt_tiny answer questions after sums, which are made up; all parameters are trained, or adapters (peft=lora).
+
+    For data of your own set dataset to a FinetuningDatasetConfig with its dataset_root.
+    """
+    config = gpt_tiny()
+    tokenizer = Path(BASE, f"iter_{config.train.train_iters:07d}", "tokenizer.json")
+    config.tokenizer = TokenizerConfig(
+        tokenizer_type="HuggingFaceTokenizer", tokenizer_model=tokenizer.as_posix()
+    )
+    config.model.vocab_size = 4096
+    config.dataset = SumsFinetuningConfig(
+        seq_length=config.model.seq_length,
+        dataset_kwargs={"prompt_template": "Q: {input}\nA: {output}"},
+        num_workers=0,
+    )
+    config.checkpoint.pretrained_checkpoint = BASE
+    config.train.train_iters, config.train.global_batch_size, config.train.micro_batch_size = 200, 32, 32
+    config.validation.eval_interval, config.validation.eval_iters = 50, 1
+    config.optimizer.lr, config.optimizer.min_lr = 1e-3, 1e-4
+    config.checkpoint.save_interval = 100
+    return config
+
+
+RECIPES = {
+    "sft_tiny": Recipe(
+        summary=f"answers to sums by gpt_tiny, from {BASE}: mb pretrain gpt_tiny first, then mb finetune sft_tiny; "
+        "under a minute on two CPU cores",
+        build=sft_tiny,
+    ),
+}

@@ -1,0 +1,93 @@
+"""The datasets that a section of fine-tuning data describes."""
+
+from collections.abc import Callable
+
+from mb_data.config import DatasetBuildContext
+from mb_data.errors import TokenizerError
+from mb_data.finetuning import FinetuningDataset
+from mb_data.finetuning_config import FinetuningDatasetConfig, SumsFinetuningConfig
+from mb_data.finetuning_files import sample_file
+from mb_data.finetuning_samples import TokenizedSamples, tokenize_samples
+from mb_data.sums import write_sums
+from mb_data.tokenizers import Tokenizer
+from mb_data.turns import rank_zero_first
+
+Triple = tuple[FinetuningDataset | None, FinetuningDataset | None, FinetuningDataset | None]
+
+
+def build_finetuning_datasets(
+    config: FinetuningDatasetConfig,
+    context: DatasetBuildContext,
+    *,
+    pad_to_multiple: int = 1,
+    pad_to_max_length: bool = False,
+    say: Callable[[str], None] | None = None,
+) -> Triple:
+    """Build the datasets for training, validation and test.
+
+    Collective over the default process group where there is one: rank 0 tokenizes, the others find it done. Training
+    samples are shuffled anew in each pass, the others are read in their own order, again and again.
+
+    Args:
+        config: The dataset section; not changed.
+        context: Samples for each split, and the tokenizer.
+        pad_to_multiple: Number that divides the length of every batch.
+        pad_to_max_length: Pad every batch to `seq_length`, whatever the section says: pipelines and experts on several
+            ranks need it.
+        say: Told what became of the lines of each file.
+
+    Returns:
+        Train, validation and test; None where no samples are asked for, or the section wants none.
+
+    Raises:
+        ConfigError: The section contradicts itself.
+        DataPathError: A file is not there.
+        BadDocumentError: A line is no sample; named by file and line.
+        NotEnoughSamplesError: A file has no samples.
+        TokenizerError: There is no tokenizer.
+    """
+    config.finalize()
+    tokenizer = context.tokenizer
+    if tokenizer is None:
+        raise TokenizerError(
+            "dataset: no tokenizer; texts become tokens by it. Put one into the build context."
+        )
+    wanted = {
+        "training": context.train_samples,
+        "validation": context.valid_samples if config.do_validation else 0,
+        "test": context.test_samples if config.do_test else 0,
+    }
+    padded = pad_to_max_length or config.options.pad_to_max_length
+
+    def build(split: str, size: int) -> FinetuningDataset | None:
+        if not size:
+            return None
+        samples = rank_zero_first(lambda: _tokenized(split, config, tokenizer))
+        if say is not None:
+            say(_described(split, samples, longest=config.longest_sample))
+        return FinetuningDataset(
+            samples if split != "training" else samples.first(config.max_train_samples),
+            size=size,
+            seed=config.seed if split == "training" else None,
+            padding_token=tokenizer.eod,
+            pad_to=config.seq_length if padded else None,
+            multiple=pad_to_multiple,
+        )
+
+    train, valid, test = (build(split, size) for split, size in wanted.items())
+    return train, valid, test
+
+
+def _tokenized(split: str, config: FinetuningDatasetConfig, tokenizer: Tokenizer) -> TokenizedSamples:
+    if isinstance(config, SumsFinetuningConfig) and not config.dataset_root:
+        file = write_sums(config) / f"{split}.jsonl"
+    else:
+        file = sample_file(config, split)
+    return tokenize_samples(file, config=config, tokenizer=tokenizer)
+
+
+def _described(split: str, samples: TokenizedSamples, *, longest: int) -> str:
+    count = samples.count
+    cut = f", {count.cut} of them cut to {longest} tokens" if count.cut else ""
+    left_out = f", {count.left_out} left out (nothing of their answer was left)" if count.left_out else ""
+    return f"{split}: {count.samples} samples{cut}{left_out}"

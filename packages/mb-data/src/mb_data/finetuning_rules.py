@@ -1,0 +1,147 @@
+"""What the sections of fine-tuning data refuse, and what goes with whole global batches. Standard library only.
+
+These rules say nothing of a dataset that lacks their first field.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from mb_data.finetuning_options import read_options
+from mb_data.rule import Rule, unless
+
+_OURS = "dataset.memmap_workers"
+"""A field that these sections have, and a user's own providers have not."""
+
+_ROOT = ("dataset.dataset_root", _OURS, "dataset.made_up", "dataset.packed_sequence_specs")
+_GROWING = ("dataset.dataloader_type", "train.rampup_batch_size", "train.step_batch_size_schedule")
+_OPTIONS = ("dataset.dataset_kwargs", _OURS)
+_GRAPH = (*_OPTIONS, "model.cuda_graph_impl")
+
+
+def spec(specs: Any, name: str) -> Any:
+    """Return a field of packing specs, be they an object, a mapping or not there."""
+    return specs.get(name) if isinstance(specs, Mapping) else getattr(specs, name, None)
+
+
+def _no_data(root: Any, ours: Any, made_up: Any, specs: Any) -> str | None:
+    there = ours is None or root or made_up or spec(specs, "packed_train_data_path")
+    return None if there else f"is {root!r}"
+
+
+def _bad_options(given: Any, ours: Any) -> str | None:
+    if ours is None:
+        return None
+    try:
+        read_options(given)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _grows(kind: Any, rampup: Any, schedule: Any) -> str | None:
+    if kind != "batch" or not (rampup or schedule):
+        return None
+    return f"is batch with rampup_batch_size={rampup}, step_batch_size_schedule={schedule!r}"
+
+
+def _shapes_differ(given: Any, ours: Any, graphs: Any) -> str | None:
+    if ours is None or graphs in (None, "none") or _bad_options(given, ours):
+        return None
+    if read_options(given).pad_to_max_length:
+        return None
+    return f"lacks pad_to_max_length with cuda_graph_impl={graphs}"
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        id="V047",
+        fields=_ROOT,
+        test=_no_data,
+        why="samples are read from training.jsonl, validation.jsonl and test.jsonl in it",
+        fix="Set dataset.dataset_root to a folder with them.",
+        fails={**dict.fromkeys(_ROOT), _OURS: 1},
+        passes={**dict.fromkeys(_ROOT), _OURS: 1, "dataset.dataset_root": "/data/answers"},
+    ),
+    Rule(
+        id="V047a",
+        fields=_OPTIONS,
+        test=_bad_options,
+        why="these are options by name, which make samples of lines; how many samples there are is the run's to say",
+        fix="Correct that option.",
+        fails=dict(zip(_OPTIONS, ({"max_num_samples": 100}, 1), strict=True)),
+        passes=dict(zip(_OPTIONS, ({"prompt_template": "Q: {input}\nA: {output}"}, 1), strict=True)),
+    ),
+    Rule(
+        id="V105",
+        fields=_GRAPH,
+        test=_shapes_differ,
+        why="a captured graph takes micro-batches of one length only",
+        fix="Set dataset.dataset_kwargs.pad_to_max_length=true, or model.cuda_graph_impl=none.",
+        fails=dict(zip(_GRAPH, (None, 1, "local"), strict=True)),
+        passes=dict(zip(_GRAPH, ({"pad_to_max_length": True}, 1, "local"), strict=True)),
+    ),
+    Rule(
+        id="D70",
+        fields=("dataset.packed_sequence_specs",),
+        test=lambda specs: unless(specs is None, "is set"),
+        why="nothing in this version packs samples",
+        fix="Leave it unset.",
+        fails={"dataset.packed_sequence_specs": {"packed_sequence_size": 4096}},
+        passes={"dataset.packed_sequence_specs": None},
+    ),
+    Rule(
+        id="D71",
+        fields=_GROWING,
+        test=_grows,
+        why="whole global batches are drawn, of one size",
+        fix="Use dataset.dataloader_type=single, or a global batch that does not grow.",
+        fails=dict(zip(_GROWING, ("batch", [8, 8, 100], None), strict=True)),
+        passes=dict(zip(_GROWING, ("single", [8, 8, 100], None), strict=True)),
+    ),
+    Rule(
+        id="D72",
+        fields=("dataset.dataloader_type", "dataset.drop_last"),
+        test=lambda kind, drop: unless(kind != "batch" or drop is not False, "is batch with drop_last=false"),
+        why="a step takes a whole global batch, and what does not fill one is left out",
+        fix="Set dataset.drop_last=true, or dataset.dataloader_type=single.",
+        fails={"dataset.dataloader_type": "batch", "dataset.drop_last": False},
+        passes={"dataset.dataloader_type": "batch", "dataset.drop_last": True},
+    ),
+    Rule(
+        id="D77",
+        fields=(_OURS,),
+        test=lambda workers: unless(workers is None or workers >= 1, f"is {workers}"),
+        why="at least one process tokenizes",
+        fix="Set it to 1 or more.",
+        fails={_OURS: 0},
+        passes={_OURS: 1},
+    ),
+    Rule(
+        id="D78",
+        fields=("dataset.max_train_samples",),
+        test=lambda most: unless(most is None or most >= 1, f"is {most}"),
+        why="training reads at least one sample",
+        fix="Set it to 1 or more, or to null for all.",
+        fails={"dataset.max_train_samples": 0},
+        passes={"dataset.max_train_samples": None},
+    ),
+    Rule(
+        id="D79",
+        fields=("dataset.largest",),
+        test=lambda largest: unless(largest is None or 2 <= largest <= 999, f"is {largest}"),
+        why="all sums of two numbers up to it are written down, and a part of them is kept back",
+        fix="Set it from 2 to 999.",
+        fails={"dataset.largest": 1},
+        passes={"dataset.largest": 19},
+    ),
+    Rule(
+        id="D80",
+        fields=(_OURS, "dataset.dataloader_type"),
+        test=lambda workers, kind: unless(kind != "external", "is read from JSON lines with external"),
+        why="an external loader gives finished batches, and these are samples by number",
+        fix="Use dataset.dataloader_type=batch, single or cyclic.",
+        fails={_OURS: 1, "dataset.dataloader_type": "external"},
+        passes={_OURS: 1, "dataset.dataloader_type": "batch"},
+    ),
+)
+"""Every rule on fine-tuning data and on whole global batches."""

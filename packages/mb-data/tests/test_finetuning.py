@@ -1,0 +1,398 @@
+import json
+import pickle
+from itertools import chain
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mb_data import (
+    BatchSampler,
+    ByteTokenizer,
+    ConfigError,
+    DatasetBuildContext,
+    FinetuningDatasetConfig,
+    NotEnoughSamplesError,
+    SumsFinetuningConfig,
+    TokenizerError,
+    build_data_iterator,
+    build_finetuning_datasets,
+    tokenize_samples,
+)
+from mb_data.chat import Line, parse_line, turns_of
+from mb_data.errors import BadDocumentError, DataPathError
+from mb_data.finetuning_options import FinetuningOptions, read_options
+from mb_data.finetuning_samples import SampleEncoder, encode_turns
+
+END = ByteTokenizer.eod
+PAIRS = [{"input": "2+2", "output": "four"}, {"input": "capital of France", "output": "Paris"}]
+TALK = {
+    "messages": [
+        {"role": "system", "content": "Be short."},
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Hello"},
+        {"role": "user", "content": "Bye"},
+        {"role": "assistant", "content": "See you"},
+        {"role": "user", "content": "is left out"},
+    ]
+}
+
+
+class WithBegin(ByteTokenizer):
+    """Puts a token before each text, as many tokenizers do."""
+
+    def encode(self, text):
+        return [1, *super().encode(text)]
+
+
+@pytest.fixture
+def root(tmp_path):
+    folder = tmp_path / "root"
+    folder.mkdir()
+    for split in ("training", "validation", "test"):
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in PAIRS))
+    return folder
+
+
+@pytest.fixture
+def config(root, tmp_path):
+    return FinetuningDatasetConfig(
+        64, dataset_root=str(root), cache_dir=str(tmp_path / "cache"), num_workers=0
+    )
+
+
+def build(config, *, train=4, valid=0, test=0, tokenizer=None, **options):
+    counts = {"train_samples": train, "valid_samples": valid, "test_samples": test}
+    context = DatasetBuildContext(**counts, tokenizer=tokenizer or ByteTokenizer())
+    return build_finetuning_datasets(config, context, **options)
+
+
+def seen(ids, learned, tokenizer=None):
+    """What is read, and what of it is learned, with a bar for the end."""
+    text = [chr(number) if number != END else "|" for number in ids]
+    return "".join(text), "".join(char if yes else "." for char, yes in zip(text, learned, strict=True))
+
+
+def encoded(line, *, longest=99, tokenizer=None, **options):
+    encoder = SampleEncoder(
+        tokenizer=tokenizer or ByteTokenizer(), options=FinetuningOptions(**options), longest=longest
+    )
+    sample, whole = encoder.sample(Line(values=line, place="a.jsonl:1"))
+    return (*seen(sample.ids, sample.learned), whole)
+
+
+def test_the_answer_and_its_end_are_learned():
+    assert encoded(PAIRS[0]) == ("2+2 four|", "....four|", True)
+
+
+@pytest.mark.parametrize(
+    ("options", "read", "learned"),
+    [
+        ({"prompt_template": "Q: {input}\nA:{output}"}, "Q: 2+2\nA:four|", ".........four|"),
+        ({"answer_only_loss": False}, "2+2 four|", "2+2 four|"),
+        ({"add_eos": False}, "2+2 four", "....four"),
+    ],
+)
+def test_what_options_make_of_a_line(options, read, learned):
+    assert encoded(PAIRS[0], **options) == (read, learned, True)
+
+
+def test_in_a_conversation_the_assistant_is_learned_up_to_its_last_words():
+    read, learned, _ = encoded(TALK)
+    assert read == "system: Be short.\nuser: Hi\nassistant: Hello|user: Bye\nassistant: See you|"
+    assert learned.strip(".").replace(".", "") == " Hello| See you|"
+
+
+def test_a_begin_of_sequence_stands_before_the_first_turn_only():
+    sample = encode_turns(
+        turns_of(Line(values=TALK, place=""), FinetuningOptions()),
+        tokenizer=WithBegin(),
+        options=FinetuningOptions(),
+    )
+    assert [place for place, number in enumerate(sample.ids) if number == 1] == [0]
+
+
+@pytest.mark.parametrize(
+    ("method", "longest", "read"),
+    [
+        ("right", 12, "capita Paris|"),
+        ("left", 12, "France Paris|"),
+        ("right", 4, " Pari"),
+    ],
+)
+def test_what_is_too_long_loses_its_question_first(method, longest, read):
+    long = {"input": "capital of France", "output": "Paris"}
+    text, _, whole = encoded(long, longest=longest, truncation_method=method)
+    assert (text, whole) == (read, False)
+
+
+def test_a_long_conversation_loses_its_end():
+    read, _, whole = encoded(TALK, longest=45)
+    assert (len(read), whole) == (46, False)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("{", "training.jsonl:2: is not JSON"),
+        ("[1]", "is a list; every line is a JSON object"),
+        ('{"input": "a"}', "has nothing for key 'output'"),
+        ('{"input": "a", "output": 3}', "has a int for key 'output'"),
+        (r'{"input": "a", "output": "\ud83d"}', "has half a character"),
+        ('{"messages": "a"}', "messages is no list"),
+        ('{"messages": [{"role": "bot", "content": "a"}]}', "message 0 has no role of system"),
+        ('{"messages": [{"role": "user", "content": null}]}', "has nothing for message 0 under 'content'"),
+        ('{"messages": [{"role": "user", "content": "a"}]}', "the assistant says nothing"),
+    ],
+)
+def test_a_bad_line_is_named(config, root, line, says):
+    (root / "training.jsonl").write_text('{"input": "a", "output": "b"}\n' + line + "\n")
+    with pytest.raises(BadDocumentError, match=r"training\.jsonl:2") as error:
+        build(config)
+    assert says in str(error.value)
+
+
+def test_bytes_that_are_no_text_are_a_bad_line():
+    with pytest.raises(BadDocumentError, match="is not JSON"):
+        parse_line(b'{"input": "\xff"}', place="a:1")
+
+
+def test_it_is_said_what_became_of_the_lines(config, root):
+    lines = [*PAIRS, {"input": "a", "output": "b" * 99}, TALK, {}]
+    lines[-1] = {"messages": [{"role": "user", "content": "a" * 99}, {"role": "assistant", "content": "b"}]}
+    (root / "training.jsonl").write_text("\n\n".join(map(json.dumps, lines)))
+    said = []
+    build(config, say=said.append)
+    assert said == [
+        "training: 4 samples, 2 of them cut to 64 tokens, 1 left out (nothing of their answer was left)"
+    ]
+
+
+def test_a_file_without_samples_is_refused(config, root):
+    (root / "training.jsonl").write_text("\n")
+    with pytest.raises(NotEnoughSamplesError, match=r"training.jsonl: has no sample \(0 lines"):
+        build(config)
+
+
+def test_a_file_that_is_not_there_is_named_and_how_to_do_without(config, root):
+    (root / "validation.jsonl").unlink()
+    with pytest.raises(DataPathError, match=r"validation.jsonl does not exist.*dataset.do_validation=false"):
+        build(config, valid=1)
+    config.do_validation = False
+    assert build(config, valid=1)[1] is None
+
+
+def test_there_is_a_tokenizer(config):
+    with pytest.raises(TokenizerError, match="no tokenizer"):
+        build_finetuning_datasets(
+            config, DatasetBuildContext(train_samples=1, valid_samples=0, test_samples=0)
+        )
+
+
+def test_lines_are_tokenized_once_and_anew_when_anything_changes(config, root):
+    def again(tokenizer=ByteTokenizer()):  # noqa: B008
+        return tokenize_samples(root / "training.jsonl", config=config, tokenizer=tokenizer)
+
+    first = again()
+    assert (first.reused, again().reused) == (False, True)
+    config.memmap_workers = 2
+    assert again().reused
+    config.seq_length = 8
+    other = again()
+    assert (other.reused, other.count.cut) == (False, 1)
+    (root / "training.jsonl").write_text(json.dumps(PAIRS[0]))
+    assert not again().reused
+    (first.folder / "starts.npy").write_bytes(b"")
+    config.seq_length = 64
+    (root / "training.jsonl").write_text("".join(json.dumps(line) + "\n" for line in PAIRS))
+    assert not again().reused
+
+
+def test_several_workers_make_the_same_samples(config, root):
+    one = tokenize_samples(root / "training.jsonl", config=config, tokenizer=ByteTokenizer())
+    config.memmap_workers, config.cache_dir = 2, f"{config.cache_dir}-2"
+    two = tokenize_samples(root / "training.jsonl", config=config, tokenizer=ByteTokenizer())
+    assert np.array_equal(one.tokens, two.tokens)
+    assert one.starts.tolist() == two.starts.tolist() == [0, 9, 33]
+
+
+def test_every_pass_is_shuffled_anew_and_evaluation_is_not(config, root):
+    lines = [{"input": str(number), "output": "x"} for number in range(50)]
+    for split in ("training", "validation"):
+        (root / f"{split}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    train, valid, test = build(config, train=100, valid=60)
+
+    def order(dataset):
+        return [
+            bytes(sample["tokens"].tolist()[:2]) for sample in map(dataset.__getitem__, range(len(dataset)))
+        ]
+
+    passes = order(train)[:50], order(train)[50:]
+    assert sorted(passes[0]) == sorted(passes[1])
+    assert len({tuple(each) for each in (*passes, order(valid)[:50])}) == 3
+    assert order(valid)[50:] == order(valid)[:10]
+    assert order(pickle.loads(pickle.dumps(train))) == order(train)
+    assert test is None
+    with pytest.raises(IndexError):
+        train[100]
+
+
+def test_fewer_training_samples_are_the_first_ones(config):
+    config.max_train_samples = 1
+    train, valid, _ = build(config, train=3, valid=2)
+    assert {train.length(place) for place in range(3)} == {8}
+    assert [valid.length(place) for place in range(2)] == [8, 23]
+
+
+def test_batches_are_padded_to_their_longest_sample_and_to_what_is_asked_for(config):
+    train, valid, _ = build(config, valid=2, pad_to_multiple=16)
+    batch = valid.collate([valid[0], valid[1]])
+    assert {name: (tuple(each.shape), each.dtype) for name, each in batch.items()} == {
+        "tokens": ((2, 32), torch.int64),
+        "labels": ((2, 32), torch.int64),
+        "loss_mask": ((2, 32), torch.float32),
+        "position_ids": ((2, 32), torch.int64),
+    }
+    assert batch["loss_mask"].sum(1).tolist() == [5, 6]
+    assert batch["tokens"][0, 8:].unique().tolist() == [END]
+    assert batch["position_ids"][1].tolist() == list(range(32))
+    _, valid, _ = build(config, valid=2, pad_to_max_length=True)
+    assert valid.collate([valid[0]])["tokens"].shape == (1, 64)
+    config.dataset_kwargs = {"pad_to_max_length": True}
+    train, _, _ = build(config)
+    assert train.collate([train[0]])["tokens"].shape == (1, 64)
+
+
+def test_sums_are_made_up_and_none_is_in_two_files(tmp_path):
+    config = SumsFinetuningConfig(64, cache_dir=str(tmp_path), largest=4, num_workers=0)
+    build(config, valid=1, test=1)
+    lines = {
+        split: (tmp_path / "finetuning" / "sums-4" / f"{split}.jsonl").read_text().splitlines()
+        for split in ("training", "validation", "test")
+    }
+    assert {split: len(each) for split, each in lines.items()} == {"training": 21, "validation": 2, "test": 2}
+    assert len({line for each in lines.values() for line in each}) == 25
+    assert '{"input": "How much is 3 + 4?", "output": "7"}' in [
+        line for each in lines.values() for line in each
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"chat": True}, "chat is none of answer_only_loss"),
+        ({"add_eos": 1}, "add_eos is 1, which is no bool"),
+        ({"truncation_method": "middle"}, "truncation_method is 'middle'"),
+        ({"prompt_template": "{output} {input}"}, "does not end with the answer"),
+        ({"prompt_template": "{output} {input} {output}"}, "has it twice"),
+        ({"prompt_template": "{text} {output}"}, "no prompt has {input}"),
+        ({"prompt_template": "{input {output}"}, "cannot be read"),
+    ],
+)
+def test_options_that_cannot_be(given, says):
+    with pytest.raises(ValueError, match="is") as error:
+        read_options(given)
+    assert says in str(error.value)
+
+
+def test_a_section_without_data_is_refused():
+    with pytest.raises(ConfigError, match=r"dataset.dataset_root: is None \[V047\]"):
+        FinetuningDatasetConfig(64).finalize()
+
+
+def read(config, dataset, *, rank=0, ranks=1, consumed=0, micro=2, batch=8):
+    batches = build_data_iterator(
+        dataset,
+        config=config,
+        consumed_samples=consumed,
+        micro_batch_size=micro,
+        data_parallel_rank=rank,
+        data_parallel_size=ranks,
+        global_batch_size=batch,
+    )
+    return [[tuple(row[row != END].tolist()) for row in each["tokens"]] for each in batches]
+
+
+@pytest.fixture
+def many(config, root):
+    lines = [{"input": "a" * (number % 13), "output": f"{number:03}"} for number in range(40)]
+    (root / "training.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return build(config, train=64)[0]
+
+
+def test_a_global_batch_has_the_same_samples_for_every_number_of_ranks_and_loader(config, many):
+    one = read(config, many)
+    two = [read(config, many, rank=rank, ranks=2) for rank in (0, 1)]
+    config.dataloader_type = "single"
+    single = read(config, many)
+
+    def steps(batches, micro_batches):
+        return [
+            sorted(chain.from_iterable(batches[place : place + micro_batches]))
+            for place in range(0, len(batches), micro_batches)
+        ]
+
+    dealt = [first + second for first, second in zip(*(steps(each, 2) for each in two), strict=True)]
+    assert steps(one, 4) == steps(single, 4) == [sorted(each) for each in dealt]
+    assert sum(max(map(len, each)) for each in one) < sum(max(map(len, each)) for each in single)
+
+
+def test_a_run_goes_on_at_a_step_as_if_it_had_not_stopped(config, many):
+    assert read(config, many, consumed=24) == read(config, many)[12:]
+    assert (
+        read(config, many, consumed=24, micro=4, ranks=2)[::2]
+        == read(config, many, micro=4, ranks=2)[3::1][::2]
+    )
+
+
+@given(
+    batches=st.integers(1, 4),
+    micro=st.integers(1, 3),
+    ranks=st.integers(1, 3),
+    steps=st.integers(1, 3),
+    rest=st.integers(0, 2),
+    sort=st.booleans(),
+)
+def test_whole_global_batches_cover_the_data_once(batches, micro, ranks, steps, rest, sort):
+    size = micro * ranks * steps
+    total = batches * size + min(rest, size - 1)
+    rows = [
+        list(
+            BatchSampler(
+                total_samples=total,
+                consumed_samples=0,
+                micro_batch_size=micro,
+                data_parallel_rank=rank,
+                data_parallel_size=ranks,
+                global_batch_size=size,
+                length=(lambda place: place % 5) if sort else None,
+            )
+        )
+        for rank in range(ranks)
+    ]
+    assert {len(each) for each in rows} == {batches * steps}
+    for step in range(batches):
+        drawn = [place for each in rows for row in each[step * steps : (step + 1) * steps] for place in row]
+        assert sorted(drawn) == list(range(step * size, (step + 1) * size))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "error", "says"),
+    [
+        ({"global_batch_size": 6}, ValueError, "a global batch of 6 is not divided by micro-batches of 4"),
+        ({"global_batch_size": 16}, NotEnoughSamplesError, "12 samples do not fill one global batch of 16"),
+        ({"consumed_samples": 13}, ValueError, "13 samples are consumed"),
+        ({"data_parallel_rank": 1}, ValueError, "data_parallel_rank=1 of 1"),
+    ],
+)
+def test_a_global_batch_that_cannot_be_dealt_out_is_refused(sizes, error, says):
+    fine = {"consumed_samples": 0, "micro_batch_size": 4, "data_parallel_rank": 0, "global_batch_size": 8}
+    with pytest.raises(error, match=says):
+        BatchSampler(total_samples=12, data_parallel_size=1, **(fine | sizes))
+
+
+def test_batches_need_the_size_of_a_global_one(config, many):
+    with pytest.raises(ValueError, match="'batch' with global_batch_size=None"):
+        read(config, many, batch=None)

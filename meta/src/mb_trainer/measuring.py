@@ -213,7 +213,14 @@ def flops_per_token(config: ConfigContainer, *, vocab_size: int) -> float | None
 
 
 def device_peak(config: ConfigContainer) -> float | None:
-    """Return the dense peak TFLOP/s of this GPU in the model's precision; None on a CPU or an unknown GPU."""
+    """Return the dense peak TFLOP/s of this GPU in the precision of the layers; None on a CPU or an unknown GPU."""
     if not torch.cuda.is_available():
         return None
-    return peak_tflops(torch.cuda.get_device_name(), config.model.params_dtype)
+    return peak_tflops(torch.cuda.get_device_name(), layer_precision(config.model))
+
+
+def layer_precision(model: Any) -> str:
+    """Return the precision of the products in most layers, whose peak MFU is a fraction of."""
+    if model.fp4 is not None:
+        return "fp4"
+    return "fp8" if model.fp8 is not None else str(model.params_dtype)

@@ -4,7 +4,7 @@
 losses of the microbatches are taken from the model's output, where they are tensors, and added up on the device.
 """
 
-import sys
+import argparse
 from pathlib import Path
 from typing import Any
 
@@ -93,4 +93,6 @@ def train(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    train(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", type=Path, help="where metrics.jsonl is written")
+    train(parser.parse_args().folder)

@@ -1,6 +1,6 @@
 """Lightning: a callback that records every optimizer step. `python lightning_loop.py runs/lightning` fits a line."""
 
-import sys
+import argparse
 from pathlib import Path
 from typing import Any
 
@@ -89,4 +89,6 @@ def train(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    train(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", type=Path, help="where metrics.jsonl is written")
+    train(parser.parse_args().folder)

@@ -5,7 +5,7 @@ is the matter of `state.metrics`. The model is plain PyTorch here, and there is 
 `pg_collection`.
 """
 
-import sys
+import argparse
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,4 +92,6 @@ def train(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    train(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", type=Path, help="where metrics.jsonl is written")
+    train(parser.parse_args().folder)

@@ -3,7 +3,7 @@
 The loss is recorded as it is, a tensor on its device; nothing here waits for the device between log intervals.
 """
 
-import sys
+import argparse
 from pathlib import Path
 
 import torch
@@ -38,4 +38,6 @@ def train(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    train(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", type=Path, help="where metrics.jsonl is written")
+    train(parser.parse_args().folder)

@@ -1,6 +1,6 @@
 """A loop without torch: `python without_torch.py runs/numbers`. A metric is any number."""
 
-import sys
+import argparse
 from pathlib import Path
 
 from mb_metrics import ConsoleSink, JsonlSink, Metrics
@@ -18,4 +18,6 @@ def train(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    train(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", type=Path, help="where metrics.jsonl is written")
+    train(parser.parse_args().folder)

@@ -71,3 +71,10 @@ def test_a_loop_like_megatrons(tmp_path):
     assert rows[-1]["samples vs steps"] == 240
     assert text.count("Step Time : ") == 3
     assert text.count("Theoretical memory footprints: ") == 2
+
+
+def test_without_a_folder_an_example_says_what_it_wants():
+    command = [sys.executable, EXAMPLES / "without_torch.py"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "the following arguments are required: folder" in done.stderr

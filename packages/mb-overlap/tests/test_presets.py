@@ -106,6 +106,7 @@ def test_nothing_is_nearer_than_what_is_found(hidden_size, tp, cp, seq_length):
     ("asked", "text"),
     [
         ({"precision": "bfloat16"}, "'bfloat16' is unknown.*bf16 and fp8"),
+        ({"gpu": "rtx"}, "gpu: 'rtx' is unknown.*Use one of v100, .*h100, .*gb300"),
         ({"tp": 0}, "tp: 0 is no size"),
         ({"seq_length": -1}, "seq_length: -1 is no size"),
     ],

@@ -16,7 +16,8 @@ from mb_metrics.sinks.console import ConsoleSink, TextStream
 from mb_metrics.sinks.jsonl import JsonlSink
 
 QUEUE = 10_000
-CLOSE_SECONDS = 30.0
+CLOSE_SECONDS = 120.0
+"""What queued uploads may take at the end; without an outage they take moments."""
 
 
 def build_sinks(
@@ -27,11 +28,12 @@ def build_sinks(
     resume_step: int | None = None,
     run_config: Mapping[str, object] | None = None,
     stream: TextStream | None = None,
+    close_seconds: float = CLOSE_SECONDS,
 ) -> list[Sink]:
     """Return the sinks for the one rank that writes: console and JSONL, TensorBoard and trackers as asked.
 
     Empty with `skip_train_metrics_log`. Console and JSONL write at once; TensorBoard, W&B, MLflow and Comet work in
-    the background, each with a queue of 10,000 steps, and have 30 s to finish at the end. These four get the groups
+    the background, each with a queue of 10,000 steps. These four get the groups
     that the `log_..._to_tensorboard` fields ask for, every `tensorboard_log_interval` steps; JSONL gets everything.
 
     Args:
@@ -43,6 +45,8 @@ def build_sinks(
             trackers are continued. See `JsonlSink` and `RunFile`.
         run_config: The whole configuration, shown by trackers; secrets are left out.
         stream: Where the console prints; None: standard output.
+        close_seconds: How long each that works in the background may take to finish at the end; what it has not
+            written by then, big files above all, is lost, and counted.
 
     Raises:
         ModuleNotFoundError: a back-end is asked for and not installed.
@@ -63,7 +67,7 @@ def build_sinks(
     keep = _wanted_groups(config)
     for sink in trackers:
         filtered = FilterSink(sink, every=config.tensorboard_log_interval, keep=keep)
-        sinks.append(BackgroundSink(filtered, capacity=QUEUE, close_seconds=CLOSE_SECONDS))
+        sinks.append(BackgroundSink(filtered, capacity=QUEUE, close_seconds=close_seconds))
     return sinks
 
 

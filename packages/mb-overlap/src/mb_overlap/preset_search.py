@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import log2
 
 from mb_overlap.config import TransformerLayerTPOverlapCfg
-from mb_overlap.connections import generation
+from mb_overlap.connections import GENERATIONS, generation
 from mb_overlap.presets import PRESETS, Precision, Preset
 
 _SIZES = ("hidden_size", "tp", "cp", "micro_batch_size", "seq_length")
@@ -50,8 +50,8 @@ def find_preset(
     """Return the preset that was tuned for this, or else the nearest one; of equally near ones the first of the table.
 
     The distance is the sum over the five sizes of the doublings between them, plus 2 for the other precision, 0.5 for
-    another GPU of the same generation, 2 for each generation between them or for an unknown one, and 4 for adapters
-    instead of full training or the other way round. It orders presets; it does not measure speed. Presets that are
+    another GPU of the same generation, 2 for each generation between them, and 4 for adapters instead of full training
+    or the other way round. It orders presets; it does not measure speed. Presets that are
     far away run all the same.
 
     Args:
@@ -65,11 +65,16 @@ def find_preset(
         lora: whether only low-rank adapters train.
 
     Raises:
-        ValueError: `precision` is another word, or a size is not positive.
+        ValueError: `precision` or `gpu` is another word, or a size is not positive.
     """
     if precision not in ("bf16", "fp8"):
         raise ValueError(
             f"precision: {precision!r} is unknown, because presets are tuned for bf16 and fp8. Use one."
+        )
+    if generation(gpu) is None:
+        raise ValueError(
+            f"gpu: {gpu!r} is unknown, because presets are compared by GPU generations. Use one of "
+            f"{', '.join(GENERATIONS)}."
         )
     sizes = dict(zip(_SIZES, (hidden_size, tp, cp, micro_batch_size, seq_length), strict=True))
     for name, size in sizes.items():
@@ -87,7 +92,7 @@ def _match(preset: Preset, sizes: dict[str, int], precision: str, gpu: str, lora
         distance += OTHER_PRECISION
         differences.append(f"{preset.precision}, not {precision}")
     if preset.gpu != gpu:
-        distance += _between(generation(preset.gpu), generation(gpu))
+        distance += _between(preset.gpu, gpu)
         differences.append(f"{preset.gpu}, not {gpu}")
     if preset.lora != lora:
         distance += OTHER_LORA
@@ -95,6 +100,6 @@ def _match(preset: Preset, sizes: dict[str, int], precision: str, gpu: str, lora
     return PresetMatch(preset=preset, distance=distance, differences=tuple(differences))
 
 
-def _between(tuned: int | None, asked: int | None) -> float:
-    generations = 1 if tuned is None or asked is None else abs(tuned - asked)
+def _between(tuned: str, asked: str) -> float:
+    generations = abs(GENERATIONS[tuned] - GENERATIONS[asked])
     return OTHER_GPU if generations == 0 else OTHER_GENERATION * generations

@@ -3,7 +3,9 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+from mb_config.rules.cuda_graphs import full_iteration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +122,20 @@ def other_stages(
     return f"is true with pp={pp}, and tp x cp is {dense}, but etp x ep is {expert}"
 
 
+def no_forward_passes(on: bool | None, impl: str | None, modules: Any, overlapped: bool | None) -> str | None:
+    """Refuse to time forward passes that are not made one by one."""
+    whole = full_iteration(impl or "none", modules, None)
+    reason = "the step is one CUDA graph" if whole else "they are made together with backward passes"
+    return f"is true, but {reason}" if on and (whole or overlapped) else None
+
+
+_TIMED = (
+    "straggler.log_straggler",
+    "model.cuda_graph_impl",
+    "model.cuda_graph_modules",
+    "model.overlap_moe_expert_parallel_comm",
+)
+
 _MAPPING = (
     "dist.use_tp_pp_dp_mapping",
     "model.pipeline_model_parallel_size",
@@ -208,6 +224,15 @@ RULES = (
         fix="Set dist.use_tp_pp_dp_mapping=false, or make the products equal.",
         fails=dict(zip(_MAPPING, (True, 2, 1, 1, 2, 1), strict=True)),
         passes=dict(zip(_MAPPING, (True, 2, 2, 1, 2, 1), strict=True)),
+    ),
+    Rule(
+        id="T42",
+        fields=_TIMED,
+        test=no_forward_passes,
+        why="the speed of a rank is the time of its forward passes, which nobody calls one by one",
+        fix="Set straggler.log_straggler=false, or the other at its default.",
+        fails=dict(zip(_TIMED, (True, "full_iteration", None, False), strict=True)),
+        passes=dict(zip(_TIMED, (True, "transformer_engine", None, False), strict=True)),
     ),
     pairs_for_an_encoder_and_a_decoder(31, *PAIRED),
     pairs_for_an_encoder_and_a_decoder(32, *reversed(PAIRED)),

@@ -4,7 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -45,6 +45,7 @@ from mb_trainer.recording import EventRecorder, MetricsRecorder, ProgressBar
 from mb_trainer.rerunning import evaluating, loss_inspection
 from mb_trainer.run_folder import EventLog, LastRow, last_row
 from mb_trainer.state import GlobalState
+from mb_trainer.stragglers import SpeedReports, speed_reports
 from mb_trainer.summary import Summary
 from mb_trainer.trainee import Trainee
 from mb_trainer.watching import Watch
@@ -124,14 +125,15 @@ class Run:
             total = config.train.train_iters or 0
             bar = stack.enter_context(self.voice.progress("training", total, done=counters.step))
             saves = self.saves(events, measured)
+            speeds = stack.enter_context(self.speed_reports(measured))
             recorder = MetricsRecorder(
                 measured,
                 loss_scale=config.model.fp16,
                 decoupled_rate=config.optimizer.decoupled_lr is not None,
-                extra=lambda: saves.values,
+                extra=lambda: {**saves.values, **(speeds.values if speeds else {})},
             )
             recorders: list[Callback] = [recorder]
-            own += [ProgressBar(bar), *self.after_first_step()]
+            own += [ProgressBar(bar), *self.after_first_step(), *([speeds] if speeds else [])]
             if self.job.world.is_voice:
                 begin(events, self.job, step=counters.step, before=before)
                 recorders.append(stack.enter_context(EventRecorder(events)))
@@ -139,8 +141,8 @@ class Run:
             heard = CallbackManager([*own, *callbacks, *self.watch.callbacks()])
             self.instruments.watch(self.trainee.chunks, heard)
             outcome = train(
-                *self.trained(),
-                self.data.train,
+                *(speeds.timed(self.trained()) if speeds else self.trained()),
+                speeds.reading(self.data.train) if speeds else self.data.train,
                 self.data.valid,
                 self.state,
                 callbacks=heard,
@@ -206,6 +208,17 @@ class Run:
         if not (model.qk_clip or model.log_max_attention_logit):
             return None
         return AttentionLogits(self.trainee.chunks, groups=self.groups, clip=model.qk_clip)
+
+    def speed_reports(self, measured: Measured) -> AbstractContextManager[SpeedReports | None]:
+        """Return what compares the speed of ranks while it is open, if that is asked for. Collective."""
+        config = self.job.config
+        return speed_reports(
+            config.straggler,
+            device=next(self.trainee.chunks[0].parameters()).device,
+            voice=self.voice,
+            log_interval=config.logger.log_interval,
+            operations=measured.operations,
+        )
 
     def memory_report(self) -> list[Callback]:
         """Return what tells the memory that the run needs, unless no metrics are wanted."""

@@ -116,3 +116,19 @@ def test_the_detectors_section_alone_is_held_to_its_rules():
         SectionError, match=r"report_time_interval=0\.0 is not a time between reports \[V071\]"
     ):
         NVRxStragglerDetectionConfig(enabled=True, report_time_interval=0.0).finalize()
+
+
+@pytest.mark.parametrize(
+    ("changed", "ids"),
+    [
+        ({"log_straggler": True, "straggler_ctrlr_port": 61000, "disable_straggler_on_startup": True}, []),
+        ({"log_straggler": True, "straggler_ctrlr_port": 0}, ["R31"]),
+        ({"log_straggler": True, "straggler_minmax_count": 0}, ["R31"]),
+        ({"straggler_minmax_count": 3}, ["R12"]),
+    ],
+)
+def test_the_timer_of_slow_ranks(changed, ids):
+    section = StragglerDetectionConfig(**changed)
+    values = {f"straggler.{f.name}": getattr(section, f.name) for f in fields(section)}
+    rules = [rule for rule in RULES if rule.fields[0].startswith("straggler.")]
+    assert [rule.id for rule in rules if outcome(rule, values)] == ids

@@ -46,6 +46,11 @@ if TYPE_CHECKING:
     from mb_resilience.sections import Sections as Sections
     from mb_resilience.signals import SignalShield as SignalShield
     from mb_resilience.signals import SignalWatcher as SignalWatcher
+    from mb_resilience.straggler import StragglerTimer as StragglerTimer
+    from mb_resilience.straggler_report import RankSpeed as RankSpeed
+    from mb_resilience.straggler_report import SpeedReport as SpeedReport
+    from mb_resilience.straggler_switch import StragglerSwitch as StragglerSwitch
+    from mb_resilience.straggler_switch import SwitchPortError as SwitchPortError
 
 _HOMES = {
     "AgreedStop": "agreement",
@@ -60,6 +65,7 @@ _HOMES = {
     "NoMonitorError": "sections",
     "RULES": "rules",
     "Rank0SilentError": "agreement",
+    "RankSpeed": "straggler_report",
     "RecorderSettings": "flight_recorder",
     "RerunStateMachineConfig": "config",
     "Rule": "rules",
@@ -67,9 +73,13 @@ _HOMES = {
     "SignalShield": "signals",
     "SignalWatcher": "signals",
     "SimulatedFault": "faults",
+    "SpeedReport": "straggler_report",
     "StopOrderError": "agreement",
     "StopSetupError": "agreement",
     "StragglerDetectionConfig": "config",
+    "StragglerSwitch": "straggler_switch",
+    "StragglerTimer": "straggler",
+    "SwitchPortError": "straggler_switch",
     "Watcher": "agreement",
     "agree_on_fault": "faults",
     "draw_fault": "faults",

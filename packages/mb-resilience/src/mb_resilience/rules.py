@@ -102,10 +102,6 @@ def _switch(rule_id: str, path: str, *, off: object, on: object, why: str) -> Ru
 
 _SWITCHES = (
     _switch(
-        "R03", "straggler.log_straggler", off=False, on=True,
-        why="the speed of ranks is not measured, and no report would look like no stragglers",
-    ),
-    _switch(
         "R04", "nvrx_straggler.enabled", off=False, on=True,
         why="nothing looks for slow ranks, and silence would look like health",
     ),
@@ -144,6 +140,57 @@ def _unread(rule_id: str, section: str, kind: type) -> Rule:
         fails={**defaults, first: "something else"},
         passes=defaults,
     )
+
+
+def _while_off(rule_id: str, section: str, kind: type, *, switch: str) -> Rule:
+    """Warn about fields of a feature that is switched off."""
+    path = f"{section}.{switch}"
+    defaults = {f"{section}.{field.name}": field.default for field in fields(kind) if field.name != switch}
+
+    def test(on: object, *values: object) -> str | None:
+        changed = [
+            f"{name.split('.')[1]}={value!r}"
+            for (name, default), value in zip(defaults.items(), values, strict=True)
+            if value != default and not on
+        ]
+        return f"{', '.join(changed)} {'has' if len(changed) == 1 else 'have'} no effect" if changed else None
+
+    first = next(iter(defaults))
+    return Rule(
+        id=rule_id,
+        fields=(path, *defaults),
+        test=test,
+        why=f"{path}=false, and without it the section does nothing",
+        fix=f"Set {path}=true, or leave these fields out.",
+        severity="warning",
+        fails={path: False, **defaults, first: "something else"},
+        passes={path: True, **defaults, first: "something else"},
+    )
+
+
+def _timer_can_work(on: bool, port: int, count: int) -> str | None:
+    if on and not 1 <= port <= 65535:
+        return f"straggler_ctrlr_port={port} is no port"
+    return f"straggler_minmax_count={count} is no number of ranks" if on and count < 1 else None
+
+
+_R31 = Rule(
+    id="R31",
+    fields=("straggler.log_straggler", "straggler.straggler_ctrlr_port", "straggler.straggler_minmax_count"),
+    test=_timer_can_work,
+    why="rank 0 listens on the port, to be switched, and each report names at least the slowest and the fastest rank",
+    fix="Choose a port between 1 and 65535 that is free on the machine of rank 0, and at least 1 rank.",
+    fails={
+        "straggler.log_straggler": True,
+        "straggler.straggler_ctrlr_port": 70000,
+        "straggler.straggler_minmax_count": 1,
+    },
+    passes={
+        "straggler.log_straggler": True,
+        "straggler.straggler_ctrlr_port": 65535,
+        "straggler.straggler_minmax_count": 1,
+    },
+)
 
 
 def _something_to_look_at(mode: str, finite: bool, spiky: bool) -> str | None:
@@ -328,7 +375,8 @@ RULES: tuple[Rule, ...] = (
     _V071,
     *_SWITCHES,
     *_FAULTS,
-    _unread("R12", "straggler", StragglerDetectionConfig),
+    _while_off("R12", "straggler", StragglerDetectionConfig, switch="log_straggler"),
+    _R31,
     _unread("R13", "nvrx_straggler", NVRxStragglerDetectionConfig),
     _unread("R14", "inprocess_restart", InProcessRestartConfig),
     *_RERUNS,

@@ -1,0 +1,97 @@
+"""What was measured of the speed of ranks, in words and as numbers. The standard library only."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSpeed:
+    """One rank since the last report."""
+
+    rank: int
+    work_seconds: float
+    """In the timed sections, per step."""
+    data_seconds: float | None = None
+    """Waiting for data, per step; None: this rank reads none, or it was not timed."""
+    teraflops: float | None = None
+    """Estimated TFLOP/s in the timed sections; None: the operations are not known."""
+    device: Mapping[str, float] = field(default_factory=dict)
+    """What the device says of itself, by name: "temperature" (°C), "power" (W), "utilization" (%), "clock" (MHz)."""
+
+
+UNITS: Mapping[str, str] = {"temperature": "°C", "power": "W", "utilization": "%", "clock": "MHz"}
+"""Unit of each thing that a device says of itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeedReport:
+    """All ranks that measured something, at least one, in order of their ranks; alike on all ranks."""
+
+    ranks: Sequence[RankSpeed]
+    named: int = 1
+    """How many of the slowest and of the fastest ranks are listed."""
+
+    @property
+    def by_speed(self) -> list[RankSpeed]:
+        """The ranks, slowest first."""
+        return sorted(self.ranks, key=lambda each: -each.work_seconds)
+
+    @property
+    def slowest(self) -> RankSpeed:
+        """The rank with the longest work."""
+        return self.by_speed[0]
+
+    @property
+    def fastest(self) -> RankSpeed:
+        """The rank with the shortest work."""
+        return self.by_speed[-1]
+
+    def lines(self) -> list[str]:
+        """Return one line with the least and the most of everything, and one with more ranks if they are wanted."""
+        pieces = [
+            self._range("work", lambda each: 1000 * each.work_seconds, "ms"),
+            self._range("data", lambda each: _times(1000, each.data_seconds), "ms"),
+            self._range("speed", lambda each: each.teraflops, "TFLOP/s"),
+            *(self._range(name, _of_device(name), unit) for name, unit in UNITS.items()),
+        ]
+        found = ["speed of ranks, least to most: " + " | ".join(filter(None, pieces))]
+        if 1 < self.named < len(self.ranks):
+            order = self.by_speed
+            slow, fast = order[: self.named], order[: -self.named - 1 : -1]
+            found.append(f"slowest {self.named}: {_listed(slow)} | fastest {self.named}: {_listed(fast)}")
+        return found
+
+    def metrics(self) -> dict[str, float]:
+        """Return the report as numbers, by names such as "straggler/work-ms-max"."""
+        found = {
+            "straggler/slowest-rank": float(self.slowest.rank),
+            "straggler/work-ms-min": 1000 * self.fastest.work_seconds,
+            "straggler/work-ms-max": 1000 * self.slowest.work_seconds,
+        }
+        waits = [each.data_seconds for each in self.ranks if each.data_seconds is not None]
+        if waits:
+            found["straggler/data-ms-max"] = 1000 * max(waits)
+        speeds = [each.teraflops for each in self.ranks if each.teraflops is not None]
+        if speeds:
+            found |= {"straggler/tflops-min": min(speeds), "straggler/tflops-max": max(speeds)}
+        return found
+
+    def _range(self, label: str, value: Callable[[RankSpeed], float | None], unit: str) -> str | None:
+        """Return "work 1.00 (rank 0) to 2.00 ms (rank 1)"; None where no rank knows."""
+        known = [(number, each.rank) for each in self.ranks if (number := value(each)) is not None]
+        if not known:
+            return None
+        (least, low), (most, high) = min(known), max(known, key=lambda pair: (pair[0], -pair[1]))
+        return f"{label} {least:.2f} (rank {low}) to {most:.2f} {unit} (rank {high})"
+
+
+def _times(factor: float, value: float | None) -> float | None:
+    return None if value is None else factor * value
+
+
+def _of_device(name: str) -> Callable[[RankSpeed], float | None]:
+    return lambda each: each.device.get(name)
+
+
+def _listed(ranks: Sequence[RankSpeed]) -> str:
+    return ", ".join(f"rank {each.rank} ({1000 * each.work_seconds:.2f} ms)" for each in ranks)

@@ -1,0 +1,215 @@
+import threading
+import urllib.error
+import urllib.request
+
+import pytest
+
+from mb_resilience import RankSpeed, SpeedReport, StragglerSwitch, StragglerTimer, SwitchPortError
+
+
+class Clock:
+    """Moves only when it is told to."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+    def work(self, seconds):
+        self.now += seconds
+
+
+class Table:
+    """An exchange of threads, one per rank."""
+
+    def __init__(self, ranks):
+        self._rows = [None] * ranks
+        self._all = threading.Barrier(ranks, timeout=60)
+
+    def of(self, rank):
+        def exchange(row):
+            self._rows[rank] = row
+            self._all.wait()
+            rows = list(self._rows)
+            self._all.wait()
+            return rows
+
+        return exchange
+
+
+def on_ranks(count, function):
+    """Run function(rank, exchange) on threads; return what each returned."""
+    table, results = Table(count), [None] * count
+
+    def one(rank):
+        results[rank] = function(rank, table.of(rank))
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def test_all_ranks_name_the_one_that_is_slow():
+    def run(rank, exchange):
+        clock, said = Clock(), []
+        timer = StragglerTimer(rank=rank, exchange=exchange, clock=clock, write=said.append)
+        forward = timer.timed(lambda: clock.work(0.5 if rank == 1 else 0.125))
+        for _ in range(4):
+            forward()
+            clock.work(16)  # where ranks wait for each other
+        return timer.report(total_flops=6e12, log_interval=2), said
+
+    reports = on_ranks(2, run)
+    speeds = [
+        RankSpeed(rank=0, work_seconds=0.25, teraflops=2.0),
+        RankSpeed(rank=1, work_seconds=1.0, teraflops=0.5),
+    ]
+    assert [(report.slowest.rank, report.ranks) for report, _ in reports] == [(1, speeds)] * 2
+    line = "work 250.00 (rank 0) to 1000.00 ms (rank 1) | speed 0.50 (rank 1) to 2.00 TFLOP/s (rank 0)"
+    assert [said for _, said in reports] == [[f"speed of ranks, least to most: {line}"]] * 2
+
+
+def test_data_is_timed_apart_from_the_work_that_waits_for_it():
+    clock = Clock()
+
+    def slow_data():
+        while True:
+            clock.work(3.0)
+            yield "batch"
+
+    timer = StragglerTimer(clock=clock)
+    batches = timer.reading(slow_data())
+    with timer:
+        assert next(batches) == "batch"
+        clock.work(1.0)
+    assert timer.report().ranks == [RankSpeed(rank=0, work_seconds=1.0, data_seconds=3.0)]
+
+
+def test_a_failed_section_a_pause_and_a_timer_that_is_off_count_nothing():
+    clock = Clock()
+    timer = StragglerTimer(clock=clock, enabled=False)
+    with timer:
+        clock.work(1.0)
+    assert timer.report() is None
+
+    timer = StragglerTimer(clock=clock)
+    with pytest.raises(KeyError), timer:
+        {}["a section that fails"]
+    timer.pause()
+    batches = timer.reading(iter(["batch"]))
+    with timer:
+        next(batches)
+        clock.work(1.0)
+    timer.resume()
+    assert timer.report(total_flops=1e12, log_interval=5) is None  # and no division by nothing
+
+
+def test_a_clock_too_coarse_to_see_the_work_gives_no_speed():
+    timer = StragglerTimer(clock=Clock())
+    with timer:
+        pass
+    assert timer.report(total_flops=1e12).ranks == [RankSpeed(rank=0, work_seconds=0.0)]
+
+
+def test_what_only_some_ranks_know_is_compared_among_them():
+    def run(rank, exchange):
+        clock = Clock()
+        device = {0: {"temperature": 40.0, "power": 300.0}, 1: {"temperature": 71.0}, 2: {}}[rank]
+        timer = StragglerTimer(
+            rank=rank, named=2, exchange=exchange, clock=clock, device=lambda: device, enabled=rank != 2
+        )
+        with timer:
+            clock.work(1 + rank)
+        return timer.report()
+
+    report, *others = on_ranks(3, run)
+    assert others == [report, report]
+    assert report.lines() == [
+        "speed of ranks, least to most: work 1000.00 (rank 0) to 2000.00 ms (rank 1)"
+        " | temperature 40.00 (rank 0) to 71.00 °C (rank 1) | power 300.00 (rank 0) to 300.00 W (rank 0)"
+    ]
+
+
+def test_more_ranks_are_listed_and_the_report_has_numbers():
+    ranks = [
+        RankSpeed(rank=rank, work_seconds=work, data_seconds=0.25, teraflops=1 / work)
+        for rank, work in enumerate([2.0, 4.0, 1.0, 8.0])
+    ]
+    report = SpeedReport(ranks=ranks, named=2)
+    assert report.lines()[1] == (
+        "slowest 2: rank 3 (8000.00 ms), rank 1 (4000.00 ms) | fastest 2: rank 2 (1000.00 ms), rank 0 (2000.00 ms)"
+    )
+    assert report.metrics() == {
+        "straggler/slowest-rank": 3.0,
+        "straggler/work-ms-min": 1000.0,
+        "straggler/work-ms-max": 8000.0,
+        "straggler/data-ms-max": 250.0,
+        "straggler/tflops-min": 0.125,
+        "straggler/tflops-max": 1.0,
+    }
+
+
+def ask(port, path="/"):
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
+        return answer.read().decode()
+
+
+def test_all_ranks_are_switched_on_through_the_port_of_rank_0_at_the_next_report():
+    def run(rank, exchange):
+        clock, said = Clock(), []
+
+        def interval():
+            with timer:
+                clock.work(1.0)
+            return timer.report() is not None
+
+        if rank == 1:
+            timer = StragglerTimer(rank=1, enabled=False, exchange=exchange, clock=clock)
+            return [interval() for _ in range(4)], said
+        with StragglerSwitch(port=0, on=False, host="127.0.0.1") as switch:
+            timer = StragglerTimer(
+                enabled=False, exchange=exchange, clock=clock, switch=switch, write=said.append
+            )
+            seen = [interval()]
+            assert ask(switch.port) == "The timer of slow ranks will be on from the next log interval.\n"
+            seen += [interval(), interval()]
+            assert "will be off" in ask(switch.port)
+            return [*seen, interval()], [line for line in said if "switched" in line]
+
+    lines = [f"speed of ranks: measuring is switched {state}" for state in ("on", "off")]
+    assert on_ranks(2, run) == [([False, False, True, True], lines), ([False, False, True, True], [])]
+
+
+def test_the_switch_hears_nothing_but_its_own_address():
+    with StragglerSwitch(port=0, on=True, host="127.0.0.1") as switch:
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            ask(switch.port, "/favicon.ico")
+        assert switch.wanted
+
+
+def test_after_a_restart_in_the_same_process_the_port_and_the_timer_work_again():
+    with StragglerSwitch(port=0, on=True, host="127.0.0.1") as switch:
+        port = switch.port
+        ask(port)
+    for _ in range(2):
+        with StragglerSwitch(port=port, on=True, host="127.0.0.1") as switch:
+            clock = Clock()
+            timer = StragglerTimer(switch=switch, clock=clock)
+            with timer:
+                clock.work(2.0)
+            assert timer.report().slowest.work_seconds == 2.0
+            assert "will be off" in ask(port)
+
+
+def test_a_port_that_cannot_be_had_is_named():
+    with (
+        StragglerSwitch(port=0, on=True, host="127.0.0.1") as first,
+        pytest.raises(SwitchPortError, match=f"cannot listen on port {first.port}"),
+    ):
+        StragglerSwitch(port=first.port, on=True, host="127.0.0.1")
+    with pytest.raises(SwitchPortError, match="port 70000"):
+        StragglerSwitch(port=70000, on=True)

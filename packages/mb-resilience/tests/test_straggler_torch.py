@@ -1,0 +1,72 @@
+import math
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+
+from mb_resilience import StragglerTimer  # noqa: E402
+from mb_resilience.straggler import HostStopwatch  # noqa: E402
+from mb_resilience.straggler_report import UNITS  # noqa: E402
+from mb_resilience.straggler_torch import CudaStopwatch, RowExchange, gpu_says, stopwatch_for  # noqa: E402
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+
+
+@pytest.fixture
+def group():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_rows_are_exchanged_over_a_group(group):
+    (row,) = RowExchange()([1.0, 0.1, math.nan])
+    assert row[:2] == [1.0, 0.1]
+    assert math.isnan(row[2])
+
+
+def test_the_host_times_what_a_cpu_does():
+    assert isinstance(stopwatch_for(torch.device("cpu")), HostStopwatch)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_nothing_is_said_of_it():
+    assert gpu_says() == {}
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_the_device_is_timed_and_not_only_the_launch():
+    timer = StragglerTimer(stopwatch=stopwatch_for(torch.device("cuda")), device=gpu_says)
+    matrix = torch.randn(8192, 8192, device="cuda")
+    for _ in range(3):
+        matrix @ matrix
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for _ in range(20):
+        with timer:
+            for _ in range(3):
+                matrix @ matrix
+    launched = time.perf_counter() - begin
+    (speed,) = timer.report().ranks
+    seconds = time.perf_counter() - begin
+    assert launched < speed.work_seconds <= seconds
+    assert speed.work_seconds > 0.8 * seconds - 0.1
+    assert set(speed.device) <= set(UNITS)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_events_are_used_again_and_a_section_that_began_twice_counts_from_the_second_time():
+    watch = CudaStopwatch()
+    for _ in range(3):
+        watch.start()
+        time.sleep(0.05)
+        watch.start()
+        watch.stop()
+        torch.cuda.synchronize()
+    assert watch.read() < 0.05
+    assert watch.read() == 0.0

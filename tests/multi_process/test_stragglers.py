@@ -1,0 +1,91 @@
+"""A slow rank of two is named, also after a restart in the same processes and by a timer that was switched on late."""
+
+import random
+import socket
+import time
+import urllib.request
+
+import pytest
+import torch
+from runs import metrics
+
+import mb_host
+from mb_loop import Callback
+from mb_trainer import pretrain
+from mb_trainer.reading import read_request
+
+SLOW = 1
+
+
+class SlowRank(Callback):
+    """Makes every forward pass of one rank take longer."""
+
+    def on_train_start(self, context):
+        for chunk in context.model if torch.distributed.get_rank() == SLOW else ():
+            chunk.register_forward_pre_hook(lambda *_: time.sleep(0.3))
+
+
+class Asks(Callback):
+    """Asks rank 0 for the other state in each step."""
+
+    def __init__(self, port):
+        self._port = port
+
+    def on_train_step_start(self, context):
+        if torch.distributed.get_rank() == 0:
+            urllib.request.urlopen(f"http://127.0.0.1:{self._port}/", timeout=60).close()
+
+
+def train(words, out, *callbacks):
+    """Train on this rank; return where training ended."""
+    rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    place = {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank)}
+    request = read_request(words)
+    return pretrain(
+        request.config,
+        out=out,
+        provenance=request.provenance,
+        callbacks=callbacks,
+        environment=place,
+        resume_with_changes=True,
+    )
+
+
+def free_port():
+    """Find a port that nobody has, of those that no connection takes by chance."""
+    while True:
+        with socket.socket() as one:
+            try:
+                one.bind(("", port := random.randrange(61000, 65535)))
+            except OSError:
+                continue
+            return port
+
+
+@pytest.fixture(scope="module")
+def two_ranks():
+    with mb_host.RankPool(2, timeout_seconds=300) as pool:
+        yield pool
+
+
+def stop_and_go_on(words, out, port):
+    train([*words, "train.exit_interval=2"], out, SlowRank())
+    late = [*words, "straggler.enable_straggler_on_startup=false", f"straggler.straggler_ctrlr_port={port}"]
+    train(late, out, SlowRank(), Asks(port))
+
+
+@pytest.mark.slow
+def test_a_slow_rank_is_named_at_each_interval_while_the_timer_is_on(overrides, tmp_path, two_ranks):
+    words = [*overrides, "train.train_iters=5", "logger.log_interval=1", "validation.eval_interval=2"]
+    words += ["straggler.log_straggler=true", "checkpoint.save_interval=2"]
+    two_ranks.run(stop_and_go_on, words, tmp_path / "run", free_port())
+    rows = {row["step"]: row for row in metrics(tmp_path / "run") if "lm loss" in row}
+    slowest = {step: row.get("straggler/slowest-rank") for step, row in rows.items()}
+    assert slowest == {1: SLOW, 2: SLOW, 3: None, 4: SLOW, 5: None}
+    reported = [row for row in rows.values() if "straggler/slowest-rank" in row]
+    assert all(row["straggler/work-ms-max"] > 300 for row in reported)
+    assert all(0 < row["straggler/tflops-min"] < row["straggler/tflops-max"] for row in reported)
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert log.count("speed of ranks, least to most: work") == 3
+    assert "nan" not in "".join(line for line in log.splitlines() if "speed of ranks" in line)
+    assert log.count("measuring is switched on") == 2  # after steps 3 and 5, and off after step 4

@@ -20,8 +20,10 @@ from mb_data import (
     DataloaderConfig,
     DatasetProvider,
     DrawnShapesConfig,
+    FIMTextCorpusConfig,
     FinetuningDatasetConfig,
     GPTDatasetConfig,
+    GPTFIMDatasetConfig,
     MockGPTDatasetConfig,
     PackedSequenceSpecs,
     SumsFinetuningConfig,
@@ -55,9 +57,11 @@ __all__ = [
     "DistributedInitConfig",
     "DoRA",
     "DrawnShapesConfig",
+    "FIMTextCorpusConfig",
     "FaultToleranceConfig",
     "FinetuningDatasetConfig",
     "GPTDatasetConfig",
+    "GPTFIMDatasetConfig",
     "GPTModelConfig",
     "InProcessRestartConfig",
     "LoRA",
@@ -87,6 +91,8 @@ __all__ = [
 ]
 
 NAMED_CLASSES = (
+    GPTFIMDatasetConfig,
+    FIMTextCorpusConfig,
     GPTModelConfig,
     MambaModelConfig,
     MimoModelConfig,
@@ -122,6 +128,8 @@ class ConfigContainer(mb_config.ConfigContainer):
         | TextCorpusConfig
         | T5DatasetConfig
         | T5TextCorpusConfig
+        | GPTFIMDatasetConfig
+        | FIMTextCorpusConfig
         | FinetuningDatasetConfig
         | SumsFinetuningConfig
         | DrawnShapesConfig

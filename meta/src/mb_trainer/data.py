@@ -12,7 +12,9 @@ from mb_config.schedule import sequences_after
 from mb_data import (
     DatasetBuildContext,
     DatasetProvider,
+    FIMTextCorpusConfig,
     FinetuningDatasetConfig,
+    GPTFIMDatasetConfig,
     T5DatasetConfig,
     T5TextCorpusConfig,
     TextCorpusConfig,
@@ -24,6 +26,7 @@ from mb_data import (
     prepare_corpus,
     tokenize_corpus,
 )
+from mb_data.fim_build import build_fim_datasets
 from mb_data.mcore import build_gpt_datasets
 from mb_data.sizes import SampleCounts
 from mb_data.t5_build import build_t5_datasets
@@ -303,4 +306,6 @@ def build_datasets(
         return section.build_datasets(context)
     if isinstance(section, T5DatasetConfig | T5TextCorpusConfig):
         return build_t5_datasets(section, context, is_built_on_rank=lambda: reads)
+    if isinstance(section, GPTFIMDatasetConfig | FIMTextCorpusConfig):
+        return build_fim_datasets(section, context, is_built_on_rank=lambda: reads)
     return build_gpt_datasets(section, context, is_built_on_rank=lambda: reads)

@@ -99,7 +99,7 @@ def of_model(kind, path, **more):
 
 
 class TestGPT2:
-    @settings(max_examples=50)
+    @settings(max_examples=50, deadline=None)
     @given(text=st.text())
     def test_any_text_there_and_back(self, gpt2, text):
         tokenizer = load_tokenizer(of_gpt2(gpt2))
@@ -213,7 +213,7 @@ class TestTikToken:
         assert (tokenizer.vocab_size, tokenizer.eod) == (theirs.vocab_size, theirs.eod)
 
     @pytest.mark.parametrize("pattern", ["v1", "v2"])
-    @settings(max_examples=100)
+    @settings(max_examples=100, deadline=None)
     @given(text=st.text())
     def test_texts_are_divided_as_megatron_does(self, pattern, text):
         regex = pytest.importorskip("regex", reason="comes with tiktoken")
@@ -222,7 +222,7 @@ class TestTikToken:
         theirs = getattr(door, f"_PATTERN_TIKTOKEN_{pattern.upper()}")
         assert regex.findall("|".join(tiktoken_door.PATTERNS[pattern]), text) == regex.findall(theirs, text)
 
-    @settings(max_examples=50)
+    @settings(max_examples=50, deadline=None)
     @given(text=st.text())
     def test_any_text_there_and_back(self, small, text):
         assert small.decode(small.encode(text)) == text

@@ -51,12 +51,6 @@ if TYPE_CHECKING:
     from mb_data.finetuning_config import SumsFinetuningConfig as SumsFinetuningConfig
     from mb_data.finetuning_samples import TokenizedSamples as TokenizedSamples
     from mb_data.finetuning_samples import tokenize_samples as tokenize_samples
-    from mb_data.fim import FIMDataset as FIMDataset
-    from mb_data.fim import MiddleFiller as MiddleFiller
-    from mb_data.fim import find_fill_tokens as find_fill_tokens
-    from mb_data.fim_build import build_fim_datasets as build_fim_datasets
-    from mb_data.fim_config import FIMTextCorpusConfig as FIMTextCorpusConfig
-    from mb_data.fim_config import GPTFIMDatasetConfig as GPTFIMDatasetConfig
     from mb_data.indexed import IndexedSummary as IndexedSummary
     from mb_data.indexed import IndexedWriter as IndexedWriter
     from mb_data.indexed import verify_prefix as verify_prefix
@@ -107,15 +101,11 @@ _HOMES = {
     "DrawnShapesConfig": "mimo_config",
     "FIMDataset": "fim",
     "FIMTextCorpusConfig": "fim_config",
-    "FIMDataset": "fim",
-    "FIMTextCorpusConfig": "fim_config",
     "GPTDatasetConfig": "config",
-    "GPTFIMDatasetConfig": "fim_config",
     "GPTFIMDatasetConfig": "fim_config",
     "IndexedFormatError": "errors",
     "IndexedSummary": "indexed",
     "IndexedWriter": "indexed",
-    "MiddleFiller": "fim",
     "MiddleFiller": "fim",
     "MockGPTDatasetConfig": "config",
     "NotEnoughSamplesError": "errors",
@@ -138,14 +128,12 @@ _HOMES = {
     "blend_from_path": "blend",
     "build_data_iterator": "loaders",
     "build_fim_datasets": "fim_build",
-    "build_fim_datasets": "fim_build",
     "build_gpt_datasets": "mcore",
     "build_indexed": "build",
     "build_t5_datasets": "t5_build",
     "corrupt_spans": "t5",
     "dataset_sample_counts": "sizes",
     "fill_encoder": "spans",
-    "find_fill_tokens": "fim",
     "find_fill_tokens": "fim",
     "keep_tokenizer": "tokenizer_loading",
     "kept_tokenizer": "tokenizer_loading",
@@ -181,15 +169,11 @@ __all__ = [
     "DrawnShapesConfig",
     "FIMDataset",
     "FIMTextCorpusConfig",
-    "FIMDataset",
-    "FIMTextCorpusConfig",
     "GPTDatasetConfig",
-    "GPTFIMDatasetConfig",
     "GPTFIMDatasetConfig",
     "IndexedFormatError",
     "IndexedSummary",
     "IndexedWriter",
-    "MiddleFiller",
     "MiddleFiller",
     "MockGPTDatasetConfig",
     "NotEnoughSamplesError",
@@ -212,14 +196,12 @@ __all__ = [
     "blend_from_path",
     "build_data_iterator",
     "build_fim_datasets",
-    "build_fim_datasets",
     "build_gpt_datasets",
     "build_indexed",
     "build_t5_datasets",
     "corrupt_spans",
     "dataset_sample_counts",
     "fill_encoder",
-    "find_fill_tokens",
     "find_fill_tokens",
     "keep_tokenizer",
     "kept_tokenizer",

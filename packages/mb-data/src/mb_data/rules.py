@@ -354,7 +354,6 @@ RULES: tuple[Rule, ...] = (
     *tokenizer_rules.RULES,
     *t5_rules.RULES,
     *fim_rules.RULES,
-    *fim_rules.RULES,
     *finetuning_rules.RULES,
 )
 """Every rule of this package."""

@@ -1,24 +1,30 @@
-"""Who watches a run from outside its steps: the monitors of a fault-tolerance launcher. Imports torch."""
+"""Who watches a run from outside its steps: monitors of a launcher, and threads that report hangs. Imports torch."""
 
 import random
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from torch.distributed import Store  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import _get_default_store
 
 from mb_checkpoint import CheckpointManager, DefaultCheckpointManager
 from mb_loop import Callback, CallbackContext, Checkpointer, SaveEnd
-from mb_resilience import FaultToleranceConfig, Sections, SimulatedFault, agree_on_fault
+from mb_resilience import FaultToleranceConfig, HangReporter, Sections, SimulatedFault, agree_on_fault
 from mb_resilience.sections import STATE_FILE
 from mb_trainer.console import Voice
 from mb_trainer.job import Job
 from mb_trainer.state import GlobalState
+
+SHARE = 0.5
+"""Of the time after which a collective gives up: when a hang is reported, so that the report comes first."""
+ANSWER_SECONDS = 10.0
+"""How long the thread that reports hangs waits for the store: who serves it may hang."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +32,10 @@ class Watch:
     """What is told where this rank is."""
 
     sections: Sections | None = None
+    hangs: HangReporter | None = None
     asynchronous_saves: bool = False
+    later_seconds: float | None = None
+    """When a hang is reported once a step has been made; None: as before."""
 
     def loaded(self, manager: CheckpointManager, state: GlobalState) -> None:
         """Take note of what setup loaded: a checkpoint on the disk of this node is read too fast to say something."""
@@ -42,10 +51,17 @@ class Watch:
 
     def callbacks(self) -> list[Callback]:
         """Return what hears of steps."""
-        return [] if self.sections is None else [SectionEvents(self.sections)]
+        heard: list[Callback] = []
+        if self.hangs is not None:
+            heard.append(HangEvents(self.hangs, later_seconds=self.later_seconds))
+        if self.sections is not None:
+            heard.append(SectionEvents(self.sections))
+        return heard
 
     def saves(self, checkpointer: Checkpointer) -> Checkpointer:
         """Return the checkpointer, in its section."""
+        if self.hangs is not None:
+            checkpointer = NotedSaves(checkpointer, hangs=self.hangs)
         if self.sections is None:
             return checkpointer
         return SectionedSaves(checkpointer, sections=self.sections, asynchronous=self.asynchronous_saves)
@@ -80,6 +96,59 @@ class SectionEvents(Callback):
     def on_test_step_end(self, context: CallbackContext) -> None:
         """End it."""
         self._sections.end_evaluation_step()
+
+
+class HangEvents(Callback):
+    """Notes where this rank is, at each step and each batch of an evaluation.
+
+    Args:
+        hangs: is told.
+        later_seconds: when a hang is reported once a step has been made; None: as before.
+    """
+
+    def __init__(self, hangs: HangReporter, *, later_seconds: float | None) -> None:
+        self._hangs = hangs
+        self._later_seconds = later_seconds
+
+    def on_train_step_start(self, context: CallbackContext) -> None:
+        """Note the step that begins."""
+        self._hangs.note("step", context.state.train_state.step + 1)
+
+    def on_train_step_end(self, context: CallbackContext) -> None:
+        """Note that it is done."""
+        self._hangs.note("after step", context.state.train_state.step)
+        if self._later_seconds is not None:
+            self._hangs.seconds = self._later_seconds
+
+    def on_eval_step_start(self, context: CallbackContext) -> None:
+        """Note a batch of a validation."""
+        self._hangs.note("validation after step", context.state.train_state.step)
+
+    def on_eval_end(self, context: CallbackContext) -> None:
+        """Note that it is done."""
+        self._hangs.note("after step", context.state.train_state.step)
+
+    def on_test_step_start(self, context: CallbackContext) -> None:
+        """Note a batch of a test."""
+        self._hangs.note("test after step", context.state.train_state.step)
+
+
+class NotedSaves:
+    """Fits the loop's Checkpointer: another one, whose work is noted."""
+
+    def __init__(self, checkpointer: Checkpointer, *, hangs: HangReporter) -> None:
+        self._checkpointer = checkpointer
+        self._hangs = hangs
+
+    def save(self, step: int, *, temporary: bool) -> Sequence[SaveEnd]:
+        """Save."""
+        with self._hangs.section("checkpoint after step", step):
+            return self._checkpointer.save(step, temporary=temporary)
+
+    def poll(self, *, blocking: bool) -> Sequence[SaveEnd]:
+        """Look after saves."""
+        with self._hangs.section("looking after saves"):
+            return self._checkpointer.poll(blocking=blocking)
 
 
 class SectionedSaves:
@@ -124,12 +193,46 @@ def watched(job: Job, voice: Voice) -> Iterator[Watch]:
     Raises:
         NoMonitorError: there is no monitor, and one is asked for.
     """
-    asynchronous = job.config.checkpoint.async_save
+    after = job.config.dist.distributed_timeout_seconds_after_init
     with ExitStack() as stack:
         sections = stack.enter_context(monitored(job, voice)) if monitors(job) else None
         if job.config.ft is not None and job.config.ft.simulate_fault:
             stack.enter_context(simulated_fault(job, job.config.ft))
-        yield Watch(sections=sections, asynchronous_saves=asynchronous)
+        yield Watch(
+            sections=sections,
+            hangs=stack.enter_context(hang_reporter(job, voice)) if job.world.world_size > 1 else None,
+            asynchronous_saves=job.config.checkpoint.async_save,
+            later_seconds=None if after is None else SHARE * after,
+        )
+
+
+def hang_reporter(job: Job, voice: Voice) -> HangReporter:
+    """Return what reports ranks that wait for long, before their collectives give up."""
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+        voice.log(text)
+
+    world = job.world
+    return HangReporter(
+        seconds=SHARE * 60 * job.config.dist.distributed_timeout_minutes,
+        store=own_connection(_get_default_store()),
+        rank=world.rank,
+        world_size=world.world_size,
+        attempt=world.attempt,
+        folder=None if job.unwritable else job.folder.path,
+        speaker=world.world_size - 1,  # whose stderr a person sees
+        say=say,
+    )
+
+
+def own_connection(store: Store) -> Store:
+    """Return another connection to the same server, which no other thread uses; other kinds of stores as they are."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    if not isinstance(store, TCPStore):
+        return store
+    return TCPStore(store.host, store.port, None, False, timedelta(seconds=ANSWER_SECONDS))
 
 
 def monitors(job: Job) -> bool:
@@ -157,14 +260,9 @@ def simulated_fault(job: Job, settings: FaultToleranceConfig) -> SimulatedFault:
     fault = agree_on_fault(
         settings,
         draw=random.Random(f"{job.config.rng.seed} {world.attempt}"),
-        store=shared_store(job),
+        store=_get_default_store() if world.world_size > 1 else None,
         rank=world.rank,
         world_size=world.world_size,
         attempt=world.attempt,
     )
     return SimulatedFault(fault, rank=world.rank, say=lambda text: print(text, file=sys.stderr, flush=True))
-
-
-def shared_store(job: Job) -> Store | None:
-    """Return the store in which the processes met; None for one process."""
-    return _get_default_store() if job.world.world_size > 1 else None

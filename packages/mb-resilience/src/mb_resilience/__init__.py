@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from mb_resilience.faults import draw_fault as draw_fault
     from mb_resilience.flight_recorder import RecorderSettings as RecorderSettings
     from mb_resilience.flight_recorder import flight_recorder_environment as flight_recorder_environment
+    from mb_resilience.hang_reporter import HangReporter as HangReporter
     from mb_resilience.rules import RULES as RULES
     from mb_resilience.rules import Rule as Rule
     from mb_resilience.sections import MonitorClient as MonitorClient
@@ -58,6 +59,7 @@ _HOMES = {
     "FaultError": "faults",
     "FaultSettings": "faults",
     "FaultToleranceConfig": "config",
+    "HangReporter": "hang_reporter",
     "InProcessRestartConfig": "config",
     "KeyValueStore": "agreement",
     "MonitorClient": "sections",

@@ -1,0 +1,246 @@
+"""A thread of each rank that tells the others where the rank is, and reports when it stays there. No torch.
+
+The rank itself only notes where it is, which costs a fraction of a microsecond. The thread writes that to the store at
+every beat, together with a number that grows, so that a rank whose process is stopped or dead can be told from one
+that waits. Nobody reads what others wrote until there has been no progress for too long; then each rank writes down
+its own stacks, and the first of those that got stuck and still tell something reads all ranks, twice, and reports.
+"""
+
+import faulthandler
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import FrameType, TracebackType
+
+from mb_resilience.agreement import KeyValueStore
+from mb_resilience.hang_report import Standing, write_report
+
+BEATS = 10
+"""Beats in the time after which a report is due."""
+LONGEST_BEAT_SECONDS = 10.0
+PATIENCE = 3
+"""Beats within which a rank that can tell something does."""
+SHOWN_FRAMES = 4
+REPORT_FILE = "hang_report.txt"
+"""Name of the report in its folder."""
+
+
+def to_stderr(text: str) -> None:
+    """Print a text on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+class HangReporter:
+    """Reports which rank hangs, as long as the block runs.
+
+    Every rank has one. No collective. A report ends nothing: it is made once for each place that a rank stays at, and
+    when the rank goes on after all, that is said, too. The report goes to `say` and to hang_report.txt in the folder,
+    the stacks of all threads of each rank to hang_stack_RANK.txt there, or to stderr while there is no folder.
+
+    Args:
+        seconds: report when a rank has noted nothing for so long; may be changed at any time.
+        store: shared by all ranks; None: one rank. It is used from another thread while the main thread may wait in
+            it, so it must be a connection of its own: `TCPStore(host, port, is_master=False)`.
+        rank: of this process.
+        world_size: number of ranks.
+        attempt: name of this run of the ranks, the same on all and different after each restart.
+        folder: where reports go, once it is there.
+        speaker: the rank that reports if it is stuck itself and can tell, else the next one, cyclically.
+        say: told the report; called from the thread.
+        clock: seconds.
+
+    Raises:
+        ValueError: `seconds` is not above zero, or the rank is none of the world.
+    """
+
+    def __init__(  # noqa: PLR0913 (numbers of the process group, and a clock for tests)
+        self,
+        *,
+        seconds: float,
+        store: KeyValueStore | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        attempt: str = "0",
+        folder: Path | str | None = None,
+        speaker: int = 0,
+        say: Callable[[str], object] = to_stderr,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if seconds <= 0 or not 0 <= rank < world_size:
+            raise ValueError(
+                f"HangReporter: seconds={seconds}, rank={rank}, world_size={world_size}; a report needs some time "
+                "without progress, and the rank must be one of the world. Pass a positive time and the numbers of the "
+                "process group."
+            )
+        self.seconds = seconds
+        self._store = store
+        self._rank = rank
+        self._ranks = range(world_size) if store is not None else range(rank, rank + 1)
+        self._prefix = f"mb_resilience/hang/{attempt}"
+        self._wanted_folder = None if folder is None else Path(folder)
+        self._speaker = speaker
+        self._say = say
+        self._clock = clock
+        self._place: tuple[str, int | None] = ("setup", None)
+        self._notes = 0
+        self._beats = 0
+        self._main = threading.main_thread().ident
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="hang reporter", daemon=True)
+
+    def note(self, section: str, step: int | None = None) -> None:
+        """Note where this rank is: this is progress."""
+        self._place = (section, step)
+        self._notes += 1
+
+    @contextmanager
+    def section(self, name: str, step: int | None = None) -> Iterator[None]:
+        """Note a section, in the same step unless another is given, and at its end the one that it interrupts."""
+        before = self._place
+        self.note(name, before[1] if step is None else step)
+        try:
+            yield
+        finally:
+            self.note(*before)
+
+    def __enter__(self) -> "HangReporter":
+        self._main = threading.get_ident()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join(LONGEST_BEAT_SECONDS)  # it may wait for a store that does not answer
+        if not self._thread.is_alive():
+            self._tell(self._standing(0.0, left="it is done" if error is None else type(error).__name__))
+
+    def _watch(self) -> None:
+        """Beat, and report when there was no progress for too long."""
+        seen, since = self._notes, self._clock()
+        is_due, has_told, is_over = True, False, False
+        while not is_over:
+            is_over = self._over.wait(self._beat_seconds)
+            now = self._clock()
+            if self._notes != seen:
+                if has_told:
+                    self._publish(f"rank {self._rank} went on after {now - since:.0f} s")
+                seen, since, is_due, has_told = self._notes, now, True, False
+            self._tell(self._standing(now - since))
+            if is_due and not is_over and now - since >= self.seconds:
+                is_due, has_told = False, self._report(now - since, seen=seen)
+
+    @property
+    def _folder(self) -> Path | None:
+        folder = self._wanted_folder
+        return folder if folder is not None and folder.is_dir() else None
+
+    @property
+    def _beat_seconds(self) -> float:
+        return min(self.seconds / BEATS, LONGEST_BEAT_SECONDS)
+
+    def _standing(self, seconds: float, *, left: str | None = None) -> Standing:
+        section, step = self._place
+        places = _places(sys._current_frames().get(self._main or 0))
+        return Standing(section=section, step=step, seconds=seconds, places=places, left=left)
+
+    def _report(self, seconds: float, *, seen: int) -> bool:
+        """Write down the stacks of this rank, and report on all ranks if that is up to this one; say whether it was."""
+        self._write_stacks()
+        standings = self._read_all()
+        if self._notes != seen or self._over.is_set():  # it went on meanwhile
+            return False
+        standings[self._rank] = self._standing(seconds)
+        stuck = [rank for rank, standing in standings.items() if self._is_stuck(standing)]
+        if min(stuck, key=lambda rank: (rank - self._speaker) % len(standings)) != self._rank:
+            return False
+        folder = self._folder
+        stacks = None if folder is None else f"{folder}/hang_stack_*.txt"
+        self._publish(write_report(standings, seconds=seconds, stacks=stacks))
+        return True
+
+    def _is_stuck(self, standing: Standing | None) -> bool:
+        """Say whether a rank will report, or has: it can tell, and has been at one place for about as long."""
+        if standing is None or standing.silent or standing.left is not None:
+            return False
+        return 2 * standing.seconds >= self.seconds
+
+    def _read_all(self) -> dict[int, Standing | None]:
+        """Read what all ranks told, twice: who has told nothing between is silent. Without a store, nobody is seen."""
+        try:
+            first = self._read_once()
+            for _ in range(PATIENCE):
+                if not self._over.wait(self._beat_seconds):
+                    self._tell(self._standing(self.seconds))  # others look, too
+            second = self._read_once()
+        except (OSError, RuntimeError) as error:  # who serves the store may be the one that hangs
+            why = str(error).partition("\n")[0]
+            self._say(f"rank {self._rank}: the store does not answer, so other ranks are not seen: {why}")
+            return {}
+        standings: dict[int, Standing | None] = {}
+        for rank in self._ranks:
+            beat, told = second.get(rank, (0, None))
+            is_silent = told is not None and told.left is None and beat == first.get(rank, (0, None))[0]
+            standings[rank] = replace(told, silent=is_silent) if told is not None else None
+        return standings
+
+    def _read_once(self) -> dict[int, tuple[int, Standing]]:
+        read: dict[int, tuple[int, Standing]] = {}
+        if self._store is None:
+            return read
+        for rank in self._ranks:
+            key = f"{self._prefix}/{rank}"
+            if self._store.check([key]):
+                beat, told = json.loads(self._store.get(key))
+                read[rank] = (beat, Standing(**{**told, "places": tuple(told["places"])}))
+        return read
+
+    def _tell(self, standing: Standing) -> None:
+        """Write where this rank is to the store."""
+        self._beats += 1
+        if self._store is None:
+            return
+        # A failure is said when it matters, by who reads: at the end of a run, the rank that serves may leave first.
+        with suppress(OSError, RuntimeError):
+            self._store.set(f"{self._prefix}/{self._rank}", json.dumps([self._beats, asdict(standing)]))
+
+    def _write_stacks(self) -> None:
+        folder = self._folder
+        try:
+            if folder is None:
+                faulthandler.dump_traceback(sys.stderr)
+            else:
+                with (folder / f"hang_stack_{self._rank}.txt").open("w") as file:
+                    faulthandler.dump_traceback(file)
+        except (
+            OSError,
+            AttributeError,
+            ValueError,
+        ) as error:  # a full disk, or a stderr without a file behind it
+            self._say(f"rank {self._rank}: stacks are not written: {error}")
+
+    def _publish(self, text: str) -> None:
+        self._say(text)
+        folder = self._folder
+        try:
+            if folder is not None:
+                with (folder / REPORT_FILE).open("a") as file:
+                    file.write(f"{text}\n")
+        except OSError as error:
+            self._say(f"rank {self._rank}: {REPORT_FILE} is not written: {error}")
+
+
+def _places(frame: FrameType | None) -> tuple[str, ...]:
+    """Return the innermost places of a stack."""
+    found: list[str] = []
+    while frame is not None and len(found) < SHOWN_FRAMES:
+        path = Path(frame.f_code.co_filename)
+        found.append(f"{'/'.join(path.parts[-3:])}:{frame.f_lineno} {frame.f_code.co_name}")
+        frame = frame.f_back
+    return tuple(found)

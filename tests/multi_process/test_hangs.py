@@ -1,0 +1,56 @@
+"""A rank that does not come: the run names it, and goes on when it comes after all."""
+
+import time
+
+import pytest
+import torch
+
+import mb_host
+from mb_loop import Callback
+from mb_trainer import pretrain
+from mb_trainer.reading import read_request
+
+
+class WaitsForTheReport(Callback):
+    """Stays before step 3 until a hang is reported."""
+
+    def __init__(self, report):
+        self.report = report
+
+    def on_train_step_start(self, context):
+        deadline = time.monotonic() + 240
+        self.report.touch()
+        while context.state.train_state.step == 2 and "look at rank 0" not in self.report.read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+
+def train_and_stay(words, out):
+    """Train on a rank; rank 0 stays. The report comes after a hundredth of the time-out, not after half of it."""
+    from mb_trainer import watching  # it imports torch, which the ranks have
+
+    watching.SHARE = 0.01
+    rank = torch.distributed.get_rank()
+    patience = ["dist.distributed_timeout_minutes=100", "dist.distributed_timeout_seconds_after_init=200"]
+    request = read_request([*words, "train.train_iters=4", *patience])
+    outcome = pretrain(
+        request.config,
+        out=out,
+        provenance=request.provenance,
+        callbacks=[WaitsForTheReport(out / "hang_report.txt")] if rank == 0 else [],
+        environment={"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)},
+    )
+    return outcome.step
+
+
+@pytest.mark.slow
+def test_a_rank_that_stays_is_named_and_the_run_goes_on_when_it_comes(overrides, tmp_path):
+    assert mb_host.run_ranks(train_and_stay, 2, overrides, tmp_path, timeout_seconds=400) == [4, 4]
+    report = (tmp_path / "hang_report.txt").read_text()
+    assert "look at rank 0, which is in step 2 while others are in step 3" in report
+    assert "\n  rank 0: after step 2, at " in report
+    assert "on_train_step_start" in report
+    assert "\n  rank 1: step 3, at " in report
+    assert "rank 1 went on after " in report
+    assert "in on_train_step_start" in (tmp_path / "hang_stack_0.txt").read_text()
+    assert "no progress" in (tmp_path / "log.txt").read_text()

@@ -87,7 +87,8 @@ def module_groups(world: World, config: ConfigContainer, *, device: torch.device
 def processes_joined(world: World, config: ConfigContainer, *, device: torch.device) -> Iterator[None]:
     """Open torch's process group, gloo where there is no GPU, and close it at the end. Collective over the world.
 
-    A process group that exists already is used and left open. One process needs no port.
+    A process group that exists already is used and left open. One process needs no port. NCCL is not bound to a device
+    here: every group of a few ranks would then be split off that of all, by all of them.
 
     Raises:
         WorldError: there are several processes, and nothing says where they meet.

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mb_config.rules.cuda_graphs import full_iteration
+from mb_config.rules.versions import at_least
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +147,38 @@ _MAPPING = (
 )
 
 
+def no_local_layers(
+    implementation: str, cpu: bool, latent: bool | None, pattern: str | None, decoder_length: int | None
+) -> str | None:
+    """Refuse Megatron's local layers on a GPU for models that have no such layers."""
+    kinds = {"multi-latent attention": latent, "a hybrid": pattern, "a T5": decoder_length}
+    asked = [kind for kind, there in kinds.items() if there]
+    return f"is local for {' and '.join(asked)}" if implementation == "local" and not cpu and asked else None
+
+
+_LOCAL = (
+    "model.transformer_impl",
+    "facts.cpu",
+    "model.multi_latent_attention",
+    "model.hybrid_layer_pattern",
+    "model.decoder_seq_length",
+)
+
+LOGITS_SINCE = (2, 9)
+"""Version of Transformer Engine whose attention returns its largest logits."""
+
+
+def engine_without_logits(clip: bool | None, log: bool | None, version: str) -> str | None:
+    """Refuse to look at attention logits that Transformer Engine does not return."""
+    asked = [name for name, on in (("qk_clip", clip), ("log_max_attention_logit", log)) if on]
+    if not asked or at_least(version, *LOGITS_SINCE):
+        return None
+    return f"{' and '.join(asked)} with Transformer Engine {version}"
+
+
+_LOGITS = ("model.qk_clip", "model.log_max_attention_logit", "facts.transformer_engine_version")
+
+
 RULES = (
     must_stay(14, "validation.test_mode", False, asked=True, instead=""),
     must_stay(20, "dist.lazy_mpu_init", False, asked=True, instead=""),
@@ -215,6 +248,24 @@ RULES = (
             "model.hierarchical_context_parallel_sizes": None,
             "facts.einops_installed": True,
         },
+    ),
+    Rule(
+        id="T43",
+        fields=_LOCAL,
+        test=no_local_layers,
+        why="on a GPU only Transformer Engine has layers for it",
+        fix="Install transformer-engine and leave model.transformer_impl at transformer_engine.",
+        fails=dict(zip(_LOCAL, ("local", False, True, None, None), strict=True)),
+        passes=dict(zip(_LOCAL, ("local", True, True, None, None), strict=True)),
+    ),
+    Rule(
+        id="T44",
+        fields=_LOGITS,
+        test=engine_without_logits,
+        why="earlier versions do not say how large the attention logits were",
+        fix=f"Install Transformer Engine {LOGITS_SINCE[0]}.{LOGITS_SINCE[1]} or later, or switch it off.",
+        fails=dict(zip(_LOGITS, (True, False, "2.8.0"), strict=True)),
+        passes=dict(zip(_LOGITS, (True, False, "2.9.0"), strict=True)),
     ),
     Rule(
         id="T38",

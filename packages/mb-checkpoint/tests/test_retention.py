@@ -5,6 +5,8 @@ import whole
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mb_checkpoint import CheckpointNotFoundError
+from mb_checkpoint.compared import Compared
 from mb_checkpoint.layout import steps_in
 from mb_checkpoint.locks import claimed, reading
 from mb_checkpoint.retention import prune, steps_to_remove
@@ -61,6 +63,88 @@ def test_milestones_stay(tmp_path):
     assert list(steps_in(tmp_path)) == [50, 40, 20]
 
 
+def saved(root, *steps):
+    """Save checkpoints of these steps; return what reads the next file for nothing and the sizes it has read."""
+    for step in steps:
+        whole.save(root, step)
+    sizes = []
+    return Compared(progress=sizes.append), sizes
+
+
+def damage(folder):
+    """Flip a bit of the tensors, which no size tells."""
+    (data,) = folder.glob("*.distcp")
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 64
+    data.write_bytes(content)
+
+
+def test_damaged_ones_do_not_count_and_stay_until_enough_whole_ones_are_newer(tmp_path):
+    saved(tmp_path, 10, 20, 30, 40)
+    damage(tmp_path / "iter_0000030")
+    done = prune(tmp_path, keep=2, protected=40)
+    assert list(steps_in(tmp_path)) == [40, 30, 20]
+    ((path, reason),) = done.damaged
+    assert (path.name, "differs from the manifest" in reason) == ("iter_0000030", True)
+    saved(tmp_path, 50)
+    assert prune(tmp_path, keep=2, protected=50).damaged == ()
+    assert list(steps_in(tmp_path)) == [50, 40]
+
+
+def test_the_newest_whole_one_stays_where_none_is_named(tmp_path):
+    saved(tmp_path, 10, 20, 30)
+    damage(tmp_path / "iter_0000030")
+    done = prune(tmp_path, keep=1)
+    assert [path.name for path in done.removed] == ["iter_0000010"]
+    assert [path.name for path, _ in done.damaged] == ["iter_0000030"]
+    assert list(steps_in(tmp_path)) == [30, 20]
+
+
+def test_where_nothing_is_whole_nothing_goes(tmp_path):
+    saved(tmp_path, 10, 20)
+    for folder in steps_in(tmp_path).values():
+        damage(folder)
+    with pytest.raises(
+        CheckpointNotFoundError, match=r"whole checkpoint to keep, so none is deleted \(iter_0000020"
+    ):
+        prune(tmp_path, keep=1)
+    assert (prune(tmp_path, keep=1, protected=20).removed, list(steps_in(tmp_path))) == ((), [20, 10])
+
+
+def test_contents_are_read_once_and_only_where_something_is_to_go(tmp_path):
+    compared, sizes = saved(tmp_path, 10, 20, 30)
+    prune(tmp_path, keep=3, protected=30, compared=compared)
+    assert sizes == []
+    prune(tmp_path, keep=2, protected=30, compared=compared)
+    first = len(sizes)
+    assert first > 0
+    saved(tmp_path, 40)
+    compared.trust(tmp_path / "iter_0000040")
+    prune(tmp_path, keep=2, protected=40, compared=compared)
+    assert (len(sizes), list(steps_in(tmp_path))) == (first, [40, 30])
+
+
+def test_what_is_known_is_forgotten_with_the_folder_it_was_known_of(tmp_path):
+    compared, _ = saved(tmp_path, 10)
+    folder = tmp_path / "iter_0000010"
+    compared.trust(folder)
+    damage(folder)
+    assert compared.problems(folder) == []
+    saved(tmp_path, 11)
+    (tmp_path / "iter_0000011" / "train_state.pt").replace(folder / "train_state.pt")
+    (tmp_path / "iter_0000011" / "manifest.json").replace(folder / "manifest.json")
+    assert compared.problems(folder)
+    (folder / "manifest.json").write_text("{}")
+    assert "is no manifest" in compared.problems(folder)[0]
+
+
+def test_sizes_alone_are_compared_where_that_is_asked(tmp_path):
+    saved(tmp_path, 10, 20, 30)
+    damage(tmp_path / "iter_0000020")
+    prune(tmp_path, keep=2, protected=30, contents=False)
+    assert list(steps_in(tmp_path)) == [30, 20]
+
+
 def test_a_dry_run_deletes_nothing(tmp_path):
     for step in (10, 20):
         whole.save(tmp_path, step)
@@ -88,6 +172,12 @@ def test_never_the_protected_one_and_never_more_than_wanted(steps, keep):
     assert protected not in removed
     assert len(up_to_it) - len(removed) == min(keep, len(up_to_it))
     assert all(step < kept for step in removed for kept in set(up_to_it) - set(removed))
+
+
+@pytest.mark.parametrize("spacing", [0, -2])
+def test_a_spacing_of_no_steps_is_refused(spacing):
+    with pytest.raises(ValueError, match=f"save_retain_interval: {spacing} is no spacing"):
+        steps_to_remove([1, 2], keep=1, protected=2, retain_interval=spacing)
 
 
 @pytest.mark.parametrize("keep", [0, -2])

@@ -1,5 +1,7 @@
 """Which checkpoint is read, and what is said about those that are not."""
 
+from pathlib import Path
+
 import pytest
 import whole
 
@@ -69,13 +71,33 @@ def test_missing_and_short_files_are_passed_over_with_the_reason(tmp_path):
 
 def test_a_missing_data_file_and_a_damaged_index_are_found(tmp_path):
     for step in (10, 20, 30):
-        (whole.save(tmp_path, step) / "manifest.json").unlink()
+        whole.fill(tmp_path / f"iter_{step:07d}", step)
     (data,) = (tmp_path / "iter_0000030").glob("*.distcp")
     data.unlink()
     (tmp_path / "iter_0000020" / ".metadata").write_bytes(b"\x80\x04")
     reasons = dict(outcome(tmp_path)[2])
     assert reasons["iter_0000030"] == f"lacks {data.name}"
     assert reasons["iter_0000020"].startswith(".metadata cannot be read")
+
+
+def test_a_lost_manifest_is_noticed_and_other_programs_have_none(tmp_path):
+    for step in (10, 20):
+        whole.save(tmp_path, step)
+    (tmp_path / "iter_0000020" / "manifest.json").unlink()
+    name, _, ((lost, reason),) = outcome(tmp_path)
+    assert (name, lost) == ("iter_0000010", "iter_0000020")
+    assert reason.startswith("lacks manifest.json, with which it was committed")
+    assert problems_in(whole.fill(tmp_path / "iter_0000030", 30)) == []
+
+
+@pytest.mark.parametrize("file", ["", ".metadata", "train_state.pt"])
+def test_what_this_user_may_not_read_is_passed_over(tmp_path, monkeypatch, file):
+    for step in (10, 20):
+        whole.save(tmp_path, step)
+    monkeypatch.chdir(tmp_path)
+    passed = [("iter_0000020", f"{file or 'the folder'} cannot be read (Permission denied)")]
+    with whole.unreadable(Path("iter_0000020") / file):
+        assert outcome(Path()) == ("iter_0000010", "newest complete", passed)
 
 
 def test_a_changed_byte_anywhere_in_an_index_is_no_crash(tmp_path):

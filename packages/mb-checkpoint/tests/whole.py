@@ -1,6 +1,9 @@
 """Small whole checkpoints for tests that need no Megatron: one tensor, written by torch itself."""
 
+import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -28,3 +31,24 @@ def save(root: Path, step: int, tensors: dict | None = None) -> Path:
     staging = fill(open_staging(root, step), step, tensors)
     seal(staging, Manifest(step=step, files=()))
     return commit(root, step, staging)
+
+
+NOBODY = 65534
+
+
+@contextmanager
+def unreadable(path: Path) -> Iterator[None]:
+    """Take the rights to a file or folder below the working directory away; root is nobody meanwhile."""
+    mode, root = path.stat().st_mode, os.geteuid() == 0
+    if root:
+        for each in (Path(), *Path().rglob("*")):
+            os.chown(each, NOBODY, NOBODY)
+    path.chmod(0)
+    try:
+        if root:
+            os.seteuid(NOBODY)
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
+        path.chmod(mode)

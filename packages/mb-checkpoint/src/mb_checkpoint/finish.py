@@ -7,6 +7,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
 
 from mb_checkpoint.commit import commit, seal
+from mb_checkpoint.compared import Compared
 from mb_checkpoint.manifest import FileEntry, Manifest
 from mb_checkpoint.retention import Pruned, prune
 from mb_checkpoint.writing import take_results
@@ -28,6 +29,8 @@ class FinishJob:
     """How many checkpoints stay; -1: all."""
     retain_interval: int | None
     """Multiples of it stay for ever."""
+    contents: bool = True
+    """Before old ones go, compare those that stay with their hashes, once in the life of a process, or sizes alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +42,12 @@ class Finished:
     pruned: Pruned
 
 
-def finish(job: FinishJob) -> Finished:
-    """Commit what all ranks have written. Call it in one process.
+def finish(job: FinishJob, compared: Compared | None = None) -> Finished:
+    """Commit what all ranks have written, then let old ones go. Call it in one process.
+
+    Args:
+        job: What to finish.
+        compared: What this process knows of the checkpoints there, and learns now; None: nothing.
 
     Raises:
         OSError: Something could not be written; earlier checkpoints are as before.
@@ -52,5 +59,14 @@ def finish(job: FinishJob) -> Finished:
         entries = [entry for each in written for entry in each.files]
     manifest = seal(job.staging, job.facts, written=entries)
     path = commit(job.root, job.facts.step, job.staging)
-    pruned = prune(job.root, keep=job.keep, protected=job.facts.step, retain_interval=job.retain_interval)
+    known = compared or Compared()
+    known.trust(path)
+    pruned = prune(
+        job.root,
+        keep=job.keep,
+        protected=job.facts.step,
+        retain_interval=job.retain_interval,
+        compared=known,
+        contents=job.contents,
+    )
     return Finished(path=path, total_bytes=manifest.total_bytes, pruned=pruned)

@@ -1,7 +1,9 @@
 """Looking at checkpoints without a model: list, describe, verify, compare. One process, no Megatron."""
 
+import os
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from mb_checkpoint.errors import CheckpointNotFoundError, ManifestError
 from mb_checkpoint.layout import (
+    MANIFEST,
     RUN_CONFIG,
     TEMPORARY,
     TRAIN_STATE,
@@ -36,6 +39,8 @@ class ListedCheckpoint:
     """Whether a tracker names it."""
     problems: tuple[str, ...]
     """What keeps it from being whole, by the sizes of its files."""
+    has_manifest: bool = True
+    """Whether its contents can be compared; not so where another program wrote it."""
     temporary: bool = False
     """Whether it lies among the temporary ones, which tracker and pruning of the lasting ones do not know."""
 
@@ -99,10 +104,19 @@ def _listed(root: Path, *, temporary: bool) -> list[ListedCheckpoint]:
             total_bytes=_size(path),
             tracked=step in tracked and not temporary,
             problems=tuple(problems_in(path)),
+            has_manifest=_is_there(path / MANIFEST),
             temporary=temporary,
         )
         for step, path in steps_in(root).items()
     ]
+
+
+def _is_there(file: Path) -> bool:
+    """Say whether a file is there; yes, where that cannot be known."""
+    try:
+        return file.is_file()
+    except OSError:
+        return True
 
 
 def describe_checkpoint(path: Path | str, *, step: int | None = None) -> Description:
@@ -249,4 +263,10 @@ def _tensor(checkpoint: Description, name: str) -> torch.Tensor:
 
 
 def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    """Return the bytes below a folder, as far as it can be read."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                total += Path(place, name).stat().st_size
+    return total

@@ -19,6 +19,7 @@ WEIGHTS = (TENSOR_INDEX,)
 RESUMABLE = (TENSOR_INDEX, TRAIN_STATE)
 _COMMON = "common.pt"
 _REPLACED = ".replaced_"
+_STAGING = ".saving_"
 _STEP_FOLDER = re.compile(r"(?:\.replaced_)?iter_(\d{7,})")
 
 
@@ -38,7 +39,17 @@ def staging_directory(root: Path, step: int, attempt: str) -> Path:
 
     Each attempt has a folder of its own, so that a writer of an earlier one that is not dead yet cannot get into it.
     """
-    return root / f".saving_{iteration_directory(root, step).name}.{attempt}"
+    return root / f"{_STAGING}{iteration_directory(root, step).name}.{attempt}"
+
+
+def is_staging_directory(path: Path) -> bool:
+    """Say whether a path is that of a step while it is written."""
+    return path.name.startswith(f"{_STAGING}iter_")
+
+
+def staging_directories(root: Path) -> list[Path]:
+    """Return the folders below a root in which a step is written, or was when its process died, by name."""
+    return sorted(path for path in root.glob(f"{_STAGING}iter_*") if path.is_dir())
 
 
 def replaced_directory(root: Path, step: int) -> Path:
@@ -138,6 +149,22 @@ def format_of(directory: Path) -> str:
 
 
 def missing_marks(directory: Path, wanted: tuple[str, ...] = RESUMABLE) -> list[str]:
-    """Return the wanted files that a checkpoint folder lacks; what Megatron Core wrote must have its mark, too."""
-    needed = (FORMAT_MARK, *wanted) if (directory / _COMMON).is_file() else wanted
-    return [name for name in needed if not (directory / name).is_file()]
+    """Say which wanted files a checkpoint folder lacks, or has and does not let read, a line for each.
+
+    What Megatron Core wrote must have its mark, too.
+    """
+    try:
+        needed = (FORMAT_MARK, *wanted) if (directory / _COMMON).is_file() else wanted
+        return [line for name in needed if (line := _trouble_with(directory / name)) is not None]
+    except OSError as error:  # a folder that may not be entered hides whether a file is there
+        return [f"the folder cannot be read ({error.strerror})"]
+
+
+def _trouble_with(file: Path) -> str | None:
+    if not file.is_file():
+        return f"lacks {file.name}"
+    try:
+        with file.open("rb"):
+            return None
+    except OSError as error:
+        return f"{file.name} cannot be read ({error.strerror})"

@@ -1,10 +1,12 @@
 """Which old checkpoints to delete, and deleting them."""
 
 import shutil
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from mb_checkpoint.compared import Compared
+from mb_checkpoint.errors import CheckpointNotFoundError
 from mb_checkpoint.layout import steps_in
 from mb_checkpoint.locks import claimed
 from mb_checkpoint.select import tracked_steps
@@ -18,54 +20,114 @@ class Pruned:
     """Folders that are gone."""
     kept_back: tuple[tuple[Path, str], ...] = ()
     """Folders that should be gone and are not, with the reason."""
+    damaged: tuple[tuple[Path, str], ...] = ()
+    """Folders that did not count among those to keep, because they are not whole, with the reason."""
 
 
 def steps_to_remove(
-    steps: Collection[int], *, keep: int, protected: int, retain_interval: int | None = None
+    steps: Collection[int],
+    *,
+    keep: int,
+    protected: int,
+    retain_interval: int | None = None,
+    is_whole: Callable[[int], bool] = lambda _step: True,
 ) -> list[int]:
-    """Return the steps beyond the `keep` newest ones, oldest first, never the protected one.
+    """Return the steps beyond the `keep` newest whole ones, oldest first, never the protected one.
 
     Only steps up to the protected one count: newer folders belong to another line of the run. `keep=-1`
     removes nothing. Multiples of `retain_interval` stay too.
 
+    Args:
+        steps: All that are there.
+        keep: How many whole ones stay.
+        protected: Stays in any case.
+        retain_interval: Multiples of it stay; None: none does.
+        is_whole: Says whether a step counts. Asked only where something might go, newest first, until enough are found.
+
     Raises:
-        ValueError: `keep` is 0 or below -1.
+        ValueError: `keep` is 0 or below -1, or `retain_interval` is below 1.
 
     >>> steps_to_remove([10, 20, 30, 40], keep=2, protected=40)
     [10, 20]
     >>> steps_to_remove([10, 20, 30, 40], keep=1, protected=40, retain_interval=20)
     [10, 30]
+    >>> steps_to_remove([10, 20, 30, 40], keep=2, protected=40, is_whole=lambda step: step != 30)
+    [10]
     """
-    if keep == -1:
-        return []
-    if keep < 1:
+    if keep != -1 and keep < 1:
         raise ValueError(
             f"checkpoint.most_recent_k: {keep} would delete the newest one. Use -1, or 1 or more."
         )
-    older = sorted((step for step in steps if step < protected), reverse=True)
-    return sorted(step for step in older[keep - 1 :] if retain_interval is None or step % retain_interval)
+    if retain_interval is not None and retain_interval < 1:
+        raise ValueError(
+            f"checkpoint.save_retain_interval: {retain_interval} is no spacing in steps. Use 1 or more."
+        )
+    candidates = sorted((step for step in steps if step <= protected), reverse=True)
+    may_go = {
+        step
+        for step in candidates
+        if step != protected and (retain_interval is None or step % retain_interval)
+    }
+    if keep == -1 or not may_go & set(candidates[keep:]):
+        return []
+    counted = 0
+    for place, step in enumerate(candidates):
+        counted += is_whole(step)
+        if counted == keep:
+            return sorted(may_go & set(candidates[place + 1 :]))
+    return []
 
 
 def prune(
-    root: Path, *, keep: int, protected: int, retain_interval: int | None = None, dry_run: bool = False
+    root: Path,
+    *,
+    keep: int,
+    protected: int | None = None,
+    retain_interval: int | None = None,
+    dry_run: bool = False,
+    compared: Compared | None = None,
+    contents: bool = True,
 ) -> Pruned:
-    """Delete the step folders beyond the `keep` newest ones; a folder that resists is reported, not raised.
+    """Delete the step folders beyond the `keep` newest whole ones; one that resists is reported, not raised.
 
     Call it on one rank, after the trackers name the protected step. What a tracker names, or a reader holds, stays.
-    Each folder gets a hidden name first, so that no reader finds a half-deleted one.
+    Each folder gets a hidden name first, so that no reader finds a half-deleted one. Where something is to be deleted,
+    the newest are compared with their hashes first, each once in the life of `compared`, until `keep` of them are found
+    whole; only what is older goes.
 
     Args:
         root: Folder with the `iter_*` folders.
         keep: How many stay; -1: all.
-        protected: The step that was just saved, or that is in use.
+        protected: The step that was just saved, or that is in use; None: the newest whole one.
         retain_interval: Multiples of it stay for ever.
         dry_run: Delete nothing; `removed` is what would be.
+        compared: What is known of them; None: nothing.
+        contents: Compare contents; False: sizes alone.
+
+    Raises:
+        ValueError: As `steps_to_remove`.
+        CheckpointNotFoundError: No step is named, and no checkpoint is whole.
     """
     found = steps_in(root)
+    known = compared or Compared()
     removed: list[Path] = []
     resisting: list[tuple[Path, str]] = []
+    damaged: list[tuple[Path, str]] = []
     tracked = tracked_steps(root)
-    for step in steps_to_remove(found, keep=keep, protected=protected, retain_interval=retain_interval):
+
+    def is_whole(step: int) -> bool:
+        problems = known.problems(found[step], contents=contents)
+        if problems:
+            damaged.append((found[step], "; ".join(problems)))
+        return not problems
+
+    newest = next((step for step in found if is_whole(step)), None) if protected is None else protected
+    if newest is None:
+        listing = "; ".join(f"{path.name}: {reason}" for path, reason in damaged) or "none is there"
+        raise CheckpointNotFoundError(f"{root}: no whole checkpoint to keep, so none is deleted ({listing}).")
+    for step in steps_to_remove(
+        found, keep=keep, protected=newest, retain_interval=retain_interval, is_whole=is_whole
+    ):
         path = found[step]
         if step in tracked:
             resisting.append((path, "a tracker names it"))
@@ -77,7 +139,7 @@ def prune(
                 resisting.append((path, "it is being read"))
         except OSError as error:
             resisting.append((path, str(error)))
-    return Pruned(removed=tuple(removed), kept_back=tuple(resisting))
+    return Pruned(removed=tuple(removed), kept_back=tuple(resisting), damaged=tuple(damaged))
 
 
 def _remove(path: Path, *, dry_run: bool) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata
 
 from mb_checkpoint.errors import (
     CheckpointNotFoundError,
@@ -16,6 +17,7 @@ from mb_checkpoint.errors import (
     TrainStateError,
 )
 from mb_checkpoint.layout import (
+    MANIFEST,
     RESUMABLE,
     STATE_TRACKER,
     STEP_TRACKER,
@@ -24,6 +26,7 @@ from mb_checkpoint.layout import (
     WEIGHTS,
     has_checkpoint,
     is_iteration_directory,
+    is_staging_directory,
     iteration_directory,
     missing_marks,
     step_of,
@@ -32,7 +35,7 @@ from mb_checkpoint.layout import (
 from mb_checkpoint.manifest import read_manifest, wrong_sizes
 from mb_checkpoint.train_state import read_train_state
 
-_DAMAGED = (
+DAMAGED = (
     pickle.UnpicklingError,
     EOFError,
     AttributeError,
@@ -114,14 +117,14 @@ def problems_in(directory: Path, *, wanted: tuple[str, ...] = RESUMABLE) -> list
     """
     if not directory.is_dir():
         return ["no such folder"]
-    problems = [f"lacks {name}" for name in missing_marks(directory, wanted)]
+    problems = missing_marks(directory, wanted)
     if problems:
         return problems
     try:
         manifest = read_manifest(directory)
+        return _compared_with_index(directory) if manifest is None else wrong_sizes(directory, manifest)
     except (ManifestError, OSError) as error:
         return [str(error)]
-    return _short_files(directory) if manifest is None else wrong_sizes(directory, manifest)
 
 
 def _problems(directory: Path, *, wanted: tuple[str, ...], bad: Mapping[Path, str]) -> list[str]:
@@ -130,11 +133,18 @@ def _problems(directory: Path, *, wanted: tuple[str, ...], bad: Mapping[Path, st
     return problems_in(directory, wanted=_marks_of(directory, wanted))
 
 
-def _short_files(directory: Path) -> list[str]:
+def _compared_with_index(directory: Path) -> list[str]:
+    """Say what the index of a checkpoint without manifest tells: that it had one, or that files are short."""
     try:
-        needed = _needed_bytes(directory)
-    except (*_DAMAGED, OSError) as error:
+        index = FileSystemReader(directory).read_metadata()
+        needed = _needed_bytes(index)
+        ours = _was_committed(index)
+    except (*DAMAGED, OSError) as error:
         return [f"{TENSOR_INDEX} cannot be read ({type(error).__name__})"]
+    if ours:
+        return [
+            f"lacks {MANIFEST}, with which it was committed: nothing tells whether its files are as they were"
+        ]
     problems = []
     for name, size in sorted(needed.items()):
         file = directory / name
@@ -145,10 +155,31 @@ def _short_files(directory: Path) -> list[str]:
     return problems
 
 
-def _needed_bytes(directory: Path) -> dict[str, int]:
+def read_tensor_index(directory: Path) -> Metadata:
+    """Return the index of a checkpoint's tensors.
+
+    Raises:
+        IncompleteCheckpointError: It is damaged.
+        OSError: It cannot be read.
+    """
+    try:
+        return FileSystemReader(directory).read_metadata()
+    except DAMAGED as error:
+        raise IncompleteCheckpointError(
+            f"{directory}: {TENSOR_INDEX} cannot be read ({type(error).__name__}: {error}). Name another checkpoint."
+        ) from error
+
+
+def _was_committed(index: Metadata) -> bool:
+    """Say whether this package wrote a checkpoint: torch notes the folder it writes to, which was a staging folder."""
+    written_to = index.storage_meta.checkpoint_id if index.storage_meta is not None else None
+    return written_to is not None and is_staging_directory(Path(written_to))
+
+
+def _needed_bytes(index: Metadata) -> dict[str, int]:
     """Return where the last piece of each data file ends, by the index."""
     needed: dict[str, int] = {}
-    for piece in (FileSystemReader(directory).read_metadata().storage_data or {}).values():
+    for piece in (index.storage_data or {}).values():
         end = piece.offset + piece.length
         needed[piece.relative_path] = max(needed.get(piece.relative_path, 0), end)
     return needed
@@ -185,7 +216,7 @@ def _tracker_target(root: Path, passed: list[PassedOver]) -> Path | None:
     if state.is_file():
         try:
             target = _folder_of(root, int(read_train_state(state)["step"]))
-            if not (target / TRAIN_STATE).is_file() or _same_bytes(state, target / TRAIN_STATE):
+            if _may_be_copy(state, target / TRAIN_STATE):
                 return target
             reason = f"is no copy of the {TRAIN_STATE} of {target.name}, which it names"
             passed.append(PassedOver(path=state, reason=reason))
@@ -215,8 +246,13 @@ def tracked_steps(root: Path) -> frozenset[int]:
     return frozenset(found)
 
 
-def _same_bytes(one: Path, other: Path) -> bool:
-    return one.read_bytes() == other.read_bytes()
+def _may_be_copy(state: Path, original: Path) -> bool:
+    """Say whether a tracker equals the file it was copied from; one that cannot be looked at is judged later."""
+    content = state.read_bytes()
+    try:
+        return not original.is_file() or original.read_bytes() == content
+    except OSError:
+        return True
 
 
 def _folder_of(root: Path, step: int) -> Path:

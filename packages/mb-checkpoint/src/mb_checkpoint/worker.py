@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from mb_checkpoint.arena import Arena
+from mb_checkpoint.compared import Compared
 from mb_checkpoint.finish import Finished, FinishJob, finish
 from mb_checkpoint.writing import DataFile, put_result, write_files
 
@@ -72,12 +73,13 @@ def serve(connection: Connection, arena: int, settings: WorkerSettings, inherite
         inherited.close()  # else this end would never hear that the other one is gone
     memory = Arena(arena)
     memory.served = True
+    compared = Compared(progress=_counted(memory))
     while True:
         try:
             job: Job = pickle.loads(memory.fetch(connection.recv()))
         except (EOFError, OSError):
             os._exit(0)
-        answer = _done(job, memory)
+        answer = _done(job, memory, compared)
         del job
         try:
             connection.send(answer)
@@ -85,10 +87,10 @@ def serve(connection: Connection, arena: int, settings: WorkerSettings, inherite
             os._exit(0)
 
 
-def _done(job: Job, memory: Arena) -> Answer:
+def _done(job: Job, memory: Arena, compared: Compared) -> Answer:
     try:
         if isinstance(job, FinishJob):
-            return Answer(finished=finish(job))
+            return Answer(finished=finish(job, compared))
         put_result(
             job.folder,
             job.rank,

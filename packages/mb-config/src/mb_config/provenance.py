@@ -51,10 +51,6 @@ class Provenance:
         """True for a recipe's value."""
         return self.origin(path).startswith(_RECIPE)
 
-    def of_fields(self, config: object) -> dict[str, str]:
-        """Where each field of a config comes from, by dotted path, defaults too."""
-        return {path: self.origin(path) for path in _leaves(config)}
-
 
 @dataclass(frozen=True, slots=True)
 class _Resolved:
@@ -87,15 +83,6 @@ def _given(config: object, *, path: str) -> Iterator[str]:
             yield here
         if _is_section(value):
             yield from _given(value, path=here)
-
-
-def _leaves(config: object, *, path: str = "") -> Iterator[str]:
-    for name, value in _members(config):
-        here = f"{path}.{name}" if path else name
-        if _is_section(value) and list(_members(value)):
-            yield from _leaves(value, path=here)
-        else:
-            yield here
 
 
 def _members(config: Any) -> Iterator[tuple[str, object]]:

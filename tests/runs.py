@@ -12,6 +12,20 @@ from mb_loop import Callback, TrainOutcome
 from mb_trainer import pretrain
 from mb_trainer.reading import read_request
 
+TINY_MIMO = (
+    "mimo_tiny",
+    "model.num_layers=1",
+    "model.hidden_size=32",
+    "model.ffn_hidden_size=48",
+    "model.vision_num_layers=1",
+    "model.vision_hidden_size=32",
+    "model.hidden_dropout=0.1",
+    "validation.eval_iters=2",
+    "scheduler.lr_warmup_iters=2",
+    "checkpoint.save_interval=null",
+)
+"""A model that sees, of one layer for each of its halves."""
+
 
 def train_here(
     words: list[str], out: Path, *, callbacks: tuple[Callback, ...] = (), **options

@@ -1,7 +1,7 @@
 """A model that sees through the main job: it learns from pictures, evaluates, and resumes exactly."""
 
 import pytest
-from runs import losses, metrics, train_here
+from runs import TINY_MIMO, losses, metrics, train_here
 
 from mb_data import DrawnShapesConfig
 from mb_models import MimoModelConfig
@@ -14,21 +14,12 @@ from mb_trainer.verification.compare import compare, read_record
 from mb_trainer.verification.record import Recorder
 
 WORDS = [
-    "mimo_tiny",
-    "model.num_layers=1",
-    "model.hidden_size=32",
-    "model.ffn_hidden_size=48",
-    "model.vision_num_layers=1",
-    "model.vision_hidden_size=32",
-    "model.hidden_dropout=0.1",
+    *TINY_MIMO,
     "train.train_iters=20",
     "train.global_batch_size=4",
     "train.micro_batch_size=2",
     "validation.eval_interval=8",
-    "validation.eval_iters=2",
     "optimizer.lr=0.01",
-    "scheduler.lr_warmup_iters=2",
-    "checkpoint.save_interval=null",
     "logger.log_interval=5",
 ]
 

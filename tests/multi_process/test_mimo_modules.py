@@ -5,26 +5,18 @@ import os
 from pathlib import Path
 
 import pytest
-from runs import events, metrics, train_here
+from runs import TINY_MIMO, events, metrics, train_here
 
 import mb_host
 
 WORDS = [
-    "mimo_tiny",
-    "model.num_layers=1",
-    "model.hidden_size=32",
-    "model.ffn_hidden_size=48",
-    "model.vision_num_layers=1",
-    "model.vision_hidden_size=32",
+    *TINY_MIMO,
     "model.vocab_size=384",
-    "model.hidden_dropout=0.1",
     "train.train_iters=5",
     "train.global_batch_size=8",
     "train.micro_batch_size=4",
     "validation.eval_interval=4",
     "validation.eval_iters=1",
-    "scheduler.lr_warmup_iters=2",
-    "checkpoint.save_interval=null",
     "logger.log_interval=2",
     "logger.log_params_norm=true",
     "logger.log_l2_norm_grad_to_tensorboard=true",

@@ -16,7 +16,7 @@ _DEATH_SECONDS = 5.0
 
 
 class Process(Protocol):
-    """What is asked of a process, as of a `subprocess.Popen`; it leads a process group of its own."""
+    """What is asked of a process, mostly as of a `subprocess.Popen`; it leads a process group of its own."""
 
     @property
     def pid(self) -> int: ...  # noqa: D102
@@ -26,6 +26,9 @@ class Process(Protocol):
     def wait(self, timeout: float | None = None) -> int: ...  # noqa: D102
 
     def send_signal(self, number: int, /) -> None: ...  # noqa: D102
+
+    def kill(self) -> None:
+        """Kill it and what it has started, unless it has ended: what it has started has ended with it then."""
 
 
 class RankProcess:
@@ -104,8 +107,7 @@ class RankProcess:
         """Wait so long for the rank to leave, then kill it, and whatever it has started, and reap it."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(patience_seconds)
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.kill()
         self._process.wait()
         self.connection.close()
         os.close(self._lifeline)

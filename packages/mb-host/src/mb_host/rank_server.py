@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection, wait
 from threading import Lock
 
 from mb_host.rank_messages import RankEnds, RankOrders
+from mb_host.spawned_process import SpawnedProcess, kill_group
 
 _ANSWER_SECONDS = 300.0  # on a machine that is busy, too
 _LEAVE_SECONDS = 5.0
@@ -59,6 +60,11 @@ class ForkedProcess:
         if self.poll() is None:
             os.kill(self.pid, number)
 
+    def kill(self) -> None:
+        """Kill it and what it has started, unless it has ended; the server has killed what it had started then."""
+        if self.poll() is None:
+            kill_group(self.pid)
+
     def _read(self) -> None:
         """Take the status; where none comes, its server was killed, and it was with it."""
         self._exit_code = int(os.read(self._status, 16) or -signal.SIGKILL)
@@ -83,13 +89,7 @@ class RankServer:
         program = (
             f"import sys; sys.path[:] = {sys.path!r}; from mb_host.rank_server_main import serve; serve({fd})"
         )
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", program],
-            env=dict(env),
-            pass_fds=[fd],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        self._process = SpawnedProcess([sys.executable, "-c", program], env=env, pass_fds=[fd])
         theirs.close()
         atexit.register(self.close)
 
@@ -149,13 +149,12 @@ class RankServer:
             return
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=patience_seconds)
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.kill()
         self._process.wait()
 
 
 # One for all pools of a process (by its id: a fork of it has none), so that imports are paid for once; by what a pool
-# adds to the environment, because imports read it.
+# adds to the environment, because imports read it. None is ended with its last pool: the next pool would import again.
 _servers: dict[tuple[int, frozenset[tuple[str, str]]], RankServer] = {}
 
 

@@ -1,6 +1,5 @@
 """The two ways to start a rank: fork it from a process that has the imports, or spawn an interpreter of its own."""
 
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from typing import Literal
@@ -8,6 +7,7 @@ from typing import Literal
 from mb_host.rank_messages import RankEnds, RankOrders
 from mb_host.rank_process import Process
 from mb_host.rank_server import CannotForkError, ServerEndedError, server_for
+from mb_host.spawned_process import SpawnedProcess
 
 StartMethod = Literal["fork", "spawn"]
 
@@ -41,11 +41,9 @@ def spawn(orders: RankOrders, ends: RankEnds) -> Process:
     program = (
         f"import sys; sys.path[:] = {[*orders.path]!r}; from mb_host.rank_main import main; main({arguments})"
     )
-    return subprocess.Popen(
+    return SpawnedProcess(
         [sys.executable, "-c", program],
-        env=dict(orders.environment),
+        env=orders.environment,
         pass_fds=(ends.connection, ends.lifeline, ends.dump),
-        cwd=orders.folder,
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
+        folder=orders.folder,
     )

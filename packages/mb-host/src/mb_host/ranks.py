@@ -52,7 +52,8 @@ class RankPool:
         env: Environment variables to add to this process's; OMP_NUM_THREADS is 1 unless it is given here.
         imports: Modules that the ranks need, to be imported before the first run.
         start_method: "fork" (Linux): ranks are forked from one process of one thread, which all pools of this process
-            with the same `env` share and which imports torch and `imports` once; ranks then share memory for them, and
+            with the same `env` share and which imports torch and `imports` once; it stays until this process ends,
+            so that later pools need not wait for imports. Ranks then share memory for them, and
             the seed of Python's hashes. What else this process's environment says about imports is taken from its
             first pool. "spawn": each rank is a fresh interpreter; also where forking is not safe (not Linux, a GPU is
             there, an import starts a thread).

@@ -1,0 +1,51 @@
+"""A process and what it has started."""
+
+import os
+import signal
+import subprocess
+from multiprocessing.connection import wait
+
+import pytest
+
+from mb_host.spawned_process import SpawnedProcess, kill_group
+
+WAIT_SECONDS = 60
+
+
+@pytest.fixture
+def lifeline():
+    """The ends of a pipe: the first is ready when nobody holds the second any more."""
+    ends = os.pipe()
+    yield ends
+    os.close(ends[0])
+
+
+def start(lifeline, script):
+    process = SpawnedProcess(["sh", "-c", script], env=os.environ, pass_fds=[lifeline[1]])
+    os.close(lifeline[1])
+    return process
+
+
+def test_what_a_process_has_started_ends_with_it(lifeline):
+    process = start(lifeline, "sleep 1000 & exit 3")
+    assert process.wait(WAIT_SECONDS) == 3
+    assert wait([lifeline[0]], timeout=WAIT_SECONDS)
+    process.kill()
+    process.send_signal(signal.SIGTERM)
+    assert process.poll() == 3
+
+
+def test_a_process_that_runs_is_killed_with_what_it_has_started(lifeline):
+    process = start(lifeline, "sleep 1000 & sleep 1000")
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.05)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    assert wait([lifeline[0]], timeout=WAIT_SECONDS)
+    kill_group(process.pid)  # there is none
+
+
+def test_a_process_that_is_reaped_elsewhere_has_ended(lifeline):
+    process = start(lifeline, "exit 0")
+    os.waitpid(process.pid, 0)
+    assert process.wait(WAIT_SECONDS) == 0

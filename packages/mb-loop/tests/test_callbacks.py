@@ -81,3 +81,18 @@ def test_no_context_is_built_when_nobody_listens():
 def test_lines_come_every_so_many_steps_at_least_one():
     with pytest.raises(ValueError, match=r"Print\.every: must be 1 or more, is 0"):
         Print(every=0)
+
+
+def test_a_class_of_ones_own_hears_the_events_that_it_has():
+    class Own:
+        def on_train_end(self, context):
+            heard.append(context.outcome)
+
+    heard, state = [], None
+    CallbackManager([Own()]).fire("on_train_end", CallbackContext(state=state, model=[], outcome="it"))
+    assert heard == ["it"]
+
+
+def test_an_object_without_any_event_is_refused():
+    with pytest.raises(UnknownEventError, match="callbacks: dict has none of the events"):
+        CallbackManager([{}])

@@ -46,6 +46,32 @@ def test_the_duration_is_agreed_with_the_other_ranks():
     assert (Exits(duration=duration).decide(3).reason, asked) == ("duration", [10.0])
 
 
+def test_a_time_that_was_up_in_an_evaluation_is_up_after_the_step():
+    now, asked = [0.0], []
+    duration = Duration(
+        minutes=60,
+        clock=lambda: now[0],
+        start_time=0.0,
+        longest=lambda value: asked.append(value) or value,
+    )
+    while now[0] < 1000:
+        now[0] += 1
+        assert not duration.passed_after(int(now[0]))
+    now[0] = 3700.0
+    assert duration.passed()
+    del asked[:]
+    assert duration.passed_after(1001)
+    assert asked == []
+
+
+def test_another_may_tell_the_time():
+    late = {"time": lambda step: f"time is up on rank {step}"}
+    assert Exits(**late).decide(3) == Exit(
+        reason="duration", message="stopped after step 3: time is up on rank 3"
+    )
+    assert Exits(wish=lambda step: "SIGTERM", **late).decide(3).reason == "signal"
+
+
 def steps_and_questions(*, minutes, step_seconds, start=0):
     """Return after how many steps a run leaves, and how often its ranks compared their clocks."""
     now, asked = [0.0], []

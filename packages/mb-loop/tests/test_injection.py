@@ -1,5 +1,6 @@
 from functools import partial
 from types import SimpleNamespace
+from typing import Optional
 
 import pytest
 
@@ -34,6 +35,22 @@ def by_text(g: "trainer.GlobalState", iterator, model):  # noqa: F821
     return g.step, iterator, model
 
 
+def by_optional(g: Optional[GlobalState], iterator, model):  # noqa: UP045
+    return g.step, iterator, model
+
+
+def by_union(g: GlobalState | None, iterator, model):
+    return g.step, iterator, model
+
+
+def in_the_middle(iterator, g: GlobalState, model):
+    return g.step, iterator, model
+
+
+def at_the_end(iterator, model, g: GlobalState):
+    return g.step, iterator, model
+
+
 class Functor:
     def __init__(self):
         self.calls = 0
@@ -53,6 +70,9 @@ class Functor:
         (by_long_name, True),
         (by_annotation, True),
         (by_text, True),
+        (by_optional, True),
+        (by_union, True),
+        (at_the_end, True),
         (Functor(), True),
     ],
 )
@@ -60,8 +80,11 @@ def test_who_wants_the_state(function, expected):
     assert needs_global_state_injection(function) is expected
 
 
-@pytest.mark.parametrize("function", [by_name, by_annotation, by_text, Functor()])
-def test_the_state_is_passed_first_and_later_changes_are_seen(function):
+@pytest.mark.parametrize(
+    "function",
+    [by_name, by_annotation, by_text, by_optional, by_union, in_the_middle, at_the_end, Functor()],
+)
+def test_the_state_is_passed_where_it_is_asked_for_and_later_changes_are_seen(function):
     state = GlobalState(step=1)
     step = prepare_forward_step_func(function, state)
     state.step = 2
@@ -71,6 +94,10 @@ def test_the_state_is_passed_first_and_later_changes_are_seen(function):
 def test_functions_without_state_stay_as_they_are():
     assert prepare_forward_step_func(plain, GlobalState()) is plain
     assert maybe_inject_state(by_name, GlobalState(), needs_injection=False) is by_name
+
+
+def test_a_function_that_says_nothing_may_be_given_the_state_first():
+    assert maybe_inject_state(plain, "state", needs_injection=True)("model") == ("no state", "state", "model")
 
 
 def test_a_prepared_function_is_not_bound_twice():

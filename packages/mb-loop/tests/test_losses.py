@@ -29,3 +29,16 @@ def test_a_stage_without_losses_reports_none_and_needs_no_group(microbatches):
 def test_other_shapes_are_refused():
     with pytest.raises(LossShapeError, match=r"'loss': has 3 elements"):
         reduce_losses([{"loss": torch.ones(3)}], groups=None)
+
+
+def test_a_loss_that_was_read_by_the_host_is_refused():
+    with pytest.raises(LossShapeError, match=r"'loss': is of type float"):
+        reduce_losses([{"loss": 1.0}], groups=None)
+
+
+def test_microbatches_with_different_names_are_refused():
+    one = torch.ones(())
+    with pytest.raises(
+        LossShapeError, match=r"microbatch 1 reports \['loss', 'aux'\], the first one \['loss'\]"
+    ):
+        reduce_losses([{"loss": one}, {"loss": one, "aux": one}], groups=None)

@@ -351,6 +351,43 @@ def test_evaluation_batches_that_do_not_fit_are_refused_before_the_first_step(do
     assert state.train_state.step == steps
 
 
+def test_an_interval_without_multiples_is_refused():
+    with pytest.raises(mb_loop.TrainSettingsError, match="exit_interval: is -2"):
+        train(mb_loop.LoopState.of(train_iters=4, exit_interval=-2))
+
+
+def test_data_that_are_no_iterator_are_refused_before_the_first_step():
+    state = mb_loop.LoopState.of(train_iters=4, eval_iters=1, eval_interval=2)
+    with pytest.raises(mb_loop.DataIteratorError, match="train_data_iterator: is of type range"):
+        train(state, data=range(4), valid=tiny.batches())
+    with pytest.raises(mb_loop.DataIteratorError, match="valid_data_iterator: is of type range"):
+        train(state, valid=range(4))
+    with pytest.raises(mb_loop.TrainSettingsError, match="valid_data_iterator: is None"):
+        train(state)
+    assert state.train_state.step == 0
+
+
+def test_the_time_may_be_told_by_the_caller():
+    state = mb_loop.LoopState.of(train_iters=4, exit_duration_in_mins=1)
+    outcome = train(state, time_wish=lambda step: "time is up on rank 7" if step == 2 else None)
+    assert (outcome.reason, outcome.step) == ("duration", 2)
+    assert outcome.message == "stopped after step 2: time is up on rank 7"
+
+
+def test_a_wish_to_leave_is_heard_within_an_evaluation():
+    batches, manager = [], mb_loop.CallbackManager()
+    manager.register("on_eval_step_end", lambda context: batches.append(context.state.train_state.step))
+    state = mb_loop.LoopState.of(train_iters=4, eval_iters=100, eval_interval=2)
+    outcome = train(
+        state,
+        valid=tiny.batches(),
+        callbacks=manager,
+        exit_wish=lambda step: "SIGTERM on rank 0" if len(batches) >= 3 else None,
+        leave_evaluation=lambda: len(batches) >= 3,
+    )
+    assert (batches, outcome.reason, outcome.step) == ([2, 2, 2], "signal", 2)
+
+
 def test_several_ranks_need_a_group():
     with pytest.raises(mb_loop.ParallelSetupError, match="data_parallel_size=2"):
         train(mb_loop.LoopState.of(train_iters=1, data_parallel_size=2))
@@ -380,10 +417,11 @@ def test_megatrons_schedule_gets_the_arguments_it_takes():
         return []
 
     state = mb_loop.LoopState.of(train_iters=1, micro_batch_size=2, global_batch_size=8, seq_length=16)
+    data = tiny.batches()
     train(
         state,
         model=model,
-        data="data",
+        data=data,
         optimizer=MegatronLikeOptimizer(),
         forward_backward_func=schedule,
         pg_collection="groups",
@@ -392,7 +430,7 @@ def test_megatrons_schedule_gets_the_arguments_it_takes():
     assert calls == [
         "zero_grad_buffer",
         {
-            "data_iterator": "data",
+            "data_iterator": data,
             "model": [model],
             "num_microbatches": 4,
             "seq_length": 16,

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mb_loop.callbacks import CallbackManager as CallbackManager
     from mb_loop.callbacks import UnknownEventError as UnknownEventError
     from mb_loop.errors import DataExhaustedError as DataExhaustedError
+    from mb_loop.errors import DataIteratorError as DataIteratorError
     from mb_loop.errors import LossShapeError as LossShapeError
     from mb_loop.errors import ParallelSetupError as ParallelSetupError
     from mb_loop.errors import ReplicaMismatchError as ReplicaMismatchError
@@ -85,6 +86,7 @@ _HOMES = {
     "Checkpointer": "saves",
     "CudaGraphs": "graphs",
     "DataExhaustedError": "errors",
+    "DataIteratorError": "errors",
     "GlobalState": "settings",
     "LoopState": "settings",
     "LossShapeError": "errors",

@@ -139,10 +139,23 @@ class CallbackManager:
             self.add(callback)
 
     def add(self, callback: Callback) -> None:
-        """Register each event that the callback's class overrides."""
-        for event in EVENTS:
-            if getattr(type(callback), event) is not getattr(Callback, event):
-                self._listeners[event].append(getattr(callback, event))
+        """Register each event that the callback's class has, other than as `Callback` has it.
+
+        Raises:
+            UnknownEventError: it is no `Callback`, and has none of the events.
+        """
+        heard = [
+            event
+            for event in EVENTS
+            if getattr(type(callback), event, None) not in (None, getattr(Callback, event))
+        ]
+        if not heard and not isinstance(callback, Callback):
+            raise UnknownEventError(
+                f"callbacks: {type(callback).__name__} has none of the events, so it would never be called. "
+                f"Give its class one of {', '.join(EVENTS)}."
+            )
+        for event in heard:
+            self._listeners[event].append(getattr(callback, event))
 
     def register(self, event: EventName, listener: Listener) -> None:
         """Register a plain function for one event.

@@ -10,7 +10,11 @@ class ParallelSetupError(ValueError):
 
 
 class LossShapeError(ValueError):
-    """A loss function reported something that is neither a scalar nor [sum, count]."""
+    """Loss functions reported something that cannot be averaged."""
+
+
+class DataIteratorError(TypeError):
+    """Data were given that cannot be read one microbatch after the other."""
 
 
 class DataExhaustedError(RuntimeError):

@@ -21,7 +21,10 @@ class Exits:
     """Exit conditions, in their order: a wish, the duration, the interval, slow ranks."""
 
     duration: Duration | None = None
-    """Leave once the job has run for so long on any rank."""
+    """Leave once the job has run for so long on any rank; None: `time` says when."""
+
+    time: ExitWish = no_wish
+    """Asked after every step, as `wish` is: a text says whose time is up."""
 
     interval: int | None = None
     """Leave at multiples of this step."""
@@ -42,6 +45,7 @@ class Exits:
         longest: Longest,
         wish: ExitWish,
         slow: ExitWish,
+        time: ExitWish | None = None,
     ) -> "Exits":
         """Return the conditions that the settings ask for.
 
@@ -52,14 +56,17 @@ class Exits:
             longest: agreement of the ranks on the duration.
             wish: see above.
             slow: see above.
+            time: see above; None: the ranks compare their clocks.
         """
         minutes = train.exit_duration_in_mins
         duration = (
             None
-            if minutes is None or start_time is None
+            if time is not None or minutes is None or start_time is None
             else Duration(minutes=minutes, clock=clock, start_time=start_time, longest=longest)
         )
-        return cls(duration=duration, interval=train.exit_interval, wish=wish, slow=slow)
+        return cls(
+            duration=duration, interval=train.exit_interval, wish=wish, slow=slow, time=time or no_wish
+        )
 
     def time_is_up(self) -> bool:
         """Say whether the duration has passed on any rank. Collective over the world where there is one."""
@@ -70,6 +77,9 @@ class Exits:
         text = self.wish(step)
         if text is not None:
             return Exit(reason="signal", message=f"stopped after step {step}: {text}")
+        text = self.time(step)
+        if text is not None:
+            return Exit(reason="duration", message=f"stopped after step {step}: {text}")
         if self.duration is not None and self.duration.passed_after(step):
             return Exit(
                 reason="duration",

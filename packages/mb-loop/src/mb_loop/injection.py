@@ -1,13 +1,13 @@
 """Hand the global state to forward steps that ask for it.
 
 A forward step takes `(iterator, model)` or `(state, iterator, model)`, each with or without a further
-`return_schedule_plan`. Which one is found out once per run.
+`return_schedule_plan`. Which one is found out once per run. An annotated state may stand in another place, too.
 """
 
 import inspect
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 ForwardStep = Callable[..., Any]
 
@@ -15,31 +15,49 @@ ForwardStep = Callable[..., Any]
 def needs_global_state_injection(forward_step_func: ForwardStep) -> bool:
     """Say whether the function wants the state as its first argument.
 
-    True when a parameter is annotated with a class called GlobalState (or a string that names it), or when the
-    first parameter is called `state` or `global_state`. For a callable object its `__call__` is looked at.
+    True when a parameter is annotated with a class called GlobalState, with an optional one, or with a string that
+    names it, or when the first parameter is called `state` or `global_state`. For a callable object its `__call__` is looked at.
     """
+    return _place_of_state(forward_step_func) is not None
+
+
+def _place_of_state(forward_step_func: ForwardStep) -> int | None:
+    """Return which parameter takes the state, counted from 0; None: none of them."""
     parameters = list(inspect.signature(forward_step_func).parameters.values())
-    if any(_is_global_state(parameter.annotation) for parameter in parameters):
-        return True
-    return bool(parameters) and parameters[0].name in ("state", "global_state")
+    for place, parameter in enumerate(parameters):
+        if _is_global_state(parameter.annotation):
+            return place
+    return 0 if parameters and parameters[0].name in ("state", "global_state") else None
 
 
 def _is_global_state(annotation: object) -> bool:
     if isinstance(annotation, str):
         return "GlobalState" in annotation
-    return isinstance(annotation, type) and annotation.__name__ == "GlobalState"
+    if isinstance(annotation, type):
+        return annotation.__name__ == "GlobalState"
+    return any(_is_global_state(part) for part in get_args(annotation))  # of Optional[GlobalState]
 
 
 def maybe_inject_state(
     forward_step_func: ForwardStep, state: object, needs_injection: bool | None = None
 ) -> ForwardStep:
-    """Bind the state as first argument when that is wanted; None means: look.
+    """Bind the state to the parameter that asks for it, when that is wanted; None means: look.
 
-    The bound function holds the state itself, so it sees every later change.
+    With True and a function that asks for none it is the first argument. The bound function holds the state itself, so
+    it sees every later change.
     """
-    if needs_injection is None:
-        needs_injection = needs_global_state_injection(forward_step_func)
-    return partial(forward_step_func, state) if needs_injection else forward_step_func
+    if needs_injection is False:
+        return forward_step_func
+    place = _place_of_state(forward_step_func)
+    if place is None and needs_injection is None:
+        return forward_step_func
+    if not place:
+        return partial(forward_step_func, state)
+
+    def with_state(*arguments: Any, **keywords: Any) -> Any:
+        return forward_step_func(*arguments[:place], state, *arguments[place:], **keywords)
+
+    return with_state
 
 
 def prepare_forward_step_func(forward_step_func: ForwardStep, state: object) -> ForwardStep:

@@ -25,12 +25,25 @@ def sum_and_count(microbatches: Sequence[Mapping[str, Tensor]]) -> Tensor:
     are counted: it becomes a plain average. No synchronisation.
 
     Raises:
-        LossShapeError: another number of elements.
+        LossShapeError: another number of elements, a value that is no tensor, or microbatches with different names.
     """
+    names = list(microbatches[0])
+    for number, losses in enumerate(microbatches):
+        if list(losses) != names:
+            raise LossShapeError(
+                f"losses: microbatch {number} reports {list(losses)}, the first one {names}, so there is no average of "
+                "each. Report the same names in the same order for all microbatches."
+            )
     return torch.stack([_row(name, [losses[name] for losses in microbatches]) for name in microbatches[0]])
 
 
 def _row(name: str, values: Sequence[Tensor]) -> Tensor:
+    for value in values:
+        if not isinstance(value, Tensor):
+            raise LossShapeError(
+                f"loss {name!r}: is of type {type(value).__name__}, but it stays on the device until it is averaged. "
+                "Report the tensor itself, such as loss.detach(), without item()."
+            )
     stacked = torch.stack([value.detach().float().reshape(-1) for value in values])
     if stacked.shape[1] == 2:
         return stacked.sum(dim=0)

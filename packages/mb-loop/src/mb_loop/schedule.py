@@ -65,7 +65,7 @@ def _loss(answer: tuple[Any, ...]) -> tuple[Tensor, Any]:
         loss, report = answer
         return loss, report
     loss_sum, num_tokens, report = answer
-    return loss_sum / num_tokens.clamp(min=1), report
+    return loss_sum / torch.as_tensor(num_tokens).clamp(min=1), report
 
 
 def _gradient_sync(module: Module, *, wanted: bool) -> AbstractContextManager[None]:

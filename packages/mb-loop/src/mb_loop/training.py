@@ -29,7 +29,7 @@ from mb_loop.schedule import ForwardBackward
 from mb_loop.settings import GlobalState, TrainSettings, batch_plan, evaluation_batch
 from mb_loop.step import TrainStep
 from mb_loop.turns import Loop, StepEnd, run_turns
-from mb_loop.validation import evaluation_due, evaluation_possible, validation_sets
+from mb_loop.validation import evaluation_due, evaluation_possible, require_iterators, validation_sets
 from mb_loop.world import longest
 
 
@@ -52,6 +52,8 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
     checkpointer: Checkpointer | None = None,
     exit_wish: ExitWish | None = None,
     straggler_wish: ExitWish = no_wish,
+    time_wish: ExitWish | None = None,
+    leave_evaluation: TimeIsUp | None = None,
     reruns: Reruns | None = None,
     flops: Callable[[StepResult], float] = no_flops,
     cuda_graphs: CudaGraphs | None = None,
@@ -63,7 +65,8 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
 
     Collective: all ranks of the model call it with the same settings and counters. Adds no host synchronisation to a
     step, and one collective: the all-reduce of the losses on the last pipeline stage. With
-    `train.exit_duration_in_mins` ranks compare their clocks some dozen times in a run (`Duration`). `reruns`, and
+    `train.exit_duration_in_mins` and without `time_wish` ranks compare their clocks some dozen times in a run, and
+    before each batch of an evaluation; steps that get more than twice as slow then make the end late. `reruns`, and
     models of which some ranks train nothing (`step_agreement`), cost one collective and one synchronisation a step.
     On return the forward pre-hooks are off and the parameters whole. `on_train_end` is fired on every way out.
 
@@ -86,6 +89,9 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
         checkpointer: None: nothing is saved. Whether a directory is set is its own business.
         exit_wish: asked once after each step; must answer alike on all ranks.
         straggler_wish: the same, for slow ranks.
+        time_wish: the same, for `train.exit_duration_in_mins`; None: ranks compare their clocks by a collective.
+        leave_evaluation: asked before each batch of a validation but the first; must answer alike on all ranks. True
+            gives it up, so that a wish can be heard soon. None: the duration is asked.
         reruns: runs suspicious steps again; `mb_loop.mcore.MegatronReruns`. None: never.
         flops: operations of a step over all ranks; added up in `floating_point_operations_so_far`.
         cuda_graphs: captured after their warm-up; None: no graphs.
@@ -97,7 +103,9 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
         Why and where training ended, and whether that step is saved.
 
     Raises:
-        TrainSettingsError: train_iters is not set, or non-loss data would be collected for nobody.
+        TrainSettingsError: train_iters is not set, exit_interval is below 1, there is no validation data, or non-loss
+            data would be collected for nobody.
+        DataIteratorError: the data is no iterator.
         BatchSizeError: the batch sizes do not fit, those of the evaluations included.
         ParallelSetupError: a parallel run without its group or schedule.
         ValidationSetError: the settings ask for validation sets, and plain data was given.
@@ -106,6 +114,7 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
     """
     cfg, state = global_state.cfg, global_state.train_state
     train_iters = _last_step(cfg.train)
+    require_iterators(train_data_iterator, name="train_data_iterator")
     non_loss = NonLossData(
         collect=non_loss_data_func, process=process_non_loss_data_func, writer=non_loss_writer
     )
@@ -133,6 +142,7 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
         longest=longest,
         wish=no_wish if exit_wish is None else exit_wish,
         slow=straggler_wish,
+        time=time_wish,
     )
     reruns = NoReruns() if reruns is None else reruns
     passes = Passes(
@@ -169,8 +179,9 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
             groups=pg_collection,
             garbage=garbage,
             reruns=reruns,
-            time_is_up=exits.time_is_up,
+            time_is_up=exits.time_is_up if leave_evaluation is None else leave_evaluation,
             non_loss=non_loss,
+            reads_data=train_data_iterator is not None,
         ),
         housekeeping=housekeeping,
         saves=saver,
@@ -183,9 +194,14 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
 
 
 def _last_step(train: TrainSettings) -> int:
-    """Return the number of the last step; refuse a run without one."""
+    """Return the number of the last step; refuse a run without one, and one that would leave at no multiple."""
     if train.train_iters is None:
         raise TrainSettingsError("train.train_iters: is not set (None), so there is no last step. Set it.")
+    if train.exit_interval is not None and train.exit_interval < 1:
+        raise TrainSettingsError(
+            f"train.exit_interval: is {train.exit_interval}, but a run leaves at multiples of it. "
+            "Set it to 1 or more, or None."
+        )
     return train.train_iters
 
 
@@ -249,12 +265,19 @@ def _evaluation(
     reruns: Reruns,
     time_is_up: TimeIsUp,
     non_loss: NonLossData,
+    reads_data: bool,
 ) -> StepEnd:
     cfg = events.state.cfg
     wanted = evaluation_possible(cfg.validation) and cfg.validation.eval_interval
     if events.state.train_state.do_valid and wanted:
         evaluation_batch(cfg)  # what does not fit is refused now, not at the first evaluation
         validation_sets(passes.data_iterator, cfg.validation)
+        if reads_data and passes.data_iterator is None:
+            raise TrainSettingsError(
+                f"valid_data_iterator: is None on a rank that reads training data, but validation.eval_interval="
+                f"{cfg.validation.eval_interval} and eval_iters={cfg.validation.eval_iters} ask for validations. "
+                "Pass data, or set eval_iters=0."
+            )
 
     def run(step: int) -> None:
         if evaluation_due(cfg.validation, events.state.train_state):

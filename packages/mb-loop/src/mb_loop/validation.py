@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mb_loop.errors import DataIteratorError
 from mb_loop.settings import ValidationSettings
 from mb_loop.state import TrainState
 
@@ -33,6 +34,7 @@ def validation_sets(data: Any, validation: ValidationSettings) -> Sequence[Valid
 
     Raises:
         ValidationSetError: the settings need sets and there are none, or two sets have one name.
+        DataIteratorError: plain data that is no iterator.
     """
     if isinstance(data, Sequence) and data and all(isinstance(each, ValidationSet) for each in data):
         names = [each.name for each in data]
@@ -48,7 +50,22 @@ def validation_sets(data: Any, validation: ValidationSettings) -> Sequence[Valid
             f"{validation.multiple_validation_sets}, but the data is a plain iterator, which has no end and no name. "
             "Pass a list of mb_loop.ValidationSet, which know how many batches they have."
         )
+    require_iterators(data, name="valid_data_iterator")
     return [ValidationSet(data=lambda: data, batches=validation.eval_iters or 0)]
+
+
+def require_iterators(data: Any, *, name: str) -> None:
+    """Refuse what cannot be read: anything but an iterator, a list with one per chunk, and None.
+
+    Raises:
+        DataIteratorError: it is something else.
+    """
+    for each in data if isinstance(data, list | tuple) else [data]:
+        if each is not None and not hasattr(each, "__next__"):
+            raise DataIteratorError(
+                f"{name}: is of type {type(each).__name__}, which is no iterator, so the loop could not go on in it "
+                "from step to step. Pass iter() of it, or an iterator that begins anew where it ends."
+            )
 
 
 def evaluation_due(validation: ValidationSettings, state: TrainState) -> bool:

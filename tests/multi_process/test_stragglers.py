@@ -2,8 +2,13 @@
 
 import random
 import socket
+import sys
 import time
 import urllib.request
+from contextlib import nullcontext
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -64,7 +69,7 @@ def free_port():
 
 @pytest.fixture(scope="module")
 def two_ranks():
-    with mb_host.RankPool(2, timeout_seconds=300) as pool:
+    with mb_host.RankPool(2, timeout_seconds=300, imports=["mb_trainer.training"]) as pool:
         yield pool
 
 
@@ -89,3 +94,62 @@ def test_a_slow_rank_is_named_at_each_interval_while_the_timer_is_on(overrides, 
     assert log.count("speed of ranks, least to most: work") == 3
     assert "nan" not in "".join(line for line in log.splitlines() if "speed of ranks" in line)
     assert log.count("measuring is switched on") == 2  # after steps 3 and 5, and off after step 4
+
+
+class StragglerId(NamedTuple):
+    rank: int
+
+
+class FakeDetector:
+    """NVRx's, as far as it is used: rank 0 has a report after the third step, on which rank 1 is slow."""
+
+    initialized = False
+    steps = 0
+
+    def __init__(self):
+        self.gpu_relative_perf_scores = {0: 1.0, 1: 0.25}
+        self.gpu_individual_perf_scores = {0: 1.0, 1: 1.0}
+        self.rank_to_node = {0: "alpha", 1: "beta"}
+
+    def initialize(self, **settings):
+        self.initialized = True
+
+    def detection_section(self, name, profile_cuda):
+        return nullcontext()
+
+    def generate_report_if_interval_elapsed(self):
+        self.steps += 1
+        return self if self.is_interval_elapsed() and torch.distributed.get_rank() == 0 else None
+
+    def is_interval_elapsed(self):
+        return self.steps == 3
+
+    def shutdown(self):
+        self.initialized = False
+
+    def identify_stragglers(self, *, gpu_rel_threshold, gpu_indiv_threshold):
+        return {"straggler_gpus_relative": {StragglerId(SLOW)}, "straggler_gpus_individual": set()}
+
+
+def train_with_fake_detector(words, out):
+    """Train on this rank with a stand-in for nvidia-resiliency-ext."""
+    detector = FakeDetector()
+    for name in ("nvidia_resiliency_ext", "nvidia_resiliency_ext.straggler"):
+        sys.modules[name] = ModuleType(name)
+        sys.modules[name].__spec__ = ModuleSpec(name, None)
+    sys.modules[name].Detector = detector
+    outcome = train(words, out)
+    return outcome.reason, outcome.step, outcome.saved, outcome.message, detector.initialized
+
+
+@pytest.mark.slow
+def test_all_ranks_leave_after_a_checkpoint_when_one_gpu_is_slow(overrides, tmp_path, two_ranks):
+    words = [*overrides, "train.train_iters=9", "validation.eval_interval=null", "validation.eval_iters=0"]
+    words += ["nvrx_straggler.enabled=true", "nvrx_straggler.stop_if_detected=true"]
+    outcomes = two_ranks.run(train_with_fake_detector, words, tmp_path / "run")
+    why = "slow GPUs: rank 1 on beta (score 0.25) is slower than the fastest"
+    assert outcomes == [("stragglers", 3, True, f"stopped after step 3: {why}", False)] * 2
+    assert (tmp_path / "run" / "checkpoints" / "iter_0000003").is_dir()
+    scores = {row["step"]: row.get("gpu_relative_perf/median") for row in metrics(tmp_path / "run")}
+    assert scores == {1: None, 2: None, 3: 0.625}
+    assert f"warning: {why}" in (tmp_path / "run" / "log.txt").read_text()

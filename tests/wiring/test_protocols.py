@@ -39,15 +39,25 @@ if TYPE_CHECKING:
     from mb_host.t5 import host_t5_spec
     from mb_loop import Checkpointer, Reruns, TrainState
     from mb_loop import GlobalState as LoopState
+    from mb_loop.by_hand import StragglerReport
     from mb_loop.exits import ExitWish
     from mb_loop.mcore import MegatronReruns, RerunSettings
     from mb_loop.settings import LoopSettings
     from mb_metrics.sinks.console import TextStream
     from mb_models import LayerSpec, T5LayerSpec
-    from mb_resilience import AgreedStop, FaultToleranceConfig, RerunStateMachineConfig, SignalWatcher
+    from mb_resilience import (
+        AgreedStop,
+        FaultToleranceConfig,
+        NVRxStragglers,
+        RerunStateMachineConfig,
+        SignalWatcher,
+        StragglerSwitch,
+        StragglerTimer,
+    )
     from mb_resilience.agreement import KeyValueStore, Watcher
     from mb_resilience.faults import FaultSettings
     from mb_resilience.flight_recorder import RecorderSettings
+    from mb_resilience.straggler import Switch
     from mb_trainer.checkpointing import Progress, Saves
     from mb_trainer.console import Voice
     from mb_trainer.progress import ProgressLog
@@ -59,6 +69,15 @@ if TYPE_CHECKING:
 
     def _(saves: Saves) -> Checkpointer:
         return saves
+
+    def _(watched: NVRxStragglers) -> ExitWish:
+        return watched.wish
+
+    def _(timer: StragglerTimer) -> StragglerReport:
+        return timer
+
+    def _(switch: StragglerSwitch) -> Switch:
+        return switch
 
     def _(state: GlobalState) -> LoopState:
         return state

@@ -45,7 +45,7 @@ from mb_trainer.recording import EventRecorder, MetricsRecorder, ProgressBar
 from mb_trainer.rerunning import evaluating, loss_inspection
 from mb_trainer.run_folder import EventLog, LastRow, last_row
 from mb_trainer.state import GlobalState
-from mb_trainer.stragglers import SpeedReports, speed_reports
+from mb_trainer.stragglers import Stragglers, look_for_stragglers
 from mb_trainer.summary import Summary
 from mb_trainer.trainee import Trainee
 from mb_trainer.watching import Watch
@@ -125,15 +125,15 @@ class Run:
             total = config.train.train_iters or 0
             bar = stack.enter_context(self.voice.progress("training", total, done=counters.step))
             saves = self.saves(events, measured)
-            speeds = stack.enter_context(self.speed_reports(measured))
+            stragglers = stack.enter_context(self.stragglers(measured))
             recorder = MetricsRecorder(
                 measured,
                 loss_scale=config.model.fp16,
                 decoupled_rate=config.optimizer.decoupled_lr is not None,
-                extra=lambda: {**saves.values, **(speeds.values if speeds else {})},
+                extra=lambda: {**saves.values, **stragglers.values()},
             )
             recorders: list[Callback] = [recorder]
-            own += [ProgressBar(bar), *self.after_first_step(), *([speeds] if speeds else [])]
+            own += [ProgressBar(bar), *self.after_first_step(), *stragglers.callbacks()]
             if self.job.world.is_voice:
                 begin(events, self.job, step=counters.step, before=before)
                 recorders.append(stack.enter_context(EventRecorder(events)))
@@ -141,13 +141,14 @@ class Run:
             heard = CallbackManager([*own, *callbacks, *self.watch.callbacks()])
             self.instruments.watch(self.trainee.chunks, heard)
             outcome = train(
-                *(speeds.timed(self.trained()) if speeds else self.trained()),
-                speeds.reading(self.data.train) if speeds else self.data.train,
+                *stragglers.timed(self.trained()),
+                stragglers.reading(self.data.train),
                 self.data.valid,
                 self.state,
                 callbacks=heard,
                 checkpointer=None if config.checkpoint.save is None else self.watch.saves(saves),
                 exit_wish=self.agreed_stop(watcher),
+                straggler_wish=stragglers.wish,
                 reruns=self.reruns,
                 cuda_graphs=graphs_of_layers(self.job.config, self.trainee, groups=self.groups),
                 flops=measured.operations,
@@ -209,15 +210,11 @@ class Run:
             return None
         return AttentionLogits(self.trainee.chunks, groups=self.groups, clip=model.qk_clip)
 
-    def speed_reports(self, measured: Measured) -> AbstractContextManager[SpeedReports | None]:
-        """Return what compares the speed of ranks while it is open, if that is asked for. Collective."""
-        config = self.job.config
-        return speed_reports(
-            config.straggler,
-            device=next(self.trainee.chunks[0].parameters()).device,
-            voice=self.voice,
-            log_interval=config.logger.log_interval,
-            operations=measured.operations,
+    def stragglers(self, measured: Measured) -> AbstractContextManager[Stragglers]:
+        """Return what looks for slow ranks while it is open. Collective."""
+        device = next(self.trainee.chunks[0].parameters()).device
+        return look_for_stragglers(
+            self.job.config, device=device, voice=self.voice, operations=measured.operations
         )
 
     def memory_report(self) -> list[Callback]:

@@ -1,19 +1,34 @@
-"""Which ranks are slow: the timer of the section `straggler` in a run. Imports torch."""
+"""Which ranks are slow: the sections `straggler` and `nvrx_straggler` in a run. Imports torch."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
 
 from mb_loop import Callback, CallbackContext, StepResult
-from mb_resilience import StragglerDetectionConfig, StragglerSwitch, StragglerTimer, SwitchPortError
+from mb_resilience import (
+    NVRxStragglerDetectionConfig,
+    NVRxStragglers,
+    StragglerDetectionConfig,
+    StragglerSwitch,
+    StragglerTimer,
+    SwitchPortError,
+)
 from mb_resilience.straggler import unheard
-from mb_resilience.straggler_torch import RowExchange, gpu_says, stopwatch_for
+from mb_resilience.straggler_torch import RowExchange, SharedByRank0, gpu_says, stopwatch_for
+from mb_trainer.config import ConfigContainer
 from mb_trainer.console import Voice
 
 Trained = tuple[Any, list[Any], Any, Any]
 """Forward step, model, optimizer and scheduler, as the loop takes them."""
+
+
+def nobody_is_slow(step: int) -> str | None:
+    """Never wish to leave."""
+    return None
 
 
 class SpeedReports(Callback):
@@ -65,32 +80,123 @@ class SpeedReports(Callback):
             self.values = {} if found is None else found.metrics()
 
 
+class GpuScores(Callback):
+    """Lets NVRx's detector watch each step. Its reports are collective over the world.
+
+    Args:
+        watched: of this rank.
+        recorded: whether the scores are metrics.
+        say: prints a line.
+    """
+
+    def __init__(self, watched: NVRxStragglers, *, recorded: bool, say: Callable[[str], object]) -> None:
+        self._watched, self._recorded, self._say = watched, recorded, say
+        self.values: Mapping[str, float] = {}
+        """Metrics of the step that has just ended."""
+
+    def on_train_step_start(self, context: CallbackContext) -> None:
+        """Begin to measure."""
+        self._watched.begin_step()
+
+    def on_train_step_end(self, context: CallbackContext) -> None:
+        """Look at the scores if it is time."""
+        scores = self._watched.end_step()
+        self.values = scores.metrics() if scores and self._recorded else {}
+        why = scores.why() if scores else None
+        if why is not None:
+            self._say(f"warning: {why}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stragglers:
+    """What looks for slow ranks in this run: neither, either or both."""
+
+    speeds: SpeedReports | None = None
+    scores: GpuScores | None = None
+    wish: Callable[[int], str | None] = nobody_is_slow
+    """Why all ranks should leave after a step."""
+
+    def callbacks(self) -> list[Callback]:
+        """Return what hears of each step."""
+        return [each for each in (self.speeds, self.scores) if each is not None]
+
+    def timed(self, trained: Trained) -> Trained:
+        """Return what the loop trains with, timed if it is to be."""
+        return self.speeds.timed(trained) if self.speeds else trained
+
+    def reading(self, data: Any) -> Any:
+        """Return the data, timed if it is to be."""
+        return self.speeds.reading(data) if self.speeds else data
+
+    def values(self) -> dict[str, float]:
+        """Return the metrics of the step that has just ended."""
+        return {
+            name: value for each in (self.speeds, self.scores) if each for name, value in each.values.items()
+        }
+
+
 @contextmanager
-def speed_reports(
-    section: StragglerDetectionConfig | None,
+def look_for_stragglers(
+    config: ConfigContainer,
     *,
     device: torch.device,
     voice: Voice,
-    log_interval: int,
     operations: Callable[[StepResult], float],
-) -> Iterator[SpeedReports | None]:
-    """Measure the speed of ranks in this block, if the section asks for it, and listen on rank 0. Collective."""
-    if section is None or not section.log_straggler:
-        yield None
-        return
-    on = section.enable_straggler_on_startup and not section.disable_straggler_on_startup
+) -> Iterator[Stragglers]:
+    """Look for slow ranks in this block, as the sections say. Collective over the world.
+
+    Raises:
+        DetectorError: NVRx's detector cannot work here.
+    """
+    timed, watched = config.straggler, config.nvrx_straggler
     with ExitStack() as stack:
-        timer = StragglerTimer(
-            rank=torch.distributed.get_rank(),
-            enabled=on,
-            named=section.straggler_minmax_count,
-            exchange=RowExchange(device=device),
-            stopwatch=stopwatch_for(device),
-            device=gpu_says,
-            switch=switch_of_rank_0(stack, port=section.straggler_ctrlr_port, on=on, voice=voice),
-            write=voice.say if voice.speaks else unheard,
-        )
-        yield SpeedReports(timer, log_interval=log_interval, operations=operations)
+        speeds = scores = None
+        wish = nobody_is_slow
+        if timed is not None and timed.log_straggler:
+            timer = straggler_timer(stack, timed, device=device, voice=voice)
+            interval = config.logger.log_interval
+            speeds = SpeedReports(timer, log_interval=interval, operations=operations)
+        if watched is not None and watched.enabled:
+            stragglers = stack.enter_context(gpu_watch(watched, device=device))
+            scores = GpuScores(stragglers, recorded=watched.enable_logging, say=heard(voice))
+            wish = stragglers.wish
+        yield Stragglers(speeds=speeds, scores=scores, wish=wish)
+
+
+def heard(voice: Voice) -> Callable[[str], object]:
+    """Return what says a line that all ranks know, once."""
+    return voice.say if voice.speaks else unheard
+
+
+def straggler_timer(
+    stack: ExitStack, section: StragglerDetectionConfig, *, device: torch.device, voice: Voice
+) -> StragglerTimer:
+    """Return the timer of this rank, which can be switched on rank 0 until the stack ends. Collective."""
+    on = section.enable_straggler_on_startup and not section.disable_straggler_on_startup
+    return StragglerTimer(
+        rank=torch.distributed.get_rank(),
+        enabled=on,
+        named=section.straggler_minmax_count,
+        exchange=RowExchange(device=device),
+        stopwatch=stopwatch_for(device),
+        device=gpu_says,
+        switch=switch_of_rank_0(stack, port=section.straggler_ctrlr_port, on=on, voice=voice),
+        write=heard(voice),
+    )
+
+
+def gpu_watch(section: NVRxStragglerDetectionConfig, *, device: torch.device) -> NVRxStragglers:
+    """Return NVRx's detector for this rank, not begun yet."""
+    door = import_module(
+        "mb_resilience.nvrx_detector"
+    )  # imports nvidia-resiliency-ext, which not everybody has
+    return NVRxStragglers(
+        section,
+        door.nvrx_detector(),
+        rank=torch.distributed.get_rank(),
+        share=SharedByRank0(),
+        profile_cuda=device.type == "cuda",
+    )
 
 
 def switch_of_rank_0(stack: ExitStack, *, port: int, on: bool, voice: Voice) -> StragglerSwitch | None:

@@ -21,7 +21,7 @@ SECTIONS = {
 }
 
 
-FACTS = {"facts.world_size": 2, "facts.nvidia_resiliency_ext_installed": True}
+FACTS = {"facts.world_size": 2, "facts.nvidia_resiliency_ext_installed": True, "facts.cpu": False}
 """What rules are told of the machine, beside the sections."""
 
 

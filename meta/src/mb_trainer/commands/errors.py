@@ -47,6 +47,7 @@ from mb_models.hf.errors import HuggingFaceError
 from mb_models.peft.config import PeftError
 from mb_models.rules import ModelConfigError
 from mb_overlap import BufferSettingsError, OverlapConflictError, OverlapRefusedError
+from mb_resilience.nvrx_straggler import DetectorError
 from mb_resilience.sections import NoMonitorError
 from mb_trainer.failures import ERROR_FOLDER, FAILED, Failure, leave_failure, print_once
 from mb_trainer.ports import PortError
@@ -101,6 +102,7 @@ CANNOT_BE_DONE = (
     CheckpointSaveError,
     CheckpointShapeError,
     DataloaderStateError,
+    DetectorError,
     FsdpError,
     HuggingFaceError,
     IncompleteCheckpointError,

@@ -40,6 +40,11 @@ if TYPE_CHECKING:
     from mb_resilience.flight_recorder import RecorderSettings as RecorderSettings
     from mb_resilience.flight_recorder import flight_recorder_environment as flight_recorder_environment
     from mb_resilience.hang_reporter import HangReporter as HangReporter
+    from mb_resilience.nvrx_straggler import Detector as Detector
+    from mb_resilience.nvrx_straggler import DetectorError as DetectorError
+    from mb_resilience.nvrx_straggler import NVRxStragglers as NVRxStragglers
+    from mb_resilience.nvrx_straggler import PerformanceReport as PerformanceReport
+    from mb_resilience.nvrx_straggler import Scores as Scores
     from mb_resilience.rules import RULES as RULES
     from mb_resilience.rules import Rule as Rule
     from mb_resilience.sections import MonitorClient as MonitorClient
@@ -55,6 +60,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "AgreedStop": "agreement",
+    "Detector": "nvrx_straggler",
+    "DetectorError": "nvrx_straggler",
     "Fault": "faults",
     "FaultError": "faults",
     "FaultSettings": "faults",
@@ -64,13 +71,16 @@ _HOMES = {
     "KeyValueStore": "agreement",
     "MonitorClient": "sections",
     "NVRxStragglerDetectionConfig": "config",
+    "NVRxStragglers": "nvrx_straggler",
     "NoMonitorError": "sections",
+    "PerformanceReport": "nvrx_straggler",
     "RULES": "rules",
     "Rank0SilentError": "agreement",
     "RankSpeed": "straggler_report",
     "RecorderSettings": "flight_recorder",
     "RerunStateMachineConfig": "config",
     "Rule": "rules",
+    "Scores": "nvrx_straggler",
     "Sections": "sections",
     "SignalShield": "signals",
     "SignalWatcher": "signals",

@@ -102,10 +102,6 @@ def _switch(rule_id: str, path: str, *, off: object, on: object, why: str) -> Ru
 
 _SWITCHES = (
     _switch(
-        "R04", "nvrx_straggler.enabled", off=False, on=True,
-        why="nothing looks for slow ranks, and silence would look like health",
-    ),
-    _switch(
         "R05", "inprocess_restart.enabled", off=False, on=True,
         why="the training function is not wrapped, so a fault ends the process",
     ),
@@ -190,6 +186,56 @@ _R31 = Rule(
         "straggler.straggler_ctrlr_port": 65535,
         "straggler.straggler_minmax_count": 1,
     },
+)
+
+
+_DETECTOR = (
+    Rule(
+        id="R32",
+        fields=("nvrx_straggler.enabled", "facts.nvidia_resiliency_ext_installed"),
+        test=lambda enabled, installed: (
+            "nvidia-resiliency-ext is not installed" if enabled and not installed else None
+        ),
+        why="its detector measures the kernels of each GPU",
+        fix="Install it, or set nvrx_straggler.enabled=false; straggler.log_straggler=true does without.",
+        fails={"nvrx_straggler.enabled": True, "facts.nvidia_resiliency_ext_installed": False},
+        passes={"nvrx_straggler.enabled": True, "facts.nvidia_resiliency_ext_installed": True},
+    ),
+    Rule(
+        id="R33",
+        fields=("nvrx_straggler.enabled", "facts.cpu"),
+        test=lambda enabled, cpu: "there is no GPU here" if enabled and cpu else None,
+        why="it scores the kernels of GPUs, and finds none",
+        fix="Set nvrx_straggler.enabled=false, and straggler.log_straggler=true, which times any device.",
+        severity="warning",
+        fails={"nvrx_straggler.enabled": True, "facts.cpu": True},
+        passes={"nvrx_straggler.enabled": True, "facts.cpu": False},
+    ),
+    Rule(
+        id="R34",
+        fields=(
+            "nvrx_straggler.enabled",
+            "nvrx_straggler.profiling_interval",
+            "nvrx_straggler.num_gpu_perf_scores_to_print",
+        ),
+        test=lambda enabled, interval, count: (
+            f"profiling_interval={interval}, num_gpu_perf_scores_to_print={count}"
+            if enabled and (interval < 1 or count < 0)
+            else None
+        ),
+        why="every n-th step is measured, and a number of scores is printed",
+        fix="Set profiling_interval to at least 1, and num_gpu_perf_scores_to_print to at least 0.",
+        fails={
+            "nvrx_straggler.enabled": True,
+            "nvrx_straggler.profiling_interval": 0,
+            "nvrx_straggler.num_gpu_perf_scores_to_print": 5,
+        },
+        passes={
+            "nvrx_straggler.enabled": True,
+            "nvrx_straggler.profiling_interval": 1,
+            "nvrx_straggler.num_gpu_perf_scores_to_print": 0,
+        },
+    ),
 )
 
 
@@ -377,7 +423,8 @@ RULES: tuple[Rule, ...] = (
     *_FAULTS,
     _while_off("R12", "straggler", StragglerDetectionConfig, switch="log_straggler"),
     _R31,
-    _unread("R13", "nvrx_straggler", NVRxStragglerDetectionConfig),
+    _while_off("R13", "nvrx_straggler", NVRxStragglerDetectionConfig, switch="enabled"),
+    *_DETECTOR,
     _unread("R14", "inprocess_restart", InProcessRestartConfig),
     *_RERUNS,
 )

@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch.distributed import ProcessGroup
 from mb_resilience.straggler import HostStopwatch, Stopwatch
 from mb_resilience.straggler_report import UNITS
 
+Known = TypeVar("Known")
 Section = tuple[torch.cuda.Event, torch.cuda.Event, float]
 
 
@@ -32,6 +34,26 @@ class RowExchange:
         rows = [torch.empty_like(own) for _ in range(torch.distributed.get_world_size(self._group))]
         torch.distributed.all_gather(rows, own, group=self._group)
         return [_numbers(each) for each in rows]
+
+
+class SharedByRank0:
+    """Tells all ranks of a group what its rank 0 knows. Each call is one collective of pickled objects.
+
+    Args:
+        group: the ranks; None: all.
+        device: where its collectives take tensors; None: torch finds out.
+    """
+
+    def __init__(self, group: ProcessGroup | None = None, *, device: torch.device | None = None) -> None:
+        self._group = group
+        self._device = device
+
+    def __call__(self, known: Known) -> Known:
+        """Return what rank 0 gave; what others give is not looked at."""
+        box = [known]
+        source = torch.distributed.get_global_rank(self._group, 0) if self._group is not None else 0
+        torch.distributed.broadcast_object_list(box, src=source, group=self._group, device=self._device)
+        return box[0]
 
 
 def _numbers(row: Tensor) -> list[float]:

@@ -1,0 +1,173 @@
+import logging
+import math
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import pytest
+
+from mb_resilience import DetectorError, NVRxStragglerDetectionConfig, NVRxStragglers, Scores
+
+
+class StragglerId(NamedTuple):
+    rank: int
+
+
+class Report:
+    """What NVRx returns on rank 0, with its way to find stragglers."""
+
+    def __init__(self, relative, individual):
+        self.gpu_relative_perf_scores = relative
+        self.gpu_individual_perf_scores = individual
+        self.rank_to_node = {0: "alpha", 1: "beta", 2: "gamma"}
+
+    def identify_stragglers(self, *, gpu_rel_threshold, gpu_indiv_threshold):
+        def below(scores, threshold):
+            return {StragglerId(rank) for rank, score in scores.items() if score < threshold}
+
+        return {
+            "straggler_gpus_relative": below(self.gpu_relative_perf_scores, gpu_rel_threshold),
+            "straggler_gpus_individual": below(self.gpu_individual_perf_scores, gpu_indiv_threshold),
+        }
+
+
+class FakeDetector:
+    """Has a report at every second step; like NVRx's, only on rank 0 of several."""
+
+    def __init__(self, report=None):
+        self.initialized = False
+        self.told = []
+        self._report = report
+        self._steps = 0
+
+    def initialize(self, **asked):
+        assert not self.initialized
+        self.initialized = True
+        self.told.append(asked)
+
+    @contextmanager
+    def detection_section(self, name, profile_cuda):
+        self.told.append(f"<{name} {profile_cuda}")
+        yield
+        self.told.append(f"{name}>")
+
+    def generate_report_if_interval_elapsed(self):
+        self._steps += 1
+        return self._report if self.is_interval_elapsed() else None
+
+    def is_interval_elapsed(self):
+        return self._steps % 2 == 0
+
+    def shutdown(self):
+        self.initialized = False
+        self.told.append("shutdown")
+
+
+SLOW = Report({0: 1.0, 1: 0.4, 2: 0.9}, {0: 0.95, 1: 0.5, 2: math.nan})
+WHY = (
+    "slow GPUs: rank 1 on beta (score 0.40) is slower than the fastest; "
+    "rank 1 on beta (score 0.50) is slower than it was"
+)
+
+
+def steps(watched, count):
+    found = []
+    for step in range(1, count + 1):
+        watched.begin_step()
+        watched.end_step()
+        found.append(watched.wish(step))
+    return found
+
+
+def test_the_detector_is_told_the_settings_measures_steps_and_ends():
+    settings = NVRxStragglerDetectionConfig(
+        enabled=True, calc_individual_gpu_perf=False, profiling_interval=4, report_time_interval=9.0
+    )
+    detector = FakeDetector()
+    with NVRxStragglers(settings, detector, profile_cuda=False) as watched:
+        steps(watched, 1)
+        watched.begin_step()  # and never ended, as where a step raises
+    asked = {"gather_on_rank0": True, "profiling_interval": 4, "report_time_interval": 9.0}
+    assert detector.told == [
+        {"scores_to_compute": ["relative_perf_scores"], **asked},
+        *("<step False", "step>", "<step False", "step>"),
+        "shutdown",
+    ]
+
+
+def test_a_detector_that_a_broken_run_left_on_begins_anew():
+    detector = FakeDetector()
+    detector.initialize()
+    with NVRxStragglers(NVRxStragglerDetectionConfig(), detector):
+        assert detector.told[1] == "shutdown"
+        assert detector.initialized
+
+
+@pytest.mark.parametrize(("stop", "wishes"), [(True, [None, WHY]), (False, [None, None])])
+def test_all_ranks_wish_to_leave_when_rank_0_has_found_a_slow_gpu(stop, wishes):
+    settings = NVRxStragglerDetectionConfig(enabled=True, stop_if_detected=stop)
+    told = []
+    with NVRxStragglers(settings, FakeDetector(SLOW), share=lambda mine: told.append(mine) or mine) as first:
+        assert steps(first, 2) == wishes
+    with NVRxStragglers(settings, FakeDetector(), rank=1, share=lambda mine: mine or told[0]) as second:
+        assert steps(second, 2) == wishes
+
+
+def test_scores_that_are_no_numbers_are_left_out():
+    scores = Scores.of(SLOW, NVRxStragglerDetectionConfig())
+    assert scores == Scores(
+        relative={0: 1.0, 1: 0.4, 2: 0.9},
+        individual={0: 0.95, 1: 0.5},
+        nodes={0: "alpha", 1: "beta", 2: "gamma"},
+        slow={"relative": [1], "individual": [1]},
+    )
+    assert scores.metrics() == {
+        "gpu_relative_perf/min": 0.4,
+        "gpu_relative_perf/median": 0.9,
+        "gpu_relative_perf/max": 1.0,
+        "gpu_individual_perf/min": 0.5,
+        "gpu_individual_perf/median": pytest.approx(0.725),
+        "gpu_individual_perf/max": 0.95,
+    }
+    nothing = Report({0: math.nan}, {})
+    assert Scores.of(nothing, NVRxStragglerDetectionConfig()).metrics() == {}
+
+
+@pytest.mark.parametrize(
+    ("count", "lines"),
+    [
+        (0, [WHY]),
+        (
+            1,
+            [
+                "GPU performance, relative: worst of 3: "
+                "rank 1 on beta (score 0.40); best: rank 0 on alpha (score 1.00)",
+                "GPU performance, individual: rank 1 on beta (score 0.50), rank 0 on alpha (score 0.95)",
+                WHY,
+            ],
+        ),
+    ],
+)
+def test_rank_0_logs_so_many_scores_under_the_name_that_is_set(count, lines, caplog):
+    settings = NVRxStragglerDetectionConfig(num_gpu_perf_scores_to_print=count, logger_name="mine")
+    caplog.set_level(logging.INFO, logger="mine")
+    with NVRxStragglers(settings, FakeDetector(SLOW)) as watched:
+        steps(watched, 2)
+    assert [record.getMessage() for record in caplog.records if record.name == "mine"] == lines
+
+
+def test_a_detector_that_cannot_begin_is_one_message():
+    class Blind(FakeDetector):
+        def initialize(self, **asked):
+            raise ImportError("libcupti.so.12: cannot open shared object file")
+
+    with pytest.raises(DetectorError, match=r"nvrx_straggler\.enabled: .*libcupti"):
+        NVRxStragglers(NVRxStragglerDetectionConfig(), Blind()).__enter__()
+
+
+def test_nvrx_has_what_is_asked_of_its_detector():
+    pytest.importorskip("nvidia_resiliency_ext")
+    from mb_resilience.nvrx_detector import nvrx_detector
+
+    detector = nvrx_detector()
+    asked = {name for name in dir(FakeDetector) if not name.startswith("_")} | {"initialized"}
+    assert asked <= {*dir(detector)}

@@ -1,5 +1,7 @@
 """Fine-tuning on questions and answers through the trainer: it learns, and a stop changes nothing."""
 
+import re
+
 import pytest
 from runs import metrics, train_here
 
@@ -46,3 +48,17 @@ def test_it_learns_and_a_stop_changes_nothing(small, tmp_path):
     steps = [row["step"] for row in metrics(tmp_path / "whole") if "lm loss validation" in row]
     assert steps == [4, 8]
     assert "training: 28 samples" in (tmp_path / "whole" / "log.txt").read_text()
+
+
+def test_packs_teach_what_their_samples_do(small, tmp_path):
+    every = ["train.train_iters=4", "validation.eval_interval=null", "validation.eval_iters=0"]
+    train_here([*small, *every, "train.global_batch_size=28", "train.micro_batch_size=7"], tmp_path / "rows")
+    packed = "dataset.packed_sequence_specs={packed_sequence_size: 64}"
+    train_here(
+        [*small, *every, packed, "train.global_batch_size=14", "train.micro_batch_size=1"], tmp_path / "packs"
+    )
+    assert "14 packs of 64 tokens" in (tmp_path / "packs" / "log.txt").read_text()
+    assert losses(tmp_path / "packs") == pytest.approx(losses(tmp_path / "rows"), abs=1e-5)
+    said = [(tmp_path / name / "log.txt").read_text() for name in ("rows", "packs")]
+    rows, packs = (re.findall(r"4 steps, ([0-9,]+) tokens", text) for text in said)
+    assert rows == packs != []

@@ -13,8 +13,10 @@ from mb_data import (
     DatasetBuildContext,
     DatasetProvider,
     FIMTextCorpusConfig,
+    FinetuningDataset,
     FinetuningDatasetConfig,
     GPTFIMDatasetConfig,
+    PackedDataset,
     T5DatasetConfig,
     T5TextCorpusConfig,
     TextCorpusConfig,
@@ -60,6 +62,16 @@ def build_vocabulary(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SampleSizes:
+    """How large training samples of different lengths are, on the average and without padding."""
+
+    tokens: float
+    """Tokens of a sample, or of the samples in a pack."""
+    attention_length: float
+    """Length of a sequence that has as much attention per token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
     """Where a run reads; None for a split that is not there, and on pipeline stages that read nothing."""
 
@@ -70,6 +82,8 @@ class Data:
     has_valid: bool
     """Whether any rank has data for validation; alike on all of them."""
     has_test: bool
+    sizes: SampleSizes | None = None
+    """None: every sample has as many tokens as the model reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +101,7 @@ class Batches:
         self, dataset: Any, *, consumed: int, micro_batch_size: int | None, global_batch_size: int | None
     ) -> Any:
         """Return what goes on behind the samples that all ranks have consumed; None where there is nothing to read."""
-        if dataset is None or not reads_data(self.groups):
+        if dataset is None or not (reads_data(self.groups) or packs(self.config)):
             return None
         step = (micro_batch_size or 1) * self.groups.dp.size()
         if self.config.train.decrease_batch_size_if_needed and global_batch_size:
@@ -107,6 +121,12 @@ class Batches:
             for _ in range(self.config.model.virtual_pipeline_model_parallel_size or 1)
         ]
         return chunks if len(chunks) > 1 else chunks[0]
+
+
+def packs(config: ConfigContainer) -> bool:
+    """Say whether samples are packed; then every pipeline stage reads where they begin."""
+    dataset = config.dataset
+    return isinstance(dataset, FinetuningDatasetConfig) and dataset.packed_sequence_specs is not None
 
 
 def reads_data(groups: ProcessGroupCollection) -> bool:
@@ -234,6 +254,7 @@ def build_data(
         test=test,
         has_valid=has_valid,
         has_test=any_rank(splits.test is not None),
+        sizes=sample_sizes(splits.train),
     )
 
 
@@ -245,6 +266,13 @@ class Padding:
     """To `seq_length`: stages of a pipeline and ranks with other experts exchange tensors of one size."""
     multiple: int
     """To a multiple of this, which what cuts a sequence, or computes on blocks of it, can take."""
+
+
+def sample_sizes(dataset: Any) -> SampleSizes | None:
+    """Return how large the samples of a dataset are, where they differ."""
+    if not isinstance(dataset, FinetuningDataset | PackedDataset):
+        return None
+    return SampleSizes(tokens=dataset.mean_tokens, attention_length=dataset.attention_length)
 
 
 def padding_of(model: Any) -> Padding:
@@ -289,6 +317,7 @@ def build_datasets(
     reads: bool,
     padding: Padding,
     say: Callable[[str], None] | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
 ) -> tuple[Any, Any, Any]:
     """Build the train, validation and test datasets of a section with as many samples as the run draws."""
     context = DatasetBuildContext(
@@ -297,6 +326,7 @@ def build_datasets(
         test_samples=counts.test,
         tokenizer=vocabulary.tokenizer,
         pg_collection=groups,
+        progress=progress,
     )
     if isinstance(section, FinetuningDatasetConfig):
         return build_finetuning_datasets(

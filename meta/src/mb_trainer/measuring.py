@@ -29,6 +29,7 @@ from mb_metrics import (
 from mb_metrics.mcore import megatron_expert_tracker, megatron_prediction_tracker
 from mb_trainer.config import ConfigContainer
 from mb_trainer.console import Voice
+from mb_trainer.data import SampleSizes
 from mb_trainer.job import Job
 
 Sampler = Callable[[int], Mapping[str, Any]]
@@ -50,10 +51,11 @@ class Measured:
         device: of this rank.
         step: steps done before.
         vocab_size: rows of the output layer.
+        sizes: of training samples, where they differ.
         norms: measures the norms that are asked for; None: those of one model over `groups`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (what is measured, each by name)
         self,
         job: Job,
         *,
@@ -63,13 +65,17 @@ class Measured:
         device: torch.device,
         step: int,
         vocab_size: int,
+        sizes: SampleSizes | None = None,
         norms: Callable[[LoggerConfig], Mapping[str, float]] | None = None,
     ) -> None:
         config, world = job.config, job.world
         self._config, self._groups, self._chunks, self._device = config, groups, chunks, device
         self._microbatches = 0
         self._norms = self._of_one_model if norms is None else norms
-        self._flops_per_token = flops_per_token(config, vocab_size=vocab_size)
+        self._sizes = sizes
+        self._flops_per_token = flops_per_token(
+            config, vocab_size=vocab_size, seq_length=None if sizes is None else sizes.attention_length
+        )
         samplers = build_samplers(config.logger, start_step=step)
         self._energy = [sampler for sampler in samplers if isinstance(sampler, EnergySampler)]
         reductions = per_stage(build_reductions(config.logger), stages=groups.pp.size())
@@ -105,7 +111,11 @@ class Measured:
 
     def operations(self, result: StepResult) -> float:
         """Return the model's floating-point operations of a step over all ranks; 0 where they are not known."""
-        return (self._flops_per_token or 0.0) * (result.tokens or 0)
+        return (self._flops_per_token or 0.0) * (self.tokens(result) or 0)
+
+    def tokens(self, result: StepResult) -> int | None:
+        """Return the tokens of a step; of samples of different lengths the average, without padding."""
+        return result.tokens if self._sizes is None else round(result.samples * self._sizes.tokens)
 
     def at_interval(self, step: int, *, samples: int) -> dict[str, Any]:
         """Return what is measured at the end of a log interval, empty at other steps. Collective over the model."""
@@ -198,12 +208,17 @@ def stage_name(name: str, stage: int) -> str:
     return f"{MEMORY}stage {stage}/{name.removeprefix(MEMORY)}"
 
 
-def flops_per_token(config: ConfigContainer, *, vocab_size: int) -> float | None:
-    """Return the model FLOPs of one token, forward and backward; None, with a note in the log, where none are known."""
+def flops_per_token(
+    config: ConfigContainer, *, vocab_size: int, seq_length: float | None = None
+) -> float | None:
+    """Return the model FLOPs of one token, forward and backward; None, with a note in the log, where none are known.
+
+    `seq_length` is that of a sequence with as much attention per token; None: the model's.
+    """
     try:
         return model_flops_per_token(
             config.model,
-            seq_length=config.model.seq_length,
+            seq_length=config.model.seq_length if seq_length is None else seq_length,
             vocab_size=vocab_size,
             decoder_seq_length=getattr(config.model, "decoder_seq_length", None),  # only a T5 has one
         ).total

@@ -54,7 +54,7 @@ class MetricsRecorder(Callback):
                 **self._extra(),
             },
             samples=result.samples,
-            tokens=result.tokens,
+            tokens=self._measured.tokens(result),
             skipped=result.skipped,
             consumed_samples=counters.consumed_train_samples,
         )

@@ -31,7 +31,7 @@ from mb_loop.mcore import MegatronReruns
 from mb_resilience import AgreedStop, SignalWatcher
 from mb_trainer.checkpointing import Saves
 from mb_trainer.console import Voice
-from mb_trainer.data import Data
+from mb_trainer.data import Data, packs
 from mb_trainer.families import Family, ForwardStep
 from mb_trainer.graphs import graphs_of_layers, in_one_graph
 from mb_trainer.instruments import Instruments
@@ -90,7 +90,7 @@ class Run:
 
     def train(self, callbacks: Sequence[Callback]) -> TrainOutcome:
         """Train, evaluate, and print the summary."""
-        summary = Summary()
+        summary = Summary(tokens_per_sample=None if self.data.sizes is None else self.data.sizes.tokens)
         self.watch.loaded(self.manager, self.state)
         if self.job.config.validation.skip_train:
             outcome = self.evaluate_only(summary, callbacks)
@@ -170,7 +170,10 @@ class Run:
     @property
     def forward_step(self) -> Callable[..., ForwardStep]:
         """What makes the forward step, called as (inspect_loss=)."""
-        return self.modules.forward_step if self.modules else self.family.forward_step
+        if self.modules:
+            return self.modules.forward_step
+        step = self.family.forward_step
+        return partial(step, packed=True) if packs(self.job.config) else step
 
     def trained(self) -> tuple[Any, list[Any], Any, Any]:
         """Return forward step, model, optimizer and scheduler, as the loop takes them."""
@@ -296,5 +299,6 @@ class Run:
             device=next(self.trainee.chunks[0].parameters()).device,
             step=self.state.train_state.step,
             vocab_size=self.trainee.vocab_size,
+            sizes=self.data.sizes,
             norms=self.modules.norms if self.modules else None,
         )

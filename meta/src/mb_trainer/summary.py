@@ -8,9 +8,17 @@ from mb_trainer.run_folder import RunFolder
 
 
 class Summary(Callback):
-    """Counts steps, tokens and seconds of this process, and keeps the best validation loss."""
+    """Counts steps, tokens and seconds of this process, and keeps the best validation loss.
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+    Args:
+        tokens_per_sample: on the average, where samples differ; None: a step says its tokens.
+        clock: seconds.
+    """
+
+    def __init__(
+        self, *, tokens_per_sample: float | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._tokens_per_sample = tokens_per_sample
         self._clock = clock
         self._started = clock()
         self._steps = 0
@@ -27,7 +35,10 @@ class Summary(Callback):
     def on_train_step_end(self, context: CallbackContext) -> None:
         """Count a step and its tokens."""
         self._steps += 1
-        self._tokens += (context.result.tokens or 0) if context.result else 0
+        if context.result is None:
+            return
+        each = self._tokens_per_sample
+        self._tokens += (context.result.tokens or 0) if each is None else round(context.result.samples * each)
 
     def on_eval_end(self, context: CallbackContext) -> None:
         """Keep the lowest language-model loss; an evaluation that the time ended (None) is none."""

@@ -2,6 +2,7 @@
 
 import torch
 from megatron.core import parallel_state, tensor_parallel
+from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.enums import AttnMaskType
@@ -152,10 +153,39 @@ def refused(what: str) -> None:
         "ignored in a block": lambda: host_block_spec(config(fused_residual_rmsnorm=True), pp_rank=0),
         "bias": lambda: attention(HostCoreAttention)(*(torch.ones(2, 1, 4, 8),) * 3, None, attention_bias=1),
         "packed": lambda: attention(HostCoreAttention)(
-            *(torch.ones(2, 1, 4, 8),) * 3, None, packed_seq_params=1
+            *(torch.ones(2, 4, 8),) * 3, torch.ones(2, 2), packed_seq_params=PackedSeqParams()
         ),
     }
     forbidden[what]()
+
+
+def packed_and_apart() -> float:
+    """Return how far sequences in a pack, and their gradients, are from themselves alone; the second is empty."""
+    module = attention(HostCoreAttention)
+    lengths = [5, 0, SEQUENCE - 5]
+    generator = torch.Generator().manual_seed(7)
+    inputs = [
+        torch.randn(SEQUENCE, heads, CHANNELS, generator=generator, dtype=torch.float64, requires_grad=True)
+        for heads in (HEADS, GROUPS, GROUPS)
+    ]
+    borders = torch.tensor([0, 5, 5, SEQUENCE])
+    packed = PackedSeqParams(qkv_format="thd", cu_seqlens_q=borders, cu_seqlens_kv=borders)
+    together = module(*inputs, None, packed_seq_params=packed)
+    parts = [
+        module(*(each[:, None] for each in part), None)[:, 0]
+        for part in zip(*(torch.split(each, lengths) for each in inputs), strict=True)
+        if len(part[0])
+    ]
+    outcomes = [
+        (each, *torch.autograd.grad(each.square().sum(), inputs)) for each in (together, torch.cat(parts))
+    ]
+    return max((one - other).abs().max().item() for one, other in zip(*outcomes, strict=True))
+
+
+def packed_under_context_parallelism() -> None:
+    parallel_state.initialize_model_parallel(context_parallel_size=2)
+    module = HostCoreAttention(config(context_parallel_size=2), 1, AttnMaskType.causal, "self")
+    module(*(torch.ones(2, 4, 8),) * 3, None, packed_seq_params=PackedSeqParams())
 
 
 def mask_under_context_parallelism() -> None:

@@ -31,6 +31,16 @@ def test_a_window_holds_beside_a_mask(one_rank):
     assert difference < 1e-12
 
 
+def test_sequences_in_a_pack_attend_to_themselves_alone(one_rank):
+    [difference] = one_rank.run(function_in(ATTENTION, "packed_and_apart"))
+    assert difference < 1e-12
+
+
+def test_packs_under_context_parallelism_are_refused(two_ranks):
+    with pytest.raises(RankFailedError, match=r"ValueError: .*are given with context parallelism"):
+        two_ranks.run(function_in(ATTENTION, "packed_under_context_parallelism"))
+
+
 def test_dropout_differs_between_ranks_and_leaves_the_host_alone(two_ranks):
     first, second = two_ranks.run(function_in(ATTENTION, "dropped"))
     assert first.pop("sum") != second.pop("sum")
@@ -78,7 +88,7 @@ def test_norms_are_stored_as_under_transformer_engine(one_rank):
         ("ignored", "model.qk_l2_norm: got True"),
         ("ignored in a block", "model.fused_residual_rmsnorm: got True"),
         ("bias", "attention_bias is given"),
-        ("packed", "packed_seq_params is given"),
+        ("packed", "packed_seq_params are given with an attention_mask"),
     ],
 )
 def test_what_the_host_cannot_do_is_refused(what, message, one_rank):

@@ -59,6 +59,10 @@ if TYPE_CHECKING:
     from mb_data.mcore import build_gpt_datasets as build_gpt_datasets
     from mb_data.mimo import DrawnShapes as DrawnShapes
     from mb_data.mimo_config import DrawnShapesConfig as DrawnShapesConfig
+    from mb_data.packing import PackedDataset as PackedDataset
+    from mb_data.packing import first_fit_decreasing as first_fit_decreasing
+    from mb_data.reader import IndexedReader as IndexedReader
+    from mb_data.reader import examine_prefix as examine_prefix
     from mb_data.rules import RULES as RULES
     from mb_data.rules import ConfigError as ConfigError
     from mb_data.rules import Rule as Rule
@@ -70,6 +74,8 @@ if TYPE_CHECKING:
     from mb_data.sizes import dataset_sample_counts as dataset_sample_counts
     from mb_data.spans import SpanSizes as SpanSizes
     from mb_data.spans import fill_encoder as fill_encoder
+    from mb_data.stats import PrefixStats as PrefixStats
+    from mb_data.stats import blend_stats as blend_stats
     from mb_data.t5 import T5Dataset as T5Dataset
     from mb_data.t5 import corrupt_spans as corrupt_spans
     from mb_data.t5_build import build_t5_datasets as build_t5_datasets
@@ -87,9 +93,9 @@ if TYPE_CHECKING:
     from mb_data.tokenizers import Tokenizer as Tokenizer
 
 _HOMES = {
-    "RULES": "rules",
     "AddedTokens": "tokenizers",
     "BadDocumentError": "errors",
+    "BatchSampler": "samplers",
     "ByteTokenizer": "tokenizers",
     "ConfigError": "rules",
     "CyclicSampler": "samplers",
@@ -101,40 +107,53 @@ _HOMES = {
     "DrawnShapesConfig": "mimo_config",
     "FIMDataset": "fim",
     "FIMTextCorpusConfig": "fim_config",
+    "FinetuningDataset": "finetuning",
+    "FinetuningDatasetConfig": "finetuning_config",
     "GPTDatasetConfig": "config",
     "GPTFIMDatasetConfig": "fim_config",
     "IndexedFormatError": "errors",
+    "IndexedReader": "reader",
     "IndexedSummary": "indexed",
     "IndexedWriter": "indexed",
     "MiddleFiller": "fim",
     "MockGPTDatasetConfig": "config",
     "NotEnoughSamplesError": "errors",
     "NullTokenizer": "tokenizers",
+    "PackedDataset": "packing",
+    "PackedSequenceSpecs": "finetuning_config",
+    "PrefixStats": "stats",
     "PreparedCorpus": "corpus",
+    "RULES": "rules",
     "Rule": "rules",
     "SampleCounts": "sizes",
     "SentinelTokenizer": "tokenizers",
     "SingleSampler": "samplers",
     "SpanSizes": "spans",
+    "SumsFinetuningConfig": "finetuning_config",
     "T5Dataset": "t5",
     "T5DatasetConfig": "t5_config",
     "T5TextCorpusConfig": "t5_config",
     "TextCorpusConfig": "config",
-    "Tokenizer": "tokenizers",
     "TokenizedCorpus": "corpus",
+    "TokenizedSamples": "finetuning_samples",
+    "Tokenizer": "tokenizers",
     "TokenizerConfig": "tokenizer_config",
     "TokenizerError": "errors",
     "as_megatron": "mcore",
     "blend_from_path": "blend",
+    "blend_stats": "stats",
     "build_data_iterator": "loaders",
     "build_fim_datasets": "fim_build",
+    "build_finetuning_datasets": "finetuning_build",
     "build_gpt_datasets": "mcore",
     "build_indexed": "build",
     "build_t5_datasets": "t5_build",
     "corrupt_spans": "t5",
     "dataset_sample_counts": "sizes",
+    "examine_prefix": "reader",
     "fill_encoder": "spans",
     "find_fill_tokens": "fim",
+    "first_fit_decreasing": "packing",
     "keep_tokenizer": "tokenizer_loading",
     "kept_tokenizer": "tokenizer_loading",
     "load_tokenizer": "tokenizer_loading",
@@ -142,17 +161,10 @@ _HOMES = {
     "require_global_batch": "samplers",
     "split_matrix": "blend",
     "tokenize_corpus": "corpus",
+    "tokenize_samples": "finetuning_samples",
     "train_bpe": "bpe",
     "verify_prefix": "indexed",
     "with_sentinels": "tokenizer_loading",
-    "BatchSampler": "samplers",
-    "FinetuningDataset": "finetuning",
-    "FinetuningDatasetConfig": "finetuning_config",
-    "PackedSequenceSpecs": "finetuning_config",
-    "SumsFinetuningConfig": "finetuning_config",
-    "build_finetuning_datasets": "finetuning_build",
-    "tokenize_samples": "finetuning_samples",
-    "TokenizedSamples": "finetuning_samples",
 }
 __all__ = [
     "RULES",
@@ -172,12 +184,14 @@ __all__ = [
     "GPTDatasetConfig",
     "GPTFIMDatasetConfig",
     "IndexedFormatError",
+    "IndexedReader",
     "IndexedSummary",
     "IndexedWriter",
     "MiddleFiller",
     "MockGPTDatasetConfig",
     "NotEnoughSamplesError",
     "NullTokenizer",
+    "PrefixStats",
     "PreparedCorpus",
     "Rule",
     "SampleCounts",
@@ -194,6 +208,7 @@ __all__ = [
     "TokenizerError",
     "as_megatron",
     "blend_from_path",
+    "blend_stats",
     "build_data_iterator",
     "build_fim_datasets",
     "build_gpt_datasets",
@@ -201,6 +216,7 @@ __all__ = [
     "build_t5_datasets",
     "corrupt_spans",
     "dataset_sample_counts",
+    "examine_prefix",
     "fill_encoder",
     "find_fill_tokens",
     "keep_tokenizer",
@@ -221,6 +237,8 @@ __all__ = [
     "build_finetuning_datasets",
     "tokenize_samples",
     "TokenizedSamples",
+    "PackedDataset",
+    "first_fit_decreasing",
 ]
 
 

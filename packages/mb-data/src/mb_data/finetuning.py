@@ -75,6 +75,16 @@ class FinetuningDataset:
         learned = torch.from_numpy(self.samples.learned[start + 1 : end].astype(np.float32))
         return {"tokens": ids[:-1], "labels": ids[1:], "loss_mask": learned}
 
+    @property
+    def mean_tokens(self) -> float:
+        """Tokens of a sample on the average, without padding."""
+        return float(self.samples.lengths.mean())
+
+    @property
+    def attention_length(self) -> float:
+        """Length of a sequence that has the attention of these per token: their squares' sum over their sum."""
+        return self.samples.attention_length
+
     def length(self, place: int) -> int:
         """Return the tokens of the sample at a place, without reading it."""
         number = self._order[place]

@@ -5,14 +5,16 @@ from collections.abc import Callable
 from mb_data.config import DatasetBuildContext
 from mb_data.errors import TokenizerError
 from mb_data.finetuning import FinetuningDataset
-from mb_data.finetuning_config import FinetuningDatasetConfig, SumsFinetuningConfig
+from mb_data.finetuning_config import FinetuningDatasetConfig, PackedSequenceSpecs, SumsFinetuningConfig
 from mb_data.finetuning_files import sample_file
 from mb_data.finetuning_samples import TokenizedSamples, tokenize_samples
+from mb_data.packing import PackedDataset, pack_samples
 from mb_data.sums import write_sums
 from mb_data.tokenizers import Tokenizer
 from mb_data.turns import rank_zero_first
 
-Triple = tuple[FinetuningDataset | None, FinetuningDataset | None, FinetuningDataset | None]
+Split = FinetuningDataset | PackedDataset | None
+Triple = tuple[Split, Split, Split]
 
 
 def build_finetuning_datasets(
@@ -25,8 +27,8 @@ def build_finetuning_datasets(
 ) -> Triple:
     """Build the datasets for training, validation and test.
 
-    Collective over the default process group where there is one: rank 0 tokenizes, the others find it done. Training
-    samples are shuffled anew in each pass, the others are read in their own order, again and again.
+    Collective over the default process group where there is one: rank 0 tokenizes and packs, the others find it done.
+    Training samples (or packs) are shuffled anew in each pass, the others are read in their own order, again and again.
 
     Args:
         config: The dataset section; not changed.
@@ -59,16 +61,20 @@ def build_finetuning_datasets(
     }
     padded = pad_to_max_length or config.options.pad_to_max_length
 
-    def build(split: str, size: int) -> FinetuningDataset | None:
+    def build(split: str, size: int) -> Split:
         if not size:
             return None
         samples = rank_zero_first(lambda: _tokenized(split, config, tokenizer))
         if say is not None:
             say(_described(split, samples, longest=config.longest_sample))
+        samples = samples.first(config.max_train_samples) if split == "training" else samples
+        seed = config.seed if split == "training" else None
+        if config.packed_sequence_specs is not None:
+            return _packed(samples, config, size=size, seed=seed, padding_token=tokenizer.eod, say=say)
         return FinetuningDataset(
-            samples if split != "training" else samples.first(config.max_train_samples),
+            samples,
             size=size,
-            seed=config.seed if split == "training" else None,
+            seed=seed,
             padding_token=tokenizer.eod,
             pad_to=config.seq_length if padded else None,
             multiple=pad_to_multiple,
@@ -84,6 +90,35 @@ def _tokenized(split: str, config: FinetuningDatasetConfig, tokenizer: Tokenizer
     else:
         file = sample_file(config, split)
     return tokenize_samples(file, config=config, tokenizer=tokenizer)
+
+
+def _packed(
+    samples: TokenizedSamples,
+    config: FinetuningDatasetConfig,
+    *,
+    size: int,
+    seed: int | None,
+    padding_token: int,
+    say: Callable[[str], None] | None,
+) -> PackedDataset:
+    specs = config.packed_sequence_specs or PackedSequenceSpecs()
+    pack_size, multiple = specs.packed_sequence_size, specs.pad_seq_to_mult or 1
+    packs = rank_zero_first(lambda: pack_samples(samples, size=pack_size, multiple=multiple))
+    dataset = PackedDataset(
+        samples,
+        packs,
+        size=size,
+        seed=seed,
+        padding_token=padding_token,
+        pack_size=pack_size,
+        multiple=multiple,
+        equal_borders=specs.pad_cu_seqlens,
+    )
+    if say is not None:
+        say(
+            f"  {len(packs)} packs of {pack_size} tokens, {dataset.mean_tokens / pack_size:.1%} of them samples'"
+        )
+    return dataset
 
 
 def _described(split: str, samples: TokenizedSamples, *, longest: int) -> str:

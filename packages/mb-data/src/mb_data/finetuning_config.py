@@ -29,13 +29,13 @@ class PackedSequenceSpecs:
     """Processes that tokenize; -1: as many as `dataset.memmap_workers`."""
 
     packed_train_data_path: str | None = None
-    """Packs for training that are there already: a `.npy` or a parquet file. Nothing is tokenized for them."""
+    """Packs for training that are there already, in another trainer's format. Not read here: refused."""
 
     packed_val_data_path: str | None = None
     """The same for validation."""
 
     packed_metadata_path: str | None = None
-    """Statistics of such packs, which other trainers need. Here they are counted: refused."""
+    """Statistics of such packs. Not read here: refused."""
 
     pad_cu_seqlens: bool = False
     """Make the list of where samples begin equally long in all packs, by repeating its last entry."""

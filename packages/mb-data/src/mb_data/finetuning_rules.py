@@ -12,10 +12,23 @@ from mb_data.rule import Rule, unless
 _OURS = "dataset.memmap_workers"
 """A field that these sections have, and a user's own providers have not."""
 
-_ROOT = ("dataset.dataset_root", _OURS, "dataset.made_up", "dataset.packed_sequence_specs")
+_ROOT = ("dataset.dataset_root", _OURS, "dataset.made_up")
 _GROWING = ("dataset.dataloader_type", "train.rampup_batch_size", "train.step_batch_size_schedule")
 _OPTIONS = ("dataset.dataset_kwargs", _OURS)
 _GRAPH = (*_OPTIONS, "model.cuda_graph_impl")
+
+
+_PACKS = "dataset.packed_sequence_specs"
+_NOT_WITH_PACKS = {
+    "model.context_parallel_size": (1,),
+    "model.mtp_num_layers": (0,),
+    "model.multi_latent_attention": (False,),
+    "model.hybrid_layer_pattern": (),
+    "model.decoder_seq_length": (),
+    "model.image_token_id": (),
+    "model.softmax_type": ("vanilla",),
+}
+"""What packs do not go with -> values besides null with which they do."""
 
 
 def spec(specs: Any, name: str) -> Any:
@@ -23,8 +36,8 @@ def spec(specs: Any, name: str) -> Any:
     return specs.get(name) if isinstance(specs, Mapping) else getattr(specs, name, None)
 
 
-def _no_data(root: Any, ours: Any, made_up: Any, specs: Any) -> str | None:
-    there = ours is None or root or made_up or spec(specs, "packed_train_data_path")
+def _no_data(root: Any, ours: Any, made_up: Any) -> str | None:
+    there = ours is None or root or made_up
     return None if there else f"is {root!r}"
 
 
@@ -42,6 +55,39 @@ def _grows(kind: Any, rampup: Any, schedule: Any) -> str | None:
     if kind != "batch" or not (rampup or schedule):
         return None
     return f"is batch with rampup_batch_size={rampup}, step_batch_size_schedule={schedule!r}"
+
+
+def _other_length(specs: Any, length: Any) -> str | None:
+    size, multiple = spec(specs, "packed_sequence_size"), spec(specs, "pad_seq_to_mult") or 1
+    if specs is None or size is None or length is None or size < 1:
+        return None
+    if size != length:
+        return f"has packs of {size} tokens with seq_length={length}"
+    return (
+        f"has packs of {size} tokens and pad_seq_to_mult={multiple}"
+        if multiple < 1 or size % multiple
+        else None
+    )
+
+
+def _no_effect(specs: Any) -> str | None:
+    unread = (
+        "tokenizer_model_name",
+        "packed_train_data_path",
+        "packed_val_data_path",
+        "packed_metadata_path",
+    )
+    asked = [f"{name}={spec(specs, name)}" for name in unread if spec(specs, name) is not None]
+    return f"has {asked[0]}, which would have no effect" if asked else None
+
+
+def _cannot_be_packed(specs: Any, *values: Any) -> str | None:
+    asked = [
+        f"{path}={value}"
+        for (path, fine), value in zip(_NOT_WITH_PACKS.items(), values, strict=True)
+        if value is not None and value not in fine
+    ]
+    return f"is set with {asked[0]}" if specs is not None and asked else None
 
 
 def _shapes_differ(given: Any, ours: Any, graphs: Any) -> str | None:
@@ -82,12 +128,65 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="D70",
-        fields=("dataset.packed_sequence_specs",),
-        test=lambda specs: unless(specs is None, "is set"),
-        why="nothing in this version packs samples",
+        fields=(_PACKS, "dataset.seq_length"),
+        test=_other_length,
+        why="a pack is the sequence that the model reads, whole; what limits a sample is max_single_sequence_length",
+        fix="Set model.seq_length and dataset.seq_length to packed_sequence_size, which pad_seq_to_mult divides.",
+        fails={_PACKS: {"packed_sequence_size": 4096}, "dataset.seq_length": 1024},
+        passes={_PACKS: {"packed_sequence_size": 4096}, "dataset.seq_length": 4096},
+    ),
+    Rule(
+        id="D73",
+        fields=(_PACKS,),
+        test=_no_effect,
+        why="nothing in this version reads it: packs are made of the lines, and named by their content",
         fix="Leave it unset.",
-        fails={"dataset.packed_sequence_specs": {"packed_sequence_size": 4096}},
-        passes={"dataset.packed_sequence_specs": None},
+        fails={_PACKS: {"packed_sequence_size": 4096, "packed_metadata_path": "packed.jsonl"}},
+        passes={_PACKS: {"packed_sequence_size": 4096}},
+    ),
+    Rule(
+        id="D74",
+        fields=(_PACKS, "validation.eval_micro_batch_size"),
+        test=lambda specs, micro: unless(
+            specs is None or micro in (None, 1), f"is set with eval_micro_batch_size={micro}"
+        ),
+        why="a pack is one row of tokens, in an evaluation, too",
+        fix="Set validation.eval_micro_batch_size=1, or leave it unset.",
+        fails={_PACKS: {"packed_sequence_size": 4096}, "validation.eval_micro_batch_size": 4},
+        passes={_PACKS: {"packed_sequence_size": 4096}, "validation.eval_micro_batch_size": 1},
+    ),
+    Rule(
+        id="D75",
+        fields=(_PACKS, *_NOT_WITH_PACKS),
+        test=_cannot_be_packed,
+        why="attention, and whatever else mixes tokens, must be told where sequences begin, which is built for a "
+        "dense or mixture-of-experts GPT without a cut of the sequence",
+        fix="Leave dataset.packed_sequence_specs unset, or set that to its default.",
+        fails={**dict.fromkeys((_PACKS, *_NOT_WITH_PACKS)), _PACKS: {}, "model.context_parallel_size": 2},
+        passes={**dict.fromkeys((_PACKS, *_NOT_WITH_PACKS)), _PACKS: {}, "model.context_parallel_size": 1},
+    ),
+    Rule(
+        id="D76",
+        fields=(_PACKS, "model.cuda_graph_impl"),
+        test=lambda specs, graphs: unless(
+            specs is None or graphs in (None, "none"), f"is set with cuda_graph_impl={graphs}"
+        ),
+        why="a captured graph would keep the borders of the pack that it was captured with",
+        fix="Set model.cuda_graph_impl=none.",
+        fails={_PACKS: {"packed_sequence_size": 4096}, "model.cuda_graph_impl": "local"},
+        passes={_PACKS: {"packed_sequence_size": 4096}, "model.cuda_graph_impl": "none"},
+    ),
+    Rule(
+        id="D81",
+        fields=(_PACKS, "model.transformer_impl", "facts.cpu"),
+        test=lambda specs, layers, cpu: unless(
+            specs is None or cpu is not False or layers != "local",
+            "is set with transformer_impl=local on a GPU",
+        ),
+        why="Megatron Core's own attention knows no packed sequences",
+        fix="Use Transformer Engine (model.transformer_impl=transformer_engine), or do not pack.",
+        fails={_PACKS: {}, "model.transformer_impl": "local", "facts.cpu": False},
+        passes={_PACKS: {}, "model.transformer_impl": "local", "facts.cpu": True},
     ),
     Rule(
         id="D71",

@@ -71,6 +71,12 @@ class TokenizedSamples:
         """Tokens that each sample gives the model: one less than it has, as each is predicted from those before."""
         return np.diff(self.starts) - 1
 
+    @property
+    def attention_length(self) -> float:
+        """Length of a sequence that has the attention of these per token: their squares' sum over their sum."""
+        lengths = self.lengths.astype(np.float64)
+        return float((lengths**2).sum() / lengths.sum())
+
     def first(self, number: int | None) -> "TokenizedSamples":
         """Return the first samples; None: all."""
         return self if number is None else replace(self, starts=self.starts[: number + 1])

@@ -66,7 +66,7 @@ class HostNorm:
 
 
 class HostCoreAttention(MegatronModule):  # type: ignore[misc]
-    """Dot-product attention: masks, windows, query groups, dropout and context parallelism.
+    """Dot-product attention: masks, windows, query groups, dropout, packed sequences and context parallelism.
 
     Under context parallelism each rank holds two of the 2n equal chunks of the sequence, its own from either end
     (rank r: chunks r and 2n-1-r); keys and values are gathered from all ranks, whatever `cp_comm_type` says.
@@ -115,11 +115,35 @@ class HostCoreAttention(MegatronModule):  # type: ignore[misc]
         Collective over the context-parallel group. A causal mask is made here where none is given; `attention_mask`
         is True where attention is forbidden and broadcasts to [B, N, S, T]. A window narrows either of them.
 
+        Packed sequences stand one behind the other in query [S, N, D], and key and value [S, G, D]; each attends to
+        itself alone, and the output is [S, N*D].
+
         Raises:
-            ValueError: A bias, packed sequences, or a mask under context parallelism.
+            ValueError: A bias, a mask under context parallelism, or packed sequences with either of these.
         """
         self._refuse(attention_mask, attention_bias, packed_seq_params)
         causal = (attn_mask_type or self.attn_mask_type) in _CAUSAL
+        if packed_seq_params is not None:
+            return self._packed(query, key, value, packed_seq_params, causal=causal)
+        return self._attend(query, key, value, attention_mask, causal=causal)
+
+    def _packed(
+        self, query: Tensor, key: Tensor, value: Tensor, packed: PackedSeqParams, *, causal: bool
+    ) -> Tensor:
+        """Attend within each sequence by itself: the work is the sum of their lengths' squares."""
+        borders = packed.cu_seqlens_q if packed.cu_seqlens_q_padded is None else packed.cu_seqlens_q_padded
+        lengths = torch.diff(borders).tolist()
+        parts = zip(*(torch.split(each.unsqueeze(1), lengths) for each in (query, key, value)), strict=True)
+        outputs = [
+            self._attend(queries, keys, values, None, causal=causal)
+            for queries, keys, values in parts
+            if len(queries)
+        ]
+        return torch.cat(outputs).squeeze(1)
+
+    def _attend(
+        self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *, causal: bool
+    ) -> Tensor:
         query_positions, key_positions = self._positions(query.size(0), key.size(0))
         if self.cp_group is not None:
             key = gather_from_sequence_parallel_region(key, group=self.cp_group)
@@ -149,11 +173,16 @@ class HostCoreAttention(MegatronModule):  # type: ignore[misc]
         attention_bias: Tensor | None,
         packed_seq_params: PackedSeqParams | None,
     ) -> None:
-        if attention_bias is not None or packed_seq_params is not None:
-            what = "packed_seq_params" if attention_bias is None else "attention_bias"
+        if attention_bias is not None:
             raise ValueError(
-                f"HostCoreAttention.forward: {what} is given, which the host's attention does not know; pass an "
+                "HostCoreAttention.forward: attention_bias is given, which the host's attention does not know; pass an "
                 "attention_mask, or use Transformer Engine on a GPU."
+            )
+        if packed_seq_params is not None and (attention_mask is not None or self.cp_group is not None):
+            what = "context parallelism" if attention_mask is None else "an attention_mask"
+            raise ValueError(
+                f"HostCoreAttention.forward: packed_seq_params are given with {what}, and nothing tells how the one "
+                "was cut by the other; pack without it."
             )
         if attention_mask is not None and self.cp_group is not None:
             raise ValueError(

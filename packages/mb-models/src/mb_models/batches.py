@@ -7,12 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.utils import get_batch_on_this_cp_rank
 
 from mb_models.errors import BatchError
 
 FIRST_STAGE_KEYS = ("tokens", "position_ids")
 LAST_STAGE_KEYS = ("labels", "loss_mask")
+PACKED_KEYS = ("cu_seqlens", "max_seqlen")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +26,8 @@ class Batch:
     loss_mask_BS: torch.Tensor | None = None
     position_ids_BS: torch.Tensor | None = None
     attention_mask_B1SS: torch.Tensor | None = None
+    packed_seq_params: PackedSeqParams | None = None
+    """Where sequences that stand one behind the other begin; every stage needs it."""
 
 
 def get_batch(
@@ -34,31 +38,40 @@ def get_batch(
     device: torch.device,
     cp_group: torch.distributed.ProcessGroup | None = None,
     predicts_ahead: bool = False,
+    packed: bool = False,
 ) -> Batch:
     """Take the next microbatch and keep what this stage needs: inputs on the first, labels and loss mask on the last.
 
     A stage that `predicts_ahead` (multi-token prediction) reads both. A stage in the middle reads nothing and leaves
     the iterator alone. Copies to the device do not block, so they
-    overlap only from pinned memory. Under context parallelism each rank keeps the two slices of every sequence that
+    overlap only from pinned memory.
+
+    `packed` microbatches hold sequences one behind the other in a single row, with `cu_seqlens` [1, sequences + 1],
+    where they begin and the last ends, and `max_seqlen` [1], the length of the longest. Then every stage reads, because
+    attention in each layer must stay within a sequence.
+    Under context parallelism each rank keeps the two slices of every sequence that
     balance causal attention (zigzag order). No collective; does not synchronise with the device.
 
     Raises:
         BatchError: there is no iterator; a key is missing; S does not divide by twice the context-parallel size; the
-            microbatch holds packed sequences, or an attention mask that later stages would not see.
+            microbatch holds packed sequences unasked, in several rows or under context parallelism, or an attention
+            mask that later stages would not see.
         StopIteration: the iterator has run out.
     """
     only_stage = first_stage and last_stage
     first_stage, last_stage = first_stage or predicts_ahead, last_stage or predicts_ahead
-    if not (first_stage or last_stage):
+    if not (first_stage or last_stage or packed):
         return Batch()
-    keys = (*FIRST_STAGE_KEYS * first_stage, *LAST_STAGE_KEYS * last_stage)
+    keys = (*FIRST_STAGE_KEYS * first_stage, *LAST_STAGE_KEYS * last_stage, *PACKED_KEYS * packed)
     whole = next_microbatch(
         data_iterator,
         keys,
         reader="only stages in the middle of a pipeline go without",
         remedy="Let the dataset yield them.",
     )
-    _check(whole, only_stage=only_stage)
+    _check(whole, only_stage=only_stage, packed=packed)
+    if packed:
+        return _packed(whole, keys, device=device, cp_size=1 if cp_group is None else cp_group.size())
     wanted = [*keys, "attention_mask"] if "attention_mask" in whole else keys
     parts = to_device(whole, wanted, device=device)
     if cp_group is not None and cp_group.size() > 1:
@@ -112,11 +125,41 @@ def to_device(
     return {key: whole[key].to(device, non_blocking=True) for key in keys}
 
 
-def _check(whole: Mapping[str, torch.Tensor], *, only_stage: bool) -> None:
-    if "cu_seqlens" in whole:
+def _packed(
+    whole: Mapping[str, torch.Tensor], keys: Sequence[str], *, device: torch.device, cp_size: int
+) -> Batch:
+    rows = len(whole["cu_seqlens"])
+    if rows != 1 or cp_size != 1:
+        raise BatchError(
+            f"batch: holds packed sequences in {rows} rows on {cp_size} context-parallel ranks, because a pack is one "
+            "row, which is not cut. Set train.micro_batch_size=1 and model.context_parallel_size=1, or do not pack."
+        )
+    parts = to_device(whole, [key for key in keys if key != "max_seqlen"], device=device)
+    borders, longest = parts["cu_seqlens"][0], int(whole["max_seqlen"][0])
+    return Batch(
+        tokens_BS=parts.get("tokens"),
+        labels_BS=parts.get("labels"),
+        loss_mask_BS=parts.get("loss_mask"),
+        position_ids_BS=parts.get("position_ids"),
+        packed_seq_params=PackedSeqParams(
+            qkv_format="thd",
+            cu_seqlens_q=borders,
+            cu_seqlens_kv=borders,
+            max_seqlen_q=longest,
+            max_seqlen_kv=longest,
+        ),
+    )
+
+
+def _check(whole: Mapping[str, torch.Tensor], *, only_stage: bool, packed: bool) -> None:
+    if "cu_seqlens" in whole and not packed:
         raise BatchError(
             "batch: holds packed sequences (cu_seqlens), because attention would run across their borders. "
-            "Use a dataset without packing."
+            "Use GPTForwardStep(packed=True), or a dataset without packing."
+        )
+    if "attention_mask" in whole and packed:
+        raise BatchError(
+            "batch: holds an attention_mask beside packed sequences, because their borders are the mask. Leave it out."
         )
     if "attention_mask" in whole and not only_stage:
         raise BatchError(

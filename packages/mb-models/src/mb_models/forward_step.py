@@ -40,6 +40,8 @@ class GPTForwardStep:
     """Callable forward step; `inspect_loss` sees every microbatch's loss sum on the last stage."""
 
     inspect_loss: Callable[[torch.Tensor], None] | None = None
+    packed: bool = False
+    """Microbatches are packs of sequences; then all stages read them."""
 
     def __call__(
         self,
@@ -65,7 +67,9 @@ class GPTForwardStep:
             device=next(chunk.parameters()).device,
             cp_group=chunk.pg_collection.cp,
             predicts_ahead=chunk.mtp_process,
+            packed=self.packed,
         )
+        borders = {} if batch.packed_seq_params is None else {"packed_seq_params": batch.packed_seq_params}
         inputs = (batch.tokens_BS, batch.position_ids_BS, batch.attention_mask_B1SS)
         loss_function = None
         if batch.loss_mask_BS is not None:
@@ -73,9 +77,11 @@ class GPTForwardStep:
                 masked_next_token_loss, batch.loss_mask_BS, inspect_loss=self.inspect_loss
             )
         if return_schedule_plan:
-            plan = chunk.build_schedule_plan(*inputs, labels=batch.labels_BS, loss_mask=batch.loss_mask_BS)
+            plan = chunk.build_schedule_plan(
+                *inputs, labels=batch.labels_BS, loss_mask=batch.loss_mask_BS, **borders
+            )
             return plan, loss_function
-        return model(*inputs, labels=batch.labels_BS, loss_mask=batch.loss_mask_BS), loss_function
+        return model(*inputs, labels=batch.labels_BS, loss_mask=batch.loss_mask_BS, **borders), loss_function
 
 
 def gpt_forward_step(

@@ -1,0 +1,159 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mb_data import (
+    RULES,
+    ByteTokenizer,
+    DatasetBuildContext,
+    FinetuningDatasetConfig,
+    PackedSequenceSpecs,
+    build_data_iterator,
+    build_finetuning_datasets,
+    first_fit_decreasing,
+)
+
+END = ByteTokenizer.eod
+ANSWERS = ["one", "three", "a", "seventeen", "two", "eleven!"]
+
+
+@pytest.fixture
+def config(tmp_path):
+    root = tmp_path / "root"
+    root.mkdir()
+    lines = [{"input": "", "output": answer} for answer in ANSWERS]
+    for split in ("training", "validation"):
+        (root / f"{split}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return FinetuningDatasetConfig(
+        20,
+        dataset_root=str(root),
+        dataset_kwargs={"prompt_template": "{input}{output}"},
+        cache_dir=str(tmp_path / "cache"),
+        num_workers=0,
+        packed_sequence_specs=PackedSequenceSpecs(packed_sequence_size=20),
+    )
+
+
+def build(config, *, train=0, valid=2, say=None):
+    context = DatasetBuildContext(
+        train_samples=train, valid_samples=valid, test_samples=0, tokenizer=ByteTokenizer()
+    )
+    return build_finetuning_datasets(config, context, say=say)
+
+
+@given(lengths=st.lists(st.integers(1, 20), max_size=60))
+def test_first_fit_decreasing_is_what_its_name_says(lengths):
+    slow: list[list[int]] = []
+    for number in sorted(range(len(lengths)), key=lambda each: -lengths[each]):
+        room = (pack for pack in slow if sum(lengths[each] for each in pack) + lengths[number] <= 20)
+        pack = next(room, None)
+        if pack is None:
+            slow.append(pack := [])
+        pack.append(number)
+    assert first_fit_decreasing(lengths, size=20) == slow
+
+
+def test_a_sample_that_fits_into_no_pack_is_refused():
+    with pytest.raises(ValueError, match="a sample of 21 tokens does not fit into a pack of 20"):
+        first_fit_decreasing([3, 21], size=20)
+
+
+def test_a_pack_says_where_its_samples_begin_and_positions_begin_anew(config):
+    said = []
+    _, valid, _ = build(config, say=said.append)
+    pack = valid[0]
+    text = "".join("|" if label == END else chr(label) for label in pack["labels"].tolist())
+    assert text == "eventeen|leven!|ne||"
+    assert pack["cu_seqlens"].tolist() == [0, 9, 16, 19, 20]
+    assert pack["max_seqlen"] == 9
+    assert pack["position_ids"].tolist() == [*range(9), *range(7), *range(3), 0]
+    rest = valid[1]
+    assert rest["cu_seqlens"].tolist() == [0, 5, 8, 20]
+    assert rest["max_seqlen"] == 12  # the padding
+    assert rest["loss_mask"].tolist() == [1] * 8 + [0] * 12
+    assert {name: each.dtype for name, each in pack.items()} == {
+        "tokens": torch.int64,
+        "labels": torch.int64,
+        "loss_mask": torch.float32,
+        "position_ids": torch.int64,
+        "cu_seqlens": torch.int32,
+        "max_seqlen": torch.int32,
+    }
+    assert said == ["validation: 6 samples", "  2 packs of 20 tokens, 70.0% of them samples'"]
+
+
+def test_samples_may_take_a_multiple_and_borders_be_equally_many(config):
+    config.packed_sequence_specs = PackedSequenceSpecs(
+        packed_sequence_size=20, pad_seq_to_mult=4, pad_cu_seqlens=True
+    )
+    _, valid, _ = build(config)
+    borders = [valid[place]["cu_seqlens"].tolist() for place in range(len(valid))]
+    assert borders[0] == [0, 12, 20, 20, 20, 20]
+    assert {len(each) for each in borders} == {6}
+    assert all(border % 4 == 0 for each in borders for border in each)
+
+
+def test_longer_samples_are_cut_to_the_longest_that_may_be(config):
+    config.packed_sequence_specs = PackedSequenceSpecs(packed_sequence_size=20, max_single_sequence_length=4)
+    said = []
+    _, valid, _ = build(config, say=said.append)
+    assert int(valid[0]["max_seqlen"]) == 4
+    assert said[0] == "validation: 6 samples, 3 of them cut to 4 tokens"
+
+
+def test_packs_are_found_again_and_made_anew_where_they_are_damaged(config):
+    _, first, _ = build(config)
+    (file,) = first.samples.folder.glob("packs-*.npz")
+    made = file.stat().st_mtime_ns
+    build(config)
+    assert file.stat().st_mtime_ns == made
+    file.write_bytes(b"")
+    _, again, _ = build(config)
+    assert np.array_equal(again.packs.members, first.packs.members)
+    assert [path.name for path in first.samples.folder.glob("*packs-*")] == [file.name]
+
+
+def test_every_sample_is_in_a_pack_once_in_each_pass(config):
+    train, _, _ = build(config, train=4, valid=0)
+    batches = build_data_iterator(
+        train,
+        config=config,
+        consumed_samples=0,
+        micro_batch_size=1,
+        data_parallel_rank=0,
+        data_parallel_size=1,
+        global_batch_size=2,
+    )
+    rows = list(batches)
+    assert [tuple(row["tokens"].shape) for row in rows] == [(1, 20)] * 4
+    assert [tuple(row["max_seqlen"].shape) for row in rows] == [(1,)] * 4
+    learned = [int(row["loss_mask"].sum()) for row in rows]
+    assert sum(learned[:2]) == sum(learned[2:]) == sum(map(len, ANSWERS))
+    assert train.mean_tokens == sum(map(len, ANSWERS)) / 2
+    assert train.attention_length == sum(len(each) ** 2 for each in ANSWERS) / sum(map(len, ANSWERS))
+    with pytest.raises(IndexError):
+        train[4]
+
+
+def test_several_packs_in_a_row_are_refused_with_what_is_the_same(config):
+    _, valid, _ = build(config)
+    with pytest.raises(ValueError, match=r"2 packs in a micro-batch.*packs of 40 tokens"):
+        valid.collate([valid[0], valid[1]])
+
+
+@pytest.mark.parametrize(
+    ("rule_id", "values", "says"),
+    [
+        ("D70", ({"packed_sequence_size": 4096, "pad_seq_to_mult": 3}, 4096), "pad_seq_to_mult=3"),
+        ("D73", ({"packed_train_data_path": "a.npy"},), "packed_train_data_path=a.npy"),
+        ("D75", ({}, 1, 2, None, None, None, None, None), "model.mtp_num_layers=2"),
+        ("V047", (None, 1, False), "is None"),
+    ],
+)
+def test_other_ways_to_break_a_rule(rule_id, values, says):
+    (rule,) = (rule for rule in RULES if rule.id == rule_id)
+    assert says in rule.test(*values)

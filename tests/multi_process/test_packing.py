@@ -1,0 +1,37 @@
+"""Packed samples through a pipeline from the command line: a stage in the middle is told where samples begin, too."""
+
+import pytest
+from runs import losses, mb, train_here
+
+SMALL = [
+    "sft_tiny",
+    "tokenizer.tokenizer_type=ByteTokenizer",
+    "tokenizer.tokenizer_model=null",
+    "model.vocab_size=null",
+    "model.num_layers=3",
+    "model.hidden_size=32",
+    "model.ffn_hidden_size=64",
+    "model.num_attention_heads=4",
+    "model.num_query_groups=2",
+    "model.seq_length=64",
+    "dataset.seq_length=64",
+    "dataset.largest=5",
+    "dataset.packed_sequence_specs={packed_sequence_size: 64}",
+    "train.global_batch_size=14",
+    "train.micro_batch_size=1",
+    "train.train_iters=3",
+    "validation.eval_interval=3",
+    "scheduler.lr_warmup_iters=1",
+]
+
+
+def test_three_stages_train_as_one(tmp_path):
+    words = [*SMALL, f"dataset.cache_dir={tmp_path / 'cache'}"]
+    base = ["checkpoint.pretrained_checkpoint=null", "train.train_iters=1"]
+    train_here([*words, *base], tmp_path / "base")
+    words = [*words, f"checkpoint.pretrained_checkpoint={tmp_path / 'base' / 'checkpoints'}"]
+    train_here(words, tmp_path / "one")
+    three = ["model.pipeline_model_parallel_size=3", "--nproc", "3", "--out", str(tmp_path / "three")]
+    result = mb("finetune", *words, *three)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert losses(tmp_path / "three") == pytest.approx(losses(tmp_path / "one"), abs=1e-4)

@@ -16,6 +16,7 @@ import yaml
 from mb_checkpoint.layout import steps_in
 from mb_config import Provenance
 from mb_trainer.config import ConfigContainer
+from mb_trainer.weights import take_tokenizer
 
 NOT_SETTINGS = frozenset(
     {
@@ -241,7 +242,7 @@ def take(descriptor: int, folder: RunFolder) -> None:
 def place(config: ConfigContainer, folder: RunFolder, provenance: Provenance) -> None:
     """Let what has no place yet be in the run folder, and find the checkpoints of a run folder that is named.
 
-    What the user set to null has no place, and gets none.
+    The tokenizer of weights that are named is taken with them. What the user set to null has no place, and gets none.
     """
     checkpoint, logger = config.checkpoint, config.logger
     places: list[tuple[str, Any, str]] = [
@@ -261,3 +262,4 @@ def place(config: ConfigContainer, folder: RunFolder, provenance: Provenance) ->
             setattr(
                 checkpoint, name, str(checkpoints_in(Path(named)))
             )  # whoever named the run's folder meant these
+    take_tokenizer(config, run_config=folder.run_config, provenance=provenance)

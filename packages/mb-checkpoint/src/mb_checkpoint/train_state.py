@@ -1,6 +1,7 @@
 """The counters of a run as a `train_state.pt` file: a dict of 0-d tensors."""
 
 import io
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -47,7 +48,11 @@ def decode_train_state(content: bytes, *, source: str) -> dict[str, bool | int |
         TrainStateError: The content is no such file; `source` names it in the message.
     """
     try:
-        stored = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore"
+            )  # torch's guesses about a damaged file; the error says what is wrong
+            stored = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         counters = {name: value.item() for name, value in stored.items()}
         counters["step"] = int(counters["step"])
     except Exception as error:  # a changed bit can make the reader of the pickle raise anything

@@ -1,0 +1,83 @@
+"""What one process alone makes sure of: that a checkpoint is sound, and that nobody else saves in its folder."""
+
+import os
+import warnings
+
+import pytest
+import whole
+
+from mb_checkpoint import (
+    CheckpointFolderError,
+    CheckpointNotFoundError,
+    IncompleteCheckpointError,
+    TrainStateError,
+)
+from mb_checkpoint.locks import WRITER, reading, writing
+from mb_checkpoint.select import select_checkpoint
+from mb_checkpoint.soundness import first_sound, newest_sound
+from mb_checkpoint.train_state import read_train_state
+
+
+def flip(folder):
+    """Change a bit of the tensors; the size stays."""
+    (data,) = folder.glob("*.distcp")
+    content = bytearray(data.read_bytes())
+    content[-1] ^= 1
+    data.write_bytes(content)
+
+
+def test_a_flipped_bit_is_passed_over_for_the_newest_sound_one(tmp_path):
+    for step in (10, 20, 30):
+        whole.save(tmp_path, step)
+    flip(tmp_path / "iter_0000030")
+    (tmp_path / "iter_0000020" / "manifest.json").write_text("{}")
+    read = []
+    found = newest_sound(tmp_path, progress=read.append)
+    assert [each.path.name for each in (found, *found.passed_over)] == [
+        "iter_0000010",
+        "iter_0000030",
+        "iter_0000020",
+    ]
+    assert found.passed_over[0].reason == "__0_0.distcp differs from the manifest (SHA-256)"
+    assert sum(read) > (tmp_path / "iter_0000010" / "__0_0.distcp").stat().st_size
+
+
+def test_contents_need_not_be_compared(tmp_path):
+    whole.save(tmp_path, 10)
+    flip(tmp_path / "iter_0000010")
+    found = first_sound(lambda rejected: select_checkpoint(tmp_path, rejected=rejected), contents=False)
+    assert (found.step, newest_sound(tmp_path / "none")) == (10, None)
+
+
+def test_nothing_sound_is_an_error_that_names_each(tmp_path):
+    whole.save(tmp_path, 10)
+    flip(tmp_path / "iter_0000010")
+    with pytest.raises(
+        CheckpointNotFoundError, match=r"no complete checkpoint \(iter_0000010: __0_0.distcp differs"
+    ):
+        newest_sound(tmp_path)
+    with pytest.raises(IncompleteCheckpointError, match=r"not a whole checkpoint: __0_0.distcp differs"):
+        newest_sound(tmp_path / "iter_0000010")
+
+
+def test_a_damaged_train_state_is_an_error_and_no_warning(tmp_path):
+    (tmp_path / "latest_train_state.pt").write_bytes(bytes(range(128, 256)))
+    with warnings.catch_warnings(record=True) as said, pytest.raises(TrainStateError, match="cannot be read"):
+        read_train_state(tmp_path / "latest_train_state.pt")
+    assert said == []
+
+
+def test_one_process_at_a_time_saves_below_a_folder_and_says_who_it_is(tmp_path):
+    root = tmp_path / "new" / "checkpoints"
+    with writing(root, run="runs/a"):
+        whole.save(root, 10)
+        with reading(root / "iter_0000010"):
+            refused = rf"{root}: process {os.getpid()} on .* \(runs/a\) saves there"
+            with pytest.raises(CheckpointFolderError, match=refused), writing(root, run="runs/b"):
+                pass
+        (root / WRITER).unlink()
+        with pytest.raises(CheckpointFolderError, match="another process saves"), writing(root, run="b"):
+            pass
+    with writing(root, run="runs/b"):
+        assert (root / WRITER).is_file()
+    assert not (root / WRITER).exists()

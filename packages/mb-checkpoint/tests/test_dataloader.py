@@ -68,3 +68,12 @@ def test_another_data_parallel_size_is_refused(tmp_path):
     checkpoint = put(tmp_path / "iter_0000010", 1, 2)
     with pytest.raises(DataloaderStateError, match="positions of 2 data-parallel ranks, and none of rank 2"):
         read_dataloader_state(checkpoint, dp_rank=2)
+
+
+def test_a_position_that_no_rank_would_take_over_is_refused(tmp_path):
+    checkpoint = put(tmp_path / "iter_0000010", 1, 2, 3)
+    with pytest.raises(
+        DataloaderStateError, match="of 3 data-parallel ranks, and this run has 2: where rank 2 stood"
+    ):
+        read_dataloader_state(checkpoint, dp_rank=0, dp_size=2)
+    assert read_dataloader_state(checkpoint, dp_rank=2, dp_size=3) == {"position": 3}

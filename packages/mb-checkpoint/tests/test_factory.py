@@ -75,7 +75,13 @@ def test_a_class_by_name_is_made_with_the_section_and_called(here):
         ("no_such_module.Own", "cannot import no_such_module"),
         ("own_managers.Other", "own_managers has no Other"),
         ("own_managers.WithoutLoad", "lacks load, finalize_async_saves, has_checkpoint"),
-        ("own_managers.OneArgument", "does not take a context and a callback manager"),
+        ("own_managers.OneArgument", "save does not take what a manager's does"),
+        (".x", "'.x' is no module and class"),
+        ("a..b", "'a..b' is no module and class"),
+        ("os.path.sep", "os.path.sep is no class but '/'"),
+        ("json.JSONDecoder", "its constructor does not take what a manager's does"),
+        ("math.floor", "math.floor is no class but <built-in"),
+        ("builtins.dict", r"its constructor does not take .*\(no signature found"),
     ],
 )
 def test_a_wrong_class_is_refused_with_the_reason(here, name, message):

@@ -1,6 +1,7 @@
 """Every rule on its own examples, and the section as the fact that rules read."""
 
 import dataclasses
+from typing import get_args, get_type_hints
 
 import pytest
 
@@ -110,6 +111,34 @@ def test_refusals_come_all_together_with_value_reason_and_remedy():
 def test_a_background_save_needs_a_folder_and_a_lasting_worker(async_save, save, worker, wrong):
     (rule,) = (rule for rule in RULES if rule.id == "V066")
     assert bool(rule.test(async_save, save, worker)) is wrong
+
+
+ZERO_IS_FINE = {"async_ckpt_cpu_priority", "async_ckpt_io_priority", "ckpt_step"}
+MINUS_ONE_IS_FINE = {"most_recent_k"}
+HUGE_IS_FINE = {
+    "save_interval",
+    "most_recent_k",
+    "save_retain_interval",
+    "async_hang_seconds",
+    "non_persistent_save_interval",
+    "replication_jump",
+    "replication_factor",
+    "ckpt_step",
+}
+
+
+def test_every_number_of_the_section_has_bounds():
+    hints = get_type_hints(CheckpointConfig)
+    numbers = {name for name, hint in hints.items() if {int, float} & {hint, *get_args(hint)}}
+    section = {"save": "x", "load": "x", "non_persistent_ckpt_type": "global"}
+
+    def accepted(value):
+        return {name for name in numbers if not refusals(CheckpointConfig(**{**section, name: value}))}
+
+    assert accepted(0) == ZERO_IS_FINE
+    assert accepted(-1) == MINUS_ONE_IS_FINE
+    assert accepted(10**12) == HUGE_IS_FINE
+    assert refusals(CheckpointConfig(async_hang_seconds=float("nan")))
 
 
 def test_a_hugging_face_copy_needs_whole_weights_on_the_shared_disk():

@@ -1,7 +1,9 @@
 """What the rules ask of their fields: None, or what is wrong with the values. Standard library only."""
 
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
+from math import inf
 from pathlib import Path
 
 from mb_checkpoint.layout import why_not_a_checkpoint
@@ -82,11 +84,6 @@ def keeps_some(most_recent_k: int | None) -> str | None:
     return None if good else f"most_recent_k={most_recent_k}"
 
 
-def at_least_one_writer(writers: int) -> str | None:
-    """Say whether somebody writes."""
-    return None if writers >= 1 else f"storage_writers_per_rank={writers}"
-
-
 def known_format(ckpt_format: str) -> str | None:
     """Say whether this version writes that layout."""
     return None if ckpt_format in DISTRIBUTED_FORMATS else f"ckpt_format={ckpt_format}"
@@ -160,6 +157,15 @@ def copies_of_something(replication: bool, kind: str | None) -> str | None:
 def known_strategy(strategy: str) -> str | None:
     """Say whether that background writer exists."""
     return None if strategy in ("mcore", "nvrx") else f"async_strategy={strategy}"
+
+
+def between(name: str, low: float, high: float = inf) -> Callable[[float | None], str | None]:
+    """Return what says whether a number lies within two bounds, which are included; None is no number and passes."""
+
+    def test(value: float | None) -> str | None:
+        return None if value is None or low <= value <= high else f"{name}={value}"
+
+    return test
 
 
 def manager_can_be_found(name: str | None) -> str | None:

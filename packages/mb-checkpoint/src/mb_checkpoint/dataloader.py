@@ -1,6 +1,8 @@
 """The position of a data loader that keeps its own: one file for each data-parallel rank."""
 
 import io
+import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -8,6 +10,8 @@ import torch
 
 from mb_checkpoint.errors import DataloaderStateError
 from mb_checkpoint.layout import DATALOADER, iteration_directory, step_of
+
+_FILE = re.compile(r"train_dataloader_dprank(\d+)\.pt")
 
 
 @runtime_checkable
@@ -42,7 +46,9 @@ def encode_position(iterable: PositionedIterable) -> bytes:
     return buffer.getvalue()
 
 
-def read_dataloader_state(checkpoint: Path, *, dp_rank: int, folder: Path | None = None) -> Any | None:
+def read_dataloader_state(
+    checkpoint: Path, *, dp_rank: int, dp_size: int | None = None, folder: Path | None = None
+) -> Any | None:
     """Return the position that a data-parallel rank stored with a checkpoint; None where none was stored.
 
     The file is unpickled: read checkpoints that you trust.
@@ -50,11 +56,13 @@ def read_dataloader_state(checkpoint: Path, *, dp_rank: int, folder: Path | None
     Args:
         checkpoint: The folder of the checkpoint.
         dp_rank: Data-parallel rank of this process.
+        dp_size: Data-parallel ranks of this run; None: not compared with those that stored theirs.
         folder: Where positions were stored apart from the checkpoint, in `iter_*` folders; None: in the checkpoint, or
             where other trainers put them, in `energon/` beside it.
 
     Raises:
-        DataloaderStateError: Other ranks stored theirs and this one did not: the data-parallel size has changed.
+        DataloaderStateError: Other ranks stored theirs and this one did not, or ranks that this run has not stored
+            theirs: the data-parallel size has changed.
     """
     step = step_of(checkpoint)
     places = [checkpoint]
@@ -63,16 +71,31 @@ def read_dataloader_state(checkpoint: Path, *, dp_rank: int, folder: Path | None
     if folder is not None:
         places = [folder if step is None else iteration_directory(folder, step)]
     for place in places:
-        stored = sorted(place.glob("train_dataloader_dprank*.pt"))
+        stored = _ranks_in(place)
         if not stored:
             continue
-        if place / file_name(dp_rank) not in stored:
-            raise DataloaderStateError(
-                f"{place}: positions of {len(stored)} data-parallel ranks, and none of rank {dp_rank}. Use the "
-                "data-parallel size of the run that saved it."
-            )
-        content = (place / file_name(dp_rank)).read_bytes()
+        _refuse_other_size(place, stored, dp_rank=dp_rank, dp_size=dp_size)
+        content = stored[dp_rank].read_bytes()
         return torch.load(io.BytesIO(content), map_location="cpu", weights_only=False)[
             "dataloader_state_dict"
         ]
     return None
+
+
+def _ranks_in(place: Path) -> dict[int, Path]:
+    found = ((_FILE.fullmatch(path.name), path) for path in place.glob("train_dataloader_dprank*.pt"))
+    return {int(match[1]): path for match, path in found if match is not None}
+
+
+def _refuse_other_size(place: Path, stored: Collection[int], *, dp_rank: int, dp_size: int | None) -> None:
+    lost = [rank for rank in stored if dp_size is not None and rank >= dp_size]
+    if dp_rank not in stored:
+        reason = f"none of rank {dp_rank}"
+    elif lost:
+        reason = f"this run has {dp_size}: where rank {max(lost)} stood in the data would be lost"
+    else:
+        return
+    raise DataloaderStateError(
+        f"{place}: positions of {len(stored)} data-parallel ranks, and {reason}. Use the data-parallel size of the run "
+        "that saved it."
+    )

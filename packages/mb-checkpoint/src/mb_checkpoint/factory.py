@@ -29,26 +29,36 @@ def create_checkpoint_manager(
         write_assets: For the default manager.
 
     Raises:
-        CheckpointConfigError: The name has no dot, its module is not allowed or cannot be imported, it has no such
-            class, or what is there is no checkpoint manager; or the default manager refuses the section.
+        CheckpointConfigError: The name is none of a module and a class, its module is not allowed or cannot be
+            imported, it has no such class, or what is there is no checkpoint manager; or the default manager refuses
+            the section.
     """
     name = checkpoint_config.custom_manager_class
     if name is None:
         return DefaultCheckpointManager(checkpoint_config, write_assets=write_assets)
-    found = _class(name, allowed_modules)(checkpoint_config)
+    wanted = _class(name, allowed_modules)
+    _refuse_other_arguments(name, wanted, (object(),), "its constructor", "__init__(self, checkpoint_config)")
+    found = wanted(checkpoint_config)
     if not isinstance(found, CheckpointManager):
         lacks = [method for method in _METHODS if not hasattr(found, method)]
         raise CheckpointConfigError(
             f"{FIELD}: {name} lacks {', '.join(lacks)}. Add what CheckpointManager has."
         )
-    try:
-        inspect.signature(found.save).bind(object(), object())
-    except TypeError as error:
-        raise CheckpointConfigError(
-            f"{FIELD}: {name}.save does not take a context and a callback manager ({error}). "
-            "Define save(self, ctx, callback_manager=None)."
-        ) from error
+    _refuse_other_arguments(
+        name, found.save, (object(), object()), "save", "save(self, ctx, callback_manager=None)"
+    )
     return found
+
+
+def _refuse_other_arguments(
+    name: str, called: Callable[..., Any], given: tuple[object, ...], what: str, wanted: str
+) -> None:
+    try:
+        inspect.signature(called).bind(*given)
+    except (TypeError, ValueError) as error:  # ValueError: of some builtin classes nothing is known
+        raise CheckpointConfigError(
+            f"{FIELD}: {name}: {what} does not take what a manager's does ({error}). Define {wanted}."
+        ) from error
 
 
 _METHODS = ("save", "load", "finalize_async_saves", "has_checkpoint")
@@ -59,6 +69,10 @@ def _class(name: str, allowed_modules: Sequence[str] | None) -> Any:
     if not dot:
         raise CheckpointConfigError(
             f"{FIELD}: {name!r} has no dot. Give module and class, such as mine.storage.Manager."
+        )
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise CheckpointConfigError(
+            f"{FIELD}: {name!r} is no module and class. Give both, such as mine.storage.Manager."
         )
     if allowed_modules is not None and not any(
         module == each or module.startswith(f"{each}.") for each in allowed_modules
@@ -74,4 +88,9 @@ def _class(name: str, allowed_modules: Sequence[str] | None) -> Any:
         ) from error
     if not hasattr(found, attribute):
         raise CheckpointConfigError(f"{FIELD}: {module} has no {attribute}. Correct the name.")
-    return getattr(found, attribute)
+    wanted = getattr(found, attribute)
+    if not inspect.isclass(wanted):
+        raise CheckpointConfigError(
+            f"{FIELD}: {name} is no class but {wanted!r:.40}. Name a class that takes the checkpoint section."
+        )
+    return wanted

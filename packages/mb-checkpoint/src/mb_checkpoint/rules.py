@@ -1,9 +1,11 @@
 """What a `checkpoint` section must satisfy, and what this version does not carry out and therefore refuses."""
 
+from math import inf
+
 from mb_checkpoint.conditions import (
     async_format,
     async_has_a_target,
-    at_least_one_writer,
+    between,
     copies_of_something,
     finetuning_starts_somewhere,
     format_without_gloo,
@@ -28,6 +30,96 @@ from mb_checkpoint.conditions import (
 )
 from mb_checkpoint.not_carried_out import NOT_YET
 from mb_checkpoint.rule import Rule as Rule
+
+MOST_THREADS = 1024
+"""Threads of one rank beyond which a number is a slip."""
+
+
+def _number(
+    number: int, name: str, low: float, high: float = inf, *, why: str, fix: str, passes: float
+) -> Rule:
+    """Make the rule that a field lies within bounds."""
+    field = f"checkpoint.{name}"
+    return Rule(
+        id=f"CK{number}",
+        fields=(field,),
+        test=between(name, low, high),
+        why=why,
+        fix=fix,
+        fails={field: low - 1},
+        passes={field: passes},
+    )
+
+
+NUMBERS = (
+    _number(
+        16,
+        "save_retain_interval",
+        1,
+        why="it is the spacing in steps of checkpoints that stay for ever",
+        fix="Set checkpoint.save_retain_interval to 1 or more, or to null for none.",
+        passes=1000,
+    ),
+    _number(
+        17,
+        "async_hang_seconds",
+        1,
+        why="a background process that writes nothing for so long is ended, and a disk may pause for a moment",
+        fix="Set checkpoint.async_hang_seconds to 1 or more, such as 600.",
+        passes=600,
+    ),
+    _number(
+        18,
+        "async_ckpt_cpu_priority",
+        0,
+        19,
+        why="it is a nice value, and a process may only step aside",
+        fix="Set checkpoint.async_ckpt_cpu_priority to 0 to 19.",
+        passes=10,
+    ),
+    _number(
+        21,
+        "async_ckpt_io_priority",
+        0,
+        3,
+        why="the system knows the classes 0 to 3",
+        fix="Set checkpoint.async_ckpt_io_priority to 0 to 3, or to null for the system's own.",
+        passes=3,
+    ),
+    _number(
+        37,
+        "dist_ckpt_workers",
+        1,
+        MOST_THREADS,
+        why="each rank that writes starts that many threads",
+        fix=f"Set checkpoint.dist_ckpt_workers to 1 to {MOST_THREADS}.",
+        passes=1,
+    ),
+    _number(
+        38,
+        "ckpt_step",
+        0,
+        why="steps are counted from 0",
+        fix="Set checkpoint.ckpt_step to the step of a checkpoint, or leave it out for the newest.",
+        passes=100,
+    ),
+    _number(
+        39,
+        "replication_jump",
+        1,
+        why="it is the distance in ranks between two holders of the same copy",
+        fix="Set checkpoint.replication_jump to the number of ranks on a node, or to null.",
+        passes=8,
+    ),
+    _number(
+        40,
+        "replication_factor",
+        1,
+        why="it counts the nodes that hold each copy",
+        fix="Set checkpoint.replication_factor to 2 or more.",
+        passes=2,
+    ),
+)
 
 CONSISTENCY = (
     Rule(
@@ -172,9 +264,9 @@ CONSISTENCY = (
     Rule(
         id="CK02",
         fields=("checkpoint.storage_writers_per_rank",),
-        test=at_least_one_writer,
-        why="each rank that writes needs a thread to do it",
-        fix="Set checkpoint.storage_writers_per_rank to 1 or more.",
+        test=between("storage_writers_per_rank", 1, MOST_THREADS),
+        why="each rank that writes starts that many threads, and a file for each",
+        fix=f"Set checkpoint.storage_writers_per_rank to 1 to {MOST_THREADS}.",
         fails={"checkpoint.storage_writers_per_rank": 0},
         passes={"checkpoint.storage_writers_per_rank": 2},
     ),
@@ -321,7 +413,7 @@ CONSISTENCY = (
     ),
 )
 
-RULES: tuple[Rule, ...] = (*CONSISTENCY, *NOT_YET)
+RULES: tuple[Rule, ...] = (*CONSISTENCY, *NUMBERS, *NOT_YET)
 
 
 def refusals(section: object) -> list[str]:

@@ -2,7 +2,7 @@
 
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -197,7 +197,7 @@ def watched(job: Job, voice: Voice) -> Iterator[Watch]:
     with ExitStack() as stack:
         sections = stack.enter_context(monitored(job, voice)) if monitors(job) else None
         if job.config.ft is not None and job.config.ft.simulate_fault:
-            stack.enter_context(simulated_fault(job, job.config.ft))
+            stack.enter_context(simulated_fault(job, job.config.ft, voice))
         yield Watch(
             sections=sections,
             hangs=stack.enter_context(hang_reporter(job, voice)) if job.world.world_size > 1 else None,
@@ -208,11 +208,6 @@ def watched(job: Job, voice: Voice) -> Iterator[Watch]:
 
 def hang_reporter(job: Job, voice: Voice) -> HangReporter:
     """Return what reports ranks that wait for long, before their collectives give up."""
-
-    def say(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-        voice.log(text)
-
     world = job.world
     return HangReporter(
         seconds=SHARE * 60 * job.config.dist.distributed_timeout_minutes,
@@ -222,8 +217,18 @@ def hang_reporter(job: Job, voice: Voice) -> HangReporter:
         attempt=world.attempt,
         folder=None if job.unwritable else job.folder.path,
         speaker=world.world_size - 1,  # whose stderr a person sees
-        say=say,
+        say=aloud(voice),
     )
+
+
+def aloud(voice: Voice) -> Callable[[str], None]:
+    """Return what says a text for this rank, whichever speaks for all: on stderr, and in the log."""
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+        voice.log(text)
+
+    return say
 
 
 def own_connection(store: Store) -> Store:
@@ -254,7 +259,7 @@ def monitored(job: Job, voice: Voice) -> Sections:
     )
 
 
-def simulated_fault(job: Job, settings: FaultToleranceConfig) -> SimulatedFault:
+def simulated_fault(job: Job, settings: FaultToleranceConfig, voice: Voice) -> SimulatedFault:
     """Return the fault that all ranks agree on, drawn from the run's seed and the number of this start."""
     world = job.world
     fault = agree_on_fault(
@@ -265,4 +270,4 @@ def simulated_fault(job: Job, settings: FaultToleranceConfig) -> SimulatedFault:
         world_size=world.world_size,
         attempt=world.attempt,
     )
-    return SimulatedFault(fault, rank=world.rank, say=lambda text: print(text, file=sys.stderr, flush=True))
+    return SimulatedFault(fault, rank=world.rank, say=aloud(voice))

@@ -147,18 +147,11 @@ def make_plan(
     batches = batch_sizes(train)
     global_batch = batches[-1] if batches else None
     microbatches = count_microbatches(global_batch, read(train, "micro_batch_size"), data_parallel)
-    counts = [_stage_count(chunks, shape, stage) for stage in range(shape.pp)]
-    seen = vision_parts(shape)
-    layers = _layers(chunks, shape)
-    if layout is not None and layout.first:
-        counts, layers = [total(seen), *counts], [shape.vision.layers if shape.vision else 0, *layers]
-    elif shape.vision is not None:
-        counts[0] += total(seen)
-        layers[0] += shape.vision.layers
+    counts, layers = _stages_hold(chunks, shape, layout)
     held = _activations(sections, chunks, shape, store, microbatches=microbatches, stages=len(counts))
     over = _over(store, shape, world=world, data_parallel=data_parallel)
     memory = [_rank_bytes(count, store, over, kept) for count, kept in zip(counts, held, strict=True)]
-    once = add_parts(*(chunk_parts(chunk, shape) for chunk in _undivided(chunks, shape)), seen)
+    once = add_parts(*(chunk_parts(chunk, shape) for chunk in _undivided(chunks, shape)), vision_parts(shape))
     parts = {name: count.whole for name, count in once.items()}
     pipeline = _pipeline(model, chunks, shape, microbatches) if len(counts) == shape.pp else None
     length = _seq_length(sections)
@@ -197,6 +190,20 @@ def _seq_length(sections: Mapping[str, object]) -> int | None:
             if isinstance(length, int):
                 return length
     return None
+
+
+def _stages_hold(
+    chunks: tuple[Chunk, ...], shape: ModelShape, layout: Layout | None
+) -> tuple[list[Count], list[int]]:
+    """Return the parameters of each stage, and its layers; what sees is a stage of its own, or in the first."""
+    counts = [_stage_count(chunks, shape, stage) for stage in range(shape.pp)]
+    layers = _layers(chunks, shape)
+    if shape.vision is None:
+        return counts, layers
+    seen = total(vision_parts(shape))
+    if layout is not None and layout.first:
+        return [seen, *counts], [shape.vision.layers, *layers]
+    return [counts[0] + seen, *counts[1:]], [layers[0] + shape.vision.layers, *layers[1:]]
 
 
 def _stage_count(chunks: tuple[Chunk, ...], shape: ModelShape, stage: int) -> Count:

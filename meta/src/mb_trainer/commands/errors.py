@@ -25,6 +25,7 @@ from mb_data.errors import (
     BadDocumentError,
     CorpusError,
     DataPathError,
+    DocumentNumberError,
     IndexedFormatError,
     NotEnoughSamplesError,
     TokenizerError,
@@ -60,6 +61,10 @@ class LaunchError(ValueError):
     """Processes were asked for in a way that cannot be."""
 
 
+class NothingToIndexError(ValueError):
+    """Data for which nothing can be built ahead of a run."""
+
+
 class OutputExistsError(FileExistsError):
     """A file that would be overwritten."""
 
@@ -77,6 +82,7 @@ CANNOT_BE_READ = (
     ConfigReadError,
     CorpusError,
     DataPathError,
+    DocumentNumberError,
     IndexedFormatError,
     LaunchError,
     LogFormatError,
@@ -113,6 +119,7 @@ CANNOT_BE_DONE = (
     NonFiniteLossError,
     NotEnoughSamplesError,
     OutputExistsError,
+    NothingToIndexError,
     OverlapConflictError,
     PeftError,
     PlanError,

@@ -6,6 +6,7 @@ can be called again, and raises where the values contradict each other.
 
 import json
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -76,6 +77,9 @@ class DatasetBuildContext:
 
     pg_collection: Any = None
     """Megatron's ProcessGroupCollection, for providers that read differently on different ranks."""
+
+    progress: Callable[[str, int, int], None] | None = None
+    """Called with the stage, sample indices that are built or found, and their number."""
 
 
 @dataclass(kw_only=True)

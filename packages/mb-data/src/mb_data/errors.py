@@ -13,6 +13,10 @@ class DataPathError(FileNotFoundError):
     """A file that was named is not there, or only half of a `.bin`/`.idx` pair."""
 
 
+class DocumentNumberError(IndexError):
+    """A pair has no document of this number."""
+
+
 class IndexedFormatError(ValueError):
     """A `.bin`/`.idx` pair is not what its header says."""
 

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,9 @@ def build_gpt_datasets(
     _leave_out_unneeded(megatron_config, samples)
     if reads:
         _require_tokens(megatron_config)
-    dataset_class = MockGPTDataset if megatron_config.mock else GPTDataset
+    dataset_class = _told(
+        MockGPTDataset if megatron_config.mock else GPTDataset, context.progress, megatron_config, sizes
+    )
     with _without_notices():
         built = BlendedMegatronDatasetBuilder(dataset_class, sizes, is_built_on_rank, megatron_config).build()
     for split, dataset, wanted in zip(SPLITS, built, sizes, strict=True):
@@ -313,6 +316,29 @@ def _require_tokens(config: Any) -> None:
                     f"{config.split!r}); samples cannot be drawn from nothing. Give more documents, another split, or "
                     f"no {split} samples."
                 )
+
+
+def _told(
+    kind: Any, progress: Callable[[str, int, int], None] | None, config: Any, sizes: Sequence[int | None]
+) -> Any:
+    """Return a class of Megatron's datasets that tells of each one that is built; its indices have the same names."""
+    if progress is None:
+        return kind
+    wanted = [size is None or size > 0 for size in sizes]
+    if config.blend_per_split is not None:
+        parts = zip(wanted, config.blend_per_split, strict=True)
+        total = sum(len(blend[0]) for asked, blend in parts if asked and blend)
+    else:
+        total = sum(wanted) * len(config.blend[0] if config.blend else [""])
+    done, tell = count(1), progress
+
+    class Told(kind):  # type: ignore[misc]
+        def __init__(self, *args: Any, **values: Any) -> None:
+            super().__init__(*args, **values)
+            tell("build sample indices", min(next(done), total), total)
+
+    Told.__name__, Told.__qualname__ = kind.__name__, kind.__qualname__
+    return Told
 
 
 def _require_samples(dataset: Any, *, split: str, wanted: int) -> None:

@@ -1,0 +1,126 @@
+"""Documents by number, a pair read whole, and what blends are like."""
+
+import numpy as np
+import pytest
+
+from mb_data import (
+    DataPathError,
+    IndexedReader,
+    IndexedWriter,
+    NotEnoughSamplesError,
+    blend_stats,
+    examine_prefix,
+)
+from mb_data.errors import DocumentNumberError
+from mb_data.indexed import HEADER
+
+DOCUMENTS = [[5, 6, 7, 9], [], [1, 9], [*range(1, 8), 9]]
+
+
+@pytest.fixture
+def prefix(tmp_path):
+    return write(tmp_path / "play", DOCUMENTS)
+
+
+def write(prefix, documents, *, dtype="uint16"):
+    with IndexedWriter(prefix, dtype=dtype) as writer:
+        for document in documents:
+            writer.add_document(document)
+    return prefix
+
+
+def poke(path, place, value, *, size):
+    with path.open("r+b") as stream:
+        stream.seek(place)
+        stream.write(value.to_bytes(size, "little", signed=True))
+
+
+class TestReader:
+    def test_documents_come_back(self, prefix):
+        reader = IndexedReader(prefix)
+        assert [reader.document(number).tolist() for number in range(len(reader))] == DOCUMENTS
+        assert reader.document_lengths().tolist() == [4, 0, 2, 8]
+
+    def test_a_document_of_several_sequences_is_one(self, prefix):
+        idx = prefix.with_suffix(".idx")
+        boundaries = HEADER.size + 4 * 12
+        content = idx.read_bytes()[:boundaries] + np.array([0, 3, 4], np.int64).tobytes()
+        idx.write_bytes(content[:18] + np.array([4, 3], np.int64).tobytes() + content[34:])
+        reader = IndexedReader(prefix)
+        assert reader.document(0).tolist() == [5, 6, 7, 9, 1, 9]
+        assert (len(reader), reader.document_lengths().tolist(), examine_prefix(prefix)) == (2, [6, 8], [])
+
+    def test_an_empty_pair(self, tmp_path):
+        reader = IndexedReader(write(tmp_path / "none", []))
+        assert (len(reader), reader.document_lengths().tolist(), examine_prefix(reader.prefix)) == (0, [], [])
+
+    @pytest.mark.parametrize("number", [-1, 4])
+    def test_a_document_that_is_not_there(self, prefix, number):
+        with pytest.raises(DocumentNumberError, match=rf"has no document {number}; it has 4"):
+            IndexedReader(prefix).document(number)
+
+
+class TestExamine:
+    def test_a_whole_pair(self, prefix):
+        told = []
+        found = examine_prefix(prefix, vocab_size=10, eod=9, progress=lambda *news: told.append(news))
+        assert (found, told) == ([], [("read", 14, 14)])
+
+    def test_tokens_that_the_tokenizer_has_not(self, prefix):
+        (problem,) = examine_prefix(prefix, vocab_size=9)
+        assert "token 3 is 9, but the tokenizer has 9 entries" in problem
+
+    def test_documents_without_an_end(self, prefix):
+        (problem,) = examine_prefix(prefix, eod=7)
+        assert "3 of 4 documents do not end with 7" in problem
+
+    def test_a_sequence_that_begins_elsewhere(self, prefix):
+        poke(prefix.with_suffix(".idx"), HEADER.size + 4 * 4 + 8 * 2, 2, size=8)
+        (problem,) = examine_prefix(prefix)
+        assert (
+            "1 sequences do not begin where the one before them ends; number 2 at byte 2 instead of 8"
+            in problem
+        )
+
+    def test_a_negative_length(self, prefix):
+        poke(prefix.with_suffix(".idx"), HEADER.size + 4, -3, size=4)
+        (problem,) = examine_prefix(prefix)
+        assert "sequence 1 has -3 tokens" in problem
+
+    def test_documents_out_of_order(self, prefix):
+        poke(prefix.with_suffix(".idx"), HEADER.size + 4 * 12 + 8, 3, size=8)
+        (problem,) = examine_prefix(prefix)
+        assert "documents do not follow each other from sequence 0 to 4" in problem
+
+    def test_what_is_cut_off_is_a_problem_and_what_is_not_there_an_error(self, prefix, tmp_path):
+        prefix.with_suffix(".bin").write_bytes(b"12")
+        assert "2 bytes found, 28 expected" in examine_prefix(prefix)[0]
+        with pytest.raises(DataPathError, match=r"no such \.bin/\.idx pair"):
+            examine_prefix(tmp_path / "other")
+
+
+class TestStats:
+    def test_one_pair(self, prefix):
+        (found,) = blend_stats(([str(prefix)], None))
+        assert (found.documents, found.tokens, found.shortest, found.median, found.longest) == (
+            4,
+            14,
+            0,
+            3.0,
+            8,
+        )
+        assert (found.mean, found.share, found.epochs) == (3.5, 1.0, None)
+        assert found.histogram == ((1, 1), (4, 1), (8, 1), (16, 1))
+
+    def test_shares_and_epochs_of_a_blend(self, prefix, tmp_path):
+        other = write(tmp_path / "other", [[1] * 14])
+        found = blend_stats(([str(prefix), str(other)], [30.0, 70.0]), read_tokens=1400)
+        assert [(part.share, part.epochs) for part in found] == [(0.3, 30.0), (0.7, pytest.approx(70.0))]
+        by_size = blend_stats(([str(prefix), str(other)], None), read_tokens=56)
+        assert [(part.share, part.epochs) for part in by_size] == [(0.5, 2.0), (0.5, 2.0)]
+
+    def test_a_part_without_tokens_that_a_run_would_read(self, prefix, tmp_path):
+        empty = write(tmp_path / "empty", [])
+        with pytest.raises(NotEnoughSamplesError, match=r"has no tokens, of which a run would read 50\.0%"):
+            blend_stats(([str(prefix), str(empty)], [1.0, 1.0]), read_tokens=10)
+        assert blend_stats(([str(empty)], None))[0].histogram == ()

@@ -12,6 +12,7 @@ from mb_checkpoint.commit import commit, open_staging, seal
 from mb_checkpoint.manifest import Manifest
 from mb_checkpoint.train_state import encode_train_state
 from mb_trainer.cli import app
+from mb_trainer.commands.ckpt import layout_lines
 
 
 @pytest.fixture
@@ -61,6 +62,20 @@ def test_show_takes_a_step(run):
     code, out = mb("show", run, "--step", 20)
     assert (code, "step: 20" in out, "weight: float32 [4]" in out) == (0, True, True)
     assert json.loads(mb("show", run, "--json")[1])["manifest"]["layout"] == {"tensor_model_parallel_size": 1}
+
+
+def test_show_has_a_line_for_each_module_with_ranks_of_its_own():
+    layout = {
+        "vision.tensor_model_parallel_size": 1,
+        "vision.first_rank": 0,
+        "language.first_rank": 1,
+        "world_size": 2,
+    }
+    assert layout_lines(layout) == [
+        "  layout of vision: tensor_model_parallel_size=1, first_rank=0",
+        "  layout of language: first_rank=1",
+        "  layout: world_size=2",
+    ]
 
 
 def test_verify_finds_a_flipped_bit(run):

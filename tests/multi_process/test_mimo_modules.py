@@ -106,6 +106,7 @@ def test_modules_train_as_one_process_does(weights, ranks, name, tmp_path):
     [pytest.param(name, marks=[pytest.mark.matrix] * (name != FEW[0])) for name in (*FEW, [*LAYOUTS][3])],
 )
 def test_modules_that_were_cut_go_on_exactly(ranks, name, tmp_path):
+    from mb_checkpoint import describe_checkpoint
     from mb_trainer.verification.compare import compare, read_record
 
     number, layout = LAYOUTS[name]
@@ -120,6 +121,13 @@ def test_modules_that_were_cut_go_on_exactly(ranks, name, tmp_path):
     assert (verdict.first, verdict.ranks, verdict.steps, verdict.resumed_at) == (None, number, 5, (2,))
     assert {"optimizer", "parameters", "random streams"} <= {line.category for line in verdict.lines}
     assert measured(tmp_path / "cut") == measured(tmp_path / "straight")
+    told = describe_checkpoint(tmp_path / "cut" / "checkpoints").manifest.layout
+    ranks_of = {
+        module: told[f"{module}.tensor_model_parallel_size"] * told[f"{module}.data_parallel_size"]
+        for module in ("vision", "language")
+    }
+    apart = told["language.first_rank"] > 0
+    assert (told["world_size"], sum(ranks_of.values()) if apart else ranks_of["language"]) == (number, number)
 
 
 @pytest.mark.matrix

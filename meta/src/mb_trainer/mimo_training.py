@@ -54,6 +54,8 @@ class Places:
     cp: Place
     dp_cp: Any
     """A group of this rank alone."""
+    module_layouts: Mapping[str, Mapping[str, int]] | None = None
+    """Module -> its parallel sizes, and the first of its ranks; None for readers, who do not ask."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +78,15 @@ class Modules:
         """Every rank has random states of its own in a checkpoint: it may have a place in each module."""
         one = Place(0, 1)
         world = Place(torch.distributed.get_rank(), torch.distributed.get_world_size())
-        return Places(tp=world, pp=one, dp=one, cp=one, dp_cp=self.groups.main.pp)
+        layouts = {
+            name: {
+                "tensor_model_parallel_size": ranks.tensor_parallel_size,
+                "data_parallel_size": ranks.data_parallel_size,
+                "first_rank": ranks.first,
+            }
+            for name, ranks in self.groups.ranks.items()
+        }
+        return Places(tp=world, pp=one, dp=one, cp=one, dp_cp=self.groups.main.pp, module_layouts=layouts)
 
     def norms(self, logger: LoggerConfig) -> dict[str, float]:
         """Return the norms that are asked for, those of both modules on every rank. Collective over the world."""

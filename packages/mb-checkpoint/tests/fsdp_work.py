@@ -119,12 +119,15 @@ def same_plan():
 
 
 def cut_once_more():
-    """Look at weights of which this rank has other runs than Megatron-FSDP says."""
+    """Look at weights of which the second rank has other runs than Megatron-FSDP says."""
+    import torch
+
     from mb_checkpoint import fsdp, mcore
 
     run = new_run({"fsdp": "optim_grads_params"})
     for parameter in run.weights().values():
-        parameter.megatron_fsdp_slice = slice(0, 1)
+        if torch.distributed.get_rank() == 1:
+            parameter.megatron_fsdp_slice = slice(0, 1)
     fsdp.weights(run.model, mcore.Groups.of(None))
 
 
@@ -134,21 +137,18 @@ def read_apart(folder):
 
     import torch
 
-    from mb_checkpoint.restore_shards import read_on_all
+    from mb_checkpoint.restore_shards import read_in_place
 
-    read_on_all(Path(folder) / ("gone" * torch.distributed.get_rank()), {"iteration": None})
+    read_in_place(Path(folder) / ("gone" * torch.distributed.get_rank()), {"iteration": None})
 
 
 def nothing_in_common():
     """Ask for a tensor of which a checkpoint knows nothing."""
     from pathlib import Path
 
-    import torch
-
     from mb_checkpoint.restore_shards import compare
-    from mb_checkpoint.shards import whole
 
-    compare({"ours": whole(torch.ones(3))}, {"theirs": (3,)}, path=Path("run"), strict=False)
+    compare({"ours": (3,)}, {"theirs": (3,)}, path=Path("run"), may_lack=True, may_have_more=True)
 
 
 def other_cuts():
@@ -166,3 +166,65 @@ def other_cuts():
     layout = {"parallel_layout": {"tensor_model_parallel_size": 2}}
     contents = mcore.Contents(common=layout, shapes={}, objects=frozenset())
     refuse_other_cuts(Path("run"), [model], mcore.Groups.of(None), contents)
+
+
+def made_for_what_fits(folder):
+    """Load what does not fit, by its weights and then by its optimizer's state; return the errors, and of how many
+    parameters the optimizer has a state afterwards."""
+    from dataclasses import replace
+    from pathlib import Path
+
+    from rank_work import error_of
+
+    from mb_checkpoint import CheckpointConfig, CheckpointLoadContext, mcore
+    from mb_checkpoint.contents import contents_of
+    from mb_checkpoint.restore_shards import RestoreShards
+
+    run = new_run({"fsdp": "optim_grads_params"})
+    context = CheckpointLoadContext(
+        state=run.state, model=run.model, optimizer=run.optimizer, opt_param_scheduler=run.scheduler
+    )
+    section = CheckpointConfig(ckpt_format="fsdp_dtensor", strict_fsdp_dtensor_load=True)
+    whole = contents_of(Path(folder), shards=True)
+
+    def load(lacking):
+        shapes = {name: shape for name, shape in whole.shapes.items() if lacking not in name}
+        groups, contents = mcore.Groups.of(None), replace(whole, shapes=shapes)
+        RestoreShards(context, section, groups, Path(folder), contents=contents, resume=True).run()
+
+    found = [error_of(load, name)[:2] for name in ("model.module.embedding", "word_embeddings.weight.exp")]
+    return found, sum(len(part.optimizer.state) for part in mcore.optimizer_parts(run.optimizer))
+
+
+def adapters_of_a_whole_one(folder):
+    """Load what a filter accepts out of a checkpoint that has more, strictly; return the notes and what changed."""
+    run = new_run(
+        {"fsdp": "optim_grads_params", "seed": 99},
+        load=folder,
+        ckpt_format="fsdp_dtensor",
+        strict_fsdp_dtensor_load=True,
+        load_optim=False,
+        load_rng=False,
+    )
+    before = whole_weights(run)
+    notes = run.load(adapter_key_filter=lambda name: "linear_proj" in name).notes
+    after = whole_weights(run)
+    return notes, sorted(name.rpartition("layers.")[2] for name in before if before[name] != after[name])
+
+
+def onto_a_shelf(ckpt_format):
+    """Save a model in Megatron-FSDP as a local checkpoint."""
+    from tiny_state import Shelf
+
+    from mb_checkpoint import CheckpointConfig, CheckpointSaveContext
+    from mb_checkpoint.local import save_local
+
+    run = new_run({"fsdp": "optim_grads_params"})
+    context = CheckpointSaveContext(
+        state=run.state,
+        model=run.model,
+        optimizer=run.optimizer,
+        opt_param_scheduler=run.scheduler,
+        num_floating_point_operations_so_far=0,
+    )
+    save_local(context, CheckpointConfig(ckpt_format=ckpt_format), Shelf())

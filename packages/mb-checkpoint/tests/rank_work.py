@@ -37,6 +37,34 @@ def new_run(shape, **section):
     return TinyRun(Shape(**shape), **section)
 
 
+def resumed_from_a_node(folder):
+    """Train, save on this node's disk, and resume; return whether the library was there when the model was built, and
+    whether weights and optimizer are as they were."""
+    import sys
+
+    from mb_checkpoint import CheckpointSaveContext
+
+    section = {"load": folder, "non_persistent_ckpt_type": "local", "non_persistent_local_ckpt_dir": folder}
+    run = new_run({"dist_opt": True, "bf16": True}, **section)
+    run.train(2)
+    before = "mb_checkpoint.nvrx" in sys.modules
+    context = CheckpointSaveContext(
+        state=run.state,
+        model=run.model,
+        optimizer=run.optimizer,
+        opt_param_scheduler=run.scheduler,
+        num_floating_point_operations_so_far=0,
+        non_persistent_ckpt=True,
+    )
+    run.manager.save(context)
+    again = new_run({"dist_opt": True, "bf16": True, "seed": 99}, **section)
+    again.load()
+    there, here = run.fingerprint(), again.fingerprint()
+    return before, [
+        there[name] == here[name] for name in ("weights", "optimizer", "rates", "torch", "trackers")
+    ]
+
+
 def outcome_of_load(shape, section, wishes):
     """Load; return whether the weights and the optimizer changed, where the counters stand, and the record."""
     run = new_run({"seed": 99, **shape}, **section)

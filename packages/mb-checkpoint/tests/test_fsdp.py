@@ -144,8 +144,8 @@ def test_what_cannot_be_read_is_refused(two_ranks, saved, shape, section, says):
 def test_what_one_rank_cannot_read_is_an_error_on_all(two_ranks, saved):
     folder = f"{saved[0]}/iter_0000001"
     for kind, message, is_os_error in two_ranks.run(rank_work.error_of, fsdp_work.read_apart, folder):
-        assert (kind, is_os_error) == ("RanksFailedError", True)
-        assert re.search(r"could not be read \(rank 1: .*gone", message)
+        assert (kind, is_os_error) == ("CheckpointReadError", True)
+        assert re.search(r"could not be read \(rank 1: .*gone.*some of it is in the model already", message)
 
 
 def test_a_checkpoint_without_anything_of_the_model_is_refused(one_rank):
@@ -193,8 +193,9 @@ def test_blocks_that_do_not_cover_a_tensor_once_are_refused(two_ranks):
         assert (kind, message) == ("ValueError", "Failed to validate global plan")
 
 
-def test_shards_that_are_cut_once_more_are_refused(two_ranks):
+def test_shards_that_are_cut_once_more_on_one_rank_are_refused_on_all(two_ranks):
     for kind, message, _ in two_ranks.run(rank_work.error_of, fsdp_work.cut_once_more):
+        assert message.startswith("rank 1: CheckpointLayoutError: a weight of shape")
         assert (kind, "Set ddp.outer_dp_sharding_strategy=no_shard" in message) == (
             "CheckpointLayoutError",
             True,
@@ -206,3 +207,24 @@ def test_a_plan_is_kept_while_every_rank_has_the_same(two_ranks):
         (True, [["own", "shared"], ["own", "shared"], ["other", "own", "shared"]]),
         (True, [["own"], ["own"], ["own"]]),
     ]
+
+
+def test_no_state_is_made_for_what_does_not_fit(two_ranks, saved):
+    for found, states in two_ranks.run(fsdp_work.made_for_what_fits, f"{saved[0]}/iter_0000001"):
+        assert [kind for kind, _ in found] == ["CheckpointShapeError"] * 2
+        assert "model.module.embedding.word_embeddings.weight: absent in the checkpoint" in found[0][1]
+        assert "word_embeddings.weight.exp_avg: absent in the checkpoint" in found[1][1]
+        assert states == 0
+
+
+def test_adapters_are_read_strictly_out_of_a_checkpoint_that_has_more(two_ranks, saved):
+    found = two_ranks.run(fsdp_work.adapters_of_a_whole_one, saved[0])
+    notes = ("optimizer: load_optim is off; it starts fresh", "random state: load_rng is off")
+    changed = [f"{layer}.self_attention.linear_proj.weight" for layer in range(2)]
+    assert found == [(notes, changed)] * 2
+
+
+def test_a_model_in_megatron_fsdp_is_not_saved_locally(one_rank):
+    ((kind, message, _),) = one_rank.run(rank_work.error_of, fsdp_work.onto_a_shelf, "torch_dist")
+    says = "checkpoint.ckpt_format: torch_dist, and the model is sharded by Megatron-FSDP"
+    assert (kind, message.startswith(says)) == ("CheckpointLayoutError", True)

@@ -3,8 +3,11 @@
 import importlib.util
 
 import pytest
+import rank_work
 import tiny_work
 from rank_work import error_of
+
+from mb_checkpoint.dataloader import encode_position, file_name
 
 NVRX = importlib.util.find_spec("nvidia_resiliency_ext") is not None
 needs_nvrx = pytest.mark.skipif(not NVRX, reason="nvidia-resiliency-ext is not installed")
@@ -69,8 +72,59 @@ def test_a_manager_loads_where_there_are_only_local_ones(one_rank, tmp_path):
     assert one_rank.run(tiny_work.only_local_ones, tmp_path) == [(False, "resumed", 12, [12.0])]
 
 
-def test_a_local_checkpoint_that_cannot_be_written_is_an_error_of_the_disk(one_rank, tmp_path):
-    ((kind, message, is_os_error),) = one_rank.run(error_of, tiny_work.onto_a_full_shelf, tmp_path)
-    assert (kind, is_os_error) == ("CheckpointSaveError", True)
-    assert f"checkpoint save at step 12 to {tmp_path} failed" in message
-    assert "No space left on device" in message
+def test_a_local_checkpoint_that_one_rank_cannot_write_is_an_error_of_the_disk_on_all(two_ranks, tmp_path):
+    for kind, message, is_os_error in two_ranks.run(error_of, tiny_work.onto_a_full_shelf, tmp_path, {}):
+        assert (kind, is_os_error) == ("CheckpointSaveError", True)
+        assert f"checkpoint save at step 12 to {tmp_path} failed" in message
+        assert "rank 1: OSError: [Errno 28] No space left on device" in message
+
+
+def test_one_module_of_several_is_not_saved_locally(one_rank, tmp_path):
+    wishes = {"module_name": "vision"}
+    ((kind, *_),) = one_rank.run(error_of, tiny_work.onto_a_full_shelf, tmp_path, wishes)
+    assert kind == "NotImplementedError"
+
+
+ANEW = ("data loader: no position was stored; it starts anew",)
+
+
+@pytest.mark.parametrize(
+    ("loaders", "wishes", "expected"),
+    [
+        ((0, 1), {}, [(100, (), [12.0]), (101, (), [12.0])]),
+        ((0,), {}, [(100, ANEW, [12.0]), (0, ANEW, [12.0])]),
+        ((), {}, [(0, ANEW, [12.0])] * 2),
+        ((0, 1), {"skip_load_to_model_and_opt": True}, [(100, (), [1.0]), (101, (), [1.0])]),
+    ],
+    ids=["all", "one", "none", "counters and positions alone"],
+)
+def test_local_checkpoints_hold_the_positions_of_data_loaders(two_ranks, tmp_path, loaders, wishes, expected):
+    found = two_ranks.run(tiny_work.local_stream_positions, tmp_path, loaders, wishes)
+    assert found == [(position, notes, 12, values) for position, notes, values in expected]
+
+
+def test_positions_in_a_folder_of_their_own_are_taken_for_local_checkpoints_too(one_rank, tmp_path):
+    file = tmp_path / "elsewhere" / "iter_0000012" / file_name(0)
+    file.parent.mkdir(parents=True)
+    file.write_bytes(encode_position(tiny_work.Loader(7)))
+    wishes = {"dataloader_load": tmp_path / "elsewhere"}
+    ((position, *_),) = one_rank.run(tiny_work.local_stream_positions, tmp_path / "run", (0,), wishes)
+    assert position == 7
+
+
+@needs_nvrx
+def test_on_each_node_a_run_goes_on_with_the_sample_after_the_last(two_ranks, tmp_path):
+    found = two_ranks.run(tiny_work.on_each_node, tmp_path, [12, 14])
+    assert found == [(14, [14.0], 14 + rank, ()) for rank in range(2)]
+
+
+@needs_nvrx
+def test_a_full_disk_of_one_node_fails_the_save_on_all_and_loses_nothing(two_ranks, tmp_path):
+    for kind, message, taken, after in two_ranks.run(tiny_work.a_full_node, tmp_path):
+        assert (kind, taken, after) == ("FailedSave", 12, 16)
+        assert "rank 1: " in message
+
+
+@needs_nvrx
+def test_the_library_may_be_imported_after_the_model_was_trained(one_rank, tmp_path):
+    assert one_rank.run(rank_work.resumed_from_a_node, str(tmp_path)) == [(False, [True] * 5)]

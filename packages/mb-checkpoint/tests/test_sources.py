@@ -1,5 +1,7 @@
 """Which checkpoint a run starts from, temporary ones included, and that damage is passed over."""
 
+import re
+
 import pytest
 import tiny_work
 from rank_work import error_of
@@ -108,11 +110,39 @@ def test_each_data_parallel_rank_gets_its_own_position_back(two_ranks, tmp_path)
 
 
 def test_a_missing_position_is_an_error(two_ranks, tmp_path):
-    errors = two_ranks.run(error_of, tiny_work.stream_positions, tmp_path, True)
-    assert (errors[1][0], "positions of 1 data-parallel ranks, and none of rank 1" in errors[1][1]) == (
-        "DataloaderStateError",
-        True,
-    )
+    for kind, message, _ in two_ranks.run(error_of, tiny_work.stream_positions, tmp_path, True):
+        assert kind == "DataloaderStateError", message
+        assert message.startswith(
+            "data loader: its position could not be restored (rank 1: DataloaderStateError"
+        )
+        assert "positions of 1 data-parallel ranks, and none of rank 1" in message
+
+
+def test_a_position_that_one_rank_cannot_tell_fails_the_save_on_all(two_ranks, tmp_path):
+    for kind, message, left in two_ranks.run(tiny_work.a_stream_that_is_lost, tmp_path):
+        assert (kind, left) == ("FailedSave", [])
+        assert "rank 1: Lost: the stream is gone" in message
+
+
+@pytest.mark.parametrize("shards", [False, True], ids=["torch_dist", "fsdp_dtensor"])
+def test_what_one_rank_cannot_look_into_is_an_error_on_all(two_ranks, tmp_path, shards):
+    folder = two_ranks.run(tiny_work.save_steps, tmp_path, [10], {}, {})[0][0]
+    found = two_ranks.run(error_of, tiny_work.contents_apart, str(tmp_path / folder), shards)
+    for kind, message, is_os_error in found:
+        assert (kind, is_os_error) == ("CheckpointReadError", True)
+        assert re.search(r"could not be read \(rank 1: .*gone.*\), and nothing was changed", message)
+
+
+def test_modules_with_ranks_of_their_own_are_described_one_by_one(two_ranks, tmp_path):
+    for layout in two_ranks.run(tiny_work.layout_of_modules, tmp_path):
+        assert layout == {
+            "vision.tensor_model_parallel_size": 1,
+            "vision.data_parallel_size": 1,
+            "language.tensor_model_parallel_size": 2,
+            "language.data_parallel_size": 1,
+            "model_chunks": 1,
+            "world_size": 2,
+        }
 
 
 def test_a_checkpoint_that_megatron_wrote_by_itself_is_resumed_and_gives_weights_without_counters(
@@ -120,7 +150,8 @@ def test_a_checkpoint_that_megatron_wrote_by_itself_is_resumed_and_gives_weights
 ):
     ((source, step, values, scheduled, notes),) = one_rank.run(tiny_work.load_from_another_trainer, tmp_path)
     assert (source, step, values, scheduled) == ("resumed", 30, [30.0], 240)
-    assert notes == ("random state: the checkpoint holds none",)
+    assert notes[0].startswith("no manifest.json, as another program wrote it")
+    assert notes[1:] == ("random state: the checkpoint holds none",)
 
     (tmp_path / "iter_0000030" / "train_state.pt").unlink()
     section = {"pretrained_checkpoint": str(tmp_path)}

@@ -67,21 +67,91 @@ class Loader:
         self.position = state["position"]
 
 
+def contents_apart(folder, shards):
+    """Look into a checkpoint that the second rank does not find."""
+    import torch.distributed as dist
+
+    from mb_checkpoint.contents import contents_of
+
+    contents_of(Path(folder) / ("gone" * dist.get_rank()), shards=shards)
+
+
+def sealed_anew(path):
+    """Let the manifest say what is in the folder now, as if it had been so when it was written."""
+    from dataclasses import replace
+
+    from mb_checkpoint import read_manifest
+    from mb_checkpoint.commit import seal
+
+    facts = replace(read_manifest(path), files=())
+    (path / "manifest.json").unlink()
+    seal(path, facts)
+
+
+class Lost(Exception):
+    """A stream that is gone."""
+
+
+def a_stream_that_is_lost(folder):
+    """Save where the second rank's loader cannot tell its position; return what became of it and what is there."""
+    import torch.distributed as dist
+
+    class Broken(Loader):
+        def save_state(self):
+            raise Lost("the stream is gone")
+
+    loader = (Loader, Broken)[dist.get_rank()]()
+    failed = run_of(folder, 10).save(train_data_iterator=loader)
+    dist.barrier()  # the first rank clears away
+    return type(failed).__name__, failed.message, sorted(each.name for each in folder.iterdir())
+
+
+def layout_of_modules(folder):
+    """Save a model whose modules have ranks of their own; return the manifest's layout."""
+    from mb_checkpoint import read_manifest
+
+    run = run_of(folder, 10)
+    run.groups.module_layouts = {
+        "vision": {"tensor_model_parallel_size": 1, "data_parallel_size": 1},
+        "language": {"tensor_model_parallel_size": 2, "data_parallel_size": 1},
+    }
+    return read_manifest(run.save().path).layout
+
+
 def stream_positions(folder, missing):
     """Save with a data loader, load into another; return what the second one continues with."""
+    from dataclasses import replace
+
     import torch.distributed as dist
+
+    from mb_checkpoint.manifest import encode_manifest, read_manifest
 
     rank = dist.get_rank()
     saved = run_of(folder, 10).save(train_data_iterator=Loader(100 + rank))
     files = sorted(path.name for path in saved.path.glob("train_dataloader*"))
     dist.barrier()
     if missing and rank == 0:
-        (saved.path / "train_dataloader_dprank001.pt").unlink()
-        (saved.path / "manifest.json").unlink()
+        (saved.path / files[1]).unlink()
+        manifest = read_manifest(saved.path)
+        kept = tuple(entry for entry in manifest.files if entry.name != files[1])
+        (saved.path / "manifest.json").write_bytes(encode_manifest(replace(manifest, files=kept)))
     dist.barrier()
     loader = Loader()
     run_of(folder, 1).load(train_data_iterator=loader)
     return files, loader.position
+
+
+def stream_of_three(folder):
+    """Load, with two ranks and data loaders, what three ranks stored of theirs."""
+    import torch.distributed as dist
+
+    saved = run_of(folder, 10).save(train_data_iterator=Loader())
+    if dist.get_rank() == 0:
+        content = (saved.path / "train_dataloader_dprank001.pt").read_bytes()
+        (saved.path / "train_dataloader_dprank002.pt").write_bytes(content)
+        sealed_anew(saved.path)
+    dist.barrier()
+    run_of(folder, 1).load(train_data_iterator=Loader())
 
 
 def flipped_bits(folder):
@@ -159,7 +229,7 @@ def with_a_shelf(folder, shared, local, section, wishes):
     from tiny_state import Shelf
 
     from mb_checkpoint import CheckpointConfig, load_checkpoint
-    from mb_checkpoint.save import save_local
+    from mb_checkpoint.local import save_local
 
     shelf = Shelf()
     for step in shared:
@@ -172,6 +242,53 @@ def with_a_shelf(folder, shared, local, section, wishes):
     loaded = load_checkpoint(run.to_load(**wishes), section, local=shelf)
     passed = [each.path.name for each in loaded.passed_over]
     return loaded.source, run.state.train_state.step, sorted(run.model.values()), passed
+
+
+def local_stream_positions(folder, with_loaders, wishes):
+    """Save into memory with data loaders on some ranks, load with one on each; return where it goes on, and more."""
+    import torch.distributed as dist
+    from tiny_state import Shelf
+
+    from mb_checkpoint import CheckpointConfig, load_checkpoint
+    from mb_checkpoint.local import save_local
+
+    shelf, rank = Shelf(), dist.get_rank()
+    run = run_of(folder, 12)
+    stored = Loader(100 + rank) if rank in with_loaders else None
+    save_local(run.to_save(train_data_iterator=stored), CheckpointConfig(save_rng=False), shelf)
+    run, loader = run_of(folder, 1), Loader()
+    context = run.to_load(train_data_iterator=loader, **wishes)
+    loaded = load_checkpoint(context, CheckpointConfig(load=str(folder), load_rng=False), local=shelf)
+    return loader.position, loaded.notes[1:], loaded.step, sorted(run.model.values())
+
+
+def on_each_node(folder, steps):
+    """Save local checkpoints with data loaders, load into a run with another one; return step, values and position."""
+    import torch.distributed as dist
+
+    for step in steps:
+        loader = Loader(step + dist.get_rank())
+        local_run(folder, step).save(non_persistent_ckpt=True, train_data_iterator=loader)
+    run, loader = local_run(folder, 1), Loader()
+    loaded = run.load(train_data_iterator=loader)
+    return loaded.step, sorted(run.model.values()), loader.position, loaded.notes
+
+
+def a_full_node(folder):
+    """Save two local checkpoints; the second does not fit on the second rank's disk. Return what became of it, which
+    one is read then, and the step of a save after that."""
+    import resource
+
+    import torch.distributed as dist
+
+    local_run(folder, 12).save(non_persistent_ckpt=True)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if dist.get_rank() == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (64, before[1]))
+    failed = local_run(folder, 14).save(non_persistent_ckpt=True)
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    taken = local_run(folder, 1).load().step
+    return type(failed).__name__, failed.message, taken, save_local(folder, 16)
 
 
 def only_local_ones(folder):
@@ -194,15 +311,17 @@ def only_local_ones(folder):
     return shared, loaded.source, loaded.step, sorted(run.model.values())
 
 
-def onto_a_full_shelf(folder):
-    """Save a local checkpoint where there is no room."""
+def onto_a_full_shelf(folder, wishes):
+    """Save a local checkpoint where there is no room on the last rank."""
+    import torch.distributed as dist
     from tiny_state import Shelf
 
     from mb_checkpoint import CheckpointConfig
-    from mb_checkpoint.save import save_local
+    from mb_checkpoint.local import save_local
 
     section = CheckpointConfig(non_persistent_local_ckpt_dir=str(folder))
-    save_local(run_of(folder, 12).to_save(), section, Shelf(full=True))
+    full = dist.get_rank() == dist.get_world_size() - 1
+    save_local(run_of(folder, 12).to_save(**wishes), section, Shelf(full=full))
 
 
 def load_from_another_trainer(folder):

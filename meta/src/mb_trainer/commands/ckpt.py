@@ -66,9 +66,9 @@ def show(folder: Path, *, step: int | None, as_json: bool) -> int:
         if found.manifest is None:
             lines.append("  no manifest.json: made by another program")
         else:
-            for title in ("layout", "content", "versions"):
-                entries = getattr(found.manifest, title).items()
-                lines.append(f"  {title}: {', '.join(f'{name}={value}' for name, value in entries)}")
+            lines += layout_lines(found.manifest.layout)
+            for title in ("content", "versions"):
+                lines.append(f"  {title}: {listed(getattr(found.manifest, title))}")
         lines.append(f"  {len(found.tensors)} tensors and {found.objects} other entries")
         for name, tensor in list(found.tensors.items())[:SHOWN]:
             lines.append(f"    {name}: {tensor.dtype} {list(tensor.shape)}")
@@ -78,6 +78,27 @@ def show(folder: Path, *, step: int | None, as_json: bool) -> int:
         return 0
 
     return reported(work)
+
+
+def layout_lines(layout: Mapping[str, int]) -> list[str]:
+    """Return a line with the parallel sizes; a line for each module that has ranks of its own, and then the rest."""
+    modules: dict[str, dict[str, int]] = {}
+    rest = {}
+    for name, size in layout.items():
+        module, dot, own = name.rpartition(".")
+        if dot:
+            modules.setdefault(module, {})[own] = size
+        else:
+            rest[name] = size
+    return [
+        *(f"  layout of {each}: {listed(own)}" for each, own in modules.items()),
+        f"  layout: {listed(rest)}",
+    ]
+
+
+def listed(entries: Mapping[str, object]) -> str:
+    """Return names and values in one line."""
+    return ", ".join(f"{name}={value}" for name, value in entries.items())
 
 
 def verify(folder: Path, *, as_json: bool) -> int:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from mb_checkpoint.errors import CheckpointFolderError as CheckpointFolderError
     from mb_checkpoint.errors import CheckpointLayoutError as CheckpointLayoutError
     from mb_checkpoint.errors import CheckpointNotFoundError as CheckpointNotFoundError
+    from mb_checkpoint.errors import CheckpointReadError as CheckpointReadError
     from mb_checkpoint.errors import CheckpointSaveError as CheckpointSaveError
     from mb_checkpoint.errors import CheckpointShapeError as CheckpointShapeError
     from mb_checkpoint.errors import DataloaderStateError as DataloaderStateError
@@ -74,6 +75,7 @@ _HOMES = {
     "CheckpointLoadContext": "context",
     "CheckpointManager": "context",
     "CheckpointNotFoundError": "errors",
+    "CheckpointReadError": "errors",
     "CheckpointSaveContext": "context",
     "CheckpointSaveError": "errors",
     "CheckpointShapeError": "errors",
@@ -122,6 +124,7 @@ __all__ = [
     "CheckpointLoadContext",
     "CheckpointManager",
     "CheckpointNotFoundError",
+    "CheckpointReadError",
     "CheckpointSaveContext",
     "CheckpointSaveError",
     "CheckpointShapeError",

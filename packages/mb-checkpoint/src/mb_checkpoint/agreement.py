@@ -40,24 +40,33 @@ def on_rank_zero(work: Callable[[], T]) -> T:
     return outcome[0]  # type: ignore[return-value]  # rank 0 put a T there
 
 
+NAMED = 3
+"""Ranks that the message of a failure names."""
+
+
 class RanksFailedError(OSError):
     """Work that every rank did failed on some; the message says where and why."""
 
 
-def on_every_rank(work: Callable[[], object]) -> None:
-    """Run `work` on every rank; where it fails on one, raise on all. Collective over the default group.
+def on_every_rank(work: Callable[[], T]) -> T:
+    """Run `work` on every rank and return its result here; where it fails on one, raise on all.
+
+    Collective over the default group. `work` itself must not be, or must fail on all ranks alike: a rank that has
+    failed goes on to where the others come with their results.
 
     Raises:
-        RanksFailedError: It raised on a rank; the message names the first such rank and its error.
+        RanksFailedError: It raised on a rank; the message names the first such ranks and their errors.
     """
-    words = ""
+    results: list[T] = []
+    words, cause = "", None
     try:
-        work()
+        results.append(work())
     except Exception as error:  # noqa: BLE001  # not swallowed: raised below, here and on every other rank
-        words = f"{type(error).__name__}: {error}"
+        words, cause = f"{type(error).__name__}: {error}", error
     failures = [f"rank {rank}: {each}" for rank, each in enumerate(gather(words)) if each]
     if failures:
-        raise RanksFailedError("; ".join(failures[:3]))
+        raise RanksFailedError("; ".join(failures[:NAMED])) from cause
+    return results[0]
 
 
 def gather(value: T) -> list[T]:

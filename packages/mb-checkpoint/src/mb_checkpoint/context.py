@@ -111,7 +111,8 @@ class CheckpointSaveContext:
     adapter_key_filter: KeyFilter | None = None
     """Store only the parameters that it accepts by name; the optimizer has no others anyway."""
     pg_collection: Any | None = None
-    """Process groups with `tp`, `pp`, `dp_cp` (and `ep`); None takes Megatron's own."""
+    """Process groups with `tp`, `pp`, `dp_cp` (and `ep`); None takes Megatron's own. Where modules have ranks of their
+    own, `module_layouts` names each one's parallel sizes, and every rank is one of its own in `tp`."""
     module_name: str | None = None
     """Name of one module among several; refused by this version."""
     rerun_state_machine: RerunsLike | None = None

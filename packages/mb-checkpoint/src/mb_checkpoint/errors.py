@@ -13,6 +13,10 @@ class CheckpointNotFoundError(FileNotFoundError):
     """There is no checkpoint, or not the wanted one, where one was asked for."""
 
 
+class CheckpointReadError(OSError):
+    """A rank could not read the checkpoint that was chosen."""
+
+
 class IncompleteCheckpointError(ValueError):
     """A checkpoint folder lacks files, or a file is shorter than its index says."""
 

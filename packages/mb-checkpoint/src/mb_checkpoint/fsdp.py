@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from mb_checkpoint import mcore
 from mb_checkpoint.adapters import KeyFilter
+from mb_checkpoint.agreement import RanksFailedError, on_every_rank
 from mb_checkpoint.errors import CheckpointLayoutError
 from mb_checkpoint.shards import Shard, whole
 
@@ -78,14 +79,16 @@ def weights(model: Sequence[Any], groups: mcore.Groups, *, keep: KeyFilter | Non
     """Return this rank's weights and buffers by their names in a checkpoint.
 
     A model without Megatron-FSDP has whole ones. Of a model in it this ends the gathering of its weights. `keep`
-    chooses by their names in the model.
+    chooses by their names in the model. Collective.
 
     Raises:
-        CheckpointLayoutError: A model without Megatron-FSDP is spread over tensor- or pipeline-parallel ranks.
+        CheckpointLayoutError: A model without Megatron-FSDP is spread over tensor- or pipeline-parallel ranks; or the
+            shards of one in it are not where Megatron-FSDP says, on any rank.
     """
     if not is_wrapped(model):
         _refuse_spread(model, groups)
     inner = _bare(model)
+    _refuse_other_runs(inner)
     found: dict[str, Shard] = {}
     gated = _gated(inner)
     for name, value in _state(inner).items():
@@ -118,8 +121,12 @@ def optimizer_entries(model: Sequence[Any], optimizer: Any) -> dict[str, Any]:
     return _with_global_experts(inner, entries)
 
 
-def make_state(model: Sequence[Any], optimizer: Any) -> None:
-    """Make the state that an optimizer makes in its first step, where it has none; no weight changes."""
+def make_state(model: Sequence[Any], optimizer: Any) -> list[Any]:
+    """Make the state that an optimizer makes in its first step, where it has none; no weight changes.
+
+    Returns those of its parts that had none.
+    """
+    made = []
     _state(_bare(model))  # from here on the parameters of the model are those of the optimizer
     for part in mcore.optimizer_parts(optimizer):
         if part.optimizer.state:
@@ -132,6 +139,8 @@ def make_state(model: Sequence[Any], optimizer: Any) -> None:
         finally:
             for group, rate in zip(part.optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate
+        made.append(part)
+    return made
 
 
 def forget_state(model: Sequence[Any], optimizer: Any, stored: Container[str]) -> None:
@@ -183,6 +192,14 @@ def _refuse_spread(model: Sequence[Any], groups: mcore.Groups) -> None:
             f"over ranks ({sizes}), because such a model's weights are read whole. Use one tensor-, pipeline- and "
             "expert-parallel rank, or Megatron-FSDP."
         )
+
+
+def _refuse_other_runs(inner: Any) -> None:
+    """Look at every weight before anything is done with one, so that all ranks refuse alike. Collective."""
+    try:
+        on_every_rank(lambda: [_Cut.of(value) for value in _state(inner).values()])
+    except RanksFailedError as error:
+        raise CheckpointLayoutError(str(error)) from error
 
 
 def _bare(model: Sequence[Any]) -> Any:

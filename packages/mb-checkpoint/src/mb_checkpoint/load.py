@@ -9,14 +9,16 @@ from mb_checkpoint import extra_state, fsdp, mcore
 from mb_checkpoint.adapters import KeyFilter, without
 from mb_checkpoint.agreement import need_process_group
 from mb_checkpoint.config import CheckpointConfig
+from mb_checkpoint.contents import contents_of, holds_shards, read_alike
 from mb_checkpoint.context import CheckpointLoadContext, LoadedCheckpoint
-from mb_checkpoint.dataloader import positioned, read_dataloader_state
+from mb_checkpoint.dataloader import read_dataloader_state
 from mb_checkpoint.errors import CheckpointNotFoundError
-from mb_checkpoint.layout import TRAIN_STATE, WEIGHTS, format_of
-from mb_checkpoint.local import LocalState, LocalStoreLike
-from mb_checkpoint.restore import Restore, check_shapes
-from mb_checkpoint.restore_shards import RestoreShards, contents_of_shards, load_shards
-from mb_checkpoint.select import PassedOver, Selection, select_checkpoint
+from mb_checkpoint.layout import MANIFEST, TRAIN_STATE, WEIGHTS
+from mb_checkpoint.local import LocalStoreLike, load_local
+from mb_checkpoint.position import restore_position
+from mb_checkpoint.restore import Restore, check_shapes, of_all_ranks
+from mb_checkpoint.restore_shards import RestoreShards, load_shards
+from mb_checkpoint.select import Selection, select_checkpoint
 from mb_checkpoint.sources import (
     Source,
     find_checkpoint,
@@ -25,6 +27,10 @@ from mb_checkpoint.sources import (
     sound_checkpoint,
 )
 from mb_checkpoint.train_state import FLOPS, read_train_state
+
+NOT_COMPARED = (
+    "no manifest.json, as another program wrote it: whether its files are as they were is not known"
+)
 
 
 def load_checkpoint(
@@ -46,7 +52,9 @@ def load_checkpoint(
         CheckpointNotFoundError: The wanted step or the starting weights are missing, or nothing was found
             and `exit_on_missing_checkpoint` is set.
         IncompleteCheckpointError: The one checkpoint that was named is not whole.
+        CheckpointReadError: A rank could not read it.
         CheckpointShapeError: It belongs to a model of another shape; nothing was changed.
+        DataloaderStateError: The position of a data loader could not be restored on a rank; the rest was.
         CheckpointLayoutError: Its optimizer state cannot be read by this parallel layout; or one of model and
             checkpoint is of Megatron-FSDP, and the other is not.
         NotImplementedError: One module of several was asked for.
@@ -63,7 +71,7 @@ def load_checkpoint(
     newest = local.latest() if local is not None and resumes_by_tracker(config) else None
     with sound_checkpoint(lambda rejected: find_checkpoint(config, rejected), config) as (source, chosen):
         if local is not None and newest is not None and (source != "resumed" or newest >= (_step(chosen))):
-            return _load_local(ctx, config, groups, local.load(), passed=chosen)
+            return load_local(ctx, config, groups, local.load(), passed=chosen)
         if chosen is not None:
             return _load(ctx, config, groups, chosen, resume=source == "resumed")
     if base is not None:
@@ -73,35 +81,6 @@ def load_checkpoint(
 
 def _step(chosen: Selection | None) -> int:
     return -1 if chosen is None or chosen.step is None else chosen.step
-
-
-def _load_local(
-    ctx: CheckpointLoadContext,
-    config: CheckpointConfig,
-    groups: mcore.Groups,
-    stored: LocalState,
-    *,
-    passed: Selection | None,
-) -> LoadedCheckpoint:
-    """Resume from a checkpoint on this node's disk. Collective."""
-    contents = mcore.Contents(common=stored.common, shapes=None, objects=stored.objects)
-    root = Path(config.non_persistent_local_ckpt_dir or "")
-    notes = Restore(
-        ctx, config, groups, root, contents=contents, resume=True, read=lambda asked: stored.fill(asked)
-    ).run()
-    counters = dict(stored.common["train_state_metadata"])
-    ctx.state.train_state.load_state_dict(counters)
-    if positioned(ctx.train_data_iterator) is not None:
-        notes += ["data loader: local checkpoints hold no position; it starts anew"]
-    older = () if passed is None else (PassedOver(path=passed.path, reason="older than the local one"),)
-    return LoadedCheckpoint(
-        source="resumed",
-        step=int(counters["step"]),
-        floating_point_operations_so_far=counters.get(FLOPS, 0),
-        path=root,
-        passed_over=older,
-        notes=tuple(notes),
-    )
 
 
 def _load_base(
@@ -132,21 +111,31 @@ def _load(
     *,
     resume: bool,
 ) -> LoadedCheckpoint:
-    shards = format_of(chosen.path) == fsdp.FORMAT
-    contents = contents_of_shards(chosen.path) if shards else mcore.contents_of(chosen.path)
-    notes: list[str] = []
+    shards = holds_shards(chosen.path)
+    contents = contents_of(chosen.path, shards=shards)
+    counters: dict[str, Any] = {}
+    if resume:
+        counters = read_alike(chosen.path, lambda: read_train_state(chosen.path / TRAIN_STATE))
+        if mcore.EXACT_FLOPS in contents.common:
+            counters[FLOPS] = contents.common[mcore.EXACT_FLOPS]
+    notes = [] if (chosen.path / MANIFEST).is_file() else [NOT_COMPARED]
     if not ctx.skip_load_to_model_and_opt:
         if not shards:
             fsdp.refuse_other_checkpoint(ctx.model, chosen.path)
         restore = RestoreShards if shards else Restore
-        notes = restore(ctx, config, groups, chosen.path, contents=contents, resume=resume).run()
-    counters: dict[str, Any] = {}
+        notes += restore(ctx, config, groups, chosen.path, contents=contents, resume=resume).run()
     if resume:
-        counters = read_train_state(chosen.path / TRAIN_STATE)
-        if mcore.EXACT_FLOPS in contents.common:
-            counters[FLOPS] = contents.common[mcore.EXACT_FLOPS]
         ctx.state.train_state.load_state_dict(counters)
-        notes += _restore_position(ctx, groups, chosen.path, step=int(counters["step"]))
+        if counters["step"] > 0:
+            notes += restore_position(
+                ctx,
+                lambda: read_dataloader_state(
+                    chosen.path,
+                    dp_rank=groups.dp_rank,
+                    dp_size=groups.dp_size,
+                    folder=ctx.dataloader_load,
+                ),
+            )
     return LoadedCheckpoint(
         source="resumed" if resume else "weights",
         step=int(counters.get("step", 0)),
@@ -155,20 +144,6 @@ def _load(
         passed_over=chosen.passed_over,
         notes=tuple(notes),
     )
-
-
-def _restore_position(
-    ctx: CheckpointLoadContext, groups: mcore.Groups, path: Path, *, step: int
-) -> list[str]:
-    """Put a data loader with a position of its own where it stood; return a note where nothing was stored."""
-    iterable = positioned(ctx.train_data_iterator)
-    if iterable is None or step == 0:
-        return []
-    stored = read_dataloader_state(path, dp_rank=groups.dp_rank, folder=ctx.dataloader_load)
-    if stored is None:
-        return ["data loader: no position was stored; it starts anew"]
-    iterable.restore_state(stored)
-    return []
 
 
 def load_model_weights(
@@ -193,6 +168,7 @@ def load_model_weights(
     Raises:
         CheckpointNotFoundError: There is none.
         IncompleteCheckpointError: The one that was named is not whole.
+        CheckpointReadError: A rank could not read it.
         CheckpointShapeError: It belongs to a model of another shape; nothing was changed.
         CheckpointLayoutError: It is of Megatron-FSDP, and the model is spread over ranks without it; or the other way
             round.
@@ -207,23 +183,29 @@ def load_model_weights(
             raise CheckpointNotFoundError(f"{path}: no checkpoint there. Name a run's checkpoint folder.")
         chunks = list(model) if isinstance(model, Sequence) else [model]
         groups = mcore.Groups.of(pg_collection)
-        if format_of(chosen.path) == fsdp.FORMAT:
-            load_shards(chosen.path, chunks, groups, strict=strict)
-            return chosen
-        fsdp.refuse_other_checkpoint(chunks, chosen.path)
-        contents = mcore.contents_of(chosen.path)
-        sections = mcore.model_sections(chunks, groups, contents.metadata)
-        check_shapes(
-            mcore.shapes_of(sections),
-            contents.model_shapes,
-            path=chosen.path,
-            may_lack=not strict,
-            may_have_more=not strict,
-        )
-        left = extra_state.lacking(sections, contents) if strict else {}
-        asked = extra_state.without(sections, left) if strict else mcore.stored_part(sections, contents)
-        loaded = mcore.read(dict(asked), chosen.path, groups, config=CheckpointConfig())
-        for section, values in left.items():
-            loaded[section] |= values
-        mcore.load_model_sections(chunks, loaded, strict=strict)
+        shards = holds_shards(chosen.path)
+        contents = contents_of(chosen.path, shards=shards)
+        load = load_shards if shards else _load_sections
+        load(chosen.path, chunks, groups, contents=contents, strict=strict)
     return chosen
+
+
+def _load_sections(
+    path: Path, chunks: Sequence[Any], groups: mcore.Groups, *, contents: mcore.Contents, strict: bool
+) -> None:
+    """Load weights alone from Megatron Core's own layout. Collective; raises as `load_model_weights`."""
+    fsdp.refuse_other_checkpoint(chunks, path)
+    sections = mcore.model_sections(chunks, groups, contents.metadata)
+    check_shapes(
+        of_all_ranks(mcore.shapes_of(sections)),
+        contents.model_shapes,
+        path=path,
+        may_lack=not strict,
+        may_have_more=not strict,
+    )
+    left = extra_state.lacking(sections, contents) if strict else {}
+    asked = extra_state.without(sections, left) if strict else mcore.stored_part(sections, contents)
+    loaded = mcore.read(dict(asked), path, groups, config=CheckpointConfig())
+    for section, values in left.items():
+        loaded[section] |= values
+    mcore.load_model_sections(chunks, loaded, strict=strict)

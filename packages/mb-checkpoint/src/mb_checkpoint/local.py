@@ -1,13 +1,35 @@
 """Temporary checkpoints on each node's own disk: quick, not shared, and lost with the node unless copied to another."""
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
+from mb_checkpoint import fsdp, mcore
+from mb_checkpoint.agreement import RanksFailedError, gather, need_process_group, on_every_rank
 from mb_checkpoint.config import CheckpointConfig
-from mb_checkpoint.errors import LocalStoreError
+from mb_checkpoint.context import (
+    CheckpointLoadContext,
+    CheckpointSaveContext,
+    LoadedCheckpoint,
+    SavedCheckpoint,
+    describe_failure,
+)
+from mb_checkpoint.dataloader import positioned, read_dataloader_state
+from mb_checkpoint.errors import CheckpointSaveError, LocalStoreError
+from mb_checkpoint.layout import iteration_directory
+from mb_checkpoint.position import restore_position
+from mb_checkpoint.restore import Restore
+from mb_checkpoint.save import refuse_one_module, sharded_state
+from mb_checkpoint.select import PassedOver, Selection
+from mb_checkpoint.train_state import FLOPS
+
+POSITION = "train_dataloader"
+"""Entry with the position of each rank's data loader."""
+COUNTERS = "train_state_metadata"
+"""Entry with the counters, as there is no train_state.pt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +48,7 @@ class LocalStoreLike(Protocol):
     """Where local checkpoints are; `nvrx.LocalStore` fits. All methods are collective."""
 
     def save(self, state: dict[str, Any], step: int) -> Path:
-        """Write a state."""
+        """Write a state. Where one rank cannot, all come back from it, with an error or without."""
 
     def latest(self) -> int | None:
         """Return the newest whole step."""
@@ -39,14 +61,117 @@ def open_local_store(config: CheckpointConfig, group: Any) -> LocalStoreLike:
     """Open the store that the section asks for. Collective.
 
     Raises:
-        LocalStoreError: nvidia-resiliency-ext is not installed, or cannot be imported.
+        LocalStoreError: nvidia-resiliency-ext is not installed on a rank, or cannot be imported.
     """
     try:
-        door = import_module("mb_checkpoint.nvrx")
-    except ImportError as error:
+        door = on_every_rank(lambda: import_module("mb_checkpoint.nvrx"))
+    except RanksFailedError as error:
         raise LocalStoreError(
             "checkpoint.non_persistent_ckpt_type: local checkpoints are written by nvidia-resiliency-ext, which cannot "
             f"be imported ({error}). Install mb-checkpoint[nvrx], or set it to global."
         ) from error
     store: LocalStoreLike = door.LocalStore(config, group)
     return store
+
+
+def save_local(
+    ctx: CheckpointSaveContext,
+    config: CheckpointConfig,
+    store: LocalStoreLike,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+) -> SavedCheckpoint:
+    """Save a temporary checkpoint on each node's own disk. Collective, and waits for the disks.
+
+    Raises:
+        CheckpointSaveError: A rank could not write it; the one before is as it was.
+        CheckpointLayoutError, NotImplementedError: As `save_checkpoint`.
+    """
+    began = clock()
+    need_process_group()
+    refuse_one_module(ctx)
+    fsdp.refuse_other_wrapping(ctx.model, config.ckpt_format)
+    counters = {**ctx.state.train_state.state_dict(), FLOPS: int(ctx.num_floating_point_operations_so_far)}
+    step = int(counters["step"])
+    groups = mcore.Groups.of(ctx.pg_collection)
+    metadata = mcore.content_metadata(ctx.optimizer, config)
+    mcore.refuse_padded_buckets(ctx.optimizer, metadata)
+    root = Path(config.non_persistent_local_ckpt_dir or "")
+    state = sharded_state(ctx, config, step, groups=groups, metadata=metadata)
+    state |= {"content_metadata": metadata, COUNTERS: counters}
+    try:
+        state |= _position(ctx, groups)
+        path = on_every_rank(lambda: store.save(state, step))
+    except RanksFailedError as error:
+        raise CheckpointSaveError(describe_failure(root, step, str(error))) from error
+    return SavedCheckpoint(path=iteration_directory(path, step), step=step, seconds=clock() - began)
+
+
+def _position(ctx: CheckpointSaveContext, groups: mcore.Groups) -> dict[str, Any]:
+    """Return the position of each rank's data loader; nothing where no rank has one that keeps it. Collective."""
+    iterable = positioned(ctx.train_data_iterator)
+    if not any(gather(iterable is not None)):
+        return {}
+    stands = on_every_rank(lambda: None if iterable is None else iterable.save_state())
+    return {POSITION: mcore.own_object(POSITION, stands, groups)}
+
+
+def load_local(
+    ctx: CheckpointLoadContext,
+    config: CheckpointConfig,
+    groups: mcore.Groups,
+    stored: LocalState,
+    *,
+    passed: Selection | None,
+) -> LoadedCheckpoint:
+    """Resume from a checkpoint on this node's disk. Collective; raises as `load_checkpoint`.
+
+    Args:
+        ctx: What to load into.
+        config: The section.
+        groups: Process groups.
+        stored: The checkpoint.
+        passed: The shared one that is older, for the record.
+    """
+    root = Path(config.non_persistent_local_ckpt_dir or "")
+    fsdp.refuse_other_checkpoint(ctx.model, root)
+    contents = mcore.Contents(common=stored.common, shapes=None, objects=stored.objects)
+    place = mcore.own_object(POSITION, None, groups)
+    with_position = all(gather(place.unique_key in stored.objects))
+    positions: list[Any] = []
+
+    def read(asked: dict[str, Any]) -> dict[str, Any]:
+        loaded = stored.fill({**asked, POSITION: place} if with_position else asked)
+        positions.append(loaded.pop(POSITION, None))
+        return loaded
+
+    notes: list[str] = []
+    if ctx.skip_load_to_model_and_opt:
+        read({})
+    else:
+        notes = Restore(ctx, config, groups, root, contents=contents, resume=True, read=read).run()
+    counters = dict(stored.common[COUNTERS])
+    step = int(counters["step"])
+    ctx.state.train_state.load_state_dict(counters)
+    notes += restore_position(ctx, lambda: _position_of(ctx, groups, positions[0], step=step))
+    older = () if passed is None else (PassedOver(path=passed.path, reason="older than the local one"),)
+    return LoadedCheckpoint(
+        source="resumed",
+        step=step,
+        floating_point_operations_so_far=counters.get(FLOPS, 0),
+        path=root,
+        passed_over=older,
+        notes=tuple(notes),
+    )
+
+
+def _position_of(
+    ctx: CheckpointLoadContext, groups: mcore.Groups, stored: Any | None, *, step: int
+) -> Any | None:
+    """Return the position in the checkpoint, or that in the folder that the context names."""
+    if ctx.dataloader_load is None:
+        return stored
+    named = iteration_directory(ctx.dataloader_load, step)
+    return read_dataloader_state(
+        named, dp_rank=groups.dp_rank, dp_size=groups.dp_size, folder=ctx.dataloader_load
+    )

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from mb_checkpoint import mcore
 from mb_checkpoint.agreement import on_every_rank
 from mb_checkpoint.background import Writer
+from mb_checkpoint.compared import Compared
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import (
     CallbackManagerLike,
@@ -24,7 +25,7 @@ from mb_checkpoint.context import (
 )
 from mb_checkpoint.errors import CheckpointConfigError, CheckpointSaveError
 from mb_checkpoint.load import load_checkpoint
-from mb_checkpoint.local import LocalStoreLike, open_local_store
+from mb_checkpoint.local import LocalStoreLike, open_local_store, save_local
 from mb_checkpoint.pending import PendingSave
 from mb_checkpoint.rounds import Rounds
 from mb_checkpoint.rules import refusals
@@ -35,7 +36,6 @@ from mb_checkpoint.save import (
     new_planner,
     prepare,
     save_checkpoint,
-    save_local,
     writing_group,
 )
 from mb_checkpoint.sources import find_checkpoint
@@ -111,6 +111,7 @@ class DefaultCheckpointManager:
         self._pending: PendingSave | None = None
         self._events: CallbackManagerLike | None = None
         self._local: LocalStoreLike | None = None
+        self._compared = Compared()
         self.loaded: LoadedCheckpoint | None = None
 
     def save(
@@ -153,6 +154,8 @@ class DefaultCheckpointManager:
     def load(self, ctx: CheckpointLoadContext) -> tuple[int, float]:
         """Load; return step and FLOPs, (0, 0) unless a run was resumed. Collective; raises as `load_checkpoint`."""
         self.loaded = load_checkpoint(ctx, self._config, local=self._local_store(ctx.pg_collection))
+        if self.loaded.path is not None and self._config.verify_integrity:
+            self._compared.trust(self.loaded.path)
         return self.loaded.step, self.loaded.floating_point_operations_so_far
 
     def finalize_async_saves(
@@ -219,7 +222,7 @@ class DefaultCheckpointManager:
             return save_local(ctx, self._config, local, clock=self._clock)
         if self._writer is not None:
             return self._schedule(ctx, self._writer, wishes)
-        return save_checkpoint(ctx, self._config, **wishes)
+        return save_checkpoint(ctx, self._config, **wishes, compared=self._compared)
 
     def _local_store(self, pg_collection: Any | None) -> LocalStoreLike | None:
         """Return where local checkpoints are, opened at the first need; None where they are not asked for."""
@@ -254,6 +257,8 @@ class DefaultCheckpointManager:
             logger.info(saved.message)
             for path, reason in saved.pruned.kept_back:
                 logger.warning("could not delete the old checkpoint %s: %s", path, reason)
+            for path, reason in saved.pruned.damaged:
+                logger.warning("does not count among the checkpoints to keep: %s: %s", path, reason)
         if self._events is not None:
             self._events.fire("on_checkpoint_save", saved)
 

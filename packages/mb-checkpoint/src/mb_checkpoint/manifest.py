@@ -38,7 +38,7 @@ class Manifest:
     ckpt_format: str = "torch_dist"
     """Layout of the tensor files."""
     layout: Mapping[str, int] = field(default_factory=dict)
-    """Parallel sizes of the run that wrote it."""
+    """Parallel sizes of the run that wrote it; of modules with ranks of their own as `<module>.<size>`."""
     content: Mapping[str, Any] = field(default_factory=dict)
     """Sections that are stored, and how the optimizer's is divided."""
     versions: Mapping[str, str] = field(default_factory=dict)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing import ShardedObject, ShardedTensor
 from megatron.core.dist_checkpointing.dict_utils import nested_values
@@ -47,8 +48,11 @@ class Groups:
     """Ranks that hold the same experts; None where nobody asked for that group."""
     ep_size: int
     dp_rank: int
+    dp_size: int
     is_first_of_replica: bool
     """Whether this rank is the first of all that work on the same data."""
+    module_layouts: Mapping[str, Mapping[str, int]] | None = None
+    """Module -> its parallel sizes, where modules have ranks of their own; the groups above are then no module's."""
 
     @classmethod
     def of(cls, pg_collection: Any | None) -> "Groups":
@@ -65,7 +69,9 @@ class Groups:
             expt_dp=getattr(found, "expt_dp", None),
             ep_size=expert.size() if expert else 1,
             dp_rank=(data or found.dp_cp).rank(),
+            dp_size=(data or found.dp_cp).size(),
             is_first_of_replica=not any(firsts),
+            module_layouts=getattr(found, "module_layouts", None),
         )
 
     def sharing(self, wish: str) -> Any:
@@ -84,13 +90,28 @@ class Groups:
         return self.expt_dp
 
     def layout(self, model: Sequence[Any]) -> dict[str, int]:
-        """Return what must be equal for a layout-bound optimizer state to be readable."""
+        """Return what must be equal for a layout-bound optimizer state to be readable.
+
+        Of modules with ranks of their own that is the whole layout of each, as `<module>.<size>`.
+        """
+        if self.module_layouts is not None:
+            sizes = {
+                f"{module}.{name}": size
+                for module, own in self.module_layouts.items()
+                for name, size in own.items()
+            }
+            return {**sizes, "model_chunks": len(model)}
         return {
             "tensor_model_parallel_size": self.tp.size(),
             "pipeline_model_parallel_size": self.pp.size(),
             "expert_model_parallel_size": self.ep_size,
             "model_chunks": len(model),
         }
+
+    def described(self, model: Sequence[Any]) -> dict[str, int]:
+        """Return the layout for those who look at a checkpoint: that, and what may differ."""
+        sizes = {"data_parallel_size": self.dp_cp.size()} if self.module_layouts is None else {}
+        return {**self.layout(model), **sizes, "world_size": dist.get_world_size()}
 
 
 def section_names(model: Sequence[Any]) -> list[str]:
@@ -329,9 +350,14 @@ def rng_object(state: object, groups: Groups, *, per_replica: bool) -> ShardedOb
 
     With `state=None` it asks for the stored one instead.
     """
-    shape: tuple[int, ...] = (groups.pp.size(), groups.tp.size())
-    offset: tuple[int, ...] = (groups.pp.rank(), groups.tp.rank())
-    replica = groups.dp_cp.rank()
     if per_replica:
-        shape, offset, replica = (*shape, groups.dp_cp.size()), (*offset, replica), 0
-    return ShardedObject(RNG_KEY, state, shape, offset, replica_id=replica)
+        return own_object(RNG_KEY, state, groups)
+    shape, offset = (groups.pp.size(), groups.tp.size()), (groups.pp.rank(), groups.tp.rank())
+    return ShardedObject(RNG_KEY, state, shape, offset, replica_id=groups.dp_cp.rank())
+
+
+def own_object(key: str, value: object, groups: Groups) -> ShardedObject:
+    """Return the place of something that each rank has one of: by (pp, tp, dp x cp) rank. With None it asks for it."""
+    axes = (groups.pp, groups.tp, groups.dp_cp)
+    shape, offset = tuple(axis.size() for axis in axes), tuple(axis.rank() for axis in axes)
+    return ShardedObject(key, value, shape, offset, replica_id=0)

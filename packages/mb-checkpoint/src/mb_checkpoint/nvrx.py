@@ -1,4 +1,7 @@
-"""The door to nvidia-resiliency-ext: checkpoints on each node's own disk, with copies on other nodes."""
+"""The door to nvidia-resiliency-ext: checkpoints on each node's own disk, with copies on other nodes.
+
+It may be imported at any time, also after a model was built and trained: the import changes nothing that a run sees.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,6 +11,9 @@ import torch
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.dist_checkpointing.tensor_aware_state_dict import MCoreTensorAwareStateDict
+from nvidia_resiliency_ext.checkpointing.local.ckpt_managers.base_manager import (  # type: ignore[import-not-found,unused-ignore]  # not everywhere
+    CheckpointingException,
+)
 from nvidia_resiliency_ext.checkpointing.local.ckpt_managers.local_manager import (  # type: ignore[import-not-found,unused-ignore]  # not everywhere
     LocalCheckpointManager,
 )
@@ -17,6 +23,21 @@ from nvidia_resiliency_ext.checkpointing.local.replication.strategies import (  
 
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.local import LocalState
+
+
+class _Manager(LocalCheckpointManager):  # type: ignore[misc,unused-ignore]  # without types, or not there
+    """The library's manager, which comes to where all ranks meet also where this one could not write.
+
+    There the library finds out that a part is missing, removes the others, and raises on all ranks.
+    """
+
+    failure: Exception | None = None
+
+    def _save(self, state_dict: Any, ckpt_id: Any) -> None:
+        try:
+            super()._save(state_dict, ckpt_id)
+        except Exception as error:  # noqa: BLE001  # not swallowed: `LocalStore.save` raises it
+            self.failure = error
 
 
 class LocalStore:
@@ -33,7 +54,7 @@ class LocalStore:
             copies = CliqueReplicationStrategy.from_replication_params(
                 config.replication_jump or torch.cuda.device_count(), config.replication_factor
             )
-        self._manager = LocalCheckpointManager(config.non_persistent_local_ckpt_dir, repl_strategy=copies)
+        self._manager = _Manager(config.non_persistent_local_ckpt_dir, repl_strategy=copies)
         self._options = {
             "algo": config.non_persistent_local_ckpt_algo,
             "parallelization_group": group,
@@ -41,13 +62,22 @@ class LocalStore:
         self._distribution: Any = None
 
     def save(self, state: dict[str, Any], step: int) -> Path:
-        """Write the state of this rank and of those whose copies it holds; older steps go. Collective."""
+        """Write the state of this rank and of those whose copies it holds; older steps go. Collective.
+
+        Raises:
+            OSError: This rank could not write.
+            CheckpointingException: Another one could not.
+        """
+        self._manager.failure = None
         for left in self._manager.local_ckpt_dir.glob("*.dirty.pt"):
             left.unlink()  # a save that was interrupted; its name would be in the way
         aware, self._distribution = MCoreTensorAwareStateDict.from_state_dict(
             state, cached_metadata=self._distribution, **self._options
         )
-        self._manager.save(aware, step, is_async=False)
+        try:
+            self._manager.save(aware, step, is_async=False)
+        except CheckpointingException as error:
+            raise (self._manager.failure or error) from error
         return Path(self._manager.local_ckpt_dir)
 
     def latest(self) -> int | None:

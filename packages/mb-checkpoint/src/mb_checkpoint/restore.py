@@ -17,29 +17,26 @@ from mb_checkpoint.sources import SHOWN
 
 
 def check_shapes(
-    own: Mapping[str, tuple[int, ...]],
-    stored: Mapping[str, tuple[int, ...]] | None,
+    wanted: Mapping[str, tuple[int, ...]],
+    stored: Mapping[str, tuple[int, ...]],
     *,
     path: Path,
     may_lack: bool = False,
     may_have_more: bool = False,
 ) -> None:
-    """Compare the tensors that all ranks ask for with those that a checkpoint holds. Collective.
+    """Compare the tensors that all ranks ask for with those that a checkpoint holds.
 
     Args:
-        own: Global shape of each tensor that this rank asks for.
-        stored: Those that the checkpoint holds; None where that is not known.
+        wanted: Global shape of each tensor that any rank asks for (`of_all_ranks`), so that all refuse alike.
+        stored: Those that the checkpoint holds.
         path: Its folder, for the message.
         may_lack: The checkpoint need not hold all of them.
         may_have_more: It may hold others, too.
 
     Raises:
         CheckpointShapeError: A tensor has another shape, or is missing there or here; the message names the first
-            ones. Raised on every rank.
+            ones.
     """
-    if stored is None:
-        return
-    wanted = of_all_ranks(own)
     lines = []
     for key in sorted(wanted.keys() | stored.keys()):
         here, there = wanted.get(key), stored.get(key)
@@ -92,13 +89,14 @@ class Restore:
         whole = mcore.model_sections(ctx.model, self._groups, metadata)
         keep = ctx.adapter_key_filter
         sections = whole if keep is None else apply_peft_adapter_filter_to_state_dict(whole, keep)
-        check_shapes(
-            mcore.shapes_of(sections),
-            self._contents.model_shapes if self._contents.shapes is not None else None,
-            path=self._path,
-            may_lack=not ctx.strict,
-            may_have_more=not ctx.strict or keep is not None,
-        )
+        if self._contents.shapes is not None:
+            check_shapes(
+                of_all_ranks(mcore.shapes_of(sections)),
+                self._contents.model_shapes,
+                path=self._path,
+                may_lack=not ctx.strict,
+                may_have_more=not ctx.strict or keep is not None,
+            )
         left = extra_state.lacking(sections, self._contents) if ctx.strict else {}
         asked: dict[str, Any] = (
             extra_state.without(sections, left) if ctx.strict else self._stored_part(sections)

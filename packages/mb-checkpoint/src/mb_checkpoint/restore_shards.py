@@ -5,84 +5,60 @@ from pathlib import Path
 from typing import Any
 
 from mb_checkpoint import fsdp, masters, mcore
-from mb_checkpoint.agreement import RanksFailedError, on_every_rank
+from mb_checkpoint.contents import read_alike
 from mb_checkpoint.errors import CheckpointLayoutError, CheckpointShapeError
 from mb_checkpoint.reruns import RERUN_KEY, entries_of, rebuilt
 from mb_checkpoint.restore import Restore, check_shapes, of_all_ranks
 from mb_checkpoint.rng import restore_rng_state
-from mb_checkpoint.shards import Shard, read_entries, read_index
+from mb_checkpoint.shards import Shard, read_entries
 from mb_checkpoint.sources import SHOWN
 
-COMMON = (
-    "checkpoint_version",
-    "iteration",
-    mcore.EXACT_FLOPS,
-    "parallel_layout",
-    "content_metadata",
-    "opt_param_scheduler",
-)
-"""Objects that are the same on all ranks."""
 
-
-def contents_of_shards(path: Path) -> mcore.Contents:
-    """Read what a checkpoint in this layout holds. Every rank reads the files by itself."""
-    index = read_index(path)
-    common = read_entries(path, {name: None for name in COMMON if name in index.objects})
-    return mcore.Contents(common=common, shapes=index.shapes, objects=index.objects)
-
-
-def load_shards(path: Path, model: Sequence[Any], groups: mcore.Groups, *, strict: bool) -> None:
+def load_shards(
+    path: Path, model: Sequence[Any], groups: mcore.Groups, *, contents: mcore.Contents, strict: bool
+) -> None:
     """Load weights alone, into a model in Megatron-FSDP or a whole one. Collective; raises as `load_model_weights`."""
-    contents = contents_of_shards(path)
     refuse_other_cuts(path, model, groups, contents)
     asked = fsdp.weights(model, groups)
-    compare(asked, contents.model_shapes, path=path, strict=strict)
-    read_on_all(path, {name: shard for name, shard in asked.items() if name in contents.model_shapes})
+    compare(shapes_of(asked), contents.model_shapes, path=path, may_lack=not strict, may_have_more=not strict)
+    read_in_place(path, {name: shard for name, shard in asked.items() if name in contents.model_shapes})
     fsdp.take_over(model)
 
 
-def read_on_all(path: Path, asked: Mapping[str, Shard | None]) -> dict[str, Any]:
-    """Read as `read_entries`; where a rank cannot, raise on all, as the others would wait for it. Collective.
+def read_in_place(path: Path, asked: Mapping[str, Shard | None]) -> dict[str, Any]:
+    """Read as `read_entries`. Collective.
 
     Raises:
-        RanksFailedError: A rank could not read; what has been read is in the blocks.
+        CheckpointReadError: A rank could not read; what has been read is in the blocks.
     """
-    found: dict[str, Any] = {}
-    try:
-        on_every_rank(lambda: found.update(read_entries(path, asked)))
-    except RanksFailedError as error:
-        raise RanksFailedError(
-            f"{path}: could not be read ({error}), and some of it is in the model already. Look at it with "
-            "verify_checkpoint, or load another checkpoint."
-        ) from error
-    return found
+    after = "some of it is in the model already"
+    return read_alike(path, lambda: read_entries(path, asked), after=after)
+
+
+def shapes_of(asked: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each tensor that any rank asks for. Collective."""
+    return of_all_ranks({name: entry.shape for name, entry in asked.items() if isinstance(entry, Shard)})
 
 
 def compare(
-    asked: Mapping[str, Any], stored: Mapping[str, tuple[int, ...]], *, path: Path, strict: bool
-) -> list[str]:
-    """Compare what all ranks ask for with what is stored; return notes on what only one side has. Collective.
+    wanted: Mapping[str, tuple[int, ...]],
+    stored: Mapping[str, tuple[int, ...]],
+    *,
+    path: Path,
+    may_lack: bool,
+    may_have_more: bool,
+) -> None:
+    """Compare the weights that all ranks ask for with those that are stored.
 
     Raises:
-        CheckpointShapeError: A tensor has another shape, or nothing is in common; with `strict`, only one side has it.
+        CheckpointShapeError: As `check_shapes`; or nothing is in common.
     """
-    own = {name: entry.shape for name, entry in asked.items() if isinstance(entry, Shard)}
-    check_shapes(own, stored, path=path, may_lack=not strict, may_have_more=not strict)
-    wanted = of_all_ranks(own)
+    check_shapes(wanted, stored, path=path, may_lack=may_lack, may_have_more=may_have_more)
     if wanted.keys().isdisjoint(stored):
         raise CheckpointShapeError(
             f"{path}: holds none of this model's tensors, such as {shown(wanted)}; it has {shown(stored)}. Load "
             "another checkpoint."
         )
-    notes = []
-    for less, more, says in (
-        (stored, wanted, "the checkpoint lacks {}; they stay as they are"),
-        (wanted, stored, "the checkpoint also holds {}; left out"),
-    ):
-        names = more.keys() - less.keys()
-        if names:
-            notes.append(f"tensors: {says.format(shown(names))}")
-    return notes
 
 
 def shown(names: Iterable[str]) -> str:
@@ -117,16 +93,8 @@ class RestoreShards(Restore):
         ctx, contents = self._ctx, self._contents
         refuse_other_cuts(self._path, ctx.model, self._groups, contents)
         with_optimizer = self._wants_optimizer()
-        asked: dict[str, Any] = dict(fsdp.weights(ctx.model, self._groups, keep=ctx.adapter_key_filter))
-        if with_optimizer:
-            if any(
-                name.startswith(fsdp.STATE) for name in contents.shapes or ()
-            ):  # else no step was made before
-                fsdp.make_state(ctx.model, ctx.optimizer)
-            asked |= fsdp.optimizer_entries(ctx.model, ctx.optimizer)
         stored = contents.shapes or {} if with_optimizer else contents.model_shapes
-        strict = ctx.strict and self._config.strict_fsdp_dtensor_load
-        self._notes += compare(asked, stored, path=self._path, strict=strict)
+        asked = self._asked(with_optimizer=with_optimizer)
         if with_optimizer:
             fsdp.forget_state(ctx.model, ctx.optimizer, stored)
         known = {**(contents.shapes or {}), **dict.fromkeys(contents.objects)}
@@ -138,13 +106,56 @@ class RestoreShards(Restore):
         random = [self._rng_name()] if self._wants_rng() else []
         reruns = self._rerun_request().get(RERUN_KEY, {})
         wanted |= dict.fromkeys([*random, *entries_of(reruns)])
-        loaded = read_on_all(self._path, wanted)
+        loaded = read_in_place(self._path, wanted)
         self._settle(loaded, with_optimizer=with_optimizer)
         if reruns and ctx.rerun_state_machine is not None:
             ctx.rerun_state_machine.load_state_dict(rebuilt(reruns, loaded))
         for name in random:
             restore_rng_state(loaded[name], mcore.MegatronRng())
         return self._notes
+
+    def _asked(self, *, with_optimizer: bool) -> dict[str, Any]:
+        """Return what to ask for. The optimizer's state is made only once the weights fit. Collective."""
+        ctx, contents = self._ctx, self._contents
+        strict = ctx.strict and self._config.strict_fsdp_dtensor_load
+        filtered = ctx.adapter_key_filter is not None
+        may = {"may_lack": not strict, "may_have_more": not strict or filtered}
+        asked: dict[str, Any] = dict(fsdp.weights(ctx.model, self._groups, keep=ctx.adapter_key_filter))
+        wanted, stored = shapes_of(asked), contents.model_shapes
+        compare(wanted, stored, path=self._path, **may)
+        if with_optimizer:
+            of_optimizer = {
+                name: shape for name, shape in (contents.shapes or {}).items() if name not in stored
+            }
+            entries = self._optimizer_entries(of_optimizer, **may)
+            asked, stored = asked | entries, stored | of_optimizer
+            wanted |= shapes_of(entries)
+        if lacking := wanted.keys() - stored.keys():
+            self._leave(f"tensors: the checkpoint lacks {shown(lacking)}; they stay as they are")
+        if not filtered and (more := stored.keys() - wanted.keys()):
+            self._leave(f"tensors: the checkpoint also holds {shown(more)}; left out")
+        return asked
+
+    def _optimizer_entries(
+        self, stored: Mapping[str, tuple[int, ...]], *, may_lack: bool, may_have_more: bool
+    ) -> dict[str, Any]:
+        """Return what to ask for of the optimizer, whose state is made where it has none. Collective.
+
+        Raises:
+            CheckpointShapeError: As `check_shapes`; what was made is gone again.
+        """
+        ctx = self._ctx
+        stepped = any(name.startswith(fsdp.STATE) for name in stored)  # else no step was made before
+        made = fsdp.make_state(ctx.model, ctx.optimizer) if stepped else []
+        entries = fsdp.optimizer_entries(ctx.model, ctx.optimizer)
+        wanted = shapes_of(entries)
+        try:
+            check_shapes(wanted, stored, path=self._path, may_lack=may_lack, may_have_more=may_have_more)
+        except CheckpointShapeError:
+            for part in made:
+                part.optimizer.state.clear()
+            raise
+        return entries
 
     def _settle(self, loaded: Mapping[str, Any], *, with_optimizer: bool) -> None:
         """Put back what is no tensor, and have model and optimizer follow what was read into them."""

@@ -15,13 +15,13 @@ from mb_checkpoint import fsdp, mcore, mcore_plan
 from mb_checkpoint.adapters import apply_peft_adapter_filter_to_state_dict
 from mb_checkpoint.agreement import RanksFailedError, gather, need_process_group, on_every_rank, on_rank_zero
 from mb_checkpoint.commit import discard, open_staging
+from mb_checkpoint.compared import Compared
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import CheckpointSaveContext, SavedCheckpoint, describe_failure
 from mb_checkpoint.dataloader import encode_position, file_name, positioned
 from mb_checkpoint.errors import CheckpointSaveError
 from mb_checkpoint.finish import FinishJob, finish
 from mb_checkpoint.layout import RUN_CONFIG, TRAIN_STATE, staging_directory, temporary_roots
-from mb_checkpoint.local import LocalStoreLike
 from mb_checkpoint.manifest import Manifest
 from mb_checkpoint.pending import Save, saved
 from mb_checkpoint.reruns import rerun_entry
@@ -63,6 +63,7 @@ def save_checkpoint(
     planner: PlannerLike | None = None,
     validate: bool = True,
     clock: Callable[[], float] = time.perf_counter,
+    compared: Compared | None = None,
 ) -> SavedCheckpoint:
     """Save a run; when this returns, the checkpoint is on the disk and the trackers name it.
 
@@ -76,6 +77,8 @@ def save_checkpoint(
         planner: Plans of earlier saves; None plans anew.
         validate: Let Megatron check that the ranks' pieces cover each tensor once.
         clock: Seconds from any start.
+        compared: What this process knows of the checkpoints there, so that each one's contents are compared once before
+            older ones go; None: nothing.
 
     Raises:
         CheckpointSaveError: Something could not be written. Earlier checkpoints and the trackers are as
@@ -93,7 +96,7 @@ def save_checkpoint(
     rank = dist.get_rank()
     with cleaned_up(save.root, save.step, save.staging):
         on_every_rank(lambda: put_result(save.staging, rank, write_files(save.staging, prepared.files)))
-        finished = on_rank_zero(lambda: finish(job) if job is not None else None)
+        finished = on_rank_zero(lambda: finish(job, compared) if job is not None else None)
     return saved(save, finished, seconds=clock() - save.began)
 
 
@@ -137,8 +140,9 @@ def prepare(
 
     with cleaned_up(root, step, staging):
         on_rank_zero(lambda: open_staging(root, step, attempt=attempt))
-        state = _sharded_state(ctx, config, step, groups=groups, metadata=metadata)
+        state = sharded_state(ctx, config, step, groups=groups, metadata=metadata)
         plan = planner.plan(state, staging, metadata=metadata, validate=validate)
+        position = on_every_rank(lambda: _position(ctx, groups))
         on_rank_zero(describe)
     job = None
     if dist.get_rank() == 0:
@@ -150,39 +154,10 @@ def prepare(
             facts=facts,
             keep=target.keep,
             retain_interval=None if ctx.non_persistent_ckpt else config.save_retain_interval,
+            contents=config.verify_integrity,
         )
     save = Save(root=root, step=step, staging=staging, began=began, job=job)
-    return Prepared(save=save, files=(*plan.files, *_position(ctx, groups)))
-
-
-def save_local(
-    ctx: CheckpointSaveContext,
-    config: CheckpointConfig,
-    store: LocalStoreLike,
-    *,
-    clock: Callable[[], float] = time.perf_counter,
-) -> SavedCheckpoint:
-    """Save a temporary checkpoint on each node's own disk. Collective, and waits for the disks.
-
-    Raises:
-        CheckpointSaveError: It could not be written; the one before is as it was.
-        CheckpointLayoutError: As `save_checkpoint`.
-    """
-    began = clock()
-    counters = {**ctx.state.train_state.state_dict(), FLOPS: int(ctx.num_floating_point_operations_so_far)}
-    step = int(counters["step"])
-    groups = mcore.Groups.of(ctx.pg_collection)
-    metadata = mcore.content_metadata(ctx.optimizer, config)
-    mcore.refuse_padded_buckets(ctx.optimizer, metadata)
-    state = _sharded_state(ctx, config, step, groups=groups, metadata=metadata)
-    state |= {"content_metadata": metadata, "train_state_metadata": counters}
-    root = Path(config.non_persistent_local_ckpt_dir or "")
-    try:
-        path = store.save(state, step)
-    except OSError as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise CheckpointSaveError(describe_failure(root, step, reason)) from error
-    return SavedCheckpoint(path=path / f"iter_{step:07d}", step=step, seconds=clock() - began)
+    return Prepared(save=save, files=(*plan.files, *position))
 
 
 def destination(ctx: CheckpointSaveContext, config: CheckpointConfig) -> Path:
@@ -242,11 +217,7 @@ def _target(ctx: CheckpointSaveContext, config: CheckpointConfig) -> Target:
         raise ValueError(
             "checkpoint.save: not set, so there is no folder to save to. Set it, or do not save."
         )
-    if ctx.module_name is not None:
-        raise NotImplementedError(
-            "checkpoint save: this version does not store one module of several (module_name), and leaving it out "
-            "would lose it silently. Leave it out of the context."
-        )
+    refuse_one_module(ctx)
     if not ctx.non_persistent_ckpt:
         return Target(root=Path(config.save), keep=_kept(config))
     if config.non_persistent_ckpt_type != "global":
@@ -256,6 +227,19 @@ def _target(ctx: CheckpointSaveContext, config: CheckpointConfig) -> Target:
         )
     keep = KEPT_TEMPORARY if _kept(config) < 0 else max(1, _kept(config))
     return Target(root=temporary_roots(config)[0], keep=keep)
+
+
+def refuse_one_module(ctx: CheckpointSaveContext) -> None:
+    """Refuse to store one module of several.
+
+    Raises:
+        NotImplementedError: The context asks for it.
+    """
+    if ctx.module_name is not None:
+        raise NotImplementedError(
+            "checkpoint save: this version does not store one module of several (module_name), and leaving it out "
+            "would lose it silently. Leave it out of the context."
+        )
 
 
 def _kept(config: CheckpointConfig) -> int:
@@ -271,7 +255,7 @@ def _position(ctx: CheckpointSaveContext, groups: mcore.Groups) -> tuple[DataFil
     return (DataFile(name=file_name(groups.dp_rank), pieces=(piece,)),)
 
 
-def _sharded_state(
+def sharded_state(
     ctx: CheckpointSaveContext,
     config: CheckpointConfig,
     step: int,
@@ -279,6 +263,7 @@ def _sharded_state(
     groups: mcore.Groups,
     metadata: dict[str, Any],
 ) -> dict[str, Any]:
+    """Return what this rank has of a run, in the form that the layout wants. Collective."""
     common: dict[str, Any] = {
         "checkpoint_version": CHECKPOINT_VERSION,
         "iteration": step,
@@ -320,11 +305,7 @@ def _facts(
         step=step,
         files=(),
         ckpt_format=config.ckpt_format,
-        layout={
-            **groups.layout(ctx.model),
-            "data_parallel_size": groups.dp_cp.size(),
-            "world_size": dist.get_world_size(),
-        },
+        layout=groups.described(ctx.model),
         content={
             "optimizer": config.save_optim and ctx.optimizer is not None,
             "scheduler": ctx.opt_param_scheduler is not None,

@@ -1,0 +1,36 @@
+"""Putting a data loader where it stood, on all ranks or with an error on all."""
+
+from collections.abc import Callable
+from typing import Any
+
+from mb_checkpoint.agreement import RanksFailedError, gather, on_every_rank
+from mb_checkpoint.context import CheckpointLoadContext
+from mb_checkpoint.dataloader import positioned
+from mb_checkpoint.errors import DataloaderStateError
+
+
+def restore_position(ctx: CheckpointLoadContext, stored: Callable[[], Any | None]) -> list[str]:
+    """Put a data loader with a position of its own where it stood. Collective.
+
+    Returns a note, on all ranks, where nothing was stored for the loader of any.
+
+    Args:
+        ctx: With the iterator, on the ranks that have one.
+        stored: Returns the position of this rank, or None; asked only where there is a loader for it.
+
+    Raises:
+        DataloaderStateError: It could not be read or taken over on a rank.
+    """
+    iterable = positioned(ctx.train_data_iterator)
+
+    def put() -> bool:
+        position = stored() if iterable is not None else None
+        if iterable is not None and position is not None:
+            iterable.restore_state(position)
+        return iterable is None or position is not None
+
+    try:
+        found = all(gather(on_every_rank(put)))
+    except RanksFailedError as error:
+        raise DataloaderStateError(f"data loader: its position could not be restored ({error})") from error
+    return [] if found else ["data loader: no position was stored; it starts anew"]

@@ -38,6 +38,15 @@ def test_interrupts_of_one_key_press_count_once():
             signal.raise_signal(signal.SIGINT)
 
 
+def test_a_key_that_is_pressed_again_and_again_is_heard():
+    times = iter([10.0, 10.4, 10.8, 11.2])
+    with SignalWatcher(same_press_seconds=1.0, clock=lambda: next(times)):
+        for _ in range(3):
+            signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
 def test_a_second_sigterm_changes_nothing():
     with SignalWatcher() as watcher:
         signal.raise_signal(signal.SIGTERM)

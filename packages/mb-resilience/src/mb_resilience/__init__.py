@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from mb_resilience.config import NVRxStragglerDetectionConfig as NVRxStragglerDetectionConfig
     from mb_resilience.config import RerunStateMachineConfig as RerunStateMachineConfig
     from mb_resilience.config import StragglerDetectionConfig as StragglerDetectionConfig
+    from mb_resilience.deadline import AnyOf as AnyOf
+    from mb_resilience.deadline import Deadline as Deadline
     from mb_resilience.faults import Fault as Fault
     from mb_resilience.faults import FaultError as FaultError
     from mb_resilience.faults import FaultSettings as FaultSettings
@@ -60,6 +62,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "AgreedStop": "agreement",
+    "AnyOf": "deadline",
+    "Deadline": "deadline",
     "Detector": "nvrx_straggler",
     "DetectorError": "nvrx_straggler",
     "Fault": "faults",

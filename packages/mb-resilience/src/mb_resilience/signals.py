@@ -39,7 +39,7 @@ class SignalWatcher:
 
     Args:
         signals: which signals ask for a stop.
-        same_press_seconds: a SIGINT that follows the last one sooner than this is taken for the same key press.
+        same_press_seconds: a SIGINT that follows the first one sooner than this is taken for the same key press.
             Launchers such as torchrun pass Ctrl-C on to processes that got it from the terminal already.
         announce: called in the handler with the first signal's name, to tell a person at once; it must be as harmless
             as `os.write`, because anything may be interrupted.
@@ -63,7 +63,7 @@ class SignalWatcher:
         self._clock = clock
         self._replaced: dict[signal.Signals, Any] = {}
         self._received: str | None = None
-        self._last_interrupt: float | None = None
+        self._first_interrupt: float | None = None
 
     @property
     def received(self) -> str | None:
@@ -105,7 +105,8 @@ class SignalWatcher:
             self._interrupt()
 
     def _interrupt(self) -> None:
-        now, last = self._clock(), self._last_interrupt
-        self._last_interrupt = now
-        if last is not None and now - last >= self._same_press_seconds:
+        now = self._clock()
+        if self._first_interrupt is None:
+            self._first_interrupt = now
+        elif now - self._first_interrupt >= self._same_press_seconds:
             raise KeyboardInterrupt

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mb_checkpoint import CheckpointConfig, CheckpointFolderError
+from mb_checkpoint import CheckpointConfig, CheckpointFolderError, CheckpointNotFoundError
 from mb_config import Provenance
 from mb_trainer.job import (
     goes_on,
@@ -68,12 +68,29 @@ def test_a_run_does_not_begin_anew_among_checkpoints(tmp_path):
     assert settled(tmp_path, load=None, save=None, skip_train=False) == "fresh"
 
 
-def test_the_last_step_is_the_trackers_or_the_one_that_is_asked_for(tmp_path):
+def test_the_last_step_is_that_of_the_newest_folder_or_the_one_that_is_asked_for_whatever_the_tracker_says(
+    tmp_path,
+):
     assert last_step(CheckpointConfig(load=str(tmp_path))) is None
-    (tmp_path / "latest_checkpointed_iteration.txt").write_text("12\n")
+    (tmp_path / "latest_checkpointed_iteration.txt").write_bytes(b"92\xff")
+    assert last_step(CheckpointConfig(load=str(tmp_path))) is None
+    for name in ("iter_0000003", "non_persistent/iter_0000012"):
+        (tmp_path / name).mkdir(parents=True)
     assert last_step(CheckpointConfig(load=str(tmp_path))) == 12
     assert last_step(CheckpointConfig(load=str(tmp_path), ckpt_step=3)) == 3
+    assert last_step(CheckpointConfig(load=str(tmp_path), finetune=True)) is None
+    (tmp_path / "iter_0000003" / ".metadata").touch()
+    assert last_step(CheckpointConfig(load=str(tmp_path / "iter_0000003"))) == 3
     assert last_step(CheckpointConfig()) is None
+
+
+def test_a_step_that_is_not_there_is_refused(tmp_path):
+    (tmp_path / "iter_0000012").mkdir()
+    with pytest.raises(
+        CheckpointNotFoundError, match=r"ckpt_step: .* has no step 999; steps there: 12\. Name one"
+    ):
+        settled(tmp_path / "run", load=str(tmp_path), ckpt_step=999, skip_train=False)
+    assert not (tmp_path / "run").exists()
 
 
 def settled(out, **checkpoint):

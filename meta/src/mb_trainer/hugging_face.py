@@ -20,7 +20,6 @@ from mb_checkpoint import (
     Selection,
     load_checkpoint,
     save_checkpoint,
-    select_checkpoint,
 )
 from mb_data import kept_tokenizer
 from mb_data.tokenizer_loading import KEPT_FILES
@@ -41,7 +40,7 @@ from mb_trainer.groups import process_groups, seed_everything
 from mb_trainer.one_process import single_process
 from mb_trainer.processes import World
 from mb_trainer.recipes import gpt_tiny
-from mb_trainer.run_folder import NoCheckpointError, checkpoints_in
+from mb_trainer.sampling import newest_of
 from mb_trainer.state import GlobalState
 
 Result = TypeVar("Result")
@@ -119,18 +118,21 @@ def configuration(section: GPTModelConfig, *, dtype: torch.dtype, out: Path) -> 
     return config
 
 
-def export_run(run: Path, out: Path, *, adapters: bool = False) -> int:
-    """Write the newest whole checkpoint of a run as a folder of transformers; return its step.
+def export_run(run: Path, out: Path, *, say: Callable[[str], object], adapters: bool = False) -> int:
+    """Write the newest sound checkpoint of a run as a folder of transformers; return its step.
+
+    `say` is told which checkpoints were passed over as damaged.
 
     Adapters are merged, or with `adapters` they alone are written, in the form of peft. Rows that pad the vocabulary
     stay. The tokenizer comes along.
 
     Raises:
         NoCheckpointError: there is none.
+        mb_checkpoint.CheckpointNotFoundError, mb_checkpoint.IncompleteCheckpointError: there are only damaged ones.
         mb_models.hf.errors.HuggingFaceError: no model of transformers that is known here computes the same.
         mb_models.peft.config.PeftError: adapters are wanted of a run that has none.
     """
-    selection = newest(run)
+    selection = newest_of(run, purpose="export", say=say)
     config = single_process(ConfigContainer.from_yaml(selection.path / "run_config.yaml", TARGETS))
     size = None
     if config.model.vocab_size is None:
@@ -169,27 +171,16 @@ def copy_tokenizer(source: Path, target: Path) -> None:
             shutil.copyfile(source / name, target / name)
 
 
-def newest(run: Path) -> Selection:
-    """Return the newest whole checkpoint of a run folder, or of a folder of checkpoints."""
-    checkpoints = checkpoints_in(run)
-    selection = select_checkpoint(checkpoints) if checkpoints.is_dir() else None
-    if selection is None:
-        raise NoCheckpointError(
-            f"{run}: has no checkpoint to export. Name the folder of a run that saved one."
-        )
-    return selection
-
-
 def read_weights(
     selection: Selection, chunk: Any, config: ConfigContainer, groups: ProcessGroupCollection
 ) -> None:
-    """Load a checkpoint into a whole model, one kind of parameter after the other; the first compares all hashes.
+    """Load a checkpoint that is sound into a whole model, one kind of parameter after the other.
 
     Megatron's checkpoints stack the layers of a kind, and what it puts together on the way is as large as that.
     """
     state = GlobalState(cfg=config, train_state=TrainState())
     kinds = dict.fromkeys(NUMBER.sub(".*", name) for name, _ in chunk.named_parameters())
-    for number, kind in enumerate(kinds):
+    for kind in kinds:
         load_checkpoint(
             CheckpointLoadContext(
                 state=state,
@@ -199,7 +190,7 @@ def read_weights(
                 adapter_key_filter=is_of(kind),
                 pg_collection=groups,
             ),
-            CheckpointConfig(load=str(selection.path), finetune=True, verify_integrity=number == 0),
+            CheckpointConfig(load=str(selection.path), finetune=True, verify_integrity=False),
         )
 
 

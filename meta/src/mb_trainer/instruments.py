@@ -12,7 +12,8 @@ from mb_metrics import (
     start_memory_history_recording,
     start_tensor_inspection,
 )
-from mb_trainer.job import Job, last_step
+from mb_trainer.finished import resumed_step
+from mb_trainer.job import Job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +38,7 @@ class Instruments:
             inspection=start_tensor_inspection(
                 config.tensor_inspect,
                 save=config.checkpoint.save,
-                loaded_step=last_step(config.checkpoint) or 0,
+                loaded_step=0 if config.tensor_inspect is None else resumed_step(config.checkpoint),
                 rank=rank,
             ),
         )

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,13 @@ from typing import Any
 import mb_host
 import mb_overlap
 from mb_checkpoint import check_writable
-from mb_checkpoint.layout import STEP_TRACKER, temporary_roots, why_not_a_checkpoint
+from mb_checkpoint.layout import (
+    is_iteration_directory,
+    step_of,
+    steps_in,
+    temporary_roots,
+    why_not_a_checkpoint,
+)
 from mb_config import DistributedInitConfig, Provenance
 from mb_loop import Callback, TrainOutcome
 from mb_models.mimo_layout_rules import LAYOUT, has_layouts
@@ -20,6 +26,7 @@ from mb_resilience.sections import need_monitor
 from mb_trainer.config import CheckpointConfig, ConfigContainer
 from mb_trainer.console import Voice
 from mb_trainer.machine import DRIVER, first_gpu
+from mb_trainer.named_step import beginning, hold_once, need_step
 from mb_trainer.preflight import Findings, settle, verify_data
 from mb_trainer.processes import World, read_world
 from mb_trainer.run_folder import (
@@ -50,6 +57,10 @@ class Job:
     """Why nothing is written into the run folder, which only an evaluation does without."""
     resume_command: str | None = None
     """What a user types to go on after a stop."""
+    beginning: Mapping[str, object] = field(default_factory=dict)
+    """The step that the run is told to begin at, and where that lies, for its first event; {}: none."""
+    notes: tuple[str, ...] = ()
+    """What is to be said before the run begins."""
 
 
 def pretrain(
@@ -86,6 +97,7 @@ def pretrain(
         FileNotFoundError, ValueError: a data file is missing or not what it should be.
         RunFolderError: the run folder holds a run with other settings.
         NoCheckpointError: an evaluation alone is asked for, and there is nothing to evaluate.
+        mb_checkpoint.CheckpointNotFoundError: `checkpoint.ckpt_step` is not there, or no checkpoint is sound.
         NoMonitorError: `ft.enable_ft_package` is set, and ft_launcher did not start this process.
         OSError: the checkpoint folder or the run folder cannot be written.
     """
@@ -98,13 +110,16 @@ def pretrain(
         resume_command=resume_command,
         environment=environment,
     )
-    if job.standing == "complete":
-        return say_complete(job)
     voice = Voice(rank=job.world.rank, speaks=job.world.is_voice)
-    voice.say(f"{name}: {job.standing} run in {job.folder.path}; loading Megatron Core")
-    for warning in job.settled.warnings:
-        voice.say(f"warning: [{warning.id}] {warning}")
-    set_environment(config.env_vars, say=voice.say)
+    set_environment(config.env_vars, say=voice.say)  # before torch is imported, which reads some
+    if job.standing == "complete" and job.world.world_size == 1:
+        done = outcome_if_complete(job, voice)
+        if done is not None:
+            return done
+        job = replace(job, standing="resumable")
+    voice.say(f"{name}: {described(job)}; loading Megatron Core")
+    for line in (*job.notes, *(f"warning: [{warning.id}] {warning}" for warning in job.settled.warnings)):
+        voice.say(line)
     set_environment(overlap_environment(config, world_size=job.world.world_size), say=voice.say)
     start_flight_recorder(config.dist, say=voice.say)
     mb_host.install()  # before megatron is imported; without effect where there is a GPU
@@ -114,14 +129,36 @@ def pretrain(
     return outcome
 
 
-def say_complete(job: Job) -> TrainOutcome:
-    """Say that there is nothing to do, and return that as an outcome."""
-    steps = job.config.train.train_iters or 0
-    message = f"{job.folder.path}: the run is complete ({steps} steps); nothing to do."
-    voice = Voice(rank=job.world.rank, speaks=job.world.is_voice)
-    voice.say(
-        f"{message} Train longer with train.train_iters=N --resume-with-changes, or elsewhere with --out."
-    )
+def described(job: Job) -> str:
+    """Say what a run finds in its folder; that it is complete, only ranks that compare contents together know."""
+    if job.standing == "complete":
+        return f"run in {job.folder.path}, whose last step seems to be there"
+    return f"{job.standing} run in {job.folder.path}"
+
+
+def outcome_if_complete(job: Job, voice: Voice) -> TrainOutcome | None:
+    """Say that there is nothing to do, and return that as an outcome, if the last step is there and sound; else None.
+
+    For one process alone; imports torch. Raises as a load would.
+    """
+    # torch: seconds, and only where the last step seems to be there
+    finished = import_module("mb_trainer.finished")
+    checkpoint, steps = job.config.checkpoint, job.config.train.train_iters or 0
+    chosen = finished.last_checkpoint(checkpoint, steps=steps, voice=voice)
+    return None if chosen is None else say_complete(job, chosen.path, voice)
+
+
+def say_complete(job: Job, last: Path, voice: Voice) -> TrainOutcome:
+    """Say that there is nothing to do, and return that as an outcome; `last` is the checkpoint that has all steps."""
+    steps, checkpoint = job.config.train.train_iters or 0, job.config.checkpoint
+    if checkpoint.save is not None and last.parent in (Path(checkpoint.save), *temporary_roots(checkpoint)):
+        message = f"{job.folder.path}: the run is complete ({steps} steps); nothing to do."
+        voice.say(
+            f"{message} Train longer with train.train_iters=N --resume-with-changes, or elsewhere with --out."
+        )
+    else:
+        message = f"{last}: has all {steps} steps that are asked for; nothing to do, and nothing in {job.folder.path}."
+        voice.say(f"{message} Train longer with train.train_iters=N.")
     return TrainOutcome(reason="finished", message=message, step=steps, exit_code=0, saved=False)
 
 
@@ -135,7 +172,10 @@ def settle_job(
     environment: Mapping[str, str],
     resume_command: str | None = None,
 ) -> Job:
-    """Check everything that can be known now and write nothing; raises as `pretrain`."""
+    """Check everything that can be known now and write nothing; raises as `pretrain`.
+
+    A job is "complete" here if its last step seems to be there: what it holds has not been looked at.
+    """
     world = read_world(environment)
     folder = RunFolder(Path(out) if out is not None else Path("runs") / name)
     known = Provenance.of(config) if provenance is None else provenance
@@ -144,7 +184,7 @@ def settle_job(
     verify_data(config)
     if config.ft is not None and config.ft.enable_ft_package:
         need_monitor(environment)
-    save, evaluates_only = config.checkpoint.save, config.validation.skip_train
+    save, evaluates_only, note = config.checkpoint.save, config.validation.skip_train, None
     unwritable = why_unwritable(folder)
     if unwritable is not None and not evaluates_only:
         raise UnwritableFolderError(
@@ -154,6 +194,8 @@ def settle_job(
         check_writable(save)
     if not evaluates_only:
         refuse_to_start_over(config.checkpoint)
+        note = hold_once(config.checkpoint, events=folder.events)
+    need_step(config.checkpoint)
     changed = changes_since(folder, config.to_dict())
     if changed and not resume_with_changes:
         raise RunFolderError(describe(folder, changed))
@@ -178,6 +220,8 @@ def settle_job(
         world=world,
         unwritable=unwritable,
         resume_command=resume_command,
+        beginning=beginning(config.checkpoint),
+        notes=() if note is None else (note,),
     )
 
 
@@ -307,9 +351,20 @@ def goes_on(checkpoint: CheckpointConfig) -> bool:
 
 
 def last_step(checkpoint: CheckpointConfig) -> int | None:
-    """Return the step to go on from: the one that is asked for, or that the text tracker names; None for neither."""
-    if checkpoint.ckpt_step is not None:
-        return checkpoint.ckpt_step
-    tracker = Path(checkpoint.load or "") / STEP_TRACKER
-    text = tracker.read_text().strip() if checkpoint.load and tracker.is_file() else ""
-    return int(text) if text.isdecimal() else None
+    """Return the highest step that a load could take, by the names of folders alone; None for none.
+
+    Whether it is whole, and what a tracker says, needs torch.
+    """
+    if checkpoint.load is None or checkpoint.finetune:
+        return None
+    load = Path(checkpoint.load)
+    try:
+        if is_iteration_directory(load):
+            return step_of(load)
+        if checkpoint.ckpt_step is not None:
+            return checkpoint.ckpt_step
+        return max(
+            (step for root in (load, *temporary_roots(checkpoint)) for step in steps_in(root)), default=None
+        )
+    except OSError:
+        return None  # who loads it says why it cannot be read

@@ -54,6 +54,7 @@ from mb_trainer.watching import Watch
 def begin(events: EventLog, job: Job, *, step: int, before: LastRow | None) -> None:
     """Write that the run starts or goes on, how long that took, and up to where it was before."""
     known: dict[str, Any] = {"recipe": job.name, "seconds": time.time() - psutil.Process().create_time()}
+    known |= job.beginning
     if step and before is not None:
         known |= {"previous_step": before.step, "previous_time": before.time}
     events.write("resume" if step else "start", step=step, **known)

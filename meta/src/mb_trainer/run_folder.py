@@ -22,6 +22,7 @@ NOT_SETTINGS = frozenset(
     {
         "checkpoint.save",
         "checkpoint.load",
+        "checkpoint.ckpt_step",
         "logger.tensorboard_dir",
         "comm_overlap.data_parallel_size",
         "model.transformer_impl",
@@ -30,8 +31,8 @@ NOT_SETTINGS = frozenset(
         "validation.skip_train",
     }
 )
-"""Fields filled in from the folder, the machine or a resume, when to leave, and whether to evaluate only; they do not
-make two runs different."""
+"""Fields filled in from the folder, the machine or a resume, where to begin, when to leave, and whether to evaluate
+only; they do not make two runs different."""
 
 Standing = Literal["fresh", "resumable", "complete"]
 

@@ -1,11 +1,12 @@
 """Text from a run's newest whole checkpoint. Imports torch and megatron."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 
-from mb_checkpoint import load_model_weights, select_checkpoint
+from mb_checkpoint import Selection, load_model_weights
+from mb_checkpoint.soundness import newest_sound
 from mb_data import kept_tokenizer
 from mb_data.tokenizers import Tokenizer
 from mb_models import ModelConfigError, generate
@@ -19,22 +20,35 @@ from mb_trainer.processes import World
 from mb_trainer.run_folder import NoCheckpointError, checkpoints_in
 
 
-def sample_run(run: Path, *, prompt: str, tokens: int, temperature: float, seed: int) -> Iterator[str]:
+def sample_run(
+    run: Path,
+    *,
+    prompt: str,
+    tokens: int,
+    temperature: float,
+    seed: int,
+    say: Callable[[str], object] = lambda _line: None,
+) -> Iterator[str]:
     """Yield the prompt, then the text that follows it, piece by piece.
 
     One process, whatever the layout of the run was: weights are put together as they are loaded.
 
+    Args:
+        run: its folder, that of its checkpoints, or one checkpoint.
+        prompt: text that is gone on with.
+        tokens: at the most.
+        temperature: 0 takes the likeliest token.
+        seed: of the choices.
+        say: is told which checkpoints were passed over as damaged, a line each.
+
     Raises:
         NoCheckpointError: the folder has no checkpoint.
+        mb_checkpoint.CheckpointNotFoundError: it has some, and none is sound.
+        mb_checkpoint.IncompleteCheckpointError: it is one checkpoint, and damaged.
         mb_models.PromptError: the prompt is empty.
         mb_models.ModelConfigError: the model continues no text.
     """
-    checkpoints = checkpoints_in(run)
-    selection = select_checkpoint(checkpoints) if checkpoints.is_dir() else None
-    if selection is None:
-        raise NoCheckpointError(
-            f"{run}: has no checkpoint to sample from. Name the folder of a run that saved one, such as runs/gpt_tiny."
-        )
+    selection = newest_of(run, purpose="sample from", say=say)
     config = single_process(ConfigContainer.from_yaml(selection.path / "run_config.yaml", TARGETS))
     tokenizer = kept_tokenizer(selection.path, config.tokenizer)
     family = family_of(config.model)
@@ -73,6 +87,26 @@ def sample_run(run: Path, *, prompt: str, tokens: int, temperature: float, seed:
             generator=torch.Generator().manual_seed(seed),
         )
         yield from stream_text(tokenizer, prompt, numbers)
+
+
+def newest_of(run: Path, *, purpose: str, say: Callable[[str], object]) -> Selection:
+    """Return the newest sound checkpoint of a run folder, or of a folder of checkpoints; `say` what was passed over.
+
+    Raises:
+        NoCheckpointError: there is none.
+        mb_checkpoint.CheckpointNotFoundError, mb_checkpoint.IncompleteCheckpointError: there are only damaged ones.
+    """
+    checkpoints = checkpoints_in(run)
+    selection = newest_sound(checkpoints) if checkpoints.is_dir() else None
+    if selection is None:
+        raise NoCheckpointError(
+            f"{run}: has no checkpoint to {purpose}. Name the folder of a run that saved one, such as runs/gpt_tiny."
+        )
+    for passed in selection.passed_over:
+        say(f"passed over {passed.path}: {passed.reason}")
+    if selection.passed_over:
+        say(f"taken instead: {selection.path}")
+    return selection
 
 
 def stream_text(tokenizer: Tokenizer, prompt: str, numbers: Iterator[int]) -> Iterator[str]:

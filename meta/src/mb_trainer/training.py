@@ -4,10 +4,12 @@ import signal
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import torch
 
 from mb_checkpoint import DefaultCheckpointManager, create_checkpoint_manager
+from mb_checkpoint.locks import writing
 from mb_config import non_default_values
 from mb_loop import Callback, TrainOutcome, TrainState
 from mb_resilience import SignalShield
@@ -17,6 +19,7 @@ from mb_trainer.config import ConfigContainer
 from mb_trainer.console import Voice
 from mb_trainer.data import Vocabulary, build_data, build_splits, build_vocabulary, own_position
 from mb_trainer.families import family_of
+from mb_trainer.finished import last_checkpoint_of_all
 from mb_trainer.graphs import graphs_of_this_process, stream_of_wrapping
 from mb_trainer.groups import (
     module_groups,
@@ -26,7 +29,7 @@ from mb_trainer.groups import (
     seed_libraries,
 )
 from mb_trainer.instruments import Instruments
-from mb_trainer.job import Job
+from mb_trainer.job import Job, say_complete
 from mb_trainer.layers import choose_layers
 from mb_trainer.loading import load
 from mb_trainer.mimo_training import build_modules, readers_of, who_is_where
@@ -55,6 +58,10 @@ def run(job: Job, *, voice: Voice, callbacks: Sequence[Callback] = ()) -> TrainO
             groups = stack.enter_context(process_groups(job.world, config, device=device))
             seed_everything(config, groups)
         stack.callback(voice.close)
+        if job.standing == "complete":
+            last = last_checkpoint_of_all(config.checkpoint, steps=config.train.train_iters or 0)
+            if last is not None:
+                return say_complete(job, last.path, voice)
         watch = stack.enter_context(watched(job, voice))
         vocabulary = share_vocabulary(config, voice)
         readers = readers_of(every) if apart else groups
@@ -99,6 +106,8 @@ def run(job: Job, *, voice: Voice, callbacks: Sequence[Callback] = ()) -> TrainO
         load(
             manager, state, trainee, groups=stored, reruns=reruns, voice=voice, train_data_iterator=positioned
         )
+        # it held for this load; whoever reads these settings goes on from the newest
+        config.checkpoint.ckpt_step = None
         data = build_data(
             config,
             splits,
@@ -139,6 +148,7 @@ def open_folder(job: Job, voice: Voice) -> Iterator[None]:
 
     Raises:
         RunFolderError: on rank 0, another trainer is at work in the folder.
+        mb_checkpoint.CheckpointFolderError: on rank 0, another one saves in the same folder of checkpoints.
     """
     with ExitStack() as stack:
         if job.unwritable is not None:
@@ -146,6 +156,8 @@ def open_folder(job: Job, voice: Voice) -> Iterator[None]:
         elif job.world.rank == 0:
             job.folder.path.mkdir(parents=True, exist_ok=True)
             stack.enter_context(own(job.folder))
+            for root in saved_in(job.config):
+                stack.enter_context(writing(root, run=str(job.folder.path.absolute())))
             if not job.config.validation.skip_train:
                 part = (
                     job.folder.path / "run_config.yaml.part"
@@ -160,6 +172,15 @@ def open_folder(job: Job, voice: Voice) -> Iterator[None]:
         if job.world.is_voice:
             voice.log(non_default_values(job.config))
         yield
+
+
+def saved_in(config: ConfigContainer) -> list[Path]:
+    """Return the folders in which a run saves checkpoints that all nodes see; none for an evaluation."""
+    section = config.checkpoint
+    if section.save is None or config.validation.skip_train:
+        return []
+    named = (section.save, section.non_persistent_global_ckpt_dir)
+    return list(dict.fromkeys(Path(folder).absolute() for folder in named if folder is not None))
 
 
 def share_vocabulary(config: ConfigContainer, voice: Voice) -> Vocabulary:

@@ -1,5 +1,7 @@
 """`mb import-hf` and `mb export-hf`."""
 
+import sys
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -27,7 +29,8 @@ def export_hf(run: Path, *, out: Path, adapters: bool) -> int:
     def work() -> int:
         refuse_files_in(out)
         mb_host.install(force=True)
-        step = import_module("mb_trainer.hugging_face").export_run(run, out, adapters=adapters)
+        export_run = import_module("mb_trainer.hugging_face").export_run
+        step = export_run(run, out, adapters=adapters, say=partial(print, file=sys.stderr))
         print(f"{'adapters' if adapters else 'weights'} of step {step} in {out}")
         return 0
 

@@ -1,5 +1,7 @@
 """`mb sample`."""
 
+import sys
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -13,7 +15,10 @@ def sample(run: Path, *, prompt: str, tokens: int, temperature: float, seed: int
     def work() -> int:
         mb_host.install()  # before megatron is imported; without effect where there is a GPU
         sample_run = import_module("mb_trainer.sampling").sample_run
-        for text in sample_run(run, prompt=prompt, tokens=tokens, temperature=temperature, seed=seed):
+        say = partial(print, file=sys.stderr)
+        for text in sample_run(
+            run, prompt=prompt, tokens=tokens, temperature=temperature, seed=seed, say=say
+        ):
             print(text, end="", flush=True)
         print()
         return 0

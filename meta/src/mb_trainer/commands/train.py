@@ -13,8 +13,10 @@ from mb_config import ConfigError, Problem
 from mb_loop import TrainOutcome
 from mb_trainer.commands.errors import LaunchError, reported
 from mb_trainer.config import ConfigContainer
+from mb_trainer.console import Voice
+from mb_trainer.job import outcome_if_complete, settle_job
 from mb_trainer.job import pretrain as run_pretrain
-from mb_trainer.job import say_complete, settle_job
+from mb_trainer.named_step import without_named_step
 from mb_trainer.ports import asked_port
 from mb_trainer.processes import is_launched
 from mb_trainer.reading import read_request
@@ -54,8 +56,7 @@ def pretrain(
             return outcome.exit_code
         world = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(nproc)}
         job = settle_job(request.config, **asked, environment=world)
-        if job.standing == "complete":
-            say_complete(job)
+        if job.standing == "complete" and outcome_if_complete(job, Voice()) is not None:
             return 0
         port = asked_port(os.environ)
         os.environ[RESUME_COMMAND] = typed(os.environ)
@@ -71,10 +72,12 @@ RESUME_COMMAND = "MB_RESUME_COMMAND"
 
 
 def typed(environment: Mapping[str, str]) -> str:
-    """Return the command as the user typed it, with `uv run` where that started it."""
-    return shlex.join(
-        [*(["uv", "run"] if "UV_RUN_RECURSION_DEPTH" in environment else []), "mb", *sys.argv[1:]]
-    )
+    """Return the command as the user typed it, with `uv run` where that started it.
+
+    Without the step to begin at: typed again, the command goes on from what has been saved since.
+    """
+    before = ["uv", "run"] if "UV_RUN_RECURSION_DEPTH" in environment else []
+    return shlex.join([*before, "mb", *without_named_step(sys.argv[1:])])
 
 
 def refuse_inside_a_launcher(environment: Mapping[str, str]) -> None:

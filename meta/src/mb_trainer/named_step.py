@@ -1,0 +1,101 @@
+"""The step that a run is told to begin at: `checkpoint.ckpt_step` holds until something newer has been saved."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from mb_checkpoint.errors import CheckpointNotFoundError
+from mb_checkpoint.layout import is_iteration_directory, steps_in
+from mb_trainer.config import CheckpointConfig
+
+
+def beginning(checkpoint: CheckpointConfig) -> dict[str, object]:
+    """Return the step that is named and where it lies, for the event with which a run begins; {} if none is."""
+    if checkpoint.ckpt_step is None or checkpoint.finetune:
+        return {}
+    return {"ckpt_step": checkpoint.ckpt_step, "load": checkpoint.load}
+
+
+def hold_once(checkpoint: CheckpointConfig, *, events: Path) -> str | None:
+    """Forget the step that is named if a run began there and has saved since; say so, or return None.
+
+    The same command, typed or queued again, thus goes on instead of beginning there for ever. What was saved is then
+    where `save` is, wherever the run began.
+
+    Args:
+        checkpoint: its `ckpt_step` and `load` are set.
+        events: of the run folder; need not be there.
+    """
+    named = beginning(checkpoint)
+    newer = saved_since(named, rows(events)) if named else None
+    if newer is None:
+        return None
+    step, began = checkpoint.ckpt_step, checkpoint.load
+    checkpoint.ckpt_step = None
+    checkpoint.load = checkpoint.save or checkpoint.load
+    return (
+        f"checkpoint.ckpt_step={step}: this run began there and has saved step {newer} since, so it goes on from its "
+        f"newest checkpoint. To begin at step {step} once more, do it in another folder, with --out=NEW "
+        f"checkpoint.load={began}."
+    )
+
+
+def saved_since(named: Mapping[str, object], events: Iterator[Mapping[str, Any]]) -> int | None:
+    """Return the newest step saved by the last run that began where it was told, if that is what is `named` now."""
+    began: Mapping[str, object] = {}
+    newest: int | None = None
+    for row in events:
+        if row.get("event") in ("start", "resume") and "ckpt_step" in row:
+            began, newest = {name: row.get(name) for name in ("ckpt_step", "load")}, None
+        elif (
+            row.get("event") == "save" and began == named and int(row["step"]) > int(str(named["ckpt_step"]))
+        ):
+            newest = int(row["step"])
+    return newest
+
+
+def rows(events: Path) -> Iterator[Mapping[str, Any]]:
+    """Yield the rows of an events file; lines that a kill has cut are left out."""
+    if not events.is_file():
+        return
+    with events.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            with suppress(ValueError):
+                row = json.loads(line)
+                if isinstance(row, Mapping):
+                    yield row
+
+
+def need_step(checkpoint: CheckpointConfig) -> None:
+    """Refuse a step that is not there.
+
+    Raises:
+        CheckpointNotFoundError: it is named, and there is no folder of it.
+    """
+    step, load = checkpoint.ckpt_step, Path(checkpoint.load or "")
+    if step is None or checkpoint.load is None:
+        return
+    try:
+        found = steps_in(load)
+        there = step in found or is_iteration_directory(load)
+    except OSError:
+        return  # who loads it says why it cannot be read
+    if not there:
+        listed = ", ".join(map(str, found)) or "none"
+        raise CheckpointNotFoundError(
+            f"checkpoint.ckpt_step: {load} has no step {step}; steps there: {listed}. Name one of them, or leave it "
+            "out to go on from the newest."
+        )
+
+
+def without_named_step(words: Sequence[str]) -> list[str]:
+    """Return a command's words without the step to begin at, and then without the place of that, too."""
+    kept = [word for word in words if key_of(word) != "checkpoint.ckpt_step"]
+    return kept if len(kept) == len(words) else [word for word in kept if key_of(word) != "checkpoint.load"]
+
+
+def key_of(word: str) -> str:
+    """Return what a KEY=VALUE word sets."""
+    return word.partition("=")[0].lstrip("+")

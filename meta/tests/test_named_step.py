@@ -1,0 +1,57 @@
+"""`checkpoint.ckpt_step` holds until the run that began there has saved something newer."""
+
+import json
+
+import pytest
+
+from mb_checkpoint import CheckpointConfig
+from mb_trainer.named_step import hold_once, without_named_step
+
+BEGUN = {"event": "resume", "step": 6, "ckpt_step": 6, "load": "run"}
+SAVED = {"event": "save", "step": 9}
+
+
+def left(tmp_path, *events, cut="", **asked):
+    """Return what is left of a named step after these events, and where the run loads then."""
+    file = tmp_path / "events.jsonl"
+    file.write_text("".join(json.dumps(each) + "\n" for each in events) + cut)
+    section = CheckpointConfig(**{"ckpt_step": 6, "load": "run", "save": "run"} | asked)
+    note = hold_once(section, events=file)
+    assert (note is None) == (section.ckpt_step is not None)
+    return section.ckpt_step, section.load
+
+
+@pytest.mark.parametrize(
+    ("events", "step"),
+    [
+        ((), 6),
+        ((SAVED, {"event": "stop", "step": 9}), 6),  # saved before anybody asked for step 6
+        ((BEGUN,), 6),
+        ((BEGUN, {"event": "save", "step": 6}), 6),
+        ((BEGUN, SAVED), None),
+        ((BEGUN, SAVED, {"event": "resume", "step": 9}, {"event": "stop", "step": 9}), None),
+        ((BEGUN, SAVED, BEGUN | {"ckpt_step": 3, "step": 3}), 6),  # meanwhile it began elsewhere
+        ((BEGUN, SAVED, BEGUN), 6),
+        ((BEGUN | {"load": "other"}, SAVED), 6),
+    ],
+)
+def test_the_step_holds_until_something_newer_is_saved(tmp_path, events, step):
+    assert left(tmp_path, *events, cut='{"event": "sa') == (step, "run")
+
+
+def test_what_was_saved_is_gone_on_from_although_the_step_lies_elsewhere(tmp_path):
+    begun = BEGUN | {"load": "base"}
+    assert left(tmp_path, begun, SAVED, load="base") == (None, "run")
+    assert left(tmp_path, begun, load="base") == (6, "base")
+
+
+def test_weights_to_fine_tune_stay_where_they_are(tmp_path):
+    assert left(tmp_path, BEGUN, SAVED, finetune=True) == (6, "run")
+    section = CheckpointConfig(load="run", ckpt_step=6)
+    assert hold_once(section, events=tmp_path / "none") is None
+
+
+def test_the_command_that_goes_on_does_not_name_the_step():
+    words = ["pretrain", "+checkpoint.ckpt_step=6", "checkpoint.load=base", "train.train_iters=9"]
+    assert without_named_step(words) == ["pretrain", "train.train_iters=9"]
+    assert without_named_step(words[2:]) == words[2:]

@@ -1,5 +1,8 @@
 """Every recipe passes every rule on the machines that it is meant for; published models have their published sizes."""
 
+import sysconfig
+from pathlib import Path
+
 import pytest
 
 from mb_config import Provenance, make_plan
@@ -9,6 +12,7 @@ from mb_trainer.machine import gather_facts
 from mb_trainer.preflight import inspect
 from mb_trainer.recipes import RECIPES
 from mb_trainer.recipes.gpt import RECIPES as GPTS
+from mb_trainer.recipes.lora import folder_of
 
 PUBLISHED = {
     "llama31_8b": 8_030_261_248,
@@ -103,6 +107,14 @@ def test_overlap_of_llama_70b_is_wired():
     assert config.model.tp_comm_overlap_cfg["proj_fprop"]["num_splits"] == 4
     assert (config.model.tp_comm_overlap, config.model.overlap_p2p_comm) == (True, True)
     assert (config.ddp.overlap_grad_reduce, config.optimizer.overlap_param_gather) == (True, True)
+
+
+def test_adapters_learn_from_text_that_their_base_has_not_seen():
+    (folder,) = map(Path, RECIPES["lora_tiny"].build().dataset.sources)
+    assert folder.is_dir()
+    assert not folder.is_relative_to(Path(sysconfig.get_path("stdlib"))) or "site-packages" in folder.parts
+    with pytest.raises(ModuleNotFoundError, match="no_such_package: is no installed package"):
+        folder_of("no_such_package")
 
 
 def test_a_recipe_that_python_hands_on_takes_another_precision():

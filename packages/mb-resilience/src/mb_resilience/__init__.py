@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from mb_resilience.nvrx_straggler import NVRxStragglers as NVRxStragglers
     from mb_resilience.nvrx_straggler import PerformanceReport as PerformanceReport
     from mb_resilience.nvrx_straggler import Scores as Scores
+    from mb_resilience.restart import Attempt as Attempt
+    from mb_resilience.restart import RestartSetupError as RestartSetupError
     from mb_resilience.rules import RULES as RULES
     from mb_resilience.rules import Rule as Rule
     from mb_resilience.sections import MonitorClient as MonitorClient
@@ -64,6 +66,7 @@ _HOMES = {
     "AgreedStop": "agreement",
     "AnyOf": "deadline",
     "Deadline": "deadline",
+    "Attempt": "restart",
     "Detector": "nvrx_straggler",
     "DetectorError": "nvrx_straggler",
     "Fault": "faults",
@@ -83,6 +86,7 @@ _HOMES = {
     "RankSpeed": "straggler_report",
     "RecorderSettings": "flight_recorder",
     "RerunStateMachineConfig": "config",
+    "RestartSetupError": "restart",
     "Rule": "rules",
     "Scores": "nvrx_straggler",
     "Sections": "sections",

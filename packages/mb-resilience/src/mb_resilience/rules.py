@@ -1,12 +1,8 @@
-"""What must hold in the sections of this package. Pure functions; the standard library only.
-
-Features that this version does not have are refused when switched on: accepting them silently would let a run go
-unprotected. The other fields of their sections may be set, with a warning that nothing reads them.
-"""
+"""What must hold in the sections of this package. Pure functions; the standard library only."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Any, Literal
 
 from mb_resilience.config import (
     FaultToleranceConfig,
@@ -76,66 +72,6 @@ _V071 = Rule(
         "nvrx_straggler.gpu_individual_perf_threshold": 0.7,
     },
 )
-
-
-def _must_stay(path: str, default: object) -> Callable[[object], str | None]:
-    def test(value: object) -> str | None:
-        return (
-            None if value == default else f"{path.split('.')[1]}={value!r} is not available in this version"
-        )
-
-    return test
-
-
-def _switch(rule_id: str, path: str, *, off: object, on: object, why: str) -> Rule:
-    """Refuse a feature that is not there."""
-    return Rule(
-        id=rule_id,
-        fields=(path,),
-        test=_must_stay(path, off),
-        why=why,
-        fix=f"Leave {path} at {off!r}.",
-        fails={path: on},
-        passes={path: off},
-    )
-
-
-_SWITCHES = (
-    _switch(
-        "R05", "inprocess_restart.enabled", off=False, on=True,
-        why="the training function is not wrapped, so a fault ends the process",
-    ),
-)  # fmt: skip
-
-
-def _unread(rule_id: str, section: str, kind: type) -> Rule:
-    """Warn about fields of a feature that is not there; its switches have rules of their own."""
-    switches = {path for rule in _SWITCHES for path in rule.fields}
-    defaults = {
-        f"{section}.{field.name}": field.default
-        for field in fields(kind)
-        if f"{section}.{field.name}" not in switches
-    }
-
-    def test(*values: object) -> str | None:
-        changed = [
-            f"{path.split('.')[1]}={value!r}"
-            for (path, default), value in zip(defaults.items(), values, strict=True)
-            if value != default
-        ]
-        return f"{', '.join(changed)} {'has' if len(changed) == 1 else 'have'} no effect" if changed else None
-
-    first = next(iter(defaults))
-    return Rule(
-        id=rule_id,
-        fields=tuple(defaults),
-        test=test,
-        why=f"this version does not have the feature that the section {section} configures",
-        fix="Leave these fields out.",
-        severity="warning",
-        fails={**defaults, first: "something else"},
-        passes=defaults,
-    )
 
 
 def _while_off(rule_id: str, section: str, kind: type, *, switch: str) -> Rule:
@@ -236,6 +172,53 @@ _DETECTOR = (
             "nvrx_straggler.num_gpu_perf_scores_to_print": 0,
         },
     ),
+)
+
+
+_SHORTER = (
+    ("soft_timeout", "hard_timeout"),
+    ("hard_timeout", "barrier_timeout"),
+    ("heartbeat_interval", "heartbeat_timeout"),
+    ("heartbeat_timeout", "barrier_timeout"),
+    ("monitor_process_interval", "heartbeat_timeout"),
+    ("monitor_process_interval", "soft_timeout"),
+    ("monitor_thread_interval", "soft_timeout"),
+    ("progress_watchdog_interval", "soft_timeout"),
+)
+"""Times of a restart, each pair in its order."""
+
+_COUNTS = {"max_iterations": 0, "max_rank_faults": 0, "active_world_size": 1}
+"""Numbers that may be None, and the least that they may be."""
+
+_RESTART = {
+    f"inprocess_restart.{field.name}": field.default
+    for field in fields(InProcessRestartConfig)
+    if field.name.endswith(("_interval", "_timeout")) or field.name in ("enabled", *_COUNTS)
+}
+
+
+def _restart_can_work(*values: Any) -> str | None:
+    """Name what NVRx's wrapper would not take: times that do not follow one another, and counts that are none."""
+    given = {path.split(".")[1]: value for path, value in zip(_RESTART, values, strict=True)}
+    if not given["enabled"]:
+        return None
+    for name, least in _COUNTS.items():
+        if given[name] is not None and given[name] < least:
+            return f"{name}={given[name]} is below {least}"
+    for shorter, longer in _SHORTER:
+        if not 0 < given[shorter] < given[longer]:
+            return f"{shorter}={given[shorter]} is not between 0 and {longer}={given[longer]}"
+    return None
+
+
+_R35 = Rule(
+    id="R35",
+    fields=tuple(_RESTART),
+    test=_restart_can_work,
+    why="a rank is looked at more often than it may be silent, and others wait for it longer than that",
+    fix="Order the times: intervals below their time-outs, soft_timeout < hard_timeout < barrier_timeout.",
+    fails={**_RESTART, "inprocess_restart.enabled": True, "inprocess_restart.soft_timeout": 100.0},
+    passes={**_RESTART, "inprocess_restart.enabled": True},
 )
 
 
@@ -419,13 +402,13 @@ _RERUNS = (
 
 RULES: tuple[Rule, ...] = (
     _V071,
-    *_SWITCHES,
     *_FAULTS,
     _while_off("R12", "straggler", StragglerDetectionConfig, switch="log_straggler"),
     _R31,
     _while_off("R13", "nvrx_straggler", NVRxStragglerDetectionConfig, switch="enabled"),
     *_DETECTOR,
-    _unread("R14", "inprocess_restart", InProcessRestartConfig),
+    _while_off("R14", "inprocess_restart", InProcessRestartConfig, switch="enabled"),
+    _R35,
     *_RERUNS,
 )
 """All rules of this package. A rule whose section is absent does not apply."""

@@ -1,0 +1,153 @@
+"""The door to nvidia-resiliency-ext (NVRx): a training function that is restarted inside its processes. Needs torch."""
+
+import os
+import socket
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import nvidia_resiliency_ext.inprocess as inprocess
+import torch
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from mb_resilience.config import InProcessRestartConfig
+from mb_resilience.restart import (
+    QUIET_ABORT,
+    Attempt,
+    Meeting,
+    attempts_at_most,
+    check_restart,
+    monitor_log,
+    wrapper_times,
+)
+
+Returned = TypeVar("Returned")
+
+
+def restarted(
+    train: Callable[[Attempt], Returned],
+    section: InProcessRestartConfig,
+    *,
+    abort: Sequence[Callable[[], object]] = (),
+    finalize: Sequence[Callable[[], object]] = (),
+) -> Returned | None:
+    """Call a training function, again after each fault, on the ranks that are left. Collective over all processes.
+
+    The function opens its process group with `attempt.store` and begins where its newest checkpoint stands. RANK and
+    WORLD_SIZE are those of the attempt. When a rank raises, dies or makes no progress for `soft_timeout`, its
+    collectives are aborted everywhere and the function is called again. The process of rank 0 must live: the stores are
+    in it. The launcher must let the others live when one dies (`srun --kill-on-bad-exit=0`).
+
+    Args:
+        train: makes one attempt.
+        section: times, limits and who is left out after a fault.
+        abort: called on every rank, in another thread, once collectives are aborted: what would hold up the function.
+        finalize: called on every rank, when its attempt has ended: forget what belongs to it, such as Megatron's state.
+
+    Returns:
+        What the attempt returned that went through; None on a rank that stood by.
+
+    Raises:
+        SectionError: the section breaks its rules.
+        RestartSetupError: a process group is open already (V245), or nothing says where processes meet.
+    """
+    check_restart(section, group_is_open=torch.distributed.is_initialized())
+    meeting = Meeting.of()
+    for name, value in QUIET_ABORT.items():
+        os.environ.setdefault(name, value)
+    server = _connect(meeting, serve=True) if os.environ["RANK"] == "0" else None
+
+    def attempt(call: inprocess.CallWrapper) -> Returned:
+        mine = Attempt(
+            number=call.iteration,
+            rank=int(os.environ["RANK"]),
+            world_size=int(os.environ["WORLD_SIZE"]),
+            store=PrefixStore(f"attempt/{call.iteration}", _connect(meeting)),
+        )
+        return train(mine)
+
+    wrapper = _wrapper(section, meeting, abort=abort, finalize=finalize)
+    try:
+        result: Returned | None = wrapper(attempt)(None)
+        return result
+    finally:
+        del server  # lives until the last attempt has ended
+
+
+def _connect(meeting: Meeting, *, serve: bool = False) -> TCPStore:
+    return TCPStore(
+        meeting.host,
+        meeting.store_port,
+        is_master=serve,
+        wait_for_workers=False,
+        timeout=timedelta(minutes=5),
+    )
+
+
+def _wrapper(
+    section: InProcessRestartConfig,
+    meeting: Meeting,
+    *,
+    abort: Sequence[Callable[[], object]],
+    finalize: Sequence[Callable[[], object]],
+) -> Any:
+    world_size = int(os.environ["WORLD_SIZE"])
+    active = world_size if section.active_world_size is None else section.active_world_size
+    forget = [*finalize, *([_empty_cache] if section.empty_cuda_cache else [])]
+    return inprocess.Wrapper(
+        store_kwargs={"port": meeting.wrapper_port, "timeout": timedelta(minutes=5)},
+        initialize=inprocess.initialize.RetryController(max_iterations=attempts_at_most(section)),
+        abort=inprocess.Compose(
+            inprocess.abort.AbortTransformerEngine(),
+            inprocess.abort.AbortTorchDistributed(),
+            *(_Abort(each) for each in abort),
+        ),
+        finalize=inprocess.Compose(*(_Finalize(each) for each in forget)) if forget else None,
+        health_check=inprocess.Compose(
+            inprocess.health_check.CudaHealthCheck(),
+            inprocess.health_check.FaultCounter(section.max_rank_faults),
+        ),
+        rank_assignment=inprocess.rank_assignment.Tree(_layers(section, active)),
+        monitor_process_logfile=monitor_log(section),
+        **wrapper_times(section),
+    )
+
+
+def _layers(section: InProcessRestartConfig, active: int) -> list[Any]:
+    """Return who may be left out: ranks, or whole nodes."""
+    ranks = inprocess.rank_assignment
+    layers = [ranks.Layer(min_ranks=1, max_ranks=active, flag=ranks.LayerFlag.RESERVE)]
+    if section.granularity == "node":
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        layers.append(
+            ranks.Layer(
+                min_ranks=local,
+                max_ranks=local,
+                key_or_fn=lambda state: socket.gethostname(),
+                flag=ranks.LayerFlag.RESERVE,
+            )
+        )
+    return layers
+
+
+def _empty_cache() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+class _Abort(inprocess.abort.Abort):  # type: ignore[misc]  # NVRx has no types
+    def __init__(self, function: Callable[[], object]) -> None:
+        self._function = function
+
+    def __call__(self, state: Any) -> Any:
+        self._function()
+        return state
+
+
+class _Finalize(inprocess.finalize.Finalize):  # type: ignore[misc]  # NVRx has no types
+    def __init__(self, function: Callable[[], object]) -> None:
+        self._function = function
+
+    def __call__(self, state: Any) -> Any:
+        self._function()
+        return state

@@ -1,0 +1,64 @@
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from mb_resilience import InProcessRestartConfig, RestartSetupError
+from mb_resilience.restart import Meeting, attempts_at_most, check_restart, monitor_log, wrapper_times
+from mb_resilience.rules import SectionError
+
+
+def test_processes_meet_at_the_two_ports_after_that_of_the_launcher():
+    environment = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
+    assert Meeting.of(environment) == Meeting(host="node1", store_port=29501, wrapper_port=29502)
+
+
+@pytest.mark.parametrize(
+    "environment", [{"MASTER_ADDR": "node1"}, {"MASTER_PORT": "1"}, {"MASTER_PORT": "x"}]
+)
+def test_without_a_place_to_meet_nothing_is_started(environment):
+    with pytest.raises(RestartSetupError, match="do not say where the processes meet"):
+        Meeting.of(environment)
+
+
+def test_an_open_process_group_is_refused():
+    section = InProcessRestartConfig(enabled=True)
+    check_restart(section, group_is_open=False)
+    with pytest.raises(RestartSetupError, match="V245"):
+        check_restart(section, group_is_open=True)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"soft_timeout": 90.0}, r"soft_timeout=90\.0 is not between 0 and hard_timeout=90\.0"),
+        ({"hard_timeout": 150.0}, r"hard_timeout=150\.0 is not between 0 and barrier_timeout"),
+        ({"heartbeat_interval": 0.0}, r"heartbeat_interval=0\.0"),
+        ({"progress_watchdog_interval": 61.0}, r"progress_watchdog_interval=61\.0"),
+        ({"max_iterations": -1}, "max_iterations=-1 is below 0"),
+        ({"active_world_size": 0}, "active_world_size=0 is below 1"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(changed, words):
+    with pytest.raises(SectionError, match=words + r".*\[R35\]"):
+        check_restart(InProcessRestartConfig(enabled=True, **changed), group_is_open=False)
+
+
+def test_every_time_reaches_the_wrapper_under_its_name():
+    section = InProcessRestartConfig(progress_watchdog_interval=7.0)
+    times = wrapper_times(section)
+    assert times["progress_watchdog_interval"] == timedelta(seconds=7)
+    assert times == {
+        name: timedelta(seconds=value) for name, value in vars(section).items() if isinstance(value, float)
+    }
+
+
+@pytest.mark.parametrize(("restarts", "attempts"), [(None, None), (0, 1), (3, 4)])
+def test_the_first_attempt_is_no_restart(restarts, attempts):
+    assert attempts_at_most(InProcessRestartConfig(max_iterations=restarts)) == attempts
+
+
+def test_logs_of_monitors_have_an_absolute_path_with_the_rank():
+    assert monitor_log(InProcessRestartConfig()) is None
+    path = monitor_log(InProcessRestartConfig(monitor_process_logdir="logs"))
+    assert path == str(Path.cwd() / "logs" / "monitor_{rank}.log")

@@ -13,6 +13,7 @@ from mb_checkpoint.locks import writing
 from mb_config import non_default_values
 from mb_loop import Callback, TrainOutcome, TrainState
 from mb_resilience import SignalShield
+from mb_trainer.arrangement import arranged
 from mb_trainer.buffers import start_user_buffers
 from mb_trainer.checkpointing import write_tokenizer
 from mb_trainer.config import ConfigContainer
@@ -20,26 +21,19 @@ from mb_trainer.console import Voice
 from mb_trainer.data import Vocabulary, build_data, build_splits, build_vocabulary, own_position
 from mb_trainer.families import family_of
 from mb_trainer.finished import last_checkpoint_of_all
-from mb_trainer.graphs import graphs_of_this_process, stream_of_wrapping
-from mb_trainer.groups import (
-    module_groups,
-    pick_device,
-    process_groups,
-    seed_everything,
-    seed_libraries,
-)
+from mb_trainer.graphs import graphs_of_this_process
+from mb_trainer.groups import pick_device
 from mb_trainer.instruments import Instruments
 from mb_trainer.job import Job, say_complete
 from mb_trainer.layers import choose_layers
 from mb_trainer.loading import load
-from mb_trainer.mimo_training import build_modules, readers_of, who_is_where
+from mb_trainer.mimo_training import who_is_where
 from mb_trainer.positions import say_without_position
-from mb_trainer.preflight import has_module_layouts
 from mb_trainer.rerunning import build_reruns
 from mb_trainer.run import Run
 from mb_trainer.run_folder import own
 from mb_trainer.state import GlobalState
-from mb_trainer.trainee import Trainee, build_trainee
+from mb_trainer.trainee import Trainee
 from mb_trainer.watching import watched
 
 
@@ -49,14 +43,7 @@ def run(job: Job, *, voice: Voice, callbacks: Sequence[Callback] = ()) -> TrainO
     device = pick_device(job.world, external_mapping=config.dist.external_gpu_device_mapping)
     with ExitStack() as stack:
         stack.enter_context(graphs_of_this_process(config))
-        apart = has_module_layouts(config.model)
-        if apart:
-            every = stack.enter_context(module_groups(job.world, config, device=device))
-            groups = every.main
-            seed_libraries(config, config.rng.seed)
-        else:
-            groups = stack.enter_context(process_groups(job.world, config, device=device))
-            seed_everything(config, groups)
+        ranks = stack.enter_context(arranged(job.world, config, device=device))
         stack.callback(voice.close)
         if job.standing == "complete":
             last = last_checkpoint_of_all(config.checkpoint, steps=config.train.train_iters or 0)
@@ -64,7 +51,7 @@ def run(job: Job, *, voice: Voice, callbacks: Sequence[Callback] = ()) -> TrainO
                 return say_complete(job, last.path, voice)
         watch = stack.enter_context(watched(job, voice))
         vocabulary = share_vocabulary(config, voice)
-        readers = readers_of(every) if apart else groups
+        readers = ranks.readers()
         # what it refuses costs no model
         splits = build_splits(config, vocabulary=vocabulary, groups=readers, say=voice.say)
         manager = create_checkpoint_manager(config.checkpoint, write_assets=write_tokenizer(vocabulary))
@@ -75,36 +62,29 @@ def run(job: Job, *, voice: Voice, callbacks: Sequence[Callback] = ()) -> TrainO
         config.model.transformer_impl = layers.implementation
         instruments = Instruments.start(job)
         start_user_buffers(config)
-        modules = None
-        if apart:
-            modules = build_modules(
-                config,
-                groups=every,
-                layers=layers,
-                tokenizer_vocab_size=vocabulary.tokenizer.vocab_size,
-                device=device,
-            )
-            trainee = modules.trainee
-        else:
-            with stream_of_wrapping(config):
-                trainee = build_trainee(
-                    config,
-                    family=family,
-                    layers=layers,
-                    tokenizer_vocab_size=vocabulary.tokenizer.vocab_size,
-                    device=device,
-                    groups=groups,
-                )
+        built = ranks.build(
+            config,
+            family=family,
+            layers=layers,
+            tokenizer_vocab_size=vocabulary.tokenizer.vocab_size,
+            device=device,
+        )
+        trainee, modules = built.trainee, built.modules
         voice.say(describe(job, trainee, device=device, layers=layers.why))
         if modules:
             voice.say(who_is_where(modules.groups))
         state = GlobalState(cfg=config, train_state=TrainState(do_train=True))
         reruns = build_reruns(config.rerun_state_machine)
-        stored = modules.stored if modules else groups
         positioned = own_position(config, splits, groups=readers)
         say_without_position(config, positioned, voice=voice)
         load(
-            manager, state, trainee, groups=stored, reruns=reruns, voice=voice, train_data_iterator=positioned
+            manager,
+            state,
+            trainee,
+            groups=built.stored,
+            reruns=reruns,
+            voice=voice,
+            train_data_iterator=positioned,
         )
         # it held for this load; whoever reads these settings goes on from the newest
         config.checkpoint.ckpt_step = None
@@ -121,8 +101,8 @@ def run(job: Job, *, voice: Voice, callbacks: Sequence[Callback] = ()) -> TrainO
         parts = Run(
             job=job,
             voice=voice,
-            groups=groups,
-            stored=stored,
+            groups=ranks.groups,
+            stored=built.stored,
             modules=modules,
             family=family,
             trainee=trainee,

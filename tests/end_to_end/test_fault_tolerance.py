@@ -29,14 +29,17 @@ class RankMonitorClient:
     def end_section(self, section):
         TOLD.append(f"{section}>")
 
-    def calculate_and_set_section_timeouts(self, selected_sections=None, calc_out_of_section=True):
+    def calculate_and_set_section_timeouts(self, selected_sections, calc_out_of_section, skip_if_not_ready):
         TOLD.append([*selected_sections, calc_out_of_section])
+        seconds = {name: 0.1 * len(TOLD) for name in selected_sections}
+        self.kept = {"section": seconds, "calculated_sections": selected_sections, "out_of_section": 60.0}
 
     def state_dict(self):
-        return {"current_timeouts": len(TOLD)}
+        return {"current_timeouts": {"section": self.kept}}
 
     def load_state_dict(self, state):
-        TOLD.append(state)
+        self.kept = state["current_timeouts"]["section"]
+        TOLD.append(self.kept["section"])
 '''
 FT = ["ft.enable_ft_package=true", "ft.calc_ft_timeouts=true"]
 SOCKET = {"FT_RANK_MONITOR_IPC_SOCKET": "/tmp/monitor.socket"}
@@ -71,29 +74,27 @@ def test_the_monitor_is_told_each_section_and_time_outs_are_kept(overrides, tmp_
     words = [*overrides, *FT, "train.train_iters=3", "checkpoint.save_interval=2", "validation.eval_iters=2"]
     words += ["validation.eval_interval=100"]
     run(words, out)
-    step, save, calculated = (
-        ["<step", "step>"],
-        ["<checkpointing", "checkpointing>"],
-        ["checkpointing", False],
-    )
+    step, save = ["<step", "step>"], ["<checkpointing", "checkpointing>"]
+    calculated = [["checkpointing", False], {"checkpointing": 30.0}]  # what is shorter is raised
     assert told == [
         "connected", "<setup", "setup>",  # the first step is in no section
-        *step, *save, calculated,
-        *step, *save, calculated,
+        *step, *save, *calculated,
+        *step, *save, *calculated,
         *save,  # nothing is left to be written
         *step, *step, *step,  # of two batches of validation and two of test, the first in no section
-        calculated, "disconnected",
+        *calculated, "disconnected",
     ]  # fmt: skip
-    kept = json.loads(state.read_text())
+    assert json.loads(state.read_text())["current_timeouts"]["section"]["section"] == calculated[1]
 
     del told[:]
     run([*words, "train.train_iters=20"], out, resume_with_changes=True)
-    assert told[:4] == ["connected", kept, "<setup", "setup>"]
+    assert told[:4] == ["connected", calculated[1], "<setup", "setup>"]
     assert [of for of in told if isinstance(of, list)][-2:] == [
         ["setup", "step", "checkpointing", False],
         ["setup", "step", "checkpointing", True],
     ]
-    assert json.loads(state.read_text()) != kept
+    assert told[-2] == dict.fromkeys(["setup", "step", "checkpointing"], 30.0)
+    assert json.loads(state.read_text())["current_timeouts"]["section"]["section"] == told[-2]
 
 
 def test_without_a_monitor_or_nvrx_nothing_starts(overrides, tmp_path):

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from mb_resilience import NoMonitorError, Sections
-from mb_resilience.sections import need_monitor
+from mb_resilience.sections import need_monitor, raised
 
 
 class FakeClient:
@@ -164,6 +164,22 @@ def test_a_file_that_cannot_be_written_ends_nothing_and_the_old_one_stays(tmp_pa
     assert run(tmp_path, loaded=True, steps=0, saves=1, say=said.append)
     assert ["calculated time-outs are not kept" in text for text in said] == [True, True]
     assert (tmp_path / "ft_state.json").read_text() == before
+
+
+def test_calculated_time_outs_are_not_too_short():
+    def state(step, outside):
+        sections = {"setup": 2.0, "step": step, "checkpointing": 90.0, "other": None}
+        kept = {
+            "section": sections,
+            "out_of_section": outside,
+            "calculated_sections": ["checkpointing", "step"],
+        }
+        return {"current_timeouts": {"section": {**kept, "is_out_of_section_calculated": outside != 5.0}}}
+
+    assert raised(state(0.5, 5.0)) == state(30.0, 5.0)
+    assert raised(state(31.0, 0.3)) == state(31.0, 30.0)
+    assert raised(state(0.5, 0.3), least_seconds=1.0) == state(1.0, 1.0)
+    assert [raised(nothing) for nothing in ({}, {"current_timeouts": {}})] == [{}, {"current_timeouts": {}}]
 
 
 def test_without_a_monitor_there_is_no_fault_tolerance():

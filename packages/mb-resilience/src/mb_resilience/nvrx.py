@@ -1,13 +1,37 @@
 """The door to nvidia-resiliency-ext (NVRx): the monitors of its launcher."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from nvidia_resiliency_ext.fault_tolerance import (  # type: ignore[import-not-found,unused-ignore]  # not everywhere
     RankMonitorClient,
 )
 
-from mb_resilience.sections import MonitorClient, need_monitor
+from mb_resilience.sections import MonitorClient, need_monitor, raised
+
+
+class PatientClient(RankMonitorClient):  # type: ignore[misc,unused-ignore]  # not everywhere
+    """NVRx's client, whose calculated time-outs are not shorter than `LEAST_SECONDS`."""
+
+    def calculate_and_set_section_timeouts(
+        self,
+        selected_sections: Collection[str] | None = None,
+        calc_out_of_section: bool = True,
+        skip_if_not_ready: bool = False,
+    ) -> bool:
+        """Calculate time-outs, and use them, raised where they are too short. Collective over the world."""
+        done: bool = super().calculate_and_set_section_timeouts(
+            selected_sections=selected_sections,
+            calc_out_of_section=calc_out_of_section,
+            skip_if_not_ready=skip_if_not_ready,
+        )
+        self.load_state_dict(self.state_dict())
+        return done
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Use time-outs that were calculated before, raised where they are too short."""
+        super().load_state_dict(raised(state))
 
 
 def monitor_client(environment: Mapping[str, str] = os.environ) -> MonitorClient:
@@ -17,5 +41,5 @@ def monitor_client(environment: Mapping[str, str] = os.environ) -> MonitorClient
         NoMonitorError: the process was started by something else.
     """
     need_monitor(environment)
-    client: MonitorClient = RankMonitorClient()
+    client: MonitorClient = PatientClient()
     return client

@@ -25,6 +25,9 @@ ENOUGH_STEPS = 16
 """Steps to be seen before the time-out of a step is calculated."""
 STATE_FILE = "ft_state.json"
 """Name of the file that keeps calculated time-outs, beside the checkpoints."""
+LEAST_SECONDS = 30.0
+"""Calculated time-outs are not shorter: NVRx takes five times the longest time seen, and a healthy run whose steps last
+tenths of a second would be killed at the first hiccup of its machine."""
 MONITOR_SOCKET = "FT_RANK_MONITOR_IPC_SOCKET"
 """The variable by which NVRx's launcher tells each rank where its monitor listens."""
 
@@ -229,6 +232,25 @@ class Sections:
             part.replace(self._state_path)
         except OSError as error:  # such as a full disk: other ranks must not wait for this one
             self._say(f"warning: {self._state_path}: calculated time-outs are not kept: {error}")
+
+
+def raised(state: Mapping[str, Any], *, least_seconds: float = LEAST_SECONDS) -> dict[str, Any]:
+    """Return the state of NVRx's client with calculated time-outs of sections raised to a least value, in seconds.
+
+    Time-outs of the launcher's options stay as they are.
+    """
+    current = dict(state.get("current_timeouts") or {})
+    kept = dict(current.get("section") or {})
+    if not kept:
+        return dict(state)
+    calculated = kept.get("calculated_sections") or ()
+    kept["section"] = {
+        name: max(seconds, least_seconds) if name in calculated else seconds
+        for name, seconds in kept["section"].items()
+    }
+    if kept.get("is_out_of_section_calculated"):
+        kept["out_of_section"] = max(kept["out_of_section"], least_seconds)
+    return {**state, "current_timeouts": {**current, "section": kept}}
 
 
 def need_monitor(environment: Mapping[str, str] = os.environ) -> None:

@@ -91,7 +91,11 @@ def test_chunks_of_one_stage_read_on_at_the_same_place():
     assert [chunk.iterable.position for chunk in chunks] == [5, 5, 5]
 
 
-def test_a_position_that_temporary_checkpoints_would_lose_is_refused():
-    config = SimpleNamespace(checkpoint=SimpleNamespace(non_persistent_ckpt_type="local"))
-    with pytest.raises(DataloaderStateError, match="such checkpoints hold no position"):
-        say_without_position(config, SimpleNamespace(iterable=Stream()), voice=None)
+def test_only_a_loader_without_a_position_is_refused_where_one_is_asked_for():
+    config = SimpleNamespace(
+        checkpoint=SimpleNamespace(non_persistent_ckpt_type="local"),
+        dataset=SimpleNamespace(dataloader_save="positions", dataloader_load=None),
+    )
+    say_without_position(config, SimpleNamespace(iterable=Stream()), voice=None)
+    with pytest.raises(DataloaderStateError, match="so there is no position"):
+        say_without_position(config, iter([]), voice=None)

@@ -16,21 +16,12 @@ FILES = "train_dataloader_dprank*.pt"
 
 
 def say_without_position(config: ConfigContainer, iterator: Any, *, voice: Voice) -> None:
-    """Warn that an external loader will begin anew in each job, or refuse where its position is asked for or lost.
+    """Warn that an external loader will begin anew in each job, or refuse where its position is asked for.
 
     Raises:
-        DataloaderStateError: a folder for positions is named, and the loader has none; or it has one, and temporary
-            checkpoints on the disks of the nodes are to be made, which hold none.
+        DataloaderStateError: a folder for positions is named, and the loader has none.
     """
-    if iterator is None:
-        return
-    if positioned(iterator) is not None:
-        if config.checkpoint.non_persistent_ckpt_type == "local":
-            raise DataloaderStateError(
-                "checkpoint.non_persistent_ckpt_type=local: with dataset.dataloader_type=external a run that resumes "
-                "from a node's disk would read its data anew, because such checkpoints hold no position. Set it to "
-                "global."
-            )
+    if iterator is None or positioned(iterator) is not None:
         return
     what = (
         f"dataset.dataloader_type=external: the iterator of {type(config.dataset).__name__} has no `iterable` with "

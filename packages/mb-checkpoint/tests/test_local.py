@@ -110,6 +110,9 @@ def test_positions_in_a_folder_of_their_own_are_taken_for_local_checkpoints_too(
     wishes = {"dataloader_load": tmp_path / "elsewhere"}
     ((position, *_),) = one_rank.run(tiny_work.local_stream_positions, tmp_path / "run", (0,), wishes)
     assert position == 7
+    file.unlink()
+    ((position, *_),) = one_rank.run(tiny_work.local_stream_positions, tmp_path / "again", (0,), wishes)
+    assert position == 100
 
 
 @needs_nvrx

@@ -168,10 +168,11 @@ def load_local(
 def _position_of(
     ctx: CheckpointLoadContext, groups: mcore.Groups, stored: Any | None, *, step: int
 ) -> Any | None:
-    """Return the position in the checkpoint, or that in the folder that the context names."""
+    """Return the position in the folder that the context names, else that in the checkpoint."""
     if ctx.dataloader_load is None:
         return stored
     named = iteration_directory(ctx.dataloader_load, step)
-    return read_dataloader_state(
+    found = read_dataloader_state(
         named, dp_rank=groups.dp_rank, dp_size=groups.dp_size, folder=ctx.dataloader_load
     )
+    return stored if found is None else found

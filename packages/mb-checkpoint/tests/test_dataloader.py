@@ -4,6 +4,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import tiny_work
+from rank_work import error_of
 
 from mb_checkpoint import DataloaderStateError, read_dataloader_state
 from mb_checkpoint.dataloader import encode_position, file_name, positioned
@@ -77,3 +79,9 @@ def test_a_position_that_no_rank_would_take_over_is_refused(tmp_path):
     ):
         read_dataloader_state(checkpoint, dp_rank=0, dp_size=2)
     assert read_dataloader_state(checkpoint, dp_rank=2, dp_size=3) == {"position": 3}
+
+
+def test_a_smaller_run_does_not_lose_a_position_in_silence(two_ranks, tmp_path):
+    for kind, message, _ in two_ranks.run(error_of, tiny_work.stream_of_three, tmp_path):
+        assert kind == "DataloaderStateError", message
+        assert "this run has 2: where rank 2 stood in the data would be lost" in message

@@ -1,5 +1,8 @@
 """Checkpoints looked at from outside: listed, described, verified bit by bit, compared."""
 
+from contextlib import suppress
+from pathlib import Path
+
 import pytest
 import torch
 import whole
@@ -11,9 +14,13 @@ from mb_checkpoint import (
     describe_checkpoint,
     diff_checkpoints,
     list_checkpoints,
+    prune,
     select_checkpoint,
     verify_checkpoint,
 )
+from mb_checkpoint.commit import open_staging
+from mb_checkpoint.locks import writing
+from mb_checkpoint.trackers import check_trackers
 
 
 def test_a_listing_says_which_one_is_next_and_what_is_wrong(tmp_path):
@@ -43,6 +50,118 @@ def test_a_description_has_counters_and_tensors(tmp_path):
     found = describe_checkpoint(tmp_path)
     assert (found.step, dict(found.train_state), found.manifest.step) == (10, {"step": 10}, 10)
     assert found.tensors == {"weight": StoredTensor(shape=(4,), dtype="float32")}
+
+
+def damage(file, at=None):
+    """Flip a bit of a file."""
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2 if at is None else at] ^= 64
+    file.write_bytes(content)
+
+
+def test_a_damaged_index_or_train_state_is_passed_over_and_that_is_said(tmp_path):
+    for step in (10, 20, 30, 40):
+        whole.save(tmp_path, step)
+    damage(tmp_path / "iter_0000040" / ".metadata")
+    damage(tmp_path / "iter_0000030" / "train_state.pt")
+    (tmp_path / "iter_0000020" / "train_state.pt").unlink()
+    found = describe_checkpoint(tmp_path)
+    passed = {each.path.name: each.reason for each in found.passed_over}
+    assert (found.step, list(passed)) == (10, ["iter_0000040", "iter_0000030", "iter_0000020"])
+    assert passed["iter_0000030"] == "train_state.pt differs from the manifest (SHA-256)"
+    with pytest.raises(IncompleteCheckpointError, match=r"\.metadata differs from the manifest"):
+        describe_checkpoint(tmp_path, step=40)
+    between = diff_checkpoints(tmp_path, tmp_path / "iter_0000010")
+    assert [path.name for path in between.paths] == ["iter_0000010"] * 2
+    assert between.passed_over == found.passed_over
+
+
+def test_a_changed_byte_anywhere_in_an_index_of_another_program_is_no_crash(tmp_path):
+    index = whole.fill(tmp_path / "iter_0000010", 10) / ".metadata"
+    content = index.read_bytes()
+    for position in range(0, len(content), 23):
+        index.write_bytes(content)
+        damage(index, at=position)
+        with suppress(IncompleteCheckpointError):
+            describe_checkpoint(index.parent)
+
+
+def test_an_unreadable_tensor_is_one_error_that_names_it(tmp_path):
+    one, other = whole.save(tmp_path, 10), whole.save(tmp_path, 20)
+    (data,) = one.glob("*.distcp")
+    data.write_bytes(bytes(data.stat().st_size))
+    with pytest.raises(IncompleteCheckpointError, match="iter_0000010: weight cannot be read"):
+        diff_checkpoints(one, other, values=True)
+
+
+def test_a_configuration_that_is_no_text_is_compared_all_the_same(tmp_path):
+    one, other = whole.fill(tmp_path / "a", 10), whole.fill(tmp_path / "b", 10)
+    (one / "run_config.yaml").write_bytes(b"a: 1\nb: \xff\n")
+    (other / "run_config.yaml").write_bytes(b"a: 1\n")
+    assert diff_checkpoints(one, other).config == ("- b: \N{REPLACEMENT CHARACTER}",)
+
+
+def test_random_states_and_other_objects_are_compared_with_the_values(tmp_path):
+    weight = torch.zeros(4)
+    folders = [
+        whole.save(tmp_path / name, 10, tensors={"weight": weight, "rng": rng, **more})
+        for name, rng, more in (("a", [1], {}), ("b", [2], {}), ("c", [1], {"more": "x"}))
+    ]
+    one, other, third = folders
+    assert dict(diff_checkpoints(one, other, values=True).objects) == {"rng": "stored bytes differ"}
+    assert dict(diff_checkpoints(one, third, values=True).objects) == {"more": "absent there"}
+    assert not diff_checkpoints(one, other)
+
+
+def test_trackers_that_are_damaged_or_name_what_is_gone_are_found(tmp_path):
+    for step in (10, 20):
+        whole.save(tmp_path, step)
+    assert check_trackers(tmp_path) == []
+    state, text = tmp_path / "latest_train_state.pt", tmp_path / "latest_checkpointed_iteration.txt"
+    state.write_bytes(b"")
+    text.write_text("30")
+    assert verify_checkpoint(tmp_path)[text] == ["names step 30, whose folder is not there"]
+    assert verify_checkpoint(tmp_path)[state][0].startswith("is damaged: ")
+    text.write_bytes(bytes(range(128, 140)))
+    assert "should hold a step" in verify_checkpoint(tmp_path)[text][0]
+    state.write_bytes((tmp_path / "iter_0000010" / "train_state.pt").read_bytes())
+    text.write_text("10")
+    assert [(each.text, each.damaged) for each in check_trackers(tmp_path)] == [
+        ("names step 10, and 20 is there too", False)
+    ] * 2
+    assert not any(verify_checkpoint(tmp_path).values())
+    (tmp_path / "release").mkdir()
+    text.write_text("release")
+    assert len(check_trackers(tmp_path)) == 1
+
+
+def test_one_unreadable_folder_does_not_hide_the_others(tmp_path, monkeypatch):
+    for step in (10, 20):
+        whole.save(tmp_path, step)
+    monkeypatch.chdir(tmp_path)
+    bad = Path("iter_0000010")
+    with whole.unreadable(bad):
+        listed = [(each.step, each.problems) for each in list_checkpoints(Path())]
+        verified = verify_checkpoint(Path())
+        kept_back = prune(Path(), keep=1).kept_back
+    problem = "the folder cannot be read (Permission denied)"
+    assert listed == [(20, ()), (10, (problem,))]
+    assert verified == {Path("iter_0000020"): [], bad: [problem]}
+    assert [path for path, _ in kept_back] == [bad]
+
+
+def test_what_a_killed_save_left_is_listed_and_pruned_unless_somebody_saves_there(tmp_path):
+    whole.save(tmp_path, 10)
+    left = whole.fill(open_staging(tmp_path, 20), 20)
+    first, _ = list_checkpoints(tmp_path)
+    assert (first.path, first.step, first.unfinished, first.total_bytes > 1000) == (left, 20, True, True)
+    assert prune(tmp_path, keep=1).removed == ()
+    with writing(tmp_path, run="here"):
+        assert prune(tmp_path, keep=1, unfinished=True).kept_back == ((left, "a process saves there"),)
+    assert prune(tmp_path, keep=1, unfinished=True, dry_run=True).removed == (left,)
+    assert left.is_dir()
+    assert prune(tmp_path, keep=1, unfinished=True).removed == (left,)
+    assert not left.exists()
 
 
 def test_nothing_to_describe_or_verify_is_an_error(tmp_path):

@@ -2,29 +2,41 @@
 
 import os
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from mb_checkpoint.errors import CheckpointNotFoundError, ManifestError
+from mb_checkpoint.errors import CheckpointNotFoundError, IncompleteCheckpointError, ManifestError
 from mb_checkpoint.layout import (
     MANIFEST,
     RUN_CONFIG,
     TEMPORARY,
+    TENSOR_INDEX,
     TRAIN_STATE,
     has_checkpoint,
     is_iteration_directory,
+    staged_step,
+    staging_directories,
     steps_in,
 )
 from mb_checkpoint.manifest import Manifest, read_manifest, wrong_contents
-from mb_checkpoint.select import problems_in, select_checkpoint, tracked_steps
+from mb_checkpoint.select import (
+    DAMAGED,
+    PassedOver,
+    Selection,
+    problems_in,
+    read_tensor_index,
+    select_checkpoint,
+    tracked_steps,
+)
+from mb_checkpoint.trackers import check_trackers
 from mb_checkpoint.train_state import read_train_state
 
 
@@ -43,6 +55,8 @@ class ListedCheckpoint:
     """Whether its contents can be compared; not so where another program wrote it."""
     temporary: bool = False
     """Whether it lies among the temporary ones, which tracker and pruning of the lasting ones do not know."""
+    unfinished: bool = False
+    """Whether it is what a save has written so far, or had when its process died; not a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +80,8 @@ class Description:
     tensors: Mapping[str, StoredTensor]
     objects: int
     """Entries that are no tensors."""
+    passed_over: tuple[PassedOver, ...] = ()
+    """What was looked at before, and not taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,13 +96,19 @@ class Difference:
     """Name to shape and type there and here; "absent" where one lacks it."""
     values: Mapping[str, float] = field(default_factory=dict)
     """Name to the largest difference of an element, where values were compared."""
+    objects: Mapping[str, str] = field(default_factory=dict)
+    """Name of what is no tensor, such as random states, to how it differs, where values were compared."""
+    paths: tuple[Path, ...] = ()
+    """The two folders."""
+    passed_over: tuple[PassedOver, ...] = ()
+    """What was not taken for one of the two."""
 
     def __bool__(self) -> bool:
-        return any((self.train_state, self.layout, self.config, self.tensors, self.values))
+        return any((self.train_state, self.layout, self.config, self.tensors, self.values, self.objects))
 
 
 def list_checkpoints(root: Path | str) -> list[ListedCheckpoint]:
-    """List the checkpoints of a folder and the temporary ones in it, newest first, whole or not.
+    """List the checkpoints of a folder and the temporary ones in it, newest first, whole or not, unfinished saves too.
 
     Of one step the temporary one comes first: a load takes it.
     """
@@ -108,6 +130,18 @@ def _listed(root: Path, *, temporary: bool) -> list[ListedCheckpoint]:
             temporary=temporary,
         )
         for step, path in steps_in(root).items()
+    ] + [
+        ListedCheckpoint(
+            path=path,
+            step=staged_step(path),
+            total_bytes=_size(path),
+            tracked=False,
+            problems=("a save that has not ended: under way, or its process died",),
+            has_manifest=False,
+            temporary=temporary,
+            unfinished=True,
+        )
+        for path in staging_directories(root)
     ]
 
 
@@ -128,17 +162,12 @@ def describe_checkpoint(path: Path | str, *, step: int | None = None) -> Descrip
         CheckpointNotFoundError: There is none.
         IncompleteCheckpointError: The one that was named is not whole.
     """
-    chosen = select_checkpoint(_place(Path(path), step=step), step=step)
+    chosen = _readable(_place(Path(path), step=step), step=step)
     if chosen is None:
         raise CheckpointNotFoundError(
             f"{path}: no checkpoint there. Name a run's folder, its checkpoint folder or an iter_* folder."
         )
-    entries = FileSystemReader(chosen.path).read_metadata().state_dict_metadata
-    tensors = {
-        name: StoredTensor(shape=tuple(entry.size), dtype=str(entry.properties.dtype).removeprefix("torch."))
-        for name, entry in entries.items()
-        if isinstance(entry, TensorStorageMetadata)
-    }
+    tensors, objects = _entries(chosen.path)
     state = chosen.path / TRAIN_STATE
     return Description(
         path=chosen.path,
@@ -147,8 +176,42 @@ def describe_checkpoint(path: Path | str, *, step: int | None = None) -> Descrip
         manifest=read_manifest(chosen.path),
         train_state=read_train_state(state) if state.is_file() else {},
         tensors=tensors,
-        objects=len(entries) - len(tensors),
+        objects=objects,
+        passed_over=chosen.passed_over,
     )
+
+
+def _readable(place: Path, *, step: int | None) -> Selection | None:
+    """Choose a checkpoint of which all that is read here, but the tensors, is as it was written."""
+    rejected: dict[Path, str] = {}
+    while True:
+        chosen = select_checkpoint(place, step=step, rejected=rejected)
+        manifest = None if chosen is None else read_manifest(chosen.path)
+        if chosen is None or manifest is None:
+            return chosen
+        small = [entry for entry in manifest.files if entry.name in (TENSOR_INDEX, TRAIN_STATE, RUN_CONFIG)]
+        problems = wrong_contents(chosen.path, small)
+        if not problems:
+            return chosen
+        rejected[chosen.path] = "; ".join(problems)
+
+
+def _entries(folder: Path) -> tuple[dict[str, StoredTensor], int]:
+    """Return the tensors of a checkpoint, and how many other entries it has."""
+    entries = read_tensor_index(folder).state_dict_metadata
+    try:
+        tensors = {
+            name: StoredTensor(
+                shape=tuple(entry.size), dtype=str(entry.properties.dtype).removeprefix("torch.")
+            )
+            for name, entry in entries.items()
+            if isinstance(entry, TensorStorageMetadata)
+        }
+    except DAMAGED as error:
+        raise IncompleteCheckpointError(
+            f"{folder}: {TENSOR_INDEX} is damaged ({type(error).__name__}: {error}). Name another checkpoint."
+        ) from error
+    return tensors, len(entries) - len(tensors)
 
 
 def _place(root: Path, *, step: int | None) -> Path:
@@ -163,7 +226,8 @@ def verify_checkpoint(
 ) -> dict[Path, list[str]]:
     """Read every file of every checkpoint below a path and return what is wrong with each; nothing for a sound one.
 
-    Temporary ones are read, too. A checkpoint without a manifest is compared with its index only, and that is said.
+    Trackers are named where they are damaged or name a checkpoint that is gone. Temporary ones are read, too. One
+    without a manifest is compared with its index only, and that is said.
 
     Args:
         path: A folder with `iter_*` folders, or one of these.
@@ -184,7 +248,11 @@ def verify_checkpoint(
         raise CheckpointNotFoundError(
             f"{root}: {reason}. Name a folder with iter_* folders, or one of these."
         )
-    return {folder: _verified(folder, progress) for folder in folders}
+    damaged = [note for each in roots for note in check_trackers(each) if note.damaged]
+    return {
+        **{folder: _verified(folder, progress) for folder in folders},
+        **{note.path: [note.text] for note in damaged},
+    }
 
 
 def _verified(folder: Path, progress: Callable[[int], object]) -> list[str]:
@@ -206,10 +274,11 @@ def diff_checkpoints(old: Path | str, new: Path | str, *, values: bool = False) 
     Args:
         old: A checkpoint, as for `describe_checkpoint`.
         new: Another one.
-        values: Read the tensors that both have and compare them, one at a time.
+        values: Read the tensors that both have and compare them, one at a time; and the bytes of all other entries.
 
     Raises:
-        CheckpointNotFoundError, IncompleteCheckpointError: As `describe_checkpoint`.
+        CheckpointNotFoundError, IncompleteCheckpointError: As `describe_checkpoint`; the latter also where a value
+            cannot be read.
     """
     there, here = describe_checkpoint(old), describe_checkpoint(new)
     layouts = [dict(each.manifest.layout) if each.manifest is not None else {} for each in (there, here)]
@@ -223,6 +292,9 @@ def diff_checkpoints(old: Path | str, new: Path | str, *, values: bool = False) 
             for name, (one, other) in _changed(there.tensors, here.tensors).items()
         },
         values=_changed_values(there, here, same) if values else {},
+        objects=_changed_objects(there.path, here.path) if values else {},
+        paths=(there.path, here.path),
+        passed_over=(*there.passed_over, *here.passed_over),
     )
 
 
@@ -235,7 +307,7 @@ def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[
 
 
 def _changed_lines(old: Path, new: Path) -> tuple[str, ...]:
-    lines = [path.read_text().splitlines() if path.is_file() else [] for path in (old, new)]
+    lines = [path.read_text(errors="replace").splitlines() if path.is_file() else [] for path in (old, new)]
     gone = [f"- {line}" for line in lines[0] if line not in lines[1]]
     return (*gone, *(f"+ {line}" for line in lines[1] if line not in lines[0]))
 
@@ -258,8 +330,51 @@ def _tensor(checkpoint: Description, name: str) -> torch.Tensor:
     into = {name: torch.empty(stored.shape, dtype=getattr(torch, stored.dtype))}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch says that it runs in one process
-        load(into, checkpoint_id=checkpoint.path, no_dist=True)
+        with _named(checkpoint.path, name):
+            load(into, checkpoint_id=checkpoint.path, no_dist=True)
     return into[name]
+
+
+@contextmanager
+def _named(folder: Path, name: str) -> Iterator[None]:
+    """Say which entry of which checkpoint could not be read. torch's exception is none that `Exception` catches."""
+    try:
+        yield
+    except (CheckpointException, RuntimeError, OSError, *DAMAGED) as error:
+        causes = error.failures.values() if isinstance(error, CheckpointException) else ()
+        reason = next((str(each[0]) for each in causes), str(error))
+        raise IncompleteCheckpointError(
+            f"{folder}: {name} cannot be read ({reason:.200}). See what is damaged with verify_checkpoint."
+        ) from error
+
+
+def _changed_objects(old: Path, new: Path) -> dict[str, str]:
+    """Compare the stored bytes of what is no tensor; nothing is unpickled."""
+    there, here = (_objects(folder) for folder in (old, new))
+    changed = {}
+    for name in sorted(there.keys() | here.keys()):
+        if name not in here or name not in there:
+            changed[name] = "absent here" if name in there else "absent there"
+        elif _stored_bytes(old, name, there[name]) != _stored_bytes(new, name, here[name]):
+            changed[name] = "stored bytes differ"
+    return changed
+
+
+def _objects(folder: Path) -> dict[str, tuple[str, int, int]]:
+    """Return file, offset and length of each entry that is no tensor."""
+    index = read_tensor_index(folder)
+    return {
+        each.fqn: (place.relative_path, place.offset, place.length)
+        for each, place in (index.storage_data or {}).items()
+        if not isinstance(index.state_dict_metadata.get(each.fqn), TensorStorageMetadata)
+    }
+
+
+def _stored_bytes(folder: Path, name: str, place: tuple[str, int, int]) -> bytes:
+    file, offset, length = place
+    with _named(folder, name), (folder / file).open("rb") as stream:
+        stream.seek(offset)
+        return stream.read(length)
 
 
 def _size(folder: Path) -> int:

@@ -47,6 +47,11 @@ def is_staging_directory(path: Path) -> bool:
     return path.name.startswith(f"{_STAGING}iter_")
 
 
+def staged_step(path: Path) -> int | None:
+    """Return the step that is, or was, written in a staging folder."""
+    return step_of(path.with_name(path.name.removeprefix(_STAGING).partition(".")[0]))
+
+
 def staging_directories(root: Path) -> list[Path]:
     """Return the folders below a root in which a step is written, or was when its process died, by name."""
     return sorted(path for path in root.glob(f"{_STAGING}iter_*") if path.is_dir())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mb_checkpoint.compared import Compared
 from mb_checkpoint.errors import CheckpointNotFoundError
-from mb_checkpoint.layout import steps_in
+from mb_checkpoint.layout import staging_directories, steps_in
 from mb_checkpoint.locks import claimed
 from mb_checkpoint.select import tracked_steps
 
@@ -87,6 +87,7 @@ def prune(
     dry_run: bool = False,
     compared: Compared | None = None,
     contents: bool = True,
+    unfinished: bool = False,
 ) -> Pruned:
     """Delete the step folders beyond the `keep` newest whole ones; one that resists is reported, not raised.
 
@@ -103,6 +104,8 @@ def prune(
         dry_run: Delete nothing; `removed` is what would be.
         compared: What is known of them; None: nothing.
         contents: Compare contents; False: sizes alone.
+        unfinished: Delete what saves left that did not end, too, unless a process holds the lock of `locks.writing`.
+            Only where all who save there hold it: else this would delete what they are writing.
 
     Raises:
         ValueError: As `steps_to_remove`.
@@ -139,7 +142,26 @@ def prune(
                 resisting.append((path, "it is being read"))
         except OSError as error:
             resisting.append((path, str(error)))
+    if unfinished:
+        _remove_unfinished(root, removed, resisting, dry_run=dry_run)
     return Pruned(removed=tuple(removed), kept_back=tuple(resisting), damaged=tuple(damaged))
+
+
+def _remove_unfinished(
+    root: Path, removed: list[Path], resisting: list[tuple[Path, str]], *, dry_run: bool
+) -> None:
+    """Delete staging folders while nobody can begin to save there."""
+    with claimed(root) as free:
+        for path in staging_directories(root):
+            if not free:
+                resisting.append((path, "a process saves there"))
+                continue
+            try:
+                if not dry_run:
+                    shutil.rmtree(path)
+                removed.append(path)
+            except OSError as error:
+                resisting.append((path, str(error)))
 
 
 def _remove(path: Path, *, dry_run: bool) -> bool:

@@ -1,0 +1,55 @@
+"""What is wrong with the trackers of a folder: damaged, of a checkpoint that is gone, or not of the newest one."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from mb_checkpoint.errors import TrainStateError
+from mb_checkpoint.layout import STATE_TRACKER, STEP_TRACKER, steps_in
+from mb_checkpoint.train_state import read_train_state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackerNote:
+    """Something about a tracker that a person should know."""
+
+    path: Path
+    """The tracker."""
+    text: str
+    damaged: bool
+    """Whether it is of no use; else it names an older checkpoint than the newest, as after going back on purpose."""
+
+
+def check_trackers(root: Path) -> list[TrackerNote]:
+    """Look at the trackers of a folder with `iter_*` folders; return what is to be said of them. Changes nothing."""
+    notes = []
+    for path in (root / STATE_TRACKER, root / STEP_TRACKER):
+        try:
+            if not path.exists():
+                continue
+            step = _step_in(path)
+        except (TrainStateError, ValueError, OSError) as error:
+            notes.append(TrackerNote(path=path, text=f"is damaged: {error}", damaged=True))
+            continue
+        if step is not None:
+            notes += _about(path, step, list(steps_in(root)))
+    return notes
+
+
+def _step_in(path: Path) -> int | None:
+    """Return the step that a tracker names; None for released weights, which have none."""
+    if path.name == STATE_TRACKER:
+        return int(read_train_state(path)["step"])
+    content = path.read_text(errors="replace").strip()
+    if content == "release" and (path.parent / content).is_dir():
+        return None
+    if not content.isdecimal():
+        raise ValueError(f"holds {content[:40]!r}, and should hold a step")
+    return int(content)
+
+
+def _about(path: Path, step: int, there: list[int]) -> list[TrackerNote]:
+    if step not in there:
+        return [TrackerNote(path=path, text=f"names step {step}, whose folder is not there", damaged=True)]
+    if step < there[0]:
+        return [TrackerNote(path=path, text=f"names step {step}, and {there[0]} is there too", damaged=False)]
+    return []

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mb_loop import CallbackContext, LoopState, TrainOutcome
+from mb_loop import CallbackContext, LoopState, StepResult, TrainOutcome
 from mb_trainer.run_folder import RunFolder
 from mb_trainer.summary import Summary
 
@@ -33,3 +33,18 @@ def test_only_what_is_there_is_named_and_gone_on_from(tmp_path, checkpoints, las
     outcome = TrainOutcome(reason="signal", message="stopped", step=7, exit_code=0, saved=True)
     lines = Summary().lines(outcome, folder=folder, checkpoints=checkpoints, resume_command="mb pretrain")
     assert list(lines)[2:] == [f"  metrics              {folder.metrics}", *last]
+
+
+def test_tokens_of_samples_that_differ_are_counted_on_the_average(tmp_path):
+    result = StepResult(step=1, losses={}, learning_rate=0.1, samples=8, tokens=8 * 64)
+    context = CallbackContext(state=LoopState.of(train_iters=9), model=[], result=result)
+    for each, tokens in ((None, 512), (19.5, 156)):
+        summary = Summary(tokens_per_sample=each)
+        summary.on_train_step_end(context)
+        lines = summary.lines(
+            TrainOutcome(reason="finished", message="done", step=1, exit_code=0, saved=False),
+            folder=RunFolder(tmp_path),
+            checkpoints=None,
+            resume_command=None,
+        )
+        assert f"1 steps, {tokens} tokens" in list(lines)[1]

@@ -5,6 +5,9 @@ import re
 import pytest
 from runs import metrics, train_here
 
+from mb_trainer.data import Padding, padding_of
+from mb_trainer.recipes import RECIPES
+
 SMALL = [
     "sft_tiny",
     "tokenizer.tokenizer_type=ByteTokenizer",
@@ -50,6 +53,21 @@ def test_it_learns_and_a_stop_changes_nothing(small, tmp_path):
     assert "training: 28 samples" in (tmp_path / "whole" / "log.txt").read_text()
 
 
+def test_adapters_learn_answers_in_packs(small, tmp_path):
+    train_here([*small, "train.train_iters=2", "checkpoint.save_interval=2"], tmp_path / "base")
+    start = f"checkpoint.pretrained_checkpoint={tmp_path / 'base' / 'checkpoints'}"
+    packed = ["dataset.packed_sequence_specs={packed_sequence_size: 64}", "train.micro_batch_size=1"]
+    rate = [
+        "optimizer.lr=0.03",
+        "optimizer.min_lr=0.03",
+        "validation.eval_iters=0",
+        "validation.eval_interval=null",
+    ]
+    train_here([*small, *packed, *rate, start, "peft=lora"], tmp_path / "adapted")
+    adapted = losses(tmp_path / "adapted")
+    assert adapted[-1] < adapted[0] - 0.2
+
+
 def test_packs_teach_what_their_samples_do(small, tmp_path):
     every = ["train.train_iters=4", "validation.eval_interval=null", "validation.eval_iters=0"]
     train_here([*small, *every, "train.global_batch_size=28", "train.micro_batch_size=7"], tmp_path / "rows")
@@ -62,3 +80,14 @@ def test_packs_teach_what_their_samples_do(small, tmp_path):
     said = [(tmp_path / name / "log.txt").read_text() for name in ("rows", "packs")]
     rows, packs = (re.findall(r"4 steps, ([0-9,]+) tokens", text) for text in said)
     assert rows == packs != []
+
+
+def test_layouts_say_how_far_samples_are_padded():
+    model = RECIPES["sft_tiny"].build().model
+    assert padding_of(model) == Padding(whole=False, multiple=1)
+    model.tensor_model_parallel_size, model.sequence_parallel = 4, True
+    assert padding_of(model) == Padding(whole=False, multiple=4)
+    model.context_parallel_size = 2
+    assert padding_of(model) == Padding(whole=False, multiple=8)
+    model.pipeline_model_parallel_size = 2
+    assert padding_of(model).whole

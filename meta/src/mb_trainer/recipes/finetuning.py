@@ -11,7 +11,7 @@ from mb_trainer.recipes.recipe import Recipe
 def sft_tiny() -> ConfigContainer:
     """Let gpt_tiny answer questions after sums, which are made up; all parameters are trained, or adapters (peft=lora).
 
-    For data of your own set dataset to a FinetuningDatasetConfig with its dataset_root.
+    Data of your own are read from dataset.dataset_root, where that is set.
     """
     config = gpt_tiny()
     tokenizer = Path(BASE, f"iter_{config.train.train_iters:07d}", "tokenizer.json")

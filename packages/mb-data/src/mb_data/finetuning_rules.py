@@ -63,11 +63,9 @@ def _other_length(specs: Any, length: Any) -> str | None:
         return None
     if size != length:
         return f"has packs of {size} tokens with seq_length={length}"
-    return (
-        f"has packs of {size} tokens and pad_seq_to_mult={multiple}"
-        if multiple < 1 or size % multiple
-        else None
-    )
+    if multiple < 1 or size % multiple == 0:  # V048 refuses the first
+        return None
+    return f"has packs of {size} tokens and pad_seq_to_mult={multiple}"
 
 
 def _no_effect(specs: Any) -> str | None:
@@ -241,6 +239,18 @@ RULES: tuple[Rule, ...] = (
         fix="Use dataset.dataloader_type=batch, single or cyclic.",
         fails={_OURS: 1, "dataset.dataloader_type": "external"},
         passes={_OURS: 1, "dataset.dataloader_type": "batch"},
+    ),
+    Rule(
+        id="D82",
+        fields=("model.calculate_per_token_loss", _OURS),
+        test=lambda per_token, ours: unless(
+            ours is None or per_token is not False, "is false with samples that differ"
+        ),
+        why="every micro-batch then weighs the same in a step, and so an answer less, the more tokens stand beside it",
+        fix="Set model.calculate_per_token_loss=true, and each learned token weighs the same.",
+        severity="warning",
+        fails={"model.calculate_per_token_loss": False, _OURS: 1},
+        passes={"model.calculate_per_token_loss": True, _OURS: 1},
     ),
 )
 """Every rule on fine-tuning data and on whole global batches."""

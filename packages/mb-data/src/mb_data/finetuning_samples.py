@@ -173,10 +173,7 @@ def encode_turns(turns: list[Turn], *, tokenizer: Tokenizer, options: Finetuning
     learned: list[bool] = []
     for turn in turns:
         whole, prompt = tokenizer.encode(turn.prompt + turn.answer), tokenizer.encode(turn.prompt)
-        same = next(
-            (place for place, pair in enumerate(zip(whole, prompt, strict=False)) if len({*pair}) > 1), None
-        )
-        answer_from = min(len(whole), len(prompt)) if same is None else same
+        answer_from = _same(whole, prompt)
         if options.add_eos and whole[-1:] != [end]:
             whole = [*whole, end]
         begin = len(around) if ids and around and whole[: len(around)] == around else 0
@@ -185,6 +182,12 @@ def encode_turns(turns: list[Turn], *, tokenizer: Tokenizer, options: Finetuning
             not options.answer_only_loss or place >= answer_from for place in range(begin, len(whole))
         ]
     return Sample(ids=ids, learned=learned)
+
+
+def _same(ids: list[int], others: list[int]) -> int:
+    """Return how many ids two lists begin with alike."""
+    differ = (place for place, pair in enumerate(zip(ids, others, strict=False)) if pair[0] != pair[1])
+    return next(differ, min(len(ids), len(others)))
 
 
 def _digest(file: Path) -> str:

@@ -1,0 +1,58 @@
+"""Fine-tuning data before a launch: files that are not there, packs that cannot be."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from mb_data import DataPathError
+from mb_trainer.cli import app
+from mb_trainer.preflight import verify_data
+from mb_trainer.recipes import RECIPES
+
+
+@pytest.fixture
+def config(tmp_path):
+    """The recipe on data of one's own."""
+    config = RECIPES["sft_tiny"].build()
+    config.dataset.dataset_root = str(tmp_path)
+    return config
+
+
+def test_files_are_looked_for_where_something_is_read_from_them(config, tmp_path):
+    with pytest.raises(DataPathError, match=r"training\.jsonl does not exist.*Correct the path\."):
+        verify_data(config)
+    (tmp_path / "training.jsonl").touch()
+    with pytest.raises(DataPathError, match=r"validation\.jsonl does not exist.*do_validation=false"):
+        verify_data(config)
+    config.dataset.do_validation = False
+    with pytest.raises(DataPathError, match=r"test\.jsonl does not exist.*do_test=false"):
+        verify_data(config)
+    config.validation.eval_iters = 0
+    verify_data(config)
+    config.dataset.dataset_root = None
+    verify_data(config)  # made up
+
+
+def problems(*words):
+    result = CliRunner().invoke(
+        app, ["check", "sft_tiny", "checkpoint.pretrained_checkpoint=null", *words, "--json"]
+    )
+    return [problem["id"] for problem in json.loads(result.stdout)["problems"]]
+
+
+PACKS = "dataset.packed_sequence_specs={packed_sequence_size: 256}"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([PACKS, "train.micro_batch_size=1"], []),
+        ([PACKS], ["V139"]),
+        ([PACKS, "train.micro_batch_size=1", "validation.eval_micro_batch_size=4"], ["D74"]),
+        ([PACKS, "train.micro_batch_size=1", "model.seq_length=512", "dataset.seq_length=512"], ["D70"]),
+        (["+dataset.dataset_kwargs.chat=true"], ["V047a"]),
+    ],
+)
+def test_packs_are_checked_before_the_launch(words, told):
+    assert problems(*words) == told

@@ -10,7 +10,13 @@ import torch.distributed as dist  # noqa: E402
 from mb_resilience import StragglerTimer  # noqa: E402
 from mb_resilience.straggler import HostStopwatch  # noqa: E402
 from mb_resilience.straggler_report import UNITS  # noqa: E402
-from mb_resilience.straggler_torch import CudaStopwatch, RowExchange, gpu_says, stopwatch_for  # noqa: E402
+from mb_resilience.straggler_torch import (  # noqa: E402
+    CudaStopwatch,
+    RowExchange,
+    SharedByRank0,
+    gpu_says,
+    stopwatch_for,
+)
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
@@ -26,6 +32,11 @@ def test_rows_are_exchanged_over_a_group(group):
     (row,) = RowExchange()([1.0, 0.1, math.nan])
     assert row[:2] == [1.0, 0.1]
     assert math.isnan(row[2])
+
+
+def test_what_rank_0_knows_is_told_over_a_group(group):
+    assert SharedByRank0()({"slow": [1]}) == {"slow": [1]}
+    assert SharedByRank0(dist.group.WORLD)(None) is None
 
 
 def test_the_host_times_what_a_cpu_does():

@@ -15,7 +15,7 @@ class FaultToleranceConfig:
     """Derive the time-out of each section from the times seen."""
 
     simulate_fault: bool = False
-    """Break one rank on purpose, to test recovery."""
+    """Break one rank on purpose, at each start of the run, to test recovery."""
 
     simulated_fault_type: Literal["rank_hung", "rank_killed", "random"] = "random"
     """What happens to it."""

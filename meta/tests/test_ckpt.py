@@ -106,15 +106,33 @@ def test_prune_deletes_the_oldest(run):
 @pytest.mark.parametrize("words", [("ls",), ("show",), ("verify",), ("prune", "--keep", "1")])
 def test_a_folder_without_checkpoints_is_an_error(tmp_path, words):
     name, *rest = words
-    assert mb(name, tmp_path / "none", *rest)[0] == 2
-    assert mb(name, tmp_path, *rest)[0] in (1, 2)
+    assert [mb(name, tmp_path / each, *rest)[0] for each in ("none", ".")] == [2, 2]
 
 
 @pytest.mark.parametrize("words", [("ls",), ("show",), ("verify",), ("prune", "--keep", "1")])
 def test_a_run_that_saved_nothing_is_an_error(tmp_path, words):
     for name in ("run_config.yaml", "events.jsonl"):
         (tmp_path / name).touch()
-    assert mb(words[0], tmp_path, *words[1:])[0] in (1, 2)
+    assert mb(words[0], tmp_path, *words[1:])[0] == 2
+
+
+def test_a_difference_is_told_from_a_checkpoint_that_cannot_be_read(run, tmp_path):
+    assert mb("diff", run, tmp_path / "none")[0] == 2
+    assert mb("show", run, "--step", 15)[0] == 2
+    assert mb("show", run, "--step", -4)[0] == 2
+    one = run / "checkpoints" / "iter_0000020"
+    (one / ".metadata").unlink()
+    assert (mb("diff", run, one)[0], mb("show", one)[0]) == (2, 2)
+
+
+@pytest.mark.parametrize("words", [("ls",), ("prune", "--keep", "1")])
+def test_one_checkpoint_is_no_folder_of_checkpoints(run, words):
+    one = run / "checkpoints" / "iter_0000020"
+    done = CliRunner().invoke(app, ["ckpt", words[0], str(one), *words[1:]])
+    assert (done.exit_code, done.stderr) == (
+        2,
+        f"error: {one}: is one checkpoint, and this command is about all that lie beside it. Name {one.parent}.\n",
+    )
 
 
 def test_a_run_folder_stands_for_its_checkpoints_also_where_a_run_starts_from_it(run, tmp_path):

@@ -14,8 +14,14 @@ Folder = Annotated[
         metavar="DIR", help="A run folder, its checkpoints, or one iter_* folder.", show_default=False
     ),
 ]
+Holder = Annotated[
+    Path,
+    typer.Argument(metavar="DIR", help="A run folder, or the checkpoints in it.", show_default=False),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-Step = Annotated[int | None, typer.Option(metavar="N", help="Step; default: the newest.", show_default=False)]
+Step = Annotated[
+    int | None, typer.Option(min=0, metavar="N", help="Step; default: the newest.", show_default=False)
+]
 
 
 def work() -> Any:
@@ -24,7 +30,7 @@ def work() -> Any:
 
 
 @ckpt.command(epilog="Example: mb ckpt ls runs/gpt_tiny")
-def ls(folder: Folder, json: AsJson = False) -> None:
+def ls(folder: Holder, json: AsJson = False) -> None:
     """List the checkpoints, newest first: step, size, which one a run would go on from, and what is wrong with any."""
     raise typer.Exit(work().ls(folder, as_json=json))
 
@@ -54,7 +60,7 @@ def diff(
 
 @ckpt.command(epilog="Example: mb ckpt prune runs/gpt_tiny --keep 2 --dry-run")
 def prune(
-    folder: Folder,
+    folder: Holder,
     keep: Annotated[int, typer.Option(min=1, metavar="K", help="How many of the newest stay.")],
     retain_interval: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Multiples of N stay, too.", show_default=False)

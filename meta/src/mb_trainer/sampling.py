@@ -72,7 +72,7 @@ def sample_run(
         )
         chunks = provider.provide_chunks(groups)
         if config.peft is None:
-            load_model_weights(selection.path, chunks, pg_collection=groups)
+            load_model_weights(selection.path, chunks, pg_collection=groups, verify_integrity=False)
         else:
             load_merged(selection, chunks, config, groups)
         chunks[0].eval()

@@ -2,25 +2,52 @@
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from mb_checkpoint import (
+    CheckpointNotFoundError,
+    CheckpointReadError,
+    IncompleteCheckpointError,
     ListedCheckpoint,
+    ManifestError,
+    TrainStateError,
     describe_checkpoint,
     diff_checkpoints,
     list_checkpoints,
     verify_checkpoint,
 )
 from mb_checkpoint import prune as prune_checkpoints
+from mb_checkpoint.layout import is_iteration_directory
 from mb_trainer.commands.errors import reported
 from mb_trainer.console import Voice
 from mb_trainer.run_folder import NoCheckpointError, checkpoints_in
 
 SHOWN = 20
 """Tensors that `show` names."""
+
+UNREAD = (
+    CheckpointNotFoundError,
+    CheckpointReadError,
+    IncompleteCheckpointError,
+    ManifestError,
+    TrainStateError,
+)
+"""What these commands are asked for cannot be read; elsewhere it is what keeps a run from going on."""
+
+
+def reading(work: Callable[[], int]) -> Callable[[], int]:
+    """Return the work with one error, and so one exit code, for whatever could not be read."""
+
+    def read() -> int:
+        try:
+            return work()
+        except UNREAD as error:
+            raise NoCheckpointError(str(error)) from error
+
+    return read
 
 
 def checkpoints_of(folder: Path) -> Path:
@@ -34,18 +61,32 @@ def checkpoints_of(folder: Path) -> Path:
     return checkpoints_in(folder)
 
 
+def holder_of(folder: Path) -> Path:
+    """Return the folder with the checkpoints, as `checkpoints_of`.
+
+    Raises:
+        NoCheckpointError: there is no such folder, or it is one checkpoint.
+    """
+    holder = checkpoints_of(folder)
+    if is_iteration_directory(holder):
+        raise NoCheckpointError(
+            f"{folder}: is one checkpoint, and this command is about all that lie beside it. Name {folder.parent}."
+        )
+    return holder
+
+
 def ls(folder: Path, *, as_json: bool) -> int:
     """Print a line per checkpoint; return the exit code."""
 
     def work() -> int:
-        found = list_checkpoints(checkpoints_of(folder))
+        found = list_checkpoints(holder_of(folder))
         if not found:
             raise NoCheckpointError(f"{folder}: has no checkpoint.")
         lines = [line_of(each) for each in found]
         answer([plain(each) for each in found], as_json, lines)
         return 0
 
-    return reported(work)
+    return reported(reading(work))
 
 
 def line_of(each: ListedCheckpoint) -> str:
@@ -77,7 +118,7 @@ def show(folder: Path, *, step: int | None, as_json: bool) -> int:
         answer(plain(found), as_json, lines)
         return 0
 
-    return reported(work)
+    return reported(reading(work))
 
 
 def layout_lines(layout: Mapping[str, int]) -> list[str]:
@@ -120,7 +161,7 @@ def verify(folder: Path, *, as_json: bool) -> int:
         answer({str(path): problems for path, problems in found.items()}, as_json, lines)
         return 1 if any(found.values()) else 0
 
-    return reported(work)
+    return reported(reading(work))
 
 
 def diff(old: Path, new: Path, *, values: bool, as_json: bool) -> int:
@@ -144,14 +185,14 @@ def diff(old: Path, new: Path, *, values: bool, as_json: bool) -> int:
         )
         return 1 if found else 0
 
-    return reported(work)
+    return reported(reading(work))
 
 
 def prune(folder: Path, *, keep: int, retain_interval: int | None, dry_run: bool, as_json: bool) -> int:
     """Delete old checkpoints and say which; return 0, or 1 if one that should go is still there."""
 
     def work() -> int:
-        where = checkpoints_of(folder)
+        where = holder_of(folder)
         whole = [each for each in list_checkpoints(where) if not each.problems and not each.temporary]
         steps = [each.step for each in whole if each.step is not None]
         if not steps:
@@ -165,7 +206,7 @@ def prune(folder: Path, *, keep: int, retain_interval: int | None, dry_run: bool
         answer(plain(done), as_json, lines or ["nothing to delete"])
         return 1 if any(reason != "a tracker names it" for _, reason in done.kept_back) else 0
 
-    return reported(work)
+    return reported(reading(work))
 
 
 def answer(found: object, as_json: bool, lines: list[str]) -> None:

@@ -153,6 +153,7 @@ def load_model_weights(
     step: int | None = None,
     strict: bool = True,
     pg_collection: Any | None = None,
+    verify_integrity: bool = True,
 ) -> Selection:
     """Load the weights alone, for sampling or evaluation; return which checkpoint they came from.
 
@@ -164,6 +165,7 @@ def load_model_weights(
         step: Take this step instead of the newest.
         strict: Refuse tensors that only the checkpoint or only the model has; False leaves both kinds as they are.
         pg_collection: Process groups; None takes Megatron's own.
+        verify_integrity: Compare contents with the manifest; False where that has just been done.
 
     Raises:
         CheckpointNotFoundError: There is none.
@@ -178,7 +180,7 @@ def load_model_weights(
     def find(rejected: Mapping[Path, str]) -> tuple[Source, Selection | None]:
         return "weights", select_checkpoint(path, step=step, wanted=WEIGHTS, rejected=rejected)
 
-    with sound_checkpoint(find, CheckpointConfig()) as (_, chosen):
+    with sound_checkpoint(find, CheckpointConfig(verify_integrity=verify_integrity)) as (_, chosen):
         if chosen is None:
             raise CheckpointNotFoundError(f"{path}: no checkpoint there. Name a run's checkpoint folder.")
         chunks = list(model) if isinstance(model, Sequence) else [model]

@@ -92,7 +92,12 @@ def test_diff_says_in_what(run):
     code, out = mb("diff", folder / "iter_0000010", folder / "iter_0000030", "--values")
     assert (code, out.splitlines()) == (
         1,
-        ["train_state.step: 10 there, 30 here", "value.weight: differs by 20 at the most"],
+        [
+            f"there: {folder / 'iter_0000010'}",
+            f"here: {folder / 'iter_0000030'}",
+            "train_state.step: 10 there, 30 here",
+            "value.weight: differs by 20 at the most",
+        ],
     )
     assert mb("diff", folder, folder)[0] == 0
 

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from mb_checkpoint import (
     IncompleteCheckpointError,
     ListedCheckpoint,
     ManifestError,
+    PassedOver,
     TrainStateError,
     describe_checkpoint,
     diff_checkpoints,
@@ -21,6 +22,7 @@ from mb_checkpoint import (
 )
 from mb_checkpoint import prune as prune_checkpoints
 from mb_checkpoint.layout import is_iteration_directory
+from mb_checkpoint.trackers import check_trackers
 from mb_trainer.commands.errors import reported
 from mb_trainer.console import Voice
 from mb_trainer.run_folder import NoCheckpointError, checkpoints_in
@@ -82,7 +84,7 @@ def ls(folder: Path, *, as_json: bool) -> int:
         found = list_checkpoints(holder_of(folder))
         if not found:
             raise NoCheckpointError(f"{folder}: has no checkpoint.")
-        lines = [line_of(each) for each in found]
+        lines = [line_of(each) for each in found] + tracker_lines(holder_of(folder))
         answer([plain(each) for each in found], as_json, lines)
         return 0
 
@@ -92,9 +94,21 @@ def ls(folder: Path, *, as_json: bool) -> int:
 def line_of(each: ListedCheckpoint) -> str:
     """Return one line of the listing."""
     state = "; ".join(each.problems) or ("newest by the tracker" if each.tracked else "whole")
+    if not each.has_manifest and not each.unfinished:
+        state = f"{state}, no manifest: nothing tells whether its files are as they were"
     if each.temporary:
         state = f"temporary, {state}"
     return f"{each.step:>9}  {size(each.total_bytes):>9}  {each.path.name}  {state}"
+
+
+def tracker_lines(root: Path) -> list[str]:
+    """Return a line for each tracker of which there is something to say."""
+    return [f"{each.path.name} {each.text}" for each in check_trackers(root)]
+
+
+def passed_lines(passed: Sequence[PassedOver]) -> list[str]:
+    """Return a line for each checkpoint that was not taken."""
+    return [f"passed over {each.path}: {each.reason}" for each in passed]
 
 
 def show(folder: Path, *, step: int | None, as_json: bool) -> int:
@@ -102,7 +116,8 @@ def show(folder: Path, *, step: int | None, as_json: bool) -> int:
 
     def work() -> int:
         found = describe_checkpoint(checkpoints_of(folder), step=step)
-        lines = [f"{found.path}: step {found.step}, {size(found.total_bytes)}"]
+        lines = passed_lines(found.passed_over)
+        lines.append(f"{found.path}: step {found.step}, {size(found.total_bytes)}")
         lines += [f"  {name}: {value}" for name, value in found.train_state.items()]
         if found.manifest is None:
             lines.append("  no manifest.json: made by another program")
@@ -147,7 +162,7 @@ def verify(folder: Path, *, as_json: bool) -> int:
 
     def work() -> int:
         where = checkpoints_of(folder)
-        total = sum(each.total_bytes for each in list_checkpoints(where)) or 1
+        total = sum(each.total_bytes for each in list_checkpoints(where) if not each.unfinished) or 1
         read = 0
         with Voice().progress("verifying", total) as bar:
 
@@ -158,6 +173,7 @@ def verify(folder: Path, *, as_json: bool) -> int:
 
             found = verify_checkpoint(where, progress=note)
         lines = [f"{path}: {'; '.join(problems) or 'sound'}" for path, problems in found.items()]
+        lines += [f"{each.path}: {each.text}" for each in check_trackers(where) if not each.damaged]
         answer({str(path): problems for path, problems in found.items()}, as_json, lines)
         return 1 if any(found.values()) else 0
 
@@ -169,7 +185,7 @@ def diff(old: Path, new: Path, *, values: bool, as_json: bool) -> int:
 
     def work() -> int:
         found = diff_checkpoints(checkpoints_of(old), checkpoints_of(new), values=values)
-        lines = [
+        changes = [
             f"{title}.{name}: {one} there, {other} here"
             for title, entries in (
                 ("train_state", found.train_state),
@@ -178,31 +194,30 @@ def diff(old: Path, new: Path, *, values: bool, as_json: bool) -> int:
             )
             for name, (one, other) in entries.items()
         ]
-        lines += [f"run_config.yaml {line}" for line in found.config]
-        lines += [f"value.{name}: differs by {most:g} at the most" for name, most in found.values.items()]
-        answer(
-            plain(found), as_json, lines or ["no difference" if values else "no difference but for values"]
-        )
+        changes += [f"run_config.yaml {line}" for line in found.config]
+        changes += [f"value.{name}: differs by {most:g} at the most" for name, most in found.values.items()]
+        changes += [f"object.{name}: {how}" for name, how in found.objects.items()]
+        lines = passed_lines(found.passed_over)
+        lines += [f"{where}: {path}" for where, path in zip(("there", "here"), found.paths, strict=True)]
+        lines += changes or ["no difference" if values else "no difference but for values"]
+        answer(plain(found), as_json, lines)
         return 1 if found else 0
 
     return reported(reading(work))
 
 
 def prune(folder: Path, *, keep: int, retain_interval: int | None, dry_run: bool, as_json: bool) -> int:
-    """Delete old checkpoints and say which; return 0, or 1 if one that should go is still there."""
+    """Delete old checkpoints, and what killed saves left; return 0, or 1 if something that should go is still there."""
 
     def work() -> int:
         where = holder_of(folder)
-        whole = [each for each in list_checkpoints(where) if not each.problems and not each.temporary]
-        steps = [each.step for each in whole if each.step is not None]
-        if not steps:
-            raise NoCheckpointError(f"{folder}: has no whole checkpoint to keep, so none is deleted.")
         done = prune_checkpoints(
-            where, keep=keep, protected=max(steps), retain_interval=retain_interval, dry_run=dry_run
+            where, keep=keep, retain_interval=retain_interval, dry_run=dry_run, unfinished=True
         )
         verb = "would delete" if dry_run else "deleted"
         lines = [f"{verb} {path}" for path in done.removed]
         lines += [f"kept {path}: {reason}" for path, reason in done.kept_back]
+        lines += [f"not counted {path}: {reason}" for path, reason in done.damaged]
         answer(plain(done), as_json, lines or ["nothing to delete"])
         return 1 if any(reason != "a tracker names it" for _, reason in done.kept_back) else 0
 

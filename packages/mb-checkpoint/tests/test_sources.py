@@ -58,6 +58,19 @@ def test_a_folder_of_their_own_and_a_named_step(one_rank, tmp_path):
     assert one_rank.run(tiny_work.load, root / "iter_0000010", {**section, "save": None})[0][1] == 10
 
 
+def test_the_log_names_the_folder_of_a_temporary_checkpoint_and_not_that_of_the_lasting_ones(
+    one_rank, tmp_path
+):
+    section = {**TEMPORARY, "non_persistent_global_ckpt_dir": str(tmp_path / "fast")}
+    (message,) = one_rank.run(tiny_work.message_of_temporary, tmp_path / "run", section)
+    assert message == f"successfully saved checkpoint from iteration       4 to {tmp_path / 'fast'}"
+
+
+def test_ranks_that_share_a_sequence_get_their_own_random_states_back(two_ranks, tmp_path):
+    (one, again), (other, other_again) = two_ranks.run(tiny_work.random_states_of_context_ranks, tmp_path)
+    assert ((one, other), one != other) == ((again, other_again), True)
+
+
 def test_a_temporary_checkpoint_needs_a_kind(one_rank, tmp_path):
     ((kind, message, _),) = one_rank.run(error_of, tiny_work.save_steps, tmp_path, [1], {}, SHORT)
     assert (kind, "Set it to global" in message) == ("ValueError", True)

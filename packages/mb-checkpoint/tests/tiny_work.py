@@ -26,6 +26,28 @@ def save_temporary(root, step, section):
     return str(run_of(root, step, **section).save(non_persistent_ckpt=True).path)
 
 
+def message_of_temporary(root, section):
+    """Save a temporary checkpoint; return what the log says of it."""
+    return run_of(root, 4, **section).save(non_persistent_ckpt=True).message
+
+
+def random_states_of_context_ranks(folder):
+    """Save where two ranks share a sequence and drew differently; draw, load, draw: equal if each got its own state."""
+    import random
+
+    import torch.distributed as dist
+    from tiny_state import ALONE
+
+    run = run_of(folder, 10)
+    run.groups.dp, run.groups.cp = ALONE, dist.group.WORLD
+    for _ in range(dist.get_rank() + 1):
+        random.random()
+    run.save()
+    drawn = random.random()
+    run.load()
+    return drawn, random.random()
+
+
 def load(folder, section, wishes=None):
     """Load; return source, step, the values of the weights, and the folders passed over with reasons."""
     run = run_of(folder, 1, **section)

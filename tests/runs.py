@@ -54,6 +54,16 @@ def start_mb(*words: str, environment: Mapping[str, str] | None = None) -> subpr
     )
 
 
+def said_until(process: subprocess.Popen[str], text: str) -> str:
+    """Read what a process says up to a line that holds the text; to the end where there is none."""
+    said = ""
+    for line in process.stdout:
+        said += line
+        if text in line:
+            break
+    return said
+
+
 def mb(*words: str, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """Run `mb` in a process of its own and wait for it."""
     process = start_mb(*words, environment=environment)

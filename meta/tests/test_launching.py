@@ -1,6 +1,9 @@
 """Which of several failures is the cause, and what a process leaves behind for the launcher to tell."""
 
+import os
 import signal
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -60,6 +63,13 @@ def test_a_failure_is_left_where_a_launcher_looks_and_nowhere_else(tmp_path):
     assert leave_failure(EARLIER, {}) is False
     assert leave_failure(EARLIER, {ERROR_FOLDER: str(tmp_path)}) is True
     assert read_failures(tmp_path) == [EARLIER]
+
+
+def test_a_run_s_own_signal_is_passed_on_and_kills_nobody_here():
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    with launching.forwarded_signals((signal.SIGUSR1,)):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert child.wait(timeout=60) == -signal.SIGUSR1
 
 
 def test_no_port_is_asked_for_unless_it_is_set():

@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
+from mb_config import TrainingConfig
 from mb_trainer.cli import app
-from mb_trainer.commands.verify_resume import Cut, as_data, as_text
+from mb_trainer.commands.verify_resume import Cut, as_data, as_text, overrides_of_length
 from mb_trainer.verification.compare import Difference, Place, VerificationError, compare, read_record
 from mb_trainer.verification.record import Killer
 
@@ -115,6 +116,31 @@ def test_a_rank_that_wrote_nothing_is_a_difference(tmp_path):
     assert verdict.first == Difference(
         category="counters", name="step", place=Place(0, True, 1), straight="0", cut="not there"
     )
+
+
+def test_a_cut_before_a_step_that_is_left_out_is_no_difference(tmp_path):
+    """The straight run writes what it holds when it begins a step: not before one of the skip list."""
+    written(tmp_path / "straight", steps=range(5))
+    file = tmp_path / "straight" / "rank-0.0.jsonl"
+    kept = [line for line in file.read_text().splitlines() if '"held", "step": 2' not in line]
+    file.write_text("\n".join(kept) + "\n")
+    written(tmp_path / "cut", steps=range(3))
+    written(tmp_path / "cut", steps=range(2, 5), start=1)
+    straight, cut = read_record(tmp_path / "straight"), read_record(tmp_path / "cut")
+    assert (len(kept), compare(straight, cut).equal) == (9, True)
+    assert not compare(cut, straight).equal  # what the straight run holds must be in the cut one
+
+
+@pytest.mark.parametrize(
+    ("section", "overrides"),
+    [
+        ({"train_iters": 500}, ("train.train_iters=20",)),
+        ({"train_samples": 9000, "global_batch_size": 8}, ("train.train_samples=160",)),
+        ({"num_epochs": 2.0}, ("train.train_iters=20", "train.num_epochs=null")),
+    ],
+)
+def test_a_proof_is_as_long_as_asked_however_a_recipe_counts(section, overrides):
+    assert overrides_of_length(TrainingConfig(**section), 20) == overrides
 
 
 def test_a_killed_process_leaves_half_a_line(tmp_path):

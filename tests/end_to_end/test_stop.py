@@ -4,7 +4,9 @@ import re
 import signal
 
 import pytest
-from runs import events, losses, start_mb, wait_for_steps
+from runs import events, losses, said_until, start_mb, train_here, wait_for_steps
+
+from mb_loop import Callback
 
 
 @pytest.mark.slow
@@ -16,10 +18,44 @@ def test_a_signal_saves_and_says_how_to_go_on(overrides, tmp_path, number):
     process = start_mb(*words)
     wait_for_steps(out, 5)
     process.send_signal(number)
-    said, complaints = process.communicate(timeout=240)
+    said = said_until(process, "resume with")
+    if number == signal.SIGTERM:
+        process.send_signal(number)  # all is saved: one that comes late changes nothing
+    rest, complaints = process.communicate(timeout=240)
+    said += rest
     assert (process.returncode, complaints) == (0, "")
     stopped = max(losses(out))
     assert f"{number.name} on rank 0" in said
     assert f"successfully saved checkpoint from iteration {stopped:7d}" in said
     assert re.search(r"resume with +(uv run )?mb pretrain", said)
     assert events(out)[-2:] == [("save", stopped), ("stop", stopped)]
+
+
+@pytest.mark.slow
+def test_a_signal_of_ones_own_ends_an_evaluation(overrides, tmp_path):
+    """An evaluation of minutes: a scheduler would not wait for it."""
+    out = tmp_path / "run"
+    words = ["pretrain", *overrides, "train.train_iters=100000", "logger.log_interval=1"]
+    words += ["validation.eval_interval=2", "validation.eval_iters=20000", "train.exit_signal=SIGUSR1"]
+    process = start_mb(*words, "--out", str(out))
+    wait_for_steps(out, 1)
+    process.send_signal(signal.SIGUSR1)
+    said, complaints = process.communicate(timeout=240)
+    assert (process.returncode, complaints) == (0, "")
+    assert re.search(r"stopped after step [23]: SIGUSR1 on rank 0", said)
+    assert "validation loss" not in said
+    assert events(out)[-2][0] == "save"
+
+
+class BeganAnHourBefore(Callback):
+    """Counts time before the trainer began, such as that of a scheduler."""
+
+    def on_data_init_start(self, context):
+        context.state.start_time -= 3600
+
+
+def test_a_run_whose_time_is_up_saves_and_leaves(overrides, tmp_path):
+    words = [*overrides, "train.exit_duration_in_mins=60", "train.train_iters=100000"]
+    outcome = train_here(words, tmp_path / "run", callbacks=(BeganAnHourBefore(),))
+    assert (outcome.reason, outcome.step, outcome.saved) == ("duration", 1, True)
+    assert outcome.message == "stopped after step 1: train.exit_duration_in_mins=60 has passed on rank 0"

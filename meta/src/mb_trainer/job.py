@@ -56,7 +56,7 @@ class Job:
     unwritable: str | None = None
     """Why nothing is written into the run folder, which only an evaluation does without."""
     resume_command: str | None = None
-    """What a user types to go on after a stop."""
+    """What a user types to go on after a stop; with it, the process is a command's and ends with the run."""
     beginning: Mapping[str, object] = field(default_factory=dict)
     """The step that the run is told to begin at, and where that lies, for its first event; {}: none."""
     notes: tuple[str, ...] = ()
@@ -86,7 +86,8 @@ def pretrain(
         provenance: where values came from; without it, what was set in code counts as the user's.
         callbacks: called after the trainer's own.
         resume_with_changes: go on although the run folder's settings differ.
-        resume_command: shown after a stop.
+        resume_command: shown after a stop. With it, the process is taken to end with the run: from the first step on
+            `train.exit_signal` only ever asks for a stop. Without it the handlers found are put back.
         environment: where rank and world size are read.
 
     Returns:

@@ -1,7 +1,8 @@
 """N processes of the same command on this machine, through torch elastic: one voice, one cause when it fails.
 
-The launcher passes the first SIGTERM or Ctrl-C on to every process, which then agree on a last step, save and leave; a
-second Ctrl-C kills them. A process that fails leaves its error in a file of its own, so that the cause is shown once.
+The launcher passes SIGTERM, Ctrl-C and the run's own signal on to every process, which then agree on a last step, save
+and leave; a second Ctrl-C kills them. A process that fails leaves its error in a file of its own, so that the cause is
+shown once.
 """
 
 import logging
@@ -35,13 +36,16 @@ class Launched:
     failure: Failure | None = None
 
 
-def launch(arguments: Sequence[str], *, processes: int, port: int | None = None) -> Launched:
+def launch(
+    arguments: Sequence[str], *, processes: int, port: int | None = None, exit_signal: int = signal.SIGTERM
+) -> Launched:
     """Run `mb ARGUMENTS` in several processes and wait for them.
 
     Args:
         arguments: words after `mb`.
         processes: how many; the last one speaks, the others' stderr goes to a file that is read when one dies.
         port: of the rendezvous; None takes a free one.
+        exit_signal: passed on to the processes, as SIGTERM and SIGINT are.
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed twice; the processes are gone.
@@ -49,7 +53,7 @@ def launch(arguments: Sequence[str], *, processes: int, port: int | None = None)
     logging.getLogger("torch.distributed.elastic").setLevel(
         logging.CRITICAL
     )  # every failure is told below, once
-    with tempfile.TemporaryDirectory(prefix="mb-") as folder, forwarded_signals():
+    with tempfile.TemporaryDirectory(prefix="mb-") as folder, forwarded_signals((*FORWARDED, exit_signal)):
         set_worker_environment(Path(folder), processes=processes)
         quiet = dict.fromkeys(range(processes - 1), Std.ERR)
         config = LaunchConfig(
@@ -83,8 +87,8 @@ def set_worker_environment(folder: Path, *, processes: int) -> None:
 
 
 @contextmanager
-def forwarded_signals() -> Iterator[None]:
-    """Pass the first SIGTERM or SIGINT on to the processes; kill them at a second SIGINT and raise."""
+def forwarded_signals(signals: Sequence[int]) -> Iterator[None]:
+    """Pass signals on to the processes; kill them at a second SIGINT and raise."""
     received: list[int] = []
 
     def forward(number: int, frame: FrameType | None) -> None:
@@ -95,7 +99,7 @@ def forwarded_signals() -> Iterator[None]:
         if interrupted_again:
             raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, forward) for number in FORWARDED}
+    before = {number: signal.signal(number, forward) for number in signals}
     try:
         yield
     finally:

@@ -1,7 +1,6 @@
 """A run whose parts are built: train, evaluate, say what came of it. Imports torch and megatron."""
 
 import os
-import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -28,7 +27,6 @@ from mb_loop import (
 )
 from mb_loop.hooks import ForwardPreHooks
 from mb_loop.mcore import MegatronReruns
-from mb_resilience import AgreedStop, SignalWatcher
 from mb_trainer.checkpointing import Saves
 from mb_trainer.console import Voice
 from mb_trainer.data import Data, packs
@@ -45,6 +43,7 @@ from mb_trainer.recording import EventRecorder, MetricsRecorder, ProgressBar
 from mb_trainer.rerunning import evaluating, loss_inspection
 from mb_trainer.run_folder import EventLog, LastRow, last_row
 from mb_trainer.state import GlobalState
+from mb_trainer.stops import Stops, ignore_late, never, signal_watcher
 from mb_trainer.stragglers import Stragglers, look_for_stragglers
 from mb_trainer.summary import Summary
 from mb_trainer.trainee import Trainee
@@ -113,13 +112,11 @@ class Run:
         events = EventLog(self.job.folder.events)
         own: list[Callback] = [summary]
         with ExitStack() as stack:
-            watcher = stack.enter_context(
-                SignalWatcher(
-                    (signal.SIGINT, config.train.exit_signal),
-                    same_press_seconds=1.0,
-                    announce=announce_stop if self.job.world.is_voice else None,
-                )
-            )
+            if self.job.resume_command is not None:
+                ignore_late(config.train.exit_signal)
+            announce = announce_stop if self.job.world.is_voice else None
+            watcher = stack.enter_context(signal_watcher(config.train, announce=announce))
+            stops = Stops(watcher, config.train, start_time=self.state.start_time, world=self.job.world)
             before = last_row(self.job.folder.metrics)
             measured = self.measured()
             stack.enter_context(measured.metrics)
@@ -148,7 +145,9 @@ class Run:
                 self.state,
                 callbacks=heard,
                 checkpointer=None if config.checkpoint.save is None else self.watch.saves(saves),
-                exit_wish=self.agreed_stop(watcher),
+                exit_wish=stops.wish,
+                time_wish=stops.time,
+                leave_evaluation=stops.leave_evaluation,
                 straggler_wish=stragglers.wish,
                 reruns=self.reruns,
                 cuda_graphs=graphs_of_layers(self.job.config, self.trainee, groups=self.groups),
@@ -158,7 +157,7 @@ class Run:
             )
             if outcome.reason == "finished":
                 heard = CallbackManager([summary, *recorders, *callbacks, *self.watch.callbacks()])
-                self.evaluate(heard, summary)
+                self.evaluate(heard, summary, leave=stops.leave_evaluation)
         return outcome
 
     def evaluate_only(self, summary: Summary, callbacks: Sequence[Callback]) -> TrainOutcome:
@@ -187,7 +186,9 @@ class Run:
             trainee.scheduler,
         )
 
-    def evaluate(self, heard: CallbackManager, summary: Summary) -> None:
+    def evaluate(
+        self, heard: CallbackManager, summary: Summary, *, leave: Callable[[], bool] = never
+    ) -> None:
         """Evaluate on validation data, unless the last step has just been, and on test data. Collective."""
         with evaluating(self.reruns):
             evaluate_after_training(
@@ -199,6 +200,7 @@ class Run:
                 validated=summary.validated == self.state.train_state.step,
                 callbacks=heard,
                 write=self.voice.say,
+                time_is_up=leave,
                 **self.schedule(),
             )
 
@@ -281,14 +283,6 @@ class Run:
             return None
         world_size = self.job.world.world_size
         return ProgressLog(self.state, world_size=world_size, environment=os.environ, say=self.voice.say)
-
-    def agreed_stop(self, watcher: SignalWatcher) -> AgreedStop:
-        """Return what asks, after each step, whether any rank got a signal; host-side, through the store."""
-        world = self.job.world
-        store = torch.distributed.distributed_c10d._get_default_store() if world.world_size > 1 else None
-        return AgreedStop(
-            watcher, store=store, rank=world.rank, world_size=world.world_size, attempt=world.attempt
-        )
 
     def measured(self) -> Measured:
         """Return the metrics of this rank, which goes on after the steps that are done."""

@@ -11,7 +11,7 @@ import torch
 from mb_checkpoint import DefaultCheckpointManager, create_checkpoint_manager
 from mb_checkpoint.locks import writing
 from mb_config import non_default_values
-from mb_loop import Callback, TrainOutcome, TrainState
+from mb_loop import Callback, CallbackContext, CallbackManager, TrainOutcome, TrainState
 from mb_resilience import SignalShield
 from mb_trainer.arrangement import arranged
 from mb_trainer.buffers import start_user_buffers
@@ -50,6 +50,8 @@ def run(job: Job, *, voice: Voice, callbacks: Sequence[Callback] = ()) -> TrainO
             if last is not None:
                 return say_complete(job, last.path, voice)
         watch = stack.enter_context(watched(job, voice))
+        state = GlobalState(cfg=config, train_state=TrainState(do_train=True))
+        CallbackManager(callbacks).fire("on_data_init_start", CallbackContext(state=state, model=[]))
         vocabulary = share_vocabulary(config, voice)
         readers = ranks.readers()
         # what it refuses costs no model
@@ -73,7 +75,6 @@ def run(job: Job, *, voice: Voice, callbacks: Sequence[Callback] = ()) -> TrainO
         voice.say(describe(job, trainee, device=device, layers=layers.why))
         if modules:
             voice.say(who_is_where(modules.groups))
-        state = GlobalState(cfg=config, train_state=TrainState(do_train=True))
         reruns = build_reruns(config.rerun_state_machine)
         positioned = own_position(config, splits, groups=readers)
         say_without_position(config, positioned, voice=voice)

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -51,7 +52,9 @@ def pretrain(
         }
         if nproc is None or nproc == 1:
             outcome: TrainOutcome = run_pretrain(
-                request.config, **asked, resume_command=os.environ.get(RESUME_COMMAND) or typed(os.environ)
+                request.config,
+                **asked,
+                resume_command=os.environ.get(RESUME_COMMAND) or typed(os.environ),
             )
             return outcome.exit_code
         world = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(nproc)}
@@ -61,7 +64,10 @@ def pretrain(
         port = asked_port(os.environ)
         os.environ[RESUME_COMMAND] = typed(os.environ)
         return launch(
-            [command, *worker_arguments(words, files, out, resume_with_changes)], processes=nproc, port=port
+            [command, *worker_arguments(words, files, out, resume_with_changes)],
+            processes=nproc,
+            port=port,
+            exit_signal=request.config.train.exit_signal,
         )
 
     return reported(work)
@@ -131,10 +137,12 @@ def no_weights(message: str, *, why: str, fix: str) -> ConfigError:
     return ConfigError([Problem(id="V244", fields=blamed, message=message, why=why, fix=fix)])
 
 
-def launch(arguments: Sequence[str], *, processes: int, port: int | None) -> int:
+def launch(
+    arguments: Sequence[str], *, processes: int, port: int | None, exit_signal: int = signal.SIGTERM
+) -> int:
     """Start the processes, wait for them, and say why they failed if they did."""
     launching = import_module("mb_trainer.launching")  # imports torch, only after all checks
-    ended = launching.launch(arguments, processes=processes, port=port)
+    ended = launching.launch(arguments, processes=processes, port=port, exit_signal=exit_signal)
     if ended.failure is not None:
         print(f"error: {ended.failure.text}", file=sys.stderr)
     return int(ended.exit_code)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mb_checkpoint.layout import STEP_TRACKER
+from mb_config import TrainingConfig
 from mb_loop import Callback, TrainOutcome
 from mb_trainer.commands.errors import OutputExistsError, reported
 from mb_trainer.commands.train import launch, refuse_inside_a_launcher
@@ -63,25 +64,36 @@ def verify(
 
     def work() -> int:
         refuse_inside_a_launcher(os.environ)
-        read_request(words, files=files)  # what cannot be read is said before anything runs
+        request = read_request(words, files=files)  # what cannot be read is said before anything runs
+        length = overrides_of_length(request.config.train, cut.steps)
         with ExitStack() as stack:
             folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mb-verify-")))
             if out is not None and out.exists() and any(out.iterdir()):
                 raise OutputExistsError(
                     f"{out}: is not empty, and both runs must begin afresh. Give another --out."
                 )
-            verdict = prove(words, files=files, folder=folder, processes=nproc or 1, cut=cut)
+            verdict = prove([*words, *length], files=files, folder=folder, processes=nproc or 1, cut=cut)
         print(json.dumps(as_data(verdict, cut)) if as_json else as_text(verdict, cut))
         return 0 if verdict.equal else 1
 
     return reported(work)
 
 
+def overrides_of_length(train: TrainingConfig, steps: int) -> tuple[str, ...]:
+    """Return what makes a run as long as the proof, counted as the recipe counts: in samples or in steps."""
+    if train.train_samples is not None and train.global_batch_size is not None:
+        return (f"train.train_samples={steps * train.global_batch_size}",)
+    others = ("train.num_epochs=null",) if train.num_epochs is not None else ()
+    return (f"train.train_iters={steps}", *others)
+
+
 def prove(words: Sequence[str], *, files: Sequence[Path], folder: Path, processes: int, cut: Cut) -> Verdict:
     """Make all starts of both runs, each in processes of its own, and compare them.
 
+    The words give a run its length.
+
     Raises:
-        VerificationError: a start failed, or did not go on where the one before had stopped.
+        VerificationError: a start failed, ended early, or did not go on where the one before had stopped.
     """
     runs = folder / "straight", folder / "cut"
     records = folder / "records" / "straight", folder / "records" / "cut"
@@ -90,12 +102,17 @@ def prove(words: Sequence[str], *, files: Sequence[Path], folder: Path, processe
         record=records[0],
         number=0,
         processes=processes,
-        overrides=(*common(runs[0], cut), "checkpoint.save_interval=null"),
+        overrides=(*common(runs[0]), "checkpoint.save_interval=null"),
     )
     begin(straight, words, files=files)
     for start in starts_of(cut, run=runs[1], record=records[1], processes=processes):
         begin(start, words, files=files)
     verdict = compare(read_record(records[0]), read_record(records[1]), same_ranks=not cut.resumed_by)
+    if verdict.steps != cut.steps:
+        raise VerificationError(
+            f"the straight run ended after step {verdict.steps}, not {cut.steps}, so that only a part would be "
+            f"compared. Look into {runs[0]} (keep it with --out)."
+        )
     expected = tuple(cut.step * (number + 1) for number in range(len(verdict.resumed_at)))
     if verdict.resumed_at != expected:
         raise VerificationError(
@@ -105,10 +122,11 @@ def prove(words: Sequence[str], *, files: Sequence[Path], folder: Path, processe
     return verdict
 
 
-def common(run: Path, cut: Cut) -> tuple[str, ...]:
-    """Return the overrides of every start: a folder of its own, no trackers on the network."""
+def common(run: Path) -> tuple[str, ...]:
+    """Return the overrides of every start: a folder of its own, no early end, no trackers on the network."""
     return (
-        f"train.train_iters={cut.steps}",
+        "train.exit_interval=null",
+        "train.exit_duration_in_mins=null",
         f"checkpoint.save={run / 'checkpoints'}",
         f"checkpoint.load={run / 'checkpoints'}",
         "checkpoint.ckpt_step=null",
@@ -123,7 +141,7 @@ def common(run: Path, cut: Cut) -> tuple[str, ...]:
 def starts_of(cut: Cut, *, run: Path, record: Path, processes: int) -> list[Start]:
     """Return the starts of the cut run: one up to the interruption, and those that go on."""
     after = cut.resumed_by or (processes,)
-    overrides = common(run, cut)
+    overrides = common(run)
     interval = f"checkpoint.save_interval={cut.step if cut.kill else 'null'}"
     starts = []
     for number, count in enumerate((processes, *after)):

@@ -156,16 +156,27 @@ ALL_SEQUENCES = "samples: sequences of the global batch"
 def compare(straight: Record, cut: Record, *, same_ranks: bool = True) -> Verdict:
     """Compare every value that either run has, for every step; steps that the cut run made twice, both times.
 
+    What is held where the cut run stopped has its equal only where the straight run made the next step, too, instead of
+    leaving it out (`train.iterations_to_skip`).
+
     Args:
         straight: of the run that nobody interrupted, in one start.
         cut: of the other.
         same_ranks: compare rank by rank; False compares what does not depend on the number of processes.
     """
+
+    def at_cut(place: Place) -> bool:
+        return place.held and place.step in cut.started_at
+
     lines = {category: Line(category=category) for category in CATEGORIES}
     differences: list[Difference] = []
     chosen = [row for row in straight.rows if (row.place.rank == WHOLE) != same_ranks]
     wanted = {row.place: row.values for row in chosen}
-    there = [row for row in cut.rows if (row.place.rank == WHOLE) != same_ranks]
+    there = [
+        row
+        for row in cut.rows
+        if (row.place.rank == WHOLE) != same_ranks and not (at_cut(row.place) and row.place not in wanted)
+    ]
     missing = wanted.keys() - {row.place for row in there}
     pairs = [(row.place, wanted.get(row.place, {}), row.values) for row in there]
     pairs += [(place, wanted[place], {}) for place in missing]

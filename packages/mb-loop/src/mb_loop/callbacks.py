@@ -83,7 +83,7 @@ class Callback:
     """Base class: override the events that you want. Events that you leave alone cost nothing."""
 
     def on_data_init_start(self, context: CallbackContext) -> None:
-        """Before the data is built (fired by a trainer, not by the loop)."""
+        """Before the data is built, when there is no model yet (fired by a trainer, not by the loop)."""
 
     def on_train_start(self, context: CallbackContext) -> None:
         """Before the first turn of the loop."""

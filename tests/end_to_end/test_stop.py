@@ -35,7 +35,7 @@ def test_a_signal_saves_and_says_how_to_go_on(overrides, tmp_path, number):
 def test_a_signal_of_ones_own_ends_an_evaluation(overrides, tmp_path):
     """An evaluation of minutes: a scheduler would not wait for it."""
     out = tmp_path / "run"
-    words = ["pretrain", *overrides, "train.train_iters=100000", "logger.log_interval=1"]
+    words = ["pretrain", *overrides, "train.train_iters=8", "logger.log_interval=1"]
     words += ["validation.eval_interval=2", "validation.eval_iters=20000", "train.exit_signal=SIGUSR1"]
     process = start_mb(*words, "--out", str(out))
     wait_for_steps(out, 1)

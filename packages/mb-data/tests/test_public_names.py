@@ -4,7 +4,13 @@ import mb_data
 
 
 def test_every_public_name_is_there():
-    needs_extras = {"as_megatron", "build_fim_datasets", "build_gpt_datasets", "build_t5_datasets", "train_bpe"}
+    needs_extras = {
+        "as_megatron",
+        "build_fim_datasets",
+        "build_gpt_datasets",
+        "build_t5_datasets",
+        "train_bpe",
+    }
     assert all(getattr(mb_data, name) is not None for name in set(mb_data.__all__) - needs_extras)
 
 

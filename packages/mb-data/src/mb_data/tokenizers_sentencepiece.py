@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import sentencepiece  # type: ignore[import-not-found,import-untyped,unused-ignore]
+import sentencepiece
 
 from mb_data.errors import DataPathError, TokenizerError
 from mb_data.tokenizers import written

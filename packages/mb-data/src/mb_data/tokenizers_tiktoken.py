@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import tiktoken  # type: ignore[import-not-found,unused-ignore]
+import tiktoken
 
 from mb_data.errors import DataPathError, TokenizerError
 

@@ -244,7 +244,7 @@ def matrix(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def faults(session: nox.Session) -> None:
-    """Make trouble at every file operation of a save and a load, where the tests take a part; some minutes."""
+    """Make trouble at every file operation of a save and a load, where the tests take a part; about an hour."""
     tests = "packages/mb-checkpoint/tests/test_faults.py"
     every = {"OMP_NUM_THREADS": "1", "MB_ALL_FAULTS": "1"}
     session.run("uv", "run", "pytest", tests, *session.posargs, env=every, external=True)

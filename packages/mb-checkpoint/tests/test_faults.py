@@ -1,6 +1,7 @@
 """Kills, full disks, refusals and read errors at the file operations of saves and loads: nothing is ever lost.
 
-Here a part of all points. All of them, in some minutes: MB_ALL_FAULTS=1 pytest test_faults.py
+Here a part of all points. All of them (under Megatron-FSDP one in 61), in about an hour: MB_ALL_FAULTS=1 pytest
+test_faults.py
 """
 
 import os
@@ -9,13 +10,14 @@ import fault_points
 
 ALL = "MB_ALL_FAULTS" in os.environ
 PART = {"1:sync": 61, "1:async": 61, "1:load": 41, "2:sync": 131, "2:async": 131, "2:load": 71}
-FSDP = {"2:fsdp-sync": 211} | ({"2:fsdp-async": 1, "2:fsdp-load": 1} if ALL else {})
-"""Under Megatron-FSDP other tensors are planned and the same code writes them, so that fewer points will do."""
+FSDP = {"2:fsdp-sync": 61, "2:fsdp-async": 61, "2:fsdp-load": 61} if ALL else {"2:fsdp-sync": 211}
+"""Under Megatron-FSDP other tensors are planned and the same code writes them; a point costs twenty times as much."""
 
 
 def test_after_trouble_at_any_file_operation_a_run_resumes_and_nothing_committed_is_lost(forge, tmp_path):
-    wanted = [f"{name}:{1 if ALL else stride}" for name, stride in (PART | FSDP).items()]
-    found = forge.call(fault_points.matrices, tmp_path, wanted, timeout_seconds=3600 if ALL else 300)
+    plain = {name: 1 if ALL else stride for name, stride in PART.items()}
+    wanted = [f"{name}:{stride}" for name, stride in (plain | FSDP).items()]
+    found = forge.call(fault_points.matrices, tmp_path, wanted, timeout_seconds=4 * 3600 if ALL else 300)
     print({name: each["by"] for name, each in found.items()})
     assert [problem for each in found.values() for problem in each["problems"]] == []
     assert sum(each["points"] for each in found.values()) > (3000 if ALL else 60)

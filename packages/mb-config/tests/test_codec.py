@@ -76,7 +76,7 @@ def test_reading_remembers_what_was_given():
         OptimizerConfig,
         lr=st.none() | st.floats(0, 1),
         optimizer=st.text(),
-        hysteresis=st.integers(),
+        hysteresis=st.integers(-(2**63), 2**63 - 1),
         bf16=st.booleans(),
     )
 )

@@ -47,6 +47,13 @@ class WithBegin(ByteTokenizer):
         return [1, *super().encode(text)]
 
 
+class WithBoth(WithBegin):
+    """Puts a token behind each text, too."""
+
+    def encode(self, text):
+        return [*super().encode(text), 2]
+
+
 @pytest.fixture
 def root(tmp_path):
     folder = tmp_path / "root"
@@ -105,10 +112,11 @@ def test_in_a_conversation_the_assistant_is_learned_up_to_its_last_words():
     assert learned.strip(".").replace(".", "") == " Hello| See you|"
 
 
-def test_a_begin_of_sequence_stands_before_the_first_turn_only():
+@pytest.mark.parametrize("kind", [WithBegin, WithBoth])
+def test_a_begin_of_sequence_stands_before_the_first_turn_only(kind):
     sample = encode_turns(
         turns_of(Line(values=TALK, place=""), FinetuningOptions()),
-        tokenizer=WithBegin(),
+        tokenizer=kind(),
         options=FinetuningOptions(),
     )
     assert [place for place, number in enumerate(sample.ids) if number == 1] == [0]
@@ -289,6 +297,9 @@ def test_sums_are_made_up_and_none_is_in_two_files(tmp_path):
         ({"prompt_template": "{output} {input} {output}"}, "has it twice"),
         ({"prompt_template": "{text} {output}"}, "no prompt has {input}"),
         ({"prompt_template": "{input {output}"}, "cannot be read"),
+        ({"prompt_template": "{input:d} {output}"}, "cannot be read"),
+        ({"prompt_template": "{input:{width}} {output}"}, "cannot be read"),
+        ({"prompt_template": "{input.text} {output}"}, "cannot be read"),
     ],
 )
 def test_options_that_cannot_be(given, says):

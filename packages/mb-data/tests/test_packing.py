@@ -105,13 +105,14 @@ def test_longer_samples_are_cut_to_the_longest_that_may_be(config):
     assert said[0] == "validation: 6 samples, 3 of them cut to 4 tokens"
 
 
-def test_packs_are_found_again_and_made_anew_where_they_are_damaged(config):
+@pytest.mark.parametrize("size", [0, 100])
+def test_packs_are_found_again_and_made_anew_where_they_are_damaged(config, size):
     _, first, _ = build(config)
     (file,) = first.samples.folder.glob("packs-*.npz")
     made = file.stat().st_mtime_ns
     build(config)
     assert file.stat().st_mtime_ns == made
-    file.write_bytes(b"")
+    file.write_bytes(file.read_bytes()[:size])
     _, again, _ = build(config)
     assert np.array_equal(again.packs.members, first.packs.members)
     assert [path.name for path in first.samples.folder.glob("*packs-*")] == [file.name]

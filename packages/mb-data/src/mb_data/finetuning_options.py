@@ -62,7 +62,8 @@ def read_options(given: Mapping[str, Any] | None) -> FinetuningOptions:
 def _bad_template(options: FinetuningOptions) -> str | None:
     try:
         keys = options.keys
-    except ValueError as error:
+        options.prompt_template.format(**dict.fromkeys(keys, ""))
+    except (ValueError, LookupError, AttributeError) as error:  # also a format that no text has
         return f"which cannot be read ({error})"
     if (
         not options.prompt_template.endswith("{" + options.label_key + "}")

@@ -176,7 +176,7 @@ def encode_turns(turns: list[Turn], *, tokenizer: Tokenizer, options: Finetuning
         answer_from = _same(whole, prompt)
         if options.add_eos and whole[-1:] != [end]:
             whole = [*whole, end]
-        begin = len(around) if ids and around and whole[: len(around)] == around else 0
+        begin = _same(whole, around) if ids else 0
         ids += whole[begin:]
         learned += [
             not options.answer_only_loss or place >= answer_from for place in range(begin, len(whole))

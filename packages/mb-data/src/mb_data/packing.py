@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -91,7 +92,7 @@ def pack_samples(samples: TokenizedSamples, *, size: int, multiple: int) -> Pack
     try:
         with np.load(file) as found:
             return Packs(members=found["members"], starts=found["starts"])
-    except (OSError, ValueError, KeyError, EOFError):
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile):
         pass  # not there, or damaged
     taken = -(-samples.lengths // multiple) * multiple
     packs = first_fit_decreasing(taken.tolist(), size=size)

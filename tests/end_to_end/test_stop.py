@@ -42,7 +42,7 @@ def test_a_signal_of_ones_own_ends_an_evaluation(overrides, tmp_path):
     process.send_signal(signal.SIGUSR1)
     said, complaints = process.communicate(timeout=240)
     assert (process.returncode, complaints) == (0, "")
-    assert re.search(r"stopped after step [23]: SIGUSR1 on rank 0", said)
+    assert re.search(r"stopped after step [1-3]: SIGUSR1 on rank 0", said)
     assert "validation loss" not in said
     assert events(out)[-2][0] == "save"
 

@@ -88,7 +88,7 @@ def test_nothing_is_collected_where_the_time_was_up():
         mb_loop.evaluate(*arguments, non_loss=extra)
 
 
-def test_of_several_sets_the_last_one_gives_the_data():
+def test_of_several_sets_the_last_one_with_batches_gives_the_data():
     cfg = LoopConfig(
         train=TrainSection(),
         validation=ValidationSection(full_validation=True, multiple_validation_sets=True),
@@ -99,6 +99,7 @@ def test_of_several_sets_the_last_one_gives_the_data():
         )
         for name, number in {"books": 0, "code": 7}.items()
     ]
+    sets.append(mb_loop.ValidationSet(name="too small", data=lambda: iter(()), batches=0))
     handed = []
     extra = mb_loop.NonLossData(process=lambda data, *_: handed.extend(data), writer="writer")
     mb_loop.evaluate_and_print_results(

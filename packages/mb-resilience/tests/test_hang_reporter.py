@@ -54,9 +54,7 @@ def test_a_rank_that_stays_is_reported_with_its_stack_and_that_it_went_on(tmp_pa
     assert "wait_until" in line
     assert stacks == f"  whole stacks: {tmp_path}/hang_stack_*.txt"
     assert said[1].startswith("rank 0 went on after ")
-    assert (tmp_path / "hang_report.txt").read_text() == f"{said[0]}\n{said[1]}\n"[
-        : len(said[0]) + len(said[1]) + 2
-    ]
+    assert (tmp_path / "hang_report.txt").read_text().startswith(f"{said[0]}\n{said[1]}\n")
     assert "in wait_until" in (tmp_path / "hang_stack_0.txt").read_text()
 
 

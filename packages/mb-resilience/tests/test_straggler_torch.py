@@ -14,6 +14,7 @@ from mb_resilience.straggler_torch import (  # noqa: E402
     CudaStopwatch,
     RowExchange,
     SharedByRank0,
+    _answer,
     gpu_says,
     stopwatch_for,
 )
@@ -46,6 +47,16 @@ def test_the_host_times_what_a_cpu_does():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_nothing_is_said_of_it():
     assert gpu_says() == {}
+
+
+@pytest.mark.parametrize("missing", [RuntimeError("NVML is too old"), ModuleNotFoundError("pynvml")])
+def test_only_what_nvml_lacks_is_left_out_and_other_errors_are_raised(missing):
+    def ask(error):
+        raise error
+
+    assert _answer(lambda: ask(missing)) is None
+    with pytest.raises(ZeroDivisionError):
+        _answer(lambda: 1 / 0)
 
 
 @pytest.mark.gpu

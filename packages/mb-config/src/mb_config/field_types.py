@@ -14,7 +14,7 @@ from mb_config.errors import WrongTypeError
 Nested: TypeAlias = Callable[[Mapping[str, Any], tuple[type, ...], str], object]
 """Builds an object of one of these dataclasses from a mapping at a path."""
 
-_INT_BITS = 63
+_INTEGERS = range(-(2**63), 2**63)
 """Of the integers that NumPy, torch and file formats take, without the sign."""
 
 
@@ -55,8 +55,8 @@ def fit(value: Any, annotation: Any, *, path: str, nested: Nested | None = None)
         WrongTypeError: names `path`, the value and the type.
     """
     choices = options(annotation)
-    if type(value) is int and int in choices and value.bit_length() > _INT_BITS:
-        raise WrongTypeError(value, f"an integer of at most {_INT_BITS + 1} bits", path=path)
+    if type(value) is int and int in choices and value not in _INTEGERS:
+        raise WrongTypeError(value, "an integer of at most 64 bits", path=path)
     if is_open(annotation) or any(type(value) is choice for choice in choices):
         return value
     candidates = dataclasses_of(annotation)

@@ -115,8 +115,8 @@ def run_evaluation(
     """
     state: GlobalState = events.state
     release = empty_cache if state.cfg.train.empty_unused_memory_level >= 1 else nothing
-    sets = validation_sets(passes.data_iterator, state.cfg.validation)
-    if not any(each.batches for each in sets):
+    sets = [each for each in validation_sets(passes.data_iterator, state.cfg.validation) if each.batches]
+    if not sets:
         return {}
     start, _, _, end = _EVENTS[kind]
     counters, batch = state.train_state, evaluation_batch(state.cfg)

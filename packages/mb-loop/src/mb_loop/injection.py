@@ -13,7 +13,7 @@ ForwardStep = Callable[..., Any]
 
 
 def needs_global_state_injection(forward_step_func: ForwardStep) -> bool:
-    """Say whether the function wants the state as its first argument.
+    """Say whether the function wants the state.
 
     True when a parameter is annotated with a class called GlobalState, with an optional one, or with a string that
     names it, or when the first parameter is called `state` or `global_state`. For a callable object its `__call__` is

@@ -2,7 +2,7 @@
 
 A step takes equally long on all ranks, because the fast ones wait for the slow one in its collectives. What differs is
 the time of work between them, such as forward passes, and the time to read data. Both are summed up on each rank; no
-collective and no wait for the device until `report`, which is one collective of seven numbers a rank.
+collective and no wait for the device until `report`, which is one collective of eight numbers a rank.
 """
 
 import math

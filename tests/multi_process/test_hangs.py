@@ -10,7 +10,6 @@ from mb_loop import Callback
 from mb_trainer import pretrain
 from mb_trainer.reading import read_request
 
-
 NAMED = "look at rank 0, which is in step 2 while others are in step 3"
 
 

@@ -15,7 +15,7 @@ Nested: TypeAlias = Callable[[Mapping[str, Any], tuple[type, ...], str], object]
 """Builds an object of one of these dataclasses from a mapping at a path."""
 
 _INTEGERS = range(-(2**63), 2**63)
-"""Of the integers that NumPy, torch and file formats take, without the sign."""
+"""What NumPy, torch and file formats take."""
 
 
 def hints(cls: Any) -> dict[str, Any]:

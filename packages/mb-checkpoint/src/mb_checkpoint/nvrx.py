@@ -3,6 +3,7 @@
 It may be imported at any time, also after a model was built and trained: the import changes nothing that a run sees.
 """
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from nvidia_resiliency_ext.checkpointing.local.replication.strategies import (  
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.local import LocalState
 
+logger = logging.getLogger(__name__)
+
 
 class _Manager(LocalCheckpointManager):  # type: ignore[misc,unused-ignore]  # without types, or not there
     """The library's manager, which comes to where all ranks meet also where this one could not write.
@@ -36,7 +39,7 @@ class _Manager(LocalCheckpointManager):  # type: ignore[misc,unused-ignore]  # w
     def _save(self, state_dict: Any, ckpt_id: Any) -> None:
         try:
             super()._save(state_dict, ckpt_id)
-        except Exception as error:  # noqa: BLE001  # not swallowed: `LocalStore.save` raises it
+        except Exception as error:  # noqa: BLE001  # not swallowed: `LocalStore.save` raises or logs it
             self.failure = error
 
 
@@ -64,6 +67,8 @@ class LocalStore:
     def save(self, state: dict[str, Any], step: int) -> Path:
         """Write the state of this rank and of those whose copies it holds; older steps go. Collective.
 
+        Where this rank could not write, and copies elsewhere are enough, that is logged as a warning.
+
         Raises:
             OSError: This rank could not write.
             CheckpointingException: Another one could not.
@@ -78,6 +83,13 @@ class LocalStore:
             self._manager.save(aware, step, is_async=False)
         except CheckpointingException as error:
             raise (self._manager.failure or error) from error
+        if self._manager.failure is not None:
+            logger.warning(
+                "local checkpoint of step %d: this rank could not write (%s); it can be read as long as the ranks are "
+                "there that hold copies",
+                step,
+                self._manager.failure,
+            )
         return Path(self._manager.local_ckpt_dir)
 
     def latest(self) -> int | None:

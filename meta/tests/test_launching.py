@@ -67,7 +67,7 @@ def test_a_failure_is_left_where_a_launcher_looks_and_nowhere_else(tmp_path):
 
 def test_a_run_s_own_signal_is_passed_on_and_kills_nobody_here():
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    with launching.forwarded_signals((signal.SIGUSR1,)):
+    with launching.forwarded_signals({signal.SIGUSR1}):
         os.kill(os.getpid(), signal.SIGUSR1)
         assert child.wait(timeout=60) == -signal.SIGUSR1
 

@@ -11,7 +11,13 @@ from typer.testing import CliRunner
 
 from mb_config import TrainingConfig
 from mb_trainer.cli import app
-from mb_trainer.commands.verify_resume import Cut, as_data, as_text, overrides_of_length
+from mb_trainer.commands.verify_resume import (
+    Cut,
+    as_data,
+    as_text,
+    need_whole_runs,
+    overrides_of_length,
+)
 from mb_trainer.verification.compare import Difference, Place, VerificationError, compare, read_record
 from mb_trainer.verification.record import Killer
 
@@ -136,11 +142,27 @@ def test_a_cut_before_a_step_that_is_left_out_is_no_difference(tmp_path):
     [
         ({"train_iters": 500}, ("train.train_iters=20",)),
         ({"train_samples": 9000, "global_batch_size": 8}, ("train.train_samples=160",)),
+        (
+            {"train_samples": 9000, "global_batch_size": 8, "rampup_batch_size": [4, 4, 32]},
+            ("train.train_iters=20", "train.train_samples=null"),
+        ),
         ({"num_epochs": 2.0}, ("train.train_iters=20", "train.num_epochs=null")),
     ],
 )
 def test_a_proof_is_as_long_as_asked_however_a_recipe_counts(section, overrides):
     assert overrides_of_length(TrainingConfig(**section), 20) == overrides
+
+
+@pytest.mark.parametrize(
+    ("cut", "said"),
+    [
+        (Cut(steps=9, step=2), "the straight run ended after step 3, not 9"),
+        (Cut(steps=3, step=1), r"the cut run went on at step \(2,\), not \(1,\)"),
+    ],
+)
+def test_less_than_was_asked_for_is_no_proof(tmp_path, cut, said):
+    with pytest.raises(VerificationError, match=said):
+        need_whole_runs(compared(tmp_path), cut, folder=tmp_path)
 
 
 def test_a_killed_process_leaves_half_a_line(tmp_path):

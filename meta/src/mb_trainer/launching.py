@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -53,7 +53,7 @@ def launch(
     logging.getLogger("torch.distributed.elastic").setLevel(
         logging.CRITICAL
     )  # every failure is told below, once
-    with tempfile.TemporaryDirectory(prefix="mb-") as folder, forwarded_signals((*FORWARDED, exit_signal)):
+    with tempfile.TemporaryDirectory(prefix="mb-") as folder, forwarded_signals({*FORWARDED, exit_signal}):
         set_worker_environment(Path(folder), processes=processes)
         quiet = dict.fromkeys(range(processes - 1), Std.ERR)
         config = LaunchConfig(
@@ -87,8 +87,8 @@ def set_worker_environment(folder: Path, *, processes: int) -> None:
 
 
 @contextmanager
-def forwarded_signals(signals: Sequence[int]) -> Iterator[None]:
-    """Pass signals on to the processes; kill them at a second SIGINT and raise."""
+def forwarded_signals(signals: Set[int]) -> Iterator[None]:
+    """Pass signals on to the processes; kill them at a second SIGINT and raise. The handlers found are put back."""
     received: list[int] = []
 
     def forward(number: int, frame: FrameType | None) -> None:

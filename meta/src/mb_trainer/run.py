@@ -113,7 +113,7 @@ class Run:
         own: list[Callback] = [summary]
         with ExitStack() as stack:
             if self.job.resume_command is not None:
-                ignore_late(config.train.exit_signal)
+                stack.callback(ignore_late, config.train.exit_signal)
             announce = announce_stop if self.job.world.is_voice else None
             watcher = stack.enter_context(signal_watcher(config.train, announce=announce))
             stops = Stops(watcher, config.train, start_time=self.state.start_time, world=self.job.world)
@@ -157,7 +157,7 @@ class Run:
             )
             if outcome.reason == "finished":
                 heard = CallbackManager([summary, *recorders, *callbacks, *self.watch.callbacks()])
-                self.evaluate(heard, summary, leave=stops.leave_evaluation)
+                self.evaluate(heard, summary, stops=stops)
         return outcome
 
     def evaluate_only(self, summary: Summary, callbacks: Sequence[Callback]) -> TrainOutcome:
@@ -186,9 +186,7 @@ class Run:
             trainee.scheduler,
         )
 
-    def evaluate(
-        self, heard: CallbackManager, summary: Summary, *, leave: Callable[[], bool] = never
-    ) -> None:
+    def evaluate(self, heard: CallbackManager, summary: Summary, *, stops: Stops | None = None) -> None:
         """Evaluate on validation data, unless the last step has just been, and on test data. Collective."""
         with evaluating(self.reruns):
             evaluate_after_training(
@@ -200,9 +198,11 @@ class Run:
                 validated=summary.validated == self.state.train_state.step,
                 callbacks=heard,
                 write=self.voice.say,
-                time_is_up=leave,
+                time_is_up=stops.leave_evaluation if stops else never,
                 **self.schedule(),
             )
+        if stops is not None and stops.gave_up:
+            self.voice.say("evaluation after training: given up, because the run was to stop")
 
     def after_first_step(self) -> list[Callback]:
         """Return what sets the shorter time-out of collectives once a step has been made, if one is asked for."""

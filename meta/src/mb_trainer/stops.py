@@ -40,14 +40,15 @@ class Stops:
             self.time = agreed(deadline, world, about="time")
         self._in_evaluations = agreed(AnyOf(*wishes), world, about="evaluations")
         self._batches = 0
-        self._leaves = False
+        self.gave_up = False
+        """Whether an evaluation was given up."""
 
     def leave_evaluation(self) -> bool:
         """Say whether to give up an evaluation, for either reason; asked before each of its batches."""
-        if not self._leaves:
+        if not self.gave_up:
             self._batches += 1
-            self._leaves = self._in_evaluations(self._batches) is not None
-        return self._leaves
+            self.gave_up = self._in_evaluations(self._batches) is not None
+        return self.gave_up
 
 
 def agreed(watcher: Watcher, world: World, *, about: str) -> AgreedStop:

@@ -51,6 +51,10 @@ def at_the_end(iterator, model, g: GlobalState):
     return g.step, iterator, model
 
 
+def by_keyword(iterator, model, *, g: GlobalState):
+    return g.step, iterator, model
+
+
 class Functor:
     def __init__(self):
         self.calls = 0
@@ -82,7 +86,17 @@ def test_who_wants_the_state(function, expected):
 
 @pytest.mark.parametrize(
     "function",
-    [by_name, by_annotation, by_text, by_optional, by_union, in_the_middle, at_the_end, Functor()],
+    [
+        by_name,
+        by_annotation,
+        by_text,
+        by_optional,
+        by_union,
+        in_the_middle,
+        at_the_end,
+        by_keyword,
+        Functor(),
+    ],
 )
 def test_the_state_is_passed_where_it_is_asked_for_and_later_changes_are_seen(function):
     state = GlobalState(step=1)

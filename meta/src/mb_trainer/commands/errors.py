@@ -35,6 +35,7 @@ from mb_data.errors import (
 from mb_loop import (
     BatchSizeError,
     DataExhaustedError,
+    DataIteratorError,
     NonFiniteLossError,
     ProgressLogError,
     ReplicaMismatchError,
@@ -100,6 +101,7 @@ CANNOT_BE_DONE = (
     BatchSizeError,
     BufferSettingsError,
     DataExhaustedError,
+    DataIteratorError,
     OverlapRefusedError,
     TensorInspectError,
     CheckpointConfigError,

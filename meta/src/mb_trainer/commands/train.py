@@ -143,6 +143,7 @@ def launch(
     """Start the processes, wait for them, and say why they failed if they did."""
     launching = import_module("mb_trainer.launching")  # imports torch, only after all checks
     ended = launching.launch(arguments, processes=processes, port=port, exit_signal=exit_signal)
+    signal.signal(exit_signal, signal.SIG_IGN)  # all is said and done: one that comes late changes nothing
     if ended.failure is not None:
         print(f"error: {ended.failure.text}", file=sys.stderr)
     return int(ended.exit_code)

@@ -80,10 +80,15 @@ def verify(
 
 
 def overrides_of_length(train: TrainingConfig, steps: int) -> tuple[str, ...]:
-    """Return what makes a run as long as the proof, counted as the recipe counts: in samples or in steps."""
-    if train.train_samples is not None and train.global_batch_size is not None:
+    """Return what makes a run as long as the proof, counted as the recipe counts: in samples or in steps.
+
+    Batches that grow or change have no fixed number of samples in a step: such a run is counted in steps.
+    """
+    constant = train.rampup_batch_size is None and train.step_batch_size_schedule is None
+    if train.train_samples is not None and train.global_batch_size is not None and constant:
         return (f"train.train_samples={steps * train.global_batch_size}",)
-    others = ("train.num_epochs=null",) if train.num_epochs is not None else ()
+    counted = {"num_epochs": train.num_epochs, "train_samples": train.train_samples}
+    others = (f"train.{name}=null" for name, value in counted.items() if value is not None)
     return (f"train.train_iters={steps}", *others)
 
 
@@ -108,18 +113,27 @@ def prove(words: Sequence[str], *, files: Sequence[Path], folder: Path, processe
     for start in starts_of(cut, run=runs[1], record=records[1], processes=processes):
         begin(start, words, files=files)
     verdict = compare(read_record(records[0]), read_record(records[1]), same_ranks=not cut.resumed_by)
+    need_whole_runs(verdict, cut, folder=folder)
+    return verdict
+
+
+def need_whole_runs(verdict: Verdict, cut: Cut, *, folder: Path) -> None:
+    """Refuse a comparison of less than was asked for.
+
+    Raises:
+        VerificationError: the straight run ended early, or the cut one did not go on where it was cut.
+    """
     if verdict.steps != cut.steps:
         raise VerificationError(
             f"the straight run ended after step {verdict.steps}, not {cut.steps}, so that only a part would be "
-            f"compared. Look into {runs[0]} (keep it with --out)."
+            f"compared. Look into {folder / 'straight'} (keep it with --out)."
         )
     expected = tuple(cut.step * (number + 1) for number in range(len(verdict.resumed_at)))
     if verdict.resumed_at != expected:
         raise VerificationError(
             f"the cut run went on at step {verdict.resumed_at}, not {expected}: the checkpoint was not there or not "
-            f"taken, so that no resume was compared. Look into {runs[1]} (keep it with --out)."
+            f"taken, so that no resume was compared. Look into {folder / 'cut'} (keep it with --out)."
         )
-    return verdict
 
 
 def common(run: Path) -> tuple[str, ...]:

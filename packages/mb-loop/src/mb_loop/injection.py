@@ -54,6 +54,9 @@ def maybe_inject_state(
         return forward_step_func
     if not place:
         return partial(forward_step_func, state)
+    parameter = list(inspect.signature(forward_step_func).parameters.values())[place]
+    if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+        return partial(forward_step_func, **{parameter.name: state})
 
     def with_state(*arguments: Any, **keywords: Any) -> Any:
         return forward_step_func(*arguments[:place], state, *arguments[place:], **keywords)

@@ -91,7 +91,7 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
         straggler_wish: the same, for slow ranks.
         time_wish: the same, for `train.exit_duration_in_mins`; None: ranks compare their clocks by a collective.
         leave_evaluation: asked before each batch of a validation but the first; must answer alike on all ranks. True
-            gives it up, so that a wish can be heard soon. None: the duration is asked.
+            gives it up, so that a wish can be heard soon. None: the duration is asked, unless there is a `time_wish`.
         reruns: runs suspicious steps again; `mb_loop.mcore.MegatronReruns`. None: never.
         flops: operations of a step over all ranks; added up in `floating_point_operations_so_far`.
         cuda_graphs: captured after their warm-up; None: no graphs.

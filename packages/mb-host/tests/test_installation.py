@@ -57,8 +57,15 @@ import torch.distributed as dist
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 from host_gpt import Trainer
 from host_layouts import Layout
-Trainer(Layout(distributed_optimizer=True)).step(0)
-dist.destroy_process_group()  # else a thread of gloo may outlive the interpreter, which aborts
+trainer = Trainer(Layout(distributed_optimizer=True))
+trainer.step(0)
+# a thread of gloo that outlives the interpreter aborts it, and lives as long as anybody holds its group
+import gc
+from megatron.core import parallel_state
+del trainer
+parallel_state.destroy_model_parallel()
+dist.destroy_process_group()
+gc.collect()
 """
 
 

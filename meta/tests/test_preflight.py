@@ -147,7 +147,6 @@ def test_data_that_is_not_here_is_told_but_does_not_refuse():
         ("dataset.num_workers=-1", "D02"),
         ("dataset.seq_length=0", "D03"),
         ("dataset.validation_fraction=2", "D05"),
-        ("dataset.dataloader_type=batch", "D01"),
     ],
 )
 def test_a_dataset_that_rules_refuse_is_not_looked_at(setting, rule):

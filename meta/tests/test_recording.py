@@ -25,7 +25,9 @@ class Metrics:
 
 def recorded(result, *, skipped=0, **settings):
     metrics = Metrics()
-    measured = SimpleNamespace(metrics=metrics, at_interval=lambda step, samples: {})
+    measured = SimpleNamespace(
+        metrics=metrics, at_interval=lambda step, samples: {}, tokens=lambda result: None
+    )
     state = SimpleNamespace(train_state=TrainState(step=result.step, skipped_train_samples=skipped))
     context = CallbackContext(state=state, model=[], result=result)
     MetricsRecorder(measured, loss_scale=False, **settings).on_train_step_end(context)

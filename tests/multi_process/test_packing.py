@@ -25,6 +25,7 @@ SMALL = [
 ]
 
 
+@pytest.mark.matrix
 def test_three_stages_train_as_one(tmp_path):
     words = [*SMALL, f"dataset.cache_dir={tmp_path / 'cache'}"]
     base = ["checkpoint.pretrained_checkpoint=null", "train.train_iters=1"]

@@ -45,7 +45,7 @@ TROUBLES = {
 
 @pytest.mark.parametrize("trouble", TROUBLES)
 def test_a_writer_that_dies_or_hangs_is_told_on_every_rank_and_replaced(two_ranks, tmp_path, trouble):
-    section = {"save": str(tmp_path), "async_hang_seconds": 0.5}
+    section = {"save": str(tmp_path), "async_hang_seconds": 1.0}
     outcomes = two_ranks.run(async_work.with_trouble, section, trouble, 1)
     assert [each[0] for each in outcomes] == ["FailedSave"] * 2
     assert all(f"rank 1: {TROUBLES[trouble]}" in each[1] for each in outcomes)

@@ -39,7 +39,7 @@ def test_training_goes_on_and_the_outcome_is_told_once(one_rank, tmp_path):
 
 TROUBLES = {
     "killed": "the writer process died by SIGKILL",
-    "stopped": "the writer process wrote nothing for 0.5 s and was ended",
+    "stopped": "the writer process wrote nothing for 1 s and was ended",
 }
 
 

@@ -11,7 +11,7 @@ from mb_data import (
     blend_stats,
     examine_prefix,
 )
-from mb_data.errors import DocumentNumberError
+from mb_data.errors import DocumentNumberError, IndexedFormatError
 from mb_data.indexed import HEADER
 
 DOCUMENTS = [[5, 6, 7, 9], [], [1, 9], [*range(1, 8), 9]]
@@ -58,6 +58,17 @@ class TestReader:
     def test_a_document_that_is_not_there(self, prefix, number):
         with pytest.raises(DocumentNumberError, match=rf"has no document {number}; it has 4"):
             IndexedReader(prefix).document(number)
+
+    def test_an_index_that_points_elsewhere_is_refused_and_not_read(self, prefix):
+        poke(prefix.with_suffix(".idx"), HEADER.size + 4 * 12 + 8, 9, size=8)
+        reader = IndexedReader(prefix)
+        for read in (
+            reader.document_lengths,
+            lambda: reader.document(0),
+            lambda: blend_stats(([str(prefix)], None)),
+        ):
+            with pytest.raises(IndexedFormatError, match="documents do not follow each other"):
+                read()
 
 
 class TestExamine:

@@ -42,6 +42,7 @@ def test_ids_are_unique():
         ("D12", ("HuggingFaceTokenizer", None, None, None, None), "without tokenizer_model"),
         ("D12", ("GPT2BPETokenizer", None, None, "vocab.json", None), "merge_file=None"),
         ("D33", (0,), "0 would have no effect"),
+        ("D83", (1000, None, "e2m1", None, False), "is 1000 with fp4=e2m1"),
     ],
 )
 def test_other_ways_to_break_a_rule(rule_id, values, message):

@@ -163,6 +163,17 @@ class TestSentencePiece:
         assert tokenizer.decode([*first, tokenizer.eod, *second, 10_000]) == "heiße 漢字</s>🙂 fox"
         assert tokenizer.eod not in tokenizer.encode("a</s>b")
 
+    def test_a_model_that_is_written_otherwise_is_kept_as_it_is(self, pieces, tmp_path):
+        path = tmp_path / "otherwise.model"
+        path.write_bytes(
+            pieces.read_bytes() + b"\x12\x00"
+        )  # one more message, empty, that is merged with the first
+        config = of_model("SentencePieceTokenizer", path)
+        tokenizer = load_tokenizer(config)
+        keep_tokenizer(tokenizer, tmp_path)
+        path.unlink()
+        assert kept_tokenizer(tmp_path, config).fingerprint == tokenizer.fingerprint
+
     def test_pieces_have_names(self, pieces):
         tokenizer = load_tokenizer(pieces)
         assert (tokenizer.token_id("</s>"), tokenizer.token_id("<fim_prefix>")) == (tokenizer.eod, None)

@@ -9,14 +9,16 @@ from typing import Any
 from mb_data.finetuning_options import read_options
 from mb_data.rule import Rule, unless
 
-_OURS = "dataset.memmap_workers"
-"""A field that these sections have, and a user's own providers have not."""
+_OURS = "dataset.made_up"
+"""A field that these sections have, false or true, and a user's own providers have not."""
 
-_ROOT = ("dataset.dataset_root", _OURS, "dataset.made_up")
+_ROOT = ("dataset.dataset_root", _OURS)
 _GROWING = ("dataset.dataloader_type", "train.rampup_batch_size", "train.step_batch_size_schedule")
 _OPTIONS = ("dataset.dataset_kwargs", _OURS)
 _GRAPH = (*_OPTIONS, "model.cuda_graph_impl")
-
+_BLOCKS = ("dataset.seq_length", "model.fp8", "model.fp4", "dataset.packed_sequence_specs", _OURS)
+_BLOCK = 32
+"""Tokens that are rounded to few bits together, at most."""
 
 _PACKS = "dataset.packed_sequence_specs"
 _NOT_WITH_PACKS = {
@@ -36,8 +38,8 @@ def spec(specs: Any, name: str) -> Any:
     return specs.get(name) if isinstance(specs, Mapping) else getattr(specs, name, None)
 
 
-def _no_data(root: Any, ours: Any, made_up: Any) -> str | None:
-    there = ours is None or root or made_up
+def _no_data(root: Any, made_up: Any) -> str | None:
+    there = made_up is None or root or made_up
     return None if there else f"is {root!r}"
 
 
@@ -96,6 +98,12 @@ def _shapes_differ(given: Any, ours: Any, graphs: Any) -> str | None:
     return f"lacks pad_to_max_length with cuda_graph_impl={graphs}"
 
 
+def _no_whole_blocks(length: Any, fp8: Any, fp4: Any, specs: Any, ours: Any) -> str | None:
+    few_bits = f"fp8={fp8}" if fp8 else f"fp4={fp4}"
+    fine = ours is None or specs is not None or not (fp8 or fp4) or not length or length % _BLOCK == 0
+    return None if fine else f"is {length} with {few_bits}"
+
+
 RULES: tuple[Rule, ...] = (
     Rule(
         id="V047",
@@ -103,8 +111,8 @@ RULES: tuple[Rule, ...] = (
         test=_no_data,
         why="samples are read from training.jsonl, validation.jsonl and test.jsonl in it",
         fix="Set dataset.dataset_root to a folder with them.",
-        fails={**dict.fromkeys(_ROOT), _OURS: 1},
-        passes={**dict.fromkeys(_ROOT), _OURS: 1, "dataset.dataset_root": "/data/answers"},
+        fails=dict(zip(_ROOT, (None, False), strict=True)),
+        passes=dict(zip(_ROOT, ("/data/answers", False), strict=True)),
     ),
     Rule(
         id="V047a",
@@ -112,8 +120,8 @@ RULES: tuple[Rule, ...] = (
         test=_bad_options,
         why="these are options by name, which make samples of lines; how many samples there are is the run's to say",
         fix="Correct that option.",
-        fails=dict(zip(_OPTIONS, ({"max_num_samples": 100}, 1), strict=True)),
-        passes=dict(zip(_OPTIONS, ({"prompt_template": "Q: {input}\nA: {output}"}, 1), strict=True)),
+        fails=dict(zip(_OPTIONS, ({"max_num_samples": 100}, False), strict=True)),
+        passes=dict(zip(_OPTIONS, ({"prompt_template": "Q: {input}\nA: {output}"}, False), strict=True)),
     ),
     Rule(
         id="V105",
@@ -121,8 +129,8 @@ RULES: tuple[Rule, ...] = (
         test=_shapes_differ,
         why="a captured graph takes micro-batches of one length only",
         fix="Set dataset.dataset_kwargs.pad_to_max_length=true, or model.cuda_graph_impl=none.",
-        fails=dict(zip(_GRAPH, (None, 1, "local"), strict=True)),
-        passes=dict(zip(_GRAPH, ({"pad_to_max_length": True}, 1, "local"), strict=True)),
+        fails=dict(zip(_GRAPH, (None, False, "local"), strict=True)),
+        passes=dict(zip(_GRAPH, ({"pad_to_max_length": True}, False, "local"), strict=True)),
     ),
     Rule(
         id="D70",
@@ -206,19 +214,19 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="D77",
-        fields=(_OURS,),
+        fields=("dataset.memmap_workers",),
         test=lambda workers: unless(workers is None or workers >= 1, f"is {workers}"),
         why="at least one process tokenizes",
-        fix="Set it to 1 or more.",
-        fails={_OURS: 0},
-        passes={_OURS: 1},
+        fix="Set dataset.memmap_workers to 1 or more.",
+        fails={"dataset.memmap_workers": 0},
+        passes={"dataset.memmap_workers": 1},
     ),
     Rule(
         id="D78",
         fields=("dataset.max_train_samples",),
         test=lambda most: unless(most is None or most >= 1, f"is {most}"),
         why="training reads at least one sample",
-        fix="Set it to 1 or more, or to null for all.",
+        fix="Set dataset.max_train_samples to 1 or more, or to null for all.",
         fails={"dataset.max_train_samples": 0},
         passes={"dataset.max_train_samples": None},
     ),
@@ -227,18 +235,20 @@ RULES: tuple[Rule, ...] = (
         fields=("dataset.largest",),
         test=lambda largest: unless(largest is None or 2 <= largest <= 999, f"is {largest}"),
         why="all sums of two numbers up to it are written down, and a part of them is kept back",
-        fix="Set it from 2 to 999.",
+        fix="Set dataset.largest from 2 to 999.",
         fails={"dataset.largest": 1},
         passes={"dataset.largest": 19},
     ),
     Rule(
         id="D80",
-        fields=(_OURS, "dataset.dataloader_type"),
-        test=lambda workers, kind: unless(kind != "external", "is read from JSON lines with external"),
+        fields=("dataset.dataloader_type", _OURS),
+        test=lambda kind, ours: unless(
+            ours is None or kind != "external", "is external for prompts with answers"
+        ),
         why="an external loader gives finished batches, and these are samples by number",
         fix="Use dataset.dataloader_type=batch, single or cyclic.",
-        fails={_OURS: 1, "dataset.dataloader_type": "external"},
-        passes={_OURS: 1, "dataset.dataloader_type": "batch"},
+        fails={"dataset.dataloader_type": "external", _OURS: False},
+        passes={"dataset.dataloader_type": "batch", _OURS: False},
     ),
     Rule(
         id="D82",
@@ -249,8 +259,17 @@ RULES: tuple[Rule, ...] = (
         why="every micro-batch then weighs the same in a step, and so an answer less, the more tokens stand beside it",
         fix="Set model.calculate_per_token_loss=true, and each learned token weighs the same.",
         severity="warning",
-        fails={"model.calculate_per_token_loss": False, _OURS: 1},
-        passes={"model.calculate_per_token_loss": True, _OURS: 1},
+        fails={"model.calculate_per_token_loss": False, _OURS: False},
+        passes={"model.calculate_per_token_loss": True, _OURS: False},
+    ),
+    Rule(
+        id="D83",
+        fields=_BLOCKS,
+        test=_no_whole_blocks,
+        why=f"batches are then padded to a multiple of {_BLOCK} tokens, and the longest would exceed it",
+        fix=f"Set dataset.seq_length and model.seq_length to a multiple of {_BLOCK}, or compute in 16 bits.",
+        fails=dict(zip(_BLOCKS, (1000, "hybrid", None, None, False), strict=True)),
+        passes=dict(zip(_BLOCKS, (1024, "hybrid", None, None, False), strict=True)),
     ),
 )
 """Every rule on fine-tuning data and on whole global batches."""

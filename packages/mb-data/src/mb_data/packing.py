@@ -102,8 +102,12 @@ def pack_samples(samples: TokenizedSamples, *, size: int, multiple: int) -> Pack
     )
     handle, part = tempfile.mkstemp(dir=samples.folder, prefix=".packs-", suffix=".npz")
     os.close(handle)
-    np.savez(part, members=made.members, starts=made.starts)
-    Path(part).replace(file)
+    try:
+        np.savez(part, members=made.members, starts=made.starts)
+        Path(part).replace(file)
+    except BaseException:
+        Path(part).unlink(missing_ok=True)
+        raise
     return made
 
 

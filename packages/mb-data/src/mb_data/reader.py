@@ -36,6 +36,7 @@ class IndexedReader:
         self.boundaries: NDArray[Any] = self._mapped(np.int64, ends, boundaries)
         """Sequences before each document, and at last all of them."""
         self.tokens: NDArray[Any] = self._mapped(self.summary.dtype, 0, self.summary.tokens, of="bin")
+        self._index_is_right = False
 
     def __len__(self) -> int:
         """Return the number of documents."""
@@ -46,11 +47,13 @@ class IndexedReader:
 
         Raises:
             DocumentNumberError: There is no such document.
+            IndexedFormatError: The index does not say where documents and sequences are.
         """
         if not 0 <= number < len(self):
             raise DocumentNumberError(
                 f"{self.prefix}: has no document {number}; it has {len(self)}, counted from 0. Give another number."
             )
+        self._refuse_a_wrong_index()
         first, last = (int(place) for place in self.boundaries[number : number + 2])
         if first == last:
             return np.empty(0, self.summary.dtype)
@@ -58,10 +61,23 @@ class IndexedReader:
         return self.tokens[start : start + int(self.lengths[first:last].sum(dtype=np.int64))]
 
     def document_lengths(self) -> NDArray[np.int64]:
-        """Return the tokens of each document."""
+        """Return the tokens of each document.
+
+        Raises:
+            IndexedFormatError: As for `document`.
+        """
+        self._refuse_a_wrong_index()
         before = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.lengths, dtype=np.int64)])
         lengths: NDArray[np.int64] = np.diff(before[self.boundaries])
         return lengths
+
+    def _refuse_a_wrong_index(self) -> None:
+        """Read all of the index, once."""
+        if self._index_is_right:
+            return
+        for problem in _index_problems(self):
+            raise IndexedFormatError(problem)
+        self._index_is_right = True
 
     def _mapped(self, dtype: Any, offset: int, number: int, *, of: str = "idx") -> NDArray[Any]:
         path = pair_paths(self.prefix)[of == "idx"]

@@ -35,6 +35,7 @@ class PieceTokenizer:
         content = path.read_bytes()
         self._model = _parse(content, path)
         self.vocab_size: int = self._model.get_piece_size()
+        self.files: Mapping[str, bytes] = {"tokenizer.model": content}
         self.fingerprint = f"pieces-{hashlib.sha256(content).hexdigest()[:32]}"
         end = self._model.eos_id() if self._model.eos_id() >= 0 else None
         ends = (end, *map(self.token_id, _ENDS))
@@ -44,11 +45,6 @@ class PieceTokenizer:
                 f"{path}: has no token that ends a document (no end of sequence, and none of {', '.join(_ENDS)}); "
                 "documents could not be told apart. Train it with one."
             )
-
-    @property
-    def files(self) -> Mapping[str, bytes]:
-        """The `.model`, as `tokenizer.model`."""
-        return {"tokenizer.model": self._model.serialized_model_proto()}
 
     def token_id(self, token: str, /) -> int | None:
         """Return the id of a piece; None where there is no such piece."""

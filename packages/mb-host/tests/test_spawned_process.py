@@ -49,3 +49,12 @@ def test_a_process_that_is_reaped_elsewhere_has_ended(lifeline):
     process = start(lifeline, "exit 0")
     os.waitpid(process.pid, 0)
     assert process.wait(WAIT_SECONDS) == 0
+
+
+def test_nothing_is_killed_by_the_number_of_a_process_that_is_reaped_elsewhere(lifeline):
+    process = start(lifeline, "sleep 1000 & exit 0")
+    os.waitpid(process.pid, 0)
+    assert process.poll() == 0
+    assert wait([lifeline[0]], timeout=0.5) == []
+    kill_group(process.pid)
+    assert wait([lifeline[0]], timeout=WAIT_SECONDS)

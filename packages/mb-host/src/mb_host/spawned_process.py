@@ -15,7 +15,7 @@ class SpawnedProcess:
     """An interpreter with a process group (of the operating system) of its own.
 
     What it has started is killed when it is found to have ended, before it is reaped: only until then are its numbers
-    certainly its own.
+    certainly its own. Where another has reaped it, what it has started is left alone.
     """
 
     def __init__(
@@ -42,10 +42,15 @@ class SpawnedProcess:
 
     def poll(self) -> int | None:
         """Return the exit status, minus the signal's number after a signal; None while it runs."""
-        if self._process.returncode is None and has_ended(self._process):
+        if self._process.returncode is not None:
+            return self._process.returncode
+        try:
+            if not has_ended(self._process):
+                return None
             kill_group(self.pid)
-            self._process.wait()
-        return self._process.returncode
+        except ChildProcessError:
+            pass  # reaped elsewhere, as by another thread: its number may be another's by now
+        return self._process.wait()
 
     def wait(self, timeout: float | None = None) -> int:
         """Return the exit status, waiting so many seconds for it.
@@ -72,13 +77,14 @@ class SpawnedProcess:
 
 
 def has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Say whether a process has ended; it is not reaped, but on macOS, where Python before 3.13 cannot look only."""
+    """Say whether a process has ended; it is not reaped, but on macOS, where Python before 3.13 cannot look only.
+
+    Raises:
+        ChildProcessError: It was reaped elsewhere.
+    """
     if sys.platform == "darwin":
         return process.poll() is not None
-    try:
-        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:  # reaped elsewhere, as by another thread
-        return True
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def kill_group(leader: int) -> None:

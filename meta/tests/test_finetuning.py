@@ -41,6 +41,20 @@ def problems(*words):
     return [problem["id"] for problem in json.loads(result.stdout)["problems"]]
 
 
+def test_a_whole_validation_set_is_refused_for_what_fine_tuning_data_is():
+    result = CliRunner().invoke(app, ["check", "sft_tiny", "validation.full_validation=true"])
+    assert "error T35" in result.stdout
+    assert "comes from a dataset provider" not in result.stdout
+    assert "fine-tuning data are read again and again" in " ".join(result.stdout.split())
+
+
+@pytest.mark.parametrize(("length", "refused"), [(250, True), (224, False)])
+def test_samples_of_few_bits_fit_into_whole_blocks(length, refused):
+    lengths = [f"model.seq_length={length}", f"dataset.seq_length={length}"]
+    assert ("D83" in problems("model.fp8=hybrid", "model.bf16=true", *lengths)) is refused
+    assert "D83" not in problems(*lengths)
+
+
 PACKS = "dataset.packed_sequence_specs={packed_sequence_size: 256}"
 
 

@@ -1,6 +1,5 @@
 """Which of several failures is the cause, and what a process leaves behind for the launcher to tell."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -15,6 +14,17 @@ launching = pytest.importorskip("mb_trainer.launching")
 
 LATER = Failure(rank=0, time=20.0, text="connection closed by peer", exit_code=1)
 EARLIER = Failure(rank=1, time=10.0, text="the cause", exit_code=2)
+
+PASSED_ON = """
+import os, signal, subprocess, sys
+from mb_trainer.launching import forwarded_signals
+
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+with forwarded_signals({signal.SIGUSR1}):
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert child.wait(timeout=60) == -signal.SIGUSR1
+"""
+"""A process of its own, as all that it has started gets the signal."""
 
 
 def ended(**codes):
@@ -66,10 +76,7 @@ def test_a_failure_is_left_where_a_launcher_looks_and_nowhere_else(tmp_path):
 
 
 def test_a_run_s_own_signal_is_passed_on_and_kills_nobody_here():
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    with launching.forwarded_signals({signal.SIGUSR1}):
-        os.kill(os.getpid(), signal.SIGUSR1)
-        assert child.wait(timeout=60) == -signal.SIGUSR1
+    subprocess.run([sys.executable, "-c", PASSED_ON], check=True, timeout=300)
 
 
 def test_no_port_is_asked_for_unless_it_is_set():

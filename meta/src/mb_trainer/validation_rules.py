@@ -63,7 +63,7 @@ def _needs_a_name_each(
 
 
 def _needs_an_end(whole: bool | None, tokens: bool | None) -> str | None:
-    return "is true, but the data comes from a dataset provider" if whole and tokens is None else None
+    return "is true, but this data has no last validation sample" if whole and tokens is None else None
 
 
 VALIDATION_RULES = (
@@ -94,7 +94,8 @@ VALIDATION_RULES = (
         id="T35",
         fields=(WHOLE, TOKENS),
         test=_needs_an_end,
-        why="a provider makes as many samples as it is asked for, so that nothing says where its validation set ends",
+        why="nothing says where the validation set ends: a dataset provider makes as many samples as it is asked for, "
+        "and the lines of fine-tuning data are read again and again",
         fix=f"Leave {WHOLE} off, and set validation.eval_iters.",
         fails={WHOLE: True, TOKENS: None},
         passes={WHOLE: True, TOKENS: True},

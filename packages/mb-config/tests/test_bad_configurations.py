@@ -194,6 +194,12 @@ TABLE = [
         {"PG05"},
         {"dist.flight_recorder_dump_path": "/tmp/trace_"},
     ),
+    ({"dist.distributed_timeout_minutes": 0}, {"PG06"}, {"dist.distributed_timeout_minutes": 1}),
+    (
+        {"dist.distributed_timeout_seconds_after_init": -5},
+        {"PG06"},
+        {"dist.distributed_timeout_seconds_after_init": None},
+    ),
     ({"rng.seed": 0}, {"V240"}, {"rng.seed": 1}),
     ({"env_vars": {"NCCL_ALGO": ["Ring"]}}, {"V002"}, {"env_vars": {"NCCL_ALGO": "Ring"}}),
     # Megatron-FSDP

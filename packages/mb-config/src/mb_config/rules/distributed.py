@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mb_config.rules.fsdp import ON as FSDP_ON
 from mb_config.rules.rule import Rule
-from mb_config.rules.wording import shown
+from mb_config.rules.wording import assignments, shown
 
 _RECORDER = {
     "flight_recorder_trace_buffer_size": 2000,
@@ -14,6 +14,9 @@ _RECORDER = {
     "flight_recorder_extra_dump_on_exec": True,
 }
 """Settings of NCCL's flight recorder, which runs when it has a path."""
+
+
+_TIME_OUTS = ("dist.distributed_timeout_minutes", "dist.distributed_timeout_seconds_after_init")
 
 
 def _v134(decentralized: bool | None, gloo: bool | None) -> str | None:
@@ -37,6 +40,11 @@ def _recorder(path: str | None, *settings: object) -> str | None:
         if value is not None and value != default
     ]
     return f"is not set, so that {', '.join(changed)} would have no effect" if changed and not path else None
+
+
+def _time_outs(*values: int | None) -> str | None:
+    short = assignments(_TIME_OUTS, values, where=lambda value: value is not None and value < 1)
+    return f"must be at least 1 ({short})" if short else None
 
 
 def _needs(on: object, needed: object, name: str) -> str | None:
@@ -112,6 +120,15 @@ RULES: tuple[Rule, ...] = (
             "dist.flight_recorder_dump_path": "/tmp/trace_",
             "dist.flight_recorder_include_stack_trace": True,
         },
+    ),
+    Rule(
+        id="PG06",
+        fields=_TIME_OUTS,
+        test=_time_outs,
+        why="a collective that may take no time gives up at once",
+        fix="Set whole minutes and seconds from 1 on, or dist.distributed_timeout_seconds_after_init=null.",
+        fails={"dist.distributed_timeout_minutes": 0, "dist.distributed_timeout_seconds_after_init": -1},
+        passes={"dist.distributed_timeout_minutes": 1, "dist.distributed_timeout_seconds_after_init": 1},
     ),
     Rule(
         id="V143",

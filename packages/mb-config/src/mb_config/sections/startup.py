@@ -33,7 +33,7 @@ class DistributedInitConfig(Section):
     """Backend that the run is meant for. The trainer takes the one that the device needs."""
 
     distributed_timeout_minutes: int = 10
-    """Minutes until a collective of the start-up counts as hung."""
+    """Minutes until a collective of the start-up counts as hung, at least 1."""
 
     align_grad_reduce: bool = True
     """Start the gradient reduction of all pipeline stages at the same time."""
@@ -69,7 +69,7 @@ class DistributedInitConfig(Section):
     """Groups whose communication runs on streams of high priority."""
 
     distributed_timeout_seconds_after_init: int | None = None
-    """Seconds of time-out for all groups after the first step; None: unchanged."""
+    """Seconds of time-out for all groups after the first step, at least 1; None: unchanged."""
 
     flight_recorder_dump_path: str | None = None
     """Prefix of the dump files of NCCL's flight recorder; None: off."""

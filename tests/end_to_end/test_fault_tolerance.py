@@ -81,7 +81,7 @@ def test_the_monitor_is_told_each_section_and_time_outs_are_kept(overrides, tmp_
         *step, *save, *calculated,
         *step, *save, *calculated,
         *save,  # nothing is left to be written
-        *step, *step, *step,  # of two batches of validation and two of test, the first in no section
+        *step, *step,  # of two batches of validation and two of test, the first of each in no section
         *calculated, "disconnected",
     ]  # fmt: skip
     assert json.loads(state.read_text())["current_timeouts"]["section"]["section"] == calculated[1]

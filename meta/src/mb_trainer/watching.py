@@ -81,6 +81,10 @@ class SectionEvents(Callback):
         """End it."""
         self._sections.end_step()
 
+    def on_eval_start(self, context: CallbackContext) -> None:
+        """Begin a validation."""
+        self._sections.begin_evaluation()
+
     def on_eval_step_start(self, context: CallbackContext) -> None:
         """Begin a batch of a validation."""
         self._sections.begin_evaluation_step()
@@ -88,6 +92,10 @@ class SectionEvents(Callback):
     def on_eval_step_end(self, context: CallbackContext) -> None:
         """End it."""
         self._sections.end_evaluation_step()
+
+    def on_test_start(self, context: CallbackContext) -> None:
+        """Begin a test."""
+        self._sections.begin_evaluation()
 
     def on_test_step_start(self, context: CallbackContext) -> None:
         """Begin a batch of a test."""

@@ -40,7 +40,7 @@ def main():
         ]
         zero, other = microseconds(stops, 5_000)
         print(
-            f"TCPStore on this machine, every={every}: rank 0 {zero:.1f} us, other ranks {other:.1f} us a step"
+            f"TCPStore on the same machine, every={every}: rank 0 {zero:.1f} us, other ranks {other:.1f} us a step"
         )
 
 

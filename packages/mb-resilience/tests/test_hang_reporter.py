@@ -167,7 +167,27 @@ def test_while_there_is_no_folder_stacks_go_to_stderr(tmp_path, capfd):
     assert "in wait_until" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("wrong", [{"seconds": 0}, {"seconds": 1, "rank": 1}])
-def test_numbers_that_make_no_sense_are_refused(wrong):
-    with pytest.raises(ValueError, match="Pass a positive time and the numbers of the process group"):
-        HangReporter(**wrong)
+def test_a_rank_that_beats_more_slowly_is_not_taken_for_a_dead_one(tmp_path):
+    said, store = [], Shared()
+    slow = HangReporter(seconds=8, store=store, rank=1, world_size=2)  # a beat every 0.8 s
+    fast = HangReporter(seconds=0.3, store=store, world_size=2, say=said.append, folder=tmp_path)
+    slow._tell(slow._standing(0.0))
+    with slow, fast:
+        wait_until(lambda: said)
+    assert "told nothing more" not in said[0]
+    assert "  rank 1: setup" in said[0] or "  ranks 0-1: setup" in said[0]
+
+
+def test_a_rank_outside_of_the_world_is_refused():
+    with pytest.raises(ValueError, match="rank=1, world_size=1: the rank must be one of the world"):
+        HangReporter(seconds=1, rank=1)
+
+
+@pytest.mark.parametrize("seconds", [0, -1.5, float("nan")])
+def test_a_report_without_some_time_is_refused_at_once_and_later(seconds):
+    with pytest.raises(ValueError, match="Pass a positive time"):
+        HangReporter(seconds=seconds)
+    reporter = HangReporter(seconds=60)
+    with pytest.raises(ValueError, match="Pass a positive time"):
+        reporter.seconds = seconds
+    assert reporter.seconds == 60

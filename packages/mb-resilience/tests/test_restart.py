@@ -7,10 +7,13 @@ from mb_resilience import InProcessRestartConfig, RestartSetupError
 from mb_resilience.restart import Meeting, attempts_at_most, check_restart, monitor_log, wrapper_times
 from mb_resilience.rules import SectionError
 
+PLACE = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500", "RANK": "3", "WORLD_SIZE": "8"}
+
 
 def test_processes_meet_at_the_two_ports_after_that_of_the_launcher():
-    environment = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
-    assert Meeting.of(environment) == Meeting(host="node1", store_port=29501, wrapper_port=29502)
+    assert Meeting.of(PLACE) == Meeting(
+        host="node1", store_port=29501, wrapper_port=29502, rank=3, world_size=8
+    )
 
 
 @pytest.mark.parametrize(
@@ -18,6 +21,14 @@ def test_processes_meet_at_the_two_ports_after_that_of_the_launcher():
 )
 def test_without_a_place_to_meet_nothing_is_started(environment):
     with pytest.raises(RestartSetupError, match="do not say where the processes meet"):
+        Meeting.of(environment)
+
+
+@pytest.mark.parametrize("wrong", ["", "x", None])
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE"])
+def test_a_process_that_does_not_know_its_number_is_refused(name, wrong):
+    environment = {key: value for key, value in {**PLACE, name: wrong}.items() if value is not None}
+    with pytest.raises(RestartSetupError, match="do not say which process this is"):
         Meeting.of(environment)
 
 

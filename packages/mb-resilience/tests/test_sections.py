@@ -60,17 +60,21 @@ def test_setup_steps_and_saves_are_told_in_order(tmp_path):
 def test_each_evaluation_warms_up_again_and_ends_setup(tmp_path):
     client = FakeClient()
     with make(tmp_path, client) as sections:
-        for step in ("evaluate", "evaluate", "train", "train", "evaluate", "evaluate"):
+        evaluation = ("begin", "evaluate", "evaluate")
+        for step in (*evaluation, "train", "train", *evaluation, *evaluation):
             client.told.append(step)
-            if step == "train":
+            if step == "begin":
+                sections.begin_evaluation()
+            elif step == "train":
                 sections.begin_step()
                 sections.end_step()
             else:
                 sections.begin_evaluation_step()
                 sections.end_evaluation_step()
     assert client.told[2:-1] == [
-        "evaluate", "setup>", "evaluate", "<step", "step>", "train", "train", "<step", "step>", "evaluate", "evaluate",
-        "<step", "step>",
+        "begin", "evaluate", "setup>", "evaluate", "<step", "step>", "train", "train", "<step", "step>",
+        "begin", "evaluate", "evaluate", "<step", "step>",  # a validation, and at once
+        "begin", "evaluate", "evaluate", "<step", "step>",  # a test
     ]  # fmt: skip
 
 
@@ -154,6 +158,34 @@ def test_a_damaged_file_is_said_and_left_alone(tmp_path, content):
         pass
     assert client.told == ["connected", "<setup", "setup>", "disconnected"]
     assert ["ft_state.json" in text for text in said] == [True]
+
+
+class PickyClient(FakeClient):
+    """One that reads what it is to use, as the client of NVRx does."""
+
+    def load_state_dict(self, state):
+        super().load_state_dict(raised(state))
+
+
+@pytest.mark.parametrize(
+    "timeouts",
+    [
+        3,
+        "12",
+        {"section": 3},
+        {"section": {"calculated_sections": ["step"]}},
+        {"section": {"section": [1]}},
+        {"section": {"section": {"step": "1"}, "calculated_sections": ["step"]}},
+        {"section": {"section": {}, "is_out_of_section_calculated": True}},
+    ],
+)
+def test_time_outs_of_another_shape_are_said_and_the_run_goes_on(tmp_path, timeouts):
+    said, client = [], PickyClient()
+    (tmp_path / "ft_state.json").write_text(json.dumps({"current_timeouts": timeouts}))
+    with make(tmp_path, client, say=said.append):
+        pass
+    assert client.told == ["connected", "<setup", "setup>", "disconnected"]
+    assert ["ft_state.json: holds no time-outs that can be used (" in text for text in said] == [True]
 
 
 def test_a_file_that_cannot_be_written_ends_nothing_and_the_old_one_stays(tmp_path):

@@ -80,6 +80,8 @@ def kept_settings(
 ) -> dict[str, str]:
     """Return the variables that are set already and differ from what the settings say: a person should know."""
     wanted = flight_recorder_environment(settings, environment={})
+    if wanted:  # whichever name of the size is set stands in for the other one
+        wanted |= dict.fromkeys(BUFFER_SIZES, str(settings.flight_recorder_trace_buffer_size))
     return {
         name: environment[name] for name, value in wanted.items() if environment.get(name, value) != value
     }

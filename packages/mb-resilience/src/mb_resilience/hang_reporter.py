@@ -8,12 +8,13 @@ its own stacks, and the first of those that got stuck and still tell something r
 
 import faulthandler
 import json
+import math
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType, TracebackType
 
@@ -43,7 +44,7 @@ class HangReporter:
     the stacks of all threads of each rank to hang_stack_RANK.txt there, or to stderr while there is no folder.
 
     Args:
-        seconds: report when a rank has noted nothing for so long; may be changed at any time.
+        seconds: report when a rank has noted nothing for so long; may be changed at any time, see the property.
         store: shared by all ranks; None: one rank. It is used from another thread while the main thread may wait in
             it, so it must be a connection of its own: `TCPStore(host, port, is_master=False)`.
         rank: of this process.
@@ -71,11 +72,10 @@ class HangReporter:
         say: Callable[[str], object] = to_stderr,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if seconds <= 0 or not 0 <= rank < world_size:
+        if not 0 <= rank < world_size:
             raise ValueError(
-                f"HangReporter: seconds={seconds}, rank={rank}, world_size={world_size}; a report needs some time "
-                "without progress, and the rank must be one of the world. Pass a positive time and the numbers of the "
-                "process group."
+                f"HangReporter: rank={rank}, world_size={world_size}: the rank must be one of the world, whose ranks "
+                "are read one by one. Pass the numbers of the process group."
             )
         self.seconds = seconds
         self._store = store
@@ -89,9 +89,28 @@ class HangReporter:
         self._place: tuple[str, int | None] = ("setup", None)
         self._notes = 0
         self._beats = 0
+        self._beat_seconds = self._due_beat_seconds
         self._main = threading.main_thread().ident
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="hang reporter", daemon=True)
+
+    @property
+    def seconds(self) -> float:
+        """Time without progress after which a report is due; a new value holds from the next beat on.
+
+        Raises:
+            ValueError: a new value is not above zero.
+        """
+        return self._seconds
+
+    @seconds.setter
+    def seconds(self, seconds: float) -> None:
+        if not seconds > 0:  # NaN is not, either
+            raise ValueError(
+                f"HangReporter: seconds={seconds}: a report needs some time without progress, and beats that follow "
+                "one another at once would keep the store busy. Pass a positive time."
+            )
+        self._seconds = seconds
 
     def note(self, section: str, step: int | None = None) -> None:
         """Note where this rank is: this is progress."""
@@ -142,7 +161,7 @@ class HangReporter:
         return folder if folder is not None and folder.is_dir() else None
 
     @property
-    def _beat_seconds(self) -> float:
+    def _due_beat_seconds(self) -> float:
         return min(self.seconds / BEATS, LONGEST_BEAT_SECONDS)
 
     def _standing(self, seconds: float, *, left: str | None = None) -> Standing:
@@ -172,11 +191,16 @@ class HangReporter:
         return 2 * standing.seconds >= self.seconds
 
     def _read_all(self) -> dict[int, Standing | None]:
-        """Read what all ranks told, twice: who has told nothing between is silent. Without a store, nobody is seen."""
+        """Read what all ranks told, twice: who has told nothing between is silent. Without a store, nobody is seen.
+
+        Ranks may beat at different times: one in its first step still has its long time.
+        """
         try:
             first = self._read_once()
-            for _ in range(PATIENCE):
-                if not self._over.wait(self._beat_seconds):
+            own = self._beat_seconds
+            longest = max([own, *(note.beat_seconds for note in first.values())])
+            for _ in range(math.ceil(PATIENCE * longest / own)):
+                if not self._over.wait(own):
                     self._tell(self._standing(self.seconds))  # others look, too
             second = self._read_once()
         except (OSError, RuntimeError) as error:  # who serves the store may be the one that hangs
@@ -185,30 +209,36 @@ class HangReporter:
             return {}
         standings: dict[int, Standing | None] = {}
         for rank in self._ranks:
-            beat, told = second.get(rank, (0, None))
-            is_silent = told is not None and told.left is None and beat == first.get(rank, (0, None))[0]
-            standings[rank] = replace(told, silent=is_silent) if told is not None else None
+            before, now = first.get(rank), second.get(rank)
+            if now is None:
+                standings[rank] = None
+                continue
+            has_told = before is None or now.beat != before.beat
+            standings[rank] = replace(now.standing, silent=now.standing.left is None and not has_told)
         return standings
 
-    def _read_once(self) -> dict[int, tuple[int, Standing]]:
-        read: dict[int, tuple[int, Standing]] = {}
+    def _read_once(self) -> dict[int, "_Note"]:
+        read: dict[int, _Note] = {}
         if self._store is None:
             return read
         for rank in self._ranks:
             key = f"{self._prefix}/{rank}"
             if self._store.check([key]):
-                beat, told = json.loads(self._store.get(key))
-                read[rank] = (beat, Standing(**{**told, "places": tuple(told["places"])}))
+                beat, beat_seconds, told = json.loads(self._store.get(key))
+                standing = Standing(**{**told, "places": tuple(told["places"])})
+                read[rank] = _Note(beat=beat, beat_seconds=beat_seconds, standing=standing)
         return read
 
     def _tell(self, standing: Standing) -> None:
-        """Write where this rank is to the store."""
+        """Write where this rank is to the store, and in how many seconds it does so again."""
         self._beats += 1
+        self._beat_seconds = self._due_beat_seconds
         if self._store is None:
             return
         # A failure is said when it matters, by who reads: at the end of a run, the rank that serves may leave first.
         with suppress(OSError, RuntimeError):
-            self._store.set(f"{self._prefix}/{self._rank}", json.dumps([self._beats, asdict(standing)]))
+            note = [self._beats, self._beat_seconds, asdict(standing)]
+            self._store.set(f"{self._prefix}/{self._rank}", json.dumps(note))
 
     def _write_stacks(self) -> None:
         folder = self._folder
@@ -234,6 +264,15 @@ class HangReporter:
                     file.write(f"{text}\n")
         except OSError as error:
             self._say(f"rank {self._rank}: {REPORT_FILE} is not written: {error}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Note:
+    """What a rank wrote to the store."""
+
+    beat: int
+    beat_seconds: float
+    standing: Standing
 
 
 def _places(frame: FrameType | None) -> tuple[str, ...]:

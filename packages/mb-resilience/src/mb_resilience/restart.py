@@ -54,20 +54,24 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meeting:
-    """Where the processes of all attempts meet."""
+    """Where the processes of all attempts meet, and which one of them this is."""
 
     host: str
     store_port: int
     """Of the store that attempts take: MASTER_PORT + 1."""
     wrapper_port: int
     """Of the wrapper's own: MASTER_PORT + 2."""
+    rank: int
+    """Of this process at the start; an attempt may have another."""
+    world_size: int
+    """Processes at the start."""
 
     @classmethod
     def of(cls, environment: Mapping[str, str] = os.environ) -> "Meeting":
-        """Read it from MASTER_ADDR and MASTER_PORT.
+        """Read it from MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE.
 
         Raises:
-            RestartSetupError: they do not say where.
+            RestartSetupError: one of them is missing, or no number where one is needed.
         """
         host, port = environment.get("MASTER_ADDR"), environment.get("MASTER_PORT", "")
         if not host or not port.isdecimal():
@@ -75,7 +79,19 @@ class Meeting:
                 f"inprocess_restart: MASTER_ADDR={host!r} and MASTER_PORT={port!r} do not say where the processes "
                 "meet. Set both, as torchrun does; the two ports after MASTER_PORT must be free, too."
             )
-        return cls(host=host, store_port=int(port) + 1, wrapper_port=int(port) + 2)
+        rank, world_size = environment.get("RANK", ""), environment.get("WORLD_SIZE", "")
+        if not (rank.isdecimal() and world_size.isdecimal()):
+            raise RestartSetupError(
+                f"inprocess_restart: RANK={rank!r} and WORLD_SIZE={world_size!r} do not say which process this is, "
+                "and of how many. Set both for each process, as torchrun does."
+            )
+        return cls(
+            host=host,
+            store_port=int(port) + 1,
+            wrapper_port=int(port) + 2,
+            rank=int(rank),
+            world_size=int(world_size),
+        )
 
 
 def check_restart(section: InProcessRestartConfig, *, group_is_open: bool) -> None:

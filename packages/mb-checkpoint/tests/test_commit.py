@@ -3,12 +3,13 @@
 import os
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import whole
 
 from mb_checkpoint import CheckpointFolderError, check_writable, layout, select_checkpoint, write_atomically
-from mb_checkpoint.commit import commit, open_staging, seal
+from mb_checkpoint.commit import commit, open_staging, remove_folder, seal
 from mb_checkpoint.manifest import Manifest
 
 FILE_EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree", "tempfile.mkstemp"}
@@ -53,6 +54,22 @@ def test_what_interrupted_saves_left_is_removed_by_the_next_one(tmp_path):
     whole.save(tmp_path, 10)
     (tmp_path / ".replaced_iter_0000010").mkdir()
     assert names(open_staging(tmp_path, 20).parent)[1:2] == ["iter_0000010"]
+
+
+def test_two_who_remove_the_same_folder_are_not_in_each_others_way(tmp_path):
+    left = tmp_path / ".removing_iter_0000001"
+    for number in range(400):
+        (left / f"{number % 20}").mkdir(parents=True, exist_ok=True)
+        (left / f"{number % 20}" / f"{number}").touch()
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(remove_folder, [left] * 4)) == [None] * 4
+    assert names(tmp_path) == []
+
+
+def test_what_cannot_be_removed_is_an_error(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError):
+        remove_folder(tmp_path / "file")
 
 
 def test_a_kill_between_data_and_tracker_leaves_the_previous_checkpoint_in_force(tmp_path):

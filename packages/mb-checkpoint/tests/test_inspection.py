@@ -164,6 +164,14 @@ def test_what_a_killed_save_left_is_listed_and_pruned_unless_somebody_saves_ther
     assert not left.exists()
 
 
+def test_a_folder_of_somebody_else_is_no_unfinished_save(tmp_path):
+    whole.save(tmp_path, 10)
+    foreign = tmp_path / ".saving_iter_x"
+    foreign.mkdir()
+    assert [each.step for each in list_checkpoints(tmp_path)] == [10]
+    assert (prune(tmp_path, keep=1, unfinished=True).removed, foreign.is_dir()) == ((), True)
+
+
 def test_nothing_to_describe_or_verify_is_an_error(tmp_path):
     with pytest.raises(CheckpointNotFoundError, match="no checkpoint there"):
         describe_checkpoint(tmp_path)

@@ -7,10 +7,12 @@ import whole
 
 from mb_checkpoint import ManifestError
 from mb_checkpoint.manifest import (
+    CHUNK_BYTES,
     FileEntry,
     Manifest,
     decode_manifest,
     encode_manifest,
+    hash_file,
     read_manifest,
     share_of,
     wrong_contents,
@@ -81,6 +83,16 @@ def test_missing_short_and_changed_files_are_named(tmp_path):
         "metadata.json cannot be read (No such file or directory)",
         "train_state.pt differs from the manifest (SHA-256)",
     ]
+
+
+def test_reading_is_told_as_it_goes_by_one_thread_at_a_time(tmp_path):
+    sizes = {"a": 3 * CHUNK_BYTES + 5, "b": CHUNK_BYTES, "c": 0}
+    for name, size in sizes.items():
+        (tmp_path / name).write_bytes(bytes(size))
+    entries = [hash_file(tmp_path / name, name=name) for name in sizes]
+    told = []
+    assert wrong_contents(tmp_path, entries, progress=told.append) == []
+    assert sorted(told) == [5, *[CHUNK_BYTES] * 4]
 
 
 def test_several_readers_share_the_bytes():

@@ -1,14 +1,17 @@
 """Old checkpoints go, the one that the trackers name stays."""
 
+import errno
+
 import pytest
 import whole
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mb_checkpoint import CheckpointNotFoundError
+from mb_checkpoint.commit import open_staging
 from mb_checkpoint.compared import Compared
 from mb_checkpoint.layout import steps_in
-from mb_checkpoint.locks import claimed, reading
+from mb_checkpoint.locks import WRITER, claimed, reading, writing
 from mb_checkpoint.retention import prune, steps_to_remove
 
 STEPS = st.sets(st.integers(min_value=0, max_value=10**6), min_size=1)
@@ -138,6 +141,23 @@ def test_what_is_known_is_forgotten_with_the_folder_it_was_known_of(tmp_path):
     assert "is no manifest" in compared.problems(folder)[0]
 
 
+def test_a_damaged_one_is_read_once_too(tmp_path):
+    compared, sizes = saved(tmp_path, 10, 20, 30)
+    damage(tmp_path / "iter_0000020")
+    first = prune(tmp_path, keep=2, protected=30, compared=compared).damaged
+    read = len(sizes)
+    assert prune(tmp_path, keep=2, protected=30, compared=compared).damaged == first != ()
+    assert (len(sizes), list(steps_in(tmp_path))) == (read, [30, 20, 10])
+
+
+def test_what_is_known_counts_where_sizes_alone_are_compared(tmp_path):
+    compared, sizes = saved(tmp_path, 10, 20, 30, 40)
+    compared.distrust(tmp_path / "iter_0000030", "has a flipped bit")
+    done = prune(tmp_path, keep=2, protected=40, compared=compared, contents=False)
+    assert [(path.name, reason) for path, reason in done.damaged] == [("iter_0000030", "has a flipped bit")]
+    assert (sizes, list(steps_in(tmp_path))) == ([], [40, 30, 20])
+
+
 def test_sizes_alone_are_compared_where_that_is_asked(tmp_path):
     saved(tmp_path, 10, 20, 30)
     damage(tmp_path / "iter_0000020")
@@ -153,10 +173,26 @@ def test_a_dry_run_deletes_nothing(tmp_path):
 
 
 def test_a_folder_is_claimed_unless_somebody_reads_it(tmp_path):
-    with claimed(tmp_path) as free:
-        assert free
-    with reading(tmp_path), claimed(tmp_path) as free:
-        assert not free
+    with claimed(tmp_path) as claim:
+        assert claim == "mine"
+    with reading(tmp_path), claimed(tmp_path) as claim:
+        assert claim == "taken"
+
+
+def test_without_locks_old_ones_go_and_what_may_be_under_way_stays(tmp_path, monkeypatch):
+    saved(tmp_path, 10, 20)
+    staging = open_staging(tmp_path, 30)
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    done = prune(tmp_path, keep=1, unfinished=True)
+    assert [path.name for path in done.removed] == ["iter_0000010"]
+    ((path, reason),) = done.kept_back
+    assert (path, staging.is_dir(), "this file system has no locks" in reason) == (staging, True, True)
+    with writing(tmp_path, run="here"):
+        assert (tmp_path / WRITER).is_file()
+
+
+def no_locks(_descriptor, _operation):
+    raise OSError(errno.ENOLCK, "No locks available")
 
 
 def test_a_folder_that_is_gone_is_read_without_a_lock(tmp_path):

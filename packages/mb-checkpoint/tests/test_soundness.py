@@ -2,6 +2,7 @@
 
 import os
 import warnings
+from contextlib import ExitStack
 
 import pytest
 import whole
@@ -12,7 +13,7 @@ from mb_checkpoint import (
     IncompleteCheckpointError,
     TrainStateError,
 )
-from mb_checkpoint.locks import WRITER, reading, writing
+from mb_checkpoint.locks import WRITER, claimed, reading, writing
 from mb_checkpoint.select import select_checkpoint
 from mb_checkpoint.soundness import first_sound, newest_sound
 from mb_checkpoint.train_state import read_train_state
@@ -73,11 +74,36 @@ def test_one_process_at_a_time_saves_below_a_folder_and_says_who_it_is(tmp_path)
         whole.save(root, 10)
         with reading(root / "iter_0000010"):
             refused = rf"{root}: process {os.getpid()} on .* \(runs/a\) saves there"
-            with pytest.raises(CheckpointFolderError, match=refused), writing(root, run="runs/b"):
+            with pytest.raises(CheckpointFolderError, match=refused), writing(root, run="runs/b", patience=0):
                 pass
         (root / WRITER).unlink()
-        with pytest.raises(CheckpointFolderError, match="another process saves"), writing(root, run="b"):
+        with (
+            pytest.raises(CheckpointFolderError, match="another process saves"),
+            writing(root, run="b", patience=0),
+        ):
             pass
     with writing(root, run="runs/b"):
         assert (root / WRITER).is_file()
     assert not (root / WRITER).exists()
+
+
+def test_a_writer_waits_for_one_who_is_about_to_let_go(tmp_path):
+    now, held = [0.0], ExitStack()
+
+    def sleep(seconds):
+        now[0] += seconds
+        if now[0] > 3:
+            held.close()
+
+    held.enter_context(claimed(tmp_path))
+    with writing(tmp_path, run="b", patience=5, clock=lambda: now[0], sleep=sleep):
+        assert 3 < now[0] < 4
+
+
+def test_a_writer_does_not_wait_for_ever(tmp_path):
+    waits = []
+    patience = {"patience": 5, "clock": lambda: sum(waits), "sleep": waits.append}
+    refused = pytest.raises(CheckpointFolderError, match=r"\(runs/a\) saves there")
+    with writing(tmp_path, run="runs/a"), refused, writing(tmp_path, run="runs/b", **patience):
+        pass
+    assert 5 <= sum(waits) < 6

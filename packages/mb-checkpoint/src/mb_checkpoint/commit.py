@@ -133,10 +133,24 @@ def open_staging(root: Path, step: int, *, attempt: str | None = None) -> Path:
 def _remove_leftovers(root: Path) -> None:
     """Remove unfinished saves, half-deleted folders, and replaced folders whose successor is in place."""
     for left in (*root.glob(".saving_iter_*"), *root.glob(".removing_iter_*")):
-        shutil.rmtree(left)
+        remove_folder(left)
     for left in root.glob(".replaced_iter_*"):
         if left.with_name(left.name.removeprefix(".replaced_")).exists():
-            shutil.rmtree(left)
+            remove_folder(left)
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder of which another process may remove parts, or all, at the same time.
+
+    Raises:
+        OSError: Something in it cannot be removed; what is gone already is no error.
+    """
+
+    def unless_gone(_call: object, _name: str, error: BaseException) -> None:
+        if not isinstance(error, FileNotFoundError):
+            raise error
+
+    shutil.rmtree(path, onexc=unless_gone)
 
 
 def commit(root: Path, step: int, staging: Path) -> Path:

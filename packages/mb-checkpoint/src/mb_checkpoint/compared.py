@@ -16,39 +16,49 @@ class Compared:
     A folder that was replaced since is another one: what is remembered is the manifest's own hash.
 
     Args:
-        progress: Told the size of each file that was read.
+        progress: Told each number of bytes read.
     """
 
     def __init__(self, *, progress: Callable[[int], object] = lambda _bytes: None) -> None:
         self._progress = progress
-        self._known: dict[Path, str] = {}
+        self._known: dict[Path, tuple[str, tuple[str, ...]]] = {}
 
     def trust(self, directory: Path) -> None:
         """Take a checkpoint as whole whose files were hashed by whoever calls: just written, or just loaded."""
-        seal = _seal(directory)
-        if seal is not None:
-            self._known[directory.absolute()] = seal
+        self._remember(directory, _seal(directory), [])
+
+    def distrust(self, directory: Path, reason: str) -> None:
+        """Take a checkpoint as damaged that whoever calls has found so."""
+        self._remember(directory, _seal(directory), [reason])
 
     def problems(self, directory: Path, *, contents: bool = True) -> list[str]:
         """Return what is wrong with a checkpoint; nothing for a sound one, and for one that cannot be compared.
 
         Args:
             directory: Its folder.
-            contents: Compare contents; False looks at sizes alone.
+            contents: Compare contents where they are not known; False looks at sizes alone there.
         """
         found = problems_in(directory)
         seal = _seal(directory)
-        if found or not contents or seal is None or self._known.get(directory.absolute()) == seal:
+        known, problems = self._known.get(directory.absolute(), (None, ()))
+        if found or seal is None:
             return found
+        if known == seal:
+            return list(problems)
+        if not contents:
+            return []
         try:
             manifest = read_manifest(directory)
         except (ManifestError, OSError) as error:
             return [str(error)]
         if manifest is not None:
             found = wrong_contents(directory, manifest.files, progress=self._progress)
-        if not found:
-            self._known[directory.absolute()] = seal
+        self._remember(directory, seal, found)
         return found
+
+    def _remember(self, directory: Path, seal: str | None, problems: list[str]) -> None:
+        if seal is not None:
+            self._known[directory.absolute()] = (seal, tuple(problems))
 
 
 def _seal(directory: Path) -> str | None:

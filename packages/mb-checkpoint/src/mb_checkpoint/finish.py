@@ -30,7 +30,8 @@ class FinishJob:
     retain_interval: int | None
     """Multiples of it stay for ever."""
     contents: bool = True
-    """Before old ones go, compare those that stay with their hashes, once in the life of a process, or sizes alone."""
+    """Before old ones go, compare those that stay with their hashes, once in the life of a process; False: where this
+    process does not know them, sizes alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -231,7 +231,7 @@ def verify_checkpoint(
 
     Args:
         path: A folder with `iter_*` folders, or one of these.
-        progress: Told the size of each file that was read.
+        progress: Told each number of bytes read.
 
     Raises:
         CheckpointNotFoundError: There is no checkpoint.

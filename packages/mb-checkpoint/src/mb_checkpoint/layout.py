@@ -54,7 +54,8 @@ def staged_step(path: Path) -> int | None:
 
 def staging_directories(root: Path) -> list[Path]:
     """Return the folders below a root in which a step is written, or was when its process died, by name."""
-    return sorted(path for path in root.glob(f"{_STAGING}iter_*") if path.is_dir())
+    found = root.glob(f"{_STAGING}iter_*")
+    return sorted(path for path in found if path.is_dir() and staged_step(path) is not None)
 
 
 def replaced_directory(root: Path, step: int) -> Path:

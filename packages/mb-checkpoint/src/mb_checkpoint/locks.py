@@ -3,9 +3,11 @@
 import fcntl
 import os
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Literal
 
 from mb_checkpoint.errors import CheckpointFolderError
 
@@ -32,28 +34,41 @@ def reading(directory: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-@contextmanager
-def claimed(directory: Path) -> Iterator[bool]:
-    """Keep new readers out during the block; yield False where a process holds the lock of `reading`.
+Claim = Literal["mine", "taken", "unknown"]
+"""Whose a folder is: ours for now, another process's, or nobody can tell, for the file system knows no locks."""
 
-    True without a lock where the file system knows none.
-    """
+PATIENCE_SECONDS = 10.0
+"""How long a writer waits for a lock: `prune` holds it while it deletes, and what a killed run had started holds it for
+some seconds."""
+NAP_SECONDS = 0.1
+
+
+@contextmanager
+def claimed(directory: Path) -> Iterator[Claim]:
+    """Keep new readers and writers out during the block; yield "taken" where `reading` or `writing` holds the lock."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            free = True
+            claim: Claim = "mine"
         except BlockingIOError:
-            free = False
+            claim = "taken"
         except OSError:
-            free = True
-        yield free
+            claim = "unknown"
+        yield claim
     finally:
         os.close(descriptor)
 
 
 @contextmanager
-def writing(root: Path, *, run: str) -> Iterator[None]:
+def writing(
+    root: Path,
+    *,
+    run: str,
+    patience: float = PATIENCE_SECONDS,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[None]:
     """Be the only one that saves below a folder of checkpoints, which is made, while the block runs.
 
     The lock ends with the block or with the process, however that ends; readers are not kept out. On file systems
@@ -62,22 +77,21 @@ def writing(root: Path, *, run: str) -> Iterator[None]:
     Args:
         root: The folder with trackers and `iter_*` folders.
         run: What people know this process by, such as its run folder.
+        patience: Seconds to wait for one who is about to let go: a deleting `prune`, the children of a killed run.
+        clock: Seconds from any start.
+        sleep: Waits so many seconds.
 
     Raises:
-        CheckpointFolderError: Another process saves there.
+        CheckpointFolderError: Another process saves there, and goes on.
     """
     root.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(root, os.O_RDONLY)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as taken:
+        if not taken(descriptor, patience=patience, clock=clock, sleep=sleep):
             raise CheckpointFolderError(
                 f"checkpoint.save: {root}: {writer_of(root)} saves there, and two would delete each other's unfinished "
                 "checkpoints. Wait until it has ended, or choose another folder with checkpoint.save."
-            ) from taken
-        except OSError:
-            pass  # no locks here
+            )
         with suppress(OSError):
             (root / WRITER).write_text(f"process {os.getpid()} on {socket.gethostname()} ({run})")
         try:
@@ -87,6 +101,31 @@ def writing(root: Path, *, run: str) -> Iterator[None]:
                 (root / WRITER).unlink()
     finally:
         os.close(descriptor)
+
+
+def taken(
+    descriptor: int,
+    *,
+    patience: float = PATIENCE_SECONDS,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> bool:
+    """Lock an open folder for this process alone, and say whether that was possible; also yes where there are no locks.
+
+    Waits `patience` seconds at the most.
+    """
+    until = clock() + patience
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if clock() >= until:
+                return False
+            sleep(NAP_SECONDS)
+        except OSError:
+            return True
+        else:
+            return True
 
 
 def writer_of(root: Path) -> str:

@@ -112,6 +112,7 @@ class DefaultCheckpointManager:
         self._events: CallbackManagerLike | None = None
         self._local: LocalStoreLike | None = None
         self._compared = Compared()
+        self._told: set[tuple[Path, str]] = set()
         self.loaded: LoadedCheckpoint | None = None
 
     def save(
@@ -156,6 +157,8 @@ class DefaultCheckpointManager:
         self.loaded = load_checkpoint(ctx, self._config, local=self._local_store(ctx.pg_collection))
         if self.loaded.path is not None and self._config.verify_integrity:
             self._compared.trust(self.loaded.path)
+        for damaged in self.loaded.passed_over:
+            self._compared.distrust(damaged.path, damaged.reason)
         return self.loaded.step, self.loaded.floating_point_operations_so_far
 
     def finalize_async_saves(
@@ -258,7 +261,9 @@ class DefaultCheckpointManager:
             for path, reason in saved.pruned.kept_back:
                 logger.warning("could not delete the old checkpoint %s: %s", path, reason)
             for path, reason in saved.pruned.damaged:
-                logger.warning("does not count among the checkpoints to keep: %s: %s", path, reason)
+                if (path, reason) not in self._told:  # each save finds it again
+                    logger.warning("does not count among the checkpoints to keep: %s: %s", path, reason)
+                self._told.add((path, reason))
         if self._events is not None:
             self._events.fire("on_checkpoint_save", saved)
 

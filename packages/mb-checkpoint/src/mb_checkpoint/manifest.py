@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from mb_checkpoint.errors import ManifestError
@@ -94,8 +95,8 @@ def read_manifest(directory: Path) -> Manifest | None:
     return decode_manifest(path.read_bytes(), source=str(path)) if path.is_file() else None
 
 
-def hash_file(path: Path, *, name: str) -> FileEntry:
-    """Read a file and return its entry.
+def hash_file(path: Path, *, name: str, progress: Callable[[int], object] = lambda _bytes: None) -> FileEntry:
+    """Read a file and return its entry; `progress` is told each number of bytes read.
 
     Raises:
         OSError: It cannot be read.
@@ -105,6 +106,7 @@ def hash_file(path: Path, *, name: str) -> FileEntry:
         while chunk := stream.read(CHUNK_BYTES):
             digest.update(chunk)
             size += len(chunk)
+            progress(len(chunk))
     return FileEntry(name=name, size=size, sha256=digest.hexdigest())
 
 
@@ -133,15 +135,19 @@ def wrong_contents(
         directory: The checkpoint folder.
         entries: What to compare, all of a manifest or a share of it.
         threads: Files that are read at the same time.
-        progress: Told the size of each file when it is done.
+        progress: Told each number of bytes read, by one thread at a time.
     """
+    turn = Lock()
+
+    def told(count: int) -> None:
+        with turn:
+            progress(count)
 
     def problem(entry: FileEntry) -> str | None:
         try:
-            found = hash_file(directory / entry.name, name=entry.name)
+            found = hash_file(directory / entry.name, name=entry.name, progress=told)
         except OSError as error:
             return f"{entry.name} cannot be read ({error.strerror})"
-        progress(entry.size)
         return None if found == entry else f"{entry.name} differs from the manifest (SHA-256)"
 
     with ThreadPoolExecutor(threads) as pool:

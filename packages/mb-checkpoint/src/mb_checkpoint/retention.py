@@ -1,10 +1,10 @@
 """Which old checkpoints to delete, and deleting them."""
 
-import shutil
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from mb_checkpoint.commit import remove_folder
 from mb_checkpoint.compared import Compared
 from mb_checkpoint.errors import CheckpointNotFoundError
 from mb_checkpoint.layout import staging_directories, steps_in
@@ -104,8 +104,9 @@ def prune(
         dry_run: Delete nothing; `removed` is what would be.
         compared: What is known of them; None: nothing.
         contents: Compare contents; False: sizes alone.
-        unfinished: Delete what saves left that did not end, too, unless a process holds the lock of `locks.writing`.
-            Only where all who save there hold it: else this would delete what they are writing.
+        unfinished: Delete what saves left that did not end, too, unless a process holds the lock of `locks.writing`, or
+            the file system has no locks. Only where all who save there hold it: else this would delete what they
+            are writing.
 
     Raises:
         ValueError: As `steps_to_remove`.
@@ -147,18 +148,25 @@ def prune(
     return Pruned(removed=tuple(removed), kept_back=tuple(resisting), damaged=tuple(damaged))
 
 
+IN_THE_WAY = {
+    "taken": "a process saves there",
+    "unknown": "whether a process saves there cannot be told: this file system has no locks",
+}
+"""Why an unfinished save stays."""
+
+
 def _remove_unfinished(
     root: Path, removed: list[Path], resisting: list[tuple[Path, str]], *, dry_run: bool
 ) -> None:
     """Delete staging folders while nobody can begin to save there."""
-    with claimed(root) as free:
+    with claimed(root) as claim:
         for path in staging_directories(root):
-            if not free:
-                resisting.append((path, "a process saves there"))
+            if claim != "mine":
+                resisting.append((path, IN_THE_WAY[claim]))
                 continue
             try:
                 if not dry_run:
-                    shutil.rmtree(path)
+                    remove_folder(path)
                 removed.append(path)
             except OSError as error:
                 resisting.append((path, str(error)))
@@ -166,9 +174,10 @@ def _remove_unfinished(
 
 def _remove(path: Path, *, dry_run: bool) -> bool:
     hidden = path.with_name(f".removing_{path.name}")
-    with claimed(path) as free:
+    with claimed(path) as claim:
+        free = claim != "taken"  # without locks, readers are not known, and old ones go all the same
         if free and not dry_run:
             path.rename(hidden)
     if free and not dry_run:
-        shutil.rmtree(hidden)
+        remove_folder(hidden)
     return free

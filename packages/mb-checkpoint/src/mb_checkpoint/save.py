@@ -4,7 +4,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
@@ -77,8 +77,8 @@ def save_checkpoint(
         planner: Plans of earlier saves; None plans anew.
         validate: Let Megatron check that the ranks' pieces cover each tensor once.
         clock: Seconds from any start.
-        compared: What this process knows of the checkpoints there, so that each one's contents are compared once before
-            older ones go; None: nothing.
+        compared: What this process knows of the checkpoints there, by which older ones go; None: nothing. Of those that
+            it does not know, sizes alone are compared: the other ranks wait, and reading them whole takes too long.
 
     Raises:
         CheckpointSaveError: Something could not be written. Earlier checkpoints and the trackers are as
@@ -96,7 +96,9 @@ def save_checkpoint(
     rank = dist.get_rank()
     with cleaned_up(save.root, save.step, save.staging):
         on_every_rank(lambda: put_result(save.staging, rank, write_files(save.staging, prepared.files)))
-        finished = on_rank_zero(lambda: finish(job, compared) if job is not None else None)
+        finished = on_rank_zero(
+            lambda: finish(replace(job, contents=False), compared) if job is not None else None
+        )
     return saved(save, finished, seconds=clock() - save.began)
 
 

@@ -25,7 +25,7 @@ def first_sound(
     Args:
         find: Returns what would be read, but for the folders it is told are damaged, with the reason.
         contents: Compare contents with the manifest; False: what `find` looks at is enough.
-        progress: Told the size of each file that was read.
+        progress: Told each number of bytes read.
 
     Raises:
         CheckpointNotFoundError, IncompleteCheckpointError: Whatever `find` raises.

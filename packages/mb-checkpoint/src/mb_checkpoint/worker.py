@@ -6,10 +6,11 @@ import os
 import pickle
 import platform
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from threading import Lock
 
 import torch
 
@@ -101,9 +102,12 @@ def _done(job: Job, memory: Arena, compared: Compared) -> Answer:
         return Answer(failure=f"{type(error).__name__}: {error}")
 
 
-def _counted(memory: Arena) -> Any:
-    def count(size: int) -> None:
-        memory.progress += size
+def _counted(memory: Arena) -> Callable[[int], None]:
+    turn = Lock()
+
+    def count(size: int) -> None:  # called in several threads
+        with turn:
+            memory.progress += size
 
     return count
 

@@ -1,11 +1,13 @@
 """`checkpoint.ckpt_step` holds until the run that began there has saved something newer."""
 
 import json
+import sys
 
 import pytest
 
 from mb_checkpoint import CheckpointConfig
-from mb_trainer.named_step import hold_once, without_named_step
+from mb_trainer.commands.train import typed
+from mb_trainer.named_step import beginning, hold_once
 
 BEGUN = {"event": "resume", "step": 6, "ckpt_step": 6, "load": "run"}
 SAVED = {"event": "save", "step": 9}
@@ -45,13 +47,22 @@ def test_what_was_saved_is_gone_on_from_although_the_step_lies_elsewhere(tmp_pat
     assert left(tmp_path, begun, load="base") == (6, "base")
 
 
+def test_one_place_may_be_written_in_several_ways(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for load in ("./base/", str(tmp_path / "base"), "other/../base"):
+        assert left(tmp_path, BEGUN | {"load": "base"}, SAVED, load=load) == (None, "run")
+        assert beginning(CheckpointConfig(ckpt_step=6, load=load))["load"] == str(tmp_path / "base")
+
+
 def test_weights_to_fine_tune_stay_where_they_are(tmp_path):
     assert left(tmp_path, BEGUN, SAVED, finetune=True) == (6, "run")
     section = CheckpointConfig(load="run", ckpt_step=6)
     assert hold_once(section, events=tmp_path / "none") is None
 
 
-def test_the_command_that_goes_on_does_not_name_the_step():
-    words = ["pretrain", "+checkpoint.ckpt_step=6", "checkpoint.load=base", "train.train_iters=9"]
-    assert without_named_step(words) == ["pretrain", "train.train_iters=9"]
-    assert without_named_step(words[2:]) == words[2:]
+def test_the_command_that_goes_on_is_the_whole_one(monkeypatch):
+    """The step that it names holds as long as nothing newer has been saved."""
+    words = ["pretrain", "checkpoint.ckpt_step=6", "checkpoint.load=my base"]
+    monkeypatch.setattr(sys, "argv", ["/bin/mb", *words])
+    assert typed({}) == "mb pretrain checkpoint.ckpt_step=6 'checkpoint.load=my base'"
+    assert typed({"UV_RUN_RECURSION_DEPTH": "1"}).startswith("uv run mb pretrain")

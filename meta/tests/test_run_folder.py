@@ -1,5 +1,6 @@
 """The run folder: fresh, resumable, complete, or another run."""
 
+import errno
 import json
 
 import pytest
@@ -111,8 +112,17 @@ def test_a_second_trainer_is_kept_out_until_the_first_has_ended(tmp_path):
     with (
         own(RunFolder(tmp_path)),
         pytest.raises(RunFolderError, match="another trainer"),
-        own(RunFolder(tmp_path)),
+        own(RunFolder(tmp_path), patience=0),
     ):
         pass
     with own(RunFolder(tmp_path)):
         pass
+
+
+def test_a_run_folder_without_locks_keeps_nobody_out(tmp_path, monkeypatch):
+    def no_locks(_descriptor, _operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    with own(RunFolder(tmp_path)), own(RunFolder(tmp_path)):
+        assert tmp_path.is_dir()

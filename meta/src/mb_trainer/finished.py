@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from mb_checkpoint import Selection
+from mb_checkpoint.agreement import on_rank_zero
 from mb_checkpoint.soundness import first_sound
 from mb_checkpoint.sources import find_checkpoint, sound_checkpoint
 from mb_trainer.config import CheckpointConfig
@@ -36,8 +37,15 @@ def last_checkpoint(checkpoint: CheckpointConfig, *, steps: int, voice: Voice) -
         return first_sound(find, contents=checkpoint.verify_integrity, progress=note)
 
 
-def last_checkpoint_of_all(checkpoint: CheckpointConfig, *, steps: int) -> Selection | None:
-    """Return what `last_checkpoint` does, on every rank alike; they share the reading. Collective over the world."""
+def last_checkpoint_of_all(
+    checkpoint: CheckpointConfig, *, steps: int, seems_there: bool = True
+) -> Selection | None:
+    """Return what `last_checkpoint` does, on every rank alike; they share the reading. Collective over the world.
+
+    `seems_there` says whether it is worth looking, on rank 0: each rank has seen the folder at a moment of its own.
+    """
+    if not on_rank_zero(lambda: seems_there):
+        return None
     find = at_the_end(checkpoint, steps=steps)
 
     def look(rejected: Mapping[Path, str]) -> tuple[Literal["resumed"], Selection | None]:

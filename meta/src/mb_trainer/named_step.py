@@ -1,7 +1,8 @@
 """The step that a run is told to begin at: `checkpoint.ckpt_step` holds until something newer has been saved."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,15 @@ def beginning(checkpoint: CheckpointConfig) -> dict[str, object]:
     """Return the step that is named and where it lies, for the event with which a run begins; {} if none is."""
     if checkpoint.ckpt_step is None or checkpoint.finetune:
         return {}
-    return {"ckpt_step": checkpoint.ckpt_step, "load": checkpoint.load}
+    return {
+        "ckpt_step": checkpoint.ckpt_step,
+        "load": None if checkpoint.load is None else full(checkpoint.load),
+    }
+
+
+def full(path: str) -> str:
+    """Return a path as it is named from anywhere: ways to write one place are one."""
+    return os.path.abspath(path)  # noqa: PTH100  # pathlib's leaves `..` in
 
 
 def hold_once(checkpoint: CheckpointConfig, *, events: Path) -> str | None:
@@ -48,7 +57,9 @@ def saved_since(named: Mapping[str, object], events: Iterator[Mapping[str, Any]]
     newest: int | None = None
     for row in events:
         if row.get("event") in ("start", "resume") and "ckpt_step" in row:
-            began, newest = {name: row.get(name) for name in ("ckpt_step", "load")}, None
+            load = row.get("load")
+            began = {"ckpt_step": row["ckpt_step"], "load": full(load) if isinstance(load, str) else None}
+            newest = None
         elif (
             row.get("event") == "save" and began == named and int(row["step"]) > int(str(named["ckpt_step"]))
         ):
@@ -88,14 +99,3 @@ def need_step(checkpoint: CheckpointConfig) -> None:
             f"checkpoint.ckpt_step: {load} has no step {step}; steps there: {listed}. Name one of them, or leave it "
             "out to go on from the newest."
         )
-
-
-def without_named_step(words: Sequence[str]) -> list[str]:
-    """Return a command's words without the step to begin at, and then without the place of that, too."""
-    kept = [word for word in words if key_of(word) != "checkpoint.ckpt_step"]
-    return kept if len(kept) == len(words) else [word for word in kept if key_of(word) != "checkpoint.load"]
-
-
-def key_of(word: str) -> str:
-    """Return what a KEY=VALUE word sets."""
-    return word.partition("=")[0].lstrip("+")

@@ -1,6 +1,5 @@
 """The run folder: its files, and whether a run in it is fresh, to be resumed, complete, or another run."""
 
-import fcntl
 import json
 import os
 import tempfile
@@ -14,6 +13,7 @@ from typing import Any, Literal
 import yaml
 
 from mb_checkpoint.layout import steps_in
+from mb_checkpoint.locks import PATIENCE_SECONDS, taken
 from mb_config import Provenance
 from mb_trainer.config import ConfigContainer
 from mb_trainer.weights import take_tokenizer
@@ -215,29 +215,25 @@ def why_unwritable(folder: RunFolder) -> str | None:
 
 
 @contextmanager
-def own(folder: RunFolder) -> Iterator[None]:
+def own(folder: RunFolder, *, patience: float = PATIENCE_SECONDS) -> Iterator[None]:
     """Keep other trainers out of a run folder while the block runs; a process that dies lets go of it.
+
+    What a killed run had started holds it some seconds longer, so this waits `patience` seconds at the most. On file
+    systems without locks on folders nobody is kept out.
 
     Raises:
         RunFolderError: another process is at work in it.
     """
     descriptor = os.open(folder.path, os.O_RDONLY)
     try:
-        take(descriptor, folder)
+        if not taken(descriptor, patience=patience):
+            raise RunFolderError(
+                f"{folder.path}: another trainer is at work in this run folder; two would overwrite each other's "
+                "checkpoints and mix their metrics. Wait until it has ended, or choose another folder with --out."
+            )
         yield
     finally:
         os.close(descriptor)
-
-
-def take(descriptor: int, folder: RunFolder) -> None:
-    """Lock an open folder, or say that it is taken."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as taken:
-        raise RunFolderError(
-            f"{folder.path}: another trainer is at work in this run folder; two would overwrite each other's "
-            "checkpoints and mix their metrics. Wait until it has ended, or choose another folder with --out."
-        ) from taken
 
 
 def place(config: ConfigContainer, folder: RunFolder, provenance: Provenance) -> None:

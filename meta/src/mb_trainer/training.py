@@ -45,10 +45,13 @@ def run(job: Job, *, voice: Voice, callbacks: Sequence[Callback] = ()) -> TrainO
         stack.enter_context(graphs_of_this_process(config))
         ranks = stack.enter_context(arranged(job.world, config, device=device))
         stack.callback(voice.close)
-        if job.standing == "complete":
-            last = last_checkpoint_of_all(config.checkpoint, steps=config.train.train_iters or 0)
-            if last is not None:
-                return say_complete(job, last.path, voice)
+        last = last_checkpoint_of_all(
+            config.checkpoint,
+            steps=config.train.train_iters or 0,
+            seems_there=job.standing == "complete",
+        )
+        if last is not None:
+            return say_complete(job, last.path, voice)
         watch = stack.enter_context(watched(job, voice))
         state = GlobalState(cfg=config, train_state=TrainState(do_train=True))
         CallbackManager(callbacks).fire("on_data_init_start", CallbackContext(state=state, model=[]))

@@ -17,7 +17,6 @@ from mb_trainer.config import ConfigContainer
 from mb_trainer.console import Voice
 from mb_trainer.job import outcome_if_complete, settle_job
 from mb_trainer.job import pretrain as run_pretrain
-from mb_trainer.named_step import without_named_step
 from mb_trainer.ports import asked_port
 from mb_trainer.processes import is_launched
 from mb_trainer.reading import read_request
@@ -80,10 +79,10 @@ RESUME_COMMAND = "MB_RESUME_COMMAND"
 def typed(environment: Mapping[str, str]) -> str:
     """Return the command as the user typed it, with `uv run` where that started it.
 
-    Without the step to begin at: typed again, the command goes on from what has been saved since.
+    A step to begin at stays in it: it holds until something newer has been saved (`named_step.hold_once`).
     """
     before = ["uv", "run"] if "UV_RUN_RECURSION_DEPTH" in environment else []
-    return shlex.join([*before, "mb", *without_named_step(sys.argv[1:])])
+    return shlex.join([*before, "mb", *sys.argv[1:]])
 
 
 def refuse_inside_a_launcher(environment: Mapping[str, str]) -> None:

@@ -56,6 +56,12 @@ def test_what_interrupted_saves_left_is_removed_by_the_next_one(tmp_path):
     assert names(open_staging(tmp_path, 20).parent)[1:2] == ["iter_0000010"]
 
 
+def test_sealing_tells_what_it_reads(tmp_path):
+    (tmp_path / "data").write_bytes(bytes(5))
+    told = []
+    assert seal(tmp_path, Manifest(step=1, files=()), progress=told.append).total_bytes == sum(told) == 5
+
+
 def test_two_who_remove_the_same_folder_are_not_in_each_others_way(tmp_path):
     left = tmp_path / ".removing_iter_0000001"
     for number in range(400):

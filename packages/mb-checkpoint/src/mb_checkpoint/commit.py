@@ -58,13 +58,20 @@ def fsync_path(path: Path) -> None:
         os.close(descriptor)
 
 
-def seal(staging: Path, facts: Manifest, *, written: Sequence[FileEntry] = ()) -> Manifest:
+def seal(
+    staging: Path,
+    facts: Manifest,
+    *,
+    written: Sequence[FileEntry] = (),
+    progress: Callable[[int], object] = lambda _bytes: None,
+) -> Manifest:
     """Force everything in a complete staging folder to the disk and write its manifest; return it.
 
     Args:
         staging: The folder; all its files are there.
         facts: The manifest but for the files.
         written: Files that are hashed and on the disk already; the others are read and hashed here.
+        progress: Told each number of bytes that are read.
     """
     known = {entry.name: entry for entry in written}
     folders = [staging]
@@ -74,7 +81,7 @@ def seal(staging: Path, facts: Manifest, *, written: Sequence[FileEntry] = ()) -
             folders.append(path)
         elif name not in known:
             fsync_path(path)
-            known[name] = hash_file(path, name=name)
+            known[name] = hash_file(path, name=name, progress=progress)
     manifest = replace(facts, files=tuple(known[name] for name in sorted(known)))
     with (staging / MANIFEST).open("wb") as stream:
         stream.write(encode_manifest(manifest))

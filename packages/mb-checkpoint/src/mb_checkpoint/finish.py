@@ -1,5 +1,6 @@
 """The end of a save, when every rank has written its data: index, manifest, commit, and old checkpoints go."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,12 +44,18 @@ class Finished:
     pruned: Pruned
 
 
-def finish(job: FinishJob, compared: Compared | None = None) -> Finished:
+def finish(
+    job: FinishJob,
+    compared: Compared | None = None,
+    *,
+    progress: Callable[[int], object] = lambda _bytes: None,
+) -> Finished:
     """Commit what all ranks have written, then let old ones go. Call it in one process.
 
     Args:
         job: What to finish.
         compared: What this process knows of the checkpoints there, and learns now; None: nothing.
+        progress: Told each number of bytes that are read to be hashed, where another writer wrote them.
 
     Raises:
         OSError: Something could not be written; earlier checkpoints are as before.
@@ -58,7 +65,7 @@ def finish(job: FinishJob, compared: Compared | None = None) -> Finished:
         written = take_results(job.staging, job.world_size)
         FileSystemWriter(job.staging).finish(job.index, [list(each.results) for each in written])
         entries = [entry for each in written for entry in each.files]
-    manifest = seal(job.staging, job.facts, written=entries)
+    manifest = seal(job.staging, job.facts, written=entries, progress=progress)
     path = commit(job.root, job.facts.step, job.staging)
     known = compared or Compared()
     known.trust(path)

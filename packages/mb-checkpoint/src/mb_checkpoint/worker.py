@@ -91,7 +91,7 @@ def serve(connection: Connection, arena: int, settings: WorkerSettings, inherite
 def _done(job: Job, memory: Arena, compared: Compared) -> Answer:
     try:
         if isinstance(job, FinishJob):
-            return Answer(finished=finish(job, compared))
+            return Answer(finished=finish(job, compared, progress=_counted(memory)))
         put_result(
             job.folder,
             job.rank,

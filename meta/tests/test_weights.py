@@ -1,10 +1,18 @@
 """The tokenizer of the weights that a run starts from is the run's."""
 
+import shutil
+from pathlib import Path
+
 import pytest
+import yaml
 
 from mb_checkpoint.layout import iteration_directory
+from mb_data import keep_tokenizer, load_tokenizer, train_bpe
+from mb_trainer.config import TokenizerConfig
+from mb_trainer.planning import tokenizer_entries
 from mb_trainer.reading import read_request
-from mb_trainer.run_folder import RunFolder, place
+from mb_trainer.run_folder import RunFolder, changes_since, place
+from mb_trainer.weights import kept_by_run, where_tokenizer
 
 HUGGING_FACE = "HuggingFaceTokenizer"
 
@@ -19,10 +27,18 @@ def base(tmp_path):
     return tmp_path / "base"
 
 
-def tokenizer(recipe, *words, out):
-    request = read_request([recipe, *words])
+def newest_of(base):
+    return iteration_directory(base / "checkpoints", 200)
+
+
+def placed(*words, out):
+    request = read_request(words)
     place(request.config, RunFolder(out), request.provenance)
-    section = request.config.tokenizer
+    return request
+
+
+def tokenizer(*words, out):
+    section = placed(*words, out=out).config.tokenizer
     return section.tokenizer_type, section.tokenizer_model
 
 
@@ -52,6 +68,101 @@ def test_a_run_that_goes_on_keeps_the_one_that_it_began_with(damage, base, tmp_p
     first, newest = (
         str(iteration_directory(base / "checkpoints", step) / "tokenizer.json") for step in (100, 200)
     )
-    (tmp_path / "run_config.yaml").write_text(f"tokenizer:\n  tokenizer_model: {first}{damage}")
+    began = f"checkpoint: {{pretrained_checkpoint: {base / 'checkpoints'}}}\ntokenizer:\n  tokenizer_model: {first}"
+    (tmp_path / "run_config.yaml").write_text(f"{began}{damage}")
     found = tokenizer("lora_tiny", f"checkpoint.pretrained_checkpoint={base}", out=tmp_path)
     assert found == (HUGGING_FACE, newest if damage else first)
+
+
+@pytest.fixture
+def begun(base, tmp_path):
+    """The words of a run on the newest checkpoint of the base that has saved once, and its folder."""
+    words = ("lora_tiny", f"checkpoint.pretrained_checkpoint={base}", "tokenizer.special_tokens=[new]")
+    out = tmp_path / "run"
+    request, folder = placed(*words, out=out), iteration_directory(out / "checkpoints", 7)
+    train_bpe([Path(__file__)], vocab_size=300, out=newest_of(base) / "tokenizer.json")
+    folder.mkdir(parents=True)
+    for place_of in (out, folder):
+        request.config.to_yaml(place_of / "run_config.yaml")
+    (folder / "train_state.pt").touch()
+    keep_tokenizer(load_tokenizer(request.config.tokenizer), folder)
+    return words, out
+
+
+@pytest.mark.parametrize("left", ["pruned", "emptied"])
+def test_a_run_goes_on_where_the_checkpoint_that_it_began_with_is_gone(left, base, begun):
+    words, out = begun
+    size = tokenizer_entries(placed(*words, out=out).config)
+    if left == "pruned":
+        newest_of(base).rename(iteration_directory(base / "checkpoints", 300))
+    else:
+        shutil.rmtree(base / "checkpoints")
+        (base / "checkpoints").mkdir()
+    again = placed(*words, out=out).config
+    assert changes_since(RunFolder(out), again.to_dict()) == {}
+    own = iteration_directory(out / "checkpoints", 7)
+    assert kept_by_run(again) == own
+    assert where_tokenizer(again) == (
+        f"tokenizer: {newest_of(base)}/tokenizer.json is gone; read as {own} has kept it"
+    )
+    assert tokenizer_entries(again) == size == 301
+
+
+def test_a_run_keeps_its_tokenizer_without_weights_whose_folder_is_gone(base, begun):
+    words, out = begun
+    shutil.rmtree(base)
+    for changed in (["checkpoint.pretrained_checkpoint"], []):
+        again = placed(*words, "checkpoint.pretrained_checkpoint=null", out=out).config
+        assert list(changes_since(RunFolder(out), again.to_dict())) == changed
+        assert kept_by_run(again) == iteration_directory(out / "checkpoints", 7)
+        again.to_yaml(out / "run_config.yaml")
+
+
+def test_a_file_that_is_named_and_missing_is_not_replaced_by_another(begun):
+    words, out = begun
+    there = placed(*words, out=out).config
+    assert (kept_by_run(there), where_tokenizer(there)) == (None, None)
+    other = placed(*words, "tokenizer.tokenizer_model=mistyped.json", out=out).config
+    assert (kept_by_run(other), tokenizer_entries(other)) == (None, None)
+    other = placed(*words, "checkpoint.load=null", out=out).config
+    assert kept_by_run(other) is None
+
+
+def test_a_run_that_has_saved_nothing_begins_anew_with_the_newest(base, begun):
+    words, out = begun
+    shutil.rmtree(out / "checkpoints")
+    newest_of(base).rename(iteration_directory(base / "checkpoints", 300))
+    changed = changes_since(RunFolder(out), placed(*words, out=out).config.to_dict())
+    assert list(changed) == ["tokenizer.tokenizer_model"]
+
+
+def test_other_weights_do_not_change_the_tokenizer_of_a_run_that_goes_on(base, begun, tmp_path):
+    words, out = begun
+    other = iteration_directory(tmp_path / "other", 5)
+    other.mkdir(parents=True)
+    (other / "tokenizer.json").touch()
+    again = placed(*words, f"checkpoint.pretrained_checkpoint={tmp_path / 'other'}", out=out).config
+    assert list(changes_since(RunFolder(out), again.to_dict())) == ["checkpoint.pretrained_checkpoint"]
+
+
+TIKTOKEN = {"tiktoken_pattern": "v1", "vocab_size": 900, "tiktoken_num_special_tokens": 9}
+
+
+@pytest.mark.parametrize(
+    ("file", "kind", "saved"),
+    [
+        ("tokenizer.json", HUGGING_FACE, {"special_tokens": ["<a>"], "vocab_extra_ids": 3}),
+        ("tokenizer.json", HUGGING_FACE, {"tokenizer_hf_no_include_special_tokens": True}),
+        ("tokenizer.model", "SentencePieceTokenizer", {"vocab_extra_ids": 3}),
+        ("tiktoken.json", "TikTokenizer", TIKTOKEN | {"special_tokens": ["<a>"]}),
+    ],
+)
+def test_every_kind_is_taken_with_the_tokens_that_were_added_to_it(file, kind, saved, base, tmp_path):
+    folder = newest_of(base)
+    (folder / "tokenizer.json").rename(folder / file)
+    (folder / "run_config.yaml").write_text(yaml.safe_dump({"tokenizer": saved | {"vocab_file": "gone"}}))
+    words = ["lora_tiny", f"checkpoint.pretrained_checkpoint={base}"]
+    named = {"tokenizer_type": kind, "tokenizer_model": str(folder / file)}
+    assert placed(*words, out=tmp_path).config.tokenizer == TokenizerConfig(**named, **saved)
+    mine = placed(*words, "tokenizer.vocab_extra_ids=7", out=tmp_path).config.tokenizer
+    assert mine == TokenizerConfig(**named, **saved | {"vocab_extra_ids": 7})

@@ -38,6 +38,7 @@ from mb_loop.settings import evaluation_batch
 from mb_loop.world import any_rank
 from mb_trainer.config import ConfigContainer
 from mb_trainer.validation import NamedDataset, as_loop_sets, build_sets, one_set, wants_sets
+from mb_trainer.weights import kept_by_run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +56,8 @@ def build_vocabulary(
     if corpus is not None and config.tokenizer.tokenizer_type is None:
         file = prepare_corpus(corpus, progress=progress).tokenizer
         return Vocabulary(tokenizer=kept_tokenizer(file.parent, config.tokenizer))
-    tokenizer = load_tokenizer(config.tokenizer)
+    kept = kept_by_run(config)
+    tokenizer = load_tokenizer(config.tokenizer) if kept is None else kept_tokenizer(kept, config.tokenizer)
     if corpus is not None:
         tokenize_corpus(corpus, plain(tokenizer), progress=progress)
     return Vocabulary(tokenizer=tokenizer)

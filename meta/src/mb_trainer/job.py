@@ -41,6 +41,7 @@ from mb_trainer.run_folder import (
     standing,
     why_unwritable,
 )
+from mb_trainer.weights import where_tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,7 +223,7 @@ def settle_job(
         unwritable=unwritable,
         resume_command=resume_command,
         beginning=beginning(config.checkpoint),
-        notes=() if note is None else (note,),
+        notes=tuple(line for line in (note, where_tokenizer(config)) if line is not None),
     )
 
 

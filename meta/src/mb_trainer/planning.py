@@ -5,11 +5,12 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from mb_config import Plan, make_plan
-from mb_data import TextCorpusConfig, TokenizerError, load_tokenizer
+from mb_data import TextCorpusConfig, TokenizerError, kept_tokenizer, load_tokenizer
 from mb_data.tokenizer_rules import END_OF_DOCUMENT
 from mb_metrics import FlopsPerToken, UnknownFlopsError, model_flops_per_token
 from mb_models.vocab import padded_vocab_size
 from mb_trainer.config import ConfigContainer
+from mb_trainer.weights import kept_by_run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +88,9 @@ def tokenizer_entries(config: ConfigContainer) -> int | None:
             config.dataset.vocab_size + len({*(section.special_tokens or ())} - own) + section.vocab_extra_ids
         )
     try:
+        kept = kept_by_run(config)
+        if kept is not None:
+            return kept_tokenizer(kept, config.tokenizer).vocab_size
         return load_tokenizer(config.tokenizer).vocab_size
     except (TokenizerError, OSError):
         return None

@@ -36,6 +36,10 @@ class _Manager(LocalCheckpointManager):  # type: ignore[misc,unused-ignore]  # w
 
     failure: Exception | None = None
 
+    def forget(self) -> None:
+        """Begin a save of which nothing has failed yet."""
+        self.failure = None
+
     def _save(self, state_dict: Any, ckpt_id: Any) -> None:
         try:
             super()._save(state_dict, ckpt_id)
@@ -73,7 +77,7 @@ class LocalStore:
             OSError: This rank could not write.
             CheckpointingException: Another one could not.
         """
-        self._manager.failure = None
+        self._manager.forget()
         for left in self._manager.local_ckpt_dir.glob("*.dirty.pt"):
             left.unlink()  # a save that was interrupted; its name would be in the way
         aware, self._distribution = MCoreTensorAwareStateDict.from_state_dict(

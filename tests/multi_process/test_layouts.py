@@ -23,8 +23,8 @@ LAYOUTS = {
     "TP2 PP2": (4, [TP2, PP2]),
     "TP2 DP2": (4, [TP2]),
 }
-CONTAINED = {"DP2", "TP2", "PP2", "TP2 DP2"}
-"""Layouts whose parts are all in another one of the table."""
+CONTAINED = {"DP2", "TP2", "PP2", "TP2 DP2", "TP2 PP2"}
+"""Layouts whose parts are all in others of the table."""
 MOE = [
     "model.num_moe_experts=4",
     "model.moe_token_dispatcher_type=alltoall",

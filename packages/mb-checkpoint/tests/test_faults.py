@@ -10,7 +10,7 @@ import fault_points
 
 ALL = "MB_ALL_FAULTS" in os.environ
 PART = {"1:sync": 61, "1:async": 61, "1:load": 41, "2:sync": 131, "2:async": 131, "2:load": 71}
-FSDP = {"2:fsdp-sync": 61, "2:fsdp-async": 61, "2:fsdp-load": 61} if ALL else {"2:fsdp-sync": 401}
+FSDP = {"2:fsdp-sync": 61, "2:fsdp-async": 61, "2:fsdp-load": 61} if ALL else {"2:fsdp-sync": 211}
 """Under Megatron-FSDP other tensors are planned and the same code writes them; a point costs twenty times as much."""
 
 

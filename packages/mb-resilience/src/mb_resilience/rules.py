@@ -74,6 +74,14 @@ _V071 = Rule(
 )
 
 
+def _no_effect(settings: list[str]) -> str | None:
+    return f"{', '.join(settings)} {'has' if len(settings) == 1 else 'have'} no effect" if settings else None
+
+
+def _nvrx_is_there(wanted: bool, installed: bool) -> str | None:
+    return "nvidia-resiliency-ext is not installed" if wanted and not installed else None
+
+
 def _while_off(rule_id: str, section: str, kind: type, *, switch: str) -> Rule:
     """Warn about fields of a feature that is switched off."""
     path = f"{section}.{switch}"
@@ -85,7 +93,7 @@ def _while_off(rule_id: str, section: str, kind: type, *, switch: str) -> Rule:
             for (name, default), value in zip(defaults.items(), values, strict=True)
             if value != default and not on
         ]
-        return f"{', '.join(changed)} {'has' if len(changed) == 1 else 'have'} no effect" if changed else None
+        return _no_effect(changed)
 
     first = next(iter(defaults))
     return Rule(
@@ -129,9 +137,7 @@ _DETECTOR = (
     Rule(
         id="R32",
         fields=("nvrx_straggler.enabled", "facts.nvidia_resiliency_ext_installed"),
-        test=lambda enabled, installed: (
-            "nvidia-resiliency-ext is not installed" if enabled and not installed else None
-        ),
+        test=_nvrx_is_there,
         why="its detector measures the kernels of each GPU",
         fix="Install it, or set nvrx_straggler.enabled=false; straggler.log_straggler=true does without.",
         fails={"nvrx_straggler.enabled": True, "facts.nvidia_resiliency_ext_installed": False},
@@ -244,7 +250,7 @@ def _idle(factor: float, spiky: bool, kind: str, rate: int) -> str | None:
         )
         if is_idle
     ]
-    return f"{', '.join(idle)} {'has' if len(idle) == 1 else 'have'} no effect" if idle else None
+    return _no_effect(idle)
 
 
 def _fault_can_be(wanted: bool, rank: int | None, delay: float, world_size: int) -> str | None:
@@ -267,16 +273,14 @@ def _idle_faults(
         "simulated_fault_base_delay": (delay, not simulates and delay != default.simulated_fault_base_delay),
     }
     changed = [f"{name}={value!r}" for name, (value, is_idle) in idle.items() if is_idle]
-    return f"{', '.join(changed)} {'has' if len(changed) == 1 else 'have'} no effect" if changed else None
+    return _no_effect(changed)
 
 
 _FAULTS = (
     Rule(
         id="R21",
         fields=("ft.enable_ft_package", "facts.nvidia_resiliency_ext_installed"),
-        test=lambda enabled, installed: (
-            "nvidia-resiliency-ext is not installed" if enabled and not installed else None
-        ),
+        test=_nvrx_is_there,
         why="its launcher monitors the ranks, and ends those that hang",
         fix="Install nvidia-resiliency-ext and start the job with ft_launcher, or set ft.enable_ft_package=false.",
         fails={"ft.enable_ft_package": True, "facts.nvidia_resiliency_ext_installed": False},

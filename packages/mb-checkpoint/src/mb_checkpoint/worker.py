@@ -74,13 +74,14 @@ def serve(connection: Connection, arena: int, settings: WorkerSettings, inherite
         inherited.close()  # else this end would never hear that the other one is gone
     memory = Arena(arena)
     memory.served = True
-    compared = Compared(progress=_counted(memory))
+    count = _counted(memory)
+    compared = Compared(progress=count)
     while True:
         try:
             job: Job = pickle.loads(memory.fetch(connection.recv()))
         except (EOFError, OSError):
             os._exit(0)
-        answer = _done(job, memory, compared)
+        answer = _done(job, memory, compared, count)
         del job
         try:
             connection.send(answer)
@@ -88,14 +89,14 @@ def serve(connection: Connection, arena: int, settings: WorkerSettings, inherite
             os._exit(0)
 
 
-def _done(job: Job, memory: Arena, compared: Compared) -> Answer:
+def _done(job: Job, memory: Arena, compared: Compared, count: Callable[[int], None]) -> Answer:
     try:
         if isinstance(job, FinishJob):
-            return Answer(finished=finish(job, compared, progress=_counted(memory)))
+            return Answer(finished=finish(job, compared, progress=count))
         put_result(
             job.folder,
             job.rank,
-            write_files(job.folder, memory.resolve(job.files), progress=_counted(memory)),
+            write_files(job.folder, memory.resolve(job.files), progress=count),
         )
         return Answer()
     except Exception as error:  # noqa: BLE001  # not swallowed: the training process tells all ranks

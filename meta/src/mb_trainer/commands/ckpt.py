@@ -1,7 +1,5 @@
 """`mb ckpt ls|show|verify|diff|prune`."""
 
-import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
@@ -23,6 +21,7 @@ from mb_checkpoint import (
 from mb_checkpoint import prune as prune_checkpoints
 from mb_checkpoint.layout import is_iteration_directory
 from mb_checkpoint.trackers import check_trackers
+from mb_trainer.commands.answers import answer
 from mb_trainer.commands.errors import reported
 from mb_trainer.console import Voice
 from mb_trainer.run_folder import NoCheckpointError, checkpoints_in
@@ -222,11 +221,6 @@ def prune(folder: Path, *, keep: int, retain_interval: int | None, dry_run: bool
         return 1 if any(reason != "a tracker names it" for _, reason in done.kept_back) else 0
 
     return reported(reading(work))
-
-
-def answer(found: object, as_json: bool, lines: list[str]) -> None:
-    """Print the JSON or the lines."""
-    print(json.dumps(found, indent=1) if as_json else "\n".join(lines), file=sys.stdout)
 
 
 def plain(record: object) -> Any:

@@ -1,6 +1,5 @@
 """`mb data build|index|show|verify|stats`."""
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -19,6 +18,7 @@ from mb_data import (
     load_tokenizer,
 )
 from mb_data.stats import PrefixStats
+from mb_trainer.commands.answers import answer
 from mb_trainer.commands.errors import LaunchError, OutputExistsError, reported
 from mb_trainer.commands.preflight import Target, examine
 from mb_trainer.console import Voice
@@ -114,11 +114,6 @@ def index(
         return 0
 
     return reported(work)
-
-
-def answer(found: object, as_json: bool, lines: Sequence[str]) -> None:
-    """Print the JSON or the lines."""
-    print(json.dumps(found, indent=1) if as_json else "\n".join(lines))
 
 
 def of_data(problem: Problem) -> bool:

@@ -1,6 +1,7 @@
 """What the tests of the mends run on a rank: checkpoints of the distributed optimizer, and uneven exchange."""
 
 import gc
+import inspect
 import weakref
 from contextlib import nullcontext
 from pathlib import Path
@@ -9,16 +10,19 @@ import torch
 from host_gpt import Trainer
 from host_layouts import Layout
 from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.tensor_parallel import (
     gather_from_sequence_parallel_region,
     model_parallel_cuda_manual_seed,
 )
+from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 from megatron.core.transformer.spec_utils import build_module
 from megatron.core.transformer.transformer_config import MLATransformerConfig
 
 from mb_host.layers import host_block_spec
-from mb_host.mends import without
+from mb_host.mends import PATCHES, patch_megatron, without
 
 LAYOUT = Layout(distributed_optimizer=True)
 STEPS = 4
@@ -42,6 +46,30 @@ def resumed(root: str, optimizer_format: str, fault: str | None) -> list[float]:
         trainer = Trainer(LAYOUT, seed=99)
         trainer.load(str(Path(root, optimizer_format)), optimizer_format=optimizer_format)
         return [trainer.step(number) for number in range(STEPS, 2 * STEPS)]
+
+
+def patched_afterwards(root: str, optimizer_format: str) -> list[object]:
+    """Take the patches out of modules that are imported, as on a machine with a GPU that has none, and apply them.
+
+    Return the failure of a resume without them, the names of those that were applied, and the losses with them.
+    """
+    owners = [DistributedOptimizer, MLASelfAttention, DistributedDataParallel]
+    targets = [
+        (owner, name) for owner in owners for name in vars(owner) if hasattr(vars(owner)[name], PATCHES)
+    ]
+    for owner, name in targets:
+        setattr(owner, name, inspect.unwrap(vars(owner)[name], stop=lambda each: not hasattr(each, PATCHES)))
+    try:
+        failure = str(resumed(root, optimizer_format, None))
+    except AssertionError as error:
+        failure = type(error).__name__
+    finally:
+        names = patch_megatron()
+    parallel_state.destroy_model_parallel()
+    patched = [vars(owner)[name] for owner, name in targets]
+    patch_megatron()  # changes nothing
+    assert patched == [vars(owner)[name] for owner, name in targets]
+    return [failure, sorted(names), resumed(root, optimizer_format, None)]
 
 
 def stays(layout: Layout, fault: str | None) -> bool:

@@ -1,15 +1,22 @@
 """Calls of `install`, each in a fork of one process that has imported torch, and what they answered."""
 
+import importlib
 import json
 import multiprocessing
 import sys
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import mb_host
+from mb_host.mends import PATCHES
 from mb_host.rank_messages import RankOrders
 from mb_host.rank_server_main import refusal
+from mb_host.reproducibility import VECTOR_MATH, call, fix_sums_by_index, read_arithmetic
 
 
 def plain() -> list:
@@ -56,7 +63,132 @@ def with_gpu_forked() -> list:
     return [refusal(RankOrders(rank=0, world_size=1, imports=(), **here))]
 
 
-CALLS = (plain, with_gpu, forced, after_megatron, unknown_mend, with_gpu_forked)
+def with_gpu_packages() -> list:
+    """Install with Transformer Engine on the path, which needs CUDA when it is imported."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "transformer_engine").mkdir()
+        Path(folder, "transformer_engine", "__init__.py").write_text("raise OSError('libcuda.so.1')")
+        sys.path.insert(0, folder)
+        sys.modules["apex"] = sys.modules["apex.optimizers"] = ModuleType("apex")
+        mb_host.install()
+        return [
+            find_spec("transformer_engine"),
+            *(tried(name) for name in ("transformer_engine.pytorch", "apex.optimizers")),
+        ]
+
+
+def tried(name: str) -> str:
+    try:
+        return str(importlib.import_module(name))
+    except ImportError as error:
+        return type(error).__name__
+
+
+def left_with_gpu() -> list:
+    pretend_gpu()
+    sys.modules["apex"] = ModuleType("apex")
+    mb_host.install()
+    return [tried("apex").startswith("<module")]
+
+
+OPTIMIZER = """
+HAVE_APEX_OR_TE = {have}
+class DistributedOptimizer:
+    def state_dict(self): ...
+    def load_state_dict(self): ...
+    def _set_main_param_and_optimizer_states(self): ...
+"""
+DISPATCHER = """
+def maybe_move_tensor_to_cpu(tensor): ...
+"""
+
+
+def patched_with_gpu(have: bool = False) -> list:
+    """Install on a machine with a GPU; return the patches of the functions of a stand-in for Megatron."""
+    pretend_gpu()
+    with tempfile.TemporaryDirectory() as folder:
+        for module, text in (
+            ("optimizer/distrib_optimizer.py", OPTIMIZER.format(have=have)),
+            ("transformer/moe/moe_utils.py", DISPATCHER),
+        ):
+            file = Path(folder, "megatron", "core", module)
+            file.parent.mkdir(parents=True)
+            file.write_text(text)
+            for parent in file.relative_to(folder).parents[:-1]:
+                Path(folder, parent, "__init__.py").touch()
+        sys.path.insert(0, folder)
+        mb_host.install()
+        optimizer = importlib.import_module("megatron.core.optimizer.distrib_optimizer").DistributedOptimizer
+        dispatcher = importlib.import_module("megatron.core.transformer.moe.moe_utils")
+    functions = [vars(optimizer)[name] for name in vars(optimizer) if not name.startswith("__")]
+    return [getattr(each, PATCHES, ()) for each in (*functions, dispatcher.maybe_move_tensor_to_cpu)]
+
+
+def patched_with_gpu_and_apex() -> list:
+    return patched_with_gpu(have=True)
+
+
+class Operations(TorchDispatchMode):
+    """Names of the operations that run, with the most elements of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements: dict[str, int] = {}
+
+    def __torch_dispatch__(self, function, _types, arguments=(), options=None):
+        result = function(*arguments, **(options or {}))
+        name = function.__name__.partition(".")[0]
+        self.elements[name] = max(self.elements.get(name, 0), result.numel())
+        return result
+
+
+def arithmetic_with_gpu() -> dict:
+    pretend_gpu()
+    return arithmetic()
+
+
+def arithmetic() -> dict:
+    call("omp_set_dynamic", 1)
+    before = read_arithmetic().dynamic
+    with Operations() as seen:
+        mb_host.install()
+    after = read_arithmetic()
+    return {
+        "dynamic": [before, after.dynamic],
+        "vector math": [seen.elements.get(name) == 1 for name in VECTOR_MATH],
+        "team": [after.threads, after.team],
+    }
+
+
+def sums_by_index() -> list:
+    """Return the mode of torch's deterministic algorithms with one thread, with two, and where it is strict already."""
+    modes = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        fix_sums_by_index()
+        modes.append(torch.get_deterministic_debug_mode())
+    indices, rows = torch.arange(20_000) % 50, torch.rand(20_000, 64)
+    sums = [torch.zeros(50, 64).index_put_((indices,), rows, accumulate=True) for _ in range(4)]
+    torch.use_deterministic_algorithms(True)
+    fix_sums_by_index()
+    return [*modes, torch.get_deterministic_debug_mode(), all(torch.equal(sums[0], each) for each in sums)]
+
+
+CALLS = (
+    arithmetic,
+    arithmetic_with_gpu,
+    sums_by_index,
+    with_gpu_packages,
+    left_with_gpu,
+    plain,
+    with_gpu,
+    forced,
+    after_megatron,
+    unknown_mend,
+    patched_with_gpu,
+    patched_with_gpu_and_apex,
+    with_gpu_forked,
+)
 
 
 def main() -> None:

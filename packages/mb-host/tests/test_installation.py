@@ -12,7 +12,13 @@ import pytest
 def run(script: str) -> subprocess.CompletedProcess:
     """Run a script that sees this folder's modules and no GPU."""
     script = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n{script}"
-    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    env = {
+        **os.environ,
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+        # torch's own warning where nvidia-resiliency-ext, which requires pynvml, is installed as well
+        "PYTHONWARNINGS": "ignore:The pynvml package is deprecated:FutureWarning",
+    }
     return subprocess.run(
         [sys.executable, "-c", script], env=env, capture_output=True, text=True, check=False
     )
@@ -37,6 +43,34 @@ def test_with_a_gpu_no_rank_is_forked(answers):
 
 def test_with_a_gpu_the_host_stands_in_by_force(answers):
     assert answers["forced"] == [True, "force=True, so the host stands in for CUDA", False, False]
+
+
+def test_without_a_gpu_packages_of_gpu_kernels_are_not_imported(answers):
+    assert answers["with_gpu_packages"] == [None, "ModuleNotFoundError", "ModuleNotFoundError"]
+    assert answers["left_with_gpu"] == [True]
+
+
+def test_with_a_gpu_megatron_is_patched_for_optimizers_of_torch_alone(answers):
+    assert answers["patched_with_gpu"] == [
+        ["primed_optimizer_state"],
+        ["own_step_tensors"],
+        ["step_kept_out", "load_without_grad"],
+        [],
+    ]
+    assert answers["patched_with_gpu_and_apex"] == [[], [], [], []]
+
+
+@pytest.mark.parametrize("machine", ["arithmetic", "arithmetic_with_gpu"])
+def test_threads_and_kernels_are_fixed_before_any_parallel_region(answers, machine):
+    found = answers[machine]
+    assert found["dynamic"] == [True, False]
+    assert all(found["vector math"])
+    assert found["team"] == [1, 1]
+
+
+def test_several_threads_add_by_index_in_a_fixed_order(answers):
+    off, warns, raises = 0, 1, 2
+    assert answers["sums_by_index"] == [off, warns, raises, True]
 
 
 def test_after_megatron_it_is_too_late(answers):

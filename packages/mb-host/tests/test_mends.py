@@ -7,7 +7,7 @@ import pytest
 from host_layouts import Layout
 
 from mb_host import RankFailedError, function_in
-from mb_host.mends import ALL_MENDS, callbacks, without
+from mb_host.mends import ALL_MENDS, ANY_DEVICE, callbacks, without
 
 FAULTS = Path(__file__).parent / "host_faults.py"
 FORMATS = ["fully_reshardable", "dp_reshardable"]
@@ -45,6 +45,16 @@ def test_one_step_tensor_for_all_parameters_drifts(saved, one_rank):
 def test_the_other_faults_refuse_to_load(saved, one_rank, fault, optimizer_format, error):
     with pytest.raises(RankFailedError, match=error):
         one_rank.run(function_in(FAULTS, "resumed"), saved[0], optimizer_format, fault)
+
+
+def test_where_there_is_a_gpu_a_resume_needs_the_patches_too(saved, one_rank):
+    folder, losses = saved
+    [answer] = one_rank.run(function_in(FAULTS, "patched_afterwards"), folder, FORMATS[0])
+    assert answer == ["AssertionError", sorted(ANY_DEVICE), losses]
+
+
+def test_what_a_machine_with_a_gpu_does_not_need():
+    assert sorted({*ALL_MENDS} - {*ANY_DEVICE}) == ["host_lists", "uneven_gather", "uneven_scatter"]
 
 
 def test_every_mend_has_a_target():

@@ -10,31 +10,22 @@
 [0, 1]
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from mb_host import _lazy
 
 if TYPE_CHECKING:
     from mb_host.function_reference import function_in as function_in
     from mb_host.installation import HostReport as HostReport
     from mb_host.installation import MegatronAlreadyImportedError as MegatronAlreadyImportedError
     from mb_host.installation import install as install
+    from mb_host.mends import patch_megatron as patch_megatron
     from mb_host.notices import quiet as quiet
     from mb_host.outcomes import RankFailedError as RankFailedError
     from mb_host.outcomes import RankTimeoutError as RankTimeoutError
     from mb_host.ranks import RankPool as RankPool
     from mb_host.ranks import run_ranks as run_ranks
 
-__all__ = [
-    "HostReport",
-    "MegatronAlreadyImportedError",
-    "RankFailedError",
-    "RankPool",
-    "RankTimeoutError",
-    "function_in",
-    "install",
-    "quiet",
-    "run_ranks",
-]
 _HOMES = {
     "HostReport": "installation",
     "MegatronAlreadyImportedError": "installation",
@@ -43,12 +34,15 @@ _HOMES = {
     "RankTimeoutError": "outcomes",
     "function_in": "function_reference",
     "install": "installation",
+    "patch_megatron": "mends",
     "quiet": "notices",
     "run_ranks": "ranks",
 }
 
 
 def __getattr__(name: str) -> object:
-    if name in _HOMES:
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _lazy.resolve(__name__, _HOMES, name)
+
+
+def __dir__() -> list[str]:
+    return _lazy.public_names(globals(), _HOMES)

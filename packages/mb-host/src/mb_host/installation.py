@@ -12,10 +12,12 @@ from mb_host.compile import replace_compile
 from mb_host.device import replace_device
 from mb_host.fsdp import STAND_INS as FSDP_STAND_INS
 from mb_host.fsdp import replace_meshes
+from mb_host.gpu_packages import hide_packages
 from mb_host.kernels import STAND_INS
-from mb_host.mends import ALL_MENDS, callbacks
+from mb_host.mends import ALL_MENDS, callbacks, patch_megatron
 from mb_host.notices import quiet as silence_notices
 from mb_host.random import replace_random
+from mb_host.reproducibility import fix_arithmetic
 from mb_host.streams import replace_streams
 from mb_host.tensors import replace_tensors
 
@@ -43,14 +45,19 @@ def install(*, force: bool = False, quiet: bool = True, mends: Iterable[str] = A
     """Make the host stand in for CUDA in this process, and say whether it does.
 
     To be called before `megatron` is imported, at the top of a module rather than under a main guard, so that
-    spawned children do it too. Without effect where there is a GPU. A second call changes nothing and returns the
-    first call's report.
+    spawned children do it too. Where there is a GPU, torch is left as it is, and `patch_megatron` applies those patches
+    of Megatron Core that do not depend on a missing GPU. A second call changes nothing and returns the first call's
+    report. Packages of GPU kernels (`mb_host.gpu_packages.GPU_PACKAGES`) can no longer be imported: where
+    Transformer Engine is installed without a GPU, Megatron takes torch's optimizers and the host's layers.
+    Arithmetic on the CPU becomes reproducible, as `mb_host.reproducibility.fix_arithmetic` says, also where there is a
+    GPU: an optimizer may be offloaded to the CPU.
 
     Args:
         force: Use the host although there is a GPU; `torch.cuda.is_available()` then says False.
         quiet: Also silence the `NOTICES` of `mb_host.notices`.
         mends: Names of the faults of Megatron Core to mend, out of `mb_host.mends.ALL_MENDS`. Each is mended when
-            Megatron's module is imported; Megatron need not be there.
+            Megatron's module is imported; Megatron need not be there. Where there is a GPU: those of them that are in
+            `mb_host.mends.ANY_DEVICE`.
 
     Raises:
         MegatronAlreadyImportedError: `megatron.core` is loaded already.
@@ -58,8 +65,11 @@ def install(*, force: bool = False, quiet: bool = True, mends: Iterable[str] = A
     """
     if _reports:
         return _reports[0]
-    after_import = AfterImport({**callbacks(tuple(mends)), **STAND_INS, **FSDP_STAND_INS, **BRIDGE_STAND_INS})
+    chosen = tuple(mends)
+    after_import = AfterImport({**callbacks(chosen), **STAND_INS, **FSDP_STAND_INS, **BRIDGE_STAND_INS})
     if torch.cuda.is_available() and not force:
+        patch_megatron(chosen)
+        fix_arithmetic()
         report = HostReport(
             active=False, reason=f"a GPU is there ({torch.cuda.get_device_name()}), so torch is left as it is"
         )
@@ -71,7 +81,9 @@ def install(*, force: bool = False, quiet: bool = True, mends: Iterable[str] = A
     else:
         if quiet:
             silence_notices()
+        hide_packages()
         _replace_torch()
+        fix_arithmetic()
         sys.meta_path.insert(0, after_import)
         there = "force=True" if force else "no GPU is there"
         report = HostReport(active=True, reason=f"{there}, so the host stands in for CUDA")

@@ -1,11 +1,17 @@
-"""Faults of Megatron Core that show on a host, each mended by one function of this file.
+"""Faults of Megatron Core, each mended by one function of this file.
 
 The first four are in how `DistributedOptimizer` loads a checkpoint when neither Transformer Engine nor Apex is
 installed: it was written for their FusedAdam, which keeps one step per parameter group and whose state the loader
 allocates; torch's AdamW keeps a step tensor per parameter and makes its state at the first step.
+
+What a patch depends on decides where it is applied. A patch with `host_only` replaces what only gloo or tensors on the
+CPU need, and is applied where the host stands in for CUDA. Every other patch is applied on a machine with a GPU, too;
+`needed` is evaluated when Megatron's module is there, so that the patches of the optimizer depend on which packages can
+be imported, not on the device.
 """
 
 import functools
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +21,8 @@ from types import ModuleType
 from typing import Any
 
 import torch
+
+from mb_host.after_import import AfterImport
 
 Function = Callable[..., Any]
 
@@ -27,6 +35,8 @@ class Mend:
     module: str
     target: str
     needed: Callable[[ModuleType], bool]
+    host_only: bool = False
+    """Whether the patch concerns gloo or tensors on the CPU, and is left out where there is a GPU."""
 
     @property
     def name(self) -> str:
@@ -207,6 +217,7 @@ def _of_exchange(wrap: Callable[[Function], Function], *, target: str) -> Mend:
         module="megatron.core.tensor_parallel.mappings",
         target=target,
         needed=lambda module: True,
+        host_only=True,
     )
 
 
@@ -220,6 +231,7 @@ MENDS: tuple[Mend, ...] = (
         module="megatron.core.transformer.moe.moe_utils",
         target="maybe_move_tensor_to_cpu",
         needed=lambda module: True,
+        host_only=True,
     ),
     Mend(
         wrap=rotated_keys,
@@ -237,6 +249,8 @@ MENDS: tuple[Mend, ...] = (
     _of_exchange(uneven_scatter, target="_reduce_scatter_along_first_dim"),
 )
 ALL_MENDS: tuple[str, ...] = tuple(mend.name for mend in MENDS)
+ANY_DEVICE: tuple[str, ...] = tuple(mend.name for mend in MENDS if not mend.host_only)
+"""Names of the patches that are applied on a machine with a GPU, too."""
 
 _left_out: ContextVar[frozenset[str]] = ContextVar("mends left out", default=frozenset())
 
@@ -270,6 +284,29 @@ def check_names(names: Iterable[str]) -> None:
         )
 
 
+def patch_megatron(names: Iterable[str] = ANY_DEVICE) -> tuple[str, ...]:
+    """Apply patches to Megatron Core, whether or not there is a GPU; return their names.
+
+    `install` calls this function where there is a GPU. A module that is imported already is patched at once, another
+    right after its import. torch is not changed. A second call does nothing.
+
+    Args:
+        names: Names out of `ANY_DEVICE`; those of `ALL_MENDS` that a machine with a GPU does not need are left out.
+
+    Raises:
+        ValueError: There is no patch of that name.
+    """
+    wanted = set(names)
+    check_names(wanted)
+    chosen = tuple(name for name in ANY_DEVICE if name in wanted)
+    pending = callbacks(chosen)
+    for module in [name for name in pending if name in sys.modules]:
+        pending.pop(module)(sys.modules[module])
+    if pending:
+        sys.meta_path.insert(0, AfterImport(pending))
+    return chosen
+
+
 def callbacks(names: Iterable[str]) -> dict[str, Callable[[ModuleType], None]]:
     """Return, by name of a Megatron module, what puts the mends called `names` into that module."""
     check_names(names)
@@ -282,10 +319,15 @@ def callbacks(names: Iterable[str]) -> dict[str, Callable[[ModuleType], None]]:
 
 def _put(module: ModuleType, *, mends: Sequence[Mend]) -> None:
     for mend in mends:
-        if mend.needed(module):
-            *path, name = mend.target.split(".")
-            owner = functools.reduce(getattr, path, module)
-            setattr(owner, name, _switched(mend, original=getattr(owner, name)))
+        *path, name = mend.target.split(".")
+        owner = functools.reduce(getattr, path, module)
+        original = getattr(owner, name)
+        if mend.name not in getattr(original, PATCHES, ()) and mend.needed(module):
+            setattr(owner, name, _switched(mend, original=original))
+
+
+PATCHES = "mb_host_patches"
+"""Attribute of a patched function: the names of its patches."""
 
 
 def _switched(mend: Mend, *, original: Function) -> Function:
@@ -295,4 +337,5 @@ def _switched(mend: Mend, *, original: Function) -> Function:
     def call(*args: Any, **kwargs: Any) -> Any:
         return (original if mend.name in _left_out.get() else mended)(*args, **kwargs)
 
+    setattr(call, PATCHES, (*getattr(original, PATCHES, ()), mend.name))
     return call

@@ -1,0 +1,51 @@
+"""Packages of GPU kernels, which a machine without a GPU may have installed: a container's login node, for example.
+
+Megatron Core uses such a package wherever it can be imported. Without a GPU its import fails with an error other than
+ImportError, or its optimizers and layers fail in the first step.
+"""
+
+import sys
+from collections.abc import Iterable, MutableMapping
+from types import ModuleType
+from typing import cast
+
+GPU_PACKAGES = (
+    "transformer_engine",
+    "transformer_engine_torch",
+    "apex",
+    "amp_C",
+    "fused_layer_norm_cuda",
+    "fused_weight_gradient_mlp_cuda",
+    "flash_attn",
+    "flash_attn_3",
+    "flashattn_hopper",
+    "flash_mla",
+    "flashinfer",
+    "mamba_ssm",
+    "causal_conv1d",
+    "fla",
+    "grouped_gemm",
+    "deep_ep",
+    "hybrid_ep_cpp",
+)
+"""Top-level modules whose kernels run on a GPU alone and that Megatron Core tries to import."""
+
+
+def hide_packages(
+    names: Iterable[str] = GPU_PACKAGES, *, modules: MutableMapping[str, ModuleType | None] | None = None
+) -> None:
+    """Make the import of packages fail with ModuleNotFoundError in this process, as if they were not installed.
+
+    None in `sys.modules` is Python's own mark for that; `importlib.util.find_spec` returns None for it, too. Modules of
+    such a package that are loaded already stay valid where they are referenced, and cannot be imported again.
+
+    Args:
+        names: top-level names.
+        modules: the table of loaded modules; None: `sys.modules`.
+    """
+    loaded_modules = cast("MutableMapping[str, ModuleType | None]", sys.modules)
+    table = loaded_modules if modules is None else modules
+    hidden = set(names)
+    loaded = {name for name in table if name.partition(".")[0] in hidden}
+    for name in hidden | loaded:
+        table[name] = None

@@ -1,0 +1,28 @@
+"""Conditions of arithmetic on the CPU: read, and judged."""
+
+from dataclasses import replace
+
+from mb_host.reproducibility import mkl_version, processor_name, read_arithmetic, why_not_reproducible
+
+
+def test_conditions_name_the_variable_that_sets_the_threads():
+    assert read_arithmetic({}).threads_requested == "not set"
+    asked = {"OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "2"}
+    assert read_arithmetic(asked).threads_requested == "MKL_NUM_THREADS=2, OMP_NUM_THREADS=3"
+    assert read_arithmetic({}).as_text()["MKL"] == mkl_version()
+
+
+def test_threads_that_may_change_are_a_reason():
+    fixed = replace(read_arithmetic({}), threads=4, team=4, dynamic=False)
+    assert why_not_reproducible(fixed) == ()
+    assert why_not_reproducible(replace(fixed, team=None)) == ()
+    dynamic, limited = why_not_reproducible(replace(fixed, dynamic=True, team=3))
+    assert dynamic.startswith("OMP_DYNAMIC: OpenMP chooses the number of threads by the load")
+    assert limited.startswith("OMP_THREAD_LIMIT: a parallel region received 3 of 4 threads")
+
+
+def test_a_processor_that_the_system_does_not_describe_is_its_architecture(tmp_path):
+    (tmp_path / "cpuinfo").write_text("processor : 0\nmodel name : Some CPU @ 2 GHz\n")
+    (tmp_path / "other").write_text("Features : fp\n")
+    assert processor_name(tmp_path / "cpuinfo") == "Some CPU @ 2 GHz"
+    assert processor_name(tmp_path / "missing") == processor_name(tmp_path / "other")

@@ -71,7 +71,9 @@ def make():
             "tokenizer": None,
             "checkpoint": None,
         }
-        return Config(**{**parts, **sections})
+        values = {**parts, **sections}
+        kind = Config if isinstance(values["model"], Model) else ConfigContainer  # which takes any model
+        return kind(**values)
 
     return build
 

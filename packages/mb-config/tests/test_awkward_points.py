@@ -41,10 +41,12 @@ def test_v203_a_horizon_beside_another_one_is_refused_not_overwritten(make):
     ]
 
 
-def test_v203_a_fraction_gives_whole_sequences():
+@pytest.mark.parametrize(
+    ("fraction", "warmup"), [(0.1, 0.1 * 21), (1 / 3, 7), (0.99, 0.99 * 21), (1.0, 20)], ids=str
+)
+def test_v203_a_fraction_of_the_horizon_is_not_rounded(fraction, warmup):
     train = TrainingConfig(train_iters=7, global_batch_size=3)
-    steps = scheduler_steps(train, SchedulerConfig(lr_warmup_fraction=0.1))
-    assert (steps.lr_warmup_steps, type(steps.lr_warmup_steps)) == (2, int)
+    assert scheduler_steps(train, SchedulerConfig(lr_warmup_fraction=fraction)).lr_warmup_steps == warmup
 
 
 def test_v203_the_horizon_of_a_growing_batch_is_what_the_steps_consume():

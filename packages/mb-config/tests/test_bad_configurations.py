@@ -178,7 +178,17 @@ TABLE = [
     ({"ddp.bucket_size": -5}, {"V050d"}, {"ddp.bucket_size": None}),
     ({"ddp.overlap_param_gather": True}, {"PG03", "PG04", "V144"}, {"ddp.overlap_param_gather": False}),
     ({"ddp.num_buckets": 4, "ddp.bucket_size": 1000}, {"V050b"}, {"ddp.bucket_size": None}),
-    ({"ddp.reuse_grad_buf_for_mxfp8_param_ag": True}, {"V050"}, {"ddp.fp8_param_gather": True}),
+    (
+        {"ddp.reuse_grad_buf_for_mxfp8_param_ag": True},
+        {"V050"},
+        {"ddp.fp8_param_gather": True, "dist.use_torch_fsdp2": True},
+    ),
+    ({"model.fp8": "hybrid", "model.fp8_param": True}, {"V122b"}, {"dist.use_megatron_fsdp": True}),
+    (
+        {"ddp.fp8_param_gather": True},
+        {"V122b"},
+        {"ddp.use_distributed_optimizer": True, "optimizer.use_distributed_optimizer": True},
+    ),
     (
         {
             "ddp.nccl_ub": True,
@@ -187,6 +197,15 @@ TABLE = [
         },
         {"V050c"},
         {"facts.torch_version": "2.11.0"},
+    ),
+    (
+        {
+            "ddp.nccl_ub": True,
+            "facts.torch_version": "2.9.1+cu130",
+            "facts.env": {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64, expandable_segments: True"},
+        },
+        {"V050c"},
+        {"facts.env": {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64, expandable_segments:False"}},
     ),
     ({"dist.use_decentralized_pg": True}, {"V134"}, {"dist.use_gloo_process_groups": False}),
     (
@@ -304,6 +323,17 @@ TABLE = [
         {"validation.validation_set_names": ["a", "a"], "validation.multiple_validation_sets": True},
         {"TR10"},
         {"validation.validation_set_names": ["a", "b"]},
+    ),
+    # what a machine has
+    (
+        {TP: 16, "facts.world_size": 16, "facts.gpus_per_node": 8, "model.num_attention_heads": 16},
+        {"H04"},
+        {"facts.gpus_per_node": 72},
+    ),
+    (
+        {"facts.local_world_size": 4, "facts.gpus_per_node": 1},
+        {"H05"},
+        {"dist.external_gpu_device_mapping": True},
     ),
     # what nothing reads
     ({"train.gpu_sniff_test_interval": 10}, {"I03"}, {"train.gpu_sniff_test_interval": None}),

@@ -42,9 +42,50 @@ def test_problems_are_printed_and_the_code_is_one(run):
     assert (code, out.split(":")[0]) == (1, "error V242")
 
 
+@pytest.mark.parametrize("world", [(), ("--world-size", "2")])
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [
+        (("ddp.use_distributed_optimizer=true", "optimizer.use_distributed_optimizer=false"), "V143"),
+        (("train.eval_iters=5", "validation.eval_iters=7"), "V139d"),
+        (("mixed_precision=bf16_mixed", "optimizer.bf16=false"), "V017"),
+    ],
+    ids=["wrapper", "evaluation", "precision"],
+)
+def test_settings_that_resolving_rejects_are_errors(run, words, rule, world):
+    code, out, err = run("check", *words, *world)
+    assert (code, [line.split(":")[0] for line in out.splitlines()]) == (1, [f"error {rule}"])
+    assert err.startswith("1 errors, 0 warnings")
+
+
+def test_sections_that_are_not_in_the_file_conflict_with_nothing(tmp_path, capsys):
+    file = tmp_path / "part.yaml"
+    file.write_text("ddp: {use_distributed_optimizer: true}\noptimizer: {use_distributed_optimizer: false}\n")
+    assert main(["check", str(file)]) == 1
+    assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == ["error V143"]
+    file.write_text("ddp: {use_distributed_optimizer: true}\n")
+    assert main(["check", str(file)]) == 0
+
+
 def test_another_machine_may_be_named(run):
     code, out, _ = run("check", "mixed_precision=bf16_with_nvfp4_mixed", "--gpu", "h100", "--te", "2.6")
     assert (code, [line.split(":")[0] for line in out.splitlines()]) == (1, ["error H02", "error V016"])
+
+
+@pytest.mark.parametrize(("name", "nearest"), [("h10", "h100"), ("NVIDIA H1000", "h100"), ("gb20", "gb200")])
+def test_an_unknown_gpu_is_named_once_with_the_option_and_its_neighbours(run, capsys, name, nearest):
+    with pytest.raises(SystemExit, match="2"):
+        run("check", "--gpu", name)
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert message.count("--gpu") == message.count(repr(name)) == 1
+    assert message.startswith(f"mb-config check: error: argument --gpu: {name!r} is not a known GPU")
+    assert nearest in message
+
+
+def test_a_slice_of_a_gpu_is_not_the_gpu(run, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        run("check", "--gpu", "NVIDIA H100 80GB HBM3 MIG 1g.10gb")
+    assert "is not a known GPU" in capsys.readouterr().err
 
 
 def test_a_version_that_is_none_cannot_be_read(run, capsys):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mb_config import (
@@ -20,10 +20,12 @@ from mb_config import (
     TrainingConfig,
     UnknownKeyError,
     WrongTypeError,
+    apply_overrides,
     from_dict,
     given_fields,
     to_dict,
 )
+from mb_config.codec import listed_targets
 from mb_config.yaml_file import read_yaml
 
 
@@ -71,6 +73,7 @@ def test_reading_remembers_what_was_given():
     assert given_fields(from_dict(TrainingConfig, {"train_iters": None})) == {"train_iters"}
 
 
+@settings(deadline=None)
 @given(
     st.builds(
         OptimizerConfig,
@@ -135,7 +138,7 @@ def test_a_subclass_needs_to_be_in_the_allow_list(make, kinds):
 
     assert type(load(make, kinds, {"_target_": "my.Own"}, **{"my.Own": Own})) is Own
     with pytest.raises(
-        TargetError, match=r"dataset._target_: 'my.Own' is not allowed; allowed are MockData, TextData"
+        TargetError, match=r"dataset._target_: 'my.Own' is not allowed\. Allowed is one of MockData, TextData"
     ):
         load(make, kinds, {"_target_": "my.Own"})
 
@@ -144,6 +147,33 @@ def test_a_subclass_needs_to_be_in_the_allow_list(make, kinds):
 def test_a_file_cannot_name_a_function(make, kinds, section):
     with pytest.raises(TargetError, match=r"'os.system' is not allowed"):
         kinds["Config"].from_dict({**make().to_dict(), section: {"_target_": "os.system"}})
+
+
+@pytest.mark.parametrize("target", [[1], 1, {"a": 1}, True])
+def test_a_target_that_is_no_text_is_an_error_with_its_path(make, kinds, target):
+    with pytest.raises(TargetError, match=r"^dataset"):
+        load(make, kinds, {"_target_": target})
+
+
+def test_the_nearest_classes_come_first(make, kinds):
+    with pytest.raises(
+        TargetError, match=r"not allowed\. Did you mean MockData\? Allowed is one of MockData, Text"
+    ):
+        load(make, kinds, {"_target_": "my.MokData"})
+
+
+def test_a_long_list_of_classes_is_cut():
+    names = [f"a.Class{number:02}" for number in range(30)]
+    assert listed_targets(names).endswith("a.Class07 and 22 more")
+    assert listed_targets(["a.B", "B"]) == "one of B"
+
+
+def test_a_field_of_another_class_of_the_section_names_that_class(make, kinds):
+    config = kinds["Config"].from_dict(
+        {**make().to_dict(), "dataset": {"_target_": "MockData", "seq_length": 3}}
+    )
+    with pytest.raises(UnknownKeyError, match=r"only TextData has it\. Write _target_: TextData in dataset$"):
+        apply_overrides(config, ["dataset.paths=[a]"])
 
 
 def test_a_choice_of_classes_needs_a_target(make, kinds):

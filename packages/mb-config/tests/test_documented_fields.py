@@ -18,6 +18,7 @@ CONTAINER = DOCUMENTED.pop("ConfigContainer")
 DIFFERENCES = {
     "DistributedInitConfig.local_rank": "0 until the trainer sets it: building a section reads no environment",
     "DistributedDataParallelConfig.suggested_communication_unit_size": "null is its default, so null is allowed",
+    "SchedulerConfig.lr_warmup_steps": "may be a fraction, as Megatron-Bridge computes it from lr_warmup_fraction",
     "OptimizerConfig.timers": "says what the callable returns",
     "OptimizerConfigOverrideProviderContext.model": "Any: the section needs no Megatron to be imported",
 }

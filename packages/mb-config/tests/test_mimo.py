@@ -57,9 +57,11 @@ def test_doing_it_again_changes_nothing(mimo):
     assert mimo == after
 
 
-@pytest.mark.parametrize("section", ["mixed_precision", "comm_overlap"])
-def test_what_belongs_to_the_modules_is_refused(mimo, section):
-    setattr(mimo, section, "bf16_mixed")
+@pytest.mark.parametrize(
+    ("section", "value"), [("mixed_precision", "bf16_mixed"), ("comm_overlap", Modules())]
+)
+def test_what_belongs_to_the_modules_is_refused(mimo, section, value):
+    setattr(mimo, section, value)
     with pytest.raises(ConfigError, match=r"V224.*several modules"):
         mimo_runtime_config_update(mimo)
 

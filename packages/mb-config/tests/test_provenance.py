@@ -94,6 +94,6 @@ def test_a_model_that_is_a_mapping_is_resolved_as_well(make):
 def test_a_key_of_a_mapping_is_the_users(make):
     config = make(model={"num_layers": 2, "bf16": False}, mixed_precision="bf16_mixed")
     with pytest.raises(
-        ConfigError, match=r"model.bf16: is False, but the precision recipe bf16_mixed wants True"
+        ConfigError, match=r"model.bf16: is false, but the precision recipe bf16_mixed sets true"
     ):
         runtime_config_update(config, world_size=1)

@@ -211,7 +211,7 @@ def test_the_users_no_wins_over_a_recipes_yes(make):
 def test_two_wishes_for_one_switch_are_a_conflict(make):
     ddp = DistributedDataParallelConfig(use_distributed_optimizer=False)
     config = make(ddp=ddp, optimizer=OptimizerConfig(lr=1e-3, use_distributed_optimizer=True))
-    with pytest.raises(ConfigError, match=r"V143.*ddp.use_distributed_optimizer: is False"):
+    with pytest.raises(ConfigError, match=r"V143.*ddp.use_distributed_optimizer: is false"):
         runtime_config_update(config, world_size=1)
 
 

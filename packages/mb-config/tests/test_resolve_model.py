@@ -14,6 +14,7 @@ def experts(kinds):
         deterministic_mode: bool = False
         moe_token_dispatcher_type: str = "flex"
         moe_flex_dispatcher_backend: str | None = None
+        cuda_graph_impl: str = "none"
 
     return Experts
 
@@ -53,3 +54,52 @@ def test_settings_against_a_deterministic_run_are_refused():
         "and Transformer Engine then pick kernels that add in changing order. Unset that variable: resolving sets it "
         "to a value that fits."
     ]
+
+
+GROWING = {"PYTORCH_ALLOC_CONF": "backend:native, expandable_segments: True"}
+
+
+@pytest.fixture
+def graphs(make, experts):
+    """Build a configuration with graphs of layers, and resolve it with facts; return its variables and the changes."""
+
+    def resolve(facts, *, kind="transformer_engine", **env_vars):
+        config = make(model=experts(cuda_graph_impl=kind), env_vars=env_vars)
+        changes = runtime_config_update(config, world_size=1, facts=facts, rules=())
+        return config.env_vars, [str(change) for change in changes if change.rule == "V152b"]
+
+    return resolve
+
+
+def test_graphs_of_layers_in_buffers_that_grow_are_not_registered_with_nccl(graphs):
+    assert graphs({"env": GROWING}) == (
+        {"NCCL_GRAPH_REGISTER": "0"},
+        [
+            "env_vars.NCCL_GRAPH_REGISTER: None -> 0 (V152b: NCCL must not register captured buffers that grow "
+            "(PYTORCH_ALLOC_CONF=backend:native, expandable_segments: True))"
+        ],
+    )
+    assert graphs({}, PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True")[0]["NCCL_GRAPH_REGISTER"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("facts", "kind"),
+    [
+        ({"env": {"PYTORCH_ALLOC_CONF": "expandable_segments:False"}}, "transformer_engine"),
+        ({"env": {**GROWING, "NCCL_GRAPH_REGISTER": "1"}}, "transformer_engine"),
+        ({"env": GROWING, "cpu": True}, "transformer_engine"),
+        ({"env": GROWING}, "full_iteration"),
+    ],
+)
+def test_other_runs_leave_the_registration_to_nccl(graphs, facts, kind):
+    assert graphs(facts, kind=kind) == ({}, [])
+
+
+def test_a_registration_that_the_user_asks_for_is_refused():
+    env = {**GROWING, "NCCL_GRAPH_REGISTER": "1"}
+    model = {"cuda_graph_impl": "transformer_engine"}
+    (problem,) = check({"model": model}, RULES, facts={"env": env})
+    assert str(problem).startswith(
+        "model.cuda_graph_impl: is transformer_engine with PYTORCH_ALLOC_CONF=backend:native, expandable_segments: "
+        "True and NCCL_GRAPH_REGISTER=1, because NCCL would register"
+    )

@@ -1,15 +1,18 @@
 """No secret is printed or saved in clear, and what a masked one means when it is read back."""
 
 import json
+import time
 
 import pytest
 
 from mb_config import (
     Change,
+    ManyReadErrors,
     MaskedValueError,
     OverrideError,
     Provenance,
     RNGConfig,
+    UnknownKeyError,
     WrongTypeError,
     apply_overrides,
     apply_yaml,
@@ -32,6 +35,10 @@ CLEAR = "c0ffee-in-clear"
         ("WANDB_API_KEY", "x"),
         ("AWS_SECRET_ACCESS_KEY", "x"),
         ("db_password", 1234),
+        ("DB_PASS_2", "x"),
+        ("PGPASSWORD", "x"),
+        ("SESSION_COOKIE", 7),
+        ("SLACK_WEBHOOK", "https://hooks.example/T0"),
         ("note", "hf_abcdefghijklmnopqrstuvwxyz"),
         ("note", "ghp_abcdefghijklmnopqrst"),
         ("uri", "postgres://me:pass@host/db"),
@@ -72,6 +79,30 @@ def test_free_text():
         f"cannot read logger.comet_api_key={MASK} x=1"
     )
     assert masked_text(f"'api_key={MASK}': is wrong") == f"'api_key={MASK}': is wrong"
+
+
+@pytest.mark.parametrize("pattern", ["x", "x.", "a1", "://a:", "x= ", "a='", "http://a:b", " ", "=", "-+."])
+def test_the_time_of_hiding_grows_with_the_length(pattern):
+    """A text of 100,000 characters takes less than a second, whatever it repeats."""
+    text = pattern * (100_000 // len(pattern))
+    started = time.process_time()
+    masked_text(text)
+    masked("name", text)
+    assert time.process_time() - started < 1
+
+
+def test_a_password_is_hidden_whatever_stands_before_the_address():
+    for scheme in ("http", "1http", "xhttp", "s3+http", "(http"):
+        assert masked_text(f"see {scheme}://me:pass@host") == f"see {scheme}://me:{MASK}@host"
+
+
+def test_long_values_are_cut_in_messages():
+    error = WrongTypeError("x" * 5_000, "int", path="train.train_iters")
+    assert len(str(error)) < 300
+    assert "4,800 more characters" in str(error)
+    assert len(str(UnknownKeyError("no such field", path="y" * 5_000))) < 300
+    several = ManyReadErrors([error, error])
+    assert str(several) == f"{error}\n{error}"
 
 
 @pytest.fixture

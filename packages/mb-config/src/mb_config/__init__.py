@@ -12,10 +12,12 @@
 V242 8 is no multiple of 6 (micro batch 3 x data parallel 2)
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from mb_config import _lazy
+
 if TYPE_CHECKING:
+    from mb_config._gpu_names import UnknownGpuError as UnknownGpuError
     from mb_config.codec import from_dict as from_dict
     from mb_config.codec import to_dict as to_dict
     from mb_config.container import ConfigContainer as ConfigContainer
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
     from mb_config.resolve import mimo_runtime_config_update as mimo_runtime_config_update
     from mb_config.resolve import runtime_config_update as runtime_config_update
     from mb_config.rules import RULES as RULES
+    from mb_config.rules.hardware import gpu_short_name as gpu_short_name
     from mb_config.rules.rule import Rule as Rule
     from mb_config.schedule import SchedulerSteps as SchedulerSteps
     from mb_config.schedule import learning_rate as learning_rate
@@ -98,6 +101,8 @@ _HOMES = {
     "DistributedDataParallelConfig": "sections.ddp",
     "DistributedInitConfig": "sections.startup",
     "GPU_MEMORY": "plan.gpus",
+    "UnknownGpuError": "_gpu_names",
+    "gpu_short_name": "rules.hardware",
     "GpuMemory": "plan.gpus",
     "ManyReadErrors": "errors",
     "MaskedValueError": "errors",
@@ -153,10 +158,11 @@ _HOMES = {
     "to_axes": "variations",
     "to_dict": "codec",
 }
-__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> object:
-    if name in _HOMES:
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _lazy.resolve(__name__, _HOMES, name)
+
+
+def __dir__() -> list[str]:
+    return _lazy.public_names(globals(), _HOMES)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from types import SimpleNamespace
 
+from mb_config._gpu_names import UnknownGpuError
 from mb_config.display import show
 from mb_config.errors import ConfigReadError
 from mb_config.explaining import explain
@@ -21,6 +22,8 @@ from mb_config.plain import PlainConfig, read_plain
 from mb_config.problems import ConfigError
 from mb_config.resolve import runtime_config_update
 from mb_config.rules import RULES
+from mb_config.rules.hardware import gpu_short_name
+from mb_config.shell_line import without_dashes
 
 _EXAMPLES = """examples:
   mb-config check run.yaml train.global_batch_size=64 --world-size 8
@@ -36,7 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options, rest = parser.parse_known_args(arguments)
     if any(text.startswith("-") or options.command == "explain" for text in rest):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        line = without_dashes(rest)
+        advice = "" if line is None else f"; an override has no dashes in front: write {line}"
+        parser.error(f"unrecognized arguments: {' '.join(rest)}{advice}")
     commands = {"check": _check, "show": _show, "explain": _explain}
     try:
         if options.command != "explain":
@@ -60,7 +65,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     checking = commands.add_parser("check", help="report every problem of a file")
     checking.add_argument("--world-size", type=int, metavar="N", help="number of processes to check for")
-    checking.add_argument("--gpu", metavar="NAME", help="short name of the GPUs to check for, such as h100")
+    checking.add_argument(
+        "--gpu", metavar="NAME", type=_gpu, help="GPUs to check for: h100, or a name that nvidia-smi prints"
+    )
     checking.add_argument(
         "--te", metavar="VERSION", type=_version, help="version of Transformer Engine to check for"
     )
@@ -85,6 +92,13 @@ def _version(text: str) -> str:
     return text
 
 
+def _gpu(text: str) -> str:
+    try:
+        return gpu_short_name(text, field="--gpu")
+    except UnknownGpuError as error:
+        raise argparse.ArgumentTypeError(str(error).removeprefix("--gpu: ")) from error  # argparse names it
+
+
 def _check(options: argparse.Namespace) -> int:
     plain = read_plain(options.file, options.overrides)
     facts = known_facts(
@@ -107,7 +121,9 @@ def _check(options: argparse.Namespace) -> int:
 def _show(options: argparse.Namespace) -> int:
     plain = read_plain(options.file, options.overrides)
     if options.world_size is not None:
-        runtime_config_update(plain.config, world_size=options.world_size, provenance=plain.provenance)
+        runtime_config_update(
+            plain.config, world_size=options.world_size, provenance=plain.provenance, rules=()
+        )
     if options.non_default:
         print(non_default_values(SimpleNamespace(**plain.sections())))
     else:

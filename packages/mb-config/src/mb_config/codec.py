@@ -6,8 +6,9 @@ anything, and names no path: so the data is walked first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from difflib import get_close_matches
 from enum import Enum
 from pathlib import PurePath
 from types import MappingProxyType
@@ -25,6 +26,7 @@ from mb_config.errors import (
 )
 from mb_config.field_types import dataclasses_of, fit, hints, is_open, options
 from mb_config.masking import is_masked, leaf, masked
+from mb_config.message_text import cut_repr
 from mb_config.names import unknown_key
 from mb_config.nesting import refuse_deep
 from mb_config.section import given_fields, set_given
@@ -158,11 +160,17 @@ class Reader:
         allowed |= {cls.__name__: cls for cls in candidates} | dict(self.targets)
         if name is None and (cls := only_fitting(candidates, data)) is not None:
             return cls
+        fitting = [name for name, cls in allowed.items() if not candidates or issubclass(cls, candidates)]
         if name is None:
-            raise TargetError(f"needs {TARGET}, one of {', '.join(sorted(allowed))}", path=path)
+            raise TargetError(f"needs {TARGET}, {listed_targets(fitting)}", path=path)
+        if not isinstance(name, str):
+            raise TargetError(f"expected a class's name, not {cut_repr(name)}", path=join(path, TARGET))
         if name not in allowed:
+            nearest = nearest_targets(name, fitting)
+            hint = f" Did you mean {' or '.join(nearest)}?" if nearest else ""
             raise TargetError(
-                f"{name!r} is not allowed; allowed are {', '.join(sorted(allowed))}", path=join(path, TARGET)
+                f"{cut_repr(masked(TARGET, name))} is not allowed.{hint} Allowed is {listed_targets(fitting)}.",
+                path=join(path, TARGET),
             )
         cls = allowed[name]
         if candidates and not issubclass(cls, candidates):
@@ -177,6 +185,30 @@ class Reader:
 
     def _nested(self, data: Mapping[str, Any], candidates: tuple[type, ...], path: str) -> object:
         return self.build(self.target(data, candidates, path=path), data, path=path)
+
+
+LISTED_TARGETS = 8
+"""Classes that a message lists."""
+
+
+def listed_targets(names: Iterable[str]) -> str:
+    """Return the classes by their bare names where these are unique, at most `LISTED_TARGETS` of them."""
+    shown = _bare_names(names)
+    rest = len(shown) - LISTED_TARGETS
+    return f"one of {', '.join(shown[:LISTED_TARGETS])}" + (f" and {rest} more" if rest > 0 else "")
+
+
+def nearest_targets(name: str, names: Iterable[str]) -> list[str]:
+    """Return at most two classes whose name is like `name`."""
+    by_last = {shown.rpartition(".")[2]: shown for shown in _bare_names(names)}
+    wanted = name.rpartition(".")[2][:100]
+    return [by_last[found] for found in get_close_matches(wanted, by_last, n=2, cutoff=0.6)]
+
+
+def _bare_names(names: Iterable[str]) -> list[str]:
+    """Return each class once: its bare name where that is allowed, its dotted name otherwise."""
+    every = set(names)
+    return sorted(name for name in every if "." not in name or name.rpartition(".")[2] not in every)
 
 
 def only_fitting(candidates: tuple[type, ...], data: Mapping[str, Any]) -> type | None:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 from mb_config.codec import NO_TARGETS, Reader, from_dict, to_dict
-from mb_config.errors import raise_all
+from mb_config.errors import ConfigReadError, raise_all
 from mb_config.facts import known_facts
+from mb_config.message_text import cut_repr
 from mb_config.non_defaults import non_default_values
-from mb_config.problems import NOTHING, ConfigError, Problem, RuleLike, check, value_at
+from mb_config.problems import NOTHING, ConfigError, Problem, RuleLike, value_at
 from mb_config.provenance import Provenance
 from mb_config.rules import RULES
 from mb_config.rules.parallelism import SIZES, data_parallel_size
 from mb_config.section import Section
+from mb_config.section_types import check_config
 from mb_config.sections.ddp import DistributedDataParallelConfig
 from mb_config.sections.optimizer import OptimizerConfig
 from mb_config.sections.optimizer_overrides import OptimizerConfigOverrideProvider
@@ -27,6 +30,18 @@ from mb_config.sections.training import TrainingConfig, ValidationConfig
 from mb_config.yaml_file import dump_yaml, read_yaml
 
 T = TypeVar("T", bound="ConfigContainer")
+
+
+def world_size_of_environment(environment: Mapping[str, str] | None = None) -> int:
+    """Return WORLD_SIZE of the environment, as torchrun sets it; 1 without it.
+
+    Raises:
+        ConfigReadError: it is no positive number.
+    """
+    text = (os.environ if environment is None else environment).get("WORLD_SIZE", "1")
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise ConfigReadError(f"WORLD_SIZE: is {cut_repr(text)}, no number of processes. Pass world_size.")
+    return int(text)
 
 
 @dataclass(kw_only=True)
@@ -185,7 +200,7 @@ class ConfigContainer(Section):
         gpu: str | None = None,
         provenance: Provenance | None = None,
     ) -> list[Problem]:
-        """Every problem, without changing anything. Nothing is asked of this machine.
+        """Every problem, also values of a wrong type, without changing anything. Nothing is asked of this machine.
 
         Args:
             rules: What to apply.
@@ -198,7 +213,7 @@ class ConfigContainer(Section):
         facts = known_facts(
             world_size=world_size, env=env, env_vars=self.env_vars, versions=versions, gpu=gpu
         )
-        return check(self.sections(), rules, facts=facts, provenance=provenance)
+        return check_config(self, rules, sections=self.sections(), facts=facts, provenance=provenance)
 
     def validate(
         self,
@@ -235,12 +250,20 @@ class ConfigContainer(Section):
             raise ConfigError(self.check(rules, world_size=world_size))
         return size
 
-    def set_data_parallel_size(self, world_size: int) -> None:
+    def installed_rules(self) -> Iterable[RuleLike]:
+        """Return the rules that `runtime_config_update` applies. A subclass adds those of other packages."""
+        return RULES
+
+    def set_data_parallel_size(self, world_size: int | None = None) -> None:
         """Set `data_parallel_size`, and the one of `comm_overlap` where it has one.
+
+        Args:
+            world_size: Number of processes; None: the environment's WORLD_SIZE, which torchrun sets, or 1.
 
         Raises:
             ConfigError: the sizes do not divide the world (V030).
         """
-        self.data_parallel_size = self.get_data_parallel_size(world_size)
+        processes = world_size_of_environment() if world_size is None else world_size
+        self.data_parallel_size = self.get_data_parallel_size(processes)
         if hasattr(self.comm_overlap, "data_parallel_size"):
             self.comm_overlap.data_parallel_size = self.data_parallel_size

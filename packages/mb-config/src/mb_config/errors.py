@@ -5,23 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mb_config.masking import leaf, masked, masked_text
+from mb_config.message_text import MESSAGE, cut, cut_repr
 
 
 class ConfigReadError(ValueError):
     """Base of all errors of reading. `path` is the field, `errors` are the parts when there were several.
 
-    No message holds a secret in clear, as far as one can be told by its name or looks.
+    No message holds a secret in clear, as far as its name or looks show that it is one. Long values are cut.
     """
 
     def __init__(self, message: str, *, path: str = "", origin: str = "") -> None:
         self.path = path
         self.origin = origin
-        self.message = masked_text(message)
+        self.message = cut(masked_text(message), MESSAGE)
         self.errors: tuple[ConfigReadError, ...] = (self,)
         super().__init__(self.message)
 
     def __str__(self) -> str:
-        return ": ".join(part for part in (self.origin, self.path, self.message) if part)
+        return ": ".join(part for part in (self.origin, cut(self.path), self.message) if part)
 
 
 class ConfigKeyError(ConfigReadError):
@@ -51,7 +52,7 @@ class WrongTypeError(ConfigReadError, TypeError):
 
     def __init__(self, value: object, expected: str, *, path: str, origin: str = "") -> None:
         shown = masked(leaf(path), value)
-        super().__init__(f"expected {expected}, not {shown!r}", path=path, origin=origin)
+        super().__init__(f"expected {expected}, not {cut_repr(shown)}", path=path, origin=origin)
         self.value = shown
         self.expected = expected
 
@@ -90,7 +91,9 @@ class ManyReadErrors(ConfigReadError):
     """Several errors of reading at once, in `errors`."""
 
     def __init__(self, errors: Sequence[ConfigReadError]) -> None:
-        super().__init__("\n".join(str(error) for error in errors))
+        super().__init__(f"{len(errors)} errors")
+        self.message = "\n".join(str(error) for error in errors)
+        self.args = (self.message,)
         self.errors = tuple(errors)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,6 +11,10 @@ from hydra.errors import HydraException
 
 from mb_config.errors import OverrideError
 from mb_config.masking import masked_text
+from mb_config.message_text import cut, cut_repr
+from mb_config.shell_line import as_text
+
+_PATH = re.compile(r"[+~]{0,2}\w+(\.\w+)*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,35 +42,86 @@ class Override:
         return ".".join(self.keys)
 
 
+class Letters:
+    """Stand-ins for letters outside ASCII, which Hydra's grammar takes in quoted texts only.
+
+    Each becomes a word of ASCII letters and digits that the text does not contain otherwise. What cannot be printed
+    stays, and is refused outside of quotes.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._mark = "zu"
+        while self._mark in text:
+            self._mark += "u"
+        path, sign, value = text.partition("=")
+        self.encoded = path + sign + "".join(map(self._encode, value))
+
+    def _encode(self, letter: str) -> str:
+        return letter if letter.isascii() or not letter.isprintable() else f"{self._mark}{ord(letter)}z"
+
+    def decode(self, text: str) -> str:
+        """Return a text with its letters."""
+        return re.sub(rf"{self._mark}(\d+)z", lambda found: chr(int(found[1])), text)
+
+    def decode_all(self, value: Any) -> Any:
+        """Return a value with the letters of all texts in it."""
+        if isinstance(value, str):
+            return self.decode(value)
+        if isinstance(value, list):
+            return [self.decode_all(item) for item in value]
+        if isinstance(value, dict):
+            return {self.decode_all(key): self.decode_all(item) for key, item in value.items()}
+        return value
+
+
 def parse_override(text: str) -> Override:
     """Parse one override.
 
     Raises:
         OverrideError: no override, a sweep over several values, or a Hydra group.
     """
+    letters = Letters(text)
     try:
-        parsed = OverridesParser.create().parse_override(text)
+        parsed = OverridesParser.create().parse_override(letters.encoded)
     except (
         HydraException,
         ValueError,
     ) as error:  # Python refuses integers of thousands of digits with the latter
         shown = masked_text(text)
-        reason = str(error).splitlines()[0] if shown == text else "its value is no value in Hydra's grammar"
-        raise OverrideError(f"cannot read the override {shown!r}: {reason}; write section.field=value") from (
-            error if shown == text else None
+        reason = (
+            letters.decode(str(error)).splitlines()[0]
+            if shown == text
+            else "its value is no value in Hydra's grammar"
         )
+        raise OverrideError(
+            f"cannot read the override {cut_repr(shown)}: {cut(reason)}. Write {_working(text, shown)}"
+        ) from (error if shown == text else None)
     if parsed.is_sweep_override():
-        text = masked_text(text)
-        raise OverrideError(f"{text!r} gives several values; one run takes one", path=parsed.key_or_group)
+        shown = masked_text(text)
+        advice = f" As one text: {_working(text, shown)}" if shown == text else ""
+        raise OverrideError(
+            f"{cut_repr(shown)} gives several values; one run takes one.{advice}", path=parsed.key_or_group
+        )
     if parsed.package is not None or "/" in parsed.key_or_group:
-        raise OverrideError(f"{text!r} names a Hydra group; write section.field=value")
+        raise OverrideError(f"{cut_repr(masked_text(text))} names a Hydra group; write section.field=value")
+    if not all(parsed.key_or_group.split(".")):
+        raise OverrideError(f"{cut_repr(masked_text(text))} names no field; write section.field=value")
     name = parsed.type.name
     kinds: dict[str, Literal["change", "add", "force", "delete"]]
     kinds = {"CHANGE": "change", "ADD": "add", "FORCE_ADD": "force", "DEL": "delete"}
     return Override(
         kind=kinds[name],
         keys=tuple(parsed.key_or_group.split(".")),
-        value=parsed.value(),
+        value=letters.decode_all(parsed.value()),
         text=text.partition("=")[2].strip(),
         has_value="=" in text,
     )
+
+
+def _working(text: str, shown: str) -> str:
+    """Return an override that sets the field to the text that was given, if that is what is meant."""
+    path, sign, value = text.partition("=")
+    plain = (
+        _PATH.fullmatch(path) is not None and bool(sign) and not value.startswith(("'", '"', "[", "{", "("))
+    )
+    return cut(as_text(path, value)) if plain and shown == text else "section.field=value"

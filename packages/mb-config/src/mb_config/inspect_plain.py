@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 
+from mb_config.merging import merge_problems
 from mb_config.plain import PlainConfig
+from mb_config.plan.errors import PlanError
+from mb_config.plan.shape import smallest_world
 from mb_config.problems import ConfigError, Problem, RuleLike, check
 from mb_config.provenance import Provenance
 from mb_config.resolve import Change, runtime_config_update
@@ -34,34 +37,37 @@ def inspect_plain(
     Args:
         plain: As `read_plain` returns it. Overlap is the affair of another package: it is not set up.
         rules: Asked twice; the second time `facts.resolved` is true.
-        facts: What rules may ask; resolving needs `world_size`.
+        facts: What rules may ask. Without `world_size`, resolving is tried with the fewest processes that hold the
+            model, only to find settings that exclude each other.
     """
     asked = check(plain.sections(), rules, facts=facts, provenance=plain.provenance)
     world_size = facts.get("world_size")
-    if not isinstance(world_size, int):
-        return PlainFindings(problems=asked, changes=(), unresolved="the number of processes is not known")
-    if not plain.resolves():
-        missing = "a section that it starts from is not in the file"
-        return PlainFindings(problems=asked, changes=(), unresolved=missing)
     config, provenance = deepcopy(plain.config), Provenance(dict(plain.provenance.origins))
+    unresolved = ""
+    if not isinstance(world_size, int):
+        unresolved = "the number of processes is not known"
+    elif not plain.resolves():
+        unresolved = "a section that it starts from is not in the file"
     try:
-        changes = runtime_config_update(config, world_size=world_size, provenance=provenance, facts=facts)
+        size = world_size if isinstance(world_size, int) else smallest_world(config.model)
+        changes = runtime_config_update(config, world_size=size, provenance=provenance, facts=facts, rules=())
+    except PlanError:
+        return PlainFindings(problems=asked, changes=(), unresolved=unresolved)
     except ConfigError as error:
-        problems = [*asked, *_new(error.problems, asked)]
-        return PlainFindings(problems=problems, changes=(), unresolved="wishes exclude each other")
+        if unresolved:
+            found = [problem for problem in error.problems if _reads_only(problem, plain.sections())]
+        else:
+            found = list(error.problems)
+        unresolved = unresolved or "settings exclude each other"
+        return PlainFindings(problems=merge_problems(asked, found), changes=(), unresolved=unresolved)
+    if unresolved:
+        return PlainFindings(problems=asked, changes=(), unresolved=unresolved)
     resolved = {name: getattr(config, name) for name in plain.sections()}
     later = check(resolved, rules, facts={**facts, "resolved": True}, provenance=provenance)
     errors = [problem for problem in later if problem.severity == "error"]
-    return PlainFindings(problems=[*asked, *_new(errors, asked)], changes=changes, unresolved="")
+    return PlainFindings(problems=merge_problems(asked, errors), changes=changes, unresolved="")
 
 
-def _new(later: Iterable[Problem], asked: Sequence[Problem]) -> list[Problem]:
-    """What was not said already, and does not only follow from a value that is refused."""
-    seen = {problem.id for problem in asked}
-    refused = any(problem.severity == "error" for problem in asked)
-    return [
-        problem
-        for problem in later
-        if problem.id not in seen
-        and not (refused and problem.origin.get(problem.fields[0], "").startswith("resolve"))
-    ]
+def _reads_only(problem: Problem, sections: Mapping[str, object]) -> bool:
+    """Return True if a problem follows from sections that are in the file, for any number of processes."""
+    return all(path.partition(".")[0] in sections for path in problem.fields)

@@ -17,22 +17,31 @@ _TEXT = re.compile(rf"(^|[_.-])({_SURE}|token|pat|key)$", re.IGNORECASE)
 _PUBLIC = re.compile(
     r"(^|_)((bos|cls|eod|eos|image|mask|pad|sep|stop|unk)_token|(json|sort|text)_key)$", re.IGNORECASE
 )
+_VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+|[A-Z]*PASSWORD")
+"""A name as environment variables have them, of at least two words."""
+_WORDS = {"AUTH", "COOKIE", "CREDENTIAL", "CREDENTIALS", "KEY", "PASS", "PASSWD", "PASSPHRASE", "PASSWORD"}
+_WORDS |= {"PAT", "PWD", "SECRET", "TOKEN", "WEBHOOK"}
+_LOCATION = frozenset({"DIR", "FILE", "FOLDER", "PATH"})
+"""Last words of variables that say where a secret is, not what it is."""
 _LOOKS = re.compile(
     r"^(hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}"
     r"|wandb_v\d_\w{16,}|local-[0-9a-f]{40}|nvapi-[\w-]{16,}|A(KIA|SIA)[A-Z0-9]{12,}|xox[abprs]-[\w-]{10,}"
     r"|Bearer\s+\S+|eyJ[\w-]+\.eyJ[\w-]+\.[\w-]+|-----BEGIN [A-Z ]*PRIVATE KEY-----.*)$",
     re.DOTALL,
 )
-_ADDRESS = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://[^/@\s:]*):[^/@\s]+@")
-_ASSIGNED = re.compile(r"(?P<name>[\w.-]+)(?P<sign>\s*=\s*)(?P<value>'[^']*'|\"[^\"]*\"|[^\s,}]+)")
+_ADDRESS = re.compile(r"(?P<user>(?<=[A-Za-z0-9+.-])://[^/@\s:]*):[^/@\s]+@")
+"""Anchored at "://", and the next one at the start of a name: each text is searched in time linear in its length."""
+_ASSIGNED = re.compile(r"(?<![\w.-])(?P<name>[\w.-]+)(?P<sign>\s*=\s*)(?P<value>'[^']*'|\"[^\"]*\"|[^\s,}]+)")
 
 
 def is_secret(name: str, value: object) -> bool:
     """True for what is under a secret's name, and for text that looks like a secret under any name.
 
     A number is one under `password` but not under `token`. Names of special tokens (`eos_token`) hide nothing, nor do
-    True, False, None and empty text.
+    True, False, None and empty text. In the name of an environment variable one word is enough (`DB_PASS_2`).
     """
+    if _is_secret_variable(name) and isinstance(value, str | int | float) and not isinstance(value, bool):
+        return value != ""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return _NUMBER.search(name) is not None
     if not isinstance(value, str) or not value:
@@ -40,6 +49,13 @@ def is_secret(name: str, value: object) -> bool:
     if _TEXT.search(name) is not None and _PUBLIC.search(name) is None:
         return True
     return _LOOKS.match(value) is not None or _ADDRESS.search(value) is not None
+
+
+def _is_secret_variable(name: str) -> bool:
+    if _VARIABLE.fullmatch(name) is None:
+        return False
+    words = name.split("_")
+    return words[-1] not in _LOCATION and (words[-1].endswith("PASSWORD") or not _WORDS.isdisjoint(words))
 
 
 def is_masked(value: object) -> bool:
@@ -73,11 +89,11 @@ def masked_text(text: str) -> str:
         done = value.startswith(MASK) or not is_secret(name, value)
         return match[0] if done else f"{match['name']}{match['sign']}{MASK}"
 
-    return _ADDRESS.sub(rf"\g<scheme>:{MASK}@", _ASSIGNED.sub(hide, text))
+    return _ADDRESS.sub(rf"\g<user>:{MASK}@", _ASSIGNED.sub(hide, text))
 
 
 def _hidden(value: object) -> str:
     """Of an address only the password goes."""
     if isinstance(value, str) and _LOOKS.match(value) is None and _ADDRESS.search(value):
-        return _ADDRESS.sub(rf"\g<scheme>:{MASK}@", value)
+        return _ADDRESS.sub(rf"\g<user>:{MASK}@", value)
     return MASK

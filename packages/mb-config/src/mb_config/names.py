@@ -17,8 +17,25 @@ def unknown_key(path: str, siblings: Iterable[str], root: object, *, origin: str
     (a dataclass or an instance of one).
     """
     nearest = nearest_paths(path, siblings, root)
+    owners = owners_of(path, root)
+    if owners:
+        message = (
+            f"no such field here: only {' and '.join(owners)} {'has' if len(owners) == 1 else 'have'} it. "
+            f"Write _target_: {owners[0]} in {path.rpartition('.')[0]}"
+        )
+        return UnknownKeyError(message, path=path, origin=origin, nearest=nearest)
     hint = f"; did you mean {' or '.join(nearest)}?" if nearest else ""
     return UnknownKeyError(f"no such field{hint}", path=path, origin=origin, nearest=nearest)
+
+
+def owners_of(path: str, root: object) -> list[str]:
+    """Names of the classes that the section of a path may have and that have its field, at most three."""
+    section, _, leaf = path.partition(".")
+    if not leaf or not is_dataclass(root):
+        return []
+    cls = root if isinstance(root, type) else type(root)
+    candidates = dataclasses_of(hints(cls).get(section))
+    return [cls.__name__ for cls in candidates if leaf in section_fields(cls)][:3]
 
 
 def nearest_paths(path: str, siblings: Iterable[str], root: object) -> list[str]:
@@ -31,7 +48,8 @@ def nearest_paths(path: str, siblings: Iterable[str], root: object) -> list[str]
     found = [f"{parent}.{name}" if parent else name for name in close]
     every = [f"{name}.{field}" for name, inside in _sections(root).items() for field in inside]
     found += [candidate for candidate in every if candidate.rpartition(".")[2] == leaf]
-    return list(dict.fromkeys(found))[:3] or get_close_matches(path, every, n=2, cutoff=0.75)
+    near = list(dict.fromkeys(found))[:3] or get_close_matches(path[:200], every, n=2, cutoff=0.75)
+    return [candidate for candidate in near if candidate != path]
 
 
 def section_fields(value: object) -> list[str]:

@@ -18,9 +18,11 @@ from mb_config.errors import (
 )
 from mb_config.field_types import hints, is_open, options
 from mb_config.masking import is_masked, masked
+from mb_config.message_text import cut_repr
 from mb_config.names import section_fields, unknown_key
 from mb_config.precision_recipes import get_mixed_precision_config
 from mb_config.provenance import Provenance
+from mb_config.shell_line import refuse_spaced
 from mb_config.yaml_file import read_yaml
 
 if TYPE_CHECKING:
@@ -60,6 +62,7 @@ def apply_overrides(
     texts = list(overrides)
     if not texts:
         return record
+    refuse_spaced(texts)
     from mb_config.hydra_grammar import parse_override  # noqa: PLC0415 - 0.4 s that only command lines need
 
     reader = Reader(root=config, targets=targets, locate=lambda path: COMMAND_LINE)
@@ -210,7 +213,9 @@ class _Editor:
         current = owner[key] if isinstance(owner, dict) else getattr(owner, key)
         if override.has_value and current != override.value:
             found, named = masked(key, current), masked(key, override.value)
-            raise OverrideError(f"is {found!r}, not {named!r}: nothing to delete", path=override.path)
+            raise OverrideError(
+                f"is {cut_repr(found)}, not {cut_repr(named)}: nothing to delete", path=override.path
+            )
         if isinstance(owner, dict):
             del owner[key]
         else:

@@ -14,6 +14,7 @@ from mb_config.container import ConfigContainer
 from mb_config.errors import ConfigReadError, TargetError, WrongTypeError, raise_all
 from mb_config.field_types import fit, hints, is_open
 from mb_config.megatron_defaults import megatron_fields
+from mb_config.message_text import cut_repr
 from mb_config.non_defaults import baseline
 from mb_config.overrides import apply_overrides
 from mb_config.provenance import Provenance
@@ -94,7 +95,7 @@ def _strangers(value: object, *, locate: Callable[[str], str], path: str = "") -
         if key == TARGET and not (isinstance(item, str) and _OURS.fullmatch(item)):
             allowed = "classes of megatron.* and mb_*, or a class's bare name"
             yield TargetError(
-                f"{item!r} is not allowed; allowed are {allowed}", path=here, origin=locate(here)
+                f"{cut_repr(item)} is not allowed; allowed are {allowed}", path=here, origin=locate(here)
             )
         yield from _strangers(item, locate=locate, path=here)
 

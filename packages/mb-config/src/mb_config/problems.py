@@ -9,6 +9,8 @@ from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 from mb_config.masking import MASK, is_secret, leaf, masked, masked_text
+from mb_config.message_text import MESSAGE, VALUE, cut
+from mb_config.value_types import refuse_wrong_types
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 _FILE_WORDS = {"True": "true", "False": "false", "None": "null"}
@@ -142,7 +144,15 @@ def check(
 def refuse(
     sections: Mapping[str, object], rules: Iterable[RuleLike], *, facts: Mapping[str, object] = NOTHING
 ) -> None:
-    """Raise `ConfigError` with every problem that is an error; warnings pass."""
+    """Raise `ConfigError` with every problem that is an error; warnings pass.
+
+    Raises:
+        ConfigError: holds every problem that is an error.
+        FieldTypeError: a section has values of a wrong type.
+    """
+    for name, section in sections.items():
+        if getattr(section, "checks_types", False) is True:
+            refuse_wrong_types(section, path=name)
     errors = [problem for problem in check(sections, rules, facts=facts) if problem.severity == "error"]
     if errors:
         raise ConfigError(errors)
@@ -160,7 +170,7 @@ def _apply(rule: RuleLike, sections: Mapping[str, object], provenance: Origins |
         id=rule.id,
         severity=rule.severity,
         fields=rule.fields,
-        message=_without_secrets(in_file_words(message), values),
+        message=_shortened(_without_secrets(in_file_words(message), values), values),
         why=rule.why,
         fix=rule.fix,
         values=values,
@@ -179,6 +189,17 @@ def _without_secrets(message: str, values: Mapping[str, object]) -> str:
         if is_secret(leaf(path), value):
             message = message.replace(str(value), MASK)
     return masked_text(message)
+
+
+def _shortened(message: str, values: Mapping[str, object]) -> str:
+    """A rule need not know how long its values are."""
+    if len(message) <= VALUE:
+        return message
+    for value in values.values():
+        text = value if isinstance(value, str) else ""
+        if len(text) > VALUE:
+            message = message.replace(text, cut(text))
+    return cut(message, MESSAGE)
 
 
 def applies(rule: RuleLike, sections: Mapping[str, object]) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from mb_config.container import ConfigContainer
+from mb_config.container import ConfigContainer, world_size_of_environment
+from mb_config.merging import merge_problems
 from mb_config.problems import NOTHING, ConfigError, RuleLike, check
 from mb_config.provenance import Provenance
 from mb_config.resolution import Change, Resolution
@@ -14,7 +15,9 @@ from mb_config.resolve_overlap import apply_overlap
 from mb_config.resolve_precision import apply_precision
 from mb_config.rules import batches, schedule
 from mb_config.rules.training import LENGTH_RULES
+from mb_config.rules.wording import shown
 from mb_config.schedule import scheduler_steps, weight_decays
+from mb_config.section_types import wrong_types
 
 __all__ = ["Change", "mimo_runtime_config_update", "runtime_config_update"]
 
@@ -30,14 +33,14 @@ _STEPS = ("lr_decay_steps", "lr_warmup_steps", "wd_incr_steps", "wsd_decay_steps
 
 
 def runtime_config_update(
-    config: ConfigContainer,
+    cfg: ConfigContainer,
     *,
-    world_size: int,
+    world_size: int | None = None,
     provenance: Provenance | None = None,
     facts: Mapping[str, object] = NOTHING,
-    rules: Iterable[RuleLike] = (),
+    rules: Iterable[RuleLike] | None = None,
 ) -> list[Change]:
-    """Resolve `config` in place for `world_size` processes and return every change. Doing it again changes nothing.
+    """Resolve `cfg` in place for `world_size` processes and return every change. Doing it again changes nothing.
 
     In this order: precision, data-parallel size, communication overlap, the model's switches, Megatron-FSDP, wrapper
     and optimizer made equal, evaluation defaults, length, schedule, and last the rules. What the user set (in a file,
@@ -45,15 +48,15 @@ def runtime_config_update(
     wishes for overlap that this layout cannot grant; these are told each time.
 
     Args:
-        config: The sections; a model may be a plain mapping with Megatron's field names. Overlap is
-            `config.comm_overlap.setup(model, optimizer, ddp)`, if there is such a method; `keep` (the paths that the
+        cfg: The sections; a model may be a plain mapping with Megatron's field names. Overlap is
+            `cfg.comm_overlap.setup(model, optimizer, ddp)`, if there is such a method; `keep` (the paths that the
             user set) and `transformer_engine` are handed to it where it takes them. What it returns says why: records
             with `field`, `new`, `why`, `rule` and `severity`.
-        world_size: Number of processes.
+        world_size: Number of processes; None: the environment's WORLD_SIZE, which torchrun sets, or 1.
         provenance: Where the values came from; is told of each change. Without it, what the sections remember was
             set in code.
         facts: What rules may ask, as for `check`; overlap is told `facts["transformer_engine"]`.
-        rules: To be held by the resolved config, such as `RULES`; none by default, for callers that check themselves.
+        rules: To be held by the resolved config; None: `cfg.installed_rules()`, () for callers that check themselves.
 
     Raises:
         ConfigError: wishes that exclude each other, a layout that does not fit, or a broken rule; the config is partly
@@ -61,44 +64,45 @@ def runtime_config_update(
         UnknownPrecisionError: `mixed_precision` names no recipe.
         ValueError: what `setup` raises for wishes that contradict each other.
     """
-    run = Resolution(config=config, provenance=Provenance() if provenance is None else provenance)
+    run = _begin(cfg, provenance)
+    processes = world_size_of_environment() if world_size is None else world_size
     apply_precision(run)
-    _set_data_parallel_size(run, world_size)
+    _set_data_parallel_size(run, processes)
     apply_overlap(run, facts=facts)
-    apply_model(run)
+    apply_model(run, facts=facts)
     apply_fsdp(run)
     for rule, first, second in _PAIRS:
         _make_equal(run, rule, first, second)
     _initialise_on_cpu(run)
     _evaluation(run)
     _length(run)
-    _schedule(run)
-    return _finish(run, rules, {**facts, "world_size": world_size})
+    _schedule(run, facts={"world_size": processes})
+    return _finish(run, rules, {**facts, "world_size": processes})
 
 
 def mimo_runtime_config_update(
-    config: ConfigContainer,
+    cfg: ConfigContainer,
     *,
     provenance: Provenance | None = None,
     facts: Mapping[str, object] = NOTHING,
-    rules: Iterable[RuleLike] = (),
+    rules: Iterable[RuleLike] | None = None,
 ) -> list[Change]:
     """`runtime_config_update` for a model of several modules, each with a layout of its own (MIMO).
 
-    Nothing is asked of `config.model` but whether it is deterministic. The data-parallel size is 1; wrapper and
+    Nothing is asked of `cfg.model` but whether it is deterministic. The data-parallel size is 1; wrapper and
     optimizer are made equal, and evaluation defaults, length and schedule are filled in as for other models. Precision
     and overlap belong to the modules: a `mixed_precision` or `comm_overlap` is refused.
 
     Raises:
         ConfigError: as `runtime_config_update`.
     """
-    run = Resolution(config=config, provenance=Provenance() if provenance is None else provenance)
+    run = _begin(cfg, provenance)
     for name in ("mixed_precision", "comm_overlap"):
         _refuse_for_mimo(run, name)
-    before, config.data_parallel_size = config.data_parallel_size, 1
+    before, cfg.data_parallel_size = cfg.data_parallel_size, 1
     if before != 1:
         run.record("data_parallel_size", before, 1, rule="V221", why="modules have layouts of their own")
-    apply_model(run)
+    apply_model(run, facts=facts)
     for rule, first, second in _PAIRS[:2]:
         _make_equal(run, rule, first, second)
     _evaluation(run)
@@ -107,13 +111,27 @@ def mimo_runtime_config_update(
     return _finish(run, rules, facts)
 
 
-def _finish(run: Resolution, rules: Iterable[RuleLike], facts: Mapping[str, object]) -> list[Change]:
-    if not run.problems:
-        known = {**facts, "resolved": True}
-        found = check(run.config.sections(), rules, facts=known, provenance=run.provenance)
-        run.problems += [problem for problem in found if problem.severity == "error"]
-    if run.problems:
-        raise ConfigError(run.problems)
+def _begin(config: ConfigContainer, provenance: Provenance | None) -> Resolution:
+    """Return the record of a resolution.
+
+    Raises:
+        ConfigError: values have a wrong type, so that nothing can be computed from them.
+    """
+    run = Resolution(config=config, provenance=Provenance() if provenance is None else provenance)
+    wrong = wrong_types(config, provenance=run.provenance)
+    if wrong:
+        raise ConfigError(wrong)
+    return run
+
+
+def _finish(run: Resolution, rules: Iterable[RuleLike] | None, facts: Mapping[str, object]) -> list[Change]:
+    config = run.config
+    applied = config.installed_rules() if rules is None else rules
+    found = check(config.sections(), applied, facts={**facts, "resolved": True}, provenance=run.provenance)
+    errors = [problem for problem in found if problem.severity == "error"]
+    problems = merge_problems(run.problems, errors)
+    if problems:
+        raise ConfigError(problems)
     return run.net_changes()
 
 
@@ -151,7 +169,7 @@ def _make_equal(run: Resolution, rule: str, first: str, second: str) -> None:
         run.conflict(
             (first, second),
             rule=rule,
-            message=f"is {run.get(first)}, but {second} is {run.get(second)}",
+            message=f"is {shown(run.get(first))}, but {second} is {shown(run.get(second))}",
             why="the two are one switch",
             fix="Set both to the same value, or only one of them.",
         )
@@ -176,7 +194,7 @@ def _evaluation(run: Resolution) -> None:
             run.conflict(
                 (old, new),
                 rule="V139d",
-                message=f"is {run.get(old)}, but {new} is {run.get(new)}",
+                message=f"is {shown(run.get(old))}, but {new} is {shown(run.get(new))}",
                 why="the first is the old place of the second",
                 fix=f"Set only {new}.",
             )
@@ -200,7 +218,7 @@ def _length(run: Resolution) -> None:
         )
 
 
-def _schedule(run: Resolution) -> None:
+def _schedule(run: Resolution, *, facts: Mapping[str, object] = NOTHING) -> None:
     config, section = run.config, run.config.scheduler
     start, end = weight_decays(section, config.optimizer)
     defaults = {
@@ -210,8 +228,11 @@ def _schedule(run: Resolution) -> None:
     }
     for path, value in defaults.items():
         run.set(path, value, rule="V208", why="the schedule needs a number")
-    needed = [rule for rule in (*schedule.RULES, *batches.RULES) if rule.id in _COMPUTABLE]
-    run.problems += check(config.sections(), needed, provenance=run.provenance)
+    rounded = (
+        ("V242",) if config.train.decrease_batch_size_if_needed else ()
+    )  # a batch may round down to none
+    needed = [rule for rule in (*schedule.RULES, *batches.RULES) if rule.id in (*_COMPUTABLE, *rounded)]
+    run.problems += check(config.sections(), needed, facts=facts, provenance=run.provenance)
     known = config.train.train_iters is not None and config.train.global_batch_size
     if run.problems or not known:
         return

@@ -8,6 +8,7 @@ from dataclasses import fields
 from mb_config.access import UNKNOWN, default_of
 from mb_config.precision_recipes import get_mixed_precision_config
 from mb_config.resolution import Resolution
+from mb_config.rules.wording import shown
 
 _TARGETS = ("model", "optimizer", "ddp")
 _CORE = ("bf16", "fp16", "params_dtype")
@@ -48,7 +49,7 @@ def _apply(run: Resolution, path: str, value: object, *, name: str, weight: int)
         run.conflict(
             (path, "mixed_precision"),
             rule="V017",
-            message=f"is {run.get(path)}, but the precision recipe {name} wants {value}",
+            message=f"is {shown(run.get(path))}, but the precision recipe {name} sets {shown(value)}",
             why="the recipe would not be that recipe any more",
             fix=f"Leave {path} unset, or choose another mixed_precision.",
         )

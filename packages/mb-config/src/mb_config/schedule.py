@@ -20,8 +20,8 @@ class SchedulerSteps:
     lr_decay_steps: int
     """Where the decay of the learning rate ends."""
 
-    lr_warmup_steps: int
-    """Where its warm-up ends, before the end of the decay."""
+    lr_warmup_steps: int | float
+    """Where its warm-up ends, before the end of the decay; a fraction of the horizon need not be a whole number."""
 
     wd_incr_steps: int
     """Where the growth of the weight decay ends."""
@@ -41,8 +41,8 @@ def scheduler_steps(
 
     Lengths in steps become the sequences that so many steps consume: fewer than steps x global batch where the batch
     grows (`rampup_batch_size`) or is rounded down, others where it follows `step_batch_size_schedule`. A warm-up as a
-    fraction is rounded to whole sequences. A warm-up that reaches the end of the decay is cut to one sequence less
-    (rule V205 warns of it).
+    fraction is not rounded to whole sequences, as in Megatron-Bridge. A warm-up that reaches the end of the decay is
+    cut to one sequence less (rule V205 warns of it).
 
     Args:
         train: The section of the training.
@@ -139,13 +139,17 @@ def _steps(
     if last is None and scheduler.lr_decay_style == "WSD":
         last = horizon
     fraction = scheduler.lr_warmup_fraction
-    wanted = warmup if fraction is None else round(fraction * horizon)
+    wanted = warmup if fraction is None else _whole(fraction * horizon)
     return SchedulerSteps(
         lr_decay_steps=horizon,
-        lr_warmup_steps=min(wanted, horizon - 1),
+        lr_warmup_steps=wanted if wanted < horizon else horizon - 1,
         wd_incr_steps=length,
         wsd_decay_steps=last,
     )
+
+
+def _whole(length: float) -> int | float:
+    return int(length) if length.is_integer() else length
 
 
 def weight_decays(scheduler: SchedulerConfig, optimizer: OptimizerConfig) -> tuple[float, float]:

@@ -8,11 +8,12 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, TypeVar
 
 from mb_config.masking import masked
+from mb_config.strict_fields import StrictFields
 
 T = TypeVar("T", bound="Section")
 
 
-class Section:
+class Section(StrictFields):
     """Remembers the names given to the constructor or assigned later.
 
     A name counts as given whether or not its value equals the default: `DistributedDataParallelConfig(
@@ -30,14 +31,15 @@ class Section:
 
     def __new__(cls: type[T], *args: object, **kwargs: object) -> T:
         """Note the names of the arguments."""
-        section = super().__new__(cls)
+        section = super().__new__(cls, *args, **kwargs)
         object.__setattr__(section, "_given", frozenset(kwargs))
         return section
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name in vars(self):  # the first assignment is the constructor's own
+        later = name in vars(self)  # the first assignment is the constructor's own
+        super().__setattr__(name, value)
+        if later:
             object.__setattr__(self, "_given", self._given | {name})
-        object.__setattr__(self, name, value)
 
 
 def given_fields(section: object) -> frozenset[str]:

@@ -43,12 +43,15 @@ def read_variations(words: Iterable[str], config: object) -> tuple[list[str], li
     from hydra.core.override_parser.types import ValueType  # noqa: PLC0415
     from hydra.errors import HydraException  # noqa: PLC0415
 
+    from mb_config.hydra_grammar import Letters  # noqa: PLC0415
+
     countless = (ValueType.INTERVAL_SWEEP, ValueType.GLOB_CHOICE_SWEEP)
     single: list[str] = []
     several: list[Variation] = []
     for word in words:
+        letters = Letters(word)
         try:
-            parsed = OverridesParser.create().parse_override(word)
+            parsed = OverridesParser.create().parse_override(letters.encoded)
         except HydraException:
             single.append(word)  # applying it says what is wrong
             continue
@@ -59,11 +62,11 @@ def read_variations(words: Iterable[str], config: object) -> tuple[list[str], li
                 raise OverrideError(
                     f"{word!r} does not say which values; write them out, as in {path}=1,2", path=path
                 )
-            values = list(parsed.sweep_iterator())
+            values = letters.decode_all(list(parsed.sweep_iterator()))
         elif isinstance(parsed.value(), list) and not _takes_list(
             _parents(config, path), path.rpartition(".")[2]
         ):
-            values = parsed.value()
+            values = letters.decode_all(parsed.value())
         if values is None:
             single.append(word)
         else:

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from mb_config.plan.errors import PlanError
+from mb_config.problems import check
+from mb_config.rules.sizes import MOST_LAYERS
+from mb_config.rules.sizes import RULES as SIZE_RULES
 
-MOST_LAYERS = 10_000
 MOST_STAGES = 1_024
 """Pipeline stages, virtual ones too; also microbatches that one of them runs in a row."""
 
+_PLANNED = ("model", "train", "dataset", "tokenizer")
 _LAYERS = ("num_layers", "encoder_num_layers", "vision_num_layers", "mtp_num_layers")
 _STAGES = ("pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size")
+
+
+def refuse_sizes(sections: Mapping[str, object]) -> None:
+    """Refuse sizes that no machine has memory for.
+
+    Raises:
+        PlanError: names each of them.
+    """
+    known = {name: sections[name] for name in _PLANNED if sections.get(name) is not None}
+    problems = check(known, SIZE_RULES)
+    if problems:
+        raise PlanError("\n".join(str(problem) for problem in problems))
 
 
 def refuse_huge(size_of: Callable[[str], Any]) -> None:

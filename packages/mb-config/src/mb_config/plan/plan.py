@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mb_config.plan.activations import Microbatch, chunk_bytes, read_arithmetic
-from mb_config.plan.limits import MOST_STAGES, refuse_more
+from mb_config.plan.limits import MOST_STAGES, refuse_more, refuse_sizes
 from mb_config.plan.schedule import Pipeline, batch_sizes, count_microbatches
 from mb_config.plan.shape import ModelShape, read, read_shape, smallest_world
 from mb_config.plan.stages import Chunk, cut
@@ -133,9 +133,10 @@ def make_plan(
         PlanError: the model's sizes cannot be counted. What else is missing leaves its figure None.
     """
     model, train = sections["model"], sections.get("train")
+    world = smallest_world(model) if world_size is None else world_size
+    refuse_sizes(sections)
     shape = read_shape(model, vocab_size=vocab_size)
     chunks = cut(model, shape)
-    world = smallest_world(model) if world_size is None else world_size
     store = storage(
         model,
         optimizer=sections.get("optimizer"),

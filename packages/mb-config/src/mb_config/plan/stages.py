@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mb_config.plan.errors import PlanError
-from mb_config.plan.limits import MOST_LAYERS, refuse_more
+from mb_config.plan.limits import refuse_more
 from mb_config.plan.pattern import PatternShape
 from mb_config.plan.shape import ModelShape, read
+from mb_config.rules.sizes import MOST_LAYERS
 
 _LETTERS = {"E": "embedding", "t": "decoder", "m": "mtp", "L": "loss"}
 

@@ -13,13 +13,16 @@ from mb_config.rules import (
     hardware,
     inert,
     interleaving,
+    local_paths,
     model_numbers,
     optimizer,
     parallelism,
     precision,
     schedule,
+    sizes,
     starting,
     training,
+    types,
 )
 from mb_config.rules.rule import Rule
 
@@ -35,6 +38,7 @@ RULES: tuple[Rule, ...] = (
     *context_parallel.RULES,
     *experts.RULES,
     *model_numbers.RULES,
+    *sizes.RULES,
     *schedule.RULES,
     *precision.RULES,
     *optimizer.RULES,
@@ -45,4 +49,6 @@ RULES: tuple[Rule, ...] = (
     *cuda_graphs.RULES,
     *starting.RULES,
     *inert.RULES,
+    *types.RULES,
+    *local_paths.RULES,
 )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from mb_config.rules.allocator import expandable_segments
 from mb_config.rules.rule import Rule
 
 IMPLEMENTATIONS = ("none", "local", "transformer_engine", "full_iteration")
@@ -83,6 +86,28 @@ def _v127(check_nan: bool | None, *graph: object) -> str | None:
     return "does not go with a CUDA graph of the full iteration"
 
 
+GRAPH_REGISTER = "NCCL_GRAPH_REGISTER"
+"""Variable by which NCCL registers the buffers of captured collectives, unless it is 0."""
+
+
+def registers_growing_buffers(implementation: str | None, env: Mapping[str, str]) -> str | None:
+    """Return the variable that lets captured buffers grow, where graphs of layers are captured; None otherwise."""
+    return expandable_segments(env) if implementation == "transformer_engine" else None
+
+
+def _registered(implementation: str | None, env: Mapping[str, str]) -> str | None:
+    variable = registers_growing_buffers(implementation, env)
+    if variable is None or env.get(GRAPH_REGISTER, "0") == "0":
+        return None
+    return f"is transformer_engine with {variable}={env[variable]} and {GRAPH_REGISTER}={env[GRAPH_REGISTER]}"
+
+
+def _local_layers(implementation: str | None, layers: str | None, cpu: bool) -> str | None:
+    if implementation != "transformer_engine" or layers != "local" or cpu:
+        return None
+    return "is transformer_engine with transformer_impl=local"
+
+
 RULES: tuple[Rule, ...] = (
     Rule(
         id="V150",
@@ -132,6 +157,39 @@ RULES: tuple[Rule, ...] = (
             "model.cuda_graph_impl": "transformer_engine",
         },
         passes={"model.inference_cuda_graph_scope": "layer", "model.cuda_graph_impl": "local"},
+    ),
+    Rule(
+        id="V152b",
+        fields=("model.cuda_graph_impl", "facts.env"),
+        test=_registered,
+        why="NCCL would register buffers of a captured collective that torch's allocator moves, and the replay would "
+        "access memory that is not there",
+        fix=f"Set {GRAPH_REGISTER}=0 or leave it unset (resolving sets it), or leave expandable_segments out.",
+        fails={
+            "model.cuda_graph_impl": "transformer_engine",
+            "facts.env": {"PYTORCH_ALLOC_CONF": "expandable_segments:True", GRAPH_REGISTER: "1"},
+        },
+        passes={
+            "model.cuda_graph_impl": "transformer_engine",
+            "facts.env": {"PYTORCH_ALLOC_CONF": "expandable_segments:True", GRAPH_REGISTER: "0"},
+        },
+    ),
+    Rule(
+        id="V152c",
+        fields=("model.cuda_graph_impl", "model.transformer_impl", "facts.cpu"),
+        test=_local_layers,
+        why="graphs of layers are captured by Transformer Engine, of its own layers",
+        fix="Set model.transformer_impl=transformer_engine, or model.cuda_graph_impl=full_iteration or none.",
+        fails={
+            "model.cuda_graph_impl": "transformer_engine",
+            "model.transformer_impl": "local",
+            "facts.cpu": False,
+        },
+        passes={
+            "model.cuda_graph_impl": "full_iteration",
+            "model.transformer_impl": "local",
+            "facts.cpu": False,
+        },
     ),
     Rule(
         id="V153a",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from mb_config.rules.allocator import expandable_segments
 from mb_config.rules.precision import unknown_dtypes
 from mb_config.rules.rule import Rule
 from mb_config.rules.versions import at_least
@@ -25,11 +26,11 @@ def _buckets(count: int | None, size: int | None) -> str | None:
     return f"{count} comes beside bucket_size={size}" if size is not None else None
 
 
-def _expandable_segments(user_buffers: bool | None, env: Mapping[str, str], torch: str) -> str | None:
-    segments = "expandable_segments:True" in env.get("PYTORCH_CUDA_ALLOC_CONF", "").split(",")
-    if not user_buffers or not segments or at_least(torch, 2, 11):
+def _growing_buffers(user_buffers: bool | None, env: Mapping[str, str], torch: str) -> str | None:
+    variable = expandable_segments(env)
+    if not user_buffers or variable is None or at_least(torch, 2, 11):
         return None
-    return f"does not go with expandable_segments:True on torch {torch}"
+    return f"does not go with {variable}={env[variable]} on torch {torch}"
 
 
 def _own_no_sync(overlap: bool | None, no_sync: object) -> str | None:
@@ -92,9 +93,9 @@ OWN_RULES: tuple[Rule, ...] = (
     Rule(
         id="V050c",
         fields=("ddp.nccl_ub", "facts.env", "facts.torch_version"),
-        test=_expandable_segments,
+        test=_growing_buffers,
         why="torch below 2.11 cannot register memory that grows in place",
-        fix="Unset expandable_segments in PYTORCH_CUDA_ALLOC_CONF, or set ddp.nccl_ub=false.",
+        fix="Leave expandable_segments out of that variable, or set ddp.nccl_ub=false.",
         fails={
             "ddp.nccl_ub": True,
             "facts.env": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from mb_config.rules.hardware import capability
+from mb_config._gpu_names import find_short_name
+from mb_config.rules.hardware import KNOWN, capability
 from mb_config.rules.rule import Rule
 
 _FIELDS = ("model.moe_flex_dispatcher_backend", "model.moe_token_dispatcher_type", "facts.gpu")
@@ -14,7 +15,7 @@ def _v159(backend: str | None, dispatcher: str | None, gpu: str) -> str | None:
     found = capability(gpu)
     if dispatcher != "flex" or backend != "deepep" or found is None:
         return None
-    if found[0] in (8, 9) or gpu.lower() in _DEEPEP_BLACKWELL:
+    if found[0] in (8, 9) or find_short_name(gpu, KNOWN) in _DEEPEP_BLACKWELL:
         return None
     return f"deepep does not run on {gpu}"
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mb_config.rules.sizes import SIZES
+
 _SIZE = int | None
 _SWITCH = bool | None
 _TEXT = str | None
@@ -12,6 +14,7 @@ _NUMBER = float
 _NAMES = str | list[str] | None
 
 FOREIGN: Mapping[str, Any] = {
+    **{path: _SIZE for path in SIZES if path.startswith(("model.", "dataset.", "tokenizer."))},
     "checkpoint.also_save_hf_checkpoint": _SWITCH,
     "checkpoint.ckpt_format": _TEXT,
     "checkpoint.hf_source_path": _TEXT,
@@ -42,6 +45,7 @@ FOREIGN: Mapping[str, Any] = {
     "model.fp16": _SWITCH,
     "model.fp4": _TEXT,
     "model.fp8": _TEXT,
+    "model.fp8_param": _SWITCH,
     "model.fp8_recipe": _TEXT,
     "model.gradient_accumulation_fusion": _SWITCH,
     "model.hf_model_id": _TEXT,
@@ -63,6 +67,7 @@ FOREIGN: Mapping[str, Any] = {
     "model.pipeline_model_parallel_layout": Any,
     "model.pipeline_model_parallel_size": _SIZE,
     "model.restore_modelopt_state": _SWITCH,
+    "model.rotary_percent": _NUMBER,
     "model.seq_length": _SIZE,
     "model.sequence_parallel": _SWITCH,
     "model.tensor_model_parallel_size": _SIZE,

@@ -6,7 +6,10 @@ The compute capabilities are those of NVIDIA's table "CUDA GPU Compute Capabilit
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 
+from mb_config._gpu_names import find_short_name, short_name
+from mb_config.plan.gpus import GPU_MEMORY
 from mb_config.precision_table import precision_field
 from mb_config.rules.rule import Rule
 
@@ -34,13 +37,60 @@ CAPABILITIES: Mapping[str, tuple[int, int]] = {
 """Short name of a GPU to its compute capability, major and minor."""
 
 
+NVLINK_GPUS: Mapping[str, int] = {
+    **dict.fromkeys(("a100", "a800", "h20", "h100", "h200", "h800", "b200", "b300"), 8),
+    "gb200": 72,
+    "gb300": 72,
+}
+"""Short name of a GPU to the GPUs that its common system connects by NVLink: a board of eight, or a rack."""
+
+
+KNOWN: tuple[str, ...] = tuple(dict.fromkeys([*CAPABILITIES, *GPU_MEMORY]))
+"""Short names of the GPUs of which the compute capability or the memory is known."""
+
+
 def capability(gpu: str) -> tuple[int, int] | None:
-    """Compute capability of a GPU by its short name; None for one that is not in the table."""
-    return CAPABILITIES.get(gpu.lower())
+    """Compute capability of a GPU by its name; None for one that is not in the table."""
+    return CAPABILITIES.get(find_short_name(gpu, KNOWN) or "")
+
+
+def gpu_short_name(name: str, *, field: str = "gpu") -> str:
+    """Return the short name ("h100") of a GPU name as people or nvidia-smi write it ("NVIDIA H100 80GB HBM3").
+
+    Args:
+        name: the name.
+        field: where it was given, for the message.
+
+    Raises:
+        UnknownGpuError: it is not known; the message names the nearest ones.
+    """
+    return short_name(name, KNOWN, field=field)
+
+
+def nvlink_gpus(gpu: str) -> int | None:
+    """Return the number of GPUs that the common system of a GPU connects by NVLink; None: it is not known."""
+    return NVLINK_GPUS.get(find_short_name(gpu, KNOWN) or "")
+
+
+def _across_nodes(tp: int | None, expert_tp: int | None, gpus: int, world_size: int) -> str | None:
+    sizes = {"tensor_model_parallel_size": tp, "expert_tensor_parallel_size": expert_tp}
+    wide = [f"{name}={size}" for name, size in sizes.items() if size is not None and size > gpus]
+    if not wide or world_size <= gpus:
+        return None
+    return f"groups are wider than the {gpus} GPUs of a node ({', '.join(wide)})"
+
+
+def _shared_gpus(processes: int, gpus: int, mapped: bool | None) -> str | None:
+    if mapped or processes <= gpus:
+        return None
+    return f"{processes} processes on a machine with {gpus} visible GPU{'s' if gpus > 1 else ''}"
 
 
 def _unknown(gpu: str) -> str | None:
-    return None if capability(gpu) else f"{gpu!r} is none of {', '.join(CAPABILITIES)}"
+    if find_short_name(gpu, KNOWN):
+        return None
+    near = get_close_matches(gpu.lower(), KNOWN, n=3, cutoff=0.5) or KNOWN
+    return f"{gpu!r} is not a known GPU; the nearest names are {', '.join(near)}"
 
 
 def _too_old(gpu: str, *, bf16: object, fp8: object, fp8_recipe: object, fp4: object) -> str | None:
@@ -78,9 +128,8 @@ RULES: tuple[Rule, ...] = (
         id="H01",
         fields=("facts.gpu",),
         test=_unknown,
-        why="what an unknown GPU can do is unknown, so the rules on GPUs say nothing",
-        fix="Give a name from the list, or none.",
-        severity="warning",
+        why="no rule on GPUs can be checked for an unknown one, so the check would prove nothing",
+        fix="Use one of these names, a name that nvidia-smi prints, or none.",
         fails={"facts.gpu": "h10"},
         passes={"facts.gpu": "h100"},
     ),
@@ -101,5 +150,39 @@ RULES: tuple[Rule, ...] = (
         fix="Choose another precision of the model or another GPU.",
         fails={"model.bf16": True, "model.fp8": "hybrid", "facts.gpu": "a100"},
         passes={"model.bf16": True, "model.fp8": "hybrid", "facts.gpu": "h100"},
+    ),
+    Rule(
+        id="H04",
+        fields=(
+            "model.tensor_model_parallel_size",
+            "model.expert_tensor_parallel_size",
+            "facts.gpus_per_node",
+            "facts.world_size",
+        ),
+        test=_across_nodes,
+        why="every layer waits for collectives of that group, and between nodes these are many times slower than over "
+        "NVLink",
+        fix="Lower it to the GPUs of a node, and raise model.pipeline_model_parallel_size or context_parallel_size.",
+        severity="warning",
+        fails={
+            "model.tensor_model_parallel_size": 16,
+            "facts.gpus_per_node": 8,
+            "facts.world_size": 16,
+        },
+        passes={
+            "model.tensor_model_parallel_size": 8,
+            "facts.gpus_per_node": 8,
+            "facts.world_size": 16,
+        },
+    ),
+    Rule(
+        id="H05",
+        fields=("facts.local_world_size", "facts.gpus_per_node", "dist.external_gpu_device_mapping"),
+        test=_shared_gpus,
+        why="each process of a machine takes the GPU with its local rank as index",
+        fix="Start at most one process for each visible GPU (CUDA_VISIBLE_DEVICES), or set "
+        "dist.external_gpu_device_mapping=true where the launcher gives each process its own.",
+        fails={"facts.local_world_size": 8, "facts.gpus_per_node": 4},
+        passes={"facts.local_world_size": 4, "facts.gpus_per_node": 4},
     ),
 )

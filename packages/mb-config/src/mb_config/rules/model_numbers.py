@@ -15,6 +15,10 @@ def _positive(value: float | None) -> str | None:
     return f"must be above 0, not {value}" if value is not None and value <= 0 else None
 
 
+def _share(value: float | None) -> str | None:
+    return None if value is None or 0 < value <= 1 else f"must be above 0 and at most 1, not {value}"
+
+
 RULES: tuple[Rule, ...] = (
     *one_each(
         "MN01",
@@ -33,5 +37,14 @@ RULES: tuple[Rule, ...] = (
         fix="a number such as 0.02 for the spread, 1e-5 for the norm",
         fails=-1.0,
         passes=0.02,
+    ),
+    Rule(
+        id="MN03",
+        fields=("model.rotary_percent",),
+        test=_share,
+        why="it is the part of each attention head that rotary position embeddings rotate",
+        fix="Set model.rotary_percent to a number such as 1.0 or 0.5.",
+        fails={"model.rotary_percent": -0.5},
+        passes={"model.rotary_percent": 0.5},
     ),
 )

@@ -41,9 +41,9 @@ def _negative_decay(decay: float | None) -> str | None:
 
 
 def _known_algorithm(name: str | None) -> str | None:
-    if name is None or name.removeprefix("dist_") in ALGORITHMS:
+    if name is None or str(name).removeprefix("dist_") in ALGORITHMS:
         return None
-    near = get_close_matches(name, ALGORITHMS, n=1)
+    near = get_close_matches(str(name)[:100], ALGORITHMS, n=1)
     nearest = f"; nearest: {near[0]}" if near else ""
     return f"{name!r} is none of {', '.join(ALGORITHMS)}{nearest}"
 

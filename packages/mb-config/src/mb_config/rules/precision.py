@@ -71,6 +71,12 @@ def _mxfp8_gather(
     return "is off, but MXFP8 parameters are to be gathered (fp8_param_gather=true, fp8_recipe=mxfp8)"
 
 
+def _unsharded_fp8(gather: bool | None, param: bool | None, *sharded: bool | None) -> str | None:
+    return (
+        "is on without the distributed optimizer or FSDP" if (gather or param) and not any(sharded) else None
+    )
+
+
 def _v149(offloading: bool | None, version: str, env: Mapping[str, str]) -> str | None:
     interface = env.get("NVTE_CPU_OFFLOAD_V1")
     if not offloading or not at_least(version, 2, 10) or interface == "1":
@@ -185,6 +191,23 @@ RULES: tuple[Rule, ...] = (
         fix="Set ddp.reuse_grad_buf_for_mxfp8_param_ag=true or ddp.fp8_param_gather=false.",
         fails={"ddp.fp8_param_gather": True, "model.fp8": "e4m3", "model.fp8_recipe": "mxfp8"},
         passes={"ddp.fp8_param_gather": True, "model.fp8": "hybrid", "model.fp8_recipe": "tensorwise"},
+    ),
+    Rule(
+        id="V122b",
+        fields=(
+            "ddp.fp8_param_gather",
+            "model.fp8_param",
+            "ddp.use_distributed_optimizer",
+            "optimizer.use_distributed_optimizer",
+            "ddp.use_megatron_fsdp",
+            "dist.use_megatron_fsdp",
+            "dist.use_torch_fsdp2",
+        ),
+        test=_unsharded_fp8,
+        why="only these quantise the updated weights again",
+        fix="Set ddp.use_distributed_optimizer=true, or mixed_precision.fp8_param_gather=false.",
+        fails={"ddp.fp8_param_gather": True, "ddp.use_distributed_optimizer": False},
+        passes={"ddp.fp8_param_gather": True, "ddp.use_distributed_optimizer": True},
     ),
     Rule(
         id="V145",

@@ -121,12 +121,14 @@ class MixedPrecisionConfig(Section):
         for name in ("fp8_param", "fp4_param"):
             if getattr(self, name) is not None and _TWINS[name] not in self._given:
                 assign_quietly(self, _TWINS[name], getattr(self, name))
+            elif name not in self._given and _TWINS[name] in self._given:
+                assign_quietly(self, name, getattr(self, _TWINS[name]))
 
     def __setattr__(self, name: str, value: object) -> None:
         twin = _TWINS.get(name)
         later = name in vars(self)
         super().__setattr__(name, value)
-        if later and twin is not None and vars(self).get(twin) != value:
+        if later and twin is not None and value is not None and vars(self).get(twin) != value:
             super().__setattr__(twin, value)
 
     def finalize(self) -> None:

@@ -47,8 +47,8 @@ class SchedulerConfig(Section):
     lr_decay_steps: int | None = field(default=None, init=False, compare=False)
     """Computed: the horizon of the decay, in sequences."""
 
-    lr_warmup_steps: int | None = field(default=None, init=False, compare=False)
-    """Computed: the warm-up, in sequences."""
+    lr_warmup_steps: int | float | None = field(default=None, init=False, compare=False)
+    """Computed: the warm-up, in sequences; a fraction of the horizon need not be a whole number."""
 
     override_opt_param_scheduler: bool = False
     """On resume, take the configured schedule, not the stored one."""

@@ -1,0 +1,52 @@
+"""Values that a machine cannot honour: replaced where the user did not set them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+from mb_config.container import ConfigContainer
+from mb_config.problems import RuleLike, check
+from mb_config.provenance import Provenance
+from mb_config.resolution import Change, Resolution
+from mb_config.section_types import wrong_types
+
+
+class FallbackRule(RuleLike, Protocol):
+    """A rule whose rejected value may be replaced."""
+
+    @property
+    def fallback(self) -> Mapping[str, object]:
+        """Path -> value that the rule accepts; empty: the rule only rejects."""
+
+
+def apply_fallbacks(
+    cfg: ConfigContainer,
+    rules: Iterable[FallbackRule],
+    *,
+    facts: Mapping[str, object],
+    provenance: Provenance | None = None,
+) -> list[Change]:
+    """Replace values that `rules` reject by their fallbacks, in place, and return the changes.
+
+    A default or a recipe's value is replaced. A rule is skipped where the user set one of the values that its fallback
+    would replace: checking then reports it. Rules are applied in order, each on what the previous ones left. Nothing
+    is replaced in a configuration with values of a wrong type.
+
+    Args:
+        cfg: The sections.
+        rules: With their fallbacks.
+        facts: What rules may ask, as for `check`.
+        provenance: Where the values came from; receives each change. Without it, values that the sections remember as
+            set in code are the user's.
+    """
+    run = Resolution(config=cfg, provenance=Provenance() if provenance is None else provenance)
+    if wrong_types(cfg):
+        return []
+    for rule in rules:
+        if any(not run.has(path) or run.rank(path) == 2 for path in rule.fallback):
+            continue
+        if rule.fallback and check(cfg.sections(), [rule], facts=facts):
+            for path, value in rule.fallback.items():
+                run.set(path, value, rule=rule.id, why=rule.why)
+    return run.net_changes()

@@ -1,0 +1,26 @@
+"""The home directory of the user in fields that name files or folders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from mb_config.paths import expand_home
+
+
+def expand_home_in(config: Any, fields: Iterable[str]) -> None:
+    """Replace a leading `~` by the home directory in the named fields of a configuration, in place.
+
+    A field counts as set by whoever set it. Sections and fields that are absent are left out.
+
+    Args:
+        config: A container of sections.
+        fields: Paths, such as `checkpoint.save`.
+    """
+    for path in fields:
+        name, _, leaf = path.partition(".")
+        section = getattr(config, name, None)
+        value = getattr(section, leaf, None)
+        expanded = expand_home(value)
+        if expanded != value:
+            setattr(section, leaf, expanded)

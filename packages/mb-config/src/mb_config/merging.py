@@ -1,0 +1,55 @@
+"""Merge the problems of several checks of one configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from mb_config.problems import Problem
+
+_WEIGHT = {"warning": 0, "error": 1}
+
+
+def merge_problems(asked: Sequence[Problem], resolved: Sequence[Problem]) -> list[Problem]:
+    """Return the problems of a configuration as written and as resolved, each once.
+
+    A repeated problem has the id of another one and shares a field with it. The more severe of the two is kept: an
+    error replaces a warning, and a warning never hides an error. Errors of resolved values that follow from other
+    values are left out where those are rejected already.
+    """
+    rejected = any(problem.severity == "error" for problem in asked)
+    later = [
+        problem
+        for problem in resolved
+        if not any(_covers(earlier, problem) for earlier in asked) and not (rejected and _follows(problem))
+    ]
+    kept = [problem for problem in asked if not any(_covers(error, problem) for error in later)]
+    return [*kept, *later]
+
+
+def drop_implied(problems: Sequence[Problem], implied_by: Mapping[str, Sequence[str]]) -> list[Problem]:
+    """Return the problems without those that another one in the list implies.
+
+    Args:
+        problems: Problems of one check.
+        implied_by: Id of a problem to the ids of those that imply it. A warning implies no error.
+    """
+    heaviest: dict[str, int] = {}
+    for problem in problems:
+        heaviest[problem.id] = max(heaviest.get(problem.id, 0), _WEIGHT[problem.severity])
+    return [
+        problem
+        for problem in problems
+        if not any(
+            heaviest.get(other, -1) >= _WEIGHT[problem.severity] for other in implied_by.get(problem.id, ())
+        )
+    ]
+
+
+def _covers(one: Problem, other: Problem) -> bool:
+    same = one.id == other.id and not set(one.fields).isdisjoint(other.fields)
+    return same and _WEIGHT[one.severity] >= _WEIGHT[other.severity]
+
+
+def _follows(problem: Problem) -> bool:
+    """Return True if resolving computed the value to blame."""
+    return problem.origin.get(problem.fields[0], "").startswith("resolve")

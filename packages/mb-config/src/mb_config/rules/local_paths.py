@@ -1,0 +1,17 @@
+"""Fields that name files or folders: local paths only."""
+
+from __future__ import annotations
+
+from mb_config.paths import path_rule
+from mb_config.rules.rule import Rule
+
+PATH_FIELDS = (
+    "optimizer.config_logger_dir",
+    "dist.nccl_communicator_config_path",
+    "dist.flight_recorder_dump_path",
+)
+"""Fields that name files or folders."""
+
+RULES: tuple[Rule, ...] = tuple(
+    Rule(**path_rule(number, path)) for number, path in enumerate(PATH_FIELDS, start=61)
+)

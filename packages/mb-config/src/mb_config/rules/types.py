@@ -1,0 +1,30 @@
+"""The rule on types of values, as `mb_config.section_types` applies it to every field."""
+
+from __future__ import annotations
+
+from mb_config.errors import ConfigReadError
+from mb_config.field_types import fit
+from mb_config.rules.rule import Rule
+from mb_config.value_types import FIX, WHY
+
+
+def _number_of_sequences(value: object) -> str | None:
+    try:
+        fit(value, int | None, path="train.global_batch_size")
+    except ConfigReadError as error:
+        return error.message
+    return None
+
+
+WRONG_TYPE = Rule(
+    id="TY01",
+    fields=("train.global_batch_size",),
+    test=_number_of_sequences,
+    why=WHY,
+    fix=FIX,
+    fails={"train.global_batch_size": "eight"},
+    passes={"train.global_batch_size": 8},
+)
+"""Every field has a type; the example is one of them."""
+
+RULES = (WRONG_TYPE,)

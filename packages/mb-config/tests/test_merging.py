@@ -1,0 +1,45 @@
+"""Problems of several checks in one list: an error is never dropped for a warning."""
+
+from mb_config.merging import drop_implied, merge_problems
+from mb_config.problems import Problem
+
+
+def problem(name, *fields, severity="error", origin=None):
+    return Problem(
+        id=name,
+        severity=severity,
+        fields=fields or ("train.a",),
+        message="is 1",
+        why="of it",
+        fix="Set 2.",
+        origin=origin or {},
+    )
+
+
+def test_an_error_replaces_a_warning_of_the_same_rule_on_the_same_field():
+    warning, error = problem("V1", "train.a", severity="warning"), problem("V1", "train.a", "model.b")
+    assert merge_problems([warning], [error]) == [error]
+    assert merge_problems([error], [warning]) == [error]
+
+
+def test_problems_of_one_rule_on_other_fields_are_all_kept():
+    one, other = problem("V1", "train.a", severity="warning"), problem("V1", "train.b")
+    assert merge_problems([one], [other]) == [one, other]
+
+
+def test_a_repeated_problem_is_listed_once():
+    assert merge_problems([problem("V1")], [problem("V1")]) == [problem("V1")]
+
+
+def test_what_resolving_computed_from_a_rejected_value_is_left_out():
+    computed = problem("V2", origin={"train.a": "resolve: V3"})
+    assert merge_problems([problem("V1")], [computed]) == [problem("V1")]
+    warned = problem("V1", severity="warning")
+    assert merge_problems([warned], [computed]) == [warned, computed]
+
+
+def test_a_warning_implies_no_error():
+    error, warning = problem("V1"), problem("V2", severity="warning")
+    assert drop_implied([error, warning], {"V1": ("V2",)}) == [error, warning]
+    assert drop_implied([error, problem("V2")], {"V1": ("V2",)}) == [problem("V2")]
+    assert drop_implied([error, warning], {"V2": ("V1",)}) == [error]

@@ -6,6 +6,7 @@ import pytest
 
 from mb_data import BadDocumentError, ByteTokenizer, build_indexed
 from mb_data.documents import read_chunks
+from mb_data.errors import CorpusError
 
 END = ByteTokenizer.eod
 
@@ -72,7 +73,12 @@ def test_progress_ends_at_the_size_of_the_input(tmp_path, name):
     [
         (b"{not json", r"in\.jsonl:3: is not JSON"),
         (b'{"body": "x"}', r"in\.jsonl:3: has no text under 'text', but the keys body"),
-        (b'{"text": 7}', r"in\.jsonl:3: has no text"),
+        (b'{"text": 7}', r"in\.jsonl:3: the value of 'text' is no string \(7, of type int\)"),
+        (b'{"text": null}', r"in\.jsonl:3: the value of 'text' is no string \(null, of type NoneType\)"),
+        (
+            b'{"text": ["a long text in a list, which nobody reads to its end"]}',
+            r"is no string \(\[.{39}\.\.\., of type list",
+        ),
         (b"[1]", r"in\.jsonl:3: has no text under 'text', but list"),
         (b'{"text": "ab\\ud83d"}', r"in\.jsonl:3: has half a character \(surrogates not allowed at 2\)"),
         (b"\xff", r"in\.jsonl:3: is not UTF-8"),
@@ -84,6 +90,18 @@ def test_a_bad_line_is_named_and_nothing_is_left(tmp_path, line, message):
     with pytest.raises(BadDocumentError, match=message):
         build_indexed([lines], tokenizer=ByteTokenizer(), prefix=tmp_path / "out")
     assert list(tmp_path.iterdir()) == [lines]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("a.txt", ""), ("a.jsonl", "\n\n"), ("a.jsonl", '{"text": ""}\n')]
+)
+def test_input_without_text_is_refused_and_nothing_is_built(tmp_path, name, content):
+    source = tmp_path / name
+    source.write_text(content)
+    with pytest.raises(CorpusError, match="no text in it") as refused:
+        build_indexed([source], tokenizer=ByteTokenizer(), prefix=tmp_path / "out")
+    assert str(source) in str(refused.value)
+    assert list(tmp_path.iterdir()) == [source]
 
 
 def test_a_bad_line_is_named_by_workers_too(tmp_path):

@@ -193,6 +193,11 @@ class TestTokenizer:
         assert BYTES.encode("<extra_id_0>") == list(b"<extra_id_0>")
         assert BYTES.fingerprint == "bytes-sentinels-100"
 
+    def test_a_number_that_no_memory_holds_takes_none(self):
+        many = SentinelTokenizer(ByteTokenizer(), sentinels=10**12)
+        assert many.vocab_size == 10**12 + 257
+        assert many.decode([104, 257 + 10**11]) == "h<extra_id_100000000000>"
+
     def test_a_section_asks_for_them(self):
         loaded = load_tokenizer(TokenizerConfig(tokenizer_type="ByteTokenizer", vocab_extra_ids=3))
         assert loaded.sentinels == range(257, 260)

@@ -327,3 +327,44 @@ def test_a_library_that_is_not_installed_is_named(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "mb_data.tokenizers_sentencepiece", raising=False)
     with pytest.raises(TokenizerLibraryError, match=r'pip install "mb-data\[sentencepiece\]"'):
         load_tokenizer(tmp_path / "small.model")
+
+
+def test_options_of_hugging_face_change_what_is_read_and_are_kept(gpt2, tmp_path):
+    pytest.importorskip("transformers", reason="needs the transformers extra")
+    section = TokenizerConfig(
+        tokenizer_type="HuggingFaceTokenizer",
+        tokenizer_model=str(gpt2 / "whole.json"),
+        hf_tokenizer_kwargs={"eos_token": "<end>"},
+    )
+    tokenizer = load_tokenizer(section)
+    assert (tokenizer.vocab_size, tokenizer.eod, tokenizer.token_id("<end>")) == (321, 320, 320)
+    keep_tokenizer(tokenizer, tmp_path)
+    assert kept_tokenizer(tmp_path, section).eod == 320
+
+
+def test_options_that_transformers_refuses_and_a_missing_file_are_named(gpt2, tmp_path):
+    pytest.importorskip("transformers", reason="needs the transformers extra")
+    section = TokenizerConfig(
+        tokenizer_type="HuggingFaceTokenizer",
+        tokenizer_model=str(gpt2 / "whole.json"),
+        hf_tokenizer_kwargs={"eos_token": 5},
+    )
+    with pytest.raises(TokenizerError, match=r"with hf_tokenizer_kwargs=\{'eos_token': 5\}"):
+        load_tokenizer(section)
+    section.tokenizer_model = str(tmp_path / "missing")
+    with pytest.raises(DataPathError, match="missing: no such file or folder"):
+        load_tokenizer(section)
+
+
+@pytest.mark.parametrize("settings", ['{"eos_token": {"x": 1}}', '{"eos_token": 5}', "[]", "{"])
+def test_settings_that_name_no_end_are_refused(gpt2, tmp_path, settings):
+    (tmp_path / "tokenizer.json").write_bytes((gpt2 / "whole.json").read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text(settings)
+    with pytest.raises(TokenizerError, match=r"tokenizer_config\.json: is no JSON object with an eos_token"):
+        load_tokenizer(tmp_path)
+
+
+def test_an_empty_model_is_refused(pieces, tmp_path):
+    (tmp_path / "empty.model").touch()
+    with pytest.raises(TokenizerError, match=r"is no SentencePiece model \(the file is empty\)"):
+        load_tokenizer(tmp_path / "empty.model")

@@ -15,8 +15,9 @@ Write a few documents in Megatron's format, and look at what is there:
 (2, 13, 'uint16')
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from mb_data import _lazy
 
 if TYPE_CHECKING:
     from mb_data.blend import blend_from_path as blend_from_path
@@ -166,83 +167,11 @@ _HOMES = {
     "verify_prefix": "indexed",
     "with_sentinels": "tokenizer_loading",
 }
-__all__ = [
-    "RULES",
-    "AddedTokens",
-    "BadDocumentError",
-    "ByteTokenizer",
-    "ConfigError",
-    "CyclicSampler",
-    "DataPathError",
-    "DataloaderConfig",
-    "DatasetBuildContext",
-    "DatasetProvider",
-    "DrawnShapes",
-    "DrawnShapesConfig",
-    "FIMDataset",
-    "FIMTextCorpusConfig",
-    "GPTDatasetConfig",
-    "GPTFIMDatasetConfig",
-    "IndexedFormatError",
-    "IndexedReader",
-    "IndexedSummary",
-    "IndexedWriter",
-    "MiddleFiller",
-    "MockGPTDatasetConfig",
-    "NotEnoughSamplesError",
-    "NullTokenizer",
-    "PrefixStats",
-    "PreparedCorpus",
-    "Rule",
-    "SampleCounts",
-    "SentinelTokenizer",
-    "SingleSampler",
-    "SpanSizes",
-    "T5Dataset",
-    "T5DatasetConfig",
-    "T5TextCorpusConfig",
-    "TextCorpusConfig",
-    "Tokenizer",
-    "TokenizedCorpus",
-    "TokenizerConfig",
-    "TokenizerError",
-    "as_megatron",
-    "blend_from_path",
-    "blend_stats",
-    "build_data_iterator",
-    "build_fim_datasets",
-    "build_gpt_datasets",
-    "build_indexed",
-    "build_t5_datasets",
-    "corrupt_spans",
-    "dataset_sample_counts",
-    "examine_prefix",
-    "fill_encoder",
-    "find_fill_tokens",
-    "keep_tokenizer",
-    "kept_tokenizer",
-    "load_tokenizer",
-    "prepare_corpus",
-    "require_global_batch",
-    "split_matrix",
-    "tokenize_corpus",
-    "train_bpe",
-    "verify_prefix",
-    "with_sentinels",
-    "BatchSampler",
-    "FinetuningDataset",
-    "FinetuningDatasetConfig",
-    "PackedSequenceSpecs",
-    "SumsFinetuningConfig",
-    "build_finetuning_datasets",
-    "tokenize_samples",
-    "TokenizedSamples",
-    "PackedDataset",
-    "first_fit_decreasing",
-]
 
 
 def __getattr__(name: str) -> object:
-    if name in _HOMES:
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _lazy.resolve(__name__, _HOMES, name)
+
+
+def __dir__() -> list[str]:
+    return _lazy.public_names(globals(), _HOMES)

@@ -195,7 +195,7 @@ def _parse(content: bytes, file: Path) -> Any:
 def _find_end(tokenizer: Any, place: Path, settings: bytes | None) -> int:
     """Return the id that ends a document: the one that the settings name, or a customary one."""
     named = None if settings is None else _end_in(settings, place)
-    names = (named["content"] if isinstance(named, dict) else named, *_ENDS)
+    names = (named, *_ENDS)
     for name in names:
         number: int | None = tokenizer.token_to_id(name) if name else None
         if number is not None:
@@ -206,12 +206,17 @@ def _find_end(tokenizer: Any, place: Path, settings: bytes | None) -> int:
     )
 
 
-def _end_in(settings: bytes, place: Path) -> Any:
+def _end_in(settings: bytes, place: Path) -> str | None:
     try:
-        return json.loads(settings).get("eos_token")
-    except (ValueError, AttributeError) as error:
+        named = json.loads(settings).get("eos_token")
+        name = named["content"] if isinstance(named, dict) else named
+        if not isinstance(name, str | None):
+            raise TypeError(f"eos_token is {name!r}, which is no text")
+        return name
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
         raise TokenizerError(
-            f"{place.with_name(_SETTINGS)}: is no JSON object ({error}); it may name the end of a document. Correct it."
+            f"{place.with_name(_SETTINGS)}: is no JSON object with an eos_token ({error}); it may name the end of a "
+            "document. Correct it."
         ) from error
 
 

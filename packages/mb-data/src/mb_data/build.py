@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mb_data.documents import Chunk, input_files, read_chunks, texts
+from mb_data.errors import CorpusError
 from mb_data.indexed import IndexedSummary, IndexedWriter, token_dtype
 from mb_data.tokenizers import Tokenizer
 from mb_data.workers import map_in_order
@@ -77,6 +78,7 @@ def build_indexed(
     Raises:
         DataPathError: An input does not exist, or there is no file.
         BadDocumentError: A line or file cannot be read; named by file and line.
+        CorpusError: No file has any text.
         WorkerError: A worker process was killed.
     """
     files = input_files(inputs)
@@ -89,4 +91,9 @@ def build_indexed(
             done += encoded.read_bytes
             if progress is not None:
                 progress("tokenize", done, total)
+        if not writer.summary.documents:
+            raise CorpusError(
+                f"{', '.join(map(str, inputs))}: no text in it ({len(files)} {'file' if len(files) == 1 else 'files'}, "
+                f"{total} bytes), so that there is nothing to train on. Give files with text."
+            )
     return writer.summary

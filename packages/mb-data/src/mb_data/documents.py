@@ -124,11 +124,16 @@ def _json_text(line: str, *, json_key: str, place: str) -> str:
         raise BadDocumentError(
             f"{place}: is not JSON ({error}); every line is one document. Correct the line."
         ) from error
-    text = record.get(json_key) if isinstance(record, dict) else None
-    if not isinstance(text, str):
+    if not isinstance(record, dict) or json_key not in record:
         found = f"the keys {', '.join(record)}" if isinstance(record, dict) else type(record).__name__
         raise BadDocumentError(
             f"{place}: has no text under {json_key!r}, but {found}. Correct the line, or name another key."
+        )
+    text = record[json_key]
+    if not isinstance(text, str):
+        raise BadDocumentError(
+            f"{place}: the value of {json_key!r} is no string ({_shown(text)}); only a string can be tokenized. Put it "
+            "in quotes, or name another key."
         )
     try:
         text.encode()
@@ -137,3 +142,9 @@ def _json_text(line: str, *, json_key: str, place: str) -> str:
             f"{place}: has half a character ({error.reason} at {error.start}); no tokenizer takes it. Correct the line."
         ) from error
     return text
+
+
+def _shown(value: object) -> str:
+    """Return a value of JSON with its type, cut to a readable length."""
+    text = json.dumps(value, ensure_ascii=False)
+    return f"{text if len(text) <= 40 else text[:40] + '...'}, of type {type(value).__name__}"

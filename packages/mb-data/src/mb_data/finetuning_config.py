@@ -10,10 +10,11 @@ from mb_data.aliases import sequence_length_too
 from mb_data.config import DataloaderConfig
 from mb_data.finetuning_options import FinetuningOptions, read_options
 from mb_data.rules import check_section
+from mb_data.strict_fields import StrictFields
 
 
 @dataclass(kw_only=True)
-class PackedSequenceSpecs:
+class PackedSequenceSpecs(StrictFields):
     """Several samples in one sequence: how many tokens it has, and what each of them takes."""
 
     packed_sequence_size: int = -1

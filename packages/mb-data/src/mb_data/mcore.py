@@ -17,6 +17,7 @@ from megatron.core.datasets.gpt_dataset import GPTDatasetConfig as MegatronGPTDa
 from megatron.core.tokenizers import MegatronTokenizerBase
 
 from mb_data.blend import SPLITS, Blend
+from mb_data.cached_indices import require_numbers
 from mb_data.config import DataloaderConfig, DatasetBuildContext, GPTDatasetConfig, TextCorpusConfig
 from mb_data.corpus import TokenizedCorpus, prepare_corpus, tokenize_corpus
 from mb_data.errors import NotEnoughSamplesError, TokenizerError
@@ -115,6 +116,7 @@ def build_gpt_datasets(
 
     Raises:
         ConfigError: The section contradicts itself.
+        IndexedFormatError: A cached index holds Python objects instead of numbers.
         NotEnoughSamplesError: A split has no tokens, or an unweighted blend has fewer samples than asked for.
         PermissionError: The folder for the indices cannot be written.
         TokenizerError: A text corpus is given a tokenizer of Megatron's own.
@@ -131,6 +133,8 @@ def build_gpt_datasets(
         _leave_out_weights(config, alone=not (context.train_samples or context.test_samples))
     reads = is_built_on_rank()  # the files need not be there on ranks that do not read
     index_cache = _index_cache(config) if reads else config.path_to_cache
+    if reads and index_cache is not None:
+        require_numbers(Path(index_cache))
     with _without_notices():
         megatron_config = to_megatron(config, tokenizer=config.tokenizer, path_to_cache=index_cache)
     _leave_out_unneeded(megatron_config, samples)

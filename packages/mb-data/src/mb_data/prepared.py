@@ -16,8 +16,12 @@ from mb_data.errors import CorpusError
 Found = TypeVar("Found")
 
 
-def cache_folder(cache_dir: str | None, *, environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder for prepared data: the given one, `$MB_CACHE_DIR`, or `~/.cache/mb-trainer`."""
+def cache_folder(cache_dir: str | None, *, environment: Mapping[str, str] | None = None) -> Path:
+    """Return the folder for prepared data: the given one, `$MB_CACHE_DIR`, or `~/.cache/mb-trainer`.
+
+    `environment` holds the variable; None: `os.environ`.
+    """
+    environment = os.environ if environment is None else environment
     return Path(cache_dir or environment.get("MB_CACHE_DIR") or "~/.cache/mb-trainer").expanduser()
 
 

@@ -10,9 +10,11 @@ from typing import Any
 
 from mb_data import fim_rules, finetuning_rules, t5_rules, tokenizer_rules
 from mb_data.blend import SPLITS, bad_weights, blend_from_path, split_matrix
+from mb_data.paths import path_rule
 from mb_data.rule import Rule as Rule
 from mb_data.rule import inert, unless
 from mb_data.tokenizer_rules import BYTE_ENTRIES
+from mb_data.value_types import refuse_wrong_types
 
 SUPPORTED_LOADERS = (None, "single", "cyclic", "batch", "external")
 
@@ -28,7 +30,9 @@ def check_section(values: object, *, section: str) -> None:
 
     Raises:
         ConfigError: With a line *where: what; why. What to do.* for each broken rule.
+        FieldTypeError: Values have a wrong type.
     """
+    refuse_wrong_types(values, path=section)
     problems = []
     for rule in RULES:
         names = [path.removeprefix(f"{section}.") for path in rule.fields]
@@ -110,7 +114,30 @@ def _position_is_kept(save: Any, load: Any, kind: Any) -> str | None:
     return unless(kind == "external" or not (save or load), f"save={save!r}, load={load!r} with {kind!r}")
 
 
+PATH_FIELDS = (
+    "dataset.dataloader_save",
+    "dataset.dataloader_load",
+    "dataset.data_path",
+    "dataset.blend",
+    "dataset.blend_per_split",
+    "dataset.path_to_cache",
+    "dataset.object_storage_cache_path",
+    "dataset.per_dataset_sequences_path",
+    "dataset.sources",
+    "dataset.cache_dir",
+    "dataset.dataset_root",
+    "tokenizer.vocab_file",
+    "tokenizer.merge_file",
+    "tokenizer.tokenizer_model",
+    "tokenizer.metadata_path",
+    "tokenizer.chat_template_path",
+)
+"""Fields that name files or folders."""
+
+_PATHS = tuple(Rule(**path_rule(number, path)) for number, path in enumerate(PATH_FIELDS, start=21))
+
 RULES: tuple[Rule, ...] = (
+    *_PATHS,
     Rule(
         id="V042",
         fields=("dataset.data_path",),

@@ -3,9 +3,11 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from mb_data.strict_fields import StrictFields
+
 
 @dataclass(kw_only=True)
-class TokenizerConfig:
+class TokenizerConfig(StrictFields):
     """Which tokenizer, and the size of the vocabulary.
 
     Types that are not supported are refused by rule D11, fields that nothing reads by the rules from D21 on.
@@ -64,7 +66,7 @@ class TokenizerConfig:
     """Leave out the special tokens that the tokenizer puts around a text, such as a begin of sequence."""
 
     trust_remote_code: bool = False
-    """Allow a tokenizer from the Hugging Face Hub to run its own code."""
+    """Run Python code that comes with a tokenizer. Refused (D40): the code would have this user's rights."""
 
     null_tokenizer_eod_id: int | None = None
     """End of document of the NullTokenizer; None: the last entry."""
@@ -91,7 +93,8 @@ class TokenizerConfig:
     """Take the model's vocabulary from the tokenizer even where the model has a size of its own."""
 
     hf_tokenizer_kwargs: dict[str, Any] | None = field(default_factory=dict)
-    """Options of Hugging Face tokenizers, as older configurations give them."""
+    """HuggingFaceTokenizer: keyword arguments for `transformers`, such as add_bos_token; the ids are those of its fast
+    tokenizer."""
 
     sp_tokenizer_kwargs: dict[str, Any] | None = field(default_factory=dict)
     """Options of SentencePiece tokenizers, as older configurations give them."""

@@ -118,9 +118,9 @@ def _described(source: TokenizerConfig) -> Tokenizer:
         made: Tokenizer = _door("bpe").gpt2_bpe(Path(source.vocab_file), Path(source.merge_file))
         return made
     if kind == "HuggingFaceTokenizer" and model:
-        return _hugging_face(
-            Path(model), include_special_tokens=not source.tokenizer_hf_no_include_special_tokens
-        )
+        included = not source.tokenizer_hf_no_include_special_tokens
+        options = source.hf_tokenizer_kwargs
+        return _hugging_face(Path(model), include_special_tokens=included, options=options)
     if kind in SENTENCEPIECE and model:
         piece: Tokenizer = _door("tokenizers_sentencepiece").PieceTokenizer(Path(model))
         return piece
@@ -134,12 +134,19 @@ def _described(source: TokenizerConfig) -> Tokenizer:
     )
 
 
-def _hugging_face(path: Path, *, include_special_tokens: bool) -> Tokenizer:
-    """Read a `tokenizer.json`, or a folder; one without it through the library that can make one."""
-    other_form = path.is_dir() and not (path / "tokenizer.json").exists() and any(path.glob("*token*"))
-    door = _door("tokenizers_hf") if other_form else _door("bpe")
-    read = door.read_folder if other_form else door.FileTokenizer
-    tokenizer: Tokenizer = read(path, include_special_tokens=include_special_tokens)
+def _hugging_face(
+    path: Path, *, include_special_tokens: bool, options: Mapping[str, Any] | None = None
+) -> Tokenizer:
+    """Read a `tokenizer.json`, or a folder; one without it, or with options, through the library that can make one."""
+    tokenizer: Tokenizer
+    if options:
+        library = _door("tokenizers_hf")
+        tokenizer = library.read_folder(path, include_special_tokens=include_special_tokens, options=options)
+    else:
+        other_form = path.is_dir() and not (path / "tokenizer.json").exists() and any(path.glob("*token*"))
+        door = _door("tokenizers_hf") if other_form else _door("bpe")
+        read = door.read_folder if other_form else door.FileTokenizer
+        tokenizer = read(path, include_special_tokens=include_special_tokens)
     return tokenizer
 
 

@@ -41,11 +41,41 @@ def _known(kind: Any) -> str | None:
 def _tokenizer_source(kind: Any, model: Any, vocab_size: Any, vocab_file: Any, merge_file: Any) -> str | None:
     if kind in FROM_MODEL and not model:
         return f"{kind} without tokenizer_model"
-    if kind == "NullTokenizer" and not vocab_size:
+    if kind == "NullTokenizer" and (not vocab_size or vocab_size < 1):
         return f"NullTokenizer with vocab_size={vocab_size}"
     if kind == "GPT2BPETokenizer" and not (vocab_file and merge_file):
         return f"GPT2BPETokenizer with vocab_file={vocab_file!r}, merge_file={merge_file!r}"
     return None
+
+
+OWN_FIELDS = {
+    "include_special_tokens": "set tokenizer.tokenizer_hf_no_include_special_tokens",
+    "trust_remote_code": "no code of a tokenizer's folder is run",
+    "use_fast": "ids come from a tokenizer.json, which the slow tokenizers do not have",
+    "revision": "nothing is downloaded",
+    "subfolder": "set tokenizer.tokenizer_model to the folder itself",
+    "local_files_only": "nothing is downloaded",
+    "token": "nothing is downloaded",
+    "cache_dir": "nothing is downloaded",
+    "force_download": "nothing is downloaded",
+    "proxies": "nothing is downloaded",
+    "padding_side": "nothing is padded here",
+    "truncation_side": "nothing is cut here",
+    "model_max_length": "nothing is cut here",
+    "chat_template": "conversations are formatted before they are tokenized",
+}
+"""Keyword arguments of Hugging Face's tokenizers that `hf_tokenizer_kwargs` does not take, with the reason."""
+
+
+def _options(options: Any) -> str | None:
+    refused = [f"{name} ({why})" for name, why in OWN_FIELDS.items() if name in (options or {})]
+    return f"holds {', '.join(refused)}" if refused else None
+
+
+def _end_of_numbers(end: Any, kind: Any, size: Any) -> str | None:
+    if end is None or kind != "NullTokenizer" or not size or 0 <= end < size:
+        return None
+    return f"{end} is none of the numbers from 0 to {size - 1}"
 
 
 def _distinct(names: Any) -> str | None:
@@ -89,13 +119,11 @@ _INERT: tuple[tuple[int, str, object, object, str], ...] = (
     (25, "use_tokenizer_vocab_size", False, True, "Leave model.vocab_size unset: it is the tokenizer's."),
     (28, "metadata_path", None, "metadata.json", _FILE),
     (31, "tokenizer_hf_no_use_fast", False, True, _FILE),
-    (32, "hf_tokenizer_kwargs", {}, {"use_fast": False}, _FILE),
     (33, "null_tokenizer_pad_id", -1, 3, "Leave it at -1; no token is taken for padding."),
     (34, "chat_template", None, "{{ messages }}", _CHAT),
     (35, "chat_template_path", None, "chat.jinja", _CHAT),
     (38, "tokenizer_sentencepiece_legacy", False, True, _PIECES),
     (39, "tokenizer_sentencepiece_ignore_extra_whitespaces", True, False, _PIECES),
-    (40, "trust_remote_code", False, True, "Leave it off; code that comes with a tokenizer is never run."),
     (42, "sp_tokenizer_kwargs", {}, {"legacy": True}, _PIECES),
     (43, "tokenizer_prompt_format", None, "nemotron", _CHAT),
     (44, "image_tag_type", None, "llava", _CHAT),
@@ -142,6 +170,23 @@ RULES: tuple[Rule, ...] = (
         passes={"tokenizer.vocab_extra_ids": 0},
     ),
     Rule(
+        id="D50",
+        fields=("tokenizer.null_tokenizer_eod_id", "tokenizer.tokenizer_type", "tokenizer.vocab_size"),
+        test=_end_of_numbers,
+        why="the end of a document is one of the tokenizer's entries, and the embedding has a row for each of these",
+        fix="Set a number below tokenizer.vocab_size, or leave it unset for the last.",
+        fails={
+            "tokenizer.null_tokenizer_eod_id": 50,
+            "tokenizer.tokenizer_type": "NullTokenizer",
+            "tokenizer.vocab_size": 50,
+        },
+        passes={
+            "tokenizer.null_tokenizer_eod_id": 49,
+            "tokenizer.tokenizer_type": "NullTokenizer",
+            "tokenizer.vocab_size": 50,
+        },
+    ),
+    Rule(
         id="D29",
         fields=("tokenizer.special_tokens",),
         test=_distinct,
@@ -153,6 +198,39 @@ RULES: tuple[Rule, ...] = (
     _of(26, "vocab_file", ("GPT2BPETokenizer",), neutral=None, asked="vocab.json"),
     _of(27, "merge_file", ("GPT2BPETokenizer",), neutral=None, asked="merges.txt"),
     _of(30, "tokenizer_hf_no_include_special_tokens", ("HuggingFaceTokenizer",), neutral=False, asked=True),
+    Rule(
+        id="D32",
+        fields=("tokenizer.hf_tokenizer_kwargs",),
+        test=_options,
+        why="what is passed must change the ids, and must not load anything from elsewhere",
+        fix="Remove these keys; others, such as add_bos_token or eos_token, are passed to the library transformers.",
+        fails={"tokenizer.hf_tokenizer_kwargs": {"use_fast": False}},
+        passes={"tokenizer.hf_tokenizer_kwargs": {"add_bos_token": True}},
+    ),
+    _of(84, "hf_tokenizer_kwargs", ("HuggingFaceTokenizer",), neutral={}, asked={"add_bos_token": True}),
+    Rule(
+        id="D40",
+        fields=("tokenizer.trust_remote_code",),
+        test=lambda trusted: unless(not trusted, "is on"),
+        why="it would run Python code from the tokenizer's folder with this user's rights, on every rank, and what "
+        "that code does is not part of the configuration",
+        fix="Set tokenizer.trust_remote_code=false. Convert the tokenizer once, where its code is trusted, with "
+        "save_pretrained, and set tokenizer.tokenizer_model to the tokenizer.json that it writes.",
+        fails={"tokenizer.trust_remote_code": True},
+        passes={"tokenizer.trust_remote_code": False},
+    ),
+    Rule(
+        id="D99",
+        fields=("tokenizer.tokenizer_type", "facts.tokenizer_error"),
+        test=lambda kind, error: None if error is None else f"{kind} cannot be read ({error.rstrip('.')})",
+        why="a run reads its tokenizer before it builds anything",
+        fix="Correct the path of the file, or the file, or choose the type that reads it.",
+        fails={
+            "tokenizer.tokenizer_type": "HuggingFaceTokenizer",
+            "facts.tokenizer_error": "tokenizer.json: no such file.",
+        },
+        passes={"tokenizer.tokenizer_type": "HuggingFaceTokenizer", "facts.tokenizer_error": None},
+    ),
     _of(36, "tiktoken_pattern", ("TikTokenizer",), neutral=None, asked="v1"),
     _of(37, "tiktoken_num_special_tokens", ("TikTokenizer",), neutral=1000, asked=10),
     Rule(

@@ -4,7 +4,7 @@ The tokenizers that need no library are here. `mb_data.tokenizer_loading` reads 
 """
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -133,6 +133,24 @@ class AddedTokens:
         return written(ids, self._names, decode=self.plain.decode)
 
 
+class _SentinelNames(Mapping[int, str]):
+    """Ids of sentinels to their names, computed on access: a size is planned with before it is known to fit."""
+
+    def __init__(self, ids: range) -> None:
+        self._ids = ids
+
+    def __getitem__(self, number: int) -> str:
+        if number not in self._ids:
+            raise KeyError(number)
+        return f"<extra_id_{number - self._ids.start}>"
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._ids)
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+
 class SentinelTokenizer:
     """A tokenizer with sentinels: entries behind its own, which no text becomes.
 
@@ -158,7 +176,7 @@ class SentinelTokenizer:
         self.vocab_size = self.sentinels.stop
         self.eod = tokenizer.eod
         self.fingerprint = f"{tokenizer.fingerprint}-sentinels-{sentinels}"
-        self._names = {number: f"<extra_id_{place}>" for place, number in enumerate(self.sentinels)}
+        self._names = _SentinelNames(self.sentinels)
 
     def token_id(self, token: str, /) -> int | None:
         """Return the id of an entry of the tokenizer; None where there is no such entry."""

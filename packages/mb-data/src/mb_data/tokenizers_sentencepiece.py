@@ -72,6 +72,8 @@ class PieceTokenizer:
 
 def _parse(content: bytes, path: Path) -> Any:
     try:
+        if not content:
+            raise RuntimeError("the file is empty")  # the library takes it, and fails at the first call
         return sentencepiece.SentencePieceProcessor(model_proto=content)
     except RuntimeError as error:
         raise TokenizerError(f"{path}: is no SentencePiece model ({error}). Give a .model file.") from error

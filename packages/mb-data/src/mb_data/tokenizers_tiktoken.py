@@ -106,6 +106,11 @@ class TikTokenizer:
 
 def _special(names: Sequence[str], reserved: int) -> list[str]:
     """Return the special tokens with names for the places that are kept for more."""
+    if reserved > LARGEST:
+        raise TokenizerError(
+            f"tokenizer.tiktoken_num_special_tokens: {reserved} places are more than the {LARGEST} entries that a "
+            "TikTokenizer has. Set it to the number that the tokenizer was trained with, such as 1000."
+        )
     missing = [name for name in CUSTOMARY if name not in names]
     if missing or len(set(names)) < len(names) or len(names) > reserved:
         raise TokenizerError(

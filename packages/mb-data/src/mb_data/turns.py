@@ -13,9 +13,17 @@ def rank_zero_first(action: Callable[[], Result]) -> Result:
     if not torch.distributed.is_initialized():
         return action()
     if torch.distributed.get_rank() != 0:
-        torch.distributed.barrier()
+        _barrier()
         return action()
     try:
         return action()
     finally:
+        _barrier()
+
+
+def _barrier() -> None:
+    """Wait for all ranks; with NCCL on this rank's current GPU, which NCCL would otherwise have to guess."""
+    if torch.distributed.get_backend() == "nccl":
+        torch.distributed.barrier(device_ids=[torch.cuda.current_device()])
+    else:
         torch.distributed.barrier()

@@ -1,0 +1,40 @@
+"""Check of cached sample indices (`*.npy`) before Megatron Core reads them. Needs numpy."""
+
+from pathlib import Path
+
+import numpy as np
+
+from mb_data.errors import IndexedFormatError
+
+_MAGIC = b"\x93NUMPY"
+
+
+def require_numbers(folder: Path) -> None:
+    """Reject a cached index that holds anything but an array of numbers, such as a pickle, which could execute code.
+
+    Reads the headers alone. A file that another process has begun to write passes.
+
+    Raises:
+        IndexedFormatError: A file is a pickle, an archive, or an array of Python objects.
+    """
+    for path in sorted(folder.glob("*.npy")):
+        with path.open("rb") as stream:
+            start = stream.read(len(_MAGIC))
+            stream.seek(0)
+            if not _MAGIC.startswith(start) or (start == _MAGIC and _holds_objects(stream)):
+                raise IndexedFormatError(
+                    f"{path}: is no array of numbers, as a cached sample index is. Reading it could execute code of "
+                    "its author. Remove the file, and the index is built again."
+                )
+
+
+def _holds_objects(stream: object) -> bool:
+    try:
+        version = np.lib.format.read_magic(stream)  # type: ignore[arg-type]
+        read = (
+            np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        )
+        _, _, dtype = read(stream)  # type: ignore[arg-type]
+    except ValueError:
+        return False  # cut short, or of a version that Megatron Core cannot read either
+    return bool(dtype.hasobject)

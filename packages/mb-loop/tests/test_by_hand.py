@@ -94,3 +94,89 @@ def test_saves_and_exits_are_decided_together(settings, keywords, leave, saved, 
     )  # fmt: skip
     assert (decided, saves.lines, len(lines)) == (leave, saved, int(leave))
     assert line is None or line in lines[0]
+
+
+def minimal_state(folder=None, *, save=None, log_progress=False, async_save=False, **train):
+    """Return the fewest fields that the seed's functions read of a global state."""
+    return SimpleNamespace(
+        train_state=mb_loop.TrainState(step=4, consumed_train_samples=4000),
+        start_time=0.0,
+        cfg=SimpleNamespace(
+            train=TrainSection(train_iters=9, **train),
+            checkpoint=SimpleNamespace(
+                save=save, save_interval=None, non_persistent_save_interval=None, async_save=async_save
+            ),
+            ddp=SimpleNamespace(use_megatron_fsdp=False, overlap_param_gather=False),
+            optimizer=SimpleNamespace(use_distributed_optimizer=False),
+            model=SimpleNamespace(seq_length=1000),
+            logger=SimpleNamespace(log_progress=log_progress),
+        ),
+    )
+
+
+def test_the_seeds_arguments_are_enough_to_save():
+    saves, state = Saves(), minimal_state()
+    mb_loop.save_checkpoint_and_time(
+        state=state,
+        model=[],
+        optimizer=None,
+        opt_param_scheduler=None,
+        num_floating_point_operations_so_far=3e20,
+        checkpointing_context={"checkpointer": saves},
+        non_persistent_ckpt=False,
+        train_data_iterator=None,
+    )
+    assert (saves.lines, state.train_state.floating_point_operations_so_far) == (["4"], 3 * 10**20)
+
+
+@pytest.mark.parametrize(("received", "leave"), [([False, False], False), ([False, True], True)])
+def test_the_seeds_arguments_are_enough_to_decide(received, leave, capsys):
+    saves, state = Saves(), minimal_state(exit_signal_handler=True)
+    state.signal_handler = SimpleNamespace(signals_received=lambda: received)
+    decided = mb_loop.checkpoint_and_decide_exit(
+        state=state,
+        model=[],
+        optimizer=None,
+        opt_param_scheduler=None,
+        num_floating_point_operations_so_far=0.0,
+        checkpointing_context={"checkpointer": saves},
+        train_data_iterator=None,
+    )
+    assert (decided, saves.lines) == (leave, ["4"] * leave)
+    assert capsys.readouterr().out == "stopped after step 4: SIGTERM on rank 1\n" * leave
+
+
+def test_nothing_is_saved_where_no_folder_asks_for_it():
+    assert not mb_loop.checkpoint_and_decide_exit(minimal_state(), [], None, None, 0.0, {}, None)
+
+
+@pytest.mark.parametrize(
+    ("call", "settings", "context", "message"),
+    [
+        ("save_checkpoint_and_time", {}, {}, "holds no checkpointer, but this function writes one"),
+        ("checkpoint_and_decide_exit", {"save": "ck"}, {}, "checkpoint.save='ck' asks for checkpoints"),
+        ("checkpoint_and_decide_exit", {}, "ck", "is a str, but the checkpointer is read from a mapping"),
+        ("checkpoint_and_decide_exit", {"exit_signal_handler": True}, {}, "the state has no signal_handler"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(call, settings, context, message):
+    with pytest.raises(mb_loop.TrainSettingsError, match=message):
+        getattr(mb_loop, call)(minimal_state(**settings), [], None, None, 0.0, context)
+
+
+def test_two_checkpointers_are_refused():
+    with pytest.raises(mb_loop.TrainSettingsError, match="differs from the argument checkpointer"):
+        mb_loop.save_checkpoint_and_time(
+            minimal_state(), [], None, None, 0.0, {"checkpointer": Saves()}, checkpointer=Saves()
+        )
+
+
+@pytest.mark.parametrize(("temporary", "texts"), [(False, ["Saved checkpoint"]), (True, [])])
+def test_a_persistent_save_adds_a_line_to_the_progress_log(tmp_path, temporary, texts):
+    state = minimal_state(save=str(tmp_path), log_progress=True)
+    mb_loop.append_to_progress_log(state.cfg, "Starting job")
+    mb_loop.save_checkpoint_and_time(
+        state, [], None, None, 3e20, {"checkpointer": Saves()}, non_persistent_ckpt=temporary
+    )
+    lines = (tmp_path / "progress.txt").read_text().splitlines()
+    assert [line.split("\t")[3] for line in lines] == ["Starting job", *texts]

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 import pytest
 
 from mb_loop import (
+    ParallelSetupError,
     ProgressLogError,
     TrainState,
     append_to_progress_log,
@@ -106,3 +107,56 @@ def test_what_is_missing_is_named(tmp_path):
         save(config(tmp_path, seq_length=None), minute=1, began=0, operations=1.0)
     with pytest.raises(ProgressLogError, match="Call append_to_progress_log"):
         save(config(tmp_path), minute=1, began=0, operations=1.0)
+
+
+def seed_state(folder, *, asynchronous=False, consumed=30_000):
+    cfg = config(folder)
+    cfg.checkpoint.async_save = asynchronous
+    counters = TrainState(step=10, consumed_train_samples=consumed)
+    return SimpleNamespace(cfg=cfg, start_time=datetime.now().timestamp() - 100, train_state=counters)
+
+
+def job_throughput(folder, line):
+    field = (folder / "progress.txt").read_text().splitlines()[line].split("\t")[5]
+    return float(field.removeprefix("Job throughput: ").split()[0])
+
+
+@pytest.mark.parametrize(
+    ("asynchronous", "text"), [(False, "Saved checkpoint"), (True, "Saving async checkpoint")]
+)
+def test_the_seeds_two_arguments_are_enough(tmp_path, monkeypatch, asynchronous, text):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    state = seed_state(tmp_path, asynchronous=asynchronous)
+    append_to_progress_log(state.cfg, STARTED)
+    compute_throughputs_and_append_to_progress_log(state, 4e16)
+    operations = get_start_time_from_progress_log(state.cfg)[1]
+    line = (tmp_path / "progress.txt").read_text().splitlines()[1].split("\t")
+    assert (operations, line[1:4]) == (0.0, ["Job ID: 77", "# GPUs: 4", text])
+    assert job_throughput(tmp_path, 1) == pytest.approx(100, rel=0.1)
+
+
+def test_the_throughput_of_a_resumed_job_counts_from_the_checkpoint_before_its_start(tmp_path):
+    state = seed_state(tmp_path)
+    append_to_progress_log(state.cfg, STARTED)
+    compute_throughputs_and_append_to_progress_log(state, 4e16)
+    append_to_progress_log(state.cfg, STARTED)
+    compute_throughputs_and_append_to_progress_log(state, 6e16)
+    assert job_throughput(tmp_path, 3) == pytest.approx(200, rel=0.1)
+
+
+def test_every_rank_may_call_and_rank_0_writes(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("RANK", "1")
+    state = seed_state(tmp_path)
+    append_to_progress_log(state.cfg, STARTED)
+    compute_throughputs_and_append_to_progress_log(state, 4e16)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("name", "text"), [("WORLD_SIZE", "0"), ("WORLD_SIZE", "four"), ("RANK", "-1")])
+def test_a_launchers_variable_that_is_no_number_is_refused(tmp_path, monkeypatch, name, text):
+    monkeypatch.setenv(name, text)
+    with pytest.raises(ParallelSetupError, match=f"{name}: '{text}' is not an integer of at least"):
+        append_to_progress_log(config(tmp_path), STARTED)

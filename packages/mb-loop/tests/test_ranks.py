@@ -1,6 +1,8 @@
 """Two gloo ranks, spawned once, do everything that needs two."""
 
 import json
+import os
+import signal
 from types import SimpleNamespace
 
 import pytest
@@ -57,6 +59,7 @@ def rank_main(rank, folder):
         report(value), [model], optimizer, None, None, None, timed, pg_collection=groups, clock=clock
     )
     answers["duration"] = [outcome.reason, outcome.step]
+    answers["signal"] = stop_by_signal(rank, model, optimizer, groups)
     answers["any"] = [any_rank(rank == 1), any_rank(False)]
     answers["timeouts"] = timeouts(model, groups)
     answers["replicas"] = replicas(rank)
@@ -64,6 +67,22 @@ def rank_main(rank, folder):
     answers["logits"] = logits(rank)
     (folder / f"{rank}.json").write_text(json.dumps(answers))
     dist.destroy_process_group()
+
+
+def stop_by_signal(rank, model, optimizer, groups):
+    """Send SIGTERM to the second rank in its second step; return where each rank stopped."""
+
+    def send(context):
+        if (rank, context.state.train_state.step) == (1, 2):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    manager = mb_loop.CallbackManager()
+    manager.register("on_train_step_end", send)
+    state = mb_loop.LoopState.of(train_iters=9, data_parallel_size=2, exit_signal_handler=True)
+    outcome = mb_loop.train(
+        report(1.0), [model], optimizer, None, None, None, state, pg_collection=groups, callbacks=manager
+    )
+    return [outcome.reason, outcome.step, outcome.message]
 
 
 def timeouts(model, groups):
@@ -173,7 +192,7 @@ def logits(rank):
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
-    mp.spawn(rank_main, args=(folder,), nprocs=2)
+    mp.start_processes(rank_main, args=(folder,), nprocs=2, start_method="fork")
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 
@@ -190,6 +209,11 @@ def test_gradients_accumulate_without_and_end_with_a_reduction(answers):
 def test_ranks_agree_on_the_duration(answers):
     assert answers[0]["duration"] == answers[1]["duration"] == ["duration", 2]
     assert answers[0]["any"] == answers[1]["any"] == [True, False]
+
+
+def test_a_signal_to_one_rank_stops_all_ranks_after_the_same_step(answers):
+    expected = ["signal", 2, "stopped after step 2: SIGTERM on rank 1"]
+    assert answers[0]["signal"] == answers[1]["signal"] == expected
 
 
 def test_time_outs_are_set_after_the_first_step(answers):

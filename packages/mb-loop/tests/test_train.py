@@ -216,9 +216,11 @@ def test_events_of_a_whole_run_in_order():
     assert seen == [
         "on_train_start 0",
         "on_train_step_start 0",
+        "on_before_optimizer_step 0",
         "on_train_step_end 1",
         "on_checkpoint_save 1",
         "on_train_step_start 1",
+        "on_before_optimizer_step 1",
         "on_train_step_end 2",
         "on_eval_start 2",
         "on_eval_step_start 2",

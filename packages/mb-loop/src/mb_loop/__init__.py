@@ -14,8 +14,9 @@ The number of microbatches of a step follows from the samples consumed before it
 [2, 2, 2, 3, 3, 4, 4]
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from mb_loop import _lazy
 
 if TYPE_CHECKING:
     from mb_loop.attention_logits import AttentionLogits as AttentionLogits
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
     from mb_loop.state import TrainStateError as TrainStateError
     from mb_loop.step import TrainStep as TrainStep
     from mb_loop.step import train_step as train_step
+    from mb_loop.stop_signal import DistributedSignalHandler as DistributedSignalHandler
     from mb_loop.timeouts import TimeoutAfterFirstStep as TimeoutAfterFirstStep
     from mb_loop.training import train as train
     from mb_loop.validation import ValidationSet as ValidationSet
@@ -87,6 +89,7 @@ _HOMES = {
     "CudaGraphs": "graphs",
     "DataExhaustedError": "errors",
     "DataIteratorError": "errors",
+    "DistributedSignalHandler": "stop_signal",
     "GlobalState": "settings",
     "LoopState": "settings",
     "LossShapeError": "errors",
@@ -133,10 +136,11 @@ _HOMES = {
     "train_step": "step",
     "validation_line": "validation",
 }
-__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> object:
-    if name in _HOMES:
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _lazy.resolve(__name__, _HOMES, name)
+
+
+def __dir__() -> list[str]:
+    return _lazy.public_names(globals(), _HOMES)

@@ -1,20 +1,24 @@
 """Pieces of a turn for loops of one's own, under the names that people know. `train` does the same. Needs torch."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 
 from mb_loop.callbacks import CallbackManager, Events
 from mb_loop.device import wait_for_device
+from mb_loop.errors import TrainSettingsError
 from mb_loop.exits import Exits, ExitWish, no_wish
 from mb_loop.garbage import Garbage
 from mb_loop.hooks import ForwardPreHooks, forward_pre_hooks
 from mb_loop.losses import LossGroups
+from mb_loop.progress_log import SaveFolder, compute_throughputs_and_append_to_progress_log
 from mb_loop.replicas import ReplicaCheck
-from mb_loop.saves import Checkpointer, Saver
-from mb_loop.settings import GlobalState, TrainSettings
+from mb_loop.saves import Checkpointer, SaveEnd, Saver, checkpointer_of
+from mb_loop.settings import CheckpointSettings, LoopSettings, TrainSettings
+from mb_loop.state import TrainState
+from mb_loop.stop_signal import stop_message
 from mb_loop.world import any_rank, longest
 
 
@@ -138,85 +142,153 @@ def post_training_step_callbacks(  # noqa: PLR0913 (the seed's arguments)
     return operations
 
 
+class ProgressSection(Protocol):
+    """The field of the section `logger` that saves read."""
+
+    @property
+    def log_progress(self) -> bool:
+        """Append a line to progress.txt for each persistent checkpoint."""
+
+
+class SaveSection(CheckpointSettings, SaveFolder, Protocol):
+    """The section `checkpoint`: when and where to save."""
+
+
+class SaveSettings(LoopSettings, Protocol):
+    """A configuration, as far as saving reads it."""
+
+    @property
+    def checkpoint(self) -> SaveSection:
+        """When and where to save."""
+
+    @property
+    def logger(self) -> ProgressSection | None:
+        """Whether to write progress.txt; None: no."""
+
+
+class SignalHandler(Protocol):
+    """Megatron's DistributedSignalHandler, entered; `mb_loop.DistributedSignalHandler` is one."""
+
+    def signals_received(self) -> Sequence[bool]:
+        """Return for each rank whether it has received the signal. Collective."""
+
+
+class SaveState(Protocol):
+    """The fields of a global state that saving and leaving read.
+
+    With `train.exit_signal_handler` and without `exit_wish`, `checkpoint_and_decide_exit` also reads `signal_handler`,
+    a `SignalHandler`.
+    """
+
+    @property
+    def train_state(self) -> TrainState:
+        """The counters."""
+
+    @property
+    def cfg(self) -> SaveSettings:
+        """The configuration."""
+
+    @property
+    def start_time(self) -> float | None:
+        """Seconds since the epoch when the job began."""
+
+
 def save_checkpoint_and_time(  # noqa: PLR0913 (the seed's arguments)
-    state: GlobalState,
+    state: SaveState,
     model: Sequence[Any],
     optimizer: Any,
     opt_param_scheduler: Any,
     num_floating_point_operations_so_far: float,
-    checkpointing_context: object = None,
+    checkpointing_context: Mapping[str, Any] | None = None,
     non_persistent_ckpt: bool = False,
     train_data_iterator: Any = None,
     *,
-    checkpointer: Checkpointer,
+    checkpointer: Checkpointer | None = None,
     callbacks: CallbackManager | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
-    """Write a checkpoint of the step that the state counts, with whole parameters.
+    """Write a checkpoint of the step that the state counts, with complete parameters.
 
-    `on_checkpoint_save` is fired if it is whole on return; a background writer's end is seen by who polls the
-    checkpointer. Collective over all ranks.
+    `on_checkpoint_save` is fired if the checkpoint is complete on return; the end of a background save is reported by
+    the checkpointer's `poll`. With `logger.log_progress` a persistent checkpoint adds a line to progress.txt, on rank
+    0. Collective over all ranks.
 
     Args:
-        state: counters and settings.
+        state: counters and settings; see `SaveState`.
         model: the chunks.
         optimizer: for the callbacks.
         opt_param_scheduler: for the callbacks.
         num_floating_point_operations_so_far: put into the counters, which are saved.
-        checkpointing_context: not used; `checkpointer` holds what it needs.
-        non_persistent_ckpt: a temporary checkpoint.
-        train_data_iterator: not used; the checkpointer knows the data.
-        checkpointer: writes.
-        callbacks: hear of it.
+        checkpointing_context: holds the checkpointer, under "checkpointer"; other keys are not read.
+        non_persistent_ckpt: write a non-persistent checkpoint.
+        train_data_iterator: not read; the checkpointer knows the position of the data.
+        checkpointer: writes; an alternative to `checkpointing_context`.
+        callbacks: notified of the checkpoint.
         clock: seconds.
 
     Returns:
-        The seconds that training stood still.
+        The seconds for which training was suspended.
+
+    Raises:
+        TrainSettingsError: there is no checkpointer.
+        ProgressLogError: progress.txt has no line of the job's start.
     """
+    writer = checkpointer_of(checkpointing_context, checkpointer)
+    if writer is None:
+        raise _no_checkpointer("this function writes one")
     state.train_state.floating_point_operations_so_far = int(num_floating_point_operations_so_far)
-    saver = _saver(
-        state, model, optimizer, opt_param_scheduler, checkpointer=checkpointer, callbacks=callbacks
-    )
+    saver = _saver(state, model, optimizer, opt_param_scheduler, checkpointer=writer, callbacks=callbacks)
     begin = clock()
     saver.save_now(state.train_state.step, temporary=non_persistent_ckpt)
     return clock() - begin
 
 
 def checkpoint_and_decide_exit(  # noqa: PLR0913 (the seed's arguments)
-    state: GlobalState,
+    state: SaveState,
     model: Sequence[Any],
     optimizer: Any,
     opt_param_scheduler: Any,
     num_floating_point_operations_so_far: float,
-    checkpointing_context: object = None,
+    checkpointing_context: Mapping[str, Any] | None = None,
     train_data_iterator: Any = None,
     *,
-    checkpointer: Checkpointer | None,
+    checkpointer: Checkpointer | None = None,
     callbacks: CallbackManager | None = None,
-    exit_wish: ExitWish = no_wish,
+    exit_wish: ExitWish | None = None,
     straggler_wish: ExitWish = no_wish,
     clock: Callable[[], float] = time.time,
     write: Callable[[str], object] = print,
 ) -> bool:
-    """Save what is due after the step that the state counts, and say whether to leave; leaving always saves, once.
+    """Save what is due after the step that the state counts, and return whether to leave; leaving saves, once.
 
-    Collective over all ranks; with `train.exit_duration_in_mins` one more collective, at each call.
+    Collective over all ranks; with `train.exit_duration_in_mins` one more collective at each call, and with
+    `train.exit_signal_handler` that of the signal handler.
 
     Args:
-        state: counters and settings; without `start_time` the duration counts for nothing.
+        state: counters and settings; see `SaveState`. Without `start_time` the duration does not count.
         model: the chunks.
         optimizer: for the callbacks.
         opt_param_scheduler: for the callbacks.
         num_floating_point_operations_so_far: put into the counters, which are saved.
-        checkpointing_context: not used; `checkpointer` holds what it needs.
-        train_data_iterator: not used; the checkpointer knows the data.
-        checkpointer: writes; None: nothing is saved.
-        callbacks: hear of saves.
-        exit_wish: asked once; must answer alike on all ranks.
+        checkpointing_context: holds the checkpointer, under "checkpointer"; other keys are not read.
+        train_data_iterator: not read; the checkpointer knows the position of the data.
+        checkpointer: writes; an alternative to `checkpointing_context`. Without either, and without `checkpoint.save`,
+            nothing is saved.
+        callbacks: notified of saves.
+        exit_wish: stop request source, called once; must return the same on all ranks. None: with
+            `train.exit_signal_handler`, `state.signal_handler`.
         straggler_wish: the same, for slow ranks.
         clock: seconds; the one that `state.start_time` was read from.
-        write: takes the line that says why to leave.
+        write: takes the line that states the reason to leave.
+
+    Raises:
+        TrainSettingsError: `checkpoint.save` is set and there is no checkpointer, or `train.exit_signal_handler` is
+            set and there is no signal handler.
+        ProgressLogError: progress.txt has no line of the job's start.
     """
+    writer = checkpointer_of(checkpointing_context, checkpointer)
+    if writer is None and state.cfg.checkpoint.save is not None:
+        raise _no_checkpointer(f"checkpoint.save={state.cfg.checkpoint.save!r} asks for checkpoints")
     state.train_state.floating_point_operations_so_far = int(num_floating_point_operations_so_far)
     train, step = state.cfg.train, state.train_state.step
     exits = Exits.of(
@@ -224,21 +296,61 @@ def checkpoint_and_decide_exit(  # noqa: PLR0913 (the seed's arguments)
         clock=clock,
         start_time=state.start_time,
         longest=longest,
-        wish=exit_wish,
+        wish=_stop_request_source(state) if exit_wish is None else exit_wish,
         slow=straggler_wish,
     )
     leave = exits.decide(step)
-    saver = _saver(
-        state, model, optimizer, opt_param_scheduler, checkpointer=checkpointer, callbacks=callbacks
-    )
+    saver = _saver(state, model, optimizer, opt_param_scheduler, checkpointer=writer, callbacks=callbacks)
     saver.after_step(step, leaving=leave is not None)
     if leave is not None:
         write(leave.message)
     return leave is not None
 
 
+def _no_checkpointer(reason: str) -> TrainSettingsError:
+    return TrainSettingsError(
+        f"checkpointing_context: holds no checkpointer, but {reason}. Pass checkpointing_context={{'checkpointer': "
+        "...}} or checkpointer=..., an object with the methods of mb_loop.Checkpointer."
+    )
+
+
+def _stop_request_source(state: SaveState) -> ExitWish:
+    if not state.cfg.train.exit_signal_handler:
+        return no_wish
+    handler: SignalHandler | None = getattr(state, "signal_handler", None)
+    if handler is None:
+        raise TrainSettingsError(
+            "train.exit_signal_handler: is set, but the state has no signal_handler, so no signal would stop the run. "
+            "Set state.signal_handler to mb_loop.DistributedSignalHandler(train.exit_signal), entered before the "
+            "first step, or pass exit_wish."
+        )
+    return lambda _step: stop_message(state.cfg.train.exit_signal, handler.signals_received())
+
+
+class _ProgressLogging:
+    """Checkpointer that adds a line to progress.txt for each persistent checkpoint."""
+
+    def __init__(self, checkpointer: Checkpointer, state: SaveState) -> None:
+        self._checkpointer = checkpointer
+        self._state = state
+
+    def save(self, step: int, *, temporary: bool) -> Sequence[SaveEnd]:
+        """Write a checkpoint, then the line."""
+        ended = self._checkpointer.save(step, temporary=temporary)
+        ends = [end for end in ended if end.step == step]
+        if not temporary and all(end.written for end in ends):
+            compute_throughputs_and_append_to_progress_log(
+                self._state, self._state.train_state.floating_point_operations_so_far, asynchronous=not ends
+            )
+        return ended
+
+    def poll(self, *, blocking: bool) -> Sequence[SaveEnd]:
+        """Finish background writes."""
+        return self._checkpointer.poll(blocking=blocking)
+
+
 def _saver(
-    state: GlobalState,
+    state: SaveState,
     model: Sequence[Any],
     optimizer: Any,
     scheduler: Any,
@@ -246,6 +358,9 @@ def _saver(
     checkpointer: Checkpointer | None,
     callbacks: CallbackManager | None,
 ) -> Saver:
+    logger = state.cfg.logger
+    if checkpointer is not None and logger is not None and logger.log_progress:
+        checkpointer = _ProgressLogging(checkpointer, state)
     manager = CallbackManager() if callbacks is None else callbacks
     return Saver(
         checkpointer,

@@ -16,6 +16,7 @@ EventName = Literal[
     "on_data_init_start",
     "on_train_start",
     "on_train_step_start",
+    "on_before_optimizer_step",
     "on_train_step_end",
     "on_train_end",
     "on_eval_start",
@@ -90,6 +91,12 @@ class Callback:
 
     def on_train_step_start(self, context: CallbackContext) -> None:
         """Before a step. Not for steps of the skip list."""
+
+    def on_before_optimizer_step(self, context: CallbackContext) -> None:
+        """Before the optimizer step: gradients are reduced over ranks, neither unscaled nor clipped.
+
+        The counters of the state are those of the previous step. Not for a step that the rerun machine rejects.
+        """
 
     def on_train_step_end(self, context: CallbackContext) -> None:
         """After a step, when its samples are counted."""

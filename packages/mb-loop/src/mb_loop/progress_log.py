@@ -1,9 +1,10 @@
 """The file progress.txt beside the checkpoints: what jobs achieved, over restarts. No torch.
 
 A line has the time, the job, the number of ranks and a text, separated by tabs. Other tools read it, so the wording is
-fixed. Call these functions on one rank.
+fixed.
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,6 +12,8 @@ from os import SEEK_END
 from pathlib import Path
 from typing import Protocol
 
+from mb_loop import process_ranks
+from mb_loop.process_ranks import rank
 from mb_loop.state import TrainState
 
 FILE_NAME = "progress.txt"
@@ -32,6 +35,10 @@ class SaveFolder(Protocol):
     @property
     def save(self) -> str | None:
         """The folder of the checkpoints."""
+
+    @property
+    def async_save(self) -> bool:
+        """Whether checkpoints are written in the background; read where the caller does not pass it."""
 
 
 class SequenceLength(Protocol):
@@ -74,8 +81,8 @@ def append_to_progress_log(
     cfg: ProgressSettings,
     text: str,
     *,
-    world_size: int,
-    job_id: str = "",
+    world_size: int | None = None,
+    job_id: str | None = None,
     now: Callable[[], datetime] = datetime.now,
 ) -> None:
     """Append a line. Texts that readers know: `STARTED`, and `SAVED_LATER`, a tab and "Iteration: N".
@@ -85,14 +92,20 @@ def append_to_progress_log(
     Args:
         cfg: says where the file is.
         text: what happened.
-        world_size: ranks of this job.
-        job_id: of the scheduler, `SLURM_JOB_ID`; empty outside of one.
+        world_size: ranks of this job; the caller is the one rank that writes. None: the size of the process group,
+            else WORLD_SIZE, else 1; any rank may call, and rank 0 writes.
+        job_id: of the scheduler; None: SLURM_JOB_ID, empty outside of Slurm.
         now: the time.
 
     Raises:
         ProgressLogError: there is no folder for checkpoints.
         OSError: the file cannot be written.
     """
+    if world_size is None:
+        if rank() != 0:
+            return
+        world_size = process_ranks.world_size()
+    job_id = os.environ.get("SLURM_JOB_ID", "") if job_id is None else job_id
     file = _file(cfg)
     file.parent.mkdir(parents=True, exist_ok=True)
     line = f"{now().strftime(_TIME)}\tJob ID: {job_id}\t# GPUs: {world_size}\t{text}\n"
@@ -103,19 +116,30 @@ def append_to_progress_log(
         stream.write((line if whole else f"\n{line}").encode())
 
 
-def get_start_time_from_progress_log(cfg: ProgressSettings, *, world_size: int) -> tuple[datetime, float]:
-    """Return when the first of the latest jobs with so many ranks began, and the operations done by then.
+def get_start_time_from_progress_log(
+    cfg: ProgressSettings, *, world_size: int | None = None
+) -> tuple[datetime, float]:
+    """Return when the first of the latest jobs with this number of ranks began, and the operations done by then.
 
-    A job with another number of ranks in between begins the search again. Operations are those of the newest
-    checkpoint that was finished before that start. Lines that are cut short or of another form are left out.
+    A job with another number of ranks in between restarts the search. Operations are those of the newest checkpoint
+    that was finished before that start. Lines that are cut short or of another form are left out.
+
+    Args:
+        cfg: says where the file is.
+        world_size: ranks; None: the size of the process group, else WORLD_SIZE, else 1.
 
     Raises:
-        ProgressLogError: no job with so many ranks has begun.
+        ProgressLogError: no job with this number of ranks has begun.
         OSError: the file cannot be read.
     """
+    world_size = process_ranks.world_size() if world_size is None else world_size
+    starts = _read_starts(_file(cfg), world_size=world_size)
+    return starts.first, starts.operations_at_first
+
+
+def _read_starts(file: Path, *, world_size: int) -> "_Starts":
     start: tuple[datetime, float] | None = None
-    operations, pending = 0.0, 0.0
-    file = _file(cfg)
+    operations, pending, operations_at_last = 0.0, 0.0, 0.0
     for line in file.read_text(errors="replace").splitlines() if file.exists() else ():
         entry = _entry(line)
         if entry is None:
@@ -126,6 +150,8 @@ def get_start_time_from_progress_log(cfg: ProgressSettings, *, world_size: int) 
             pending = entry.operations
         if entry.text in (SAVED, SAVED_LATER):
             operations = pending
+        if entry.text == STARTED:
+            operations_at_last = operations
         if entry.text == STARTED and start is None and entry.ranks == world_size:
             start = entry.moment, operations
     if start is None:
@@ -133,17 +159,17 @@ def get_start_time_from_progress_log(cfg: ProgressSettings, *, world_size: int) 
             f"{file}: has no line {STARTED!r} of a job with {world_size} ranks, so there is no time to count from. "
             f"Call append_to_progress_log(cfg, {STARTED!r}, world_size={world_size}) when a job begins."
         )
-    return start
+    return _Starts(first=start[0], operations_at_first=start[1], operations_at_last=operations_at_last)
 
 
 def compute_throughputs_and_append_to_progress_log(
     state: ProgressState,
     num_floating_point_operations_so_far: float,
     *,
-    world_size: int,
-    operations_at_start: float,
-    asynchronous: bool = False,
-    job_id: str = "",
+    world_size: int | None = None,
+    operations_at_start: float | None = None,
+    asynchronous: bool | None = None,
+    job_id: str | None = None,
     now: Callable[[], datetime] = datetime.now,
 ) -> None:
     """Append the line of a checkpoint: step, throughput of this job and of all jobs of its size, operations, tokens.
@@ -153,29 +179,40 @@ def compute_throughputs_and_append_to_progress_log(
     Args:
         state: counters, folder, sequence length and the start of this job.
         num_floating_point_operations_so_far: since the first step of the training.
-        world_size: ranks of this job.
-        operations_at_start: the same number when this job began, that is, as loaded.
-        asynchronous: the checkpoint is only begun; append `SAVED_LATER` when it is finished.
-        job_id: of the scheduler.
+        world_size: ranks of this job; the caller is the one rank that writes. None: the size of the process group,
+            else WORLD_SIZE, else 1; any rank may call, and rank 0 writes.
+        operations_at_start: the same number when this job began, that is, as loaded. None: that of the newest
+            checkpoint that was finished before the newest line `STARTED`.
+        asynchronous: the save has only started; append `SAVED_LATER` when it is finished. None: as
+            `checkpoint.async_save`.
+        job_id: of the scheduler; None: SLURM_JOB_ID, empty outside of Slurm.
         now: the time.
 
     Raises:
         ProgressLogError: no job with so many ranks has begun, the state has no start time, or the model no length.
     """
+    if world_size is None:
+        if rank() != 0:
+            return
+        world_size = process_ranks.world_size()
     seq_length, moment = state.cfg.model.seq_length, now()
     if state.start_time is None or seq_length is None:
         raise ProgressLogError(
             f"progress log: start_time={state.start_time}, model.seq_length={seq_length}; without them there is no "
             "throughput and no number of tokens. Set both."
         )
-    first, operations_at_first = get_start_time_from_progress_log(state.cfg, world_size=world_size)
+    starts = _read_starts(_file(state.cfg), world_size=world_size)
+    if operations_at_start is None:
+        operations_at_start = starts.operations_at_last
+    if asynchronous is None:
+        asynchronous = state.cfg.checkpoint.async_save
 
     def throughput(operations: float, seconds: float) -> str:
         return f"{operations / (max(seconds, 1e-9) * 1e12 * world_size):.1f} {_UNIT}"
 
     so_far, counters = num_floating_point_operations_so_far, state.train_state
     job = throughput(so_far - operations_at_start, moment.timestamp() - state.start_time)
-    cumulative = throughput(so_far - operations_at_first, (moment - first).total_seconds())
+    cumulative = throughput(so_far - starts.operations_at_first, (moment - starts.first).total_seconds())
     fields = (
         SAVING if asynchronous else SAVED,
         f"Iteration: {counters.step}",
@@ -197,6 +234,17 @@ def _file(cfg: ProgressSettings) -> Path:
             "logger.log_progress=false."
         )
     return Path(folder) / FILE_NAME
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Starts:
+    """The job starts that throughputs count from."""
+
+    first: datetime
+    """Start of the first of the latest jobs with the same number of ranks."""
+    operations_at_first: float
+    operations_at_last: float
+    """Operations done when the latest job began."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

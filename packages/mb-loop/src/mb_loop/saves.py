@@ -1,10 +1,11 @@
 """When to save, and never the same step twice."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from mb_loop.callbacks import Events
+from mb_loop.errors import TrainSettingsError
 from mb_loop.hooks import ForwardPreHooks
 from mb_loop.settings import CheckpointSettings
 
@@ -33,6 +34,32 @@ class Checkpointer(Protocol):
 
     def poll(self, *, blocking: bool) -> Sequence[SaveEnd]:
         """Finish background writes that are ready (blocking: all of them)."""
+
+
+CHECKPOINTER = "checkpointer"
+"""Key of a checkpointing context that holds the checkpointer."""
+
+
+def checkpointer_of(context: object, checkpointer: Checkpointer | None) -> Checkpointer | None:
+    """Return the checkpointer that was passed, by name or in a checkpointing context; None: there is none.
+
+    Raises:
+        TrainSettingsError: the context is not a mapping, or both are given and differ.
+    """
+    if context is None:
+        return checkpointer
+    if not isinstance(context, Mapping):
+        raise TrainSettingsError(
+            f"checkpointing_context: is a {type(context).__name__}, but the checkpointer is read from a mapping, under "
+            f"{CHECKPOINTER!r}. Pass {{{CHECKPOINTER!r}: ...}}, or the keyword argument checkpointer."
+        )
+    found: Checkpointer | None = context.get(CHECKPOINTER)
+    if checkpointer is not None and found not in (None, checkpointer):
+        raise TrainSettingsError(
+            f"checkpointing_context[{CHECKPOINTER!r}]: differs from the argument checkpointer, and one of them would "
+            "never be called. Pass one."
+        )
+    return found if checkpointer is None else checkpointer
 
 
 class Saver:

@@ -1,5 +1,6 @@
 """What the loop reads of a configuration, and a plain state for people who have no trainer around it."""
 
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -46,6 +47,14 @@ class TrainSettings(Protocol):
     @property
     def exit_duration_in_mins(self) -> float | None:
         """Leave after this many minutes."""
+
+    @property
+    def exit_signal_handler(self) -> bool:
+        """Save and leave after the step in which any rank receives `exit_signal`."""
+
+    @property
+    def exit_signal(self) -> signal.Signals:
+        """The signal that requests a stop."""
 
     @property
     def manual_gc(self) -> bool:
@@ -221,6 +230,8 @@ class TrainSection:
     iterations_to_skip: Sequence[int] = ()
     exit_interval: int | None = None
     exit_duration_in_mins: float | None = None
+    exit_signal_handler: bool = False
+    exit_signal: signal.Signals = signal.SIGTERM
     manual_gc: bool = False
     manual_gc_interval: int = 0
     manual_gc_eval: bool = True
@@ -249,8 +260,17 @@ class ValidationSection:
 class CheckpointSection:
     """A plain `checkpoint` section."""
 
+    save: str | None = None
+    async_save: bool = False
     save_interval: int | None = None
     non_persistent_save_interval: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggingSection:
+    """A plain `logger` section."""
+
+    log_progress: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,6 +303,7 @@ class LoopConfig:
     train: TrainSection
     validation: ValidationSection = ValidationSection()
     checkpoint: CheckpointSection = CheckpointSection()
+    logger: LoggingSection = LoggingSection()
     ddp: DdpSection = DdpSection()
     optimizer: OptimizerSection = OptimizerSection()
     model: ModelSection = ModelSection()
@@ -311,6 +332,7 @@ class LoopState:
         save_interval: int | None = None,
         exit_interval: int | None = None,
         exit_duration_in_mins: float | None = None,
+        exit_signal_handler: bool = False,
         iterations_to_skip: Sequence[int] = (),
         rampup_batch_size: Sequence[int] | None = None,
         step_batch_size_schedule: str | None = None,
@@ -334,6 +356,7 @@ class LoopState:
                     iterations_to_skip=iterations_to_skip,
                     exit_interval=exit_interval,
                     exit_duration_in_mins=exit_duration_in_mins,
+                    exit_signal_handler=exit_signal_handler,
                 ),
                 validation=ValidationSection(eval_iters=eval_iters, eval_interval=eval_interval),
                 checkpoint=CheckpointSection(save_interval=save_interval),

@@ -43,6 +43,7 @@ class TrainStep:
         cfg: `model.seq_length` and some fields of `train` are read, once.
         reruns: decides whether the passes are made again.
         after_zeroing: called each time when the gradients were zeroed.
+        before_update: called once a step when the gradients are reduced, before the optimizer unscales and clips them.
         attention_logits: what attention measures; None: nothing.
         empty_cache: gives unused device memory back, as `train.empty_unused_memory_level` says.
     """
@@ -58,6 +59,7 @@ class TrainStep:
         cfg: LoopSettings,
         reruns: Reruns | None = None,
         after_zeroing: Callable[[], None] = nothing,
+        before_update: Callable[[], None] = nothing,
         attention_logits: AttentionLogits | None = None,
         empty_cache: Callable[[], object] = torch.cuda.empty_cache,
     ) -> None:
@@ -71,6 +73,7 @@ class TrainStep:
         self._empty_cache_level = cfg.train.empty_unused_memory_level
         self._reruns = NoReruns() if reruns is None else reruns
         self._after_zeroing = after_zeroing
+        self._before_update = before_update
         self._logits = attention_logits
         self._agree = step_agreement(optimizer, groups, settings=cfg.train)
 
@@ -92,6 +95,7 @@ class TrainStep:
             self._empty_cache()
 
         rate, decoupled = learning_rate(self._optimizer), decoupled_learning_rate(self._optimizer)
+        self._before_update()
         taken = self._agree(update(self._optimizer))
         largest = None if self._logits is None else self._logits(done=taken.done)
         if taken.done:

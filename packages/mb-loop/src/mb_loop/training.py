@@ -24,10 +24,11 @@ from mb_loop.outcome import TrainOutcome
 from mb_loop.passes import Parallel, Passes
 from mb_loop.reruns import NoReruns, Reruns
 from mb_loop.result import StepResult, no_flops
-from mb_loop.saves import Checkpointer, Saver
+from mb_loop.saves import Checkpointer, Saver, checkpointer_of
 from mb_loop.schedule import ForwardBackward
 from mb_loop.settings import GlobalState, TrainSettings, batch_plan, evaluation_batch
 from mb_loop.step import TrainStep
+from mb_loop.stop_signal import StopRequests
 from mb_loop.turns import Loop, StepEnd, run_turns
 from mb_loop.validation import evaluation_due, evaluation_possible, require_iterators, validation_sets
 from mb_loop.world import longest
@@ -78,7 +79,7 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
         train_data_iterator: an iterator, a list with one per chunk, or None on ranks that read no data.
         valid_data_iterator: the same for validation.
         global_state: counters, which are advanced, and settings, which are read; `LoopState.of(...)` makes one.
-        checkpointing_context: not used; `checkpointer` holds what it needs.
+        checkpointing_context: a mapping may hold the checkpointer, under "checkpointer"; other keys are not read.
         process_non_loss_data_func: called as (data, step, writer) after each validation, on ranks with a
             `non_loss_writer`; the data are what `non_loss_data_func` or else the loss functions give (`NonLossData`).
         non_loss_data_func: called with the chunks after each validation, on all ranks; returns the data.
@@ -87,7 +88,10 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
         p2p_communicator: given to the schedule together with `pg_collection`.
         callbacks: called in order; a manager keeps its `user_state`.
         checkpointer: None: nothing is saved. Whether a directory is set is its own business.
-        exit_wish: asked once after each step; must answer alike on all ranks.
+        exit_wish: stop request source, called once after each step; must return the same on all ranks. None: with
+            `train.exit_signal_handler` the loop handles `train.exit_signal` itself, and stops after the step in which
+            any rank receives it. That costs one collective of the hosts per step (gloo, no device synchronisation).
+            Given one as well, the loop handles the signal unless the signal has a handler already.
         straggler_wish: the same, for slow ranks.
         time_wish: the same, for `train.exit_duration_in_mins`; None: ranks compare their clocks by a collective.
         leave_evaluation: asked before each batch of a validation but the first; must answer alike on all ranks. True
@@ -103,8 +107,9 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
         Why and where training ended, and whether that step is saved.
 
     Raises:
-        TrainSettingsError: train_iters is not set, exit_interval is below 1, there is no validation data, or non-loss
-            data would be collected for nobody.
+        TrainSettingsError: train_iters is not set, exit_interval is below 1, there is no validation data, non-loss
+            data would be collected for nobody, the exit signal cannot be handled, or `checkpointing_context` is
+            unusable.
         DataIteratorError: the data is no iterator.
         BatchSizeError: the batch sizes do not fit, those of the evaluations included.
         ParallelSetupError: a parallel run without its group or schedule.
@@ -132,15 +137,17 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
     events = replace(heard_in_evaluations, optimizer=optimizer, scheduler=scheduler)
     hooks = forward_pre_hooks(cfg, model)
     garbage = Garbage(cfg.train)
+    checkpointer = checkpointer_of(checkpointing_context, checkpointer)
     saver = Saver(checkpointer, settings=cfg.checkpoint, hooks=hooks, events=events, start_step=state.step)
     graphs = GraphCapture(cuda_graphs, hooks=hooks, start_step=state.step)
     housekeeping = Housekeeping(cfg.train, model, groups=pg_collection, hooks=hooks, garbage=garbage)
+    stop = StopRequests(cfg.train, exit_wish)
     exits = Exits.of(
         cfg.train,
         clock=clock,
         start_time=clock() if global_state.start_time is None else global_state.start_time,
         longest=longest,
-        wish=no_wish if exit_wish is None else exit_wish,
+        wish=stop,
         slow=straggler_wish,
         time=time_wish,
     )
@@ -166,6 +173,7 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
             cfg=cfg,
             reruns=reruns,
             after_zeroing=parameter_copy(cfg, optimizer, hooks=hooks),
+            before_update=lambda: events("on_before_optimizer_step"),
             attention_logits=attention_logits,
         ),
         discard=_discard(passes.data_iterator, reruns),
@@ -189,7 +197,7 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
     )
     for chunk in model:
         chunk.train()
-    with garbage.managed():
+    with garbage.managed(), stop.watching():
         return _run(loop, hooks=hooks, saver=saver, housekeeping=housekeeping, graphs=graphs)
 
 

@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from mb_overlap import environment
+from mb_overlap import UnknownGpuError, environment
 
 QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 MARGINS = ("NVTE_FWD_LAYERNORM_SM_MARGIN", "NVTE_BWD_LAYERNORM_SM_MARGIN")
@@ -37,8 +37,10 @@ def test_one_queue_is_never_chosen_where_it_would_serialise():
 @pytest.mark.parametrize(
     ("layout", "margin"),
     [
-        ({}, None),
-        ({"tp": 8}, None),
+        ({}, "16"),
+        ({"dp": 1}, None),
+        ({"tp": 8, "dp": 1}, None),
+        ({"pp": 2, "dp": 1}, "16"),
         ({"dp": 2}, "16"),
         ({"pp": 2}, "16"),
         ({"dp": 2, "moe_overlap": True}, "20"),
@@ -53,6 +55,17 @@ def test_a_value_that_the_user_set_always_stands():
     assert environment(gpu="h100", tp=2, dp=2, env=mine) == {MARGINS[1]: "16"}
 
 
-@pytest.mark.parametrize("gpu", [None, "abacus"])
-def test_an_unknown_gpu_is_no_advice(gpu):
-    assert environment(gpu=gpu, tp=2, dp=2) == {}
+def test_without_a_gpu_there_is_no_advice():
+    assert environment(gpu=None, tp=2, dp=2) == {}
+
+
+@pytest.mark.parametrize(
+    ("gpu", "near"), [("h1000", "h100"), ("abacus", "v100"), ("NVIDIA H100 MIG 1g.10gb", "")]
+)
+def test_an_unknown_gpu_is_refused_with_the_nearest_names(gpu, near):
+    with pytest.raises(UnknownGpuError, match=f"gpu: '{gpu}' is not a known GPU.*{near}"):
+        environment(gpu=gpu, tp=2, dp=2)
+
+
+def test_without_a_data_parallel_size_the_margins_are_set():
+    assert environment(gpu="NVIDIA H100 80GB HBM3", tp=2) == environment(gpu="h100", tp=2, dp=2)

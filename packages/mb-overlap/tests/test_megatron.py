@@ -125,6 +125,7 @@ def test_the_parser_of_megatron_lm_gives_sections():
     changes = config.setup(args, args, args, transformer_engine=True)
     assert {change.field: change.new for change in changes} == {
         "model.tp_comm_overlap": True,
+        "model.tp_comm_overlap_cfg": None,  # a note: Transformer Engine's own settings are used
         "model.wgrad_deferral_limit": -1,
         "optimizer.ddp_bucket_size": 134217728,
         "optimizer.overlap_grad_reduce": True,

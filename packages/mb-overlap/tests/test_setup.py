@@ -277,6 +277,7 @@ def test_the_namespace_of_megatron_lm_takes_what_the_layout_gets_under_its_own_n
         ("optimizer.overlap_grad_reduce", False, True, "O12"),
         ("optimizer.overlap_param_gather", False, True, "O12"),
         ("optimizer.align_param_gather", False, True, "O13"),
+        ("model.tp_comm_overlap_cfg", None, None, "O20"),
     ]
     assert args.ddp_bucket_size == 134217728
 
@@ -339,3 +340,22 @@ def test_a_data_parallel_wish_always_wins_under_the_distributed_optimizer(wishes
     assert {name: value for name, value in vars(ddp).items() if name in wishes} == {
         name: value for name, value in wishes.items() if hasattr(ddp, name)
     }
+
+
+def test_on_the_command_line_of_megatron_lm_missing_gemm_settings_are_reported():
+    arguments = Namespace(
+        tensor_model_parallel_size=4,
+        pipeline_model_parallel_size=1,
+        virtual_pipeline_model_parallel_size=None,
+        context_parallel_size=1,
+        sequence_parallel=True,
+        tp_comm_overlap=False,
+        tp_comm_overlap_cfg=None,
+        use_distributed_optimizer=False,
+    )
+    section = CommOverlapConfig(tp_comm_overlap=True, data_parallel_size=1)
+    changes = section.setup(arguments, arguments, arguments, transformer_engine=True)
+    (note,) = [change for change in changes if change.field == "model.tp_comm_overlap_cfg"]
+    assert (note.old, note.new, note.severity) == (None, None, "info")
+    assert note.why.startswith("no settings were given, so Transformer Engine uses its own")
+    assert section.setup(arguments, arguments, arguments, transformer_engine=True, strict=True) == [note]

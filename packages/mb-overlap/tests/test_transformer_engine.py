@@ -30,6 +30,8 @@ ATOMIC = {"method": "ring_exchange", "atomic_gemm": True}
 WRONG = [
     ({"qkv_wgrd": BULK}, ["qkv_wgrd is no GEMM of a layer (did you mean qkv_wgrad?)"]),
     ({"xyz": {}}, ["xyz is no GEMM of a layer"]),
+    ({1: {}}, ["1 is no GEMM of a layer"]),
+    ({"fc1_fprop": {1: 2}}, ["fc1_fprop.1 is no setting"]),
     ({"fc1_fprop": "ring"}, ["fc1_fprop is 'ring', not a mapping"]),
     ({"fc1_fprop": {"num_sms": 1}}, ["fc1_fprop.num_sms is no setting (did you mean num_sm?)"]),
     ({"fc1_fprop": {"fp8_buf": (False,)}}, ["fc1_fprop.fp8_buf is (False,), not of type bool"]),

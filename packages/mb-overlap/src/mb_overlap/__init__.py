@@ -15,10 +15,12 @@ A section of wishes meets a parallel layout; `setup` writes what can be had and 
 model.batch_p2p_comm: False -> True (O06: pp=2 without interleaving: sends are grouped into one call)
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from mb_overlap import _lazy
+
 if TYPE_CHECKING:
+    from mb_overlap._gpu_names import UnknownGpuError as UnknownGpuError
     from mb_overlap.buffer_settings import setting_problems as setting_problems
     from mb_overlap.check import conflicts as conflicts
     from mb_overlap.config import BulkOverlapCfg as BulkOverlapCfg
@@ -71,58 +73,6 @@ if TYPE_CHECKING:
     userbuffers_bf16_b200_h18432_tp8_mbs1_seqlen4096: TransformerLayerTPOverlapCfg
     userbuffers_fp8_b200_h18432_tp8_mbs1_seqlen4096: TransformerLayerTPOverlapCfg
 
-__all__ = [
-    "BulkOverlapCfg",
-    "CommOverlapConfig",
-    "PipelineOverlapCfg",
-    "RingExchangeOverlapCfg",
-    "TPOverlapCfg",
-    "TransformerLayerTPOverlapCfg",
-    "environment",
-    "explain",
-    "PRESETS",
-    "Preset",
-    "UnknownPresetError",
-    "find_preset",
-    "preset",
-    "userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192",
-    "userbuffers_fp8_h100_h8192_tp4_mbs1_seqlen8192",
-    "userbuffers_bf16_b200_h8192_tp2_mbs1_seqlen8192",
-    "userbuffers_fp8_b200_h8192_tp2_mbs1_seqlen8192",
-    "userbuffers_bf16_h100_h16384_tp8_cp2_mbs1_seqlen8192",
-    "userbuffers_fp8_h100_h16384_tp8_cp2_mbs1_seqlen8192",
-    "userbuffers_bf16_b200_h16384_tp4_cp2_mbs1_seqlen8192",
-    "userbuffers_fp8_b200_h16384_tp4_cp2_mbs1_seqlen8192",
-    "userbuffers_fp8_h100_h8192_tp2_mbs1_seqlen4096_lora",
-    "userbuffers_fp8_h100_h16384_tp4_mbs1_seqlen2048_lora",
-    "userbuffers_bf16_h100_h6144_tp2_mbs2_seqlen2048",
-    "userbuffers_fp8_h100_h6144_tp2_mbs2_seqlen2048",
-    "userbuffers_bf16_h100_h12288_tp4_mbs1_seqlen2048",
-    "userbuffers_fp8_h100_h12288_tp4_mbs1_seqlen2048",
-    "userbuffers_bf16_b200_h12288_tp4_mbs1_seqlen2048",
-    "userbuffers_fp8_b200_h12288_tp4_mbs1_seqlen2048",
-    "userbuffers_bf16_b200_h6144_tp2_mbs1_seqlen4096",
-    "userbuffers_bf16_b200_h18432_tp8_mbs1_seqlen4096",
-    "userbuffers_fp8_b200_h18432_tp8_mbs1_seqlen4096",
-    "DataParallelSizeError",
-    "Decision",
-    "Layout",
-    "OverlapConflictError",
-    "resolve_overlap",
-    "RULES",
-    "Rule",
-    "Change",
-    "ModelSection",
-    "BufferSettingsError",
-    "initialize_ub_arguments",
-    "setting_problems",
-    "PresetMatch",
-    "Conflict",
-    "conflicts",
-    "Explanation",
-    "OverlapRefusedError",
-    "to_transformer_engine",
-]
 _HOMES = {
     "BulkOverlapCfg": "config",
     "CommOverlapConfig": "config",
@@ -134,6 +84,7 @@ _HOMES = {
     "explain": "explanation",
     "PRESETS": "presets",
     "Preset": "presets",
+    "UnknownGpuError": "_gpu_names",
     "UnknownPresetError": "presets",
     "find_preset": "preset_search",
     "preset": "presets",
@@ -178,6 +129,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    if name in _HOMES:
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _lazy.resolve(__name__, _HOMES, name)
+
+
+def __dir__() -> list[str]:
+    return _lazy.public_names(globals(), _HOMES)

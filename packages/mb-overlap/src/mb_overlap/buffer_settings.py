@@ -37,7 +37,7 @@ def setting_problems(settings: Mapping[str, Any], *, release: Release = NEWEST) 
 
 def _entry_problems(gemm: str, entry: object, release: Release) -> Iterator[str]:
     if gemm not in GEMMS:
-        near = get_close_matches(gemm, GEMMS, n=1)
+        near = get_close_matches(str(gemm)[:100], GEMMS, n=1)
         yield f"{gemm} is no GEMM of a layer" + (f" (did you mean {near[0]}?)" if near else "")
     elif GEMMS[gemm] > release:
         yield f"{gemm} needs Transformer Engine {dotted(GEMMS[gemm])}, not {dotted(release)}"
@@ -51,7 +51,7 @@ def _entry_problems(gemm: str, entry: object, release: Release) -> Iterator[str]
 
 def _setting_problems(key: str, value: object, release: Release) -> Iterator[str]:
     if key not in SETTINGS:
-        near = get_close_matches(key, SETTINGS, n=1)
+        near = get_close_matches(str(key)[:100], SETTINGS, n=1)
         yield "is no setting" + (f" (did you mean {near[0]}?)" if near else "")
         return
     since, kind = SETTINGS[key]

@@ -5,12 +5,14 @@ from dataclasses import dataclass, fields
 
 from mb_overlap.machine import look_around
 from mb_overlap.setup import Change, carry_out, make_plan
+from mb_overlap.strict_fields import StrictFields
 from mb_overlap.targets import ModelSection, Sections
 from mb_overlap.transformer_engine import to_transformer_engine
+from mb_overlap.value_types import refuse_wrong_types
 
 
 @dataclass(kw_only=True)
-class TPOverlapCfg:
+class TPOverlapCfg(StrictFields):
     """How one GEMM of a layer hides its tensor-parallel communication. Base of the three methods."""
 
 
@@ -72,7 +74,7 @@ LayerOverlap = PipelineOverlapCfg | RingExchangeOverlapCfg | BulkOverlapCfg
 
 
 @dataclass(kw_only=True)
-class TransformerLayerTPOverlapCfg:
+class TransformerLayerTPOverlapCfg(StrictFields):
     """One entry for each GEMM of a transformer layer that can overlap; None leaves that GEMM alone."""
 
     qkv_dgrad: LayerOverlap | None
@@ -98,7 +100,7 @@ class TransformerLayerTPOverlapCfg:
 
 
 @dataclass(kw_only=True)
-class CommOverlapConfig:
+class CommOverlapConfig(StrictFields):
     """Which communication a run wishes to hide under computation.
 
     None leaves a choice to the rules, which look at the parallel layout; any other value, an explicit False
@@ -183,7 +185,9 @@ class CommOverlapConfig:
                 the experts' overlap, the delayed or the deferred weight gradients need. Nothing is written.
             OverlapRefusedError: `strict`, and a wish cannot be granted. Nothing is written.
             AttributeError: the model section lacks a field of `ModelSection`.
+            FieldTypeError: values of this section have a wrong type.
         """
+        refuse_wrong_types(self, path="comm_overlap")
         sections = Sections(model=model_config, optimizer=optimizer_config, ddp=ddp_config)
         machine = look_around(transformer_engine, facts or {})
         plan = make_plan(self.wishes(), sections, machine=machine, keep=keep)

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+from mb_overlap._gpu_names import find_short_name, short_name
+
 MAX_CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 MARGINS = ("NVTE_FWD_LAYERNORM_SM_MARGIN", "NVTE_BWD_LAYERNORM_SM_MARGIN")
 
@@ -33,8 +35,8 @@ GENERATIONS: Mapping[str, int] = {
 
 
 def generation(gpu: str | int | None) -> int | None:
-    """Return the major compute capability of a GPU, told by its short name or by that number; None: not known."""
-    return GENERATIONS.get(gpu.lower()) if isinstance(gpu, str) else gpu
+    """Return the major compute capability of a GPU, given by its name or by that number; None: not known."""
+    return GENERATIONS.get(find_short_name(gpu, GENERATIONS) or "") if isinstance(gpu, str) else gpu
 
 
 def environment(
@@ -42,7 +44,7 @@ def environment(
     gpu: str | int | None,
     tp: int = 1,
     cp: int = 1,
-    dp: int = 1,
+    dp: int | None = None,
     pp: int = 1,
     fsdp: bool = False,
     moe_overlap: bool = False,
@@ -61,20 +63,23 @@ def environment(
     communication, 20 for the experts' kernels.
 
     Args:
-        gpu: short name ("h100") or major compute capability (9); None or an unknown name is no advice.
+        gpu: name ("h100", or as nvidia-smi prints it) or major compute capability (9); None is no advice.
         tp: ranks in the tensor-parallel group.
         cp: ranks in the context-parallel group.
-        dp: ranks in the data-parallel group.
+        dp: ranks in the data-parallel group; None: not known, and the margins are set as with several.
         pp: pipeline stages.
         fsdp: whether Megatron-FSDP shards the parameters.
         moe_overlap: whether the experts' exchange runs beside computation: their all-to-all is overlapped, or
             DeepEP or HybridEP carries it.
-        env: variables that are already set; a value there always stands.
+        env: variables that are already set; such a value is never replaced.
+
+    Raises:
+        UnknownGpuError: `gpu` is an unknown name.
     """
-    major = generation(gpu)
+    major = GENERATIONS[short_name(gpu, GENERATIONS)] if isinstance(gpu, str) else gpu
     if major is None:
         return {}
-    beside = dp > 1 or pp > 1
+    beside = dp is None or dp > 1 or pp > 1
     connections = _connections(major, ordered=tp > 1 or cp > 1, beside=beside, fsdp=fsdp, experts=moe_overlap)
     margin = "20" if moe_overlap else "16" if beside else None
     advice = {MAX_CONNECTIONS: connections, **dict.fromkeys(MARGINS, margin)}

@@ -47,7 +47,7 @@ def _value_is_as_computed(
     gpu: str,
     env: Mapping[str, str],
 ) -> str | None:
-    if MAX_CONNECTIONS not in env or (ep or 1) > 1:
+    if MAX_CONNECTIONS not in env or (ep or 1) > 1 or generation(gpu) is None:
         return None
     tp, cp, pp = tp or 1, cp or 1, pp or 1
     dp = max(1, world_size // (tp * cp * pp))

@@ -139,6 +139,7 @@ def _tensor_parallel_needs(plan: Plan) -> list[str]:
         (True, layout.tp),
         (True, max(layout.tp, 2), layout.sequence_parallel),
         (True, layout.transformer_engine),
+        (True, layout.transformer_impl),
     )
     return [
         rule.fix.partition(" or comm_overlap")[0]

@@ -1,10 +1,12 @@
 """Find the tuned settings for a shape: the exact ones, or the nearest with a stated distance."""
 
+import warnings
 from dataclasses import dataclass
 from math import log2
 
+from mb_overlap._gpu_names import short_name
 from mb_overlap.config import TransformerLayerTPOverlapCfg
-from mb_overlap.connections import GENERATIONS, generation
+from mb_overlap.connections import GENERATIONS
 from mb_overlap.presets import PRESETS, Precision, Preset
 
 _SIZES = ("hidden_size", "tp", "cp", "micro_batch_size", "seq_length")
@@ -52,11 +54,12 @@ def find_preset(
     The distance is the sum over the five sizes of the doublings between them, plus 2 for the other precision, 0.5 for
     another GPU of the same generation, 2 for each generation between them, and 4 for adapters instead of full training
     or the other way round. It orders presets; it does not measure speed. Presets that are
-    far away run all the same.
+    far away run all the same. A preset that was tuned for something else comes with a warning that names the
+    differences.
 
     Args:
         precision: type of the GEMMs: "bf16" or "fp8".
-        gpu: short name such as "h100", in either case.
+        gpu: short name such as "h100", or as nvidia-smi prints it.
         hidden_size: width of the model.
         tp: ranks in the tensor-parallel group.
         micro_batch_size: sequences in a microbatch.
@@ -65,23 +68,27 @@ def find_preset(
         lora: whether only low-rank adapters train.
 
     Raises:
-        ValueError: `precision` or `gpu` is another word, or a size is not positive.
+        UnknownGpuError: `gpu` is not known.
+        ValueError: `precision` is not known, or a size is not positive.
     """
     if precision not in ("bf16", "fp8"):
         raise ValueError(
             f"precision: {precision!r} is unknown, because presets are tuned for bf16 and fp8. Use one."
         )
-    if generation(gpu) is None:
-        raise ValueError(
-            f"gpu: {gpu!r} is unknown, because presets are compared by GPU generations. Use one of "
-            f"{', '.join(GENERATIONS)}."
-        )
+    gpu = short_name(gpu, GENERATIONS)
     sizes = dict(zip(_SIZES, (hidden_size, tp, cp, micro_batch_size, seq_length), strict=True))
     for name, size in sizes.items():
         if size < 1:
             raise ValueError(f"{name}: {size} is no size, because it is not positive. Give 1 or more.")
-    matches = (_match(each, sizes, precision, gpu.lower(), lora) for each in PRESETS.values())
-    return min(matches, key=lambda match: match.distance)
+    matches = (_match(each, sizes, precision, gpu, lora) for each in PRESETS.values())
+    best = min(matches, key=lambda match: match.distance)
+    if not best.exact:
+        warnings.warn(
+            f"find_preset: no preset is tuned for this, and the nearest one, {best.preset.name}, is for "
+            f"{'; '.join(best.differences)}. It runs, but its numbers of multiprocessors and splits may not fit.",
+            stacklevel=2,
+        )
+    return best
 
 
 def _match(preset: Preset, sizes: dict[str, int], precision: str, gpu: str, lora: bool) -> PresetMatch:

@@ -13,6 +13,8 @@ OLDEST: Release = (1, 9)
 """First release that can set user buffers up without MPI."""
 NEWEST: Release = (2, 20)
 """Last release that was read; a later one is taken to be like it."""
+NEWEST_VERSION = "2.20"
+"""The same, as a version string."""
 
 PARAMETERS: Mapping[str, Release] = {
     "shape": (1, 9),

@@ -7,7 +7,7 @@ from typing import Any
 from mb_overlap.conflicting import Conflict, conflict_of
 from mb_overlap.pipeline import choose_sending
 from mb_overlap.pipeline_rules import SENDING
-from mb_overlap.tensor_rules import SEQUENCE_PARALLEL, TENSOR_PARALLEL, TRANSFORMER_ENGINE
+from mb_overlap.tensor_rules import ENGINE_LAYERS, SEQUENCE_PARALLEL, TENSOR_PARALLEL, TRANSFORMER_ENGINE
 
 MODEL_FIELDS = (
     "tp_comm_overlap",
@@ -66,6 +66,8 @@ class Layout:
     """Whether activations are split along the sequence between tensor-parallel regions."""
     transformer_engine: bool | None = None
     """Whether Transformer Engine is there; None is not known, and does not stand in the way."""
+    transformer_impl: str | None = None
+    """Whose layers the model has: "transformer_engine", "local", or None where the section does not tell."""
     distributed_optimizer: bool = False
     """Whether optimizer states are sharded over the data-parallel group."""
     num_buckets: int | None = None
@@ -123,6 +125,7 @@ def _tensor_parallel(wishes: Mapping[str, Any], layout: Layout) -> dict[str, Dec
         (TENSOR_PARALLEL, (True, layout.tp)),
         (SEQUENCE_PARALLEL, (True, layout.tp, layout.sequence_parallel)),
         (TRANSFORMER_ENGINE, (True, layout.transformer_engine)),
+        (ENGINE_LAYERS, (True, layout.transformer_impl)),
     ):
         if problem := rule.check(*values):
             return {"tp_comm_overlap": Decision(value=False, rule=rule.id, why=problem, refused=True)}

@@ -1,5 +1,6 @@
 """Write the decisions on overlap to the sections of a model, an optimizer and DDP, and say what changed."""
 
+from argparse import Namespace
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -109,7 +110,28 @@ def carry_out(plan: Plan, sections: Sections, *, strict: bool) -> list[Change]:
     for change in plan.changes:
         path, _, name = change.field.partition(".")
         write(parts[path], name, change.new)
-    return [*plan.changes, *plan.refusals]
+    return [*plan.changes, *plan.refusals, *_own_settings_of_the_engine(plan, sections)]
+
+
+def _own_settings_of_the_engine(plan: Plan, sections: Sections) -> Iterator[Change]:
+    """Yield a note where Megatron-LM's command line has tensor-parallel overlap without settings of the GEMMs."""
+    name, overlap = "tp_comm_overlap_cfg", plan.decisions.get("tp_comm_overlap")
+    if (
+        overlap is None
+        or not overlap.value
+        or name in plan.wishes
+        or not isinstance(sections.model, Namespace)
+    ):
+        return
+    if own_name(sections.model, name) is not None and read(sections.model, name) is None:
+        yield Change(
+            field=f"model.{name}",
+            old=None,
+            new=None,
+            why="no settings were given, so Transformer Engine uses its own for every GEMM; find_preset knows tuned "
+            "ones, and the command line takes the path of a file with them",
+            rule="O20",
+        )
 
 
 def wish_conflicts(

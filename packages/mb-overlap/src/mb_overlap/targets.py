@@ -62,6 +62,7 @@ class Sections:
             dp=dp,
             sequence_parallel=sequence_parallel,
             transformer_engine=transformer_engine,
+            transformer_impl=cast("str | None", read(self.model, "transformer_impl")),
             distributed_optimizer=any(
                 read(part, "use_distributed_optimizer") for part in (self.ddp, self.optimizer)
             ),

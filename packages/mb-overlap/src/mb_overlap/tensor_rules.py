@@ -25,6 +25,12 @@ def _needs_transformer_engine(wish: bool | None, transformer_engine: object) -> 
     return None
 
 
+def _needs_engine_layers(wish: bool | None, implementation: str | None) -> str | None:
+    if wish and implementation == "local":
+        return f"needs Transformer Engine's layers (transformer_impl={implementation})"
+    return None
+
+
 def _settings_hold(cfg: Dataclass | Mapping[str, Any] | str | None) -> str | None:
     if cfg is None or isinstance(cfg, str):
         return None
@@ -82,7 +88,18 @@ TRANSFORMER_ENGINE = Rule(
     passes={"comm_overlap.tp_comm_overlap": True, "facts.transformer_engine": True},
 )
 
-NEEDS = (TENSOR_PARALLEL, SEQUENCE_PARALLEL, TRANSFORMER_ENGINE)
+ENGINE_LAYERS = Rule(
+    id="O04b",
+    fields=("comm_overlap.tp_comm_overlap", "model.transformer_impl"),
+    test=_needs_engine_layers,
+    why="the overlapped GEMMs are those of its linear layers",
+    fix="Set model.transformer_impl=transformer_engine or comm_overlap.tp_comm_overlap=false.",
+    severity="warning",
+    fails={"comm_overlap.tp_comm_overlap": True, "model.transformer_impl": "local"},
+    passes={"comm_overlap.tp_comm_overlap": True, "model.transformer_impl": "transformer_engine"},
+)
+
+NEEDS = (TENSOR_PARALLEL, SEQUENCE_PARALLEL, TRANSFORMER_ENGINE, ENGINE_LAYERS)
 """What the wish for tensor-parallel overlap needs."""
 
 

@@ -5,7 +5,7 @@ from dataclasses import Field, asdict
 from typing import Any, ClassVar, Literal, Protocol
 
 from mb_overlap.buffer_settings import moved_dgrads, setting_problems
-from mb_overlap.releases import NEWEST, QUANTIZATION_MODES, dotted, parse
+from mb_overlap.releases import NEWEST_VERSION, QUANTIZATION_MODES, parse
 
 
 class BufferSettingsError(ValueError):
@@ -38,7 +38,7 @@ def initialize_ub_arguments(
     hidden_size: int,
     tp: int,
     cp: int = 1,
-    release: str = dotted(NEWEST),
+    release: str = NEWEST_VERSION,
     settings: Dataclass | Mapping[str, Any] | None = None,
     quantization_modes: Sequence[Literal["FP8", "NONE"]] = ("NONE",),
 ) -> dict[str, Any]:

@@ -86,7 +86,14 @@ def with_trouble(section, trouble, where):
     run.save()
     after = run.manager.finalize_async_saves(blocking=True, terminate=True)
     run.manager.close()
-    return type(outcome).__name__, getattr(outcome, "message", ""), polls, type(after).__name__, after.step
+    return (
+        type(outcome).__name__,
+        getattr(outcome, "message", ""),
+        polls,
+        type(after).__name__,
+        after.step,
+        after.total_bytes,
+    )
 
 
 def folder_goes_away(section):

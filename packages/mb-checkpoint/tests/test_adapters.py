@@ -1,6 +1,13 @@
 """Which entries of a state dict belong to adapters."""
 
-from mb_checkpoint.adapters import apply_peft_adapter_filter_to_state_dict, without
+import pytest
+
+from mb_checkpoint.adapters import (
+    apply_peft_adapter_filter_to_state_dict,
+    refuse_empty_selection,
+    without,
+)
+from mb_checkpoint.errors import CheckpointConfigError
 
 
 def is_adapter(name):
@@ -25,3 +32,21 @@ def test_only_model_sections_are_filtered_and_extra_states_go():
 def test_the_rest_is_everything_else():
     rest = apply_peft_adapter_filter_to_state_dict(STATE, without(is_adapter))
     assert (rest["model"], rest["model12"]) == ({"linear.weight": 1}, {})
+
+
+@pytest.mark.parametrize(
+    ("keep", "accepted", "says"),
+    [
+        (without(is_adapter), 0, "accepts every parameter of the model"),
+        (without(is_adapter), 3, "accepts no parameter of the model"),
+        (is_adapter, 0, "accepts no parameter of the model"),
+    ],
+)
+def test_a_filter_that_leaves_nothing_is_rejected(keep, accepted, says):
+    with pytest.raises(CheckpointConfigError, match=f"^peft.is_adapter: {says}"):
+        refuse_empty_selection(keep, accepted=accepted, total=3)
+
+
+@pytest.mark.parametrize(("keep", "accepted"), [(None, 0), (is_adapter, 3), (without(is_adapter), 2)])
+def test_a_filter_that_leaves_something_is_accepted(keep, accepted):
+    refuse_empty_selection(keep, accepted=accepted, total=3)

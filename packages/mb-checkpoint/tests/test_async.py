@@ -50,7 +50,11 @@ def test_a_writer_that_dies_or_hangs_is_told_on_every_rank_and_replaced(two_rank
     assert [each[0] for each in outcomes] == ["FailedSave"] * 2
     assert all(f"rank 1: {TROUBLES[trouble]}" in each[1] for each in outcomes)
     assert len({each[2] for each in outcomes}) == 1, "all ranks hear of it at the same poll"
-    assert [each[3:] for each in outcomes] == [("SavedCheckpoint", 3)] * 2
+    assert [each[3:5] for each in outcomes] == [("SavedCheckpoint", 3)] * 2
+    there = sum(file.stat().st_size for file in (tmp_path / "iter_0000003").iterdir())
+    assert [each[5] for each in outcomes] == [
+        there - (tmp_path / "iter_0000003" / "manifest.json").stat().st_size
+    ] * 2
     assert sorted(path.name for path in Path(tmp_path).glob("iter_*")) == ["iter_0000001", "iter_0000003"]
     assert select_checkpoint(tmp_path).step == 3
 

@@ -3,6 +3,7 @@
 import pytest
 
 from mb_checkpoint import CheckpointConfig, DefaultCheckpointManager, create_checkpoint_manager
+from mb_checkpoint.context import CheckpointManager, CheckpointProbe
 from mb_checkpoint.errors import CheckpointConfigError
 
 
@@ -25,6 +26,22 @@ class Own:
 
     def has_checkpoint(self):
         return True
+
+
+class Documented:
+    """Exactly the members of the documented protocol, every argument required."""
+
+    def __init__(self, checkpoint_config):
+        self.config = checkpoint_config
+
+    def save(self, ctx, callback_manager):
+        return None
+
+    def load(self, ctx):
+        return 0, 0
+
+    def finalize_async_saves(self, state, blocking=False, terminate=False):
+        return None
 
 
 class WithoutLoad:
@@ -68,13 +85,18 @@ def test_a_class_by_name_is_made_with_the_section_and_called(here):
     )
 
 
+def test_the_documented_protocol_is_enough(here):
+    manager = create_checkpoint_manager(section("own_managers.Documented"))
+    assert (isinstance(manager, CheckpointManager), isinstance(manager, CheckpointProbe)) == (True, False)
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
         ("Own", "has no dot"),
         ("no_such_module.Own", "cannot import no_such_module"),
         ("own_managers.Other", "own_managers has no Other"),
-        ("own_managers.WithoutLoad", "lacks load, finalize_async_saves, has_checkpoint"),
+        ("own_managers.WithoutLoad", "lacks load, finalize_async_saves"),
         ("own_managers.OneArgument", "save does not take what a manager's does"),
         (".x", "'.x' is no module and class"),
         ("a..b", "'a..b' is no module and class"),

@@ -1,9 +1,11 @@
 """What a load takes, what it leaves and says so, and what it refuses."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 import rank_work
+import tiny_work
 
 OPTIMIZER_FRESH = "optimizer: {}; it starts fresh"
 
@@ -31,9 +33,18 @@ def test_a_wanted_step_is_resumed(one_rank, saved):
     assert load(one_rank, {"load": saved, "ckpt_step": 2})[1:4] == (2, "resumed", 2)
 
 
+def test_a_model_that_modelopt_changed_is_refused(one_rank, saved, tmp_path):
+    folder = shutil.copytree(saved, tmp_path / "copy")
+    (folder / "iter_0000004" / "modelopt_state").mkdir()
+    kind, message, _ = error(one_rank, rank_work.load_only, {}, {"load": str(folder)}, {})
+    assert kind == "CheckpointReadError"
+    assert "holds modelopt_state, the state of a model quantized or pruned by ModelOpt" in message
+
+
 def test_nothing_to_load_is_no_error_and_says_so(one_rank, tmp_path):
     notes = ("no checkpoint found: random weights, step 0",)
-    assert load(one_rank, {"load": str(tmp_path)}) == ([], 0, "nothing", 0, notes)
+    section = {"load": str(tmp_path), "save": str(tmp_path)}
+    assert load(one_rank, section) == ([], 0, "nothing", 0, notes)
 
 
 def test_finetuning_takes_the_weights_and_begins_at_step_0(one_rank, saved):
@@ -45,7 +56,7 @@ def test_finetuning_takes_the_weights_and_begins_at_step_0(one_rank, saved):
 
 @pytest.mark.parametrize("form", [".", "iter_0000002"])
 def test_pretrained_weights_begin_at_step_0_in_both_forms(one_rank, saved, tmp_path, form):
-    section = {"load": str(tmp_path), "pretrained_checkpoint": str(Path(saved) / form)}
+    section = {"load": str(tmp_path), "save": str(tmp_path), "pretrained_checkpoint": str(Path(saved) / form)}
     assert load(one_rank, section)[1:4] == (0, "weights", 0)
 
 
@@ -162,8 +173,8 @@ def test_the_guard_is_needed_because_megatron_loses_the_optimizer_without_an_err
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"exit_on_missing_checkpoint": True}, "checkpoint.load: no checkpoint in"),
-        ({"pretrained_checkpoint": "/tmp"}, "checkpoint.pretrained_checkpoint: no checkpoint in /tmp"),
+        ({"exit_on_missing_checkpoint": True}, "has no checkpoint"),
+        ({"pretrained_checkpoint": "/tmp"}, "checkpoint.load: "),
         ({"ckpt_step": 7}, "does not exist; steps there: none"),
     ],
 )
@@ -189,3 +200,7 @@ def test_master_weights_are_the_rounded_ones_or_those_that_were_stored(
 ):
     section = {"load_main_params_from_ckpt": wish}
     assert one_rank.run(rank_work.master_weights, str(tmp_path), shape, section) == [expected]
+
+
+def test_a_tensor_property_that_a_later_torch_adds_does_not_stop_a_load(one_rank, tmp_path):
+    assert one_rank.run(tiny_work.load_with_later_properties, tmp_path) == [("resumed", 10)]

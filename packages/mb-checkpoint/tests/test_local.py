@@ -28,6 +28,11 @@ def test_without_copies_a_lost_disk_means_the_shared_checkpoint(two_ranks, tmp_p
 
 
 @needs_nvrx
+def test_a_local_file_is_written_when_the_copies_to_the_host_have_arrived(one_rank):
+    assert one_rank.run(tiny_work.order_of_a_local_save) == [["wait for the device", "write"]]
+
+
+@needs_nvrx
 def test_an_interrupted_local_save_is_not_in_the_way(two_ranks, tmp_path):
     two_ranks.run(tiny_work.lose_a_node, tmp_path, {}, None)
     for rank in range(2):
@@ -35,9 +40,16 @@ def test_an_interrupted_local_save_is_not_in_the_way(two_ranks, tmp_path):
     assert two_ranks.run(tiny_work.save_local, tmp_path, 16) == [16, 16]
 
 
-@pytest.mark.skipif(NVRX, reason="shows what happens without nvidia-resiliency-ext")
+@needs_nvrx
+def test_code_in_a_local_checkpoint_is_refused_on_all_ranks(two_ranks, tmp_path):
+    for kind, message, _ in two_ranks.run(error_of, tiny_work.load_local_code, tmp_path):
+        assert kind == "CheckpointReadError"
+        assert "names posix.mkdir, which reading it would execute" in message
+    assert not (tmp_path / "executed").exists()
+
+
 def test_local_checkpoints_without_their_library_are_refused_with_the_reason(one_rank, tmp_path):
-    ((kind, message, _),) = one_rank.run(error_of, tiny_work.save_local, tmp_path, 2)
+    ((kind, message, _),) = one_rank.run(error_of, tiny_work.save_local_without_nvrx, tmp_path, 2)
     assert (kind, "Install mb-checkpoint[nvrx], or set it to global." in message) == ("LocalStoreError", True)
 
 

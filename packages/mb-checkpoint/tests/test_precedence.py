@@ -35,9 +35,9 @@ def found(places, **section):
     ("section", "expected"),
     [
         ({}, ("nothing", None)),
-        ({"load": "empty"}, ("nothing", None)),
+        ({"load": "empty", "save": "empty"}, ("nothing", None)),
         ({"pretrained_checkpoint": "base"}, ("weights", 5)),
-        ({"load": "empty", "pretrained_checkpoint": "base"}, ("weights", 5)),
+        ({"load": "empty", "save": "empty", "pretrained_checkpoint": "base"}, ("weights", 5)),
         ({"load": "run", "pretrained_checkpoint": "base"}, ("resumed", 30)),
         ({"load": "run", "ckpt_step": 10, "pretrained_checkpoint": "base"}, ("resumed", 10)),
         ({"load": "run", "finetune": True}, ("weights", 30)),
@@ -87,8 +87,13 @@ def test_with_all_damaged_the_lasting_ones_are_the_error(places, tmp_path):
 @pytest.mark.parametrize(
     ("section", "error", "message"),
     [
-        ({"load": "empty", "exit_on_missing_checkpoint": True}, CheckpointNotFoundError, "forbids to start"),
-        ({"pretrained_checkpoint": "empty"}, CheckpointNotFoundError, "no checkpoint in"),
+        (
+            {"load": "empty", "save": "empty", "exit_on_missing_checkpoint": True},
+            CheckpointNotFoundError,
+            "forbids",
+        ),
+        ({"load": "empty", "save": "new"}, CheckpointNotFoundError, "no such folder: .*empty; the nearest"),
+        ({"pretrained_checkpoint": "empty"}, CheckpointNotFoundError, "no such folder: .*empty; the nearest"),
         ({"load": "run", "ckpt_step": 30}, CheckpointNotFoundError, "steps there: 20, 10"),
     ],
 )

@@ -10,6 +10,7 @@ from mb_checkpoint.errors import CheckpointConfigError
 from mb_checkpoint.rules import RULES, Rule, refusals
 
 HONOURED = {
+    "trust",
     "save",
     "save_interval",
     "most_recent_k",
@@ -175,3 +176,22 @@ def test_the_section_alone_is_held_to_its_rules():
     with pytest.raises(CheckpointConfigError) as refused:
         CheckpointConfig(ckpt_step=3, load_main_params_from_ckpt=True).finalize()
     assert {"[V065]", "[V068]"} <= {line.rpartition(" ")[2] for line in str(refused.value).splitlines()}
+
+
+@pytest.mark.parametrize(
+    ("version", "breaks", "too_old"),
+    [
+        ("0.2.1", False, True),
+        ("0.3.0", False, False),
+        ("0.4.1+cu12", True, False),
+        ("0.5.0", True, False),
+        ("0.6.0a0", False, False),
+        ("1.4", False, False),
+        ("unknown", False, False),
+    ],
+)
+def test_only_some_versions_of_nvrx_can_be_installed_next_to_megatron(version, breaks, too_old):
+    import_rule, local_rule = (rule for rule in RULES if rule.id in ("CK50", "CK51"))
+    assert bool(import_rule.test(version)) is breaks
+    assert bool(local_rule.test("local", version)) is too_old
+    assert local_rule.test("global", version) is None

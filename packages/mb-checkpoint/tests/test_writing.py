@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
+from mb_checkpoint.device_sync import wait_for_devices
 from mb_checkpoint.writing import (
     DataFile,
     HashingStream,
@@ -104,3 +105,72 @@ def test_staged_tensors_do_not_follow_their_originals_and_the_memory_is_used_aga
 def test_a_tensor_on_a_full_disk_is_an_error_of_the_disk_and_not_one_of_torch(tmp_path):
     with pytest.raises(OSError, match="No space left on device"):
         write_files(tmp_path, [file_of(torch.ones(100_000), name="/dev/full")])
+
+
+class Stream:
+    """A simulated stream of a GPU: work that is queued until somebody waits for the device."""
+
+    def __init__(self):
+        self.queued, self.waited_for = [], []
+
+    def synchronize(self, device):
+        self.waited_for.append(str(device))
+        for work in self.queued:
+            work()
+        self.queued.clear()
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that reports a GPU as its device, and whose bytes are those of a tensor on the host."""
+
+    @staticmethod
+    def __new__(cls, bytes_, device):
+        made = torch.Tensor._make_wrapper_subclass(cls, bytes_.shape, dtype=bytes_.dtype, device=device)
+        made.bytes = bytes_
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, function, _types, arguments=(), options=None):
+        if function is torch.ops.aten.detach.default:
+            return cls(arguments[0].bytes, arguments[0].device)
+        plain = [each.bytes if isinstance(each, cls) else each for each in arguments]
+        return function(*plain, **{**(options or {}), **({"device": "cpu"} if options else {})})
+
+
+def updated_later(stream):
+    """Return two parameters on GPUs whose update is queued on the stream, and their values after it."""
+    values = [torch.zeros(3), torch.zeros(2)]
+    stream.queued += [lambda value=value: value.fill_(7.0) for value in values]
+    return [OnGpu(value, f"cuda:{index}") for index, value in enumerate(values)], [
+        torch.full_like(value, 7.0) for value in values
+    ]
+
+
+def test_threads_that_write_read_tensors_after_the_queued_work_of_their_gpus(tmp_path):
+    stream = Stream()
+    tensors, expected = updated_later(stream)
+    files = [file_of(tensors[0], name="a"), file_of(tensors[1], name="b")]
+    written = write_files(tmp_path, files, synchronize=stream.synchronize)
+    stored = [torch.load(tmp_path / entry.name, weights_only=True) for entry in written.files]
+    assert all(torch.equal(*each) for each in zip(stored, expected, strict=True))
+    assert stream.waited_for == ["cuda:0", "cuda:1"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="shared memory without a name needs Linux")
+def test_the_writer_process_gets_tensors_after_the_queued_work_of_their_gpus():
+    from mb_checkpoint.arena import Arena
+
+    stream, arena = Stream(), Arena()
+    tensors, expected = updated_later(stream)
+    (file,) = arena.resolve(arena.stage([file_of(*tensors)], synchronize=stream.synchronize))
+    assert all(torch.equal(piece.data, each) for piece, each in zip(file.pieces, expected, strict=True))
+    assert stream.waited_for == ["cuda:0", "cuda:1"]
+    del file
+    arena.close()
+
+
+def test_nothing_waits_for_tensors_on_the_host(tmp_path):
+    stream = Stream()
+    write_files(tmp_path, [file_of(torch.ones(1))], synchronize=stream.synchronize)
+    wait_for_devices([b"no tensor", torch.ones(1)], synchronize=stream.synchronize)
+    assert stream.waited_for == []

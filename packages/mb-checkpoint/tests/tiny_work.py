@@ -56,6 +56,25 @@ def load(folder, section, wishes=None):
     return loaded.source, loaded.step, sorted(run.model.values()), passed
 
 
+def load_with_later_properties(folder):
+    """Save and load where an index has tensor properties with `strides`, as torch 2.15 has; return source and step."""
+    from unittest.mock import patch
+
+    from torch.distributed.checkpoint.metadata import TensorProperties
+
+    read = TensorProperties.__setstate__
+
+    def with_strides(properties, state):
+        read(properties, state)
+        properties.strides = None
+
+    run = run_of(folder, 10)
+    run.save()
+    with patch.object(TensorProperties, "__setstate__", with_strides):
+        loaded = run.load()
+    return loaded.source, loaded.step
+
+
 def save_adapters(folder, step):
     """Save what a filter accepts; return the names of the stored weights."""
     from mb_checkpoint.mcore import contents_of
@@ -228,6 +247,19 @@ def save_local(folder, step):
     return local_run(folder, step).save(non_persistent_ckpt=True).step
 
 
+def save_local_without_nvrx(folder, step):
+    """Save one local checkpoint as if nvidia-resiliency-ext were not installed."""
+    import sys
+    from unittest.mock import patch
+
+    sys.modules.pop("mb_checkpoint.nvrx", None)
+    with patch.dict(sys.modules):
+        for name in [name for name in sys.modules if name.startswith("nvidia_resiliency_ext.")]:
+            del sys.modules[name]
+        sys.modules["nvidia_resiliency_ext"] = None
+        return save_local(folder, step)
+
+
 def lose_a_node(folder, section, lost):
     """Save a shared and two local checkpoints, lose a node's folder, load; return what was taken."""
     import shutil
@@ -244,6 +276,26 @@ def lose_a_node(folder, section, lost):
     loaded = run.load()
     passed = [each.path.name for each in loaded.passed_over]
     return loaded.source, loaded.step, sorted(run.model.values()), passed
+
+
+def load_local_code(folder):
+    """Save a local checkpoint, put code in place of it on rank 1, and load."""
+    import os
+
+    import torch
+    import torch.distributed as dist
+
+    class Payload:
+        def __reduce__(self):
+            return os.mkdir, (str(folder / "executed"),)
+
+    local_run(folder, 10).save()
+    local_run(folder, 12).save(non_persistent_ckpt=True)
+    if dist.get_rank() == 1:
+        (file,) = (folder / "node1").rglob("*_local.pt")
+        torch.save(Payload(), file)
+    dist.barrier()
+    local_run(folder, 1).load()
 
 
 def with_a_shelf(folder, shared, local, section, wishes):
@@ -425,3 +477,17 @@ def two_jobs_at_once(folder):
         writer.write(folder, 0, files)
     finally:
         writer.close()
+
+
+def order_of_a_local_save():
+    """Return what the manager of local checkpoints does when it is to write a state."""
+    from unittest import mock
+
+    from mb_checkpoint import nvrx
+
+    order, manager = [], nvrx._Manager.__new__(nvrx._Manager)
+    manager.synchronize = lambda: order.append("wait for the device")
+    with mock.patch.object(nvrx.LocalCheckpointManager, "_save") as write:
+        write.side_effect = lambda *_: order.append("write")
+        manager._save({}, None)
+    return order

@@ -14,8 +14,9 @@ Traceback (most recent call last):
 mb_checkpoint.errors.CheckpointNotFoundError: no complete checkpoint (iter_0000100: no such folder)
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from mb_checkpoint import _lazy
 
 if TYPE_CHECKING:
     from mb_checkpoint.adapters import (
@@ -38,12 +39,14 @@ if TYPE_CHECKING:
     from mb_checkpoint.errors import CheckpointNotFoundError as CheckpointNotFoundError
     from mb_checkpoint.errors import CheckpointReadError as CheckpointReadError
     from mb_checkpoint.errors import CheckpointSaveError as CheckpointSaveError
+    from mb_checkpoint.errors import CheckpointScheduleError as CheckpointScheduleError
     from mb_checkpoint.errors import CheckpointShapeError as CheckpointShapeError
     from mb_checkpoint.errors import DataloaderStateError as DataloaderStateError
     from mb_checkpoint.errors import IncompleteCheckpointError as IncompleteCheckpointError
     from mb_checkpoint.errors import LocalStoreError as LocalStoreError
     from mb_checkpoint.errors import ManifestError as ManifestError
     from mb_checkpoint.errors import TrainStateError as TrainStateError
+    from mb_checkpoint.errors import UnsafeCheckpointError as UnsafeCheckpointError
     from mb_checkpoint.factory import create_checkpoint_manager as create_checkpoint_manager
     from mb_checkpoint.inspection import Description as Description
     from mb_checkpoint.inspection import Difference as Difference
@@ -66,6 +69,7 @@ if TYPE_CHECKING:
     from mb_checkpoint.select import Selection as Selection
     from mb_checkpoint.select import select_checkpoint as select_checkpoint
     from mb_checkpoint.train_state import read_train_state as read_train_state
+    from mb_checkpoint.trust import trusted as trusted
 
 _HOMES = {
     "CheckpointConfig": "config",
@@ -78,6 +82,7 @@ _HOMES = {
     "CheckpointReadError": "errors",
     "CheckpointSaveContext": "context",
     "CheckpointSaveError": "errors",
+    "CheckpointScheduleError": "errors",
     "CheckpointShapeError": "errors",
     "DataloaderStateError": "errors",
     "DefaultCheckpointManager": "manager",
@@ -98,6 +103,7 @@ _HOMES = {
     "Selection": "select",
     "StoredTensor": "inspection",
     "TrainStateError": "errors",
+    "UnsafeCheckpointError": "errors",
     "apply_peft_adapter_filter_to_state_dict": "adapters",
     "check_writable": "commit",
     "create_checkpoint_manager": "factory",
@@ -112,61 +118,15 @@ _HOMES = {
     "read_train_state": "train_state",
     "save_checkpoint": "save",
     "select_checkpoint": "select",
+    "trusted": "trust",
     "verify_checkpoint": "inspection",
     "write_atomically": "commit",
 }
 
-__all__ = [
-    "CheckpointConfig",
-    "CheckpointConfigError",
-    "CheckpointFolderError",
-    "CheckpointLayoutError",
-    "CheckpointLoadContext",
-    "CheckpointManager",
-    "CheckpointNotFoundError",
-    "CheckpointReadError",
-    "CheckpointSaveContext",
-    "CheckpointSaveError",
-    "CheckpointShapeError",
-    "DataloaderStateError",
-    "DefaultCheckpointManager",
-    "Description",
-    "Difference",
-    "FailedSave",
-    "FileEntry",
-    "IncompleteCheckpointError",
-    "ListedCheckpoint",
-    "LoadedCheckpoint",
-    "LocalStoreError",
-    "Manifest",
-    "ManifestError",
-    "PassedOver",
-    "Pruned",
-    "SavedCheckpoint",
-    "ScheduledSave",
-    "Selection",
-    "StoredTensor",
-    "TrainStateError",
-    "apply_peft_adapter_filter_to_state_dict",
-    "check_writable",
-    "create_checkpoint_manager",
-    "describe_checkpoint",
-    "diff_checkpoints",
-    "list_checkpoints",
-    "load_checkpoint",
-    "load_model_weights",
-    "prune",
-    "read_dataloader_state",
-    "read_manifest",
-    "read_train_state",
-    "save_checkpoint",
-    "select_checkpoint",
-    "verify_checkpoint",
-    "write_atomically",
-]
-
 
 def __getattr__(name: str) -> object:
-    if name in _HOMES:
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _lazy.resolve(__name__, _HOMES, name)
+
+
+def __dir__() -> list[str]:
+    return _lazy.public_names(globals(), _HOMES)

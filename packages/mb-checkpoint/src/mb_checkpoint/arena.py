@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 
+from mb_checkpoint.device_sync import Synchronize, wait_for_devices
 from mb_checkpoint.writing import DataFile, Piece, Slot, compact
 
 HEADER_BYTES = 64
@@ -54,14 +55,22 @@ class Arena:
     def served(self, value: bool) -> None:
         self._map[_COUNTER.size] = int(value)
 
-    def stage(self, files: Sequence[DataFile]) -> tuple[DataFile, ...]:
+    def stage(
+        self, files: Sequence[DataFile], *, synchronize: Synchronize | None = None
+    ) -> tuple[DataFile, ...]:
         """Copy all tensors into the block and return the same files with slots in place of tensors.
 
-        Waits for the device. What the block held before is overwritten.
+        Waits for the GPUs that hold the tensors, then copies without `non_blocking`: the writer process may read the
+        block when this returns. What the block held before is overwritten.
+
+        Args:
+            files: Of this rank.
+            synchronize: As `wait_for_devices` takes it.
 
         Raises:
             OSError: There is not enough memory.
         """
+        wait_for_devices(_tensors(files), synchronize=synchronize)
         self.clear()
         self._ensure(sum(_aligned(_bytes(each)) for each in _tensors(files)))
         end, staged = HEADER_BYTES, []

@@ -7,55 +7,67 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mb_checkpoint.errors import CheckpointLayoutError
-
-CHANGING = frozenset({"params", "is_expert_parallel", "lr", "step", "weight_decay"})
-"""Entries of a parameter group that do not tell which group it is."""
+from mb_checkpoint.param_groups import Policy, fit_groups, groups_of, with_groups
 
 
-def fit_chain(stored: Mapping[Any, Any], groups: Sequence[Sequence[Mapping[str, Any]]]) -> Mapping[Any, Any]:
-    """Return the state that as many optimizers expect as this run has.
+def fit_chain(
+    stored: Mapping[Any, Any], groups: Sequence[Sequence[Mapping[str, Any]]], *, policy: Policy = "equal"
+) -> dict[Any, Any]:
+    """Return the state that the optimizers of this run expect: as many parts, with this run's parameter groups.
 
     Args:
         stored: The optimizer section as it was read: the tensors as this run asked for them, the rest as it was stored;
             of several optimizers, each under its number.
         groups: Parameter groups of each optimizer of this run.
+        policy: Whose schedule applies, as `param_groups.fit_groups`.
 
     Raises:
-        CheckpointLayoutError: A parameter group of this run has no counterpart among those that were stored, or it is
-            no distributed optimizer.
+        CheckpointLayoutError: The number of optimizers differs, and they are no distributed ones; or as `fit_groups`.
+        CheckpointScheduleError: As `fit_groups`.
     """
-    numbered = {key: entry for key, entry in sorted(stored.items(), key=str) if isinstance(key, int)}
-    shared = {key: entry for key, entry in stored.items() if not isinstance(key, int)}
-    parts = [shared] if _has_groups(shared) else [entry for entry in numbered.values() if _has_groups(entry)]
+    parts = parts_of(stored)
     if len(parts) == len(groups):
-        return stored
+        fitted = [_fit_part(part, own, policy=policy) for part, own in zip(parts, groups, strict=True)]
+        if len(fitted) == 1:
+            return fitted[0]
+        return {**stored, **dict(enumerate(fitted))}
     if not parts or "optimizer" not in parts[0]:
         raise CheckpointLayoutError(
             f"optimizer: stored as {len(parts)} parts and this run has {len(groups)}, because the expert-parallel "
             "sizes differ; only the distributed optimizer can be put together anew. Use the same size, or "
             "checkpoint.load_optim=false."
         )
+    shared = {key: entry for key, entry in stored.items() if not isinstance(key, int)}
     known = [group for part in parts for group in part["optimizer"]["param_groups"]]
     common = {key: entry for part in parts for key, entry in part.items() if key != "param_state"}
     fitted = []
     for number, own in enumerate(groups):
         asked = shared if len(groups) == 1 else stored[number]
-        chosen = {**parts[0]["optimizer"], "param_groups": [_counterpart(group, known) for group in own]}
+        chosen = {**parts[0]["optimizer"], "param_groups": fit_groups(known, own, policy=policy)}
         fitted.append({**common, **asked, "optimizer": chosen})
     return fitted[0] if len(fitted) == 1 else dict(enumerate(fitted))
+
+
+def _fit_part(part: Mapping[Any, Any], own: Sequence[Mapping[str, Any]], *, policy: Policy) -> dict[Any, Any]:
+    stored = groups_of(part)["param_groups"]
+    fitted = fit_groups(stored, own, policy=policy)
+    if len(stored) == len(own):  # Megatron has put this run's own numbers of parameters there, in this order
+        fitted = [
+            {**group, "params": each.get("params", group["params"])}
+            for group, each in zip(fitted, stored, strict=True)
+        ]
+    return with_groups(part, fitted)
+
+
+def parts_of(stored: Mapping[Any, Any]) -> list[Mapping[Any, Any]]:
+    """Return the state of each optimizer of a section, in order."""
+    numbered = {key: entry for key, entry in sorted(stored.items(), key=str) if isinstance(key, int)}
+    shared = {key: entry for key, entry in stored.items() if not isinstance(key, int)}
+    if _has_groups(shared):
+        return [shared if numbered else stored]
+    return [entry for entry in numbered.values() if _has_groups(entry)]
 
 
 def _has_groups(part: Mapping[Any, Any]) -> bool:
     """Say whether a part is the whole state of an optimizer: the distributed one keeps the torch one's inside."""
     return "param_groups" in part.get("optimizer", part)
-
-
-def _counterpart(group: Mapping[str, Any], known: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    for each in known:
-        if all(each.get(key) == value for key, value in group.items() if key not in CHANGING and key in each):
-            return {**each, **{key: group[key] for key in ("is_expert_parallel",) if key in group}}
-    raise CheckpointLayoutError(
-        f"optimizer: a parameter group with { {k: v for k, v in group.items() if k not in CHANGING} } is not in the "
-        "checkpoint, which was written with another expert-parallel size. Use the same one, or "
-        "checkpoint.load_optim=false."
-    )

@@ -6,7 +6,9 @@ from importlib.util import find_spec
 from math import inf
 from pathlib import Path
 
-from mb_checkpoint.layout import why_not_a_checkpoint
+from mb_checkpoint.layout import TEMPORARY, is_iteration_directory, steps_in, why_not_a_checkpoint
+from mb_checkpoint.paths import is_url
+from mb_checkpoint.recognition import is_same_folder, why_no_source
 
 DISTRIBUTED_FORMATS = ("torch_dist", "fsdp_dtensor")
 
@@ -14,9 +16,60 @@ DISTRIBUTED_FORMATS = ("torch_dist", "fsdp_dtensor")
 def pretrained_exists(path: str | None) -> str | None:
     """Say whether the folder of the starting weights is there and can be reached."""
     try:
-        return None if path is None or Path(path).is_dir() else f"no such folder: {path}"
+        if path is None or is_url(path) or Path(path).is_dir():
+            return None
+        return why_no_source(path, resume=False)
     except OSError as error:
         return f"{path} cannot be read ({type(error).__name__}: {error.strerror})"
+
+
+def load_has_a_checkpoint(
+    load: str | None,
+    save: str | None,
+    finetune: bool,
+    kind: str | None,
+    shared: str | None,
+    local: str | None,
+    manager: str | None,
+    _: object,
+) -> str | None:
+    """Return why a run cannot resume from `load`; only the run's own `save` may be empty.
+
+    Non-persistent checkpoints of the same run, in their own folders, also count. What a custom manager reads is not
+    known.
+    """
+    if load is None or manager is not None or is_url(load) or is_same_folder(load, save):
+        return None
+    reason = why_no_source(load, resume=not finetune)
+    if reason is None or finetune:
+        return reason
+    roots = [root for root in (shared, save and f"{save}/{TEMPORARY}") if root]
+    if any(why_not_a_checkpoint(Path(root)) is None for root in roots):
+        return None
+    of_this_node = kind == "local" and local and next(Path(local).rglob("iter_*_local.pt"), None)
+    return None if of_this_node else reason
+
+
+def pretrained_has_a_checkpoint(pretrained: str | None, manager: str | None, _: object) -> str | None:
+    """Return why no weights can be read from `pretrained_checkpoint`; a missing folder is V064's."""
+    if pretrained is None or manager is not None or is_url(pretrained) or not Path(pretrained).is_dir():
+        return None
+    return why_no_source(pretrained, resume=False)
+
+
+def step_is_there(step: int | None, load: str | None, manager: str | None, _: object) -> str | None:
+    """Return why a run cannot begin at `ckpt_step`."""
+    if step is None or load is None or manager is not None or is_url(load):
+        return None
+    try:
+        root = Path(load)
+        if is_iteration_directory(root):
+            return None
+        found = steps_in(root)
+    except OSError:
+        return None  # the load reports why it cannot be read
+    listed = ", ".join(map(str, found)) or "none"
+    return None if step in found else f"{load} has no step {step}; steps there: {listed}"
 
 
 def finetuning_starts_somewhere(finetune: bool, pretrained: str | None, load: str | None) -> str | None:

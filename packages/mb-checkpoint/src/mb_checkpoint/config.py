@@ -5,10 +5,12 @@ from typing import Literal
 
 from mb_checkpoint.errors import CheckpointConfigError
 from mb_checkpoint.rules import refusals
+from mb_checkpoint.strict_fields import StrictFields
+from mb_checkpoint.value_types import refuse_wrong_types
 
 
 @dataclass(kw_only=True)
-class CheckpointConfig:
+class CheckpointConfig(StrictFields):
     """Saving and loading of checkpoints; names and defaults are those of Megatron trainers.
 
     Constructing one reads nothing and checks nothing: `mb_checkpoint.rules.RULES` says which values cannot
@@ -164,6 +166,10 @@ class CheckpointConfig:
     ckpt_convert_update_legacy_dist_opt_format: bool = False
     """Convert the distributed-optimizer layout of 2024."""
 
+    trust: bool = False
+    """Unpickle whatever the checkpoints that are loaded hold: their authors can then execute any code here. For legacy
+    checkpoints, and for data loaders whose position is an object of a class of their own."""
+
     # --- dumps for debugging
     save_params_interval: int | None = None
     """Steps between dumps of the parameters."""
@@ -182,7 +188,9 @@ class CheckpointConfig:
         Raises:
             CheckpointConfigError: values cannot work together, or are not carried out (V064 to V069 and others); the
                 message has a line for each.
+            FieldTypeError: values have a wrong type.
         """
+        refuse_wrong_types(self, path="checkpoint")
         lines = refusals(self)
         if lines:
             raise CheckpointConfigError("\n".join(lines))

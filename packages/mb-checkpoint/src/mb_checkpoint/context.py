@@ -161,7 +161,7 @@ class SavedCheckpoint:
     seconds: float
     """From the call to the commit; in the background the training went on meanwhile."""
     total_bytes: int = 0
-    """Size of all files; known on rank 0."""
+    """Size of the files of all ranks; known on every rank."""
     pruned: Pruned = field(default_factory=Pruned)
     """What happened to older ones; known on rank 0."""
 
@@ -233,7 +233,10 @@ class LoadedCheckpoint:
 
 @runtime_checkable
 class CheckpointManager(Protocol):
-    """What the training loop needs of a checkpoint store. The constructor takes the checkpoint section."""
+    """Store of checkpoints, with the members of Megatron-Bridge's protocol of the same name.
+
+    The constructor takes the checkpoint section. The trainer passes every argument.
+    """
 
     def save(self, ctx: CheckpointSaveContext, callback_manager: CallbackManagerLike | None = None) -> Any:
         """Save; collective over all ranks."""
@@ -247,6 +250,11 @@ class CheckpointManager(Protocol):
         """Finish background saves that are done, or all of them when blocking; return what became of one, or None."""
         ...
 
+
+@runtime_checkable
+class CheckpointProbe(Protocol):
+    """Optional member of a checkpoint manager: without it, `load` is called and returns (0, 0) where nothing is."""
+
     def has_checkpoint(self) -> bool:
-        """Say whether `load` would find something. Called on one rank."""
+        """Return whether `load` would find something. Called on one rank."""
         ...

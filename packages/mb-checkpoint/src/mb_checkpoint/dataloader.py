@@ -10,6 +10,7 @@ import torch
 
 from mb_checkpoint.errors import DataloaderStateError
 from mb_checkpoint.layout import DATALOADER, iteration_directory, step_of
+from mb_checkpoint.unpickling import load_object, unsafe_names
 
 _FILE = re.compile(r"train_dataloader_dprank(\d+)\.pt")
 
@@ -39,10 +40,25 @@ def file_name(dp_rank: int) -> str:
     return f"train_dataloader_dprank{dp_rank:03d}.pt"
 
 
-def encode_position(iterable: PositionedIterable) -> bytes:
-    """Return the content of the file."""
+def encode_position(iterable: PositionedIterable, *, trust: bool = False) -> bytes:
+    """Return the content of the file.
+
+    Args:
+        iterable: Has the position.
+        trust: A resume will unpickle it without restrictions, so that it may hold objects of any class.
+
+    Raises:
+        DataloaderStateError: The state could not be read back without executing code.
+    """
     buffer = io.BytesIO()
     torch.save({"dataloader_state_dict": iterable.save_state()}, buffer)
+    names = [] if trust else unsafe_names(io.BytesIO(buffer.getvalue()))
+    if names:
+        raise DataloaderStateError(
+            f"data loader: save_state of {type(iterable).__name__} returns objects of {', '.join(names)}, which a "
+            "resume does not unpickle. Return tensors, numbers, text, lists and dicts, or set checkpoint.trust=true to "
+            "unpickle whatever the checkpoints of this run hold."
+        )
     return buffer.getvalue()
 
 
@@ -51,7 +67,7 @@ def read_dataloader_state(
 ) -> Any | None:
     """Return the position that a data-parallel rank stored with a checkpoint; None where none was stored.
 
-    The file is unpickled: read checkpoints that you trust.
+    The file may hold tensors and builtins; other objects only in a block of `trusted`.
 
     Args:
         checkpoint: The folder of the checkpoint.
@@ -63,6 +79,7 @@ def read_dataloader_state(
     Raises:
         DataloaderStateError: Other ranks stored theirs and this one did not, or ranks that this run has not stored
             theirs: the data-parallel size has changed.
+        UnsafeCheckpointError: The file names code that reading it would execute.
     """
     step = step_of(checkpoint)
     places = [checkpoint]
@@ -76,9 +93,7 @@ def read_dataloader_state(
             continue
         _refuse_other_size(place, stored, dp_rank=dp_rank, dp_size=dp_size)
         content = stored[dp_rank].read_bytes()
-        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=False)[
-            "dataloader_state_dict"
-        ]
+        return load_object(io.BytesIO(content), path=stored[dp_rank])["dataloader_state_dict"]
     return None
 
 

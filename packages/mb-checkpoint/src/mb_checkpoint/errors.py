@@ -1,5 +1,7 @@
 """Errors of this package; each is also the builtin error that a caller would catch."""
 
+from pickle import UnpicklingError
+
 
 class CheckpointFolderError(OSError):
     """The folder that should receive checkpoints cannot be written."""
@@ -21,12 +23,20 @@ class IncompleteCheckpointError(ValueError):
     """A checkpoint folder lacks files, or a file is shorter than its index says."""
 
 
+class UnsafeCheckpointError(IncompleteCheckpointError, UnpicklingError):
+    """A file of a checkpoint names code that reading it would execute; nothing of it was executed."""
+
+
 class CheckpointShapeError(ValueError):
     """The checkpoint was made by a model of another shape."""
 
 
 class CheckpointLayoutError(RuntimeError):
     """The optimizer state cannot be stored for, or read by, this parallel layout."""
+
+
+class CheckpointScheduleError(ValueError):
+    """The schedule of this run differs from the stored one, and neither is chosen."""
 
 
 class CheckpointConfigError(ValueError):

@@ -19,6 +19,7 @@ def create_checkpoint_manager(
     *,
     allowed_modules: Sequence[str] | None = None,
     write_assets: Callable[[Path], None] | None = None,
+    log_outcomes: bool = True,
 ) -> CheckpointManager:
     """Make the checkpoint manager of a run.
 
@@ -27,6 +28,7 @@ def create_checkpoint_manager(
         allowed_modules: Packages and modules that the name may begin with; None: any. Importing a module runs it, so
             set this where the section comes from somebody else.
         write_assets: For the default manager.
+        log_outcomes: For the default manager.
 
     Raises:
         CheckpointConfigError: The name is none of a module and a class, its module is not allowed or cannot be
@@ -35,7 +37,9 @@ def create_checkpoint_manager(
     """
     name = checkpoint_config.custom_manager_class
     if name is None:
-        return DefaultCheckpointManager(checkpoint_config, write_assets=write_assets)
+        return DefaultCheckpointManager(
+            checkpoint_config, write_assets=write_assets, log_outcomes=log_outcomes
+        )
     wanted = _class(name, allowed_modules)
     _refuse_other_arguments(name, wanted, (object(),), "its constructor", "__init__(self, checkpoint_config)")
     found = wanted(checkpoint_config)
@@ -61,7 +65,7 @@ def _refuse_other_arguments(
         ) from error
 
 
-_METHODS = ("save", "load", "finalize_async_saves", "has_checkpoint")
+_METHODS = ("save", "load", "finalize_async_saves")
 
 
 def _class(name: str, allowed_modules: Sequence[str] | None) -> Any:

@@ -23,6 +23,7 @@ from mb_checkpoint import mcore
 from mb_checkpoint.adapters import KeyFilter
 from mb_checkpoint.agreement import RanksFailedError, on_every_rank
 from mb_checkpoint.errors import CheckpointLayoutError
+from mb_checkpoint.param_groups import Policy, changes_of, fit_group
 from mb_checkpoint.shards import Shard, whole
 
 FORMAT = "fsdp_dtensor"
@@ -159,16 +160,23 @@ def forget_state(model: Sequence[Any], optimizer: Any, stored: Container[str]) -
                 del part.optimizer.state[parameter]
 
 
-def put_back_settings(model: Sequence[Any], optimizer: Any, loaded: Mapping[str, Any]) -> None:
-    """Give the parameter groups, and the loss scaler, what was stored of them."""
+def put_back_settings(
+    model: Sequence[Any], optimizer: Any, loaded: Mapping[str, Any], *, policy: Policy
+) -> list[str]:
+    """Restore what the optimizer counts in its parameter groups, and the loss scaler; return settings that change."""
     inner = _bare(model)
     names = {id(value): name for name, value in _state(inner).items()}
+    changed: set[str] = set()
     for part in mcore.optimizer_parts(optimizer):
         for group in part.optimizer.param_groups:
             own = _with_global_experts(inner, {GROUP_OF + names[id(each)]: None for each in group["params"]})
-            group.update(next((loaded[name] for name in own if name in loaded), {}))
+            stored = next((loaded[name] for name in own if name in loaded), None)
+            if stored is not None:
+                changed |= changes_of(stored, group)
+                group.update(fit_group(stored, group, policy=policy))
         if getattr(part, "grad_scaler", None) and SCALER in loaded:
             part.grad_scaler.load_state_dict(loaded[SCALER])
+    return sorted(changed)
 
 
 def take_over(model: Sequence[Any]) -> None:

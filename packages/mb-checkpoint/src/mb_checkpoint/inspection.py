@@ -38,6 +38,7 @@ from mb_checkpoint.select import (
 )
 from mb_checkpoint.trackers import check_trackers
 from mb_checkpoint.train_state import read_train_state
+from mb_checkpoint.unpickling import SafeFileSystemReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,7 +332,7 @@ def _tensor(checkpoint: Description, name: str) -> torch.Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch says that it runs in one process
         with _named(checkpoint.path, name):
-            load(into, checkpoint_id=checkpoint.path, no_dist=True)
+            load(into, storage_reader=SafeFileSystemReader(checkpoint.path), no_dist=True)
     return into[name]
 
 

@@ -86,11 +86,16 @@ def why_not_a_checkpoint(path: Path) -> str | None:
     """Say what keeps a load from finding weights below a path; None where there are some, whole or not.
 
     Looks for one checkpoint, for trackers, and for step folders without any, beside them or among the temporary ones.
+    A run_config.yaml alone has no weights: `is_iteration_directory` accepts it, and a load reports what is missing.
     """
     try:
-        found = has_checkpoint(path) or any(steps_in(root) for root in (path, path / TEMPORARY))
+        marked = any((path / mark).is_file() for mark in MARKS if mark != RUN_CONFIG)
+        found = marked or _has_tracker(path) or any(steps_in(root) for root in (path, path / TEMPORARY))
+        config_alone = not found and (path / RUN_CONFIG).is_file()
     except OSError as error:
         return f"cannot be read ({type(error).__name__}: {error.strerror})"
+    if config_alone:
+        return f"has a {RUN_CONFIG} and no checkpoint"
     return None if found else "has no checkpoint"
 
 

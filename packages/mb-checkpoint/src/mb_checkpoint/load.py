@@ -12,7 +12,7 @@ from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.contents import contents_of, holds_shards, read_alike
 from mb_checkpoint.context import CheckpointLoadContext, LoadedCheckpoint
 from mb_checkpoint.dataloader import read_dataloader_state
-from mb_checkpoint.errors import CheckpointNotFoundError
+from mb_checkpoint.errors import CheckpointLayoutError, CheckpointNotFoundError
 from mb_checkpoint.layout import MANIFEST, TRAIN_STATE, WEIGHTS
 from mb_checkpoint.local import LocalStoreLike, load_local
 from mb_checkpoint.position import restore_position
@@ -27,7 +27,9 @@ from mb_checkpoint.sources import (
     sound_checkpoint,
 )
 from mb_checkpoint.train_state import FLOPS, read_train_state
+from mb_checkpoint.trust import trusted
 
+MODELOPT_STATE = "modelopt_state"
 NOT_COMPARED = (
     "no manifest.json, as another program wrote it: whether its files are as they were is not known"
 )
@@ -62,6 +64,18 @@ def load_checkpoint(
     if ctx.module_name is not None:
         raise NotImplementedError("checkpoint load: module_name (one module of several) is not carried out.")
     need_process_group()
+    with trusted(*trusted_folders(config)):
+        return _find_and_load(ctx, config, local=local)
+
+
+def trusted_folders(config: CheckpointConfig) -> tuple[Path, ...]:
+    """Return the folders whose checkpoints are unpickled without restrictions: all with `trust`, else none."""
+    return (Path("/"),) if config.trust else ()
+
+
+def _find_and_load(
+    ctx: CheckpointLoadContext, config: CheckpointConfig, *, local: LocalStoreLike | None
+) -> LoadedCheckpoint:
     groups = mcore.Groups.of(ctx.pg_collection)
     mcore.refuse_padded_buckets(ctx.optimizer, mcore.content_metadata(ctx.optimizer, config))
     base, pretrained = None, config.pretrained_checkpoint
@@ -69,7 +83,11 @@ def load_checkpoint(
         base = _load_base(ctx, config, groups, pretrained, adapters=ctx.adapter_key_filter)
         config = replace(config, pretrained_checkpoint=None)
     newest = local.latest() if local is not None and resumes_by_tracker(config) else None
-    with sound_checkpoint(lambda rejected: find_checkpoint(config, rejected), config) as (source, chosen):
+
+    def find(rejected: Mapping[Path, str]) -> tuple[Source, Selection | None]:
+        return find_checkpoint(config, rejected, may_be_empty=newest is not None)
+
+    with sound_checkpoint(find, config) as (source, chosen):
         if local is not None and newest is not None and (source != "resumed" or newest >= (_step(chosen))):
             return load_local(ctx, config, groups, local.load(), passed=chosen)
         if chosen is not None:
@@ -111,6 +129,7 @@ def _load(
     *,
     resume: bool,
 ) -> LoadedCheckpoint:
+    read_alike(chosen.path, lambda: _refuse_quantized(chosen.path))
     shards = holds_shards(chosen.path)
     contents = contents_of(chosen.path, shards=shards)
     counters: dict[str, Any] = {}
@@ -144,6 +163,15 @@ def _load(
         passed_over=chosen.passed_over,
         notes=tuple(notes),
     )
+
+
+def _refuse_quantized(path: Path) -> None:
+    """Refuse a checkpoint of a model that ModelOpt changed: loading its weights alone would lose the quantization."""
+    if (path / MODELOPT_STATE).exists():
+        raise CheckpointLayoutError(
+            f"{path}: holds {MODELOPT_STATE}, the state of a model quantized or pruned by ModelOpt, which this version "
+            "does not restore. Load the checkpoint that the model had before, or use Megatron-Bridge."
+        )
 
 
 def load_model_weights(
@@ -185,6 +213,7 @@ def load_model_weights(
             raise CheckpointNotFoundError(f"{path}: no checkpoint there. Name a run's checkpoint folder.")
         chunks = list(model) if isinstance(model, Sequence) else [model]
         groups = mcore.Groups.of(pg_collection)
+        read_alike(chosen.path, lambda: _refuse_quantized(chosen.path))
         shards = holds_shards(chosen.path)
         contents = contents_of(chosen.path, shards=shards)
         load = load_shards if shards else _load_sections

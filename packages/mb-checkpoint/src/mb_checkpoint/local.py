@@ -104,7 +104,17 @@ def save_local(
         path = on_every_rank(lambda: store.save(state, step))
     except RanksFailedError as error:
         raise CheckpointSaveError(describe_failure(root, step, str(error))) from error
-    return SavedCheckpoint(path=iteration_directory(path, step), step=step, seconds=clock() - began)
+    return SavedCheckpoint(
+        path=iteration_directory(path, step),
+        step=step,
+        seconds=clock() - began,
+        total_bytes=sum(gather(_local_bytes(path, step))),
+    )
+
+
+def _local_bytes(folder: Path, step: int) -> int:
+    """Return the size of what this rank holds of a step, copies of other ranks' state included."""
+    return sum(file.stat().st_size for file in folder.glob(f"iter_{step:07d}_*local.pt"))
 
 
 def _position(ctx: CheckpointSaveContext, groups: mcore.Groups) -> dict[str, Any]:

@@ -84,6 +84,7 @@ class DefaultCheckpointManager:
         write_assets: Called on rank 0 with the folder of each checkpoint before it is committed, to add files
             such as the tokenizer's.
         clock: Seconds from any start.
+        log_outcomes: Log on rank 0 what each save came to; False where the caller reports what is returned.
 
     Attributes:
         loaded: What the last `load` did; None before.
@@ -98,6 +99,7 @@ class DefaultCheckpointManager:
         *,
         write_assets: Callable[[Path], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        log_outcomes: bool = True,
     ) -> None:
         problems = refusals(checkpoint_config)
         if problems:
@@ -105,6 +107,7 @@ class DefaultCheckpointManager:
         self._config = checkpoint_config
         self._write_assets = write_assets
         self._clock = clock
+        self._log_outcomes = log_outcomes
         self._validated = False
         self._planner: PlannerLike | None = None
         self._writer: BackgroundLike | None = _writer(checkpoint_config)
@@ -257,7 +260,8 @@ class DefaultCheckpointManager:
 
     def _announce(self, saved: SavedCheckpoint) -> None:
         if dist.get_rank() == 0:
-            logger.info(saved.message)
+            if self._log_outcomes:
+                logger.info(saved.message)
             for path, reason in saved.pruned.kept_back:
                 logger.warning("could not delete the old checkpoint %s: %s", path, reason)
             for path, reason in saved.pruned.damaged:
@@ -270,7 +274,7 @@ class DefaultCheckpointManager:
     def _failed(self, failed: FailedSave, *, cause: Exception | None) -> FailedSave:
         if self._config.on_save_error == "raise":
             raise CheckpointSaveError(failed.message) from cause
-        if dist.get_rank() == 0:
+        if self._log_outcomes and dist.get_rank() == 0:
             logger.error(failed.message)
         if self._events is not None:
             self._events.fire("on_checkpoint_save_failed", failed)

@@ -14,11 +14,14 @@ from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing import ShardedObject, ShardedTensor
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
-from megatron.core.dist_checkpointing.serialization import load_common_state_dict, load_sharded_metadata
+from megatron.core.dist_checkpointing.serialization import load_common_state_dict
 from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyParallelLoadStrategyWrapper
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistLoadShardedStrategy
+from megatron.core.dist_checkpointing.validation import verify_checkpoint
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.rerun_state_machine import Call, Caller, QuickStats, RerunValidationStatus
 from megatron.core.tensor_parallel.random import (
     convert_cuda_rng_state,
     get_cuda_rng_tracker,
@@ -29,8 +32,13 @@ from megatron.core.utils import unwrap_model
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import GroupLike
 from mb_checkpoint.errors import CheckpointLayoutError
+from mb_checkpoint.param_groups import SCHEDULE, Policy, is_rounded
+from mb_checkpoint.shards import read_index
+from mb_checkpoint.unpickling import weights_only
 
 RNG_KEY = "rng_state"
+_SAFE = (Call, Caller, QuickStats, RerunValidationStatus)
+"""Classes in the state of the rerun machine that Megatron Core does not register with torch as safe."""
 EXACT_FLOPS = "num_floating_point_operations_so_far"
 """Entry with the whole number of FLOPs, of which float64 in train_state.pt keeps 15 digits."""
 SHARDING_KEY = "distrib_optim_sharding_type"
@@ -163,8 +171,43 @@ def distributed_parts(optimizer: Any | None) -> list[Any]:
 
 
 def parameter_groups(optimizer: Any) -> list[list[dict[str, Any]]]:
-    """Return the parameter groups of each optimizer inside this one."""
-    return [[dict(group) for group in part.param_groups] for part in optimizer_parts(optimizer)]
+    """Return the parameter groups of each optimizer inside this one, parameters as their numbers in its state."""
+    found = []
+    for part in optimizer_parts(optimizer):
+        first, groups = 0, []
+        for group in part.param_groups:  # torch numbers the parameters of an optimizer in this order
+            count = len(group["params"])
+            groups.append({**group, "params": list(range(first, first + count))})
+            first += count
+        found.append(groups)
+    return found
+
+
+def set_schedule(optimizer: Any, groups: Sequence[Sequence[Mapping[str, Any]]]) -> None:
+    """Give the parameter groups of each optimizer inside this one the schedule of others, which are in their order."""
+    for part, fitted in zip(optimizer_parts(optimizer), groups, strict=True):
+        for group, other in zip(part.param_groups, fitted, strict=True):
+            group.update({key: other[key] for key in SCHEDULE if key in other})
+
+
+def schedule_policy(scheduler: Any | None) -> Policy | None:
+    """Return whose schedule applies after a load, by the flags of Megatron's scheduler; None for another scheduler."""
+    if not isinstance(scheduler, OptimizerParamScheduler):
+        return None
+    if scheduler.override_opt_param_scheduler:
+        return "configured"
+    return "stored" if scheduler.use_checkpoint_opt_param_scheduler else "equal"
+
+
+def load_scheduler(scheduler: Any, stored: Mapping[str, Any]) -> None:
+    """Restore a scheduler, and the learning rates and weight decays that follow from it."""
+    policy = schedule_policy(scheduler)
+    warmup = stored.get("lr_warmup_steps")
+    if policy == "equal" and is_rounded(warmup, scheduler.lr_warmup_steps):
+        scheduler.lr_warmup_steps = warmup  # of a version that rounded: the schedule continues as it was
+    scheduler.load_state_dict(dict(stored))
+    if policy is not None:
+        scheduler.step(increment=0)  # Megatron restores the weight decay after it has set the groups
 
 
 def content_metadata(optimizer: Any | None, config: CheckpointConfig) -> dict[str, Any]:
@@ -231,7 +274,7 @@ def read(
         algorithm = config.ckpt_fully_parallel_load_exchange_algo
         shared = groups.sharing(config.ckpt_fully_parallel_load_process_group)
         strategy = FullyParallelLoadStrategyWrapper(strategy, shared, exchange_algo=algorithm)
-    with quiet():
+    with quiet(), weights_only(directory, classes=_SAFE):
         loaded: dict[str, Any] = dist_checkpointing.load(
             state,
             str(directory),
@@ -276,18 +319,16 @@ class Contents:
 
 
 def contents_of(directory: Path) -> Contents:
-    """Read what a checkpoint holds. Every rank reads the files by itself."""
-    stored = load_sharded_metadata(str(directory))
-    tensors = {
-        key: tuple(entry.global_shape) for key, entry in stored.items() if isinstance(entry, ShardedTensor)
-    }
-    with quiet():
+    """Read what a checkpoint holds. Every rank reads the files by itself.
+
+    The index is read by torch alone: Megatron's `load_sharded_metadata` passes each stored tensor property to
+    `torch.empty`, which takes no `strides`, a property since torch 2.15.
+    """
+    verify_checkpoint(str(directory))
+    index = read_index(directory)
+    with quiet(), weights_only(directory, classes=_SAFE):
         common = load_common_state_dict(str(directory))
-    return Contents(
-        common=common,
-        shapes=tensors,
-        objects=frozenset(key for key, entry in stored.items() if isinstance(entry, ShardedObject)),
-    )
+    return Contents(common=common, shapes=index.shapes, objects=index.objects)
 
 
 def shapes_of(sections: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

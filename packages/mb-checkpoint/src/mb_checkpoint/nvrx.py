@@ -4,13 +4,13 @@ It may be imported at any time, also after a model was built and trained: the im
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from megatron.core.dist_checkpointing.dict_utils import nested_values
-from megatron.core.dist_checkpointing.mapping import ShardedObject
+from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor
 from megatron.core.dist_checkpointing.tensor_aware_state_dict import MCoreTensorAwareStateDict
 from nvidia_resiliency_ext.checkpointing.local.ckpt_managers.base_manager import (  # type: ignore[import-not-found,unused-ignore]  # not everywhere
     CheckpointingException,
@@ -23,7 +23,14 @@ from nvidia_resiliency_ext.checkpointing.local.replication.strategies import (  
 )
 
 from mb_checkpoint.config import CheckpointConfig
+from mb_checkpoint.contents import read_alike
+from mb_checkpoint.device_sync import wait_for_current_device
 from mb_checkpoint.local import LocalState
+from mb_checkpoint.trust import is_trusted
+from mb_checkpoint.unpickling import refuse_code, weights_only
+
+_CLASSES = [MCoreTensorAwareStateDict, ShardedObject, ShardedTensor]
+"""What a local checkpoint holds beside tensors and builtins."""
 
 logger = logging.getLogger(__name__)
 
@@ -35,12 +42,32 @@ class _Manager(LocalCheckpointManager):  # type: ignore[misc,unused-ignore]  # w
     """
 
     failure: Exception | None = None
+    synchronize: Callable[[], object] | None = None
+    """As `wait_for_current_device` takes it."""
 
     def forget(self) -> None:
         """Begin a save of which nothing has failed yet."""
         self.failure = None
 
+    def check(self) -> None:
+        """Refuse local files that name code.
+
+        Raises:
+            UnsafeCheckpointError: One does.
+        """
+        if is_trusted(self.local_ckpt_dir):
+            return
+        with torch.serialization.safe_globals(_CLASSES):
+            for file in sorted(self.local_ckpt_dir.glob("*.pt")):
+                refuse_code(file)
+
+    def _load(self, ckpt_id: Any) -> Any:
+        with weights_only(Path(self.local_ckpt_dir), classes=_CLASSES):
+            return super()._load(ckpt_id)
+
     def _save(self, state_dict: Any, ckpt_id: Any) -> None:
+        # the library copies to the host with non_blocking=True, and waits for the copies in asynchronous saves only
+        wait_for_current_device(synchronize=self.synchronize)
         try:
             super()._save(state_dict, ckpt_id)
         except Exception as error:  # noqa: BLE001  # not swallowed: `LocalStore.save` raises or logs it
@@ -102,7 +129,12 @@ class LocalStore:
         return None if step < 0 else step
 
     def load(self) -> LocalState:
-        """Fetch the newest step, from another rank where this one lost its part. Collective, after `latest`."""
+        """Fetch the newest step, from another rank where this one lost its part. Collective, after `latest`.
+
+        Raises:
+            CheckpointReadError: The files of a rank name code that reading them would execute.
+        """
+        read_alike(Path(self._manager.local_ckpt_dir), self._manager.check)
         aware, _ = self._manager.load()
         options = self._options
 

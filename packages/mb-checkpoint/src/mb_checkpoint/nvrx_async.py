@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from mb_checkpoint.background import Writer
 from mb_checkpoint.config import CheckpointConfig
+from mb_checkpoint.device_sync import wait_for_current_device
 from mb_checkpoint.mcore import quiet
 from mb_checkpoint.mcore_plan import WritePlan
 from mb_checkpoint.worker import Answer, Job
@@ -91,7 +92,11 @@ class NvrxWriter:
         return WritePlan(files=(), index=None)
 
     def write(self, folder: Path, rank: int, files: Sequence[DataFile]) -> None:
-        """Hand the planned save over; arguments are those of `Writer.write` and not used."""
+        """Pass the planned save on; arguments are those of `Writer.write` and not used.
+
+        Waits for the device: the persistent process of that library copies the tensors on a stream of its own.
+        """
+        wait_for_current_device()
         self._queue.schedule_async_request(self._request)
         self._request, self._writing = None, True
 

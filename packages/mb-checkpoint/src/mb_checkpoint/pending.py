@@ -2,10 +2,10 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from mb_checkpoint.commit import discard
 from mb_checkpoint.context import FailedSave, SavedCheckpoint, describe_failure
@@ -95,11 +95,14 @@ class PendingSave:
             self._rounds.report(answer.failure or "")
 
     def _outcome(self) -> str | None:
-        """Return how the save ended, on rank 0 once it is known: a list of reasons, empty after a commit."""
+        """Return on rank 0, once it is known, how the save ended, as JSON: reasons of a failure, and bytes written."""
         if self._save.job is None:
             return None
         failures = self._commit() if self._finishing else self._begin_commit(self._save.job)
-        return None if failures is None else json.dumps(failures)
+        if failures is None:
+            return None
+        written = 0 if self._finished is None else self._finished.total_bytes
+        return json.dumps({"failures": failures, "total_bytes": written})
 
     def _begin_commit(self, job: FinishJob) -> list[str] | None:
         reports = self._rounds.reports()
@@ -121,21 +124,25 @@ class PendingSave:
         self._finished = answer.finished
         return [] if answer.failure is None else [f"rank 0: {answer.failure}"]
 
-    def _record(self, failures: list[str]) -> SavedCheckpoint | FailedSave:
+    def _record(self, outcome: Mapping[str, Any]) -> SavedCheckpoint | FailedSave:
         save, seconds = self._save, self._clock() - self._save.began
+        failures = outcome["failures"]
         if failures:
             if save.job is not None:
                 discard(save.staging)
             message = describe_failure(save.root, save.step, "; ".join(failures))
             return FailedSave(root=save.root, step=save.step, message=message, seconds=seconds)
-        return saved(save, self._finished, seconds=seconds)
+        return saved(save, self._finished, seconds=seconds, total_bytes=outcome["total_bytes"])
 
 
-def saved(save: Save, finished: Finished | None, *, seconds: float) -> SavedCheckpoint:
-    """Return the record of a committed save; `finished` is known on rank 0."""
+def saved(save: Save, finished: Finished | None, *, seconds: float, total_bytes: int = 0) -> SavedCheckpoint:
+    """Return the record of a committed save; without `finished`, which rank 0 has, its size is `total_bytes`."""
     if finished is None:
         return SavedCheckpoint(
-            path=iteration_directory(save.root, save.step), step=save.step, seconds=seconds
+            path=iteration_directory(save.root, save.step),
+            step=save.step,
+            seconds=seconds,
+            total_bytes=total_bytes,
         )
     return SavedCheckpoint(
         path=finished.path,

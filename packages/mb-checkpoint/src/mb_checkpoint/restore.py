@@ -5,12 +5,20 @@ from pathlib import Path
 from typing import Any
 
 from mb_checkpoint import extra_state, masters, mcore
-from mb_checkpoint.adapters import apply_peft_adapter_filter_to_state_dict
+from mb_checkpoint.adapters import apply_peft_adapter_filter_to_state_dict, refuse_empty_selection
 from mb_checkpoint.agreement import gather
-from mb_checkpoint.chains import fit_chain
+from mb_checkpoint.chains import fit_chain, parts_of
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import CheckpointLoadContext
 from mb_checkpoint.errors import CheckpointLayoutError, CheckpointShapeError
+from mb_checkpoint.param_groups import (
+    Policy,
+    describe,
+    group_changes,
+    groups_of,
+    refuse_other_schedule,
+    schedule_changes,
+)
 from mb_checkpoint.reruns import RERUN_KEY, rerun_request, take_over
 from mb_checkpoint.rng import restore_rng_state
 from mb_checkpoint.sources import SHOWN
@@ -89,9 +97,13 @@ class Restore:
         whole = mcore.model_sections(ctx.model, self._groups, metadata)
         keep = ctx.adapter_key_filter
         sections = whole if keep is None else apply_peft_adapter_filter_to_state_dict(whole, keep)
+        wanted = of_all_ranks(mcore.shapes_of(sections))
+        if keep is not None:
+            total = of_all_ranks(mcore.shapes_of(whole))
+            refuse_empty_selection(keep, accepted=len(wanted), total=len(total))
         if self._contents.shapes is not None:
             check_shapes(
-                of_all_ranks(mcore.shapes_of(sections)),
+                wanted,
                 self._contents.model_shapes,
                 path=self._path,
                 may_lack=not ctx.strict,
@@ -102,6 +114,7 @@ class Restore:
             extra_state.without(sections, left) if ctx.strict else self._stored_part(sections)
         )
         with_optimizer = self._wants_optimizer()
+        self._compare_schedules()
         has_masters = mcore.has_state(ctx.optimizer) and not with_optimizer
         exact = has_masters and self._config.load_main_params_from_ckpt
         if exact:
@@ -110,11 +123,13 @@ class Restore:
             asked["optimizer"] = mcore.optimizer_section(
                 ctx.optimizer, whole, self._groups, metadata, is_loading=True
             )
+            self._leave_groups_out(asked["optimizer"])
         if self._wants_rng():
             per_replica = self._rng_key(per_replica=True) in self._contents.objects
             asked[mcore.RNG_KEY] = mcore.rng_object(None, self._groups, per_replica=per_replica)
         asked |= self._rerun_request()
-        loaded = self._read(asked)
+        none: dict[str, Any] = {name: {} for name in sections}  # a stage without adapters reads nothing
+        loaded = none | self._read(asked)
         for section, values in left.items():
             loaded[section] |= values
         if fresh := extra_state.starting_fresh(left):
@@ -179,7 +194,7 @@ class Restore:
     def _put_back(self, loaded: dict[str, Any], *, with_optimizer: bool, exact: bool, with_rng: bool) -> None:
         ctx = self._ctx
         if with_optimizer:
-            loaded["optimizer"] = fit_chain(loaded["optimizer"], mcore.parameter_groups(ctx.optimizer))
+            loaded["optimizer"] = self._fitted(loaded["optimizer"])
         mcore.load_model_sections(ctx.model, loaded, strict=ctx.strict and ctx.adapter_key_filter is None)
         if with_optimizer:
             ctx.optimizer.load_state_dict(loaded["optimizer"])  # type: ignore[union-attr]  # asked for, so there
@@ -190,12 +205,68 @@ class Restore:
         if with_rng:
             restore_rng_state(loaded[mcore.RNG_KEY], mcore.MegatronRng())
 
-    def _put_back_scheduler(self, loaded: Mapping[str, Any]) -> None:
+    def _fitted(self, stored: Mapping[Any, Any]) -> dict[Any, Any]:
+        """Return the optimizer state for the parameter groups of this run; note settings that change."""
+        optimizer = self._ctx.optimizer
+        own = mcore.parameter_groups(optimizer)
+        fitted = fit_chain(stored, own, policy=self._policy() or "configured")
+        groups = [groups_of(part)["param_groups"] for part in parts_of(fitted)]
+        if self._policy() == "stored":
+            mcore.set_schedule(optimizer, groups)
+        known = [group for part in parts_of(stored) for group in groups_of(part)["param_groups"]]
+        if changed := group_changes(known, [group for part in own for group in part]):
+            self._leave(f"optimizer: the configured values apply: {', '.join(changed)}")
+        return fitted
+
+    def _leave_groups_out(self, asked: Mapping[Any, Any]) -> None:
+        """Remove parameter groups from what is asked for where their number differs: Megatron cannot merge them.
+
+        They are in the part of a checkpoint that is read as a whole.
+        """
+        common = self._contents.common.get("optimizer")
+        if not isinstance(common, Mapping) or mcore.distributed_parts(self._ctx.optimizer):
+            return  # the distributed optimizer reads its groups as one object
+        stored, here = parts_of(common), parts_of(asked)
+        if len(stored) != len(here):
+            return
+        for part, own in zip(stored, here, strict=True):
+            holder = groups_of(own)
+            groups = holder["param_groups"]
+            if isinstance(groups, list) and len(groups) != len(groups_of(part)["param_groups"]):
+                del holder["param_groups"]  # type: ignore[attr-defined]  # a dict of Megatron's
+
+    def _policy(self) -> Policy | None:
+        return mcore.schedule_policy(self._ctx.opt_param_scheduler)
+
+    def _stored_schedule(self, loaded: Mapping[str, Any]) -> Mapping[str, Any] | None:
         for name in ("opt_param_scheduler", "lr_scheduler"):
             if name in loaded:
-                self._ctx.opt_param_scheduler.load_state_dict(loaded[name])  # type: ignore[union-attr]
-                return
-        self._leave("scheduler: the checkpoint holds none; it starts fresh")
+                found: Mapping[str, Any] = loaded[name]
+                return found
+        return None
+
+    def _compare_schedules(self) -> None:
+        """Reject a schedule that differs where neither is chosen, before anything is read; note what applies.
+
+        Raises:
+            CheckpointScheduleError: The schedules differ, and the configuration chooses none.
+        """
+        policy, stored = self._policy(), self._stored_schedule(self._contents.common)
+        if policy is None or stored is None or not self._resume or not self._config.load_optim:
+            return
+        changes = schedule_changes(stored, self._ctx.opt_param_scheduler.state_dict())  # type: ignore[union-attr]
+        if policy == "equal":
+            refuse_other_schedule(changes)
+        elif changes:
+            whose = "configured" if policy == "configured" else "stored"
+            self._leave(f"scheduler: the {whose} values apply: {describe(changes)}")
+
+    def _put_back_scheduler(self, loaded: Mapping[str, Any]) -> None:
+        stored = self._stored_schedule(loaded)
+        if stored is None:
+            self._leave("scheduler: the checkpoint holds none; it starts fresh")
+        else:
+            mcore.load_scheduler(self._ctx.opt_param_scheduler, stored)
 
     def _leave(self, note: str) -> bool:
         self._notes.append(note)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from mb_checkpoint import fsdp, masters, mcore
+from mb_checkpoint.adapters import refuse_empty_selection
 from mb_checkpoint.contents import read_alike
 from mb_checkpoint.errors import CheckpointLayoutError, CheckpointShapeError
 from mb_checkpoint.reruns import RERUN_KEY, entries_of, rebuilt
@@ -93,6 +94,7 @@ class RestoreShards(Restore):
         ctx, contents = self._ctx, self._contents
         refuse_other_cuts(self._path, ctx.model, self._groups, contents)
         with_optimizer = self._wants_optimizer()
+        self._compare_schedules()
         stored = contents.shapes or {} if with_optimizer else contents.model_shapes
         asked = self._asked(with_optimizer=with_optimizer)
         if with_optimizer:
@@ -122,6 +124,9 @@ class RestoreShards(Restore):
         may = {"may_lack": not strict, "may_have_more": not strict or filtered}
         asked: dict[str, Any] = dict(fsdp.weights(ctx.model, self._groups, keep=ctx.adapter_key_filter))
         wanted, stored = shapes_of(asked), contents.model_shapes
+        if filtered:
+            total = shapes_of(dict(fsdp.weights(ctx.model, self._groups, keep=None)))
+            refuse_empty_selection(ctx.adapter_key_filter, accepted=len(wanted), total=len(total))
         compare(wanted, stored, path=self._path, **may)
         if with_optimizer:
             of_optimizer = {
@@ -161,7 +166,11 @@ class RestoreShards(Restore):
         """Put back what is no tensor, and have model and optimizer follow what was read into them."""
         ctx = self._ctx
         if with_optimizer:
-            fsdp.put_back_settings(ctx.model, ctx.optimizer, loaded)
+            changed = fsdp.put_back_settings(
+                ctx.model, ctx.optimizer, loaded, policy=self._policy() or "configured"
+            )
+            if changed:
+                self._leave(f"optimizer: the configured values apply: {', '.join(changed)}")
         fsdp.take_over(ctx.model)
         if not fsdp.is_wrapped(ctx.model) and mcore.has_state(ctx.optimizer):
             masters.refresh(ctx.optimizer, ctx.model, None)

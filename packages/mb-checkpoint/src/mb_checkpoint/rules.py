@@ -15,21 +15,26 @@ from mb_checkpoint.conditions import (
     kind_exists,
     known_format,
     known_strategy,
+    load_has_a_checkpoint,
     local_has_a_folder,
     local_has_a_library,
     main_params_without_optimizer,
     manager_can_be_found,
     one_reshardable_form,
     pretrained_exists,
+    pretrained_has_a_checkpoint,
     shards_are_read_alone,
     shards_are_shared,
     step_has_a_folder,
+    step_is_there,
     strictness_without_lists,
     temporary_beside_lasting,
     temporary_has_a_kind,
 )
 from mb_checkpoint.not_carried_out import NOT_YET
+from mb_checkpoint.paths import path_rule
 from mb_checkpoint.rule import Rule as Rule
+from mb_checkpoint.versions import breaks_megatron, too_old_for_local, torch_cannot_load
 
 MOST_THREADS = 1024
 """Threads of one rank beyond which a number is a slip."""
@@ -121,6 +126,17 @@ NUMBERS = (
     ),
 )
 
+_MANAGER = "checkpoint.custom_manager_class"
+
+_SOURCE: dict[str, object] = {
+    _MANAGER: None,
+    "checkpoint.finetune": False,
+    "checkpoint.non_persistent_ckpt_type": None,
+    "checkpoint.non_persistent_global_ckpt_dir": None,
+    "checkpoint.non_persistent_local_ckpt_dir": None,
+    "facts.same_machine": True,
+}
+
 CONSISTENCY = (
     Rule(
         id="V064",
@@ -130,6 +146,56 @@ CONSISTENCY = (
         fix="Set checkpoint.pretrained_checkpoint to an existing folder, or leave it out.",
         fails={"checkpoint.pretrained_checkpoint": "/no/such/checkpoint"},
         passes={"checkpoint.pretrained_checkpoint": None},
+    ),
+    Rule(
+        id="CK41",
+        fields=(
+            "checkpoint.load",
+            "checkpoint.save",
+            "checkpoint.finetune",
+            "checkpoint.non_persistent_ckpt_type",
+            "checkpoint.non_persistent_global_ckpt_dir",
+            "checkpoint.non_persistent_local_ckpt_dir",
+            _MANAGER,
+            "facts.same_machine",
+        ),
+        test=load_has_a_checkpoint,
+        why="a run that names its source must not begin with random weights; only a load equal to save may be empty",
+        fix="Correct checkpoint.load, or leave it out to resume from the run's own folder.",
+        fails={**_SOURCE, "checkpoint.load": "/no/such/run", "checkpoint.save": "runs/new/checkpoints"},
+        passes={
+            **_SOURCE,
+            "checkpoint.load": "runs/new/checkpoints",
+            "checkpoint.save": "runs/new/checkpoints",
+        },
+    ),
+    Rule(
+        id="CK42",
+        fields=("checkpoint.pretrained_checkpoint", _MANAGER, "facts.same_machine"),
+        test=pretrained_has_a_checkpoint,
+        why="a run that asks for starting weights must not begin with random ones",
+        fix="Name a folder with trackers and iter_* folders, or one iter_* folder.",
+        fails={"checkpoint.pretrained_checkpoint": "/", _MANAGER: None, "facts.same_machine": True},
+        passes={"checkpoint.pretrained_checkpoint": None, _MANAGER: None, "facts.same_machine": True},
+    ),
+    Rule(
+        id="CK43",
+        fields=("checkpoint.ckpt_step", "checkpoint.load", _MANAGER, "facts.same_machine"),
+        test=step_is_there,
+        why="the run would have nothing to load",
+        fix="Name one of these steps, or leave checkpoint.ckpt_step out for the newest.",
+        fails={
+            "checkpoint.ckpt_step": 100,
+            "checkpoint.load": "/",
+            _MANAGER: None,
+            "facts.same_machine": True,
+        },
+        passes={
+            "checkpoint.ckpt_step": None,
+            "checkpoint.load": "/",
+            _MANAGER: None,
+            "facts.same_machine": True,
+        },
     ),
     Rule(
         id="V065",
@@ -379,6 +445,39 @@ CONSISTENCY = (
         },
     ),
     Rule(
+        id="CK50",
+        fields=("facts.nvidia_resiliency_ext_version",),
+        test=breaks_megatron,
+        why="a run needs Megatron Core, whether or not it uses nvidia-resiliency-ext",
+        fix='Install another version (pip install "nvidia-resiliency-ext==0.3.0"), or uninstall it.',
+        fails={"facts.nvidia_resiliency_ext_version": "0.4.1"},
+        passes={"facts.nvidia_resiliency_ext_version": "0.3.0"},
+    ),
+    Rule(
+        id="CK52",
+        fields=("facts.torch_version",),
+        test=torch_cannot_load,
+        why="Megatron Core 0.19 loads with torch.distributed.checkpoint.load(no_dist=...), which 2.6 lacks",
+        fix="Install torch 2.7 or newer.",
+        fails={"facts.torch_version": "2.6.0+cu124"},
+        passes={"facts.torch_version": "2.7.0a0+nv25.3"},
+    ),
+    Rule(
+        id="CK51",
+        fields=("checkpoint.non_persistent_ckpt_type", "facts.nvidia_resiliency_ext_version"),
+        test=too_old_for_local,
+        why="local checkpoints are written and read by version 0.3 or newer",
+        fix="Install mb-checkpoint[nvrx], or set checkpoint.non_persistent_ckpt_type=global.",
+        fails={
+            "checkpoint.non_persistent_ckpt_type": "local",
+            "facts.nvidia_resiliency_ext_version": "0.2.1",
+        },
+        passes={
+            "checkpoint.non_persistent_ckpt_type": "local",
+            "facts.nvidia_resiliency_ext_version": "0.3.0",
+        },
+    ),
+    Rule(
         id="CK11",
         fields=("checkpoint.ckpt_format", "checkpoint.non_persistent_ckpt_type"),
         test=shards_are_shared,
@@ -413,7 +512,18 @@ CONSISTENCY = (
     ),
 )
 
-RULES: tuple[Rule, ...] = (*CONSISTENCY, *NUMBERS, *NOT_YET)
+PATH_FIELDS = (
+    "checkpoint.save",
+    "checkpoint.load",
+    "checkpoint.pretrained_checkpoint",
+    "checkpoint.non_persistent_global_ckpt_dir",
+    "checkpoint.non_persistent_local_ckpt_dir",
+)
+"""Fields that name files or folders."""
+
+_PATHS = tuple(Rule(**path_rule(number, path)) for number, path in enumerate(PATH_FIELDS, start=1))
+
+RULES: tuple[Rule, ...] = (*CONSISTENCY, *NUMBERS, *NOT_YET, *_PATHS)
 
 
 def refusals(section: object) -> list[str]:

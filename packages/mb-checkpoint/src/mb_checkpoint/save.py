@@ -144,7 +144,7 @@ def prepare(
         on_rank_zero(lambda: open_staging(root, step, attempt=attempt))
         state = sharded_state(ctx, config, step, groups=groups, metadata=metadata)
         plan = planner.plan(state, staging, metadata=metadata, validate=validate)
-        position = on_every_rank(lambda: _position(ctx, groups))
+        position = on_every_rank(lambda: _position(ctx, groups, trust=config.trust))
         on_rank_zero(describe)
     job = None
     if dist.get_rank() == 0:
@@ -248,12 +248,12 @@ def _kept(config: CheckpointConfig) -> int:
     return -1 if config.most_recent_k is None else config.most_recent_k
 
 
-def _position(ctx: CheckpointSaveContext, groups: mcore.Groups) -> tuple[DataFile, ...]:
+def _position(ctx: CheckpointSaveContext, groups: mcore.Groups, *, trust: bool) -> tuple[DataFile, ...]:
     """Return the file with the position of the data loader, on the one rank of each data-parallel replica."""
     iterable = positioned(ctx.train_data_iterator)
     if iterable is None or not groups.is_first_of_replica:
         return ()
-    piece = Piece(index=None, data=encode_position(iterable))
+    piece = Piece(index=None, data=encode_position(iterable, trust=trust))
     return (DataFile(name=file_name(groups.dp_rank), pieces=(piece,)),)
 
 

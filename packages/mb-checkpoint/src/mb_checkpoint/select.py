@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata
 
 from mb_checkpoint.errors import (
@@ -15,6 +14,7 @@ from mb_checkpoint.errors import (
     IncompleteCheckpointError,
     ManifestError,
     TrainStateError,
+    UnsafeCheckpointError,
 )
 from mb_checkpoint.layout import (
     MANIFEST,
@@ -33,7 +33,9 @@ from mb_checkpoint.layout import (
     steps_in,
 )
 from mb_checkpoint.manifest import read_manifest, wrong_sizes
+from mb_checkpoint.recognition import recognize_foreign
 from mb_checkpoint.train_state import read_train_state
+from mb_checkpoint.unpickling import read_metadata
 
 DAMAGED = (
     pickle.UnpicklingError,
@@ -136,9 +138,11 @@ def _problems(directory: Path, *, wanted: tuple[str, ...], bad: Mapping[Path, st
 def _compared_with_index(directory: Path) -> list[str]:
     """Say what the index of a checkpoint without manifest tells: that it had one, or that files are short."""
     try:
-        index = FileSystemReader(directory).read_metadata()
+        index = read_metadata(directory)
         needed = _needed_bytes(index)
         ours = _was_committed(index)
+    except UnsafeCheckpointError as error:
+        return [str(error)]
     except (*DAMAGED, OSError) as error:
         return [f"{TENSOR_INDEX} cannot be read ({type(error).__name__})"]
     if ours:
@@ -160,10 +164,13 @@ def read_tensor_index(directory: Path) -> Metadata:
 
     Raises:
         IncompleteCheckpointError: It is damaged.
+        UnsafeCheckpointError: It names code that reading it would execute.
         OSError: It cannot be read.
     """
     try:
-        return FileSystemReader(directory).read_metadata()
+        return read_metadata(directory)
+    except UnsafeCheckpointError:
+        raise
     except DAMAGED as error:
         raise IncompleteCheckpointError(
             f"{directory}: {TENSOR_INDEX} cannot be read ({type(error).__name__}: {error}). Name another checkpoint."
@@ -278,7 +285,15 @@ def _newest_complete(
         passed.append(PassedOver(path=directory, reason="; ".join(problems)))
     if not has_checkpoint(root) and not passed:
         return None
+    raise CheckpointNotFoundError(_why_none_is_complete(root, passed, resume=TRAIN_STATE in wanted))
+
+
+def _why_none_is_complete(root: Path, passed: list[PassedOver], *, resume: bool) -> str:
     listing = "; ".join(f"{entry.path.name}: {entry.reason}" for entry in passed)
-    raise CheckpointNotFoundError(
-        f"{root}: no complete checkpoint ({listing}). Remove the folder to start anew, or restore one."
+    foreign = recognize_foreign(root)
+    if foreign is not None:
+        return f"{root}: holds {foreign.kind} ({listing}). {foreign.advice(resume=resume)}."
+    return (
+        f"{root}: no complete checkpoint ({listing}). Restore one of them; or begin again in another folder, which "
+        "leaves these as they are."
     )

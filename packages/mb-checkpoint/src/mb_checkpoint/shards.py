@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -33,6 +32,7 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from mb_checkpoint.agreement import gather, on_rank_zero
+from mb_checkpoint.unpickling import SafeFileSystemReader, load_object, read_metadata
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +147,7 @@ class Index:
 
 def read_index(folder: Path) -> Index:
     """Read the names and shapes of what a checkpoint holds."""
-    entries = FileSystemReader(folder).read_metadata().state_dict_metadata
+    entries = read_metadata(folder).state_dict_metadata
     shapes = {
         name: tuple(each.size) for name, each in entries.items() if isinstance(each, TensorStorageMetadata)
     }
@@ -160,13 +160,16 @@ def read_entries(folder: Path, asked: Mapping[str, Shard | None]) -> dict[str, A
     No collective: each rank reads for itself. Stored values are converted to the dtype of the block.
 
     Args:
-        folder: Of the checkpoint. Its pickles are trusted.
+        folder: Of the checkpoint.
         asked: Name -> the block to fill, or None for an object; the checkpoint has each of them, in that shape.
+
+    Raises:
+        UnsafeCheckpointError: The index or an object names code that reading it would execute.
     """
-    reader = FileSystemReader(folder)
+    reader = SafeFileSystemReader(folder)
     index = reader.read_metadata()
     reader.set_up_storage_reader(index, is_coordinator=False)
-    planner = _Reader(asked)
+    planner = _Reader(asked, folder=folder)
     plan = planner.plan(index)
     reader.read_data(reader.prepare_local_plan(plan), planner).wait()
     return planner.objects
@@ -175,9 +178,9 @@ def read_entries(folder: Path, asked: Mapping[str, Shard | None]) -> dict[str, A
 class _Reader(DefaultLoadPlanner):
     """Brings what torch reads to its place."""
 
-    def __init__(self, asked: Mapping[str, Shard | None]) -> None:
+    def __init__(self, asked: Mapping[str, Shard | None], *, folder: Path) -> None:
         super().__init__()
-        self._asked = asked
+        self._asked, self._folder = asked, folder
         self._blocks = {name: entry.data for name, entry in asked.items() if entry is not None}
         self.objects: dict[str, Any] = {}
 
@@ -193,7 +196,7 @@ class _Reader(DefaultLoadPlanner):
         return LoadPlan(items)
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        self.objects[read_item.dest_index.fqn] = torch.load(value, weights_only=False)
+        self.objects[read_item.dest_index.fqn] = load_object(value, path=self._folder)
 
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
         found = self._blocks[read_item.dest_index.fqn].detach()

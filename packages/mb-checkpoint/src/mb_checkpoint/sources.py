@@ -14,12 +14,12 @@ from mb_checkpoint.errors import CheckpointNotFoundError, ManifestError
 from mb_checkpoint.layout import (
     RESUMABLE,
     WEIGHTS,
-    is_hugging_face_directory,
     is_iteration_directory,
     temporary_roots,
 )
 from mb_checkpoint.locks import reading
 from mb_checkpoint.manifest import read_manifest, share_of, wrong_contents
+from mb_checkpoint.recognition import is_readable_here, is_same_folder, recognize_foreign, why_no_source
 from mb_checkpoint.select import PassedOver, Selection, select_checkpoint
 
 SHOWN = 5
@@ -81,12 +81,13 @@ def _damage(path: Path, *, contents: bool) -> str | None:
 
 
 def find_checkpoint(
-    config: CheckpointConfig, rejected: Mapping[Path, str] | None = None
+    config: CheckpointConfig, rejected: Mapping[Path, str] | None = None, *, may_be_empty: bool = False
 ) -> tuple[Source, Selection | None]:
     """Say what a load with this configuration would read, and whether it resumes a run. Not collective.
 
     `load` beats `pretrained_checkpoint`; a temporary checkpoint beats a lasting one that is older; a step or a folder
     that is named beats all others. `rejected` are folders that are known to be damaged, with the reason.
+    A `load` that is not the `save` of the same section must hold a checkpoint, unless `may_be_empty`.
 
     Raises:
         CheckpointNotFoundError, IncompleteCheckpointError: As `load_checkpoint`.
@@ -96,6 +97,12 @@ def find_checkpoint(
         if chosen is not None:
             fresh = config.finetune or chosen.path.name == "release"
             return ("weights" if fresh else "resumed"), chosen
+        if not may_be_empty and not is_same_folder(config.load, config.save):
+            reason = why_no_source(config.load, resume=not config.finetune) or "no checkpoint there"
+            raise CheckpointNotFoundError(
+                f"checkpoint.load: {reason}. A run that names its source does not begin with random weights: correct "
+                "the path, or set checkpoint.load to the folder of checkpoint.save, which may be empty."
+            )
     if config.pretrained_checkpoint is not None:
         return find_pretrained(config.pretrained_checkpoint, rejected)
     if config.exit_on_missing_checkpoint and config.load is not None:
@@ -115,21 +122,23 @@ def find_pretrained(
         CheckpointNotFoundError: There is none.
         IncompleteCheckpointError: The one that was named is not whole.
     """
-    _refuse_hugging_face("pretrained_checkpoint", path)
+    _refuse_foreign("pretrained_checkpoint", path, resume=False)
     chosen = select_checkpoint(path, wanted=WEIGHTS, rejected=rejected)
     if chosen is None:
+        reason = why_no_source(path, resume=False) or f"no checkpoint in {path}"
         raise CheckpointNotFoundError(
-            f"checkpoint.pretrained_checkpoint: no checkpoint in {path}. Name a "
-            "folder with trackers and iter_* folders, or one iter_* folder."
+            f"checkpoint.pretrained_checkpoint: {reason}. Name a folder with trackers and iter_* folders, or one "
+            "iter_* folder."
         )
     return "weights", chosen
 
 
-def _refuse_hugging_face(field: str, path: str) -> None:
-    if is_hugging_face_directory(Path(path)):
+def _refuse_foreign(field: str, path: str, *, resume: bool) -> None:
+    """Refuse a folder that another program wrote in a form that is not read here."""
+    foreign = recognize_foreign(Path(path))
+    if foreign is not None and not is_readable_here(Path(path), resume=resume):
         raise CheckpointNotFoundError(
-            f"checkpoint.{field}: {path} holds weights in Hugging Face form, which cannot be read here. Convert them "
-            "to a Megatron checkpoint first."
+            f"checkpoint.{field}: {path} holds {foreign.kind}. {foreign.advice(resume=resume)}."
         )
 
 
@@ -142,7 +151,7 @@ def resumes_by_tracker(config: CheckpointConfig) -> bool:
 
 
 def _to_resume(config: CheckpointConfig, load: str, rejected: Mapping[Path, str]) -> Selection | None:
-    _refuse_hugging_face("load", load)
+    _refuse_foreign("load", load, resume=not config.finetune)
     wanted = WEIGHTS if config.finetune else RESUMABLE
     if config.ckpt_step is not None or is_iteration_directory(Path(load)):
         return select_checkpoint(load, step=config.ckpt_step, wanted=wanted, rejected=rejected)

@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.storage import WriteResult
 
+from mb_checkpoint.device_sync import Synchronize, wait_for_devices
 from mb_checkpoint.manifest import FileEntry
 
 
@@ -88,20 +89,26 @@ class HashingStream:
 
 
 def write_files(
-    folder: Path, files: Sequence[DataFile], *, progress: Callable[[int], object] = lambda _bytes: None
+    folder: Path,
+    files: Sequence[DataFile],
+    *,
+    progress: Callable[[int], object] = lambda _bytes: None,
+    synchronize: Synchronize | None = None,
 ) -> Written:
     """Write the files of one rank, one thread each, and force them to the disk.
 
-    Tensors are brought to the host one at a time.
+    Waits for the GPUs that hold the tensors before the threads start. Tensors are brought to the host one at a time.
 
     Args:
         folder: Exists already.
         files: One for each writer thread.
         progress: Told of each number of bytes written, from any of the threads.
+        synchronize: As `wait_for_devices` takes it.
 
     Raises:
         OSError: A file could not be written.
     """
+    wait_for_devices((piece.data for file in files for piece in file.pieces), synchronize=synchronize)
     with ThreadPoolExecutor(max(1, len(files))) as pool:
         parts = list(pool.map(lambda file: _write_file(folder, file, progress), files))
     return Written(

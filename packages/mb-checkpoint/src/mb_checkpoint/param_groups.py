@@ -1,0 +1,209 @@
+"""Parameter groups of an optimizer: the stored ones fitted to the groups of this run. Standard library only.
+
+Megatron Core pairs stored and current groups by their settings, learning rates included, and then takes every setting
+from the checkpoint. A changed learning rate therefore finds no counterpart, and changed betas are lost. Here a group is
+paired by its structure first; its settings are those of this run, except for what the optimizer itself counts.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from mb_checkpoint.errors import CheckpointLayoutError, CheckpointScheduleError
+
+Policy = Literal["configured", "stored", "equal"]
+"""Whose schedule applies after a load: that of this run, that of the checkpoint, or either, because both are equal."""
+
+Group = Mapping[str, Any]
+
+STRUCTURE = ("is_decoupled_lr", "default_config", "wd_mult", "lr_mult", "optimizer")
+"""Entries that say which parameters a group is for; besides them `is_expert_parallel`, which the layout may change."""
+
+SCHEDULE = ("max_lr", "min_lr", "start_wd", "end_wd")
+"""Entries that Megatron's scheduler reads from a group in place of its own values."""
+
+COUNTED = frozenset({"step", "lr", "weight_decay", "initial_lr"})
+"""Entries that change while a run trains; the stored value is restored."""
+
+LAYOUT = frozenset({"params", "is_expert_parallel"})
+"""Entries that belong to this run's parallel layout."""
+
+
+def fit_groups(
+    stored: Sequence[Group], own: Sequence[Group], *, policy: Policy = "equal"
+) -> list[dict[str, Any]]:
+    """Return one group for each of `own`, in that order: its settings, with what the optimizer counts as stored.
+
+    Args:
+        stored: Groups of the checkpoint.
+        own: Groups of this run's optimizer.
+        policy: Under "stored", `SCHEDULE` comes from the checkpoint.
+
+    Raises:
+        CheckpointLayoutError: A group has no counterpart, and the policy is not "configured".
+        CheckpointScheduleError: The policy is "equal", and a group and its counterpart have another schedule.
+    """
+    fitted = []
+    for group, counterpart in zip(own, _counterparts(stored, own), strict=True):
+        if counterpart is None and policy != "configured":
+            shown = {key: group[key] for key in (*STRUCTURE, *SCHEDULE) if key in group}
+            raise CheckpointLayoutError(
+                f"optimizer: the checkpoint has no parameter group with {shown}, because it was written with other "
+                "overrides of the optimizer. Use the same ones, or set scheduler.override_opt_param_scheduler=true "
+                "(the configured values apply), or checkpoint.load_optim=false."
+            )
+        fitted.append(fit_group(stored[0] if counterpart is None else counterpart, group, policy=policy))
+    return fitted
+
+
+def fit_group(stored: Group, own: Group, *, policy: Policy) -> dict[str, Any]:
+    """Return one group's settings, with what the optimizer counts as in its stored counterpart.
+
+    Raises:
+        CheckpointScheduleError: As `fit_groups`.
+    """
+    different = [key for key in SCHEDULE if stored.get(key) != own.get(key)]
+    if policy == "equal" and different:
+        shown = ", ".join(
+            f"{key}: {own.get(key)} here, {stored.get(key)} in the checkpoint" for key in different
+        )
+        raise CheckpointScheduleError(_refusal(f"a parameter group has another schedule ({shown})"))
+    merged = {**stored, **{key: value for key, value in own.items() if key not in COUNTED & stored.keys()}}
+    return merged | ({key: stored[key] for key in SCHEDULE if key in stored} if policy == "stored" else {})
+
+
+def group_changes(stored: Sequence[Group], own: Sequence[Group]) -> list[str]:
+    """Describe the settings, beyond the schedule's, in which groups differ from their counterparts."""
+    lines = set()
+    for group, counterpart in zip(own, _counterparts(stored, own), strict=True):
+        lines |= changes_of(counterpart or group, group)
+    return sorted(lines)
+
+
+def changes_of(stored: Group, own: Group) -> set[str]:
+    """Describe the settings, beyond the schedule's, in which one group differs from its counterpart."""
+    keys = stored.keys() & own.keys() - COUNTED - LAYOUT - {*SCHEDULE, *STRUCTURE}
+    return {
+        f"{key} {_plain(own[key])} (in the checkpoint: {_plain(stored[key])})"
+        for key in keys
+        if _plain(stored[key]) != _plain(own[key])
+    }
+
+
+def _plain(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def groups_of(part: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """Return the mapping whose entry `param_groups` is the list of groups, inside the state of one optimizer.
+
+    The distributed and the half-precision optimizer keep torch's state under `optimizer`; the optimizer of several
+    modules keeps a record of it under `param_groups`.
+    """
+    inner = part.get("optimizer", part)
+    groups = inner.get("param_groups")
+    return groups if isinstance(groups, Mapping) else inner
+
+
+def with_groups(part: Mapping[Any, Any], groups: Sequence[Group]) -> dict[Any, Any]:
+    """Return the state of one optimizer with other groups."""
+    if "optimizer" in part:
+        return {**part, "optimizer": with_groups(part["optimizer"], groups)}
+    held = part.get("param_groups")
+    return {
+        **part,
+        "param_groups": {**held, "param_groups": list(groups)} if isinstance(held, Mapping) else list(groups),
+    }
+
+
+def _counterparts(stored: Sequence[Group], own: Sequence[Group]) -> list[Group | None]:
+    """Return the stored group of each own one: the most alike first, each stored one once where there are enough."""
+    chosen: list[Group | None] = [None] * len(own)
+    used: set[int] = set()
+    for keys, again in (
+        (("is_expert_parallel", *STRUCTURE, *SCHEDULE), False),
+        (("is_expert_parallel", *STRUCTURE), False),
+        (STRUCTURE, True),  # experts on other ranks: one group becomes two, or two become one
+    ):
+        for place, group in enumerate(own):
+            if chosen[place] is not None:
+                continue
+            for number, each in enumerate(stored):
+                if (again or number not in used) and _same(group, each, keys):
+                    chosen[place] = each
+                    used.add(number)
+                    break
+    return chosen
+
+
+def _same(group: Group, other: Group, keys: Sequence[str]) -> bool:
+    return all(group[key] == other[key] for key in keys if key in group and key in other)
+
+
+ALIASES = {
+    "max_lr": ("start_lr",),
+    "lr_warmup_steps": ("warmup_iter", "warmup_steps"),
+    "lr_decay_steps": ("end_iter", "decay_steps"),
+    "lr_decay_style": ("decay_style",),
+}
+"""Name in a scheduler's state -> names in older checkpoints."""
+
+SETTINGS = {
+    "max_lr": "optimizer.lr",
+    "min_lr": "optimizer.min_lr",
+    "lr_warmup_steps": "warm-up (sequences)",
+    "lr_decay_steps": "decay (sequences)",
+    "lr_decay_style": "scheduler.lr_decay_style",
+    "start_wd": "weight decay at the start",
+    "end_wd": "weight decay at the end",
+    "wd_incr_style": "scheduler.weight_decay_incr_style",
+    "wd_incr_steps": "growth of the weight decay (sequences)",
+}
+"""Name in a scheduler's state -> what a user sets."""
+
+
+def schedule_changes(stored: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return setting -> (stored, own) for each in which two states of a scheduler differ.
+
+    A warm-up that is a fraction of the decay was once rounded to whole sequences; that is no difference.
+    """
+    found = {}
+    for name, setting in SETTINGS.items():
+        names = [each for each in (name, *ALIASES.get(name, ())) if each in stored]
+        if not names or name not in own:
+            continue
+        there, here = stored[names[0]], own[name]
+        if there != here and not (name == "lr_warmup_steps" and is_rounded(there, here)):
+            found[setting] = (there, here)
+    return found
+
+
+def is_rounded(stored: Any, own: Any) -> bool:
+    """Whether a stored number of warm-up sequences is the whole number next to this run's fraction."""
+    return (
+        isinstance(stored, int) and isinstance(own, float) and not own.is_integer() and stored == round(own)
+    )
+
+
+def refuse_other_schedule(changes: Mapping[str, tuple[Any, Any]]) -> None:
+    """Reject a schedule that is neither the stored one nor chosen over it.
+
+    Raises:
+        CheckpointScheduleError: There are changes.
+    """
+    if changes:
+        raise CheckpointScheduleError(_refusal(f"differs from the checkpoint's ({describe(changes)})"))
+
+
+def describe(changes: Mapping[str, tuple[Any, Any]]) -> str:
+    """Write changes on one line."""
+    return ", ".join(
+        f"{name}: {here} here, {there} in the checkpoint" for name, (there, here) in changes.items()
+    )
+
+
+def _refusal(problem: str) -> str:
+    return (
+        f"scheduler: {problem}. A resumed run follows one of the two, and neither is chosen. Set "
+        "scheduler.override_opt_param_scheduler=true to use the configured values, or "
+        "scheduler.use_checkpoint_opt_param_scheduler=true to use the stored ones."
+    )

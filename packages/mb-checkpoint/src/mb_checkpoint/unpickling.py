@@ -1,0 +1,224 @@
+"""Reading of checkpoint files without executing what they contain.
+
+A pickle names classes and functions, and plain unpickling imports and calls them. Two kinds of files of a checkpoint
+are pickles: `.metadata`, the index of the tensors, and the objects (anything but a tensor) in `*.distcp` and `*.pt`.
+
+* The index is read by `read_metadata`, which accepts only the classes of torch.distributed.checkpoint's own metadata.
+* Objects are read with torch's `weights_only=True`: tensors, builtins and the classes that torch and Megatron Core
+  registered as safe. Where torch or Megatron Core calls `torch.load(..., weights_only=False)`, `weights_only` overrides
+  it.
+
+A checkpoint of another program may need more. `trust.trusted` lifts both restrictions for folders that the caller
+names.
+"""
+
+import io
+import os
+import pickle
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, StorageMeta
+
+from mb_checkpoint.errors import UnsafeCheckpointError
+from mb_checkpoint.layout import TENSOR_INDEX
+from mb_checkpoint.trust import is_trusted
+
+_FORCE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+"""Environment variable that torch.load reads at each call; it wins over the argument `weights_only=False`."""
+
+_METADATA = "torch.distributed.checkpoint.metadata"
+_ALLOWED = frozenset(
+    {
+        *((_METADATA, name) for name in ("Metadata", "MetadataIndex", "StorageMeta", "ChunkStorageMetadata")),
+        *(
+            (_METADATA, name)
+            for name in ("TensorStorageMetadata", "BytesStorageMetadata", "TensorProperties")
+        ),
+        (_METADATA, "_MEM_FORMAT_ENCODING"),
+        ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+        ("torch.distributed.checkpoint.filesystem", "StorageTransformExtension"),
+        ("torch.serialization", "_get_layout"),
+        ("torch", "Size"),
+        ("torch", "device"),
+        ("collections", "OrderedDict"),
+        *(("builtins", name) for name in ("set", "frozenset", "slice", "complex", "bytearray")),
+        *(
+            (module, name)
+            for module in ("pathlib", "pathlib._local")
+            for name in ("PosixPath", "PurePosixPath")
+        ),
+    }
+)
+"""(module, name) of everything that an index may name, apart from torch's dtypes."""
+
+
+class SafeFileSystemReader(FileSystemReader):
+    """torch's reader of checkpoint folders, with the index read by `read_metadata`."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Return the index; see `read_metadata`."""
+        found = read_metadata(Path(self.path))
+        found.storage_meta.load_id = self.load_id  # type: ignore[union-attr]  # there since `read_metadata`
+        return found
+
+
+def read_metadata(directory: Path) -> Metadata:
+    """Return the index of a checkpoint's tensors, `.metadata`.
+
+    Raises:
+        UnsafeCheckpointError: It names a class or function that no index needs.
+        OSError: It cannot be read.
+        Exception: What unpickling raises for a damaged file, see `select.DAMAGED`.
+    """
+    path = directory / TENSOR_INDEX
+    with path.open("rb") as stream:
+        identity = _identity(os.fstat(stream.fileno()))
+        found = restricted_load(stream, path=path)
+    if not is_trusted(path):
+        _checked[path] = identity
+    if not isinstance(found, Metadata):
+        raise pickle.UnpicklingError(f"holds a {type(found).__name__} instead of an index")
+    if getattr(found, "storage_meta", None) is None:
+        found.storage_meta = StorageMeta()
+    return found
+
+
+def restricted_load(stream: BinaryIO, *, path: Path) -> Any:
+    """Unpickle builtins and the classes of an index; anything below a trusted folder.
+
+    Raises:
+        UnsafeCheckpointError: The pickle names something else.
+    """
+    return pickle.load(stream) if is_trusted(path) else _Restricted(stream, path).load()
+
+
+def load_object(stream: BinaryIO, *, path: Path) -> Any:
+    """Return an object that torch.save wrote, tensors on the CPU.
+
+    Raises:
+        UnsafeCheckpointError: It holds more than tensors, builtins and classes registered with torch as safe.
+    """
+    start = stream.tell()
+    try:
+        return torch.load(stream, map_location="cpu", weights_only=not is_trusted(path))
+    except pickle.UnpicklingError as error:
+        stream.seek(start)
+        if names := unsafe_names(stream):
+            raise _unsafe(path, names[0]) from error
+        raise
+
+
+@contextmanager
+def weights_only(path: Path, *, classes: Sequence[type] = ()) -> Iterator[None]:
+    """Make every torch.load of this process refuse code in this block, also where it asks for `weights_only=False`.
+
+    The index in the folder `path` is checked first, so that a library may unpickle it. The setting is an environment
+    variable: it holds for all threads of this process.
+
+    Args:
+        path: Folder of the checkpoint.
+        classes: Allowed in objects, besides those that are registered with torch.
+
+    Raises:
+        UnsafeCheckpointError: The index, or an object that the block reads, names something that is not allowed.
+    """
+    if is_trusted(path):
+        yield
+        return
+    _check_index(path)
+    previous = os.environ.get(_FORCE)
+    os.environ[_FORCE] = "1"
+    try:
+        with torch.serialization.safe_globals(list(classes)):
+            try:
+                yield
+            except (Exception, CheckpointException) as error:  # the latter derives from BaseException
+                # The refusal arrives wrapped by torch and Megatron: the files tell more than the exception does.
+                if name := _unsafe_in(path):
+                    raise _unsafe(path, name) from error
+                raise
+    finally:
+        if previous is None:
+            del os.environ[_FORCE]
+        else:
+            os.environ[_FORCE] = previous
+
+
+_checked: dict[Path, tuple[int, ...]] = {}
+"""Index -> size, time of change and inode of the file that was last found harmless; large ones take long to read."""
+
+
+def _check_index(directory: Path) -> None:
+    path = directory / TENSOR_INDEX
+    if path.is_file() and _checked.get(path) != _identity(path.stat()):
+        read_metadata(directory)
+
+
+def _identity(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
+
+
+class _Restricted(pickle.Unpickler):
+    def __init__(self, stream: BinaryIO, path: Path) -> None:
+        super().__init__(stream)
+        self._path = path
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in _ALLOWED:
+            return super().find_class(module, name)
+        if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
+            return found
+        raise _unsafe(self._path, f"{module}.{name}")
+
+
+def _unsafe(path: Path, name: str) -> UnsafeCheckpointError:
+    return UnsafeCheckpointError(
+        f"{path}: names {name}, which reading it would execute. This version and Megatron Core write no such file. If "
+        "you trust its author, pass --trust with its folder, or set checkpoint.trust=true."
+    )
+
+
+def refuse_code(path: Path) -> None:
+    """Check a file of torch.save without reading its tensors.
+
+    Raises:
+        UnsafeCheckpointError: It names something that `weights_only=True` refuses.
+    """
+    with path.open("rb") as stream:
+        if names := unsafe_names(stream):
+            raise _unsafe(path, names[0])
+
+
+def unsafe_names(stream: BinaryIO) -> list[str]:
+    """Return the classes and functions in a file of torch.save that `weights_only=True` refuses."""
+    with suppress(Exception):  # of a damaged file nothing is known
+        return list(torch.serialization.get_unsafe_globals_in_checkpoint(stream))
+    return []
+
+
+def _unsafe_in(directory: Path) -> str | None:
+    """Return the first such name in the objects of a checkpoint; None where there is none."""
+    for content in _objects(directory):
+        if names := unsafe_names(io.BytesIO(content)):
+            return names[0]
+    return None
+
+
+def _objects(directory: Path) -> Iterator[bytes]:
+    """Yield the bytes of each object in a checkpoint."""
+    for path in sorted(directory.glob("*.pt")):
+        yield path.read_bytes()
+    if not (directory / TENSOR_INDEX).is_file():
+        return
+    index = read_metadata(directory)
+    for entry, piece in (index.storage_data or {}).items():
+        if isinstance(index.state_dict_metadata.get(entry.fqn), BytesStorageMetadata):
+            with (directory / piece.relative_path).open("rb") as stream:
+                stream.seek(piece.offset)
+                yield stream.read(piece.length)

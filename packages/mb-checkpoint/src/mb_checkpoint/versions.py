@@ -1,0 +1,42 @@
+"""Versions of torch and nvidia-resiliency-ext (NVRx) that Megatron Core works with. The standard library only."""
+
+import re
+
+LEAST = (0, 3)
+"""Least version with the local checkpoints that this package writes."""
+
+LEAST_TORCH = (2, 7)
+"""Least torch whose distributed checkpoints Megatron Core 0.19 can load."""
+
+BREAKS_IMPORT = {
+    (0, 4): "Megatron Core reads its __version__ while it is imported, which it lacks",
+    (
+        0,
+        5,
+    ): "Megatron Core demands 0.6 or newer of a version with this background writer while it is imported",
+}
+"""Releases next to which Megatron Core 0.19 cannot be imported, and the reason."""
+
+
+def release(version: str) -> tuple[int, int] | None:
+    """Return major and minor number of a version such as "0.4.1+cu12"; None where it has none."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def breaks_megatron(version: str | None) -> str | None:
+    """Return the reason why Megatron Core cannot be imported next to an installed version; None where it can."""
+    reason = BREAKS_IMPORT.get(release(version or "") or LEAST)
+    return f"nvidia-resiliency-ext {version} is installed; {reason}" if reason else None
+
+
+def torch_cannot_load(version: str) -> str | None:
+    """Return a message where the installed torch cannot load what Megatron Core saves."""
+    return f"torch {version} is installed" if (release(version) or LEAST_TORCH) < LEAST_TORCH else None
+
+
+def too_old_for_local(kind: str | None, version: str | None) -> str | None:
+    """Return a message where local checkpoints are asked of an installed version that is too old for them."""
+    if kind != "local" or (release(version or "") or LEAST) >= LEAST:
+        return None
+    return f"non_persistent_ckpt_type=local, but nvidia-resiliency-ext {version} is installed"

@@ -1,0 +1,187 @@
+"""Files of a checkpoint are read without executing what they contain."""
+
+import io
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from mb_checkpoint import (
+    DataloaderStateError,
+    UnsafeCheckpointError,
+    list_checkpoints,
+    read_dataloader_state,
+    trusted,
+)
+from mb_checkpoint.config import CheckpointConfig
+from mb_checkpoint.dataloader import encode_position, file_name
+from mb_checkpoint.load import trusted_folders
+from mb_checkpoint.select import problems_in, read_tensor_index
+from mb_checkpoint.shards import read_entries, read_index
+from mb_checkpoint.trust import is_trusted
+from mb_checkpoint.unpickling import load_object, read_metadata, weights_only
+
+
+class Payload:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.marker),)
+
+
+@pytest.fixture
+def marker(tmp_path):
+    return tmp_path / "executed"
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """A checkpoint of torch's with a tensor and an object."""
+    folder = tmp_path / "checkpoints" / "iter_0000002"
+    dcp.save({"weight": torch.arange(4.0), "counters": "two"}, checkpoint_id=folder, no_dist=True)
+    return folder
+
+
+def put_object(checkpoint, value):
+    """Replace the object of a checkpoint."""
+    dcp.save({"weight": torch.arange(4.0), "counters": value}, checkpoint_id=checkpoint, no_dist=True)
+
+
+def test_an_index_of_torch_is_read(checkpoint):
+    assert set(read_metadata(checkpoint).state_dict_metadata) == {"weight", "counters"}
+    assert read_index(checkpoint).shapes == {"weight": (4,)}
+    assert read_entries(checkpoint, {"counters": None}) == {"counters": "two"}
+
+
+READERS = {
+    "read_metadata": read_metadata,
+    "read_tensor_index": read_tensor_index,
+    "read_index": read_index,
+    "read_entries": lambda folder: read_entries(folder, {"counters": None}),
+    "weights_only": lambda folder: weights_only(folder).__enter__(),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_an_index_that_names_code_is_refused(checkpoint, marker, reader):
+    (checkpoint / ".metadata").write_bytes(pickle.dumps(Payload(marker)))
+    with pytest.raises(UnsafeCheckpointError, match=r"names posix\.mkdir, which reading it would execute"):
+        READERS[reader](checkpoint)
+    assert not marker.exists()
+
+
+def test_a_listing_says_that_the_index_names_code(checkpoint, marker):
+    (checkpoint / ".metadata").write_bytes(pickle.dumps(Payload(marker)))
+    (listed,) = list_checkpoints(checkpoint.parent)
+    assert listed.problems
+    assert "names posix.mkdir" in "; ".join(problems_in(checkpoint, wanted=(".metadata",)))
+    assert not marker.exists()
+
+
+def test_an_index_that_is_none_is_damaged(checkpoint):
+    (checkpoint / ".metadata").write_bytes(pickle.dumps({"not": "an index"}))
+    with pytest.raises(pickle.UnpicklingError, match="holds a dict instead of an index"):
+        read_metadata(checkpoint)
+
+
+def test_an_object_that_names_code_is_refused_by_our_reader_and_by_torchs(checkpoint, marker):
+    put_object(checkpoint, Payload(marker))
+    with pytest.raises(UnsafeCheckpointError, match=r"posix\.mkdir"):
+        read_entries(checkpoint, {"counters": None})
+    with pytest.raises(UnsafeCheckpointError, match=r"posix\.mkdir"), weights_only(checkpoint):
+        dcp.load({"counters": ""}, checkpoint_id=checkpoint, no_dist=True)
+    assert not marker.exists()
+
+
+def test_an_error_of_the_block_that_is_no_refusal_stays_as_it_is(checkpoint):
+    with pytest.raises(LookupError, match="as it was"), weights_only(checkpoint):
+        raise LookupError("as it was")
+    assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
+
+
+def test_the_setting_of_the_user_is_put_back(checkpoint, monkeypatch):
+    monkeypatch.setenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "0")
+    with weights_only(checkpoint):
+        assert os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] == "1"
+    assert os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] == "0"
+
+
+def test_an_index_that_changes_is_checked_again(checkpoint, marker):
+    with weights_only(checkpoint):
+        pass
+    (checkpoint / ".metadata").write_bytes(pickle.dumps(Payload(marker)))
+    with pytest.raises(UnsafeCheckpointError), weights_only(checkpoint):
+        pass
+
+
+def test_an_index_that_was_read_under_trust_is_checked_without_it(checkpoint, marker):
+    (checkpoint / ".metadata").write_bytes(pickle.dumps(Payload(marker)))
+    with trusted(checkpoint), pytest.raises(pickle.UnpicklingError, match="instead of an index"):
+        read_metadata(checkpoint)
+    with pytest.raises(UnsafeCheckpointError), weights_only(checkpoint):
+        pass
+
+
+def test_below_a_trusted_folder_everything_is_unpickled(checkpoint, marker):
+    put_object(checkpoint, Payload(marker))
+    with trusted(checkpoint.parent):
+        read_entries(checkpoint, {"counters": None})
+        assert marker.is_dir()
+        with weights_only(checkpoint):
+            assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
+    assert not is_trusted(checkpoint)
+
+
+def test_trust_in_one_folder_is_none_in_another(checkpoint, tmp_path):
+    with trusted(tmp_path / "other"):
+        assert not is_trusted(checkpoint)
+        with trusted(checkpoint):
+            assert is_trusted(checkpoint / "__0_0.distcp")
+            assert is_trusted(tmp_path / "other" / "x")
+
+
+def test_the_section_trusts_all_folders_or_none():
+    assert trusted_folders(CheckpointConfig()) == ()
+    assert trusted_folders(CheckpointConfig(trust=True)) == (Path("/"),)
+
+
+def test_a_damaged_object_is_no_unsafe_one(tmp_path):
+    with pytest.raises(pickle.UnpicklingError) as caught:
+        load_object(io.BytesIO(b"\x80\x02garbage."), path=tmp_path)
+    assert not isinstance(caught.value, UnsafeCheckpointError)
+
+
+class Loader:
+    def __init__(self, state):
+        self.state = state
+
+    def save_state(self):
+        return self.state
+
+    def restore_state(self, state):
+        self.state = state
+
+
+def test_a_position_that_names_code_is_refused(checkpoint, marker):
+    torch.save({"dataloader_state_dict": Payload(marker)}, checkpoint / file_name(0))
+    with pytest.raises(UnsafeCheckpointError, match=r"posix\.mkdir"):
+        read_dataloader_state(checkpoint, dp_rank=0)
+    assert not marker.exists()
+    with trusted(checkpoint):
+        read_dataloader_state(checkpoint, dp_rank=0)
+    assert marker.is_dir()
+
+
+def test_a_position_that_could_not_be_read_back_is_not_stored(checkpoint, marker):
+    with pytest.raises(DataloaderStateError, match=r"save_state of Loader returns objects of .*mkdir"):
+        encode_position(Loader(Payload(marker)))
+    content = encode_position(Loader({"read": 3, "order": torch.arange(2)}))
+    (checkpoint / file_name(0)).write_bytes(content)
+    assert read_dataloader_state(checkpoint, dp_rank=0)["read"] == 3
+    assert encode_position(Loader(Payload(marker)), trust=True)

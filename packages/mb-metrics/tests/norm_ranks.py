@@ -19,7 +19,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import get_batch_on_this_cp_rank
 
 from mb_host.layers import host_block_spec
-from mb_metrics import calc_params_l2_norm, report_l2_norm_grad
+from mb_metrics import GradientNorms, calc_params_l2_norm, report_l2_norm_grad
 
 VOCABULARY, SEQUENCE = 96, 32
 
@@ -165,6 +165,8 @@ def measure(layout: Layout, folder: str) -> dict[str, float]:
     found["gradients"] = gradients["l2_norm/grad/global"]
     found["by name"] = gradients
     found["by name, plain"] = report_l2_norm_grad(plain.model)
+    whole = GradientNorms(trainee.model)(loss_scale=2.0)
+    found["of all stages"] = {name: float(norm) for name, norm in whole.items()}
     found["optimizer"] = trainee.optimizer.step()[1]
     found["gradients wanted"] = plain.gathered_norm(Path(folder, "gradients"), gradients=True)
     return found

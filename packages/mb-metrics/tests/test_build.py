@@ -10,6 +10,7 @@ from mb_metrics import (
     build_reductions,
     build_samplers,
     build_sinks,
+    read_jsonl,
 )
 
 
@@ -59,6 +60,60 @@ def test_tensorboard_gets_the_groups_that_were_asked_for(tmp_path):
         "throughput/batches_per_sec",
         "throughput/device/batches_per_sec",
     }
+
+
+ALWAYS = {
+    "lm loss", "load_balancing_loss", "learning-rate", "decoupled-learning-rate", "skipped-train-samples", "batch-size",
+    "loss-scale", "grad-norm", "num-zeros", "params-norm", "max-attention-logit", "mtp_1 loss", "mtp_1_acceptance_rate",
+}  # fmt: skip
+AT_LOG_INTERVALS = {
+    "iteration-time", "world-size", "time/total", "time/remaining_estimate", "time/tokens", "time/samples",
+    "time/batches", "memory/mem-allocated-gigabytes", "iter-energy/gpu", "power/gpu", "l2_norm/grad/global",
+    "throughput/batches_per_sec", "throughput/samples_per_sec", "throughput/tokens_per_sec",
+    "throughput/device/batches_per_sec", "throughput/device/samples_per_sec", "throughput/device/tokens_per_sec",
+    "throughput/micro_batch_size", "throughput/global_batch_size", "throughput/tflops", "throughput/tflops/device",
+    "throughput/mfu",
+}  # fmt: skip
+NOT_AGAINST_SAMPLES = {"iteration-time", "decoupled-learning-rate", "skipped-train-samples"}
+
+
+def test_every_tag_of_a_run_is_there_and_keeps_to_tensorboards_interval(tmp_path, clock):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    on = [
+        name for name in vars(LoggerConfig()) if name.startswith("log_") and name.endswith("_to_tensorboard")
+    ]
+    config = LoggerConfig(
+        tensorboard_dir=str(tmp_path / "board"), tensorboard_log_interval=3, **dict.fromkeys(on, True)
+    )
+    sinks = build_sinks(config, jsonl=tmp_path / "metrics.jsonl", stream=io.StringIO())
+    measured = {"memory/mem-allocated-gigabytes": 1.0, "iter-energy/gpu": 1.0, "power/gpu": 1.0}
+    with Metrics(
+        sinks, log_interval=2, total_steps=12, clock=clock, flops_per_token=1.0, peak_tflops=1.0,
+        micro_batch_size=2, time_unit="hours", samplers=[lambda step: measured],
+    ) as metrics:  # fmt: skip
+        for step in range(1, 13):
+            clock.now += 1
+            norms = {} if step % 2 else {"l2_norm/grad/global": 1.0}
+            given = dict.fromkeys(ALWAYS - {"batch-size"}, 1.0) | norms
+            metrics.record(step, given, samples=8, tokens=80)
+    events = EventAccumulator(str(tmp_path / "board"))
+    events.Reload()
+    steps = {tag: [point.step for point in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    expected = {tag: [3, 6, 9, 12] for tag in ALWAYS} | {tag: [6, 12] for tag in AT_LOG_INTERVALS}
+    twins = {
+        f"{tag} vs samples": [8 * step for step in at]
+        for tag, at in expected.items()
+        if "/" not in tag and tag not in NOT_AGAINST_SAMPLES
+    }
+    assert steps == expected | twins
+    rows = list(read_jsonl(tmp_path / "metrics.jsonl"))
+    assert [row["step"] for row in rows] == list(range(1, 13))
+    assert set(rows[-1]) == ALWAYS | AT_LOG_INTERVALS | {"step", "time", "samples vs steps"}
+    assert [rows[-1][f"time/{what}"] for what in ("tokens", "samples", "batches")] == [960.0, 96.0, 12.0]
+    sizes = [rows[-1][f"throughput/{what}_batch_size"] for what in ("micro", "global")]
+    assert sizes == [2.0, 8.0]
 
 
 def test_trackers_work_in_the_background_and_keep_their_run_in_the_run_folder(tmp_path, monkeypatch):

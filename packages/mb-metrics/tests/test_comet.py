@@ -79,7 +79,7 @@ def test_what_is_recorded_is_in_the_archive(sink, tmp_path):
     assert (experiment["project_name"], experiment["workspace"], experiment["tags"]) == ("gpt", "team", ["a"])
     assert others(messages)["Name"] == "one"
     parameters = [message["payload"]["param"] for message in messages if message["type"] == "parameter_msg"]
-    assert {"train.lr": 0.1, "tokenizer.hf_token": "***"}.items() <= {
+    assert {"train.lr": 0.1, "tokenizer.hf_token": "<masked>"}.items() <= {
         parameter["paramName"]: parameter["paramValue"] for parameter in parameters
     }.items()
     assert "0123456789" * 4 not in json.dumps([experiment, messages])

@@ -1,3 +1,4 @@
+import dataclasses
 import io
 import math
 import re
@@ -121,3 +122,20 @@ def test_standard_output_is_the_default(capsys):
     sink.write_evaluation(Evaluation(step=1, time=0.0, losses={"x": 1.0}, consumed_samples=None))
     sink.close()
     assert "x value: 1.0" in capsys.readouterr().out
+
+
+def test_failed_saves_are_a_count_and_no_loss():
+    failed = interval({"lm loss": 1.0, "checkpoint-failed-saves": 3.0})
+    first = dataclasses.replace(failed.rows[0], values={"lm loss": 3.0, "checkpoint-failed-saves": 2.0})
+    both = dataclasses.replace(failed, rows=(first, *failed.rows))
+    assert both.mean_losses == {"lm loss": 2.0}
+    assert "| failed checkpoint saves: 3 |" in iteration_line(both)
+
+
+def test_evaluations_are_not_printed_where_the_loop_prints_them():
+    stream = io.StringIO()
+    evaluation = Evaluation(step=4, time=0.0, losses={"lm loss": 0.0}, consumed_samples=None)
+    ConsoleSink(stream, evaluations=False).write_evaluation(evaluation)
+    assert stream.getvalue() == ""
+    ConsoleSink(stream).write_evaluation(evaluation)
+    assert stream.getvalue().count("validation loss") == 1

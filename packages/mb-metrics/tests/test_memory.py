@@ -2,7 +2,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from mb_metrics import report_memory  # noqa: E402
+from mb_metrics import MemorySampler, report_memory  # noqa: E402
 from mb_metrics.memory import (  # noqa: E402
     activation_bytes,
     device_memory_used,
@@ -92,3 +92,22 @@ def test_the_lines_are_megatrons():
     assert memory_line({"mem-allocated-gigabytes": 1.5, "mem-alloc-retries": 0}, rank=2, steps=10) == (
         "[Rank 2] (after 10 iterations) memory (GB) | mem-allocated-gigabytes: 1.5 | mem-alloc-retries: 0"
     )
+
+
+def test_a_sampler_without_a_gpu_warns_once(monkeypatch, caplog):
+    monkeypatch.setattr("mb_metrics.memory.report_memory", lambda keys: {})
+    sampler = MemorySampler()
+    assert (sampler(1), sampler(2)) == ({}, {})
+    assert [record.message for record in caplog.records] == [
+        "memory metrics: there are none, because PyTorch finds no GPU in this process or none of the requested "
+        "statistics. Leave out log_memory_to_tensorboard and log_device_memory_used on such a machine."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"allocator": False}, "leave nothing to sample"), ({"every": 0}, "every=0 is not a number of steps")],
+)
+def test_a_sampler_that_would_sample_nothing_is_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        MemorySampler(**settings)

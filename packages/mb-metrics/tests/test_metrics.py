@@ -38,6 +38,7 @@ def test_rates_count_all_devices_tokens_and_name_their_denominator(recorder, clo
         "throughput/device/batches_per_sec": 0.5,
         "throughput/device/samples_per_sec": 4.0,
         "throughput/device/tokens_per_sec": 500.0,
+        "throughput/global_batch_size": 8.0,
         "throughput/tflops/device": 3.0,
         "throughput/tflops": 12.0,
         "throughput/mfu": 1.0,

@@ -19,7 +19,8 @@ from mb_metrics import BackgroundSink, LoggerConfig, Metrics, MlflowSink, build_
 
 # What `mlflow server` runs, in one process: its own start takes three times as long.
 SERVER = """
-import sys
+import os, sys, threading
+threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()  # ends with the test process
 from mlflow.server import app
 from mlflow.server.handlers import initialize_backend_stores
 folder, port = sys.argv[1:]
@@ -38,7 +39,7 @@ class Server:
     def start(self):
         command = [sys.executable, "-c", SERVER, str(self.folder), str(self.port)]
         with (self.folder / "server.log").open("ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
             try:
@@ -48,8 +49,9 @@ class Server:
         raise TimeoutError((self.folder / "server.log").read_text())
 
     def kill(self):
-        self.process.kill()
-        self.process.wait()
+        if self.process is not None:
+            self.process.kill()
+            self.process.communicate()
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +59,11 @@ def server(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")  # MLflow's own tries take minutes
         server = Server(tmp_path_factory.mktemp("mlflow"))
-        server.start()
-        yield server
-        server.kill()
+        try:
+            server.start()
+            yield server
+        finally:
+            server.kill()
 
 
 @pytest.fixture
@@ -101,7 +105,7 @@ def test_what_is_recorded_is_read_back(server, client, tmp_path):
     assert not metrics.failures
     run = the_run(client, "whole")
     assert (run.info.run_name, run.info.status) == ("one", "FINISHED")
-    assert run.data.params == {"train.lr": "0.1", "comet_api_key": "***"}
+    assert run.data.params == {"train.lr": "0.1", "comet_api_key": "<masked>"}
     tags = {name: value for name, value in run.data.tags.items() if name in ("team", "mlflow.note.content")}
     assert tags == {"team": "a", "mlflow.note.content": "a test"}
     assert math.isnan(run.data.metrics["lm loss"])

@@ -5,6 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from mb_metrics import (  # noqa: E402
+    GradientNorms,
     NormGroups,
     calc_dtensor_params_l2_norm,
     calc_params_l2_norm,
@@ -94,3 +95,36 @@ def test_plain_tensors_are_no_dtensors():
     with pytest.raises(RuntimeError, match=r"Tensor of shape \(2,\) is no DTensor"):
         calc_dtensor_params_l2_norm([torch.ones(2)])
     assert calc_dtensor_params_l2_norm([]) == 0.0
+
+
+class Layer(torch.nn.Module):
+    """A layer that carries its number in the whole model, from 1, as Megatron's do."""
+
+    def __init__(self, number, gradient):
+        super().__init__()
+        self.layer_number = number
+        self.weight = torch.nn.Parameter(torch.zeros(2))
+        self.weight.grad = torch.tensor(gradient)
+
+
+def test_gradient_norms_have_the_names_of_the_whole_model_and_are_unscaled():
+    chunks = [
+        torch.nn.ModuleDict({"layers": torch.nn.ModuleList([Layer(number, [3.0 * number, 4.0 * number])])})
+        for number in (2, 4)  # of two chunks of a second pipeline stage
+    ]
+    norms = GradientNorms(chunks)(loss_scale=torch.tensor(2.0))
+    assert {name: float(norm) for name, norm in norms.items()} == {
+        "l2_norm/grad/layers.1.weight": 5.0,
+        "l2_norm/grad/layers.3.weight": 10.0,
+        "l2_norm/grad/global": pytest.approx(math.sqrt(125)),
+    }
+
+
+def test_a_gradient_that_overflowed_does_not_hide_behind_a_mask():
+    model = chunk([1.0, 2.0], [2.0])
+    (first, second) = model.parameters()
+    first.grad, second.grad = torch.tensor([math.nan, 0.0]), torch.tensor([2.0])
+    first.shared = True  # the copy of a tied embedding, which does not count
+    report = report_l2_norm_grad(model)
+    assert math.isnan(report["l2_norm/grad/0"])
+    assert report["l2_norm/grad/global"] == 2.0

@@ -1,5 +1,7 @@
 """Norms of a model that is spread over four ranks, against torch's norm of its gathered tensors."""
 
+import math
+import re
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,15 @@ def test_norms_are_those_of_the_gathered_model_on_every_rank(measured, layout):
         assert found["gradients"] == pytest.approx(found["gradients wanted"], rel=1e-5)
         assert found["gradients"] == pytest.approx(found["optimizer"], rel=1e-5)
         assert found["by name"] == pytest.approx(found["by name, plain"], rel=1e-4, abs=1e-7)
+        assert found["of all stages"]["l2_norm/grad/global"] == pytest.approx(
+            found["gradients"] / 2, rel=1e-6
+        )
+        layers = {
+            re.search(r"layers\.(\d+)", name)[1] for name in found["of all stages"] if "layers." in name
+        }
+        assert layers == {"0", "1", "2", "3"}
+        squares = [norm**2 for name, norm in found["of all stages"].items() if not name.endswith("/global")]
+        assert math.sqrt(sum(squares)) == pytest.approx(found["gradients"] / 2, rel=1e-5)
 
 
 def test_half_precision_weights_are_measured_by_the_optimizers_copy(measured):

@@ -70,7 +70,11 @@ def written(tmp_path_factory):
         )
         for rank in (0, 1)
     ]
-    (text, _), _ = [rank.communicate(timeout=120) for rank in ranks]
+    try:
+        (text, _), _ = [rank.communicate(timeout=120) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
     assert [rank.returncode for rank in ranks] == [0, 0]
     return json.loads(text)
 

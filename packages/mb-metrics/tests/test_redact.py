@@ -1,6 +1,7 @@
 import pytest
 
 from mb_metrics import LoggerConfig, SinkFailure, hide_secrets
+from mb_metrics.masking import MASK
 from mb_metrics.redact import hide_in_text
 
 
@@ -16,10 +17,10 @@ def test_secrets_are_hidden_by_name_and_nested_settings_become_paths():
         "empty": {},
     }
     assert hide_secrets(config) == {
-        "logger.comet_api_key": "***",
+        "logger.comet_api_key": MASK,
         "logger.wandb_project": "gpt",
-        "logger.mlflow_tracking_uri": "http://***@host/x",
-        "tokenizer.hf_token": "***",
+        "logger.mlflow_tracking_uri": f"http://me:{MASK}@host/x",
+        "tokenizer.hf_token": MASK,
         "tokenizer.tokenizer_model": "gpt2",
         "tokenizer.eos_token": "</s>",
         "tokenizer.api_key": None,
@@ -29,13 +30,36 @@ def test_secrets_are_hidden_by_name_and_nested_settings_become_paths():
 
 
 @pytest.mark.parametrize(
-    "name", ["password", "secret", "aws_access_key", "tracking_token", "db-password", "token"]
+    "name",
+    [
+        "password",
+        "secret",
+        "aws_access_key",
+        "tracking_token",
+        "db-password",
+        "token",
+        "DB_PASS",
+        "PGPASSWORD",
+        "MY_PAT",
+    ],
 )
 def test_names_of_secrets(name):
-    assert hide_secrets({name: "x"}) == {name: "***"}
+    assert hide_secrets({name: "x"}) == {name: MASK}
 
 
-@pytest.mark.parametrize("name", ["tokens", "seq_length", "pad_token", "secretary", "key_value_heads"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tokens",
+        "seq_length",
+        "pad_token",
+        "secretary",
+        "key_value_heads",
+        "SSH_KEY_FILE",
+        "NCCL_ALGO",
+        "PATH",
+    ],
+)
 def test_names_that_only_look_like_it(name):
     assert hide_secrets({name: "x"}) == {name: "x"}
 
@@ -44,7 +68,10 @@ def test_a_failure_does_not_show_the_key_of_the_environment(monkeypatch, recorde
     monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef")
     error = PermissionError("key 0123456789abcdef refused by https://me:pw@host")
     text = str(SinkFailure(sink=recorder, count=1, first=error))
-    assert text == "Recorder: failed once, first with PermissionError('key *** refused by https://***@host')"
+    assert (
+        text
+        == f"Recorder: failed once, first with PermissionError('key {MASK} refused by https://me:{MASK}@host')"
+    )
 
 
 def test_a_short_value_of_the_environment_is_no_secret(monkeypatch):

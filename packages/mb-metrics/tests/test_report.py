@@ -120,6 +120,13 @@ def test_whether_a_run_is_over(tmp_path, events, seconds_later, standing):
     assert any("log.txt" in text for text in found.warnings) == (standing == "failed")
 
 
+@pytest.mark.parametrize(("reason", "restarts"), [("finished", 0), ("failed", 1), ("signal", 1)])
+def test_a_finished_run_that_is_continued_with_more_steps_is_no_restart(tmp_path, reason, restarts):
+    rows = [*steady(1, 5, 1), *steady(6, 9, 20)]
+    events = [event("start", 0), event("stop", 6, step=5, reason=reason), event("resume", 19, step=5)]
+    assert figures_of(read_run(write_run(tmp_path, rows, events)), now=BEGIN + 30).restarts == restarts
+
+
 def test_metrics_alone_tell_that_all_steps_are_done(tmp_path):
     run = read_run(write_run(tmp_path, steady(1, 5, 1), run_config__yaml="  train_iters: 5\n"))
     assert standing_of(run, split_time(run), now=NOW) == ("complete", None)
@@ -325,3 +332,16 @@ def test_ticks_are_few_and_inside(low, span):
 def test_ticks_of_time_are_whole_units(seconds, expected):
     found = time_ticks(seconds)
     assert (found[0], len(found)) == (0, expected)
+
+
+def test_a_report_shows_no_secret_of_the_configuration_or_the_log(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "time": 1.0, "lm loss": 2.0}\n')
+    (tmp_path / "log.txt").write_text("warning: OPENAI_API_KEY=c0ffee-in-clear is set\n")
+    settings = {"env_vars.DB_PASS": "c0ffee-in-clear", "env_vars.NCCL_ALGO": "Ring"}
+    changes = {"env_vars.DB_PASS": (None, "c0ffee-in-clear")}
+    run = read_run(tmp_path, configuration=Configuration(settings=settings, changes=changes))
+    write_report([run], tmp_path / "report.html", now=2.0)
+    page = (tmp_path / "report.html").read_text()
+    assert "OPENAI_API_KEY" in page
+    assert "Ring" in page
+    assert "c0ffee-in-clear" not in page

@@ -45,6 +45,7 @@ def test_tags_steps_and_the_twins_against_samples(tmp_path, clock):
         "throughput/samples_per_sec": [(2, 8.0)],
         "throughput/device/batches_per_sec": [(2, 1.0)],
         "throughput/device/samples_per_sec": [(2, 8.0)],
+        "throughput/global_batch_size": [(2, 8.0)],
         "lm loss validation": [(2, 0.0)],
         "lm loss validation vs samples": [(16, 0.0)],
         "lm loss validation ppl": [(2, 1.0)],

@@ -1,10 +1,12 @@
+import sys
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mb_metrics import report_runtime, report_throughput
+from mb_metrics import Metrics, report_runtime, report_throughput
 
 
 @dataclass(frozen=True)
@@ -97,3 +99,33 @@ def test_nothing_is_left_after_the_last_step():
 def test_an_unknown_unit_is_refused():
     with pytest.raises(ValueError, match="no time unit 'weeks'"):
         report_runtime(State(step=1), 0.0, 1, 1, "weeks")
+
+
+@pytest.mark.parametrize(("variables", "devices"), [({"WORLD_SIZE": "4"}, 4), ({}, 1)])
+def test_the_seeds_five_arguments_divide_by_the_world_size(monkeypatch, variables, devices):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    report = report_throughput(Config(), 3, 100, [0.0, 2.0, 4.0], 2)
+    assert report["throughput/device/tokens_per_sec"] == report["throughput/tokens_per_sec"] / devices
+
+
+def test_the_process_group_wins_over_the_launchers_variable(monkeypatch):
+    group = SimpleNamespace(is_available=lambda: True, is_initialized=lambda: True, get_world_size=lambda: 2)
+    monkeypatch.setitem(sys.modules, "torch.distributed", group)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    report = report_throughput(Config(), 3, 100, [0.0, 2.0, 4.0], 2)
+    assert report["throughput/device/batches_per_sec"] == report["throughput/batches_per_sec"] / 2
+
+
+def test_metrics_divide_by_the_world_size_of_the_job(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert Metrics([], log_interval=1)._speed.world_size == 8
+    assert Metrics([], log_interval=1, world_size=2)._speed.world_size == 2
+
+
+@pytest.mark.parametrize("text", ["0", "eight", "-1"])
+def test_a_world_size_that_is_no_number_is_refused(monkeypatch, text):
+    monkeypatch.setenv("WORLD_SIZE", text)
+    with pytest.raises(ValueError, match=f"WORLD_SIZE: '{text}' is not a positive integer"):
+        report_throughput(Config(), 3, 100, [0.0, 2.0, 4.0], 2)

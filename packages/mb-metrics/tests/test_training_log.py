@@ -19,7 +19,7 @@ class Run:
     def __init__(self, sink, clock, *, log_interval=2, start=0, **model):
         self.metrics = Metrics([sink], log_interval=log_interval, flops_per_token=1e9, clock=clock)
         self.clock, self.totals, self.flag, self.said = clock, {}, True, []
-        self.start = start
+        self.start, self.grad_norm = start, torch.tensor(0.5)
         self.state = SimpleNamespace(
             train_state=SimpleNamespace(
                 step=start, consumed_train_samples=8 * start, skipped_train_samples=0
@@ -45,7 +45,7 @@ class Run:
             1.0,
             self.flag,
             skipped,
-            torch.tensor(0.5),
+            self.grad_norm,
             None,
             None,
             self.config,
@@ -110,6 +110,14 @@ def test_gradient_norms_come_at_log_intervals(recorder, clock):
     first, second = recorder.rows
     assert "l2_norm/grad/global" not in first.values
     assert second.values["l2_norm/grad/weight"] == second.values["l2_norm/grad/global"] == 5.0
+
+
+def test_gradient_norms_are_those_before_the_optimizer_clipped(recorder, clock):
+    run = Run(recorder, clock, log_interval=1)
+    run.model[0].weight.grad, run.grad_norm = torch.tensor([[0.0, 0.6], [0.8, 0.0]]), torch.tensor(5.0)
+    run.step(1.0)
+    values = recorder.rows[0].values
+    assert values["l2_norm/grad/weight"] == values["l2_norm/grad/global"] == pytest.approx(5.0)
 
 
 @pytest.mark.parametrize(("log_interval", "start"), [(1, 0), (1, 7), (5, 0), (5, 7), (5, 10)])

@@ -12,8 +12,9 @@ True
 2
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from mb_metrics import _lazy
 
 if TYPE_CHECKING:
     from mb_metrics.background import BackgroundSink as BackgroundSink
@@ -29,12 +30,13 @@ if TYPE_CHECKING:
     from mb_metrics.flops import gpt_flops_per_token as gpt_flops_per_token
     from mb_metrics.flops_model import model_flops_per_token as model_flops_per_token
     from mb_metrics.flops_shape import UnknownFlopsError as UnknownFlopsError
+    from mb_metrics.gradient_norms import GradientNorms as GradientNorms
     from mb_metrics.gradient_norms import report_l2_norm_grad as report_l2_norm_grad
     from mb_metrics.log_records import configure_logging as configure_logging
     from mb_metrics.megatron_log import training_log as training_log
-    from mb_metrics.memory import MEMORY_KEYS as MEMORY_KEYS
     from mb_metrics.memory import reduce_max_memory_across_pp_group as reduce_max_memory_across_pp_group
     from mb_metrics.memory import report_memory as report_memory
+    from mb_metrics.memory_keys import MEMORY_KEYS as MEMORY_KEYS
     from mb_metrics.metrics import Metrics as Metrics
     from mb_metrics.moe import expert_metrics as expert_metrics
     from mb_metrics.moe import prediction_metrics as prediction_metrics
@@ -101,92 +103,10 @@ if TYPE_CHECKING:
     from mb_metrics.watch import watch_frames as watch_frames
     from mb_metrics.watch import watch_text as watch_text
 
-__all__ = [
-    "BRIDGE_ALIASES",
-    "LOG_FORMATS",
-    "MEMORY_KEYS",
-    "RULES",
-    "BackgroundSink",
-    "CometSink",
-    "Configuration",
-    "ConsoleSink",
-    "EnergySampler",
-    "Evaluation",
-    "Event",
-    "FanOutSink",
-    "FilterSink",
-    "FlopsPerToken",
-    "Interval",
-    "JsonlSink",
-    "LogFormatError",
-    "LoggerConfig",
-    "MemorySampler",
-    "MemorySnapshot",
-    "Metrics",
-    "MlflowSink",
-    "NormGroups",
-    "NsysRange",
-    "ParsedLog",
-    "Profiling",
-    "ProfilingConfig",
-    "Rates",
-    "ReportTooLargeError",
-    "Row",
-    "Rule",
-    "Run",
-    "RunFigures",
-    "RunNotFoundError",
-    "RunReader",
-    "Sink",
-    "SinkFailure",
-    "StepRanges",
-    "TensorBoardSink",
-    "TensorInspectConfig",
-    "TensorInspectError",
-    "TensorInspection",
-    "UnknownFlopsError",
-    "WandbSink",
-    "build_profiling",
-    "build_reductions",
-    "build_samplers",
-    "build_sinks",
-    "calc_dtensor_params_l2_norm",
-    "calc_params_l2_norm",
-    "configure_logging",
-    "current_gpu_energy",
-    "expert_metrics",
-    "figures_of",
-    "gpt_flops_per_token",
-    "hide_secrets",
-    "logical_and_across_model_parallel_group",
-    "mlflow_name",
-    "model_flops_per_token",
-    "param_is_not_shared",
-    "parse_log",
-    "peak_tflops",
-    "prediction_metrics",
-    "read_jsonl",
-    "read_log",
-    "read_run",
-    "reduce_max_memory_across_pp_group",
-    "reduce_max_stat_across_model_parallel_group",
-    "report_html",
-    "report_l2_norm_grad",
-    "report_memory",
-    "report_runtime",
-    "report_throughput",
-    "run_of_log",
-    "start_memory_history_recording",
-    "start_tensor_inspection",
-    "training_log",
-    "watch_frames",
-    "watch_text",
-    "write_report",
-]
 _HOMES = {
     "BRIDGE_ALIASES": "names",
     "LOG_FORMATS": "parse.log",
-    "MEMORY_KEYS": "memory",
+    "MEMORY_KEYS": "memory_keys",
     "RULES": "rules",
     "BackgroundSink": "background",
     "CometSink": "sinks.comet",
@@ -198,6 +118,7 @@ _HOMES = {
     "FanOutSink": "sink",
     "FilterSink": "filtered",
     "FlopsPerToken": "flops",
+    "GradientNorms": "gradient_norms",
     "Interval": "record",
     "JsonlSink": "sinks.jsonl",
     "LogFormatError": "parse.log",
@@ -268,6 +189,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    if name in _HOMES:
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _lazy.resolve(__name__, _HOMES, name)
+
+
+def __dir__() -> list[str]:
+    return _lazy.public_names(globals(), _HOMES)

@@ -179,7 +179,7 @@ class BackgroundSink:
                 job.action()
             except Exception as error:  # noqa: BLE001 - counted and logged; a metric is never worth a training run
                 passing = isinstance(error, OSError) and not isinstance(error, _PERMANENT)
-                self._count(error, lost=0 if passing else job.weight)
+                self._count(error, lost=0 if passing else job.weight, retrying=passing)
                 if not self._broken:
                     what = "its records wait" if passing else "the record is lost"
                     self._warn(f"raised {hide_in_text(repr(error))}; {what}")
@@ -200,16 +200,17 @@ class BackgroundSink:
                 left = self._deadline - self._clock()
                 if left <= 0:
                     self._dropped += self._under_way.weight if self._under_way else 0
-                    self._under_way = None
+                    self._under_way, self._retrying = None, False
                     return False
                 seconds = min(seconds, self._retry_seconds, left)
-            self._retrying = True
             self._changed.wait_for(lambda: self._under_way is None, seconds)
             self._retrying = False
             return self._under_way is not None
 
-    def _count(self, error: Exception, *, lost: int) -> None:
+    def _count(self, error: Exception, *, lost: int, retrying: bool) -> None:
+        """Count an error. A record that is tried again is from now on the first that is dropped for lack of room."""
         with self._changed:
+            self._retrying = retrying
             self._errors += 1
             self._first = self._first or error
             if self._under_way is not None:

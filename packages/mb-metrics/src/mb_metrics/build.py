@@ -28,6 +28,7 @@ def build_sinks(
     resume_step: int | None = None,
     run_config: Mapping[str, object] | None = None,
     stream: TextStream | None = None,
+    print_evaluations: bool = True,
     close_seconds: float = CLOSE_SECONDS,
 ) -> list[Sink]:
     """Return the sinks for the one rank that writes: console and JSONL, TensorBoard and trackers as asked.
@@ -45,6 +46,7 @@ def build_sinks(
             trackers are continued. See `JsonlSink` and `RunFile`.
         run_config: The whole configuration, shown by trackers; secrets are left out.
         stream: Where the console prints; None: standard output.
+        print_evaluations: The console prints a line per evaluation; False where the training loop prints its own.
         close_seconds: How long each that works in the background may take to finish at the end; what it has not
             written by then, big files above all, is lost, and counted.
 
@@ -55,7 +57,7 @@ def build_sinks(
         return []
     if folder is None and jsonl is not None:
         folder = Path(jsonl).parent
-    sinks: list[Sink] = [ConsoleSink(stream, throughput=config.log_throughput)]
+    sinks: list[Sink] = [ConsoleSink(stream, throughput=config.log_throughput, evaluations=print_evaluations)]
     if jsonl is not None:
         sinks.append(JsonlSink(jsonl, resume_step=resume_step))
     trackers = _trackers(

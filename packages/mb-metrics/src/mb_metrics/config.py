@@ -5,10 +5,11 @@ from typing import Literal
 
 from mb_metrics.rule import refuse
 from mb_metrics.rules import RULES
+from mb_metrics.strict_fields import StrictFields
 
 
 @dataclass(kw_only=True)
-class LoggerConfig:
+class LoggerConfig(StrictFields):
     """What a training run logs, and where.
 
     `build_sinks`, `build_samplers`, `build_reductions` and `configure_logging` carry it out. `mb_metrics.rules` refuses
@@ -32,7 +33,8 @@ class LoggerConfig:
     tensorboard_dir: str | None = None
     """Folder of the TensorBoard event files; None: no TensorBoard."""
     tensorboard_log_interval: int = 1
-    """Steps between points in TensorBoard; the last step of a log interval is written in any case."""
+    """Steps between points in TensorBoard. What is measured at the end of a log interval only (throughput, memory,
+    times, norms) is written where that step is due, too: make one of the two intervals a multiple of the other."""
     tensorboard_queue_size: int = 1000
     """Events held for TensorBoard's writing thread before the training thread waits for it."""
     log_throughput_to_tensorboard: bool = False

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from mb_metrics.names import ITERATION_TIME, PERPLEXITY, VALIDATION
+from mb_metrics.names import PERPLEXITY, VALIDATION
 from mb_metrics.record import Evaluation, Interval, Row
 from mb_metrics.sink import FileSink, Sink, StatusSink
 
@@ -14,7 +14,8 @@ class FilterSink:
 
     Args:
         sink: Where they go.
-        every: Steps between rows; the last step of a log interval is passed on in any case.
+        every: Steps between rows. What is measured at the end of a log interval only (rates, memory, times) is passed
+            on where that step is due, too.
         keep: Which metrics, by name; None: all.
 
     Raises:
@@ -35,7 +36,7 @@ class FilterSink:
 
     def write_rows(self, rows: Sequence[Row]) -> None:
         """Pass on the rows that are due."""
-        due = [row for row in rows if row.step % self._every == 0 or ITERATION_TIME in row.values]
+        due = [row for row in rows if row.step % self._every == 0]
         if due:
             self._sink.write_rows([replace(row, values=self._kept(row)) for row in due])
 

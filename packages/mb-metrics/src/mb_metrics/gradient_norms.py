@@ -1,11 +1,23 @@
 """L2 norms of gradients, parameter by parameter and of the whole model. A door to torch; Megatron is not imported."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from mb_metrics.norms import NormGroups, Piece, Squares, groups_of, named_parameters
+from mb_metrics.norms import (
+    NormGroups,
+    Piece,
+    Squares,
+    groups_of,
+    named_parameters,
+    param_is_not_shared,
+)
+from mb_metrics.reductions import is_alone
 
 GLOBAL = "l2_norm/grad/global"
 _PREFIX = "l2_norm/grad/"
@@ -14,19 +26,89 @@ _PREFIX = "l2_norm/grad/"
 def report_l2_norm_grad(model: Any, *, groups: NormGroups | None = None) -> dict[str, float]:
     """Return the norm of the gradient of each parameter of this stage, and of the whole model's under "global".
 
-    Call it after gradients are reduced over ranks and before they are zeroed. A gradient is Megatron's
-    `main_grad`, or torch's `grad`. Under tensor parallelism a norm is that of the whole parameter; with the distributed
-    optimizer the parts of all ranks are put together; a name of an expert stands for that place on every
-    expert-parallel rank. With several model chunks names begin with "chunk<i>.". Global counts all stages, and tied
-    embeddings once.
+    Call it after gradients are reduced over ranks and before the optimizer step, which clips them in place; divide by
+    the loss scale where there is one. A gradient is Megatron's `main_grad`, or torch's `grad`. Under tensor
+    parallelism a norm is that of the whole parameter; with the distributed optimizer the parts of all ranks are
+    put together; a name of an expert stands for that place on every expert-parallel rank. With several model chunks
+    names begin with "chunk<i>.". Global counts all stages, and tied embeddings once.
 
-    Collective over all `groups`; synchronises with the device.
+    Collective over all `groups`; synchronises with the device. `GradientNorms` does not, and reports all stages.
 
     Args:
         model: A module or the list of this rank's model chunks, wrapped or not.
         groups: Over which the model is spread; None: those that the chunks carry (`pg_collection`), or none.
     """
     chunks = model if isinstance(model, (list, tuple)) else [model]
+    names = [name for name, parameter in named_parameters(chunks) if parameter.requires_grad]
+    measured = _measure(chunks, groups or groups_of(chunks))
+    values = torch.cat([measured.norms, measured.total.view(1)]).tolist()
+    found = dict(zip(measured.names, values, strict=False))
+    return {_PREFIX + name: found[name] for name in names if name in found} | {GLOBAL: values[-1]}
+
+
+class GradientNorms:
+    """L2 norms of the gradients of all pipeline stages, on the device, under names that no layout changes.
+
+    Layers are numbered from the first layer of the whole model, from 0, so that tensor, data, context and (virtual)
+    pipeline parallelism report the same names and norms. The copy of tied embeddings on the last stage is left out. A
+    name of an expert stands for that place on every expert-parallel rank. Construction is collective over the
+    pipeline, and waits for the host of the other stages; the calls do not synchronise with the device.
+
+    Args:
+        model: A module or the list of this rank's model chunks, wrapped or not.
+        groups: Over which the model is spread; None: those that the chunks carry (`pg_collection`), or none.
+    """
+
+    def __init__(self, model: Any, *, groups: NormGroups | None = None) -> None:
+        self._chunks = list(model) if isinstance(model, (list, tuple)) else [model]
+        self._groups = groups or groups_of(self._chunks)
+        self._own = _names_in_whole_model(self._chunks)
+        self._stages = [self._own]
+        if not is_alone(self._groups.pp):
+            self._stages = [{}] * self._groups.pp.size()  # type: ignore[union-attr]
+            dist.all_gather_object(self._stages, self._own, group=self._groups.pp)
+
+    def __call__(self, *, loss_scale: float | Tensor = 1.0) -> dict[str, Tensor]:
+        """Return "l2_norm/grad/<parameter>" and "l2_norm/grad/global" as 0-dimensional tensors.
+
+        Call it after gradients are reduced over ranks and before the optimizer step, which unscales and clips them in
+        place. A parameter without a gradient has the norm 0. Collective over all groups.
+
+        Args:
+            loss_scale: What the loss, and so the gradients, were multiplied by.
+        """
+        measured = _measure(self._chunks, self._groups)
+        found = dict(zip(measured.names, measured.norms.unbind(), strict=True))
+        zero = measured.total.new_zeros(())
+        norms = torch.stack([*(found.get(name, zero) for name in self._own), measured.total]) / loss_scale
+        *own, total = norms.unbind()
+        every = own if len(self._stages) == 1 else self._over_stages(norms[:-1])
+        names = [shown for stage in self._stages for shown in stage.values()]
+        named = dict(zip(names, every, strict=True))
+        named.pop("", None)
+        return {**{_PREFIX + name: norm for name, norm in named.items()}, GLOBAL: total}
+
+    def _over_stages(self, own: Tensor) -> list[Tensor]:
+        longest = max(map(len, self._stages))
+        padded = torch.nn.functional.pad(own, (0, longest - len(own)))
+        gathered = padded.new_empty(len(self._stages) * longest)
+        dist.all_gather_into_tensor(gathered, padded, group=self._groups.pp)
+        rows = gathered.view(len(self._stages), longest)
+        return [
+            norm for row, names in zip(rows, self._stages, strict=True) for norm in row[: len(names)].unbind()
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Measured:
+    """Norms on the device: of parameters of this stage, in the order of `names`, and of the whole model."""
+
+    names: list[str]
+    norms: Tensor
+    total: Tensor
+
+
+def _measure(chunks: Sequence[Any], groups: NormGroups) -> _Measured:
     shards = _shards(chunks)
     pieces = [
         _gradient_piece(name, parameter, shards)
@@ -34,17 +116,43 @@ def report_l2_norm_grad(model: Any, *, groups: NormGroups | None = None) -> dict
         if parameter.requires_grad
     ]
     pieces = [piece for piece in pieces if piece.value is not None or piece.sharded]
-    squares = Squares(pieces, groups or groups_of(chunks))
-    norms = {
-        _PREFIX + piece.name: norm
-        for pieces_of, numbers in (
-            (squares.dense, squares.dense_squares),
-            (squares.experts, squares.expert_squares),
-        )
-        for piece, norm in zip(pieces_of, numbers.sqrt().tolist(), strict=True)
+    squares = Squares(pieces, groups)
+    total = squares.total()
+    parts = [part.to(total.device) for part in (squares.dense_squares, squares.expert_squares)]
+    return _Measured(
+        names=[piece.name for piece in (*squares.dense, *squares.experts)],
+        norms=torch.cat(parts).sqrt(),
+        total=total.sqrt(),
+    )
+
+
+def _names_in_whole_model(chunks: Sequence[Any]) -> dict[str, str]:
+    """Return, by name in these chunks, the name in the whole model; "" for a copy of another stage's parameter."""
+    numbers = {
+        prefix + name: module.layer_number - 1
+        for prefix, chunk in _prefixed(chunks)
+        for name, module in chunk.named_modules()
+        if isinstance(getattr(module, "layer_number", None), int)
     }
-    ordered = {_PREFIX + piece.name: norms[_PREFIX + piece.name] for piece in pieces}
-    return ordered | {GLOBAL: float(squares.total().sqrt())}
+    return {
+        name: _renumbered(name, numbers) if param_is_not_shared(parameter) else ""
+        for name, parameter in named_parameters(chunks)
+        if parameter.requires_grad
+    }
+
+
+def _prefixed(chunks: Sequence[Any]) -> list[tuple[str, Any]]:
+    return [(f"chunk{index}." if len(chunks) > 1 else "", chunk) for index, chunk in enumerate(chunks)]
+
+
+def _renumbered(name: str, numbers: Mapping[str, int]) -> str:
+    """Replace the place of a layer in its chunk by its place in the model, and leave out the chunk."""
+    for match in re.finditer(r"\blayers\.(\d+)(?=\.)", name):
+        number = numbers.get(name[: match.end()])
+        if number is not None:
+            name = f"{name[: match.start(1)]}{number}{name[match.end() :]}"
+            break
+    return re.sub(r"^chunk\d+\.", "", name)
 
 
 def _gradient_piece(name: str, parameter: Tensor, shards: dict[int, Tensor]) -> Piece:

@@ -19,7 +19,7 @@ def configure_logging(
     *,
     own: Sequence[str] = OWN,
     root: logging.Logger | None = None,
-    environment: Mapping[str, str] = os.environ,
+    environment: Mapping[str, str] | None = None,
 ) -> None:
     """Set levels and filters: once, after handlers were added to the root logger.
 
@@ -31,6 +31,7 @@ def configure_logging(
     Raises:
         LoggingLevelError: the environment's level is not a number.
     """
+    environment = os.environ if environment is None else environment
     root = root or logging.getLogger()
     level = config.logging_level if config.logging_level is not None else _level_of(environment)
     root.setLevel(level)

@@ -3,6 +3,7 @@
 Megatron Core is imported only for models with experts or predicted tokens, whose metrics it keeps itself.
 """
 
+import math
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from importlib import import_module
 from typing import Any, Protocol
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from mb_metrics import names
 from mb_metrics.flops_shape import Shape
-from mb_metrics.gradient_norms import report_l2_norm_grad
+from mb_metrics.gradient_norms import GLOBAL, report_l2_norm_grad
 from mb_metrics.memory import (
     activation_bytes,
     memory_line,
@@ -208,6 +209,7 @@ def training_log(  # noqa: PLR0913 - the signature of Megatron trainers
             model,
             pg_collection,
             learning_rate=learning_rate,
+            grad_norm=grad_norm,
             microbatches=steps * each,
             step=state.step,
         )
@@ -252,6 +254,7 @@ def _at_interval(
     groups: Any,
     *,
     learning_rate: float | None,
+    grad_norm: float | Tensor | None,
     microbatches: int,
     step: int,
 ) -> dict[str, Any]:
@@ -263,7 +266,7 @@ def _at_interval(
         report = reduce_max_memory_across_pp_group(report_memory(logger.memory_keys), _group(groups, "pp"))
         found |= {f"memory/{name}": value for name, value in report.items()}
     if logger.log_l2_norm_grad_to_tensorboard:
-        found |= report_l2_norm_grad(model, groups=None if groups is None else NormGroups.of(groups))
+        found |= _gradient_norms(model, groups, grad_norm=grad_norm)
     if shape.value("num_moe_experts") is not None:
         found |= expert_metrics(
             config.model,
@@ -277,6 +280,19 @@ def _at_interval(
         tracker = import_module("mb_metrics.mcore").megatron_prediction_tracker()
         found |= prediction_metrics(tracker, microbatches=microbatches, step=step)
     return found
+
+
+def _gradient_norms(
+    model: Sequence[Any], groups: Any, *, grad_norm: float | Tensor | None
+) -> dict[str, float]:
+    """Return the norms of the gradients as they were before the optimizer step, which clips all of them by one factor.
+
+    The factor is the norm that the optimizer measured first, divided by the norm of what it left.
+    """
+    norms = report_l2_norm_grad(model, groups=None if groups is None else NormGroups.of(groups))
+    before, after = 0.0 if grad_norm is None else float(grad_norm), norms[GLOBAL]
+    factor = before / after if 0 < after < before < math.inf else 1.0
+    return {name: norm * factor for name, norm in norms.items()}
 
 
 def _group(groups: Any, name: str) -> Any:

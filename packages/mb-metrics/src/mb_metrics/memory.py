@@ -8,21 +8,8 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from mb_metrics.flops_shape import Shape
+from mb_metrics.memory_keys import MEMORY_KEYS
 from mb_metrics.reductions import device_of, is_alone
-
-MEMORY_KEYS: dict[str, str] = {
-    "allocated_bytes.all.current": "mem-allocated-bytes",
-    "active_bytes.all.current": "mem-active-bytes",
-    "inactive_split_bytes.all.current": "mem-inactive-bytes",
-    "reserved_bytes.all.current": "mem-reserved-bytes",
-    "allocated_bytes.all.peak": "mem-max-allocated-bytes",
-    "active_bytes.all.peak": "mem-max-active-bytes",
-    "inactive_split_bytes.all.peak": "mem-max-inactive-bytes",
-    "reserved_bytes.all.peak": "mem-max-reserved-bytes",
-    "num_alloc_retries": "mem-alloc-retries",
-    "allocation.all.current": "mem-allocated-count",
-}
-"""Entries of torch.cuda.memory_stats() that are reported, and their names; "bytes" in a name becomes "gigabytes"."""
 
 _DIGITS = 5
 _MASTER_AND_MOMENTS = 12

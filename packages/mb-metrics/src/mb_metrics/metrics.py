@@ -6,18 +6,19 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
 from mb_metrics.accumulate import Batch, OverRanks, RecordedStep, Reduction, Value, take
-from mb_metrics.clock import StepClock
-from mb_metrics.names import BATCH_SIZE, BRIDGE_ALIASES, ITERATION_TIME, WORLD_SIZE
-from mb_metrics.pace import SECONDS, Pace
-from mb_metrics.record import Evaluation, Interval, Row
+from mb_metrics.clock import DeviceTimer, HostTimer, StepClock, Timer
+from mb_metrics.interval import IntervalWork
+from mb_metrics.names import BATCH_SIZE, BRIDGE_ALIASES
+from mb_metrics.pace import SECONDS, Pace, StepMark
+from mb_metrics.record import Evaluation, Row
 from mb_metrics.sink import FanOutSink, Sink, SinkFailure
-from mb_metrics.throughput import Speed, Totals, total
+from mb_metrics.throughput import Speed, StepWork
+from mb_metrics.world_size import current_world_size
 
 _logger = logging.getLogger(__name__)
 
@@ -31,8 +32,10 @@ class Metrics:
     at an interval's end for an interval before. `flush`, `evaluation` and `close` wait.
 
     Throughput counts the time between records, from construction (or `with`) on; put what is not training into
-    `with metrics.pause()`. It is averaged over `throughput_window` steps, by default over the log interval; TFLOP/s
-    and MFU are of the interval.
+    `with metrics.pause()`. Where CUDA is in use, times are those of events on the current stream, read when the copy
+    of the interval has arrived: the host runs ahead of the device, and its clock would time kernel launches.
+    Throughput is averaged over `throughput_window` steps, by default over the log interval; TFLOP/s and MFU are of
+    the interval.
 
     Give sinks to one rank only. Without sinks and `group` nothing is recorded, and nothing costs anything.
 
@@ -47,10 +50,12 @@ class Metrics:
         log_interval: Steps between summaries.
         total_steps: Length of the run in steps, for the console and the time left.
         total_samples: Length of the run in samples; with it the time left is right while the batch size grows.
-        world_size: Devices that share the work; samples and tokens are counted over all of them.
+        world_size: Devices that share the work; samples and tokens are counted over all of them. None: the size of the
+            initialised process group, else WORLD_SIZE, else 1.
         flops_per_token: Floating-point operations of one token, forward and backward; without it no TFLOP/s.
         peak_tflops: Dense peak TFLOP/s of one device, the denominator of MFU; without it no MFU.
         throughput_window: Steps over which throughput is averaged.
+        micro_batch_size: Sequences per microbatch and rank, recorded with the throughput.
         group: A torch process group, over which the metrics in `reduce` are reduced.
         reduce: Metric name to "mean", "sum" or "max" over the ranks; the same on every rank.
         samplers: Called with the step at the end of each log interval; what they return (memory, energy) goes into its
@@ -59,7 +64,8 @@ class Metrics:
             hours or days at each log interval.
         aliases: "bridge" adds the names that Megatron-Bridge has for some metrics, or a mapping of your own from name
             to further name; for dashboards that exist.
-        clock: Seconds, monotonic.
+        clock: Seconds, monotonic; None: CUDA events where CUDA is in use, `time.perf_counter` elsewhere.
+        timer: Marks moments, instead of `clock`.
         wall_clock: Seconds since the epoch.
 
     Raises:
@@ -74,18 +80,21 @@ class Metrics:
         log_interval: int = 10,
         total_steps: int | None = None,
         total_samples: int | None = None,
-        world_size: int = 1,
+        world_size: int | None = None,
         flops_per_token: float | None = None,
         peak_tflops: float | None = None,
         throughput_window: int | None = None,
+        micro_batch_size: int | None = None,
         group: object | None = None,
         reduce: Mapping[str, Reduction] | None = None,
         samplers: Sequence[Callable[[int], Mapping[str, Value]]] = (),
         time_unit: str | None = None,
         aliases: Literal["bridge"] | Mapping[str, str] | None = None,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float] | None = None,
+        timer: Timer | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
+        world_size = current_world_size() if world_size is None else world_size
         _require_positive(
             log_interval=log_interval,
             total_steps=total_steps,
@@ -94,6 +103,7 @@ class Metrics:
             flops_per_token=flops_per_token,
             peak_tflops=peak_tflops,
             throughput_window=throughput_window,
+            micro_batch_size=micro_batch_size,
         )
         self._over_ranks = _over_ranks(group, reduce)
         self._samplers = tuple(samplers)
@@ -104,17 +114,19 @@ class Metrics:
         self._log_interval = log_interval
         self._total_steps = total_steps
         self._speed = Speed(world_size=world_size, flops_per_token=flops_per_token, peak_tflops=peak_tflops)
-        self._clock = StepClock(clock)
-        self._pace = Pace(clock, total_steps=total_steps, total_samples=total_samples)
+        self._micro_batch_size = micro_batch_size
+        timer = timer or _timer(clock, reads=bool(sinks))
+        self._clock = StepClock(timer)
+        self._pace = Pace(timer, total_steps=total_steps, total_samples=total_samples)
         self._wall_clock = wall_clock
         self._closed = False
         self._alone = False
         self._last_step: int | None = None
         self._consumed_samples: int | None = None
         self._steps: list[RecordedStep] = []
-        self._laps: list[Totals] = []
-        self._window: deque[Totals] = deque(maxlen=throughput_window or log_interval)
-        self._under_way: deque[tuple[Batch, Callable[..., Interval] | None]] = deque()
+        self._work: list[StepWork] = []
+        self._window: deque[StepWork] = deque(maxlen=throughput_window or log_interval)
+        self._under_way: deque[tuple[Batch, IntervalWork | None]] = deque()
         self._rows: list[Row] = []
 
     def __enter__(self) -> "Metrics":
@@ -181,10 +193,18 @@ class Metrics:
             consumed_samples=self._consumed_samples,
         )
         self._steps.append(RecordedStep(row=row, packed=packed))
-        lap = Totals(seconds=self._clock.lap(), steps=1, samples=samples, tokens=tokens)
-        self._laps.append(lap)
-        self._window.append(lap)
-        self._pace.step(step, samples=samples, consumed_samples=self._consumed_samples)
+        work = StepWork(lap=self._clock.lap(), samples=samples, tokens=tokens)
+        self._work.append(work)
+        self._window.append(work)
+        self._pace.step(
+            StepMark(
+                mark=work.lap.end,
+                step=step,
+                samples=samples,
+                tokens=tokens,
+                consumed_samples=self._consumed_samples,
+            )
+        )
         self._last_step = step
         self._deliver(wait=False)
         if step % self._log_interval == 0:
@@ -244,7 +264,7 @@ class Metrics:
             return
         self._closed = True
         try:
-            if self._laps:
+            if self._work:
                 self._end_interval()
             self._deliver(wait=True)
         finally:
@@ -270,21 +290,19 @@ class Metrics:
             self._consumed_samples += samples
 
     def _end_interval(self) -> None:
-        done, window = total(self._laps), total(self._window)
-        self._laps = []
-        rates = self._speed.rates(done)
-        if self._steps:
-            extra = {ITERATION_TIME: rates.step_seconds, WORLD_SIZE: float(self._speed.world_size)}
-            extra |= window.rates(world_size=self._speed.world_size) | rates.values
-            if self._time_unit is not None:
-                extra |= self._pace.values(self._time_unit)
-            self._steps[-1] = self._sampled(self._steps[-1].with_values(extra))
-        self._deliver(wait=True)  # of the interval before
-        self._send(
-            partial(
-                Interval, total_steps=self._total_steps, rates=rates, seconds_left=self._pace.seconds_left
-            )
+        work = IntervalWork(
+            work=tuple(self._work),
+            window=tuple(self._window),
+            progress=self._pace.progress,
+            speed=self._speed,
+            micro_batch_size=self._micro_batch_size,
+            time_unit=self._time_unit,
         )
+        self._work = []
+        if self._steps:
+            self._steps[-1] = self._sampled(self._steps[-1])
+        self._deliver(wait=True)  # of the previous interval
+        self._send(work)
         self._deliver(wait=False)
 
     def _sampled(self, step: RecordedStep) -> RecordedStep:
@@ -293,11 +311,11 @@ class Metrics:
             step = step.with_values(numbers, packed)
         return step
 
-    def _send(self, summary: Callable[..., Interval] | None) -> None:
-        if self._steps or summary is not None:
+    def _send(self, work: IntervalWork | None) -> None:
+        if self._steps or work is not None:
             batch = self._batch(self._steps)
             if batch is not None:
-                self._under_way.append((batch, summary))
+                self._under_way.append((batch, work))
             self._steps = []
 
     def _batch(self, steps: Sequence[RecordedStep]) -> Batch | None:
@@ -310,19 +328,33 @@ class Metrics:
         return over.batch(steps, read=read)
 
     def _deliver(self, *, wait: bool) -> None:
-        while self._under_way and (wait or self._under_way[0][0].ready()):
-            batch, summary = self._under_way.popleft()
-            rows = [self._aliased(row) for row in batch.rows()]
+        while self._under_way and (wait or _ready(*self._under_way[0])):
+            batch, work = self._under_way.popleft()
+            read = batch.rows()
+            if read and work is not None:  # its times are known now, without a further wait for the device
+                read[-1] = replace(read[-1], values={**read[-1].values, **work.values})
+            rows = [self._aliased(row) for row in read]
             if rows:
                 self._sinks.write_rows(rows)
                 self._rows.extend(rows)
-            if summary is not None:
-                self._sinks.write_interval(summary(rows=tuple(self._rows)))
+            if work is not None:
+                self._sinks.write_interval(work.summary(tuple(self._rows), total_steps=self._total_steps))
                 self._rows = []
 
     def _aliased(self, row: Row) -> Row:
         more = {alias: row.values[name] for name, alias in self._aliases.items() if name in row.values}
         return replace(row, values={**row.values, **more}) if more else row
+
+
+def _timer(clock: Callable[[], float] | None, *, reads: bool) -> Timer:
+    """Return what times steps: the given clock, or the device's where this rank writes what it reads."""
+    if clock is not None:
+        return HostTimer(clock)
+    return DeviceTimer(time.perf_counter) if reads else HostTimer(time.perf_counter)
+
+
+def _ready(batch: Batch, work: IntervalWork | None) -> bool:
+    return batch.ready() and (work is None or work.ready())
 
 
 def _over_ranks(group: object | None, reduce: Mapping[str, Reduction] | None) -> OverRanks | None:

@@ -14,6 +14,7 @@ WORLD_SIZE = "world-size"
 SKIPPED_SAMPLES = "skipped-train-samples"
 DECOUPLED_LEARNING_RATE = "decoupled-learning-rate"
 CONSUMED_SAMPLES = "samples vs steps"
+FAILED_SAVES = "checkpoint-failed-saves"
 
 ITERATION_TIME = "iteration-time"
 ENERGY = "iter-energy/gpu"
@@ -23,6 +24,11 @@ TFLOPS = "throughput/tflops"
 MFU = "throughput/mfu"
 TIME_TOTAL = "time/total"
 TIME_LEFT = "time/remaining_estimate"
+TIME_TOKENS = "time/tokens"
+TIME_SAMPLES = "time/samples"
+TIME_BATCHES = "time/batches"
+GLOBAL_BATCH_SIZE = "throughput/global_batch_size"
+MICRO_BATCH_SIZE = "throughput/micro_batch_size"
 PEAK_MEMORY = "memory/mem-max-allocated-gigabytes"
 
 BRIDGE_ALIASES: Mapping[str, str] = {
@@ -50,6 +56,7 @@ NOT_LOSSES = frozenset(
         DECOUPLED_LEARNING_RATE,
         CONSUMED_SAMPLES,
         ITERATION_TIME,
+        FAILED_SAVES,
     }
 )
 """The names above that stand for themselves; they have no "/" and are no losses."""
@@ -66,7 +73,13 @@ def is_loss(name: str) -> bool:
 
 def has_samples_axis(name: str) -> bool:
     """Tell whether sinks with a choice of axis also plot the metric against consumed samples."""
-    without_twin = (CONSUMED_SAMPLES, ITERATION_TIME, SKIPPED_SAMPLES, DECOUPLED_LEARNING_RATE)
+    without_twin = (
+        CONSUMED_SAMPLES,
+        ITERATION_TIME,
+        SKIPPED_SAMPLES,
+        DECOUPLED_LEARNING_RATE,
+        FAILED_SAVES,
+    )
     return "/" not in name and name not in without_twin
 
 
@@ -74,7 +87,9 @@ def mlflow_name(name: str) -> str:
     """Return a metric's name as MLflow takes it: at most one "/", and word characters, ".", "-", " " and ":" only.
 
     "@" becomes "_at_", a run of "/" one "/", a further "/" and any other character "_": "a@b/c//d" becomes
-    "a_at_b/c_d". A "/" at the start or the end, which MLflow refuses as a path, is left out.
+    "a_at_b/c_d". MLflow reads a name as a path below its folder, so a "/" at the start or the end is left out, and the
+    dots of "." and ".." and of a leading ".." become "_". A name of which nothing remains, such as "//", becomes "_".
     """
     group, slash, rest = re.sub("/+", "/", name.replace("@", "_at_")).strip("/").partition("/")
-    return re.sub(r"[^\w/.\- :]", "_", f"{group}{slash}{rest.replace('/', '_')}")
+    written = re.sub(r"[^\w/.\- :]", "_", f"{group}{slash}{rest.replace('/', '_')}")
+    return re.sub(r"^\.\.|(?<![^/])\.\.?(?![^/])", lambda dots: "_" * len(dots[0]), written) or "_"

@@ -11,6 +11,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 
 from mb_metrics.reductions import device_of, is_alone
+from mb_metrics.tensors import to_device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,8 +171,9 @@ class Squares:
     def total(self) -> Tensor:
         """Return the sum over all parameters of all stages; copies of tied embeddings count once."""
         device = device_of(self._groups.pp) if not self.dense else self.dense_squares.device
-        own = [float(param_is_not_shared(piece.parameter)) for piece in self.dense]
-        dense = (self.dense_squares * self.dense_squares.new_tensor(own)).sum().to(device)
+        own = [param_is_not_shared(piece.parameter) for piece in self.dense]
+        counted = torch.where(_mask(own, like=self.dense_squares) > 0, self.dense_squares, 0.0)
+        dense = counted.sum().to(device)
         total = dense + self.expert_squares.sum().to(device)
         _sum(total, self._groups.pp)
         return total
@@ -181,21 +183,27 @@ def _squares(pieces: Sequence[Piece], *, dp: ProcessGroup | None, tp: ProcessGro
     """Return squared norms of whole parameters [len(pieces)], float64."""
     if not pieces:  # then the other ranks of these groups, which have the same parameters, have none either
         return torch.zeros(0, dtype=torch.float64)
-    squares = torch.stack([_square(piece) for piece in pieces])
-    spread = [index for index, piece in enumerate(pieces) if isinstance(piece.value, DTensor)]
-    if spread:
-        squares[spread] = dtensor_squares([pieces[index].value for index in spread])
-    sharded = squares.new_tensor([float(piece.sharded) for piece in pieces])
-    parts = squares * sharded
+    spread = [piece.value for piece in pieces if isinstance(piece.value, DTensor)]
+    of_spread = iter(dtensor_squares(spread).unbind() if spread else ())
+    squares = torch.stack(
+        [next(of_spread) if isinstance(piece.value, DTensor) else _square(piece) for piece in pieces]
+    )
+    sharded = _mask([piece.sharded for piece in pieces], like=squares)
+    parts = torch.where(sharded > 0, squares, 0.0)
     _sum(parts, dp)
-    squares = squares * (1 - sharded) + parts
-    squares = squares * squares.new_tensor([float(piece.counts(tp)) for piece in pieces])
+    squares = torch.where(sharded > 0, parts, squares)
+    squares = torch.where(_mask([piece.counts(tp) for piece in pieces], like=squares) > 0, squares, 0.0)
     _sum(squares, tp)
     return squares
 
 
+def _mask(flags: Sequence[bool], *, like: Tensor) -> Tensor:
+    """Return 1 for True and 0 for False, without a host synchronisation."""
+    return to_device(torch.tensor(flags, dtype=like.dtype), like.device)
+
+
 def _square(piece: Piece) -> Tensor:
-    if piece.value is None or isinstance(piece.value, DTensor):
+    if piece.value is None:
         return torch.zeros((), dtype=torch.float64, device=piece.parameter.device)
     norm: Tensor = torch.linalg.vector_norm(piece.value.detach(), dtype=torch.float32)
     return norm.double().square()
@@ -207,17 +215,15 @@ def dtensor_squares(params: Sequence[Any]) -> Tensor:
     Raises:
         RuntimeError: one holds partial sums.
     """
-    squares = torch.stack(
-        [
-            torch.linalg.vector_norm(each.to_local().detach(), dtype=torch.float32).double() ** 2
-            for each in params
-        ]
-    )
+    squares = [
+        torch.linalg.vector_norm(each.to_local().detach(), dtype=torch.float32).double() ** 2
+        for each in params
+    ]
     kinds: dict[Any, list[int]] = {}
     for index, parameter in enumerate(params):
         kinds.setdefault((parameter.device_mesh, parameter.placements), []).append(index)
     for (mesh, placements), indices in kinds.items():
-        parts = squares[indices]
+        parts = torch.stack([squares[index] for index in indices])
         for dimension, placement in enumerate(placements):
             if placement.is_partial():
                 raise RuntimeError(
@@ -226,8 +232,9 @@ def dtensor_squares(params: Sequence[Any]) -> Tensor:
                 )
             if not placement.is_replicate():
                 _sum(parts, mesh.get_group(dimension))
-        squares[indices] = parts
-    return squares
+        for index, part in zip(indices, parts.unbind(), strict=True):
+            squares[index] = part
+    return torch.stack(squares)
 
 
 def _sum(numbers: Tensor, group: ProcessGroup | None) -> None:

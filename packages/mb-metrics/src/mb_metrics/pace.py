@@ -1,10 +1,74 @@
 """How long a run has taken and will take, from the pace of this job."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from mb_metrics.names import TIME_LEFT, TIME_TOTAL
+from mb_metrics.clock import Timer
+from mb_metrics.names import TIME_BATCHES, TIME_LEFT, TIME_SAMPLES, TIME_TOKENS, TIME_TOTAL
 
 SECONDS: Mapping[str, float] = {"seconds": 1.0, "minutes": 60.0, "hours": 3600.0, "days": 86400.0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMark:
+    """Where a run was when a step ended."""
+
+    mark: Any
+    """The moment, by the job's timer."""
+    step: int
+    samples: int | None
+    """Sequences of this step."""
+    tokens: int | None
+    """Tokens of this step."""
+    consumed_samples: int | None
+    """Sequences since the run began."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a run is after a step; times are read when they are asked for, and wait for the device."""
+
+    timer: Timer
+    begin: Any
+    """When the job began."""
+    first: StepMark
+    """The end of the first step of this job, or of no step before it."""
+    last: StepMark
+    total_steps: int | None
+    total_samples: int | None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Time to the end of the run as of this step; None: its length is not known."""
+        first, last = self.first, self.last
+        if (
+            self.total_samples is not None
+            and last.consumed_samples is not None
+            and first.consumed_samples is not None
+        ):
+            done = last.consumed_samples - first.consumed_samples
+            left = self.total_samples - last.consumed_samples
+        elif self.total_steps is not None:
+            done, left = last.step - first.step, self.total_steps - last.step
+        else:
+            return None
+        return self.timer.seconds(first.mark, last.mark) / done * max(0, left) if done > 0 else None
+
+    def values(self, unit: str) -> dict[str, float]:
+        """Return time spent, time left and what was done since the run began, under their `time/` names.
+
+        Tokens are those of the samples consumed, at as many for each as in this step.
+        """
+        last, left = self.last, self.seconds_left
+        report = {TIME_TOTAL: self.timer.seconds(self.begin, last.mark) / SECONDS[unit]}
+        if left is not None:
+            report[TIME_LEFT] = left / SECONDS[unit]
+        if last.consumed_samples is not None:
+            if last.tokens is not None and last.samples:
+                report[TIME_TOKENS] = last.consumed_samples * last.tokens / last.samples
+            report[TIME_SAMPLES] = float(last.consumed_samples)
+        return report | {TIME_BATCHES: float(last.step)}
 
 
 class Pace:
@@ -15,62 +79,47 @@ class Pace:
     mislead; else in steps. The first step, which compiles and warms up, counts only as long as it is the only one.
 
     Args:
-        clock: Seconds, monotonic.
+        timer: Marks moments.
         total_steps: Length of the run in steps; None: not known.
         total_samples: Length of the run in samples; None: not known.
     """
 
-    def __init__(
-        self, clock: Callable[[], float], *, total_steps: int | None, total_samples: int | None
-    ) -> None:
-        self._clock = clock
+    def __init__(self, timer: Timer, *, total_steps: int | None, total_samples: int | None) -> None:
+        self._timer = timer
         self._total_steps = total_steps
         self._total_samples = total_samples
-        self._begin = clock()
-        self._first: tuple[float, int, int | None] | None = None
-        self._left: float | None = None
+        self._begin = timer.mark()
+        self._first: StepMark | None = None
+        self._progress: Progress | None = None
 
     def restart(self) -> None:
         """Begin now, before the first step."""
-        self._begin = self._clock()
+        self._begin = self._timer.mark()
 
-    def step(self, step: int, *, samples: int | None, consumed_samples: int | None) -> None:
-        """Take note of a step that has ended, how many samples it had and how many there were so far."""
-        now = self._clock()
-        left = self._remaining(step, now, samples, consumed_samples)
-        if self._first is None:
-            self._first = (now, step, consumed_samples)
-        self._left = left
-
-    @property
-    def seconds(self) -> float:
-        """Time since the job began."""
-        return self._clock() - self._begin
-
-    @property
-    def seconds_left(self) -> float | None:
-        """Time to the end of the run as of the last step; None: its length is not known."""
-        return self._left
-
-    def values(self, unit: str) -> dict[str, float]:
-        """Return time spent and time left under their `time/` names."""
-        divisor = SECONDS[unit]
-        report = {TIME_TOTAL: self.seconds / divisor}
-        if self._left is not None:
-            report[TIME_LEFT] = self._left / divisor
-        return report
-
-    def _remaining(self, step: int, now: float, samples: int | None, consumed: int | None) -> float | None:
-        begin, first_step, first_samples = self._first or (
-            self._begin,
-            step - 1,
-            None if consumed is None or samples is None else consumed - samples,
+    def step(self, last: StepMark) -> None:
+        """Note a step that has ended."""
+        self._progress = Progress(
+            timer=self._timer,
+            begin=self._begin,
+            first=self._before(last) if self._first is None else self._first,
+            last=last,
+            total_steps=self._total_steps,
+            total_samples=self._total_samples,
         )
-        seconds = now - begin
-        if self._total_samples is not None and consumed is not None and first_samples is not None:
-            done, left = consumed - first_samples, self._total_samples - consumed
-        elif self._total_steps is not None:
-            done, left = step - first_step, self._total_steps - step
-        else:
-            return None
-        return seconds / done * max(0, left) if done > 0 else None
+        if self._first is None:
+            self._first = last
+
+    @property
+    def progress(self) -> Progress | None:
+        """Progress as of the last step; None before the first."""
+        return self._progress
+
+    def _before(self, step: StepMark) -> StepMark:
+        known = step.consumed_samples is not None and step.samples is not None
+        return StepMark(
+            mark=self._begin,
+            step=step.step - 1,
+            samples=None,
+            tokens=None,
+            consumed_samples=(step.consumed_samples or 0) - (step.samples or 0) if known else None,
+        )

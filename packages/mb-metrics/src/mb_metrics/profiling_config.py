@@ -5,10 +5,11 @@ from typing import Any
 
 from mb_metrics.profiling_rules import PROFILING_RULES
 from mb_metrics.rule import refuse
+from mb_metrics.strict_fields import StrictFields
 
 
 @dataclass(kw_only=True)
-class ProfilingConfig:
+class ProfilingConfig(StrictFields):
     """Which steps of which ranks are profiled, and with what.
 
     Steps are counted as done: the window begins before step `profile_step_start` + 1 and ends when
@@ -51,7 +52,7 @@ class ProfilingConfig:
 
 
 @dataclass(kw_only=True)
-class TensorInspectConfig:
+class TensorInspectConfig(StrictFields):
     """Statistics of the tensors inside layers, by NVIDIA DL Framework Inspect (nvdlfw-inspect)."""
 
     enabled: bool = False

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Literal
 
+from mb_metrics.value_types import refuse_wrong_types
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
@@ -49,7 +51,9 @@ def refuse(values: object, *, section: str, rules: Iterable[Rule]) -> None:
     Raises:
         SectionError: with a line *where: what; why. What to do.* for each broken rule.
         MissingPackageError: nothing is wrong but that packages are missing; the same.
+        FieldTypeError: values have a wrong type.
     """
+    refuse_wrong_types(values, path=section)
     broken: list[str] = []
     missing: list[str] = []
     for rule in rules:

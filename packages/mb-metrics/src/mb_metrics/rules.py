@@ -1,8 +1,10 @@
 """What a `LoggerConfig` must fulfil: pure functions on values, with reason, remedy and an example of each side."""
 
+import math
 import re
 from collections.abc import Callable, Mapping
 
+from mb_metrics.paths import path_rule
 from mb_metrics.profiling_rules import PROFILING_RULES
 from mb_metrics.rule import Rule as Rule
 
@@ -140,12 +142,15 @@ def _timers(level: int) -> str | None:
     return f"timing_log_level={level} asks for timers of parts of a step" if level > 0 else None
 
 
+def _apart(points: int, interval: int) -> str | None:
+    if points < 1 or interval < 1 or points % interval == 0 or interval % points == 0:
+        return None
+    both = math.lcm(points, interval)
+    return f"tensorboard_log_interval={points} and log_interval={interval} meet every {both} steps only"
+
+
 def _named_or_unnamed(project: str | None, name: str | None) -> str | None:
     return f"wandb_exp_name is empty for project {project!r}" if project and name == "" else None
-
-
-def _key_in_config(key: str | None) -> str | None:
-    return f"a key of {len(key)} characters is in the configuration" if key else None
 
 
 def _password_in_address(address: str | None) -> str | None:
@@ -177,7 +182,22 @@ _MEMORY = (
     "logger.log_device_memory_used",
 )
 
+PATH_FIELDS = (
+    "logger.save_config_filepath",
+    "logger.tensorboard_dir",
+    "logger.wandb_save_dir",
+    "logger.moe_routing_trace_path",
+    "profiling.memory_snapshot_path",
+    "tensor_inspect.features",
+    "tensor_inspect.feature_dirs",
+    "tensor_inspect.log_dir",
+)
+"""Fields that name files or folders."""
+
+_PATHS = tuple(Rule(**path_rule(number, path)) for number, path in enumerate(PATH_FIELDS, start=41))
+
 RULES: tuple[Rule, ...] = (
+    *_PATHS,
     _named_run("V052", ("logger.mlflow_experiment", "logger.mlflow_run_name"), "MLflow"),
     _installed("V053", ("logger.mlflow_experiment",), "mlflow"),
     _named_run("V054", ("logger.comet_project", "logger.comet_experiment_name"), "Comet"),
@@ -220,15 +240,6 @@ RULES: tuple[Rule, ...] = (
     _belongs_to("L32", "mlflow_experiment", tuple(f"mlflow_{name}" for name in _MLFLOW[1:]), "MLflow"),
     _belongs_to("L33", "comet_project", tuple(f"comet_{name}" for name in _COMET[1:]), "Comet"),
     Rule(
-        id="L34",
-        fields=("logger.comet_api_key",),
-        test=_key_in_config,
-        why="a configuration is printed, and stored in the run folder and in checkpoints",
-        fix="Unset it and set COMET_API_KEY in the environment.",
-        fails={"logger.comet_api_key": "x"},
-        passes={"logger.comet_api_key": None},
-    ),
-    Rule(
         id="L35",
         fields=("logger.mlflow_tracking_uri",),
         test=_password_in_address,
@@ -245,6 +256,16 @@ RULES: tuple[Rule, ...] = (
         fix="Set it to a multiple of logger.log_interval, or to None for every log interval.",
         fails={"logger.log_memory_interval": 15, "logger.log_interval": 10},
         passes={"logger.log_memory_interval": 20, "logger.log_interval": 10},
+    ),
+    Rule(
+        id="L38",
+        fields=("logger.tensorboard_log_interval", "logger.log_interval"),
+        test=_apart,
+        why="throughput, memory, times and norms are measured at the end of a log interval and written where both end",
+        fix="Make one of them a multiple of the other.",
+        severity="warning",
+        fails={"logger.tensorboard_log_interval": 3, "logger.log_interval": 10},
+        passes={"logger.tensorboard_log_interval": 5, "logger.log_interval": 10},
     ),
     Rule(
         id="L37",

@@ -1,22 +1,30 @@
-"""What is measured once per log interval: device memory, energy. torch is imported at the first sample."""
+"""Samplers that run once per log interval. torch is imported at the first sample."""
 
+import logging
 from collections.abc import Mapping
 from importlib import import_module
+
+from mb_metrics.memory_keys import MEMORY_KEYS
+
+_logger = logging.getLogger(__name__)
 
 MEMORY = "memory/"
 _DEVICE_USED = "mem-device-used-gigabytes"
 
 
 class MemorySampler:
-    """Measures the memory of this rank's GPU, under "memory/..."; nothing where there is no GPU.
+    """Sampler of the memory of this rank's GPU, under "memory/...".
 
-    Does not synchronise with the device.
+    Does not synchronise with the device. Without a GPU there are no metrics, and the first sample logs a warning.
 
     Args:
         allocator: Whether to report torch's allocator statistics.
         keys: Which entries of torch.cuda.memory_stats() to report, and their names; None: a built-in table.
         device: Whether to report, too, what the driver calls used, of all processes.
         every: Steps between samples, a multiple of the log interval; None: at each log interval.
+
+    Raises:
+        ValueError: Both `allocator` and `device` are False, or `every` is not positive.
     """
 
     def __init__(
@@ -27,10 +35,20 @@ class MemorySampler:
         device: bool = False,
         every: int | None = None,
     ) -> None:
+        if not (allocator or device):
+            raise ValueError(
+                "MemorySampler: allocator=False and device=False leave nothing to sample. Set one of them, or leave "
+                "the sampler out."
+            )
+        if every is not None and every < 1:
+            raise ValueError(
+                f"MemorySampler: every={every} is not a number of steps between samples. Set it to 1 or more, or None."
+            )
         self._allocator = allocator
         self._keys = keys
         self._device = device
-        self._every = every or 1
+        self._every = 1 if every is None else every
+        self._warned = False
 
     def __call__(self, step: int) -> dict[str, float]:
         """Return the memory metrics, where they are due at this step."""
@@ -40,11 +58,17 @@ class MemorySampler:
         report = memory.report_memory(self._keys) if self._allocator else {}
         if self._device:
             report |= memory.device_memory_used()
+        if not report and not self._warned:
+            self._warned = True
+            _logger.warning(
+                "memory metrics: there are none, because PyTorch finds no GPU in this process or none of the requested "
+                "statistics. Leave out log_memory_to_tensorboard and log_device_memory_used on such a machine."
+            )
         return {MEMORY + name: float(value) for name, value in report.items()}
 
 
 def memory_names(keys: Mapping[str, str] | None, *, device: bool) -> list[str]:
-    """Return the names of the metrics that a `MemorySampler` may give. Imports torch."""
-    reported = (keys or import_module("mb_metrics.memory").MEMORY_KEYS).items()
+    """Return the names of the metrics that a `MemorySampler` may give."""
+    reported = (keys or MEMORY_KEYS).items()
     names = [name.replace("bytes", "gigabytes") if "bytes" in key else name for key, name in reported]
     return [MEMORY + name for name in [*names, *([_DEVICE_USED] if device else [])]]

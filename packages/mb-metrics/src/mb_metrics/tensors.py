@@ -122,15 +122,22 @@ def _table(
         for part in without(packed, {name for each in packed for name in each.names} - columns.keys()):
             parts.append(part.vector.to(device, torch.float64, non_blocking=device.type == "cuda"))
             places += [index * len(names) + columns[name] for name in part.names]
-    table = _to_device(torch.tensor(host, dtype=torch.float64).view(2, len(steps), len(names)), device)
+    table = to_device(torch.tensor(host, dtype=torch.float64).view(2, len(steps), len(names)), device)
     if parts:
-        table.view(-1).index_copy_(0, _to_device(torch.tensor(places), device), torch.cat(parts))
+        table.view(-1).index_copy_(0, to_device(torch.tensor(places), device), torch.cat(parts))
     return table
 
 
-def _to_device(tensor: Tensor, device: torch.device) -> Tensor:
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """Copy without a host synchronisation, which a copy from pageable memory would be."""
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
+def timing_event() -> torch.cuda.Event:
+    """Record an event with a time on the current stream, without a host synchronisation."""
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
 
 
 class HostCopy:

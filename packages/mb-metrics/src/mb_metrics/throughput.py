@@ -4,7 +4,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from mb_metrics.clock import Lap
 from mb_metrics.names import MFU, TFLOPS, TFLOPS_PER_DEVICE
+from mb_metrics.world_size import current_world_size
 
 
 class BatchSizes(Protocol):
@@ -26,20 +28,21 @@ def report_throughput(
     history_wct: Sequence[float],
     window_size: int,
     *,
-    world_size: int = 1,
+    world_size: int | None = None,
     consumed_samples: Sequence[int] | None = None,
 ) -> dict[str, float]:
     """Return rates over the newest `window_size` steps, under their `throughput/` names.
 
     `history_wct` holds a time stamp in seconds after each step, oldest first; n + 1 stamps bound n steps, and n is
     what the rates count. `consumed_samples`, as long as the history, makes them right while the batch size changes;
-    without it each step counts `train_config.global_batch_size` sequences. `iteration` does not matter; it is there
-    because callers have it in this place.
+    without it each step counts `train_config.global_batch_size` sequences. `world_size`, by which the rates per device
+    are divided, is by default that of the initialised process group, else WORLD_SIZE, else 1. `iteration` is not read;
+    Megatron-Bridge passes it at this position.
 
     Returns an empty mapping while there are fewer than `window_size` stamps, or when no time has passed.
 
     Raises:
-        ValueError: `consumed_samples` and `history_wct` differ in length.
+        ValueError: `consumed_samples` and `history_wct` differ in length, or WORLD_SIZE is not a positive integer.
     """
     if consumed_samples is not None and len(consumed_samples) != len(history_wct):
         raise ValueError(
@@ -59,7 +62,8 @@ def report_throughput(
     }
     seconds = stamps[-1] - stamps[0]
     totals = Totals(seconds=seconds, steps=steps, samples=samples, tokens=samples * seq_length)
-    return totals.rates(world_size=world_size) | sizes
+    devices = current_world_size() if world_size is None else world_size
+    return totals.rates(world_size=devices) | sizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +87,22 @@ class Totals:
         }
         whole = {f"throughput/{name}": rate for name, rate in known.items()}
         return whole | {f"throughput/device/{name}": rate / world_size for name, rate in known.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepWork:
+    """What one step did, before its time is known."""
+
+    lap: Lap
+    samples: int | None
+    """Sequences, of all devices together; None: not given."""
+    tokens: int | None
+    """Tokens, of all devices together; None: not given."""
+
+    @property
+    def totals(self) -> Totals:
+        """The same with its seconds; waits for the device."""
+        return Totals(seconds=self.lap.seconds, steps=1, samples=self.samples, tokens=self.tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,10 +3,12 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from statistics import fmean, quantiles
 from typing import Literal
 
 from mb_metrics import names
+from mb_metrics.events import Event
 from mb_metrics.record import Evaluation
 from mb_metrics.report.run import Run
 from mb_metrics.report.series import Series
@@ -121,12 +123,22 @@ def figures_of(run: Run, *, now: float, split: TimeSplit | None = None) -> RunFi
         goodput=split.goodput,
         saves=_waits(split, "save"),
         evaluations=_waits(split, "evaluation"),
-        restarts=max(len(split.attempts) - 1, len(run.redone)),
+        restarts=max(len(split.attempts) - 1 - _continued(run.events), len(run.redone)),
         redone_steps=split.redone_steps,
         skipped_steps=int(sum(run.skipped.values)),
         nonfinite_steps=int(sum(run.nonfinite.values)),
         seconds_left=seconds_left(run, split) if standing == "going" else None,
         warnings=warnings_of(run, split, standing, now=now),
+    )
+
+
+def _continued(events: Sequence[Event]) -> int:
+    """Return how often a run that had finished all its steps was continued, with more of them: no restart."""
+    marks = [event for event in events if event.kind == "stop" or event.begins_an_attempt]
+    return sum(
+        before.details.get("reason") == "finished" and after.begins_an_attempt
+        for before, after in pairwise(marks)
+        if before.kind == "stop"
     )
 
 

@@ -11,6 +11,7 @@ from mb_metrics.names import CONSUMED_SAMPLES, PERPLEXITY, VALIDATION
 from mb_metrics.parse.lines import without_colours
 from mb_metrics.parse.log import LogFormat, ParsedLog, read_log, timed
 from mb_metrics.record import Evaluation, Row
+from mb_metrics.redact import hide_in_text
 from mb_metrics.report.run import Configuration, Run, RunBuilder
 
 METRICS, EVENTS, CONFIG, LOG = "metrics.jsonl", "events.jsonl", "run_config.yaml", "log.txt"
@@ -240,7 +241,7 @@ class _Warnings:
         """Take a line of the log."""
         if not _WARNING.search(line):
             return
-        text = without_colours(line).strip()
+        text = hide_in_text(without_colours(line).strip())
         if text in self._counts or len(self._counts) < _MOST_WARNINGS:
             self._counts[text] = self._counts.get(text, 0) + 1
 

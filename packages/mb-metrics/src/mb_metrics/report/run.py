@@ -8,6 +8,7 @@ from mb_metrics import names
 from mb_metrics.events import Event
 from mb_metrics.parse.lines import NONFINITE_STEPS, SKIPPED_STEPS
 from mb_metrics.record import Evaluation, Row
+from mb_metrics.redact import hide_secrets
 from mb_metrics.report.series import Series
 
 
@@ -31,6 +32,16 @@ class Configuration:
     """What the run is compared with: a recipe's name; None: with nothing."""
     changes: Mapping[str, tuple[object, object]] = field(default_factory=dict)
     """Dotted path -> (the baseline's value, this run's)."""
+
+    def __post_init__(self) -> None:
+        """Hide secrets: a report is shown to others."""
+        object.__setattr__(self, "settings", hide_secrets(self.settings))
+        hidden = {
+            path: (hide_secrets({path: old})[path], hide_secrets({path: new})[path])
+            for path, (old, new) in self.changes.items()
+            if not (isinstance(old, Mapping) or isinstance(new, Mapping))
+        }
+        object.__setattr__(self, "changes", {**self.changes, **hidden})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,7 @@ class ConsoleSink:
         stream: Where to print; None: standard output, as it is when a line is printed.
         throughput: Whether the iteration line shows TFLOP/s per device, where known.
         losses: Which metrics to show as losses, by name; None: every one that is recorded as a loss.
+        evaluations: Print a line per evaluation; False where the training loop prints its own.
     """
 
     def __init__(
@@ -36,7 +37,9 @@ class ConsoleSink:
         *,
         throughput: bool = False,
         losses: Collection[str] | None = None,
+        evaluations: bool = True,
     ) -> None:
+        self._evaluations = evaluations
         self._stream = stream
         self._throughput = throughput
         self._losses = losses
@@ -55,8 +58,9 @@ class ConsoleSink:
         self._print(line)
 
     def write_evaluation(self, evaluation: Evaluation) -> None:
-        """Print one line."""
-        self._print(evaluation_line(evaluation))
+        """Print one line, if evaluations are printed."""
+        if self._evaluations:
+            self._print(evaluation_line(evaluation))
 
     def close(self) -> None:
         """Leave the stream open: it is the caller's."""
@@ -130,6 +134,7 @@ def iteration_line(
         _piece("max attention logit: {:.3f}", values.get(names.MAX_ATTENTION_LOGIT)),
         f"number of skipped iterations: {interval.skipped_steps:3d}",
         f"number of nan iterations: {interval.nonfinite_steps:3d}",
+        _piece("failed checkpoint saves: {:.0f}", values.get(names.FAILED_SAVES)),
     ]
     return " " + "".join(f"{piece} | " for piece in pieces if piece).rstrip()
 

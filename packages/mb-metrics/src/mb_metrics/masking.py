@@ -1,0 +1,99 @@
+"""Values that must never be printed or saved in clear.
+
+A secret goes by its name (`comet_api_key`, `hf_token`, `WANDB_API_KEY`, `db_password`) or by its looks (a token of a
+known service, a password inside an address). What stands for it in texts and files is `MASK`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+MASK = "<masked>"
+_SURE = r"api_?key|access_?key|private_?key|secret|secret_?key|credentials?|authorization|password|passwd|passphrase"
+_NUMBER = re.compile(rf"(^|[_.-])({_SURE})$", re.IGNORECASE)
+_TEXT = re.compile(rf"(^|[_.-])({_SURE}|token|pat|key)$", re.IGNORECASE)
+_PUBLIC = re.compile(
+    r"(^|_)((bos|cls|eod|eos|image|mask|pad|sep|stop|unk)_token|(json|sort|text)_key)$", re.IGNORECASE
+)
+_VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+|[A-Z]*PASSWORD")
+"""A name as environment variables have them, of at least two words."""
+_WORDS = {"AUTH", "COOKIE", "CREDENTIAL", "CREDENTIALS", "KEY", "PASS", "PASSWD", "PASSPHRASE", "PASSWORD"}
+_WORDS |= {"PAT", "PWD", "SECRET", "TOKEN", "WEBHOOK"}
+_LOCATION = frozenset({"DIR", "FILE", "FOLDER", "PATH"})
+"""Last words of variables that say where a secret is, not what it is."""
+_LOOKS = re.compile(
+    r"^(hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}"
+    r"|wandb_v\d_\w{16,}|local-[0-9a-f]{40}|nvapi-[\w-]{16,}|A(KIA|SIA)[A-Z0-9]{12,}|xox[abprs]-[\w-]{10,}"
+    r"|Bearer\s+\S+|eyJ[\w-]+\.eyJ[\w-]+\.[\w-]+|-----BEGIN [A-Z ]*PRIVATE KEY-----.*)$",
+    re.DOTALL,
+)
+_ADDRESS = re.compile(r"(?P<user>(?<=[A-Za-z0-9+.-])://[^/@\s:]*):[^/@\s]+@")
+"""Anchored at "://", and the next one at the start of a name: each text is searched in time linear in its length."""
+_ASSIGNED = re.compile(r"(?<![\w.-])(?P<name>[\w.-]+)(?P<sign>\s*=\s*)(?P<value>'[^']*'|\"[^\"]*\"|[^\s,}]+)")
+
+
+def is_secret(name: str, value: object) -> bool:
+    """True for what is under a secret's name, and for text that looks like a secret under any name.
+
+    A number is one under `password` but not under `token`. Names of special tokens (`eos_token`) hide nothing, nor do
+    True, False, None and empty text. In the name of an environment variable one word is enough (`DB_PASS_2`).
+    """
+    if _is_secret_variable(name) and isinstance(value, str | int | float) and not isinstance(value, bool):
+        return value != ""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return _NUMBER.search(name) is not None
+    if not isinstance(value, str) or not value:
+        return False
+    if _TEXT.search(name) is not None and _PUBLIC.search(name) is None:
+        return True
+    return _LOOKS.match(value) is not None or _ADDRESS.search(value) is not None
+
+
+def _is_secret_variable(name: str) -> bool:
+    if _VARIABLE.fullmatch(name) is None:
+        return False
+    words = name.split("_")
+    return words[-1] not in _LOCATION and (words[-1].endswith("PASSWORD") or not _WORDS.isdisjoint(words))
+
+
+def is_masked(value: object) -> bool:
+    """True for text in which a secret was hidden."""
+    return isinstance(value, str) and MASK in value
+
+
+def leaf(path: str) -> str:
+    """The name that a dotted path ends in, without an index."""
+    return path.rpartition(".")[2].partition("[")[0]
+
+
+def masked(name: str, value: Any) -> Any:
+    """The value, or what may be shown of it; mappings and lists are searched."""
+    if is_secret(name, value):
+        return _hidden(value)
+    if isinstance(value, Mapping):
+        whole = is_secret(name, "text")
+        return {key: masked(name if whole else str(key), item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        items = [masked(name, item) for item in value]
+        return tuple(items) if isinstance(value, tuple) else items
+    return value
+
+
+def masked_text(text: str) -> str:
+    """Free text, such as an override that does not parse, without what is assigned to a secret's name in it."""
+
+    def hide(match: re.Match[str]) -> str:
+        name, value = match["name"].rpartition(".")[2], match["value"].strip("'\"")
+        done = value.startswith(MASK) or not is_secret(name, value)
+        return match[0] if done else f"{match['name']}{match['sign']}{MASK}"
+
+    return _ADDRESS.sub(rf"\g<user>:{MASK}@", _ASSIGNED.sub(hide, text))
+
+
+def _hidden(value: object) -> str:
+    """Of an address only the password goes."""
+    if isinstance(value, str) and _LOOKS.match(value) is None and _ADDRESS.search(value):
+        return _ADDRESS.sub(rf"\g<user>:{MASK}@", value)
+    return MASK

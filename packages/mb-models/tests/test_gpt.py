@@ -57,7 +57,6 @@ def test_the_ddp_configuration_is_not_written_to(tiny, groups):
             "moe_shared_expert_intermediate_size": 32,
             "moe_shared_expert_gate": True,
         },
-        {**EXPERTS, "add_bias_linear": True, **GELU},
         {"softmax_type": "learnable", "attention_output_gate": True},
         {"position_embedding_type": "yarn", "mtp_num_layers": 1},
     ],
@@ -66,6 +65,14 @@ def test_the_parameter_formula_equals_the_built_model(tiny, groups, settings):
     (chunk,) = provider(tiny, **settings).provide_chunks(groups)
     built = sum(parameter.numel() for parameter in chunk.parameters())
     assert parameter_count(GPTModelConfig(**{**tiny, **settings})) == built
+
+
+def test_the_parameter_formula_counts_the_biases_of_experts(tiny):
+    """Counted by hand, as local layers with them are rejected (G36)."""
+    without = parameter_count(GPTModelConfig(**{**tiny, **EXPERTS, **GELU}))
+    with_biases = parameter_count(GPTModelConfig(**{**tiny, **EXPERTS, **GELU, "add_bias_linear": True}))
+    attention, router, experts = (64 + 2 * 2 * 16) + 64, 4, 4 * (48 + 64)
+    assert with_biases - without == 2 * (attention + router + experts)
 
 
 LATENT = {

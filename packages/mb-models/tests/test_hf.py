@@ -59,6 +59,21 @@ def imported(folder, groups, dtype="float32"):
     return section, chunk
 
 
+def test_the_groups_are_those_of_the_chunks_unless_others_are_passed(tmp_path, groups):
+    make("llama", tmp_path / "in")
+    section, chunk = imported(tmp_path / "in", groups)
+    again = build(section, groups)
+    load_hf_weights([again], tmp_path / "in")
+    assert all(torch.equal(a, b) for a, b in zip(chunk.parameters(), again.parameters(), strict=True))
+    save_hf_model(again, tmp_path / "out", config=section)
+    assert weights(tmp_path / "out").keys() == weights(tmp_path / "in").keys()
+
+
+def test_chunks_without_groups_need_some_passed(tmp_path):
+    with pytest.raises(HuggingFaceError, match="pg_collection: not given, and Linear keeps none"):
+        load_hf_weights([torch.nn.Linear(1, 1)], tmp_path)
+
+
 def weights(folder):
     """Return all tensors of a folder by name."""
     found = {}

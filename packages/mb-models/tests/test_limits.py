@@ -2,10 +2,12 @@
 
 import pytest
 
-from mb_models import GPTModelConfig, limits, special_rules
+from mb_models import GPTModelConfig, limits, special_rules, width_limits
 from mb_models.transformer import from_names, megatron_class
 
-RULES = [rule for rule in (*limits.RULES, *special_rules.RULES) if rule.id.startswith("K")]
+RULES = [
+    rule for rule in (*limits.RULES, *special_rules.RULES, *width_limits.RULES) if rule.id.startswith("K")
+]
 ALSO = {
     "K06": {"tensor_model_parallel_size": 2},
     "K13": {"fp8_recipe": "tensorwise"},

@@ -1,10 +1,15 @@
 """Adapters on a small GPT in one process: what trains, what is computed, merging, peft's form."""
 
+import dataclasses
+
+import mimo_ranks
+import peft_ranks
 import pytest
 import torch
+from megatron.core import dist_checkpointing
 
 from mb_host.layers import host_block_spec
-from mb_models import GPTModelConfig, GPTModelProvider
+from mb_models import GPTModelConfig, GPTModelProvider, MimoForwardStep, MimoModelProvider
 from mb_models.hf.save import save_hf_model
 from mb_models.peft.config import PEFT, CanonicalLoRA, DoRA, LoRA, PeftError, named
 from mb_models.peft.hugging_face import save_adapters
@@ -13,6 +18,9 @@ from mb_models.peft.lora import measure, merge
 TOKENS = torch.arange(40).reshape(2, 20) * 7 % 96
 KINDS = [LoRA, CanonicalLoRA, DoRA]
 EXPERTS = {"num_moe_experts": 4, "moe_ffn_hidden_size": 48, "moe_token_dispatcher_type": "alltoall"}
+
+MIMO = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
+"""Settings of `peft_ranks.adapters_on_this_rank` for a small MIMO model."""
 
 
 def build(tiny, groups, **settings):
@@ -86,23 +94,52 @@ def test_dora_starts_from_the_lengths_of_the_loaded_weights(tiny, groups):
     assert torch.allclose(chunk.decoder.layers[0].mlp.linear_fc1.adapter.magnitude, 3 * before)
 
 
+RECOMPUTE = {
+    "recompute_granularity": "full",
+    "recompute_method": "uniform",
+    "recompute_num_layers": 1,
+}
+
+
 def test_adapters_learn_under_full_recompute_too(tiny, groups):
-    recompute = {
-        "recompute_granularity": "full",
-        "recompute_method": "uniform",
-        "recompute_num_layers": 1,
-    }
-    _, chunk = build(tiny, groups, **recompute)
+    _, chunk = build(tiny, groups, **RECOMPUTE)
     LoRA(dim=2, dropout=0.1).install([chunk.train()])
     logits(chunk).square().sum().backward()
     assert all(value.grad is not None for _, value in chunk.named_parameters() if value.requires_grad)
 
 
 @pytest.mark.parametrize(
+    "targets", [["linear_qkv"], ["language_model.*.linear_qkv"]], ids=["both", "language"]
+)
+def test_adapters_of_a_mimo_model_learn_under_full_recompute_too(groups, targets):
+    section = dataclasses.replace(mimo_ranks.SECTION, **RECOMPUTE)
+    [chunk] = MimoModelProvider(
+        section, layer_spec=host_block_spec, device=torch.device("cpu")
+    ).provide_chunks(groups)
+    LoRA(dim=2, target_modules=targets).install([chunk.train()])
+    output, loss = MimoForwardStep()(mimo_ranks.batches(), chunk)
+    loss(output)[0].backward()
+    trained = [value for value in chunk.parameters() if value.requires_grad]
+    assert trained
+    assert all(value.grad is not None for value in trained)
+
+
+@pytest.mark.parametrize(
     ("section", "says"),
     [
         (LoRA(dim=0), "peft.dim: must be 1 or more, is 0"),
-        (LoRA(target_modules=["q_proj"]), "name no layer on this rank"),
+        (
+            LoRA(target_modules=["linear_qkvv", "linear_proj"]),
+            "linear_qkvv match no layer of this model. It has these that can have adapters: linear_qkv, ",
+        ),
+        (LoRA(target_modules=["linear_q"]), "linear_q match no layer.*: linear_qkv, "),
+        (LoRA(target_modules=["*.layers.2.*"]), r"\*.layers.2.\* match no layer"),
+        (LoRA(target_modules=["*.layers.0.*.linear_pro"]), "pro match no layer.*adapters: linear_proj, "),
+        (
+            CanonicalLoRA(target_modules=["linear_q", "linear_fc1_upp"]),
+            "upp match no layer.*: linear_fc1_up, ",
+        ),
+        (LoRA(target_modules=[], exclude_modules=["linear_qk"]), "peft.exclude_modules: linear_qk match no"),
         (LoRA(target_modules=["core_attention"]), "adapters know Megatron's parallel layers"),
     ],
 )
@@ -110,6 +147,164 @@ def test_what_cannot_be_adapted_is_refused(tiny, groups, section, says):
     _, chunk = build(tiny, groups)
     with pytest.raises(PeftError, match=says):
         section.install([chunk])
+    assert all(value.requires_grad for value in chunk.parameters())
+
+
+PARTS = {
+    "linear_q": ("linear_qkv", "q"),
+    "linear_k": ("linear_qkv", "k"),
+    "linear_v": ("linear_qkv", "v"),
+    "linear_proj": ("linear_proj", "main"),
+    "linear_fc1_up": ("linear_fc1", "up"),
+    "linear_fc1_gate": ("linear_fc1", "gate"),
+    "linear_fc2": ("linear_fc2", "main"),
+}
+"""Names of Megatron-Bridge's canonical LoRA -> layer and adapter."""
+
+
+def adapters(chunk):
+    """Return the number of the layer, the layer's name and the adapter, for each."""
+    return {
+        (int(name.split(".")[2]), *(name.split(".")[place] for place in (4, 6)))
+        for name, _ in chunk.named_parameters()
+        if name.endswith("lora_a")
+    }
+
+
+def test_canonical_lora_adapts_every_kind_of_its_default_list(tiny, groups):
+    _, chunk = build(tiny, groups)
+    section = CanonicalLoRA(dim=2)
+    assert section.target_modules == [*PARTS]
+    section.install([chunk])
+    assert adapters(chunk) == {(layer, *PARTS[name]) for layer in (0, 1) for name in PARTS}
+
+
+@pytest.mark.parametrize(
+    "names", [["linear_q"], ["linear_v", "linear_fc1_gate"], ["linear_k", "linear_q", "linear_proj"]]
+)
+def test_parts_of_a_fused_layer_are_adapted_alone_and_merge_exactly(tiny, groups, names):
+    _, chunk = build(tiny, groups)
+    CanonicalLoRA(dim=4, target_modules=names).install([chunk])
+    assert adapters(chunk) == {(layer, *PARTS[name]) for layer in (0, 1) for name in names}
+    before = {name: value.clone() for name, value in chunk.named_parameters()}
+    disturb(chunk)
+    with torch.no_grad():
+        adapted = logits(chunk)
+        merge([chunk])
+        assert torch.allclose(logits(chunk), adapted, atol=1e-5)
+    for name, value in chunk.named_parameters():
+        wanted = name.endswith("weight") and any(PARTS[each][0] in name for each in names)
+        assert torch.equal(value, before[name]) != wanted, name
+
+
+@pytest.mark.parametrize(
+    ("section", "wanted"),
+    [
+        (LoRA(dim=2, target_modules=["*.layers.1.*.linear_proj"]), {(1, "linear_proj", "main")}),
+        (
+            LoRA(dim=2, target_modules=["*.layers.0.mlp.*"]),
+            {(0, "linear_fc1", "main"), (0, "linear_fc2", "main")},
+        ),
+        (CanonicalLoRA(dim=2, target_modules=["*.layers.0.*.linear_v"]), {(0, "linear_qkv", "v")}),
+        (
+            LoRA(
+                dim=2,
+                target_modules=[],
+                exclude_modules=["linear_fc*", "*.layers.0.*", "output_layer", "*.mlp.*"],
+            ),
+            {(1, "linear_proj", "main"), (1, "linear_qkv", "main")},
+        ),
+    ],
+    ids=["one layer", "part of a layer", "part of a fused one", "all but some"],
+)
+def test_patterns_select_by_the_whole_name(tiny, groups, section, wanted):
+    _, chunk = build(tiny, groups)
+    if section.exclude_modules:
+        section.exclude_modules.remove("linear_fc*")
+    section.install([chunk])
+    assert adapters(chunk) == wanted
+
+
+@pytest.mark.parametrize("kind", [LoRA, DoRA])
+@pytest.mark.parametrize(
+    ("target", "settings"),
+    [
+        ("*.layers.1.*.linear_fc1", {}),
+        ("linear_fc1", {}),
+        ("*.local_experts.2.*", EXPERTS),
+        ("*.layers.1.*.linear_fc2", EXPERTS),
+    ],
+)
+def test_adapters_on_some_layers_are_saved_and_loaded(tiny, groups, tmp_path, kind, target, settings):
+    chunks = [build(tiny, groups, **settings)[1] for _ in range(2)]
+    for chunk in chunks:
+        kind(dim=2, target_modules=[target]).install([chunk])
+    disturb(chunks[0])
+    dist_checkpointing.save(chunks[0].sharded_state_dict(), str(tmp_path))
+    chunks[1].load_state_dict(dist_checkpointing.load(chunks[1].sharded_state_dict(), str(tmp_path)))
+    wanted = dict(chunks[0].named_parameters())
+    assert all(torch.equal(value, wanted[name]) for name, value in chunks[1].named_parameters())
+
+
+def test_a_pattern_may_match_on_one_pipeline_stage_alone_by_the_number_in_the_whole_model(pool, tiny):
+    stages = pool.run(peft_ranks.adapters_on_this_stage, tiny, ["*.layers.1.*.linear_proj"])
+    assert stages == [[], ["decoder.layers.0.self_attention.linear_proj.adapter.main.lora_a"]]
+
+
+def test_what_matches_on_no_stage_is_the_same_error_on_every_rank(pool, tiny):
+    first, second = pool.run(peft_ranks.adapters_on_this_stage, tiny, ["linear_proj", "linear_fc3"])
+    assert first == second
+    assert "peft.target_modules: linear_fc3 match no layer" in first
+
+
+SPREAD = {**EXPERTS, "expert_model_parallel_size": 2}
+FIRST = "decoder.layers.{}.mlp.experts.local_experts.{}.linear_fc1.adapter.main.lora_a"
+
+
+@pytest.mark.parametrize(
+    ("expert", "wanted"),
+    [("3", [[], [FIRST.format(0, 1)]]), ("0", [[FIRST.format(0, 0)], []])],
+    ids=["of the second rank", "of the first rank"],
+)
+def test_an_expert_has_its_number_in_the_whole_model_and_may_be_adapted_alone(
+    pool, tiny, tmp_path, expert, wanted
+):
+    pattern = f"*.layers.0.*.local_experts.{expert}.linear_fc1"
+    settings = {**tiny, **SPREAD}
+    assert pool.run(peft_ranks.adapters_on_this_rank, settings, [pattern], str(tmp_path)) == wanted
+
+
+VISION = "modality_submodules.vision.encoders.patches.decoder.layers.0.self_attention.linear_proj"
+
+
+@pytest.mark.parametrize(
+    ("settings", "pattern", "wrong"),
+    [
+        (SPREAD, "*.local_experts.2.linear_fc1", "*.local_experts.4.linear_fc1"),
+        (MIMO, "*.vision.*.linear_proj", "*.audio.*.linear_proj"),
+    ],
+    ids=["experts", "mimo"],
+)
+def test_each_pattern_must_match_on_some_rank(pool, tiny, settings, pattern, wrong):
+    whole = {**tiny, **settings} if settings is SPREAD else settings
+    first, second = pool.run(peft_ranks.adapters_on_this_rank, whole, [pattern, wrong])
+    assert first == second
+    assert f"peft.target_modules: {wrong} match no layer of this model. It has" in first
+    found = pool.run(peft_ranks.adapters_on_this_rank, whole, [pattern])
+    assert found == (
+        [[f"{VISION}.adapter.main.lora_a"]] * 2
+        if settings is MIMO
+        else [[], [FIRST.format(0, 0), FIRST.format(1, 0)]]
+    )
+
+
+def test_the_default_list_may_lack_a_layer_of_another_architecture(tiny, groups, caplog):
+    _, chunk = build(tiny, groups, gated_linear_unit=False)
+    CanonicalLoRA(dim=2).install([chunk])
+    assert {(name, part) for _, name, part in adapters(chunk)} == {
+        *(PARTS[name] for name in PARTS if "fc1" not in name),
+        ("linear_fc1", "main"),
+    }
 
 
 def test_names_stand_for_sections():

@@ -12,8 +12,9 @@ A section is data, and counting needs neither torch nor Megatron:
 8030261248
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from mb_models import _lazy
 
 if TYPE_CHECKING:
     from mb_models.batches import Batch as Batch
@@ -72,63 +73,6 @@ if TYPE_CHECKING:
     from mb_models.wrap import wrap_ddp as wrap_ddp
     from mb_models.wrap import wrap_half_precision as wrap_half_precision
 
-__all__ = [
-    "Batch",
-    "BatchError",
-    "FreezingError",
-    "FsdpError",
-    "GPTForwardStep",
-    "GPTModelConfig",
-    "GPTModelProvider",
-    "HeadError",
-    "HybridForwardStep",
-    "HybridModelConfig",
-    "HybridModelProvider",
-    "LayerSpec",
-    "LinearForLastLayer",
-    "MambaForwardStep",
-    "MambaModelConfig",
-    "MambaModelProvider",
-    "MimoForwardStep",
-    "MimoModelConfig",
-    "MimoModelProvider",
-    "MimoModules",
-    "ModelConfigError",
-    "ModuleGroups",
-    "ModuleRanks",
-    "PromptError",
-    "RULES",
-    "StackSpec",
-    "T5ForwardStep",
-    "T5LayerSpec",
-    "T5ModelConfig",
-    "T5ModelProvider",
-    "TransformerFields",
-    "attention_masks",
-    "create_value_head_hook",
-    "freeze_moe_router",
-    "generate",
-    "get_batch",
-    "gpt_forward_step",
-    "gpu_only_settings",
-    "hybrid_parameter_count",
-    "hybrid_transformer_engine_spec",
-    "local_spec",
-    "make_value_model",
-    "masked_next_token_loss",
-    "mimo_parameter_count",
-    "model_vocab_size",
-    "padded_vocab_size",
-    "parameter_count",
-    "t5_parameter_count",
-    "t5_transformer_engine_spec",
-    "transformer_config",
-    "transformer_engine_spec",
-    "wrap_ddp",
-    "wrap_half_precision",
-    "wrap_megatron_fsdp",
-    "wrap_torch_fsdp2",
-]
 _HOMES = {
     "Batch": "batches",
     "BatchError": "errors",
@@ -189,6 +133,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    if name in _HOMES:
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _lazy.resolve(__name__, _HOMES, name)
+
+
+def __dir__() -> list[str]:
+    return _lazy.public_names(globals(), _HOMES)

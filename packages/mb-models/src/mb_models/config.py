@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from mb_models.special_fields import LatentAttentionFields, PredictionFields, YarnFields
+from mb_models.strict_fields import StrictFields
 
 DType = Literal["float32", "bfloat16", "float16"]
 """A floating-point type by name."""
@@ -315,6 +316,7 @@ class TransformerFields(
     PrecisionFields,
     ParallelFields,
     LayerFields,
+    StrictFields,
 ):
     """What Megatron's TransformerConfig takes, whatever the family of the model."""
 

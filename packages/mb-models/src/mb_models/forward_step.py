@@ -15,6 +15,11 @@ from mb_models.batches import get_batch
 Loss = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]
 """Sum of token losses, number of tokens (int), and what is reported: name -> tensor([sum, number])."""
 
+NO_SCHEDULE_PLAN = (
+    "return_schedule_plan: {} has no schedule plan, because only a GPT is built with one, which overlaps the "
+    "communication of experts. Leave overlap_moe_expert_parallel_comm off."
+)
+
 
 def masked_next_token_loss(
     loss_mask_BS: torch.Tensor,
@@ -58,8 +63,11 @@ class GPTForwardStep:
 
         Raises:
             mb_models.errors.BatchError: see `mb_models.batches.get_batch`.
+            ValueError: `return_schedule_plan` is set for a model that has none.
         """
         chunk = get_attr_wrapped_model(model, "pre_process", return_model_obj=True)
+        if return_schedule_plan and not hasattr(chunk, "build_schedule_plan"):
+            raise ValueError(NO_SCHEDULE_PLAN.format("a hybrid"))
         batch = get_batch(
             data_iterator,
             first_stage=chunk.pre_process,

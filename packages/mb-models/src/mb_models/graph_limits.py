@@ -1,6 +1,6 @@
-"""What Megatron Core refuses about graphs that are captured part by part."""
+"""What Megatron Core refuses, or cannot capture, in CUDA graphs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from mb_models.rule import Rule, limit
 
@@ -91,6 +91,26 @@ def _graph_of_chance(
     return None
 
 
+def _experts_in_one_graph(
+    impl: str,
+    modules: str | Sequence[str],
+    experts: int | None,
+    dispatcher: str,
+    factor: float | None,
+    pad: bool,
+    extra: Mapping[str, object],
+) -> str | None:
+    whole = impl == FULL or (impl == "local" and FULL in modules)
+    fixed = dispatcher == "alltoall" and factor is not None and pad
+    bounded = dispatcher == "flex" and extra.get("moe_expert_rank_capacity_factor") is not None
+    if not whole or not experts or fixed or bounded:
+        return None
+    return (
+        f"holds the full iteration with num_moe_experts={experts} (moe_token_dispatcher_type={dispatcher}, "
+        f"moe_expert_capacity_factor={factor}, moe_pad_expert_input_to_capacity={pad})"
+    )
+
+
 _RECOMPUTE = ("recompute_modules", "recompute_granularity")
 _GRAPH = ("cuda_graph_modules", "cuda_graph_impl")
 
@@ -172,5 +192,23 @@ RULES: tuple[Rule, ...] = (
         fix="Set the dropout to 0, or leave the module out of recompute_modules.",
         fails=(None, "selective", "full_iteration", "full", 0.1, 0.0),
         passes=(None, "selective", "full_iteration", "full", 0.0, 0.1),
+    ),
+    limit(
+        "G37",
+        (
+            *reversed(_GRAPH),
+            "num_moe_experts",
+            "moe_token_dispatcher_type",
+            "moe_expert_capacity_factor",
+            "moe_pad_expert_input_to_capacity",
+            "transformer",
+        ),
+        _experts_in_one_graph,
+        why="the host waits for the number of tokens of each expert, which a graph cannot hold, unless it is fixed",
+        fix="Set moe_token_dispatcher_type=alltoall, moe_expert_capacity_factor and "
+        "moe_pad_expert_input_to_capacity=true, or cuda_graph_impl=transformer_engine with "
+        "cuda_graph_modules=[attn,moe_router].",
+        fails=(FULL, "full", 8, "alltoall", None, False, {}),
+        passes=(FULL, "full", 8, "alltoall", 1.0, True, {}),
     ),
 )

@@ -30,7 +30,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from mb_models.batches import next_microbatch, to_device
 from mb_models.errors import BatchError
-from mb_models.forward_step import Loss, masked_next_token_loss
+from mb_models.forward_step import NO_SCHEDULE_PLAN, Loss, masked_next_token_loss
 from mb_models.gpt import LayerSpec
 from mb_models.mimo_config import MimoModelConfig, encoder_section, projection_section
 from mb_models.provider import ModelProvider
@@ -185,8 +185,11 @@ class MimoForwardStep:
 
         Raises:
             BatchError: there is no iterator, a key is missing, or `rows` does not divide it.
+            ValueError: `return_schedule_plan` is set.
             ValueError: pictures have another number of patches than places, from Megatron Core.
         """
+        if return_schedule_plan:
+            raise ValueError(NO_SCHEDULE_PLAN.format("a model of several modules"))
         whole = next_microbatch(
             data_iterator,
             KEYS,

@@ -1,7 +1,8 @@
 """The record of a rule, and a short way to write down one of Megatron Core's own."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Literal
 
 
@@ -25,6 +26,8 @@ class Rule:
     """Path -> value: an example that it refuses."""
     passes: Mapping[str, object]
     """Path -> value: an example that it accepts."""
+    fallback: Mapping[str, object] = MappingProxyType({})
+    """Path -> value that replaces what it rejects where the user did not set it; empty: it only rejects."""
 
 
 def limit(
@@ -39,14 +42,30 @@ def limit(
     severity: Literal["error", "warning"] = "error",
 ) -> Rule:
     """Write down one limit; the examples are in the order of the fields."""
-    paths = tuple(f"model.{name}" for name in fields)
+    paths = [f"model.{name}" for name in fields]
+    rule = rule_on(number, paths, test, why=why, fix=fix, fails=fails, passes=passes)
+    return replace(rule, severity=severity)
+
+
+def rule_on(
+    number: str,
+    paths: Sequence[str],
+    test: Callable[..., str | None],
+    *,
+    why: str,
+    fix: str,
+    fails: Sequence[object],
+    passes: Sequence[object],
+    fallback: Mapping[str, object] | None = None,
+) -> Rule:
+    """Write down one rule on any sections and facts; the examples are in the order of the paths."""
     return Rule(
         id=number,
-        fields=paths,
+        fields=tuple(paths),
         test=test,
         why=why,
         fix=fix,
-        severity=severity,
         fails=dict(zip(paths, fails, strict=True)),
         passes=dict(zip(paths, passes, strict=True)),
+        fallback=fallback or {},
     )

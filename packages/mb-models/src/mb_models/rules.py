@@ -3,10 +3,20 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 
-from mb_models import fsdp_rules, hybrid_rules, limits, mimo_rules, special_rules, t5_rules
+from mb_models import (
+    fsdp_rules,
+    hybrid_rules,
+    kernel_rules,
+    limits,
+    mimo_rules,
+    special_rules,
+    t5_rules,
+    width_limits,
+)
 from mb_models.config import GPTModelConfig
 from mb_models.peft import rules as peft_rules
 from mb_models.rule import Rule
+from mb_models.width_limits import has_attention
 
 __all__ = ["BUILD_RULES", "INTERLEAVING", "RULES", "ModelConfigError", "Rule", "broken_rules"]
 
@@ -70,8 +80,10 @@ def _groups_divide_heads(groups: int | None, heads: int) -> str | None:
     return f"must divide the query heads (num_query_groups={groups}, num_attention_heads={heads})"
 
 
-def _heads_divide_hidden(hidden: int, heads: int, kv_channels: int | None) -> str | None:
-    if kv_channels is not None or heads < 1 or hidden % heads == 0:
+def _heads_divide_hidden(
+    hidden: int, heads: int, kv_channels: int | None, latent: bool | None, pattern: str | None
+) -> str | None:
+    if latent or kv_channels is not None or heads < 1 or hidden % heads == 0 or not has_attention(pattern):
         return None
     return f"must divide by the heads (hidden_size={hidden}, num_attention_heads={heads}, kv_channels unset)"
 
@@ -172,12 +184,30 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="G03",
-        fields=("model.hidden_size", "model.num_attention_heads", "model.kv_channels"),
+        fields=(
+            "model.hidden_size",
+            "model.num_attention_heads",
+            "model.kv_channels",
+            "model.multi_latent_attention",
+            "model.hybrid_layer_pattern",
+        ),
         test=_heads_divide_hidden,
         why="the width of a head is hidden_size / num_attention_heads unless kv_channels says otherwise",
         fix="Change hidden_size or num_attention_heads, or set kv_channels.",
-        fails={"model.hidden_size": 100, "model.num_attention_heads": 8, "model.kv_channels": None},
-        passes={"model.hidden_size": 100, "model.num_attention_heads": 8, "model.kv_channels": 16},
+        fails={
+            "model.hidden_size": 100,
+            "model.num_attention_heads": 8,
+            "model.kv_channels": None,
+            "model.multi_latent_attention": False,
+            "model.hybrid_layer_pattern": None,
+        },
+        passes={
+            "model.hidden_size": 100,
+            "model.num_attention_heads": 8,
+            "model.kv_channels": 16,
+            "model.multi_latent_attention": False,
+            "model.hybrid_layer_pattern": None,
+        },
     ),
     Rule(
         id="G04",
@@ -323,8 +353,9 @@ RULES: tuple[Rule, ...] = (
         passes={"dataset.inter_document_masking": False},
     ),
     *special_rules.RULES,
+    *width_limits.RULES,
     *limits.RULES,
-    limits.KERNELS,
+    *kernel_rules.RULES,
     *hybrid_rules.RULES,
     *t5_rules.RULES,
     *fsdp_rules.RULES,

@@ -51,10 +51,8 @@ def _windowed_layers(
 
 
 def _layers_of_experts(freq: int | Sequence[int], experts: int | None, layers: int) -> str | None:
-    if experts is None:
-        return None
     if isinstance(freq, int):
-        return None if freq >= 1 else f"is {freq}"
+        return None if freq >= 1 or experts is None else f"is {freq}"
     return None if len(freq) == layers else f"lists {len(freq)} layers of {layers}"
 
 
@@ -80,8 +78,12 @@ def _layout(
     except ValueError as error:
         return str(error).partition(", because")[0]
     parts = [part for row in rows for part in row]
-    wanted = ["embedding", *["decoder"] * layers, *["mtp"] * (mtp or 0), "loss"]
-    if parts != wanted:
+    counts = {"embedding": 1, "decoder": layers, "mtp": mtp or 0, "loss": 1}
+    same_length = len(parts) == sum(
+        counts.values()
+    )  # compared first: the list of all layers may not fit in memory
+    if not same_length or parts != [part for part, count in counts.items() for _ in range(count)]:
+        wanted = [part for part, count in counts.items() if count > 0]
         counted = ", ".join(f"{parts.count(part)} {part}" for part in dict.fromkeys(wanted + parts))
         return (
             f"is not embedding, {layers} layers, {mtp or 0} for further tokens and loss, in order ({counted})"
@@ -98,7 +100,9 @@ def _layout_of_further_tokens(layout: str | Sequence[Sequence[str]] | None, mtp:
         rows = read_layout(layout)
     except ValueError:
         return None
-    return None if "mtp" in rows[-1] else "puts the layers for further tokens before the last stage"
+    return (
+        None if not rows or "mtp" in rows[-1] else "puts the layers for further tokens before the last stage"
+    )
 
 
 def _counted_and_uneven(first: int | None, last: int | None, embedding: bool, loss: bool) -> str | None:

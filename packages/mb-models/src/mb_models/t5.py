@@ -18,7 +18,7 @@ from megatron.core.utils import get_attr_wrapped_model
 
 from mb_models.batches import next_microbatch, to_device
 from mb_models.config import TransformerFields
-from mb_models.forward_step import Loss, masked_next_token_loss
+from mb_models.forward_step import NO_SCHEDULE_PLAN, Loss, masked_next_token_loss
 from mb_models.provider import ModelProvider
 from mb_models.t5_config import T5ModelConfig
 from mb_models.transformer import refuse_broken, transformer_config
@@ -83,7 +83,10 @@ class T5ForwardStep:
 
         Raises:
             BatchError: there is no iterator, or a key is missing.
+            ValueError: `return_schedule_plan` is set.
         """
+        if return_schedule_plan:
+            raise ValueError(NO_SCHEDULE_PLAN.format("a T5"))
         whole = next_microbatch(
             data_iterator, KEYS, reader="a T5 reads and writes", remedy="Use a dataset for T5."
         )

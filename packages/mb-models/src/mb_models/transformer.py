@@ -16,6 +16,7 @@ from mb_models.kernels import gpu_only_settings
 from mb_models.rule import Rule
 from mb_models.rules import BUILD_RULES, ModelConfigError, broken_rules
 from mb_models.special_fields import LatentAttentionFields, YarnFields
+from mb_models.value_types import refuse_wrong_types
 
 DTYPES = MappingProxyType({name: getattr(torch, name) for name in ("float32", "bfloat16", "float16")})
 """Name -> dtype."""
@@ -98,7 +99,9 @@ def refuse_broken(
 
     Raises:
         ModelConfigError: all reasons at once.
+        FieldTypeError: values have a wrong type.
     """
+    refuse_wrong_types(config, path="model")
     replaced = {} if device.type == "cuda" else gpu_only_settings(config)
     section = {item.name: getattr(config, item.name) for item in fields(config)} | replaced
     problems = broken_rules(rules, {f"model.{name}": value for name, value in section.items()})
@@ -123,7 +126,7 @@ def unknown_names(names: list[str], kind: type[TransformerConfig] = TransformerC
     problems = []
     for name in names:
         if name not in known:
-            near = ", ".join(difflib.get_close_matches(name, known, n=3)) or "nothing like it"
+            near = ", ".join(difflib.get_close_matches(str(name)[:100], known, n=3)) or "nothing like it"
             problems.append(
                 f"model.transformer.{name}: no such field, because Megatron Core's TransformerConfig has none of that "
                 f"name and would never see the value. Nearest: {near}."

@@ -1,6 +1,10 @@
 """Sizes of the vocabulary: the tokenizer's, and the embedding's that a model is built with."""
 
 
+class VocabularyError(ValueError):
+    """A size of the vocabulary that the model cannot be built with."""
+
+
 def padded_vocab_size(vocab_size: int, *, divisible_by: int, tensor_parallel_size: int) -> int:
     """Round a vocabulary up to a multiple of `divisible_by` times the tensor-parallel size.
 
@@ -32,12 +36,12 @@ def model_vocab_size(
     """Return the rows of the embedding: `vocab_size` as it is, or the tokenizer's size padded where that is None.
 
     Raises:
-        ValueError: neither size is given; the model's is smaller than the tokenizer's, so that some tokens have no
+        VocabularyError: neither size is given; the model's is smaller than the tokenizer's, so that some tokens have no
             row; or it does not divide by the tensor-parallel size.
     """
     if vocab_size is None:
         if tokenizer_vocab_size is None:
-            raise ValueError(
+            raise VocabularyError(
                 "model.vocab_size: not set, and no tokenizer's size was given; the embedding needs a size. "
                 "Set model.vocab_size or pass tokenizer_vocab_size."
             )
@@ -45,13 +49,13 @@ def model_vocab_size(
             tokenizer_vocab_size, divisible_by=divisible_by, tensor_parallel_size=tensor_parallel_size
         )
     if tokenizer_vocab_size is not None and vocab_size < tokenizer_vocab_size:
-        raise ValueError(
+        raise VocabularyError(
             f"model.vocab_size: {vocab_size} is smaller than the tokenizer's {tokenizer_vocab_size}; "
             f"tokens from {vocab_size} up would have no embedding. Leave it unset, or set it to at least "
             f"{tokenizer_vocab_size}."
         )
     if vocab_size % tensor_parallel_size != 0:
-        raise ValueError(
+        raise VocabularyError(
             f"model.vocab_size: {vocab_size} does not divide by tensor_model_parallel_size={tensor_parallel_size}; "
             "each rank holds the same number of rows. Leave it unset to have the tokenizer's size padded, or round "
             "it up."

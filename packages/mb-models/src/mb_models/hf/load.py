@@ -18,7 +18,7 @@ from mb_models.hf.names import EMBEDDING, Origin, origin_of
 
 
 def load_hf_weights(
-    chunks: Sequence[Any], folder: Path | str, *, pg_collection: ProcessGroupCollection
+    chunks: Sequence[Any], folder: Path | str, *, pg_collection: ProcessGroupCollection | None = None
 ) -> None:
     """Copy the weights of a Hugging Face folder into this rank's chunks, under any layout.
 
@@ -26,13 +26,20 @@ def load_hf_weights(
     Rows of the embedding beyond the folder's vocabulary become 0. Not collective. A single rank also looks for tensors
     that no parameter takes.
 
+    Args:
+        chunks: this rank's model chunks.
+        folder: has a `config.json` and safetensors.
+        pg_collection: process groups with `tp`, `pp`, `ep` and `expt_tp`; None takes those that the chunks were
+            built with.
+
     Raises:
         HuggingFaceError: a tensor is missing, is left over, or has another shape than the model expects.
     """
+    groups = groups_of(chunks) if pg_collection is None else pg_collection
     taken: set[str] = set()
     with TensorFolder(Path(folder)) as stored:
-        for parameter, value, origin in origins(chunks, pg_collection):
-            ranks = pg_collection.expt_tp if ".local_experts." in parameter else pg_collection.tp
+        for parameter, value, origin in origins(chunks, groups):
+            ranks = groups.expt_tp if ".local_experts." in parameter else groups.tp
             rows = value.shape[0] if origin.tensors[0] in VOCABULARY else None
             parts = [
                 _part(stored, name, origin, rank=ranks.rank(), size=ranks.size(), rows=rows)
@@ -44,7 +51,7 @@ def load_hf_weights(
         left = {name for name in stored.names() - taken if not name.endswith("rotary_emb.inv_freq")}
     if chunks[0].share_embeddings_and_output_weights:
         left.discard("lm_head.weight")
-    if left and pg_collection.pp.size() == pg_collection.ep.size() == 1:
+    if left and groups.pp.size() == groups.ep.size() == 1:
         raise HuggingFaceError(
             f"{folder}: {', '.join(sorted(left)[:4])} ({len(left)} tensors) belong to no parameter of the model, "
             "because it is of another kind than its config.json says."
@@ -53,6 +60,22 @@ def load_hf_weights(
 
 VOCABULARY = (EMBEDDING, "lm_head.weight")
 """Tensors with a row for each token."""
+
+
+def groups_of(chunks: Sequence[Any]) -> ProcessGroupCollection:
+    """Return the process groups that the chunks were built with.
+
+    Raises:
+        HuggingFaceError: they keep none.
+    """
+    groups = getattr(chunks[0], "pg_collection", None)  # of Megatron's language modules
+    if groups is None:
+        raise HuggingFaceError(
+            f"pg_collection: not given, and {type(chunks[0]).__name__} keeps none, because each rank finds its part of "
+            "the weights by its rank in these groups. Pass pg_collection."
+        )
+    found: ProcessGroupCollection = groups
+    return found
 
 
 def origins(

@@ -10,7 +10,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from mb_models.config import GPTModelConfig
 from mb_models.hf.errors import HuggingFaceError
 from mb_models.hf.files import ShardWriter
-from mb_models.hf.load import origins
+from mb_models.hf.load import groups_of, origins
 from mb_models.hf.names import Origin
 from mb_models.hf.shapes import config_of
 
@@ -23,7 +23,7 @@ def save_hf_model(
     folder: Path | str,
     *,
     config: GPTModelConfig,
-    pg_collection: ProcessGroupCollection,
+    pg_collection: ProcessGroupCollection | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
     """Write config.json and the weights of a whole model; the index or the single file comes last.
@@ -34,14 +34,15 @@ def save_hf_model(
         chunk: the model, built by one rank.
         folder: is made; must be empty.
         config: the section that the chunk was built from.
-        pg_collection: groups of one rank each.
+        pg_collection: groups of one rank each; None takes those that the model was built with.
         shard_bytes: size of a file.
 
     Raises:
         HuggingFaceError: no model in that form computes the same, or the model is spread over several ranks.
         FileExistsError: the folder holds files.
     """
-    sizes = [group.size() for group in (pg_collection.tp, pg_collection.pp, pg_collection.ep)]
+    groups = groups_of([chunk]) if pg_collection is None else pg_collection
+    sizes = [group.size() for group in (groups.tp, groups.pp, groups.ep)]
     if sizes != [1, 1, 1]:
         raise HuggingFaceError(
             f"save_hf_model: the model is spread over {sizes} ranks (tensor, pipeline, expert), because it was built "
@@ -58,7 +59,7 @@ def save_hf_model(
         )
     (target / "config.json").write_text(json.dumps(content, indent=2) + "\n")
     writer = ShardWriter(target, shard_bytes=shard_bytes)
-    for _, value, origin in origins([chunk], pg_collection):
+    for _, value, origin in origins([chunk], groups):
         parts = separated(value.detach(), config, origin)
         for name, part in zip(origin.tensors, parts, strict=True):
             writer.add(name, part)

@@ -13,6 +13,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from mb_models.config import GPTModelConfig
 from mb_models.hf.errors import HuggingFaceError
 from mb_models.hf.files import ShardWriter
+from mb_models.hf.load import groups_of
 from mb_models.hf.names import Origin, origin_of
 from mb_models.hf.save import separated
 from mb_models.peft.config import DoRA, LoRA
@@ -25,7 +26,7 @@ def save_adapters(
     *,
     section: LoRA,
     config: GPTModelConfig,
-    pg_collection: ProcessGroupCollection,
+    pg_collection: ProcessGroupCollection | None = None,
     base: str = "",
 ) -> None:
     """Write the adapters of a whole model so that `peft.PeftModel.from_pretrained` loads them.
@@ -37,13 +38,14 @@ def save_adapters(
         folder: is made.
         section: what the adapters were made from.
         config: the model's section.
-        pg_collection: groups of one rank each.
+        pg_collection: groups of one rank each; None takes those that the model was built with.
         base: where the model is that they belong to, for adapter_config.json.
 
     Raises:
         HuggingFaceError: the model is spread over ranks, or experts have adapters, which that form has no place for.
     """
-    sizes = [group.size() for group in (pg_collection.tp, pg_collection.pp, pg_collection.ep)]
+    groups = groups_of([chunk]) if pg_collection is None else pg_collection
+    sizes = [group.size() for group in (groups.tp, groups.pp, groups.ep)]
     if sizes != [1, 1, 1]:
         raise HuggingFaceError(
             f"save_adapters: the model is spread over {sizes} ranks (tensor, pipeline, expert). Load its checkpoint "
@@ -61,7 +63,7 @@ def save_adapters(
         origin = origin_of(f"{name}.weight", layer=partial(add, 0), expert=partial(add, 0), tied=False)
         for tensor, value in converted(layer, origin, config):
             writer.add(f"base_model.model.{tensor}", value)
-        modules |= dict.fromkeys(tensor.split(".")[-2] for tensor in origin.tensors)
+            modules[tensor.split(".lora_")[0].rsplit(".", 1)[-1]] = None
     writer.finish()
     (target / "model.safetensors").replace(target / "adapter_model.safetensors")
     content = {
@@ -88,7 +90,12 @@ def converted(layer: Any, origin: Origin, config: GPTModelConfig) -> Iterator[tu
     whole = layer.adapter["main"] if "main" in layer.adapter else None  # noqa: SIM401 - a ModuleDict has no get
     names = [tensor.removesuffix(".weight") for tensor in origin.tensors]
     if whole is None:
-        pairs = [layer.adapter[part] for part in PARTS[origin.form]]
+        adapted = [
+            (name, part)
+            for name, part in zip(names, PARTS[origin.form], strict=True)
+            if part in layer.adapter
+        ]
+        names, pairs = [name for name, _ in adapted], [layer.adapter[part] for _, part in adapted]
         b_parts, a_parts = [pair.lora_b for pair in pairs], [pair.lora_a for pair in pairs]
     else:
         b_parts = separated(whole.lora_b, config, origin)

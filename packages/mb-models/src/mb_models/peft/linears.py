@@ -49,6 +49,12 @@ class Place:
         return output, bias, normalised
 
 
+def is_parallel(module: Any) -> bool:
+    """Whether a module is one of Megatron's parallel linear layers and has a weight of its own."""
+    known = any(cls.__name__ in ROW for cls in type(module).__mro__)
+    return known and getattr(module, "weight", None) is not None  # a tied output layer has none
+
+
 def place_of(name: str, module: Any) -> Place:
     """Return the place of a layer, of which `name` is the path in the chunk.
 
@@ -76,8 +82,6 @@ def place_of(name: str, module: Any) -> Place:
             f"peft.target_modules: {name} is spread over {place.group.size()} expert-tensor-parallel ranks, "
             "because nobody adds up their gradients of an adapter. Set model.expert_tensor_parallel_size=1."
         )
-    if place.normalises:
-        module.return_layernorm_output = True  # the adapters' input
     return place
 
 

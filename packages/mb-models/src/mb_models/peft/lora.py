@@ -4,13 +4,17 @@ The class of a layer is extended in place, so that its own parameters keep their
 fit); adapters are below `<layer>.adapter.`. Shape letters: R rank of the adapter, I inputs and O outputs on this rank.
 """
 
+import logging
 import math
-from collections.abc import Hashable, Iterator, Sequence
+import re
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from megatron.core.tensor_parallel import (
     copy_to_tensor_model_parallel_region,
@@ -23,8 +27,11 @@ from megatron.core.transformer.mlp import apply_swiglu_sharded_factory
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor
 
-from mb_models.peft.config import CanonicalLoRA, DoRA, LoRA, PeftError
-from mb_models.peft.linears import place_of
+from mb_models.peft.config import CANONICAL_NAMES, CanonicalLoRA, DoRA, LoRA, PeftError
+from mb_models.peft.linears import is_parallel, place_of
+from mb_models.peft.targets import WHOLE, Candidate, numbered, require_matches, select
+
+logger = logging.getLogger(__name__)
 
 
 class Adapter(torch.nn.Module):
@@ -92,17 +99,19 @@ def mark(parameter: torch.nn.Parameter, linear: Any, *, sharded: int | None) -> 
 class Adapted:
     """Goes before the class of a linear layer that has adapters."""
 
-    def equip(self: Any, section: LoRA) -> None:
-        """Add the adapters."""
-        leaf_is_glu = self.glu_halves
-        parts = {"main": self.weight.shape[0]}
-        if isinstance(section, CanonicalLoRA):
-            parts = slices(self) or parts
-        self.joins_groups = "q" in parts
+    def equip(self: Any, section: LoRA, parts: Sequence[str]) -> None:
+        """Add the adapters of the layer, or of the parts that are fused in it."""
+        sizes = {WHOLE: self.weight.shape[0]} if WHOLE in parts else slices(self) or {}
+        self.part_sizes = sizes
+        self.joins_groups = "q" in sizes
         self.adapter = torch.nn.ModuleDict(
-            {name: Adapter(self, section=section, outputs=outputs) for name, outputs in parts.items()}
+            {
+                name: Adapter(self, section=section, outputs=size)
+                for name, size in sizes.items()
+                if name in parts
+            }
         )
-        self.glu_adapter = leaf_is_glu and "main" in parts
+        self.glu_adapter = self.glu_halves and WHOLE in parts
         if isinstance(section, DoRA):
             magnitude = torch.nn.Parameter(lengths(self, self.weight.detach()))
             mark(magnitude, self, sharded=None if self.place.row else 0)
@@ -114,7 +123,8 @@ class Adapted:
         output, bias, multiplied = self.place.run(answer, input_)
         if not hasattr(self, "adapter"):
             return output, bias
-        added = joined(self, [adapter(multiplied) for adapter in self.adapter.values()], dim=-1)
+        given = {name: adapter(multiplied) for name, adapter in self.adapter.items()}
+        added = joined(self, padded(self, given, dim=-1), dim=-1)
         if not hasattr(self.adapter, "magnitude"):
             return output + added, bias
         own = self.bias if self.place.own_bias else None
@@ -140,12 +150,18 @@ class Adapted:
             elif not key.endswith("lora_a") and not row:
                 axes[key] = 0
         below = f"{prefix}adapter."
+        if self.by_layer and sharded_offsets:
+            # Megatron stores one tensor for all layers and experts, which has gaps where only some have adapters
+            for word, (_, number, _) in zip(("layer", "expert"), sharded_offsets, strict=False):
+                below += f"{word}_{number}."
+            sharded_offsets = ()
         groups = {"tp_group": self.place.group, "dp_cp_group": (metadata or {}).get("dp_cp_group")}
         added = make_sharded_tensors_for_checkpoint(values, below, axes, sharded_offsets, **groups)
         if self.glu_adapter:
             for key in (f"{below}main.lora_b", f"{below}magnitude"):
                 if key in added:
                     added[key] = apply_swiglu_sharded_factory(added[key], sharded_offsets)
+        added = {f"{prefix}adapter.{key.removeprefix(below)}": value for key, value in added.items()}
         state.update(added)
         return state
 
@@ -168,7 +184,7 @@ def slices(linear: Any) -> dict[str, int] | None:
         groups = config.num_query_groups // size
         queries = config.num_attention_heads // size
         return {
-            "q": queries * config.kv_channels,
+            "q": queries * config.kv_channels * (1 + bool(getattr(config, "attention_output_gate", False))),
             "k": groups * config.kv_channels,
             "v": groups * config.kv_channels,
         }
@@ -187,9 +203,21 @@ def joined(linear: Any, parts: Sequence[Tensor], *, dim: int) -> Tensor:
     return torch.cat(grouped, dim=dim + 1).flatten(dim, dim + 1)
 
 
+def padded(linear: Any, given: Mapping[str, Tensor], *, dim: int) -> list[Tensor]:
+    """Return one tensor for each part of a layer: those given, and zeros for parts without adapters."""
+    like = next(iter(given.values()))
+    found = []
+    for name, size in linear.part_sizes.items():
+        shape = list(like.shape)
+        shape[dim] = size
+        found.append(given[name] if name in given else like.new_zeros(shape))
+    return found
+
+
 def change(linear: Any) -> Tensor:
     """Return what the adapters add to a layer's weight on this rank, [O, I]."""
-    return joined(linear, [adapter.delta() for adapter in linear.adapter.values()], dim=0)
+    given = {name: adapter.delta() for name, adapter in linear.adapter.items()}
+    return joined(linear, padded(linear, given, dim=0), dim=0)
 
 
 def lengths(linear: Any, weight_OI: Tensor) -> Tensor:
@@ -201,38 +229,174 @@ def lengths(linear: Any, weight_OI: Tensor) -> Tensor:
 
 
 def install(chunks: Sequence[Any], section: LoRA) -> None:
-    """Freeze the chunks and give the layers that the section names adapters. All ranks call it, seeded alike.
+    """Freeze the chunks and give the layers that the section names adapters.
+
+    All ranks of the default process group call it, seeded alike: what matches on any rank counts, and all raise alike.
 
     Raises:
-        PeftError: the rank is not positive; no layer has such a name; a layer is none of Megatron's parallel layers;
-            or experts are spread over tensor-parallel ranks.
+        PeftError: the rank is not positive; a pattern matches no layer of any rank; a layer is none of Megatron's
+            parallel layers; or experts are spread over tensor-parallel ranks.
     """
     if section.dim < 1:
         raise PeftError(
             f"peft.dim: must be 1 or more, is {section.dim}, because it is a rank. Set it higher."
         )
-    found = False
-    for chunk in chunks:
+    canonical = isinstance(section, CanonicalLoRA)
+    targets, exclude = list(section.target_modules), list(section.exclude_modules)
+    found = [_select(chunk, targets=targets, exclude=exclude, canonical=canonical) for chunk in chunks]
+    uneven = _agree(found, section)
+    for chunk, selection in zip(chunks, found, strict=True):
         chunk.requires_grad_(False)
-        for name, module in list(chunk.named_modules()):
-            leaf = name.rsplit(".", 1)[-1]
-            if leaf not in section.target_modules:
-                continue
-            module.place = place_of(name, module)
-            found = True
+        for path, parts in selection.chosen.items():
+            module = chunk.get_submodule(path)
+            module.place = place_of(path, module)
+            if module.place.normalises:
+                module.return_layernorm_output = True  # the adapters' input
+            leaf = path.rsplit(".", 1)[-1]
             cls = type(module)
             module.__class__ = adapted(cls)  # type: ignore[arg-type]  # classes are hashable
             module.glu_halves = leaf == "linear_fc1" and module.config.gated_linear_unit
             module.fuses_qkv = leaf == "linear_qkv"
-            module.equip(section)
-        if hasattr(chunk, "embedding") and chunk.config.recompute_granularity is not None:
-            # what is computed again gets gradients only through an input that asks for one
-            chunk.embedding.register_forward_hook(lambda _module, _inputs, output: output.requires_grad_())
-    if not found:
-        raise PeftError(
-            f"peft.target_modules: {section.target_modules} name no layer on this rank, because none ends so. "
-            "Use linear_qkv, linear_proj, linear_fc1, linear_fc2."
+            module.by_layer = bool({(selection.kinds[path], part) for part in parts} & uneven)
+            module.equip(section, parts)
+        for module in chunk.modules():
+            recomputes = getattr(getattr(module, "config", None), "recompute_granularity", None) is not None
+            if recomputes and hasattr(module, "layers"):
+                module.register_forward_pre_hook(_require_gradient, with_kwargs=True)
+
+
+def _require_gradient(_module: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> None:
+    """Make the input of a stack of layers require a gradient.
+
+    Recomputed layers get gradients only through such an input, and frozen embeddings and encoders give none.
+    """
+    input_ = options.get("hidden_states", args[0] if args else None)
+    trains = torch.is_grad_enabled() and isinstance(input_, Tensor) and input_.is_floating_point()
+    if trains and not input_.requires_grad:
+        input_.requires_grad_()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Layers of one chunk that get adapters, and what there is."""
+
+    chosen: Mapping[str, tuple[str, ...]]
+    """Path in the chunk -> parts."""
+    kinds: Mapping[str, str]
+    """Path of every layer that can have adapters -> its name without the numbers of transformer layer and expert."""
+    left: frozenset[tuple[str, str]]
+    """Kind and part of each that gets none."""
+    used: frozenset[str]
+    """Patterns that select something."""
+    leaves: frozenset[str]
+    """Last parts of the names of all layers that can have adapters."""
+    problem: str | None
+    """Why a chosen layer cannot have adapters."""
+
+
+def _select(chunk: Any, *, targets: Sequence[str], exclude: Sequence[str], canonical: bool) -> Selection:
+    modules = dict(chunk.named_modules())
+    numbers = _numbers(modules)
+    known: list[Candidate] = []
+    others: list[Candidate] = []
+    for path, module in modules.items():
+        if not path:
+            continue
+        parts = _parts(path.rsplit(".", 1)[-1], module, canonical=canonical)
+        candidate = Candidate(path=path, name=numbered(path, numbers), parts=parts)
+        (known if is_parallel(module) else others).append(candidate)
+    chosen, used = select(known, targets=targets, exclude=exclude)
+    wrong, named = select(others, targets=targets, exclude=exclude) if targets else ({}, set())
+    problem = None
+    for path in (*chosen, *wrong):
+        try:
+            place_of(path, modules[path])
+        except PeftError as error:
+            problem = str(error)
+            break
+    kinds = {each.path: _NUMBER.sub(r"\1.", each.name) for each in known}
+    return Selection(
+        chosen=chosen,
+        kinds=kinds,
+        left=frozenset(
+            (kinds[each.path], part)
+            for each in known
+            for part in each.parts
+            if part not in chosen.get(each.path, ())
+        ),
+        used=frozenset(used | named),
+        leaves=frozenset(
+            leaf for each in known for leaf in (each.path.rsplit(".", 1)[-1], *each.parts.values())
+        ),
+        problem=problem,
+    )
+
+
+_NUMBER = re.compile(r"\b(layers|local_experts)\.\d+\.")
+
+
+def _numbers(modules: Mapping[str, Any]) -> dict[str, int]:
+    """Return the path of each transformer layer and expert -> its number in the whole model."""
+    found = {
+        path: module.layer_number - 1
+        for path, module in modules.items()
+        if path.rpartition(".")[0].endswith("layers")
+        and isinstance(getattr(module, "layer_number", None), int)
+    }
+    for path, module in modules.items():
+        indices = getattr(module, "local_expert_indices", None)
+        if path and isinstance(indices, list):
+            found |= {f"{path}.experts.local_experts.{own}": number for own, number in enumerate(indices)}
+    return found
+
+
+def _parts(leaf: str, module: Any, *, canonical: bool) -> Mapping[str, str]:
+    """Return part -> name, of a layer by the last part of its name."""
+    if canonical and leaf == "linear_fc1" and is_parallel(module) and not module.config.gated_linear_unit:
+        return {WHOLE: CANONICAL_NAMES[leaf]["up"]}
+    return CANONICAL_NAMES.get(leaf, {WHOLE: leaf}) if canonical else {WHOLE: leaf}
+
+
+def _agree(found: Sequence[Selection], section: LoRA) -> set[tuple[str, str]]:
+    """Raise on all ranks what any rank has to refuse; return kinds and parts that only some layers adapt.
+
+    Collective over the default process group.
+
+    Raises:
+        PeftError: as `install`.
+    """
+    everywhere = _of_all_ranks(list(found))
+    problems = [each.problem for each in everywhere if each.problem is not None]
+    if problems:
+        raise PeftError(problems[0])
+    targets = list(section.target_modules)
+    missing = require_matches(
+        targets or list(section.exclude_modules),
+        used=set().union(*(each.used for each in everywhere)),
+        leaves=set().union(*(each.leaves for each in everywhere)),
+        field="peft.target_modules" if targets else "peft.exclude_modules",
+        may_lack=targets == type(section)().target_modules,
+    )
+    if missing and (not dist.is_initialized() or dist.get_rank() == 0):
+        logger.warning(
+            "peft.target_modules: %s of the default list match no layer of this model; the others are adapted",
+            ", ".join(missing),
         )
+    adapted_kinds = {
+        (each.kinds[path], part)
+        for each in everywhere
+        for path, parts in each.chosen.items()
+        for part in parts
+    }
+    return adapted_kinds & set().union(*(each.left for each in everywhere))
+
+
+def _of_all_ranks(own: list[Selection]) -> list[Selection]:
+    if not dist.is_initialized() or dist.get_world_size() == 1 or dist.get_backend() == "fake":
+        return own
+    gathered: list[list[Selection] | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, own)
+    return [each for part in gathered for each in part or ()]
 
 
 def adapted_layers(chunks: Sequence[Any]) -> Iterator[tuple[str, Any]]:

@@ -13,8 +13,14 @@ def _dropout(probability: float) -> str | None:
     return None if 0.0 <= probability < 1.0 else f"is {probability}"
 
 
-def _targets(names: Sequence[str]) -> str | None:
-    return None if names else "names no layer"
+def _targets(names: Sequence[str], excluded: Sequence[str] = ()) -> str | None:
+    return None if names or excluded else "names no layer"
+
+
+def _both(names: Sequence[str], excluded: Sequence[str]) -> str | None:
+    return (
+        f"names {len(names)} layers, and peft.exclude_modules {len(excluded)}" if names and excluded else None
+    )
 
 
 RULES: tuple[Rule, ...] = (
@@ -38,12 +44,21 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="PE03",
-        fields=("peft.target_modules",),
+        fields=("peft.target_modules", "peft.exclude_modules"),
         test=_targets,
         why="everything but adapters is frozen, so that nothing would be trained",
         fix="Name layers, such as linear_qkv and linear_proj, or leave peft.target_modules out.",
-        fails={"peft.target_modules": []},
-        passes={"peft.target_modules": ["linear_qkv"]},
+        fails={"peft.target_modules": [], "peft.exclude_modules": []},
+        passes={"peft.target_modules": ["linear_qkv"], "peft.exclude_modules": []},
+    ),
+    Rule(
+        id="PE04",
+        fields=("peft.target_modules", "peft.exclude_modules"),
+        test=_both,
+        why="exclude_modules means all layers but these, and target_modules means these alone",
+        fix="Set peft.target_modules=[] to use peft.exclude_modules, or leave peft.exclude_modules out.",
+        fails={"peft.target_modules": ["linear_qkv"], "peft.exclude_modules": ["linear_proj"]},
+        passes={"peft.target_modules": [], "peft.exclude_modules": ["linear_proj"]},
     ),
 )
 """Rules on the section as a user writes it; where adapters cannot go is known when the model is there."""

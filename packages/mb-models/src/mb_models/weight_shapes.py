@@ -1,0 +1,84 @@
+"""Settings that decide which weights a model has and of which shape. Standard library only."""
+
+from collections.abc import Iterable
+
+SHAPING = frozenset(
+    {
+        # transformer layers
+        "num_layers",
+        "hidden_size",
+        "num_attention_heads",
+        "num_query_groups",
+        "kv_channels",
+        "ffn_hidden_size",
+        "gated_linear_unit",
+        "normalization",
+        "add_bias_linear",
+        "add_qkv_bias",
+        "qk_layernorm",
+        "softmax_type",
+        "attention_output_gate",
+        # experts
+        "num_moe_experts",
+        "moe_layer_freq",
+        "moe_ffn_hidden_size",
+        "moe_shared_expert_intermediate_size",
+        "moe_shared_expert_gate",
+        # latent attention
+        "multi_latent_attention",
+        "q_lora_rank",
+        "kv_lora_rank",
+        "qk_head_dim",
+        "qk_pos_emb_head_dim",
+        "v_head_dim",
+        # multi-token prediction
+        "mtp_num_layers",
+        "mtp_use_repeated_layer",
+        # embeddings
+        "vocab_size",
+        "make_vocab_size_divisible_by",
+        "position_embedding_type",
+        "max_position_embeddings",
+        "share_embeddings_and_output_weights",
+        # hybrid models
+        "hybrid_layer_pattern",
+        "mamba_state_dim",
+        "mamba_head_dim",
+        "mamba_num_groups",
+        "mamba_num_heads",
+        "linear_conv_kernel_dim",
+        "linear_key_head_dim",
+        "linear_value_head_dim",
+        "linear_num_key_heads",
+        "linear_num_value_heads",
+        # T5 and MIMO
+        "encoder_num_layers",
+        "vision_num_layers",
+        "vision_hidden_size",
+        "vision_num_attention_heads",
+        "vision_ffn_hidden_size",
+        "projector_hidden_size",
+        "image_size",
+        "patch_size",
+    }
+)
+"""Fields of the section `model`."""
+
+SHAPING_ADAPTERS = frozenset({"dim", "target_modules", "exclude_modules", "_target_"})
+"""Fields of the section `peft`."""
+
+
+def fixed_by_weights(paths: Iterable[str]) -> list[str]:
+    """Return those of some dotted paths that cannot change where weights of the same run are loaded.
+
+    The kind of the model or of the adapters, and adapters where there were none, count too.
+    """
+    found = []
+    for path in paths:
+        section, _, name = path.partition(".")
+        shaping = (
+            SHAPING | {"_target_"} if section == "model" else SHAPING_ADAPTERS if section == "peft" else ()
+        )
+        if name in shaping or path == "peft":
+            found.append(path)
+    return found

@@ -1,0 +1,45 @@
+"""What the ranks of a pool do with adapters on a part of a model; light to import."""
+
+from dataclasses import replace
+
+
+def adapters_on_this_stage(settings, targets):
+    """Build this rank's stage of a pipeline and install LoRA; return the layers with adapters, or the error."""
+    return adapters_on_this_rank(
+        {**settings, "pipeline_model_parallel_size": 2, "pipeline_dtype": "float32"}, targets
+    )
+
+
+def adapters_on_this_rank(settings, targets, folder=None):
+    """Build this rank's part of a model and install LoRA; return the layers with adapters, or the error.
+
+    `settings` without a number of layers are those of a small MIMO model. With `folder`, the adapters are saved there
+    and loaded again.
+    """
+    import torch
+    from megatron.core import dist_checkpointing
+    from mimo_ranks import SECTION
+    from tiny_training import start
+
+    from mb_host.layers import host_block_spec
+    from mb_models import GPTModelConfig, GPTModelProvider, MimoModelProvider
+    from mb_models.peft.config import LoRA, PeftError
+
+    groups = start(settings)
+    if "num_layers" in settings:
+        section, provider = GPTModelConfig(**settings), GPTModelProvider
+    else:
+        section, provider = replace(SECTION, **settings), MimoModelProvider
+    chunks = provider(section, layer_spec=host_block_spec, device=torch.device("cpu")).provide_chunks(groups)
+    try:
+        LoRA(dim=2, target_modules=targets).install(chunks)
+    except PeftError as error:
+        return str(error)
+    if folder is not None:
+        dist_checkpointing.save(chunks[0].sharded_state_dict(), folder)
+        before = {name: value.clone() for name, value in chunks[0].named_parameters()}
+        for value in chunks[0].parameters():
+            value.data.zero_()
+        chunks[0].load_state_dict(dist_checkpointing.load(chunks[0].sharded_state_dict(), folder))
+        assert all(torch.equal(value, before[name]) for name, value in chunks[0].named_parameters())
+    return [name for name, _ in chunks[0].named_parameters() if name.endswith("lora_a")]

@@ -33,7 +33,7 @@ def train(rank, port, folder):
 def test_the_rank_that_is_stopped_is_named(tmp_path):
     server = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     ranks = [
-        mp.get_context("spawn").Process(target=train, args=(rank, server.port, tmp_path)) for rank in (0, 1)
+        mp.get_context("fork").Process(target=train, args=(rank, server.port, tmp_path)) for rank in (0, 1)
     ]
     wanted = "look at rank 1, which told nothing more: stopped, dead, or on a machine out of reach"
     report, deadline = tmp_path / "hang_report.txt", time.monotonic() + 240

@@ -130,7 +130,7 @@ def test_one_that_never_came_is_reported_by_one_that_did(tmp_path):
 
 def test_one_that_left_with_an_error_is_named(tmp_path):
     said, store = [], Shared()
-    with pytest.raises(KeyError), HangReporter(seconds=60, store=store, rank=1, world_size=2):
+    with pytest.raises(KeyError), HangReporter(seconds=0.5, store=store, rank=1, world_size=2):
         raise KeyError("planted")
     with HangReporter(seconds=0.5, store=store, rank=0, world_size=2, say=said.append, folder=tmp_path):
         wait_until(lambda: said)

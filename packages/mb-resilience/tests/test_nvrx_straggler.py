@@ -1,6 +1,8 @@
 import logging
 import math
+import sys
 from contextlib import contextmanager
+from types import ModuleType
 from typing import NamedTuple
 
 import pytest
@@ -171,3 +173,64 @@ def test_nvrx_has_what_is_asked_of_its_detector():
     detector = nvrx_detector()
     asked = {name for name in dir(FakeDetector) if not name.startswith("_")} | {"initialized"}
     assert asked <= {*dir(detector)}
+
+
+class KernelTimes(NamedTuple):
+    """Statistics of one kernel in microseconds, under the names of NVRx's CUPTI extension."""
+
+    min: float
+    max: float
+    median: float
+    avg: float
+    stddev: float = 0.0
+    num_calls: int = 100
+
+
+def cupti_extension(microseconds):
+    """In place of the extension that measures kernels on a GPU; `microseconds` is a list of the current time."""
+
+    class CuptiProfiler:
+        def __init__(self, **buffers):
+            pass
+
+        def get_stats(self):
+            return {"gemm": KernelTimes(*microseconds * 4)}
+
+        def reset(self):
+            pass
+
+        initialize = shutdown = start = stop = reset
+
+    extension = ModuleType("nvrx_cupti_module")
+    extension.CuptiProfiler = CuptiProfiler
+    return extension
+
+
+def test_nvrx_itself_finds_a_gpu_that_became_slow(monkeypatch):
+    """The library's own detector, intervals, reports and scores; only its kernel times are given."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("nvidia_resiliency_ext", reason="nvidia-resiliency-ext is not installed")
+    from mb_resilience.nvrx_detector import nvrx_detector
+
+    microseconds = [10.0]
+    monkeypatch.setitem(sys.modules, "nvrx_cupti_module", cupti_extension(microseconds))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: "cpu")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    settings = NVRxStragglerDetectionConfig(enabled=True, report_time_interval=1e-9, stop_if_detected=True)
+
+    def next_scores(watched):
+        for _ in range(100):
+            watched.begin_step()
+            scores = watched.end_step()
+            if scores is not None:
+                return scores
+        return None
+
+    with NVRxStragglers(settings, nvrx_detector()) as watched:
+        healthy = next_scores(watched)
+        assert (healthy.individual, healthy.slow, watched.wish(1)) == ({0: 1.0}, {}, None)
+        microseconds[0] = 40.0
+        slow = next_scores(watched)
+        assert slow.slow == {"individual": [0]}
+        assert "is slower than it was" in watched.wish(2)
+    assert not nvrx_detector().initialized

@@ -37,6 +37,6 @@ def test_two_processes_stop_after_one_step_when_one_gets_sigterm(tmp_path):
     server = dist.TCPStore("127.0.0.1", 0, 1, True, wait_for_workers=False)
     port = server.port
     del server
-    mp.spawn(train, args=(2, port, 1, tmp_path), nprocs=2)
+    mp.start_processes(train, args=(2, port, 1, tmp_path), nprocs=2, start_method="fork")
     answers = {path.read_text() for path in tmp_path.iterdir()}
     assert answers in ({"6 SIGTERM on rank 1"}, {"7 SIGTERM on rank 1"})

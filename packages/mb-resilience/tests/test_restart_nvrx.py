@@ -53,5 +53,5 @@ def test_a_rank_that_raises_leads_to_a_second_attempt_from_the_last_saved_step(t
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]
-    mp.spawn(be_rank, args=(port, tmp_path), nprocs=2)
+    mp.start_processes(be_rank, args=(port, tmp_path), nprocs=2, start_method="fork")
     assert {(tmp_path / f"rank{rank}").read_text() for rank in (0, 1)} == {"(1, 2, 4)"}

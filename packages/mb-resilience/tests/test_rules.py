@@ -21,7 +21,12 @@ SECTIONS = {
 }
 
 
-FACTS = {"facts.world_size": 2, "facts.nvidia_resiliency_ext_installed": True, "facts.cpu": False}
+FACTS = {
+    "facts.world_size": 2,
+    "facts.nvidia_resiliency_ext_installed": True,
+    "facts.nvidia_resiliency_ext_version": "0.3.0",
+    "facts.cpu": False,
+}
 """What rules are told of the machine, beside the sections."""
 
 
@@ -121,8 +126,13 @@ def test_the_detectors_section_alone_is_held_to_its_rules():
 @pytest.mark.parametrize(
     ("changed", "ids"),
     [
-        ({"log_straggler": True, "straggler_ctrlr_port": 61000, "disable_straggler_on_startup": True}, []),
-        ({"log_straggler": True, "straggler_ctrlr_port": 0}, ["R31"]),
+        ({"log_straggler": True, "straggler_ctrlr": True, "straggler_ctrlr_port": 61000}, []),
+        ({"log_straggler": True, "straggler_ctrlr": True, "disable_straggler_on_startup": True}, []),
+        ({"log_straggler": True, "straggler_ctrlr": True, "straggler_ctrlr_port": 0}, ["R31"]),
+        ({"log_straggler": True, "straggler_ctrlr_port": 61000}, ["R36"]),
+        ({"log_straggler": True, "straggler_ctrlr_host": ""}, ["R36"]),
+        ({"log_straggler": True, "disable_straggler_on_startup": True}, ["R37"]),
+        ({"log_straggler": True, "enable_straggler_on_startup": False}, ["R37"]),
         ({"log_straggler": True, "straggler_minmax_count": 0}, ["R31"]),
         ({"straggler_minmax_count": 3}, ["R12"]),
     ],

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from mb_resilience import NoMonitorError, Sections
-from mb_resilience.sections import need_monitor, raised
+from mb_resilience.sections import need_monitor, need_sections, raised
 
 
 class FakeClient:
@@ -218,3 +218,11 @@ def test_without_a_monitor_there_is_no_fault_tolerance():
     need_monitor({"FT_RANK_MONITOR_IPC_SOCKET": "/tmp/monitor"})
     with pytest.raises(NoMonitorError, match="Start the job with NVRx's ft_launcher"):
         need_monitor({"RANK": "0", "TORCHELASTIC_RESTART_COUNT": "0"})
+
+
+def test_a_monitor_that_lacks_a_section_is_refused():
+    need_sections(["checkpointing", "setup", "step", "custom"])
+    with pytest.raises(
+        NoMonitorError, match="--ft-param-rank_section_timeouts=setup:600,step:180,checkpointing:420"
+    ):
+        need_sections([])

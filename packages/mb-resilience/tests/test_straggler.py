@@ -153,8 +153,10 @@ def test_more_ranks_are_listed_and_the_report_has_numbers():
     }
 
 
-def ask(port, path="/"):
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
+def ask(switch, path="/", *, token=None):
+    headers = {"Authorization": f"Bearer {token or switch.token}"}
+    request = urllib.request.Request(f"http://127.0.0.1:{switch.port}{path}", headers=headers)
+    with urllib.request.urlopen(request, timeout=60) as answer:
         return answer.read().decode()
 
 
@@ -170,14 +172,14 @@ def test_all_ranks_are_switched_on_through_the_port_of_rank_0_at_the_next_report
         if rank == 1:
             timer = StragglerTimer(rank=1, enabled=False, exchange=exchange, clock=clock)
             return [interval() for _ in range(4)], said
-        with StragglerSwitch(port=0, on=False, host="127.0.0.1") as switch:
+        with StragglerSwitch(port=0, on=False) as switch:
             timer = StragglerTimer(
                 enabled=False, exchange=exchange, clock=clock, switch=switch, write=said.append
             )
             seen = [interval()]
-            assert ask(switch.port) == "The timer of slow ranks will be on from the next log interval.\n"
+            assert ask(switch) == "The timer of slow ranks will be on from the next log interval.\n"
             seen += [interval(), interval()]
-            assert "will be off" in ask(switch.port)
+            assert "will be off" in ask(switch)
             return [*seen, interval()], [line for line in said if "switched" in line]
 
     lines = [f"speed of ranks: measuring is switched {state}" for state in ("on", "off")]
@@ -185,31 +187,55 @@ def test_all_ranks_are_switched_on_through_the_port_of_rank_0_at_the_next_report
 
 
 def test_the_switch_hears_nothing_but_its_own_address():
-    with StragglerSwitch(port=0, on=True, host="127.0.0.1") as switch:
+    with StragglerSwitch(port=0, on=True) as switch:
         with pytest.raises(urllib.error.HTTPError, match="404"):
-            ask(switch.port, "/favicon.ico")
+            ask(switch, "/favicon.ico")
         assert switch.wanted
 
 
+def test_a_request_without_the_token_changes_nothing():
+    with StragglerSwitch(port=0, on=True) as switch:
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            ask(switch, token="guessed")
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(f"http://127.0.0.1:{switch.port}/", timeout=60)
+        assert switch.wanted
+
+
+def test_the_token_is_in_a_file_of_this_user_while_the_port_is_open(tmp_path):
+    file, elsewhere = tmp_path / "token", tmp_path / "elsewhere"
+    elsewhere.write_text("kept")
+    file.symlink_to(elsewhere)
+    with StragglerSwitch(port=0, on=True, token_file=file) as switch:
+        assert (file.read_text(), file.stat().st_mode & 0o777) == (switch.token, 0o600)
+    assert (file.exists(), elsewhere.read_text()) == (False, "kept")
+
+
+def test_only_this_machine_reaches_the_port_unless_an_address_is_named():
+    with StragglerSwitch(port=0, on=True) as switch, StragglerSwitch(port=0, on=True, host="") as open_switch:
+        assert switch._server.server_address[0] == "127.0.0.1"
+        assert open_switch._server.server_address[0] == "0.0.0.0"
+
+
 def test_after_a_restart_in_the_same_process_the_port_and_the_timer_work_again():
-    with StragglerSwitch(port=0, on=True, host="127.0.0.1") as switch:
+    with StragglerSwitch(port=0, on=True) as switch:
         port = switch.port
-        ask(port)
+        ask(switch)
     for _ in range(2):
-        with StragglerSwitch(port=port, on=True, host="127.0.0.1") as switch:
+        with StragglerSwitch(port=port, on=True) as switch:
             clock = Clock()
             timer = StragglerTimer(switch=switch, clock=clock)
             with timer:
                 clock.work(2.0)
             assert timer.report().slowest.work_seconds == 2.0
-            assert "will be off" in ask(port)
+            assert "will be off" in ask(switch)
 
 
 def test_a_port_that_cannot_be_had_is_named():
     with (
-        StragglerSwitch(port=0, on=True, host="127.0.0.1") as first,
-        pytest.raises(SwitchPortError, match=f"cannot listen on port {first.port}"),
+        StragglerSwitch(port=0, on=True) as first,
+        pytest.raises(SwitchPortError, match=f"cannot listen on 127.0.0.1, port {first.port}"),
     ):
-        StragglerSwitch(port=first.port, on=True, host="127.0.0.1")
+        StragglerSwitch(port=first.port, on=True)
     with pytest.raises(SwitchPortError, match="port 70000"):
         StragglerSwitch(port=70000, on=True)

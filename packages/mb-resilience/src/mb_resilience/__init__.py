@@ -16,8 +16,9 @@ A run that is told to stop ends its step first:
 (3, 'SIGTERM on rank 0')
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from mb_resilience import _lazy
 
 if TYPE_CHECKING:
     from mb_resilience.agreement import AgreedStop as AgreedStop
@@ -105,10 +106,11 @@ _HOMES = {
     "draw_fault": "faults",
     "flight_recorder_environment": "flight_recorder",
 }
-__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> object:
-    if name in _HOMES:
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _lazy.resolve(__name__, _HOMES, name)
+
+
+def __dir__() -> list[str]:
+    return _lazy.public_names(globals(), _HOMES)

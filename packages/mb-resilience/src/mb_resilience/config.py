@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from mb_resilience.strict_fields import StrictFields
+
 
 @dataclass(kw_only=True)
-class FaultToleranceConfig:
+class FaultToleranceConfig(StrictFields):
     """The fault-tolerance launcher of nvidia-resiliency-ext (NVRx): section `ft`."""
 
     enable_ft_package: bool = False
@@ -28,7 +30,7 @@ class FaultToleranceConfig:
 
 
 @dataclass(kw_only=True)
-class StragglerDetectionConfig:
+class StragglerDetectionConfig(StrictFields):
     """Megatron Core's own speed report per rank: section `straggler`."""
 
     enable_straggler_on_startup: bool = True
@@ -38,7 +40,7 @@ class StragglerDetectionConfig:
     """Measure each rank's speed and report it at the log interval."""
 
     straggler_ctrlr_port: int = 65535
-    """TCP port on rank 0 that switches the detector on and off."""
+    """TCP port on rank 0 that switches the detector on and off, if `straggler_ctrlr` is set."""
 
     straggler_minmax_count: int = 1
     """How many of the slowest and of the fastest ranks are named."""
@@ -46,9 +48,15 @@ class StragglerDetectionConfig:
     disable_straggler_on_startup: bool = False
     """Begin with the detector paused."""
 
+    straggler_ctrlr: bool = False
+    """Open the port on rank 0. A request needs the token in `straggler_token` of the run folder."""
+
+    straggler_ctrlr_host: str = "127.0.0.1"
+    """Address on which rank 0 listens; by default only the machine of rank 0 can reach it."""
+
 
 @dataclass(kw_only=True)
-class NVRxStragglerDetectionConfig:
+class NVRxStragglerDetectionConfig(StrictFields):
     """NVRx's straggler detection: section `nvrx_straggler`."""
 
     enabled: bool = False
@@ -96,7 +104,7 @@ class NVRxStragglerDetectionConfig:
 
 
 @dataclass(kw_only=True)
-class InProcessRestartConfig:
+class InProcessRestartConfig(StrictFields):
     """NVRx's restart of the training function within the process: section `inprocess_restart`. Times in seconds."""
 
     enabled: bool = False
@@ -155,7 +163,7 @@ class InProcessRestartConfig:
 
 
 @dataclass(kw_only=True)
-class RerunStateMachineConfig:
+class RerunStateMachineConfig(StrictFields):
     """Megatron Core's machine that runs a suspicious step again: section `rerun_state_machine`."""
 
     rerun_mode: Literal["disabled", "validate_results", "report_determinism_stats"] = "disabled"

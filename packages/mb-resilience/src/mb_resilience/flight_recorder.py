@@ -45,7 +45,7 @@ class RecorderSettings(Protocol):
 
 
 def flight_recorder_environment(
-    settings: RecorderSettings, *, environment: Mapping[str, str] = os.environ
+    settings: RecorderSettings, *, environment: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     """Return the variables to set before the first process group is opened; torch reads them once.
 
@@ -53,11 +53,12 @@ def flight_recorder_environment(
 
     Args:
         settings: of the run.
-        environment: what is set.
+        environment: variables that are set already; None: `os.environ`.
 
     Returns:
         Names and values to add to the environment; nothing where nobody names the files.
     """
+    environment = os.environ if environment is None else environment
     named = [environment[name] for name in DUMP_FILES if environment.get(name)]
     path = named[0] if named else settings.flight_recorder_dump_path
     if path is None:
@@ -76,9 +77,10 @@ def flight_recorder_environment(
 
 
 def kept_settings(
-    settings: RecorderSettings, *, environment: Mapping[str, str] = os.environ
+    settings: RecorderSettings, *, environment: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     """Return the variables that are set already and differ from what the settings say: a person should know."""
+    environment = os.environ if environment is None else environment
     wanted = flight_recorder_environment(settings, environment={})
     if wanted:  # whichever name of the size is set stands in for the other one
         wanted |= dict.fromkeys(BUFFER_SIZES, str(settings.flight_recorder_trace_buffer_size))

@@ -1,6 +1,5 @@
 """The door to nvidia-resiliency-ext (NVRx): the monitors of its launcher."""
 
-import os
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -8,11 +7,24 @@ from nvidia_resiliency_ext.fault_tolerance import (  # type: ignore[import-not-f
     RankMonitorClient,
 )
 
-from mb_resilience.sections import MonitorClient, need_monitor, raised
+from mb_resilience.sections import MonitorClient, NoMonitorError, need_monitor, need_sections, raised
 
 
 class PatientClient(RankMonitorClient):  # type: ignore[misc,unused-ignore]  # not everywhere
     """NVRx's client, whose calculated time-outs are not shorter than `LEAST_SECONDS`."""
+
+    def init_workload_monitoring(self) -> None:
+        """Connect to the monitor.
+
+        Raises:
+            NoMonitorError: the launcher configured no time-out for a section that `Sections` enters.
+        """
+        super().init_workload_monitoring()
+        try:
+            need_sections(self.cfg.rank_section_timeouts)
+        except NoMonitorError:
+            self.shutdown_workload_monitoring()
+            raise
 
     def calculate_and_set_section_timeouts(
         self,
@@ -34,8 +46,11 @@ class PatientClient(RankMonitorClient):  # type: ignore[misc,unused-ignore]  # n
         super().load_state_dict(raised(state))
 
 
-def monitor_client(environment: Mapping[str, str] = os.environ) -> MonitorClient:
-    """Return this rank's line to the monitor that `ft_launcher` started for it; `Sections` connects it.
+def monitor_client(environment: Mapping[str, str] | None = None) -> MonitorClient:
+    """Return this rank's client of the monitor that `ft_launcher` started for it; `Sections` connects it.
+
+    Args:
+        environment: variables of the process; None: `os.environ`.
 
     Raises:
         NoMonitorError: the process was started by something else.

@@ -67,12 +67,13 @@ class Meeting:
     """Processes at the start."""
 
     @classmethod
-    def of(cls, environment: Mapping[str, str] = os.environ) -> "Meeting":
-        """Read it from MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE.
+    def of(cls, environment: Mapping[str, str] | None = None) -> "Meeting":
+        """Read it from MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE of the environment; None: `os.environ`.
 
         Raises:
             RestartSetupError: one of them is missing, or no number where one is needed.
         """
+        environment = os.environ if environment is None else environment
         host, port = environment.get("MASTER_ADDR"), environment.get("MASTER_PORT", "")
         if not host or not port.isdecimal():
             raise RestartSetupError(

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -98,7 +99,7 @@ def _wrapper(
         store_kwargs={"port": meeting.wrapper_port, "timeout": timedelta(minutes=5)},
         initialize=inprocess.initialize.RetryController(max_iterations=attempts_at_most(section)),
         abort=inprocess.Compose(
-            inprocess.abort.AbortTransformerEngine(),
+            _Abort(_destroy_userbuffers),
             inprocess.abort.AbortTorchDistributed(),
             *(_Abort(each) for each in abort),
         ),
@@ -128,6 +129,13 @@ def _layers(section: InProcessRestartConfig, active: int) -> list[Any]:
             )
         )
     return layers
+
+
+def _destroy_userbuffers() -> None:
+    """Release Transformer Engine's userbuffers where it is imported; NVRx 0.3 has no class for it, as 0.4 has."""
+    engine: Any = sys.modules.get("transformer_engine.pytorch")
+    if engine is not None:
+        engine.module.base.destroy_ub()
 
 
 def _empty_cache() -> None:

@@ -1,5 +1,6 @@
 """What must hold in the sections of this package. Pure functions; the standard library only."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -11,6 +12,11 @@ from mb_resilience.config import (
     RerunStateMachineConfig,
     StragglerDetectionConfig,
 )
+from mb_resilience.paths import path_rule
+from mb_resilience.value_types import refuse_wrong_types
+
+LEAST_NVRX = (0, 3)
+"""Least release of nvidia-resiliency-ext that this package works with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +88,27 @@ def _nvrx_is_there(wanted: bool, installed: bool) -> str | None:
     return "nvidia-resiliency-ext is not installed" if wanted and not installed else None
 
 
+def _older_than_supported(version: str) -> str | None:
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if numbers is None or (int(numbers[1]), int(numbers[2])) >= LEAST_NVRX:
+        return None
+    return f"nvidia-resiliency-ext {version} is installed"
+
+
+def _needs_nvrx(rule_id: str, switch: str) -> Rule:
+    """Refuse an installed nvidia-resiliency-ext that is too old for a feature that is switched on."""
+    version = "facts.nvidia_resiliency_ext_version"
+    return Rule(
+        id=rule_id,
+        fields=(switch, version),
+        test=lambda on, installed: _older_than_supported(installed) if on else None,
+        why="the functions that this package calls are there since version 0.3",
+        fix=f"Install mb-resilience[nvrx], or set {switch}=false.",
+        fails={switch: True, version: "0.2.1"},
+        passes={switch: True, version: "0.3.0"},
+    )
+
+
 def _while_off(rule_id: str, section: str, kind: type, *, switch: str) -> Rule:
     """Warn about fields of a feature that is switched off."""
     path = f"{section}.{switch}"
@@ -108,27 +135,101 @@ def _while_off(rule_id: str, section: str, kind: type, *, switch: str) -> Rule:
     )
 
 
-def _timer_can_work(on: bool, port: int, count: int) -> str | None:
-    if on and not 1 <= port <= 65535:
+def _timer_can_work(on: bool, opened: bool, port: int, count: int) -> str | None:
+    if on and opened and not 1 <= port <= 65535:
         return f"straggler_ctrlr_port={port} is no port"
     return f"straggler_minmax_count={count} is no number of ranks" if on and count < 1 else None
 
 
 _R31 = Rule(
     id="R31",
-    fields=("straggler.log_straggler", "straggler.straggler_ctrlr_port", "straggler.straggler_minmax_count"),
+    fields=(
+        "straggler.log_straggler",
+        "straggler.straggler_ctrlr",
+        "straggler.straggler_ctrlr_port",
+        "straggler.straggler_minmax_count",
+    ),
     test=_timer_can_work,
     why="rank 0 listens on the port, to be switched, and each report names at least the slowest and the fastest rank",
     fix="Choose a port between 1 and 65535 that is free on the machine of rank 0, and at least 1 rank.",
     fails={
         "straggler.log_straggler": True,
+        "straggler.straggler_ctrlr": True,
         "straggler.straggler_ctrlr_port": 70000,
         "straggler.straggler_minmax_count": 1,
     },
     passes={
         "straggler.log_straggler": True,
+        "straggler.straggler_ctrlr": True,
         "straggler.straggler_ctrlr_port": 65535,
         "straggler.straggler_minmax_count": 1,
+    },
+)
+
+
+def _port_is_opened(on: bool, opened: bool, *values: object) -> str | None:
+    names = ("straggler_ctrlr_port", "straggler_ctrlr_host")
+    changed = [
+        f"{name}={value!r}"
+        for name, value in zip(names, values, strict=True)
+        if value != getattr(StragglerDetectionConfig, name)
+    ]
+    return f"{_no_effect(changed)} while straggler_ctrlr=false" if on and not opened and changed else None
+
+
+def _timer_can_begin(on: bool, opened: bool, enabled: bool, disabled: bool) -> str | None:
+    if not on or opened or (enabled and not disabled):
+        return None
+    return "the timer begins paused, and straggler_ctrlr=false leaves nothing that could start it"
+
+
+_R36 = Rule(
+    id="R36",
+    fields=(
+        "straggler.log_straggler",
+        "straggler.straggler_ctrlr",
+        "straggler.straggler_ctrlr_port",
+        "straggler.straggler_ctrlr_host",
+    ),
+    test=_port_is_opened,
+    why="rank 0 listens for requests only if straggler_ctrlr is set",
+    fix="Set straggler.straggler_ctrlr=true, or leave out the port and the address.",
+    fails={
+        "straggler.log_straggler": True,
+        "straggler.straggler_ctrlr": False,
+        "straggler.straggler_ctrlr_port": 7000,
+        "straggler.straggler_ctrlr_host": "127.0.0.1",
+    },
+    passes={
+        "straggler.log_straggler": True,
+        "straggler.straggler_ctrlr": True,
+        "straggler.straggler_ctrlr_port": 7000,
+        "straggler.straggler_ctrlr_host": "127.0.0.1",
+    },
+)
+
+_R37 = Rule(
+    id="R37",
+    fields=(
+        "straggler.log_straggler",
+        "straggler.straggler_ctrlr",
+        "straggler.enable_straggler_on_startup",
+        "straggler.disable_straggler_on_startup",
+    ),
+    test=_timer_can_begin,
+    why="a paused timer is started by a request to rank 0",
+    fix="Set straggler.straggler_ctrlr=true, or let the timer begin at once.",
+    fails={
+        "straggler.log_straggler": True,
+        "straggler.straggler_ctrlr": False,
+        "straggler.enable_straggler_on_startup": False,
+        "straggler.disable_straggler_on_startup": False,
+    },
+    passes={
+        "straggler.log_straggler": True,
+        "straggler.straggler_ctrlr": True,
+        "straggler.enable_straggler_on_startup": False,
+        "straggler.disable_straggler_on_startup": False,
     },
 )
 
@@ -404,16 +505,26 @@ _RERUNS = (
 )
 
 
+PATH_FIELDS = ("inprocess_restart.monitor_process_logdir",)
+"""Fields that name files or folders."""
+
+_PATHS = tuple(Rule(**path_rule(number, path)) for number, path in enumerate(PATH_FIELDS, start=71))
+
 RULES: tuple[Rule, ...] = (
+    *_PATHS,
     _V071,
     *_FAULTS,
     _while_off("R12", "straggler", StragglerDetectionConfig, switch="log_straggler"),
     _R31,
+    _R36,
+    _R37,
     _while_off("R13", "nvrx_straggler", NVRxStragglerDetectionConfig, switch="enabled"),
     *_DETECTOR,
     _while_off("R14", "inprocess_restart", InProcessRestartConfig, switch="enabled"),
     _R35,
     *_RERUNS,
+    _needs_nvrx("R40", "ft.enable_ft_package"),
+    _needs_nvrx("R41", "nvrx_straggler.enabled"),
 )
 """All rules of this package. A rule whose section is absent does not apply."""
 
@@ -427,7 +538,9 @@ def refuse(values: object, *, section: str) -> None:
 
     Raises:
         SectionError: with a line *where: what; why. What to do.* for each broken rule.
+        FieldTypeError: values have a wrong type.
     """
+    refuse_wrong_types(values, path=section)
     lines = []
     for rule in RULES:
         owners = {path.partition(".")[0] for path in rule.fields}

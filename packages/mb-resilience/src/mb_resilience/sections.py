@@ -32,6 +32,10 @@ MONITOR_SOCKET = "FT_RANK_MONITOR_IPC_SOCKET"
 """The variable by which NVRx's launcher tells each rank where its monitor listens."""
 
 
+SECTION_OPTION = "--ft-param-rank_section_timeouts=setup:600,step:180,checkpointing:420"
+"""Option of NVRx's launcher that configures all sections, with seconds to start from."""
+
+
 class NoMonitorError(RuntimeError):
     """Fault tolerance was asked for where nothing monitors the ranks."""
 
@@ -273,12 +277,35 @@ def raised(state: Mapping[str, Any], *, least_seconds: float = LEAST_SECONDS) ->
     return {**state, "current_timeouts": {**current, "section": kept}}
 
 
-def need_monitor(environment: Mapping[str, str] = os.environ) -> None:
+def need_sections(monitored: Collection[str]) -> None:
+    """Refuse a monitor that was started without a time-out for each section, since it rejects unknown sections.
+
+    Args:
+        monitored: names of the sections that the launcher configured.
+
+    Raises:
+        NoMonitorError: a section is missing.
+    """
+    missing = [name for name in (SETUP, STEP, CHECKPOINTING) if name not in monitored]
+    if missing:
+        known = ", ".join(sorted(monitored)) or "none"
+        raise NoMonitorError(
+            f"ft.enable_ft_package: the monitor of this process has no time-out for {', '.join(missing)} (sections "
+            f"configured: {known}). It rejects a section that its launcher does not know. Start ft_launcher with "
+            f"{SECTION_OPTION}, or set ft.enable_ft_package=false."
+        )
+
+
+def need_monitor(environment: Mapping[str, str] | None = None) -> None:
     """Refuse to run without protection where it was asked for.
+
+    Args:
+        environment: variables of the process; None: `os.environ`.
 
     Raises:
         NoMonitorError: no launcher has told this process where its monitor is.
     """
+    environment = os.environ if environment is None else environment
     if not environment.get(MONITOR_SOCKET):
         raise NoMonitorError(
             f"ft.enable_ft_package: {MONITOR_SOCKET} is not set, so nothing monitors this process, and a rank that "

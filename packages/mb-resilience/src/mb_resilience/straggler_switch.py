@@ -1,8 +1,12 @@
-"""A port that switches the timer of slow ranks on and off while a run goes on. The standard library only."""
+"""Port on rank 0 that switches the straggler timer on and off during a run. The standard library only."""
 
+import hmac
+import os
+import secrets
 import socketserver
 import threading
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from types import TracebackType
 
 
@@ -11,32 +15,42 @@ class SwitchPortError(OSError):
 
 
 class StragglerSwitch:
-    """Listens on a port of rank 0: each HTTP request of "/" (`curl RANK0:PORT`) asks for the other state.
+    """HTTP server on rank 0: each request of "/" with the token toggles the straggler timer.
 
-    The timer follows at its next report. A context: the port is free again at its end. Anybody who reaches the port
-    can switch; nothing else can be done there.
+    The timer follows at its next report. A request without the token is answered with 401 and changes nothing, so that
+    neither another user of the machine nor a web page can toggle it. A context: the port is free again at its end.
 
     Args:
         port: to listen on; 0: one that is free, see `port`.
         on: the state at the beginning.
-        host: address to listen on; empty: all of its own machine.
+        host: address to listen on. The default is reachable from this machine only; "" is every interface.
+        token_file: where the token is written for clients, readable by this user only; removed by `close`.
+
+    Attributes:
+        token: random, of this object; sent by a client as `Authorization: Bearer TOKEN`.
 
     Raises:
-        SwitchPortError: somebody else listens there, or this user must not.
+        SwitchPortError: the port is in use, or this user may not listen on it.
     """
 
-    def __init__(self, *, port: int, on: bool, host: str = "") -> None:
+    def __init__(
+        self, *, port: int, on: bool, host: str = "127.0.0.1", token_file: Path | None = None
+    ) -> None:
+        self.token = secrets.token_urlsafe(24)
+        self._token_file = token_file
         self._wanted = on
         try:
             self._server = _Server((host, port), self._handler())
         except (OSError, OverflowError) as error:  # the latter for numbers that are no port
             raise SwitchPortError(
-                f"straggler switch: cannot listen on port {port} ({error}), so that nobody could switch. "
-                "Choose another port, or go on without a switch."
+                f"straggler switch: cannot listen on {host or 'any address'}, port {port} ({error}). "
+                "The timer cannot be switched during the run. Choose another address or port."
             ) from error
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(0.1,), name="straggler-switch", daemon=True
         )
+        if token_file is not None:
+            _write_private(token_file, self.token)
         self._thread.start()
 
     @property
@@ -54,6 +68,8 @@ class StragglerSwitch:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+        if self._token_file is not None:
+            self._token_file.unlink(missing_ok=True)
 
     def __enter__(self) -> "StragglerSwitch":
         return self
@@ -68,7 +84,7 @@ class StragglerSwitch:
         return self._wanted
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
-        turn = self._turn
+        turn, expected = self._turn, f"Bearer {self.token}"
 
         class Handler(BaseHTTPRequestHandler):
             timeout = 5.0  # seconds: one who connects and says nothing does not keep others out for long
@@ -76,6 +92,10 @@ class StragglerSwitch:
             def do_GET(self) -> None:
                 if self.path != "/":
                     self.send_error(404)
+                    return
+                given = self.headers.get("Authorization", "")
+                if not hmac.compare_digest(given.encode(), expected.encode()):
+                    self.send_error(401, "the token is missing or wrong")
                     return
                 state = "on" if turn() else "off"
                 text = f"The timer of slow ranks will be {state} from the next log interval.\n".encode()
@@ -89,6 +109,13 @@ class StragglerSwitch:
                 """Write nothing to stderr."""
 
         return Handler
+
+
+def _write_private(path: Path, text: str) -> None:
+    """Write a new file that only this user can read; an existing one, or a link, is replaced and not followed."""
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
+        stream.write(text)
 
 
 class _Server(socketserver.TCPServer):

@@ -1,0 +1,84 @@
+"""Rules for fields that name files or folders: local paths only, with the home directory spelled out.
+
+Standard library only. The same file is in each package that has such fields; a test of the repository compares them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_HOME = re.compile(r"(?<!\S)~(?=/|$)|^~[^/]+")
+FIX = "Name a local path, or a folder into which the storage is mounted on every node."
+
+
+def is_url(value: object) -> bool:
+    """Return whether a value is text that begins with the scheme of a URL, such as `s3://`."""
+    return isinstance(value, str) and _URL.match(value.strip()) is not None
+
+
+def paths_in(value: object) -> Iterator[str]:
+    """Yield every text in a value: the value, or what lists, tuples and mappings hold; of a mapping, not the keys."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from paths_in(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from paths_in(item)
+
+
+def expand_home(value: Any) -> Any:
+    """Return a value with the home directory in place of a leading `~` in each path; the value itself without one.
+
+    A path of a user who does not exist remains as it is.
+    """
+    if isinstance(value, str):
+        return _expanded(value)
+    if isinstance(value, Mapping):
+        return {key: expand_home(item) for key, item in value.items()} if _any_home(value) else value
+    if isinstance(value, list | tuple):
+        return type(value)(expand_home(item) for item in value) if _any_home(value) else value
+    return value
+
+
+def path_problem(value: object) -> str | None:
+    """Return what keeps the paths in a value from being used as they are; None if nothing does."""
+    for text in paths_in(value):
+        for word in text.split():  # a blend may be one text: weights and prefixes in turn
+            if is_url(word):
+                return f"{word} is a URL, and would become a local folder named {word.partition('//')[0]}"
+        if _HOME.search(text):
+            expanded = _expanded(text)
+            found = "no such user" if expanded == text else f"use {expanded}"
+            return f"{text} begins with ~, which only a shell or `mb` expands ({found})"
+    return None
+
+
+def path_rule(number: int, path: str) -> dict[str, Any]:
+    """Return the arguments of the rule that a field holds local paths, for the class `Rule` of a package."""
+    return {
+        "id": f"PA{number:02}",
+        "fields": (path,),
+        "test": path_problem,
+        "why": "files are read and written through the local file system only",
+        "fix": FIX,
+        "fails": {path: "s3://bucket/folder"},
+        "passes": {path: "/data/folder"},
+    }
+
+
+def _expanded(text: str) -> str:
+    """Return a text, which may be weights and prefixes in turn, with each `~` that begins a word expanded."""
+    try:
+        return _HOME.sub(lambda found: str(Path(found[0]).expanduser()), text)
+    except RuntimeError:  # no such user
+        return text
+
+
+def _any_home(value: object) -> bool:
+    return any(_HOME.search(text) for text in paths_in(value))

@@ -1,0 +1,252 @@
+"""Comparison of values in sections with their annotations. Every package with sections has this file, byte for byte."""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from functools import cache
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
+
+Nested: TypeAlias = Callable[[Mapping[str, Any], tuple[type, ...], str], object]
+"""Builds an object of one of these dataclasses from a mapping at a path."""
+
+WHY = "the field does not take such a value"
+FIX = "Set a value of the type that is expected."
+_INTEGERS = range(-(2**63), 2**63)
+"""What NumPy, torch and file formats take."""
+_SECRET = re.compile(r"(^|_)(key|token|secret|password|credentials?)$", re.IGNORECASE)
+_SHOWN = 200
+_PLAIN = (str, bytes, int, float, complex, list, tuple, set, frozenset, Mapping, type, type(None))
+
+
+class MismatchError(TypeError):
+    """A value does not have the type `expected` of its field."""
+
+    def __init__(self, value: object, expected: str, *, path: str) -> None:
+        self.value, self.expected, self.path = value, expected, path
+        super().__init__(f"{path}: expected {expected}, not {_shown(path, value)}, because {WHY}. {FIX}")
+
+
+class FieldTypeError(TypeError, ValueError):
+    """Values of a section do not have the types of their fields; the message has a line for each."""
+
+
+def refuse_wrong_types(section: object, *, path: str) -> None:
+    """Reject a section with values of a wrong type. `path` is its name in a configuration.
+
+    Raises:
+        FieldTypeError: there is one.
+    """
+    lines = [str(error) for error in mismatches(section, path=path)]
+    if lines:
+        raise FieldTypeError("\n".join(lines))
+
+
+def mismatches(section: Any, *, path: str = "") -> Iterator[MismatchError]:
+    """Yield an error for each field whose value does not have its type, in the sections of a section too."""
+    cls: Any = type(section)
+    for name, annotation, exact in _fields(cls):
+        value = getattr(section, name)
+        kind = type(value)
+        if kind in exact and (kind is not int or value in _INTEGERS):
+            continue
+        here = f"{path}.{name}" if path else name
+        if getattr(kind, "checks_types", False) is True and is_dataclass(value):
+            yield from mismatches(value, path=here)
+        if isinstance(value, PathLike) and str in options(annotation):
+            continue
+        if not isinstance(value, _PLAIN) and _has_fields(value, dataclasses_of(annotation)):
+            continue
+        try:
+            fit(value, annotation, path=here)
+        except MismatchError as error:
+            yield error
+
+
+def hints(cls: Any) -> dict[str, Any]:
+    """Return the resolved annotations of the fields of `cls`, inherited ones too."""
+    return get_type_hints(cls)
+
+
+def options(annotation: Any) -> tuple[Any, ...]:
+    """Return the members of a union; any other type is its only member."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        return get_args(annotation)
+    return (annotation,)
+
+
+def dataclasses_of(annotation: Any) -> tuple[type, ...]:
+    """Return the dataclasses among the options of an annotation."""
+    return tuple(o for o in options(annotation) if isinstance(o, type) and is_dataclass(o))
+
+
+def is_open(annotation: Any) -> bool:
+    """Return True for a type that any value has: Any or object."""
+    return any(option in (Any, object) for option in options(annotation))
+
+
+def describe(annotation: Any) -> str:
+    """Return the type in words for an error message."""
+    return " or ".join(_word(option) for option in options(annotation))
+
+
+def fit(value: Any, annotation: Any, *, path: str, nested: Nested | None = None) -> Any:
+    """Return the value as the field takes it.
+
+    An int fits float and becomes one, text fits Path and becomes one, a list fits a tuple, a name fits an enum;
+    True is no int and "3" is no number. A mapping for a dataclass goes through `nested`.
+
+    Raises:
+        MismatchError: the value does not fit.
+    """
+    choices = options(annotation)
+    if type(value) is int and int in choices and value not in _INTEGERS:
+        raise MismatchError(value, "an integer of at most 64 bits", path=path)
+    if is_open(annotation) or any(type(value) is choice for choice in choices):
+        return value
+    candidates = dataclasses_of(annotation)
+    if candidates and isinstance(value, Mapping) and nested is not None:
+        return nested(value, candidates, path)
+    for choice in choices:
+        try:
+            return _fit_one(value, choice, path=path, nested=nested)
+        except MismatchError as error:
+            if len(choices) == 1 or error.path != path:
+                raise
+    raise MismatchError(value, describe(annotation), path=path)
+
+
+def _fit_one(value: Any, choice: Any, *, path: str, nested: Nested | None) -> Any:
+    origin = get_origin(choice)
+    if choice in (None, type(None)):
+        fits = value is None
+    elif origin is Literal:
+        fits = any(type(value) is type(member) and value == member for member in get_args(choice))
+    elif origin is not None:
+        return _fit_generic(value, choice, origin, path=path, nested=nested)
+    elif not isinstance(choice, type):
+        fits = True  # a type variable or another construct that cannot be tested
+    else:
+        return _fit_class(value, choice, path=path)
+    if not fits:
+        raise MismatchError(value, _word(choice), path=path)
+    return value
+
+
+def _fit_class(value: Any, choice: type, *, path: str) -> Any:
+    if choice is float and isinstance(value, int) and not isinstance(value, bool):
+        return _as_float(value, path=path)
+    if issubclass(choice, Path) and isinstance(value, str):
+        return choice(value)
+    if issubclass(choice, Enum) and not isinstance(value, choice):
+        return _member(value, choice, path=path)
+    if choice is tuple and isinstance(value, list):
+        return tuple(value)
+    if isinstance(value, choice) and (choice is bool or not isinstance(value, bool)):
+        return value
+    raise MismatchError(value, _word(choice), path=path)
+
+
+def _as_float(value: int, *, path: str) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise MismatchError(value, "a number that fits a float", path=path) from None
+
+
+def _member(value: Any, choice: type[Enum], *, path: str) -> Enum:
+    for member in choice:
+        if value == member.name or (type(value) is type(member.value) and value == member.value):
+            return member
+    raise MismatchError(value, _word(choice), path=path)
+
+
+def _fit_generic(value: Any, choice: Any, origin: Any, *, path: str, nested: Nested | None) -> Any:
+    arguments = get_args(choice)
+    if origin is type or (isinstance(origin, type) and issubclass(origin, Callable)):  # type: ignore[arg-type]
+        if not callable(value):
+            raise MismatchError(value, _word(choice), path=path)
+        return value
+    if isinstance(origin, type) and issubclass(origin, Mapping) and isinstance(value, Mapping):
+        return _fit_mapping(value, arguments, path=path, nested=nested)
+    plain = isinstance(value, Sequence | set | frozenset) and not isinstance(value, str | bytes)
+    if not isinstance(origin, type) or issubclass(origin, Mapping) or not plain:
+        raise MismatchError(value, _word(choice), path=path)
+    return _fit_items(value, choice, origin, path=path, nested=nested)
+
+
+def _fit_mapping(
+    value: Mapping[Any, Any], arguments: tuple[Any, ...], *, path: str, nested: Nested | None
+) -> dict[Any, Any]:
+    key_type, value_type = arguments or (Any, Any)
+    return {
+        fit(key, key_type, path=f"{path}.{key}"): fit(item, value_type, path=f"{path}.{key}", nested=nested)
+        for key, item in value.items()
+    }
+
+
+def _fit_items(value: Any, choice: Any, origin: type, *, path: str, nested: Nested | None) -> Any:
+    arguments = get_args(choice)
+    if origin is tuple and not (len(arguments) == 2 and arguments[1] is Ellipsis):
+        if len(arguments) != len(value):
+            raise MismatchError(value, _word(choice), path=path)
+    else:
+        arguments = arguments[:1] * len(value)
+    items = [
+        fit(item, kind, path=f"{path}[{index}]", nested=nested)
+        for index, (item, kind) in enumerate(zip(value, arguments, strict=True))
+    ]
+    return origin(items) if origin in (tuple, set, frozenset) else items
+
+
+def _word(choice: Any) -> str:
+    if choice in (None, type(None)):
+        return "null"
+    if choice is Ellipsis:
+        return "..."
+    origin, arguments = get_origin(choice), get_args(choice)
+    if origin is Literal:
+        return "one of " + ", ".join(str(member) for member in arguments)
+    if origin is not None:
+        inner = ", ".join(describe(argument) for argument in arguments if argument is not Ellipsis)
+        name = "function" if origin.__name__ == "Callable" else origin.__name__
+        return f"{name} of {inner}" if inner and name != "function" else name
+    return choice.__name__ if isinstance(choice, type) else str(choice)
+
+
+@cache
+def _fields(cls: type) -> tuple[tuple[str, Any, frozenset[type]], ...]:
+    """Return each field with its annotation and the classes whose own instances always fit."""
+    try:
+        annotations = hints(cls)
+    except NameError:  # they name what is imported for type checkers only
+        annotations = {}
+    found = []
+    for item in fields(cls):
+        annotation = annotations.get(item.name, Any)
+        plain = (bool, int, float, str, type(None))
+        exact = {option for option in options(annotation) if option in plain}
+        found.append((item.name, annotation, frozenset(exact)))
+    return tuple(found)
+
+
+def _has_fields(value: object, candidates: tuple[type, ...]) -> bool:
+    """Return True if an object has every field of a class, so that it can replace an instance."""
+    names = ([item.name for item in fields(cls)] for cls in candidates)
+    return any(each and all(hasattr(value, name) for name in each) for each in names)
+
+
+def _shown(path: str, value: object) -> str:
+    """Return the text of a value without secrets, cut."""
+    if _SECRET.search(path):
+        return "<masked>"
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more digits than Python converts
+        return "an integer of thousands of digits"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text) - _SHOWN:,} more characters)"

@@ -54,7 +54,7 @@ TABLE = [
     ),
     # layout
     (f"{TP}=2", 1, "V030", f"{TP}=1"),
-    (f"{TP}=3", 3, "P02 P03", f"{TP}=1 train.global_batch_size=24"),
+    (f"{TP}=3", 3, "P02 P03 G28", f"{TP}=1 train.global_batch_size=24"),
     (f"{PP}=3", 3, "P05", "model.num_layers=6"),
     (f"{VP}=2", 1, "P07", f"{VP}=null"),
     (f"{PP}=2 {VP}=2", 2, "TR11", "train.micro_batch_size=4"),
@@ -80,7 +80,7 @@ TABLE = [
     (f"{EXPERTS}=4 model.moe_router_topk=8", 1, "G11", "model.moe_router_topk=2"),
     # model
     ("model.num_layers=0", 1, "G01", "model.num_layers=2"),
-    ("model.hidden_size=255", 1, "G03", "model.hidden_size=256"),
+    ("model.hidden_size=255", 1, "G03 G32", "model.hidden_size=256"),
     ("model.seq_length=128", 1, "V139b", "dataset.seq_length=128"),
     ("model.hidden_dropout=1.5", 1, "MN01a", "model.hidden_dropout=0.1"),
     ("model.init_method_std=-1.0", 1, "MN02a", "model.init_method_std=0.02"),
@@ -176,7 +176,7 @@ TABLE = [
     (
         f"{TP}=3 train.micro_batch_size=5 optimizer.lr=-1.0 checkpoint.save_interval=0 ddp.bucket_size=0",
         3,
-        "P02 P03 V242 V208 CK10 V050d",
+        "P02 P03 G28 V242 V208 CK10 V050d",
         f"{TP}=1 train.micro_batch_size=4 train.global_batch_size=12 optimizer.lr=0.002 checkpoint.save_interval=5 "
         "ddp.bucket_size=null",
     ),

@@ -87,7 +87,7 @@ MUST_NOT_BE_DONE = [
         "two interleaved stages that batch their sends train wrongly",
     ),
     (
-        ["+profiling.use_pytorch_profiler=true", "profiling.use_nsys_profiler=true"],
+        ["profiling.use_pytorch_profiler=true", "profiling.use_nsys_profiler=true"],
         "profiling.use_pytorch_profiler",
     ),
 ]

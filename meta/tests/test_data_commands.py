@@ -146,5 +146,6 @@ def test_index_refuses_data_that_are_not_sound(folder):
 
 
 def test_index_says_where_there_is_none():
-    code, _, err = mb("index", "sft_tiny")
+    without_files = ["tokenizer.tokenizer_type=NullTokenizer", "tokenizer.tokenizer_model=null"]
+    code, _, err = mb("index", "sft_tiny", *without_files, "tokenizer.vocab_size=300")
     assert (code, "has no sample indices" in err) == (1, True)

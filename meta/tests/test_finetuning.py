@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from mb_data import DataPathError
+from mb_data import DataPathError, TokenizerConfig
 from mb_trainer.cli import app
 from mb_trainer.preflight import verify_data
 from mb_trainer.recipes import RECIPES
@@ -16,6 +16,7 @@ def config(tmp_path):
     """The recipe on data of one's own."""
     config = RECIPES["sft_tiny"].build()
     config.dataset.dataset_root = str(tmp_path)
+    config.tokenizer = TokenizerConfig(tokenizer_type="ByteTokenizer")
     return config
 
 
@@ -34,10 +35,12 @@ def test_files_are_looked_for_where_something_is_read_from_them(config, tmp_path
     verify_data(config)  # made up
 
 
+FROM_NOTHING = ["checkpoint.pretrained_checkpoint=null", "tokenizer.tokenizer_type=ByteTokenizer"]
+"""Overrides without which the recipe needs a checkpoint and its tokenizer."""
+
+
 def problems(*words):
-    result = CliRunner().invoke(
-        app, ["check", "sft_tiny", "checkpoint.pretrained_checkpoint=null", *words, "--json"]
-    )
+    result = CliRunner().invoke(app, ["check", "sft_tiny", *FROM_NOTHING, *words, "--json"])
     return [problem["id"] for problem in json.loads(result.stdout)["problems"]]
 
 

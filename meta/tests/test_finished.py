@@ -17,7 +17,7 @@ def look(load, seen_by):
     from mb_trainer.finished import last_checkpoint_of_all
 
     there = dist.get_rank() == seen_by
-    return last_checkpoint_of_all(CheckpointConfig(load=load), steps=1, seems_there=there)
+    return last_checkpoint_of_all(CheckpointConfig(load=load, save=load), steps=1, seems_there=there)
 
 
 def test_rank_0_decides_whether_all_ranks_look(tmp_path):

@@ -1,5 +1,6 @@
 """What is called for CUDA graphs, and when; capturing itself needs a GPU."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +9,7 @@ import mb_host
 
 mb_host.install()  # before megatron is imported
 
+from megatron.core import full_cuda_graph  # noqa: E402
 from megatron.core.full_cuda_graph import FullCudaGraphWrapper, StaticBufferLoader  # noqa: E402
 from megatron.core.num_microbatches_calculator import get_num_microbatches  # noqa: E402
 
@@ -122,6 +124,68 @@ def test_training_and_evaluation_have_warm_ups_and_graphs_of_their_own(gpu):
         graphs.forget_graph_of_step()
     assert FullCudaGraphWrapper.curr_iteration == {"training": 0, "validation": 0}
     assert StaticBufferLoader.static_buffers == {"training": [], "validation": []}
+
+
+class ReplayedGraph:
+    """A CUDA graph, as far as Megatron's wrapper calls it."""
+
+    replays = 0
+
+    def register_generator_state(self, state):
+        """Take the state of a generator."""
+
+    def replay(self):
+        """Replay nothing."""
+        ReplayedGraph.replays += 1
+
+
+def test_a_growing_batch_is_captured_again_with_megatrons_own_wrapper(gpu, monkeypatch):
+    synchronised, captured = [], []
+    cuda = graphs.torch.cuda
+    monkeypatch.setattr(cuda, "CUDAGraph", ReplayedGraph)
+    monkeypatch.setattr(cuda, "synchronize", lambda: synchronised.append(len(captured)))
+    monkeypatch.setattr(cuda, "graph", lambda *_, **options: nullcontext(captured.append(options["pool"])))
+    monkeypatch.setattr(graphs.torch.distributed, "barrier", lambda: None)
+    monkeypatch.setattr(full_cuda_graph, "get_all_rng_states", dict)
+    monkeypatch.setattr(full_cuda_graph, "get_shared_capture_stream", lambda: None)
+    monkeypatch.setattr(cuda, "graph_pool_handle", lambda: object())
+
+    def schedule(*, num_microbatches, data_iterator, **_others):
+        return [next(data_iterator[0])["tokens"] for _ in range(num_microbatches)]
+
+    transformer = SimpleNamespace(cuda_graph_use_single_mempool=True)
+    wrapped = graphs.in_one_graph(schedule, config_of("full_iteration"), transformer)
+    try:
+        sizes = []
+        for number in (1, 1, 1, 1, 3, 3, 3, 3):
+            tokens = iter([{"tokens": each} for each in range(number)])
+            given = {"num_microbatches": number, "forward_only": False, "data_iterator": tokens}
+            sizes.append(len(wrapped(model=["chunk"], seq_length=4, **given)))
+        assert sizes == [1, 1, 1, 1, 3, 3, 3, 3]
+        assert len(captured) == len(set(captured)) == 2  # a pool each
+        assert ReplayedGraph.replays == 4
+        assert 1 in synchronised  # before the first graph is dropped
+    finally:
+        graphs.forget_graph_of_step()
+    assert graphs.CAPTURED == {}
+
+
+@pytest.mark.parametrize(
+    ("train", "number"),
+    [
+        ({"rampup_batch_size": [4, 4, 64]}, 2),
+        ({"step_batch_size_schedule": "0:8 64K:16"}, 4),
+        ({"global_batch_size": 7, "decrease_batch_size_if_needed": True}, 1),
+    ],
+)
+def test_the_helper_captures_for_the_largest_step(train, number):
+    config = gpt_tiny()
+    config.train.global_batch_size, config.train.micro_batch_size = 8, 2
+    config.data_parallel_size = 2
+    for name, value in train.items():
+        setattr(config.train, name, value)
+    with graphs.counted_microbatches(config):
+        assert get_num_microbatches() == number
 
 
 def test_the_helper_finds_the_number_of_microbatches_while_the_run_lasts():

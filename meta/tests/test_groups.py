@@ -12,9 +12,9 @@ mb_host.install()  # before megatron is imported
 
 from megatron.core import parallel_state  # noqa: E402
 
-from mb_trainer.groups import pick_device, process_groups, seed_libraries  # noqa: E402
+from mb_trainer.groups import barrier, pick_device, process_groups, processes_joined, seed_libraries  # noqa: E402
 from mb_trainer.handed_groups import DENSE, EXPERT  # noqa: E402
-from mb_trainer.processes import World  # noqa: E402
+from mb_trainer.processes import World, WorldError  # noqa: E402
 from mb_trainer.recipes import gpt_tiny  # noqa: E402
 
 GROUPS = (*DENSE, *EXPERT, "embd", "pos_embd", "intra_dp_cp", "intra_expt_dp", "dp_cp_gtp_remat")
@@ -95,16 +95,59 @@ def test_a_launcher_that_maps_gpus_gives_each_rank_the_first(monkeypatch, mapped
     taken = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     device = pick_device(World(rank=5, local_rank=3, world_size=8), external_mapping=mapped)
     assert (device, taken) == (torch.device("cuda", index), [torch.device("cuda", index)])
 
 
-@pytest.mark.parametrize("wanted", [True, False])
-def test_deterministic_kernels_are_taken_where_they_are_asked_for(wanted):
+@pytest.mark.parametrize(
+    ("wanted", "gpu", "threads", "mode"),
+    [
+        (True, False, 1, "error"),
+        (True, True, 2, "error"),
+        (False, False, 1, "default"),
+        (False, False, 2, "warn"),
+        (False, True, 2, "default"),
+    ],
+)
+def test_deterministic_kernels_are_taken_on_request_and_on_the_cpu(monkeypatch, wanted, gpu, threads, mode):
+    """On the CPU several threads need them to add by index in a fixed order; one thread does anyway."""
     config = gpt_tiny()
     config.model.deterministic_mode = wanted
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     try:
         seed_libraries(config, 1)
-        assert torch.are_deterministic_algorithms_enabled() is wanted
+        assert torch.get_deterministic_debug_mode() == {"default": 0, "warn": 1, "error": 2}[mode]
     finally:
         torch.use_deterministic_algorithms(False)
+        torch.utils.deterministic.fill_uninitialized_memory = True
+
+
+def test_a_process_without_a_gpu_of_its_own_is_refused_before_cuda_is_touched(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: pytest.fail("CUDA is touched"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    with pytest.raises(WorldError, match=r"is 1, but this process sees 1 GPU \(CUDA_VISIBLE_DEVICES=3\)"):
+        pick_device(World(rank=1, world_size=2, local_rank=1))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    assert pick_device(World(rank=1, world_size=2, local_rank=1), external_mapping=True).index == 0
+
+
+def test_the_first_collective_and_every_barrier_name_the_gpu(monkeypatch):
+    calls = []
+    monkeypatch.setattr(
+        torch.distributed, "init_process_group", lambda **given: calls.append(given["backend"])
+    )
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: None)
+    monkeypatch.setattr(torch.distributed, "get_backend", lambda: calls[0])
+    monkeypatch.setattr(torch.distributed, "barrier", lambda **given: calls.append(given))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 5)
+    with processes_joined(World(), gpt_tiny(), device=torch.device("cuda", 5)):
+        barrier()
+    assert calls == ["nccl", {"device_ids": [5]}, {"device_ids": [5]}]
+    calls.clear()
+    with processes_joined(World(), gpt_tiny(), device=torch.device("cpu")):
+        barrier()
+    assert calls == ["gloo", {}, {}]

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from mb_checkpoint import CheckpointConfig, CheckpointFolderError, CheckpointNotFoundError
-from mb_config import Provenance
+from mb_checkpoint import CheckpointConfig, CheckpointFolderError
+from mb_config import ConfigError, Provenance
 from mb_trainer.job import (
     goes_on,
     last_step,
@@ -16,7 +16,14 @@ from mb_trainer.job import (
 )
 from mb_trainer.preflight import settle
 from mb_trainer.recipes import gpt_tiny
-from mb_trainer.run_folder import NoCheckpointError, RunFolder, RunFolderError, UnwritableFolderError, place
+from mb_trainer.run_folder import (
+    NoCheckpointError,
+    RunFolder,
+    RunFolderError,
+    UnwritableFolderError,
+    folder_of,
+    place,
+)
 
 
 def test_the_shell_wins_over_env_vars_and_this_is_said():
@@ -56,7 +63,41 @@ def test_what_the_user_set_to_null_gets_no_place(tmp_path):
 def test_a_run_that_saves_nothing_looks_for_nothing_elsewhere(tmp_path):
     config = gpt_tiny()
     place(config, RunFolder(tmp_path), Provenance({"checkpoint.save": "code"}))
+    assert (config.checkpoint.save, config.checkpoint.load) == (None, None)
+    (tmp_path / "checkpoints" / "iter_0000012").mkdir(parents=True)
+    place(config, RunFolder(tmp_path), Provenance({"checkpoint.save": "code"}))
     assert (config.checkpoint.save, config.checkpoint.load) == (None, str(tmp_path / "checkpoints"))
+
+
+def test_the_home_directory_is_expanded_in_each_path_and_in_the_run_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    config = gpt_tiny()
+    config.checkpoint.save, config.dataset.sources = "~/ck", ["~/a", "b"]
+    config.tokenizer.tokenizer_model = "~"
+    place(config, folder_of("~/run", name="x"), Provenance({"checkpoint.save": "code"}))
+    assert (config.checkpoint.save, config.checkpoint.load) == (f"{tmp_path}/ck", f"{tmp_path}/ck")
+    assert config.dataset.sources == [f"{tmp_path}/a", "b"]
+    assert (config.tokenizer.tokenizer_model, config.logger.tensorboard_dir) == (
+        str(tmp_path),
+        f"{tmp_path}/run/tensorboard",
+    )
+
+
+@pytest.mark.parametrize("out", ["s3://bucket/x", Path("s3://bucket/x"), "msc://bucket/x"])
+def test_a_run_folder_is_no_url(out):
+    with pytest.raises(RunFolderError, match=r"--out: .*:/.*bucket/x is a URL"):
+        folder_of(out, name="x")
+
+
+def test_a_load_that_leads_to_nothing_is_refused_with_the_nearest_folder(tmp_path):
+    (tmp_path / "base" / "iter_0000012").mkdir(parents=True)
+    with pytest.raises(
+        ConfigError, match=r"\[CK41\] checkpoint.load: no such folder: .*bsae; .*base, holds checkpoints"
+    ):
+        settled(tmp_path / "run", load=str(tmp_path / "bsae"), skip_train=False)
+    own = str(tmp_path / "run" / "checkpoints")
+    assert settled(tmp_path / "run", load=own, skip_train=False) == "fresh"
+    assert settled(tmp_path / "run", load=str(tmp_path / "run"), skip_train=False) == "fresh"
 
 
 def test_a_run_does_not_begin_anew_among_checkpoints(tmp_path):
@@ -86,9 +127,7 @@ def test_the_last_step_is_that_of_the_newest_folder_or_the_one_that_is_asked_for
 
 def test_a_step_that_is_not_there_is_refused(tmp_path):
     (tmp_path / "iter_0000012").mkdir()
-    with pytest.raises(
-        CheckpointNotFoundError, match=r"ckpt_step: .* has no step 999; steps there: 12\. Name one"
-    ):
+    with pytest.raises(ConfigError, match=r"ckpt_step: .* has no step 999; steps there: 12, .*\. Name one"):
         settled(tmp_path / "run", load=str(tmp_path), ckpt_step=999, skip_train=False)
     assert not (tmp_path / "run").exists()
 

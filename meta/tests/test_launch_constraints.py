@@ -1,9 +1,17 @@
 """CloudAI's constraints: for each a launch that breaks exactly this one, and one that does not."""
 
+import random
+
 import pytest
 
 from mb_config import check
-from mb_trainer.launch.constraints import CONSTRAINTS, SweepError, broken_constraints, read_request
+from mb_trainer.launch.constraints import (
+    ADDITIONAL,
+    CONSTRAINTS,
+    SweepError,
+    broken_constraints,
+    read_request,
+)
 from mb_trainer.launch.rules import ELSEWHERE, RULES
 from mb_trainer.preflight import RULES as ALL_RULES
 
@@ -52,7 +60,8 @@ CASES = [
 
 
 def broken(arguments):
-    return [each.id for each in broken_constraints(read_request({"num_gpus": 8, **arguments}))]
+    request = read_request({"num_gpus": 8, **arguments})
+    return [each.id for each in broken_constraints(request, additional=True)]
 
 
 @pytest.mark.parametrize(("constraint", "fails", "passes"), CASES)
@@ -69,6 +78,112 @@ def test_every_constraint_has_a_case():
 
 def test_too_few_gpus_break_what_follows_from_it_too():
     assert broken({"tp": 16, "mb": 1, "gb": 8}) == ["C01", "C03", "C04"]
+
+
+CHOICES = {
+    "num_gpus": [0, 1, 4, 8, 16, 24, 64],
+    **{name: [None, None, None, 0, 1, 1, 2, 4, 8, -1] for name in ("tp", "pp", "cp", "vp", "ep", "et")},
+    "mb": [None, None, 0, 1, 2, 3],
+    "gb": [None, 0, 8, 32, 96, 512],
+    "use_megatron_fsdp": [None, None, False, True],
+    "num_distributed_optimizer_instances": [None, None, None, 0, 1, 2],
+    "cuda_graph_impl": [None, None, "", " None", "null", "local", "Transformer_Engine", "transformer_engine", "te"],
+    "cuda_graph_scope": [
+        None, None, None, "", "[]", "attn", "full_iteration", "['attn', \"MLP\"]", "moe,moe_router",
+        "moe_router,moe_preprocess", "moe_preprocess", "attn,heads", "attn,''", "''", "attn,,mlp",
+        "attn,mlp,moe_router", ["attn", "[mlp, moe]"], ["attn", "''"], [],
+    ],
+    "recompute_modules": [
+        None, None, "core_attn", "mlp", "[moe_act]", "shared_experts", ["layernorm"], "layernorm,mla_up_proj", "moe",
+    ],
+    "moe_a2a_overlap": [None, None, False, True],
+    "activation_offload_layers": [None, None, None, 0, 1, -1],
+    "num_layers": [None, 2, 8, 9],
+    "model_recipe_name": ["llama3_8b", "llama3_8b", "llama3_8b", "DeepSeek_V3", "deepseekv3_671b"],
+}  # fmt: skip
+"""Values of which launches are made at random; what is common appears more than once."""
+
+
+def launches(count, seed=7):
+    """Yield launches, of which some break no constraint: half of them give few of the arguments."""
+    draw = random.Random(seed)
+    for _ in range(count):
+        share = draw.choice((0.15, 0.3, 1.0))
+        names = [name for name in CHOICES if name == "num_gpus" or draw.random() < share]
+        yield {name: draw.choice(CHOICES[name]) for name in names}
+
+
+def scope_list(value):
+    """Return the items of a list argument as CloudAI takes them: in a text, an empty pair of quotes is an item."""
+    if value is None:
+        return []
+    items = []
+    for part in value if isinstance(value, list) else [value]:
+        text = part.strip().strip("\"'")
+        text = text[1:-1] if text[:1] == "[" and text[-1:] == "]" else text
+        bare = [item.strip().strip("\"'").lower() for item in text.split(",") if item.strip()]
+        items += [item for item in bare if item or not isinstance(value, list)]
+    return items
+
+
+def accepted_by_cloudai(launch):
+    """Return CloudAI's verdict on a launch, written down from its list of 18 conditions, each as it stands there."""
+    get = launch.get
+    gpus, vp, ep, et = launch["num_gpus"], get("vp"), get("ep"), get("et")
+    tp, pp, cp = (get(name) or 1 for name in ("tp", "pp", "cp"))
+    copies = gpus // (tp * pp * cp) if tp * pp * cp > 0 else 0
+    fsdp, instances = bool(get("use_megatron_fsdp")), get("num_distributed_optimizer_instances") or 1
+    graphs = (get("cuda_graph_impl") or "").strip().lower()
+    scopes, again = scope_list(get("cuda_graph_scope")), {*scope_list(get("recompute_modules"))}
+    captures, offload = graphs not in ("", "none", "null"), (get("activation_offload_layers") or 0) > 0
+    divisor = (get("mb") or 0) * copies * (instances if fsdp else 1)
+    forbidden = {"attn": {"core_attn", "mla_up_proj"}, "mlp": {"mlp"}, "moe": {"moe_act", "moe", "shared_experts"},
+                 "moe_router": {"moe", "shared_experts"}}  # fmt: skip
+    modules = {"attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba"}
+    scopes_fit = {
+        "local": scopes in ([], ["full_iteration"]),
+        "transformer_engine": set(scopes) <= modules,
+    }.get(graphs, True)
+    deepseek = any(name in get("model_recipe_name", "").lower() for name in ("deepseek_v3", "deepseekv3"))
+    stages = (pp, 1 if vp is None else vp)
+    return all(
+        (
+            copies != 0 and gpus % (tp * pp * cp) == 0,
+            not (get("mb") and get("gb")) or (divisor != 0 and get("gb") % divisor == 0),
+            not (fsdp and captures and scopes),
+            not fsdp or (pp == cp == 1 and vp in (None, 1)),
+            et is None or ep is None or (et * ep * pp != 0 and gpus % (et * ep * pp) == 0),
+            instances <= 1 or fsdp,
+            not (pp > 1 and offload),
+            not (captures and get("moe_a2a_overlap")),
+            not (captures and scopes and offload),
+            graphs in ("", "none", "null", "transformer_engine", "local"),
+            scopes_fit,
+            not {"moe", "moe_router"} <= set(scopes),
+            "moe_preprocess" not in scopes or "moe_router" in scopes,
+            not any(scope in scopes and again & names for scope, names in forbidden.items()),
+            not (
+                "layernorm" in again
+                and {"attn", "mlp"} <= set(scopes)
+                and {"moe", "moe_router"} & set(scopes)
+            ),
+            not deepseek or stages in {(1, 1), (4, 1), (8, 1), (4, 2), (16, 1), (8, 2), (4, 4)},
+        )
+    )
+
+
+def test_the_verdict_is_cloudais_on_thousands_of_launches():
+    verdicts = [(launch, not broken_constraints(read_request(launch))) for launch in launches(5000)]
+    assert [launch for launch, accepted in verdicts if accepted != accepted_by_cloudai(launch)] == []
+    assert 500 < sum(accepted for _, accepted in verdicts) < 4500
+
+
+def test_what_cloudai_does_not_refuse_is_reported_only_where_it_is_asked_for():
+    for constraint, fails, _ in CASES:
+        if constraint in ADDITIONAL:
+            request = read_request({"num_gpus": 8, **fails})
+            assert constraint not in [each.id for each in broken_constraints(request)]
+            assert constraint in [each.id for each in broken_constraints(request, additional=True)]
 
 
 def test_nothing_given_is_one_gpu_a_copy():

@@ -66,3 +66,9 @@ def test_the_command_that_goes_on_is_the_whole_one(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["/bin/mb", *words])
     assert typed({}) == "mb pretrain checkpoint.ckpt_step=6 'checkpoint.load=my base'"
     assert typed({"UV_RUN_RECURSION_DEPTH": "1"}).startswith("uv run mb pretrain")
+
+
+def test_the_resume_command_shows_no_secret(monkeypatch):
+    asked = ["mb", "pretrain", "env_vars.OPENAI_API_KEY=c0ffee in clear", "optimizer.lr=1e-3"]
+    monkeypatch.setattr("sys.argv", asked)
+    assert typed({}) == "mb pretrain 'env_vars.OPENAI_API_KEY=<masked>' optimizer.lr=1e-3"

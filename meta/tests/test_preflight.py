@@ -7,7 +7,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from mb_config import ConfigError
 from mb_trainer.cli import app
+from mb_trainer.machine import gather_facts
+from mb_trainer.preflight import inspect, settle
+from mb_trainer.reading import read_request
 
 
 @pytest.fixture(autouse=True)
@@ -94,6 +98,35 @@ def test_a_key_that_cannot_be_read_is_exit_code_2():
     assert mb("check", "train.train_itres=5").exit_code == 2
 
 
+def test_settings_that_cannot_be_read_are_reported_with_all_other_problems(tmp_path):
+    (tmp_path / "more.yaml").write_text("train: {train_iters: eight, global_batch_size: 7}")
+    result = mb(
+        "check", "--config", "more.yaml", "optimizer.lr=-1.0", "optimizer.lrr=1", "logger.log_interval=x"
+    )
+    assert (result.exit_code, "V242" in result.stdout, "V208" in result.stdout) == (2, True, True)
+    for text in ("train.train_iters: expected int", "optimizer.lrr", "logger.log_interval: expected int"):
+        assert text in result.stderr
+    assert "2 errors, 0 warnings" in result.stderr
+    assert "; 3 settings cannot be read" in result.stderr
+
+
+def test_rules_do_not_read_a_field_that_cannot_be_read():
+    result = mb("check", "train.global_batch_size=7", "train.micro_batch_size=x", "--json")
+    assert (result.exit_code, json.loads(result.stdout)["problems"]) == (2, [])
+
+
+def test_a_configuration_file_with_a_wrong_type_is_checked_as_far_as_it_goes(tmp_path):
+    text = mb("config", "show", "gpt_tiny").stdout
+    (tmp_path / "whole.yaml").write_text(
+        text.replace("log_interval: 10", "log_interval: ten").replace("  lr: 0.002", "  lr: -1.0")
+    )
+    result = mb("check", "whole.yaml")
+    assert (result.exit_code, "V208" in result.stdout) == (2, True)
+    assert "logger.log_interval: expected int, not 'ten'" in result.stderr
+    (tmp_path / "whole.yaml").write_text(text.replace("  num_layers:", "  num_layer:"))
+    assert (mb("check", "whole.yaml").exit_code, mb("pretrain", "whole.yaml").exit_code) == (2, 2)
+
+
 def test_checking_another_machine_says_what_it_cannot_know():
     assert "give --te VERSION" in mb("check", "--world-size", "1024", "--gpu", "h100").stderr
 
@@ -169,6 +202,35 @@ def test_a_wish_on_data_that_nothing_grants_is_one_problem(recipe, setting, rule
     assert [problem["id"] for problem in problems] == [rule]
 
 
+CONFLICTS = {
+    "V143": ("ddp.use_distributed_optimizer=true", "optimizer.use_distributed_optimizer=false"),
+    "V144": ("ddp.overlap_param_gather=true", "optimizer.overlap_param_gather=false"),
+    "V115": ("rng.te_rng_tracker=true", "model.use_te_rng_tracker=false"),
+    "V139d": ("train.eval_iters=5", "validation.eval_iters=7"),
+    "V017": ("mixed_precision=bf16_mixed", "model.bf16=false"),
+    "V170": ("ddp.use_megatron_fsdp=true", "dist.use_megatron_fsdp=false"),
+    "V171": ("ddp.use_megatron_fsdp=true", "ddp.use_distributed_optimizer=false"),
+}
+"""Pairs of settings that exclude each other, by the rule with which resolving rejects them."""
+
+
+@pytest.mark.parametrize("rule", CONFLICTS)
+def test_settings_that_resolving_rejects_are_rejected_by_every_command(rule):
+    words = CONFLICTS[rule]
+    checked = mb("check", *words, "--json")
+    errors = [item["id"] for item in json.loads(checked.stdout)["problems"] if item["severity"] == "error"]
+    assert (checked.exit_code, rule in errors) == (1, True)
+    planned, swept = mb("plan", *words), mb("sweep", *words, "train.micro_batch_size=1,2")
+    assert (planned.exit_code, planned.stdout, f"[{rule}]" in planned.stderr) == (1, "", True)
+    assert (swept.exit_code, "0 are refused" in swept.stdout, f"\n{rule}  " in swept.stdout) in (
+        (1, True, True),  # by resolving alone
+        (1, False, False),  # by other rules, before it is resolved
+    )
+    request = read_request(words)
+    with pytest.raises(ConfigError, match=rf"\[{rule}\]"):
+        settle(request.config, world_size=1, provenance=request.provenance)
+
+
 def test_a_name_that_is_no_recipe_is_told_what_an_override_looks_like():
     result = mb("check", "nosuch")
     assert (result.exit_code, "An override has the form section.field=value." in result.stderr) == (2, True)
@@ -230,3 +292,62 @@ def test_config_show_of_a_refused_configuration_shows_it_and_says_why():
         True,
         True,
     )
+
+
+LOCAL = ("llama31_8b", "--gpu", "h100", "--world-size", "8", "model.transformer_impl=local")
+
+
+def test_a_recipes_kernels_that_another_machine_lacks_are_switched_off_and_shown():
+    shown = mb("check", *LOCAL)
+    assert shown.exit_code == 0
+    assert "resolved: model.masked_softmax_fusion: True -> False (KN05: " in shown.stderr
+    assert "resolved: model.sequence_parallel: True -> False (KN07: " in shown.stderr
+    assert "warning O04b  comm_overlap.tp_comm_overlap: needs Transformer Engine's layers" in shown.stdout
+    assert "O03" not in shown.stdout
+    changes = json.loads(mb("check", *LOCAL, "--json").stdout)["changes"]
+    switched = {change["field"]: change["to"] for change in changes}
+    assert (switched["model.masked_softmax_fusion"], switched["model.sequence_parallel"]) == (False, False)
+
+
+def test_kernels_that_the_user_asks_for_are_refused_or_declared_there():
+    asked = (*LOCAL, "model.masked_softmax_fusion=true", "model.gradient_accumulation_fusion=true")
+    refused = mb("check", *asked)
+    assert refused.exit_code == 1
+    assert "error KN04  model.gradient_accumulation_fusion" in refused.stdout
+    assert "error KN05  model.masked_softmax_fusion" in refused.stdout
+    assert mb("check", *asked, "--apex").exit_code == 0
+
+
+def test_layers_of_transformer_engine_where_it_is_not_installed():
+    facts = {**gather_facts(1, gpu="h100"), "transformer_engine": False}
+    default, chosen = read_request([]), read_request(["model.transformer_impl=transformer_engine"])
+    found = [inspect(each.config, facts=facts, provenance=each.provenance) for each in (default, chosen)]
+    assert [str(change) for change in found[0].notable] == [
+        "model.transformer_impl: transformer_engine -> local (KN01: these layers are Transformer Engine's)"
+    ]
+    assert [problem.id for problem in found[0].errors] == []
+    assert [problem.id for problem in found[1].errors] == ["KN01"]
+
+
+def test_a_run_sets_the_variable_of_nccl_that_its_graphs_need_and_shows_it(monkeypatch):
+    graphs = ("check", "--gpu", "h100", "--te", "2.9", "model.cuda_graph_impl=transformer_engine")
+    assert "resolved" not in mb(*graphs).stderr
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    assert "resolved: env_vars.NCCL_GRAPH_REGISTER: None -> 0 (V152b: " in mb(*graphs).stderr
+    monkeypatch.setenv("NCCL_GRAPH_REGISTER", "1")
+    assert "error V152b" in mb(*graphs).stdout
+
+
+def test_more_processes_than_gpus_are_refused():
+    launch = ("check", "--gpu", "h100", "--te", "2.9", "train.global_batch_size=128", "--nproc")
+    assert (
+        "error H05  local_world_size: 16 processes on a machine with 8 visible GPUs"
+        in mb(*launch, "16").stdout
+    )
+    assert mb(*launch, "8").exit_code == 0
+
+
+def test_fp8_weights_need_the_distributed_optimizer():
+    fp8 = ("check", "--gpu", "h100", "--te", "2.9", "mixed_precision=bf16_with_fp8_current_scaling_mixed")
+    assert "error V122b  ddp.fp8_param_gather" in mb(*fp8).stdout
+    assert mb(*fp8, "ddp.use_distributed_optimizer=true").exit_code == 0

@@ -2,7 +2,15 @@
 
 import pytest
 
-from mb_trainer.processes import World, WorldError, first_host, is_launched, need_address, read_world
+from mb_trainer.processes import (
+    World,
+    WorldError,
+    first_host,
+    is_launched,
+    need_address,
+    read_local_world_size,
+    read_world,
+)
 
 SRUN = {
     "SLURM_JOB_ID": "123456",
@@ -116,3 +124,9 @@ def test_a_rank_outside_the_world_is_an_error():
         read_world({"RANK": "2", "WORLD_SIZE": "2", "LOCAL_RANK": "0"})
     with pytest.raises(WorldError, match=r"SLURM_PROCID=2: lies outside .* \(srun\)"):
         read_world({**SRUN, "SLURM_PROCID": "2"})
+
+
+@pytest.mark.parametrize(("text", "number"), [("4", 4), (None, None), ("many", None)])
+def test_processes_of_this_machine_are_told_by_torchrun(text, number):
+    environment = {} if text is None else {"LOCAL_WORLD_SIZE": text}
+    assert read_local_world_size(environment) == number

@@ -29,8 +29,9 @@ def recorded(result, *, skipped=0, **settings):
         metrics=metrics, at_interval=lambda step, samples: {}, tokens=lambda result: None
     )
     state = SimpleNamespace(train_state=TrainState(step=result.step, skipped_train_samples=skipped))
-    context = CallbackContext(state=state, model=[], result=result)
-    MetricsRecorder(measured, loss_scale=False, **settings).on_train_step_end(context)
+    optimizer = SimpleNamespace(get_loss_scale=lambda: 1.0)
+    context = CallbackContext(state=state, model=[], optimizer=optimizer, result=result)
+    MetricsRecorder(measured, **settings).on_train_step_end(context)
     return metrics.values
 
 
@@ -38,7 +39,7 @@ def test_rates_skipped_samples_and_the_largest_logit_have_their_names():
     result = StepResult(
         step=3, losses={}, samples=8, learning_rate=0.5, decoupled_learning_rate=0.1, max_attention_logit=7.0
     )
-    common = {"learning-rate": 0.5, "max-attention-logit": 7.0}
+    common = {"learning-rate": 0.5, "max-attention-logit": 7.0, "loss-scale": 1.0}
     assert recorded(result) == common
     assert recorded(result, skipped=16, decoupled_rate=True) == {
         **common, "decoupled-learning-rate": 0.1, "skipped-train-samples": 16

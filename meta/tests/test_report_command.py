@@ -1,5 +1,6 @@
 """`mb report` and `mb watch`: the page lands where it belongs, figures are JSON, and bad input is one error."""
 
+import atexit
 import json
 import os
 import pty
@@ -162,6 +163,7 @@ def start_on_a_terminal(folder):
         preexec_fn=hear_interrupts,
     )
     os.close(theirs)
+    atexit.register(process.kill)
     return process, ours
 
 

@@ -6,6 +6,7 @@ import json
 import pytest
 import yaml
 
+from mb_models.weight_shapes import fixed_by_weights
 from mb_trainer.run_folder import (
     EventLog,
     LastRow,
@@ -17,8 +18,11 @@ from mb_trainer.run_folder import (
     differences,
     last_row,
     own,
+    rows,
+    schedule_is_overridden,
     standing,
     why_unwritable,
+    write_missing_stop,
 )
 
 CONFIG = {"train": {"train_iters": 20}, "checkpoint": {"save": "runs/a/checkpoints"}, "peft": None}
@@ -78,10 +82,39 @@ def test_other_settings_are_described_each_with_both_values(tmp_path):
     assert "--resume-with-changes" in describe(folder, changed)
 
 
+def test_a_run_that_was_resumed_with_changes_keeps_its_own_schedule_until_it_saves(tmp_path):
+    folder = RunFolder(tmp_path)
+    assert not schedule_is_overridden(folder)
+    folder.run_config.write_text("scheduler: {override_opt_param_scheduler: true}")
+    assert schedule_is_overridden(folder)
+    folder.run_config.write_text(yaml.safe_dump(CONFIG))
+    assert not schedule_is_overridden(folder)
+
+
+def test_settings_that_stored_weights_depend_on_are_not_recommended_to_change(tmp_path):
+    changed = {"model.hidden_size": (64, 128), "train.train_iters": (20, 30)}
+    told = describe(RunFolder(tmp_path), changed, fixed=fixed_by_weights(changed))
+    assert "model.hidden_size cannot be changed here" in told
+    assert "--resume-with-changes" not in told
+
+
 def test_differences_name_leaves_and_pass_over_what_the_folder_places():
     saved = {"a": {"b": 1, "c": [1]}, "checkpoint": {"save": "x"}, "gone": 3}
     wanted = {"a": {"b": 2, "c": [1]}, "checkpoint": {"save": "y"}, "new": {"d": 4}}
     assert differences(saved, wanted) == {"a.b": (1, 2), "gone": (3, None), "new.d": (None, 4)}
+
+
+def test_a_field_that_an_earlier_version_did_not_have_is_no_difference_at_its_default():
+    saved = {"train": {"train_iters": 20}, "peft": None, "profiling": None}
+    wanted = {
+        "train": {"train_iters": 20, "new": 1, "other": 2},
+        "peft": {"dim": 32},
+        "profiling": {"record_shapes": False},
+    }
+    assert differences(saved, wanted, chosen={"train": {"train_iters": 20, "other": 2}, "peft": {}}) == {
+        "train.other": (None, 2),
+        "peft.dim": (None, 32),
+    }
 
 
 def test_events_are_json_lines_with_their_time(tmp_path):
@@ -90,6 +123,33 @@ def test_events_are_json_lines_with_their_time(tmp_path):
     events.write("save", step=10)
     lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert lines == [{"event": "start", "time": 7.0, "step": 0}, {"event": "save", "time": 7.0, "step": 10}]
+
+
+@pytest.mark.parametrize(
+    ("written", "appended"),
+    [
+        ([("start", 0), ("save", 10)], True),
+        ([("start", 0), ("stop", 20)], False),
+        ([("start", 0), ("stop", 20), ("resume", 20)], True),
+        ([], False),
+    ],
+)
+def test_the_stop_of_a_run_whose_processes_died_is_written_once(tmp_path, written, appended):
+    folder = RunFolder(tmp_path)
+    folder.metrics.write_text('{"step": 12, "time": 6.0}\n')
+    log = EventLog(folder.events, clock=lambda: 7.0)
+    for event, step in written:
+        log.write(event, step=step)
+    for _ in range(2):
+        write_missing_stop(folder, message="rank 1 was killed by SIGKILL", clock=lambda: 9.0)
+    stop = {
+        "event": "stop",
+        "time": 9.0,
+        "step": 12,
+        "reason": "failed",
+        "message": "rank 1 was killed by SIGKILL",
+    }
+    assert list(rows(folder.events))[len(written) :] == ([stop] if appended else [])
 
 
 def test_the_last_whole_row_is_found_behind_one_that_a_kill_has_cut(tmp_path):

@@ -26,8 +26,11 @@ def test_a_port_in_use_is_said_and_the_run_goes_on_without_a_switch(alone):
     with socket.socket() as taken, ExitStack() as stack:
         taken.bind(("", 0))
         taken.listen()
-        port = taken.getsockname()[1]
-        assert switch_of_rank_0(stack, port=port, on=True, voice=Voice(stream=said)) is None
+        section = StragglerDetectionConfig(
+            straggler_ctrlr=True, straggler_ctrlr_port=taken.getsockname()[1], straggler_ctrlr_host=""
+        )
+        voice = Voice(stream=said)
+        assert switch_of_rank_0(stack, section, on=True, token_file=None, voice=voice) is None
     assert said.getvalue().startswith(
         "warning: straggler.straggler_ctrlr_port: straggler switch: cannot listen"
     )

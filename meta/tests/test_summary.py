@@ -48,3 +48,18 @@ def test_tokens_of_samples_that_differ_are_counted_on_the_average(tmp_path):
             resume_command=None,
         )
         assert f"1 steps, {tokens} tokens" in list(lines)[1]
+
+
+def test_the_clock_stops_when_the_device_is_done(tmp_path):
+    clock = [0.0]
+
+    def finish_queued_work():
+        clock[0] = 40.0  # the host queued the steps within a second
+
+    summary = Summary(clock=lambda: clock[0], wait_for_device=finish_queued_work)
+    result = StepResult(step=1, losses={}, learning_rate=0.1, samples=8, tokens=512)
+    summary.on_train_step_end(CallbackContext(state=LoopState.of(train_iters=9), model=[], result=result))
+    clock[0] = 1.0
+    outcome = TrainOutcome(reason="finished", message="done", step=1, exit_code=0, saved=False)
+    lines = summary.lines(outcome, folder=RunFolder(tmp_path), checkpoints=None, resume_command=None)
+    assert "512 tokens in 40.0 s (13 tokens/s)" in list(lines)[1]

@@ -73,7 +73,9 @@ def test_tables_for_people():
 
 def test_what_passes_beyond_the_limit_is_counted():
     few = mb("optimizer.lr=1e-3,2e-3,3e-3", "--limit", "2")
-    assert few.stdout.splitlines()[-1] == "1 more pass: --limit N shows N, --limit 0 all"
+    assert few.stdout.splitlines()[-1] == (
+        "1 more pass as written and were not resolved: --limit N resolves and shows N, --limit 0 all"
+    )
     assert len(answer("optimizer.lr=1e-3,2e-3,3e-3", "--limit", "0")["shown"]) == 3
 
 
@@ -109,11 +111,13 @@ def test_a_recipe_may_be_a_file_with_lists(empty_folder):
     assert [point["values"] for point in answer("mine.yaml")["shown"]] == [{MICRO: 2}, {MICRO: 8}]
 
 
-def test_a_point_that_cannot_be_planned_has_no_figures():
+def test_a_point_without_a_tokenizer_is_refused_and_has_no_figures():
     unknown = ("tokenizer.tokenizer_type=HuggingFaceTokenizer", "tokenizer.tokenizer_model=nowhere")
     (point,) = answer(*unknown, f"{MICRO}=[4]")["shown"]
     assert (point["values"], point["bytes_per_rank"], point["num_microbatches"]) == ({MICRO: 4}, None, None)
-    assert mb(*unknown, f"{MICRO}=[4]").stdout.splitlines()[3].split() == ["4", *"????"]
+    assert point["refused_when_resolved"] == ["D99"]
+    result = mb(*unknown, f"{MICRO}=[4]")
+    assert (result.exit_code, result.stdout.splitlines()[3].split()[:5]) == (1, ["4", *"????"])
 
 
 def test_if_none_passes_the_exit_code_is_1():

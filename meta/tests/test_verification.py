@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from mb_config import TrainingConfig
 from mb_trainer.cli import app
+from mb_trainer.commands import verify_resume
 from mb_trainer.commands.verify_resume import (
     Cut,
     as_data,
@@ -19,16 +20,18 @@ from mb_trainer.commands.verify_resume import (
     overrides_of_length,
 )
 from mb_trainer.verification.compare import Difference, Place, VerificationError, compare, read_record
+from mb_trainer.verification.diagnosis import EXIT_CODES, condition_lines
 from mb_trainer.verification.record import Killer
 
 HELD = {"counters: step": "{step}", "random streams: torch": "ab{step}", "parameters: weight": "cd{step}"}
 MADE = {"samples: tokens of chunk 0": "a{step},b{step} c{step},d{step}", "losses: lm loss": "2.{step}"}
 
 
-def written(folder, *, steps, rank=0, start=0, held=HELD, made=MADE, reads=True):
+def written(folder, *, steps, rank=0, start=0, held=HELD, made=MADE, reads=True, conditions=None):
     """Write what a recorder writes for some steps, the step before the first one being what was loaded."""
     folder.mkdir(exist_ok=True)
-    rows = [{"kind": "start", "step": steps[0], "values": {"rank": str(rank), "reads": str(reads)}}]
+    began = {"kind": "start", "step": steps[0], "values": {"rank": str(rank), "reads": str(reads)}}
+    rows = [{**began, "conditions": conditions or {}}]
     for step in steps:
         for kind, values in (("made", made), ("held", held)):
             if kind == "held" or step > steps[0]:
@@ -112,6 +115,65 @@ def test_the_first_difference_is_the_earliest_and_the_cause(tmp_path, changed, f
     assert (verdict.equal, verdict.first) == (False, first)
     assert str(first) in as_text(verdict, Cut(steps=3, step=2))
     assert as_data(verdict, Cut(steps=3, step=2))["first"]["straight"] == first.straight
+
+
+SHUFFLED = {**HELD, "random streams: torch": "shuffled"}
+RECORDED = {"threads": "2", "torch": "2.11"}
+
+
+def fake_starts(monkeypatch, *, resumed=None, first=None, again=None):
+    """Let starts write records without training: `resumed`, `first` and `again` replace what a start holds."""
+    held = {("cut", 1): resumed, ("cut", 0): first, ("straight-again", 0): again}
+
+    def begin(start, words, *, files):
+        name = start.run.name
+        steps = range(2, 4) if start.number else range(3 if name == "cut" else 4)
+        start.record.parent.mkdir(parents=True, exist_ok=True)
+        replaced = held.get((name, start.number)) or HELD
+        written(start.record, steps=steps, start=start.number, held=replaced, conditions=RECORDED)
+
+    monkeypatch.setattr(verify_resume, "begin", begin)
+
+
+@pytest.mark.parametrize(
+    ("starts", "conclusion", "code", "said"),
+    [
+        ({}, "equal", 0, "equal, bit for bit"),
+        ({"resumed": SHUFFLED}, "resume differs", 1, "two straight runs: equal"),
+        ({"first": SHUFFLED}, "not repeatable", 3, "the first difference is before the interruption"),
+        (
+            {"resumed": SHUFFLED, "again": SHUFFLED},
+            "not repeatable",
+            3,
+            "in the first, shuffled in the second",
+        ),
+    ],
+)
+def test_a_machine_that_repeats_no_run_is_not_blamed_on_the_resume(
+    tmp_path, monkeypatch, starts, conclusion, code, said
+):
+    fake_starts(monkeypatch, **starts)
+    cut = Cut(steps=3, step=2)
+    proof = verify_resume.prove([], files=[], folder=tmp_path, processes=1, cut=cut)
+    found = verify_resume.proof_as_data(proof, cut)
+    assert (proof.conclusion, found["verdict"], EXIT_CODES[proof.conclusion]) == (
+        conclusion,
+        conclusion,
+        code,
+    )
+    assert said in verify_resume.proof_as_text(proof, cut)
+    assert (tmp_path / "records" / "straight-again").exists() == (conclusion != "equal")
+    assert found["loaded_state_equal"] is ("resumed" not in starts)
+    assert found["conditions"]["cut run, start 2, rank 0"] == RECORDED
+
+
+def test_conditions_that_differ_between_starts_are_listed():
+    same, other = {"threads": "2", "torch": "2.11"}, {"threads": "1", "torch": "2.11"}
+    assert condition_lines({"straight run": same, "cut run": other}) == [
+        "  conditions: torch: 2.11",
+        "  threads differs: 2 in straight run; 1 in cut run",
+    ]
+    assert condition_lines({}) == []
 
 
 def test_a_rank_that_wrote_nothing_is_a_difference(tmp_path):

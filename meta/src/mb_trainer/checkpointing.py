@@ -6,14 +6,12 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from mb_checkpoint import (
     CheckpointManager,
     CheckpointSaveContext,
     CheckpointSaveError,
-    DefaultCheckpointManager,
     FailedSave,
     SavedCheckpoint,
     ScheduledSave,
@@ -21,6 +19,7 @@ from mb_checkpoint import (
 from mb_checkpoint.context import RerunsLike
 from mb_data import keep_tokenizer
 from mb_loop import SaveEnd
+from mb_metrics.names import FAILED_SAVES
 from mb_trainer.config import ConfigContainer
 from mb_trainer.data import Vocabulary
 from mb_trainer.trainee import Trainee
@@ -109,7 +108,7 @@ class Saves:
     @property
     def values(self) -> Mapping[str, float]:
         """What a metric of each step says about saves: how many failed so far, once one did."""
-        return {"checkpoint-failed-saves": float(self._failures)} if self._failures else {}
+        return {FAILED_SAVES: float(self._failures)} if self._failures else {}
 
     def save(self, step: int, *, temporary: bool) -> list[SaveEnd]:
         """Write a checkpoint of this step, or begin to, and print the line that log readers look for."""
@@ -128,7 +127,7 @@ class Saves:
         with self._pause():
             ended = self._finalize(blocking=True)
             self._began, self._held, self._temporary, self._begun = self._clock(), None, temporary, step
-            outcome = self._manager.save(context)
+            outcome = self._manager.save(context, None)
             self._hear(outcome)
             self._held = self._clock() - self._began
         return ended if isinstance(outcome, ScheduledSave) else [*ended, self._end(outcome)]
@@ -181,7 +180,7 @@ class Saves:
             self._wait, self._patience = self._patience, min(2 * self._patience, MOST_PATIENCE)
             self._reason = outcome.message
             self._events("save_failed", step=outcome.step, reason=outcome.message)
-            self._say_failure(outcome.message)
+            self._say(f"error: {outcome.message}")
             return
         if isinstance(outcome, SavedCheckpoint):
             self._wait, self._patience = None, 1
@@ -200,12 +199,6 @@ class Saves:
         message = getattr(outcome, "message", None)  # a manager of one's own need not have one
         if message is not None:
             self._say(f"  {message}")
-
-    def _say_failure(self, message: str) -> None:
-        """Say it once: the default manager logs failures on rank 0, and that rank's voice says its own records."""
-        said = isinstance(self._manager, DefaultCheckpointManager) and torch.distributed.get_rank() == 0
-        if not said:
-            self._say(f"error: {message}")
 
 
 def adapter_filter(config: ConfigContainer) -> Callable[[str], bool] | None:

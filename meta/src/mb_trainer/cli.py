@@ -4,9 +4,14 @@ Each command imports its module when it is called, so that `mb --help` answers a
 """
 
 import sys
-from typing import Annotated
+import warnings
+from collections.abc import Sequence
+from importlib import import_module
+from itertools import takewhile
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from mb_trainer.cli_ckpt import ckpt
 from mb_trainer.cli_config import configs
@@ -16,8 +21,28 @@ from mb_trainer.cli_runs import runs
 from mb_trainer.cli_train import train
 from mb_trainer.cli_weights import weights
 
+
+class OverridesWithDashes(TyperGroup):
+    """Commands that report the line that works where an override is written as an option."""
+
+    def main(self, args: Sequence[str] | None = None, *more: Any, **settings: Any) -> Any:
+        """Run the command line; add a line to the report of an unknown option that is an override."""
+        words = [*takewhile(lambda word: word != "--", sys.argv[1:] if args is None else args)]
+        try:
+            return super().main(args, *more, **settings)
+        except SystemExit as end:
+            line = import_module("mb_config.shell_line").without_dashes(words) if end.code == USAGE else None
+            if line is not None:
+                print(f"error: an override has no dashes in front. Write mb {line}", file=sys.stderr)
+            raise
+
+
+USAGE = 2
+"""Exit code of a command line that cannot be read."""
+
 app = typer.Typer(
     name="mb",
+    cls=OverridesWithDashes,
     help="Train language models with Megatron Core, on GPUs or on a laptop.",
     epilog="Start with: mb pretrain. It trains a small GPT on the Python sources of this machine in a few minutes.",
     no_args_is_help=True,
@@ -54,4 +79,6 @@ def options(
 
 def main() -> None:
     """Run the command line."""
+    # torch warns when it finds the package `pynvml`, which nvidia-resiliency-ext requires: a user cannot change that
+    warnings.filterwarnings("ignore", message="The pynvml package is deprecated", category=FutureWarning)
     sys.exit(app())

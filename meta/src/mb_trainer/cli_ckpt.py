@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from mb_trainer.cli_options import Trust
+
 ckpt = typer.Typer(help="Look at checkpoints, and delete old ones.", no_args_is_help=True)
 
 Folder = Annotated[
@@ -30,19 +32,19 @@ def work() -> Any:
 
 
 @ckpt.command(epilog="Example: mb ckpt ls runs/gpt_tiny")
-def ls(folder: Holder, json: AsJson = False) -> None:
+def ls(folder: Holder, json: AsJson = False, trust: Trust = None) -> None:
     """List the checkpoints, newest first: step, size, which one a run would go on from, and what is wrong with any."""
     raise typer.Exit(work().ls(folder, as_json=json))
 
 
 @ckpt.command(epilog="Example: mb ckpt show runs/gpt_tiny --step 100")
-def show(folder: Folder, step: Step = None, json: AsJson = False) -> None:
+def show(folder: Folder, step: Step = None, json: AsJson = False, trust: Trust = None) -> None:
     """Show what a checkpoint holds: counters, layout, versions, tensors."""
     raise typer.Exit(work().show(folder, step=step, as_json=json))
 
 
 @ckpt.command(epilog="Example: mb ckpt verify runs/gpt_tiny")
-def verify(folder: Folder, json: AsJson = False) -> None:
+def verify(folder: Folder, json: AsJson = False, trust: Trust = None) -> None:
     """Read every file of every checkpoint and compare it with the manifest. Exit code 1 if anything is wrong."""
     raise typer.Exit(work().verify(folder, as_json=json))
 
@@ -53,6 +55,7 @@ def diff(
     new: Folder,
     values: Annotated[bool, typer.Option("--values", help="Read and compare the tensors, too.")] = False,
     json: AsJson = False,
+    trust: Trust = None,
 ) -> None:
     """Say in what two checkpoints differ. Exit code 1 if they do."""
     raise typer.Exit(work().diff(old, new, values=values, as_json=json))
@@ -69,6 +72,7 @@ def prune(
         bool, typer.Option("--dry-run", help="Say what would go, and delete nothing.")
     ] = False,
     json: AsJson = False,
+    trust: Trust = None,
 ) -> None:
     """Delete old checkpoints; never one that a tracker names or that is being read."""
     raise typer.Exit(

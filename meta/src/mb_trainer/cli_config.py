@@ -5,7 +5,18 @@ from typing import Annotated
 
 import typer
 
-from mb_trainer.cli_options import ConfigFiles, Engine, Gpu, Json, Out, Processes, Recipe, WorldSize, command
+from mb_trainer.cli_options import (
+    Apex,
+    ConfigFiles,
+    Engine,
+    Gpu,
+    Json,
+    Out,
+    Processes,
+    Recipe,
+    WorldSize,
+    command,
+)
 
 configs = typer.Typer()
 config_app = typer.Typer(help="Look at a configuration.", no_args_is_help=True)
@@ -21,7 +32,7 @@ def recipes() -> None:
 @configs.command(
     epilog="Example: mb check gpt_tiny model.tensor_model_parallel_size=4 --world-size 64 --gpu h100"
 )
-def check(
+def check(  # noqa: PLR0913 - options of a command
     recipe: Recipe = None,
     config: ConfigFiles = None,
     out: Out = None,
@@ -29,16 +40,24 @@ def check(
     world_size: WorldSize = None,
     gpu: Gpu = None,
     te: Engine = None,
+    apex: Apex = False,
     as_json: Json = False,
 ) -> None:
     """Report every mistake of a configuration at once, for any number of processes and any GPU.
 
     Each problem has its rule, the values, the reason, what to do, and where the values came from. Nothing is built and
     nothing is written. Without --gpu the check is for this machine: where it has no Transformer Engine, settings that
-    need it are refused. Exit code 0: no rule refuses the run; 1: problems; 2: it could not be read.
+    need it are refused. A recipe's value that the machine cannot honour is replaced as a run would replace it, and
+    shown. Exit code 0: no rule refuses the run; 1: problems; 2: it could not be read.
     """
     preflight = command("preflight")
-    target = preflight.Target(world_size=world_size or nproc or 1, gpu=gpu, transformer_engine=te)
+    target = preflight.Target(
+        world_size=world_size or nproc or 1,
+        gpu=gpu,
+        transformer_engine=te,
+        apex=apex,
+        local_world_size=nproc,
+    )
     raise typer.Exit(
         preflight.check(list(recipe or []), files=config or [], out=out, target=target, as_json=as_json)
     )
@@ -55,6 +74,7 @@ def plan(  # noqa: PLR0913 - options of a command
     world_size: WorldSize = None,
     gpu: Gpu = None,
     te: Engine = None,
+    apex: Apex = False,
     picture: Annotated[
         Path | None,
         typer.Option(metavar="FILE.svg", help="Draw a bar for each pipeline stage.", show_default=False),
@@ -69,6 +89,7 @@ def plan(  # noqa: PLR0913 - options of a command
     if picture is not None and picture.suffix.lower() != ".svg":
         raise typer.BadParameter("draws SVG: give a name that ends in .svg", param_hint="--picture")
     asked = {"world_size": world_size or nproc, "gpu": gpu, "transformer_engine": te, "picture": picture}
+    asked["apex"] = apex
     raise typer.Exit(
         command("plan").plan(list(recipe or []), files=config or [], out=out, **asked, as_json=as_json)
     )
@@ -77,7 +98,7 @@ def plan(  # noqa: PLR0913 - options of a command
 @configs.command(
     epilog="Example: mb sweep gpt_tiny model.tensor_model_parallel_size=1,2,4 train.micro_batch_size=1,2 --world-size 8"
 )
-def sweep(
+def sweep(  # noqa: PLR0913 - options of a command
     recipe: Recipe = None,
     config: ConfigFiles = None,
     out: Out = None,
@@ -89,6 +110,7 @@ def sweep(
     ] = "1",
     gpu: Gpu = None,
     te: Engine = None,
+    apex: Apex = False,
     limit: Annotated[
         int, typer.Option(min=0, metavar="N", help="Passing points to resolve, plan and show; 0: all.")
     ] = 20,
@@ -108,7 +130,8 @@ def sweep(
         )
     target = command("preflight").Target
     targets = [
-        target(world_size=int(number), gpu=gpu, transformer_engine=te) for number in world_size.split(",")
+        target(world_size=int(number), gpu=gpu, transformer_engine=te, apex=apex)
+        for number in world_size.split(",")
     ]
     asked = {"files": config or [], "out": out, "targets": targets, "limit": limit or None}
     raise typer.Exit(command("sweep").sweep(list(recipe or []), **asked, as_json=as_json))

@@ -7,6 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
+from mb_checkpoint.trust import trusted
+from mb_config import UnknownGpuError, gpu_short_name
+from mb_config.paths import expand_home, is_url
+
 
 def version(text: str | None) -> str | None:
     """Return a version as it was typed.
@@ -17,6 +21,18 @@ def version(text: str | None) -> str | None:
     if text is not None and re.fullmatch(r"\d+(\.\d+)*(\.?[A-Za-z]+\d*)*(\+[\w.-]+)?", text) is None:
         raise typer.BadParameter(f"{text!r} is no version, such as 2.20")
     return text
+
+
+def known_gpu(text: str | None) -> str | None:
+    """Return the short name of a GPU.
+
+    Raises:
+        typer.BadParameter: the GPU is not known.
+    """
+    try:
+        return text and gpu_short_name(text, field="--gpu")
+    except UnknownGpuError as error:
+        raise typer.BadParameter(str(error).removeprefix("--gpu: ")) from error  # typer names the option
 
 
 Recipe = Annotated[
@@ -39,13 +55,18 @@ def run_folder(written: str) -> Path:
     """Return the run folder as it was typed.
 
     Raises:
-        typer.BadParameter: it is "", as in `--out "$RUN"` without RUN, which would be the current folder.
+        typer.BadParameter: it is a URL, or "", as in `--out "$RUN"` without RUN, which would be the current folder.
     """
     if not written:
         raise typer.BadParameter(
             "is empty, as where a shell's variable is not set. Give a folder, or . for this one."
         )
-    return Path(written)
+    if is_url(written):
+        raise typer.BadParameter(
+            f"{written} is a URL, and would become a local folder. Name a local one, or one into which the storage is "
+            "mounted on every node."
+        )
+    return Path(expand_home(written))
 
 
 Out = Annotated[
@@ -64,6 +85,13 @@ Processes = Annotated[
         "--nproc", min=1, metavar="N", help="Processes on this machine; default 1.", show_default=False
     ),
 ]
+NoNumaBinding = Annotated[
+    bool,
+    typer.Option(
+        "--no-numa-binding",
+        help="With --nproc: leave the processes on any CPU, not on those of their GPU's NUMA node.",
+    ),
+]
 ResumeWithChanges = Annotated[
     bool, typer.Option("--resume-with-changes", help="Go on in a run folder although settings differ.")
 ]
@@ -76,7 +104,8 @@ Gpu = Annotated[
     typer.Option(
         "--gpu",
         metavar="NAME",
-        help="GPU that the run is meant for: h100, b200, ...; default: this machine's.",
+        callback=known_gpu,
+        help="GPU that the run is meant for: h100, b200, ... or as nvidia-smi prints it; default: this machine's.",
     ),
 ]
 Engine = Annotated[
@@ -86,6 +115,33 @@ Engine = Annotated[
         metavar="VERSION",
         callback=version,
         help="Transformer Engine there, such as 2.20; default: what is here.",
+    ),
+]
+
+
+Apex = Annotated[
+    bool,
+    typer.Option(
+        "--apex",
+        help="With --gpu: Apex with its CUDA extensions is installed there; settings that need them are kept.",
+    ),
+]
+
+
+def trust(context: typer.Context, folders: list[Path] | None) -> list[Path] | None:
+    """Trust the folders for the length of the command."""
+    context.with_resource(trusted(*(folders or ())))
+    return folders
+
+
+Trust = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--trust",
+        metavar="DIR",
+        callback=trust,
+        help="Unpickle whatever legacy checkpoints in DIR hold: their authors can execute any code here; repeatable.",
+        show_default=False,
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from mb_trainer.cli_options import command
+from mb_trainer.cli_options import Trust, command
 
 runs = typer.Typer()
 
@@ -30,6 +30,7 @@ def sample(
         float, typer.Option(min=0.0, help="0 takes the likeliest token; higher is more varied.")
     ] = 0.8,
     seed: Annotated[int, typer.Option(help="Seed of the random choice.")] = 1234,
+    trust: Trust = None,
 ) -> None:
     """Print text from the newest valid checkpoint of a run, so that a person sees what was learned."""
     if not prompt:

@@ -5,7 +5,17 @@ from typing import Annotated
 
 import typer
 
-from mb_trainer.cli_options import ConfigFiles, Json, Out, Processes, Recipe, ResumeWithChanges, command
+from mb_trainer.cli_options import (
+    ConfigFiles,
+    Json,
+    NoNumaBinding,
+    Out,
+    Processes,
+    Recipe,
+    ResumeWithChanges,
+    Trust,
+    command,
+)
 
 train = typer.Typer()
 
@@ -17,6 +27,8 @@ def pretrain(
     out: Out = None,
     nproc: Processes = None,
     resume_with_changes: ResumeWithChanges = False,
+    trust: Trust = None,
+    no_numa_binding: NoNumaBinding = False,
 ) -> None:
     """Train a model from scratch, or go on where the run folder's newest checkpoint stopped.
 
@@ -35,6 +47,7 @@ def pretrain(
     command with torchrun (torchrun ... -m mb_trainer pretrain ...) or srun, without --nproc.
     """
     asked = {"files": config or [], "out": out, "nproc": nproc, "resume_with_changes": resume_with_changes}
+    asked |= {"trust": trust or [], "numa_binding": not no_numa_binding}
     raise typer.Exit(command("train").pretrain(list(recipe or []), **asked))
 
 
@@ -45,6 +58,8 @@ def finetune(
     out: Out = None,
     nproc: Processes = None,
     resume_with_changes: ResumeWithChanges = False,
+    trust: Trust = None,
+    no_numa_binding: NoNumaBinding = False,
 ) -> None:
     """Train on from the weights in checkpoint.pretrained_checkpoint, all of them or adapters alone.
 
@@ -54,6 +69,7 @@ def finetune(
     The recipe lora_tiny starts from what mb pretrain gpt_tiny made in runs/gpt_tiny.
     """
     asked = {"files": config or [], "out": out, "nproc": nproc, "resume_with_changes": resume_with_changes}
+    asked |= {"trust": trust or [], "numa_binding": not no_numa_binding}
     raise typer.Exit(command("train").pretrain(list(recipe or []), **asked, command="finetune"))
 
 
@@ -97,7 +113,10 @@ def verify_resume(  # noqa: PLR0913 - options of a command
     values. Nothing is written but a temporary folder, or --out. Every tensor is hashed in every step: choose a model
     that is small for its layout. On GPUs ask for model.deterministic_mode=true.
 
-    Exit code 0: equal; 1: different, or a run failed.
+    Where the two differ, a second straight run follows, and the state that was loaded, threads, processor and versions
+    are printed: exit code 3 then means that runs differ on this machine without any resume.
+
+    Exit code 0: equal; 1: the resume is not exact, or a run failed; 3: the machine is not repeatable.
     """
     starts = (resume_nproc or "").split(",") if resume_nproc is not None else []
     if not all(number.isdecimal() and int(number) > 0 for number in starts):

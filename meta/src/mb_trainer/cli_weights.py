@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from mb_trainer.cli_options import command
+from mb_trainer.cli_options import Trust, command, run_folder
 
 weights = typer.Typer()
 
@@ -18,7 +18,12 @@ def import_hf(
             metavar="DIR", help="A folder with config.json and *.safetensors.", show_default=False
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Receives checkpoint and configuration.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out", metavar="DIR", parser=run_folder, help="Receives checkpoint and configuration."
+        ),
+    ],
 ) -> None:
     """Turn a Llama, Qwen2, Qwen3 or Mixtral in Hugging Face's form into a checkpoint that any layout can load.
 
@@ -32,11 +37,15 @@ def import_hf(
 def export_hf(
     run: Annotated[Path, typer.Argument(help="A run folder, or its checkpoints.", show_default=False)],
     out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="Receives config.json and *.safetensors.")
+        Path,
+        typer.Option(
+            "--out", metavar="DIR", parser=run_folder, help="Receives config.json and *.safetensors."
+        ),
     ],
     adapters: Annotated[
         bool, typer.Option("--adapters", help="Only the adapters, as Hugging Face's peft loads them.")
     ] = False,
+    trust: Trust = None,
 ) -> None:
     """Write the newest checkpoint of a run in Hugging Face's form, whatever layout trained it."""
     raise typer.Exit(command("hf").export_hf(run, out=out, adapters=adapters))

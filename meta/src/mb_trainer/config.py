@@ -1,7 +1,8 @@
 """The configuration of the trainer: every section of every package in one namespace, and the whole of them typed."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 
 import mb_config
 from mb_checkpoint import CheckpointConfig
@@ -12,6 +13,7 @@ from mb_config import (
     OptimizerConfig,
     OptimizerConfigOverrideProvider,
     RNGConfig,
+    RuleLike,
     SchedulerConfig,
     TrainingConfig,
     ValidationConfig,
@@ -154,9 +156,14 @@ class ConfigContainer(mb_config.ConfigContainer):
     """Detection of slow ranks by nvidia-resiliency-ext."""
     inprocess_restart: InProcessRestartConfig | None = None
     """Restart after a fault without a new process."""
-    profiling: ProfilingConfig | None = None
-    """Which steps are profiled, and how."""
+    profiling: ProfilingConfig | None = field(default_factory=ProfilingConfig)
+    """Which steps are profiled, and how; by default none."""
     peft: LoRA | CanonicalLoRA | DoRA | PEFT | None = None
     """Adapters, which alone are trained; None: all parameters are."""
     tensor_inspect: TensorInspectConfig | None = None
     """Statistics of tensors inside the model, by nvdlfw-inspect."""
+
+    def installed_rules(self) -> Iterable[RuleLike]:
+        """Return the rules of every package."""
+        rules: Iterable[RuleLike] = import_module("mb_trainer.preflight").RULES  # which imports this module
+        return rules

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
 import torch
+from megatron.core import full_cuda_graph
 from megatron.core.full_cuda_graph import (
     FullCudaGraphWrapper,
     StaticBufferLoader,
@@ -22,10 +23,15 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.cuda_graphs import TECudaGraphHelper
 
 from mb_config.rules.cuda_graphs import full_iteration
+from mb_loop.microbatches import BatchPlan
+from mb_loop.recapture import RecaptureOnChange
 from mb_trainer.config import ConfigContainer
 from mb_trainer.trainee import Trainee
 
 LAYERS, STEP = "transformer_engine", "full_iteration"
+
+CAPTURED: dict[str, int] = {}
+"""Stage -> microbatches of the graph that Megatron keeps for it in a class, and so for the whole process."""
 
 
 class GraphHelper(Protocol):
@@ -110,11 +116,14 @@ def graphs_of_this_process(config: ConfigContainer) -> Iterator[None]:
 
 @contextmanager
 def counted_microbatches(config: ConfigContainer) -> Iterator[None]:
-    """Tell Megatron the number of microbatches of a step, which its helper asks for in a global place."""
+    """Set Megatron's global number of microbatches, which its helper reads, to the largest of any step.
+
+    Graphs of layers are captured for so many; a step with fewer uses the first of them.
+    """
     destroy_num_microbatches_calculator()
     init_num_microbatches_calculator(
         rank=-1,  # rank 0 would print a line
-        global_batch_size=config.train.global_batch_size,
+        global_batch_size=largest_batch(config),
         micro_batch_size=config.train.micro_batch_size,
         data_parallel_size=config.data_parallel_size,
     )
@@ -124,8 +133,34 @@ def counted_microbatches(config: ConfigContainer) -> Iterator[None]:
         destroy_num_microbatches_calculator()
 
 
+def largest_batch(config: ConfigContainer) -> int:
+    """Return the sequences of the largest step of a run, rounded down where the run rounds down."""
+    train = config.train
+    plan = BatchPlan.of(
+        train.global_batch_size or 0,
+        micro_batch_size=train.micro_batch_size or 0,
+        data_parallel_size=config.data_parallel_size or 1,
+        rampup_batch_size=train.rampup_batch_size,
+        step_batch_size_schedule=train.step_batch_size_schedule,
+        seq_length=config.model.seq_length,
+        decrease_batch_size_if_needed=train.decrease_batch_size_if_needed,
+    )
+    return max(plan.batches[size].samples for size in plan.sizes)
+
+
+def forget_graph_of_stage(stage: str) -> None:
+    """Drop the graph and the result of "training" or "validation", so that Megatron warms up and captures again.
+
+    The next capture has a memory pool of its own: torch does not reuse a pool that has no graph left.
+    """
+    torch.cuda.synchronize()  # the last replay may still run
+    FullCudaGraphWrapper.reset_cuda_graph(FullCudaGraphWrapper, stage)  # it uses nothing of an instance
+    full_cuda_graph._shared_graph_pool = None
+
+
 def forget_graph_of_step() -> None:
     """Drop the graphs, results and input buffers that Megatron keeps in its classes."""
+    CAPTURED.clear()
     FullCudaGraphWrapper.reset_cuda_graph(FullCudaGraphWrapper)  # it uses nothing of an instance
     for buffers in StaticBufferLoader.static_buffers.values():
         buffers.clear()
@@ -171,12 +206,15 @@ def graphs_of_layers(
 def in_one_graph(
     schedule: Callable[..., Any], config: ConfigContainer, transformer: Any
 ) -> Callable[..., Any]:
-    """Return Megatron's schedule, which after its warm-up runs as one graph where that is asked for."""
+    """Return Megatron's schedule, which after its warm-up runs as one graph where that is asked for.
+
+    A graph is captured again when the number of microbatches changes.
+    """
     if wanted(config) != STEP:
         return schedule
-    wrapped: Callable[..., Any] = FullCudaGraphWrapper(
+    wrapped = FullCudaGraphWrapper(
         schedule,
         cuda_graph_warmup_steps=config.model.cuda_graph_warmup_steps,
         use_single_mempool=transformer.cuda_graph_use_single_mempool,
     )
-    return wrapped
+    return RecaptureOnChange(wrapped, forget=forget_graph_of_stage, captured=CAPTURED)

@@ -13,17 +13,30 @@ from megatron.core import parallel_state, tensor_parallel
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
+from mb_host.reproducibility import fix_sums_by_index
 from mb_models import ModuleGroups
 from mb_models.mimo_config import MimoModelConfig, module_ranks
 from mb_trainer.config import ConfigContainer
 from mb_trainer.handed_groups import handed_groups
-from mb_trainer.processes import World, need_address
+from mb_trainer.processes import World, WorldError, need_address
 
 
 def pick_device(world: World, *, external_mapping: bool = False) -> torch.device:
-    """Return this rank's device: its GPU (index 0 if the launcher maps GPUs itself), or the CPU where there is none."""
+    """Return this rank's device: its GPU (index 0 if the launcher maps GPUs itself), or the CPU where there is none.
+
+    Raises:
+        WorldError: fewer GPUs are visible than the processes of this machine need; CUDA is not initialised.
+    """
     if not torch.cuda.is_available():
         return torch.device("cpu")
+    visible = torch.cuda.device_count()
+    if not external_mapping and world.local_rank >= visible:
+        raise WorldError(
+            f"dist.local_rank: is {world.local_rank}, but this process sees {visible} GPU{'s' if visible > 1 else ''} "
+            f"(CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'unset')}), because each process of a "
+            "machine takes the GPU with its local rank as index. Start at most as many processes on a machine as GPUs "
+            "are visible, or set dist.external_gpu_device_mapping=true if the launcher gives each process its own GPU."
+        )
     device = torch.device("cuda", 0 if external_mapping else world.local_rank)
     torch.cuda.set_device(device)
     return device
@@ -87,8 +100,9 @@ def module_groups(world: World, config: ConfigContainer, *, device: torch.device
 def processes_joined(world: World, config: ConfigContainer, *, device: torch.device) -> Iterator[None]:
     """Open torch's process group, gloo where there is no GPU, and close it at the end. Collective over the world.
 
-    A process group that exists already is used and left open. One process needs no port. NCCL is not bound to a device
-    here: every group of a few ranks would then be split off that of all, by all of them.
+    A process group that exists already is used and left open. One process needs no port. The first collective names
+    this rank's GPU (`barrier`). `init_process_group(device_id=...)` would do so, too, but with it torch splits every
+    further group off the default one, which all ranks must take part in.
 
     Raises:
         WorldError: there are several processes, and nothing says where they meet.
@@ -104,11 +118,28 @@ def processes_joined(world: World, config: ConfigContainer, *, device: torch.dev
             world_size=world.world_size,
             timeout=timedelta(minutes=config.dist.distributed_timeout_minutes),
         )
+        barrier(device=device)
     try:
         yield
     finally:
         if ours:
             torch.distributed.destroy_process_group()
+
+
+def barrier(*, device: torch.device | None = None) -> None:
+    """Wait until all ranks are here. Collective over the world.
+
+    Names the GPU: without it NCCL takes the one whose index is the rank modulo the number of GPUs if no collective came
+    before, which is another rank's where ranks are not numbered node by node, and hangs.
+
+    Args:
+        device: Of this rank; None: the current one.
+    """
+    if "nccl" not in torch.distributed.get_backend():
+        torch.distributed.barrier()
+        return
+    index = torch.cuda.current_device() if device is None else device.index
+    torch.distributed.barrier(device_ids=[index])
 
 
 def seed_everything(config: ConfigContainer, groups: ProcessGroupCollection) -> None:
@@ -136,9 +167,11 @@ def seed_everything(config: ConfigContainer, groups: ProcessGroupCollection) -> 
 
 
 def seed_libraries(config: ConfigContainer, seed: int) -> None:
-    """Seed Python, NumPy and torch, and choose deterministic kernels where they are asked for."""
+    """Seed Python, NumPy and torch, and choose deterministic kernels on request, and on the CPU."""
     if config.model.deterministic_mode:
         torch.use_deterministic_algorithms(True)
+    elif not torch.cuda.is_available():
+        fix_sums_by_index()
     random.seed(seed)
     np.random.seed(seed)  # libraries that draw from NumPy use its global state
     torch.manual_seed(seed)

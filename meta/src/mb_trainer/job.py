@@ -20,15 +20,17 @@ from mb_checkpoint.layout import (
 from mb_config import DistributedInitConfig, Provenance
 from mb_loop import Callback, TrainOutcome
 from mb_models.mimo_layout_rules import LAYOUT, has_layouts
+from mb_models.weight_shapes import fixed_by_weights
 from mb_resilience import flight_recorder_environment
 from mb_resilience.flight_recorder import DUMP_FILES, kept_settings
 from mb_resilience.sections import need_monitor
 from mb_trainer.config import CheckpointConfig, ConfigContainer
 from mb_trainer.console import Voice
-from mb_trainer.machine import DRIVER, first_gpu
-from mb_trainer.named_step import beginning, hold_once, need_step
+from mb_trainer.machine import first_gpu
+from mb_trainer.named_step import beginning, hold_once
+from mb_trainer.numa import bind_this_process
 from mb_trainer.preflight import Findings, settle, verify_data
-from mb_trainer.processes import World, read_world
+from mb_trainer.processes import World, read_local_world_size, read_world
 from mb_trainer.run_folder import (
     NoCheckpointError,
     RunFolder,
@@ -37,7 +39,9 @@ from mb_trainer.run_folder import (
     UnwritableFolderError,
     changes_since,
     describe,
+    folder_of,
     place,
+    schedule_is_overridden,
     standing,
     why_unwritable,
 )
@@ -58,6 +62,8 @@ class Job:
     """Why nothing is written into the run folder, which only an evaluation does without."""
     resume_command: str | None = None
     """What a user types to go on after a stop; with it, the process is a command's and ends with the run."""
+    changed: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    """Dotted path -> (there, now), for each setting that differs from the run in the folder."""
     beginning: Mapping[str, object] = field(default_factory=dict)
     """The step that the run is told to begin at, and where that lies, for its first event; {}: none."""
     notes: tuple[str, ...] = ()
@@ -73,7 +79,7 @@ def pretrain(
     callbacks: Sequence[Callback] = (),
     resume_with_changes: bool = False,
     resume_command: str | None = None,
-    environment: Mapping[str, str] = os.environ,
+    environment: Mapping[str, str] | None = None,
 ) -> TrainOutcome:
     """Train what the configuration says, in a run folder, from its newest checkpoint if there is one.
 
@@ -89,7 +95,7 @@ def pretrain(
         resume_with_changes: go on although the run folder's settings differ.
         resume_command: shown after a stop. With it, the process is taken to end with the run: from the first step on
             `train.exit_signal` only ever asks for a stop. Without it the handlers found are put back.
-        environment: where rank and world size are read.
+        environment: variables that hold rank and world size; None: `os.environ`.
 
     Returns:
         Why and where training ended. A run that is complete already is "finished" at its last step.
@@ -99,10 +105,13 @@ def pretrain(
         FileNotFoundError, ValueError: a data file is missing or not what it should be.
         RunFolderError: the run folder holds a run with other settings.
         NoCheckpointError: an evaluation alone is asked for, and there is nothing to evaluate.
-        mb_checkpoint.CheckpointNotFoundError: `checkpoint.ckpt_step` is not there, or no checkpoint is sound.
+        mb_checkpoint.CheckpointNotFoundError: no checkpoint is sound.
         NoMonitorError: `ft.enable_ft_package` is set, and ft_launcher did not start this process.
         OSError: the checkpoint folder or the run folder cannot be written.
     """
+    environment = os.environ if environment is None else environment
+    # first of all: threads that libraries start keep the CPUs that they are started with
+    bound = bind_this_process(environment, local_rank=read_world(environment).local_rank)
     job = settle_job(
         config,
         name=name,
@@ -120,11 +129,13 @@ def pretrain(
             return done
         job = replace(job, standing="resumable")
     voice.say(f"{name}: {described(job)}; loading Megatron Core")
-    for line in (*job.notes, *(f"warning: [{warning.id}] {warning}" for warning in job.settled.warnings)):
+    resolved = [f"resolved: {change}" for change in job.settled.notable]
+    warnings = [f"warning: [{warning.id}] {warning}" for warning in job.settled.warnings]
+    for line in (*([bound] if bound else []), *job.notes, *resolved, *warnings):
         voice.say(line)
     set_environment(overlap_environment(config, world_size=job.world.world_size), say=voice.say)
     start_flight_recorder(config.dist, say=voice.say)
-    mb_host.install()  # before megatron is imported; without effect where there is a GPU
+    mb_host.install()  # before megatron is imported; with a GPU it applies patches of Megatron alone
     training = import_module("mb_trainer.training")  # torch and megatron: seconds, and only after all checks
     with voice.warnings_logged(), voice.records_logged(config.logger):
         outcome: TrainOutcome = training.run(job, voice=voice, callbacks=callbacks)
@@ -179,14 +190,21 @@ def settle_job(
     A job is "complete" here if its last step seems to be there: what it holds has not been looked at.
     """
     world = read_world(environment)
-    folder = RunFolder(Path(out) if out is not None else Path("runs") / name)
+    folder = folder_of(out, name=name)
     known = Provenance.of(config) if provenance is None else provenance
     place(config, folder, known)
-    settled = settle(config, world_size=world.world_size, provenance=known)
+    evaluates_only = config.validation.skip_train
+    note = None if evaluates_only else hold_once(config.checkpoint, events=folder.events)
+    settled = settle(
+        config,
+        world_size=world.world_size,
+        provenance=known,
+        local_world_size=read_local_world_size(environment),
+    )
     verify_data(config)
     if config.ft is not None and config.ft.enable_ft_package:
         need_monitor(environment)
-    save, evaluates_only, note = config.checkpoint.save, config.validation.skip_train, None
+    save = config.checkpoint.save
     unwritable = why_unwritable(folder)
     if unwritable is not None and not evaluates_only:
         raise UnwritableFolderError(
@@ -196,14 +214,14 @@ def settle_job(
         check_writable(save)
     if not evaluates_only:
         refuse_to_start_over(config.checkpoint)
-        note = hold_once(config.checkpoint, events=folder.events)
-    need_step(config.checkpoint)
-    changed = changes_since(folder, config.to_dict())
+    changed = changes_since(folder, config.to_dict(), chosen=config.to_dict(defaults=False))
     if changed and not resume_with_changes:
-        raise RunFolderError(describe(folder, changed))
+        fixed = fixed_by_weights(changed) if goes_on(config.checkpoint) else []
+        raise RunFolderError(describe(folder, changed, fixed=fixed))
     if changed and goes_on(config.checkpoint):
         refuse_other_modules(config, folder, changed)
-    if changed and not config.scheduler.use_checkpoint_opt_param_scheduler:
+    overrides = bool(changed) or schedule_is_overridden(folder)
+    if overrides and not config.scheduler.use_checkpoint_opt_param_scheduler:
         config.scheduler.override_opt_param_scheduler = True  # the new schedule, not the checkpoint's
     state = standing(
         last_step=last_step(config.checkpoint),
@@ -218,6 +236,7 @@ def settle_job(
         config=config,
         settled=settled,
         folder=folder,
+        changed=changed,
         standing=state,
         world=world,
         unwritable=unwritable,
@@ -249,7 +268,11 @@ def need_something_to_evaluate(checkpoint: CheckpointConfig) -> None:
         NoCheckpointError: there is no checkpoint, and no weights are named.
     """
     elsewhere = checkpoint.non_persistent_ckpt_type == "local" or checkpoint.non_persistent_global_ckpt_dir
-    if checkpoint.pretrained_checkpoint is not None or elsewhere:
+    if (
+        checkpoint.pretrained_checkpoint is not None
+        or checkpoint.custom_manager_class is not None
+        or elsewhere
+    ):
         return
     load = checkpoint.load
     missing = "is null" if load is None else why_not_a_checkpoint(Path(load))
@@ -264,9 +287,10 @@ def set_environment(
     wanted: Mapping[str, str | int | float | bool],
     *,
     say: Callable[[str], None],
-    environment: MutableMapping[str, str] = os.environ,
+    environment: MutableMapping[str, str] | None = None,
 ) -> None:
     """Set the variables that the shell has not set; say which of the shell's values win."""
+    environment = os.environ if environment is None else environment
     for name, value in wanted.items():
         if environment.setdefault(name, str(value)) != str(value):
             say(f"env_vars.{name}: the shell's value {environment[name]!r} wins over {str(value)!r}")
@@ -276,13 +300,14 @@ def start_flight_recorder(
     dist: DistributedInitConfig,
     *,
     say: Callable[[str], None],
-    environment: MutableMapping[str, str] = os.environ,
+    environment: MutableMapping[str, str] | None = None,
 ) -> None:
     """Tell torch what to record of collectives and where to leave it, and make the folder for that.
 
     Raises:
         OSError: the folder cannot be made.
     """
+    environment = os.environ if environment is None else environment
     for name, value in kept_settings(dist, environment=environment).items():
         say(f"dist.flight_recorder_dump_path: the shell's {name}={value} is kept")
     environment.update(flight_recorder_environment(dist, environment=environment))
@@ -296,9 +321,10 @@ def overlap_environment(
     *,
     world_size: int,
     gpu: str | None = None,
-    environment: Mapping[str, str] = os.environ,
+    environment: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """Return the variables that let communication overlap on this machine's GPU (or on `gpu`), but for those set."""
+    environment = os.environ if environment is None else environment
     model = config.model
     tp, cp, pp = (
         model.tensor_model_parallel_size,
@@ -306,7 +332,7 @@ def overlap_environment(
         model.pipeline_model_parallel_size,
     )
     return mb_overlap.environment(
-        gpu=gpu or first_gpu(DRIVER),
+        gpu=gpu or first_gpu(environment),
         tp=tp,
         cp=cp,
         pp=pp,

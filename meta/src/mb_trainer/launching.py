@@ -1,5 +1,7 @@
 """N processes of the same command on this machine, through torch elastic: one voice, one cause when it fails.
 
+Without a GPU the processes are forked from the launcher, which has imported Megatron Core once for all of them.
+
 The launcher passes SIGTERM, Ctrl-C and the run's own signal on to every process, which then agree on a last step, save
 and leave; a second Ctrl-C kills them. A process that fails leaves its error in a file of its own, so that the cause is
 shown once.
@@ -22,6 +24,10 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from mb_trainer.failures import ERROR_FOLDER, FAILED, Failure, read_failures
+from mb_trainer.forked_ranks import can_fork_ranks, preload, run_forked_rank
+from mb_trainer.loopback import LOOPBACK, keep_collectives_local, new_run_id, register_backend
+from mb_trainer.numa import set_numa_environment
+from mb_trainer.processes import divide_cores
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT)
 RERUN_CODES = {16, 17}
@@ -37,39 +43,51 @@ class Launched:
 
 
 def launch(
-    arguments: Sequence[str], *, processes: int, port: int | None = None, exit_signal: int = signal.SIGTERM
+    arguments: Sequence[str],
+    *,
+    processes: int,
+    port: int | None = None,
+    exit_signal: int = signal.SIGTERM,
+    numa_binding: bool = True,
 ) -> Launched:
     """Run `mb ARGUMENTS` in several processes and wait for them.
 
     Args:
         arguments: words after `mb`.
         processes: how many; the last one speaks, the others' stderr goes to a file that is read when one dies.
-        port: of the rendezvous; None takes a free one.
+        port: of the store, on the loopback interface; None takes a free one.
         exit_signal: passed on to the processes, as SIGTERM and SIGINT are.
+        numa_binding: bind each process to the CPUs of its GPU's NUMA node, where there are several.
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed twice; the processes are gone.
     """
-    logging.getLogger("torch.distributed.elastic").setLevel(
-        logging.CRITICAL
-    )  # every failure is told below, once
+    for module in ("torch.distributed.elastic", "torch.multiprocessing"):
+        logging.getLogger(module).setLevel(logging.CRITICAL)  # every failure is reported below, once
     with tempfile.TemporaryDirectory(prefix="mb-") as folder, forwarded_signals({*FORWARDED, exit_signal}):
         set_worker_environment(Path(folder), processes=processes)
+        set_numa_environment(os.environ, processes=processes, enabled=numa_binding)
         quiet = dict.fromkeys(range(processes - 1), Std.ERR)
+        forked = can_fork_ranks()
+        if forked:
+            preload()
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
             nproc_per_node=processes,
-            run_id=Path(folder).name,
-            rdzv_backend="c10d" if port is None else "static",
-            rdzv_endpoint=f"localhost:{port or 0}",
-            rdzv_configs={} if port is None else {"rank": 0},
+            run_id=new_run_id(),
+            rdzv_backend=register_backend(),
+            rdzv_endpoint=f"{LOOPBACK}:{port or 0}",
             max_restarts=0,
             logs_specs=DefaultLogsSpecs(log_dir=folder, redirects=quiet),
             signals_to_handle="SIGHUP,SIGQUIT",
+            start_method="fork",  # of functions; a program is started as it is
         )
         try:
-            elastic_launch(config, sys.executable)("-m", "mb_trainer", *arguments)
+            if forked:
+                elastic_launch(config, run_forked_rank)(*arguments)
+            else:
+                elastic_launch(config, sys.executable)("-m", "mb_trainer", *arguments)
         except ChildFailedError as error:
             told = read_failures(Path(folder))
             code = agreed_code([process.exitcode for process in error.failures.values()])
@@ -81,9 +99,10 @@ def launch(
 
 
 def set_worker_environment(folder: Path, *, processes: int) -> None:
-    """Tell the processes where failures go, and divide the cores among them where nobody has."""
+    """Set where failures go, which interface collectives use, and how many threads each process has."""
     os.environ[ERROR_FOLDER] = str(folder)
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+    keep_collectives_local(os.environ)
+    divide_cores(os.environ, processes=processes)
 
 
 @contextmanager

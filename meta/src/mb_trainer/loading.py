@@ -7,12 +7,17 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 
 from mb_checkpoint import CheckpointLoadContext, CheckpointManager, DefaultCheckpointManager
 from mb_checkpoint.agreement import on_rank_zero
+from mb_checkpoint.context import CheckpointProbe
 from mb_loop.mcore import MegatronReruns
 from mb_trainer.checkpointing import adapter_filter
 from mb_trainer.console import Voice
 from mb_trainer.positions import put_others_alike
 from mb_trainer.state import GlobalState
 from mb_trainer.trainee import Trainee
+
+
+class ManagerStateError(ValueError):
+    """A custom checkpoint manager loaded a step without the counters of the run."""
 
 
 def load(
@@ -27,13 +32,15 @@ def load(
 ) -> None:
     """Go on from the newest whole checkpoint, and say what was taken and what was passed over. Collective.
 
-    The default manager always loads, because only that finds checkpoints on the disks of the nodes; another one is
-    asked on rank 0 whether there is something.
+    The default manager always loads, because only that finds checkpoints on the disks of the nodes. A custom one is
+    asked on rank 0 whether it has a checkpoint, if it has `has_checkpoint`; without, it loads, and returns (0, 0) where
+    it has none.
     """
-    if not isinstance(manager, DefaultCheckpointManager) and not on_rank_zero(manager.has_checkpoint):
+    custom = not isinstance(manager, DefaultCheckpointManager)
+    if custom and isinstance(manager, CheckpointProbe) and not on_rank_zero(manager.has_checkpoint):
         return
     positions = state.cfg.dataset.dataloader_load
-    manager.load(
+    step, operations = manager.load(
         CheckpointLoadContext(
             state=state,
             model=trainee.chunks,
@@ -49,6 +56,8 @@ def load(
     put_others_alike(train_data_iterator)
     loaded = manager.loaded if isinstance(manager, DefaultCheckpointManager) else None
     if loaded is not None and loaded.source == "nothing":
+        return
+    if custom and not loaded_anything(manager, state, step=step, operations=operations):
         return
     peft = state.cfg.peft
     if peft is not None and state.train_state.step == 0:
@@ -67,3 +76,18 @@ def load(
         voice.say(f"weights from {loaded.path}")
     else:
         voice.say(f"resumed from {loaded.path} at step {loaded.step}")
+
+
+def loaded_anything(manager: CheckpointManager, state: GlobalState, *, step: int, operations: float) -> bool:
+    """Return whether a custom manager loaded a checkpoint, by what its `load` returned.
+
+    Raises:
+        ManagerStateError: it returned a step and left the counters of the run as they were.
+    """
+    if step and not state.train_state.step:
+        raise ManagerStateError(
+            f"checkpoint.custom_manager_class: load of {state.cfg.checkpoint.custom_manager_class} returned step "
+            f"{step} and left ctx.state.train_state at step 0, from which data and schedule would begin again. Restore "
+            "it with ctx.state.train_state.load_state_dict."
+        )
+    return bool(step or operations) or isinstance(manager, CheckpointProbe)

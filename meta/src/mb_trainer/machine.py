@@ -1,10 +1,13 @@
 """What rules may ask about the machine that a run is meant for: this one, or one that a user describes. No torch."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from pathlib import Path
+
+from mb_config.rules.hardware import nvlink_gpus
+from mb_models.kernel_modules import KERNEL_MODULES, kernel_facts
+from mb_trainer.gpus import HERE, GpuFacts, GpuSources, read_gpus, visible_gpus
 
 OPTIONAL_PACKAGES = (
     "tensorboard",
@@ -16,21 +19,17 @@ OPTIONAL_PACKAGES = (
 )
 """Packages whose presence rules may ask about."""
 
-DRIVER = Path("/proc/driver/nvidia/gpus")
-"""Where NVIDIA's driver describes the devices, a folder each."""
-
-GENERATIONS = ("gb300", "gb200", "b300", "b200", "h200", "h100", "h800", "a100", "l40s")
-"""Short names of GPUs, longer ones before those that they contain."""
-
 
 def gather_facts(
     world_size: int,
     *,
     gpu: str | None = None,
     transformer_engine: str | None = None,
-    env_vars: Mapping[str, object] | None = None,
-    environment: Mapping[str, str] = os.environ,
-    driver: Path = DRIVER,
+    apex: bool = False,
+    local_world_size: int | None = None,
+    env_vars: object = None,
+    environment: Mapping[str, str] | None = None,
+    sources: GpuSources = HERE,
 ) -> dict[str, object]:
     """Return what rules may ask. A fact that is not known is None, and rules that need it are left out.
 
@@ -39,22 +38,37 @@ def gather_facts(
         gpu: short name of the GPU ("h100") that the run is meant for; None: the first of this machine, if any.
         transformer_engine: its version there; None: what is installed here, or unknown where `gpu` speaks of
             another machine.
+        apex: whether Apex with its CUDA extensions is installed there, where `gpu` speaks of another machine; the
+            modules of this one are looked up.
+        local_world_size: processes of the run on this machine; None: not known.
         env_vars: the configuration's, which the shell's `environment` wins over.
-        environment: the shell's variables.
-        driver: where the driver describes the devices of this machine.
+        environment: the shell's variables; None: `os.environ`.
+        sources: where facts about the GPUs of this machine come from. Those that CUDA_VISIBLE_DEVICES hides do not
+            count.
     """
-    here = installed_version("transformer_engine", "transformer-engine")
+    environment = os.environ if environment is None else environment
+    added = env_vars if isinstance(env_vars, Mapping) else {}  # the check reports another type
+    variables = {**{str(name): str(value) for name, value in added.items()}, **environment}
+    gpus = visible_gpus(read_gpus(sources=sources), variables) if gpu is None else ()
+    on_cpu = gpu is None and not gpus
+    # without a GPU the host stands in for CUDA, and Transformer Engine stays unused even where it is installed
+    here = None if on_cpu else installed_version("transformer_engine", "transformer-engine")
     elsewhere = gpu is not None and here is None
     engine = transformer_engine or here
     return {
         "world_size": world_size,
-        "env": {**{name: str(value) for name, value in (env_vars or {}).items()}, **environment},
-        "gpu": gpu or first_gpu(driver),
+        "env": variables,
+        "gpu": gpu or name_of_first(gpus),
         "transformer_engine": None if elsewhere and engine is None else engine is not None,
         "transformer_engine_version": engine,
         "torch_version": installed_version("torch", "torch"),
+        "nvidia_resiliency_ext_version": installed_version("nvidia_resiliency_ext", "nvidia-resiliency-ext"),
         "einops_installed": None if elsewhere else find_spec("einops") is not None,
-        "cpu": gpu is None and not any(driver.glob("*")),
+        **(dict.fromkeys(KERNEL_MODULES, apex) if elsewhere else kernel_facts()),
+        "same_machine": True if gpu is None else None,
+        "gpus_per_node": nvlink_gpus(gpu) if gpu is not None else len(gpus) or None,
+        "local_world_size": local_world_size,
+        "cpu": on_cpu,
         **{f"{name}_installed": find_spec(name) is not None for name in OPTIONAL_PACKAGES},
     }
 
@@ -69,9 +83,11 @@ def installed_version(module: str, distribution: str) -> str | None:
         return None
 
 
-def first_gpu(driver: Path) -> str | None:
-    """Return the short name of the first GPU as the driver tells it, None without a driver or for another model."""
-    for description in sorted(driver.glob("*/information")):
-        model = description.read_text().lower().replace(" ", "")
-        return next((name for name in GENERATIONS if name in model), None)
-    return None
+def first_gpu(environment: Mapping[str, str], *, sources: GpuSources = HERE) -> str | None:
+    """Return the short name of the first GPU that CUDA shows; None without one, or for an unknown model."""
+    return name_of_first(visible_gpus(read_gpus(sources=sources), environment))
+
+
+def name_of_first(gpus: Sequence[GpuFacts | None]) -> str | None:
+    """Return the short name of the first of the visible GPUs; None without one, or for an unknown model."""
+    return gpus[0].short_name if gpus and gpus[0] is not None else None

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -12,7 +12,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from mb_loop import StepResult
 from mb_metrics import (
     EnergySampler,
-    LoggerConfig,
+    GradientNorms,
     Metrics,
     NormGroups,
     UnknownFlopsError,
@@ -24,7 +24,6 @@ from mb_metrics import (
     model_flops_per_token,
     peak_tflops,
     prediction_metrics,
-    report_l2_norm_grad,
 )
 from mb_metrics.mcore import megatron_expert_tracker, megatron_prediction_tracker
 from mb_trainer.config import ConfigContainer
@@ -36,6 +35,16 @@ Sampler = Callable[[int], Mapping[str, Any]]
 MEMORY = "memory/"
 
 _logger = logging.getLogger(__name__)
+
+
+class Norms(Protocol):
+    """L2 norms of a model that is spread over ranks. All calls are collective over its groups."""
+
+    def gradients(self, *, loss_scale: Any) -> Mapping[str, Any]:
+        """Return the norm of each gradient and of all, before the optimizer unscales and clips them."""
+
+    def parameters(self) -> float:
+        """Return the norm of all parameters."""
 
 
 class Measured:
@@ -52,7 +61,7 @@ class Measured:
         step: steps done before.
         vocab_size: rows of the output layer.
         sizes: of training samples, where they differ.
-        norms: measures the norms that are asked for; None: those of one model over `groups`.
+        norms: measures norms; None: of one model over `groups`.
     """
 
     def __init__(  # noqa: PLR0913 (what is measured, each by name)
@@ -66,12 +75,12 @@ class Measured:
         step: int,
         vocab_size: int,
         sizes: SampleSizes | None = None,
-        norms: Callable[[LoggerConfig], Mapping[str, float]] | None = None,
+        norms: Norms | None = None,
     ) -> None:
         config, world = job.config, job.world
         self._config, self._groups, self._chunks, self._device = config, groups, chunks, device
         self._microbatches = 0
-        self._norms = self._of_one_model if norms is None else norms
+        self._norms = OneModelNorms(config, chunks, groups=groups) if norms is None else norms
         self._sizes = sizes
         self._flops_per_token = flops_per_token(
             config, vocab_size=vocab_size, seq_length=None if sizes is None else sizes.attention_length
@@ -87,6 +96,7 @@ class Measured:
                 resume_step=step,
                 run_config=config.to_dict(),
                 stream=voice,
+                print_evaluations=False,
             )
             if world.is_voice
             else []
@@ -95,6 +105,7 @@ class Measured:
             sinks,
             log_interval=config.logger.log_interval,
             throughput_window=config.logger.throughput_window_size,
+            micro_batch_size=config.train.micro_batch_size,
             total_steps=config.train.train_iters,
             total_samples=config.train.train_samples,
             world_size=world.world_size,
@@ -117,6 +128,17 @@ class Measured:
         """Return the tokens of a step; of samples of different lengths the average, without padding."""
         return result.tokens if self._sizes is None else round(result.samples * self._sizes.tokens)
 
+    def gradient_norms(self, step: int, *, loss_scale: Any) -> Mapping[str, Any]:
+        """Return the norms of the gradients where they are asked for and a log interval ends with this step.
+
+        Call it before the optimizer step. Collective over the model.
+        """
+        logger = self._config.logger
+        asked = logger.log_l2_norm_grad_to_tensorboard and not logger.skip_train_metrics_log
+        return (
+            self._norms.gradients(loss_scale=loss_scale) if asked and step % logger.log_interval == 0 else {}
+        )
+
     def at_interval(self, step: int, *, samples: int) -> dict[str, Any]:
         """Return what is measured at the end of a log interval, empty at other steps. Collective over the model."""
         train, logger = self._config.train, self._config.logger
@@ -124,10 +146,8 @@ class Measured:
         if step % logger.log_interval or logger.skip_train_metrics_log:
             return {}
         microbatches, self._microbatches = max(1, self._microbatches), 0
-        return {
-            **self._losses_inside(step, microbatches=microbatches),
-            **self._norms(logger),
-        }
+        norm = {"params-norm": self._norms.parameters()} if logger.log_params_norm else {}
+        return {**self._losses_inside(step, microbatches=microbatches), **norm}
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -170,15 +190,25 @@ class Measured:
             found |= prediction_metrics(megatron_prediction_tracker(), microbatches=microbatches, step=step)
         return found
 
-    def _of_one_model(self, logger: LoggerConfig) -> dict[str, float]:
-        groups = NormGroups.of(self._groups)
-        found: dict[str, float] = {}
-        if logger.log_l2_norm_grad_to_tensorboard:
-            found |= report_l2_norm_grad(self._chunks, groups=groups)
-        if logger.log_params_norm:
-            shards = self._config.ddp.use_megatron_fsdp
-            found["params-norm"] = calc_params_l2_norm(self._chunks, use_megatron_fsdp=shards, groups=groups)
-        return found
+
+class OneModelNorms:
+    """Norms of one model over its process groups. Construction is collective over the pipeline."""
+
+    def __init__(
+        self, config: ConfigContainer, chunks: Sequence[Any], *, groups: ProcessGroupCollection
+    ) -> None:
+        self._chunks, self._groups = chunks, NormGroups.of(groups)
+        self._shards = config.ddp.use_megatron_fsdp
+        asked = config.logger.log_l2_norm_grad_to_tensorboard
+        self._gradients = GradientNorms(chunks, groups=self._groups) if asked else None
+
+    def gradients(self, *, loss_scale: Any) -> Mapping[str, Any]:
+        """Return the norms of the gradients of all stages; tensors, without a host synchronisation."""
+        return {} if self._gradients is None else self._gradients(loss_scale=loss_scale)
+
+    def parameters(self) -> float:
+        """Return the norm of all parameters."""
+        return calc_params_l2_norm(self._chunks, use_megatron_fsdp=self._shards, groups=self._groups)
 
 
 def per_stage(reductions: Mapping[str, Any], *, stages: int) -> dict[str, Any]:

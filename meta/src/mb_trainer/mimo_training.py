@@ -12,7 +12,7 @@ from megatron.core.models.mimo.config.role import MIMO_LANGUAGE_MODULE_KEY as LA
 
 from mb_config import OptimizerConfigOverrideProviderContext
 from mb_config.mcore import to_megatron
-from mb_metrics import LoggerConfig, NormGroups, calc_params_l2_norm, report_l2_norm_grad
+from mb_metrics import NormGroups, calc_params_l2_norm, report_l2_norm_grad
 from mb_metrics.gradient_norms import GLOBAL
 from mb_models import MimoForwardStep, MimoModelConfig, MimoModules, ModuleGroups, mimo_parameter_count
 from mb_models.mimo import VISION
@@ -88,30 +88,31 @@ class Modules:
         }
         return Places(tp=world, pp=one, dp=one, cp=one, dp_cp=self.groups.main.pp, module_layouts=layouts)
 
-    def norms(self, logger: LoggerConfig) -> dict[str, float]:
-        """Return the norms that are asked for, those of both modules on every rank. Collective over the world."""
-        found: dict[str, float] = {}
-        if logger.log_l2_norm_grad_to_tensorboard:
-            found |= self._gradient_norms()
-        if logger.log_params_norm:
-            found["params-norm"] = self._over_modules(
-                {
-                    name: calc_params_l2_norm([module], groups=NormGroups.of(self.groups.own[name]))
-                    for name, module in self._wrapped.items()
-                }
-            )
-        return found
+    def parameters(self) -> float:
+        """Return the norm of the parameters of all modules. Collective over the world."""
+        return self._over_modules(
+            {
+                name: calc_params_l2_norm([module], groups=NormGroups.of(self.groups.own[name]))
+                for name, module in self._wrapped.items()
+            }
+        )
 
     @property
     def _wrapped(self) -> Mapping[str, Any]:
         found: Mapping[str, Any] = self.trainee.chunks[0].wrapped
         return found
 
-    def _gradient_norms(self) -> dict[str, float]:
+    def gradients(self, *, loss_scale: Any) -> dict[str, float]:
+        """Return the norms of the gradients of all modules on every rank, before the optimizer clips them.
+
+        Collective over the world.
+        """
+        scale = float(loss_scale)
         own: dict[str, float] = {}
         totals: dict[str, float] = {}
         for name, module in self._wrapped.items():
-            norms = report_l2_norm_grad([module], groups=NormGroups.of(self.groups.own[name]))
+            measured = report_l2_norm_grad([module], groups=NormGroups.of(self.groups.own[name]))
+            norms = {metric: norm / scale for metric, norm in measured.items()}
             totals[name] = norms.pop(GLOBAL)
             where = f"/module.{PLACES[name]}."
             own |= {metric.replace("/module.", where, 1): norm for metric, norm in norms.items()}

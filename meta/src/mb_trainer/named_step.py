@@ -1,15 +1,12 @@
 """The step that a run is told to begin at: `checkpoint.ckpt_step` holds until something newer has been saved."""
 
-import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from mb_checkpoint.errors import CheckpointNotFoundError
-from mb_checkpoint.layout import is_iteration_directory, steps_in
 from mb_trainer.config import CheckpointConfig
+from mb_trainer.run_folder import rows
 
 
 def beginning(checkpoint: CheckpointConfig) -> dict[str, object]:
@@ -65,37 +62,3 @@ def saved_since(named: Mapping[str, object], events: Iterator[Mapping[str, Any]]
         ):
             newest = int(row["step"])
     return newest
-
-
-def rows(events: Path) -> Iterator[Mapping[str, Any]]:
-    """Yield the rows of an events file; lines that a kill has cut are left out."""
-    if not events.is_file():
-        return
-    with events.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            with suppress(ValueError):
-                row = json.loads(line)
-                if isinstance(row, Mapping):
-                    yield row
-
-
-def need_step(checkpoint: CheckpointConfig) -> None:
-    """Refuse a step that is not there.
-
-    Raises:
-        CheckpointNotFoundError: it is named, and there is no folder of it.
-    """
-    step, load = checkpoint.ckpt_step, Path(checkpoint.load or "")
-    if step is None or checkpoint.load is None:
-        return
-    try:
-        found = steps_in(load)
-        there = step in found or is_iteration_directory(load)
-    except OSError:
-        return  # who loads it says why it cannot be read
-    if not there:
-        listed = ", ".join(map(str, found)) or "none"
-        raise CheckpointNotFoundError(
-            f"checkpoint.ckpt_step: {load} has no step {step}; steps there: {listed}. Name one of them, or leave it "
-            "out to go on from the newest."
-        )

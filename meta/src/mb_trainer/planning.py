@@ -5,12 +5,11 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from mb_config import Plan, make_plan
-from mb_data import TextCorpusConfig, TokenizerError, kept_tokenizer, load_tokenizer
-from mb_data.tokenizer_rules import END_OF_DOCUMENT
+from mb_data import TokenizerError
 from mb_metrics import FlopsPerToken, UnknownFlopsError, model_flops_per_token
 from mb_models.vocab import padded_vocab_size
 from mb_trainer.config import ConfigContainer
-from mb_trainer.weights import kept_by_run
+from mb_trainer.preflight import need_tokenizer_entries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +70,7 @@ def embedding_rows(config: ConfigContainer) -> int | None:
     if model.vocab_size is not None:
         return int(model.vocab_size)
     size = tokenizer_entries(config)
-    if size is None or model.tensor_model_parallel_size < 1:
+    if size is None or min(size, model.tensor_model_parallel_size, model.make_vocab_size_divisible_by) < 1:
         return None
     return padded_vocab_size(
         size,
@@ -81,16 +80,8 @@ def embedding_rows(config: ConfigContainer) -> int | None:
 
 
 def tokenizer_entries(config: ConfigContainer) -> int | None:
-    """Return the entries of the tokenizer, or how many a text corpus asks for when it brings its own."""
-    if config.tokenizer.tokenizer_type is None and isinstance(config.dataset, TextCorpusConfig):
-        section, own = config.tokenizer, {END_OF_DOCUMENT}
-        return (
-            config.dataset.vocab_size + len({*(section.special_tokens or ())} - own) + section.vocab_extra_ids
-        )
+    """Return the entries of the tokenizer, or how many a text corpus asks for; None where it cannot be read here."""
     try:
-        kept = kept_by_run(config)
-        if kept is not None:
-            return kept_tokenizer(kept, config.tokenizer).vocab_size
-        return load_tokenizer(config.tokenizer).vocab_size
+        return need_tokenizer_entries(config)
     except (TokenizerError, OSError):
         return None

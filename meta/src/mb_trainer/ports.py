@@ -22,7 +22,7 @@ def asked_port(environment: Mapping[str, str]) -> int | None:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("", int(text)))
+            probe.bind(("127.0.0.1", int(text)))
         except OSError as error:
             raise PortError(
                 f"MASTER_PORT: port {text} is in use ({error.strerror}). Choose another, or unset MASTER_PORT "

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from math import prod
 from typing import Any, cast
 
 import mb_checkpoint.rules
@@ -22,18 +23,34 @@ from mb_config import (
     Problem,
     Provenance,
     RuleLike,
+    UnknownPrecisionError,
     mimo_runtime_config_update,
     runtime_config_update,
 )
-from mb_data import FinetuningDatasetConfig, GPTDatasetConfig, TextCorpusConfig
+from mb_config.fallbacks import apply_fallbacks
+from mb_config.merging import drop_implied, merge_problems
+from mb_config.message_text import MESSAGE, cut
+from mb_config.section_types import check_config
+from mb_data import (
+    FinetuningDatasetConfig,
+    GPTDatasetConfig,
+    TextCorpusConfig,
+    TokenizerError,
+    kept_tokenizer,
+    load_tokenizer,
+)
 from mb_data.finetuning_files import sample_file
 from mb_data.sources import verify_sources
+from mb_data.tokenizer_rules import END_OF_DOCUMENT
 from mb_models import MimoModelConfig
+from mb_models.kernel_rules import FALLBACKS
+from mb_models.vocab import model_vocab_size
 from mb_overlap import Conflict, OverlapConflictError
 from mb_trainer.config import ConfigContainer
 from mb_trainer.machine import gather_facts
 from mb_trainer.rules import RULES as TRAINER_RULES
 from mb_trainer.validation_rules import VALIDATION_RULES
+from mb_trainer.weights import kept_by_run
 
 RULES: tuple[RuleLike, ...] = (
     *mb_config.RULES,
@@ -58,9 +75,18 @@ LESS = {
     "V129": ("CK22",),
     "V131": ("CK03",),
     "FS03": ("V120",),
+    "V244": ("CK41",),
+    "CK43": ("CK41",),
+    "O04b": ("O04",),
+    "O03": ("O04b",),
 }
 """Rules that are silent beside others, which say the same of the same fields or would refuse what the first advise."""
 
+
+OF_TOKENIZER = tuple(
+    rule for rule in RULES if any(path.startswith("facts.tokenizer_") for path in rule.fields)
+)
+"""Rules that read what `tokenizer_facts` returns."""
 
 NO_ENGINE = "resolve: no Transformer Engine on this machine"
 """Origin of `model.transformer_impl` where a run would take other layers."""
@@ -75,13 +101,20 @@ def as_rules_ask(model: Any, facts: Mapping[str, object]) -> Mapping[str, object
     """Return the facts, of modules with layouts of their own as of one replica: each takes its rows of a microbatch."""
     if not has_module_layouts(model):
         return facts
-    one = model.tensor_model_parallel_size * model.pipeline_model_parallel_size * model.context_parallel_size
+    sizes = (
+        model.tensor_model_parallel_size,
+        model.pipeline_model_parallel_size,
+        model.context_parallel_size,
+    )
+    if not all(isinstance(size, int) for size in sizes):  # the check reports their types
+        return facts
+    one = prod(sizes)
     return {**facts, "all_processes": facts["world_size"], "world_size": max(1, one)}
 
 
 def as_taken(dist: DistributedInitConfig, facts: Mapping[str, object]) -> DistributedInitConfig:
     """Return the section with the backend that a run takes: gloo where there is no GPU."""
-    if not facts.get("cpu"):
+    if not facts.get("cpu") or not isinstance(dist, DistributedInitConfig):  # the check reports its type
         return dist
     taken = copy(dist)
     taken.distributed_backend = "gloo"
@@ -94,9 +127,39 @@ def find_problems(
     """Apply every rule; the configuration is not changed."""
     asked = as_rules_ask(config.model, facts)
     sections = {**config.sections(), "dist": as_taken(config.dist, facts)}
-    found = mb_config.check(sections, RULES, facts=asked, provenance=provenance)
-    broken = {problem.id for problem in found}
-    return [problem for problem in found if broken.isdisjoint(LESS.get(problem.id, ()))]
+    found = check_config(config, RULES, sections=sections, facts=asked, provenance=provenance)
+    return drop_implied(found, LESS)
+
+
+def find_tokenizer_problems(
+    config: ConfigContainer,
+    found: Sequence[Problem],
+    *,
+    facts: Mapping[str, object],
+    provenance: Provenance | None,
+) -> list[Problem]:
+    """Read the tokenizer, and apply the rules on what is read; nothing where other problems or facts forbid it.
+
+    Args:
+        config: The configuration, which is not changed.
+        found: Its other problems. With an error in a section that names the tokenizer's files, they are not read.
+        facts: Without `same_machine` the files are on another machine.
+        provenance: Where values came from.
+    """
+    sections = {problem.fields[0].partition(".")[0] for problem in found if problem.severity == "error"}
+    if not facts.get("same_machine") or sections & {"tokenizer", "dataset", "checkpoint"}:
+        return []
+    known = {**facts, **tokenizer_facts(config)}
+    rules = [rule for rule in OF_TOKENIZER if not sections & {rule.fields[0].partition(".")[0]}]
+    return mb_config.check(config.sections(), rules, facts=known, provenance=provenance)
+
+
+def tokenizer_facts(config: ConfigContainer) -> dict[str, object]:
+    """Return `tokenizer_entries`, the size of the tokenizer, or `tokenizer_error`, why it cannot be read."""
+    try:
+        return {"tokenizer_entries": need_tokenizer_entries(config)}
+    except (OSError, TokenizerError) as error:
+        return {"tokenizer_error": cut(str(error), MESSAGE)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +170,15 @@ class Findings:
     """Every rule that is broken, errors and warnings."""
     changes: Sequence[Change]
     """Fields that resolving set, with reasons; none where wishes exclude each other."""
+    fallbacks: Sequence[Change] = ()
+    """Values of defaults and recipes that this machine cannot honour, replaced before the rules were applied."""
+    resolved: bool = True
+    """False: resolving rejected the configuration, which is resolved in part."""
+
+    @property
+    def notable(self) -> list[Change]:
+        """Changes that a user should see: replaced values, and environment variables that the run sets."""
+        return [*self.fallbacks, *(change for change in self.changes if change.field.startswith("env_vars."))]
 
     @property
     def errors(self) -> list[Problem]:
@@ -120,38 +192,48 @@ class Findings:
 
 
 def inspect(config: ConfigContainer, *, facts: Mapping[str, object], provenance: Provenance) -> Findings:
-    """Apply every rule, resolve in place, and apply every rule to the resolved configuration; raise nothing.
+    """Apply every rule, read the tokenizer, resolve in place, and apply every rule to the resolved configuration.
+
+    Raises nothing.
 
     Args:
         config: is resolved, or partly resolved where wishes exclude each other.
         facts: as `mb_trainer.machine.gather_facts` returns them.
         provenance: where values came from; is told of each change.
     """
+    fallbacks = apply_fallbacks(config, FALLBACKS, facts=facts, provenance=provenance)
     asked = find_problems(config, facts=facts, provenance=provenance)
+    asked += find_tokenizer_problems(config, asked, facts=facts, provenance=provenance)
     try:
         if has_module_layouts(config.model):
-            changes = mimo_runtime_config_update(config, provenance=provenance)
+            changes = mimo_runtime_config_update(config, provenance=provenance, facts=facts, rules=())
         else:
             world_size = cast(int, facts["world_size"])
-            changes = runtime_config_update(config, world_size=world_size, provenance=provenance)
+            changes = runtime_config_update(
+                config, world_size=world_size, provenance=provenance, facts=facts, rules=()
+            )
+    except UnknownPrecisionError:  # V011 reports it
+        return Findings(problems=asked, changes=(), fallbacks=fallbacks, resolved=False)
     except ConfigError as error:
-        return Findings(problems=merge(asked, error.problems), changes=())
+        problems = merge_problems(asked, error.problems)
+        return Findings(problems=problems, changes=(), fallbacks=fallbacks, resolved=False)
     except OverlapConflictError as error:
-        return Findings(problems=merge(asked, described(error.conflicts, provenance)), changes=())
+        problems = merge_problems(asked, described(error.conflicts, provenance))
+        return Findings(problems=problems, changes=(), fallbacks=fallbacks, resolved=False)
     resolved = find_problems(config, facts={**facts, "resolved": True}, provenance=provenance)
     errors = [problem for problem in resolved if problem.severity == "error"]
-    return Findings(problems=merge(asked, errors), changes=changes)
+    return Findings(problems=merge_problems(asked, errors), changes=changes, fallbacks=fallbacks)
 
 
 def take_layers_of_this_machine(
     config: ConfigContainer, *, facts: Mapping[str, object], provenance: Provenance
 ) -> bool:
-    """Choose local layers where Transformer Engine is known to be missing, as a run would; say whether that changed it.
+    """Choose the layers that a run without a GPU has; say whether that changed it.
 
-    A check then applies the rules of the layers that would be built.
+    A check then applies the rules of the layers that would be built. With a GPU a fallback chooses them.
     """
     model = config.model
-    if facts["transformer_engine"] is not False or model.transformer_impl == "local":
+    if not facts["cpu"] or facts["transformer_engine"] or model.transformer_impl == "local":
         return False
     model.transformer_impl = "local"
     provenance.note("model.transformer_impl", NO_ENGINE)
@@ -177,32 +259,29 @@ def described(conflicts: Sequence[Conflict], provenance: Provenance) -> list[Pro
     ]
 
 
-def merge(asked: Sequence[Problem], resolved: Sequence[Problem]) -> list[Problem]:
-    """Return each rule once, without what only follows from a value that is refused already."""
-    seen = {problem.id for problem in asked}
-    refused = any(problem.severity == "error" for problem in asked)
-    return [
-        *asked,
-        *(later for later in resolved if later.id not in seen and not (refused and follows(later))),
-    ]
-
-
-def follows(problem: Problem) -> bool:
-    """Say whether resolving computed the value that is to blame."""
-    return problem.origin.get(problem.fields[0], "").startswith("resolve")
-
-
-def settle(config: ConfigContainer, *, world_size: int, provenance: Provenance) -> Findings:
+def settle(
+    config: ConfigContainer,
+    *,
+    world_size: int,
+    provenance: Provenance,
+    local_world_size: int | None = None,
+) -> Findings:
     """Inspect for this machine, and refuse a configuration with errors.
+
+    Args:
+        config: is resolved.
+        world_size: processes of the run.
+        provenance: where values came from.
+        local_world_size: processes of the run on this machine; None: not known.
 
     Raises:
         ConfigError: rules are broken; holds every error.
     """
-    known = gather_facts(world_size, env_vars=config.env_vars)
+    known = gather_facts(world_size, env_vars=config.env_vars, local_world_size=local_world_size)
     take_layers_of_this_machine(config, facts=known, provenance=provenance)
     findings = inspect(config, facts=known, provenance=provenance)
-    if findings.errors:
-        raise ConfigError(findings.errors)
+    if findings.errors or not findings.resolved:
+        raise ConfigError(findings.errors or findings.problems)
     return findings
 
 
@@ -213,9 +292,12 @@ def verify_data(config: ConfigContainer) -> None:
         DataPathError: a path does not exist, or one of a `.bin`/`.idx` pair is missing.
         IndexedFormatError: a file is not what its name says, or is cut short.
         CorpusError: sources have no text, or too few files with any.
+        TokenizerError: the tokenizer cannot be read.
+        VocabularyError: the model's embedding has no row for some of its tokens.
     """
     dataset = config.dataset
     dataset.finalize()
+    verify_tokenizer(config)
     if isinstance(dataset, FinetuningDatasetConfig):
         verify_samples(dataset, evaluated=bool(config.validation.eval_iters))
     if not isinstance(dataset, GPTDatasetConfig):
@@ -226,6 +308,42 @@ def verify_data(config: ConfigContainer) -> None:
             mb_data.verify_prefix(prefix)  # brings numpy, which checks without data files do without
     if isinstance(dataset, TextCorpusConfig):
         verify_sources(dataset)
+
+
+def verify_tokenizer(config: ConfigContainer) -> None:
+    """Load the tokenizer that a run would take, and compare its entries with the rows of the embedding.
+
+    Reads the tokenizer's files and imports the library for them, neither torch nor Megatron.
+
+    Raises:
+        DataPathError: a file does not exist.
+        TokenizerError: it cannot be read, or its library is not installed.
+        VocabularyError: the model's embedding has no row for some of its tokens.
+    """
+    entries, model = need_tokenizer_entries(config), config.model
+    if model.vocab_size is not None:
+        model_vocab_size(
+            model.vocab_size,
+            tokenizer_vocab_size=entries,
+            divisible_by=model.make_vocab_size_divisible_by,
+            tensor_parallel_size=model.tensor_model_parallel_size,
+        )
+
+
+def need_tokenizer_entries(config: ConfigContainer) -> int:
+    """Return the entries of the tokenizer, or how many a text corpus asks for when it brings its own.
+
+    Raises:
+        DataPathError: a file does not exist.
+        TokenizerError: it cannot be read, or its library is not installed.
+    """
+    section = config.tokenizer
+    if section.tokenizer_type is None and isinstance(config.dataset, TextCorpusConfig):
+        added = {*(section.special_tokens or ())} - {END_OF_DOCUMENT}
+        return config.dataset.vocab_size + len(added) + section.vocab_extra_ids
+    kept = kept_by_run(config)
+    tokenizer = load_tokenizer(section) if kept is None else kept_tokenizer(kept, section)
+    return int(tokenizer.vocab_size)
 
 
 def verify_samples(dataset: FinetuningDatasetConfig, *, evaluated: bool) -> None:

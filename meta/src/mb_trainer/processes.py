@@ -1,7 +1,8 @@
 """The processes of a run: who am I among them, and where they meet. No torch."""
 
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
 
@@ -81,6 +82,11 @@ def read_world(environment: Mapping[str, str]) -> World:
     return world
 
 
+def divide_cores(environment: MutableMapping[str, str], *, processes: int) -> None:
+    """Give each process its part of the cores as threads, unless OMP_NUM_THREADS is set. To be called before torch."""
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+
+
 def read_number(environment: Mapping[str, str], name: str, launcher: Launcher) -> int:
     """Return a variable as a whole number of at least zero."""
     text = environment.get(name)
@@ -133,6 +139,12 @@ def first_host(nodes: str, *, name: str) -> str:
             "node of rank 0, or start with torchrun."
         )
     return re.sub(r"\[([^-,\]]+)[^\]]*\]", r"\1", first.group())
+
+
+def read_local_world_size(environment: Mapping[str, str]) -> int | None:
+    """Return the processes that torchrun or `--nproc` starts on this machine, None where neither did."""
+    text = environment.get("LOCAL_WORLD_SIZE", "")
+    return int(text) if text.isdecimal() else None
 
 
 def need_address(world: World, environment: Mapping[str, str]) -> None:

@@ -1,12 +1,16 @@
 """From words on a command line to a configuration that knows where each of its values came from. No torch."""
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mb_config import ConfigReadError, Provenance, apply_overrides, apply_yaml
 from mb_config.overrides import NAMED
+from mb_config.shell_line import refuse_spaced
+from mb_config.yaml_file import read_yaml
 from mb_models.peft.config import PeftError
 from mb_models.peft.config import named as named_peft
 from mb_trainer.config import TARGETS, ConfigContainer
@@ -45,27 +49,45 @@ class Request:
     provenance: Provenance
 
 
-def read_request(words: Sequence[str], *, files: Sequence[Path] = ()) -> Request:
+def read_request(
+    words: Sequence[str], *, files: Sequence[Path] = (), unread: list[ConfigReadError] | None = None
+) -> Request:
     """Read `[RECIPE] [KEY=VALUE ...]` and overlay files. Low to high: class default, recipe, files in order, words.
+
+    Args:
+        words: Recipe and overrides.
+        files: Overlays.
+        unread: Receives the errors of settings, which then keep the value that they had, instead of raising them.
 
     Raises:
         ConfigReadError: an unknown recipe, unknown keys, wrong types or unreadable files; all that were found.
     """
+    refuse_spaced(words)
     named = bool(words) and not is_override(words[0])
     recipe, overrides = (words[0], words[1:]) if named else (DEFAULT_RECIPE, words)
-    request = from_recipe(recipe)
+    request = from_recipe(recipe, unread=unread)
+    options: dict[str, Any] = {
+        "named": SECTIONS_BY_NAME,
+        "targets": TARGETS,
+        "provenance": request.provenance,
+    }
     for file in files:
-        apply_yaml(
-            request.config, file, named=SECTIONS_BY_NAME, targets=TARGETS, provenance=request.provenance
-        )
-    apply_overrides(
-        request.config,
-        overrides,
-        named=SECTIONS_BY_NAME,
-        targets=TARGETS,
-        provenance=request.provenance,
-    )
+        with collected(unread):
+            apply_yaml(request.config, file, **options)
+    with collected(unread):
+        apply_overrides(request.config, overrides, **options)
     return request
+
+
+@contextmanager
+def collected(errors: list[ConfigReadError] | None) -> Iterator[None]:
+    """Append the errors of reading to a list, if there is one."""
+    try:
+        yield
+    except ConfigReadError as error:
+        if errors is None:
+            raise
+        errors.extend(error.errors)
 
 
 def is_override(word: str) -> bool:
@@ -73,8 +95,8 @@ def is_override(word: str) -> bool:
     return "=" in word or word.startswith(("+", "~"))
 
 
-def from_recipe(name: str) -> Request:
-    """Build a recipe by its name, or read a YAML file that holds a whole configuration."""
+def from_recipe(name: str, *, unread: list[ConfigReadError] | None = None) -> Request:
+    """Build a recipe by its name, or read a YAML file that holds a whole configuration; `unread` as above."""
     if name in RECIPES:
         config = RECIPES[name].build()
         return Request(name=name, config=config, provenance=Provenance.of(config, origin=f"recipe {name}"))
@@ -86,5 +108,33 @@ def from_recipe(name: str) -> Request:
             "An override has the form section.field=value."
         )
     provenance = Provenance()
-    config = ConfigContainer.from_yaml(path, TARGETS, provenance=provenance)
+    try:
+        config = ConfigContainer.from_yaml(path, TARGETS, provenance=provenance)
+    except ConfigReadError as error:
+        if unread is None:
+            raise
+        config = read_without(path, error)
+        unread.extend(error.errors)
     return Request(name=path.stem, config=config, provenance=provenance)
+
+
+def read_without(path: Path, error: ConfigReadError) -> ConfigContainer:
+    """Read a configuration without its settings that cannot be read.
+
+    Raises:
+        ConfigReadError: `error`, where there is no configuration without them.
+    """
+    if any(not part.path for part in error.errors):
+        raise error
+    data = read_yaml(path).data
+    for part in error.errors:
+        *parents, name = part.path.partition("[")[0].split(".")
+        section: Any = data
+        for parent in parents:
+            section = section.get(parent) if isinstance(section, dict) else None
+        if isinstance(section, dict):
+            section.pop(name, None)
+    try:
+        return ConfigContainer.from_dict(data, TARGETS)
+    except ConfigReadError:
+        raise error from None

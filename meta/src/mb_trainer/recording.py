@@ -19,16 +19,21 @@ class MetricsRecorder(Callback):
         self,
         measured: Measured,
         *,
-        loss_scale: bool,
         decoupled_rate: bool = False,
         extra: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         self._measured = measured
         self._metrics = measured.metrics
-        self._loss_scale = loss_scale
         self._decoupled_rate = decoupled_rate
         self._extra = extra
         self._pause = ExitStack()
+        self._gradient_norms: Mapping[str, Any] = {}
+
+    def on_before_optimizer_step(self, context: CallbackContext) -> None:
+        """Measure the gradients, which the optimizer unscales and clips in place."""
+        step = context.state.train_state.step + 1
+        loss_scale = context.optimizer.get_loss_scale()
+        self._gradient_norms = self._measured.gradient_norms(step, loss_scale=loss_scale)
 
     def on_train_step_end(self, context: CallbackContext) -> None:
         """Record the losses, the learning rate, the gradient norm and what was consumed."""
@@ -36,7 +41,7 @@ class MetricsRecorder(Callback):
         if result is None:
             return
         counters = context.state.train_state
-        more: dict[str, Any] = {"loss-scale": context.optimizer.get_loss_scale()} if self._loss_scale else {}
+        more: dict[str, Any] = {"loss-scale": context.optimizer.get_loss_scale()}
         if self._decoupled_rate:
             more["decoupled-learning-rate"] = result.decoupled_learning_rate
         if counters.skipped_train_samples:
@@ -50,6 +55,7 @@ class MetricsRecorder(Callback):
                 "num-zeros": result.num_zeros_in_grad,
                 "max-attention-logit": result.max_attention_logit,
                 **more,
+                **self._gradient_norms,
                 **self._measured.at_interval(result.step, samples=result.samples),
                 **self._extra(),
             },
@@ -85,6 +91,7 @@ class EventRecorder(Callback):
         self._clock = clock
         self._evaluation_start: float | None = None
         self._stop: dict[str, Any] | None = None
+        self._step: int | None = None
 
     def __enter__(self) -> "EventRecorder":
         return self
@@ -95,6 +102,16 @@ class EventRecorder(Callback):
         """Write how the run ended, if it has begun; an exception on its way out is a failure."""
         if self._stop is not None:
             self._events.write("stop", **{**self._stop, **({} if error is None else {"reason": "failed"})})
+        elif error is not None and self._step is not None:
+            self._events.write("stop", step=self._step, reason="failed")
+
+    def on_train_start(self, context: CallbackContext) -> None:
+        """Note the step at which training begins."""
+        self._step = context.state.train_state.step
+
+    def on_train_step_end(self, context: CallbackContext) -> None:
+        """Note the step, for a stop by an exception."""
+        self._step = context.state.train_state.step
 
     def on_eval_start(self, context: CallbackContext) -> None:
         """Look at the clock."""

@@ -36,7 +36,15 @@ def not_carried_out(number: int, section: str, what: str) -> Rule:
     )
 
 
-def must_stay(number: int, path: str, default: object, *, asked: object, instead: str) -> Rule:
+def must_stay(
+    number: int,
+    path: str,
+    default: object,
+    *,
+    asked: object,
+    instead: str,
+    why: str = "nothing in this version carries it out",
+) -> Rule:
     """Make the rule that refuses any other value of a field that nothing reads."""
     return Rule(
         id=f"T{number:02d}",
@@ -44,7 +52,7 @@ def must_stay(number: int, path: str, default: object, *, asked: object, instead
         test=lambda value: (
             None if value in (default, None) else f"{json.dumps(value, default=str)} would have no effect"
         ),
-        why="nothing in this version carries it out",
+        why=why,
         fix=f"Leave it at {json.dumps(default)}. {instead}".strip(),
         fails={path: asked},
         passes={path: default},
@@ -204,7 +212,15 @@ RULES = (
     must_stay(27, "dist.enable_megatron_core_experimental", False, asked=True, instead=""),
     must_stay(39, "optimizer.optimizer_cuda_graph", False, asked=True, instead=""),
     must_stay(15, "dataset.full_validation", None, asked=True, instead="Set validation.full_validation."),
-    must_stay(28, "dist.eval_context_parallel_size", None, asked=2, instead=""),
+    must_stay(
+        28,
+        "dist.eval_context_parallel_size",
+        None,
+        asked=2,
+        instead="Evaluation cuts sequences as training does (model.context_parallel_size).",
+        why="the attention layers and every process group are built for one context-parallel size, and Megatron Core "
+        "has no second set of groups for evaluation",
+    ),
     Rule(
         id="T36",
         fields=("logger.log_l2_norm_grad_to_tensorboard", *SHARDED),

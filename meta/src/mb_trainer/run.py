@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import psutil
-import torch
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -32,6 +31,7 @@ from mb_trainer.console import Voice
 from mb_trainer.data import Data, packs
 from mb_trainer.families import Family, ForwardStep
 from mb_trainer.graphs import graphs_of_layers, in_one_graph
+from mb_trainer.groups import barrier
 from mb_trainer.instruments import Instruments
 from mb_trainer.job import Job
 from mb_trainer.measuring import Measured
@@ -56,6 +56,8 @@ def begin(events: EventLog, job: Job, *, step: int, before: LastRow | None) -> N
     known |= job.beginning
     if step and before is not None:
         known |= {"previous_step": before.step, "previous_time": before.time}
+    if step and job.changed:
+        known["changes"] = {path: list(values) for path, values in job.changed.items()}
     events.write("resume" if step else "start", step=step, **known)
 
 
@@ -103,7 +105,7 @@ class Run:
             resume_command=self.job.resume_command,
         ):
             self.voice.say(line)
-        torch.distributed.barrier()
+        barrier()
         return outcome
 
     def train_and_evaluate(self, summary: Summary, callbacks: Sequence[Callback]) -> TrainOutcome:
@@ -126,7 +128,6 @@ class Run:
             stragglers = stack.enter_context(self.stragglers(measured))
             recorder = MetricsRecorder(
                 measured,
-                loss_scale=config.model.fp16,
                 decoupled_rate=config.optimizer.decoupled_lr is not None,
                 extra=lambda: {**saves.values, **stragglers.values()},
             )
@@ -220,7 +221,11 @@ class Run:
         """Return what looks for slow ranks while it is open. Collective."""
         device = next(self.trainee.chunks[0].parameters()).device
         return look_for_stragglers(
-            self.job.config, device=device, voice=self.voice, operations=measured.operations
+            self.job.config,
+            device=device,
+            voice=self.voice,
+            operations=measured.operations,
+            token_file=None if self.job.unwritable else self.job.folder.path / "straggler_token",
         )
 
     def memory_report(self) -> list[Callback]:
@@ -295,5 +300,5 @@ class Run:
             step=self.state.train_state.step,
             vocab_size=self.trainee.vocab_size,
             sizes=self.data.sizes,
-            norms=self.modules.norms if self.modules else None,
+            norms=self.modules,
         )

@@ -2,19 +2,29 @@
 
 import json
 import os
+import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
-from mb_checkpoint.layout import steps_in
+import mb_checkpoint.rules
+import mb_config.rules.local_paths
+import mb_data.rules
+import mb_metrics.rules
+import mb_resilience.rules
+from mb_checkpoint.layout import steps_in, why_not_a_checkpoint
 from mb_checkpoint.locks import PATIENCE_SECONDS, taken
+from mb_checkpoint.paths import is_url
+from mb_checkpoint.recognition import is_same_folder
 from mb_config import Provenance
+from mb_config.home import expand_home_in
+from mb_config.paths import expand_home
 from mb_trainer.config import ConfigContainer
 from mb_trainer.weights import take_tokenizer
 
@@ -33,6 +43,15 @@ NOT_SETTINGS = frozenset(
 )
 """Fields filled in from the folder, the machine or a resume, where to begin, when to leave, and whether to evaluate
 only; they do not make two runs different."""
+
+PATH_FIELDS: tuple[str, ...] = (
+    *mb_config.rules.local_paths.PATH_FIELDS,
+    *mb_data.rules.PATH_FIELDS,
+    *mb_checkpoint.rules.PATH_FIELDS,
+    *mb_metrics.rules.PATH_FIELDS,
+    *mb_resilience.rules.PATH_FIELDS,
+)
+"""Every field of every section that names files or folders."""
 
 Standing = Literal["fresh", "resumable", "complete"]
 
@@ -86,6 +105,23 @@ class RunFolder:
         return self.path / "log.txt"
 
 
+def folder_of(out: Path | str | None, *, name: str) -> RunFolder:
+    """Return the run folder that `--out` names, or `runs/<name>`; a leading `~` is the home directory.
+
+    Raises:
+        RunFolderError: a URL is given.
+    """
+    if out is None:
+        return RunFolder(Path("runs") / name)
+    text = str(out)
+    if is_url(text) or re.match(r"[A-Za-z][\w+.-]+:/", text):  # a Path has lost one slash
+        raise RunFolderError(
+            f"--out: {text} is a URL. Runs are written through the local file system only. Name a local folder, or "
+            "one into which the storage is mounted on every node."
+        )
+    return RunFolder(Path(expand_home(text)))
+
+
 def checkpoints_in(folder: Path) -> Path:
     """Return where the checkpoints of a folder lie: inside a run folder, else in the folder itself.
 
@@ -99,11 +135,30 @@ def checkpoints_in(folder: Path) -> Path:
     return run.checkpoints if inside else folder
 
 
-def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return dotted path -> (saved, wanted) for every leaf in which two configurations differ."""
+def differences(
+    saved: Mapping[str, Any], wanted: Mapping[str, Any], *, chosen: Mapping[str, Any] | None = None
+) -> dict[str, tuple[Any, Any]]:
+    """Return dotted path -> (saved, wanted) for every leaf in which two configurations differ.
+
+    Args:
+        saved: The one that was written first.
+        wanted: The other one.
+        chosen: The part of `wanted` that is not default. A field that `saved` lacks, because an earlier version wrote
+            it, is no difference where it has its default; None counts every such field.
+    """
     old, new = flatten(saved), flatten(wanted)
     paths = [path for path in (*old, *(path for path in new if path not in old)) if path not in NOT_SETTINGS]
+    if chosen is not None:
+        known = flatten(chosen)
+        later = {path for path in new if path not in old and path not in known}
+        paths = [path for path in paths if path not in later or _is_chosen(path, saved=saved, chosen=chosen)]
     return {path: (old.get(path), new.get(path)) for path in paths if old.get(path) != new.get(path)}
+
+
+def _is_chosen(path: str, *, saved: Mapping[str, Any], chosen: Mapping[str, Any]) -> bool:
+    """Whether the section of a field is one that the user added."""
+    section = path.partition(".")[0]
+    return section in chosen and not isinstance(saved.get(section), Mapping)
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -115,21 +170,45 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return leaves
 
 
-def changes_since(folder: RunFolder, wanted: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+def changes_since(
+    folder: RunFolder, wanted: Mapping[str, Any], *, chosen: Mapping[str, Any] | None = None
+) -> dict[str, tuple[Any, Any]]:
     """Return dotted path -> (there, wanted) for each setting that differs from the run in the folder; none if fresh.
+
+    `chosen` is as in `differences`.
 
     Raises:
         RunFolderError: the settings that are there cannot be read.
     """
+    saved = saved_settings(folder)
+    return {} if saved is None else differences(saved, wanted, chosen=chosen)
+
+
+def schedule_is_overridden(folder: RunFolder) -> bool:
+    """Whether the run in a folder was resumed with changes: its newest checkpoint may still hold the previous schedule.
+
+    Raises:
+        RunFolderError: the settings that are there cannot be read.
+    """
+    scheduler = (saved_settings(folder) or {}).get("scheduler")
+    return isinstance(scheduler, Mapping) and bool(scheduler.get("override_opt_param_scheduler"))
+
+
+def saved_settings(folder: RunFolder) -> Mapping[str, Any] | None:
+    """Return the settings of the run in a folder; None if it is fresh.
+
+    Raises:
+        RunFolderError: they cannot be read.
+    """
     if not folder.run_config.exists():
-        return {}
+        return None
     try:
         saved = yaml.safe_load(folder.run_config.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise RunFolderError(unreadable(folder, str(error))) from error
     if not isinstance(saved, Mapping):
         raise RunFolderError(unreadable(folder, f"it holds {saved!r}, not keys and values"))
-    return differences(saved, wanted)
+    return saved
 
 
 def unreadable(folder: RunFolder, reason: str) -> str:
@@ -154,13 +233,22 @@ def standing(*, last_step: int | None, train_iters: int, more: bool = False) -> 
     return "fresh" if last_step is None and not more else "resumable"
 
 
-def describe(folder: RunFolder, changed: Mapping[str, tuple[Any, Any]]) -> str:
-    """Write the refusal: what differs, and what to do about it."""
+def describe(folder: RunFolder, changed: Mapping[str, tuple[Any, Any]], *, fixed: Sequence[str] = ()) -> str:
+    """Return the error message for a run with other settings.
+
+    Args:
+        folder: The run folder.
+        changed: Dotted path -> (there, wanted).
+        fixed: Those of the paths that cannot change, because the weights of a checkpoint there have their shape.
+    """
     lines = "\n".join(f"  {path}: {old!r} there, {new!r} now" for path, (old, new) in changed.items())
-    return (
-        f"{folder.path}: holds a run with other settings, and going on would mix the two.\n{lines}\n"
-        "Give another folder with --out, or go on with the new settings with --resume-with-changes."
-    )
+    fix = "Choose another folder with --out, or resume with the new settings with --resume-with-changes."
+    if fixed:
+        fix = (
+            f"{', '.join(fixed)} cannot be changed here: the shapes of the weights in {folder.checkpoints} follow from "
+            "them. Restore the old values, or choose another folder with --out."
+        )
+    return f"{folder.path}: holds a run with other settings, and resuming would mix the two.\n{lines}\n{fix}"
 
 
 class EventLog:
@@ -174,6 +262,38 @@ class EventLog:
         """Append one event with the time in seconds since the epoch."""
         with self._path.open("a") as file:
             file.write(json.dumps({"event": event, "time": self._clock(), **fields}) + "\n")
+
+
+def write_missing_stop(folder: RunFolder, *, message: str, clock: Callable[[], float] = time.time) -> None:
+    """Append the stop event of a run whose processes died before they could write it; nothing if it is there.
+
+    Args:
+        folder: of the run; need not exist.
+        message: why it ended.
+        clock: seconds since the epoch.
+    """
+    marks = [row for row in rows(folder.events) if row.get("event") in (*BEGINNINGS, "stop")]
+    if not marks or marks[-1]["event"] == "stop":
+        return
+    last = last_row(folder.metrics)
+    step = marks[-1].get("step") if last is None else last.step
+    EventLog(folder.events, clock=clock).write("stop", step=step, reason="failed", message=message)
+
+
+BEGINNINGS = ("start", "resume")
+"""Events with which a process begins to train."""
+
+
+def rows(events: Path) -> Iterator[Mapping[str, Any]]:
+    """Yield the rows of an events file; lines that a kill has cut are left out."""
+    if not events.is_file():
+        return
+    with events.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            with suppress(ValueError):
+                row = json.loads(line)
+                if isinstance(row, Mapping):
+                    yield row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,7 +361,10 @@ def place(config: ConfigContainer, folder: RunFolder, provenance: Provenance) ->
 
     The tokenizer of weights that are named is taken with them. What the user set to null has no place, and gets none.
     """
+    expand_home_in(config, PATH_FIELDS)
     checkpoint, logger = config.checkpoint, config.logger
+    if is_same_folder(checkpoint.load, str(folder.path)):
+        checkpoint.load = checkpoint.save or str(folder.checkpoints)
     places: list[tuple[str, Any, str]] = [
         ("checkpoint.save", checkpoint, str(folder.checkpoints)),
         ("checkpoint.load", checkpoint, checkpoint.save or str(folder.checkpoints)),
@@ -250,12 +373,14 @@ def place(config: ConfigContainer, folder: RunFolder, provenance: Provenance) ->
     for path, section, where in places:
         name = path.partition(".")[2]
         given = getattr(section, name)
+        if path == "checkpoint.load" and checkpoint.save is None and why_not_a_checkpoint(Path(where)):
+            continue  # a run that saves nothing, in a folder without checkpoints: there is nothing to resume
         if not given and not (given is None and provenance.by_user(path)):
             setattr(section, name, where)
             provenance.note(path, "resolve: run folder")
     for name in ("load", "pretrained_checkpoint"):
         named = getattr(checkpoint, name)
-        if named and str(checkpoints_in(Path(named))) != str(Path(named)):
+        if named and not is_url(named) and str(checkpoints_in(Path(named))) != str(Path(named)):
             setattr(
                 checkpoint, name, str(checkpoints_in(Path(named)))
             )  # whoever named the run's folder meant these

@@ -1,9 +1,11 @@
 """Which ranks are slow: the sections `straggler` and `nvrx_straggler` in a run. Imports torch."""
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -142,8 +144,11 @@ def look_for_stragglers(
     device: torch.device,
     voice: Voice,
     operations: Callable[[StepResult], float],
+    token_file: Path | None = None,
 ) -> Iterator[Stragglers]:
     """Look for slow ranks in this block, as the sections say. Collective over the world.
+
+    The token of the timer's switch is written to `token_file`, or logged if that is None.
 
     Raises:
         DetectorError: NVRx's detector cannot work here.
@@ -153,7 +158,7 @@ def look_for_stragglers(
         speeds = scores = None
         wish = nobody_is_slow
         if timed is not None and timed.log_straggler:
-            timer = straggler_timer(stack, timed, device=device, voice=voice)
+            timer = straggler_timer(stack, timed, device=device, voice=voice, token_file=token_file)
             interval = config.logger.log_interval
             speeds = SpeedReports(timer, log_interval=interval, operations=operations)
         if watched is not None and watched.enabled:
@@ -169,9 +174,14 @@ def heard(voice: Voice) -> Callable[[str], object]:
 
 
 def straggler_timer(
-    stack: ExitStack, section: StragglerDetectionConfig, *, device: torch.device, voice: Voice
+    stack: ExitStack,
+    section: StragglerDetectionConfig,
+    *,
+    device: torch.device,
+    voice: Voice,
+    token_file: Path | None = None,
 ) -> StragglerTimer:
-    """Return the timer of this rank, which can be switched on rank 0 until the stack ends. Collective."""
+    """Return the timer of this rank, with its switch on rank 0 until the stack ends. Collective."""
     on = section.enable_straggler_on_startup and not section.disable_straggler_on_startup
     return StragglerTimer(
         rank=torch.distributed.get_rank(),
@@ -180,7 +190,9 @@ def straggler_timer(
         exchange=RowExchange(device=device),
         stopwatch=stopwatch_for(device),
         device=gpu_says,
-        switch=switch_of_rank_0(stack, port=section.straggler_ctrlr_port, on=on, voice=voice),
+        switch=switch_of_rank_0(stack, section, on=on, token_file=token_file, voice=voice)
+        if section.straggler_ctrlr
+        else None,
         write=heard(voice),
     )
 
@@ -199,12 +211,19 @@ def gpu_watch(section: NVRxStragglerDetectionConfig, *, device: torch.device) ->
     )
 
 
-def switch_of_rank_0(stack: ExitStack, *, port: int, on: bool, voice: Voice) -> StragglerSwitch | None:
-    """Listen on rank 0; where the port cannot be had, say so and go on without a switch. Collective."""
+def switch_of_rank_0(
+    stack: ExitStack, section: StragglerDetectionConfig, *, on: bool, token_file: Path | None, voice: Voice
+) -> StragglerSwitch | None:
+    """Open the port on rank 0 and log how to use it, or a warning where it cannot be opened. Collective."""
     switch, said = None, [""]
     if torch.distributed.get_rank() == 0:
+        host, port = section.straggler_ctrlr_host, section.straggler_ctrlr_port
         try:
-            switch = stack.enter_context(StragglerSwitch(port=port, on=on))
+            switch = stack.enter_context(StragglerSwitch(port=port, on=on, host=host, token_file=token_file))
+            key = switch.token if token_file is None else f"$(cat {shlex.quote(str(token_file))})"
+            said = [
+                f'straggler timer: switch with curl -H "Authorization: Bearer {key}" {host or "RANK0"}:{port}'
+            ]
         except SwitchPortError as error:
             said = [f"warning: straggler.straggler_ctrlr_port: {error}"]
     torch.distributed.broadcast_object_list(said, src=0)

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from mb_loop import Callback, CallbackContext, TrainOutcome
+from mb_loop.device import wait_for_device
 from mb_trainer.run_folder import RunFolder
 
 
@@ -13,11 +14,17 @@ class Summary(Callback):
     Args:
         tokens_per_sample: on the average, where samples differ; None: a step says its tokens.
         clock: seconds.
+        wait_for_device: waits until the device has done what was queued; called before the clock is read at the end.
     """
 
     def __init__(
-        self, *, tokens_per_sample: float | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        *,
+        tokens_per_sample: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wait_for_device: Callable[[], object] = wait_for_device,
     ) -> None:
+        self._wait_for_device = wait_for_device
         self._tokens_per_sample = tokens_per_sample
         self._clock = clock
         self._started = clock()
@@ -62,6 +69,7 @@ class Summary(Callback):
         resume_command: str | None,
     ) -> Iterator[str]:
         """Yield the lines to print; without checkpoints there is nothing to resume."""
+        self._wait_for_device()
         seconds = self._clock() - self._started
         rate = self._tokens / seconds if seconds > 0 else 0.0
         yield f"{outcome.message}"

@@ -11,6 +11,7 @@ import torch
 from mb_checkpoint import DefaultCheckpointManager, create_checkpoint_manager
 from mb_checkpoint.locks import writing
 from mb_config import non_default_values
+from mb_host.reproducibility import Arithmetic, read_arithmetic, why_not_reproducible
 from mb_loop import Callback, CallbackContext, CallbackManager, TrainOutcome, TrainState
 from mb_resilience import SignalShield
 from mb_trainer.arrangement import arranged
@@ -22,7 +23,7 @@ from mb_trainer.data import Vocabulary, build_data, build_splits, build_vocabula
 from mb_trainer.families import family_of
 from mb_trainer.finished import last_checkpoint_of_all
 from mb_trainer.graphs import graphs_of_this_process
-from mb_trainer.groups import pick_device
+from mb_trainer.groups import barrier, pick_device
 from mb_trainer.instruments import Instruments
 from mb_trainer.job import Job, say_complete
 from mb_trainer.layers import choose_layers
@@ -59,7 +60,9 @@ def run(job: Job, *, voice: Voice, callbacks: Sequence[Callback] = ()) -> TrainO
         readers = ranks.readers()
         # what it refuses costs no model
         splits = build_splits(config, vocabulary=vocabulary, groups=readers, say=voice.say)
-        manager = create_checkpoint_manager(config.checkpoint, write_assets=write_tokenizer(vocabulary))
+        manager = create_checkpoint_manager(
+            config.checkpoint, write_assets=write_tokenizer(vocabulary), log_outcomes=False
+        )
         if isinstance(manager, DefaultCheckpointManager):
             stack.callback(manager.close)
         family = family_of(config.model)
@@ -76,6 +79,8 @@ def run(job: Job, *, voice: Voice, callbacks: Sequence[Callback] = ()) -> TrainO
         )
         trainee, modules = built.trainee, built.modules
         voice.say(describe(job, trainee, device=device, layers=layers.why))
+        if device.type == "cpu":
+            warn_if_not_reproducible(read_arithmetic(), voice)
         if modules:
             voice.say(who_is_where(modules.groups))
         reruns = build_reruns(config.rerun_state_machine)
@@ -150,7 +155,7 @@ def open_folder(job: Job, voice: Voice) -> Iterator[None]:
                 part.replace(job.folder.run_config)
         if job.world.rank == 0 and job.config.logger.save_config_filepath is not None:
             job.config.to_yaml(job.config.logger.save_config_filepath)
-        torch.distributed.barrier()
+        barrier()
         if job.unwritable is None:
             voice.open_log(job.folder.log)
         if job.world.is_voice:
@@ -174,7 +179,7 @@ def share_vocabulary(config: ConfigContainer, voice: Voice) -> Vocabulary:
             vocabulary = build_vocabulary(
                 config, progress=lambda stage, done, total: bar.update(done, total=total, label=stage)
             )
-    torch.distributed.barrier()
+    barrier()
     if torch.distributed.get_rank() != 0:
         vocabulary = build_vocabulary(config)
     say_dummy_tokens(config.model.vocab_size, tokenizer=vocabulary.tokenizer.vocab_size, voice=voice)
@@ -189,6 +194,12 @@ def say_dummy_tokens(rows: int | None, *, tokenizer: int, voice: Voice) -> None:
             f"model.vocab_size={rows} is kept: {dummies} dummy tokens that the tokenizer, of "
             f"{tokenizer} tokens, never makes"
         )
+
+
+def warn_if_not_reproducible(arithmetic: Arithmetic, voice: Voice) -> None:
+    """Print the reasons for which this run on the CPU cannot be repeated bit for bit, if there are any."""
+    for reason in why_not_reproducible(arithmetic):
+        voice.say(f"warning: this run cannot be repeated bit for bit. {reason}")
 
 
 def describe(job: Job, trainee: Trainee, *, device: torch.device, layers: str) -> str:

@@ -14,6 +14,7 @@ from mb_checkpoint.errors import (
     CheckpointNotFoundError,
     CheckpointReadError,
     CheckpointSaveError,
+    CheckpointScheduleError,
     CheckpointShapeError,
     DataloaderStateError,
     IncompleteCheckpointError,
@@ -49,6 +50,7 @@ from mb_models.fsdp_rules import FsdpError
 from mb_models.hf.errors import HuggingFaceError
 from mb_models.peft.config import PeftError
 from mb_models.rules import ModelConfigError
+from mb_models.vocab import VocabularyError
 from mb_overlap import BufferSettingsError, OverlapConflictError, OverlapRefusedError
 from mb_resilience.nvrx_straggler import DetectorError
 from mb_resilience.sections import NoMonitorError
@@ -110,6 +112,7 @@ CANNOT_BE_DONE = (
     CheckpointNotFoundError,
     CheckpointReadError,
     CheckpointSaveError,
+    CheckpointScheduleError,
     CheckpointShapeError,
     DataloaderStateError,
     DetectorError,
@@ -138,20 +141,30 @@ CANNOT_BE_DONE = (
     UnwritableFolderError,
     ValidationSetError,
     VerificationError,
+    VocabularyError,
     WorkerError,
 )
 """It was read, and cannot or must not be done."""
 
-CANNOT_BE_REACHED = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
+CANNOT_BE_REACHED = (
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EEXIST,
+)
 """Numbers of errors that say of a path that this user cannot use it."""
 
 
-def reported(work: Callable[[], int], *, environment: Mapping[str, str] = os.environ) -> int:
+def reported(work: Callable[[], int], *, environment: Mapping[str, str] | None = None) -> int:
     """Do the work and return its exit code, or say what went wrong and return the code of that.
 
     An error that a user can cause is one message on stderr; any other keeps its traceback. A process that a launcher
     watches leaves both to the launcher, which shows the first of all processes.
     """
+    environment = os.environ if environment is None else environment
     try:
         return work()
     except KeyboardInterrupt:

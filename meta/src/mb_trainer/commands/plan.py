@@ -10,21 +10,21 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from mb_config import GPU_MEMORY, StagePlan, draw_plan, smallest_world
+from mb_config import GPU_MEMORY, ConfigError, PlanError, StagePlan, draw_plan, smallest_world
 from mb_models import MimoModelConfig
 from mb_models.mimo_config import module_ranks
-from mb_trainer.commands.errors import reported
+from mb_trainer.commands.errors import REFUSED, reported
 from mb_trainer.commands.preflight import Target, counted
 from mb_trainer.config import ConfigContainer
 from mb_trainer.planning import Outlook, look_ahead
 from mb_trainer.preflight import inspect
 from mb_trainer.reading import read_request
-from mb_trainer.run_folder import RunFolder, place
+from mb_trainer.run_folder import folder_of, place
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "total")
 
 
-def plan(
+def plan(  # noqa: PLR0913 - options of a command
     words: Sequence[str],
     *,
     files: Sequence[Path],
@@ -32,6 +32,7 @@ def plan(
     world_size: int | None,
     gpu: str | None,
     transformer_engine: str | None,
+    apex: bool = False,
     picture: Path | None,
     as_json: bool,
 ) -> int:
@@ -41,10 +42,18 @@ def plan(
         request = read_request(words, files=files)
         config = request.config
         world = world_size if world_size is not None else smallest_world(config.model)
-        place(config, RunFolder(out if out is not None else Path("runs") / request.name), request.provenance)
-        target = Target(world_size=world, gpu=gpu, transformer_engine=transformer_engine)
+        place(config, folder_of(out, name=request.name), request.provenance)
+        target = Target(world_size=world, gpu=gpu, transformer_engine=transformer_engine, apex=apex)
         findings = inspect(config, facts=target.facts(config.env_vars), provenance=request.provenance)
-        outlook = look_ahead(config, world_size=world)
+        if not findings.resolved:
+            raise ConfigError(findings.errors or findings.problems)
+        try:
+            outlook = look_ahead(config, world_size=world)
+        except PlanError:
+            unread = [problem for problem in findings.errors if problem.id == "D99"]
+            if unread:  # without the tokenizer the embedding has no size
+                raise ConfigError(unread) from None
+            raise
         if picture is not None:
             write_picture(picture, outlook, title=f"{request.name}: memory per GPU", gpu=gpu)
         if as_json:
@@ -53,7 +62,7 @@ def plan(
             print_outlook(outlook, config, name=request.name, gpu=gpu)
         for line in remarks(outlook, problems=len(findings.errors), gpu=gpu, assumed=world_size is None):
             print(line, file=sys.stderr)
-        return 0
+        return REFUSED if findings.errors else 0
 
     return reported(work)
 

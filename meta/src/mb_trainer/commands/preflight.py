@@ -4,19 +4,25 @@ import difflib
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
 import mb_config
 from mb_config import ConfigError, ConfigReadError, Problem
-from mb_data.errors import CorpusError, IndexedFormatError
+from mb_config.errors import raise_all
+from mb_config.message_text import MESSAGE, cut
+from mb_data.errors import CorpusError, IndexedFormatError, TokenizerError
+from mb_models.vocab import VocabularyError
 from mb_trainer.commands.errors import REFUSED, reported
+from mb_trainer.gpus import described as describe_gpus
+from mb_trainer.gpus import read_gpus
 from mb_trainer.launch.rules import ELSEWHERE
 from mb_trainer.machine import gather_facts
+from mb_trainer.named_step import hold_once
 from mb_trainer.preflight import NO_ENGINE, RULES, Findings, inspect, take_layers_of_this_machine, verify_data
 from mb_trainer.reading import Request, read_request
-from mb_trainer.run_folder import RunFolder, place
+from mb_trainer.run_folder import folder_of, place
 
 
 class UnknownRuleError(ConfigReadError, LookupError):
@@ -32,48 +38,83 @@ class Target:
     """Short name such as "h100"; None: what is here."""
     transformer_engine: str | None = None
     """Its version there; None: what is here, or unknown with `gpu`."""
+    apex: bool = False
+    """Whether Apex with its CUDA extensions is installed there, where `gpu` speaks of another machine."""
+    local_world_size: int | None = None
+    """Processes on one machine; None: not known."""
 
     def facts(self, env_vars: Mapping[str, object]) -> dict[str, object]:
         """Return what rules may ask about these machines."""
         return gather_facts(
-            self.world_size, gpu=self.gpu, transformer_engine=self.transformer_engine, env_vars=env_vars
+            self.world_size,
+            gpu=self.gpu,
+            transformer_engine=self.transformer_engine,
+            apex=self.apex,
+            local_world_size=self.local_world_size,
+            env_vars=env_vars,
         )
 
 
 def check(
     words: Sequence[str], *, files: Sequence[Path], out: Path | None, target: Target, as_json: bool
 ) -> int:
-    """Print every problem and return 1 if any refuses the run."""
+    """Print every problem and return 1 if any refuses the run, or 2 if a setting cannot be read."""
 
     def work() -> int:
-        request, findings = examine(words, files=files, out=out, target=target, as_built=True)
+        unread: list[ConfigReadError] = []
+        request, findings = examine(words, files=files, out=out, target=target, as_built=True, unread=unread)
         if as_json:
             print(json.dumps(report(findings), indent=2))
-            return REFUSED if findings.errors else 0
-        paint = Paint(sys.stdout.isatty())
-        for line in listing(findings.problems, paint):
-            print(line)
-        for note in notes(request, findings, target):
-            print(note, file=sys.stderr)
+        else:
+            for line in listing(findings.problems, Paint(sys.stdout.isatty())):
+                print(line)
+            for note in notes(request, findings, target, unread=len(unread)):
+                print(note, file=sys.stderr)
+        raise_all(unread)
         return REFUSED if findings.errors else 0
 
     return reported(work)
 
 
 def examine(
-    words: Sequence[str], *, files: Sequence[Path], out: Path | None, target: Target, as_built: bool = False
+    words: Sequence[str],
+    *,
+    files: Sequence[Path],
+    out: Path | None,
+    target: Target,
+    as_built: bool = False,
+    unread: list[ConfigReadError] | None = None,
 ) -> tuple[Request, Findings]:
     """Read a request and inspect it for the target, in the run folder that it would have.
 
-    `as_built`: with the layers that a run would have there.
+    Args:
+        words: Recipe and overrides.
+        files: Overlays.
+        out: The run folder.
+        target: The machines.
+        as_built: With the layers that a run would have there.
+        unread: Receives the errors of settings that cannot be read, whose fields are left out of the problems.
+
+    Raises:
+        ConfigReadError: Without `unread`, settings cannot be read.
     """
-    request = read_request(words, files=files)
-    folder = RunFolder(out if out is not None else Path("runs") / request.name)
+    request = read_request(words, files=files, unread=unread)
+    folder = folder_of(out, name=request.name)
     place(request.config, folder, request.provenance)
+    if not request.config.validation.skip_train:
+        hold_once(request.config.checkpoint, events=folder.events)
     known = target.facts(request.config.env_vars)
     if as_built:
         take_layers_of_this_machine(request.config, facts=known, provenance=request.provenance)
-    return request, inspect(request.config, facts=known, provenance=request.provenance)
+    findings = inspect(request.config, facts=known, provenance=request.provenance)
+    paths = [error.path.partition("[")[0] for error in unread or () if error.path]
+    readable = [item for item in findings.problems if not any(reads(item, path) for path in paths)]
+    return request, replace(findings, problems=readable)
+
+
+def reads(problem: Problem, path: str) -> bool:
+    """Return whether a problem is one of a field, of its section or of a part of it."""
+    return any(f"{one}.".startswith(f"{path}.") or f"{path}.".startswith(f"{one}.") for one in problem.fields)
 
 
 def explain(name: str) -> int:
@@ -126,7 +167,7 @@ def report(findings: Findings) -> dict[str, object]:
     """Return the answer for programs."""
     return {
         "problems": [problem.to_dict() for problem in findings.problems],
-        "changes": [change.to_dict() for change in findings.changes],
+        "changes": [change.to_dict() for change in (*findings.fallbacks, *findings.changes)],
     }
 
 
@@ -169,26 +210,30 @@ def entry(problem: Problem, paint: Paint) -> list[str]:
     return [head, *(f"      {text}" for text in body), *(f"      {place}" for place in places)]
 
 
-def notes(request: Request, findings: Findings, target: Target) -> list[str]:
-    """Return what a person wants to know beside the problems."""
+def notes(request: Request, findings: Findings, target: Target, *, unread: int) -> list[str]:
+    """Return what a person wants to know beside the problems; `unread` settings could not be read."""
     errors, warnings = len(findings.errors), len(findings.warnings)
     processes = "1 process" if target.world_size == 1 else f"{target.world_size} processes"
     on = f" on {target.gpu}" if target.gpu else ""
     lines = [
         f"{request.name}, {processes}{on}: {counted(errors, 'error')}, {counted(warnings, 'warning')} "
-        f"of {len(RULES)} rules"
+        f"of {len(RULES)} rules" + (f"; {counted(unread, 'setting')} cannot be read" if unread else "")
     ]
+    lines += [f"resolved: {change}" for change in findings.notable]
     if target.gpu and target.facts({})["transformer_engine"] is None:
         lines.append("rules on Transformer Engine were left out: give --te VERSION")
     if errors and request.provenance.origin("model.transformer_impl") == NO_ENGINE:
         lines.append(
             "checked with local layers, as it would run on this machine; --gpu NAME, such as h100, checks for another"
         )
-    if not errors:  # a section that rules refuse cannot be finalized
+    if not errors and not unread:  # a section that rules refuse cannot be finalized
         try:
             verify_data(request.config)
-        except (OSError, CorpusError, IndexedFormatError) as error:
-            lines.append(f"on this machine: {error}")
+        except (OSError, CorpusError, IndexedFormatError, TokenizerError, VocabularyError) as error:
+            lines.append(f"on this machine: {cut(str(error), MESSAGE)}")
+    gpus = () if target.gpu else read_gpus(details=True)
+    if gpus:
+        lines.append(f"this machine: {describe_gpus(gpus)}")
     if findings.problems:
         lines.append(f"mb explain {findings.problems[0].id} shows a rule with examples")
     return lines

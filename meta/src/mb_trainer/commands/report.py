@@ -75,10 +75,22 @@ def read(path: Path) -> Run:
     """Read a run with its settings; a note says where there are settings that cannot be read."""
     settings = configuration(path)
     run = read_run(path, configuration=settings)
+    run = replace(run, notes=(*run.notes, *changes_on_resume(run)))
     if settings is not None or not RunFolder(path).run_config.is_file():
         return run
     note = "the settings are not shown: run_config.yaml is no YAML file of settings"
     return replace(run, notes=(*run.notes, note))
+
+
+def changes_on_resume(run: Run) -> list[str]:
+    """Return one line for each resume that changed settings."""
+    lines = []
+    for event in run.events:
+        changes = event.details.get("changes")
+        if event.kind == "resume" and isinstance(changes, Mapping):
+            listed = ", ".join(f"{name} from {old!r} to {new!r}" for name, (old, new) in changes.items())
+            lines.append(f"settings changed at the resume from step {event.step}: {listed}")
+    return lines
 
 
 def configuration(run: Path) -> Configuration | None:

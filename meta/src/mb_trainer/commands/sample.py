@@ -13,7 +13,7 @@ def sample(run: Path, *, prompt: str, tokens: int, temperature: float, seed: int
     """Print the prompt and what follows it as it is generated; return the exit code."""
 
     def work() -> int:
-        mb_host.install()  # before megatron is imported; without effect where there is a GPU
+        mb_host.install()  # before megatron is imported; with a GPU it applies patches of Megatron alone
         sample_run = import_module("mb_trainer.sampling").sample_run
         say = partial(print, file=sys.stderr)
         for text in sample_run(

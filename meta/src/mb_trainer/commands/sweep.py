@@ -17,6 +17,7 @@ from mb_config import (
     Axis,
     Plan,
     PlanError,
+    Problem,
     Sweep,
     Variation,
     apply_overrides,
@@ -25,6 +26,7 @@ from mb_config import (
     split_yaml,
     to_axes,
 )
+from mb_config.shell_line import refuse_spaced
 from mb_config.yaml_file import dump_yaml, read_yaml
 from mb_trainer.commands.errors import REFUSED, reported
 from mb_trainer.commands.plan import GIB, MIB
@@ -33,7 +35,7 @@ from mb_trainer.config import TARGETS, ConfigContainer
 from mb_trainer.planning import look_ahead
 from mb_trainer.preflight import RULES, as_taken, inspect
 from mb_trainer.reading import DEFAULT_RECIPE, Request, is_override, read_request
-from mb_trainer.run_folder import RunFolder, place
+from mb_trainer.run_folder import folder_of, place
 from mb_trainer.sweeping import WORLD, rules_at_points
 
 SHORT = {
@@ -78,7 +80,7 @@ def sweep(
         facts = targets[0].facts(request.config.env_vars)
         place(
             request.config,
-            RunFolder(out if out is not None else Path("runs") / request.name),
+            folder_of(out, name=request.name),
             request.provenance,
         )
         axes = to_axes(request.config, variations, targets=TARGETS)
@@ -92,9 +94,11 @@ def sweep(
             rules_at_points(RULES, request.config.model),
             facts=facts,
         )
-        points = [
-            look_at(request, variations, result, index, targets=targets) for index in result.passing[:limit]
-        ]
+        points: list[Point] = []
+        for index in result.passing:
+            if limit is not None and len(points) >= limit and not all(point.refused for point in points):
+                break  # further points are resolved only while none has passed
+            points.append(look_at(request, variations, result, index, targets=targets))
         if as_json:
             print(json.dumps(report(result, variations, points), indent=2))
         else:
@@ -112,6 +116,7 @@ def read_swept(words: Sequence[str], *, files: Sequence[Path]) -> tuple[Request,
     Raises:
         ConfigReadError: everything that could not be read.
     """
+    refuse_spaced(words)
     named = bool(words) and not is_override(words[0])
     recipe, overrides = (words[0], words[1:]) if named else (DEFAULT_RECIPE, words)
     with TemporaryDirectory() as folder:
@@ -157,16 +162,21 @@ class Point:
     """Path to value, as it was written."""
     plan: Plan | None
     """None: it cannot be planned."""
-    refused: Sequence[str] = field(default=())
-    """Rules that refuse it once it is resolved."""
+    problems: Sequence[Problem] = field(default=())
+    """Errors of the resolved configuration, and settings that resolving rejects."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the answer for programs."""
         return {
             "values": dict(self.values),
             **self.figures,
-            "refused_when_resolved": list(self.refused),
+            "refused_when_resolved": self.refused,
         }
+
+    @property
+    def refused(self) -> list[str]:
+        """Rules that reject it once it is resolved."""
+        return list(dict.fromkeys(problem.id for problem in self.problems))
 
     @property
     def figures(self) -> dict[str, float | None]:
@@ -195,13 +205,13 @@ def look_at(
     target = targets[index[-1]] if len(targets) > 1 else targets[0]
     findings = inspect(config, facts=target.facts(config.env_vars), provenance=provenance)
     try:
-        plan = look_ahead(config, world_size=target.world_size).plan
+        plan = look_ahead(config, world_size=target.world_size).plan if findings.resolved else None
     except PlanError:
         plan = None
     return Point(
         values=as_written(result, variations, index),
         plan=plan,
-        refused=tuple(dict.fromkeys(problem.id for problem in findings.errors)),
+        problems=findings.errors,
     )
 
 
@@ -219,6 +229,7 @@ def report(result: Sweep, variations: Sequence[Variation], points: Sequence[Poin
     return {
         "points": result.total,
         "passing": len(result.passing),
+        "resolved": len(points),
         "shown": [point.to_dict() for point in points],
         "refused": [
             {
@@ -230,9 +241,17 @@ def report(result: Sweep, variations: Sequence[Variation], points: Sequence[Poin
         ],
         "rules": {
             name: {"message": problem.message, "why": problem.why, "fix": problem.fix}
-            for name, problem in result.problems.items()
+            for name, problem in all_problems(result, points).items()
         },
     }
+
+
+def all_problems(result: Sweep, points: Sequence[Point]) -> dict[str, Problem]:
+    """Return each rule that rejects a point, as written or as resolved, with the first problem that it reports."""
+    found = dict(result.problems)
+    for problem in (problem for point in points for problem in point.problems):
+        found.setdefault(problem.id, problem)
+    return found
 
 
 def show(result: Sweep, variations: Sequence[Variation], points: Sequence[Point]) -> None:
@@ -242,8 +261,8 @@ def show(result: Sweep, variations: Sequence[Variation], points: Sequence[Point]
         console.print(passing_table(result, points))
     if result.refused:
         console.print(refused_table(result, variations))
-        for name, problem in result.problems.items():
-            console.print(f"{name}  {problem}", markup=False, soft_wrap=True)
+    for name, problem in all_problems(result, points).items():
+        console.print(f"{name}  {problem}", markup=False, soft_wrap=True)
     for line in counts(result, points):
         console.print(line)
 
@@ -294,7 +313,8 @@ def counts(result: Sweep, points: Sequence[Point]) -> Iterator[str]:
         more = f", {later:,} of them refused then" if later else ""
         yield f"{len(points):,} of those that pass were resolved and are shown{more}"
     if len(points) < len(result.passing):
-        yield f"{len(result.passing) - len(points):,} more pass: --limit N shows N, --limit 0 all"
+        more = f"{len(result.passing) - len(points):,} more pass as written and were not resolved"
+        yield f"{more}: --limit N resolves and shows N, --limit 0 all"
 
 
 def short(path: str) -> str:

@@ -9,8 +9,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from mb_checkpoint.layout import why_not_a_checkpoint
+from mb_checkpoint.paths import expand_home, is_url
+from mb_checkpoint.recognition import why_no_source
 from mb_config import ConfigError, Problem
+from mb_config.masking import leaf, masked
 from mb_loop import TrainOutcome
 from mb_trainer.commands.errors import LaunchError, reported
 from mb_trainer.config import ConfigContainer
@@ -18,9 +20,9 @@ from mb_trainer.console import Voice
 from mb_trainer.job import outcome_if_complete, settle_job
 from mb_trainer.job import pretrain as run_pretrain
 from mb_trainer.ports import asked_port
-from mb_trainer.processes import is_launched
+from mb_trainer.processes import divide_cores, is_launched
 from mb_trainer.reading import read_request
-from mb_trainer.run_folder import checkpoints_in
+from mb_trainer.run_folder import RunFolder, checkpoints_in, write_missing_stop
 
 
 def pretrain(
@@ -30,11 +32,13 @@ def pretrain(
     out: Path | None,
     nproc: int | None,
     resume_with_changes: bool,
+    trust: Sequence[Path] = (),
     command: str = "pretrain",
+    numa_binding: bool = True,
 ) -> int:
     """Read what was asked for, train it here or in `nproc` processes, and return the exit code.
 
-    With the command "finetune" it must start from weights that are there.
+    With the command "finetune" it must start from weights that are there. Folders to trust are passed to the processes.
     """
 
     def work() -> int:
@@ -56,17 +60,20 @@ def pretrain(
                 resume_command=os.environ.get(RESUME_COMMAND) or typed(os.environ),
             )
             return outcome.exit_code
-        world = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(nproc)}
+        world = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(nproc), "LOCAL_WORLD_SIZE": str(nproc)}
         job = settle_job(request.config, **asked, environment=world)
         if job.standing == "complete" and outcome_if_complete(job, Voice()) is not None:
             return 0
         port = asked_port(os.environ)
         os.environ[RESUME_COMMAND] = typed(os.environ)
         return launch(
-            [command, *worker_arguments(words, files, out, resume_with_changes)],
+            [command, *worker_arguments(words, files, out, resume_with_changes, trust)],
             processes=nproc,
             port=port,
             exit_signal=request.config.train.exit_signal,
+            folder=job.folder,
+            # a launcher that maps GPUs itself gives every process another GPU as its first
+            numa_binding=numa_binding and not request.config.dist.external_gpu_device_mapping,
         )
 
     return reported(work)
@@ -77,12 +84,18 @@ RESUME_COMMAND = "MB_RESUME_COMMAND"
 
 
 def typed(environment: Mapping[str, str]) -> str:
-    """Return the command as the user typed it, with `uv run` where that started it.
+    """Return the command as the user typed it, with `uv run` where that started it, and secrets masked.
 
     A step to begin at stays in it: it holds until something newer has been saved (`named_step.hold_once`).
     """
     before = ["uv", "run"] if "UV_RUN_RECURSION_DEPTH" in environment else []
-    return shlex.join([*before, "mb", *sys.argv[1:]])
+    return shlex.join([*before, "mb", *map(without_secret, sys.argv[1:])])
+
+
+def without_secret(argument: str) -> str:
+    """Return an argument, of the form KEY=VALUE with a masked value if that is a secret."""
+    path, sign, value = argument.partition("=")
+    return f"{path}{sign}{masked(leaf(path), value)}" if sign else argument
 
 
 def refuse_inside_a_launcher(environment: Mapping[str, str]) -> None:
@@ -94,12 +107,17 @@ def refuse_inside_a_launcher(environment: Mapping[str, str]) -> None:
 
 
 def worker_arguments(
-    words: Sequence[str], files: Sequence[Path], out: Path | None, resume_with_changes: bool
+    words: Sequence[str],
+    files: Sequence[Path],
+    out: Path | None,
+    resume_with_changes: bool,
+    trust: Sequence[Path] = (),
 ) -> list[str]:
     """Return the arguments of the same command without --nproc."""
     options = [f"--config={file}" for file in files]
     options += [] if out is None else [f"--out={out}"]
     options += ["--resume-with-changes"] if resume_with_changes else []
+    options += [f"--trust={folder}" for folder in trust]
     return [*options, "--", *words]
 
 
@@ -120,10 +138,12 @@ def need_weights(config: ConfigContainer) -> None:
             fix="Name a run's checkpoints, such as checkpoint.pretrained_checkpoint=runs/gpt_tiny/checkpoints, or use "
             "mb pretrain.",
         )
-    reason = why_not_a_checkpoint(checkpoints_in(Path(named)))
+    if is_url(named):
+        return  # a rule refuses it, with all other problems
+    reason = why_no_source(str(checkpoints_in(Path(expand_home(named)))), resume=False)
     if reason is not None:
         raise no_weights(
-            f"{named} {reason}",
+            reason,
             why="fine-tuning starts from one",
             fix="Make it first (mb pretrain gpt_tiny for the recipe lora_tiny; mb import-hf for weights from "
             "elsewhere), or name another.",
@@ -137,12 +157,23 @@ def no_weights(message: str, *, why: str, fix: str) -> ConfigError:
 
 
 def launch(
-    arguments: Sequence[str], *, processes: int, port: int | None, exit_signal: int = signal.SIGTERM
+    arguments: Sequence[str],
+    *,
+    processes: int,
+    port: int | None,
+    exit_signal: int = signal.SIGTERM,
+    folder: RunFolder | None = None,
+    numa_binding: bool = True,
 ) -> int:
     """Start the processes, wait for them, and say why they failed if they did."""
+    divide_cores(os.environ, processes=processes)
     launching = import_module("mb_trainer.launching")  # imports torch, only after all checks
-    ended = launching.launch(arguments, processes=processes, port=port, exit_signal=exit_signal)
+    ended = launching.launch(
+        arguments, processes=processes, port=port, exit_signal=exit_signal, numa_binding=numa_binding
+    )
     signal.signal(exit_signal, signal.SIG_IGN)  # all is said and done: one that comes late changes nothing
     if ended.failure is not None:
         print(f"error: {ended.failure.text}", file=sys.stderr)
+        if folder is not None:
+            write_missing_stop(folder, message=ended.failure.text.partition("; its last words")[0])
     return int(ended.exit_code)

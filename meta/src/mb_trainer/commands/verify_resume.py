@@ -20,7 +20,15 @@ from mb_trainer.job import pretrain
 from mb_trainer.ports import asked_port
 from mb_trainer.processes import read_world
 from mb_trainer.reading import read_request
-from mb_trainer.verification.compare import Verdict, VerificationError, compare, read_record
+from mb_trainer.verification.compare import (
+    Difference,
+    Record,
+    Verdict,
+    VerificationError,
+    compare,
+    read_record,
+)
+from mb_trainer.verification.diagnosis import EXIT_CODES, Proof, conditions_of, diagnosis
 from mb_trainer.verification.record import Killer, Recorder
 
 
@@ -60,7 +68,7 @@ def verify(
     cut: Cut,
     as_json: bool,
 ) -> int:
-    """Run both, compare, print what was found, and return 0 if all is equal, else 1."""
+    """Run both, compare, print the result, and return its exit code (`EXIT_CODES`)."""
 
     def work() -> int:
         refuse_inside_a_launcher(os.environ)
@@ -72,9 +80,9 @@ def verify(
                 raise OutputExistsError(
                     f"{out}: is not empty, and both runs must begin afresh. Give another --out."
                 )
-            verdict = prove([*words, *length], files=files, folder=folder, processes=nproc or 1, cut=cut)
-        print(json.dumps(as_data(verdict, cut)) if as_json else as_text(verdict, cut))
-        return 0 if verdict.equal else 1
+            proof = prove([*words, *length], files=files, folder=folder, processes=nproc or 1, cut=cut)
+        print(json.dumps(proof_as_data(proof, cut)) if as_json else proof_as_text(proof, cut))
+        return EXIT_CODES[proof.conclusion]
 
     return reported(work)
 
@@ -92,29 +100,44 @@ def overrides_of_length(train: TrainingConfig, steps: int) -> tuple[str, ...]:
     return (f"train.train_iters={steps}", *others)
 
 
-def prove(words: Sequence[str], *, files: Sequence[Path], folder: Path, processes: int, cut: Cut) -> Verdict:
+def prove(words: Sequence[str], *, files: Sequence[Path], folder: Path, processes: int, cut: Cut) -> Proof:
     """Make all starts of both runs, each in processes of its own, and compare them.
 
-    The words give a run its length.
+    Where they differ, a second straight run is made and compared with the first. The words give a run its length.
 
     Raises:
         VerificationError: a start failed, ended early, or did not go on where the one before had stopped.
     """
-    runs = folder / "straight", folder / "cut"
-    records = folder / "records" / "straight", folder / "records" / "cut"
-    straight = Start(
-        run=runs[0],
-        record=records[0],
-        number=0,
-        processes=processes,
-        overrides=(*common(runs[0]), "checkpoint.save_interval=null"),
-    )
-    begin(straight, words, files=files)
-    for start in starts_of(cut, run=runs[1], record=records[1], processes=processes):
+    same_ranks = not cut.resumed_by
+    straight = straight_run(words, files=files, folder=folder, name="straight", processes=processes)
+    record = folder / "records" / "cut"
+    for start in starts_of(cut, run=folder / "cut", record=record, processes=processes):
         begin(start, words, files=files)
-    verdict = compare(read_record(records[0]), read_record(records[1]), same_ranks=not cut.resumed_by)
+    records = {"straight": straight, "cut": read_record(record)}
+    verdict = compare(straight, records["cut"], same_ranks=same_ranks)
     need_whole_runs(verdict, cut, folder=folder)
-    return verdict
+    again: Verdict | None = None
+    if not verdict.equal:
+        say("different; a second straight run shows whether this machine repeats a run at all")
+        name = "straight-again"
+        records[name] = straight_run(words, files=files, folder=folder, name=name, processes=processes)
+        again = compare(straight, records[name], same_ranks=same_ranks)
+    return Proof(verdict=verdict, straight_again=again, conditions=conditions_of(records))
+
+
+def straight_run(
+    words: Sequence[str], *, files: Sequence[Path], folder: Path, name: str, processes: int
+) -> Record:
+    """Make a run without an interruption and return its record.
+
+    Raises:
+        VerificationError: it failed.
+    """
+    run, record = folder / name, folder / "records" / name
+    overrides = (*common(run), "checkpoint.save_interval=null")
+    start = Start(run=run, record=record, number=0, processes=processes, overrides=overrides)
+    begin(start, words, files=files)
+    return read_record(record)
 
 
 def need_whole_runs(verdict: Verdict, cut: Cut, *, folder: Path) -> None:
@@ -251,6 +274,40 @@ def recorded_run(
     return reported(work)
 
 
+def proof_as_text(proof: Proof, cut: Cut) -> str:
+    """Return the table, the first difference, and what helps to find its cause."""
+    return "\n".join([as_text(proof.verdict, cut), *diagnosis(proof)])
+
+
+def proof_as_data(proof: Proof, cut: Cut) -> dict[str, object]:
+    """Return the same for programs; `verdict` is "equal", "resume differs" or "not repeatable"."""
+    again = proof.straight_again
+    return {
+        **as_data(proof.verdict, cut),
+        "verdict": proof.conclusion,
+        "loaded_state_equal": proof.verdict.loaded_equal,
+        "straight_again": None
+        if again is None
+        else {"equal": again.equal, "first": first_as_data(again.first, "straight_again")},
+        "conditions": proof.conditions,
+    }
+
+
+def first_as_data(first: Difference | None, second: str) -> dict[str, object] | None:
+    """Return the first difference for programs; the value of the second run is under its name."""
+    if first is None:
+        return None
+    return {
+        "category": first.category,
+        "name": first.name,
+        "step": first.place.step,
+        "held": first.place.held,
+        "rank": first.place.rank,
+        "straight": first.straight,
+        second: first.cut,
+    }
+
+
 def as_text(verdict: Verdict, cut: Cut) -> str:
     """Return the table and the first difference."""
     rows = [("compared", "names", "values", "different")]
@@ -269,7 +326,6 @@ def as_text(verdict: Verdict, cut: Cut) -> str:
 
 def as_data(verdict: Verdict, cut: Cut) -> dict[str, object]:
     """Return the same for programs."""
-    first = verdict.first
     return {
         "equal": verdict.equal,
         "steps": verdict.steps,
@@ -279,15 +335,5 @@ def as_data(verdict: Verdict, cut: Cut) -> dict[str, object]:
             line.category: {"names": len(line.names), "values": line.compared, "different": line.different}
             for line in verdict.lines
         },
-        "first": None
-        if first is None
-        else {
-            "category": first.category,
-            "name": first.name,
-            "step": first.place.step,
-            "held": first.place.held,
-            "rank": first.place.rank,
-            "straight": first.straight,
-            "cut": first.cut,
-        },
+        "first": first_as_data(verdict.first, "cut"),
     }

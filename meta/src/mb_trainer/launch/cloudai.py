@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -11,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 
 from mb_trainer.launch import outcome
 from mb_trainer.launch.command import Place, launcher_arguments
-from mb_trainer.launch.constraints import Broken, broken_constraints, read_request
+from mb_trainer.launch.constraints import Broken, SweepError, broken_constraints, read_request
 
 OF_THE_SYSTEM = frozenset({"gpus_per_node", "time_limit"})
 """Arguments that a test may hold although they are the system's."""
@@ -326,22 +327,46 @@ class MegatronBridgeTestDefinition(BaseModel):
         rest: list[Installable] = [self.python_executable, self.megatron_bridge_repo]
         return [self.docker_image, *rest] if self.cmd_args.container_image else rest
 
-    def broken_constraints(self) -> list[Broken]:
+    def broken_constraints(self, *, additional: bool = False) -> list[Broken]:
         """Return every constraint that this launch breaks.
+
+        Args:
+            additional: Also what Megatron refuses and CloudAI accepts: C02 and C08, where the layers are known, C19 and
+                C20.
 
         Raises:
             SweepError: an argument is a list; a sweep is expanded first.
         """
-        return broken_constraints(read_request(self.cmd_args.model_dump()))
+        return broken_constraints(read_request(self.cmd_args.model_dump()), additional=additional)
 
     def constraint_check(self, tr: object = None, system: object = None) -> bool:
-        """Say whether every constraint holds (`broken_constraints` says which not); both arguments are unused."""
+        """Return CloudAI's verdict, C01 to C18; `broken_constraints` gives the reasons. Both arguments are unused."""
         return not self.broken_constraints()
 
     def launcher_arguments(self, place: Place) -> list[str]:
-        """Return the words after `python setup_experiment.py`; see `mb_trainer.launch.command`."""
+        """Return the words after `python setup_experiment.py`; see `mb_trainer.launch.command`.
+
+        The variables, overrides and mounts of the test come after those of the place, and win.
+
+        Raises:
+            SweepError: a variable is a list; a sweep is expanded first.
+        """
         given = self.cmd_args.model_fields_set | set(self.cmd_args.__pydantic_extra__)
-        return launcher_arguments(self.cmd_args.model_dump(), given=given, place=place)
+        variables: dict[str, str] = {}
+        for name, value in self.extra_env_vars.items():
+            if isinstance(value, list):
+                raise SweepError(
+                    f"extra_env_vars.{name}: {value} is a list, because it stands for several launches. "
+                    "Launch each by itself."
+                )
+            variables[name] = value
+        merged = replace(
+            place,
+            mounts=(*place.mounts, *self.extra_container_mounts),
+            env_vars={**place.env_vars, **variables},
+            overrides={**place.overrides, **self.extra_cmd_args},
+        )
+        return launcher_arguments(self.cmd_args.model_dump(), given=given, place=merged)
 
     def was_run_successful(self, tr: TestRun) -> outcome.JobStatusResult:
         """Say whether the log of a run tells of a finished step."""

@@ -89,7 +89,7 @@ class Place:
     env_vars: Mapping[str, str] = field(default_factory=dict)
     """Variables to export before the job."""
     overrides: Mapping[str, str] = field(default_factory=dict)
-    """The user's overrides of the configuration."""
+    """The user's overrides of the configuration; one without a value goes out as its name alone (`~model.foo`)."""
 
 
 def launcher_arguments(arguments: Mapping[str, object], *, given: Collection[str], place: Place) -> list[str]:
@@ -125,7 +125,12 @@ def launcher_arguments(arguments: Mapping[str, object], *, given: Collection[str
     for name, value in place.env_vars.items():
         parts += ["-cb", f"export {name}={shlex.quote(value)}"]
     overrides = {**OVERRIDES, **place.overrides}
-    return [*parts, "--detach", "false", *(f"{name}={value}" for name, value in overrides.items())]
+    return [
+        *parts,
+        "--detach",
+        "false",
+        *(f"{name}={value}" if value else name for name, value in overrides.items()),
+    ]
 
 
 def _flag(name: str, flag: str, value: object) -> list[str]:

@@ -125,17 +125,30 @@ def read_request(arguments: Mapping[str, object]) -> Request:
 
 
 def words(value: object) -> Iterator[str]:
-    """Yield the words of a list, or of a text such as `[attn,"moe"]`, in lower case."""
+    """Yield the words of a list, or of a text such as `[attn,"moe"]`, in lower case.
+
+    As CloudAI has it, a pair of quotes with nothing in it counts as an empty word in a text, and not in a list.
+    """
     for part in value if isinstance(value, list) else [] if value is None else [value]:
         text = str(part).strip().strip("\"'")
         if text.startswith("[") and text.endswith("]"):
             text = text[1:-1]
-        yield from filter(None, (word.strip().strip("\"'").lower() for word in text.split(",")))
+        for word in text.split(","):
+            bare = word.strip().strip("\"'").lower()
+            if bare or (word.strip() and not isinstance(value, list)):
+                yield bare
 
 
-def broken_constraints(request: Request) -> list[Broken]:
-    """Return every constraint that does not hold, in the order of their numbers."""
-    found = ((name, test(request)) for name, test in CONSTRAINTS.items())
+def broken_constraints(request: Request, *, additional: bool = False) -> list[Broken]:
+    """Return every constraint that does not hold, in the order of their numbers.
+
+    Args:
+        request: The launch.
+        additional: Also those of `ADDITIONAL`, by which CloudAI refuses nothing.
+    """
+    found = (
+        (name, test(request)) for name, test in CONSTRAINTS.items() if additional or name not in ADDITIONAL
+    )
     return [Broken(id=name, reason=reason) for name, reason in found if reason is not None]
 
 
@@ -182,7 +195,7 @@ def _expert_ranks(r: Request) -> str | None:
     if r.etp is None or r.ep is None:
         return None
     ranks = r.etp * r.ep * r.pp
-    if ranks > 0 and r.num_gpus % ranks == 0:
+    if ranks != 0 and r.num_gpus % ranks == 0:
         return None
     return f"num_gpus={r.num_gpus} is no multiple of et x ep x pp = {r.etp} x {r.ep} x {r.pp}"
 
@@ -305,3 +318,6 @@ CONSTRAINTS: Mapping[str, Callable[[Request], str | None]] = {
     "C20": _overlap_needs_chunks,
 }
 """Number to the test that returns None where the constraint holds. C02 and C08 hold where the layers are not known."""
+
+ADDITIONAL = frozenset({"C02", "C08", "C19", "C20"})
+"""Constraints that Megatron has and CloudAI does not: it always accepts C02 and C08, and its list ends with C18."""

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 CATEGORIES = (
@@ -45,12 +45,18 @@ class Difference:
     place: Place
     straight: str
     cut: str
+    start: int = field(default=0, compare=False)
+    """Start of the second run that has the value."""
 
     def __str__(self) -> str:
-        """Say what, where, and both values."""
+        """Return category, name, position and both values."""
+        return self.between("the straight run", "the cut one")
+
+    def between(self, first: str, second: str) -> str:
+        """Return the same text for two runs with other names."""
         when = "after" if self.place.held else "in"
         where = f"{when} step {self.place.step}, rank {self.place.rank}"
-        return f"{self.category}: {self.name}, {where}: {self.straight} in the straight run, {self.cut} in the cut one"
+        return f"{self.category}: {self.name}, {where}: {self.straight} in {first}, {self.cut} in {second}"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,6 +79,8 @@ class Verdict:
     steps: int
     resumed_at: tuple[int, ...]
     """Steps at which the cut run started again."""
+    loaded_equal: bool | None = None
+    """The state that each later start loaded was equal to the straight run's; None: nothing to compare it with."""
 
     @property
     def equal(self) -> bool:
@@ -97,6 +105,8 @@ class Record:
     rows: tuple[Row, ...]
     started_at: tuple[int, ...]
     """The step at which each start began."""
+    conditions: Mapping[tuple[int, int], Mapping[str, str]] = field(default_factory=dict)
+    """Threads, processor and versions by start and rank."""
 
 
 def read_record(folder: Path) -> Record:
@@ -108,12 +118,14 @@ def read_record(folder: Path) -> Record:
     rows: list[Row] = []
     starts: dict[int, int] = {}
     readers: set[tuple[int, int]] = set()
+    conditions: dict[tuple[int, int], Mapping[str, str]] = {}
     for file in sorted(folder.glob("rank-*.*.jsonl")):
         rank, start = (int(part) for part in file.name.removeprefix("rank-").split(".")[:2])
         for line in file.read_text().split("\n")[:-1]:
             row = json.loads(line)
             if row["kind"] == "start":
                 starts[start] = row["step"]
+                conditions[start, rank] = row.get("conditions", {})
                 if row["values"]["reads"] == "True":
                     readers.add((rank, start))
                 continue
@@ -124,6 +136,7 @@ def read_record(folder: Path) -> Record:
     return Record(
         rows=tuple(rows + list(whole_batches(rows, readers))),
         started_at=tuple(starts[start] for start in sorted(starts)),
+        conditions=conditions,
     )
 
 
@@ -178,9 +191,12 @@ def compare(straight: Record, cut: Record, *, same_ranks: bool = True) -> Verdic
         if (row.place.rank == WHOLE) != same_ranks and not (at_cut(row.place) and row.place not in wanted)
     ]
     missing = wanted.keys() - {row.place for row in there}
-    pairs = [(row.place, wanted.get(row.place, {}), row.values) for row in there]
-    pairs += [(place, wanted[place], {}) for place in missing]
-    for place, expected, found in pairs:
+    pairs = [(row.place, wanted.get(row.place, {}), row.values, row.start) for row in there]
+    pairs += [(place, wanted[place], {}, start_that_makes(place.step, cut)) for place in missing]
+    loaded: list[bool] = []
+    for place, expected, found, start in pairs:
+        if start and place.held and place.step == cut.started_at[start]:
+            loaded.append(expected == found)
         for full in expected.keys() | found.keys():
             category, _, name = full.partition(": ")
             line = lines[category]
@@ -190,7 +206,7 @@ def compare(straight: Record, cut: Record, *, same_ranks: bool = True) -> Verdic
             if old != new:
                 line.different += 1
                 differences.append(
-                    Difference(category=category, name=name, place=place, straight=old, cut=new)
+                    Difference(category=category, name=name, place=place, straight=old, cut=new, start=start)
                 )
     return Verdict(
         lines=tuple(line for line in lines.values() if line.compared),
@@ -198,13 +214,19 @@ def compare(straight: Record, cut: Record, *, same_ranks: bool = True) -> Verdic
         ranks=len({place.rank for place in wanted}),
         steps=max(place.step for place in wanted),
         resumed_at=cut.started_at[1:],
+        loaded_equal=all(loaded) if loaded else None,
     )
 
 
-def order(difference: Difference) -> tuple[int, bool, int, int, str]:
-    """Return what differences are sorted by: time, cause before effect, rank, name."""
-    place = difference.place
-    return place.step, place.held, CATEGORIES.index(difference.category), place.rank, difference.name
+def start_that_makes(step: int, run: Record) -> int:
+    """Return the start of a run that was to make a step: the last one that began before it."""
+    return max((start for start, began in enumerate(run.started_at) if began < step), default=0)
+
+
+def order(difference: Difference) -> tuple[int, bool, int, int, int, str]:
+    """Return what differences are sorted by: time, start, cause before effect, rank, name."""
+    place, category = difference.place, CATEGORIES.index(difference.category)
+    return place.step, place.held, difference.start, category, place.rank, difference.name
 
 
 def narrowed(difference: Difference) -> Difference:
@@ -220,13 +242,7 @@ def narrowed(difference: Difference) -> Difference:
                     where = f"{difference.name}, microbatch {number}, sequence {place}"
                     if difference.place.rank == WHOLE:
                         where = difference.name
-                    return Difference(
-                        category="samples", name=where, place=difference.place, straight=first, cut=second
-                    )
-    return Difference(
-        category="samples",
-        name=f"{difference.name}, number" + ("" if difference.place.rank == WHOLE else " of microbatches"),
-        place=difference.place,
-        straight=str(len(old)),
-        cut=str(len(new)),
-    )
+                    return replace(difference, name=where, straight=first, cut=second)
+    unit = "" if difference.place.rank == WHOLE else " of microbatches"
+    name = f"{difference.name}, number{unit}"
+    return replace(difference, name=name, straight=str(len(old)), cut=str(len(new)))

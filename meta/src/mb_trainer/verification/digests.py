@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from megatron.core.utils import get_attr_wrapped_model
 from torch.distributed.tensor import DTensor
 
 from mb_checkpoint.rng import collect_rng_state
+from mb_host.reproducibility import read_arithmetic
 from mb_loop import CallbackContext
 
 TWINS = (
@@ -166,6 +168,15 @@ def twins(part: Any, names: Mapping[int, str]) -> dict[int, str]:
 def setting(value: object) -> str:
     """Return a tensor's hash, a single number as it is, and anything else as text."""
     return digest(value) if isinstance(value, torch.Tensor) and value.numel() > 1 else number(value)
+
+
+def conditions() -> dict[str, str]:
+    """Return what the bits of a run depend on alongside its settings: threads, device, versions."""
+    found = read_arithmetic().as_text()
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    deterministic = str(torch.are_deterministic_algorithms_enabled()).lower()
+    versions = {"megatron-core": version("megatron-core"), "numpy": version("numpy")}
+    return {"device": device, "deterministic algorithms": deterministic, **found, **versions}
 
 
 def number(value: object) -> str:

@@ -39,7 +39,8 @@ class Recorder(Callback):
         digests = import_module("mb_trainer.verification.digests")  # torch and megatron are there by now
         self._watch = digests.Watch(context)
         step = context.state.train_state.step
-        self._write("start", step, {"rank": str(self._rank), "reads": str(self._watch.reads_first)})
+        values = {"rank": str(self._rank), "reads": str(self._watch.reads_first)}
+        self._write("start", step, values, conditions=digests.conditions())
 
     def on_train_step_start(self, context: CallbackContext) -> None:
         """Write what is held after the step before."""
@@ -55,8 +56,8 @@ class Recorder(Callback):
             whole = context.outcome.reason == "finished"  # in the middle of a run only one of both comes here
             self._write("held", context.state.train_state.step, self._watch.held(context, whole=whole))
 
-    def _write(self, kind: str, step: int, values: Values) -> None:
-        line = json.dumps({"kind": kind, "step": step, "values": values})
+    def _write(self, kind: str, step: int, values: Values, **more: Values) -> None:
+        line = json.dumps({"kind": kind, "step": step, "values": values, **more})
         with self._path.open("a") as file:
             file.write(line + "\n")
 

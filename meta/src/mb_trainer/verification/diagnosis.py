@@ -1,0 +1,101 @@
+"""Diagnosis of a difference: an inexact resume, or a machine whose runs cannot be repeated. No torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from mb_trainer.verification.compare import Record, Verdict
+
+Conclusion = Literal["equal", "resume differs", "not repeatable"]
+
+EXIT_CODES: Mapping[Conclusion, int] = {"equal": 0, "resume differs": 1, "not repeatable": 3}
+"""Exit code of `mb verify-resume`. 2 is a request that could not be read, as everywhere."""
+
+MEANINGS: Mapping[Conclusion, str] = {
+    "resume differs": "the resume is not exact: two straight runs are equal, and the resumed one differs",
+    "not repeatable": "the machine is not repeatable: runs differ without a resume, so that this is no proof "
+    "against the resume",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """Comparison of a straight run with the cut one and, where they differ, with a second straight run."""
+
+    verdict: Verdict
+    straight_again: Verdict | None
+    """The straight run against a second one; None: not needed."""
+    conditions: Mapping[str, Mapping[str, str]]
+    """Name of a start and rank -> threads, processor and versions."""
+
+    @property
+    def conclusion(self) -> Conclusion:
+        """Return what is wrong, if anything is.
+
+        A run that differs before it was interrupted has not been resumed yet: it differs as two straight runs do.
+        """
+        if self.verdict.equal:
+            return "equal"
+        repeated = self.straight_again is None or self.straight_again.equal
+        return "not repeatable" if not repeated or differs_before_cut(self.verdict) else "resume differs"
+
+
+def differs_before_cut(verdict: Verdict) -> bool:
+    """Return whether the first difference is in a step up to the interruption, before a checkpoint was saved."""
+    first = verdict.first
+    if first is None or first.start != 0 or not verdict.resumed_at:
+        return False
+    cut = verdict.resumed_at[0]
+    return first.place.step < cut or (first.place.step == cut and not first.place.held)
+
+
+def conditions_of(records: Mapping[str, Record]) -> dict[str, Mapping[str, str]]:
+    """Return the conditions of every start and rank, by a readable name."""
+    return {
+        f"{name} run, start {start + 1}, rank {rank}": values
+        for name, record in records.items()
+        for (start, rank), values in sorted(record.conditions.items())
+    }
+
+
+def diagnosis(proof: Proof) -> list[str]:
+    """Return lines that help to find the cause of a difference; none where all is equal."""
+    conclusion = proof.conclusion
+    if conclusion == "equal":
+        return []
+    lines = [f"  state before the first resumed step: {loaded(proof.verdict.loaded_equal)}"]
+    if proof.straight_again is not None:
+        first = proof.straight_again.first
+        found = (
+            "equal"
+            if first is None
+            else f"different; first in\n    {first.between('the first', 'the second')}"
+        )
+        lines.append(f"  two straight runs: {found}")
+    if differs_before_cut(proof.verdict):
+        lines.append("  the first difference is before the interruption")
+    return [*lines, *condition_lines(proof.conditions), f"verdict: {MEANINGS[conclusion]}"]
+
+
+def loaded(equal: bool | None) -> str:
+    """Return whether the loaded state was equal, in words."""
+    if equal is None:
+        return "not compared"
+    return "equal" if equal else "different: the checkpoint did not store it, or the load did not restore it"
+
+
+def condition_lines(conditions: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Return conditions that all starts share in one line, and each that differs between them in lines of its own."""
+    names = list(dict.fromkeys(name for values in conditions.values() for name in values))
+    values = {
+        name: {where: found.get(name, "unknown") for where, found in conditions.items()} for name in names
+    }
+    shared = {name: each for name, each in values.items() if len(set(each.values())) == 1}
+    same = ", ".join(f"{name}: {next(iter(each.values()))}" for name, each in shared.items())
+    lines = [f"  conditions: {same}"] if same else []
+    for name, each in values.items():
+        if name not in shared:
+            lines.append(
+                f"  {name} differs: " + "; ".join(f"{value} in {where}" for where, value in each.items())
+            )
+    return lines

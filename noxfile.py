@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import tomllib
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "uv"
 nox.options.error_on_missing_interpreters = False
-nox.options.sessions = ["pythons", "lint", "types", "build", "lanes"]
+nox.options.sessions = ["pythons", "lint", "types", "build", "parallel"]
 
 ROOT = Path(__file__).parent
 DIST = ROOT / "dist"
@@ -29,17 +30,64 @@ HEAVY = ["mb-host", "mb-data", "mb-models", "mb-checkpoint"]
 PACKAGES = LIGHT + HEAVY
 ELSEWHERE = {
     "te": "needs a compiler and CUDA",
-    "nvrx": "wheels that Megatron Core 0.19 can import beside it need glibc 2.39",
 }
 """Extras that no session here installs, and why."""
 OLDEST = [
     *(nox.param(LIGHT_PYTHONS[0], package, id=package) for package in LIGHT),
     *(nox.param(TRAINER_PYTHON, package, id=package) for package in ["mb-data", "mb-trainer"]),
 ]
-UNITS = [
-    *(nox.param(python, package, id=f"{package}, {python}") for package in LIGHT for python in LIGHT_PYTHONS),
-    *(nox.param(TRAINER_PYTHON, package, id=package) for package in HEAVY),
+OLDEST_TRAINER_TESTS = [
+    f"meta/tests/test_{name}.py"
+    for name in (
+        *("bad_requests", "ckpt", "cli", "console", "data_commands", "launch_cloudai", "launch_constraints"),
+        *(
+            "launch_outcome",
+            "launching",
+            "loopback",
+            "plan",
+            "recording",
+            "report_command",
+            "summary",
+            "sweep",
+        ),
+    )
 ]
+"""Tests of the trainer that use what it declares itself: typer, rich, psutil, tensorboard and pydantic."""
+OLDEST_TORCH_TESTS = [
+    "packages/mb-host/tests/test_mends.py",
+    "packages/mb-host/tests/test_parity.py",
+    "packages/mb-host/tests/test_hybrid.py",
+    "packages/mb-checkpoint/tests/test_load.py",
+    "packages/mb-checkpoint/tests/test_resume.py",
+    "packages/mb-checkpoint/tests/test_save.py",
+]
+"""Tests that hold the lower bounds of torch and Megatron Core: training, saving and loading on several ranks."""
+OLDEST_BACKENDS = {
+    "tensorboard": ["tensorboard"],
+    "wandb": ["wandb"],
+    "mlflow": ["mlflow"],
+    "comet": ["comet"],
+    "energy": ["energy"],
+    "inspect": ["tensor_inspect"],
+}
+"""Extras of mb-metrics with the tests of the service or library that each installs."""
+UNITS = [
+    *(nox.param(LIGHT_PYTHONS[-1], package, id=f"{package}, {LIGHT_PYTHONS[-1]}") for package in LIGHT),
+    *(nox.param(TRAINER_PYTHON, package, id=package) for package in PACKAGES),
+]
+"""Wheels alone: light packages without extras on the newest Python (`oldest` has the lowest), each with all extras."""
+FURTHER_PYTHONS = [
+    nox.param(python, package, id=f"{package}, {python}")
+    for package in LIGHT
+    for python in LIGHT_PYTHONS[1:-1]
+]
+
+WITHOUT_CONSTRAINTS = "--no-config"
+"""Option of uv that leaves the workspace's known-good versions out."""
+VERSIONS = """
+from importlib.metadata import distributions
+print(*sorted(f"{each.name}=={each.version}" for each in distributions()))
+"""
 
 
 def pyproject(package: str) -> dict:
@@ -91,11 +139,18 @@ def interpreter_version(python: str) -> str:
         return "NOT FOUND, its checks are skipped"
 
 
-def run_tests(session: nox.Session, package: str) -> None:
-    """Run the tests of a package against what is installed in the session's environment."""
+def run_tests(
+    session: nox.Session,
+    package: str,
+    *,
+    posargs: Sequence[str] | None = None,
+    tests: Sequence[str] | None = None,
+) -> None:
+    """Run the tests of a package, all unless some are named, against what is installed in the environment."""
+    posargs = session.posargs if posargs is None else posargs
     session.run("python", "-c", "import sys; print('Python', sys.version.split()[0])")
-    tests = "meta/tests" if package == "mb-trainer" else f"packages/{package}/tests"
-    session.run("pytest", "-m", "not matrix", tests, *session.posargs, env={"OMP_NUM_THREADS": "1"})
+    tests = tests or ["meta/tests" if package == "mb-trainer" else f"packages/{package}/tests"]
+    session.run("pytest", "-m", "not matrix", *tests, *posargs, env={"OMP_NUM_THREADS": "1"})
 
 
 @nox.session(venv_backend="none")
@@ -121,13 +176,23 @@ def types(session: nox.Session) -> None:
 
 
 BUILT = "MB_WHEELS_ARE_BUILT"
-"""Environment variable: tells the lanes to take the wheels that are there."""
+"""Environment variable: tells the parallel sessions to take the wheels that exist."""
 
-LANES = {"packages": ["unit", "docs", "oldest"], "integration": ["integration"]}
-"""Sessions that run beside each other, a list one after the other."""
+PARALLEL = [
+    *("integration(multi_process)", "unit(mb-models)", "unit(mb-checkpoint)", "integration(end_to_end)"),
+    *("integration(trainer)", "unit(mb-metrics)", "unit(mb-host)", "unit(mb-data)", "oldest(mb-trainer)"),
+    *("integration(architecture)", "docs", "unit(mb-loop)", "unit(mb-config)", "unit(mb-resilience)"),
+    *("unit(mb-overlap)", "oldest(mb-data)", "oldest_backends"),
+    *(f"oldest({package})" for package in LIGHT),
+    *(f"unit({package}, {LIGHT_PYTHONS[-1]})" for package in LIGHT),
+]
+"""Sessions that `parallel` runs, one on each core; the longest first, so that all cores finish together."""
+
+MOST_AT_ONCE = 4
+"""Sessions that run at the same time at most: each may start four ranks, of 1 GiB each."""
 
 LINES_OF_A_FAILURE = 120
-"""Lines of a lane that failed, told again at the very end."""
+"""Lines of a failed session that are printed again at the end."""
 
 
 @nox.session(venv_backend="none")
@@ -145,21 +210,27 @@ def build(session: nox.Session) -> None:
 @nox.parametrize(["python", "package"], UNITS)
 def unit(session: nox.Session, package: str) -> None:
     """One wheel alone in a clean environment, its tests run against it."""
-    if package in LIGHT:
-        session.install(requirement(package, []), *requirements_of_tests(package, bare=True))
-        run_tests(session, package)
-    if session.python == TRAINER_PYTHON and (package in HEAVY or usable_extras(package)):
-        session.install(
-            requirement(package, usable_extras(package)), *requirements_of_tests(package, bare=False)
-        )
-        run_tests(session, package)
+    bare = package in LIGHT and session.python != TRAINER_PYTHON
+    extras = [] if bare else usable_extras(package)
+    session.install(requirement(package, extras), *requirements_of_tests(package, bare=bare))
+    run_tests(session, package)
+
+
+@nox.session(requires=["build"])
+@nox.parametrize(["python", "package"], FURTHER_PYTHONS)
+def further_pythons(session: nox.Session, package: str) -> None:
+    """Light packages without extras on the Pythons between the lowest and the newest."""
+    session.install(requirement(package, []), *requirements_of_tests(package, bare=True))
+    run_tests(session, package)
 
 
 @nox.session(venv_backend="none", requires=["build"])
-def lanes(session: nox.Session) -> None:
-    """Every package alone, its examples and lowest versions, beside the integration tests: a lane for each core."""
-    with ThreadPoolExecutor(len(LANES)) as pool:
-        failures = dict(zip(LANES, pool.map(run_lane, LANES), strict=True))
+def parallel(session: nox.Session) -> None:
+    """All sessions of `PARALLEL`: each wheel alone, its lowest versions, the examples and the integration tests."""
+    if run_beside("integration_environment") is not None:
+        session.error("failed: integration_environment")
+    with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), MOST_AT_ONCE)) as pool:
+        failures = dict(zip(PARALLEL, pool.map(run_beside, PARALLEL), strict=True))
     failed = [name for name, end in failures.items() if end is not None]
     for name in failed:
         print(f"\nThe end of {name}, which failed:\n{failures[name]}")
@@ -167,10 +238,10 @@ def lanes(session: nox.Session) -> None:
         session.error(f"failed: {', '.join(failed)}")
 
 
-def run_lane(name: str) -> str | None:
-    """Run the sessions of a lane in a process of their own, its lines marked; return its end where it fails."""
+def run_beside(name: str) -> str | None:
+    """Run a session in a process of its own, its lines prefixed; return the last ones where it fails."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "nox", "--sessions", *LANES[name]],
+        [sys.executable, "-m", "nox", "--sessions", name],
         cwd=ROOT,
         env={**os.environ, BUILT: "1"},
         stdout=subprocess.PIPE,
@@ -185,13 +256,32 @@ def run_lane(name: str) -> str | None:
     return None if code == 0 else "".join(end) or f"exit code {code}, no output"
 
 
+INTEGRATION = {
+    "architecture": ["tests/architecture", "tests/goldens", "tests/wiring", "tests/gpu"],
+    "end_to_end": ["tests/end_to_end"],
+    "multi_process": ["tests/multi_process"],
+    "trainer": ["meta/tests"],
+}
+"""Parts of the integration tests, which share an environment."""
+
+
 @nox.session(python=TRAINER_PYTHON, requires=["build"])
-def integration(session: nox.Session) -> None:
-    """All wheels together: architecture, wiring, several processes, end to end."""
+def integration_environment(session: nox.Session) -> None:
+    """Install all wheels together, for the integration tests."""
     wheels = [requirement(package, usable_extras(package)) for package in [*PACKAGES, "mb-trainer"]]
     session.install(*wheels, *requirements_of_tests("mb-trainer", bare=False), "import-linter")
-    chosen = ["-m", "not matrix", "tests", "meta/tests"]
-    session.run("pytest", *chosen, *session.posargs, env={"OMP_NUM_THREADS": "1"})
+
+
+@nox.session(venv_backend="none")
+@nox.parametrize("part", [nox.param(part, id=part) for part in INTEGRATION])
+def integration(session: nox.Session, part: str) -> None:
+    """All wheels together: architecture, wiring, several processes, end to end, the trainer's own tests."""
+    programs = ROOT / ".nox" / "integration_environment" / "bin"
+    if not (programs / "pytest").exists():
+        session.error("run the session integration_environment first")
+    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+    chosen = ["-m", "not matrix", *INTEGRATION[part], *session.posargs]
+    session.run(str(programs / "pytest"), *chosen, env={"OMP_NUM_THREADS": "1", "PATH": path}, external=True)
 
 
 @nox.session(venv_backend="none")
@@ -203,7 +293,9 @@ def docs(session: nox.Session) -> None:
         "meta/README.md",
     ]
     modules = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("packages/*/src/*/__init__.py"))
-    doctest = ["pytest", "--doctest-modules", "--doctest-glob=README.md"]
+    # pytest collects a module by its dir(), which imports the lazy names and with them Megatron Core
+    run = "import mb_host, pytest, sys; mb_host.install(); sys.exit(pytest.main(sys.argv[1:]))"
+    doctest = ["python", "-c", run, "--doctest-modules", "--doctest-glob=README.md"]
     session.run("uv", "run", *doctest, *readmes, *modules, "meta/src/mb_trainer/__init__.py", external=True)
 
 
@@ -217,7 +309,78 @@ def oldest(session: nox.Session, package: str) -> None:
         wheels += [requirement(name, usable_extras(name)) for name in PACKAGES]
     session.install("--resolution", "lowest-direct", *wheels, *declared(package, extras))
     session.install(*requirements_of_tests(package, bare=package in LIGHT))
-    run_tests(session, package)
+    run_tests(session, package, tests=OLDEST_TRAINER_TESTS if package == "mb-trainer" else None)
+
+
+@nox.session(python=TRAINER_PYTHON, requires=["build"])
+def oldest_backends(session: nox.Session) -> None:
+    """The lowest metric back-ends and safetensors that the packages declare, with the tests that write to them."""
+    chosen = {"mb-metrics": [*OLDEST_BACKENDS], "mb-models": ["hf"]}
+    specs = [spec for package, extras in chosen.items() for spec in declared(package, extras)]
+    wheels = [requirement(package, extras) for package, extras in chosen.items()]
+    session.install("--resolution", "lowest-direct", *wheels, *specs)
+    # the server of the lowest MLflow, which its tests start, does not import with a newer SQLAlchemy
+    session.install(requirement("mb-host", ["mcore"]), "pytest", "hypothesis", "setuptools", "sqlalchemy<2.1")
+    session.run("python", "-c", VERSIONS)
+    tests = [
+        f"packages/mb-metrics/tests/test_{name}.py"
+        for extra in OLDEST_BACKENDS
+        for name in OLDEST_BACKENDS[extra]
+    ]
+    session.run("pytest", *tests, "packages/mb-models/tests/test_hf.py", env={"OMP_NUM_THREADS": "1"})
+
+
+@nox.session(python=TRAINER_PYTHON, requires=["build"])
+def oldest_torch(session: nox.Session) -> None:
+    """The lowest torch and Megatron Core that the packages declare, not the workspace's, with what depends on them."""
+    chosen = {package: ["mcore"] for package in ("mb-host", "mb-checkpoint")}
+    specs = [spec for package, extras in chosen.items() for spec in declared(package, extras)]
+    wheels = [requirement(package, extras) for package, extras in chosen.items()]
+    session.install(WITHOUT_CONSTRAINTS, "--resolution", "lowest-direct", *wheels, *specs)
+    session.install(WITHOUT_CONSTRAINTS, "pytest", "hypothesis", "setuptools")
+    session.run("python", "-c", VERSIONS)
+    session.run(
+        "pytest", "-m", "not matrix", *OLDEST_TORCH_TESTS, *session.posargs, env={"OMP_NUM_THREADS": "1"}
+    )
+
+
+@nox.session(python=TRAINER_PYTHON, requires=["build"])
+def newest(session: nox.Session) -> None:
+    """All packages with the newest releases on the index; names of packages after -- choose whose tests run."""
+    names = [*PACKAGES, "mb-trainer"]
+    wheels = [requirement(package, usable_extras(package)) for package in names]
+    tests = {name for package in names for name in pyproject(package)["dependency-groups"]["test"]}
+    examples = pyproject("mb-metrics")["dependency-groups"]["examples"]
+    beside = sorted(name for name in {*tests, *examples} if name != "mb-host")
+    session.install(WITHOUT_CONSTRAINTS, "--upgrade", *wheels, *beside, "import-linter")
+    session.run("python", "-c", VERSIONS)
+    failed = []
+    for package in session.posargs or names:
+        try:
+            run_tests(session, package, posargs=())
+        except nox.command.CommandFailed:
+            failed.append(package)
+    if not session.posargs:
+        session.run("pytest", "-m", "not matrix", "tests", env={"OMP_NUM_THREADS": "1"})
+    if failed:
+        session.error(f"failed with the newest releases: {', '.join(failed)}")
+
+
+@nox.session(venv_backend="none")
+def dependencies(session: nox.Session) -> None:
+    """Print each declared dependency with its bounds, and which sessions test them."""
+    session.run("uv", "run", "python", "tests/dependency_bounds.py", external=True)
+
+
+@nox.session(venv_backend="none")
+def quick(session: nox.Session) -> None:
+    """Lint, and the fast tests of the light packages and of the architecture, in the workspace's environment."""
+    session.notify("lint")
+    tests = [*(f"packages/{package}/tests" for package in LIGHT), "tests/architecture"]
+    environment = {"OMP_NUM_THREADS": "1"}
+    session.run(
+        "uv", "run", "pytest", "-m", "not slow and not matrix", *tests, env=environment, external=True
+    )
 
 
 @nox.session(venv_backend="none")
@@ -230,7 +393,7 @@ def bench(session: nox.Session, package: str) -> None:
 
 @nox.session(venv_backend="none")
 def verify(session: nox.Session) -> None:
-    """Prove for a table of layouts that a resume is exact; words after -- choose rows by their names."""
+    """Prove for a table of layouts, some under load, that a resume is exact; words after -- choose rows."""
     script = ["uv", "run", "python", "tests/verify_resume.py"]
     session.run(*script, *session.posargs, env={"OMP_NUM_THREADS": "1"}, external=True)
 

@@ -1,5 +1,6 @@
 """Start runs of the trainer, in this process or as a user would, and read what they leave behind."""
 
+import atexit
 import json
 import os
 import subprocess
@@ -8,8 +9,11 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from typer.testing import CliRunner
+
 from mb_loop import Callback, TrainOutcome
 from mb_trainer import pretrain
+from mb_trainer.cli import app
 from mb_trainer.reading import read_request
 
 TINY_MIMO = (
@@ -44,14 +48,16 @@ def train_here(
 
 
 def start_mb(*words: str, environment: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-    """Start `mb` in a process of its own."""
-    return subprocess.Popen(
+    """Start `mb` in a process of its own; one that a failed test leaves running ends with the test process."""
+    process = subprocess.Popen(
         [sys.executable, "-m", "mb_trainer", *words],
         env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
+    atexit.register(process.terminate)
+    return process
 
 
 def said_until(process: subprocess.Popen[str], text: str) -> str:
@@ -67,11 +73,20 @@ def said_until(process: subprocess.Popen[str], text: str) -> str:
 def mb(*words: str, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """Run `mb` in a process of its own and wait for it."""
     process = start_mb(*words, environment=environment)
-    said, complaints = process.communicate(timeout=900)
+    try:
+        said, complaints = process.communicate(timeout=900)
+    finally:
+        process.kill()
     return subprocess.CompletedProcess(process.args, process.returncode, said, complaints)
 
 
-def wait_for_steps(out: Path, number: int, *, seconds: float = 120) -> None:
+def mb_here(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run `mb` in this process, where torch and Megatron are imported already."""
+    answer = CliRunner().invoke(app, list(words))
+    return subprocess.CompletedProcess(list(words), answer.exit_code, answer.stdout, answer.stderr)
+
+
+def wait_for_steps(out: Path, number: int, *, seconds: float = 300) -> None:
     """Wait until a run has recorded so many steps."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

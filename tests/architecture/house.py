@@ -69,3 +69,9 @@ MODULE_TO_DISTRIBUTION = {
     "comet_ml": "comet-ml",
 }
 """Distributions whose importable name differs from theirs."""
+
+SOURCES = [
+    *(package.source for package in PACKAGES),
+    Path(str(importlib.util.find_spec("mb_trainer").submodule_search_locations[0])),
+]
+"""Folders of all importable packages, the trainer included."""

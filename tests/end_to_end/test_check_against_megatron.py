@@ -41,7 +41,7 @@ from mb_models.transformer import from_names, megatron_class, transformer_config
 RULES = (*mb_config.RULES, *mb_models.rules.RULES, *mb_overlap.rules.RULES)
 RESOLVED_RULES = (*RULES, mb_models.rules.INTERLEAVING)
 WORLD = 8
-FACTS = {"world_size": WORLD, "env": {}, "gpu": "h100", "transformer_engine": False}
+FACTS = {"world_size": WORLD, "env": {}, "gpu": "h100", "cpu": False, "transformer_engine": False}
 """A GPU without Transformer Engine: what Megatron sees here, where the host stands in for CUDA."""
 
 SECTIONS = {

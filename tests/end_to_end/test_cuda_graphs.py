@@ -91,7 +91,8 @@ def test_a_graph_of_the_step_is_megatrons_wrapper_and_is_forgotten(gpu):
     config = section("full_iteration")
     with graphs.graphs_of_this_process(config):
         wrapped = graphs.in_one_graph(print, config, SimpleNamespace(cuda_graph_use_single_mempool=True))
-        assert (type(wrapped), wrapped.cuda_graph_warmup_steps) == (FullCudaGraphWrapper, 3)
+        inner = wrapped._schedule
+        assert (type(inner), inner.cuda_graph_warmup_steps) == (FullCudaGraphWrapper, 3)
         FullCudaGraphWrapper.curr_iteration["training"] = 9
         StaticBufferLoader.static_buffers["training"].append({})
     assert FullCudaGraphWrapper.curr_iteration["training"] == 0

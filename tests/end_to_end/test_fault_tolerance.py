@@ -13,12 +13,16 @@ from mb_trainer.reading import read_request
 CLIENT = '''
 """In place of NVRx: a client that writes down what it is told."""
 
+import types
+
 TOLD = []
 
 
 class RankMonitorClient:
     def init_workload_monitoring(self):
         TOLD.append("connected")
+        timeouts = {"setup": 600, "step": 180, "checkpointing": 420}
+        self.cfg = types.SimpleNamespace(rank_section_timeouts=timeouts)
 
     def shutdown_workload_monitoring(self):
         TOLD.append("disconnected")
@@ -52,14 +56,21 @@ def told(tmp_path, monkeypatch):
     package.mkdir(parents=True)
     (package / "__init__.py").write_text(CLIENT)
     (package.parent / "__init__.py").write_text("")
+    for name in modules_of_nvrx():  # the installed library, which is back at the end
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.syspath_prepend(package.parent.parent)
     for name, value in SOCKET.items():
         monkeypatch.setenv(name, value)
     from nvidia_resiliency_ext import fault_tolerance
 
     yield fault_tolerance.TOLD
-    for name in ("nvidia_resiliency_ext", "nvidia_resiliency_ext.fault_tolerance", "mb_resilience.nvrx"):
-        sys.modules.pop(name, None)
+    for name in modules_of_nvrx():
+        sys.modules.pop(name)
+
+
+def modules_of_nvrx():
+    """Names of the modules of NVRx and of its door, as far as they are imported."""
+    return [name for name in sys.modules if name.startswith(("nvidia_resiliency_ext", "mb_resilience.nvrx"))]
 
 
 def run(words, out, environment=SOCKET, **options):
@@ -97,8 +108,9 @@ def test_the_monitor_is_told_each_section_and_time_outs_are_kept(overrides, tmp_
     assert json.loads(state.read_text())["current_timeouts"]["section"]["section"] == told[-2]
 
 
-def test_without_a_monitor_or_nvrx_nothing_starts(overrides, tmp_path):
+def test_without_a_monitor_or_nvrx_nothing_starts(overrides, tmp_path, monkeypatch):
     words = [*overrides, *FT]
+    monkeypatch.setitem(sys.modules, "nvidia_resiliency_ext", None)  # as if it were not installed
     with pytest.raises(ConfigError, match="nvidia-resiliency-ext is not installed"):
         run(words, tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -69,7 +69,7 @@ def test_a_run_without_adapters_has_none_to_export(base, tmp_path, capsys):
         (
             ["checkpoint.pretrained_checkpoint=nowhere"],
             1,
-            "[V244] checkpoint.pretrained_checkpoint: nowhere has no",
+            "[V244] checkpoint.pretrained_checkpoint: no such folder: nowhere",
         ),
         (["peft=ia3"], 2, "'ia3' is none of lora, canonical_lora, dora"),
     ],

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from runs import mb
+from runs import mb, mb_here
 from safetensors.torch import load_file
 
 transformers = pytest.importorskip("transformers")
@@ -39,7 +39,7 @@ def test_a_model_comes_in_trains_on_two_ranks_and_goes_out(tmp_path):
     llama(tmp_path / "hf")
     done = mb("import-hf", str(tmp_path / "hf"), "--out", str(tmp_path / "imported"))
     assert done.returncode == 0, done.stderr
-    done = mb("export-hf", str(tmp_path / "imported"), "--out", str(tmp_path / "again"))
+    done = mb_here("export-hf", str(tmp_path / "imported"), "--out", str(tmp_path / "again"))
     assert done.returncode == 0, done.stderr
     before, after = weights(tmp_path / "hf"), weights(tmp_path / "again")
     assert before.keys() == after.keys()
@@ -48,7 +48,7 @@ def test_a_model_comes_in_trains_on_two_ranks_and_goes_out(tmp_path):
         "checkpoints",
         "run_config.yaml",
     ]
-    shown = mb("config", "show", str(tmp_path / "imported" / "run_config.yaml"), "--out", "runs/x")
+    shown = mb_here("config", "show", str(tmp_path / "imported" / "run_config.yaml"), "--out", "runs/x")
     saves = "  save: runs/x/checkpoints\n" in shown.stdout
     assert (shown.returncode, saves) == (0, True)
 
@@ -56,7 +56,7 @@ def test_a_model_comes_in_trains_on_two_ranks_and_goes_out(tmp_path):
 @pytest.mark.parametrize("command", ["import-hf", "export-hf"])
 def test_what_cannot_be_converted_is_an_error(command, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
-    done = mb(command, str(tmp_path), "--out", str(tmp_path / "out"))
+    done = mb_here(command, str(tmp_path), "--out", str(tmp_path / "out"))
     assert done.returncode in (1, 2)
     assert "error: " in done.stderr
     assert "Traceback" not in done.stderr

@@ -1,6 +1,8 @@
 """The main job, small: what a run leaves behind, how it goes on, and what it refuses."""
 
+import json
 import re
+import shutil
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from mb_data.errors import CorpusError
 from mb_loop import Callback, NonFiniteLossError
+from mb_trainer.commands.report import read
 from mb_trainer.run_folder import RunFolderError
 
 CLOUDAI = re.compile(
@@ -108,6 +111,43 @@ def test_a_complete_run_can_be_made_longer(overrides, tmp_path):
     outcome = train_here([*overrides, "train.train_iters=8"], tmp_path / "run", resume_with_changes=True)
     assert (outcome.reason, outcome.step) == ("finished", 8)
     assert list(losses(tmp_path / "run")) == list(range(1, 9))
+
+
+def test_a_resumed_run_takes_another_learning_rate(overrides, tmp_path, capsys):
+    out, words = (
+        tmp_path / "run",
+        [*overrides, "scheduler.lr_decay_style=constant", "scheduler.lr_warmup_iters=0"],
+    )
+    train_here([*words, "train.train_iters=4", "train.exit_interval=2"], out)
+    other = [
+        "optimizer.lr=0.004",
+        "optimizer.min_lr=0.001",
+        "optimizer.weight_decay=0.3",
+        "optimizer.adam_beta2=0.9",
+    ]
+    with pytest.raises(RunFolderError, match="resume with the new settings with --resume-with-changes"):
+        train_here([*words, *other, "train.train_iters=4"], out)
+    with pytest.raises(
+        RunFolderError, match=r"model.hidden_size cannot be changed here(?!.*resume-with-changes)"
+    ):
+        train_here([*words, *other, "train.train_iters=4", "model.hidden_size=64"], out)
+    capsys.readouterr()
+    train_here(
+        [*words, *other, "train.train_iters=4", "train.exit_interval=3"], out, resume_with_changes=True
+    )
+    shutil.rmtree(out / "checkpoints" / "iter_0000003")  # as if the run had ended before it saved
+    (out / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("2")
+    train_here([*words, *other, "train.train_iters=4"], out)
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [row["learning-rate"] for row in rows if "learning-rate" in row] == [0.002, 0.002, 0.004, 0.004]
+    log = capsys.readouterr().out
+    assert "scheduler: the configured values apply: optimizer.lr: 0.004 here, 0.002 in the checkpoint" in log
+    assert "optimizer: the configured values apply: betas (0.9, 0.9) (in the checkpoint: (0.9, 0.95))" in log
+    events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+    [changes] = [event["changes"] for event in events if "changes" in event]
+    assert changes["optimizer.lr"] == [0.002, 0.004]
+    [note] = [note for note in read(out).notes if "settings changed" in note]
+    assert "at the resume from step 2: optimizer.lr from 0.002 to 0.004, optimizer.min_lr from" in note
 
 
 class Norms(Callback):

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from runs import events, metrics, train_here
 
 from mb_checkpoint import verify_checkpoint
@@ -36,10 +37,13 @@ def test_skipped_samples_and_the_decoupled_rate_are_on_the_console_and_in_metric
     out, announced = tmp_path / "run", Announced(tmp_path / "run/checkpoints")
     train_here(
         [*overrides, *SHORT, "logger.log_interval=1", "train.iterations_to_skip=[2]", "optimizer.decoupled_lr=1e-3",
-         "checkpoint.save_interval=2"],
+         "checkpoint.save_interval=2", "optimizer.clip_grad=0.1", "logger.log_l2_norm_grad_to_tensorboard=true"],
         out, callbacks=(announced,),
     )  # fmt: skip
     rows = metrics(out)
+    # measured before the optimizer clips
+    assert [row["l2_norm/grad/global"] for row in rows] == pytest.approx([row["grad-norm"] for row in rows])
+    assert all(row["grad-norm"] > 0.1 and row["loss-scale"] == 1.0 for row in rows)
     assert [(row["step"], row.get("skipped-train-samples")) for row in rows] == [
         (1, None),
         (3, 8.0),

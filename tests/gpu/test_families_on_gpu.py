@@ -36,6 +36,11 @@ def text(overrides):
     return [word for word in overrides if word.startswith("dataset.") and "seq_length" not in word]
 
 
+def in_eight_bits(precision):
+    """The words of a precision; weights in 8 bits need the distributed optimizer."""
+    return [f"mixed_precision={FP8[precision][0]}", "ddp.use_distributed_optimizer=true"]
+
+
 def words_of(name, text):
     return [*SMALL[name], *([] if name == "pictures" else text), *STEPS, "mixed_precision=bf16_mixed"]
 
@@ -64,9 +69,9 @@ def test_adapters_learn(peft, overrides, tmp_path):
     ],
 )
 def test_eight_bits_learn_and_resume(precision, name, text, tmp_path):
-    words = [*words_of(name, text)[:-1], f"mixed_precision={FP8[precision][0]}"]
+    words = [*words_of(name, text)[:-1], *in_eight_bits(precision)]
     if precision == "mxfp8":
-        words += ["ddp.use_distributed_optimizer=true", "comm_overlap.overlap_param_gather=true"]
+        words.append("comm_overlap.overlap_param_gather=true")
     train_here([*words, "train.exit_interval=5"], tmp_path / "run")
     train_here(words, tmp_path / "run", resume_with_changes=True)
     assert learned(tmp_path / "run")
@@ -94,7 +99,7 @@ def test_cuda_graphs_compute_what_the_layers_do(name, graphs, text, tmp_path):
 
 @pytest.mark.parametrize("precision", [pytest.param("current", marks=needs_capability(9))])
 def test_graphs_in_eight_bits(precision, text, tmp_path):
-    words = [*words_of("gpt", text)[:-1], f"mixed_precision={FP8[precision][0]}"]
+    words = [*words_of("gpt", text)[:-1], *in_eight_bits(precision)]
     train_here([*words, "model.cuda_graph_impl=transformer_engine", *GRAPHS], tmp_path / "run")
     assert learned(tmp_path / "run")
 

@@ -22,6 +22,17 @@ def command(overrides, layout, out, *, exit_signal="SIGTERM"):
     return ["pretrain", *words, "--nproc", "2", "--out", str(out)]
 
 
+def listening_addresses(pid):
+    """Return every address on which a process or one of its children accepts connections."""
+    launcher = psutil.Process(pid)
+    connections = [
+        connection
+        for process in (launcher, *launcher.children(recursive=True))
+        for connection in process.net_connections("inet")
+    ]
+    return {each.laddr.ip for each in connections if each.status == psutil.CONN_LISTEN}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "number", "to"), [
     pytest.param("DP2", signal.SIGUSR1, "launcher", marks=pytest.mark.matrix),
@@ -36,6 +47,7 @@ def test_stop_and_go_is_bit_for_bit(overrides, tmp_path, name, number, to):
     words = command(overrides, LAYOUTS[name], tmp_path / "run", **own)
     process = start_mb(*words)
     wait_for_steps(tmp_path / "run", 3)
+    assert listening_addresses(process.pid) == {"127.0.0.1"}
     target = process if to == "launcher" else psutil.Process(process.pid).children()[1]
     target.send_signal(number)
     said, complaints = process.communicate(timeout=240)

@@ -33,12 +33,15 @@ class SlowRank(Callback):
 class Asks(Callback):
     """Asks rank 0 for the other state in each step."""
 
-    def __init__(self, port):
-        self._port = port
+    def __init__(self, port, out):
+        self._port, self._out = port, out
 
     def on_train_step_start(self, context):
         if torch.distributed.get_rank() == 0:
-            urllib.request.urlopen(f"http://127.0.0.1:{self._port}/", timeout=60).close()
+            token = (self._out / "straggler_token").read_text()
+            headers = {"Authorization": f"Bearer {token}"}
+            request = urllib.request.Request(f"http://127.0.0.1:{self._port}/", headers=headers)
+            urllib.request.urlopen(request, timeout=60).close()
 
 
 def train(words, out, *callbacks):
@@ -76,7 +79,7 @@ def two_ranks():
 def stop_and_go_on(words, out, port):
     train([*words, "train.exit_interval=2"], out, SlowRank())
     late = [*words, "straggler.enable_straggler_on_startup=false", f"straggler.straggler_ctrlr_port={port}"]
-    train(late, out, SlowRank(), Asks(port))
+    train([*late, "straggler.straggler_ctrlr=true"], out, SlowRank(), Asks(port, out))
 
 
 @pytest.mark.slow
@@ -91,6 +94,7 @@ def test_a_slow_rank_is_named_at_each_interval_while_the_timer_is_on(overrides, 
     reported = [row for row in rows.values() if "straggler/slowest-rank" in row]
     assert all(row["straggler/work-ms-max"] > 300 for row in reported)
     assert all(0 < row["straggler/tflops-min"] < row["straggler/tflops-max"] for row in reported)
+    assert not (tmp_path / "run" / "straggler_token").exists()
     log = (tmp_path / "run" / "log.txt").read_text()
     assert log.count("speed of ranks, least to most: work") == 3
     assert "nan" not in "".join(line for line in log.splitlines() if "speed of ranks" in line)

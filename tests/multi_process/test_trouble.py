@@ -1,5 +1,6 @@
 """Trouble while running: exit code 1, one clear message, the cause first, and nothing that was saved is lost."""
 
+import json
 import os
 import re
 import signal
@@ -33,8 +34,9 @@ def test_a_rank_that_raises_is_named_with_its_traceback_first(overrides, tmp_pat
 
 @pytest.mark.slow
 def test_a_rank_that_is_killed_ends_the_others_within_seconds(overrides, tmp_path):
-    process = start_mb("pretrain", *overrides, *ENDLESS, "--nproc", "2", "--out", str(tmp_path / "run"))
-    wait_for_steps(tmp_path / "run", 3)
+    out = tmp_path / "überlauf-тест"
+    process = start_mb("pretrain", *overrides, *ENDLESS, "--nproc", "2", "--out", str(out))
+    wait_for_steps(out, 3)
     ranks = psutil.Process(process.pid).children()
     ranks[1].send_signal(signal.SIGKILL)
     killed = time.monotonic()
@@ -43,6 +45,9 @@ def test_a_rank_that_is_killed_ends_the_others_within_seconds(overrides, tmp_pat
     assert process.returncode == 1
     assert complaints.startswith("error: rank 1 was killed by SIGKILL")
     assert not any(rank.is_running() for rank in ranks)
+    *_, last = map(json.loads, (out / "events.jsonl").read_text().splitlines())
+    assert (last["event"], last["reason"]) == ("stop", "failed")
+    assert last["message"].startswith("rank 1 was killed by SIGKILL")
 
 
 def test_a_port_that_was_asked_for_and_is_in_use_is_refused(overrides, tmp_path):

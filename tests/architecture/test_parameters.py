@@ -1,0 +1,146 @@
+"""No parameter is accepted and ignored: a public function reads each one, or it is listed with a reason."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from house import SOURCES
+
+SPEC = "Megatron calls every layer spec with it; this one is the same for all pipeline stages"
+STAND_IN = "a stand-in for torch.cuda on a machine without devices and streams"
+SEED = "a position of the seed's signature"
+TRUST = "the callback of the option trusts the folders for the length of the command"
+ALLOWED = {
+    **{f"mb_trainer.cli_ckpt.{name}.trust": TRUST for name in ("diff", "ls", "prune", "show", "verify")},
+    "mb_trainer.cli_runs.sample.trust": TRUST,
+    "mb_trainer.cli_weights.export_hf.trust": TRUST,
+    "mb_checkpoint.unpickling.SafeFileSystemReader.read_metadata.args": "torch's signature; all ranks read one index",
+    "mb_checkpoint.unpickling.SafeFileSystemReader.read_metadata.kwargs": "torch's signature; all ranks read one index",
+    "mb_metrics.clock.HostTimer.ready.mark": "the host has reached every moment that it marked",
+    "mb_checkpoint.manager.DefaultCheckpointManager.finalize_async_saves.state": f"{SEED}; the manager has the saves",
+    "mb_loop.by_hand.checkpoint_and_decide_exit.train_data_iterator": f"{SEED}; the checkpointer has the position",
+    "mb_loop.by_hand.save_checkpoint_and_time.train_data_iterator": f"{SEED}; the checkpointer has the position",
+    "mb_loop.exits.no_wish.step": "the empty stop request source",
+    "mb_loop.result.no_flops.result": "the empty operation count",
+    "mb_loop.reruns.NoReruns.begin.step": "the rerun machine that never runs again",
+    "mb_loop.reruns.NoReruns.discarding.data_iterator": "the rerun machine that never runs again",
+    "mb_loop.reruns.NoReruns.should_run_forward_backward.data_iterator": "the rerun machine that never runs again",
+    "mb_loop.schedule.forward_backward_plain.unused": "Megatron's schedules take them; without pipelining none applies",
+    "mb_metrics.megatron_log.training_log.history_wct": f"{SEED}; Metrics measures time itself",
+    "mb_metrics.norms.calc_params_l2_norm.model_config": f"{SEED}; the groups and parameters are enough",
+    "mb_metrics.profiling.NsysRange.begin.steps": "a profiler that the step count does not concern",
+    "mb_metrics.profiling.NsysRange.begin.warmup": "a profiler that the step count does not concern",
+    "mb_metrics.profiling.StepRanges.step_end.step": "the range of the step is the open one",
+    "mb_metrics.sinks.tensorboard.TensorBoardSink.write_interval.interval": "rows hold everything; only flushes here",
+    "mb_metrics.throughput.report_throughput.iteration": f"{SEED}; the history holds the steps",
+    "mb_metrics.torch_profiling.TorchTrace.step_end.step": "torch's profiler counts the steps itself",
+    "mb_resilience.nvrx_straggler.NVRxStragglers.wish.step": "the interval of reports decides, not the step",
+    "mb_resilience.signals.SignalShield.__call__.worker": "worker_init_fn of PyTorch; all workers are alike",
+    "mb_models.heads.LinearForLastLayer.forward.runtime_gather_output": f"{SEED}; the weight is replicated",
+    "mb_models.heads.LinearForLastLayer.forward.weight": f"{SEED}; the head has its own weight",
+    "mb_checkpoint.nvrx_async.NvrxWriter.write.files": "the writer of NVRx has its own plan of the files",
+    "mb_checkpoint.nvrx_async.NvrxWriter.write.folder": "the writer of NVRx has its own plan of the files",
+    "mb_checkpoint.nvrx_async.NvrxWriter.write.rank": "the writer of NVRx has its own plan of the files",
+    "mb_checkpoint.save_shards.ShardSavePlanner.plan.directory": "torch's planner interface; the plan names no folder",
+    "mb_checkpoint.save_shards.ShardSavePlanner.plan.metadata": "torch's planner interface; shards carry the metadata",
+    "mb_checkpoint.save_shards.ShardSavePlanner.plan.validate": "torch's planner interface; shards are validated here",
+    "mb_host.hybrid.host_hybrid_spec.pp_rank": SPEC,
+    "mb_host.hybrid.host_hybrid_spec.vp_stage": SPEC,
+    "mb_host.kernels.mamba_split_conv1d_scan_combined.norm_before_gate": "documented: the kernel is asked for no norm",
+    "mb_host.layers.HostCoreAttention.__init__.attention_type": "Transformer Engine's signature; the mask decides here",
+    "mb_host.layers.HostCoreAttention.__init__.cp_comm_type": "Transformer Engine's signature; one way on the host",
+    "mb_host.random.get_rng_state.device": STAND_IN,
+    "mb_host.random.set_rng_state.device": STAND_IN,
+    "mb_host.streams.HostEvent.record.stream": STAND_IN,
+    "mb_host.t5.host_t5_spec.pp_rank": SPEC,
+    "mb_host.t5.host_t5_spec.vp_stage": SPEC,
+    "mb_models.hybrid.hybrid_transformer_engine_spec.config": SPEC,
+    "mb_models.hybrid.hybrid_transformer_engine_spec.pp_rank": SPEC,
+    "mb_models.hybrid.hybrid_transformer_engine_spec.vp_stage": SPEC,
+    "mb_models.t5_specs.t5_transformer_engine_spec.pp_rank": SPEC,
+    "mb_models.t5_specs.t5_transformer_engine_spec.vp_stage": SPEC,
+    "mb_trainer.launch.cloudai.MegatronBridgeTestDefinition.constraint_check.system": "CloudAI's signature",
+    "mb_trainer.launch.cloudai.MegatronBridgeTestDefinition.constraint_check.tr": "CloudAI's signature",
+    "mb_trainer.stragglers.nobody_is_slow.step": "the empty stop request source",
+}
+"""Public parameter ("module.function.parameter") to the reason why nothing reads it."""
+
+
+def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    """Return the names of all parameters but self, cls, those marked as unused by "_", and the context of events."""
+    args = function.args
+    named = [*args.posonlyargs, *args.args, *args.kwonlyargs, *filter(None, (args.vararg, args.kwarg))]
+    passed = ("self", "cls", "context") if function.name.startswith("on_") else ("self", "cls")
+    return [arg.arg for arg in named if arg.arg not in passed and not arg.arg.startswith("_")]
+
+
+def names_read(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+    """Return the names that a body reads; `del name` and `_ = name` do not count."""
+    discarded = {
+        id(node.value)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["_"]
+    }
+    nodes = (node for statement in function.body for node in ast.walk(statement))
+    return {
+        node.id
+        for node in nodes
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and id(node) not in discarded
+    }
+
+
+def does_nothing(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Return whether a body is empty or not implemented, as of a hook to override or a method of a Protocol."""
+    rest = [
+        node
+        for node in function.body
+        if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+    ]
+    return all(
+        isinstance(node, ast.Pass)
+        or (isinstance(node, ast.Raise) and "NotImplementedError" in ast.unparse(node))
+        for node in rest
+    )
+
+
+def unread(node: ast.AST, path: str, *, protocol: bool = False) -> Iterator[str]:
+    """Yield the parameters of public functions and methods that their bodies do not read."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ClassDef) and not child.name.startswith("_"):
+            bases = [ast.unparse(base) for base in child.bases]
+            yield from unread(
+                child, f"{path}.{child.name}", protocol=any("Protocol" in base for base in bases)
+            )
+        elif isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            private = child.name.startswith("_") and child.name not in ("__init__", "__call__")
+            if not (private or protocol or does_nothing(child)):
+                read = names_read(child)
+                yield from (f"{path}.{child.name}.{name}" for name in parameters(child) if name not in read)
+        elif isinstance(child, (ast.If, ast.Try)):
+            yield from unread(child, path, protocol=protocol)
+
+
+def unread_in(folder: Path) -> list[str]:
+    """Return the parameters that a package accepts and ignores."""
+    found = []
+    for file in sorted(folder.rglob("*.py")):
+        module = ".".join([folder.name, *file.relative_to(folder).with_suffix("").parts])
+        found += unread(ast.parse(file.read_text()), module)
+    return found
+
+
+@pytest.mark.parametrize("folder", SOURCES, ids=lambda folder: folder.name)
+def test_no_parameter_is_accepted_and_ignored(folder):
+    assert [name for name in unread_in(folder) if name not in ALLOWED] == []
+
+
+def test_each_entry_of_the_list_is_still_needed():
+    found = {name for folder in SOURCES for name in unread_in(folder)}
+    assert sorted({*ALLOWED} - found) == []
+
+
+def test_an_ignored_parameter_is_found(tmp_path):
+    (tmp_path / "planted").mkdir()
+    (tmp_path / "planted" / "one.py").write_text("def f(a, b, c, d):\n    del b\n    _ = c\n    return a\n")
+    assert unread_in(tmp_path / "planted") == [f"planted.one.f.{name}" for name in "bcd"]

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mb_metrics import LoggerConfig, configure_logging
-from mb_metrics.log_records import OWN
+from mb_metrics.logging_setup import OWN_LOGGERS
 
 
 class Voice:
@@ -98,7 +98,7 @@ class Voice:
         """While the block runs, put records of Python's loggers into the log; own warnings also on the console.
 
         Raises:
-            mb_metrics.log_records.LoggingLevelError: the level in the environment is no number.
+            mb_metrics.logging_setup.LoggingLevelError: the level in the environment is no number.
         """
         root, handler = logging.getLogger(), VoiceHandler(self)
         level = root.level
@@ -131,7 +131,7 @@ class VoiceHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Say warnings and worse of the trainer's own packages, and log the rest."""
         text = f"{record.levelname.lower()}: {record.getMessage()}"
-        if record.levelno >= logging.WARNING and record.name.startswith(OWN):
+        if record.levelno >= logging.WARNING and record.name.startswith(OWN_LOGGERS):
             self._voice.say(text)
         else:
             self._voice.log(f"{record.name}: {text}")

@@ -166,7 +166,7 @@ def log_two_steps():
             [],
             [],
             ProcessGroupCollection.use_mpu_process_groups(),
-            say=lambda line: None,
+            print_line=lambda line: None,
         )
     metrics.close()
     return rows.values

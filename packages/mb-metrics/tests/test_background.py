@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mb_metrics import BackgroundSink, Metrics, Row, Sink
+from mb_metrics import BackgroundSink, Metrics, MetricsRow, Sink
 
 
 def row(step):
-    return Row(step=step, time=0.0, values={"lm loss": 1.0}, skipped=False, consumed_samples=None)
+    return MetricsRow(step=step, time=0.0, values={"lm loss": 1.0}, skipped=False, consumed_samples=None)
 
 
 class Gate(Sink):

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mb_metrics import ConsoleSink, Evaluation, Interval, Metrics, Row
+from mb_metrics import ConsoleSink, Evaluation, LogInterval, Metrics, MetricsRow
 from mb_metrics.sinks.console import iteration_line, step_time_line
-from mb_metrics.throughput import Rates
+from mb_metrics.throughput import ThroughputRates
 
 # What CloudAI looks for, ignoring case.
 CLOUDAI = re.compile(
@@ -20,7 +20,7 @@ CLOUDAI = re.compile(
 
 
 def rates(step_seconds=0.25, tflops_per_device=None, mfu=None, tokens_per_second=None):
-    return Rates(
+    return ThroughputRates(
         step_seconds=step_seconds,
         tokens_per_second=tokens_per_second,
         tflops_per_device=tflops_per_device,
@@ -31,8 +31,8 @@ def rates(step_seconds=0.25, tflops_per_device=None, mfu=None, tokens_per_second
 
 
 def interval(values, *, total_steps=500, consumed_samples=320, skipped=False, **speed):
-    row = Row(step=10, time=0.0, values=values, skipped=skipped, consumed_samples=consumed_samples)
-    return Interval(rows=(row,), total_steps=total_steps, rates=rates(**speed))
+    row = MetricsRow(step=10, time=0.0, values=values, skipped=skipped, consumed_samples=consumed_samples)
+    return LogInterval(rows=(row,), total_steps=total_steps, rates=rates(**speed))
 
 
 STAMP = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(0.0))

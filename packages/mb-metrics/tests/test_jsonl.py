@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mb_metrics import JsonlSink, Metrics, Row, read_jsonl
+from mb_metrics import JsonlSink, Metrics, MetricsRow, read_jsonl
 
 
 def row(step, values=None, *, skipped=False, consumed_samples=None):
-    return Row(step=step, time=0.5, values=values or {}, skipped=skipped, consumed_samples=consumed_samples)
+    return MetricsRow(
+        step=step, time=0.5, values=values or {}, skipped=skipped, consumed_samples=consumed_samples
+    )
 
 
 def steps(path):

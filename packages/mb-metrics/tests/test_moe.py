@@ -6,7 +6,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from mb_metrics import expert_metrics, prediction_metrics  # noqa: E402
-from mb_metrics.flops_shape import Shape  # noqa: E402
+from mb_metrics.flops_model_shape import FlopsModelShape  # noqa: E402
 from mb_metrics.moe import expert_layers, tracked_names  # noqa: E402
 from mb_metrics.names import is_loss  # noqa: E402
 
@@ -41,7 +41,7 @@ class Tracker:
     ],
 )
 def test_a_kind_of_balancing_reports_its_own_loss_only(kind, names):
-    assert tracked_names(Shape(MODEL | {"moe_router_load_balancing_type": kind})) == names
+    assert tracked_names(FlopsModelShape(MODEL | {"moe_router_load_balancing_type": kind})) == names
 
 
 def test_several_kinds_have_a_coefficient_each_and_z_loss_comes_last():
@@ -50,8 +50,8 @@ def test_several_kinds_have_a_coefficient_each_and_z_loss_comes_last():
         "moe_aux_loss_coeff": [0.0, 0.1],
         "moe_z_loss_coeff": 1e-3,
     }
-    assert tracked_names(Shape(model)) == ["seq_load_balancing_loss", "z_loss"]
-    assert tracked_names(Shape(MODEL | {"moe_aux_loss_coeff": 0.0})) == []
+    assert tracked_names(FlopsModelShape(model)) == ["seq_load_balancing_loss", "z_loss"]
+    assert tracked_names(FlopsModelShape(MODEL | {"moe_aux_loss_coeff": 0.0})) == []
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_several_kinds_have_a_coefficient_each_and_z_loss_comes_last():
     ],
 )
 def test_the_mean_is_over_layers_with_experts(change, layers):
-    assert expert_layers(Shape(MODEL | change)) == layers
+    assert expert_layers(FlopsModelShape(MODEL | change)) == layers
 
 
 def test_losses_are_means_over_layers_and_microbatches_and_the_tracker_begins_anew():

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mb_metrics import ConsoleSink, Metrics, names
-from mb_metrics.events import Event
 from mb_metrics.parse.log import LogFormatError, parse_log, read_log, timed
-from mb_metrics.record import Evaluation, Interval, Row
+from mb_metrics.record import Evaluation, LogInterval, MetricsRow
+from mb_metrics.run_events import RunEvent
 from mb_metrics.sinks.console import evaluation_line, iteration_line, step_time_line
-from mb_metrics.throughput import Rates
+from mb_metrics.throughput import ThroughputRates
 
 NOISE = [
     "",
@@ -61,7 +61,7 @@ def console_row(draw, step):
         names.GRAD_NORM: draw(printed("{:.3f}", 0, 1e6)),
     }
     stamp = draw(st.integers(1_000_000_000, 2_000_000_000))
-    return Row(
+    return MetricsRow(
         step=step,
         time=float(stamp),
         values=values,
@@ -72,7 +72,7 @@ def console_row(draw, step):
 
 def rates(row):
     seconds = row.values[names.ITERATION_TIME]
-    return Rates(
+    return ThroughputRates(
         step_seconds=seconds,
         tokens_per_second=None,
         tflops_per_device=None,
@@ -83,7 +83,7 @@ def rates(row):
 
 
 def console_lines(row):
-    interval = Interval(rows=(row,), total_steps=10**8, rates=rates(row))
+    interval = LogInterval(rows=(row,), total_steps=10**8, rates=rates(row))
     return [iteration_line(interval), step_time_line(interval.rates)]
 
 
@@ -148,7 +148,7 @@ def test_megatron_lm():
     assert log.format == "megatron-lm"
     assert (log.total_steps, log.repeated_lines) == (100, 1)
     assert log.rows == (
-        Row(
+        MetricsRow(
             step=43,
             time=local("2024-04-06 02:59:36"),
             values={
@@ -276,7 +276,7 @@ def titan_row(draw, step):
         "throughput/mfu": draw(printed("{:.4f}", 0, 1)),
     }
     seconds = draw(st.integers(1_000_000_000, 2_000_000_000))
-    return Row(step=step, time=seconds + 0.25, values=values, skipped=False, consumed_samples=None)
+    return MetricsRow(step=step, time=seconds + 0.25, values=values, skipped=False, consumed_samples=None)
 
 
 @settings(deadline=None, max_examples=40)
@@ -303,7 +303,7 @@ def test_torchtitan_evaluations_saves_and_older_lines():
     assert [row.step for row in log.rows] == [200, 201]
     assert math.isnan(log.rows[0].values["loss"])
     assert [(e.step, e.losses) for e in log.evaluations] == [(200, {"loss": 6.1384})]
-    assert log.events == (Event(kind="save", time=local("2025-06-16 22:30:52"), step=200, seconds=1.25),)
+    assert log.events == (RunEvent(kind="save", time=local("2025-06-16 22:30:52"), step=200, seconds=1.25),)
     assert (log.cut_lines, log.malformed_lines) == (0, 1)
 
 

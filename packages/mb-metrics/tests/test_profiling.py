@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mb_metrics import MemorySnapshot, NsysRange, Profiling, ProfilingConfig, StepRanges
+from mb_metrics import MemorySnapshot, NsysRange, ProfilingCallback, ProfilingConfig, StepRanges
 
 
 class Notes:
@@ -71,7 +71,7 @@ def train(profiling, first, last):
 )
 def test_the_window_is_what_there_is_of_its_steps(warmup, first, last, notes):
     instrument = Notes(warmup)
-    train(Profiling(WINDOW, [instrument], rank=0), first, last)
+    train(ProfilingCallback(WINDOW, [instrument], rank=0), first, last)
     assert instrument.notes == notes
 
 
@@ -79,13 +79,13 @@ def test_the_window_is_what_there_is_of_its_steps(warmup, first, last, notes):
 def test_an_empty_list_of_ranks_is_every_rank(ranks, profiled):
     instrument = Notes()
     settings = ProfilingConfig(profile_step_start=0, profile_step_end=1, profile_ranks=ranks)
-    train(Profiling(settings, [instrument], rank=3), 0, 1)
+    train(ProfilingCallback(settings, [instrument], rank=3), 0, 1)
     assert bool(instrument.notes) == profiled
 
 
 def test_as_a_callback_it_reads_the_train_state_and_ends_when_training_does():
     instrument = Notes()
-    profiling = Profiling(WINDOW, [instrument], rank=0)
+    profiling = ProfilingCallback(WINDOW, [instrument], rank=0)
     context = SimpleNamespace(state=SimpleNamespace(train_state=SimpleNamespace(step=2)))
     profiling.on_train_step_start(context)
     profiling.on_train_end(context)  # an exception in the step, say
@@ -104,7 +104,7 @@ def test_an_instrument_that_fails_is_left_and_the_others_go_on(caplog):
 
     broken, later, sound = Broken(), BreaksLater(), Notes()
     with caplog.at_level(logging.ERROR):
-        train(Profiling(WINDOW, [broken, later, sound], rank=0), 0, 9)
+        train(ProfilingCallback(WINDOW, [broken, later, sound], rank=0), 0, 9)
     assert broken.notes == []
     assert later.notes == ["begin 0+2", "> 2"]
     assert sound.notes[-1] == "end"
@@ -116,7 +116,7 @@ def test_an_instrument_that_fails_is_left_and_the_others_go_on(caplog):
 
 def test_a_range_of_nsight_systems_starts_and_stops_the_collection_at_the_right_steps():
     cuda = Notes()
-    train(Profiling(WINDOW, [NsysRange(cuda, cuda.markers), StepRanges(cuda)], rank=0), 0, 9)
+    train(ProfilingCallback(WINDOW, [NsysRange(cuda, cuda.markers), StepRanges(cuda)], rank=0), 0, 9)
     assert cuda.notes == [
         "start",
         "markers on",
@@ -131,7 +131,7 @@ def test_a_range_of_nsight_systems_starts_and_stops_the_collection_at_the_right_
 
 def test_a_step_that_fails_leaves_no_range_open():
     cuda = Notes()
-    profiling = Profiling(WINDOW, [StepRanges(cuda)], rank=0)
+    profiling = ProfilingCallback(WINDOW, [StepRanges(cuda)], rank=0)
     profiling.step_begin(2)
     profiling.close()
     assert cuda.notes == ["training_step_2", "pop"]
@@ -156,7 +156,7 @@ def test_the_memory_history_is_written_at_the_end_of_the_window_and_out_of_memor
     recorder = Recorder()
     snapshot = MemorySnapshot(recorder, tmp_path / "new" / "snapshot.pickle", rank=3)
     snapshot.start()
-    train(Profiling(WINDOW, [snapshot], rank=3), 0, 9)
+    train(ProfilingCallback(WINDOW, [snapshot], rank=3), 0, 9)
     recorder.run_out()
     assert {path.name: path.read_text() for path in (tmp_path / "new").iterdir()} == {
         "snapshot_3.pickle": "True",

@@ -8,15 +8,15 @@ from html.parser import HTMLParser
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_runs import BEGIN, event, row, steady, write_run
+from sample_runs import BEGIN, event, row, steady, write_run
 
-from mb_metrics.report.figures import figures_of, standing_of
+from mb_metrics.report.formatting import clock, duration, percent, short, ticks, time_ticks
 from mb_metrics.report.page import ReportTooLargeError, report_html, write_report
-from mb_metrics.report.read import read_run, run_of_log
-from mb_metrics.report.run import Configuration
+from mb_metrics.report.run_history import RunConfiguration
+from mb_metrics.report.run_reader import read_run, read_run_from_log
+from mb_metrics.report.run_statistics import compute_run_statistics, run_status
 from mb_metrics.report.series import Bucket, Series, envelope
 from mb_metrics.report.time_split import split_time
-from mb_metrics.report.wording import clock, duration, percent, short, ticks, time_ticks
 
 NOW = BEGIN + 1000
 
@@ -46,7 +46,7 @@ def full_run(tmp_path):
 
 
 def test_figures(full_run):
-    found = figures_of(full_run, now=NOW).as_json()
+    found = compute_run_statistics(full_run, now=NOW).as_json()
     assert found["losses"] == {
         "lm loss": {
             "first": 2.0,
@@ -90,7 +90,9 @@ def test_figures(full_run):
 
 
 def test_the_last_loss_may_be_no_number(tmp_path):
-    found = figures_of(read_run(write_run(tmp_path, [row(1, 0, lm_loss="Infinity")])), now=NOW).as_json()
+    found = compute_run_statistics(
+        read_run(write_run(tmp_path, [row(1, 0, lm_loss="Infinity")])), now=NOW
+    ).as_json()
     assert found["losses"]["lm loss"] == {
         "first": None,
         "last": None,
@@ -114,7 +116,7 @@ def test_the_last_loss_may_be_no_number(tmp_path):
 )
 def test_whether_a_run_is_over(tmp_path, events, seconds_later, standing):
     run = read_run(write_run(tmp_path, steady(1, 5, 1), [event("start", 0), *events]))
-    found = figures_of(run, now=BEGIN + 5 + seconds_later)
+    found = compute_run_statistics(run, now=BEGIN + 5 + seconds_later)
     assert found.standing == standing
     assert any("nothing was written" in text for text in found.warnings) == (standing == "silent")
     assert any("log.txt" in text for text in found.warnings) == (standing == "failed")
@@ -124,12 +126,15 @@ def test_whether_a_run_is_over(tmp_path, events, seconds_later, standing):
 def test_a_finished_run_that_is_continued_with_more_steps_is_no_restart(tmp_path, reason, restarts):
     rows = [*steady(1, 5, 1), *steady(6, 9, 20)]
     events = [event("start", 0), event("stop", 6, step=5, reason=reason), event("resume", 19, step=5)]
-    assert figures_of(read_run(write_run(tmp_path, rows, events)), now=BEGIN + 30).restarts == restarts
+    assert (
+        compute_run_statistics(read_run(write_run(tmp_path, rows, events)), now=BEGIN + 30).restarts
+        == restarts
+    )
 
 
 def test_metrics_alone_tell_that_all_steps_are_done(tmp_path):
     run = read_run(write_run(tmp_path, steady(1, 5, 1), run_config__yaml="  train_iters: 5\n"))
-    assert standing_of(run, split_time(run), now=NOW) == ("complete", None)
+    assert run_status(run, split_time(run), now=NOW) == ("complete", None)
 
 
 def test_slow_intervals_are_waited_for(tmp_path):
@@ -137,7 +142,7 @@ def test_slow_intervals_are_waited_for(tmp_path):
     for at in (9, 19, 29, 39):
         rows[at]["iteration-time"] = 60.0
     run = read_run(write_run(tmp_path, rows))
-    assert figures_of(run, now=BEGIN + 40 * 60 + 1500).standing == "going"
+    assert compute_run_statistics(run, now=BEGIN + 40 * 60 + 1500).standing == "going"
 
 
 def test_time_left_counts_evaluations_and_begins_anew_after_a_resume(tmp_path):
@@ -149,9 +154,9 @@ def test_time_left_counts_evaluations_and_begins_anew_after_a_resume(tmp_path):
     ]
     events = [event("start", 0), event("resume", 100)]
     run = read_run(write_run(tmp_path, rows, events, run_config__yaml="  train_iters: 20\n"))
-    assert figures_of(run, now=BEGIN + 110).seconds_left == pytest.approx(6 * (108 - 103) / 3)
+    assert compute_run_statistics(run, now=BEGIN + 110).seconds_left == pytest.approx(6 * (108 - 103) / 3)
     write_run(tmp_path, rows[:11], events)
-    assert figures_of(read_run(tmp_path), now=BEGIN + 110).seconds_left is None
+    assert compute_run_statistics(read_run(tmp_path), now=BEGIN + 110).seconds_left is None
 
 
 class Page(HTMLParser):
@@ -206,7 +211,7 @@ def test_several_runs_are_compared(tmp_path):
     runs = [
         read_run(
             write_run(tmp_path / name, steady(1, 5, 1, lm_loss=loss)),
-            configuration=Configuration(
+            configuration=RunConfiguration(
                 settings={"a.lr": loss, "a.b": None}, baseline="tiny", changes=changes
             ),
         )
@@ -233,7 +238,7 @@ def test_settings_that_nobody_read_are_shown_as_they_stand(full_run):
 def test_a_log_has_a_page(tmp_path):
     path = tmp_path / "train.log"
     path.write_text("Step Time : 0.50s GPU utilization: 1.0TFLOP/s/GPU\n" * 3)
-    page = Page(report_html([run_of_log(path)], now=NOW))
+    page = Page(report_html([read_run_from_log(path)], now=NOW))
     assert "a log of cloudai" in page.text
     assert "Model TFLOP/s per device" in page.text
 
@@ -339,7 +344,7 @@ def test_a_report_shows_no_secret_of_the_configuration_or_the_log(tmp_path):
     (tmp_path / "log.txt").write_text("warning: OPENAI_API_KEY=c0ffee-in-clear is set\n")
     settings = {"env_vars.DB_PASS": "c0ffee-in-clear", "env_vars.NCCL_ALGO": "Ring"}
     changes = {"env_vars.DB_PASS": (None, "c0ffee-in-clear")}
-    run = read_run(tmp_path, configuration=Configuration(settings=settings, changes=changes))
+    run = read_run(tmp_path, configuration=RunConfiguration(settings=settings, changes=changes))
     write_report([run], tmp_path / "report.html", now=2.0)
     page = (tmp_path / "report.html").read_text()
     assert "OPENAI_API_KEY" in page

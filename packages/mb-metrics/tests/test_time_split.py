@@ -5,9 +5,9 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_runs import event, row, steady, write_run
+from sample_runs import event, row, steady, write_run
 
-from mb_metrics.report.read import read_run, run_of_log
+from mb_metrics.report.run_reader import read_run, read_run_from_log
 from mb_metrics.report.time_split import KINDS, split_time
 
 
@@ -115,7 +115,7 @@ def test_a_log_without_times_of_evaluations(tmp_path):
     ]
     path = tmp_path / "train.log"
     path.write_text("\n".join(lines))
-    assert known(split_time(run_of_log(path))) == {"training": 10.0, "evaluating": 10.0, "saving": 2.0}
+    assert known(split_time(read_run_from_log(path))) == {"training": 10.0, "evaluating": 10.0, "saving": 2.0}
 
 
 def test_nothing_is_known_of_a_run_without_times(tmp_path):

@@ -18,7 +18,7 @@ class Run:
 
     def __init__(self, sink, clock, *, log_interval=2, start=0, **model):
         self.metrics = Metrics([sink], log_interval=log_interval, flops_per_token=1e9, clock=clock)
-        self.clock, self.totals, self.flag, self.said = clock, {}, True, []
+        self.clock, self.totals, self.flag, self.printed = clock, {}, True, []
         self.start, self.grad_norm = start, torch.tensor(0.5)
         self.state = SimpleNamespace(
             train_state=SimpleNamespace(
@@ -54,7 +54,7 @@ class Run:
             self.model,
             loaded_iteration=self.start,
             seq_length=16,
-            say=self.said.append,
+            print_line=self.printed.append,
         )
 
 
@@ -126,7 +126,7 @@ def test_memory_is_told_on_the_first_two_log_intervals_of_a_job(recorder, clock,
     for _ in range(4 * log_interval):
         run.step(1.0)
     line = "Theoretical memory footprints: weight and optimizer=0.00 MB"
-    assert [each for each in run.said if each.startswith("Theor")] == [line] * 2
+    assert [each for each in run.printed if each.startswith("Theor")] == [line] * 2
     assert not run.flag
 
 

@@ -59,11 +59,11 @@ def test_3_the_gradient_norm_of_two_chunks_is_that_of_both():
 
 def test_4_a_router_reports_its_own_kind_of_balancing():
     pytest.importorskip("torch")
-    from mb_metrics.flops_shape import Shape
+    from mb_metrics.flops_model_shape import FlopsModelShape
     from mb_metrics.moe import tracked_names
 
     kind = "seq_aux_loss"
-    router = Shape({"moe_router_load_balancing_type": kind, "moe_aux_loss_coeff": 0.01})
+    router = FlopsModelShape({"moe_router_load_balancing_type": kind, "moe_aux_loss_coeff": 0.01})
     assert tracked_names(router) == ["seq_load_balancing_loss"]
     assert "aux_loss" in kind  # which is how load_balancing_loss gets reported there
 

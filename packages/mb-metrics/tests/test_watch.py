@@ -6,9 +6,9 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_runs import BEGIN, event, row, steady, write_run
+from sample_runs import BEGIN, event, row, steady, write_run
 
-from mb_metrics.report.read import RunReader, read_run
+from mb_metrics.report.run_reader import RunReader, read_run
 from mb_metrics.report.series import Series
 from mb_metrics.report.text_plot import text_plot
 from mb_metrics.watch import watch_frames, watch_text

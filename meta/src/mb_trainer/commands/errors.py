@@ -44,7 +44,7 @@ from mb_loop import (
     ValidationSetError,
 )
 from mb_metrics import LogFormatError, ReportTooLargeError, RunNotFoundError, TensorInspectError
-from mb_metrics.log_records import LoggingLevelError
+from mb_metrics.logging_setup import LoggingLevelError
 from mb_models.errors import BatchError
 from mb_models.fsdp_rules import FsdpError
 from mb_models.hf.errors import HuggingFaceError

@@ -11,7 +11,14 @@ from typing import Any
 
 import yaml
 
-from mb_metrics import Configuration, Run, figures_of, read_run, run_of_log, write_report
+from mb_metrics import (
+    RunConfiguration,
+    RunHistory,
+    compute_run_statistics,
+    read_run,
+    read_run_from_log,
+    write_report,
+)
 from mb_metrics.parse.log import LogFormat
 from mb_trainer.commands.errors import UnwritableError, reported
 from mb_trainer.recipes import RECIPES
@@ -33,13 +40,13 @@ def report(
 
     def work() -> int:
         found = [read(run) for run in runs]
-        found += [run_of_log(log, format=log_format) for log in logs]
+        found += [read_run_from_log(log, format=log_format) for log in logs]
         for each in found:
             for note in each.notes:
                 print(f"note: {each.source}: {note}", file=sys.stderr)
         now = time.time()
         if as_json:
-            figures = [figures_of(run, now=now).as_json() for run in found]
+            figures = [compute_run_statistics(run, now=now).as_json() for run in found]
             print(json.dumps({"runs": figures}, indent=1, allow_nan=False))
         if out is not None or not as_json:
             target = out or default_target(runs, logs)
@@ -59,7 +66,7 @@ def default_target(runs: Sequence[Path], logs: Sequence[Path]) -> Path:
     return path / "report.html" if path.is_dir() else path.with_name(f"{path.stem}.report.html")
 
 
-def write(runs: Sequence[Run], target: Path, *, now: float) -> None:
+def write(runs: Sequence[RunHistory], target: Path, *, now: float) -> None:
     """Write the page.
 
     Raises:
@@ -71,7 +78,7 @@ def write(runs: Sequence[Run], target: Path, *, now: float) -> None:
         raise UnwritableError(f"{target}: cannot be written ({error}). Give another --out.") from error
 
 
-def read(path: Path) -> Run:
+def read(path: Path) -> RunHistory:
     """Read a run with its settings; a note says where there are settings that cannot be read."""
     settings = configuration(path)
     run = read_run(path, configuration=settings)
@@ -82,7 +89,7 @@ def read(path: Path) -> Run:
     return replace(run, notes=(*run.notes, note))
 
 
-def changes_on_resume(run: Run) -> list[str]:
+def changes_on_resume(run: RunHistory) -> list[str]:
     """Return one line for each resume that changed settings."""
     lines = []
     for event in run.events:
@@ -93,7 +100,7 @@ def changes_on_resume(run: Run) -> list[str]:
     return lines
 
 
-def configuration(run: Path) -> Configuration | None:
+def configuration(run: Path) -> RunConfiguration | None:
     """Return the settings of a run folder beside its recipe's; None where there are none, or none that can be read."""
     folder = RunFolder(run)
     if not folder.run_config.is_file():
@@ -110,7 +117,7 @@ def configuration(run: Path) -> Configuration | None:
         changes = differences(RECIPES[recipe].build().to_dict(), settings)
     own = flatten(settings)
     changes = {path: pair for path, pair in changes.items() if path in own}
-    return Configuration(settings=own, baseline=recipe and f"the recipe {recipe}", changes=changes)
+    return RunConfiguration(settings=own, baseline=recipe and f"the recipe {recipe}", changes=changes)
 
 
 def recipe_of(folder: RunFolder) -> str | None:

@@ -24,15 +24,14 @@ if TYPE_CHECKING:
     from mb_metrics.config import LoggerConfig as LoggerConfig
     from mb_metrics.current_gpu import current_gpu_energy as current_gpu_energy
     from mb_metrics.energy import EnergySampler as EnergySampler
-    from mb_metrics.events import Event as Event
-    from mb_metrics.filtered import FilterSink as FilterSink
+    from mb_metrics.filter_sink import FilterSink as FilterSink
     from mb_metrics.flops import FlopsPerToken as FlopsPerToken
     from mb_metrics.flops import gpt_flops_per_token as gpt_flops_per_token
     from mb_metrics.flops_model import model_flops_per_token as model_flops_per_token
-    from mb_metrics.flops_shape import UnknownFlopsError as UnknownFlopsError
+    from mb_metrics.flops_model_shape import UnknownFlopsError as UnknownFlopsError
     from mb_metrics.gradient_norms import GradientNorms as GradientNorms
     from mb_metrics.gradient_norms import report_l2_norm_grad as report_l2_norm_grad
-    from mb_metrics.log_records import configure_logging as configure_logging
+    from mb_metrics.logging_setup import configure_logging as configure_logging
     from mb_metrics.megatron_log import training_log as training_log
     from mb_metrics.memory import reduce_max_memory_across_pp_group as reduce_max_memory_across_pp_group
     from mb_metrics.memory import report_memory as report_memory
@@ -54,13 +53,13 @@ if TYPE_CHECKING:
     from mb_metrics.peaks import peak_tflops as peak_tflops
     from mb_metrics.profiling import MemorySnapshot as MemorySnapshot
     from mb_metrics.profiling import NsysRange as NsysRange
-    from mb_metrics.profiling import Profiling as Profiling
+    from mb_metrics.profiling import ProfilingCallback as ProfilingCallback
     from mb_metrics.profiling import StepRanges as StepRanges
     from mb_metrics.profiling_config import ProfilingConfig as ProfilingConfig
     from mb_metrics.profiling_config import TensorInspectConfig as TensorInspectConfig
     from mb_metrics.record import Evaluation as Evaluation
-    from mb_metrics.record import Interval as Interval
-    from mb_metrics.record import Row as Row
+    from mb_metrics.record import LogInterval as LogInterval
+    from mb_metrics.record import MetricsRow as MetricsRow
     from mb_metrics.redact import hide_secrets as hide_secrets
     from mb_metrics.reductions import (
         logical_and_across_model_parallel_group as logical_and_across_model_parallel_group,
@@ -68,19 +67,20 @@ if TYPE_CHECKING:
     from mb_metrics.reductions import (
         reduce_max_stat_across_model_parallel_group as reduce_max_stat_across_model_parallel_group,
     )
-    from mb_metrics.report.figures import RunFigures as RunFigures
-    from mb_metrics.report.figures import figures_of as figures_of
     from mb_metrics.report.page import ReportTooLargeError as ReportTooLargeError
     from mb_metrics.report.page import report_html as report_html
     from mb_metrics.report.page import write_report as write_report
-    from mb_metrics.report.read import RunNotFoundError as RunNotFoundError
-    from mb_metrics.report.read import RunReader as RunReader
-    from mb_metrics.report.read import read_run as read_run
-    from mb_metrics.report.read import run_of_log as run_of_log
-    from mb_metrics.report.run import Configuration as Configuration
-    from mb_metrics.report.run import Run as Run
+    from mb_metrics.report.run_history import RunConfiguration as RunConfiguration
+    from mb_metrics.report.run_history import RunHistory as RunHistory
+    from mb_metrics.report.run_reader import RunNotFoundError as RunNotFoundError
+    from mb_metrics.report.run_reader import RunReader as RunReader
+    from mb_metrics.report.run_reader import read_run as read_run
+    from mb_metrics.report.run_reader import read_run_from_log as read_run_from_log
+    from mb_metrics.report.run_statistics import RunStatistics as RunStatistics
+    from mb_metrics.report.run_statistics import compute_run_statistics as compute_run_statistics
     from mb_metrics.rule import Rule as Rule
     from mb_metrics.rules import RULES as RULES
+    from mb_metrics.run_events import RunEvent as RunEvent
     from mb_metrics.runtime import report_runtime as report_runtime
     from mb_metrics.samplers import MemorySampler as MemorySampler
     from mb_metrics.sink import FanOutSink as FanOutSink
@@ -96,7 +96,7 @@ if TYPE_CHECKING:
     from mb_metrics.tensor_inspect import TensorInspectError as TensorInspectError
     from mb_metrics.tensor_inspect import TensorInspection as TensorInspection
     from mb_metrics.tensor_inspect import start_tensor_inspection as start_tensor_inspection
-    from mb_metrics.throughput import Rates as Rates
+    from mb_metrics.throughput import ThroughputRates as ThroughputRates
     from mb_metrics.throughput import report_throughput as report_throughput
     from mb_metrics.torch_profiling import build_profiling as build_profiling
     from mb_metrics.torch_profiling import start_memory_history_recording as start_memory_history_recording
@@ -105,41 +105,40 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "BRIDGE_ALIASES": "names",
-    "LOG_FORMATS": "parse.log",
-    "MEMORY_KEYS": "memory_keys",
-    "RULES": "rules",
     "BackgroundSink": "background",
     "CometSink": "sinks.comet",
-    "Configuration": "report.run",
     "ConsoleSink": "sinks.console",
     "EnergySampler": "energy",
     "Evaluation": "record",
-    "Event": "events",
     "FanOutSink": "sink",
-    "FilterSink": "filtered",
+    "FilterSink": "filter_sink",
     "FlopsPerToken": "flops",
     "GradientNorms": "gradient_norms",
-    "Interval": "record",
     "JsonlSink": "sinks.jsonl",
+    "LOG_FORMATS": "parse.log",
     "LogFormatError": "parse.log",
+    "LogInterval": "record",
     "LoggerConfig": "config",
+    "MEMORY_KEYS": "memory_keys",
     "MemorySampler": "samplers",
     "MemorySnapshot": "profiling",
     "Metrics": "metrics",
+    "MetricsRow": "record",
     "MlflowSink": "sinks.mlflow",
     "NormGroups": "norms",
     "NsysRange": "profiling",
     "ParsedLog": "parse.log",
-    "Profiling": "profiling",
+    "ProfilingCallback": "profiling",
     "ProfilingConfig": "profiling_config",
-    "Rates": "throughput",
+    "RULES": "rules",
     "ReportTooLargeError": "report.page",
-    "Row": "record",
     "Rule": "rule",
-    "Run": "report.run",
-    "RunFigures": "report.figures",
-    "RunNotFoundError": "report.read",
-    "RunReader": "report.read",
+    "RunConfiguration": "report.run_history",
+    "RunEvent": "run_events",
+    "RunHistory": "report.run_history",
+    "RunNotFoundError": "report.run_reader",
+    "RunReader": "report.run_reader",
+    "RunStatistics": "report.run_statistics",
     "Sink": "sink",
     "SinkFailure": "sink",
     "StepRanges": "profiling",
@@ -147,7 +146,8 @@ _HOMES = {
     "TensorInspectConfig": "profiling_config",
     "TensorInspectError": "tensor_inspect",
     "TensorInspection": "tensor_inspect",
-    "UnknownFlopsError": "flops_shape",
+    "ThroughputRates": "throughput",
+    "UnknownFlopsError": "flops_model_shape",
     "WandbSink": "sinks.wandb",
     "build_profiling": "torch_profiling",
     "build_reductions": "build",
@@ -155,10 +155,10 @@ _HOMES = {
     "build_sinks": "build",
     "calc_dtensor_params_l2_norm": "norms",
     "calc_params_l2_norm": "norms",
-    "configure_logging": "log_records",
+    "compute_run_statistics": "report.run_statistics",
+    "configure_logging": "logging_setup",
     "current_gpu_energy": "current_gpu",
     "expert_metrics": "moe",
-    "figures_of": "report.figures",
     "gpt_flops_per_token": "flops",
     "hide_secrets": "redact",
     "logical_and_across_model_parallel_group": "reductions",
@@ -170,7 +170,8 @@ _HOMES = {
     "prediction_metrics": "moe",
     "read_jsonl": "sinks.jsonl",
     "read_log": "parse.log",
-    "read_run": "report.read",
+    "read_run": "report.run_reader",
+    "read_run_from_log": "report.run_reader",
     "reduce_max_memory_across_pp_group": "memory",
     "reduce_max_stat_across_model_parallel_group": "reductions",
     "report_html": "report.page",
@@ -178,7 +179,6 @@ _HOMES = {
     "report_memory": "memory",
     "report_runtime": "runtime",
     "report_throughput": "throughput",
-    "run_of_log": "report.read",
     "start_memory_history_recording": "torch_profiling",
     "start_tensor_inspection": "tensor_inspect",
     "training_log": "megatron_log",

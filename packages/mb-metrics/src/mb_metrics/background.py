@@ -8,16 +8,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mb_metrics.record import Evaluation, Interval, Row
+from mb_metrics.record import Evaluation, LogInterval, MetricsRow
 from mb_metrics.redact import hide_in_text
-from mb_metrics.sink import FileSink, Sink, SinkFailure, StatusSink, name_of
+from mb_metrics.sink import FileSink, Sink, SinkFailure, StatusSink, sink_name
 
 _logger = logging.getLogger(__name__)
 _PERMANENT = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Job:
+class _QueuedWrite:
     action: Callable[[], None]
     weight: int
 
@@ -66,13 +66,13 @@ class BackgroundSink:
         self._retry_seconds = retry_seconds
         self._longest_retry_seconds = longest_retry_seconds
         self._clock = clock
-        self._broken = False  # as the last steps went; the thread's alone
+        self._failing = False  # as the last steps went; the thread's alone
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         # Guarded by _changed:
-        self._jobs: deque[_Job] = deque()
+        self._jobs: deque[_QueuedWrite] = deque()
         self._waiting = 0
-        self._under_way: _Job | None = None
+        self._in_flight: _QueuedWrite | None = None
         self._retrying = False
         self._deadline: float | None = None
         self._errors = 0
@@ -89,11 +89,11 @@ class BackgroundSink:
                 SinkFailure(sink=self._sink, count=self._errors, first=self._first, dropped=self._dropped),
             )
 
-    def write_rows(self, rows: Sequence[Row]) -> None:
+    def write_rows(self, rows: Sequence[MetricsRow]) -> None:
         """Queue the next steps."""
         self._queue(lambda: self._sink.write_rows(rows), weight=len(rows))
 
-    def write_interval(self, interval: Interval) -> None:
+    def write_interval(self, interval: LogInterval) -> None:
         """Queue the summary of a log interval."""
         self._queue(lambda: self._sink.write_interval(interval), weight=0)
 
@@ -122,21 +122,21 @@ class BackgroundSink:
         thread.join(self._close_seconds)
         with self._changed:
             if thread.is_alive():
-                self._dropped += self._waiting + (self._under_way.weight if self._under_way else 0)
+                self._dropped += self._waiting + (self._in_flight.weight if self._in_flight else 0)
                 self._jobs.clear()
                 self._waiting = 0
-                self._under_way = None
+                self._in_flight = None
 
     def _queue(self, action: Callable[[], None], *, weight: int) -> threading.Thread:
         with self._changed:
-            self._jobs.append(_Job(action=action, weight=weight))
+            self._jobs.append(_QueuedWrite(action=action, weight=weight))
             self._waiting += weight
             dropped = self._make_room()
             first_drop = dropped > 0 and not self._dropped
             self._dropped += dropped
             self._changed.notify_all()
             if self._thread is None:
-                name = f"metrics to {name_of(self._sink)}"
+                name = f"metrics to {sink_name(self._sink)}"
                 self._thread = threading.Thread(target=self._work, name=name, daemon=True)
                 self._thread.start()
             thread = self._thread
@@ -148,9 +148,9 @@ class BackgroundSink:
         """Drop the oldest records that wait, the one that is being tried again first; return how many."""
         dropped = 0
         while self._capacity is not None and self._waiting > self._capacity and len(self._jobs) > 1:
-            if self._retrying and self._under_way is not None:
-                dropped += self._under_way.weight
-                self._under_way = None
+            if self._retrying and self._in_flight is not None:
+                dropped += self._in_flight.weight
+                self._in_flight = None
                 continue
             oldest = self._jobs.popleft()
             self._waiting -= oldest.weight
@@ -159,20 +159,20 @@ class BackgroundSink:
 
     def _work(self) -> None:
         while (job := self._next()) is not None:
-            self._carry_out(job)
+            self._execute(job)
 
-    def _next(self) -> _Job | None:
+    def _next(self) -> _QueuedWrite | None:
         with self._changed:
-            self._under_way = None
+            self._in_flight = None
             while not self._jobs:
                 if self._deadline is not None:
                     return None
                 self._changed.wait()
-            self._under_way = self._jobs.popleft()
-            self._waiting -= self._under_way.weight
-            return self._under_way
+            self._in_flight = self._jobs.popleft()
+            self._waiting -= self._in_flight.weight
+            return self._in_flight
 
-    def _carry_out(self, job: _Job) -> None:
+    def _execute(self, job: _QueuedWrite) -> None:
         delay = self._retry_seconds
         while True:
             try:
@@ -180,16 +180,16 @@ class BackgroundSink:
             except Exception as error:  # noqa: BLE001 - counted and logged; a metric is never worth a training run
                 passing = isinstance(error, OSError) and not isinstance(error, _PERMANENT)
                 self._count(error, lost=0 if passing else job.weight, retrying=passing)
-                if not self._broken:
+                if not self._failing:
                     what = "its records wait" if passing else "the record is lost"
                     self._warn(f"raised {hide_in_text(repr(error))}; {what}")
-                self._broken = True
+                self._failing = True
                 if not passing or not self._wait(delay):
                     return
                 delay = min(2 * delay, self._longest_retry_seconds)
             else:
-                if self._broken and job.weight:  # a summary means nothing to many sinks, and succeeds
-                    self._broken = False
+                if self._failing and job.weight:  # a summary means nothing to many sinks, and succeeds
+                    self._failing = False
                     self._warn("takes records again")
                 return
 
@@ -199,13 +199,13 @@ class BackgroundSink:
             if self._deadline is not None:
                 left = self._deadline - self._clock()
                 if left <= 0:
-                    self._dropped += self._under_way.weight if self._under_way else 0
-                    self._under_way, self._retrying = None, False
+                    self._dropped += self._in_flight.weight if self._in_flight else 0
+                    self._in_flight, self._retrying = None, False
                     return False
                 seconds = min(seconds, self._retry_seconds, left)
-            self._changed.wait_for(lambda: self._under_way is None, seconds)
+            self._changed.wait_for(lambda: self._in_flight is None, seconds)
             self._retrying = False
-            return self._under_way is not None
+            return self._in_flight is not None
 
     def _count(self, error: Exception, *, lost: int, retrying: bool) -> None:
         """Count an error. A record that is tried again is from now on the first that is dropped for lack of room."""
@@ -213,8 +213,8 @@ class BackgroundSink:
             self._retrying = retrying
             self._errors += 1
             self._first = self._first or error
-            if self._under_way is not None:
+            if self._in_flight is not None:
                 self._dropped += lost
 
     def _warn(self, what: str) -> None:
-        _logger.warning("metrics: %s %s", name_of(self._sink), what)
+        _logger.warning("metrics: %s %s", sink_name(self._sink), what)

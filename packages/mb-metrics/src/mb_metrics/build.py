@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 
-from mb_metrics.accumulate import Reduction, Value
 from mb_metrics.background import BackgroundSink
 from mb_metrics.config import LoggerConfig
 from mb_metrics.energy import EnergySampler
-from mb_metrics.filtered import FilterSink
+from mb_metrics.filter_sink import FilterSink
 from mb_metrics.names import ITERATION_TIME, LOSS_SCALE, PERPLEXITY, WORLD_SIZE
+from mb_metrics.recorded_steps import Reduction, Value
 from mb_metrics.samplers import MemorySampler, memory_names
 from mb_metrics.sink import Sink
 from mb_metrics.sinks.console import ConsoleSink, TextStream
@@ -43,7 +43,7 @@ def build_sinks(
         folder: The run folder, where trackers keep their run's id ("wandb_run.json", ...) and local files; None: the
             folder of `jsonl`, or without one nowhere, so that no tracker's run is ever continued.
         resume_step: The last step that stands: rows of later steps are dropped where that can be done, and the runs of
-            trackers are continued. See `JsonlSink` and `RunFile`.
+            trackers are continued. See `JsonlSink` and `TrackerRunFile`.
         run_config: The whole configuration, shown by trackers; secrets are left out.
         stream: Where the console prints; None: standard output.
         print_evaluations: The console prints a line per evaluation; False where the training loop prints its own.

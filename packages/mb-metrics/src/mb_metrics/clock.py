@@ -75,7 +75,7 @@ def _uses_cuda() -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lap:
+class StepTiming:
     """One step between two marks, with the pauses in it."""
 
     timer: Timer
@@ -107,12 +107,12 @@ class StepClock:
         self._begin = self._timer.mark()
         self._pauses = []
 
-    def lap(self) -> Lap:
+    def end_step(self) -> StepTiming:
         """End the lap now and begin the next."""
         end = self._timer.mark()
-        lap = Lap(timer=self._timer, begin=self._begin, end=end, pauses=tuple(self._pauses))
+        timing = StepTiming(timer=self._timer, begin=self._begin, end=end, pauses=tuple(self._pauses))
         self._begin, self._pauses = end, []
-        return lap
+        return timing
 
     @contextmanager
     def pause(self) -> Iterator[None]:

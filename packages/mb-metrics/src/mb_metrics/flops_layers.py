@@ -1,13 +1,13 @@
 """FLOPs per token of each kind of layer, forward and backward: 6 for each weight and token, 3 for other products."""
 
 from mb_metrics.flops import FlopsPerToken
-from mb_metrics.flops_shape import Shape
+from mb_metrics.flops_model_shape import FlopsModelShape
 
 _CONVOLUTION = 4
 """Width of Mamba's convolution, which no field sets."""
 
 
-def attention(shape: Shape, *, positions: float) -> FlopsPerToken:
+def attention(shape: FlopsModelShape, *, positions: float) -> FlopsPerToken:
     """Count self-attention, multi-head, grouped or latent; a token attends to `positions` on average.
 
     Source: that of `gpt_flops_per_token`.
@@ -23,7 +23,7 @@ def attention(shape: Shape, *, positions: float) -> FlopsPerToken:
     )
 
 
-def latent_attention(shape: Shape, *, positions: float) -> FlopsPerToken:
+def latent_attention(shape: FlopsModelShape, *, positions: float) -> FlopsPerToken:
     """Count multi-head latent attention, as it is trained: keys and values are expanded.
 
     Source: the products of DeepSeek-AI, "DeepSeek-V2" (2024), section 2.1.
@@ -40,7 +40,7 @@ def latent_attention(shape: Shape, *, positions: float) -> FlopsPerToken:
     )
 
 
-def cross_attention(shape: Shape, *, encoder_tokens: float) -> FlopsPerToken:
+def cross_attention(shape: FlopsModelShape, *, encoder_tokens: float) -> FlopsPerToken:
     """Count the attention of one decoder token to all encoder tokens, without the keys and values of those."""
     query = shape.size("num_attention_heads") * shape.head
     return FlopsPerToken(
@@ -48,17 +48,17 @@ def cross_attention(shape: Shape, *, encoder_tokens: float) -> FlopsPerToken:
     )
 
 
-def cross_key_value(shape: Shape) -> FlopsPerToken:
+def cross_key_value(shape: FlopsModelShape) -> FlopsPerToken:
     """Count the keys and values that cross-attention makes of one encoder token."""
     return FlopsPerToken(attention_linear=6 * shape.hidden * 2 * shape.groups * shape.head)
 
 
-def mlp(shape: Shape) -> FlopsPerToken:
+def mlp(shape: FlopsModelShape) -> FlopsPerToken:
     """Count a dense feed-forward layer."""
     return FlopsPerToken(mlp=6 * shape.hidden * shape.ffn * shape.matrices)
 
 
-def mixture(shape: Shape) -> FlopsPerToken:
+def mixture(shape: FlopsModelShape) -> FlopsPerToken:
     """Count a mixture of experts as if no token were dropped: the router, the chosen experts, the shared ones."""
     hidden, latent = shape.hidden, shape.value("moe_latent_size")
     per_expert = shape.size("moe_ffn_hidden_size", shape.ffn) * shape.matrices
@@ -73,7 +73,7 @@ def mixture(shape: Shape) -> FlopsPerToken:
     )
 
 
-def mamba(shape: Shape) -> FlopsPerToken:
+def mamba(shape: FlopsModelShape) -> FlopsPerToken:
     """Count a Mamba-2 layer: projections, convolution, and the scan as a recurrence.
 
     The scan adds the outer product of input and B to a state of head_dim x state_dim per head, and reads it with
@@ -93,7 +93,7 @@ def mamba(shape: Shape) -> FlopsPerToken:
     )
 
 
-def gated_delta_net(shape: Shape) -> FlopsPerToken:
+def gated_delta_net(shape: FlopsModelShape) -> FlopsPerToken:
     """Count a gated-delta-net layer: projections, convolution, and the delta rule as a recurrence.
 
     The rule reads the state with the key, adds the outer product of key and correction, and reads it with the query:

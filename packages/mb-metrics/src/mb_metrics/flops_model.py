@@ -4,8 +4,8 @@ from collections.abc import Callable, Collection
 
 from mb_metrics import flops_layers as layers
 from mb_metrics.flops import FlopsPerToken, add_up
-from mb_metrics.flops_shape import Shape, UnknownFlopsError, positions_per_token
-from mb_metrics.flops_vision import picture
+from mb_metrics.flops_model_shape import FlopsModelShape, UnknownFlopsError, positions_per_token
+from mb_metrics.flops_vision import vision_encoder
 
 _PIPELINE_CUT, _MTP_SEPARATOR = "|", "/"
 
@@ -39,7 +39,7 @@ def model_flops_per_token(
     Raises:
         UnknownFlopsError: a size is missing or not positive, or there is no formula for a kind of layer.
     """
-    shape = Shape(model)
+    shape = FlopsModelShape(model)
     lengths = seq_length if isinstance(seq_length, Collection) else [seq_length]
     if not lengths or min(lengths) <= 0:
         raise UnknownFlopsError(
@@ -55,12 +55,12 @@ def model_flops_per_token(
     else:
         parts = _gpt(shape, lengths, logits, causal=causal)
     if shape.flag("vision_num_layers"):
-        parts.append(picture(shape).scaled(len(lengths) / sum(lengths)))
+        parts.append(vision_encoder(shape).scaled(len(lengths) / sum(lengths)))
     return add_up(parts, causal=causal)
 
 
 def _gpt(
-    shape: Shape, lengths: Collection[float], logits: FlopsPerToken, *, causal: bool
+    shape: FlopsModelShape, lengths: Collection[float], logits: FlopsPerToken, *, causal: bool
 ) -> list[FlopsPerToken]:
     positions = {
         windowed: positions_per_token(lengths, window=shape.window if windowed else None, causal=causal)
@@ -79,7 +79,7 @@ def _gpt(
 
 
 def _hybrid(
-    shape: Shape, lengths: Collection[float], logits: FlopsPerToken, *, causal: bool
+    shape: FlopsModelShape, lengths: Collection[float], logits: FlopsPerToken, *, causal: bool
 ) -> list[FlopsPerToken]:
     positions = positions_per_token(lengths, window=shape.window, causal=causal)
     kinds: dict[str, Callable[[], FlopsPerToken]] = {
@@ -104,14 +104,21 @@ def _hybrid(
     return [*count(main), *(_prediction(shape, count(each), logits) for each in predictions), logits]
 
 
-def _prediction(shape: Shape, own_layers: list[FlopsPerToken], logits: FlopsPerToken) -> FlopsPerToken:
+def _prediction(
+    shape: FlopsModelShape, own_layers: list[FlopsPerToken], logits: FlopsPerToken
+) -> FlopsPerToken:
     """Count one depth of multi-token prediction: two streams joined, its layers, the output layer again."""
     joined = 6 * 2 * shape.hidden * shape.hidden
     return FlopsPerToken(mtp=joined + sum(layer.total for layer in own_layers) + logits.total)
 
 
 def _encoder_decoder(
-    shape: Shape, lengths: Collection[float], decoder_length: float, logits: FlopsPerToken, *, causal: bool
+    shape: FlopsModelShape,
+    lengths: Collection[float],
+    decoder_length: float,
+    logits: FlopsPerToken,
+    *,
+    causal: bool,
 ) -> list[FlopsPerToken]:
     """Count a T5 per token of its encoder, of which there are `share` tokens of the decoder.
 

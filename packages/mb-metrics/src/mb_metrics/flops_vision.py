@@ -1,12 +1,12 @@
 """FLOPs of what a picture costs before the language model reads it: patches, encoder, projection."""
 
 from mb_metrics.flops import FlopsPerToken
-from mb_metrics.flops_shape import Shape
+from mb_metrics.flops_model_shape import FlopsModelShape
 
 COLOURS = 3
 
 
-def picture(shape: Shape) -> FlopsPerToken:
+def vision_encoder(shape: FlopsModelShape) -> FlopsPerToken:
     """Count one picture, forward and backward: 6 for each weight and patch, 12 for each channel of a pair of patches.
 
     The weights that make patches into vectors count 4, because the picture itself gets no gradient. Every patch

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from mb_metrics.norms import (
     NormGroups,
-    Piece,
-    Squares,
+    ParameterShard,
+    SquaredNorms,
     groups_of,
     named_parameters,
     param_is_not_shared,
@@ -62,7 +62,7 @@ class GradientNorms:
     def __init__(self, model: Any, *, groups: NormGroups | None = None) -> None:
         self._chunks = list(model) if isinstance(model, (list, tuple)) else [model]
         self._groups = groups or groups_of(self._chunks)
-        self._own = _names_in_whole_model(self._chunks)
+        self._own = _global_names(self._chunks)
         self._stages = [self._own]
         if not is_alone(self._groups.pp):
             self._stages = [{}] * self._groups.pp.size()  # type: ignore[union-attr]
@@ -100,7 +100,7 @@ class GradientNorms:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Measured:
+class _LocalNorms:
     """Norms on the device: of parameters of this stage, in the order of `names`, and of the whole model."""
 
     names: list[str]
@@ -108,25 +108,25 @@ class _Measured:
     total: Tensor
 
 
-def _measure(chunks: Sequence[Any], groups: NormGroups) -> _Measured:
+def _measure(chunks: Sequence[Any], groups: NormGroups) -> _LocalNorms:
     shards = _shards(chunks)
     pieces = [
-        _gradient_piece(name, parameter, shards)
+        _gradient_shard(name, parameter, shards)
         for name, parameter in named_parameters(chunks)
         if parameter.requires_grad
     ]
     pieces = [piece for piece in pieces if piece.value is not None or piece.sharded]
-    squares = Squares(pieces, groups)
+    squares = SquaredNorms(pieces, groups)
     total = squares.total()
     parts = [part.to(total.device) for part in (squares.dense_squares, squares.expert_squares)]
-    return _Measured(
+    return _LocalNorms(
         names=[piece.name for piece in (*squares.dense, *squares.experts)],
         norms=torch.cat(parts).sqrt(),
         total=total.sqrt(),
     )
 
 
-def _names_in_whole_model(chunks: Sequence[Any]) -> dict[str, str]:
+def _global_names(chunks: Sequence[Any]) -> dict[str, str]:
     """Return, by name in these chunks, the name in the whole model; "" for a copy of another stage's parameter."""
     numbers = {
         prefix + name: module.layer_number - 1
@@ -155,11 +155,11 @@ def _renumbered(name: str, numbers: Mapping[str, int]) -> str:
     return re.sub(r"^chunk\d+\.", "", name)
 
 
-def _gradient_piece(name: str, parameter: Tensor, shards: dict[int, Tensor]) -> Piece:
+def _gradient_shard(name: str, parameter: Tensor, shards: dict[int, Tensor]) -> ParameterShard:
     if id(parameter) in shards:
-        return Piece(name=name, parameter=parameter, value=shards[id(parameter)], sharded=True)
+        return ParameterShard(name=name, parameter=parameter, value=shards[id(parameter)], sharded=True)
     main = getattr(parameter, "main_grad", None)
-    return Piece(
+    return ParameterShard(
         name=name, parameter=parameter, value=parameter.grad if main is None else main, sharded=False
     )
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from mb_metrics.names import GLOBAL_BATCH_SIZE, ITERATION_TIME, MICRO_BATCH_SIZE, WORLD_SIZE
-from mb_metrics.pace import Progress
-from mb_metrics.record import Interval, Row
-from mb_metrics.throughput import Rates, Speed, StepWork, total
+from mb_metrics.record import LogInterval, MetricsRow
+from mb_metrics.run_progress import RunProgress
+from mb_metrics.throughput import RateCalculator, StepWork, ThroughputRates, sum_work
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,27 +18,27 @@ class IntervalWork:
     """Steps since the previous summary, at least one."""
     window: Sequence[StepWork]
     """Steps over which throughput is averaged."""
-    progress: Progress | None
-    speed: Speed
+    progress: RunProgress | None
+    rate_calculator: RateCalculator
     micro_batch_size: int | None
     time_unit: str | None
     """Unit of the `time/` metrics; None: none of them."""
 
     def ready(self) -> bool:
         """Return whether times can be read without waiting for the device."""
-        return self.work[-1].lap.ready()
+        return self.work[-1].timing.ready()
 
     @cached_property
-    def rates(self) -> Rates:
+    def rates(self) -> ThroughputRates:
         """Rates of the interval; waits for the device."""
-        return self.speed.rates(total([step.totals for step in self.work]))
+        return self.rate_calculator.rates(sum_work([step.totals for step in self.work]))
 
     @property
     def values(self) -> dict[str, float]:
         """The metrics of the interval's last row that depend on time; waits for the device."""
-        rates, world_size = self.rates, self.speed.world_size
+        rates, world_size = self.rates, self.rate_calculator.world_size
         found = {ITERATION_TIME: rates.step_seconds, WORLD_SIZE: float(world_size)}
-        throughput = total([step.totals for step in self.window]).rates(world_size=world_size)
+        throughput = sum_work([step.totals for step in self.window]).rates(world_size=world_size)
         if throughput:
             sizes = {MICRO_BATCH_SIZE: self.micro_batch_size, GLOBAL_BATCH_SIZE: self.work[-1].samples}
             throughput |= {name: float(size) for name, size in sizes.items() if size is not None}
@@ -47,7 +47,7 @@ class IntervalWork:
             found |= self.progress.values(self.time_unit)
         return found
 
-    def summary(self, rows: tuple[Row, ...], *, total_steps: int | None) -> Interval:
+    def summary(self, rows: tuple[MetricsRow, ...], *, total_steps: int | None) -> LogInterval:
         """Return the summary of these rows; waits for the device."""
         left = None if self.progress is None else self.progress.seconds_left
-        return Interval(rows=rows, total_steps=total_steps, rates=self.rates, seconds_left=left)
+        return LogInterval(rows=rows, total_steps=total_steps, rates=self.rates, seconds_left=left)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mb_metrics import names
-from mb_metrics.flops_shape import Shape
+from mb_metrics.flops_model_shape import FlopsModelShape
 from mb_metrics.gradient_norms import GLOBAL, report_l2_norm_grad
 from mb_metrics.memory import (
     activation_bytes,
@@ -63,7 +63,7 @@ class BatchSettings(Protocol):
         """Sequences per microbatch and rank."""
 
 
-class Settings(Protocol):
+class TrainingLogConfig(Protocol):
     """What is read of `config`."""
 
     @property
@@ -79,7 +79,7 @@ class Settings(Protocol):
         """The model section, with Megatron's field names; read where there are experts or predicted tokens."""
 
 
-class Counters(Protocol):
+class StepCounters(Protocol):
     """What is read of `global_state.train_state`."""
 
     @property
@@ -95,7 +95,7 @@ class Counters(Protocol):
         """Sequences skipped."""
 
 
-class Recorder(Protocol):
+class StepRecorder(Protocol):
     """Where records go: `Metrics`."""
 
     def record(
@@ -111,15 +111,15 @@ class Recorder(Protocol):
         """Take what a step measured."""
 
 
-class State(Protocol):
+class TrainingLogState(Protocol):
     """What is read of `global_state`."""
 
     @property
-    def train_state(self) -> Counters:
+    def train_state(self) -> StepCounters:
         """The counters."""
 
     @property
-    def metrics(self) -> Recorder:
+    def metrics(self) -> StepRecorder:
         """Where records go; on ranks that do not write, `Metrics([])`."""
 
 
@@ -134,8 +134,8 @@ def training_log(  # noqa: PLR0913 - the signature of Megatron trainers
     grad_norm: float | Tensor | None,
     params_norm: float | None,
     num_zeros_in_grad: int | None,
-    config: Settings,
-    global_state: State,
+    config: TrainingLogConfig,
+    global_state: TrainingLogState,
     history_wct: object,
     model: Sequence[Any],
     pg_collection: Any = None,
@@ -145,7 +145,7 @@ def training_log(  # noqa: PLR0913 - the signature of Megatron trainers
     *,
     samples: int | None = None,
     num_microbatches: int | None = None,
-    say: Callable[[str], object] = print,
+    print_line: Callable[[str], object] = print,
 ) -> bool:
     """Record one step; call it after each, on every rank.
 
@@ -183,7 +183,7 @@ def training_log(  # noqa: PLR0913 - the signature of Megatron trainers
         seq_length: Tokens per sequence; with it tokens are counted.
         samples: Sequences in this step over all ranks; None: `config.train.global_batch_size`.
         num_microbatches: Of this rank in this step; None: as the batch sizes say.
-        say: Prints a line on memory.
+        print_line: Function that prints a line of the memory report.
     """
     state = global_state.train_state
     batch = config.train.global_batch_size if samples is None else samples
@@ -223,9 +223,11 @@ def training_log(  # noqa: PLR0913 - the signature of Megatron trainers
     )
     if not at_interval:
         return report_memory_flag
-    _begin_anew(total_loss_dict)
+    _reset_counters(total_loss_dict)
     if report_memory_flag:
-        _say_memory(config, model, pg_collection, say, step=state.step, batch=batch, seq_length=seq_length)
+        _print_memory(
+            config, model, pg_collection, print_line, step=state.step, batch=batch, seq_length=seq_length
+        )
     return report_memory_flag and state.step // interval - loaded_iteration // interval < _MEMORY_INTERVALS
 
 
@@ -242,14 +244,14 @@ def _count(totals: MutableMapping[str, Any], losses: Mapping[str, Tensor], *, sk
     totals[NAN] = totals.get(NAN, 0) + (bad.int() if isinstance(bad, Tensor) else bad)
 
 
-def _begin_anew(totals: MutableMapping[str, Any]) -> None:
+def _reset_counters(totals: MutableMapping[str, Any]) -> None:
     """Set the sums and counters to 0, each where it is."""
     for name, total in totals.items():
         totals[name] = total * 0 if isinstance(total, int) else torch.zeros_like(torch.as_tensor(total))
 
 
 def _at_interval(
-    config: Settings,
+    config: TrainingLogConfig,
     model: Sequence[Any],
     groups: Any,
     *,
@@ -261,7 +263,7 @@ def _at_interval(
     """Return what is measured at the end of a log interval. Collective."""
     rate = reduce_max_stat_across_model_parallel_group(learning_rate, _group(groups, "mp"))
     found: dict[str, Any] = {names.LEARNING_RATE: rate}
-    logger, shape = config.logger, Shape(config.model)
+    logger, shape = config.logger, FlopsModelShape(config.model)
     if logger.log_memory_to_tensorboard:
         report = reduce_max_memory_across_pp_group(report_memory(logger.memory_keys), _group(groups, "pp"))
         found |= {f"memory/{name}": value for name, value in report.items()}
@@ -304,11 +306,11 @@ def _microbatches(train: BatchSettings, batch: int, groups: Any) -> int:
     return max(1, batch // (train.micro_batch_size * (1 if ranks is None else ranks.size())))
 
 
-def _say_memory(
-    config: Settings,
+def _print_memory(
+    config: TrainingLogConfig,
     model: Sequence[Any],
     groups: Any,
-    say: Callable[[str], object],
+    print_line: Callable[[str], object],
     *,
     step: int,
     batch: int,
@@ -324,11 +326,11 @@ def _say_memory(
                 micro_batch_size=config.train.micro_batch_size,
                 num_microbatches=_microbatches(config.train, batch, groups),
             )
-        say(theoretical_memory_line(weights=_weights(model, groups), activations=activations))
+        print_line(theoretical_memory_line(weights=_weights(model, groups), activations=activations))
     data_parallel = _group(groups, "dp")
     report = report_memory(config.logger.memory_keys)
     if report and (is_alone(data_parallel) or data_parallel.rank() == 0):
-        say(memory_line(report, rank=rank, steps=step))
+        print_line(memory_line(report, rank=rank, steps=step))
 
 
 def _weights(model: Sequence[Any], groups: Any) -> float:

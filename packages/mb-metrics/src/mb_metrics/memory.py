@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from mb_metrics.flops_shape import Shape
+from mb_metrics.flops_model_shape import FlopsModelShape
 from mb_metrics.memory_keys import MEMORY_KEYS
 from mb_metrics.reductions import device_of, is_alone
 
@@ -108,7 +108,7 @@ def activation_bytes(
     microbatches as are under way on the first stage. Source: Korthikanti et al., "Reducing Activation
     Recomputation" (2022), section 4.2.3; 16 of the 34 are the feed-forward layer's, three halves of it when gated.
     """
-    shape = Shape(model)
+    shape = FlopsModelShape(model)
     if (
         shape.value("num_moe_experts") is not None
         or shape.flag("hybrid_layer_pattern")
@@ -120,10 +120,10 @@ def activation_bytes(
     ranks = shape.size("tensor_model_parallel_size", 1) * shape.size("context_parallel_size", 1)
     per_layer = seq_length * micro_batch_size * (18 * hidden + 2 * shape.matrices * shape.ffn)
     chunks = shape.size("virtual_pipeline_model_parallel_size", 1)
-    under_way = stages if chunks == 1 else stages + (stages - 1) / chunks
-    under_way = under_way if num_microbatches is None else min(under_way, num_microbatches)
+    in_flight = stages if chunks == 1 else stages + (stages - 1) / chunks
+    in_flight = in_flight if num_microbatches is None else min(in_flight, num_microbatches)
     layers = shape.size("num_layers") / stages
-    return per_layer * layers * under_way / ranks
+    return per_layer * layers * in_flight / ranks
 
 
 def theoretical_memory_line(*, weights: float, activations: float | None) -> str:

@@ -10,14 +10,21 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
-from mb_metrics.accumulate import Batch, OverRanks, RecordedStep, Reduction, Value, take
 from mb_metrics.clock import DeviceTimer, HostTimer, StepClock, Timer
 from mb_metrics.interval import IntervalWork
 from mb_metrics.names import BATCH_SIZE, BRIDGE_ALIASES
-from mb_metrics.pace import SECONDS, Pace, StepMark
-from mb_metrics.record import Evaluation, Row
+from mb_metrics.record import Evaluation, MetricsRow
+from mb_metrics.recorded_steps import (
+    RankReduction,
+    RecordedStep,
+    Reduction,
+    StepBatch,
+    Value,
+    split_device_values,
+)
+from mb_metrics.run_progress import SECONDS, ProgressEstimator, StepMark
 from mb_metrics.sink import FanOutSink, Sink, SinkFailure
-from mb_metrics.throughput import Speed, StepWork
+from mb_metrics.throughput import RateCalculator, StepWork
 from mb_metrics.world_size import current_world_size
 
 _logger = logging.getLogger(__name__)
@@ -105,40 +112,44 @@ class Metrics:
             throughput_window=throughput_window,
             micro_batch_size=micro_batch_size,
         )
-        self._over_ranks = _over_ranks(group, reduce)
+        self._rank_reduction = _rank_reduction(group, reduce)
         self._samplers = tuple(samplers)
         self._time_unit = _known_unit(time_unit)
         self._aliases = _known_aliases(aliases)
         self._sinks = FanOutSink(sinks)
-        self._active = bool(sinks) or self._over_ranks is not None
+        self._active = bool(sinks) or self._rank_reduction is not None
         self._log_interval = log_interval
         self._total_steps = total_steps
-        self._speed = Speed(world_size=world_size, flops_per_token=flops_per_token, peak_tflops=peak_tflops)
+        self._rate_calculator = RateCalculator(
+            world_size=world_size, flops_per_token=flops_per_token, peak_tflops=peak_tflops
+        )
         self._micro_batch_size = micro_batch_size
         timer = timer or _timer(clock, reads=bool(sinks))
         self._clock = StepClock(timer)
-        self._pace = Pace(timer, total_steps=total_steps, total_samples=total_samples)
+        self._progress_estimator = ProgressEstimator(
+            timer, total_steps=total_steps, total_samples=total_samples
+        )
         self._wall_clock = wall_clock
         self._closed = False
-        self._alone = False
+        self._detached = False
         self._last_step: int | None = None
         self._consumed_samples: int | None = None
         self._steps: list[RecordedStep] = []
         self._work: list[StepWork] = []
         self._window: deque[StepWork] = deque(maxlen=throughput_window or log_interval)
-        self._under_way: deque[tuple[Batch, IntervalWork | None]] = deque()
-        self._rows: list[Row] = []
+        self._in_flight: deque[tuple[StepBatch, IntervalWork | None]] = deque()
+        self._rows: list[MetricsRow] = []
 
     def __enter__(self) -> "Metrics":
         self._clock.restart()
-        self._pace.restart()
+        self._progress_estimator.restart()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if error is not None:
-            self._alone = True
+            self._detached = True
             self._sinks.fail()
         try:
             self.close()
@@ -181,11 +192,11 @@ class Metrics:
         if not self._active:
             return
         self._check(step)
-        numbers, packed = take(values)
+        numbers, packed = split_device_values(values)
         if samples is not None:
             numbers.setdefault(BATCH_SIZE, float(samples))
         self._count_samples(step, samples, consumed_samples)
-        row = Row(
+        row = MetricsRow(
             step=step,
             time=self._wall_clock(),
             values=numbers,
@@ -193,12 +204,12 @@ class Metrics:
             consumed_samples=self._consumed_samples,
         )
         self._steps.append(RecordedStep(row=row, packed=packed))
-        work = StepWork(lap=self._clock.lap(), samples=samples, tokens=tokens)
+        work = StepWork(timing=self._clock.end_step(), samples=samples, tokens=tokens)
         self._work.append(work)
         self._window.append(work)
-        self._pace.step(
+        self._progress_estimator.step(
             StepMark(
-                mark=work.lap.end,
+                mark=work.timing.end,
                 step=step,
                 samples=samples,
                 tokens=tokens,
@@ -206,7 +217,7 @@ class Metrics:
             )
         )
         self._last_step = step
-        self._deliver(wait=False)
+        self._drain(wait=False)
         if step % self._log_interval == 0:
             self._end_interval()
 
@@ -225,10 +236,10 @@ class Metrics:
             return
         self._check(None)
         self.flush()
-        numbers, packed = take(losses)
+        numbers, packed = split_device_values(losses)
         if consumed_samples is None:
             consumed_samples = self._consumed_samples
-        row = Row(
+        row = MetricsRow(
             step=step,
             time=self._wall_clock(),
             values=numbers,
@@ -255,8 +266,8 @@ class Metrics:
 
         The log interval goes on: its summary still comes at its end.
         """
-        self._send(None)
-        self._deliver(wait=True)
+        self._flush_to_host(None)
+        self._drain(wait=True)
 
     def close(self) -> None:
         """Hand over what is left, as a shorter interval, and close the sinks. A second call does nothing."""
@@ -266,7 +277,7 @@ class Metrics:
         try:
             if self._work:
                 self._end_interval()
-            self._deliver(wait=True)
+            self._drain(wait=True)
         finally:
             self._sinks.close()
 
@@ -293,43 +304,43 @@ class Metrics:
         work = IntervalWork(
             work=tuple(self._work),
             window=tuple(self._window),
-            progress=self._pace.progress,
-            speed=self._speed,
+            progress=self._progress_estimator.progress,
+            rate_calculator=self._rate_calculator,
             micro_batch_size=self._micro_batch_size,
             time_unit=self._time_unit,
         )
         self._work = []
         if self._steps:
             self._steps[-1] = self._sampled(self._steps[-1])
-        self._deliver(wait=True)  # of the previous interval
-        self._send(work)
-        self._deliver(wait=False)
+        self._drain(wait=True)  # of the previous interval
+        self._flush_to_host(work)
+        self._drain(wait=False)
 
     def _sampled(self, step: RecordedStep) -> RecordedStep:
         for sample in self._samplers:
-            numbers, packed = take(sample(step.row.step))
+            numbers, packed = split_device_values(sample(step.row.step))
             step = step.with_values(numbers, packed)
         return step
 
-    def _send(self, work: IntervalWork | None) -> None:
+    def _flush_to_host(self, work: IntervalWork | None) -> None:
         if self._steps or work is not None:
             batch = self._batch(self._steps)
             if batch is not None:
-                self._under_way.append((batch, work))
+                self._in_flight.append((batch, work))
             self._steps = []
 
-    def _batch(self, steps: Sequence[RecordedStep]) -> Batch | None:
+    def _batch(self, steps: Sequence[RecordedStep]) -> StepBatch | None:
         """Begin the copy of some steps; None on a rank that only takes part in the reduction. Collective."""
-        over, read = self._over_ranks, len(self._sinks) > 0
-        if over is None or not steps:
-            return Batch(steps) if read else None
-        if self._alone:
-            return Batch(over.own(steps)) if read else None
-        return over.batch(steps, read=read)
+        reduction, read = self._rank_reduction, len(self._sinks) > 0
+        if reduction is None or not steps:
+            return StepBatch(steps) if read else None
+        if self._detached:
+            return StepBatch(reduction.without_reduced(steps)) if read else None
+        return reduction.reduce_batch(steps, read=read)
 
-    def _deliver(self, *, wait: bool) -> None:
-        while self._under_way and (wait or _ready(*self._under_way[0])):
-            batch, work = self._under_way.popleft()
+    def _drain(self, *, wait: bool) -> None:
+        while self._in_flight and (wait or _ready(*self._in_flight[0])):
+            batch, work = self._in_flight.popleft()
             read = batch.rows()
             if read and work is not None:  # its times are known now, without a further wait for the device
                 read[-1] = replace(read[-1], values={**read[-1].values, **work.values})
@@ -341,7 +352,7 @@ class Metrics:
                 self._sinks.write_interval(work.summary(tuple(self._rows), total_steps=self._total_steps))
                 self._rows = []
 
-    def _aliased(self, row: Row) -> Row:
+    def _aliased(self, row: MetricsRow) -> MetricsRow:
         more = {alias: row.values[name] for name, alias in self._aliases.items() if name in row.values}
         return replace(row, values={**row.values, **more}) if more else row
 
@@ -353,13 +364,13 @@ def _timer(clock: Callable[[], float] | None, *, reads: bool) -> Timer:
     return DeviceTimer(time.perf_counter) if reads else HostTimer(time.perf_counter)
 
 
-def _ready(batch: Batch, work: IntervalWork | None) -> bool:
+def _ready(batch: StepBatch, work: IntervalWork | None) -> bool:
     return batch.ready() and (work is None or work.ready())
 
 
-def _over_ranks(group: object | None, reduce: Mapping[str, Reduction] | None) -> OverRanks | None:
+def _rank_reduction(group: object | None, reduce: Mapping[str, Reduction] | None) -> RankReduction | None:
     if group is not None and reduce:
-        return OverRanks(group, reduce)
+        return RankReduction(group, reduce)
     if reduce:
         raise ValueError(
             f"metrics.reduce: no group to reduce {', '.join(reduce)} over, so that this rank's values would pass for "

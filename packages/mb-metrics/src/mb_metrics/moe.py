@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from mb_metrics.flops_shape import Shape
+from mb_metrics.flops_model_shape import FlopsModelShape
 from mb_metrics.reductions import is_alone
 
 _LOSS_OF_TYPE = {
@@ -72,7 +72,7 @@ def expert_metrics(
         dp_group: Data-parallel ranks, without context parallelism.
         device: Where this rank's values are, if it has no experts.
     """
-    shape = Shape(model)
+    shape = FlopsModelShape(model)
     length = shape.size("num_layers", 1) + (shape.value("mtp_num_layers") or 0)
     layers = expert_layers(shape)
     found: dict[str, Tensor] = {}
@@ -85,7 +85,7 @@ def expert_metrics(
     return found
 
 
-def tracked_names(shape: Shape) -> list[str]:
+def tracked_names(shape: FlopsModelShape) -> list[str]:
     """Return what routers of this model measure: a kind counts when it is named, not when its name contains another."""
     kinds = shape.value("moe_router_load_balancing_type") or "aux_loss"
     coefficients = shape.value("moe_aux_loss_coeff")
@@ -98,7 +98,7 @@ def tracked_names(shape: Shape) -> list[str]:
     return names + (["z_loss"] if shape.value("moe_z_loss_coeff") else [])
 
 
-def expert_layers(shape: Shape) -> int:
+def expert_layers(shape: FlopsModelShape) -> int:
     """Return how many layers have experts, those of multi-token prediction included; at least 1."""
     pattern = shape.value("hybrid_layer_pattern")
     if pattern:
@@ -150,11 +150,11 @@ def prediction_metrics(tracker: PredictionTracker, *, microbatches: int, step: i
         step: Steps done.
     """
     found: dict[str, Tensor] = {}
-    tracker.track_mtp_metrics(1 / microbatches, step, _Collector(found.__setitem__))
+    tracker.track_mtp_metrics(1 / microbatches, step, _ScalarCollector(found.__setitem__))
     return {name: value.detach().clone() for name, value in found.items()}
 
 
-class _Collector:
+class _ScalarCollector:
     """What looks like a TensorBoard writer and passes each scalar on."""
 
     def __init__(self, take: Callable[[str, Tensor], None]) -> None:

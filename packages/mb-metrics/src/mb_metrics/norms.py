@@ -52,7 +52,7 @@ class NormGroups:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class ParameterShard:
     """What this rank has of one parameter, or of its gradient."""
 
     name: str
@@ -106,10 +106,10 @@ def calc_params_l2_norm(
     if use_megatron_fsdp:
         return calc_dtensor_params_l2_norm(_fsdp_parameters(chunks))
     pieces = [
-        _parameter_piece(name, parameter, weights=force_create_fp32_copy)
+        _parameter_shard(name, parameter, weights=force_create_fp32_copy)
         for name, parameter in named_parameters(chunks)
     ]
-    squares = Squares(pieces, groups or groups_of(chunks))
+    squares = SquaredNorms(pieces, groups or groups_of(chunks))
     return float(squares.total().sqrt())
 
 
@@ -154,13 +154,13 @@ def groups_of(chunks: Sequence[Any]) -> NormGroups:
     return NormGroups()
 
 
-class Squares:
+class SquaredNorms:
     """Squared norms, parameter by parameter, of all ranks' pieces together.
 
     Collective over all groups; the results stay on the device.
     """
 
-    def __init__(self, pieces: Sequence[Piece], groups: NormGroups) -> None:
+    def __init__(self, pieces: Sequence[ParameterShard], groups: NormGroups) -> None:
         self._groups = groups
         self.dense = [piece for piece in pieces if not piece.is_expert]
         self.experts = [piece for piece in pieces if piece.is_expert]
@@ -179,7 +179,7 @@ class Squares:
         return total
 
 
-def _squares(pieces: Sequence[Piece], *, dp: ProcessGroup | None, tp: ProcessGroup | None) -> Tensor:
+def _squares(pieces: Sequence[ParameterShard], *, dp: ProcessGroup | None, tp: ProcessGroup | None) -> Tensor:
     """Return squared norms of whole parameters [len(pieces)], float64."""
     if not pieces:  # then the other ranks of these groups, which have the same parameters, have none either
         return torch.zeros(0, dtype=torch.float64)
@@ -202,7 +202,7 @@ def _mask(flags: Sequence[bool], *, like: Tensor) -> Tensor:
     return to_device(torch.tensor(flags, dtype=like.dtype), like.device)
 
 
-def _square(piece: Piece) -> Tensor:
+def _square(piece: ParameterShard) -> Tensor:
     if piece.value is None:
         return torch.zeros((), dtype=torch.float64, device=piece.parameter.device)
     norm: Tensor = torch.linalg.vector_norm(piece.value.detach(), dtype=torch.float32)
@@ -242,12 +242,12 @@ def _sum(numbers: Tensor, group: ProcessGroup | None) -> None:
         dist.all_reduce(numbers, group=group)
 
 
-def _parameter_piece(name: str, parameter: Any, *, weights: bool) -> Piece:
+def _parameter_shard(name: str, parameter: Any, *, weights: bool) -> ParameterShard:
     half = parameter.dtype not in (torch.float32, torch.float64)
     sharded = half and not weights and bool(getattr(parameter, "main_param_sharded", False))
     main = getattr(parameter, "main_param", None) if half and not weights else None
     value = main if main is not None or sharded else parameter
-    return Piece(name=name, parameter=parameter, value=value, sharded=sharded)
+    return ParameterShard(name=name, parameter=parameter, value=value, sharded=sharded)
 
 
 def _fsdp_parameters(chunks: Sequence[Any]) -> list[Tensor]:

@@ -21,7 +21,7 @@ _DTYPES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Peak:
+class GpuPeak:
     """The dense peaks of one GPU."""
 
     name: str
@@ -37,88 +37,88 @@ _BLACKWELL = {"bf16": 2250.0, "fp16": 2250.0, "fp8": 4500.0, "tf32": 1125.0, "fp
 _HOPPER_SXM = {"bf16": 989.4, "fp16": 989.4, "fp8": 1978.9, "tf32": 494.7, "fp32": 66.9}
 _HOPPER_NVL = {"bf16": 835.5, "fp16": 835.5, "fp8": 1670.5, "tf32": 417.5, "fp32": 60.0}
 
-PEAKS: tuple[Peak, ...] = (
-    Peak(
+PEAKS: tuple[GpuPeak, ...] = (
+    GpuPeak(
         name=r"\bGB200\b",
         tflops=_GRACE_BLACKWELL | {"fp4": 10000.0},
         source="NVIDIA GB200 NVL72 data sheet, a 72nd of the rack, sparse figures halved",
     ),
-    Peak(
+    GpuPeak(
         name=r"\bGB300\b",
         tflops=_GRACE_BLACKWELL | {"fp4": 15000.0},
         source="NVIDIA GB300 NVL72 data sheet, a 72nd of the rack, sparse figures halved; fp4 as it states it dense",
     ),
-    Peak(
+    GpuPeak(
         name=r"\bB200\b",
         tflops=_BLACKWELL | {"fp4": 9000.0},
         source="NVIDIA HGX B200 data sheet, an eighth of the board, sparse figures halved",
     ),
-    Peak(
+    GpuPeak(
         name=r"\bB300\b",
         tflops=_BLACKWELL,
         source="NVIDIA HGX B300 data sheet, an eighth of the board, sparse figures halved; fp4 differs between sources",
     ),
-    Peak(
+    GpuPeak(
         name=r"\bH200 NVL\b",
         tflops=_HOPPER_NVL,
         source="NVIDIA H200 data sheet, column NVL, sparse figures halved",
     ),
-    Peak(
+    GpuPeak(
         name=r"\bG?H200\b",
         tflops=_HOPPER_SXM,
         source="NVIDIA H200 data sheet, column SXM, sparse figures halved; the chip is that of the H100 SXM",
     ),
-    Peak(
+    GpuPeak(
         name=r"\bH100 NVL\b",
         tflops=_HOPPER_NVL,
         source="NVIDIA H100 data sheet, column NVL, sparse figures halved",
     ),
-    Peak(
+    GpuPeak(
         name=r"\bH100 PCIe\b",
         tflops={"bf16": 756.0, "fp16": 756.0, "fp8": 1513.0, "tf32": 378.0, "fp32": 51.2},
         source="NVIDIA H100 Tensor Core GPU Architecture (2022), table of H100 PCIe, dense",
     ),
-    Peak(
+    GpuPeak(
         name=r"\bH[18]00\b",
         tflops=_HOPPER_SXM,
         source="NVIDIA H100 Tensor Core GPU Architecture (2022), table of H100 SXM5, dense",
     ),
-    Peak(
+    GpuPeak(
         name=r"\bH20\b",
         tflops={"bf16": 148.0, "fp16": 148.0, "fp8": 296.0, "tf32": 74.0, "fp32": 44.0},
         source="NVIDIA H20 product brief, dense",
     ),
-    Peak(
+    GpuPeak(
         name=r"\bA[18]00\b",
         tflops={"bf16": 312.0, "fp16": 312.0, "tf32": 156.0, "fp32": 19.5},
         source="NVIDIA A100 data sheet (2021), the same for PCIe and SXM, dense",
     ),
-    Peak(
+    GpuPeak(
         name=r"\bL40S\b",
         tflops={"bf16": 362.0, "fp16": 362.0, "fp8": 733.0, "tf32": 183.0, "fp32": 91.6},
         source="NVIDIA L40S data sheet, dense",
     ),
-    Peak(
+    GpuPeak(
         name=r"\bL4\b",
         tflops={"bf16": 121.0, "fp16": 121.0, "fp8": 242.5, "tf32": 60.0, "fp32": 30.3},
         source="NVIDIA L4 data sheet, sparse figures halved",
     ),
-    Peak(
+    GpuPeak(
         name=r"\bA10\b",
         tflops={"bf16": 125.0, "fp16": 125.0, "tf32": 62.5, "fp32": 31.2},
         source="NVIDIA A10 data sheet, dense",
     ),
-    Peak(
+    GpuPeak(
         name=r"\bV100-SXM[23]\b",
         tflops={"fp16": 125.0, "fp32": 15.7},
         source="NVIDIA V100 data sheet (2018), column SXM2",
     ),
-    Peak(
+    GpuPeak(
         name=r"\bRTX 4090\b(?! Laptop| D)",
         tflops={"bf16": 165.2, "fp16": 165.2, "fp8": 330.3, "tf32": 82.6, "fp32": 82.6},
         source="NVIDIA Ada GPU Architecture (2022), appendix A, sums in FP32, dense",
     ),
-    Peak(
+    GpuPeak(
         name=r"\bMI3(00|25)X\b",
         tflops={"bf16": 1307.4, "fp16": 1307.4, "fp8": 2614.9, "tf32": 653.7, "fp32": 163.4},
         source="AMD Instinct MI300X and MI325X data sheets, without sparsity",

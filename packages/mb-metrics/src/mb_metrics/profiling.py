@@ -26,7 +26,7 @@ class ProfilingSettings(Protocol):
         """Ranks that are profiled; empty: every rank."""
 
 
-class Instrument(Protocol):
+class StepProfiler(Protocol):
     """What profiles a window of steps."""
 
     warmup: int
@@ -50,7 +50,7 @@ def is_profiled(profile_ranks: Collection[int], rank: int) -> bool:
     return not profile_ranks or rank in profile_ranks
 
 
-class Profiling:
+class ProfilingCallback:
     """Profiles the steps of a window; a callback for a training loop, or to be called by hand around each step.
 
     A run that resumes inside the window profiles the rest of it; one that ends inside, by an exception too, writes down
@@ -62,34 +62,34 @@ class Profiling:
         rank: Of this process; nothing is done on ranks that are not profiled.
     """
 
-    def __init__(self, settings: ProfilingSettings, instruments: Sequence[Instrument], *, rank: int) -> None:
+    def __init__(self, settings: ProfilingSettings, profilers: Sequence[StepProfiler], *, rank: int) -> None:
         self._start, self._end = settings.profile_step_start, settings.profile_step_end
         chosen = is_profiled(settings.profile_ranks, rank)
-        self._waiting = list(instruments) if chosen else []
-        self._running: list[Instrument] = []
+        self._waiting = list(profilers) if chosen else []
+        self._running: list[StepProfiler] = []
 
     def step_begin(self, step: int) -> None:
         """Begin what must run in the next step; `step` is how many are done."""
-        for instrument in list(self._waiting):
-            if self._start - instrument.warmup <= step < self._end:
-                self._waiting.remove(instrument)
+        for profiler in list(self._waiting):
+            if self._start - profiler.warmup <= step < self._end:
+                self._waiting.remove(profiler)
                 warmup = max(0, self._start - step)
                 steps = self._end - max(step, self._start)
-                if self._try(instrument, partial(instrument.begin, warmup=warmup, steps=steps)):
-                    self._running.append(instrument)
-        self._each(lambda instrument: instrument.step_begin(step))
+                if self._try(profiler, partial(profiler.begin, warmup=warmup, steps=steps)):
+                    self._running.append(profiler)
+        self._each(lambda profiler: profiler.step_begin(step))
 
     def step_end(self, step: int) -> None:
         """End what the window ends with; `step` is how many are done, the one that has ended included."""
-        self._each(lambda instrument: instrument.step_end(step))
+        self._each(lambda profiler: profiler.step_end(step))
         if step >= self._end:
             self.close()
 
     def close(self) -> None:
         """End what still runs. A second call does nothing."""
         running, self._running = self._running, []
-        for instrument in running:
-            self._try(instrument, instrument.end)
+        for profiler in running:
+            self._try(profiler, profiler.end)
 
     def on_train_step_start(self, context: Any) -> None:
         """Call `step_begin` with `context.state.train_state.step`."""
@@ -103,16 +103,16 @@ class Profiling:
         """Call `close`."""
         self.close()
 
-    def _each(self, action: Callable[[Instrument], None]) -> None:
-        for instrument in list(self._running):
-            if not self._try(instrument, partial(action, instrument)):
-                self._running.remove(instrument)
+    def _each(self, action: Callable[[StepProfiler], None]) -> None:
+        for profiler in list(self._running):
+            if not self._try(profiler, partial(action, profiler)):
+                self._running.remove(profiler)
 
-    def _try(self, instrument: Instrument, action: Callable[[], None]) -> bool:
+    def _try(self, profiler: StepProfiler, action: Callable[[], None]) -> bool:
         try:
             action()
         except Exception:
-            _logger.exception("profiling: %s failed, and does no more", type(instrument).__name__)
+            _logger.exception("profiling: %s failed, and does no more", type(profiler).__name__)
             return False
         return True
 
@@ -159,7 +159,7 @@ class NsysRange:
         self._running.close()
 
 
-class Ranges(Protocol):
+class NvtxRanges(Protocol):
     """Named ranges on the time line of Nsight Systems, that is torch.cuda.nvtx."""
 
     def range_push(self, name: str) -> object:
@@ -174,7 +174,7 @@ class StepRanges:
 
     warmup = 0
 
-    def __init__(self, ranges: Ranges) -> None:
+    def __init__(self, ranges: NvtxRanges) -> None:
         self._ranges = ranges
         self._open = False
 

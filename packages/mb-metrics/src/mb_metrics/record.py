@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mb_metrics.names import CONSUMED_SAMPLES, PERPLEXITY, VALIDATION, is_loss
-from mb_metrics.throughput import Rates
+from mb_metrics.throughput import ThroughputRates
 
 _LARGEST_EXPONENT = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class MetricsRow:
     """What one step measured, on the host.
 
     A value may be negative, infinite or NaN: it is passed on as it is.
@@ -40,20 +40,20 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
+class LogInterval:
     """What happened since the summary before."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[MetricsRow, ...]
     """The steps of the interval, at least one; the last one carries the rates as metrics, too."""
     total_steps: int | None
     """Length of the run in steps."""
-    rates: Rates
+    rates: ThroughputRates
     """Step time, throughput and MFU, pauses left out."""
     seconds_left: float | None = None
     """Estimated time to the end of the run, pauses like those so far included; None: not known."""
 
     @property
-    def last(self) -> Row:
+    def last(self) -> MetricsRow:
         """The newest step."""
         return self.rows[-1]
 

@@ -7,7 +7,7 @@ from typing import Protocol
 _SECONDS = {"seconds": 1, "minutes": 60, "hours": 3600, "days": 86400}
 
 
-class Progress(Protocol):
+class TrainProgress(Protocol):
     """What `report_runtime` reads of a training state."""
 
     @property
@@ -20,7 +20,7 @@ class Progress(Protocol):
 
 
 def report_runtime(  # noqa: PLR0913 - the signature of Megatron trainers, and where this job began
-    train_state: Progress,
+    train_state: TrainProgress,
     start_time: float,
     seq_length: int,
     train_iters: int,

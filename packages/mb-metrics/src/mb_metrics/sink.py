@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from mb_metrics.record import Evaluation, Interval, Row
+from mb_metrics.record import Evaluation, LogInterval, MetricsRow
 from mb_metrics.redact import hide_in_text
 
 _logger = logging.getLogger(__name__)
@@ -19,10 +19,10 @@ class Sink(Protocol):
     one thread (the one that records, or a `BackgroundSink`'s), in the order of the steps, and never after `close`.
     """
 
-    def write_rows(self, rows: Sequence[Row]) -> None:
+    def write_rows(self, rows: Sequence[MetricsRow]) -> None:
         """Take the next steps: every step comes once, ascending, some at a time."""
 
-    def write_interval(self, interval: Interval) -> None:
+    def write_interval(self, interval: LogInterval) -> None:
         """Take the summary of a log interval, after its rows."""
 
     def write_evaluation(self, evaluation: Evaluation) -> None:
@@ -49,14 +49,14 @@ class StatusSink(Protocol):
 
 
 @runtime_checkable
-class _Wrapper(Protocol):
+class _WrappingSink(Protocol):
     @property
     def inner(self) -> Sink: ...
 
 
-def name_of(sink: Sink) -> str:
+def sink_name(sink: Sink) -> str:
     """Return what a sink is called in messages: its class, or that of the sink that it wraps."""
-    return name_of(sink.inner) if isinstance(sink, _Wrapper) else type(sink).__name__
+    return sink_name(sink.inner) if isinstance(sink, _WrappingSink) else type(sink).__name__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,11 +79,11 @@ class SinkFailure:
             parts.append(f"failed {times}, first with {hide_in_text(repr(self.first))}")
         if self.dropped is not None:
             parts.append(f"{self.dropped or 'no'} steps, evaluations or files were dropped")
-        return f"{name_of(self.sink)}: {'; '.join(parts)}"
+        return f"{sink_name(self.sink)}: {'; '.join(parts)}"
 
 
 @runtime_checkable
-class _Reporting(Protocol):
+class _FailureReporter(Protocol):
     @property
     def failures(self) -> tuple[SinkFailure, ...]: ...
 
@@ -107,15 +107,15 @@ class FanOutSink:
     def failures(self) -> tuple[SinkFailure, ...]:
         """The sinks that failed so far; those that work in the background tell of themselves."""
         reported = [
-            failure for sink in self._sinks if isinstance(sink, _Reporting) for failure in sink.failures
+            failure for sink in self._sinks if isinstance(sink, _FailureReporter) for failure in sink.failures
         ]
         return (*self._failures.values(), *reported)
 
-    def write_rows(self, rows: Sequence[Row]) -> None:
+    def write_rows(self, rows: Sequence[MetricsRow]) -> None:
         """Pass on the next steps."""
         self._each(lambda sink: sink.write_rows(rows))
 
-    def write_interval(self, interval: Interval) -> None:
+    def write_interval(self, interval: LogInterval) -> None:
         """Pass on the summary of a log interval."""
         self._each(lambda sink: sink.write_interval(interval))
 

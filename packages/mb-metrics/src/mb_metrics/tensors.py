@@ -11,14 +11,14 @@ from torch import Tensor
 _Kind = tuple[torch.device, torch.dtype]
 
 
-class Packed(NamedTuple):
+class PackedScalars(NamedTuple):
     """Some metrics of one step in one vector on their device: shape [len(names)]."""
 
     names: tuple[str, ...]
     vector: Tensor
 
 
-def pack(values: Mapping[str, Tensor]) -> list[Packed]:
+def pack(values: Mapping[str, Tensor]) -> list[PackedScalars]:
     """Copy one-element tensors into vectors, one per device and dtype, without a host synchronisation.
 
     A copy, so that a loss buffer that the next step overwrites (a CUDA graph's output, an in-place sum) keeps
@@ -32,16 +32,16 @@ def pack(values: Mapping[str, Tensor]) -> list[Packed]:
     device = dtype = None
     for name, value in values.items():
         if value.numel() != 1 or hasattr(value, "full_tensor"):
-            raise _refusal(name, value)
+            raise _invalid_scalar_error(name, value)
         if value.dtype is not dtype or value.device != device:  # as a rule they are all alike
             device, dtype = value.device, value.dtype
             group = groups.setdefault((device, dtype), {})
         group[name] = value if value.dim() == 0 else value.reshape(())
     with torch.no_grad():
-        return [Packed(tuple(group), torch.stack(tuple(group.values()))) for group in groups.values()]
+        return [PackedScalars(tuple(group), torch.stack(tuple(group.values()))) for group in groups.values()]
 
 
-def _refusal(name: str, value: Tensor) -> Exception:
+def _invalid_scalar_error(name: str, value: Tensor) -> Exception:
     if value.numel() != 1:
         return ValueError(
             f"metrics: {name!r} has shape {tuple(value.shape)}; a metric is one number. Reduce it first, with "
@@ -53,7 +53,7 @@ def _refusal(name: str, value: Tensor) -> Exception:
     )
 
 
-def without(packed: Sequence[Packed], names: Collection[str]) -> list[Packed]:
+def without(packed: Sequence[PackedScalars], names: Collection[str]) -> list[PackedScalars]:
     """Return packed metrics without some of them, without a host synchronisation."""
     kept = []
     for part in packed:
@@ -62,16 +62,16 @@ def without(packed: Sequence[Packed], names: Collection[str]) -> list[Packed]:
             kept.append(part)
         elif keep:
             vector = torch.stack([part.vector[index] for index in keep])
-            kept.append(Packed(tuple(part.names[index] for index in keep), vector))
+            kept.append(PackedScalars(tuple(part.names[index] for index in keep), vector))
     return kept
 
 
 def reduce_over_ranks(
-    steps: Sequence[tuple[Mapping[str, float], Sequence[Packed]]],
+    steps: Sequence[tuple[Mapping[str, float], Sequence[PackedScalars]]],
     *,
     how: Mapping[str, str],
     group: dist.ProcessGroup,
-) -> list[Packed]:
+) -> list[PackedScalars]:
     """Return each step's metrics reduced over a group, then, as many again, how many ranks had each of them.
 
     Collective over `group`: one all-gather of 16 bytes per rank, step and metric, from which every rank reduces for
@@ -95,7 +95,7 @@ def reduce_over_ranks(
     largest = everyone[:, 0].masked_fill(~present, -torch.inf).amax(dim=0)
     by = {"max": largest, "mean": totals / counts, "sum": totals}
     reduced = torch.stack([by[how[name]][:, column] for column, name in enumerate(names)], dim=1)
-    return [Packed(tuple(names), row) for table in (reduced, counts.to(own.dtype)) for row in table]
+    return [PackedScalars(tuple(names), row) for table in (reduced, counts.to(own.dtype)) for row in table]
 
 
 def _device_of(group: dist.ProcessGroup) -> torch.device:
@@ -105,7 +105,7 @@ def _device_of(group: dist.ProcessGroup) -> torch.device:
 
 
 def _table(
-    steps: Sequence[tuple[Mapping[str, float], Sequence[Packed]]],
+    steps: Sequence[tuple[Mapping[str, float], Sequence[PackedScalars]]],
     names: Sequence[str],
     *,
     device: torch.device,
@@ -147,7 +147,7 @@ class HostCopy:
     it is done when the constructor returns.
     """
 
-    def __init__(self, steps: Sequence[Sequence[Packed]]) -> None:
+    def __init__(self, steps: Sequence[Sequence[PackedScalars]]) -> None:
         self._steps = [[(packed.names, _kind(packed)) for packed in step] for step in steps]
         self._events: list[torch.cuda.Event] = []
         vectors: dict[_Kind, list[Tensor]] = {}
@@ -187,5 +187,5 @@ class HostCopy:
         return host
 
 
-def _kind(packed: Packed) -> _Kind:
+def _kind(packed: PackedScalars) -> _Kind:
     return packed.vector.device, packed.vector.dtype

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from mb_metrics.clock import Lap
+from mb_metrics.clock import StepTiming
 from mb_metrics.names import MFU, TFLOPS, TFLOPS_PER_DEVICE
 from mb_metrics.world_size import current_world_size
 
@@ -61,13 +61,13 @@ def report_throughput(
         "throughput/global_batch_size": float(train_config.global_batch_size),
     }
     seconds = stamps[-1] - stamps[0]
-    totals = Totals(seconds=seconds, steps=steps, samples=samples, tokens=samples * seq_length)
+    totals = WorkTotals(seconds=seconds, steps=steps, samples=samples, tokens=samples * seq_length)
     devices = current_world_size() if world_size is None else world_size
     return totals.rates(world_size=devices) | sizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Totals:
+class WorkTotals:
     """What was done in some time."""
 
     seconds: float
@@ -93,20 +93,20 @@ class Totals:
 class StepWork:
     """What one step did, before its time is known."""
 
-    lap: Lap
+    timing: StepTiming
     samples: int | None
     """Sequences, of all devices together; None: not given."""
     tokens: int | None
     """Tokens, of all devices together; None: not given."""
 
     @property
-    def totals(self) -> Totals:
+    def totals(self) -> WorkTotals:
         """The same with its seconds; waits for the device."""
-        return Totals(seconds=self.lap.seconds, steps=1, samples=self.samples, tokens=self.tokens)
+        return WorkTotals(seconds=self.timing.seconds, steps=1, samples=self.samples, tokens=self.tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rates:
+class ThroughputRates:
     """How fast some steps were; None where what it needs is not known."""
 
     step_seconds: float
@@ -130,7 +130,7 @@ class Rates:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Speed:
+class RateCalculator:
     """What turns work done into rates."""
 
     world_size: int
@@ -140,14 +140,14 @@ class Speed:
     peak_tflops: float | None
     """Dense peak TFLOP/s of one device."""
 
-    def rates(self, done: Totals) -> Rates:
+    def rates(self, done: WorkTotals) -> ThroughputRates:
         """Return the rates of steps that took `done.seconds`; only the step time when no time has passed."""
         per_second = done.tokens / done.seconds if done.tokens is not None and done.seconds > 0 else None
         tflops = mfu = None
         if per_second is not None and self.flops_per_token is not None:
             tflops = per_second * self.flops_per_token / 1e12
             mfu = tflops / self.world_size / self.peak_tflops if self.peak_tflops is not None else None
-        return Rates(
+        return ThroughputRates(
             step_seconds=done.seconds / done.steps,
             tokens_per_second=per_second,
             tflops_per_device=tflops / self.world_size if tflops is not None else None,
@@ -157,9 +157,9 @@ class Speed:
         )
 
 
-def total(parts: Collection[Totals]) -> Totals:
+def sum_work(parts: Collection[WorkTotals]) -> WorkTotals:
     """Add up what was done in several steps."""
-    return Totals(
+    return WorkTotals(
         seconds=sum(part.seconds for part in parts),
         steps=sum(part.steps for part in parts),
         samples=_sum_if_known([part.samples for part in parts]),

@@ -12,11 +12,11 @@ import torch.distributed as dist
 from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile, schedule
 
 from mb_metrics.profiling import (
-    Instrument,
     MemoryRecorder,
     MemorySnapshot,
     NsysRange,
-    Profiling,
+    ProfilingCallback,
+    StepProfiler,
     StepRanges,
     is_profiled,
 )
@@ -121,7 +121,7 @@ def start_memory_history_recording(
 
     Call it before the model is built. Does nothing, and returns None, without a configuration, where the history is
     not asked for, on a rank that is not profiled, and with a warning where there is no GPU. What it returns belongs
-    into `Profiling`, which writes the snapshot when the window ends.
+    into `ProfilingCallback`, which writes the snapshot when the window ends.
 
     Args:
         profiling: A `ProfilingConfig`, or what has its fields.
@@ -151,7 +151,7 @@ def build_profiling(
     folder: str | Path,
     rank: int | None = None,
     memory: MemorySnapshot | None = None,
-) -> Profiling:
+) -> ProfilingCallback:
     """Return the callback that does what the settings ask for on this rank.
 
     Nsight Systems and its markers need a GPU: without one they are left out with a warning.
@@ -163,27 +163,27 @@ def build_profiling(
         memory: What `start_memory_history_recording` returned.
     """
     own_rank = _own_rank() if rank is None else rank
-    instruments: list[Instrument] = []
+    profilers: list[StepProfiler] = []
     if settings.use_pytorch_profiler:
-        instruments.append(TorchTrace(settings, folder=Path(folder), rank=own_rank))
+        profilers.append(TorchTrace(settings, folder=Path(folder), rank=own_rank))
     if settings.use_nsys_profiler or settings.nvtx_ranges:
-        instruments.extend(_nsys(settings))
+        profilers.extend(_nsys(settings))
     if memory is not None:
-        instruments.append(memory)
-    return Profiling(settings, instruments, rank=own_rank)
+        profilers.append(memory)
+    return ProfilingCallback(settings, profilers, rank=own_rank)
 
 
-def _nsys(settings: ProfilingConfig) -> list[Instrument]:
+def _nsys(settings: ProfilingConfig) -> list[StepProfiler]:
     if not torch.cuda.is_available():
         _logger.warning("profiling: there is no GPU, so nothing is marked or collected for Nsight Systems")
         return []
-    instruments: list[Instrument] = []
+    profilers: list[StepProfiler] = []
     if settings.use_nsys_profiler:
         markers: Any = partial(torch.autograd.profiler.emit_nvtx, record_shapes=settings.record_shapes)
-        instruments.append(NsysRange(torch.cuda.profiler, markers))
+        profilers.append(NsysRange(torch.cuda.profiler, markers))
     if settings.nvtx_ranges:
-        instruments.append(StepRanges(torch.cuda.nvtx))
-    return instruments
+        profilers.append(StepRanges(torch.cuda.nvtx))
+    return profilers
 
 
 def _own_rank() -> int:

@@ -5,29 +5,33 @@ import time
 from collections.abc import Callable, Iterator
 
 from mb_metrics import names
-from mb_metrics.events import Event
-from mb_metrics.report.figures import RunFigures, Standing, figures_of
-from mb_metrics.report.read import RunReader
-from mb_metrics.report.run import Run
-from mb_metrics.report.tables import standing_words
+from mb_metrics.report.formatting import duration, percent, short
+from mb_metrics.report.html_tables import status_text
+from mb_metrics.report.run_history import RunHistory
+from mb_metrics.report.run_reader import RunReader
+from mb_metrics.report.run_statistics import RunStatistics, RunStatus, compute_run_statistics
 from mb_metrics.report.text_plot import text_plot
 from mb_metrics.report.time_split import KINDS, split_time
 from mb_metrics.report.timeline import WORDS
-from mb_metrics.report.wording import duration, percent, short
+from mb_metrics.run_events import RunEvent
 
-OVER: frozenset[Standing] = frozenset({"complete", "stopped", "failed"})
+FINISHED: frozenset[RunStatus] = frozenset({"complete", "stopped", "failed"})
 _BAR = 24
 _MOST_EVENTS = 4
 _MOST_WARNINGS = 3
 
 
-def watch_text(run: Run, *, now: float, width: int = 80, height: int = 24, plain: bool = False) -> str:
-    """Return what a run does, in lines of at most `width` characters: progress, loss, figures, latest events.
+def watch_text(run: RunHistory, *, now: float, width: int = 80, height: int = 24, plain: bool = False) -> str:
+    """Return what a run does, in lines of at most `width` characters: progress, loss, statistics, latest events.
 
     `now` is in seconds since the epoch; `height` gives the plot what the rest leaves; `plain` keeps to ASCII.
     """
     return _frame(
-        run, figures_of(run, now=now, split=split_time(run)), width=width, height=height, plain=plain
+        run,
+        compute_run_statistics(run, now=now, split=split_time(run)),
+        width=width,
+        height=height,
+        plain=plain,
     )
 
 
@@ -57,24 +61,24 @@ def watch_frames(
         begin = clock()
         reader.poll()
         run = reader.run()
-        figures = figures_of(run, now=begin)
+        statistics = compute_run_statistics(run, now=begin)
         width, height = size()
-        yield _frame(run, figures, width=width, height=height, plain=plain)
-        if figures.standing in OVER:
+        yield _frame(run, statistics, width=width, height=height, plain=plain)
+        if statistics.standing in FINISHED:
             return
         sleep(max(seconds, 4 * (clock() - begin)))
 
 
-def _frame(run: Run, figures: RunFigures, *, width: int, height: int, plain: bool) -> str:
-    head = [f"{run.name}: {standing_words(figures)}", _progress(figures), ""]
-    tail = [*_figures(run, figures), *_events(run), *_warnings(figures)]
-    name = next(iter(figures.losses), None)
+def _frame(run: RunHistory, statistics: RunStatistics, *, width: int, height: int, plain: bool) -> str:
+    head = [f"{run.name}: {status_text(statistics)}", _progress(statistics), ""]
+    tail = [*_statistics_lines(run, statistics), *_events(run), *_warnings(statistics)]
+    name = next(iter(statistics.losses), None)
     plot: list[str] = []
     if name is not None:
         plot = text_plot(
             run.series[name], width=width, height=max(4, height - len(head) - len(tail) - 3), plain=plain
         )
-        plot = [f"{name}: {_loss(figures, name)}", *plot, ""]
+        plot = [f"{name}: {_loss(statistics, name)}", *plot, ""]
     text = "\n".join(_fitted(line, width) for line in (*head, *plot, *tail))
     return text.encode("ascii", "replace").decode() if plain else text
 
@@ -83,52 +87,52 @@ def _fitted(line: str, width: int) -> str:
     return line if len(line) <= width else line[: max(width - 3, 0)] + "..."
 
 
-def _progress(figures: RunFigures) -> str:
-    step = figures.steps or 0
-    if figures.total_steps is None:
+def _progress(statistics: RunStatistics) -> str:
+    step = statistics.steps or 0
+    if statistics.total_steps is None:
         return f"step {step:,}"
-    share = min(1.0, step / figures.total_steps) if figures.total_steps else 1.0
+    share = min(1.0, step / statistics.total_steps) if statistics.total_steps else 1.0
     filled = round(share * _BAR)
-    left = f", {duration(figures.seconds_left)} left" if figures.seconds_left is not None else ""
+    left = f", {duration(statistics.seconds_left)} left" if statistics.seconds_left is not None else ""
     bar = "#" * filled + "." * (_BAR - filled)
-    return f"step {step:,} of {figures.total_steps:,} [{bar}] {percent(share)}{left}"
+    return f"step {step:,} of {statistics.total_steps:,} [{bar}] {percent(share)}{left}"
 
 
-def _loss(figures: RunFigures, name: str) -> str:
-    loss, held_out = figures.losses[name], figures.validation.get(name)
+def _loss(statistics: RunStatistics, name: str) -> str:
+    loss, held_out = statistics.losses[name], statistics.validation.get(name)
     words = f"{short(loss.last)}, mean of the last 100 {short(loss.recent_mean)}"
     if held_out is not None:
         words += f"; validation {short(held_out.last)}, best {short(held_out.lowest)} at step {held_out.lowest_step}"
     return words
 
 
-def _figures(run: Run, figures: RunFigures) -> list[str]:
-    """Return lines of figures; what is not known is left out."""
-    step_time = figures.step_seconds.median if figures.step_seconds else None
-    device = None if figures.tokens_per_second else figures.tokens_per_second_per_device
+def _statistics_lines(run: RunHistory, statistics: RunStatistics) -> list[str]:
+    """Return lines of statistics; what is not known is left out."""
+    step_time = statistics.step_seconds.median if statistics.step_seconds else None
+    device = None if statistics.tokens_per_second else statistics.tokens_per_second_per_device
     speed = {
         "step time": duration(step_time),
-        "tokens per second": short(figures.tokens_per_second),
+        "tokens per second": short(statistics.tokens_per_second),
         "tokens per second and device": short(device),
-        "TFLOP/s per device": short(figures.tflops_per_device),
-        "MFU": percent(figures.mfu),
-        "peak memory": short(max(figures.peak_memory.values(), default=None)),
+        "TFLOP/s per device": short(statistics.tflops_per_device),
+        "MFU": percent(statistics.mfu),
+        "peak memory": short(max(statistics.peak_memory.values(), default=None)),
     }
     now = {
         "learning rate": short(_last(run, names.LEARNING_RATE)),
         "gradient norm": short(_last(run, names.GRAD_NORM)),
         "batch size": short(_last(run, names.BATCH_SIZE)),
     }
-    total = sum(figures.seconds[kind] for kind in KINDS)
+    total = sum(statistics.seconds[kind] for kind in KINDS)
     spent = {
-        WORDS[kind]: percent(figures.seconds[kind] / total)
+        WORDS[kind]: percent(statistics.seconds[kind] / total)
         for kind in KINDS
-        if total and figures.seconds[kind] > 0.0005 * total
+        if total and statistics.seconds[kind] > 0.0005 * total
     }
     counts = {
-        "restarts": figures.restarts,
-        "skipped steps": figures.skipped_steps,
-        "NaN or infinite losses": figures.nonfinite_steps,
+        "restarts": statistics.restarts,
+        "skipped steps": statistics.skipped_steps,
+        "NaN or infinite losses": statistics.nonfinite_steps,
     }
     trouble = {name: str(count) for name, count in counts.items() if count}
     parts = [
@@ -137,16 +141,16 @@ def _figures(run: Run, figures: RunFigures) -> list[str]:
     return [", ".join(f"{name} {text}" for name, text in part.items()) for part in parts if part]
 
 
-def _last(run: Run, name: str) -> float | None:
+def _last(run: RunHistory, name: str) -> float | None:
     series = run.series.get(name)
     return series.values[-1] if series else None
 
 
-def _events(run: Run) -> list[str]:
+def _events(run: RunHistory) -> list[str]:
     return ["", *(_event(event) for event in run.events[-_MOST_EVENTS:])] if run.events else []
 
 
-def _event(event: Event) -> str:
+def _event(event: RunEvent) -> str:
     at = time.strftime("%H:%M:%S", time.localtime(event.time)) if math.isfinite(event.time) else "        "
     words = event.kind + (f" at step {event.step:,}" if event.step is not None else "")
     words += f", {duration(event.seconds)}" if event.seconds is not None else ""
@@ -154,5 +158,5 @@ def _event(event: Event) -> str:
     return f"{at}  {words}" + (f" ({reason})" if reason else "")
 
 
-def _warnings(figures: RunFigures) -> list[str]:
-    return ["", *figures.warnings[:_MOST_WARNINGS]] if figures.warnings else []
+def _warnings(statistics: RunStatistics) -> list[str]:
+    return ["", *statistics.warnings[:_MOST_WARNINGS]] if statistics.warnings else []

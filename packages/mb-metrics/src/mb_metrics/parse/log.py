@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from mb_metrics import names
-from mb_metrics.events import Event
-from mb_metrics.parse.lines import SKIPPED_STEPS, Broken, without_colours
+from mb_metrics.parse.log_lines import SKIPPED_STEPS, LineDefect, without_colours
 from mb_metrics.parse.megatron import IterationLine, event_line, iteration_lines, validation_line
-from mb_metrics.parse.step_time import StepTime, step_time_of_line
-from mb_metrics.parse.torchtitan import titan_line
-from mb_metrics.record import Evaluation, Row
+from mb_metrics.parse.step_time import StepTimeLine, step_time_of_line
+from mb_metrics.parse.torchtitan import torchtitan_line
+from mb_metrics.record import Evaluation, MetricsRow
+from mb_metrics.run_events import RunEvent
 
 LogFormat = Literal["mb", "megatron-lm", "megatron-bridge", "torchtitan", "cloudai"]
 """Who wrote a log. "mb" and "megatron-bridge" differ in where the step-time line stands: after the iteration line
@@ -22,8 +22,8 @@ that it belongs to, or before it; "megatron-lm" has none; "cloudai" reads step-t
 LOG_FORMATS: tuple[LogFormat, ...] = get_args(LogFormat)
 _LINES_TO_DETECT = 200_000
 
-Record = Row | Evaluation | Event
-_Found = IterationLine | StepTime | Record | Broken
+LogRecord = MetricsRow | Evaluation | RunEvent
+_Found = IterationLine | StepTimeLine | LogRecord | LineDefect
 
 
 class LogFormatError(ValueError):
@@ -35,7 +35,7 @@ class ParsedLog:
     """What a log says, in its order."""
 
     format: LogFormat
-    records: tuple[Record, ...]
+    records: tuple[LogRecord, ...]
     """A row stands for the steps since the row before. Rows go back where the trainer was started again; a time
     that the log does not tell is NaN."""
     total_steps: int | None
@@ -48,9 +48,9 @@ class ParsedLog:
     """Lines that say again what another process said: the same step, one after the other."""
 
     @property
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[MetricsRow, ...]:
         """The steps."""
-        return tuple(record for record in self.records if isinstance(record, Row))
+        return tuple(record for record in self.records if isinstance(record, MetricsRow))
 
     @property
     def evaluations(self) -> tuple[Evaluation, ...]:
@@ -58,9 +58,9 @@ class ParsedLog:
         return tuple(record for record in self.records if isinstance(record, Evaluation))
 
     @property
-    def events(self) -> tuple[Event, ...]:
+    def events(self) -> tuple[RunEvent, ...]:
         """Saves and resumes."""
-        return tuple(record for record in self.records if isinstance(record, Event))
+        return tuple(record for record in self.records if isinstance(record, RunEvent))
 
 
 def read_log(path: str | Path, *, format: LogFormat | None = None) -> ParsedLog:
@@ -100,7 +100,7 @@ def parse_log(lines: Iterable[str], *, format: LogFormat | None = None) -> Parse
         head: list[str] = []
         format = _detect(source, head)
         source = chain(head, source)
-    log = _Reader(format)
+    log = _LogReader(format)
     for line in source:
         log.read(line)
     return log.finished()
@@ -111,9 +111,9 @@ def _detect(source: Iterator[str], head: list[str]) -> LogFormat:
     step_time = iteration = False
     for line in source:
         head.append(line)
-        if isinstance(titan_line(line, last_step=None), Row):
+        if isinstance(torchtitan_line(line, last_step=None), MetricsRow):
             return "torchtitan"
-        new_step_time = isinstance(step_time_of_line(line), StepTime)
+        new_step_time = isinstance(step_time_of_line(line), StepTimeLine)
         new_iteration = any(isinstance(found, IterationLine) for found in iteration_lines(line))
         if new_iteration and step_time:
             return "megatron-bridge"
@@ -132,56 +132,56 @@ def _detect(source: Iterator[str], head: list[str]) -> LogFormat:
     )
 
 
-class _Reader:
+class _LogReader:
     """Takes the lines of a log one by one."""
 
     def __init__(self, format: LogFormat) -> None:
         self._format: LogFormat = format
-        self._records: list[Record] = []
+        self._records: list[LogRecord] = []
         self._row: int | None = None
         self._total: int | None = None
-        self._waiting: StepTime | None = None
-        self._counts = {Broken.CUT: 0, Broken.MALFORMED: 0}
+        self._waiting: StepTimeLine | None = None
+        self._counts = {LineDefect.CUT: 0, LineDefect.MALFORMED: 0}
         self._repeated = 0
 
     @property
-    def _last(self) -> Row | None:
+    def _last(self) -> MetricsRow | None:
         row = None if self._row is None else self._records[self._row]
-        return row if isinstance(row, Row) else None
+        return row if isinstance(row, MetricsRow) else None
 
     def read(self, line: str) -> None:
         """Take one line."""
         for found in _READERS[self._format](line, self._last.step if self._last else None):
-            if isinstance(found, Broken):
+            if isinstance(found, LineDefect):
                 self._counts[found] += 1
             elif isinstance(found, IterationLine):
                 self._total = found.total_steps or self._total
                 self._add_row(found.row)
-            elif isinstance(found, StepTime):
+            elif isinstance(found, StepTimeLine):
                 self._add_step_time(found)
-            elif isinstance(found, Row):
+            elif isinstance(found, MetricsRow):
                 self._add_row(found)
             else:
                 self._records.append(found)
 
     def finished(self) -> ParsedLog:
         """Return what was read."""
-        if not any(isinstance(record, Row) for record in self._records):
+        if not any(isinstance(record, MetricsRow) for record in self._records):
             raise LogFormatError(
                 f"no line could be read as a step in the format {self._format} "
-                f"({self._counts[Broken.CUT]} cut, {self._counts[Broken.MALFORMED]} malformed). "
+                f"({self._counts[LineDefect.CUT]} cut, {self._counts[LineDefect.MALFORMED]} malformed). "
                 "Leave the format to be detected, or give another log."
             )
         return ParsedLog(
             format=self._format,
             records=tuple(self._records),
             total_steps=self._total,
-            cut_lines=self._counts[Broken.CUT],
-            malformed_lines=self._counts[Broken.MALFORMED],
+            cut_lines=self._counts[LineDefect.CUT],
+            malformed_lines=self._counts[LineDefect.MALFORMED],
             repeated_lines=self._repeated,
         )
 
-    def _add_row(self, row: Row) -> None:
+    def _add_row(self, row: MetricsRow) -> None:
         last = self._last
         if last is not None and row.step == last.step:
             self._repeated += 1
@@ -195,14 +195,16 @@ class _Reader:
         self._row = len(self._records)
         self._records.append(row)
 
-    def _add_step_time(self, found: StepTime) -> None:
+    def _add_step_time(self, found: StepTimeLine) -> None:
         if self._format == "megatron-bridge":
             self._waiting = found
         elif self._format == "cloudai":
             step = 1 if self._last is None else self._last.step + 1
             self._row = len(self._records)
             self._records.append(
-                Row(step=step, time=found.time, values=found.values, skipped=False, consumed_samples=None)
+                MetricsRow(
+                    step=step, time=found.time, values=found.values, skipped=False, consumed_samples=None
+                )
             )
         elif self._row is not None and self._last is not None:
             values = found.values | dict(self._last.values)  # the iteration line's are more exact
@@ -227,8 +229,8 @@ def _step_time(line: str, last_step: int | None) -> Iterator[_Found]:
         yield found
 
 
-def _titan(line: str, last_step: int | None) -> Iterator[_Found]:
-    found = titan_line(line, last_step=last_step)
+def _torchtitan(line: str, last_step: int | None) -> Iterator[_Found]:
+    found = torchtitan_line(line, last_step=last_step)
     if found is not None:
         yield found
 
@@ -237,12 +239,12 @@ _READERS: dict[LogFormat, Callable[[str, int | None], Iterator[_Found]]] = {
     "mb": _with_step_time,
     "megatron-bridge": _with_step_time,
     "megatron-lm": _megatron,
-    "torchtitan": _titan,
+    "torchtitan": _torchtitan,
     "cloudai": _step_time,
 }
 
 
-def timed(rows: Iterable[Row]) -> Iterator[Row]:
+def timed(rows: Iterable[MetricsRow]) -> Iterator[MetricsRow]:
     """Yield rows with the times that a log does not tell filled in from step times, from 0 on.
 
     Rows that have a time, or no step time, stay as they are.

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mb_metrics import names
-from mb_metrics.events import Event
-from mb_metrics.parse.lines import NONFINITE_STEPS, SKIPPED_STEPS, Broken, last_stamp, number
-from mb_metrics.record import Evaluation, Row
+from mb_metrics.parse.log_lines import NONFINITE_STEPS, SKIPPED_STEPS, LineDefect, last_stamp, number
+from mb_metrics.record import Evaluation, MetricsRow
+from mb_metrics.run_events import RunEvent
 
 _HEAD = re.compile(r"(?<!at )\biteration\s+(\d+)\s*(?:/\s*(\d+)\s*)?\|")
 _VALIDATION = re.compile(r"validation loss at ([^|]*?)\s*\|")
@@ -46,11 +46,11 @@ _NAMES = {
 class IterationLine:
     """An iteration line: a row that stands for the steps since the line before."""
 
-    row: Row
+    row: MetricsRow
     total_steps: int | None
 
 
-def iteration_lines(line: str) -> Iterator[IterationLine | Broken]:
+def iteration_lines(line: str) -> Iterator[IterationLine | LineDefect]:
     """Yield every iteration line in a line of text: two processes may have written into one.
 
     Losses are means over the interval; its skipped and NaN steps are under "interval/". What follows the last piece
@@ -64,25 +64,25 @@ def iteration_lines(line: str) -> Iterator[IterationLine | Broken]:
         begin = end
 
 
-def _iteration(head: re.Match[str], text: str, *, before: str) -> IterationLine | Broken:
+def _iteration(head: re.Match[str], text: str, *, before: str) -> IterationLine | LineDefect:
     pieces, closed = _pieces(text)
     values: dict[str, float] = {}
     consumed: int | None = None
     for name, written in pieces.items():
         value = number(written.split("/")[0])  # some print now/mean
         if value is None and written not in ("None", "N/A") and (name in _NAMES or name == _CONSUMED):
-            return Broken.MALFORMED
+            return LineDefect.MALFORMED
         if value is None:
             continue
         if name == _CONSUMED:
             if not math.isfinite(value):
-                return Broken.MALFORMED
+                return LineDefect.MALFORMED
             consumed = int(value)
         else:
             values[_NAMES.get(name, name)] = value / 1000 if name.endswith("(ms)") else value
     if not (closed and pieces):
-        return Broken.CUT
-    row = Row(
+        return LineDefect.CUT
+    row = MetricsRow(
         step=int(head[1]),
         time=last_stamp(before),
         values=values,
@@ -105,7 +105,7 @@ def _pieces(text: str) -> tuple[dict[str, str], bool]:
     return pieces, not rest.strip() or rest.lstrip().startswith("[")
 
 
-def validation_line(line: str, *, last_step: int | None) -> Evaluation | Broken | None:
+def validation_line(line: str, *, last_step: int | None) -> Evaluation | LineDefect | None:
     """Return the evaluation that a line reports; None where it reports none, or one on the test set.
 
     `last_step` is the step of a line that names none ("at the end of training").
@@ -119,11 +119,11 @@ def validation_line(line: str, *, last_step: int | None) -> Evaluation | Broken 
     for name, written in pieces.items():
         value = number(written)
         if value is None:
-            return Broken.MALFORMED
+            return LineDefect.MALFORMED
         if name.endswith(" value"):
             losses[name.removesuffix(" value")] = value
     if not (closed and losses):
-        return Broken.CUT
+        return LineDefect.CUT
     return Evaluation(
         step=int(step[1]) if step else last_step or 0,
         time=last_stamp(line[: head.start()]),
@@ -132,10 +132,10 @@ def validation_line(line: str, *, last_step: int | None) -> Evaluation | Broken 
     )
 
 
-def event_line(line: str) -> Event | None:
+def event_line(line: str) -> RunEvent | None:
     """Return the save or the resume that a line reports."""
     for kind, expression in _EVENTS.items():
         found = expression.search(line)
         if found:
-            return Event(kind=kind, time=last_stamp(line[: found.start()]), step=int(found[1] or found[2]))
+            return RunEvent(kind=kind, time=last_stamp(line[: found.start()]), step=int(found[1] or found[2]))
     return None

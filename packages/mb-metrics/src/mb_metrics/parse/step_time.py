@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 from mb_metrics import names
-from mb_metrics.parse.lines import Broken, last_stamp
+from mb_metrics.parse.log_lines import LineDefect, last_stamp
 
 _LINE = re.compile(
     r"Step Time\s*:\s*([0-9]+(?:\.[0-9]+)?)\s*s.*?GPU utilization:\s*([0-9]+(?:\.[0-9]+)?)\s*(?:MODEL_)?TFLOP/s/GPU",
@@ -16,7 +16,7 @@ _MFU = re.compile(r"\|\s*MFU:\s*([0-9.]+)% of [0-9.]+ TFLOP/s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepTime:
+class StepTimeLine:
     """What a step-time line says."""
 
     seconds: float
@@ -27,14 +27,18 @@ class StepTime:
     """Time stamp before it; NaN: none."""
 
 
-def step_time_of_line(line: str) -> StepTime | Broken | None:
+def step_time_of_line(line: str) -> StepTimeLine | LineDefect | None:
     """Return what a step-time line says; None where the line is no such line."""
     begin = _BEGIN.search(line)
     if begin is None:
         return None
     found = _LINE.search(line, begin.start())
     if found is None:
-        return Broken.CUT if line[begin.end() :].count(":") < 1 or "TFLOP" not in line else Broken.MALFORMED
+        return (
+            LineDefect.CUT
+            if line[begin.end() :].count(":") < 1 or "TFLOP" not in line
+            else LineDefect.MALFORMED
+        )
     seconds, tflops = float(found[1]), float(found[2])
     values = {names.ITERATION_TIME: seconds}
     if tflops > 0:
@@ -44,6 +48,6 @@ def step_time_of_line(line: str) -> StepTime | Broken | None:
         values["throughput/tokens_per_sec"] = float(tokens[1])
     if mfu:
         values[names.MFU] = float(mfu[1]) / 100
-    return StepTime(
+    return StepTimeLine(
         seconds=seconds, tflops_per_device=tflops, values=values, time=last_stamp(line[: begin.start()])
     )

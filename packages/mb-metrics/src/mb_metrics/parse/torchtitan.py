@@ -4,9 +4,9 @@ import re
 from dataclasses import dataclass
 
 from mb_metrics import names
-from mb_metrics.events import Event
-from mb_metrics.parse.lines import Broken, last_stamp, number
-from mb_metrics.record import Evaluation, Row
+from mb_metrics.parse.log_lines import LineDefect, last_stamp, number
+from mb_metrics.record import Evaluation, MetricsRow
+from mb_metrics.run_events import RunEvent
 
 LOSS = "loss"
 MEMORY = "memory/max-reserved-gib"
@@ -27,34 +27,36 @@ _NAMES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Values:
+class _LineValues:
     values: dict[str, float]
     whole: bool
 
 
-def titan_line(line: str, *, last_step: int | None) -> Row | Evaluation | Event | Broken | None:
+def torchtitan_line(
+    line: str, *, last_step: int | None
+) -> MetricsRow | Evaluation | RunEvent | LineDefect | None:
     """Return what a line of torchtitan's log reports, if anything.
 
     TFLOP/s and tokens per second are of one device; "mfu" becomes a fraction. `last_step` is the step of a save.
     """
     saved = _SAVED.search(line)
     if saved:
-        return Event(kind="save", time=last_stamp(line), step=last_step, seconds=float(saved[1]))
+        return RunEvent(kind="save", time=last_stamp(line), step=last_step, seconds=float(saved[1]))
     head = _HEAD.search(line)
     if head is None:
         return None
     read = _values(line[head.end() :], last="tps" if head[1] else "mfu")
-    if isinstance(read, Broken):
+    if isinstance(read, LineDefect):
         return read
     if not read.whole:
-        return Broken.CUT
+        return LineDefect.CUT
     time, step = last_stamp(line[: head.start()]), int(head[2])
     if head[1]:
         return Evaluation(step=step, time=time, losses={LOSS: read.values[LOSS]}, consumed_samples=None)
-    return Row(step=step, time=time, values=read.values, skipped=False, consumed_samples=None)
+    return MetricsRow(step=step, time=time, values=read.values, skipped=False, consumed_samples=None)
 
 
-def _values(text: str, *, last: str) -> _Values | Broken:
+def _values(text: str, *, last: str) -> _LineValues | LineDefect:
     values: dict[str, float] = {}
     whole = False
     for name, written in _PIECE.findall(text):
@@ -69,8 +71,8 @@ def _values(text: str, *, last: str) -> _Values | Broken:
         else:
             value = number(written)
             if value is None and name in _NAMES and written != "N/A":
-                return Broken.MALFORMED
+                return LineDefect.MALFORMED
             if value is not None:
                 values[_NAMES.get(name, name)] = value
             whole = whole or name == last
-    return _Values(values=values, whole=whole and LOSS in values)
+    return _LineValues(values=values, whole=whole and LOSS in values)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from mb_metrics.report.formatting import edge_class, short, ticks
 from mb_metrics.report.series import Bucket, Envelope
-from mb_metrics.report.wording import edge_class, short, ticks
 
 WIDTH, HEIGHT = 1000.0, 300.0
 COLOURS = 8
@@ -42,7 +42,7 @@ class Chart:
 
 
 @dataclass(frozen=True, slots=True)
-class _Frame:
+class _PlotArea:
     """The corners of a chart in its own numbers."""
 
     left: float
@@ -78,14 +78,15 @@ def chart_html(chart: Chart) -> str:
         f"<figcaption><h3>{escape(chart.title)}{unit}</h3></figcaption>{_legend(curves, chart.legend)}"
         f'<div class="frame"><div class="ys" aria-hidden="true">{ys}</div>'
         f'<div class="plot"><svg viewBox="0 0 {WIDTH:.0f} {HEIGHT:.0f}" preserveAspectRatio="none" role="img" '
-        f'aria-label="{escape(_spoken(chart, curves), quote=True)}"><path class="grid" d="{grid}"/>{shapes}</svg></div>'
+        f'aria-label="{escape(_description(chart, curves), quote=True)}"><path class="grid" d="{grid}"/>'
+        f"{shapes}</svg></div>"
         f'<div class="xs" aria-hidden="true">{xs}</div></div>'
         f'<p class="read">{escape(_notes(chart, curves))}</p>'
         f'<script type="application/json">{_data(chart, curves, frame)}</script></figure>'
     )
 
 
-def _frame(chart: Chart, curves: Sequence[Curve]) -> _Frame:
+def _frame(chart: Chart, curves: Sequence[Curve]) -> _PlotArea:
     buckets = [bucket for curve in curves for bucket in curve.shape.buckets]
     steps = [bucket.step for bucket in buckets] + [
         step for curve in curves for step in curve.shape.nonfinite_steps
@@ -97,10 +98,10 @@ def _frame(chart: Chart, curves: Sequence[Curve]) -> _Frame:
     margin = (high - low) * 0.05 or abs(high) * 0.1 or 1.0
     bottom = low if chart.from_zero and low == 0 else low - margin
     left, right = min(steps), max(steps)
-    return _Frame(left, right if right > left else left + 1, bottom, high + margin)
+    return _PlotArea(left, right if right > left else left + 1, bottom, high + margin)
 
 
-def _shape(curve: Curve, frame: _Frame) -> str:
+def _shape(curve: Curve, frame: _PlotArea) -> str:
     buckets = curve.shape.buckets
     look = f"c{curve.colour % COLOURS} d{curve.colour // COLOURS % 3}"
     marks = "".join(f"M{frame.x(step):.1f} 0v16" for step in curve.shape.nonfinite_steps)
@@ -117,7 +118,7 @@ def _shape(curve: Curve, frame: _Frame) -> str:
     return f'{band}<path class="line {look}" d="M{_points(buckets, frame)}"/>{bad}'
 
 
-def _points(buckets: Sequence[Bucket], frame: _Frame) -> str:
+def _points(buckets: Sequence[Bucket], frame: _PlotArea) -> str:
     return "L".join(f"{frame.x(one.step):.1f} {frame.y(one.mean):.1f}" for one in buckets)
 
 
@@ -147,7 +148,7 @@ def _notes(chart: Chart, curves: Sequence[Curve]) -> str:
     return " ".join(notes)
 
 
-def _spoken(chart: Chart, curves: Sequence[Curve]) -> str:
+def _description(chart: Chart, curves: Sequence[Curve]) -> str:
     parts = []
     for curve in curves:
         buckets = curve.shape.buckets
@@ -159,7 +160,7 @@ def _spoken(chart: Chart, curves: Sequence[Curve]) -> str:
     return f"{chart.title}. " + "; ".join(parts)
 
 
-def _data(chart: Chart, curves: Sequence[Curve], frame: _Frame) -> str:
+def _data(chart: Chart, curves: Sequence[Curve], frame: _PlotArea) -> str:
     """Return what the script needs: the frame and the values, to five digits."""
     data = {
         "x": chart.x_name,

@@ -6,13 +6,13 @@ from importlib.resources import files
 from pathlib import Path
 
 from mb_metrics.report.chart import chart_html
-from mb_metrics.report.figures import figures_of
-from mb_metrics.report.panels import Panels, Subject
-from mb_metrics.report.run import Run
-from mb_metrics.report.tables import configuration_html, figures_html, standing_words, warnings_html
+from mb_metrics.report.chart_builder import ChartBuilder, LabeledRun
+from mb_metrics.report.formatting import clock
+from mb_metrics.report.html_tables import configuration_html, statistics_html, status_text, warnings_html
+from mb_metrics.report.run_history import RunHistory
+from mb_metrics.report.run_statistics import compute_run_statistics
 from mb_metrics.report.time_split import split_time
 from mb_metrics.report.timeline import goodput_html, timeline_html
-from mb_metrics.report.wording import clock
 
 LARGEST_PAGE = 3_000_000
 """Bytes."""
@@ -23,7 +23,7 @@ class ReportTooLargeError(ValueError):
     """Too many runs for one page."""
 
 
-def report_html(runs: Sequence[Run], *, now: float, largest: int = LARGEST_PAGE) -> str:
+def report_html(runs: Sequence[RunHistory], *, now: float, largest: int = LARGEST_PAGE) -> str:
     """Return a page on one run, or on several side by side; `now` is in seconds since the epoch.
 
     Curves with more values than points on the page show the mean, the smallest and the largest value at each
@@ -35,7 +35,9 @@ def report_html(runs: Sequence[Run], *, now: float, largest: int = LARGEST_PAGE)
     """
     if not runs:
         raise ValueError("report_html: got no run. Give at least one.")
-    subjects = [Subject(run, split_time(run), label) for run, label in zip(runs, _labels(runs), strict=True)]
+    subjects = [
+        LabeledRun(run, split_time(run), label) for run, label in zip(runs, _labels(runs), strict=True)
+    ]
     points = _MOST_POINTS
     while points >= _FEWEST_POINTS:
         page = _page(subjects, now=now, points=points)
@@ -48,7 +50,7 @@ def report_html(runs: Sequence[Run], *, now: float, largest: int = LARGEST_PAGE)
     )
 
 
-def write_report(runs: Sequence[Run], path: str | Path, *, now: float) -> Path:
+def write_report(runs: Sequence[RunHistory], path: str | Path, *, now: float) -> Path:
     """Write the page of `report_html` to a file, whose folder is made, and return its path."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -56,19 +58,19 @@ def write_report(runs: Sequence[Run], path: str | Path, *, now: float) -> Path:
     return target
 
 
-def _labels(runs: Sequence[Run]) -> list[str]:
+def _labels(runs: Sequence[RunHistory]) -> list[str]:
     """Return a short name for each run; runs of the same name get what was read after it."""
     names = [run.name for run in runs]
     return [run.name if names.count(run.name) == 1 else f"{run.name} ({run.source})" for run in runs]
 
 
-def _page(subjects: Sequence[Subject], *, now: float, points: int) -> str:
-    figures = [figures_of(subject.run, now=now, split=subject.split) for subject in subjects]
+def _page(subjects: Sequence[LabeledRun], *, now: float, points: int) -> str:
+    statistics = [compute_run_statistics(subject.run, now=now, split=subject.split) for subject in subjects]
     runs, labels = [subject.run for subject in subjects], [subject.label for subject in subjects]
     alone = len(runs) == 1
     title = labels[0] if alone else f"{len(runs)} runs compared"
-    under = f"{standing_words(figures[0])}; {runs[0].source}" if alone else ", ".join(labels)
-    panels = Panels(subjects, buckets=points)
+    under = f"{status_text(statistics[0])}; {runs[0].source}" if alone else ", ".join(labels)
+    panels = ChartBuilder(subjects, buckets=points)
     charts = "".join(chart_html(chart) for chart in panels.charts())
     rest = (
         f"<p><small>Not drawn: {escape(', '.join(panels.left_out))}.</small></p>" if panels.left_out else ""
@@ -79,11 +81,11 @@ def _page(subjects: Sequence[Subject], *, now: float, points: int) -> str:
     )
     warned = "".join(
         ("" if alone else f"<h3>{escape(label)}</h3>") + warnings_html(one.warnings)
-        for label, one in zip(labels, figures, strict=True)
+        for label, one in zip(labels, statistics, strict=True)
     )
     empty = "" if charts else "<p>No step was recorded yet: there is nothing to draw.</p>"
     sections = [
-        ("", figures_html(figures, labels)),
+        ("", statistics_html(statistics, labels)),
         ("Warnings", warned),
         ("Where the time went", times + course),
         ("Curves", f'<div class="charts">{charts}</div>{rest}{empty}'),

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from mb_metrics.report.formatting import short
 from mb_metrics.report.series import Bucket, Series, envelope
-from mb_metrics.report.wording import short
 
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 _BLANK = 0x2800
@@ -26,7 +26,7 @@ def text_plot(series: Series, *, width: int, height: int, plain: bool = False) -
     low, high = min(finite), max(finite)
     label = max(_LABEL, len(short(low)), len(short(high)))
     columns, rows = max(width, 20) - label - 1, max(height, 3) - 1
-    grid = _Grid(columns * across, rows * down)
+    grid = _DotGrid(columns * across, rows * down)
     _draw(grid, envelope(series, buckets=columns * across).buckets, low=low, high=high)
     lines = grid.plain_lines() if plain else grid.braille_lines()
     labels = {0: short(high), rows - 1: short(low)}
@@ -35,7 +35,7 @@ def text_plot(series: Series, *, width: int, height: int, plain: bool = False) -
     return [*drawn, " " * (label + 1) + first + last.rjust(columns - len(first))]
 
 
-def _draw(grid: "_Grid", buckets: Sequence[Bucket], *, low: float, high: float) -> None:
+def _draw(grid: "_DotGrid", buckets: Sequence[Bucket], *, low: float, high: float) -> None:
     first, last = buckets[0].step, buckets[-1].step
     scale_x = (grid.width - 1) / (last - first) if last > first else 0.0
     scale_y = (grid.height - 1) / (high - low) if high > low else 0.0
@@ -51,7 +51,7 @@ def _draw(grid: "_Grid", buckets: Sequence[Bucket], *, low: float, high: float) 
         before = column, here
 
 
-def _connect(grid: "_Grid", begin: tuple[int, int], end: tuple[int, int]) -> None:
+def _connect(grid: "_DotGrid", begin: tuple[int, int], end: tuple[int, int]) -> None:
     """Draw a straight line between two dots."""
     last = begin[1]
     for column in range(begin[0], end[0] + 1):
@@ -62,7 +62,7 @@ def _connect(grid: "_Grid", begin: tuple[int, int], end: tuple[int, int]) -> Non
         last = here
 
 
-class _Grid:
+class _DotGrid:
     """Dots, counted from the upper left."""
 
     def __init__(self, width: int, height: int) -> None:

@@ -11,17 +11,17 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Literal
 
-from mb_metrics.events import Event
 from mb_metrics.names import ITERATION_TIME
-from mb_metrics.report.run import Redone, Run
+from mb_metrics.report.run_history import DiscardedSteps, RunHistory
+from mb_metrics.run_events import RunEvent
 
-Kind = Literal["training", "evaluating", "saving", "starting", "lost", "other", "stopped"]
-KINDS: tuple[Kind, ...] = ("training", "evaluating", "saving", "starting", "lost", "other")
+TimeKind = Literal["training", "evaluating", "saving", "starting", "lost", "other", "stopped"]
+KINDS: tuple[TimeKind, ...] = ("training", "evaluating", "saving", "starting", "lost", "other")
 """What time is spent on while a job runs, or should; "stopped" is the time between a stop and the next start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class TimeSpan:
     """Something that took time; its times are in seconds since the epoch."""
 
     kind: str
@@ -39,13 +39,13 @@ class Span:
 class TimeSplit:
     """The seconds of a run by what they were spent on."""
 
-    seconds: dict[Kind, float]
+    seconds: dict[TimeKind, float]
     """Lost is work that was thrown away and done again, and the time from a death without a stop to the restart."""
     step_seconds: array[float] = field(default_factory=lambda: array("d"))
     """The time of each step, the first after a start left out; of a row that stands for several, their mean."""
-    waits: list[Span] = field(default_factory=list)
+    waits: list[TimeSpan] = field(default_factory=list)
     """Evaluations and saves while training waited."""
-    attempts: list[Span] = field(default_factory=list)
+    attempts: list[TimeSpan] = field(default_factory=list)
     """From each start or resume to its last sign of life; the kind is what ended it ("killed": nothing said so)."""
     redone_steps: int = 0
 
@@ -70,7 +70,7 @@ _ORDERS = {"evaluation": 1, "save": 2, "stop": 3}
 
 
 @dataclass(frozen=True, slots=True)
-class _Mark:
+class _Moment:
     """A moment that is known. Ordered by time; at the same time, as things happen after a step."""
 
     time: float
@@ -83,7 +83,7 @@ class _Mark:
     before_step: int | None = None
     """Of a resume: the last step of the attempt before, where that was recorded."""
 
-    def __lt__(self, other: _Mark) -> bool:
+    def __lt__(self, other: _Moment) -> bool:
         return (self.time, self.order) < (other.time, other.order)
 
     @property
@@ -91,7 +91,7 @@ class _Mark:
         return self.kind in ("start", "resume", "restart")
 
 
-def split_time(run: Run) -> TimeSplit:
+def split_time(run: RunHistory) -> TimeSplit:
     """Attribute the time between any two known moments to what ended with the second.
 
     A step ends with its row, an evaluation or a save with its event (or with the evaluation's row). Where an event
@@ -99,23 +99,23 @@ def split_time(run: Run) -> TimeSplit:
     longer than the median step. Times that are not known are passed over.
     """
     split = TimeSplit(seconds=dict.fromkeys([*KINDS, "stopped"], 0.0))
-    _Splitter(run, split).work()
+    _TimeSplitter(run, split).work()
     return split
 
 
-def _events(run: Run) -> list[_Mark]:
+def _events(run: RunHistory) -> list[_Moment]:
     marks = [_mark(event) for event in run.events if math.isfinite(event.time)]
     marks += [
-        _Mark(found.time, _ORDERS["evaluation"], "evaluation", found.step, None)
+        _Moment(found.time, _ORDERS["evaluation"], "evaluation", found.step, None)
         for found in run.evaluations
         if math.isfinite(found.time)
     ]
     return sorted(marks)
 
 
-def _mark(event: Event) -> _Mark:
+def _mark(event: RunEvent) -> _Moment:
     time, step = event.details.get("previous_time"), event.details.get("previous_step")
-    return _Mark(
+    return _Moment(
         event.time,
         _ORDERS.get(event.kind, len(_ORDERS) + 1),
         event.kind,
@@ -126,12 +126,12 @@ def _mark(event: Event) -> _Mark:
     )
 
 
-def _rows(run: Run) -> Iterator[_Mark]:
-    return (_Mark(time, 0, "row", step, None) for step, time in run.times if math.isfinite(time))
+def _rows(run: RunHistory) -> Iterator[_Moment]:
+    return (_Moment(time, 0, "row", step, None) for step, time in run.times if math.isfinite(time))
 
 
-class _Splitter:
-    def __init__(self, run: Run, split: TimeSplit) -> None:
+class _TimeSplitter:
+    def __init__(self, run: RunHistory, split: TimeSplit) -> None:
         self._run = run
         self._split = split
         self._iteration_time = dict(run.series[ITERATION_TIME]) if ITERATION_TIME in run.series else {}
@@ -144,7 +144,7 @@ class _Splitter:
 
     def work(self) -> None:
         """Go through the moments in the order of time."""
-        previous: _Mark | None = None
+        previous: _Moment | None = None
         for mark in heapq.merge(_rows(self._run), self._events):
             if previous is None:
                 self._begin(mark, mark.seconds if mark.begins and mark.seconds else 0.0)
@@ -156,12 +156,12 @@ class _Splitter:
         self._settle_first_steps()
         self._split.redone_steps = sum(part.steps for part in self._redone)
 
-    def _begin(self, mark: _Mark, seconds: float) -> None:
+    def _begin(self, mark: _Moment, seconds: float) -> None:
         self._split.seconds["starting"] += seconds
         self._attempt = mark.time - seconds, mark.step
         self._last_row = mark.step
 
-    def _between(self, previous: _Mark, mark: _Mark) -> None:
+    def _between(self, previous: _Moment, mark: _Moment) -> None:
         delta = max(0.0, mark.time - previous.time)
         if mark.begins:
             self._end_attempt(previous)
@@ -187,7 +187,7 @@ class _Splitter:
         else:
             self._add("other", delta)
 
-    def _gap(self, previous: _Mark, delta: float, mark: _Mark) -> None:
+    def _gap(self, previous: _Moment, delta: float, mark: _Moment) -> None:
         """Between two attempts: stopped after a stop, lost after a death, as far as that is known."""
         if previous.kind == "stop":
             self._add("stopped", delta)
@@ -198,13 +198,15 @@ class _Splitter:
         else:
             self._add("lost", delta)
 
-    def _row(self, previous: _Mark, mark: _Mark, delta: float) -> None:
+    def _row(self, previous: _Moment, mark: _Moment, delta: float) -> None:
         step = mark.step or 0
         steps = 1 if self._last_row is None else max(1, step - self._last_row)
         known = self._iteration_time.get(step, math.nan)
         if math.isfinite(known) and (self._run.rows_are_intervals or steps > 1):
             training = min(known * steps, delta)
-            rest: Kind = "starting" if previous.begins else self._untimed.get(self._last_row or 0, "other")
+            rest: TimeKind = (
+                "starting" if previous.begins else self._untimed.get(self._last_row or 0, "other")
+            )
             self._add("training", training)
             self._add(rest, delta - training)
             self._split.step_seconds.append(known)
@@ -215,7 +217,7 @@ class _Splitter:
             self._split.step_seconds.append(delta / steps)
         self._last_row = step
 
-    def _wait(self, mark: _Mark, seconds: float) -> None:
+    def _wait(self, mark: _Moment, seconds: float) -> None:
         waits = self._split.waits
         last = waits[-1] if waits else None
         if (
@@ -223,18 +225,18 @@ class _Splitter:
             and (last.kind, last.step) == (mark.kind, mark.step)
             and mark.time - last.end < 1.0
         ):
-            waits[-1] = Span(kind=last.kind, begin=last.begin, end=mark.time, step=last.step)
+            waits[-1] = TimeSpan(kind=last.kind, begin=last.begin, end=mark.time, step=last.step)
         else:
-            waits.append(Span(kind=mark.kind, begin=mark.time - seconds, end=mark.time, step=mark.step))
+            waits.append(TimeSpan(kind=mark.kind, begin=mark.time - seconds, end=mark.time, step=mark.step))
 
     def _lost_between(self, begin: float, end: float) -> float:
         return math.fsum(max(0.0, min(end, part.end) - max(begin, part.begin)) for part in self._redone)
 
-    def _end_attempt(self, last: _Mark) -> None:
+    def _end_attempt(self, last: _Moment) -> None:
         if self._attempt is not None:
             begin, step = self._attempt
             kind = "stopped" if last.kind == "stop" else "killed"
-            self._split.attempts.append(Span(kind=kind, begin=begin, end=last.time, step=step))
+            self._split.attempts.append(TimeSpan(kind=kind, begin=begin, end=last.time, step=step))
 
     def _settle_first_steps(self) -> None:
         usual = self._split.median_step_seconds
@@ -243,21 +245,21 @@ class _Splitter:
             self._add("training", training)
             self._add("starting", seconds - training)
 
-    def _add(self, kind: Kind, seconds: float) -> None:
+    def _add(self, kind: TimeKind, seconds: float) -> None:
         self._split.seconds[kind] += seconds
 
 
-def _untimed(run: Run) -> dict[int, Kind]:
+def _untimed(run: RunHistory) -> dict[int, TimeKind]:
     """Return, by step, what a log that gives no times did after it."""
-    kinds: dict[int, Kind] = {
+    kinds: dict[int, TimeKind] = {
         event.step: "saving" for event in run.events if event.kind == "save" and event.step
     }
     return {**kinds, **{found.step: "evaluating" for found in run.evaluations}}
 
 
-def _thrown_away(run: Run, events: Sequence[_Mark]) -> list[Redone]:
+def _thrown_away(run: RunHistory, events: Sequence[_Moment]) -> list[DiscardedSteps]:
     """Return what each resume threw away, as far as events tell: its rows may be gone from the file."""
-    parts: list[Redone] = []
+    parts: list[DiscardedSteps] = []
     for place, mark in enumerate(events):
         if not mark.begins or mark.step is None:
             continue
@@ -269,18 +271,20 @@ def _thrown_away(run: Run, events: Sequence[_Mark]) -> list[Redone]:
         newest = max([mark.step, mark.before_step or 0, *(event.step or 0 for event in later)])
         if newest > mark.step and ends and stands:
             parts.append(
-                Redone(steps=newest - mark.step, begin=max(stands), end=max(e for e in ends if e is not None))
+                DiscardedSteps(
+                    steps=newest - mark.step, begin=max(stands), end=max(e for e in ends if e is not None)
+                )
             )
     return parts
 
 
-def _attempt_before(events: Sequence[_Mark]) -> Sequence[_Mark]:
+def _attempt_before(events: Sequence[_Moment]) -> Sequence[_Moment]:
     """Return the events of the last attempt among these."""
     begins = [place for place, event in enumerate(events) if event.begins]
     return events[begins[-1] :] if begins else events
 
 
-def _time_of(run: Run, step: int) -> float | None:
+def _time_of(run: RunHistory, step: int) -> float | None:
     place = bisect_left(run.times.steps, step)
     if (
         place == len(run.times)

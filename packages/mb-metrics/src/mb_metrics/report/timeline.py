@@ -6,16 +6,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from mb_metrics.report.run import Run
+from mb_metrics.report.formatting import clock, duration, edge_class, percent, time_ticks
+from mb_metrics.report.run_history import RunHistory
 from mb_metrics.report.series import Series
-from mb_metrics.report.time_split import KINDS, Kind, Span, TimeSplit
-from mb_metrics.report.wording import clock, duration, edge_class, percent, time_ticks
+from mb_metrics.report.time_split import KINDS, TimeKind, TimeSpan, TimeSplit
 
 WIDTH, LANE = 1000.0, 18.0
 _GAP = 14.0
 _MOST_MARKS = 400
 
-WORDS: dict[Kind, str] = {
+WORDS: dict[TimeKind, str] = {
     "training": "training",
     "evaluating": "evaluating",
     "saving": "saving checkpoints",
@@ -27,26 +27,26 @@ WORDS: dict[Kind, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class _AttemptBar:
     """An attempt on the drawing: its time and its place."""
 
-    span: Span
+    span: TimeSpan
     left: float
     right: float
 
 
-class _Axis:
+class _TimeAxis:
     """Time while something ran, from left to right; the time between two attempts is a small gap."""
 
-    def __init__(self, attempts: Sequence[Span]) -> None:
+    def __init__(self, attempts: Sequence[TimeSpan]) -> None:
         total = math.fsum(span.seconds for span in attempts) or 1.0
         room = WIDTH - _GAP * (len(attempts) - 1)
         self.scale = max(room, WIDTH / 2) / total
-        self.pieces: list[_Piece] = []
+        self.pieces: list[_AttemptBar] = []
         left = 0.0
         for span in attempts:
             right = left + span.seconds * self.scale
-            self.pieces.append(_Piece(span, left, right))
+            self.pieces.append(_AttemptBar(span, left, right))
             left = right + _GAP
         self.width = max(left - _GAP, 1.0)
 
@@ -82,11 +82,11 @@ def goodput_html(split: TimeSplit, *, label: str | None = None) -> str:
     )
 
 
-def timeline_html(run: Run, split: TimeSplit, *, label: str | None = None) -> str:
+def timeline_html(run: RunHistory, split: TimeSplit, *, label: str | None = None) -> str:
     """Return the time line; empty for a run whose times are not known."""
     if not split.attempts or split.attempts[-1].end <= split.attempts[0].begin:
         return ""
-    axis = _Axis(split.attempts)
+    axis = _TimeAxis(split.attempts)
     lanes = [("ran", _attempts(axis))]
     for name, kind in (("evaluation", "evaluation"), ("checkpoint", "save")):
         spans = [span for span in split.waits if span.kind == kind]
@@ -109,12 +109,13 @@ def timeline_html(run: Run, split: TimeSplit, *, label: str | None = None) -> st
     return (
         f'<figure class="timeline">{head}<div class="frame" style="--lanes:{len(drawn)}">'
         f'<div class="ys names">{names}</div><div class="plot"><svg viewBox="0 0 {axis.width:.1f} {height:.0f}" '
-        f'preserveAspectRatio="none" role="img" aria-label="{escape(_spoken(split), quote=True)}">{rows}</svg></div>'
-        f'<div class="xs">{_labels(axis)}</div></div><p class="read">{escape(_spoken(split))}</p></figure>'
+        f'preserveAspectRatio="none" role="img" aria-label="{escape(_description(split), quote=True)}">'
+        f"{rows}</svg></div>"
+        f'<div class="xs">{_labels(axis)}</div></div><p class="read">{escape(_description(split))}</p></figure>'
     )
 
 
-def _attempts(axis: _Axis) -> str:
+def _attempts(axis: _TimeAxis) -> str:
     return "".join(
         _rect(
             piece.left,
@@ -126,29 +127,29 @@ def _attempts(axis: _Axis) -> str:
     )
 
 
-def _words(span: Span) -> str:
+def _words(span: TimeSpan) -> str:
     end = "killed, or still going" if span.kind == "killed" else "stopped"
     return f"{clock(span.begin)} to {clock(span.end)} ({duration(span.seconds)}), then {end}"
 
 
-def _marks(axis: _Axis, spans: Sequence[Span], *, css: str) -> str:
+def _marks(axis: _TimeAxis, spans: Sequence[TimeSpan], *, css: str) -> str:
     return "".join(
         _rect(axis.place(group[0].begin), axis.place(group[-1].end), css, _group_words(group))
         for group in _grouped(axis, spans)
     )
 
 
-def _grouped(axis: _Axis, spans: Sequence[Span]) -> Iterable[list[Span]]:
+def _grouped(axis: _TimeAxis, spans: Sequence[TimeSpan]) -> Iterable[list[TimeSpan]]:
     """Put together what would be drawn over each other where there is too much of it."""
     if len(spans) <= _MOST_MARKS:
         return [[span] for span in spans]
-    groups: dict[int, list[Span]] = {}
+    groups: dict[int, list[TimeSpan]] = {}
     for span in spans:
         groups.setdefault(int(axis.place(span.begin) * _MOST_MARKS / axis.width), []).append(span)
     return groups.values()
 
 
-def _group_words(group: Sequence[Span]) -> str:
+def _group_words(group: Sequence[TimeSpan]) -> str:
     if len(group) > 1:
         total = math.fsum(span.seconds for span in group)
         return f"{len(group)} x {group[0].kind}, steps {group[0].step} to {group[-1].step}" + (
@@ -158,12 +159,12 @@ def _group_words(group: Sequence[Span]) -> str:
     return f"{span.kind} at step {span.step}" + (f": {duration(span.seconds)}" if span.seconds else "")
 
 
-def _moments(run: Run, series: Series, kind: str) -> list[Span]:
+def _moments(run: RunHistory, series: Series, kind: str) -> list[TimeSpan]:
     moments = []
     for step in series.steps:
         time = run.times.values[bisect_left(run.times.steps, step)]
         if math.isfinite(time):
-            moments.append(Span(kind=kind, begin=time, end=time, step=step))
+            moments.append(TimeSpan(kind=kind, begin=time, end=time, step=step))
     return moments
 
 
@@ -175,7 +176,7 @@ def _rect(left: float, right: float, css: str, words: str) -> str:
     )
 
 
-def _labels(axis: _Axis) -> str:
+def _labels(axis: _TimeAxis) -> str:
     """Write the time that something has run by then."""
     total = axis.pieces[-1].span.end - axis.pieces[-1].span.begin
     before = math.fsum(piece.span.seconds for piece in axis.pieces[:-1])
@@ -193,7 +194,7 @@ def _labels(axis: _Axis) -> str:
     )
 
 
-def _spoken(split: TimeSplit) -> str:
+def _description(split: TimeSplit) -> str:
     first = split.attempts[0]
     restarts = len(split.attempts) - 1
     words = f"Began {clock(first.begin)}; ran {duration(math.fsum(a.seconds for a in split.attempts))}"

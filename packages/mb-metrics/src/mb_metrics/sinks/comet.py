@@ -11,9 +11,9 @@ from typing import Any
 
 import comet_ml
 
-from mb_metrics.record import Evaluation, Interval, Row
+from mb_metrics.record import Evaluation, LogInterval, MetricsRow
 from mb_metrics.redact import hide_secrets
-from mb_metrics.tracked_run import RunFile, TrackedRun
+from mb_metrics.tracker_run import TrackerRun, TrackerRunFile
 
 
 class CometSink:
@@ -32,7 +32,7 @@ class CometSink:
         folder: Where an archive is written that `comet upload` sends later (a killed process leaves none); None: as
             COMET_START_ONLINE and COMET_OFFLINE_DIRECTORY say, by default sent at once.
         run_file: Where the experiment's key is kept.
-        resume_step: The last step that stands; see `RunFile`.
+        resume_step: The last step that stands; see `TrackerRunFile`.
         config: Settings of the job, logged as parameters; secrets are left out.
     """
 
@@ -54,20 +54,20 @@ class CometSink:
         self._api_key = api_key
         self._tags = list(tags or ())
         self._folder = None if folder is None else str(folder)
-        self._file = RunFile(run_file, resume_step=resume_step)
+        self._file = TrackerRunFile(run_file, resume_step=resume_step)
         self._config = hide_secrets(config or {})
         self._experiment: Any = None
-        self._tracked: TrackedRun | None = None
+        self._tracked: TrackerRun | None = None
         self._repeated = range(0)
 
-    def write_rows(self, rows: Sequence[Row]) -> None:
+    def write_rows(self, rows: Sequence[MetricsRow]) -> None:
         """Log the next steps."""
         for row in rows:
             self._log(row.step, row.values_and_samples)
         if rows:
-            self._remember(rows[-1].step)
+            self._write_run_file(rows[-1].step)
 
-    def write_interval(self, interval: Interval) -> None:
+    def write_interval(self, interval: LogInterval) -> None:
         """Do nothing: the last row of an interval carries its rates."""
 
     def write_evaluation(self, evaluation: Evaluation) -> None:
@@ -85,16 +85,16 @@ class CometSink:
         if step not in self._repeated:
             self._experiment.log_metrics(dict(values), step=step)
 
-    def _remember(self, step: int) -> None:
+    def _write_run_file(self, step: int) -> None:
         if self._tracked is not None and step not in self._repeated:
-            self._tracked = TrackedRun(id=self._tracked.id, last_step=step)
-            self._file.remember(self._tracked)
+            self._tracked = TrackerRun(id=self._tracked.id, last_step=step)
+            self._file.write(self._tracked)
 
     def _open(self) -> Any:
         if self._folder is not None:
             Path(self._folder).mkdir(parents=True, exist_ok=True)
-        found = self._file.found()
-        self._tracked = found or TrackedRun(id=uuid.uuid4().hex)
+        found = self._file.read()
+        self._tracked = found or TrackerRun(id=uuid.uuid4().hex)
         experiment = comet_ml.start(
             api_key=self._api_key,
             experiment_key=self._tracked.id,
@@ -103,11 +103,11 @@ class CometSink:
             experiment_config=self._settings(),
             **self._where,
         )
-        self._file.remember(self._tracked)
+        self._file.write(self._tracked)
         if found is None:
             experiment.log_parameters(self._config)
         else:
-            self._repeated = self._file.superseded(found)
+            self._repeated = self._file.repeated_steps(found)
         if self._repeated:
             steps = f"{self._repeated.start} to {self._repeated.stop - 1}"
             experiment.log_other("mb_metrics.repeated_steps", steps)

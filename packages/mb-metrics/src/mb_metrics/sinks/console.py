@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from mb_metrics import names
-from mb_metrics.record import Evaluation, Interval, Row, perplexity
-from mb_metrics.throughput import Rates
+from mb_metrics.record import Evaluation, LogInterval, MetricsRow, perplexity
+from mb_metrics.throughput import ThroughputRates
 
 
 class TextStream(Protocol):
@@ -44,10 +44,10 @@ class ConsoleSink:
         self._throughput = throughput
         self._losses = losses
 
-    def write_rows(self, rows: Sequence[Row]) -> None:
+    def write_rows(self, rows: Sequence[MetricsRow]) -> None:
         """Do nothing: the console shows intervals."""
 
-    def write_interval(self, interval: Interval) -> None:
+    def write_interval(self, interval: LogInterval) -> None:
         """Print two lines."""
         self._print(iteration_line(interval, throughput=self._throughput, losses=self._losses))
         line = step_time_line(interval.rates)
@@ -69,7 +69,7 @@ class ConsoleSink:
         print(line, file=self._stream or sys.stdout, flush=True)
 
 
-def step_time_line(rates: Rates) -> str:
+def step_time_line(rates: ThroughputRates) -> str:
     """Return the line from which benchmark tools read step time and TFLOP/s.
 
     They read plain decimals only, so what is unknown or not finite is 0.0. Tokens per second and MFU follow, where
@@ -99,7 +99,7 @@ def _finite(number: float | None) -> float:
 
 
 def iteration_line(
-    interval: Interval, *, throughput: bool = False, losses: Collection[str] | None = None
+    interval: LogInterval, *, throughput: bool = False, losses: Collection[str] | None = None
 ) -> str:
     """Return Megatron's iteration line.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mb_metrics.names import CONSUMED_SAMPLES
-from mb_metrics.record import Evaluation, Interval, Row
+from mb_metrics.record import Evaluation, LogInterval, MetricsRow
 
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -47,11 +47,11 @@ class JsonlSink:
         self._waiting = b""
         self._fsync = fsync
 
-    def write_rows(self, rows: Sequence[Row]) -> None:
+    def write_rows(self, rows: Sequence[MetricsRow]) -> None:
         """Write a line per step."""
         self._append([_row_object(row) for row in rows])
 
-    def write_interval(self, interval: Interval) -> None:
+    def write_interval(self, interval: LogInterval) -> None:
         """Do nothing: the last row of an interval carries its rates."""
 
     def write_evaluation(self, evaluation: Evaluation) -> None:
@@ -92,7 +92,7 @@ def read_jsonl(path: str | Path) -> Iterator[dict[str, float]]:
         yield {name: _NOT_FINITE[value] if isinstance(value, str) else value for name, value in row.items()}
 
 
-def _row_object(row: Row) -> dict[str, object]:
+def _row_object(row: MetricsRow) -> dict[str, object]:
     values = _object(row.step, row.time, row.consumed_samples, row.values)
     return {**values, "skipped": True} if row.skipped else values
 

@@ -13,9 +13,9 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from mb_metrics.names import mlflow_name
-from mb_metrics.record import Evaluation, Interval, Row
+from mb_metrics.record import Evaluation, LogInterval, MetricsRow
 from mb_metrics.redact import hide_secrets
-from mb_metrics.tracked_run import RunFile, TrackedRun
+from mb_metrics.tracker_run import TrackerRun, TrackerRunFile
 
 _Item = TypeVar("_Item")
 
@@ -43,7 +43,7 @@ class MlflowSink:
         tags: Tags of the run.
         description: Free text shown with the run.
         run_file: Where the run's id is kept.
-        resume_step: The last step that stands; see `RunFile`.
+        resume_step: The last step that stands; see `TrackerRunFile`.
         config: Settings of the job, logged as parameters; secrets are left out.
         files: Whether `write_file` uploads.
     """
@@ -65,7 +65,7 @@ class MlflowSink:
         self._run_name = run_name
         self._uri = tracking_uri
         self._tags = dict(tags or {}) | ({"mlflow.note.content": description} if description else {})
-        self._file = RunFile(run_file, resume_step=resume_step)
+        self._file = TrackerRunFile(run_file, resume_step=resume_step)
         self._config = hide_secrets(config or {})
         self._files = files
         self._client: MlflowClient | None = None
@@ -74,19 +74,19 @@ class MlflowSink:
         self._sent: int | None = None
         self._failed = False
 
-    def write_rows(self, rows: Sequence[Row]) -> None:
+    def write_rows(self, rows: Sequence[MetricsRow]) -> None:
         """Log the next steps; tried again after an error, it goes on where it was."""
         client, run = self._opened()
-        with _Reaching():
+        with _ConnectionErrors():
             for batch in self._batches(rows):
                 last = batch[-1].step
                 metrics = [metric for row in batch for metric in _metrics(row, row.values_and_samples)]
                 for chunk in _chunks(metrics, _METRICS_PER_REQUEST):
                     client.log_batch(run, metrics=chunk, tags=[RunTag(_LAST_STEP, str(last))])
                 self._sent = last
-                self._file.remember(TrackedRun(id=run, last_step=last))
+                self._file.write(TrackerRun(id=run, last_step=last))
 
-    def write_interval(self, interval: Interval) -> None:
+    def write_interval(self, interval: LogInterval) -> None:
         """Do nothing: the last row of an interval carries its rates."""
 
     def write_evaluation(self, evaluation: Evaluation) -> None:
@@ -94,7 +94,7 @@ class MlflowSink:
         client, run = self._opened()
         if evaluation.step in self._repeated:
             return
-        with _Reaching():
+        with _ConnectionErrors():
             for chunk in _chunks(_metrics(evaluation, evaluation.values), _METRICS_PER_REQUEST):
                 client.log_batch(run, metrics=chunk)
 
@@ -103,7 +103,7 @@ class MlflowSink:
         if not self._files:
             return
         client, run = self._opened()
-        with _Reaching():
+        with _ConnectionErrors():
             if path.is_dir():
                 client.log_artifacts(run, str(path), artifact_path=name)
             else:
@@ -116,12 +116,12 @@ class MlflowSink:
     def close(self) -> None:
         """Let the run be shown as finished."""
         if self._client is not None and self._run_id is not None:
-            with _Reaching():
+            with _ConnectionErrors():
                 self._client.set_terminated(self._run_id, status="FAILED" if self._failed else "FINISHED")
 
-    def _batches(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
+    def _batches(self, rows: Sequence[MetricsRow]) -> Iterator[list[MetricsRow]]:
         """Yield the rows that MLflow does not have yet, as many at a time as fit into a request."""
-        batch: list[Row] = []
+        batch: list[MetricsRow] = []
         size = 0
         for row in rows:
             if row.step in self._repeated or (self._sent is not None and row.step <= self._sent):
@@ -137,18 +137,18 @@ class MlflowSink:
 
     def _opened(self) -> tuple[MlflowClient, str]:
         if self._client is None or self._run_id is None:
-            with _Reaching():
+            with _ConnectionErrors():
                 self._client = MlflowClient(tracking_uri=self._uri)
                 self._run_id = self._continued(self._client) or self._begun(self._client)
         return self._client, self._run_id
 
     def _continued(self, client: MlflowClient) -> str | None:
-        found = self._file.found()
+        found = self._file.read()
         if found is None:
             return None
         run = client.get_run(found.id)
         last = run.data.tags.get(_LAST_STEP)
-        repeated = self._file.superseded(TrackedRun(id=found.id, last_step=int(last) if last else None))
+        repeated = self._file.repeated_steps(TrackerRun(id=found.id, last_step=int(last) if last else None))
         client.update_run(found.id, status="RUNNING")
         if repeated:
             client.set_tag(found.id, _REPEATED, f"{repeated.start} to {repeated.stop - 1}")
@@ -160,7 +160,7 @@ class MlflowSink:
         experiment = client.get_experiment_by_name(self._experiment)
         experiment_id = experiment.experiment_id if experiment else client.create_experiment(self._experiment)
         run_id: str = client.create_run(experiment_id, run_name=self._run_name, tags=self._tags).info.run_id
-        self._file.remember(TrackedRun(id=run_id))
+        self._file.write(TrackerRun(id=run_id))
         self._log_params(client, run_id, known={})
         return run_id
 
@@ -175,7 +175,7 @@ class MlflowSink:
             client.log_batch(run, params=chunk)
 
 
-class _Reaching:
+class _ConnectionErrors:
     """Turns what MLflow raises when its server cannot be reached into a `ConnectionError`."""
 
     def __enter__(self) -> None: ...
@@ -185,7 +185,7 @@ class _Reaching:
             raise ConnectionError(f"MLflow cannot be reached: {error}") from error
 
 
-def _metrics(record: Row | Evaluation, values: Mapping[str, float]) -> list[Metric]:
+def _metrics(record: MetricsRow | Evaluation, values: Mapping[str, float]) -> list[Metric]:
     milliseconds = int(record.time * 1000)
     return [
         Metric(mlflow_name(name)[:_LONGEST_KEY], value, milliseconds, record.step)

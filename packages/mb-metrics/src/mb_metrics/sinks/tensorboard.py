@@ -13,7 +13,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from mb_metrics.names import VERSUS_SAMPLES, has_samples_axis
-from mb_metrics.record import Evaluation, Interval, Row
+from mb_metrics.record import Evaluation, LogInterval, MetricsRow
 
 
 class TensorBoardSink:
@@ -41,12 +41,12 @@ class TensorBoardSink:
             drop_later_steps(folder, resume_step)
         self._writer = EventFileWriter(str(folder), max_queue_size=queue_size)
 
-    def write_rows(self, rows: Sequence[Row]) -> None:
+    def write_rows(self, rows: Sequence[MetricsRow]) -> None:
         """Write the points of the next steps."""
         for row in rows:
             self._write(row.step, row.time, row.consumed_samples, row.values)
 
-    def write_interval(self, interval: Interval) -> None:
+    def write_interval(self, interval: LogInterval) -> None:
         """Bring what was written to disk; the last row of an interval carries its rates."""
         self._writer.flush()
 

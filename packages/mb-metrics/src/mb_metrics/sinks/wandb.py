@@ -13,9 +13,9 @@ from typing import Any, Literal
 import wandb
 from wandb.errors import CommError, UsageError
 
-from mb_metrics.record import Evaluation, Interval, Row
+from mb_metrics.record import Evaluation, LogInterval, MetricsRow
 from mb_metrics.redact import hide_secrets
-from mb_metrics.tracked_run import RunFile, TrackedRun
+from mb_metrics.tracker_run import TrackerRun, TrackerRunFile
 
 _logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class WandbSink:
         entity: Team or user; None: the account's default.
         folder: Where W&B keeps its files, in a folder `wandb/`; None: the current folder.
         run_file: Where the run's id is kept.
-        resume_step: The last step that stands; see `RunFile`.
+        resume_step: The last step that stands; see `TrackerRunFile`.
         config: Settings of the job, shown with the run; secrets are left out.
         mode: "online", "offline" (upload later with `wandb sync`), or None: as WANDB_MODE says.
     """
@@ -59,26 +59,26 @@ class WandbSink:
             "mode": mode,
         }
         self._folder = None if folder is None else Path(folder)
-        self._file = RunFile(run_file, resume_step=resume_step)
+        self._file = TrackerRunFile(run_file, resume_step=resume_step)
         self._resume_step = resume_step
         self._run: Any = None
-        self._tracked: TrackedRun | None = None
+        self._tracked: TrackerRun | None = None
         self._failed = False
 
-    def write_rows(self, rows: Sequence[Row]) -> None:
+    def write_rows(self, rows: Sequence[MetricsRow]) -> None:
         """Log the next steps."""
         for row in rows:
             self._log(row.step, row.values_and_samples)
         if rows:
-            self._remember(rows[-1].step)
+            self._write_run_file(rows[-1].step)
 
-    def write_interval(self, interval: Interval) -> None:
+    def write_interval(self, interval: LogInterval) -> None:
         """Do nothing: the last row of an interval carries its rates."""
 
     def write_evaluation(self, evaluation: Evaluation) -> None:
         """Log an evaluation, as a part of its step."""
         self._log(evaluation.step, evaluation.values_and_samples)
-        self._remember(evaluation.step)
+        self._write_run_file(evaluation.step)
 
     def write_file(self, path: Path, name: str) -> None:
         """Note a folder, a checkpoint say, as a version of an artifact that refers to where it lies.
@@ -109,18 +109,18 @@ class WandbSink:
             self._run, self._tracked = self._open()
         return self._run
 
-    def _remember(self, step: int) -> None:
+    def _write_run_file(self, step: int) -> None:
         if self._tracked is not None:
-            self._tracked = TrackedRun(id=self._tracked.id, last_step=step)
-            self._file.remember(self._tracked)
+            self._tracked = TrackerRun(id=self._tracked.id, last_step=step)
+            self._file.write(self._tracked)
 
-    def _open(self) -> tuple[Any, TrackedRun]:
+    def _open(self) -> tuple[Any, TrackerRun]:
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)  # where it is missing, W&B writes to /tmp
-        found = self._file.found()
-        tracked = found or TrackedRun(id=uuid.uuid4().hex[:12])
-        self._file.remember(tracked)
-        if found and self._file.superseded(found):
+        found = self._file.read()
+        tracked = found or TrackerRun(id=uuid.uuid4().hex[:12])
+        self._file.write(tracked)
+        if found and self._file.repeated_steps(found):
             try:
                 return self._init(resume_from=f"{found.id}?_step={self._resume_step}"), tracked
             except (CommError, UsageError) as error:

@@ -15,7 +15,7 @@ class UnknownFlopsError(ValueError):
     """The FLOPs of this model cannot be counted."""
 
 
-class Shape:
+class FlopsModelShape:
     """The sizes of a model, from any object with Megatron's field names or a mapping of them.
 
     A field that is not there is as good as None: sections of different architectures have different fields.

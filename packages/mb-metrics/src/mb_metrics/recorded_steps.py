@@ -8,7 +8,7 @@ from importlib import import_module
 from numbers import Real
 from typing import Any, Literal, Protocol
 
-from mb_metrics.record import Row
+from mb_metrics.record import MetricsRow
 
 
 class DeviceScalar(Protocol):
@@ -22,7 +22,7 @@ Value = float | DeviceScalar | None
 Reduction = Literal["mean", "sum", "max"]
 
 
-class _Copy(Protocol):
+class _PendingCopy(Protocol):
     def ready(self) -> bool: ...
 
     def read(self) -> list[dict[str, float]]: ...
@@ -32,7 +32,7 @@ class _Copy(Protocol):
 class RecordedStep:
     """A step as recorded: a row whose device values are NaN, and those values packed on their device."""
 
-    row: Row
+    row: MetricsRow
     packed: Sequence[Any]
 
     def with_values(self, values: Mapping[str, float], packed: Sequence[Any] = ()) -> "RecordedStep":
@@ -47,7 +47,7 @@ class RecordedStep:
         return RecordedStep(row=replace(self.row, values=kept), packed=packed)
 
 
-def take(values: Mapping[str, Value]) -> tuple[dict[str, float], Sequence[Any]]:
+def split_device_values(values: Mapping[str, Value]) -> tuple[dict[str, float], Sequence[Any]]:
     """Split metrics into host numbers and packed device tensors, without a host synchronisation.
 
     The numbers have a NaN in place of each tensor, so that the order is kept. None means that the metric was not
@@ -84,7 +84,7 @@ def _tensor_type() -> Any:
     return () if torch is None else torch.Tensor
 
 
-class OverRanks:
+class RankReduction:
     """Which metrics are reduced over the ranks of a group, and how.
 
     Args:
@@ -105,11 +105,11 @@ class OverRanks:
         self._group = group
         self._how = how
 
-    def own(self, steps: Sequence[RecordedStep]) -> list[RecordedStep]:
+    def without_reduced(self, steps: Sequence[RecordedStep]) -> list[RecordedStep]:
         """Return the steps without what would have to be reduced: for a rank that cannot ask the others."""
         return [step.without(self._how) for step in steps]
 
-    def batch(self, steps: Sequence[RecordedStep], *, read: bool) -> "Batch | None":
+    def reduce_batch(self, steps: Sequence[RecordedStep], *, read: bool) -> "StepBatch | None":
         """Reduce some steps, all metrics in one collective, and begin the copy to the host if they are to be `read`.
 
         Collective over the group; every rank gives the same number of steps. A rank that did not record a metric in
@@ -118,16 +118,16 @@ class OverRanks:
         tensors = _tensors()
         values = [(step.row.values, step.packed) for step in steps]
         reduced = tensors.reduce_over_ranks(values, how=self._how, group=self._group)
-        return Batch(steps, reduced=reduced) if read else None
+        return StepBatch(steps, reduced=reduced) if read else None
 
 
-class Batch:
+class StepBatch:
     """Steps whose device values are copied to the host together; the copy starts at construction."""
 
     def __init__(self, steps: Sequence[RecordedStep], *, reduced: Sequence[Any] = ()) -> None:
         self._steps = tuple(steps)
         self._reduced = bool(reduced)
-        self._copy: _Copy | None = None
+        self._copy: _PendingCopy | None = None
         packed = [step.packed for step in steps] + [[part] for part in reduced]
         if any(packed):
             self._copy = _tensors().HostCopy(packed)
@@ -136,7 +136,7 @@ class Batch:
         """Tell whether `rows` would return without waiting for the device."""
         return self._copy is None or self._copy.ready()
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[MetricsRow]:
         """Return the finished rows, waiting for the device where the copy is still under way."""
         if self._copy is None:
             return [step.row for step in self._steps]

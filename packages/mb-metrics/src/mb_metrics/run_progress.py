@@ -26,7 +26,7 @@ class StepMark:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class RunProgress:
     """How far a run is after a step; times are read when they are asked for, and wait for the device."""
 
     timer: Timer
@@ -71,7 +71,7 @@ class Progress:
         return report | {TIME_BATCHES: float(last.step)}
 
 
-class Pace:
+class ProgressEstimator:
     """Estimates the time left, evaluations and checkpoints like those so far included.
 
     The pace is this job's own: the time since its first step ended, by what was done since. Where the length in
@@ -90,7 +90,7 @@ class Pace:
         self._total_samples = total_samples
         self._begin = timer.mark()
         self._first: StepMark | None = None
-        self._progress: Progress | None = None
+        self._progress: RunProgress | None = None
 
     def restart(self) -> None:
         """Begin now, before the first step."""
@@ -98,7 +98,7 @@ class Pace:
 
     def step(self, last: StepMark) -> None:
         """Note a step that has ended."""
-        self._progress = Progress(
+        self._progress = RunProgress(
             timer=self._timer,
             begin=self._begin,
             first=self._before(last) if self._first is None else self._first,
@@ -110,7 +110,7 @@ class Pace:
             self._first = last
 
     @property
-    def progress(self) -> Progress | None:
+    def progress(self) -> RunProgress | None:
         """Progress as of the last step; None before the first."""
         return self._progress
 

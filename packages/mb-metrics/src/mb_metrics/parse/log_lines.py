@@ -17,7 +17,7 @@ NONFINITE_STEPS = "interval/nan-steps"
 """Metric of a row that stands for an interval: how many of its steps had a NaN or infinite loss."""
 
 
-class Broken(Enum):
+class LineDefect(Enum):
     """A line that was meant to be read and cannot be."""
 
     CUT = "cut"

@@ -8,19 +8,19 @@ from statistics import fmean, quantiles
 from typing import Literal
 
 from mb_metrics import names
-from mb_metrics.events import Event
 from mb_metrics.record import Evaluation
-from mb_metrics.report.run import Run
+from mb_metrics.report.run_history import RunHistory
 from mb_metrics.report.series import Series
 from mb_metrics.report.time_split import TimeSplit, split_time
+from mb_metrics.run_events import RunEvent
 
-Standing = Literal["empty", "going", "silent", "complete", "stopped", "failed"]
+RunStatus = Literal["empty", "going", "silent", "complete", "stopped", "failed"]
 _RECENT = 100
 _SILENT_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LossFigures:
+class LossStatistics:
     """One loss; None where no finite value is known."""
 
     first: float | None
@@ -32,7 +32,7 @@ class LossFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepTimeFigures:
+class StepTimeStatistics:
     """The time of a step in seconds, without the first after a start and without what is not training."""
 
     median: float
@@ -45,7 +45,7 @@ class StepTimeFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WaitFigures:
+class WaitStatistics:
     """How training waited for saves, or for evaluations."""
 
     count: int
@@ -54,20 +54,20 @@ class WaitFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunFigures:
+class RunStatistics:
     """The figures of a run. None: not known. Times are in seconds, rates of the whole job unless they say otherwise."""
 
     name: str
     source: str
-    standing: Standing
+    standing: RunStatus
     """"going": it wrote a short time ago; "silent": it did not, and nothing said that it stopped."""
     reason: str | None
     """Why it stopped, as it said itself."""
     steps: int | None
     total_steps: int | None
-    losses: Mapping[str, LossFigures]
-    validation: Mapping[str, LossFigures]
-    step_seconds: StepTimeFigures | None
+    losses: Mapping[str, LossStatistics]
+    validation: Mapping[str, LossStatistics]
+    step_seconds: StepTimeStatistics | None
     tokens_per_second: float | None
     """Median over the run; so are the next three."""
     tokens_per_second_per_device: float | None
@@ -80,8 +80,8 @@ class RunFigures:
     """What time was spent on: training, evaluating, saving, starting, lost, other; and stopped."""
     goodput: float | None
     """Training time as a fraction of all but "stopped"."""
-    saves: WaitFigures
-    evaluations: WaitFigures
+    saves: WaitStatistics
+    evaluations: WaitStatistics
     restarts: int
     """How often training began again after the first time."""
     redone_steps: int
@@ -100,11 +100,11 @@ class RunFigures:
         return plain
 
 
-def figures_of(run: Run, *, now: float, split: TimeSplit | None = None) -> RunFigures:
+def compute_run_statistics(run: RunHistory, *, now: float, split: TimeSplit | None = None) -> RunStatistics:
     """Return the figures of a run; `now` is in seconds since the epoch, `split` the run's own where it is known."""
     split = split or split_time(run)
-    standing, reason = standing_of(run, split, now=now)
-    return RunFigures(
+    standing, reason = run_status(run, split, now=now)
+    return RunStatistics(
         name=run.name,
         source=run.source,
         standing=standing,
@@ -128,32 +128,32 @@ def figures_of(run: Run, *, now: float, split: TimeSplit | None = None) -> RunFi
         skipped_steps=int(sum(run.skipped.values)),
         nonfinite_steps=int(sum(run.nonfinite.values)),
         seconds_left=seconds_left(run, split) if standing == "going" else None,
-        warnings=warnings_of(run, split, standing, now=now),
+        warnings=run_warnings(run, split, standing, now=now),
     )
 
 
-def _continued(events: Sequence[Event]) -> int:
+def _continued(events: Sequence[RunEvent]) -> int:
     """Return how often a run that had finished all its steps was continued, with more of them: no restart."""
-    marks = [event for event in events if event.kind == "stop" or event.begins_an_attempt]
+    marks = [event for event in events if event.kind == "stop" or event.starts_attempt]
     return sum(
-        before.details.get("reason") == "finished" and after.begins_an_attempt
+        before.details.get("reason") == "finished" and after.starts_attempt
         for before, after in pairwise(marks)
         if before.kind == "stop"
     )
 
 
-def standing_of(run: Run, split: TimeSplit, *, now: float) -> tuple[Standing, str | None]:
+def run_status(run: RunHistory, split: TimeSplit, *, now: float) -> tuple[RunStatus, str | None]:
     """Return whether a run is over, and what it said why.
 
     Without a word of its own a run counts as going while it wrote within the last two minutes, or five times what
     it needs between two writings.
     """
     stop = next(
-        (event for event in reversed(run.events) if event.kind == "stop" or event.begins_an_attempt), None
+        (event for event in reversed(run.events) if event.kind == "stop" or event.starts_attempt), None
     )
     if stop is not None and stop.kind == "stop":
         reason = str(stop.details.get("reason", "stop"))
-        known: dict[str, Standing] = {"finished": "complete", "failed": "failed"}
+        known: dict[str, RunStatus] = {"finished": "complete", "failed": "failed"}
         return known.get(reason, "stopped"), reason
     if not split.attempts:
         return "empty", None
@@ -165,14 +165,14 @@ def standing_of(run: Run, split: TimeSplit, *, now: float) -> tuple[Standing, st
     return ("going" if now - split.attempts[-1].end < patience else "silent"), None
 
 
-def _steps_between_writings(run: Run) -> int:
+def _steps_between_writings(run: RunHistory) -> int:
     intervals = run.series.get(names.ITERATION_TIME)
     if intervals is None or len(intervals) < 2:
         return 10
     return max(1, intervals.steps[-1] - intervals.steps[-2])
 
 
-def seconds_left(run: Run, split: TimeSplit) -> float | None:
+def seconds_left(run: RunHistory, split: TimeSplit) -> float | None:
     """Return the time until the last step, from the last steps of the newest attempt, waits included."""
     last = run.last_step
     if last is None or run.total_steps is None or not split.attempts:
@@ -189,7 +189,7 @@ def seconds_left(run: Run, split: TimeSplit) -> float | None:
     return max(0, run.total_steps - last) * seconds / steps
 
 
-def warnings_of(run: Run, split: TimeSplit, standing: Standing, *, now: float) -> tuple[str, ...]:
+def run_warnings(run: RunHistory, split: TimeSplit, standing: RunStatus, *, now: float) -> tuple[str, ...]:
     """Return what a reader should know: what went wrong in the run, what could not be read, what the log warned of."""
     found: list[str] = []
     skipped, nonfinite = int(sum(run.skipped.values)), int(sum(run.nonfinite.values))
@@ -226,11 +226,11 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def _loss(series: Series) -> LossFigures:
+def _loss(series: Series) -> LossStatistics:
     finite = list(series.finite())
     lowest = min(finite, key=lambda pair: pair[1], default=None)
     recent = [value for value in series.values[-_RECENT:] if math.isfinite(value)]
-    return LossFigures(
+    return LossStatistics(
         first=finite[0][1] if finite else None,
         last=series.values[-1] if len(series) else None,
         lowest=lowest[1] if lowest else None,
@@ -239,7 +239,7 @@ def _loss(series: Series) -> LossFigures:
     )
 
 
-def _validation(evaluations: Sequence[Evaluation]) -> dict[str, LossFigures]:
+def _validation(evaluations: Sequence[Evaluation]) -> dict[str, LossStatistics]:
     series: dict[str, Series] = {}
     for found in evaluations:
         for name, loss in found.losses.items():
@@ -247,11 +247,11 @@ def _validation(evaluations: Sequence[Evaluation]) -> dict[str, LossFigures]:
     return {name: _loss(one) for name, one in series.items()}
 
 
-def _step_times(seconds: Sequence[float]) -> StepTimeFigures | None:
+def _step_times(seconds: Sequence[float]) -> StepTimeStatistics | None:
     if not seconds:
         return None
     parts = quantiles(seconds, n=20, method="inclusive") if len(seconds) > 1 else [seconds[0]] * 19
-    return StepTimeFigures(
+    return StepTimeStatistics(
         median=parts[9],
         mean=math.fsum(seconds) / len(seconds),
         low=parts[0],
@@ -265,7 +265,7 @@ def _median(series: Series | None) -> float | None:
     return values[len(values) // 2] if values else None
 
 
-def _peaks(run: Run) -> dict[str, float]:
+def _peaks(run: RunHistory) -> dict[str, float]:
     peaks = {}
     for name, series in run.series.items():
         values = [value for _, value in series.finite()] if is_memory(name) else []
@@ -279,9 +279,9 @@ def is_memory(name: str) -> bool:
     return name.startswith("memory/") and any(unit in name for unit in ("byte", "gib", "GiB"))
 
 
-def _waits(split: TimeSplit, kind: str) -> WaitFigures:
+def _waits(split: TimeSplit, kind: str) -> WaitStatistics:
     seconds = [span.seconds for span in split.waits if span.kind == kind]
-    return WaitFigures(count=len(seconds), seconds=math.fsum(seconds), longest=max(seconds, default=0.0))
+    return WaitStatistics(count=len(seconds), seconds=math.fsum(seconds), longest=max(seconds, default=0.0))
 
 
 def _plain(value: object) -> object:

@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from mb_metrics.events import Event, event_of_line
 from mb_metrics.names import CONSUMED_SAMPLES, PERPLEXITY, VALIDATION
-from mb_metrics.parse.lines import without_colours
 from mb_metrics.parse.log import LogFormat, ParsedLog, read_log, timed
-from mb_metrics.record import Evaluation, Row
+from mb_metrics.parse.log_lines import without_colours
+from mb_metrics.record import Evaluation, MetricsRow
 from mb_metrics.redact import hide_in_text
-from mb_metrics.report.run import Configuration, Run, RunBuilder
+from mb_metrics.report.run_history import RunBuilder, RunConfiguration, RunHistory
+from mb_metrics.run_events import RunEvent, parse_event
 
 METRICS, EVENTS, CONFIG, LOG = "metrics.jsonl", "events.jsonl", "run_config.yaml", "log.txt"
 
@@ -26,7 +26,7 @@ class RunNotFoundError(FileNotFoundError):
     """There is no run at a path."""
 
 
-def read_run(path: str | Path, *, configuration: Configuration | None = None) -> Run:
+def read_run(path: str | Path, *, configuration: RunConfiguration | None = None) -> RunHistory:
     """Read a run folder, or a metrics file alone, as far as it is written.
 
     A folder may be of a run that is going on, was killed, or has not begun its first step. Lines that cannot be
@@ -40,16 +40,16 @@ def read_run(path: str | Path, *, configuration: Configuration | None = None) ->
     return reader.run()
 
 
-def run_of_log(path: str | Path, *, format: LogFormat | None = None) -> Run:
+def read_run_from_log(path: str | Path, *, format: LogFormat | None = None) -> RunHistory:
     """Read the log of a trainer as a run; see `parse_log` for formats and errors."""
     return _of_parsed(read_log(path, format=format), Path(path))
 
 
-def _of_parsed(log: ParsedLog, path: Path) -> Run:
+def _of_parsed(log: ParsedLog, path: Path) -> RunHistory:
     builder = RunBuilder()
     rows = timed(log.rows)
     for record in log.records:
-        if isinstance(record, Row):
+        if isinstance(record, MetricsRow):
             builder.add(next(rows))
         elif isinstance(record, Evaluation):
             builder.add(record)
@@ -59,7 +59,7 @@ def _of_parsed(log: ParsedLog, path: Path) -> Run:
         for what, count in counts.items()
         if count
     ]
-    return Run(
+    return RunHistory(
         name=path.stem,
         source=f"{path}, a log of {log.format}",
         times=builder.times,
@@ -85,10 +85,10 @@ class RunReader:
         RunNotFoundError: there is no such file, or none of a run's files in the folder.
     """
 
-    def __init__(self, path: str | Path, *, configuration: Configuration | None = None) -> None:
+    def __init__(self, path: str | Path, *, configuration: RunConfiguration | None = None) -> None:
         self._path = Path(path)
-        self._alone = self._path.is_file()
-        if not self._alone and not any(
+        self._is_single_file = self._path.is_file()
+        if not self._is_single_file and not any(
             (self._path / name).exists() for name in (METRICS, EVENTS, CONFIG, LOG)
         ):
             raise RunNotFoundError(
@@ -96,41 +96,41 @@ class RunReader:
                 "metrics file; for the log of another trainer use --from-log."
             )
         self._configuration = configuration
-        self._metrics = _Tail(self._path if self._alone else self._path / METRICS)
-        self._events_file = _Tail(self._path / EVENTS)
-        self._log = _Tail(self._path / LOG)
+        self._metrics = _FileTail(self._path if self._is_single_file else self._path / METRICS)
+        self._events_file = _FileTail(self._path / EVENTS)
+        self._log = _FileTail(self._path / LOG)
         self._builder = RunBuilder()
-        self._events: list[Event] = []
-        self._warnings = _Warnings()
-        self._broken = 0
-        self._broken_events = 0
+        self._events: list[RunEvent] = []
+        self._warnings = _LogWarnings()
+        self._damaged_rows = 0
+        self._damaged_events = 0
 
     def poll(self) -> None:
         """Read what was written since the last time; all of it again where a restart has rewritten the file."""
         if self._metrics.rewritten():
-            self._builder, self._broken = RunBuilder(), 0
+            self._builder, self._damaged_rows = RunBuilder(), 0
         for line in self._metrics.new_lines():
             if not _add_line(self._builder, line):
-                self._broken += 1
+                self._damaged_rows += 1
         if self._events_file.rewritten():
-            self._events, self._broken_events = [], 0
+            self._events, self._damaged_events = [], 0
         for line in self._events_file.new_lines():
-            event = event_of_line(line)
+            event = parse_event(line)
             if event is None:
-                self._broken_events += 1
+                self._damaged_events += 1
             else:
                 self._events.append(event)
         if self._log.rewritten():
-            self._warnings = _Warnings()
+            self._warnings = _LogWarnings()
         for line in self._log.new_lines():
             self._warnings.add(line.decode(errors="replace"))
 
-    def run(self) -> Run:
+    def run(self) -> RunHistory:
         """Return what is known; its columns grow with the next `poll`."""
         builder = self._builder
-        text = None if self._alone else _text(self._path / CONFIG)
+        text = None if self._is_single_file else _text(self._path / CONFIG)
         found = _TRAIN_ITERS.search(text or "")
-        damaged = {self._metrics.name: self._broken, EVENTS: self._broken_events}
+        damaged = {self._metrics.name: self._damaged_rows, EVENTS: self._damaged_events}
         notes = [
             f"{count} damaged {'line' if count == 1 else 'lines'} of {name} left out"
             for name, count in damaged.items()
@@ -138,8 +138,8 @@ class RunReader:
         ]
         if self._metrics.cut:
             notes.append("the last line is not whole: it is being written, or the run was killed")
-        return Run(
-            name=self._path.stem if self._alone else self._path.resolve().name,
+        return RunHistory(
+            name=self._path.stem if self._is_single_file else self._path.resolve().name,
             source=str(self._path),
             times=builder.times,
             series=builder.series,
@@ -157,7 +157,7 @@ class RunReader:
         )
 
 
-class _Tail:
+class _FileTail:
     """The whole lines of a file that grows; `cut` tells whether something stood after the last of them."""
 
     def __init__(self, path: Path) -> None:
@@ -231,7 +231,7 @@ def _text(path: Path) -> str | None:
     return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else None
 
 
-class _Warnings:
+class _LogWarnings:
     """The lines of a log that warn, each once, with how often it came."""
 
     def __init__(self) -> None:
@@ -254,7 +254,7 @@ class _Warnings:
 
 
 def _log_warnings(path: Path) -> tuple[str, ...]:
-    warnings = _Warnings()
+    warnings = _LogWarnings()
     with path.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
             warnings.add(line)

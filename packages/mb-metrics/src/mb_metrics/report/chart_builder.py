@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from mb_metrics import names
 from mb_metrics.report.chart import Chart, Curve
-from mb_metrics.report.figures import is_memory
-from mb_metrics.report.run import Run
+from mb_metrics.report.formatting import duration
+from mb_metrics.report.run_history import RunHistory
+from mb_metrics.report.run_statistics import is_memory
 from mb_metrics.report.series import Series, envelope
 from mb_metrics.report.time_split import TimeSplit
-from mb_metrics.report.wording import duration
 
 _MOST_LOSSES = 12
 _MOST_QUANTITIES = 3
@@ -25,26 +25,26 @@ _THROUGHPUT = (
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class LabeledRun:
     """A run beside what its time went on."""
 
-    run: Run
+    run: RunHistory
     split: TimeSplit
     label: str
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
+class _ChartLine:
     label: str
     colour: int
     series: Series
     dots: bool = False
 
 
-class Panels:
+class ChartBuilder:
     """Makes the charts of some runs, with at most `buckets` points a curve."""
 
-    def __init__(self, subjects: Sequence[Subject], *, buckets: int) -> None:
+    def __init__(self, subjects: Sequence[LabeledRun], *, buckets: int) -> None:
         self._subjects = subjects
         self._buckets = buckets
 
@@ -98,9 +98,9 @@ class Panels:
         lines = self._lines(lambda run: run.series.get(name))
         if len(self._subjects) == 1:
             held_out = _validation(self._subjects[0].run).get(name)
-            lines = [_Line("training", 0, line.series) for line in lines]
-            lines += [_Line("validation", 1, held_out, dots=True)] if held_out else []
-        return self._drawn(name, lines)
+            lines = [_ChartLine("training", 0, line.series) for line in lines]
+            lines += [_ChartLine("validation", 1, held_out, dots=True)] if held_out else []
+        return self._build_chart(name, lines)
 
     def _validation(self, name: str) -> Chart:
         return self._chart(f"{name} on validation data", lambda run: _validation(run).get(name), dots=True)
@@ -124,7 +124,7 @@ class Panels:
     def _memory(self) -> Iterator[Chart]:
         """One chart for a quantity; where stages were recorded apart, a curve for each."""
         for quantity in self._quantities[:_MOST_QUANTITIES]:
-            lines: list[_Line] = []
+            lines: list[_ChartLine] = []
             for subject in self._subjects:
                 for name, series in subject.run.series.items():
                     if is_memory(name) and _quantity(name) == quantity:
@@ -132,9 +132,9 @@ class Panels:
                         label = f"stage {stage[1]}" if stage else "all stages"
                         alone = len(self._subjects) == 1
                         lines.append(
-                            _Line(label if alone else f"{subject.label}, {label}", len(lines), series)
+                            _ChartLine(label if alone else f"{subject.label}, {label}", len(lines), series)
                         )
-            yield self._drawn(
+            yield self._build_chart(
                 f"Memory: {quantity}", lines, unit="GiB" if "gib" in quantity else "", from_zero=True
             )
 
@@ -149,8 +149,8 @@ class Panels:
                     and (not len(series) or span.step > series.steps[-1])
                 ):
                     series.append(span.step, span.seconds)
-            lines.append(_Line(subject.label, colour, series, dots=True))
-        return self._drawn(title, lines, unit="s", from_zero=True)
+            lines.append(_ChartLine(subject.label, colour, series, dots=True))
+        return self._build_chart(title, lines, unit="s", from_zero=True)
 
     def _histogram(self) -> Chart:
         """Draw the share of steps over microseconds; the slowest half per cent stands in the last part."""
@@ -186,19 +186,21 @@ class Panels:
     def _chart(
         self,
         title: str,
-        find: Callable[[Run], Series | None],
+        find: Callable[[RunHistory], Series | None],
         *,
         unit: str = "",
         from_zero: bool = False,
         dots: bool = False,
     ) -> Chart:
-        return self._drawn(title, self._lines(find, dots=dots), unit=unit, from_zero=from_zero)
+        return self._build_chart(title, self._lines(find, dots=dots), unit=unit, from_zero=from_zero)
 
-    def _lines(self, find: Callable[[Run], Series | None], *, dots: bool = False) -> list[_Line]:
+    def _lines(self, find: Callable[[RunHistory], Series | None], *, dots: bool = False) -> list[_ChartLine]:
         found = [(number, subject.label, find(subject.run)) for number, subject in enumerate(self._subjects)]
-        return [_Line(label, number, series, dots) for number, label, series in found if series]
+        return [_ChartLine(label, number, series, dots) for number, label, series in found if series]
 
-    def _drawn(self, title: str, lines: Sequence[_Line], *, unit: str = "", from_zero: bool = False) -> Chart:
+    def _build_chart(
+        self, title: str, lines: Sequence[_ChartLine], *, unit: str = "", from_zero: bool = False
+    ) -> Chart:
         curves = [
             Curve(
                 label=line.label,
@@ -213,7 +215,7 @@ class Panels:
         )
 
 
-def _validation(run: Run) -> dict[str, Series]:
+def _validation(run: RunHistory) -> dict[str, Series]:
     series: dict[str, Series] = {}
     for found in sorted(run.evaluations, key=lambda evaluation: evaluation.step):
         for name, loss in found.losses.items():

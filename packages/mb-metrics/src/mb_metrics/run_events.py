@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class RunEvent:
     """Something that happened beside the steps."""
 
     kind: str
@@ -22,12 +22,12 @@ class Event:
     """What else was recorded."""
 
     @property
-    def begins_an_attempt(self) -> bool:
+    def starts_attempt(self) -> bool:
         """Whether a process began to train here."""
         return self.kind in ("start", "resume", "restart")
 
 
-def event_of_line(line: str | bytes) -> Event | None:
+def parse_event(line: str | bytes) -> RunEvent | None:
     """Return the event of a line of events.jsonl; None for a line that is none, such as one that was cut."""
     try:
         value = json.loads(line)
@@ -37,7 +37,7 @@ def event_of_line(line: str | bytes) -> Event | None:
         return None
     seconds = value.pop("seconds", None)
     time, step = value.pop("time", None), value.pop("step", None)
-    return Event(
+    return RunEvent(
         kind=value.pop("event"),
         time=float(time) if isinstance(time, (int, float)) else math.nan,
         step=step if isinstance(step, int) else None,

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mb_metrics.names import PERPLEXITY, VALIDATION
-from mb_metrics.record import Evaluation, Interval, Row
+from mb_metrics.record import Evaluation, LogInterval, MetricsRow
 from mb_metrics.sink import FileSink, Sink, StatusSink
 
 
@@ -34,13 +34,13 @@ class FilterSink:
         """The sink that it passes on to."""
         return self._sink
 
-    def write_rows(self, rows: Sequence[Row]) -> None:
+    def write_rows(self, rows: Sequence[MetricsRow]) -> None:
         """Pass on the rows that are due."""
         due = [row for row in rows if row.step % self._every == 0]
         if due:
             self._sink.write_rows([replace(row, values=self._kept(row)) for row in due])
 
-    def write_interval(self, interval: Interval) -> None:
+    def write_interval(self, interval: LogInterval) -> None:
         """Pass on a summary as it is."""
         self._sink.write_interval(interval)
 
@@ -66,5 +66,5 @@ class FilterSink:
         """Close the sink."""
         self._sink.close()
 
-    def _kept(self, row: Row) -> dict[str, float]:
+    def _kept(self, row: MetricsRow) -> dict[str, float]:
         return {name: value for name, value in row.values.items() if self._keep(name)}

@@ -5,15 +5,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mb_metrics import names
-from mb_metrics.events import Event
-from mb_metrics.parse.lines import NONFINITE_STEPS, SKIPPED_STEPS
-from mb_metrics.record import Evaluation, Row
+from mb_metrics.parse.log_lines import NONFINITE_STEPS, SKIPPED_STEPS
+from mb_metrics.record import Evaluation, MetricsRow
 from mb_metrics.redact import hide_secrets
 from mb_metrics.report.series import Series
+from mb_metrics.run_events import RunEvent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Redone:
+class DiscardedSteps:
     """Steps that were done, thrown away by a restart, and done again."""
 
     steps: int
@@ -24,7 +24,7 @@ class Redone:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Configuration:
+class RunConfiguration:
     """The settings of a run, by dotted path."""
 
     settings: Mapping[str, object]
@@ -45,7 +45,7 @@ class Configuration:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class RunHistory:
     """What is known of a run. Steps that a restart threw away are in none of the series."""
 
     name: str
@@ -60,12 +60,12 @@ class Run:
     nonfinite: Series
     """How many steps had a NaN or infinite loss, at each row that has some."""
     evaluations: tuple[Evaluation, ...]
-    events: tuple[Event, ...]
-    redone: tuple[Redone, ...]
+    events: tuple[RunEvent, ...]
+    redone: tuple[DiscardedSteps, ...]
     rows_are_intervals: bool
     """Whether a row stands for the steps since the row before, as the lines of a log do."""
     total_steps: int | None
-    configuration: Configuration | None
+    configuration: RunConfiguration | None
     config_text: str | None
     """The configuration file as it stands, where nobody has read its settings."""
     warnings: tuple[str, ...]
@@ -96,10 +96,10 @@ class RunBuilder:
         self.series: dict[str, Series] = {}
         self.skipped = Series()
         self.nonfinite = Series()
-        self.redone: list[Redone] = []
+        self.redone: list[DiscardedSteps] = []
         self.evaluations: dict[int, Evaluation] = {}
 
-    def add(self, record: Row | Evaluation) -> None:
+    def add(self, record: MetricsRow | Evaluation) -> None:
         """Take a record."""
         if isinstance(record, Evaluation):
             self.evaluations[record.step] = record
@@ -133,5 +133,5 @@ class RunBuilder:
             series.cut_from(step)
         begin = self.times.values[-1] if len(self.times) else end
         last = self.times.steps[-1] if len(self.times) else step - 1
-        self.redone.append(Redone(steps=newest - last, begin=begin, end=end))
+        self.redone.append(DiscardedSteps(steps=newest - last, begin=begin, end=end))
         self.evaluations = {at: found for at, found in self.evaluations.items() if at < step}

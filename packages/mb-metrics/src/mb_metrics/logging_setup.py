@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from mb_metrics.config import LoggerConfig
 
-OWN = ("mb_",)
+OWN_LOGGERS = ("mb_",)
 _LEVEL = "MEGATRON_LOGGING_LEVEL"
 
 
@@ -17,7 +17,7 @@ class LoggingLevelError(ValueError):
 def configure_logging(
     config: LoggerConfig,
     *,
-    own: Sequence[str] = OWN,
+    own_loggers: Sequence[str] = OWN_LOGGERS,
     root: logging.Logger | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> None:
@@ -43,7 +43,9 @@ def configure_logging(
     def passes(record: logging.LogRecord) -> bool:
         if any(record.name == name or record.name.startswith(f"{name}.") for name in dropped):
             return False
-        is_foreign_warning = record.levelno == logging.WARNING and not record.name.startswith(tuple(own))
+        is_foreign_warning = record.levelno == logging.WARNING and not record.name.startswith(
+            tuple(own_loggers)
+        )
         return not (config.filter_warnings and is_foreign_warning)
 
     for handler in root.handlers:

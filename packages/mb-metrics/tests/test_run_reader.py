@@ -4,12 +4,12 @@ import json
 import math
 
 import pytest
-from made_runs import BEGIN, event, row, steady, write_run
+from sample_runs import BEGIN, event, row, steady, write_run
 
 from mb_metrics import JsonlSink, Metrics
-from mb_metrics.events import Event, event_of_line
-from mb_metrics.report.read import RunNotFoundError, RunReader, read_run, run_of_log
-from mb_metrics.report.run import Redone
+from mb_metrics.report.run_history import DiscardedSteps
+from mb_metrics.report.run_reader import RunNotFoundError, RunReader, read_run, read_run_from_log
+from mb_metrics.run_events import RunEvent, parse_event
 
 
 def test_what_the_sink_writes_is_read(tmp_path):
@@ -35,7 +35,7 @@ def test_a_row_that_goes_back_supersedes_what_came_after(tmp_path):
     rows = [*steady(1, 8, 1), row(6, 9, lm_loss_validation=3.0), *steady(5, 9, 20, lm_loss=1.0)]
     run = read_run(write_run(tmp_path, rows))
     assert list(run.series["lm loss"].values) == [2.0] * 4 + [1.0] * 5
-    assert run.redone == (Redone(steps=4, begin=BEGIN + 4, end=BEGIN + 8),)
+    assert run.redone == (DiscardedSteps(steps=4, begin=BEGIN + 4, end=BEGIN + 8),)
     assert run.evaluations == ()
 
 
@@ -110,7 +110,7 @@ def test_a_log_is_a_run(tmp_path):
     ]
     path = tmp_path / "train.log"
     path.write_text("\n".join(lines))
-    run = run_of_log(path)
+    run = read_run_from_log(path)
     assert (run.name, run.total_steps, run.last_step) == ("train", 40, 20)
     assert (list(run.times.values), list(run.skipped), list(run.nonfinite)) == (
         [5.0, 10.0],
@@ -122,9 +122,9 @@ def test_a_log_is_a_run(tmp_path):
 
 @pytest.mark.parametrize("line", ["", "[]", '{"time": 1}', '{"event": 1}', '{"event": "sa'])
 def test_lines_that_are_no_event(line):
-    assert event_of_line(line) is None
+    assert parse_event(line) is None
 
 
 def test_an_event_keeps_what_it_does_not_know():
-    found = event_of_line('{"event": "save", "time": 5, "step": 3, "seconds": 0.5, "to": "x"}')
-    assert found == Event(kind="save", time=5.0, step=3, seconds=0.5, details={"to": "x"})
+    found = parse_event('{"event": "save", "time": 5, "step": 3, "seconds": 0.5, "to": "x"}')
+    assert found == RunEvent(kind="save", time=5.0, step=3, seconds=0.5, details={"to": "x"})

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrackedRun:
+class TrackerRun:
     """A run at a tracker."""
 
     id: str
@@ -15,8 +15,8 @@ class TrackedRun:
     """The last step that the tracker took; None: none yet."""
 
 
-class RunFile:
-    """Remembers a `TrackedRun`.
+class TrackerRunFile:
+    """Remembers a `TrackerRun`.
 
     Args:
         path: The file; None remembers nothing, so that every job is a run of its own.
@@ -28,7 +28,7 @@ class RunFile:
         self._path = None if path is None else Path(path)
         self._resume_step = resume_step
 
-    def found(self) -> TrackedRun | None:
+    def read(self) -> TrackerRun | None:
         """Return the run to continue; None: begin a new one.
 
         Raises:
@@ -39,20 +39,20 @@ class RunFile:
             return None
         try:
             values = json.loads(self._path.read_bytes())
-            return TrackedRun(id=str(values["id"]), last_step=values.get("last_step"))
+            return TrackerRun(id=str(values["id"]), last_step=values.get("last_step"))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"{self._path}: holds no run id ({error!r}), so the run cannot be continued at its tracker. Mend the "
                 'file ({"id": "..."}), or remove it to begin a new run there.'
             ) from error
 
-    def superseded(self, run: TrackedRun) -> range:
+    def repeated_steps(self, run: TrackerRun) -> range:
         """Return the steps that the tracker has of `run` and that are being run again."""
         if self._resume_step is None or run.last_step is None:
             return range(0)
         return range(self._resume_step + 1, run.last_step + 1)
 
-    def remember(self, run: TrackedRun) -> None:
+    def write(self, run: TrackerRun) -> None:
         """Write the file anew, whole at any time."""
         if self._path is None:
             return

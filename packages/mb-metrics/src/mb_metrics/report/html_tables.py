@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 from html import escape
 
-from mb_metrics.report.figures import RunFigures
-from mb_metrics.report.run import Configuration, Run
-from mb_metrics.report.wording import duration, percent, short
+from mb_metrics.report.formatting import duration, percent, short
+from mb_metrics.report.run_history import RunConfiguration, RunHistory
+from mb_metrics.report.run_statistics import RunStatistics
 
-_STANDING = {
+_STATUS_TEXT = {
     "empty": "nothing recorded yet",
     "going": "going on",
     "silent": "no stop recorded",
@@ -16,8 +16,8 @@ _STANDING = {
     "failed": "failed",
 }
 
-_FIGURES: tuple[tuple[str, Callable[[RunFigures], str]], ...] = (
-    ("State", lambda one: standing_words(one)),
+_STATISTICS: tuple[tuple[str, Callable[[RunStatistics], str]], ...] = (
+    ("State", lambda one: status_text(one)),
     ("Steps", lambda one: _of(one.steps, one.total_steps)),
     ("Last loss", lambda one: _loss(one, "last")),
     ("Mean of last 100", lambda one: _loss(one, "recent_mean")),
@@ -38,11 +38,11 @@ _FIGURES: tuple[tuple[str, Callable[[RunFigures], str]], ...] = (
 )
 
 
-def figures_html(figures: Sequence[RunFigures], labels: Sequence[str]) -> str:
+def statistics_html(statistics: Sequence[RunStatistics], labels: Sequence[str]) -> str:
     """Return tiles for one run, a table with a column a run for several; what no run knows is left out."""
-    rows = [(name, [write(one) for one in figures]) for name, write in _FIGURES]
+    rows = [(name, [write(one) for one in statistics]) for name, write in _STATISTICS]
     rows = [(name, values) for name, values in rows if any(value != "?" for value in values)]
-    if len(figures) == 1:
+    if len(statistics) == 1:
         tiles = "".join(f"<div><dt>{name}</dt><dd>{escape(values[0])}</dd></div>" for name, values in rows)
         return f'<dl class="tiles">{tiles}</dl>'
     heads = "".join(
@@ -55,10 +55,10 @@ def figures_html(figures: Sequence[RunFigures], labels: Sequence[str]) -> str:
     return f'<div class="wide"><table><thead><tr><td></td>{heads}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def standing_words(figures: RunFigures) -> str:
+def status_text(statistics: RunStatistics) -> str:
     """Say whether the run is over, and why."""
-    words = _STANDING[figures.standing]
-    reason = figures.reason
+    words = _STATUS_TEXT[statistics.standing]
+    reason = statistics.reason
     return f"{words} ({reason})" if reason and reason not in ("finished", "failed", "stop") else words
 
 
@@ -69,7 +69,7 @@ def warnings_html(warnings: Sequence[str]) -> str:
     return '<ul class="warnings">' + "".join(f"<li>{escape(text[:500])}</li>" for text in warnings) + "</ul>"
 
 
-def configuration_html(runs: Sequence[Run], labels: Sequence[str]) -> str:
+def configuration_html(runs: Sequence[RunHistory], labels: Sequence[str]) -> str:
     """Return what differs (from the recipe, between the runs), and all settings folded."""
     known = [(run.configuration, label) for run, label in zip(runs, labels, strict=True) if run.configuration]
     parts = [_between(known)] if len(known) > 1 else []
@@ -80,7 +80,7 @@ def configuration_html(runs: Sequence[Run], labels: Sequence[str]) -> str:
     return "".join(parts) or "<p>No configuration was found.</p>"
 
 
-def _between(known: Sequence[tuple[Configuration | None, str]]) -> str:
+def _between(known: Sequence[tuple[RunConfiguration | None, str]]) -> str:
     settings = [configuration.settings for configuration, _ in known if configuration]
     paths = sorted({path for one in settings for path in one})
     rows = [(path, [one.get(path) for one in settings]) for path in paths]
@@ -90,7 +90,7 @@ def _between(known: Sequence[tuple[Configuration | None, str]]) -> str:
     return "<h3>Where the runs differ</h3>" + _table([label for _, label in known], rows)
 
 
-def _against_baseline(configuration: Configuration, label: str | None) -> str:
+def _against_baseline(configuration: RunConfiguration, label: str | None) -> str:
     if configuration.baseline is None:
         return ""
     head = (
@@ -115,7 +115,7 @@ def _table(heads: Sequence[str], rows: Sequence[tuple[str, Sequence[object]]]) -
     return f'<div class="wide"><table><thead><tr><td></td>{columns}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def _all_settings(run: Run, label: str | None) -> str:
+def _all_settings(run: RunHistory, label: str | None) -> str:
     title = f"All settings of {label}" if label else "All settings"
     if run.configuration is not None:
         text = "\n".join(f"{path}: {_setting(value)}" for path, value in run.configuration.settings.items())
@@ -137,14 +137,14 @@ def _of(steps: int | None, total: int | None) -> str:
     return f"{done} of {total:,}" if total is not None else done
 
 
-def _loss(figures: RunFigures, which: str) -> str:
-    first = next(iter(figures.losses.values()), None)
+def _loss(statistics: RunStatistics, which: str) -> str:
+    first = next(iter(statistics.losses.values()), None)
     values = {"last": first.last, "recent_mean": first.recent_mean} if first else {}
     return short(values.get(which))
 
 
-def _validation(figures: RunFigures) -> str:
-    first = next(iter(figures.validation.values()), None)
+def _validation(statistics: RunStatistics) -> str:
+    first = next(iter(statistics.validation.values()), None)
     if first is None or first.lowest is None:
         return "?"
     return f"{short(first.lowest)} at step {first.lowest_step:,}"
@@ -154,23 +154,23 @@ def _waits(count: int, seconds: float) -> str:
     return f"{count:,} in {duration(seconds)}" if count else "none"
 
 
-def _restarts(figures: RunFigures) -> str:
-    if not figures.restarts:
+def _restarts(statistics: RunStatistics) -> str:
+    if not statistics.restarts:
         return "none"
-    again = figures.redone_steps
-    return f"{figures.restarts}" + (
+    again = statistics.redone_steps
+    return f"{statistics.restarts}" + (
         f" ({again:,} {'step' if again == 1 else 'steps'} again)" if again else ""
     )
 
 
-def _memory(figures: RunFigures) -> str:
-    name = max(figures.peak_memory, key=lambda name: figures.peak_memory[name], default=None)
+def _memory(statistics: RunStatistics) -> str:
+    name = max(statistics.peak_memory, key=lambda name: statistics.peak_memory[name], default=None)
     if name is None:
         return "?"
     unit = "GiB" if "gib" in name.lower() else "GB" if "gigabyte" in name else "bytes"
-    return f"{short(figures.peak_memory[name])} {unit}"
+    return f"{short(statistics.peak_memory[name])} {unit}"
 
 
-def _per_device(figures: RunFigures) -> str:
-    device = figures.tokens_per_second_per_device
-    return short(None if device == figures.tokens_per_second else device)
+def _per_device(statistics: RunStatistics) -> str:
+    device = statistics.tokens_per_second_per_device
+    return short(None if device == statistics.tokens_per_second else device)

@@ -1,0 +1,41 @@
+import pytest
+
+from mb_metrics.tracker_run import TrackerRun, TrackerRunFile
+
+
+def test_a_run_is_found_again_by_a_resumed_job(tmp_path):
+    path = tmp_path / "run" / "wandb_run.json"
+    run = TrackerRun(id="abc", last_step=70)
+    TrackerRunFile(path).write(run)
+    resumed = TrackerRunFile(path, resume_step=60)
+    assert resumed.read() == run
+    assert resumed.repeated_steps(run) == range(61, 71)
+    assert [file.name for file in path.parent.iterdir()] == ["wandb_run.json"]
+
+
+@pytest.mark.parametrize("resume_step", [0, -1])
+def test_a_job_from_the_start_is_a_new_run(tmp_path, resume_step):
+    TrackerRunFile(tmp_path / "x").write(TrackerRun(id="abc"))
+    assert TrackerRunFile(tmp_path / "x", resume_step=resume_step).read() is None
+
+
+def test_without_a_resume_step_the_run_goes_on_and_nothing_is_superseded(tmp_path):
+    file = TrackerRunFile(tmp_path / "x")
+    assert file.read() is None
+    file.write(TrackerRun(id="abc", last_step=7))
+    assert file.read() == TrackerRun(id="abc", last_step=7)
+    assert not file.repeated_steps(TrackerRun(id="abc", last_step=7))
+    assert not TrackerRunFile(tmp_path / "x", resume_step=9).repeated_steps(TrackerRun(id="abc", last_step=7))
+
+
+def test_without_a_file_nothing_is_remembered():
+    file = TrackerRunFile(None, resume_step=3)
+    file.write(TrackerRun(id="abc"))
+    assert file.read() is None
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "7"])
+def test_a_damaged_file_is_no_new_run(tmp_path, text):
+    (tmp_path / "x").write_text(text)
+    with pytest.raises(ValueError, match="holds no run id"):
+        TrackerRunFile(tmp_path / "x").read()

@@ -82,6 +82,8 @@ FURTHER_PYTHONS = [
     for python in LIGHT_PYTHONS[1:-1]
 ]
 
+SLOWEST = ("--durations=15", "--durations-min=4")
+"""Options of pytest that print the tests which take longest."""
 WITHOUT_CONSTRAINTS = "--no-config"
 """Option of uv that leaves the workspace's known-good versions out."""
 VERSIONS = """
@@ -150,7 +152,7 @@ def run_tests(
     posargs = session.posargs if posargs is None else posargs
     session.run("python", "-c", "import sys; print('Python', sys.version.split()[0])")
     tests = tests or ["meta/tests" if package == "mb-trainer" else f"packages/{package}/tests"]
-    session.run("pytest", "-m", "not matrix", *tests, *posargs, env={"OMP_NUM_THREADS": "1"})
+    session.run("pytest", "-m", "not matrix", *SLOWEST, *tests, *posargs, env={"OMP_NUM_THREADS": "1"})
 
 
 @nox.session(venv_backend="none")
@@ -186,10 +188,13 @@ PARALLEL = [
     *(f"oldest({package})" for package in LIGHT),
     *(f"unit({package}, {LIGHT_PYTHONS[-1]})" for package in LIGHT),
 ]
-"""Sessions that `parallel` runs, one on each core; the longest first, so that all cores finish together."""
+"""Sessions that `parallel` runs, the longest first, so that all cores finish together."""
 
 MOST_AT_ONCE = 4
 """Sessions that run at the same time at most: each may start four ranks, of 1 GiB each."""
+
+SPARE = 1
+"""Sessions beyond the number of cores, since tests of several processes spend a part of their time waiting."""
 
 LINES_OF_A_FAILURE = 120
 """Lines of a failed session that are printed again at the end."""
@@ -229,7 +234,7 @@ def parallel(session: nox.Session) -> None:
     """All sessions of `PARALLEL`: each wheel alone, its lowest versions, the examples and the integration tests."""
     if run_beside("integration_environment") is not None:
         session.error("failed: integration_environment")
-    with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), MOST_AT_ONCE)) as pool:
+    with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)) + SPARE, MOST_AT_ONCE)) as pool:
         failures = dict(zip(PARALLEL, pool.map(run_beside, PARALLEL), strict=True))
     failed = [name for name, end in failures.items() if end is not None]
     for name in failed:
@@ -280,7 +285,7 @@ def integration(session: nox.Session, part: str) -> None:
     if not (programs / "pytest").exists():
         session.error("run the session integration_environment first")
     path = f"{programs}{os.pathsep}{os.environ['PATH']}"
-    chosen = ["-m", "not matrix", *INTEGRATION[part], *session.posargs]
+    chosen = ["-m", "not matrix", *SLOWEST, *INTEGRATION[part], *session.posargs]
     session.run(str(programs / "pytest"), *chosen, env={"OMP_NUM_THREADS": "1", "PATH": path}, external=True)
 
 

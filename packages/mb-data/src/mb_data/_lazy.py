@@ -45,7 +45,7 @@ def resolve(package: str, homes: Mapping[str, str], name: str) -> object:
             f"{package}.{name}: needs {missing}, which is not installed. "
             f"Install it: pip install {_requirement(package.replace('_', '-'), missing)}"
         )
-        # `from package import name` asks for the attribute in this function of the import system
+        # `from package import name` requests the attribute in this function of the import system
         if sys._getframe(2).f_code.co_name == "_handle_fromlist":
             raise MissingExtraError(message, name=missing) from error
         raise MissingExtraAttributeError(message) from error

@@ -203,7 +203,7 @@ def attempt(seed: int, examples: Mapping[str, ConfigContainer]) -> tuple[str, st
             path = chance.choice(field_paths(config))
             text = chance.choice((*TEXTS, *map(repr, PLAIN[:9]), *map(str, INTEGERS)))
             mutations = {path: text}
-            apply_overrides(config, [f"{path}={text}"], named=SECTIONS_BY_NAME, targets=TARGETS)
+            apply_overrides(config, [f"{path}={text}"], section_factories=SECTIONS_BY_NAME, targets=TARGETS)
         outcome = examine(chance, config)
     except DOCUMENTED as error:
         outcome = type(error).__name__

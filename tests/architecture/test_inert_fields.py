@@ -28,7 +28,7 @@ HANDED_OVER = ("ddp", "optimizer", "model", "dataset")
 BY_PREFIX = ("muon_", "adaptive_muon_", "soap_", "lion_")
 """Fields that Megatron Core finds by the name of the algorithm and of its argument."""
 
-NOT_READERS = ("sections", "rules", "megatron_defaults", "plain.py", "precision_table.py", "rules.py")
+NOT_READERS = ("sections", "rules", "megatron_defaults", "plain_config.py", "precision_table.py", "rules.py")
 """Files that name fields without acting on them."""
 
 HONOURED = {

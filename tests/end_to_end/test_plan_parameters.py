@@ -12,7 +12,7 @@ from any_rank import DENSE, EP, ETP, MLA, MODERN, MOE, PP, SHARED, SP, TIED, TP,
 from megatron.core.models.gpt.gpt_model import GPTModel
 
 from mb_config import make_plan
-from mb_config.plan.pattern import layers_of
+from mb_config.plan.hybrid_pattern import layers_of
 from mb_host.hybrid import host_hybrid_spec
 from mb_host.layers import host_block_spec
 from mb_models import (

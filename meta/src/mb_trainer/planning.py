@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from mb_config import Plan, make_plan
+from mb_config import ResourcePlan, make_plan
 from mb_data import TokenizerError
 from mb_metrics import FlopsPerToken, UnknownFlopsError, model_flops_per_token
 from mb_models.vocab import padded_vocab_size
@@ -16,7 +16,7 @@ from mb_trainer.preflight import need_tokenizer_entries
 class Outlook:
     """A plan, and the work of a token."""
 
-    plan: Plan
+    plan: ResourcePlan
     flops: FlopsPerToken | None
     """Forward and backward; None: not counted, and a note says why."""
     notes: tuple[str, ...]

@@ -28,8 +28,8 @@ from mb_config import (
     runtime_config_update,
 )
 from mb_config.fallbacks import apply_fallbacks
-from mb_config.merging import drop_implied, merge_problems
-from mb_config.message_text import MESSAGE, cut
+from mb_config.message_text import MAX_MESSAGE_LENGTH, truncate
+from mb_config.problem_merging import drop_implied, merge_problems
 from mb_config.section_types import check_config
 from mb_data import (
     FinetuningDatasetConfig,
@@ -159,7 +159,7 @@ def tokenizer_facts(config: ConfigContainer) -> dict[str, object]:
     try:
         return {"tokenizer_entries": need_tokenizer_entries(config)}
     except (OSError, TokenizerError) as error:
-        return {"tokenizer_error": cut(str(error), MESSAGE)}
+        return {"tokenizer_error": truncate(str(error), MAX_MESSAGE_LENGTH)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

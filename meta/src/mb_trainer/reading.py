@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from mb_config import ConfigReadError, Provenance, apply_overrides, apply_yaml
-from mb_config.overrides import NAMED
-from mb_config.shell_line import refuse_spaced
+from mb_config.overrides import SECTION_FACTORIES
+from mb_config.shell_line import reject_spaced
 from mb_config.yaml_file import read_yaml
 from mb_models.peft.config import PeftError
 from mb_models.peft.config import named as named_peft
@@ -31,7 +31,7 @@ def adapters(name: str) -> object:
         raise ConfigReadError(str(error)) from error
 
 
-SECTIONS_BY_NAME = {**NAMED, "peft": adapters}
+SECTIONS_BY_NAME = {**SECTION_FACTORIES, "peft": adapters}
 """Section -> what makes it from a name, as in `peft=lora`."""
 
 
@@ -62,12 +62,12 @@ def read_request(
     Raises:
         ConfigReadError: an unknown recipe, unknown keys, wrong types or unreadable files; all that were found.
     """
-    refuse_spaced(words)
+    reject_spaced(words)
     named = bool(words) and not is_override(words[0])
     recipe, overrides = (words[0], words[1:]) if named else (DEFAULT_RECIPE, words)
     request = from_recipe(recipe, unread=unread)
     options: dict[str, Any] = {
-        "named": SECTIONS_BY_NAME,
+        "section_factories": SECTIONS_BY_NAME,
         "targets": TARGETS,
         "provenance": request.provenance,
     }

@@ -23,7 +23,7 @@ from mb_checkpoint.locks import PATIENCE_SECONDS, taken
 from mb_checkpoint.paths import is_url
 from mb_checkpoint.recognition import is_same_folder
 from mb_config import Provenance
-from mb_config.home import expand_home_in
+from mb_config.home_directory import expand_home_in
 from mb_config.paths import expand_home
 from mb_trainer.config import ConfigContainer
 from mb_trainer.weights import take_tokenizer

@@ -79,8 +79,10 @@ def main() -> None:
             check(at_point(sections, AXES, index), RULES, facts=FACTS)
 
     alone = seconds(one_by_one) / len(some)
-    refused = sum(group.count for group in sweep.refused)
-    print(f"{sweep.total:,} points, {len(RULES)} rules: {len(sweep.passing):,} pass, {refused:,} are refused")
+    rejected = sum(group.count for group in sweep.rejected)
+    print(
+        f"{sweep.total:,} points, {len(RULES)} rules: {len(sweep.passing):,} pass, {rejected:,} are refused"
+    )
     print(f"{'':<24}{'points/s':>12}{'seconds for all':>18}{'ratio':>8}")
     print(f"{'each point by itself':<24}{1 / alone:>12,.0f}{alone * sweep.total:>18.2f}{1:>8}")
     print(f"{'run_sweep':<24}{sweep.total / whole:>12,.0f}{whole:>18.2f}{alone * sweep.total / whole:>8.0f}")

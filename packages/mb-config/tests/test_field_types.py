@@ -9,7 +9,7 @@ import pytest
 
 from mb_config import WrongTypeError
 from mb_config.field_types import describe, fit
-from mb_config.message_text import cut_repr
+from mb_config.message_text import truncate_repr
 
 FITS = [
     (3, int, 3),
@@ -74,7 +74,7 @@ def test_fits(value, annotation, expected):
 def test_does_not_fit(value, annotation, words):
     with pytest.raises(WrongTypeError) as caught:
         fit(value, annotation, path="a.b")
-    assert str(caught.value) == f"a.b: expected {words}, not {cut_repr(value)}"
+    assert str(caught.value) == f"a.b: expected {words}, not {truncate_repr(value)}"
 
 
 @pytest.mark.parametrize(

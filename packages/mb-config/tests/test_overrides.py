@@ -131,8 +131,8 @@ def test_a_field_of_a_section_that_is_off_switches_it_on(make, kinds):
 
 
 def test_names_stand_for_sections(make, kinds):
-    named = {"peft": lambda name: kinds["Adapter"](rank=int(name[4:]))}
-    assert after(make(), "peft=lora16", named=named).peft == kinds["Adapter"](rank=16)
+    section_factories = {"peft": lambda name: kinds["Adapter"](rank=int(name[4:]))}
+    assert after(make(), "peft=lora16", section_factories=section_factories).peft == kinds["Adapter"](rank=16)
 
 
 def test_a_precision_name_is_checked_and_kept(make):

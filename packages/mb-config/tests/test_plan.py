@@ -329,9 +329,9 @@ PP2 = {"pipeline_model_parallel_size": 2}
 )  # fmt: skip
 def test_sizes_that_cannot_be_counted_are_refused_by_name(change, blamed):
     model = {**TINY, **change}
-    with pytest.raises(PlanError) as refused:
+    with pytest.raises(PlanError) as rejected:
         make_plan({"model": model})
-    assert blamed in str(refused.value)
+    assert blamed in str(rejected.value)
 
 
 def test_a_hybrid_is_counted_layer_by_layer():

@@ -4,12 +4,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mb_config.plan.activations import Microbatch, chunk_bytes, kept, layer_bytes, read_arithmetic
-from mb_config.plan.schedule import Pipeline, count_microbatches
-from mb_config.plan.shape import read_shape
-from mb_config.plan.stages import cut
-from mb_config.plan.storage import dtype_bytes, spread, storage
-from mb_config.plan.weights import Count
+from mb_config.plan.activations import (
+    Microbatch,
+    chunk_bytes,
+    kept_bytes,
+    layer_bytes,
+    read_activation_settings,
+)
+from mb_config.plan.model_chunks import split_into_chunks
+from mb_config.plan.model_shape import read_shape
+from mb_config.plan.parameter_counts import ParameterCount
+from mb_config.plan.parameter_storage import dtype_bytes, parameter_storage, sharded_bytes
+from mb_config.plan.pipeline_schedule import PipelineSchedule, count_microbatches
 
 GPT3 = {
     "num_layers": 96,
@@ -26,10 +32,10 @@ BF16 = {"bf16": True}
 
 def layer(change=(), *, micro_batch=1, experts=False):
     model = {**GPT3, **dict(change)}
-    shape, work = read_shape(model), read_arithmetic(model, number_bytes=2)
+    shape, settings = read_shape(model), read_activation_settings(model, number_bytes=2)
     tokens = S * micro_batch // model.get("context_parallel_size", 1)
-    parts = layer_bytes(shape, work, Microbatch(tokens=tokens, seq_length=S), experts=experts)
-    return kept(parts, work)
+    parts = layer_bytes(shape, settings, Microbatch(tokens=tokens, seq_length=S), experts=experts)
+    return kept_bytes(parts, settings)
 
 
 TP8 = {"tensor_model_parallel_size": 8}
@@ -117,8 +123,10 @@ FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompu
 
 def chunk(change):
     model = {**GPT3, "num_layers": 4, **change}
-    shape, work = read_shape(model), read_arithmetic(model, number_bytes=2)
-    return chunk_bytes(cut(model, shape)[0], shape, work, Microbatch(tokens=S, seq_length=S))
+    shape, settings = read_shape(model), read_activation_settings(model, number_bytes=2)
+    return chunk_bytes(
+        split_into_chunks(model, shape)[0], shape, settings, Microbatch(tokens=S, seq_length=S)
+    )
 
 
 def test_full_recomputation_keeps_inputs_and_needs_one_group_at_work():
@@ -139,7 +147,7 @@ def test_layers_of_multi_token_prediction_keep_a_layer_and_logits():
 
 
 def pipeline(stages, *, chunks=1, microbatches=64, **fields):
-    return Pipeline(stages=stages, chunks=chunks, microbatches=microbatches, group=stages, **fields)
+    return PipelineSchedule(stages=stages, chunks=chunks, microbatches=microbatches, group=stages, **fields)
 
 
 def test_bubbles():
@@ -223,7 +231,7 @@ FSDP = {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim_gra
     ],
 )  # fmt: skip
 def test_bytes_of_a_parameter(model, optimizer, ddp, bytes_each):
-    store = storage(model, optimizer=optimizer, ddp=ddp)
+    store = parameter_storage(model, optimizer=optimizer, ddp=ddp)
     assert (store.weights, store.gradients, store.optimizer, store.saved) == bytes_each
 
 
@@ -239,31 +247,33 @@ def test_bytes_of_a_parameter(model, optimizer, ddp, bytes_each):
     ],
 )
 def test_what_is_spread_over_the_replicas(ddp, sharded):
-    store = storage({}, optimizer={}, ddp=ddp)
+    store = parameter_storage({}, optimizer={}, ddp=ddp)
     assert (store.weights_sharded, store.gradients_sharded, store.optimizer_sharded) == sharded
 
 
 def test_copies_of_what_is_spread():
     two = {**FSDP, "num_distributed_optimizer_instances": 2}
-    store = storage({}, optimizer={}, ddp=two)
+    store = parameter_storage({}, optimizer={}, ddp=two)
     assert (store.instances, store.optimizer_instances) == (2, 2)
-    outer = storage({}, optimizer={}, ddp={**two, "outer_dp_sharding_strategy": "optim"})
+    outer = parameter_storage({}, optimizer={}, ddp={**two, "outer_dp_sharding_strategy": "optim"})
     assert (outer.instances, outer.optimizer_instances) == (2, 1)
 
 
 def test_what_is_left_out_is_said():
-    assert "8- and 4-bit" in storage({**BF16, "fp8": "hybrid"}, optimizer=None, ddp=None).notes[0]
-    assert "'muon' is not counted" in storage({}, optimizer={"optimizer": "muon"}, ddp=None).notes[0]
+    assert "8- and 4-bit" in parameter_storage({**BF16, "fp8": "hybrid"}, optimizer=None, ddp=None).notes[0]
+    assert (
+        "'muon' is not counted" in parameter_storage({}, optimizer={"optimizer": "muon"}, ddp=None).notes[0]
+    )
     gathered = {**FSDP, "data_parallel_sharding_strategy": "optim_grads_params"}
-    assert "gathered" in storage({}, optimizer=None, ddp=gathered).notes[0]
+    assert "gathered" in parameter_storage({}, optimizer=None, ddp=gathered).notes[0]
 
 
 def test_without_the_optimizer_a_checkpoint_holds_weights():
-    assert storage(BF16, optimizer=BF16, ddp=None, save_optim=False).saved == 2
+    assert parameter_storage(BF16, optimizer=BF16, ddp=None, save_optim=False).saved == 2
 
 
 def test_dense_parameters_and_experts_are_spread_over_ranks_of_their_own():
-    assert spread(Count(0, 1000, 600), 12, dense_over=8, expert_over=2) == 12 * (125 + 300)
+    assert sharded_bytes(ParameterCount(0, 1000, 600), 12, dense_over=8, expert_over=2) == 12 * (125 + 300)
 
 
 def test_dtypes_by_name():

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from mb_config import RULES, ConfigError, Problem, Provenance, Rule, check
-from mb_config.facts import known_facts
+from mb_config.facts import collect_facts
 
 EVEN = Rule(
     id="X1",
@@ -127,7 +127,9 @@ def test_facts_come_from_the_arguments_of_check(make):
 
 
 def test_a_package_that_is_not_installed_is_known_to_be_missing():
-    assert known_facts(versions={"transformer_engine": None}, env={"A": "1"}, env_vars={"A": 2, "B": 3}) == {
+    assert collect_facts(
+        versions={"transformer_engine": None}, env={"A": "1"}, env_vars={"A": 2, "B": 3}
+    ) == {
         "env": {"A": "1", "B": "3"},
         "transformer_engine": False,
     }

@@ -29,9 +29,9 @@ def recipe(config):
 def test_a_ramp_that_cannot_be_read_is_refused(make):
     config = make()
     config.train.rampup_batch_size = [2, 4]
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError) as rejected:
         runtime_config_update(config, world_size=1)
-    assert [problem.id for problem in refused.value.problems] == ["TR02"]
+    assert [problem.id for problem in rejected.value.problems] == ["TR02"]
 
 
 def test_every_change_is_returned_and_the_second_call_changes_nothing(make):

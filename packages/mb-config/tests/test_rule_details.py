@@ -49,7 +49,7 @@ def test_gpus_by_name():
 
 
 @pytest.mark.parametrize(
-    ("gpu", "refused"),
+    ("gpu", "rejected"),
     [
         ("a100", {"fp8", "blockwise", "mxfp8", "nvfp4"}),
         ("l40s", {"blockwise", "mxfp8", "nvfp4"}),
@@ -57,7 +57,7 @@ def test_gpus_by_name():
         ("b300", set()),
     ],
 )
-def test_formats_by_generation(gpu, refused):
+def test_formats_by_generation(gpu, rejected):
     recipes = {
         "bf16": "bf16_mixed",
         "fp8": "bf16_with_fp8_current_scaling_mixed",
@@ -70,7 +70,7 @@ def test_formats_by_generation(gpu, refused):
         for name, recipe in recipes.items()
         if check({"mixed_precision": recipe}, [BY_ID["H02"]], facts={"gpu": gpu})
     }
-    assert found == refused
+    assert found == rejected
 
 
 def test_a_field_of_a_recipe_by_name_section_or_mapping():
@@ -136,7 +136,7 @@ def test_v048_numbers_of_packs(specs, words):
 
 
 @pytest.mark.parametrize(
-    ("values", "refused"),
+    ("values", "rejected"),
     [
         ({"backend": "deepep", "gpu": "gb200"}, True),
         ({"backend": "deepep", "gpu": "b200"}, False),
@@ -145,10 +145,10 @@ def test_v048_numbers_of_packs(specs, words):
         ({"backend": "hybridep", "gpu": "v100"}, True),
     ],
 )
-def test_v159_v160_backends_by_gpu(values, refused):
+def test_v159_v160_backends_by_gpu(values, rejected):
     model = {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": values["backend"]}
     found = check({"model": model}, [BY_ID["V159"], BY_ID["V160"]], facts={"gpu": values["gpu"]})
-    assert bool(found) is refused
+    assert bool(found) is rejected
 
 
 def test_v130_the_format_of_shards_beside_the_other_sharding():

@@ -16,7 +16,7 @@ from mb_config import (
     check,
     explain,
 )
-from mb_config.rules.foreign import FOREIGN
+from mb_config.rules.external_fields import EXTERNAL_FIELDS
 
 
 def values(rule, example):
@@ -78,8 +78,10 @@ def test_fields_exist_in_our_sections_or_are_listed_as_foreign():
     whole = {path for path in read if "." not in path}
     unknown = {p for p in read - whole if p.partition(".")[2] not in ours.get(p.partition(".")[0], ())}
     assert whole <= {item.name for item in fields(ConfigContainer)}
-    assert unknown - set(FOREIGN) == {"ddp.megatron_fsdp_version"}, "a field that only later versions have"
-    assert set(FOREIGN) <= unknown
+    assert unknown - set(EXTERNAL_FIELDS) == {"ddp.megatron_fsdp_version"}, (
+        "a field that only later versions have"
+    )
+    assert set(EXTERNAL_FIELDS) <= unknown
 
 
 def test_explain_shows_both_examples_as_a_file_holds_them():

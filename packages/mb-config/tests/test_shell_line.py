@@ -7,7 +7,7 @@ import pytest
 
 from mb_config import DistributedDataParallelConfig, OverrideError, TrainingConfig, apply_overrides
 from mb_config.cli import main
-from mb_config.overrides import refuse_spaced
+from mb_config.overrides import reject_spaced
 from mb_config.shell_line import without_dashes
 
 
@@ -23,12 +23,12 @@ from mb_config.shell_line import without_dashes
 )
 def test_an_override_with_spaces_is_answered_with_the_line_that_works(typed, line):
     with pytest.raises(OverrideError, match=rf"Write {re.escape(line)}$"):
-        refuse_spaced(shlex.split(typed))
+        reject_spaced(shlex.split(typed))
 
 
 @pytest.mark.parametrize("typed", ["gpt_tiny", "a=1 b=2", "a= b=2", "a= ~b", "a=x=y", "~a.b +c=1", ""])
 def test_words_that_stand_alone_are_left_alone(typed):
-    refuse_spaced(shlex.split(typed))
+    reject_spaced(shlex.split(typed))
 
 
 def test_spaces_are_reported_before_anything_is_applied():

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mb_config import RULES, Axis, Rule, check, run_sweep
-from mb_config.sweep import Group, at_point
+from mb_config.sweep import RejectedGroup, at_point
 
 TP, PP = "model.tensor_model_parallel_size", "model.pipeline_model_parallel_size"
 MODEL = {
@@ -34,10 +34,10 @@ def test_passing_points_and_why_the_others_are_refused():
         6,
         [{TP: 1, PP: 1}, {TP: 2, PP: 1}],
     )
-    assert sweep.refused == (
-        Group(rules=("V030", "P05"), count=2, first=(0, 1)),
-        Group(rules=("V030", "P02"), count=1, first=(2, 0)),
-        Group(rules=("V030", "P02", "P05"), count=1, first=(2, 1)),
+    assert sweep.rejected == (
+        RejectedGroup(rules=("V030", "P05"), count=2, first=(0, 1)),
+        RejectedGroup(rules=("V030", "P02"), count=1, first=(2, 0)),
+        RejectedGroup(rules=("V030", "P02", "P05"), count=1, first=(2, 1)),
     )
     assert sweep.problems["P02"].message == "8 attention heads cannot be cut into tp=3 equal parts"
 
@@ -61,13 +61,13 @@ def test_a_rule_that_reads_nothing_of_the_sweep_refuses_every_point():
     broken = rule("A", "a.still", test=lambda value: "no")
     warned = rule("W", "a.x", test=lambda value: "hm", severity="warning")
     sweep = run_sweep({"a": {"still": 0, "x": 0}}, [Axis(path="a.x", values=(1, 2))], [broken, warned])
-    assert sweep.refused == (Group(rules=("A",), count=2, first=(0,)),)
+    assert sweep.rejected == (RejectedGroup(rules=("A",), count=2, first=(0,)),)
 
 
 def test_rules_of_one_id_are_one():
     twins = [rule("A", "a.x", test=lambda x, at=at: "no" if x >= at else None) for at in (1, 2)]
     sweep = run_sweep({"a": {"x": 0}}, [Axis(path="a.x", values=(0, 1, 2))], twins)
-    assert sweep.refused == (Group(rules=("A",), count=2, first=(1,)),)
+    assert sweep.rejected == (RejectedGroup(rules=("A",), count=2, first=(1,)),)
 
 
 @dataclass(kw_only=True)
@@ -126,7 +126,7 @@ def test_a_sweep_finds_what_checking_each_point_finds(chosen, still):
         found_here = tuple(problem.id for problem in check(present, RULES_OF_ALL_KINDS, facts=facts))
         assert (index in found) == (found_here == ())
         found.setdefault(index, found_here)
-    groups = {group.rules: group.count for group in sweep.refused}
+    groups = {group.rules: group.count for group in sweep.rejected}
     assert groups == {ids: list(found.values()).count(ids) for ids in set(found.values()) if ids}
 
 

@@ -15,7 +15,7 @@ from mb_config import (
     split_yaml,
     to_axes,
 )
-from mb_config.variations import written
+from mb_config.variations import to_hydra_text
 
 
 @dataclass(kw_only=True)
@@ -114,10 +114,10 @@ def test_a_section_by_name_becomes_the_section():
 
 
 def test_every_value_that_does_not_fit_is_told():
-    with pytest.raises(ConfigReadError) as refused:
+    with pytest.raises(ConfigReadError) as rejected:
         to_axes(Run(), [Variation(path="model.tp", values=(1, "two", 3.5))])
-    assert all(text in str(refused.value) for text in ("two", "3.5"))
+    assert all(text in str(rejected.value) for text in ("two", "3.5"))
 
 
 def test_values_as_hydra_writes_them():
-    assert written({"a": [1, None, True, "b\\'c"]}) == "{a:[1,null,true,'b\\\\\\'c']}"
+    assert to_hydra_text({"a": [1, None, True, "b\\'c"]}) == "{a:[1,null,true,'b\\\\\\'c']}"

@@ -10,7 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from mb_config import GPU_MEMORY, ConfigError, PlanError, StagePlan, draw_plan, smallest_world
+from mb_config import GPU_MEMORY, ConfigError, PlanError, StagePlan, render_memory_chart, smallest_world
 from mb_models import MimoModelConfig
 from mb_models.mimo_config import module_ranks
 from mb_trainer.commands.errors import REFUSED, reported
@@ -73,7 +73,7 @@ def write_picture(path: Path, outlook: Outlook, *, title: str, gpu: str | None) 
     limit = None if memory is None else memory.size
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(
-        draw_plan(outlook.plan, title=title, limit_bytes=limit, limit=gpu or ""), encoding="utf-8"
+        render_memory_chart(outlook.plan, title=title, limit_bytes=limit, limit=gpu or ""), encoding="utf-8"
     )
 
 

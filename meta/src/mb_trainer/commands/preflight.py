@@ -11,7 +11,7 @@ from pathlib import Path
 import mb_config
 from mb_config import ConfigError, ConfigReadError, Problem
 from mb_config.errors import raise_all
-from mb_config.message_text import MESSAGE, cut
+from mb_config.message_text import MAX_MESSAGE_LENGTH, truncate
 from mb_data.errors import CorpusError, IndexedFormatError, TokenizerError
 from mb_models.vocab import VocabularyError
 from mb_trainer.commands.errors import REFUSED, reported
@@ -230,7 +230,7 @@ def notes(request: Request, findings: Findings, target: Target, *, unread: int) 
         try:
             verify_data(request.config)
         except (OSError, CorpusError, IndexedFormatError, TokenizerError, VocabularyError) as error:
-            lines.append(f"on this machine: {cut(str(error), MESSAGE)}")
+            lines.append(f"on this machine: {truncate(str(error), MAX_MESSAGE_LENGTH)}")
     gpus = () if target.gpu else read_gpus(details=True)
     if gpus:
         lines.append(f"this machine: {describe_gpus(gpus)}")

@@ -15,10 +15,10 @@ from rich.table import Table
 
 from mb_config import (
     Axis,
-    Plan,
     PlanError,
     Problem,
-    Sweep,
+    ResourcePlan,
+    SweepResult,
     Variation,
     apply_overrides,
     read_variations,
@@ -26,7 +26,7 @@ from mb_config import (
     split_yaml,
     to_axes,
 )
-from mb_config.shell_line import refuse_spaced
+from mb_config.shell_line import reject_spaced
 from mb_config.yaml_file import dump_yaml, read_yaml
 from mb_trainer.commands.errors import REFUSED, reported
 from mb_trainer.commands.plan import GIB, MIB
@@ -116,7 +116,7 @@ def read_swept(words: Sequence[str], *, files: Sequence[Path]) -> tuple[Request,
     Raises:
         ConfigReadError: everything that could not be read.
     """
-    refuse_spaced(words)
+    reject_spaced(words)
     named = bool(words) and not is_override(words[0])
     recipe, overrides = (words[0], words[1:]) if named else (DEFAULT_RECIPE, words)
     with TemporaryDirectory() as folder:
@@ -134,7 +134,7 @@ def read_swept(words: Sequence[str], *, files: Sequence[Path]) -> tuple[Request,
     found |= {variation.path: variation for variation in several}
     apply_overrides(
         request.config,
-        [*single, *(variation.word(0) for variation in found.values())],
+        [*single, *(variation.override(0) for variation in found.values())],
         targets=TARGETS,
         provenance=request.provenance,
     )
@@ -160,7 +160,7 @@ class Point:
 
     values: Mapping[str, Any]
     """Path to value, as it was written."""
-    plan: Plan | None
+    plan: ResourcePlan | None
     """None: it cannot be planned."""
     problems: Sequence[Problem] = field(default=())
     """Errors of the resolved configuration, and settings that resolving rejects."""
@@ -193,14 +193,14 @@ class Point:
 def look_at(
     request: Request,
     variations: Sequence[Variation],
-    result: Sweep,
+    result: SweepResult,
     index: tuple[int, ...],
     *,
     targets: Sequence[Target],
 ) -> Point:
     """Resolve and plan one variation."""
     config, provenance = copy.deepcopy(request.config), copy.deepcopy(request.provenance)
-    words = [variation.word(number) for variation, number in zip(variations, index, strict=False)]
+    words = [variation.override(number) for variation, number in zip(variations, index, strict=False)]
     apply_overrides(config, words, targets=TARGETS, provenance=provenance)
     target = targets[index[-1]] if len(targets) > 1 else targets[0]
     findings = inspect(config, facts=target.facts(config.env_vars), provenance=provenance)
@@ -215,7 +215,7 @@ def look_at(
     )
 
 
-def as_written(result: Sweep, variations: Sequence[Variation], index: Sequence[int]) -> dict[str, Any]:
+def as_written(result: SweepResult, variations: Sequence[Variation], index: Sequence[int]) -> dict[str, Any]:
     """Return path to value at a point, as people wrote it."""
     written = {variation.path: variation.values for variation in variations}
     return {
@@ -224,7 +224,7 @@ def as_written(result: Sweep, variations: Sequence[Variation], index: Sequence[i
     }
 
 
-def report(result: Sweep, variations: Sequence[Variation], points: Sequence[Point]) -> dict[str, Any]:
+def report(result: SweepResult, variations: Sequence[Variation], points: Sequence[Point]) -> dict[str, Any]:
     """Return the answer for programs."""
     return {
         "points": result.total,
@@ -237,7 +237,7 @@ def report(result: Sweep, variations: Sequence[Variation], points: Sequence[Poin
                 "count": group.count,
                 "example": as_written(result, variations, group.first),
             }
-            for group in result.refused
+            for group in result.rejected
         ],
         "rules": {
             name: {"message": problem.message, "why": problem.why, "fix": problem.fix}
@@ -246,7 +246,7 @@ def report(result: Sweep, variations: Sequence[Variation], points: Sequence[Poin
     }
 
 
-def all_problems(result: Sweep, points: Sequence[Point]) -> dict[str, Problem]:
+def all_problems(result: SweepResult, points: Sequence[Point]) -> dict[str, Problem]:
     """Return each rule that rejects a point, as written or as resolved, with the first problem that it reports."""
     found = dict(result.problems)
     for problem in (problem for point in points for problem in point.problems):
@@ -254,12 +254,12 @@ def all_problems(result: Sweep, points: Sequence[Point]) -> dict[str, Problem]:
     return found
 
 
-def show(result: Sweep, variations: Sequence[Variation], points: Sequence[Point]) -> None:
+def show(result: SweepResult, variations: Sequence[Variation], points: Sequence[Point]) -> None:
     """Print tables of the points that pass and of those that do not, the rules, and the counts."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     if points:
         console.print(passing_table(result, points))
-    if result.refused:
+    if result.rejected:
         console.print(refused_table(result, variations))
     for name, problem in all_problems(result, points).items():
         console.print(f"{name}  {problem}", markup=False, soft_wrap=True)
@@ -267,7 +267,7 @@ def show(result: Sweep, variations: Sequence[Variation], points: Sequence[Point]
         console.print(line)
 
 
-def passing_table(result: Sweep, points: Sequence[Point]) -> Table:
+def passing_table(result: SweepResult, points: Sequence[Point]) -> Table:
     """Return a row for each point: its values, replicas, microbatches, memory and waiting."""
     unit = GIB if max(point.figures["bytes_per_rank"] or 0 for point in points) >= GIB.size else MIB
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -288,13 +288,13 @@ def passing_table(result: Sweep, points: Sequence[Point]) -> Table:
     return table
 
 
-def refused_table(result: Sweep, variations: Sequence[Variation]) -> Table:
+def refused_table(result: SweepResult, variations: Sequence[Variation]) -> Table:
     """Return a row for each group of points that the same rules refuse."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("refused", justify="right")
     table.add_column("by")
     table.add_column("for example")
-    for group in result.refused:
+    for group in result.rejected:
         example = as_written(result, variations, group.first)
         table.add_row(
             f"{group.count:,}",
@@ -304,9 +304,9 @@ def refused_table(result: Sweep, variations: Sequence[Variation]) -> Table:
     return table
 
 
-def counts(result: Sweep, points: Sequence[Point]) -> Iterator[str]:
+def counts(result: SweepResult, points: Sequence[Point]) -> Iterator[str]:
     """Yield how many there are of each kind: nothing is left out without being counted."""
-    refused = sum(group.count for group in result.refused)
+    refused = sum(group.count for group in result.rejected)
     yield f"{result.total:,} points: {len(result.passing):,} pass the rules, {refused:,} are refused"
     later = sum(bool(point.refused) for point in points)
     if points:

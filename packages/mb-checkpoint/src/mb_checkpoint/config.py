@@ -6,7 +6,7 @@ from typing import Literal
 from mb_checkpoint.errors import CheckpointConfigError
 from mb_checkpoint.rules import refusals
 from mb_checkpoint.strict_fields import StrictFields
-from mb_checkpoint.value_types import refuse_wrong_types
+from mb_checkpoint.value_types import reject_wrong_types
 
 
 @dataclass(kw_only=True)
@@ -190,7 +190,7 @@ class CheckpointConfig(StrictFields):
                 message has a line for each.
             FieldTypeError: values have a wrong type.
         """
-        refuse_wrong_types(self, path="checkpoint")
+        reject_wrong_types(self, path="checkpoint")
         lines = refusals(self)
         if lines:
             raise CheckpointConfigError("\n".join(lines))

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from mb_config.errors import TargetError as TargetError
     from mb_config.errors import UnknownKeyError as UnknownKeyError
     from mb_config.errors import WrongTypeError as WrongTypeError
-    from mb_config.explaining import explain as explain
+    from mb_config.explanation import explain as explain
     from mb_config.megatron_defaults import MegatronField as MegatronField
     from mb_config.megatron_defaults import UnknownMegatronError as UnknownMegatronError
     from mb_config.megatron_defaults import megatron_fields as megatron_fields
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
     from mb_config.overrides import apply_overrides as apply_overrides
     from mb_config.overrides import apply_yaml as apply_yaml
     from mb_config.plan.errors import PlanError as PlanError
-    from mb_config.plan.gpus import GPU_MEMORY as GPU_MEMORY
-    from mb_config.plan.gpus import GpuMemory as GpuMemory
-    from mb_config.plan.picture import draw_plan as draw_plan
-    from mb_config.plan.plan import Plan as Plan
-    from mb_config.plan.plan import RankBytes as RankBytes
-    from mb_config.plan.plan import StagePlan as StagePlan
-    from mb_config.plan.plan import make_plan as make_plan
-    from mb_config.plan.shape import smallest_world as smallest_world
+    from mb_config.plan.gpu_memory import GPU_MEMORY as GPU_MEMORY
+    from mb_config.plan.gpu_memory import GpuMemory as GpuMemory
+    from mb_config.plan.memory_chart import render_memory_chart as render_memory_chart
+    from mb_config.plan.model_shape import smallest_world as smallest_world
+    from mb_config.plan.resource_plan import RankBytes as RankBytes
+    from mb_config.plan.resource_plan import ResourcePlan as ResourcePlan
+    from mb_config.plan.resource_plan import StagePlan as StagePlan
+    from mb_config.plan.resource_plan import make_plan as make_plan
     from mb_config.precision_recipes import UnknownPrecisionError as UnknownPrecisionError
     from mb_config.precision_recipes import get_mixed_precision_config as get_mixed_precision_config
     from mb_config.problems import ConfigError as ConfigError
@@ -82,7 +82,7 @@ if TYPE_CHECKING:
     from mb_config.sections.training import TrainingConfig as TrainingConfig
     from mb_config.sections.training import ValidationConfig as ValidationConfig
     from mb_config.sweep import Axis as Axis
-    from mb_config.sweep import Sweep as Sweep
+    from mb_config.sweep import SweepResult as SweepResult
     from mb_config.sweep import run_sweep as run_sweep
     from mb_config.variations import Variation as Variation
     from mb_config.variations import read_variations as read_variations
@@ -100,10 +100,10 @@ _HOMES = {
     "ConfigReadError": "errors",
     "DistributedDataParallelConfig": "sections.ddp",
     "DistributedInitConfig": "sections.startup",
-    "GPU_MEMORY": "plan.gpus",
+    "GPU_MEMORY": "plan.gpu_memory",
     "UnknownGpuError": "_gpu_names",
     "gpu_short_name": "rules.hardware",
-    "GpuMemory": "plan.gpus",
+    "GpuMemory": "plan.gpu_memory",
     "ManyReadErrors": "errors",
     "MaskedValueError": "errors",
     "MegatronField": "megatron_defaults",
@@ -113,20 +113,20 @@ _HOMES = {
     "OptimizerConfigOverrideProvider": "sections.optimizer_overrides",
     "OptimizerConfigOverrideProviderContext": "sections.optimizer_overrides",
     "OverrideError": "errors",
-    "Plan": "plan.plan",
+    "ResourcePlan": "plan.resource_plan",
     "PlanError": "plan.errors",
     "Problem": "problems",
     "Provenance": "provenance",
     "RNGConfig": "sections.startup",
     "RULES": "rules",
-    "RankBytes": "plan.plan",
+    "RankBytes": "plan.resource_plan",
     "Rule": "rules.rule",
     "RuleLike": "problems",
     "SchedulerConfig": "sections.scheduler",
     "SchedulerSteps": "schedule",
     "Section": "section",
-    "StagePlan": "plan.plan",
-    "Sweep": "sweep",
+    "StagePlan": "plan.resource_plan",
+    "SweepResult": "sweep",
     "TargetError": "errors",
     "TrainingConfig": "sections.training",
     "UnknownKeyError": "errors",
@@ -138,13 +138,13 @@ _HOMES = {
     "apply_overrides": "overrides",
     "apply_yaml": "overrides",
     "check": "problems",
-    "draw_plan": "plan.picture",
-    "explain": "explaining",
+    "render_memory_chart": "plan.memory_chart",
+    "explain": "explanation",
     "from_dict": "codec",
     "get_mixed_precision_config": "precision_recipes",
     "given_fields": "section",
     "learning_rate": "schedule",
-    "make_plan": "plan.plan",
+    "make_plan": "plan.resource_plan",
     "megatron_fields": "megatron_defaults",
     "mimo_runtime_config_update": "resolve",
     "non_default_values": "non_defaults",
@@ -153,7 +153,7 @@ _HOMES = {
     "runtime_config_update": "resolve",
     "scheduler_steps": "schedule",
     "show": "display",
-    "smallest_world": "plan.shape",
+    "smallest_world": "plan.model_shape",
     "split_yaml": "variations",
     "to_axes": "variations",
     "to_dict": "codec",

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 
-class Stage(NamedTuple):
+class BatchStage(NamedTuple):
     """A batch size, and from where on it is used."""
 
     first: int
@@ -18,7 +18,7 @@ class Stage(NamedTuple):
     """Sequences in a global batch."""
 
 
-def scheduled_stages(text: str, *, seq_length: int | None = None) -> tuple[Stage, ...]:
+def scheduled_stages(text: str, *, seq_length: int | None = None) -> tuple[BatchStage, ...]:
     """Stages of a schedule "threshold:size ...", as Megatron Core reads it.
 
     K, M, B and T stand for powers of a thousand. With a sequence length thresholds are tokens, and become sequences by
@@ -31,7 +31,7 @@ def scheduled_stages(text: str, *, seq_length: int | None = None) -> tuple[Stage
     if not pairs or None in pairs:
         raise ValueError(f"{text!r} is not a list of threshold:size")
     stages = tuple(
-        Stage(_number(pair, "threshold") // (seq_length or 1), _number(pair, "size"))
+        BatchStage(_number(pair, "threshold") // (seq_length or 1), _number(pair, "size"))
         for pair in pairs
         if pair
     )
@@ -44,12 +44,13 @@ def scheduled_stages(text: str, *, seq_length: int | None = None) -> tuple[Stage
     return stages
 
 
-def growing_stages(ramp: list[int], *, global_batch_size: int) -> tuple[Stage, ...]:
+def growing_stages(ramp: list[int], *, global_batch_size: int) -> tuple[BatchStage, ...]:
     """Stages of `rampup_batch_size` [first, increment, S]: one increment after every S / n sequences, n of them."""
     first, increment, length = ramp
     blocks = (global_batch_size - first) // increment
     return tuple(
-        Stage(-(-block * length // max(blocks, 1)), first + block * increment) for block in range(blocks + 1)
+        BatchStage(-(-block * length // max(blocks, 1)), first + block * increment)
+        for block in range(blocks + 1)
     )
 
 

@@ -14,11 +14,11 @@ from types import SimpleNamespace
 from mb_config._gpu_names import UnknownGpuError
 from mb_config.display import show
 from mb_config.errors import ConfigReadError
-from mb_config.explaining import explain
-from mb_config.facts import known_facts
-from mb_config.inspect_plain import PlainFindings, inspect_plain
+from mb_config.explanation import explain
+from mb_config.facts import collect_facts
 from mb_config.non_defaults import non_default_values
-from mb_config.plain import PlainConfig, read_plain
+from mb_config.plain_check import PlainCheckResult, check_plain_config
+from mb_config.plain_config import PlainConfig, read_plain_config
 from mb_config.problems import ConfigError
 from mb_config.resolve import runtime_config_update
 from mb_config.rules import RULES
@@ -100,15 +100,15 @@ def _gpu(text: str) -> str:
 
 
 def _check(options: argparse.Namespace) -> int:
-    plain = read_plain(options.file, options.overrides)
-    facts = known_facts(
+    plain = read_plain_config(options.file, options.overrides)
+    facts = collect_facts(
         world_size=options.world_size,
         env=os.environ,
         env_vars=plain.config.env_vars,
         versions={"transformer_engine": options.te} if options.te else {},
         gpu=options.gpu,
     )
-    findings = inspect_plain(plain, RULES, facts=facts)
+    findings = check_plain_config(plain, RULES, facts=facts)
     if options.json:
         print(json.dumps(_report(plain, findings), indent=2))
     else:
@@ -119,7 +119,7 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    plain = read_plain(options.file, options.overrides)
+    plain = read_plain_config(options.file, options.overrides)
     if options.world_size is not None:
         runtime_config_update(
             plain.config, world_size=options.world_size, provenance=plain.provenance, rules=()
@@ -142,29 +142,29 @@ def _explain(options: argparse.Namespace) -> int:
     return 0
 
 
-def _report(plain: PlainConfig, findings: PlainFindings) -> dict[str, object]:
+def _report(plain: PlainConfig, findings: PlainCheckResult) -> dict[str, object]:
     return {
         "problems": [problem.to_dict() for problem in findings.problems],
         "changes": [change.to_dict() for change in findings.changes],
         "unresolved": findings.unresolved,
         "checked": list(plain.known),
-        "checked_by_shared_rules_only": list(plain.foreign),
+        "checked_by_shared_rules_only": list(plain.external),
         "absent": list(plain.absent),
-        "doubtful": list(plain.doubtful),
+        "doubtful": list(plain.suspicious_keys),
     }
 
 
-def _summary(plain: PlainConfig, findings: PlainFindings, *, world_size: int | None) -> str:
+def _summary(plain: PlainConfig, findings: PlainCheckResult, *, world_size: int | None) -> str:
     errors = sum(problem.severity == "error" for problem in findings.problems)
     lines = [f"{errors} errors, {len(findings.problems) - errors} warnings"]
-    if plain.foreign:
+    if plain.external:
         lines.append(
-            f"not checked but for the shared rules: {', '.join(plain.foreign)} (sections of other packages)"
+            f"not checked but for the shared rules: {', '.join(plain.external)} (sections of other packages)"
         )
     if plain.absent:
         lines.append(f"not in the file, not checked: {', '.join(plain.absent)}")
-    if plain.doubtful:
-        lines.append(f"unknown to Megatron Core: {', '.join(plain.doubtful)}")
+    if plain.suspicious_keys:
+        lines.append(f"unknown to Megatron Core: {', '.join(plain.suspicious_keys)}")
     if world_size is not None and findings.unresolved:
         lines.append(f"checked as it was written, not as it would run: {findings.unresolved}")
     if world_size is None:

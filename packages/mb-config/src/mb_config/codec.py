@@ -24,11 +24,11 @@ from mb_config.errors import (
     WrongTypeError,
     raise_all,
 )
+from mb_config.field_suggestions import unknown_key_error
 from mb_config.field_types import dataclasses_of, fit, hints, is_open, options
 from mb_config.masking import is_masked, leaf, masked
-from mb_config.message_text import cut_repr
-from mb_config.names import unknown_key
-from mb_config.nesting import refuse_deep
+from mb_config.message_text import truncate_repr
+from mb_config.nesting import reject_deep_nesting
 from mb_config.section import given_fields, set_given
 
 T = TypeVar("T")
@@ -47,9 +47,9 @@ def to_dict(section: Any, *, secrets: bool = False, defaults: bool = True) -> di
         WrongTypeError: a field holds what no file can hold, such as a function.
         ConfigReadError: something in it holds itself.
     """
-    refuse_deep(section)
+    reject_deep_nesting(section)
     data = DataClassJsonMixin.to_dict(section)
-    return _Writer(secrets=secrets, defaults=defaults).section(section, data, path="")
+    return _ConfigWriter(secrets=secrets, defaults=defaults).section(section, data, path="")
 
 
 def from_dict(cls: type[T], data: Mapping[str, Any], *, targets: Mapping[str, type] = NO_TARGETS) -> T:
@@ -65,8 +65,8 @@ def from_dict(cls: type[T], data: Mapping[str, Any], *, targets: Mapping[str, ty
         ConfigReadError: an unknown or missing key, a wrong type, a class that is not allowed; all of them at once.
             Among them MaskedValueError, where a masked secret has no default to go by.
     """
-    refuse_deep(data)
-    reader = Reader(root=cls, targets=targets)
+    reject_deep_nesting(data)
+    reader = ConfigReader(root=cls, targets=targets)
     result = reader.build(cls, data, path="")
     raise_all(reader.errors)
     return result
@@ -78,7 +78,7 @@ def target_name(cls: type) -> str:
 
 
 @dataclass(kw_only=True)
-class Reader:
+class ConfigReader:
     """One walk over data. Errors are collected, so that a file with three slips is mended in one go."""
 
     root: Any
@@ -115,7 +115,7 @@ class Reader:
                 elif key in writable:
                     values[key] = self.unmasked(self.value(value, types[key], path=here), path=here)
                 elif key != TARGET:
-                    self.note(unknown_key(here, writable, self.root))
+                    self.note(unknown_key_error(here, writable, self.root))
             except ConfigReadError as error:
                 self.note(error)
         for name, item in writable.items():
@@ -164,12 +164,12 @@ class Reader:
         if name is None:
             raise TargetError(f"needs {TARGET}, {listed_targets(fitting)}", path=path)
         if not isinstance(name, str):
-            raise TargetError(f"expected a class's name, not {cut_repr(name)}", path=join(path, TARGET))
+            raise TargetError(f"expected a class's name, not {truncate_repr(name)}", path=join(path, TARGET))
         if name not in allowed:
             nearest = nearest_targets(name, fitting)
             hint = f" Did you mean {' or '.join(nearest)}?" if nearest else ""
             raise TargetError(
-                f"{cut_repr(masked(TARGET, name))} is not allowed.{hint} Allowed is {listed_targets(fitting)}.",
+                f"{truncate_repr(masked(TARGET, name))} is not allowed.{hint} Allowed is {listed_targets(fitting)}.",
                 path=join(path, TARGET),
             )
         cls = allowed[name]
@@ -223,7 +223,7 @@ def only_fitting(candidates: tuple[type, ...], data: Mapping[str, Any]) -> type 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Writer:
+class _ConfigWriter:
     """Turns what dataclasses-json wrote into what a file shall hold."""
 
     secrets: bool

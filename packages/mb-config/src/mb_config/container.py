@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mb_config.codec import NO_TARGETS, Reader, from_dict, to_dict
+from mb_config.codec import NO_TARGETS, ConfigReader, from_dict, to_dict
 from mb_config.errors import ConfigReadError, raise_all
-from mb_config.facts import known_facts
-from mb_config.message_text import cut_repr
+from mb_config.facts import collect_facts
+from mb_config.message_text import truncate_repr
 from mb_config.non_defaults import non_default_values
 from mb_config.problems import NOTHING, ConfigError, Problem, RuleLike, value_at
 from mb_config.provenance import Provenance
@@ -40,7 +40,9 @@ def world_size_of_environment(environment: Mapping[str, str] | None = None) -> i
     """
     text = (os.environ if environment is None else environment).get("WORLD_SIZE", "1")
     if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise ConfigReadError(f"WORLD_SIZE: is {cut_repr(text)}, no number of processes. Pass world_size.")
+        raise ConfigReadError(
+            f"WORLD_SIZE: is {truncate_repr(text)}, no number of processes. Pass world_size."
+        )
     return int(text)
 
 
@@ -170,7 +172,7 @@ class ConfigContainer(Section):
             ConfigReadError: everything that could not be read, with file and line.
         """
         file = read_yaml(path)
-        reader = Reader(root=cls, targets=targets, locate=file.locate)
+        reader = ConfigReader(root=cls, targets=targets, locate=file.locate)
         config = reader.build(cls, file.data, path="")
         raise_all(reader.errors)
         if provenance is not None:
@@ -210,7 +212,7 @@ class ConfigContainer(Section):
             env: The shell's environment variables, which win over the section `env_vars`.
             provenance: Where the values came from.
         """
-        facts = known_facts(
+        facts = collect_facts(
             world_size=world_size, env=env, env_vars=self.env_vars, versions=versions, gpu=gpu
         )
         return check_config(self, rules, sections=self.sections(), facts=facts, provenance=provenance)

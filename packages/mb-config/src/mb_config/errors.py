@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mb_config.masking import leaf, masked, masked_text
-from mb_config.message_text import MESSAGE, cut, cut_repr
+from mb_config.message_text import MAX_MESSAGE_LENGTH, truncate, truncate_repr
 
 
 class ConfigReadError(ValueError):
@@ -17,12 +17,12 @@ class ConfigReadError(ValueError):
     def __init__(self, message: str, *, path: str = "", origin: str = "") -> None:
         self.path = path
         self.origin = origin
-        self.message = cut(masked_text(message), MESSAGE)
+        self.message = truncate(masked_text(message), MAX_MESSAGE_LENGTH)
         self.errors: tuple[ConfigReadError, ...] = (self,)
         super().__init__(self.message)
 
     def __str__(self) -> str:
-        return ": ".join(part for part in (self.origin, cut(self.path), self.message) if part)
+        return ": ".join(part for part in (self.origin, truncate(self.path), self.message) if part)
 
 
 class ConfigKeyError(ConfigReadError):
@@ -52,7 +52,7 @@ class WrongTypeError(ConfigReadError, TypeError):
 
     def __init__(self, value: object, expected: str, *, path: str, origin: str = "") -> None:
         shown = masked(leaf(path), value)
-        super().__init__(f"expected {expected}, not {cut_repr(shown)}", path=path, origin=origin)
+        super().__init__(f"expected {expected}, not {truncate_repr(shown)}", path=path, origin=origin)
         self.value = shown
         self.expected = expected
 

@@ -8,7 +8,7 @@ from mb_config.problems import NOTHING
 from mb_config.rules.hardware import nvlink_gpus
 
 
-def known_facts(
+def collect_facts(
     *,
     world_size: int | None = None,
     env: Mapping[str, str] = NOTHING,

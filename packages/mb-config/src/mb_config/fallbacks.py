@@ -8,7 +8,7 @@ from typing import Protocol
 from mb_config.container import ConfigContainer
 from mb_config.problems import RuleLike, check
 from mb_config.provenance import Provenance
-from mb_config.resolution import Change, Resolution
+from mb_config.resolver_state import Change, ResolverState
 from mb_config.section_types import wrong_types
 
 
@@ -40,13 +40,13 @@ def apply_fallbacks(
         provenance: Where the values came from; receives each change. Without it, values that the sections remember as
             set in code are the user's.
     """
-    run = Resolution(config=cfg, provenance=Provenance() if provenance is None else provenance)
+    state = ResolverState(config=cfg, provenance=Provenance() if provenance is None else provenance)
     if wrong_types(cfg):
         return []
     for rule in rules:
-        if any(not run.has(path) or run.rank(path) == 2 for path in rule.fallback):
+        if any(not state.has(path) or state.priority(path) == 2 for path in rule.fallback):
             continue
         if rule.fallback and check(cfg.sections(), [rule], facts=facts):
             for path, value in rule.fallback.items():
-                run.set(path, value, rule=rule.id, why=rule.why)
-    return run.net_changes()
+                state.set(path, value, rule=rule.id, why=rule.why)
+    return state.net_changes()

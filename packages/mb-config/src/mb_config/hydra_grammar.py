@@ -11,8 +11,8 @@ from hydra.errors import HydraException
 
 from mb_config.errors import OverrideError
 from mb_config.masking import masked_text
-from mb_config.message_text import cut, cut_repr
-from mb_config.shell_line import as_text
+from mb_config.message_text import truncate, truncate_repr
+from mb_config.shell_line import quoted_override
 
 _PATH = re.compile(r"[+~]{0,2}\w+(\.\w+)*")
 
@@ -42,7 +42,7 @@ class Override:
         return ".".join(self.keys)
 
 
-class Letters:
+class NonAsciiEscapes:
     """Stand-ins for letters outside ASCII, which Hydra's grammar takes in quoted texts only.
 
     Each becomes a word of ASCII letters and digits that the text does not contain otherwise. What cannot be printed
@@ -80,7 +80,7 @@ def parse_override(text: str) -> Override:
     Raises:
         OverrideError: no override, a sweep over several values, or a Hydra group.
     """
-    letters = Letters(text)
+    letters = NonAsciiEscapes(text)
     try:
         parsed = OverridesParser.create().parse_override(letters.encoded)
     except (
@@ -94,18 +94,21 @@ def parse_override(text: str) -> Override:
             else "its value is no value in Hydra's grammar"
         )
         raise OverrideError(
-            f"cannot read the override {cut_repr(shown)}: {cut(reason)}. Write {_working(text, shown)}"
+            f"cannot read the override {truncate_repr(shown)}: {truncate(reason)}. Write {_working(text, shown)}"
         ) from (error if shown == text else None)
     if parsed.is_sweep_override():
         shown = masked_text(text)
         advice = f" As one text: {_working(text, shown)}" if shown == text else ""
         raise OverrideError(
-            f"{cut_repr(shown)} gives several values; one run takes one.{advice}", path=parsed.key_or_group
+            f"{truncate_repr(shown)} gives several values; one run takes one.{advice}",
+            path=parsed.key_or_group,
         )
     if parsed.package is not None or "/" in parsed.key_or_group:
-        raise OverrideError(f"{cut_repr(masked_text(text))} names a Hydra group; write section.field=value")
+        raise OverrideError(
+            f"{truncate_repr(masked_text(text))} names a Hydra group; write section.field=value"
+        )
     if not all(parsed.key_or_group.split(".")):
-        raise OverrideError(f"{cut_repr(masked_text(text))} names no field; write section.field=value")
+        raise OverrideError(f"{truncate_repr(masked_text(text))} names no field; write section.field=value")
     name = parsed.type.name
     kinds: dict[str, Literal["change", "add", "force", "delete"]]
     kinds = {"CHANGE": "change", "ADD": "add", "FORCE_ADD": "force", "DEL": "delete"}
@@ -124,4 +127,4 @@ def _working(text: str, shown: str) -> str:
     plain = (
         _PATH.fullmatch(path) is not None and bool(sign) and not value.startswith(("'", '"', "[", "{", "("))
     )
-    return cut(as_text(path, value)) if plain and shown == text else "section.field=value"
+    return truncate(quoted_override(path, value)) if plain and shown == text else "section.field=value"

@@ -71,7 +71,7 @@ def leaf(path: str) -> str:
 def masked(name: str, value: Any) -> Any:
     """The value, or what may be shown of it; mappings and lists are searched."""
     if is_secret(name, value):
-        return _hidden(value)
+        return _masked_value(value)
     if isinstance(value, Mapping):
         whole = is_secret(name, "text")
         return {key: masked(name if whole else str(key), item) for key, item in value.items()}
@@ -92,7 +92,7 @@ def masked_text(text: str) -> str:
     return _ADDRESS.sub(rf"\g<user>:{MASK}@", _ASSIGNED.sub(hide, text))
 
 
-def _hidden(value: object) -> str:
+def _masked_value(value: object) -> str:
     """Of an address only the password goes."""
     if isinstance(value, str) and _LOOKS.match(value) is None and _ADDRESS.search(value):
         return _ADDRESS.sub(rf"\g<user>:{MASK}@", value)

@@ -25,7 +25,7 @@ from mb_config.field_types import options
 from mb_config.megatron_defaults import (
     CLASSES,
     MegatronField,
-    data_of,
+    data_version,
     megatron_fields,
     parse,
     plain_value,
@@ -105,7 +105,7 @@ def _in_short(text: str) -> str:
     version, found = installed_version(), parse(text)
     for other in versions():
         alike = {name: megatron_fields(name, version=other) for name in found} == found
-        if alike and version != other == data_of(other):
+        if alike and version != other == data_version(other):
             return f'{{"megatron_core": "{version}", "same_as": "{other}"}}\n'
     return text
 

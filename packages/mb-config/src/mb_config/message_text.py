@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-VALUE = 200
+MAX_VALUE_LENGTH = 200
 """Characters of one value in a message."""
 
-MESSAGE = 1_000
+MAX_MESSAGE_LENGTH = 1_000
 """Characters of the message about one field."""
 
 
-def cut(text: str, most: int = VALUE) -> str:
+def truncate(text: str, most: int = MAX_VALUE_LENGTH) -> str:
     """Return the text, or its beginning and end with the number of characters between them."""
     if len(text) <= most:
         return text
@@ -18,11 +18,11 @@ def cut(text: str, most: int = VALUE) -> str:
     return f"{text[:head]}... ({len(text) - most:,} more characters) ...{text[-tail:]}"
 
 
-def cut_repr(value: object, most: int = VALUE) -> str:
+def truncate_repr(value: object, most: int = MAX_VALUE_LENGTH) -> str:
     """Return `repr(value)`, cut."""
     if isinstance(value, str) and len(value) > 2 * most:
-        return repr(cut(value, most))
+        return repr(truncate(value, most))
     try:
-        return cut(repr(value), most)
+        return truncate(repr(value), most)
     except ValueError:  # Python prints integers of up to 4,300 digits
         return "an integer of thousands of digits"

@@ -8,11 +8,11 @@ from typing import Any
 
 from mb_config.errors import ConfigReadError
 
-DEEPEST = 64
+MAX_DEPTH = 64
 """Levels. A configuration has about five."""
 
 
-def refuse_deep(data: Any) -> None:
+def reject_deep_nesting(data: Any) -> None:
     """Walk mappings, lists and dataclasses.
 
     Raises:
@@ -31,8 +31,8 @@ def refuse_deep(data: Any) -> None:
             continue
         if id(value) in open_ids:
             raise ConfigReadError("holds itself, so it has no end", path=path)
-        if len(open_ids) >= DEEPEST:
-            raise ConfigReadError(f"is nested deeper than {DEEPEST} levels", path=f"{path[:80]}...")
+        if len(open_ids) >= MAX_DEPTH:
+            raise ConfigReadError(f"is nested deeper than {MAX_DEPTH} levels", path=f"{path[:80]}...")
         open_ids.append(id(value))
         stack.append(_inside(value, path))
 

@@ -32,7 +32,7 @@ def non_default_values(config: Any, *, version: str | None = None) -> str:
     for name, cls in _COMPARED.items():
         section = getattr(config, name, None)
         if section is not None:
-            theirs = megatron_defaults(cls or baseline(section), version=version)
+            theirs = megatron_defaults(cls or megatron_class_name(section), version=version)
             lines += _block(name, list(_differences(section, theirs)))
     for name in _LISTED:
         section = getattr(config, name, None)
@@ -42,7 +42,7 @@ def non_default_values(config: Any, *, version: str | None = None) -> str:
     return "\n".join([*lines, _RULER])
 
 
-def baseline(model: Any) -> str:
+def megatron_class_name(model: Any) -> str:
     """Megatron's class that a model section stands for."""
     latent = _values(model).get("multi_latent_attention")
     return "MLATransformerConfig" if latent else "TransformerConfig"

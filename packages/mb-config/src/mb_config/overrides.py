@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from mb_config.codec import NO_TARGETS, TARGET, Reader, join, target_name
+from mb_config.codec import NO_TARGETS, TARGET, ConfigReader, join, target_name
 from mb_config.errors import (
     ConfigReadError,
     MaskedValueError,
@@ -16,22 +16,22 @@ from mb_config.errors import (
     WrongTypeError,
     raise_all,
 )
+from mb_config.field_suggestions import section_fields, unknown_key_error
 from mb_config.field_types import hints, is_open, options
 from mb_config.masking import is_masked, masked
-from mb_config.message_text import cut_repr
-from mb_config.names import section_fields, unknown_key
+from mb_config.message_text import truncate_repr
 from mb_config.precision_recipes import get_mixed_precision_config
 from mb_config.provenance import Provenance
-from mb_config.shell_line import refuse_spaced
+from mb_config.shell_line import reject_spaced
 from mb_config.yaml_file import read_yaml
 
 if TYPE_CHECKING:
     from mb_config.hydra_grammar import Override
 
-Named = Mapping[str, Callable[[str], object]]
-"""Section path to what makes the section from a name, as in `mixed_precision=bf16_mixed`."""
+SectionFactories = Mapping[str, Callable[[str], object]]
+"""Section path to the function that makes the section from a name, as in `mixed_precision=bf16_mixed`."""
 
-NAMED: Named = MappingProxyType({"mixed_precision": get_mixed_precision_config})
+SECTION_FACTORIES: SectionFactories = MappingProxyType({"mixed_precision": get_mixed_precision_config})
 COMMAND_LINE = "command line"
 
 
@@ -39,7 +39,7 @@ def apply_overrides(
     config: Any,
     overrides: Iterable[str],
     *,
-    named: Named = NAMED,
+    section_factories: SectionFactories = SECTION_FACTORIES,
     targets: Mapping[str, type] = NO_TARGETS,
     provenance: Provenance | None = None,
 ) -> Provenance:
@@ -51,7 +51,7 @@ def apply_overrides(
     Args:
         config: A dataclass of sections.
         overrides: As on a command line.
-        named: Sections that a name may stand for.
+        section_factories: Section path to the function that makes the section from a name.
         targets: Classes that a `_target_` may name.
         provenance: Is told of every field set; a new one is made without it.
 
@@ -62,12 +62,12 @@ def apply_overrides(
     texts = list(overrides)
     if not texts:
         return record
-    refuse_spaced(texts)
+    reject_spaced(texts)
     from mb_config.hydra_grammar import parse_override  # noqa: PLC0415 - 0.4 s that only command lines need
 
-    reader = Reader(root=config, targets=targets, locate=lambda path: COMMAND_LINE)
+    reader = ConfigReader(root=config, targets=targets, locate=lambda path: COMMAND_LINE)
     for text in texts:
-        editor = _Editor(reader=reader, named=named, provenance=record)
+        editor = _SectionEditor(reader=reader, section_factories=section_factories, provenance=record)
         try:
             editor.apply(config, parse_override(text))
         except ConfigReadError as error:
@@ -80,7 +80,7 @@ def apply_yaml(
     config: Any,
     path: str | Path,
     *,
-    named: Named = NAMED,
+    section_factories: SectionFactories = SECTION_FACTORIES,
     targets: Mapping[str, type] = NO_TARGETS,
     provenance: Provenance | None = None,
 ) -> Provenance:
@@ -91,18 +91,20 @@ def apply_yaml(
     """
     record = Provenance.of(config) if provenance is None else provenance
     file = read_yaml(path)
-    reader = Reader(root=config, targets=targets, locate=file.locate)
-    _Editor(reader=reader, named=named, provenance=record, adding=True).merge(config, file.data, path="")
+    reader = ConfigReader(root=config, targets=targets, locate=file.locate)
+    _SectionEditor(reader=reader, section_factories=section_factories, provenance=record, adding=True).merge(
+        config, file.data, path=""
+    )
     raise_all(reader.errors)
     return record
 
 
 @dataclass(kw_only=True)
-class _Editor:
+class _SectionEditor:
     """Merges plain data into sections."""
 
-    reader: Reader
-    named: Named
+    reader: ConfigReader
+    section_factories: SectionFactories
     provenance: Provenance
     adding: bool = False
     text: str | None = None
@@ -144,14 +146,14 @@ class _Editor:
     def _set_field(self, section: Any, key: str, value: Any, *, path: str) -> None:
         names = section_fields(section)
         if key not in names:
-            raise unknown_key(path, names, self.reader.root)
+            raise unknown_key_error(path, names, self.reader.root)
         annotation = hints(type(section))[key]
         current = self._expand(section, key, value, path=path)
         if isinstance(value, Mapping) and self._goes_into(current, value):
             self.merge(current, value, path=path, free=is_open(annotation))
             return
-        if isinstance(value, str) and path in self.named:
-            made = self.named[path](value)
+        if isinstance(value, str) and path in self.section_factories:
+            made = self.section_factories[path](value)
             value = value if str in options(annotation) else made
             setattr(section, key, value)
         else:
@@ -161,7 +163,7 @@ class _Editor:
 
     def _set_key(self, target: dict[str, Any], key: str, value: Any, *, path: str, free: bool) -> None:
         if key not in target and not (self.adding or free):
-            error = unknown_key(path, target, self.reader.root)
+            error = unknown_key_error(path, target, self.reader.root)
             error.message += f"; write +{path}=... to add it"
             raise error
         current = target.get(key)
@@ -184,8 +186,8 @@ class _Editor:
     def _expand(self, section: Any, key: str, value: Any, *, path: str) -> Any:
         """The present value; a name is replaced by its section when a field of it is to be set."""
         current = getattr(section, key)
-        if isinstance(current, str) and isinstance(value, Mapping) and path in self.named:
-            current = self.named[path](current)
+        if isinstance(current, str) and isinstance(value, Mapping) and path in self.section_factories:
+            current = self.section_factories[path](current)
             setattr(section, key, current)
         return current
 
@@ -209,12 +211,13 @@ class _Editor:
         owner = _lookup(config, parents) if parents else config
         names = section_fields(owner)
         if key not in names:
-            raise unknown_key(override.path, names, self.reader.root)
+            raise unknown_key_error(override.path, names, self.reader.root)
         current = owner[key] if isinstance(owner, dict) else getattr(owner, key)
         if override.has_value and current != override.value:
-            found, named = masked(key, current), masked(key, override.value)
+            current_text, given_text = masked(key, current), masked(key, override.value)
             raise OverrideError(
-                f"is {cut_repr(found)}, not {cut_repr(named)}: nothing to delete", path=override.path
+                f"is {truncate_repr(current_text)}, not {truncate_repr(given_text)}: nothing to delete",
+                path=override.path,
             )
         if isinstance(owner, dict):
             del owner[key]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mb_config.errors import ConfigReadError
-from mb_config.message_text import cut_repr
+from mb_config.message_text import truncate_repr
 from mb_config.precision_table import PRECISIONS, canonical
 from mb_config.sections.precision import MixedPrecisionConfig
 
@@ -37,6 +37,6 @@ def get_mixed_precision_config(name: str | MixedPrecisionConfig) -> MixedPrecisi
     values: Any = PRECISIONS.get(canonical(name))
     if values is None:
         raise UnknownPrecisionError(
-            f"no recipe {cut_repr(name)}; there are {', '.join(PRECISIONS)}", path="mixed_precision"
+            f"no recipe {truncate_repr(name)}; there are {', '.join(PRECISIONS)}", path="mixed_precision"
         )
     return MixedPrecisionConfig(**values)

@@ -9,8 +9,8 @@ from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 from mb_config.masking import MASK, is_secret, leaf, masked, masked_text
-from mb_config.message_text import MESSAGE, VALUE, cut
-from mb_config.value_types import refuse_wrong_types
+from mb_config.message_text import MAX_MESSAGE_LENGTH, MAX_VALUE_LENGTH, truncate
+from mb_config.value_types import reject_wrong_types
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 _FILE_WORDS = {"True": "true", "False": "false", "None": "null"}
@@ -53,7 +53,7 @@ class RuleLike(Protocol):
         """Values that it accepts."""
 
 
-class Origins(Protocol):
+class OriginLookup(Protocol):
     """Tells where the value of a field came from."""
 
     def origin(self, path: str) -> str:
@@ -125,7 +125,7 @@ def check(
     rules: Iterable[RuleLike],
     *,
     facts: Mapping[str, object] = NOTHING,
-    provenance: Origins | None = None,
+    provenance: OriginLookup | None = None,
 ) -> list[Problem]:
     """Every problem, in the order of the rules. Changes nothing.
 
@@ -141,7 +141,7 @@ def check(
     return [problem for problem in found if problem is not None]
 
 
-def refuse(
+def reject(
     sections: Mapping[str, object], rules: Iterable[RuleLike], *, facts: Mapping[str, object] = NOTHING
 ) -> None:
     """Raise `ConfigError` with every problem that is an error; warnings pass.
@@ -152,13 +152,13 @@ def refuse(
     """
     for name, section in sections.items():
         if getattr(section, "checks_types", False) is True:
-            refuse_wrong_types(section, path=name)
+            reject_wrong_types(section, path=name)
     errors = [problem for problem in check(sections, rules, facts=facts) if problem.severity == "error"]
     if errors:
         raise ConfigError(errors)
 
 
-def _apply(rule: RuleLike, sections: Mapping[str, object], provenance: Origins | None) -> Problem | None:
+def _apply(rule: RuleLike, sections: Mapping[str, object], provenance: OriginLookup | None) -> Problem | None:
     if not applies(rule, sections):
         return None
     values = {path: value_at(path, sections) for path in rule.fields}
@@ -193,13 +193,13 @@ def _without_secrets(message: str, values: Mapping[str, object]) -> str:
 
 def _shortened(message: str, values: Mapping[str, object]) -> str:
     """A rule need not know how long its values are."""
-    if len(message) <= VALUE:
+    if len(message) <= MAX_VALUE_LENGTH:
         return message
     for value in values.values():
         text = value if isinstance(value, str) else ""
-        if len(text) > VALUE:
-            message = message.replace(text, cut(text))
-    return cut(message, MESSAGE)
+        if len(text) > MAX_VALUE_LENGTH:
+            message = message.replace(text, truncate(text))
+    return truncate(message, MAX_MESSAGE_LENGTH)
 
 
 def applies(rule: RuleLike, sections: Mapping[str, object]) -> bool:

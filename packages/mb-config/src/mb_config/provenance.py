@@ -30,7 +30,7 @@ class Provenance:
         """
         known = cls(dict.fromkeys(given_paths(config), origin))
         for path, resolved in _resolved(config).items():
-            if _stands(config, path, resolved.value):
+            if _is_unchanged(config, path, resolved.value):
                 known.note(path, f"{_RESOLVE}{resolved.rule}")
         return known
 
@@ -53,7 +53,7 @@ class Provenance:
 
 
 @dataclass(frozen=True, slots=True)
-class _Resolved:
+class _ResolvedValue:
     value: object
     rule: str
 
@@ -61,7 +61,7 @@ class _Resolved:
 def remember_resolved(config: object, path: str, value: object, *, rule: str) -> None:
     """Note beside the config that resolving set a field, for sections that keep no record of their own."""
     if hasattr(config, "__dict__"):
-        object.__setattr__(config, "_resolved", {**_resolved(config), path: _Resolved(value, rule)})
+        object.__setattr__(config, "_resolved", {**_resolved(config), path: _ResolvedValue(value, rule)})
 
 
 def given_paths(config: object) -> Iterator[str]:
@@ -71,7 +71,7 @@ def given_paths(config: object) -> Iterator[str]:
     """
     resolved = _resolved(config)
     for path in _given(config, path=""):
-        if path not in resolved or not _stands(config, path, resolved[path].value):
+        if path not in resolved or not _is_unchanged(config, path, resolved[path].value):
             yield path
 
 
@@ -96,11 +96,11 @@ def _is_section(value: object) -> bool:
     return isinstance(value, Mapping) or (is_dataclass(value) and not isinstance(value, type))
 
 
-def _resolved(config: object) -> Mapping[str, _Resolved]:
+def _resolved(config: object) -> Mapping[str, _ResolvedValue]:
     return getattr(config, "_resolved", {})
 
 
-def _stands(config: object, path: str, value: object) -> bool:
+def _is_unchanged(config: object, path: str, value: object) -> bool:
     found: Any = config
     for name in path.split("."):
         found = found.get(name) if isinstance(found, Mapping) else getattr(found, name, None)

@@ -5,29 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from mb_config.container import ConfigContainer, world_size_of_environment
-from mb_config.merging import merge_problems
+from mb_config.problem_merging import merge_problems
 from mb_config.problems import NOTHING, ConfigError, RuleLike, check
 from mb_config.provenance import Provenance
-from mb_config.resolution import Change, Resolution
-from mb_config.resolve_fsdp import apply_fsdp
-from mb_config.resolve_model import apply_model
-from mb_config.resolve_overlap import apply_overlap
-from mb_config.resolve_precision import apply_precision
-from mb_config.rules import batches, schedule
+from mb_config.resolve_fsdp import resolve_fsdp
+from mb_config.resolve_model import resolve_model
+from mb_config.resolve_overlap import resolve_overlap
+from mb_config.resolve_precision import resolve_precision
+from mb_config.resolver_state import Change, ResolverState
+from mb_config.rules import batch_sizes, schedule
+from mb_config.rules.formatting import format_value
 from mb_config.rules.training import LENGTH_RULES
-from mb_config.rules.wording import shown
 from mb_config.schedule import scheduler_steps, weight_decays
 from mb_config.section_types import wrong_types
 
 __all__ = ["Change", "mimo_runtime_config_update", "runtime_config_update"]
 
-_PAIRS = (
+_MIRRORED_FIELDS = (
     ("V143", "ddp.use_distributed_optimizer", "optimizer.use_distributed_optimizer"),
     ("V144", "ddp.overlap_param_gather", "optimizer.overlap_param_gather"),
     ("V115", "rng.te_rng_tracker", "model.use_te_rng_tracker"),
 )
-_MOVED = ("eval_iters", "eval_interval", "skip_train")
-_COMPUTABLE = ("V118", "V204", "TR02", "TR08")
+_MOVED_FIELDS = ("eval_iters", "eval_interval", "skip_train")
+_LENGTH_RULE_IDS = ("V118", "V204", "TR02", "TR08")
 """Rules without which the lengths of the schedule cannot be computed."""
 _STEPS = ("lr_decay_steps", "lr_warmup_steps", "wd_incr_steps", "wsd_decay_steps")
 
@@ -64,20 +64,20 @@ def runtime_config_update(
         UnknownPrecisionError: `mixed_precision` names no recipe.
         ValueError: what `setup` raises for wishes that contradict each other.
     """
-    run = _begin(cfg, provenance)
+    state = _begin(cfg, provenance)
     processes = world_size_of_environment() if world_size is None else world_size
-    apply_precision(run)
-    _set_data_parallel_size(run, processes)
-    apply_overlap(run, facts=facts)
-    apply_model(run, facts=facts)
-    apply_fsdp(run)
-    for rule, first, second in _PAIRS:
-        _make_equal(run, rule, first, second)
-    _initialise_on_cpu(run)
-    _evaluation(run)
-    _length(run)
-    _schedule(run, facts={"world_size": processes})
-    return _finish(run, rules, {**facts, "world_size": processes})
+    resolve_precision(state)
+    _set_data_parallel_size(state, processes)
+    resolve_overlap(state, facts=facts)
+    resolve_model(state, facts=facts)
+    resolve_fsdp(state)
+    for rule, first, second in _MIRRORED_FIELDS:
+        _make_equal(state, rule, first, second)
+    _initialise_on_cpu(state)
+    _evaluation(state)
+    _length(state)
+    _schedule(state, facts={"world_size": processes})
+    return _finish(state, rules, {**facts, "world_size": processes})
 
 
 def mimo_runtime_config_update(
@@ -96,48 +96,50 @@ def mimo_runtime_config_update(
     Raises:
         ConfigError: as `runtime_config_update`.
     """
-    run = _begin(cfg, provenance)
+    state = _begin(cfg, provenance)
     for name in ("mixed_precision", "comm_overlap"):
-        _refuse_for_mimo(run, name)
+        _reject_for_mimo(state, name)
     before, cfg.data_parallel_size = cfg.data_parallel_size, 1
     if before != 1:
-        run.record("data_parallel_size", before, 1, rule="V221", why="modules have layouts of their own")
-    apply_model(run, facts=facts)
-    for rule, first, second in _PAIRS[:2]:
-        _make_equal(run, rule, first, second)
-    _evaluation(run)
-    _length(run)
-    _schedule(run)
-    return _finish(run, rules, facts)
+        state.record("data_parallel_size", before, 1, rule="V221", why="modules have layouts of their own")
+    resolve_model(state, facts=facts)
+    for rule, first, second in _MIRRORED_FIELDS[:2]:
+        _make_equal(state, rule, first, second)
+    _evaluation(state)
+    _length(state)
+    _schedule(state)
+    return _finish(state, rules, facts)
 
 
-def _begin(config: ConfigContainer, provenance: Provenance | None) -> Resolution:
+def _begin(config: ConfigContainer, provenance: Provenance | None) -> ResolverState:
     """Return the record of a resolution.
 
     Raises:
         ConfigError: values have a wrong type, so that nothing can be computed from them.
     """
-    run = Resolution(config=config, provenance=Provenance() if provenance is None else provenance)
-    wrong = wrong_types(config, provenance=run.provenance)
+    state = ResolverState(config=config, provenance=Provenance() if provenance is None else provenance)
+    wrong = wrong_types(config, provenance=state.provenance)
     if wrong:
         raise ConfigError(wrong)
-    return run
+    return state
 
 
-def _finish(run: Resolution, rules: Iterable[RuleLike] | None, facts: Mapping[str, object]) -> list[Change]:
-    config = run.config
+def _finish(
+    state: ResolverState, rules: Iterable[RuleLike] | None, facts: Mapping[str, object]
+) -> list[Change]:
+    config = state.config
     applied = config.installed_rules() if rules is None else rules
-    found = check(config.sections(), applied, facts={**facts, "resolved": True}, provenance=run.provenance)
+    found = check(config.sections(), applied, facts={**facts, "resolved": True}, provenance=state.provenance)
     errors = [problem for problem in found if problem.severity == "error"]
-    problems = merge_problems(run.problems, errors)
+    problems = merge_problems(state.problems, errors)
     if problems:
         raise ConfigError(problems)
-    return run.net_changes()
+    return state.net_changes()
 
 
-def _refuse_for_mimo(run: Resolution, name: str) -> None:
-    if getattr(run.config, name) is not None:
-        run.conflict(
+def _reject_for_mimo(state: ResolverState, name: str) -> None:
+    if getattr(state.config, name) is not None:
+        state.conflict(
             (name,),
             rule="V224",
             message="is set for a model of several modules",
@@ -146,71 +148,77 @@ def _refuse_for_mimo(run: Resolution, name: str) -> None:
         )
 
 
-def _set_data_parallel_size(run: Resolution, world_size: int) -> None:
-    before = run.config.data_parallel_size
+def _set_data_parallel_size(state: ResolverState, world_size: int) -> None:
+    before = state.config.data_parallel_size
     try:
-        run.config.set_data_parallel_size(world_size)
+        state.config.set_data_parallel_size(world_size)
     except ConfigError as error:
-        run.problems += error.problems
+        state.problems += error.problems
         return
-    now = run.config.data_parallel_size
-    if hasattr(run.config.comm_overlap, "data_parallel_size"):
-        run.provenance.note("comm_overlap.data_parallel_size", "resolve: V031")
+    now = state.config.data_parallel_size
+    if hasattr(state.config.comm_overlap, "data_parallel_size"):
+        state.provenance.note("comm_overlap.data_parallel_size", "resolve: V031")
     if before != now:
-        run.record("data_parallel_size", before, now, rule="V031", why="processes / (tp x pp x cp)")
+        state.record("data_parallel_size", before, now, rule="V031", why="processes / (tp x pp x cp)")
 
 
-def _make_equal(run: Resolution, rule: str, first: str, second: str) -> None:
+def _make_equal(state: ResolverState, rule: str, first: str, second: str) -> None:
     """The side that carries more weight decides; at the same weight the one that is on, unless both were chosen."""
-    if not (run.has(first) and run.has(second)) or run.get(first) == run.get(second):
+    if not (state.has(first) and state.has(second)) or state.get(first) == state.get(second):
         return
-    ranks = run.rank(first), run.rank(second)
-    if ranks[0] == ranks[1] > 0:
-        run.conflict(
+    priorities = state.priority(first), state.priority(second)
+    if priorities[0] == priorities[1] > 0:
+        state.conflict(
             (first, second),
             rule=rule,
-            message=f"is {shown(run.get(first))}, but {second} is {shown(run.get(second))}",
+            message=f"is {format_value(state.get(first))}, but {second} is {format_value(state.get(second))}",
             why="the two are one switch",
             fix="Set both to the same value, or only one of them.",
         )
         return
-    value = True if ranks[0] == ranks[1] else run.get(first if ranks[0] > ranks[1] else second)
+    value = (
+        True
+        if priorities[0] == priorities[1]
+        else state.get(first if priorities[0] > priorities[1] else second)
+    )
     for path in (first, second):
-        run.set(path, value, rule=rule, why=f"{first} and {second} are one switch")
+        state.set(path, value, rule=rule, why=f"{first} and {second} are one switch")
 
 
-def _initialise_on_cpu(run: Resolution) -> None:
+def _initialise_on_cpu(state: ResolverState) -> None:
     path = "model.use_cpu_initialization"
-    if run.has(path) and run.get("dist.lazy_mpu_init"):
-        run.set(path, True, rule="V133", why="dist.lazy_mpu_init leaves the process groups to the caller")
+    if state.has(path) and state.get("dist.lazy_mpu_init"):
+        state.set(path, True, rule="V133", why="dist.lazy_mpu_init leaves the process groups to the caller")
 
 
-def _evaluation(run: Resolution) -> None:
-    for name in _MOVED:
+def _evaluation(state: ResolverState) -> None:
+    for name in _MOVED_FIELDS:
         old, new = f"train.{name}", f"validation.{name}"
-        if run.get(old) is None or run.get(old) == run.get(new):
+        if state.get(old) is None or state.get(old) == state.get(new):
             continue
-        if run.rank(new) > 0:
-            run.conflict(
+        if state.priority(new) > 0:
+            state.conflict(
                 (old, new),
                 rule="V139d",
-                message=f"is {shown(run.get(old))}, but {new} is {shown(run.get(new))}",
+                message=f"is {format_value(state.get(old))}, but {new} is {format_value(state.get(new))}",
                 why="the first is the old place of the second",
                 fix=f"Set only {new}.",
             )
         else:
-            run.set(new, run.get(old), rule="V139d", why=f"{old} is its old place")
+            state.set(new, state.get(old), rule="V139d", why=f"{old} is its old place")
     for name in ("global_batch_size", "micro_batch_size"):
-        if run.get(f"validation.eval_{name}") is None:
-            run.set(f"validation.eval_{name}", run.get(f"train.{name}"), rule="V118", why="as in training")
+        if state.get(f"validation.eval_{name}") is None:
+            state.set(
+                f"validation.eval_{name}", state.get(f"train.{name}"), rule="V118", why="as in training"
+            )
 
 
-def _length(run: Resolution) -> None:
-    train = run.config.train
-    wrong = check({"train": train}, LENGTH_RULES, provenance=run.provenance)
-    run.problems += wrong
+def _length(state: ResolverState) -> None:
+    train = state.config.train
+    wrong = check({"train": train}, LENGTH_RULES, provenance=state.provenance)
+    state.problems += wrong
     if not wrong and train.train_samples is not None:
-        run.set(
+        state.set(
             "train.train_iters",
             train.train_samples // train.global_batch_size,
             rule="V057",
@@ -218,8 +226,8 @@ def _length(run: Resolution) -> None:
         )
 
 
-def _schedule(run: Resolution, *, facts: Mapping[str, object] = NOTHING) -> None:
-    config, section = run.config, run.config.scheduler
+def _schedule(state: ResolverState, *, facts: Mapping[str, object] = NOTHING) -> None:
+    config, section = state.config, state.config.scheduler
     start, end = weight_decays(section, config.optimizer)
     defaults = {
         "scheduler.start_weight_decay": start,
@@ -227,20 +235,22 @@ def _schedule(run: Resolution, *, facts: Mapping[str, object] = NOTHING) -> None
         "optimizer.min_lr": config.optimizer.min_lr or 0.0,
     }
     for path, value in defaults.items():
-        run.set(path, value, rule="V208", why="the schedule needs a number")
+        state.set(path, value, rule="V208", why="the schedule needs a number")
     rounded = (
         ("V242",) if config.train.decrease_batch_size_if_needed else ()
     )  # a batch may round down to none
-    needed = [rule for rule in (*schedule.RULES, *batches.RULES) if rule.id in (*_COMPUTABLE, *rounded)]
-    run.problems += check(config.sections(), needed, facts=facts, provenance=run.provenance)
+    needed = [
+        rule for rule in (*schedule.RULES, *batch_sizes.RULES) if rule.id in (*_LENGTH_RULE_IDS, *rounded)
+    ]
+    state.problems += check(config.sections(), needed, facts=facts, provenance=state.provenance)
     known = config.train.train_iters is not None and config.train.global_batch_size
-    if run.problems or not known:
+    if state.problems or not known:
         return
     steps = scheduler_steps(
         config.train,
         section,
         data_parallel_size=config.data_parallel_size,
-        seq_length=run.get("model.seq_length") if config.train.step_batch_size_schedule else None,
+        seq_length=state.get("model.seq_length") if config.train.step_batch_size_schedule else None,
     )
     for name in _STEPS:
-        run.set(f"scheduler.{name}", getattr(steps, name), rule="V202", why="computed, in sequences")
+        state.set(f"scheduler.{name}", getattr(steps, name), rule="V202", why="computed, in sequences")

@@ -5,43 +5,43 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mb_config.problems import NOTHING
-from mb_config.resolution import Resolution
+from mb_config.resolver_state import ResolverState
 from mb_config.rules.cuda_graphs import GRAPH_REGISTER, registers_growing_buffers
 from mb_config.rules.determinism import LIBRARY_SETTINGS
 
 _DISPATCHER, _BACKEND = "model.moe_token_dispatcher_type", "model.moe_flex_dispatcher_backend"
 
 
-def apply_model(run: Resolution, *, facts: Mapping[str, object] = NOTHING) -> None:
+def resolve_model(state: ResolverState, *, facts: Mapping[str, object] = NOTHING) -> None:
     """Settings of libraries for deterministic runs (V142) and graphs (V152b), and a dispatcher with a backend (V158).
 
     `facts["env"]` are the environment variables of the run; without it only those of the configuration are known.
     """
-    if run.has("model.deterministic_mode") and run.get("model.deterministic_mode"):
-        _settings_of_libraries(run)
-    if run.has("model.cuda_graph_impl") and not facts.get("cpu"):
-        _settings_of_graphs(run, facts.get("env"))
-    if not (run.has(_DISPATCHER) and run.has(_BACKEND)):
+    if state.has("model.deterministic_mode") and state.get("model.deterministic_mode"):
+        _settings_of_libraries(state)
+    if state.has("model.cuda_graph_impl") and not facts.get("cpu"):
+        _settings_of_graphs(state, facts.get("env"))
+    if not (state.has(_DISPATCHER) and state.has(_BACKEND)):
         return
-    if run.get(_DISPATCHER) == "flex" and run.get(_BACKEND) is None:
-        run.set(_DISPATCHER, "alltoall", rule="V158", why="the flexible dispatcher has no backend")
+    if state.get(_DISPATCHER) == "flex" and state.get(_BACKEND) is None:
+        state.set(_DISPATCHER, "alltoall", rule="V158", why="the flexible dispatcher has no backend")
 
 
-def _settings_of_libraries(run: Resolution) -> None:
-    variables = run.config.env_vars
+def _settings_of_libraries(state: ResolverState) -> None:
+    variables = state.config.env_vars
     for name, values in LIBRARY_SETTINGS.items():
         if name not in variables:
             variables[name] = values[0]
             why = "the library then repeats its bits; the shell's value wins"
-            run.record(f"env_vars.{name}", None, values[0], rule="V142", why=why)
+            state.record(f"env_vars.{name}", None, values[0], rule="V142", why=why)
 
 
-def _settings_of_graphs(run: Resolution, shell: object) -> None:
-    variables = run.config.env_vars
+def _settings_of_graphs(state: ResolverState, shell: object) -> None:
+    variables = state.config.env_vars
     env = {name: str(value) for name, value in variables.items()}
     env |= shell if isinstance(shell, Mapping) else {}
-    growing = registers_growing_buffers(run.get("model.cuda_graph_impl"), env)
+    growing = registers_growing_buffers(state.get("model.cuda_graph_impl"), env)
     if growing is not None and GRAPH_REGISTER not in env:
         variables[GRAPH_REGISTER] = "0"
         why = f"NCCL must not register captured buffers that grow ({growing}={env[growing]})"
-        run.record(f"env_vars.{GRAPH_REGISTER}", None, "0", rule="V152b", why=why)
+        state.record(f"env_vars.{GRAPH_REGISTER}", None, "0", rule="V152b", why=why)

@@ -7,11 +7,11 @@ from inspect import signature
 from types import SimpleNamespace
 from typing import Any, Protocol, cast
 
-from mb_config.access import field_values
+from mb_config.field_access import field_values
 from mb_config.megatron_defaults import megatron_defaults
-from mb_config.non_defaults import baseline
+from mb_config.non_defaults import megatron_class_name
 from mb_config.problems import NOTHING
-from mb_config.resolution import Resolution
+from mb_config.resolver_state import ResolverState
 from mb_config.section import unrecorded
 
 _SECTIONS = ("model", "optimizer", "ddp")
@@ -45,7 +45,7 @@ class OverlapChange(Protocol):
         """`warning` for a wish that is not granted."""
 
 
-def apply_overlap(run: Resolution, *, facts: Mapping[str, object] = NOTHING) -> None:
+def resolve_overlap(state: ResolverState, *, facts: Mapping[str, object] = NOTHING) -> None:
     """Call `config.comm_overlap.setup`, note each change with the reason that it gives, and each refused wish.
 
     A field that the user set has its value back afterwards; that the overlap wanted another is noted as refused.
@@ -53,36 +53,36 @@ def apply_overlap(run: Resolution, *, facts: Mapping[str, object] = NOTHING) -> 
     Raises:
         ValueError: what `setup` raises for wishes that contradict each other.
     """
-    setup = getattr(run.config.comm_overlap, "setup", None)
-    if run.problems or setup is None:
+    setup = getattr(state.config.comm_overlap, "setup", None)
+    if state.problems or setup is None:
         return
     before = {
         f"{name}.{leaf}": value
         for name in _SECTIONS
-        for leaf, value in field_values(getattr(run.config, name))
+        for leaf, value in field_values(getattr(state.config, name))
     }
-    chosen = [path for path in before if run.rank(path) == 2]
+    chosen = [path for path in before if state.priority(path) == 2]
     takes = signature(setup).parameters
     offered = {"keep": chosen, "transformer_engine": facts.get("transformer_engine"), "facts": facts}
-    views = {name: _view(getattr(run.config, name)) for name in _SECTIONS}
+    views = {name: _view(getattr(state.config, name)) for name in _SECTIONS}
     with unrecorded(*views.values()):
         returned = setup(*views.values(), **{key: value for key, value in offered.items() if key in takes})
     reported = [] if returned is None else list(cast(Iterable[OverlapChange], returned))
-    _take_over(run, views, before, chosen, reasons={item.field: item for item in reported})
+    _record_changes(state, views, before, chosen, reasons={item.field: item for item in reported})
     for item in reported:
         if item.severity == "warning":
-            run.refuse(item.field, asked=item.old, stands=item.new, rule=item.rule, why=item.why)
+            state.reject(item.field, requested=item.old, kept=item.new, rule=item.rule, why=item.why)
 
 
 def _view(section: Any) -> Any:
     """The section itself; of a mapping an object with its values, and Megatron's where it says nothing."""
     if not isinstance(section, Mapping):
         return section
-    return SimpleNamespace(**{**megatron_defaults(baseline(section)), **section})
+    return SimpleNamespace(**{**megatron_defaults(megatron_class_name(section)), **section})
 
 
-def _take_over(
-    run: Resolution,
+def _record_changes(
+    state: ResolverState,
     views: Mapping[str, Any],
     before: Mapping[str, Any],
     chosen: list[str],
@@ -91,23 +91,25 @@ def _take_over(
 ) -> None:
     """Compare the sections with what they were: what a `setup` returns explains the changes, and proves none."""
     for name, view in views.items():
-        mapping = view is not getattr(run.config, name)
+        mapping = view is not getattr(state.config, name)
         for leaf, new in list(field_values(view)):
             path = f"{name}.{leaf}"
-            old = before[path] if path in before else run.get(path)
+            old = before[path] if path in before else state.get(path)
             if type(old) is type(new) and old == new:
                 continue
             reason = reasons.get(path)
             rule, why = (reason.rule, reason.why) if reason else ("comm_overlap", "communication overlap")
             if path in chosen:
-                _give_back(run, view, path, old)
-                run.refuse(path, asked=new, stands=old, rule=rule, why=f"{why}; the value was set by hand")
+                _restore(state, view, path, old)
+                state.reject(
+                    path, requested=new, kept=old, rule=rule, why=f"{why}; the value was set by hand"
+                )
             elif mapping:
-                run.set(path, new, rule=rule, why=why)
+                state.set(path, new, rule=rule, why=why)
             else:
-                run.record(path, old, new, rule=rule, why=why)
+                state.record(path, old, new, rule=rule, why=why)
 
 
-def _give_back(run: Resolution, view: Any, path: str, value: object) -> None:
+def _restore(state: ResolverState, view: Any, path: str, value: object) -> None:
     with unrecorded(view):
         setattr(view, path.partition(".")[2], value)

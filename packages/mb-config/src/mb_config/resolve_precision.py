@@ -5,17 +5,17 @@ from __future__ import annotations
 from copy import deepcopy
 from dataclasses import fields
 
-from mb_config.access import UNKNOWN, default_of
+from mb_config.field_access import UNKNOWN, default_of
 from mb_config.precision_recipes import get_mixed_precision_config
-from mb_config.resolution import Resolution
-from mb_config.rules.wording import shown
+from mb_config.resolver_state import ResolverState
+from mb_config.rules.formatting import format_value
 
 _TARGETS = ("model", "optimizer", "ddp")
 _CORE = ("bf16", "fp16", "params_dtype")
 """Fields without which the recipe would not be the recipe: to hold another value is a conflict."""
 
 
-def apply_precision(run: Resolution) -> None:
+def resolve_precision(state: ResolverState) -> None:
     """Give each field of the recipe to every section that has it. `mixed_precision` itself stays as it is.
 
     A value that carries at least as much weight as the recipe is kept; in `_CORE` it is a conflict. None leaves a
@@ -25,31 +25,31 @@ def apply_precision(run: Resolution) -> None:
         UnknownPrecisionError: no recipe of that name.
         ConfigError: the recipe contradicts itself (V013 to V015, V122).
     """
-    chosen = run.config.mixed_precision
+    chosen = state.config.mixed_precision
     if chosen is None:
         return
     recipe = deepcopy(get_mixed_precision_config(chosen))
     recipe.finalize()
     name = chosen if isinstance(chosen, str) else "mixed_precision"
     for item in fields(recipe):
-        weight = max(run.rank("mixed_precision"), run.rank(f"mixed_precision.{item.name}"))
+        priority = max(state.priority("mixed_precision"), state.priority(f"mixed_precision.{item.name}"))
         for target in _TARGETS:
-            _apply(run, f"{target}.{item.name}", getattr(recipe, item.name), name=name, weight=weight)
+            _apply(state, f"{target}.{item.name}", getattr(recipe, item.name), name=name, priority=priority)
 
 
-def _apply(run: Resolution, path: str, value: object, *, name: str, weight: int) -> None:
+def _apply(state: ResolverState, path: str, value: object, *, name: str, priority: int) -> None:
     leaf = path.partition(".")[2]
-    if not run.has(path) or run.get(path) == value:
+    if not state.has(path) or state.get(path) == value:
         return
-    if value is None and default_of(run.config, path) not in (None, UNKNOWN):
+    if value is None and default_of(state.config, path) not in (None, UNKNOWN):
         return
-    if not 0 < run.rank(path) >= weight:
-        run.set(path, value, rule="V017", why=f"precision recipe {name}")
+    if not 0 < state.priority(path) >= priority:
+        state.set(path, value, rule="V017", why=f"precision recipe {name}")
     elif leaf in _CORE:
-        run.conflict(
+        state.conflict(
             (path, "mixed_precision"),
             rule="V017",
-            message=f"is {shown(run.get(path))}, but the precision recipe {name} sets {shown(value)}",
+            message=f"is {format_value(state.get(path))}, but the precision recipe {name} sets {format_value(value)}",
             why="the recipe would not be that recipe any more",
             fix=f"Leave {path} unset, or choose another mixed_precision.",
         )

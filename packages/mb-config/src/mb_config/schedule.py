@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from mb_config.batch_stages import Stage, growing_stages, scheduled_stages
+from mb_config.batch_stages import BatchStage, growing_stages, scheduled_stages
 from mb_config.sections.optimizer import OptimizerConfig
 from mb_config.sections.scheduler import SchedulerConfig
 from mb_config.sections.training import TrainingConfig
@@ -205,13 +205,13 @@ def _shape(style: str, ratio: float) -> float:
     return 1.0 - math.sqrt(ratio)
 
 
-def _stages(train: TrainingConfig, *, seq_length: int | None) -> tuple[Stage, ...]:
+def _stages(train: TrainingConfig, *, seq_length: int | None) -> tuple[BatchStage, ...]:
     if train.step_batch_size_schedule is not None:
         return scheduled_stages(train.step_batch_size_schedule, seq_length=seq_length)
     batch = _batch(train)
     if train.rampup_batch_size is not None:
         return growing_stages(train.rampup_batch_size, global_batch_size=batch)
-    return (Stage(0, batch),)
+    return (BatchStage(0, batch),)
 
 
 def _batch(train: TrainingConfig) -> int:

@@ -62,7 +62,7 @@ def set_given(section: object, names: Iterable[str]) -> None:
         object.__setattr__(section, "_given", frozenset(names))
 
 
-def assign_quietly(section: object, name: str, value: object) -> None:
+def assign_computed(section: object, name: str, value: object) -> None:
     """Assign a computed value: it does not count as given."""
     with unrecorded(section):
         setattr(section, name, value)

@@ -8,8 +8,8 @@ from functools import cache
 from typing import Any
 
 from mb_config.errors import WrongTypeError
-from mb_config.problems import NOTHING, Origins, Problem, RuleLike, check
-from mb_config.rules.foreign import FOREIGN
+from mb_config.problems import NOTHING, OriginLookup, Problem, RuleLike, check
+from mb_config.rules.external_fields import EXTERNAL_FIELDS
 from mb_config.rules.types import WRONG_TYPE
 from mb_config.value_types import MismatchError, fit, hints, is_open, mismatches
 
@@ -20,7 +20,7 @@ def check_config(
     *,
     sections: Mapping[str, object],
     facts: Mapping[str, object] = NOTHING,
-    provenance: Origins | None = None,
+    provenance: OriginLookup | None = None,
 ) -> list[Problem]:
     """Return every problem of a container: values of a wrong type, then violated rules. Changes nothing.
 
@@ -39,7 +39,7 @@ def check_config(
     return [*wrong, *check(sections, readable, facts=facts, provenance=provenance)]
 
 
-def wrong_types(config: Any, *, provenance: Origins | None = None) -> list[Problem]:
+def wrong_types(config: Any, *, provenance: OriginLookup | None = None) -> list[Problem]:
     """Return a problem for each field whose value does not have its type, in the sections of a container too."""
     found = (WrongTypeError(error.value, error.expected, path=error.path) for error in _mismatches(config))
     return [
@@ -75,7 +75,7 @@ def _open_fields(cls: Any) -> tuple[str, ...]:
 
 
 def _of_mapping(section: Mapping[str, Any], *, name: str) -> Iterator[MismatchError]:
-    for path, annotation in FOREIGN.items():
+    for path, annotation in EXTERNAL_FIELDS.items():
         owner, _, leaf = path.partition(".")
         if owner == name and leaf in section:
             try:

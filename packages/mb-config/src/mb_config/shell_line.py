@@ -8,42 +8,42 @@ from collections.abc import Sequence
 
 from mb_config.errors import OverrideError
 from mb_config.masking import masked_text
-from mb_config.message_text import cut
+from mb_config.message_text import truncate
 
 _DASHED = re.compile(r"--?(?P<path>[A-Za-z_]\w*(\.\w+)+)(?P<value>=.*)?", re.DOTALL)
 
 
-def refuse_spaced(words: Sequence[str]) -> None:
+def reject_spaced(arguments: Sequence[str]) -> None:
     """Reject overrides with spaces around their sign, which a shell splits into several words.
 
     Raises:
         OverrideError: some are split; names the line that works.
     """
-    joined = _joined(words)
-    if joined != list(words):
-        typed, line = " ".join(words), shlex.join(joined)
+    joined = _joined(arguments)
+    if joined != list(arguments):
+        typed, line = " ".join(arguments), shlex.join(joined)
         raise OverrideError(
-            f"{cut(masked_text(typed))!r} has spaces around the sign, and the shell makes several words of it. "
-            f"Write {cut(masked_text(line))}"
+            f"{truncate(masked_text(typed))!r} has spaces around the sign, and the shell makes several words of it. "
+            f"Write {truncate(masked_text(line))}"
         )
 
 
-def without_dashes(words: Sequence[str]) -> str | None:
+def without_dashes(arguments: Sequence[str]) -> str | None:
     """Return the line that works where overrides are written as options (`--optimizer.lr=1`); None where none is."""
     line: list[str] = []
-    for number, word in enumerate(words):
+    for number, word in enumerate(arguments):
         match = _DASHED.fullmatch(word)
-        before = _DASHED.fullmatch(words[number - 1]) if number else None
+        before = _DASHED.fullmatch(arguments[number - 1]) if number else None
         if match is not None:
             line.append(match["path"] + (match["value"] or "="))
         elif before is not None and before["value"] is None:
             line[-1] += word
         else:
             line.append(word)
-    return None if line == list(words) else cut(masked_text(shlex.join(line)), 1_000)
+    return None if line == list(arguments) else truncate(masked_text(shlex.join(line)), 1_000)
 
 
-def as_text(path: str, value: str) -> str:
+def quoted_override(path: str, value: str) -> str:
     """Return the override that sets a field to this text, quoted for a shell."""
     if value.startswith("~/"):
         return f'{path}="$HOME{value[1:]}"'
@@ -51,10 +51,10 @@ def as_text(path: str, value: str) -> str:
     return shlex.quote(f'{path}="{text}"')
 
 
-def _joined(words: Sequence[str]) -> list[str]:
+def _joined(arguments: Sequence[str]) -> list[str]:
     """Put together what a shell split at the spaces around a sign."""
     joined: list[str] = []
-    for word in words:
+    for word in arguments:
         before = joined[-1] if joined else ""
         opened = before.endswith("=") and before != "=" and "=" not in word and word[:1] not in ("~", "+")
         colon = re.fullmatch(r"[\w.]+\.\w+:", before) is not None

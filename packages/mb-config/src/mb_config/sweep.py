@@ -25,7 +25,7 @@ class Axis:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class RejectedGroup:
     """Points that the same rules refuse."""
 
     rules: tuple[str, ...]
@@ -36,13 +36,13 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sweep:
+class SweepResult:
     """What became of every point."""
 
     axes: tuple[Axis, ...]
     passing: tuple[Index, ...]
     """Points that no rule refuses; the last axis moves fastest."""
-    refused: tuple[Group, ...]
+    rejected: tuple[RejectedGroup, ...]
     """All others, the largest group first."""
     problems: Mapping[str, Problem]
     """What each refusing rule says at the first point that it refuses."""
@@ -63,7 +63,7 @@ def run_sweep(
     rules: Iterable[RuleLike],
     *,
     facts: Mapping[str, object] = NOTHING,
-) -> Sweep:
+) -> SweepResult:
     """Apply the rules that are errors to every combination of the axes' values; changes nothing.
 
     A rule is evaluated once for each combination of the axes that it reads, not for each point: rules that read none of
@@ -79,26 +79,28 @@ def run_sweep(
         ValueError: an axis has no values, or two axes are about the same field.
     """
     fixed = _checked(axes)
-    walk = _Walk(sections=sections, facts=facts, axes=fixed)
+    walk = _GridTraversal(sections=sections, facts=facts, axes=fixed)
     errors = [rule for rule in rules if rule.severity == "error"]
     touched = [(order, rule, _touched(rule, fixed)) for order, rule in enumerate(errors)]
-    always = tuple(order for order, rule, by in touched if not by and walk.refuses(rule, (0,) * len(fixed)))
+    always = tuple(order for order, rule, by in touched if not by and walk.rejects(rule, (0,) * len(fixed)))
     for order, rule, by in touched:
         if by:
-            walk.tests[by[-1]].append((order, walk.remembered(rule, by)))
+            walk.tests[by[-1]].append((order, walk.memoized(rule, by)))
     walk.visit(0, [0] * len(fixed), always)
     groups = [
-        Group(rules=tuple(dict.fromkeys(errors[order].id for order in orders)), count=count, first=first)
-        for orders, (count, first) in walk.refused.items()
+        RejectedGroup(
+            rules=tuple(dict.fromkeys(errors[order].id for order in orders)), count=count, first=first
+        )
+        for orders, (count, first) in walk.rejected.items()
     ]
     firsts: dict[int, Index] = {}
-    for orders, (_, first) in walk.refused.items():
+    for orders, (_, first) in walk.rejected.items():
         for order in orders:
             firsts.setdefault(order, first)
-    return Sweep(
+    return SweepResult(
         axes=fixed,
         passing=tuple(walk.passing),
-        refused=tuple(sorted(_merged(groups), key=lambda group: -group.count)),
+        rejected=tuple(sorted(_merged(groups), key=lambda group: -group.count)),
         problems={errors[order].id: walk.problem(errors[order], firsts[order]) for order in sorted(firsts)},
     )
 
@@ -119,9 +121,9 @@ def _with(section: Any, keys: Sequence[str], value: object) -> Any:
     if section is None or isinstance(section, Mapping):
         known = dict(section or {})
         return {**known, keys[0]: _with(known.get(keys[0]), keys[1:], value)}
-    twin = copy.copy(section)
-    object.__setattr__(twin, keys[0], _with(getattr(section, keys[0], None), keys[1:], value))
-    return twin
+    alias = copy.copy(section)
+    object.__setattr__(alias, keys[0], _with(getattr(section, keys[0], None), keys[1:], value))
+    return alias
 
 
 def _checked(axes: Iterable[Axis]) -> tuple[Axis, ...]:
@@ -151,27 +153,27 @@ def _touched(rule: RuleLike, axes: Sequence[Axis]) -> tuple[int, ...]:
     )
 
 
-def _merged(groups: Iterable[Group]) -> list[Group]:
+def _merged(groups: Iterable[RejectedGroup]) -> list[RejectedGroup]:
     """Join groups of the same ids: several rules may share one."""
-    merged: dict[tuple[str, ...], Group] = {}
+    merged: dict[tuple[str, ...], RejectedGroup] = {}
     for group in groups:
         known = merged.get(group.rules)
         count, first = (
             (group.count, group.first) if known is None else (known.count + group.count, known.first)
         )
-        merged[group.rules] = Group(rules=group.rules, count=count, first=first)
+        merged[group.rules] = RejectedGroup(rules=group.rules, count=count, first=first)
     return list(merged.values())
 
 
 @dataclass(kw_only=True)
-class _Walk:
+class _GridTraversal:
     """A walk over all points, axis by axis, so that what one axis decides is decided once for all points behind it."""
 
     sections: Mapping[str, object]
     facts: Mapping[str, object]
     axes: tuple[Axis, ...]
     passing: list[Index] = field(default_factory=list)
-    refused: dict[tuple[int, ...], tuple[int, Index]] = field(default_factory=dict)
+    rejected: dict[tuple[int, ...], tuple[int, Index]] = field(default_factory=dict)
     """Rules, by their order, to the number of points that exactly these refuse, and the first."""
     tests: list[list[tuple[int, Callable[[list[int]], bool]]]] = field(default_factory=list)
     """For each axis, rules that are decided by it and the axes before."""
@@ -179,53 +181,53 @@ class _Walk:
     def __post_init__(self) -> None:
         self.tests = [[] for _ in self.axes]
 
-    def visit(self, depth: int, index: list[int], broken: tuple[int, ...]) -> None:
+    def visit(self, depth: int, index: list[int], violated: tuple[int, ...]) -> None:
         """Go through all values of the axes from `depth` on."""
         if depth == len(self.axes):
-            self._arrive(tuple(index), broken)
+            self._arrive(tuple(index), violated)
             return
         tests = self.tests[depth]
         for number in range(len(self.axes[depth].values)):
             index[depth] = number
-            found = [order for order, refuses in tests if refuses(index)]
-            self.visit(depth + 1, index, (*broken, *found) if found else broken)
+            found = [order for order, rejects in tests if rejects(index)]
+            self.visit(depth + 1, index, (*violated, *found) if found else violated)
 
-    def _arrive(self, index: Index, broken: tuple[int, ...]) -> None:
-        if not broken:
+    def _arrive(self, index: Index, violated: tuple[int, ...]) -> None:
+        if not violated:
             self.passing.append(index)
             return
-        key = tuple(sorted(broken))
-        count, first = self.refused.get(key, (0, index))
-        self.refused[key] = (count + 1, first)
+        key = tuple(sorted(violated))
+        count, first = self.rejected.get(key, (0, index))
+        self.rejected[key] = (count + 1, first)
 
-    def remembered(self, rule: RuleLike, by: tuple[int, ...]) -> Callable[[list[int]], bool]:
+    def memoized(self, rule: RuleLike, by: tuple[int, ...]) -> Callable[[list[int]], bool]:
         """Return a test of a point that evaluates the rule once for each combination of the axes `by`."""
         evaluate = self._evaluate(rule)
         known: dict[object, bool] = {}
         only = by[0] if len(by) == 1 else None
 
-        def refuses(index: list[int]) -> bool:
+        def rejects(index: list[int]) -> bool:
             key = index[only] if only is not None else tuple([index[number] for number in by])
             answer = known.get(key)
             if answer is None:
                 answer = known[key] = evaluate(index)
             return answer
 
-        return refuses
+        return rejects
 
     def _evaluate(self, rule: RuleLike) -> Callable[[Sequence[int]], bool]:
         """Return the rule as a function of a point: by its fields alone if they are axes, else by copied sections."""
-        places = {axis.path: number for number, axis in enumerate(self.axes)}
-        if not all(self._plain(path, places) for path in rule.fields):
-            return lambda index: self.refuses(rule, index)
+        axis_numbers = {axis.path: number for number, axis in enumerate(self.axes)}
+        if not all(self._plain(path, axis_numbers) for path in rule.fields):
+            return lambda index: self.rejects(rule, index)
         known = {name: it for name, it in self._known((0,) * len(self.axes)).items() if it is not None}
         if not applies(rule, known):
             return lambda index: False
-        values = [None if path in places else value_at(path, known) for path in rule.fields]
+        values = [None if path in axis_numbers else value_at(path, known) for path in rule.fields]
         moving = [
-            (at, places[path], self.axes[places[path]].values)
+            (at, axis_numbers[path], self.axes[axis_numbers[path]].values)
             for at, path in enumerate(rule.fields)
-            if path in places
+            if path in axis_numbers
         ]
         test = rule.test
 
@@ -236,12 +238,12 @@ class _Walk:
 
         return evaluate
 
-    def _plain(self, path: str, places: Mapping[str, int]) -> bool:
+    def _plain(self, path: str, axis_numbers: Mapping[str, int]) -> bool:
         """Say whether a path is a field that is swept over itself, and always there, or not touched at all."""
-        if path not in places:
+        if path not in axis_numbers:
             return not any(_related(path, axis.path) for axis in self.axes)
         section, _, leaf = path.partition(".")
-        return bool(leaf) and (section != "facts" or None not in self.axes[places[path]].values)
+        return bool(leaf) and (section != "facts" or None not in self.axes[axis_numbers[path]].values)
 
     def _known(self, index: Index) -> dict[str, object]:
         return at_point({**self.sections, "facts": self.facts}, self.axes, index)
@@ -251,7 +253,7 @@ class _Walk:
         facts: Any = known.pop("facts")
         return check({name: it for name, it in known.items() if it is not None}, [rule], facts=facts)
 
-    def refuses(self, rule: RuleLike, index: Sequence[int]) -> bool:
+    def rejects(self, rule: RuleLike, index: Sequence[int]) -> bool:
         """Say whether the rule refuses a point."""
         return bool(self._found(rule, tuple(index)))
 

@@ -10,7 +10,7 @@ from typing import Any, get_origin
 from mb_config.codec import NO_TARGETS, TARGET, join
 from mb_config.errors import ConfigReadError, OverrideError, raise_all
 from mb_config.field_types import dataclasses_of, hints, is_open, options
-from mb_config.overrides import NAMED, Named, apply_overrides
+from mb_config.overrides import SECTION_FACTORIES, SectionFactories, apply_overrides
 from mb_config.problems import value_at
 from mb_config.sweep import Axis
 
@@ -25,12 +25,12 @@ class Variation:
     prefix: str = ""
     """ "", "+" or "++", as before an override."""
 
-    def word(self, number: int) -> str:
+    def override(self, number: int) -> str:
         """Return the override that sets one of the values."""
-        return f"{self.prefix}{self.path}={written(self.values[number])}"
+        return f"{self.prefix}{self.path}={to_hydra_text(self.values[number])}"
 
 
-def read_variations(words: Iterable[str], config: object) -> tuple[list[str], list[Variation]]:
+def read_variations(overrides: Iterable[str], config: object) -> tuple[list[str], list[Variation]]:
     """Tell apart overrides that set one value and those that set several, in order.
 
     `a=1,2`, `a=choice(1,2)` and `a=range(1,5)` are several. So is `a=[1,2]` where the field of `config` takes no list;
@@ -43,24 +43,24 @@ def read_variations(words: Iterable[str], config: object) -> tuple[list[str], li
     from hydra.core.override_parser.types import ValueType  # noqa: PLC0415
     from hydra.errors import HydraException  # noqa: PLC0415
 
-    from mb_config.hydra_grammar import Letters  # noqa: PLC0415
+    from mb_config.hydra_grammar import NonAsciiEscapes  # noqa: PLC0415
 
     countless = (ValueType.INTERVAL_SWEEP, ValueType.GLOB_CHOICE_SWEEP)
     single: list[str] = []
     several: list[Variation] = []
-    for word in words:
-        letters = Letters(word)
+    for override in overrides:
+        letters = NonAsciiEscapes(override)
         try:
             parsed = OverridesParser.create().parse_override(letters.encoded)
         except HydraException:
-            single.append(word)  # applying it says what is wrong
+            single.append(override)  # applying it says what is wrong
             continue
         path = parsed.key_or_group
         values: Sequence[Any] | None = None
         if parsed.is_sweep_override():
             if parsed.value_type in countless:
                 raise OverrideError(
-                    f"{word!r} does not say which values; write them out, as in {path}=1,2", path=path
+                    f"{override!r} does not say which values; write them out, as in {path}=1,2", path=path
                 )
             values = letters.decode_all(list(parsed.sweep_iterator()))
         elif isinstance(parsed.value(), list) and not _takes_list(
@@ -68,9 +68,9 @@ def read_variations(words: Iterable[str], config: object) -> tuple[list[str], li
         ):
             values = letters.decode_all(parsed.value())
         if values is None:
-            single.append(word)
+            single.append(override)
         else:
-            prefix = word[: len(word) - len(word.lstrip("+"))]
+            prefix = override[: len(override) - len(override.lstrip("+"))]
             several.append(Variation(path=path, values=tuple(values), prefix=prefix))
     return single, several
 
@@ -92,7 +92,7 @@ def to_axes(
     config: Any,
     variations: Iterable[Variation],
     *,
-    named: Named = NAMED,
+    section_factories: SectionFactories = SECTION_FACTORIES,
     targets: Mapping[str, type] = NO_TARGETS,
 ) -> tuple[Axis, ...]:
     """Return the values as the fields of `config` hold them, typed and checked; `config` is not changed.
@@ -107,7 +107,12 @@ def to_axes(
         for number in range(len(variation.values)):
             scratch = copy.deepcopy(config)
             try:
-                apply_overrides(scratch, [variation.word(number)], named=named, targets=targets)
+                apply_overrides(
+                    scratch,
+                    [variation.override(number)],
+                    section_factories=section_factories,
+                    targets=targets,
+                )
             except ConfigReadError as error:
                 errors.append(error)
             else:
@@ -118,16 +123,16 @@ def to_axes(
     return tuple(axes)
 
 
-def written(value: object) -> str:
+def to_hydra_text(value: object) -> str:
     """Return a value as Hydra's grammar writes it."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{written(item)}" for key, item in value.items()) + "}"
+        return "{" + ",".join(f"{key}:{to_hydra_text(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ",".join(map(written, value)) + "]"
+        return "[" + ",".join(map(to_hydra_text, value)) + "]"
     text = str(value).replace("\\", "\\\\").replace("'", "\\'")
     return f"'{text}'"
 

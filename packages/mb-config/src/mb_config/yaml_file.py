@@ -11,10 +11,10 @@ from typing import Any
 import yaml
 
 from mb_config.errors import ConfigFileError, ConfigFileNotFoundError
-from mb_config.nesting import DEEPEST
+from mb_config.nesting import MAX_DEPTH
 
 _MERGE = "tag:yaml.org,2002:merge"
-_MOST_LINES = 100_000
+_MAX_VALUES = 100_000
 """Values of one file, those that aliases repeat included."""
 
 
@@ -26,9 +26,9 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: Any, index: Any) -> Any:
         """Count levels: PyYAML itself would go on until Python's stack is full."""
         self._depth += 1
-        if self._depth > DEEPEST:
+        if self._depth > MAX_DEPTH:
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
-            raise yaml.MarkedYAMLError(problem=f"nested deeper than {DEEPEST} levels", problem_mark=mark)
+            raise yaml.MarkedYAMLError(problem=f"nested deeper than {MAX_DEPTH} levels", problem_mark=mark)
         node = super().compose_node(parent, index)
         self._depth -= 1
         return node
@@ -125,8 +125,8 @@ class _Lines:
     def _walk(self, node: Any, path: str) -> None:
         if any(node is other for other in self.above):
             raise self._error("holds itself through an alias, so it has no end", path, node)
-        if len(self.above) > DEEPEST:
-            raise self._error(f"is nested deeper than {DEEPEST} levels", path[:80], node)
+        if len(self.above) > MAX_DEPTH:
+            raise self._error(f"is nested deeper than {MAX_DEPTH} levels", path[:80], node)
         self.above.append(node)
         if isinstance(node, yaml.SequenceNode):
             for index, item in enumerate(node.value):
@@ -153,8 +153,8 @@ class _Lines:
 
     def _note(self, path: str, node: Any) -> None:
         self.found[path] = node.start_mark.line + 1
-        if len(self.found) > _MOST_LINES:
-            raise self._error(f"aliases make more than {_MOST_LINES} values of this file", "", node)
+        if len(self.found) > _MAX_VALUES:
+            raise self._error(f"aliases make more than {_MAX_VALUES} values of this file", "", node)
 
     def _error(self, message: str, path: str, node: Any) -> ConfigFileError:
         return ConfigFileError(message, path=path, origin=f"{self.name}:{node.start_mark.line + 1}")

@@ -16,7 +16,7 @@ from mb_data.blend import Blend, blend_from_path, split_matrix
 from mb_data.rules import check_section
 from mb_data.strict_fields import StrictFields
 from mb_data.tokenizer_config import TokenizerConfig as TokenizerConfig
-from mb_data.value_types import refuse_wrong_types
+from mb_data.value_types import reject_wrong_types
 
 
 @dataclass(kw_only=True)
@@ -61,7 +61,7 @@ class DataloaderConfig(StrictFields):
         Raises:
             FieldTypeError: Values have a wrong type.
         """
-        refuse_wrong_types(self, path="dataset")
+        reject_wrong_types(self, path="dataset")
         if self.num_workers == 0:
             self.persistent_workers = False
 
@@ -222,7 +222,7 @@ class GPTDatasetConfig(DataloaderConfig):
             ConfigError: Rules of the section are broken; the message has all of them.
             ValueError: `data_path` cannot be read as a blend.
         """
-        refuse_wrong_types(self, path="dataset")
+        reject_wrong_types(self, path="dataset")
         if self.blend is None and self.data_path is not None:
             self.blend = blend_from_path(self.data_path)
         self.mock = self._is_mock()
@@ -250,7 +250,7 @@ class MockGPTDatasetConfig(GPTDatasetConfig):
         Raises:
             TypeError: Data paths are given, which generated data has none of.
         """
-        refuse_wrong_types(self, path="dataset")
+        reject_wrong_types(self, path="dataset")
         if self.blend or self.blend_per_split or self.data_path:
             raise TypeError(
                 f"dataset: generated data takes no data path (blend={self.blend}, "

@@ -14,7 +14,7 @@ from mb_data.paths import path_rule
 from mb_data.rule import Rule as Rule
 from mb_data.rule import inert, unless
 from mb_data.tokenizer_rules import BYTE_ENTRIES
-from mb_data.value_types import refuse_wrong_types
+from mb_data.value_types import reject_wrong_types
 
 SUPPORTED_LOADERS = (None, "single", "cyclic", "batch", "external")
 
@@ -32,7 +32,7 @@ def check_section(values: object, *, section: str) -> None:
         ConfigError: With a line *where: what; why. What to do.* for each broken rule.
         FieldTypeError: Values have a wrong type.
     """
-    refuse_wrong_types(values, path=section)
+    reject_wrong_types(values, path=section)
     problems = []
     for rule in RULES:
         names = [path.removeprefix(f"{section}.") for path in rule.fields]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Literal
 
-from mb_metrics.value_types import refuse_wrong_types
+from mb_metrics.value_types import reject_wrong_types
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ def refuse(values: object, *, section: str, rules: Iterable[Rule]) -> None:
         MissingPackageError: nothing is wrong but that packages are missing; the same.
         FieldTypeError: values have a wrong type.
     """
-    refuse_wrong_types(values, path=section)
+    reject_wrong_types(values, path=section)
     broken: list[str] = []
     missing: list[str] = []
     for rule in rules:

@@ -36,7 +36,7 @@ class FieldTypeError(TypeError, ValueError):
     """Values of a section do not have the types of their fields; the message has a line for each."""
 
 
-def refuse_wrong_types(section: object, *, path: str) -> None:
+def reject_wrong_types(section: object, *, path: str) -> None:
     """Reject a section with values of a wrong type. `path` is its name in a configuration.
 
     Raises:

@@ -16,7 +16,7 @@ from mb_models.kernels import gpu_only_settings
 from mb_models.rule import Rule
 from mb_models.rules import BUILD_RULES, ModelConfigError, broken_rules
 from mb_models.special_fields import LatentAttentionFields, YarnFields
-from mb_models.value_types import refuse_wrong_types
+from mb_models.value_types import reject_wrong_types
 
 DTYPES = MappingProxyType({name: getattr(torch, name) for name in ("float32", "bfloat16", "float16")})
 """Name -> dtype."""
@@ -101,7 +101,7 @@ def refuse_broken(
         ModelConfigError: all reasons at once.
         FieldTypeError: values have a wrong type.
     """
-    refuse_wrong_types(config, path="model")
+    reject_wrong_types(config, path="model")
     replaced = {} if device.type == "cuda" else gpu_only_settings(config)
     section = {item.name: getattr(config, item.name) for item in fields(config)} | replaced
     problems = broken_rules(rules, {f"model.{name}": value for name, value in section.items()})

@@ -8,7 +8,7 @@ from mb_overlap.setup import Change, carry_out, make_plan
 from mb_overlap.strict_fields import StrictFields
 from mb_overlap.targets import ModelSection, Sections
 from mb_overlap.transformer_engine import to_transformer_engine
-from mb_overlap.value_types import refuse_wrong_types
+from mb_overlap.value_types import reject_wrong_types
 
 
 @dataclass(kw_only=True)
@@ -187,7 +187,7 @@ class CommOverlapConfig(StrictFields):
             AttributeError: the model section lacks a field of `ModelSection`.
             FieldTypeError: values of this section have a wrong type.
         """
-        refuse_wrong_types(self, path="comm_overlap")
+        reject_wrong_types(self, path="comm_overlap")
         sections = Sections(model=model_config, optimizer=optimizer_config, ddp=ddp_config)
         machine = look_around(transformer_engine, facts or {})
         plan = make_plan(self.wishes(), sections, machine=machine, keep=keep)

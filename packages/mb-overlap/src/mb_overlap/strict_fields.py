@@ -42,7 +42,7 @@ class StrictFields:
 
         def __new__(cls, *args: Any, **values: Any) -> Any:
             """Reject unknown names before the constructor runs."""
-            refuse_unknown(cls, values)
+            reject_unknown(cls, values)
             return super().__new__(cls)
 
         def __setattr__(self, name: str, value: Any) -> None:
@@ -52,7 +52,7 @@ class StrictFields:
             super().__setattr__(name, value)
 
 
-def refuse_unknown(cls: type, names: Iterable[str]) -> None:
+def reject_unknown(cls: type, names: Iterable[str]) -> None:
     """Reject names that the constructor of a dataclass does not take.
 
     Raises:

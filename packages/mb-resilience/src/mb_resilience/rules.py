@@ -13,7 +13,7 @@ from mb_resilience.config import (
     StragglerDetectionConfig,
 )
 from mb_resilience.paths import path_rule
-from mb_resilience.value_types import refuse_wrong_types
+from mb_resilience.value_types import reject_wrong_types
 
 LEAST_NVRX = (0, 3)
 """Least release of nvidia-resiliency-ext that this package works with."""
@@ -540,7 +540,7 @@ def refuse(values: object, *, section: str) -> None:
         SectionError: with a line *where: what; why. What to do.* for each broken rule.
         FieldTypeError: values have a wrong type.
     """
-    refuse_wrong_types(values, path=section)
+    reject_wrong_types(values, path=section)
     lines = []
     for rule in RULES:
         owners = {path.partition(".")[0] for path in rule.fields}

@@ -122,14 +122,14 @@ def parse(text: str) -> dict[str, dict[str, MegatronField]]:
     }
 
 
-def data_of(version: str) -> str:
+def data_version(version: str) -> str:
     """The version whose file holds the data on this one: itself, or one that is exactly alike."""
     return str(json.loads(_text(version)).get("same_as", version))
 
 
 @cache
 def _read(version: str) -> dict[str, dict[str, MegatronField]]:
-    return parse(_text(data_of(version)))
+    return parse(_text(data_version(version)))
 
 
 def _text(version: str) -> str:

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mb_config.plan.shape import ExpertShape, LatentAttention, ModelShape, read
-from mb_config.plan.stages import Chunk
+from mb_config.plan.model_chunks import ModelChunk
+from mb_config.plan.model_shape import ExpertShape, LatentAttention, ModelShape, read_field
 
 SELECTIVE_DEFAULT = ("core_attn",)
 """What Megatron recomputes when `selective` is asked for without a list."""
@@ -23,7 +23,7 @@ _FUSED = ("auto", "flash", "fused")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arithmetic:
+class ActivationSettings:
     """What decides how much is kept, besides the sizes."""
 
     number_bytes: int
@@ -46,26 +46,27 @@ class Arithmetic:
     """Inputs of recomputed layers are spread over the tensor-parallel ranks."""
 
 
-def read_arithmetic(model: object, *, number_bytes: int) -> Arithmetic:
+def read_activation_settings(model: object, *, number_bytes: int) -> ActivationSettings:
     """Read it from a model section."""
-    recompute = read(model, "recompute_granularity")
-    fused = read(model, "transformer_impl", "transformer_engine") != "local"
-    backend = read(model, "attention_backend", "auto")
-    modules = read(model, "recompute_modules") or SELECTIVE_DEFAULT
-    return Arithmetic(
+    recompute = read_field(model, "recompute_granularity")
+    fused = read_field(model, "transformer_impl", "transformer_engine") != "local"
+    backend = read_field(model, "attention_backend", "auto")
+    modules = read_field(model, "recompute_modules") or SELECTIVE_DEFAULT
+    return ActivationSettings(
         number_bytes=number_bytes,
-        sequence_parallel=bool(read(model, "sequence_parallel", False)),
-        hidden_dropout=bool(read(model, "hidden_dropout", 0.1)),
-        attention_dropout=bool(read(model, "attention_dropout", 0.1)),
+        sequence_parallel=bool(read_field(model, "sequence_parallel", False)),
+        hidden_dropout=bool(read_field(model, "hidden_dropout", 0.1)),
+        attention_dropout=bool(read_field(model, "attention_dropout", 0.1)),
         scores_kept=not (fused and str(getattr(backend, "name", backend)) in _FUSED),
         fused_activation=bool(
-            read(model, "bias_activation_fusion", False) or read(model, "use_te_activation_func", False)
+            read_field(model, "bias_activation_fusion", False)
+            or read_field(model, "use_te_activation_func", False)
         ),
         recompute=recompute,
-        method=read(model, "recompute_method"),
-        recompute_layers=read(model, "recompute_num_layers") or 1,
+        method=read_field(model, "recompute_method"),
+        recompute_layers=read_field(model, "recompute_num_layers") or 1,
         modules=frozenset(modules) if recompute == "selective" else frozenset(),
-        spread_inputs=bool(read(model, "distribute_saved_activations", False)),
+        spread_inputs=bool(read_field(model, "distribute_saved_activations", False)),
     )
 
 
@@ -80,31 +81,31 @@ class Microbatch:
 
 
 def layer_bytes(
-    shape: ModelShape, work: Arithmetic, batch: Microbatch, *, experts: bool
+    shape: ModelShape, settings: ActivationSettings, batch: Microbatch, *, experts: bool
 ) -> Mapping[str, float]:
     """Return the bytes that one layer keeps of a microbatch, by module, if nothing of it is computed again.
 
     The modules are those that `recompute_modules` knows, and "rest" for what only "full" gives back.
     """
-    wide, e = batch.tokens * work.number_bytes, work.number_bytes
-    narrow = wide / shape.tp if work.sequence_parallel else wide
-    masks = 2 * shape.hidden * narrow / e if work.hidden_dropout else 0.0
+    wide, e = batch.tokens * settings.number_bytes, settings.number_bytes
+    narrow = wide / shape.tp if settings.sequence_parallel else wide
+    masks = 2 * shape.hidden * narrow / e if settings.hidden_dropout else 0.0
     parts = {
         "rest": 2 * shape.hidden * narrow + masks,
         "layernorm": 2 * shape.hidden * narrow,
         **_attention(shape, wide),
-        "core_attn": _scores(shape, work, batch),
+        "core_attn": _scores(shape, settings, batch),
     }
     if experts and shape.experts is not None:
-        return {**parts, **_experts(shape, shape.experts, work, wide)}
-    return {**parts, "mlp": _widths(shape, work) * shape.ffn * wide / shape.tp}
+        return {**parts, **_experts(shape, shape.experts, settings, wide)}
+    return {**parts, "mlp": _widths(shape, settings) * shape.ffn * wide / shape.tp}
 
 
-def _widths(shape: ModelShape, work: Arithmetic) -> int:
+def _widths(shape: ModelShape, settings: ActivationSettings) -> int:
     """Return how many times its inner width an MLP keeps: before and after the activation, and what is between."""
     if not shape.gated:
         return 2
-    return 3 if work.fused_activation else 5
+    return 3 if settings.fused_activation else 5
 
 
 def _attention(shape: ModelShape, wide: float) -> dict[str, float]:
@@ -125,64 +126,70 @@ def _latent(shape: ModelShape, latent: LatentAttention, wide: float) -> dict[str
     }
 
 
-def _scores(shape: ModelShape, work: Arithmetic, batch: Microbatch) -> float:
+def _scores(shape: ModelShape, settings: ActivationSettings, batch: Microbatch) -> float:
     """Return the bytes of the scores (softmax, dropout's mask and result), or of fused attention's float32 sums."""
     heads = shape.heads / shape.tp
-    if not work.scores_kept:
+    if not settings.scores_kept:
         return 4 * heads * batch.tokens
-    e = work.number_bytes
-    return heads * batch.tokens * batch.seq_length * (2 * e + 1 if work.attention_dropout else e)
+    e = settings.number_bytes
+    return heads * batch.tokens * batch.seq_length * (2 * e + 1 if settings.attention_dropout else e)
 
 
-def _experts(shape: ModelShape, experts: ExpertShape, work: Arithmetic, wide: float) -> dict[str, float]:
+def _experts(
+    shape: ModelShape, experts: ExpertShape, settings: ActivationSettings, wide: float
+) -> dict[str, float]:
     """Return what experts keep when all are equally busy; without a fused kernel also what the router weighs."""
-    widths = _widths(shape, work) - 1 + (0 if work.fused_activation else 1)
+    widths = _widths(shape, settings) - 1 + (0 if settings.fused_activation else 1)
     visits = wide * experts.visited * (experts.capacity_factor or 1.0) / shape.tp
     return {
         "moe": (shape.hidden * shape.etp + widths * experts.width) * visits,
         "moe_act": experts.width * visits,
-        "shared_experts": _widths(shape, work) * experts.shared_width * wide / shape.tp,
+        "shared_experts": _widths(shape, settings) * experts.shared_width * wide / shape.tp,
     }
 
 
-def kept(parts: Mapping[str, float], work: Arithmetic) -> float:
+def kept_bytes(parts: Mapping[str, float], settings: ActivationSettings) -> float:
     """Return what stays of a layer under selective recomputation."""
-    again = set(work.modules)
+    again = set(settings.modules)
     if "moe" in again:
         again |= {"moe_act", "shared_experts"}
     return sum(size for name, size in parts.items() if name not in again)
 
 
-def chunk_bytes(chunk: Chunk, shape: ModelShape, work: Arithmetic, batch: Microbatch) -> tuple[float, float]:
+def chunk_bytes(
+    chunk: ModelChunk, shape: ModelShape, settings: ActivationSettings, batch: Microbatch
+) -> tuple[float, float]:
     """Return the bytes that a microbatch leaves in a chunk, and what recomputation needs on top, once, at its peak."""
-    layers = [layer_bytes(shape, work, batch, experts=kind) for kind in (False, True)]
+    layers = [layer_bytes(shape, settings, batch, experts=kind) for kind in (False, True)]
     kinds = [shape.has_experts(layer) for layer in chunk.layers]
-    ends = _ends(chunk, shape, work, batch)
-    last = kept(layers[shape.has_experts(shape.num_layers - 1)], work) if chunk.mtp else 0.0
-    whole = [kept(layers[kind], work) for kind in kinds]
-    if work.recompute != "full":
+    ends = _ends(chunk, shape, settings, batch)
+    last = kept_bytes(layers[shape.has_experts(shape.num_layers - 1)], settings) if chunk.mtp else 0.0
+    whole = [kept_bytes(layers[kind], settings) for kind in kinds]
+    if settings.recompute != "full":
         return sum(whole) + ends + last * chunk.mtp, 0.0
-    start = float(shape.hidden * batch.tokens * work.number_bytes)
-    if work.sequence_parallel or work.spread_inputs:
+    start = float(shape.hidden * batch.tokens * settings.number_bytes)
+    if settings.sequence_parallel or settings.spread_inputs:
         start /= shape.tp
     ends += start * chunk.mtp
-    number = work.recompute_layers
-    if work.method == "block":
+    number = settings.recompute_layers
+    if settings.method == "block":
         again = min(number, len(whole))
         return again * start + sum(whole[again:]) + ends, max([last, *whole[:again]])
     groups = [sum(whole[first : first + number]) for first in range(0, len(whole), number)]
     return len(groups) * start + ends, max([last, *groups])
 
 
-def _ends(chunk: Chunk, shape: ModelShape, work: Arithmetic, batch: Microbatch) -> float:
+def _ends(chunk: ModelChunk, shape: ModelShape, settings: ActivationSettings, batch: Microbatch) -> float:
     """Return what the embedding keeps (dropout's mask) and the output layer (two inputs, float32 logits).
 
     The same for each depth of multi-token prediction, with the projection of its two inputs.
     """
-    wide = batch.tokens * work.number_bytes
-    narrow = wide / shape.tp if work.sequence_parallel else wide
+    wide = batch.tokens * settings.number_bytes
+    narrow = wide / shape.tp if settings.sequence_parallel else wide
     logits = 4 * batch.tokens * shape.vocab / shape.tp
-    total = shape.hidden * narrow / work.number_bytes if chunk.embedding and work.hidden_dropout else 0.0
+    total = (
+        shape.hidden * narrow / settings.number_bytes if chunk.embedding and settings.hidden_dropout else 0.0
+    )
     if chunk.output:
         total += 2 * shape.hidden * narrow + logits
     return total + chunk.mtp * (6 * shape.hidden * narrow + logits)

@@ -1,7 +1,7 @@
 """The rules on the sections that every trainer shares, one file per subject."""
 
 from mb_config.rules import (
-    batches,
+    batch_sizes,
     context_parallel,
     cuda_graphs,
     ddp,
@@ -9,9 +9,9 @@ from mb_config.rules import (
     distributed,
     environment,
     experts,
+    fine_tuning,
     fsdp,
     hardware,
-    inert,
     interleaving,
     local_paths,
     model_numbers,
@@ -20,9 +20,9 @@ from mb_config.rules import (
     precision,
     schedule,
     sizes,
-    starting,
     training,
     types,
+    unsupported_fields,
 )
 from mb_config.rules.rule import Rule
 
@@ -32,7 +32,7 @@ RULES: tuple[Rule, ...] = (
     *environment.RULES,
     *hardware.RULES,
     *training.RULES,
-    *batches.RULES,
+    *batch_sizes.RULES,
     *interleaving.RULES,
     *parallelism.RULES,
     *context_parallel.RULES,
@@ -47,8 +47,8 @@ RULES: tuple[Rule, ...] = (
     *fsdp.RULES,
     *determinism.RULES,
     *cuda_graphs.RULES,
-    *starting.RULES,
-    *inert.RULES,
+    *fine_tuning.RULES,
+    *unsupported_fields.RULES,
     *types.RULES,
     *local_paths.RULES,
 )

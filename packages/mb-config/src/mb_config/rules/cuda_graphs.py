@@ -9,8 +9,8 @@ from mb_config.rules.rule import Rule
 
 IMPLEMENTATIONS = ("none", "local", "transformer_engine", "full_iteration")
 MODULES = ("attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba")
-_OLD_WAYS = ("full_iteration", "full_iteration_inference")
-_WHOLE = ("", "full")
+_LEGACY_MODULES = ("full_iteration", "full_iteration_inference")
+_WHOLE_LAYER = ("", "full")
 """Names that mean no list: the whole layer."""
 
 _FIELDS = ("model.cuda_graph_impl", "model.cuda_graph_modules", "model.cuda_graph_scope")
@@ -20,7 +20,7 @@ def module_names(value: object) -> set[str]:
     """Names in text ("attn,mlp"), in a list, or in an enum's member; none for None, "" and "full" (V153)."""
     entries = list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
     texts = [str(entry).rpartition(".")[2] for entry in entries]
-    return {name.strip() for text in texts for name in text.split(",")} - set(_WHOLE)
+    return {name.strip() for text in texts for name in text.split(",")} - set(_WHOLE_LAYER)
 
 
 def full_iteration(implementation: str | None, modules: object, scope: object) -> bool:
@@ -73,7 +73,7 @@ def _two_places(scope: object, modules: object) -> str | None:
 
 def _v153(implementation: str | None, modules: object, scope: object) -> str | None:
     named = module_names(modules) | module_names(scope)
-    wrong = sorted(named - {*MODULES, *_OLD_WAYS})
+    wrong = sorted(named - {*MODULES, *_LEGACY_MODULES})
     if not wrong or implementation == "none":
         return None
     return f"cannot capture {', '.join(wrong)}, only {', '.join(MODULES)}"

@@ -37,7 +37,7 @@ def _own_no_sync(overlap: bool | None, no_sync: object) -> str | None:
     return f"does not go with model.no_sync_func={no_sync}" if overlap and no_sync is not None else None
 
 
-OWN_RULES: tuple[Rule, ...] = (
+SECTION_RULES: tuple[Rule, ...] = (
     Rule(
         id="V050",
         fields=("ddp.reuse_grad_buf_for_mxfp8_param_ag", "ddp.fp8_param_gather"),
@@ -110,7 +110,7 @@ OWN_RULES: tuple[Rule, ...] = (
 )
 
 RULES: tuple[Rule, ...] = (
-    *OWN_RULES,
+    *SECTION_RULES,
     Rule(
         id="V248",
         fields=("ddp.overlap_grad_reduce", "model.no_sync_func"),

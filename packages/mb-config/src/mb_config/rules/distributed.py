@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from mb_config.rules.formatting import format_assignments, format_value
 from mb_config.rules.fsdp import ON as FSDP_ON
 from mb_config.rules.rule import Rule
-from mb_config.rules.wording import assignments, shown
 
 _RECORDER = {
     "flight_recorder_trace_buffer_size": 2000,
@@ -26,7 +26,7 @@ def _v134(decentralized: bool | None, gloo: bool | None) -> str | None:
 def _differ(ours: object, theirs: object) -> str | None:
     if ours is None or theirs is None or ours == theirs:
         return None
-    return f"ddp has {shown(ours)}, the optimizer {shown(theirs)}"
+    return f"ddp has {format_value(ours)}, the optimizer {format_value(theirs)}"
 
 
 def _v240(seed: int | None) -> str | None:
@@ -35,7 +35,7 @@ def _v240(seed: int | None) -> str | None:
 
 def _recorder(path: str | None, *settings: object) -> str | None:
     changed = [
-        f"{name}={shown(value)}"
+        f"{name}={format_value(value)}"
         for (name, default), value in zip(_RECORDER.items(), settings, strict=True)
         if value is not None and value != default
     ]
@@ -43,7 +43,7 @@ def _recorder(path: str | None, *settings: object) -> str | None:
 
 
 def _time_outs(*values: int | None) -> str | None:
-    short = assignments(_TIME_OUTS, values, where=lambda value: value is not None and value < 1)
+    short = format_assignments(_TIME_OUTS, values, where=lambda value: value is not None and value < 1)
     return f"must be at least 1 ({short})" if short else None
 
 

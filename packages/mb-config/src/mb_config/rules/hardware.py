@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 
 from mb_config._gpu_names import find_short_name, short_name
-from mb_config.plan.gpus import GPU_MEMORY
+from mb_config.plan.gpu_memory import GPU_MEMORY
 from mb_config.precision_table import precision_field
 from mb_config.rules.rule import Rule
 
@@ -104,8 +104,8 @@ def _too_old(gpu: str, *, bf16: object, fp8: object, fp8_recipe: object, fp4: ob
         (fp8, "FP8", (8, 9)),
         (bf16, "bfloat16", (8, 0)),
     )
-    for wish, what, needed in needs:
-        if wish and found < needed:
+    for requested, what, needed in needs:
+        if requested and found < needed:
             return f"{what} needs compute capability {_dotted(needed)}, but {gpu} has {_dotted(found)}"
     return None
 
@@ -115,8 +115,8 @@ def _dotted(version: tuple[int, int]) -> str:
 
 
 def _recipe_fits(precision: object, gpu: str) -> str | None:
-    wishes = {name: precision_field(precision, name) for name in ("bf16", "fp8", "fp8_recipe", "fp4")}
-    return _too_old(gpu, **wishes)
+    requested = {name: precision_field(precision, name) for name in ("bf16", "fp8", "fp8_recipe", "fp4")}
+    return _too_old(gpu, **requested)
 
 
 def _model_fits(bf16: object, fp8: object, fp8_recipe: object, fp4: object, gpu: str) -> str | None:

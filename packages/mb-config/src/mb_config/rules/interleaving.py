@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mb_config.batch_stages import growing_stages, scheduled_stages
-from mb_config.rules.batches import ramp_is_sound, schedule_is_sound
+from mb_config.rules.batch_sizes import is_valid_ramp, is_valid_schedule
 from mb_config.rules.parallelism import SIZES, data_parallel_size
 from mb_config.rules.rule import Rule
 
@@ -11,8 +11,8 @@ from mb_config.rules.rule import Rule
 def _sizes(batch: int | None, ramp: list[int] | None, text: str | None) -> list[int]:
     """Every global batch of a training; none where other rules refuse what it follows from."""
     if text is not None:
-        return [stage.size for stage in scheduled_stages(text)] if schedule_is_sound(text) else []
-    if not batch or not ramp_is_sound(ramp, batch):
+        return [stage.size for stage in scheduled_stages(text)] if is_valid_schedule(text) else []
+    if not batch or not is_valid_ramp(ramp, batch):
         return []
     return (
         [batch] if ramp is None else [stage.size for stage in growing_stages(ramp, global_batch_size=batch)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mb_config.rules.rule import Rule, one_each
+from mb_config.rules.rule import Rule, rules_for_each
 
 
 def _probability(value: float | None) -> str | None:
@@ -20,7 +20,7 @@ def _share(value: float | None) -> str | None:
 
 
 RULES: tuple[Rule, ...] = (
-    *one_each(
+    *rules_for_each(
         "MN01",
         ("model.hidden_dropout", "model.attention_dropout"),
         _probability,
@@ -29,7 +29,7 @@ RULES: tuple[Rule, ...] = (
         fails=1.5,
         passes=0.1,
     ),
-    *one_each(
+    *rules_for_each(
         "MN02",
         ("model.init_method_std", "model.layernorm_epsilon"),
         _positive,

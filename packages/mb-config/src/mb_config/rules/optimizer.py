@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 
-from mb_config.rules.precision import both_halves, unknown_dtypes
-from mb_config.rules.rule import Rule, one_each
-from mb_config.rules.wording import assignments
+from mb_config.rules.formatting import format_assignments
+from mb_config.rules.precision import both_half_formats, unknown_dtypes
+from mb_config.rules.rule import Rule, rules_for_each
 
 _MOMENTS = (
     "optimizer.main_grads_dtype",
@@ -20,7 +20,7 @@ ALGORITHMS = ("adam", "sgd", "lion", "muon", "adaptive_muon", "soap")
 
 
 def _low_precision(aware: bool | None, *dtypes: str | None) -> str | None:
-    low = assignments(_MOMENTS, dtypes, where=_below_float32)
+    low = format_assignments(_MOMENTS, dtypes, where=_below_float32)
     return f"is off beside {low}" if low and not aware else None
 
 
@@ -72,7 +72,7 @@ _COMMON: tuple[Rule, ...] = (
     Rule(
         id="V146",
         fields=("optimizer.fp16", "optimizer.bf16"),
-        test=both_halves,
+        test=both_half_formats,
         why="a model computes in one of the two",
         fix="Switch one of them off.",
         fails={"optimizer.fp16": True, "optimizer.bf16": True},
@@ -163,7 +163,7 @@ _COMMON: tuple[Rule, ...] = (
         fails={"optimizer.clip_grad": -1.0},
         passes={"optimizer.clip_grad": 1.0},
     ),
-    *one_each(
+    *rules_for_each(
         "OP03",
         ("optimizer.adam_beta1", "optimizer.adam_beta2", "optimizer.sgd_momentum"),
         _kept_part,
@@ -198,7 +198,7 @@ def _sharded(*elsewhere: str) -> Rule:
     )
 
 
-OWN_RULES: tuple[Rule, ...] = (*_COMMON, _sharded())
+SECTION_RULES: tuple[Rule, ...] = (*_COMMON, _sharded())
 
 RULES: tuple[Rule, ...] = (
     *_COMMON,

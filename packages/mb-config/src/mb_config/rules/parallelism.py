@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import prod
 
+from mb_config.rules.formatting import format_assignments
 from mb_config.rules.rule import Rule
-from mb_config.rules.wording import assignments
 
 SIZES = (
     "model.tensor_model_parallel_size",
@@ -43,7 +43,7 @@ def _v030(world: int, tp: int | None, pp: int | None, cp: int | None) -> str | N
 
 
 def _positive(*sizes: int | None) -> str | None:
-    wrong = assignments(_ALL_SIZES, sizes, where=_below_one)
+    wrong = format_assignments(_ALL_SIZES, sizes, where=_below_one)
     return f"{wrong}: a parallel size is at least 1" if wrong else None
 
 

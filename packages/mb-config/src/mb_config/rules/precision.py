@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mb_config.precision_table import PRECISIONS, canonical, precision_field
+from mb_config.rules.formatting import format_value
 from mb_config.rules.rule import Rule
 from mb_config.rules.versions import at_least
-from mb_config.rules.wording import shown
 
 DTYPES = ("float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "uint8")
 
 
-def both_halves(first: object, second: object) -> str | None:
+def both_half_formats(first: object, second: object) -> str | None:
     """Say whether two formats are asked for at once."""
     return "fp16 and bf16 are both on" if first and second else None
 
@@ -33,10 +33,10 @@ def _v015(fp8: str | None, fp4: str | None) -> str | None:
     return f"{fp8} comes beside fp4={fp4}" if fp8 and fp4 else None
 
 
-def _twins(param: bool | None, gather: bool | None) -> str | None:
+def _aliases_differ(param: bool | None, gather: bool | None) -> str | None:
     if param is None or gather is None or param == gather:
         return None
-    return f"is {shown(param)}, but its twin is {shown(gather)}"
+    return f"is {format_value(param)}, but its twin is {format_value(gather)}"
 
 
 def unknown_dtypes(*names: str | None) -> str | None:
@@ -95,7 +95,7 @@ RECIPE_RULES: tuple[Rule, ...] = (
     Rule(
         id="V013",
         fields=("mixed_precision.fp8_param", "mixed_precision.fp8_param_gather"),
-        test=_twins,
+        test=_aliases_differ,
         why="the two are names of one switch",
         fix="Set only mixed_precision.fp8_param_gather.",
         fails={"mixed_precision.fp8_param": True, "mixed_precision.fp8_param_gather": False},
@@ -104,7 +104,7 @@ RECIPE_RULES: tuple[Rule, ...] = (
     Rule(
         id="V014",
         fields=("mixed_precision.fp4_param", "mixed_precision.fp4_param_gather"),
-        test=_twins,
+        test=_aliases_differ,
         why="the two are names of one switch",
         fix="Set only mixed_precision.fp4_param_gather.",
         fails={"mixed_precision.fp4_param": True, "mixed_precision.fp4_param_gather": False},
@@ -212,7 +212,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="V145",
         fields=("model.fp16", "model.bf16"),
-        test=both_halves,
+        test=both_half_formats,
         why="a model computes in one of the two",
         fix="Switch one of them off.",
         fails={"model.fp16": True, "model.bf16": True},

@@ -37,7 +37,7 @@ class Rule:
     """An example that it accepts."""
 
 
-def one_each(
+def rules_for_each(
     number: str,
     paths: Sequence[str],
     test: Callable[..., str | None],

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from mb_config.rules.formatting import format_assignments
 from mb_config.rules.rule import Rule
-from mb_config.rules.wording import assignments
 
 _ITERATIONS = ("scheduler.lr_decay_iters", "scheduler.lr_warmup_iters", "scheduler.lr_wsd_decay_iters")
 _SAMPLES = ("scheduler.lr_decay_samples", "scheduler.lr_warmup_samples", "scheduler.lr_wsd_decay_samples")
@@ -29,7 +29,7 @@ def _v061(override: bool | None, stored: bool | None) -> str | None:
 def _v062(*values: float | None) -> str | None:
     if not any(values[:3]) or not any(values[3:]):
         return None
-    return f"steps and sequences are mixed ({assignments(_LENGTHS_OF_PHASES, values, where=bool)})"
+    return f"steps and sequences are mixed ({format_assignments(_LENGTHS_OF_PHASES, values, where=bool)})"
 
 
 def _v063(fraction: float | None, iters: int | None, samples: int | None) -> str | None:
@@ -47,7 +47,7 @@ def _fraction(fraction: float | None) -> str | None:
 
 
 def _negative(*values: float | None) -> str | None:
-    wrong = assignments(_LENGTHS_OF_PHASES, values, where=_below_zero)
+    wrong = format_assignments(_LENGTHS_OF_PHASES, values, where=_below_zero)
     return f"{wrong}: a length is not negative" if wrong else None
 
 
@@ -58,14 +58,14 @@ def _below_zero(value: float | None) -> bool:
 def _v200(samples: int | None, *values: int | None) -> str | None:
     if samples is None or not any(values):
         return None
-    given = assignments((*_ITERATIONS, "scheduler.max_steps"), values, where=bool)
+    given = format_assignments((*_ITERATIONS, "scheduler.max_steps"), values, where=bool)
     return f"the length is in sequences, but {given} count steps"
 
 
 def _v201(samples: int | None, *values: int | None) -> str | None:
     if samples is not None or not any(values):
         return None
-    return f"the length is in steps, but {assignments(_SAMPLES, values, where=bool)} count sequences"
+    return f"the length is in steps, but {format_assignments(_SAMPLES, values, where=bool)} count sequences"
 
 
 def _v203(max_steps: int | None, iters: int | None, decay: int | None) -> str | None:
@@ -147,7 +147,7 @@ _LENGTHS = (
     "scheduler.max_steps",
 )
 
-OWN_RULES: tuple[Rule, ...] = (
+SECTION_RULES: tuple[Rule, ...] = (
     Rule(
         id="V059",
         fields=("scheduler.max_steps",),
@@ -265,7 +265,7 @@ OWN_RULES: tuple[Rule, ...] = (
 )
 
 RULES: tuple[Rule, ...] = (
-    *OWN_RULES,
+    *SECTION_RULES,
     Rule(
         id="V200",
         fields=("train.train_samples", *_ITERATIONS, "scheduler.max_steps"),

@@ -9,12 +9,12 @@ from string import ascii_lowercase
 
 from mb_config.rules.rule import Rule
 
-MOST_LAYERS = 10_000
+MAX_LAYERS = 10_000
 _WIDTH, _EXPERTS, _TOKENS, _MANY, _PARAMETERS = 2**20, 2**16, 10**9, 10**8, 10**15
 
 _LIMITS: Mapping[str, tuple[int, str, tuple[str, ...]]] = {
     "SZ01": (
-        MOST_LAYERS,
+        MAX_LAYERS,
         "each layer is built on its own, and the deepest models have some hundred",
         (
             "model.num_layers",
@@ -114,7 +114,7 @@ def _at_most(most: int, value: int | None) -> str | None:
 def _parameters(
     hidden: int | None, layers: int | None, inner: int | None, experts: int | None, vocabulary: int | None
 ) -> str | None:
-    sizes = (hidden, _WIDTH), (layers, MOST_LAYERS), (inner, _WIDTH), (experts, _EXPERTS), (vocabulary, _MANY)
+    sizes = (hidden, _WIDTH), (layers, MAX_LAYERS), (inner, _WIDTH), (experts, _EXPERTS), (vocabulary, _MANY)
     if any(size is not None and size > most for size, most in sizes):
         return None  # a rule on that field reports it
     width = hidden or 0
@@ -132,7 +132,7 @@ def _limit(number: str, path: str, most: int, why: str) -> Rule:
         why=why,
         fix=f"Set {path.removeprefix('facts.')} to at most {most:,}.",
         fails={path: 10**13},
-        passes={path: 4096 if most > MOST_LAYERS else 128},
+        passes={path: 4096 if most > MAX_LAYERS else 128},
     )
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mb_config.rules.rule import Rule, one_each
-from mb_config.rules.wording import assignments, shown
+from mb_config.rules.formatting import format_assignments, format_value
+from mb_config.rules.rule import Rule, rules_for_each
 
 
 def _v056(iters: int | None, samples: int | None, epochs: float | None, batch: int | None) -> str | None:
@@ -47,12 +47,12 @@ def _names(names: list[str] | None, several: bool | None) -> str | None:
     if names is None:
         return None
     if not several:
-        return f"{shown(names)} without multiple_validation_sets=true"
-    return f"{shown(names)} has a name twice" if len(set(names)) < len(names) else None
+        return f"{format_value(names)} without multiple_validation_sets=true"
+    return f"{format_value(names)} has a name twice" if len(set(names)) < len(names) else None
 
 
 def _v139d(*values: object) -> str | None:
-    moved = assignments(MOVED, values, where=_is_set)
+    moved = format_assignments(MOVED, values, where=_is_set)
     return f"{moved} stands in the old place" if moved else None
 
 
@@ -140,7 +140,7 @@ RULES: tuple[Rule, ...] = (
             "validation.multiple_validation_sets": True,
         },
     ),
-    *one_each(
+    *rules_for_each(
         "TR04",
         _INTERVALS,
         _positive,
@@ -158,7 +158,7 @@ RULES: tuple[Rule, ...] = (
         fails={"train.iterations_to_skip": [-1]},
         passes={"train.iterations_to_skip": [17, 18]},
     ),
-    *one_each(
+    *rules_for_each(
         "TR06",
         ("validation.eval_iters", "validation.start_eval_at_iter"),
         _not_negative,
@@ -167,7 +167,7 @@ RULES: tuple[Rule, ...] = (
         fails=-1,
         passes=0,
     ),
-    *one_each(
+    *rules_for_each(
         "TR07",
         ("validation.eval_global_batch_size", "validation.eval_micro_batch_size"),
         _positive,

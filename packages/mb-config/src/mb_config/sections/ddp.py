@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mb_config.problems import refuse
-from mb_config.rules.ddp import OWN_RULES
+from mb_config.problems import reject
+from mb_config.rules.ddp import SECTION_RULES
 from mb_config.section import Section
 
 
@@ -133,4 +133,4 @@ class DistributedDataParallelConfig(Section):
         Raises:
             ConfigError: settings that Megatron Core would refuse (V050).
         """
-        refuse({"ddp": self}, OWN_RULES)
+        reject({"ddp": self}, SECTION_RULES)

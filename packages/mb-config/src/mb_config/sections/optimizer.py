@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mb_config.problems import refuse
-from mb_config.rules.optimizer import OWN_RULES
+from mb_config.problems import reject
+from mb_config.rules.optimizer import SECTION_RULES
 from mb_config.section import Section
 
 
@@ -210,4 +210,4 @@ class OptimizerConfig(Section):
         Raises:
             ConfigError: settings that Megatron Core would refuse (V051).
         """
-        refuse({"optimizer": self}, OWN_RULES)
+        reject({"optimizer": self}, SECTION_RULES)

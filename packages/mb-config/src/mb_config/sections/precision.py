@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mb_config.problems import refuse
+from mb_config.problems import reject
 from mb_config.rules.precision import RECIPE_RULES
-from mb_config.section import Section, assign_quietly
+from mb_config.section import Section, assign_computed
 
-_TWINS = {
+_ALIASES = {
     "fp8_param": "fp8_param_gather",
     "fp8_param_gather": "fp8_param",
     "fp4_param": "fp4_param_gather",
@@ -119,17 +119,17 @@ class MixedPrecisionConfig(Section):
     def __post_init__(self) -> None:
         """Let the one given of each pair of twins decide."""
         for name in ("fp8_param", "fp4_param"):
-            if getattr(self, name) is not None and _TWINS[name] not in self._given:
-                assign_quietly(self, _TWINS[name], getattr(self, name))
-            elif name not in self._given and _TWINS[name] in self._given:
-                assign_quietly(self, name, getattr(self, _TWINS[name]))
+            if getattr(self, name) is not None and _ALIASES[name] not in self._given:
+                assign_computed(self, _ALIASES[name], getattr(self, name))
+            elif name not in self._given and _ALIASES[name] in self._given:
+                assign_computed(self, name, getattr(self, _ALIASES[name]))
 
     def __setattr__(self, name: str, value: object) -> None:
-        twin = _TWINS.get(name)
+        alias = _ALIASES.get(name)
         later = name in vars(self)
         super().__setattr__(name, value)
-        if later and twin is not None and value is not None and vars(self).get(twin) != value:
-            super().__setattr__(twin, value)
+        if later and alias is not None and value is not None and vars(self).get(alias) != value:
+            super().__setattr__(alias, value)
 
     def finalize(self) -> None:
         """Fill in the twins. Calling it again changes nothing.
@@ -137,7 +137,7 @@ class MixedPrecisionConfig(Section):
         Raises:
             ConfigError: FP4 and FP8 together, or twins that disagree (V013 to V015).
         """
-        refuse({"mixed_precision": self}, RECIPE_RULES)
+        reject({"mixed_precision": self}, RECIPE_RULES)
         for name in ("fp8_param", "fp4_param"):
             if getattr(self, name) is None:
-                assign_quietly(self, name, getattr(self, _TWINS[name]))
+                assign_computed(self, name, getattr(self, _ALIASES[name]))

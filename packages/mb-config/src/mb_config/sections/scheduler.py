@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from mb_config.problems import refuse
-from mb_config.rules.schedule import OWN_RULES
+from mb_config.problems import reject
+from mb_config.rules.schedule import SECTION_RULES
 from mb_config.section import Section
 
 
@@ -83,4 +83,4 @@ class SchedulerConfig(Section):
         Raises:
             ConfigError: fields that exclude each other (V059 to V063).
         """
-        refuse({"scheduler": self}, OWN_RULES)
+        reject({"scheduler": self}, SECTION_RULES)

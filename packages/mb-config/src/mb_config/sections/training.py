@@ -6,9 +6,9 @@ import signal
 from dataclasses import dataclass, field
 from typing import Literal
 
-from mb_config.problems import refuse
+from mb_config.problems import reject
 from mb_config.rules.training import LENGTH_RULES
-from mb_config.section import Section, assign_quietly
+from mb_config.section import Section, assign_computed
 
 
 @dataclass(kw_only=True)
@@ -103,9 +103,9 @@ class TrainingConfig(Section):
         Raises:
             ConfigError: the length is given in no way, in two ways, or cannot be computed (V056 to V058).
         """
-        refuse({"train": self}, LENGTH_RULES)
+        reject({"train": self}, LENGTH_RULES)
         if self.train_samples is not None and self.global_batch_size is not None:
-            assign_quietly(self, "train_iters", self.train_samples // self.global_batch_size)
+            assign_computed(self, "train_iters", self.train_samples // self.global_batch_size)
 
 
 @dataclass(kw_only=True)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from mb_config.plan.plan import Plan, StagePlan
+from mb_config.plan.resource_plan import ResourcePlan, StagePlan
 
 KINDS = ("weights", "gradients", "optimizer", "activations")
 """Parts of a bar, from the bottom."""
 
 GIB = 2**30
 _WIDTH, _LEFT, _RIGHT, _TOP, _PLOT = 760, 64, 24, 84, 300
-_MOST_LABELS = 16
+_MAX_LABELS = 16
 _STYLE = """
   svg { --ink: #1f2933; --quiet: #616e7c; --line: #d5dae1; --ground: #ffffff; --limit: #b3261e;
         --weights: #3b6ea8; --gradients: #7fb0dc; --optimizer: #e0a458; --activations: #5b9a73; }
@@ -28,8 +28,8 @@ _STYLE = """
 """
 
 
-def draw_plan(
-    plan: Plan, *, title: str = "Memory per GPU", limit_bytes: int | None = None, limit: str = ""
+def render_memory_chart(
+    plan: ResourcePlan, *, title: str = "Memory per GPU", limit_bytes: int | None = None, limit: str = ""
 ) -> str:
     """Draw a stacked bar for each pipeline stage: the fullest moment of one of its ranks, in GiB.
 
@@ -47,18 +47,20 @@ def draw_plan(
     top = step * (int(tallest / step) + 1)
     bottom = _TOP + _PLOT
 
-    def place(gib: float) -> float:
+    def y_position(gib: float) -> float:
         return round(bottom - _PLOT * gib / top, 1)
 
     body = [
         f'<rect class="ground" width="{_WIDTH}" height="{bottom + 64}"/>',
         f'<text class="title" x="{_LEFT}" y="28">{escape(title)}</text>',
         *_legend(),
-        *_grid(top, step, place(0), [place(step * number) for number in range(round(top / step) + 1)]),
+        *_grid(
+            top, step, y_position(0), [y_position(step * number) for number in range(round(top / step) + 1)]
+        ),
         *_bars(plan.stages, top, bottom),
     ]
     if limit_bytes is not None:
-        at = place(limit_bytes / GIB)
+        at = y_position(limit_bytes / GIB)
         body.append(f'<line class="limit" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{at}" y2="{at}"/>')
         name = f"{limit} {limit_bytes / GIB:.0f} GiB".strip()
         body.append(
@@ -103,9 +105,9 @@ def _legend() -> list[str]:
     return lines
 
 
-def _grid(top: float, step: float, base: float, places: Sequence[float]) -> list[str]:
+def _grid(top: float, step: float, base: float, heights: Sequence[float]) -> list[str]:
     lines = []
-    for number, at in enumerate(places):
+    for number, at in enumerate(heights):
         lines.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{at}" y2="{at}"/>')
         label = f"{step * number:g}"
         lines.append(f'<text class="quiet" x="{_LEFT - 8}" y="{at + 4}" text-anchor="end">{label}</text>')
@@ -116,7 +118,7 @@ def _grid(top: float, step: float, base: float, places: Sequence[float]) -> list
 def _bars(stages: Sequence[StagePlan], top: float, bottom: int) -> list[str]:
     room = (_WIDTH - _LEFT - _RIGHT) / len(stages)
     width = min(72.0, room * 0.7)
-    every = -(-len(stages) // _MOST_LABELS)
+    every = -(-len(stages) // _MAX_LABELS)
     lines = []
     for number, stage in enumerate(stages):
         left = _LEFT + room * number + (room - width) / 2
@@ -138,7 +140,7 @@ def _bars(stages: Sequence[StagePlan], top: float, bottom: int) -> list[str]:
     return lines
 
 
-def _caption(plan: Plan) -> str:
+def _caption(plan: ResourcePlan) -> str:
     missing = [kind for kind in KINDS if getattr(plan.peak.rank_bytes, kind) is None]
     stages = f"pipeline stages 0 to {len(plan.stages) - 1}" if len(plan.stages) > 1 else "one pipeline stage"
     return stages + (f"; not counted: {', '.join(missing)}" if missing else "")

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mb_config.plan.errors import PlanError
-from mb_config.plan.limits import refuse_more
-from mb_config.plan.pattern import PatternShape
-from mb_config.plan.shape import ModelShape, read
-from mb_config.rules.sizes import MOST_LAYERS
+from mb_config.plan.hybrid_pattern import HybridPattern
+from mb_config.plan.model_shape import ModelShape, read_field
+from mb_config.plan.size_limits import reject_more_than
+from mb_config.rules.sizes import MAX_LAYERS
 
 _LETTERS = {"E": "embedding", "t": "decoder", "m": "mtp", "L": "loss"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
+class ModelChunk:
     """What one virtual stage holds."""
 
     stage: int
@@ -36,7 +36,7 @@ class Chunk:
     """Layers of a hybrid model, in place of decoder layers."""
 
 
-def cut(model: object, shape: ModelShape) -> tuple[Chunk, ...]:
+def split_into_chunks(model: object, shape: ModelShape) -> tuple[ModelChunk, ...]:
     """Cut the layers of a model: chunks by stage, then by virtual stage.
 
     `model` is the section that `shape` was read from; read here are `num_layers_in_first_pipeline_stage`,
@@ -48,12 +48,12 @@ def cut(model: object, shape: ModelShape) -> tuple[Chunk, ...]:
     """
     if shape.pattern is not None:
         return _cut_pattern(shape.pattern, shape)
-    layout = read(model, "pipeline_model_parallel_layout")
+    layout = read_field(model, "pipeline_model_parallel_layout")
     if layout is not None:
         rows = read_layout(layout)
-        vp = _virtual(rows, shape, asked=read(model, "virtual_pipeline_model_parallel_size"))
-        counts = {place: row.count("decoder") for place, row in _placed(rows, shape.pp)}
-        mtp = {place: row.count("mtp") for place, row in _placed(rows, shape.pp)}
+        vp = _virtual(rows, shape, requested=read_field(model, "virtual_pipeline_model_parallel_size"))
+        counts = {index: row.count("decoder") for index, row in _placed(rows, shape.pp)}
+        mtp = {index: row.count("mtp") for index, row in _placed(rows, shape.pp)}
     else:
         vp = shape.vp
         counts = _counts(model, shape)
@@ -71,7 +71,7 @@ def cut(model: object, shape: ModelShape) -> tuple[Chunk, ...]:
             start += len(layers)
             output = (stage, virtual) == (shape.pp - 1, vp - 1)
             chunks.append(
-                Chunk(
+                ModelChunk(
                     stage=stage,
                     virtual=virtual,
                     layers=layers,
@@ -84,16 +84,16 @@ def cut(model: object, shape: ModelShape) -> tuple[Chunk, ...]:
     return tuple(sorted(chunks, key=lambda chunk: (chunk.stage, chunk.virtual)))
 
 
-def _cut_pattern(pattern: PatternShape, shape: ModelShape) -> tuple[Chunk, ...]:
+def _cut_pattern(pattern: HybridPattern, shape: ModelShape) -> tuple[ModelChunk, ...]:
     chunks, start = [], 0
-    for place, letters in enumerate(pattern.stages(pp=shape.pp, vp=shape.vp)):
-        last = place == shape.pp * shape.vp - 1
+    for index, letters in enumerate(pattern.stages(pp=shape.pp, vp=shape.vp)):
+        last = index == shape.pp * shape.vp - 1
         chunks.append(
-            Chunk(
-                stage=place % shape.pp,
-                virtual=place // shape.pp,
+            ModelChunk(
+                stage=index % shape.pp,
+                virtual=index // shape.pp,
                 layers=tuple(range(start, start + len(letters))),
-                embedding=place == 0,
+                embedding=index == 0,
                 mtp=shape.mtp_layers if last else 0,
                 final_norm=last,
                 output=last,
@@ -134,20 +134,20 @@ def _repeated(text: str, pattern: str) -> str:
     found = re.findall(pattern, text)
     times = [int(number) if len(number) < 10 else 10**9 for _, number in found]
     parts = sum(len(part) * number for (part, _), number in zip(found, times, strict=True))
-    refuse_more("pipeline_model_parallel_layout", parts, "parts", most=MOST_LAYERS)
+    reject_more_than("pipeline_model_parallel_layout", parts, "parts", most=MAX_LAYERS)
     return re.sub(pattern, lambda match: match[1] * int(match[2]), text)
 
 
 def _placed(rows: list[list[str]], pp: int) -> list[tuple[tuple[int, int], list[str]]]:
-    return [((place % pp, place // pp), row) for place, row in enumerate(rows)]
+    return [((index % pp, index // pp), row) for index, row in enumerate(rows)]
 
 
-def _virtual(rows: list[list[str]], shape: ModelShape, *, asked: int | None) -> int:
+def _virtual(rows: list[list[str]], shape: ModelShape, *, requested: int | None) -> int:
     vp, rest = divmod(len(rows), shape.pp)
-    if rest or (asked is not None and asked != vp):
+    if rest or (requested is not None and requested != vp):
         raise PlanError(
-            f"model.pipeline_model_parallel_layout: {len(rows)} parts do not fit pp={shape.pp} and vp={asked}, because "
-            "there is one part for each virtual stage. Change the layout or the sizes."
+            f"model.pipeline_model_parallel_layout: {len(rows)} parts do not fit pp={shape.pp} and vp={requested}, "
+            "because there is one part for each virtual stage. Change the layout or the sizes."
         )
     mtp = sum(row.count("mtp") for row in rows)
     if mtp != shape.mtp_layers:
@@ -160,10 +160,10 @@ def _virtual(rows: list[list[str]], shape: ModelShape, *, asked: int | None) -> 
 
 def _counts(model: object, shape: ModelShape) -> dict[tuple[int, int], int]:
     """Return the number of layers of each (stage, virtual stage)."""
-    first = read(model, "num_layers_in_first_pipeline_stage")
-    last = read(model, "num_layers_in_last_pipeline_stage")
-    embedding = bool(read(model, "account_for_embedding_in_pipeline_split", False))
-    loss = bool(read(model, "account_for_loss_in_pipeline_split", False))
+    first = read_field(model, "num_layers_in_first_pipeline_stage")
+    last = read_field(model, "num_layers_in_last_pipeline_stage")
+    embedding = bool(read_field(model, "account_for_embedding_in_pipeline_split", False))
+    loss = bool(read_field(model, "account_for_loss_in_pipeline_split", False))
     stages = shape.pp
     if first is None and last is None:
         ranks = [_share(shape.num_layers + embedding + loss, stages, "stages")] * stages

@@ -1,6 +1,6 @@
 """Problems of several checks in one list: an error is never dropped for a warning."""
 
-from mb_config.merging import drop_implied, merge_problems
+from mb_config.problem_merging import drop_implied, merge_problems
 from mb_config.problems import Problem
 
 

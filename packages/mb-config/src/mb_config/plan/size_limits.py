@@ -7,10 +7,10 @@ from typing import Any
 
 from mb_config.plan.errors import PlanError
 from mb_config.problems import check
-from mb_config.rules.sizes import MOST_LAYERS
+from mb_config.rules.sizes import MAX_LAYERS
 from mb_config.rules.sizes import RULES as SIZE_RULES
 
-MOST_STAGES = 1_024
+MAX_STAGES = 1_024
 """Pipeline stages, virtual ones too; also microbatches that one of them runs in a row."""
 
 _PLANNED = ("model", "train", "dataset", "tokenizer")
@@ -18,7 +18,7 @@ _LAYERS = ("num_layers", "encoder_num_layers", "vision_num_layers", "mtp_num_lay
 _STAGES = ("pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size")
 
 
-def refuse_sizes(sections: Mapping[str, object]) -> None:
+def reject_sizes(sections: Mapping[str, object]) -> None:
     """Refuse sizes that no machine has memory for.
 
     Raises:
@@ -30,7 +30,7 @@ def refuse_sizes(sections: Mapping[str, object]) -> None:
         raise PlanError("\n".join(str(problem) for problem in problems))
 
 
-def refuse_huge(size_of: Callable[[str], Any]) -> None:
+def reject_huge_model(size_of: Callable[[str], Any]) -> None:
     """Refuse a model with more layers or stages than can be looked at.
 
     Args:
@@ -40,12 +40,12 @@ def refuse_huge(size_of: Callable[[str], Any]) -> None:
         PlanError: there are more.
     """
     for name in _LAYERS:
-        refuse_more(name, size_of(name) or 0, "layers", most=MOST_LAYERS)
+        reject_more_than(name, size_of(name) or 0, "layers", most=MAX_LAYERS)
     pp, vp = (size_of(name) or 1 for name in _STAGES)
-    refuse_more(_STAGES[vp > pp], pp * vp, "stages", most=MOST_STAGES)
+    reject_more_than(_STAGES[vp > pp], pp * vp, "stages", most=MAX_STAGES)
 
 
-def refuse_more(name: str, number: int, things: str, *, most: int) -> None:
+def reject_more_than(name: str, number: int, things: str, *, most: int) -> None:
     """Refuse a number of things above `most`.
 
     Raises:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mb_config.batch_stages import scheduled_stages
-from mb_config.plan.shape import read
+from mb_config.plan.model_shape import read_field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pipeline:
+class PipelineSchedule:
     """A schedule of forward and backward passes: 1F1B, interleaved where a stage has several chunks."""
 
     stages: int
@@ -70,13 +70,13 @@ class Pipeline:
 
 def batch_sizes(train: object) -> tuple[int, ...]:
     """Return the global batches of a training in order, of a ramp-up the first and the last; () where none is known."""
-    text, last = read(train, "step_batch_size_schedule"), read(train, "global_batch_size")
+    text, last = read_field(train, "step_batch_size_schedule"), read_field(train, "global_batch_size")
     if text is not None:
         try:
             return tuple(stage.size for stage in scheduled_stages(text))
         except ValueError:
             return ()
-    ramp = read(train, "rampup_batch_size")
+    ramp = read_field(train, "rampup_batch_size")
     if not last:
         return ()
     return (ramp[0], last) if isinstance(ramp, list | tuple) and ramp else (last,)

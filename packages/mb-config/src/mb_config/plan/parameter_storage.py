@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from mb_config.plan.shape import read
-from mb_config.plan.weights import Count
+from mb_config.plan.model_shape import read_field
+from mb_config.plan.parameter_counts import ParameterCount
 
 MOMENTS = {"adam": 2, "adamw": 2, "sgd": 1, "lion": 1}
 """Optimizer to the tensors of a parameter's size that it keeps besides the master weight."""
@@ -15,7 +15,7 @@ _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int16": 2, "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Storage:
+class ParameterStorage:
     """Bytes of one parameter, and what is spread over the ranks that hold replicas."""
 
     weights: int
@@ -46,12 +46,14 @@ def dtype_bytes(dtype: Any) -> int:
 def compute_bytes(model: object, optimizer: object) -> int:
     """Return the bytes of a weight as the model computes with it: 2 with bf16 or fp16, else those of params_dtype."""
     sections = [section for section in (model, optimizer) if section is not None]
-    if any(read(section, name, False) for section in sections for name in ("bf16", "fp16")):
+    if any(read_field(section, name, False) for section in sections for name in ("bf16", "fp16")):
         return 2
-    return dtype_bytes(read(model, "params_dtype", "float32"))
+    return dtype_bytes(read_field(model, "params_dtype", "float32"))
 
 
-def storage(model: object, *, optimizer: object, ddp: object, save_optim: bool = True) -> Storage:
+def parameter_storage(
+    model: object, *, optimizer: object, ddp: object, save_optim: bool = True
+) -> ParameterStorage:
     """Return the bytes of one parameter under these sections, any of which but the model may be None.
 
     Megatron keeps a gradient of a weight's size in its own buffer (float32 with `grad_reduce_in_fp32`), and with
@@ -62,23 +64,24 @@ def storage(model: object, *, optimizer: object, ddp: object, save_optim: bool =
     """
     weights = compute_bytes(model, optimizer)
     notes = _format_notes(model)
-    fsdp = bool(read(ddp, "use_megatron_fsdp", False) or read(ddp, "use_custom_fsdp", False))
-    strategy = str(read(ddp, "data_parallel_sharding_strategy", "no_shard")) if fsdp else ""
+    fsdp = bool(read_field(ddp, "use_megatron_fsdp", False) or read_field(ddp, "use_custom_fsdp", False))
+    strategy = str(read_field(ddp, "data_parallel_sharding_strategy", "no_shard")) if fsdp else ""
     main = _main_bytes(weights, optimizer, ddp if fsdp else None)
     moments = _moment_bytes(optimizer)
     distributed = bool(
-        read(ddp, "use_distributed_optimizer", False) or read(optimizer, "use_distributed_optimizer", False)
+        read_field(ddp, "use_distributed_optimizer", False)
+        or read_field(optimizer, "use_distributed_optimizer", False)
     )
     state = None if moments is None else main + moments
     if state is None:
-        notes += (f"optimizer.optimizer: the state of {read(optimizer, 'optimizer')!r} is not counted",)
+        notes += (f"optimizer.optimizer: the state of {read_field(optimizer, 'optimizer')!r} is not counted",)
     offloaded = _offloaded(optimizer)
     sharded = strategy not in ("", "no_shard")
     if strategy == "optim_grads_params":
         notes += ("Megatron-FSDP: weights gathered for the layers in work are not counted",)
-    instances = read(ddp, "num_distributed_optimizer_instances", 1) or 1
-    outer = fsdp and read(ddp, "outer_dp_sharding_strategy", "no_shard") == "optim"
-    return Storage(
+    instances = read_field(ddp, "num_distributed_optimizer_instances", 1) or 1
+    outer = fsdp and read_field(ddp, "outer_dp_sharding_strategy", "no_shard") == "optim"
+    return ParameterStorage(
         weights=weights,
         gradients=_gradient_bytes(weights, ddp, fsdp=fsdp),
         optimizer=None if state is None else state * (1 - offloaded),
@@ -94,7 +97,7 @@ def storage(model: object, *, optimizer: object, ddp: object, save_optim: bool =
 
 
 def _format_notes(model: object) -> tuple[str, ...]:
-    if not (read(model, "fp8") or read(model, "fp4")):
+    if not (read_field(model, "fp8") or read_field(model, "fp4")):
         return ()
     return ("8- and 4-bit formats: weights and activations are counted in 2 bytes, scaled copies are not",)
 
@@ -102,41 +105,44 @@ def _format_notes(model: object) -> tuple[str, ...]:
 def _main_bytes(weights: int, optimizer: object, fsdp: object) -> int:
     """Return the bytes of a master weight: none beside a float32 weight, except under Megatron-FSDP."""
     if fsdp is not None:
-        dtype = read(fsdp, "megatron_fsdp_main_params_dtype", "float32")
+        dtype = read_field(fsdp, "megatron_fsdp_main_params_dtype", "float32")
         return 0 if dtype is None else dtype_bytes(dtype)
-    if read(optimizer, "use_precision_aware_optimizer", False):
-        main = dtype_bytes(read(optimizer, "main_params_dtype", "float32"))
-        halves = read(optimizer, "store_param_remainders", True) and read(optimizer, "bf16", False)
+    if read_field(optimizer, "use_precision_aware_optimizer", False):
+        main = dtype_bytes(read_field(optimizer, "main_params_dtype", "float32"))
+        halves = read_field(optimizer, "store_param_remainders", True) and read_field(
+            optimizer, "bf16", False
+        )
         return 2 if main == 4 and halves else main
     return 0 if weights == 4 else 4
 
 
 def _moment_bytes(optimizer: object) -> int | None:
-    name = str(read(optimizer, "optimizer", "adam"))
+    name = str(read_field(optimizer, "optimizer", "adam"))
     if name not in MOMENTS:
         return None
     if name == "sgd":
-        return 4 if read(optimizer, "sgd_momentum", 0.9) else 0
+        return 4 if read_field(optimizer, "sgd_momentum", 0.9) else 0
     if name == "lion":
         return 4
-    if not read(optimizer, "use_precision_aware_optimizer", False):
+    if not read_field(optimizer, "use_precision_aware_optimizer", False):
         return 8
     return sum(
-        dtype_bytes(read(optimizer, field, "float32")) for field in ("exp_avg_dtype", "exp_avg_sq_dtype")
+        dtype_bytes(read_field(optimizer, field, "float32"))
+        for field in ("exp_avg_dtype", "exp_avg_sq_dtype")
     )
 
 
 def _gradient_bytes(weights: int, ddp: object, *, fsdp: bool) -> int:
     if fsdp:
-        dtype = read(ddp, "megatron_fsdp_main_grads_dtype")
+        dtype = read_field(ddp, "megatron_fsdp_main_grads_dtype")
         return weights if dtype is None else dtype_bytes(dtype)
-    return 4 if read(ddp, "grad_reduce_in_fp32", False) else weights
+    return 4 if read_field(ddp, "grad_reduce_in_fp32", False) else weights
 
 
 def _offloaded(optimizer: object) -> float:
-    if not read(optimizer, "optimizer_cpu_offload", False):
+    if not read_field(optimizer, "optimizer_cpu_offload", False):
         return 0.0
-    return float(read(optimizer, "optimizer_offload_fraction", 0.0))
+    return float(read_field(optimizer, "optimizer_offload_fraction", 0.0))
 
 
 def _saved(weights: int, state: int | None, *, distributed: bool) -> int | None:
@@ -146,7 +152,7 @@ def _saved(weights: int, state: int | None, *, distributed: bool) -> int | None:
     return weights + state + (4 if weights == 4 and distributed else 0)
 
 
-def spread(count: Count, size: float, *, dense_over: int, expert_over: int) -> int:
+def sharded_bytes(count: ParameterCount, size: float, *, dense_over: int, expert_over: int) -> int:
     """Return the bytes of a rank's parameters at `size` bytes each, spread over so many ranks, without padding."""
     dense, expert = -(-count.dense // dense_over), -(-count.expert // expert_over)
     return round((dense + expert) * size)

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mb_config.plan.activations import Microbatch, chunk_bytes, read_arithmetic
-from mb_config.plan.limits import MOST_STAGES, refuse_more, refuse_sizes
-from mb_config.plan.schedule import Pipeline, batch_sizes, count_microbatches
-from mb_config.plan.shape import ModelShape, read, read_shape, smallest_world
-from mb_config.plan.stages import Chunk, cut
-from mb_config.plan.storage import Storage, spread, storage
-from mb_config.plan.vision import Layout, layout_of, vision_parts
-from mb_config.plan.weights import Count, active, add_parts, chunk_parts, total
+from mb_config.plan.activations import Microbatch, chunk_bytes, read_activation_settings
+from mb_config.plan.model_chunks import ModelChunk, split_into_chunks
+from mb_config.plan.model_shape import ModelShape, read_field, read_shape, smallest_world
+from mb_config.plan.parameter_counts import ParameterCount, active, add_parts, chunk_parts, total
+from mb_config.plan.parameter_storage import ParameterStorage, parameter_storage, sharded_bytes
+from mb_config.plan.pipeline_schedule import PipelineSchedule, batch_sizes, count_microbatches
+from mb_config.plan.size_limits import MAX_STAGES, reject_more_than, reject_sizes
+from mb_config.plan.vision_encoder import ModuleLayout, module_layout, vision_parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class StagePlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ResourcePlan:
     """What a run will need. Nothing here was built or measured."""
 
     parameters: int
@@ -119,7 +119,7 @@ def _weight(stage: StagePlan) -> tuple[int, int]:
 
 def make_plan(
     sections: Mapping[str, object], *, world_size: int | None = None, vocab_size: int | None = None
-) -> Plan:
+) -> ResourcePlan:
     """Plan a run from its sections; none is changed.
 
     Args:
@@ -134,29 +134,29 @@ def make_plan(
     """
     model, train = sections["model"], sections.get("train")
     world = smallest_world(model) if world_size is None else world_size
-    refuse_sizes(sections)
+    reject_sizes(sections)
     shape = read_shape(model, vocab_size=vocab_size)
-    chunks = cut(model, shape)
-    store = storage(
+    chunks = split_into_chunks(model, shape)
+    store = parameter_storage(
         model,
         optimizer=sections.get("optimizer"),
         ddp=sections.get("ddp"),
-        save_optim=bool(read(sections.get("checkpoint"), "save_optim", True)),
+        save_optim=bool(read_field(sections.get("checkpoint"), "save_optim", True)),
     )
-    layout = layout_of(shape)
+    layout = module_layout(shape)
     data_parallel = _quotient(world, shape.model_ranks) if layout is None else 1
     batches = batch_sizes(train)
     global_batch = batches[-1] if batches else None
-    microbatches = count_microbatches(global_batch, read(train, "micro_batch_size"), data_parallel)
+    microbatches = count_microbatches(global_batch, read_field(train, "micro_batch_size"), data_parallel)
     counts, layers = _stages_hold(chunks, shape, layout)
     held = _activations(sections, chunks, shape, store, microbatches=microbatches, stages=len(counts))
-    over = _over(store, shape, world=world, data_parallel=data_parallel)
+    over = _shard_ranks(store, shape, world=world, data_parallel=data_parallel)
     memory = [_rank_bytes(count, store, over, kept) for count, kept in zip(counts, held, strict=True)]
     once = add_parts(*(chunk_parts(chunk, shape) for chunk in _undivided(chunks, shape)), vision_parts(shape))
     parts = {name: count.whole for name, count in once.items()}
     pipeline = _pipeline(model, chunks, shape, microbatches) if len(counts) == shape.pp else None
     length = _seq_length(sections)
-    return Plan(
+    return ResourcePlan(
         parameters=sum(parts.values()),
         active_parameters=active(once, shape),
         embedding_parameters=sum(parts.get(name, 0) for name in ("embedding", "positions", "output")),
@@ -173,7 +173,11 @@ def make_plan(
             *store.notes,
             *_batch_notes(batches),
             *_notes(
-                shape, layout, world=world, length=length, local=read(model, "transformer_impl") == "local"
+                shape,
+                layout,
+                world=world,
+                length=length,
+                local=read_field(model, "transformer_impl") == "local",
             ),
         ),
     )
@@ -187,15 +191,15 @@ def _seq_length(sections: Mapping[str, object]) -> int | None:
     dataset = sections.get("dataset")
     for section in (dataset, sections["model"]):
         for name in ("seq_length", "sequence_length"):
-            length = read(section, name)
+            length = read_field(section, name)
             if isinstance(length, int):
                 return length
     return None
 
 
 def _stages_hold(
-    chunks: tuple[Chunk, ...], shape: ModelShape, layout: Layout | None
-) -> tuple[list[Count], list[int]]:
+    chunks: tuple[ModelChunk, ...], shape: ModelShape, layout: ModuleLayout | None
+) -> tuple[list[ParameterCount], list[int]]:
     """Return the parameters of each stage, and its layers; what sees is a stage of its own, or in the first."""
     counts = [_stage_count(chunks, shape, stage) for stage in range(shape.pp)]
     layers = _layers(chunks, shape)
@@ -207,12 +211,12 @@ def _stages_hold(
     return [counts[0] + seen, *counts[1:]], [layers[0] + shape.vision.layers, *layers[1:]]
 
 
-def _stage_count(chunks: tuple[Chunk, ...], shape: ModelShape, stage: int) -> Count:
+def _stage_count(chunks: tuple[ModelChunk, ...], shape: ModelShape, stage: int) -> ParameterCount:
     here = [chunk_parts(chunk, shape) for chunk in chunks if chunk.stage == stage]
     return total(add_parts(*here))
 
 
-def _layers(chunks: tuple[Chunk, ...], shape: ModelShape) -> list[int]:
+def _layers(chunks: tuple[ModelChunk, ...], shape: ModelShape) -> list[int]:
     """Return the layers of each stage, those of a T5's encoder included."""
     return [
         shape.encoder_layers + sum(len(chunk.layers) for chunk in chunks if chunk.stage == stage)
@@ -220,7 +224,9 @@ def _layers(chunks: tuple[Chunk, ...], shape: ModelShape) -> list[int]:
     ]
 
 
-def _stages(layers: list[int], counts: list[Count], memory: list[RankBytes]) -> tuple[StagePlan, ...]:
+def _stages(
+    layers: list[int], counts: list[ParameterCount], memory: list[RankBytes]
+) -> tuple[StagePlan, ...]:
     return tuple(
         StagePlan(
             layers=own,
@@ -232,9 +238,9 @@ def _stages(layers: list[int], counts: list[Count], memory: list[RankBytes]) -> 
     )
 
 
-def _undivided(chunks: tuple[Chunk, ...], shape: ModelShape) -> tuple[Chunk, ...]:
+def _undivided(chunks: tuple[ModelChunk, ...], shape: ModelShape) -> tuple[ModelChunk, ...]:
     """Return the whole model as one chunk, so that no embedding is counted twice."""
-    whole = Chunk(
+    whole = ModelChunk(
         stage=0,
         virtual=0,
         layers=tuple(range(shape.num_layers)),
@@ -248,43 +254,43 @@ def _undivided(chunks: tuple[Chunk, ...], shape: ModelShape) -> tuple[Chunk, ...
 
 
 def _pipeline(
-    model: object, chunks: tuple[Chunk, ...], shape: ModelShape, microbatches: int | None
-) -> Pipeline | None:
+    model: object, chunks: tuple[ModelChunk, ...], shape: ModelShape, microbatches: int | None
+) -> PipelineSchedule | None:
     if microbatches is None:
         return None
-    group = read(model, "microbatch_group_size_per_vp_stage") or shape.pp
+    group = read_field(model, "microbatch_group_size_per_vp_stage") or shape.pp
     in_a_row = min(group, microbatches)
-    refuse_more("microbatch_group_size_per_vp_stage", in_a_row, "microbatches in a row", most=MOST_STAGES)
-    return Pipeline(
+    reject_more_than("microbatch_group_size_per_vp_stage", in_a_row, "microbatches in a row", most=MAX_STAGES)
+    return PipelineSchedule(
         stages=shape.pp,
         chunks=len(chunks) // shape.pp,
         microbatches=microbatches,
         group=group,
-        ahead=1 if read(model, "overlap_moe_expert_parallel_comm", False) else 0,
+        ahead=1 if read_field(model, "overlap_moe_expert_parallel_comm", False) else 0,
     )
 
 
 def _activations(
     sections: Mapping[str, object],
-    chunks: tuple[Chunk, ...],
+    chunks: tuple[ModelChunk, ...],
     shape: ModelShape,
-    store: Storage,
+    store: ParameterStorage,
     *,
     microbatches: int | None,
     stages: int,
 ) -> list[int | None]:
     """Return the most that each stage keeps of its microbatches, in bytes."""
     model, length = sections["model"], _seq_length(sections)
-    size = read(sections.get("train"), "micro_batch_size")
+    size = read_field(sections.get("train"), "micro_batch_size")
     pipeline = _pipeline(model, chunks, shape, microbatches)
     unknown = shape.encoder_layers or shape.pattern or shape.vision
     if pipeline is None or not length or not size or unknown:
         return [None] * stages
     batch = Microbatch(tokens=size * length // shape.cp, seq_length=length)
-    work = read_arithmetic(model, number_bytes=store.weights)
+    settings = read_activation_settings(model, number_bytes=store.weights)
     most: list[int | None] = []
     for stage in range(shape.pp):
-        here = [chunk_bytes(chunk, shape, work, batch) for chunk in chunks if chunk.stage == stage]
+        here = [chunk_bytes(chunk, shape, settings, batch) for chunk in chunks if chunk.stage == stage]
         most.append(
             round(pipeline.peak(stage, [left for left, _ in here], while_working=max(top for _, top in here)))
         )
@@ -292,7 +298,7 @@ def _activations(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Over:
+class _ShardRanks:
     """Ranks over which each kind of state is spread: (dense, experts); None: the ranks are not known."""
 
     weights: tuple[int, int] | None
@@ -300,7 +306,9 @@ class _Over:
     optimizer: tuple[int, int] | None
 
 
-def _over(store: Storage, shape: ModelShape, *, world: int, data_parallel: int | None) -> _Over:
+def _shard_ranks(
+    store: ParameterStorage, shape: ModelShape, *, world: int, data_parallel: int | None
+) -> _ShardRanks:
     replicas = None if data_parallel is None else data_parallel * shape.cp
     experts = _quotient(world, shape.expert_ranks)
 
@@ -312,17 +320,19 @@ def _over(store: Storage, shape: ModelShape, *, world: int, data_parallel: int |
         dense, expert = _quotient(replicas, instances), _quotient(experts or replicas, instances)
         return None if dense is None or expert is None else (dense, expert)
 
-    return _Over(
+    return _ShardRanks(
         weights=ranks(store.weights_sharded, store.instances),
         gradients=ranks(store.gradients_sharded, store.instances),
         optimizer=ranks(store.optimizer_sharded, store.optimizer_instances),
     )
 
 
-def _rank_bytes(count: Count, store: Storage, over: _Over, held: int | None) -> RankBytes:
+def _rank_bytes(
+    count: ParameterCount, store: ParameterStorage, over: _ShardRanks, held: int | None
+) -> RankBytes:
     def size(each: float, ranks: tuple[int, int] | None) -> int:
         dense, expert = ranks or (1, 1)
-        return spread(count, each, dense_over=dense, expert_over=expert)
+        return sharded_bytes(count, each, dense_over=dense, expert_over=expert)
 
     known = store.optimizer is not None and over.optimizer is not None
     return RankBytes(
@@ -333,11 +343,11 @@ def _rank_bytes(count: Count, store: Storage, over: _Over, held: int | None) -> 
     )
 
 
-def _host_bytes(counts: list[Count], store: Storage, over: _Over) -> int:
+def _host_bytes(counts: list[ParameterCount], store: ParameterStorage, over: _ShardRanks) -> int:
     if over.optimizer is None:
         return 0
     dense, expert = over.optimizer
-    return max(spread(count, store.host, dense_over=dense, expert_over=expert) for count in counts)
+    return max(sharded_bytes(count, store.host, dense_over=dense, expert_over=expert) for count in counts)
 
 
 def _batch_notes(batches: tuple[int, ...]) -> tuple[str, ...]:
@@ -345,7 +355,7 @@ def _batch_notes(batches: tuple[int, ...]) -> tuple[str, ...]:
 
 
 def _notes(
-    shape: ModelShape, layout: Layout | None, *, world: int, length: int | None, local: bool
+    shape: ModelShape, layout: ModuleLayout | None, *, world: int, length: int | None, local: bool
 ) -> tuple[str, ...]:
     notes = []
     if layout is not None:

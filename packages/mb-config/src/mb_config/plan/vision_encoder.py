@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from mb_config.plan.shape import ModelShape
-from mb_config.plan.weights import Count, column, layer_parts, row, total
+from mb_config.plan.model_shape import ModelShape
+from mb_config.plan.parameter_counts import ParameterCount, column, layer_parts, row, total
 
 COLOURS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class ModuleLayout:
     """Ranks of the two modules of a model that sees."""
 
     first: int
@@ -36,15 +36,15 @@ class Layout:
         return None
 
 
-def layout_of(shape: ModelShape) -> Layout | None:
+def module_layout(shape: ModelShape) -> ModuleLayout | None:
     """Return the layouts that the modules have of their own; None: they have the same, or there is one module."""
     vision = shape.vision
     if vision is None or (vision.language_first == 0 and vision.tp == shape.tp):
         return None
-    return Layout(first=vision.language_first, vision_tp=vision.tp, language_tp=shape.tp)
+    return ModuleLayout(first=vision.language_first, vision_tp=vision.tp, language_tp=shape.tp)
 
 
-def vision_parts(shape: ModelShape) -> dict[str, Count]:
+def vision_parts(shape: ModelShape) -> dict[str, ParameterCount]:
     """Count the encoder and the projection; nothing where the model sees nothing.
 
     Layers and projection are shared by tensor-parallel ranks; what makes patches into vectors, positions and norms are
@@ -75,9 +75,9 @@ def vision_parts(shape: ModelShape) -> dict[str, Count]:
         experts=None,
         tp=vision.tp,
     )
-    whole = (COLOURS * vision.patch**2 + 1) * hidden + vision.places * hidden + 2 * hidden
+    whole = (COLOURS * vision.patch**2 + 1) * hidden + vision.num_patches * hidden + 2 * hidden
     projection = column(layers, hidden, vision.projection, bias=True) + row(
         layers, vision.projection, shape.hidden, bias=True
     )
     layer = total(layer_parts(layers, experts=False))
-    return {"encoder": layer * vision.layers + Count(whole, whole), "projection": projection}
+    return {"encoder": layer * vision.layers + ParameterCount(whole, whole), "projection": projection}

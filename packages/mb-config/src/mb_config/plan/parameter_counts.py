@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mb_config.plan.errors import PlanError
-from mb_config.plan.pattern import MAMBA_FILTER, PatternShape, layers_ahead, layers_of
-from mb_config.plan.shape import ExpertShape, LatentAttention, ModelShape
-from mb_config.plan.stages import Chunk
+from mb_config.plan.hybrid_pattern import MAMBA_FILTER, HybridPattern, layers_ahead, layers_of
+from mb_config.plan.model_chunks import ModelChunk
+from mb_config.plan.model_shape import ExpertShape, LatentAttention, ModelShape
 
 
 @dataclass(frozen=True, slots=True)
-class Count:
+class ParameterCount:
     """Numbers of parameters; they add up."""
 
     whole: int = 0
@@ -22,11 +22,11 @@ class Count:
     expert: int = 0
     """On one rank, of routed experts: what the expert-data-parallel ranks replicate."""
 
-    def __add__(self, other: Count) -> Count:
-        return Count(self.whole + other.whole, self.dense + other.dense, self.expert + other.expert)
+    def __add__(self, other: ParameterCount) -> ParameterCount:
+        return ParameterCount(self.whole + other.whole, self.dense + other.dense, self.expert + other.expert)
 
-    def __mul__(self, times: int) -> Count:
-        return Count(self.whole * times, self.dense * times, self.expert * times)
+    def __mul__(self, times: int) -> ParameterCount:
+        return ParameterCount(self.whole * times, self.dense * times, self.expert * times)
 
     @property
     def rank(self) -> int:
@@ -34,25 +34,25 @@ class Count:
         return self.dense + self.expert
 
 
-Parts = Mapping[str, Count]
+Parts = Mapping[str, ParameterCount]
 """Part of a model, such as "attention", to its parameters."""
 
 
-def add_parts(*every: Parts) -> dict[str, Count]:
+def add_parts(*every: Parts) -> dict[str, ParameterCount]:
     """Add the parts of the same name."""
-    total: dict[str, Count] = {}
+    total: dict[str, ParameterCount] = {}
     for parts in every:
         for name, count in parts.items():
-            total[name] = total.get(name, Count()) + count
+            total[name] = total.get(name, ParameterCount()) + count
     return total
 
 
-def total(parts: Parts) -> Count:
+def total(parts: Parts) -> ParameterCount:
     """Add all parts."""
-    return sum(parts.values(), Count())
+    return sum(parts.values(), ParameterCount())
 
 
-def chunk_parts(chunk: Chunk, shape: ModelShape) -> dict[str, Count]:
+def chunk_parts(chunk: ModelChunk, shape: ModelShape) -> dict[str, ParameterCount]:
     """Count what one virtual stage holds, copies of the embedding included; of a T5, which has one stage, everything.
 
     A stage with multi-token prediction and the last stage of a model with tied embeddings hold a copy of the
@@ -66,7 +66,7 @@ def chunk_parts(chunk: Chunk, shape: ModelShape) -> dict[str, Count]:
     else:
         kinds = [shape.has_experts(layer) for layer in chunk.layers]
         parts = [scaled(layer_parts(shape, experts=kind), kinds.count(kind)) for kind in sorted(set(kinds))]
-    norm = Count(shape.norm_tensors * shape.hidden, shape.norm_tensors * shape.hidden)
+    norm = ParameterCount(shape.norm_tensors * shape.hidden, shape.norm_tensors * shape.hidden)
     if shape.encoder_layers:
         parts.append(encoder_parts(shape, decoder_layers=len(chunk.layers)))
     if chunk.embedding or chunk.mtp:
@@ -80,23 +80,23 @@ def chunk_parts(chunk: Chunk, shape: ModelShape) -> dict[str, Count]:
     return add_parts(*parts)
 
 
-def scaled(parts: Parts, times: int) -> dict[str, Count]:
+def scaled(parts: Parts, times: int) -> dict[str, ParameterCount]:
     """Multiply every part."""
     return {name: count * times for name, count in parts.items()}
 
 
-def embedding_parts(shape: ModelShape) -> dict[str, Count]:
+def embedding_parts(shape: ModelShape) -> dict[str, ParameterCount]:
     """Count word embedding and learned positions; the latter are whole on every rank."""
     positions = shape.positions * shape.hidden
-    learned = {"positions": Count(positions, positions)} if positions else {}
+    learned = {"positions": ParameterCount(positions, positions)} if positions else {}
     return {"embedding": _rows(shape), **learned}
 
 
-def _rows(shape: ModelShape) -> Count:
+def _rows(shape: ModelShape) -> ParameterCount:
     return _split(shape.vocab * shape.hidden, rows=shape.vocab, over=shape.tp, what="vocab_size")
 
 
-def layer_parts(shape: ModelShape, *, experts: bool) -> dict[str, Count]:
+def layer_parts(shape: ModelShape, *, experts: bool) -> dict[str, ParameterCount]:
     """Count one decoder layer, dense or with experts."""
     norms = 2 * shape.norm_tensors * shape.hidden
     attention = (
@@ -107,10 +107,10 @@ def layer_parts(shape: ModelShape, *, experts: bool) -> dict[str, Count]:
         if not experts or shape.experts is None
         else _experts(shape, shape.experts)
     )
-    return {"norms": Count(norms, norms), "attention": attention, **mlp}
+    return {"norms": ParameterCount(norms, norms), "attention": attention, **mlp}
 
 
-def letter_parts(shape: ModelShape, pattern: PatternShape, letter: str) -> dict[str, Count]:
+def letter_parts(shape: ModelShape, pattern: HybridPattern, letter: str) -> dict[str, ParameterCount]:
     """Count one layer of a hybrid model, with its norm."""
     norms = shape.norm_tensors * shape.hidden
     layer: Parts
@@ -124,10 +124,10 @@ def letter_parts(shape: ModelShape, pattern: PatternShape, letter: str) -> dict[
         layer = _experts(shape, shape.experts)
     else:
         layer = {"mlp": _mlp(shape, shape.ffn)}
-    return {"norms": Count(norms, norms), **layer}
+    return {"norms": ParameterCount(norms, norms), **layer}
 
 
-def _mamba(shape: ModelShape, pattern: PatternShape) -> Count:
+def _mamba(shape: ModelShape, pattern: HybridPattern) -> ParameterCount:
     """Count a Mamba 2 layer: all of it is shared by heads and groups."""
     inner = pattern.mamba_heads * pattern.mamba_head
     mixed = inner + 2 * pattern.mamba_groups * pattern.state
@@ -139,12 +139,12 @@ def _mamba(shape: ModelShape, pattern: PatternShape) -> Count:
     own = mixed * (MAMBA_FILTER + 1) + 3 * pattern.mamba_heads + inner
     return (
         column(shape, shape.hidden, inner + mixed + pattern.mamba_heads, bias=False)
-        + Count(own, own // shape.tp)
+        + ParameterCount(own, own // shape.tp)
         + row(shape, inner, shape.hidden, bias=False)
     )
 
 
-def _gated_delta(shape: ModelShape, pattern: PatternShape) -> Count:
+def _gated_delta(shape: ModelShape, pattern: HybridPattern) -> ParameterCount:
     """Count a gated-delta layer; its inner norm is whole on every rank."""
     values = pattern.value_heads * pattern.value_head
     mixed = 2 * pattern.key_channels + values
@@ -152,13 +152,13 @@ def _gated_delta(shape: ModelShape, pattern: PatternShape) -> Count:
     own = mixed * pattern.delta_filter + 2 * pattern.value_heads
     return (
         column(shape, shape.hidden, mixed + values + 2 * pattern.value_heads, bias=False)
-        + Count(own, own // shape.tp)
-        + Count(inner_norm, inner_norm)
+        + ParameterCount(own, own // shape.tp)
+        + ParameterCount(inner_norm, inner_norm)
         + row(shape, values, shape.hidden, bias=False)
     )
 
 
-def encoder_parts(shape: ModelShape, *, decoder_layers: int) -> dict[str, Count]:
+def encoder_parts(shape: ModelShape, *, decoder_layers: int) -> dict[str, ParameterCount]:
     """Count what a T5 has beside the layers of a decoder-only model.
 
     The encoder with its final norm, a norm and cross-attention in each layer of the decoder, without grouped queries,
@@ -174,13 +174,13 @@ def encoder_parts(shape: ModelShape, *, decoder_layers: int) -> dict[str, Count]
     rows = _split(shape.vocab, rows=shape.vocab, over=shape.tp, what="vocab_size")
     return add_parts(
         scaled(layer_parts(shape, experts=False), shape.encoder_layers),
-        scaled({"norms": Count(norms, norms), "cross_attention": across}, decoder_layers),
-        {"norms": Count(norms, norms)},
+        scaled({"norms": ParameterCount(norms, norms), "cross_attention": across}, decoder_layers),
+        {"norms": ParameterCount(norms, norms)},
         {"output": rows} if shape.tied else {},
     )
 
 
-def mtp_layer(shape: ModelShape) -> Count:
+def mtp_layer(shape: ModelShape) -> ParameterCount:
     """Count what predicts one further token: three norms, the projection of two inputs, a layer as the last one.
 
     In a hybrid model, the layers after / in the pattern.
@@ -191,49 +191,53 @@ def mtp_layer(shape: ModelShape) -> Count:
     else:
         ahead = layers_ahead(shape.pattern.pattern)[0]
         layer = total(add_parts(*(letter_parts(shape, shape.pattern, letter) for letter in ahead)))
-    return Count(norms, norms) + column(shape, 2 * shape.hidden, shape.hidden, bias=False) + layer
+    return ParameterCount(norms, norms) + column(shape, 2 * shape.hidden, shape.hidden, bias=False) + layer
 
 
-def _split(number: int, *, rows: int, over: int, what: str) -> Count:
+def _split(number: int, *, rows: int, over: int, what: str) -> ParameterCount:
     if rows % over:
         raise PlanError(
             f"model.{what}: {rows} cannot be cut into {over} equal parts, because each rank holds the same number. "
             "Change it or the parallel size."
         )
-    return Count(number, number // over)
+    return ParameterCount(number, number // over)
 
 
-def column(shape: ModelShape, inputs: int, outputs: int, *, bias: bool, over: int | None = None) -> Count:
+def column(
+    shape: ModelShape, inputs: int, outputs: int, *, bias: bool, over: int | None = None
+) -> ParameterCount:
     """Count a linear layer whose outputs are shared by tensor-parallel ranks, bias too."""
     return _split(
         (inputs + bias) * outputs, rows=outputs, over=over or shape.tp, what="tensor_model_parallel_size"
     )
 
 
-def row(shape: ModelShape, inputs: int, outputs: int, *, bias: bool, over: int | None = None) -> Count:
+def row(
+    shape: ModelShape, inputs: int, outputs: int, *, bias: bool, over: int | None = None
+) -> ParameterCount:
     """Count a linear layer whose inputs are shared by tensor-parallel ranks; its bias is whole on each."""
     weight = _split(inputs * outputs, rows=inputs, over=over or shape.tp, what="tensor_model_parallel_size")
-    return weight + Count(outputs * bias, outputs * bias)
+    return weight + ParameterCount(outputs * bias, outputs * bias)
 
 
-def _attention(shape: ModelShape) -> Count:
+def _attention(shape: ModelShape) -> ParameterCount:
     query, key = shape.heads * shape.head, shape.groups * shape.head
     outputs = query * (2 if shape.output_gate else 1) + 2 * key
     norms = 2 * shape.norm_tensors * shape.head if shape.qk_norm else 0
     return (
         column(shape, shape.hidden, outputs, bias=shape.qkv_bias)
         + row(shape, query, shape.hidden, bias=shape.bias)
-        + Count(norms, norms)
+        + ParameterCount(norms, norms)
     )
 
 
-def _sink(shape: ModelShape) -> Count:
+def _sink(shape: ModelShape) -> ParameterCount:
     if not shape.softmax_sink:
-        return Count()
+        return ParameterCount()
     return _split(shape.heads, rows=shape.heads, over=shape.tp, what="num_attention_heads")
 
 
-def _latent_attention(shape: ModelShape, latent: LatentAttention) -> Count:
+def _latent_attention(shape: ModelShape, latent: LatentAttention) -> ParameterCount:
     head = latent.qk_head + latent.qk_position
     parts = [
         _down(shape, latent.kv_rank + latent.qk_position, copied=latent.down_copied),
@@ -247,24 +251,24 @@ def _latent_attention(shape: ModelShape, latent: LatentAttention) -> Count:
         parts.append(column(shape, latent.q_rank, shape.heads * head, bias=False))
     if shape.qk_norm:
         norms = shape.norm_tensors * (latent.kv_rank + (latent.q_rank or 0))
-        parts.append(Count(norms, norms))
-    return sum(parts, Count())
+        parts.append(ParameterCount(norms, norms))
+    return sum(parts, ParameterCount())
 
 
-def _down(shape: ModelShape, outputs: int, *, copied: bool) -> Count:
+def _down(shape: ModelShape, outputs: int, *, copied: bool) -> ParameterCount:
     if copied:
-        return Count(shape.hidden * outputs, shape.hidden * outputs)
+        return ParameterCount(shape.hidden * outputs, shape.hidden * outputs)
     return column(shape, shape.hidden, outputs, bias=False)
 
 
-def _mlp(shape: ModelShape, width: int, *, over: int | None = None) -> Count:
+def _mlp(shape: ModelShape, width: int, *, over: int | None = None) -> ParameterCount:
     inner = 2 * width if shape.gated else width
     return column(shape, shape.hidden, inner, bias=shape.bias, over=over) + row(
         shape, width, shape.hidden, bias=shape.bias, over=over
     )
 
 
-def _experts(shape: ModelShape, experts: ExpertShape) -> dict[str, Count]:
+def _experts(shape: ModelShape, experts: ExpertShape) -> dict[str, ParameterCount]:
     if experts.number % shape.ep:
         raise PlanError(
             f"model.num_moe_experts: {experts.number} experts cannot be shared by ep={shape.ep} ranks, because each "
@@ -273,12 +277,12 @@ def _experts(shape: ModelShape, experts: ExpertShape) -> dict[str, Count]:
     one = _mlp(shape, experts.width, over=shape.etp)
     router = (shape.hidden + shape.bias) * experts.number
     parts = {
-        "router": Count(router, router),
-        "experts": Count(one.whole * experts.number, 0, one.dense * (experts.number // shape.ep)),
+        "router": ParameterCount(router, router),
+        "experts": ParameterCount(one.whole * experts.number, 0, one.dense * (experts.number // shape.ep)),
     }
     if experts.shared_width:
         gate = shape.hidden if experts.shared_gate else 0
-        parts["shared_experts"] = _mlp(shape, experts.shared_width) + Count(gate, gate)
+        parts["shared_experts"] = _mlp(shape, experts.shared_width) + ParameterCount(gate, gate)
     return parts
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from mb_config.batch_stages import scheduled_stages
+from mb_config.rules.formatting import format_value
 from mb_config.rules.parallelism import SIZES, data_parallel_size
 from mb_config.rules.rule import Rule
-from mb_config.rules.wording import shown
 
-MOST_STEPS = 10_000
+MAX_STEPS = 10_000
 """Steps of a growing batch: each is looked at by itself."""
 
 
 def _batch_sizes(batch: int | None, micro: int | None) -> str | None:
     wrong = [
-        f"{name}={shown(value)}"
+        f"{name}={format_value(value)}"
         for name, value in (("global_batch_size", batch), ("micro_batch_size", micro))
         if value is None or value < 1
     ]
@@ -31,10 +31,10 @@ def _ramp(rampup: object, batch: int | None) -> str | None:
     if first > batch or (batch - first) % increment:
         return f"steps of {increment} from {first} do not end at {batch}"
     steps = (batch - first) // increment
-    return f"makes {steps:,} steps, more than {MOST_STEPS:,}" if steps > MOST_STEPS else None
+    return f"makes {steps:,} steps, more than {MAX_STEPS:,}" if steps > MAX_STEPS else None
 
 
-def ramp_is_sound(rampup: object, batch: int | None) -> bool:
+def is_valid_ramp(rampup: object, batch: int | None) -> bool:
     """Say whether a ramp-up, if any, can be read and ends at the batch."""
     return _ramp(rampup, batch) is None
 
@@ -71,7 +71,7 @@ def _scheduled(
     if text is None:
         return None
     others = {"rampup_batch_size": ramp, "decrease_batch_size_if_needed": lenient, "train_samples": samples}
-    beside = [f"{name}={shown(value)}" for name, value in others.items() if value]
+    beside = [f"{name}={format_value(value)}" for name, value in others.items() if value]
     if beside:
         return f"does not go with {', '.join(beside)}"
     try:
@@ -81,7 +81,7 @@ def _scheduled(
     return None
 
 
-def schedule_is_sound(text: str) -> bool:
+def is_valid_schedule(text: str) -> bool:
     """Say whether a schedule can be read, its thresholds taken as sequences."""
     return _scheduled(text, None, None, None, None) is None
 

@@ -9,20 +9,21 @@ from mb_config.problems import Problem
 _WEIGHT = {"warning": 0, "error": 1}
 
 
-def merge_problems(asked: Sequence[Problem], resolved: Sequence[Problem]) -> list[Problem]:
+def merge_problems(as_written: Sequence[Problem], as_resolved: Sequence[Problem]) -> list[Problem]:
     """Return the problems of a configuration as written and as resolved, each once.
 
     A repeated problem has the id of another one and shares a field with it. The more severe of the two is kept: an
     error replaces a warning, and a warning never hides an error. Errors of resolved values that follow from other
     values are left out where those are rejected already.
     """
-    rejected = any(problem.severity == "error" for problem in asked)
+    rejected = any(problem.severity == "error" for problem in as_written)
     later = [
         problem
-        for problem in resolved
-        if not any(_covers(earlier, problem) for earlier in asked) and not (rejected and _follows(problem))
+        for problem in as_resolved
+        if not any(_covers(earlier, problem) for earlier in as_written)
+        and not (rejected and _follows(problem))
     ]
-    kept = [problem for problem in asked if not any(_covers(error, problem) for error in later)]
+    kept = [problem for problem in as_written if not any(_covers(error, problem) for error in later)]
     return [*kept, *later]
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from mb_config.rules.formatting import format_value
 from mb_config.rules.rule import Rule
-from mb_config.rules.wording import shown
 
 
 def _inert(number: str, field: str, *, default: object, example: object, instead: str) -> Rule:
     def test(value: object) -> str | None:
-        return None if value in (default, None) else f"{shown(value)} would have no effect"
+        return None if value in (default, None) else f"{format_value(value)} would have no effect"
 
     return Rule(
         id=number,

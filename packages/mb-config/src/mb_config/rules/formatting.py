@@ -8,17 +8,17 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def shown(value: object) -> str:
+def format_value(value: object) -> str:
     """A value as it stands in a file or on the command line: true, false, null."""
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def assignments(paths: Iterable[str], values: Iterable[T], *, where: Callable[[T], bool]) -> str:
+def format_assignments(paths: Iterable[str], values: Iterable[T], *, where: Callable[[T], bool]) -> str:
     """`name=value` of each field whose value is as `where` says, without its section: "tp=2, pp=0"."""
     return ", ".join(
-        f"{path.rpartition('.')[2]}={shown(value)}"
+        f"{path.rpartition('.')[2]}={format_value(value)}"
         for path, value in zip(paths, values, strict=True)
         if where(value)
     )

@@ -15,7 +15,7 @@ MAMBA_FILTER = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PatternShape:
+class HybridPattern:
     """A pattern such as "M-G|*E/*-": layers, | between stages, and / before the layers of each further token."""
 
     pattern: str

@@ -2,7 +2,7 @@
 
 from xml.etree import ElementTree
 
-from mb_config import GPU_MEMORY, draw_plan, make_plan
+from mb_config import GPU_MEMORY, make_plan, render_memory_chart
 
 SVG = "{http://www.w3.org/2000/svg}"
 MODEL = {
@@ -18,7 +18,7 @@ MODEL = {
 def draw(*, train=True, **options):
     batch = {"global_batch_size": 8, "micro_batch_size": 1} if train else {}
     plan = make_plan({"model": MODEL, "train": batch, "dataset": {"seq_length": 32}})
-    return plan, ElementTree.fromstring(draw_plan(plan, **options))
+    return plan, ElementTree.fromstring(render_memory_chart(plan, **options))
 
 
 def heights(root, kind):

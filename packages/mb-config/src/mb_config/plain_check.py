@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 
-from mb_config.merging import merge_problems
-from mb_config.plain import PlainConfig
+from mb_config.plain_config import PlainConfig
 from mb_config.plan.errors import PlanError
-from mb_config.plan.shape import smallest_world
+from mb_config.plan.model_shape import smallest_world
+from mb_config.problem_merging import merge_problems
 from mb_config.problems import ConfigError, Problem, RuleLike, check
 from mb_config.provenance import Provenance
 from mb_config.resolve import Change, runtime_config_update
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlainFindings:
+class PlainCheckResult:
     """The result."""
 
     problems: Sequence[Problem]
@@ -29,9 +29,9 @@ class PlainFindings:
     """Why it was not done; empty where it was."""
 
 
-def inspect_plain(
+def check_plain_config(
     plain: PlainConfig, rules: Sequence[RuleLike], *, facts: Mapping[str, object]
-) -> PlainFindings:
+) -> PlainCheckResult:
     """Check, resolve a copy, and check that. `plain` is not changed.
 
     Args:
@@ -40,7 +40,7 @@ def inspect_plain(
         facts: What rules may ask. Without `world_size`, resolving is tried with the fewest processes that hold the
             model, only to find settings that exclude each other.
     """
-    asked = check(plain.sections(), rules, facts=facts, provenance=plain.provenance)
+    as_written = check(plain.sections(), rules, facts=facts, provenance=plain.provenance)
     world_size = facts.get("world_size")
     config, provenance = deepcopy(plain.config), Provenance(dict(plain.provenance.origins))
     unresolved = ""
@@ -52,20 +52,20 @@ def inspect_plain(
         size = world_size if isinstance(world_size, int) else smallest_world(config.model)
         changes = runtime_config_update(config, world_size=size, provenance=provenance, facts=facts, rules=())
     except PlanError:
-        return PlainFindings(problems=asked, changes=(), unresolved=unresolved)
+        return PlainCheckResult(problems=as_written, changes=(), unresolved=unresolved)
     except ConfigError as error:
         if unresolved:
             found = [problem for problem in error.problems if _reads_only(problem, plain.sections())]
         else:
             found = list(error.problems)
         unresolved = unresolved or "settings exclude each other"
-        return PlainFindings(problems=merge_problems(asked, found), changes=(), unresolved=unresolved)
+        return PlainCheckResult(problems=merge_problems(as_written, found), changes=(), unresolved=unresolved)
     if unresolved:
-        return PlainFindings(problems=asked, changes=(), unresolved=unresolved)
+        return PlainCheckResult(problems=as_written, changes=(), unresolved=unresolved)
     resolved = {name: getattr(config, name) for name in plain.sections()}
-    later = check(resolved, rules, facts={**facts, "resolved": True}, provenance=provenance)
-    errors = [problem for problem in later if problem.severity == "error"]
-    return PlainFindings(problems=merge_problems(asked, errors), changes=changes, unresolved="")
+    as_resolved = check(resolved, rules, facts={**facts, "resolved": True}, provenance=provenance)
+    errors = [problem for problem in as_resolved if problem.severity == "error"]
+    return PlainCheckResult(problems=merge_problems(as_written, errors), changes=changes, unresolved="")
 
 
 def _reads_only(problem: Problem, sections: Mapping[str, object]) -> bool:

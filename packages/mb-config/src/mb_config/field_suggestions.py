@@ -10,7 +10,9 @@ from mb_config.errors import UnknownKeyError
 from mb_config.field_types import dataclasses_of, hints
 
 
-def unknown_key(path: str, siblings: Iterable[str], root: object, *, origin: str = "") -> UnknownKeyError:
+def unknown_key_error(
+    path: str, siblings: Iterable[str], root: object, *, origin: str = ""
+) -> UnknownKeyError:
     """The error for a key that is not there, with the nearest names.
 
     Looks among the `siblings` of the key first, then for the last part of its path in all sections of `root`

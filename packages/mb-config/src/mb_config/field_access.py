@@ -7,8 +7,8 @@ from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
 from mb_config.megatron_defaults import megatron_defaults
-from mb_config.non_defaults import baseline
-from mb_config.section import assign_quietly
+from mb_config.non_defaults import megatron_class_name
+from mb_config.section import assign_computed
 
 UNKNOWN = object()
 
@@ -17,7 +17,7 @@ def has_field(config: Any, path: str) -> bool:
     """True if section and field are there; a mapping `model` has all fields of Megatron's class."""
     section, name = _split(config, path)
     if isinstance(section, Mapping):
-        return name in section or name in _megatrons(section, path)
+        return name in section or name in _megatron_defaults(section, path)
     return hasattr(section, name)
 
 
@@ -30,7 +30,7 @@ def get_field(config: Any, path: str) -> Any:
     section, name = _split(config, path)
     if not isinstance(section, Mapping):
         return getattr(section, name)
-    return section[name] if name in section else _megatrons(section, path)[name]
+    return section[name] if name in section else _megatron_defaults(section, path)[name]
 
 
 def set_field(config: Any, path: str, value: object) -> None:
@@ -39,14 +39,14 @@ def set_field(config: Any, path: str, value: object) -> None:
     if isinstance(section, dict):
         section[name] = value
     else:
-        assign_quietly(section, name, value)
+        assign_computed(section, name, value)
 
 
 def default_of(config: Any, path: str) -> Any:
     """The field's own default, MISSING where it has none, `UNKNOWN` where nobody can tell."""
     section, name = _split(config, path)
     if isinstance(section, Mapping):
-        return _megatrons(section, path).get(name, UNKNOWN)
+        return _megatron_defaults(section, path).get(name, UNKNOWN)
     item = (
         next((item for item in fields(section) if item.name == name), None) if is_dataclass(section) else None
     )
@@ -70,5 +70,5 @@ def _split(config: Any, path: str) -> tuple[Any, str]:
     return getattr(config, section), name
 
 
-def _megatrons(section: Mapping[str, Any], path: str) -> Mapping[str, Any]:
-    return megatron_defaults(baseline(section)) if path.startswith("model.") else {}
+def _megatron_defaults(section: Mapping[str, Any], path: str) -> Mapping[str, Any]:
+    return megatron_defaults(megatron_class_name(section)) if path.startswith("model.") else {}

@@ -8,8 +8,8 @@ from math import lcm
 from typing import Any
 
 from mb_config.plan.errors import PlanError
-from mb_config.plan.limits import refuse_huge
-from mb_config.plan.pattern import PatternShape, layers_ahead, layers_of
+from mb_config.plan.hybrid_pattern import HybridPattern, layers_ahead, layers_of
+from mb_config.plan.size_limits import reject_huge_model
 
 UNCOUNTED = {
     "experimental_attention_variant": "its layers have parameters of their own",
@@ -83,7 +83,7 @@ class VisionShape:
     """Inner width of the projection."""
     patch: int
     """Pixels of a patch's side."""
-    places: int
+    num_patches: int
     """Patches of a picture."""
     tp: int
     language_first: int
@@ -118,7 +118,7 @@ class ModelShape:
     """A learned number for each head in the softmax."""
     latent: LatentAttention | None
     experts: ExpertShape | None
-    pattern: PatternShape | None
+    pattern: HybridPattern | None
     """Layers of a hybrid model; None: they are all alike, or some have experts."""
     vision: VisionShape | None = None
     """What sees, before the language model; None: nothing."""
@@ -156,7 +156,7 @@ class ModelShape:
 _ABSENT = object()
 
 
-def read(section: object, name: str, default: Any = None) -> Any:
+def read_field(section: object, name: str, default: Any = None) -> Any:
     """Return a field of an object or a mapping, or of its `transformer` mapping, or the default where it has none."""
     found = _own(section, name)
     if found is _ABSENT:
@@ -182,14 +182,14 @@ def read_shape(model: object, *, vocab_size: int | None = None) -> ModelShape:
     Raises:
         PlanError: a size is missing, is not positive, is huge, or belongs to a model that is not counted here.
     """
-    refuse_huge(lambda name: read(model, name))
+    reject_huge_model(lambda name: read_field(model, name))
     for name, why in UNCOUNTED.items():
-        if read(model, name):
-            raise PlanError(f"model.{name}: not counted ({name}={read(model, name)!r}), because {why}.")
+        if read_field(model, name):
+            raise PlanError(f"model.{name}: not counted ({name}={read_field(model, name)!r}), because {why}.")
     for name in WEIGHT_SHARDS:
-        if (read(model, name) or 1) > 1:
+        if (read_field(model, name) or 1) > 1:
             raise PlanError(
-                f"model.{name}: not counted ({name}={read(model, name)}), because it spreads weights."
+                f"model.{name}: not counted ({name}={read_field(model, name)}), because it spreads weights."
             )
     hidden, heads = _size(model, "hidden_size"), _size(model, "num_attention_heads")
     ffn = _optional(model, "ffn_hidden_size") or 4 * hidden
@@ -200,8 +200,8 @@ def read_shape(model: object, *, vocab_size: int | None = None) -> ModelShape:
             f"model.pipeline_model_parallel_size: is {pp}, because an encoder and its decoder are one stage. Set it "
             "to 1."
         )
-    bias = bool(read(model, "add_bias_linear", True))
-    pattern = read(model, "hybrid_layer_pattern")
+    bias = bool(read_field(model, "add_bias_linear", True))
+    pattern = read_field(model, "hybrid_layer_pattern")
     return ModelShape(
         num_layers=_size(model, "num_layers") if pattern is None else len(layers_of(pattern)),
         encoder_layers=encoder_layers,
@@ -210,20 +210,22 @@ def read_shape(model: object, *, vocab_size: int | None = None) -> ModelShape:
         groups=_optional(model, "num_query_groups") or heads,
         head=_optional(model, "kv_channels") or hidden // heads,
         ffn=ffn,
-        gated=bool(read(model, "gated_linear_unit", False)),
-        norm_tensors=1 if read(model, "normalization", "LayerNorm") == "RMSNorm" else 2,
+        gated=bool(read_field(model, "gated_linear_unit", False)),
+        norm_tensors=1 if read_field(model, "normalization", "LayerNorm") == "RMSNorm" else 2,
         bias=bias,
-        qkv_bias=bias or bool(read(model, "add_qkv_bias", False)),
-        qk_norm=bool(read(model, "qk_layernorm", False)),
-        output_gate=bool(read(model, "attention_output_gate", False)),
-        softmax_sink=read(model, "softmax_type", "vanilla") == "learnable",
-        latent=_latent(model) if read(model, "multi_latent_attention", False) else None,
-        experts=_experts(model, ffn) if read(model, "num_moe_experts") else None,
+        qkv_bias=bias or bool(read_field(model, "add_qkv_bias", False)),
+        qk_norm=bool(read_field(model, "qk_layernorm", False)),
+        output_gate=bool(read_field(model, "attention_output_gate", False)),
+        softmax_sink=read_field(model, "softmax_type", "vanilla") == "learnable",
+        latent=_latent(model) if read_field(model, "multi_latent_attention", False) else None,
+        experts=_experts(model, ffn) if read_field(model, "num_moe_experts") else None,
         pattern=None if pattern is None else _pattern(model, pattern, hidden),
-        vision=_vision(model, hidden, tp) if read(model, "vision_num_layers") else None,
-        mtp_layers=(read(model, "mtp_num_layers") or 0) if pattern is None else len(layers_ahead(pattern)),
-        mtp_repeated=bool(read(model, "mtp_use_repeated_layer", False)),
-        tied=bool(read(model, "share_embeddings_and_output_weights", False)),
+        vision=_vision(model, hidden, tp) if read_field(model, "vision_num_layers") else None,
+        mtp_layers=(read_field(model, "mtp_num_layers") or 0)
+        if pattern is None
+        else len(layers_ahead(pattern)),
+        mtp_repeated=bool(read_field(model, "mtp_use_repeated_layer", False)),
+        tied=bool(read_field(model, "share_embeddings_and_output_weights", False)),
         vocab=_vocabulary(model, vocab_size),
         positions=_positions(model),
         tp=tp,
@@ -235,17 +237,17 @@ def read_shape(model: object, *, vocab_size: int | None = None) -> ModelShape:
     )
 
 
-def _pattern(model: object, pattern: str, hidden: int) -> PatternShape:
+def _pattern(model: object, pattern: str, hidden: int) -> HybridPattern:
     def size(name: str, default: int) -> int:
         return _optional(model, name) or default
 
-    if "E" in pattern and not read(model, "num_moe_experts"):
+    if "E" in pattern and not read_field(model, "num_moe_experts"):
         raise PlanError(
             f"model.num_moe_experts: not set, because {pattern!r} has layers with experts (E). Set it, or write "
             "other layers."
         )
     width = size("mamba_head_dim", 64)
-    return PatternShape(
+    return HybridPattern(
         pattern=pattern,
         state=size("mamba_state_dim", 128),
         mamba_groups=size("mamba_num_groups", 8),
@@ -273,9 +275,9 @@ def _vision(model: object, hidden: int, tp: int) -> VisionShape:
         ffn=_optional(model, "vision_ffn_hidden_size") or 4 * width,
         projection=_optional(model, "projector_hidden_size") or hidden,
         patch=patch,
-        places=(side // patch) ** 2,
+        num_patches=(side // patch) ** 2,
         tp=_optional(model, "vision_tensor_model_parallel_size") or tp,
-        language_first=read(model, "language_rank_offset", 0),
+        language_first=read_field(model, "language_rank_offset", 0),
     )
 
 
@@ -290,42 +292,42 @@ def smallest_world(model: object) -> int:
         _optional(model, "expert_tensor_parallel_size") or tp
     )
     dense = tp * pp * _degree(model, "context_parallel_size")
-    if read(model, "vision_num_layers"):
-        first = read(model, "language_rank_offset", 0)
+    if read_field(model, "vision_num_layers"):
+        first = read_field(model, "language_rank_offset", 0)
         vision = _optional(model, "vision_tensor_model_parallel_size") or tp
         dense = first + dense if first else lcm(vision, dense)
-    return lcm(dense, experts * pp) if read(model, "num_moe_experts") else dense
+    return lcm(dense, experts * pp) if read_field(model, "num_moe_experts") else dense
 
 
 def _encoder_layers(model: object) -> int:
     """A model with an encoder says how long its decoder's sequences are, and maybe how many layers the encoder has."""
-    if read(model, "decoder_seq_length") is None:
+    if read_field(model, "decoder_seq_length") is None:
         return _optional(model, "encoder_num_layers") or 0
     return _optional(model, "encoder_num_layers") or _size(model, "num_layers")
 
 
 def _latent(model: object) -> LatentAttention:
     return LatentAttention(
-        q_rank=read(model, "q_lora_rank", 512),
-        kv_rank=read(model, "kv_lora_rank", 512),
-        qk_head=read(model, "qk_head_dim", 128),
-        qk_position=read(model, "qk_pos_emb_head_dim", 64),
-        v_head=read(model, "v_head_dim", 128),
-        down_copied=read(model, "transformer_impl", "transformer_engine") != "local",
+        q_rank=read_field(model, "q_lora_rank", 512),
+        kv_rank=read_field(model, "kv_lora_rank", 512),
+        qk_head=read_field(model, "qk_head_dim", 128),
+        qk_position=read_field(model, "qk_pos_emb_head_dim", 64),
+        v_head=read_field(model, "v_head_dim", 128),
+        down_copied=read_field(model, "transformer_impl", "transformer_engine") != "local",
     )
 
 
 def _experts(model: object, ffn: int) -> ExpertShape:
     layers = _size(model, "num_layers")
-    padded = read(model, "moe_pad_expert_input_to_capacity", False)
+    padded = read_field(model, "moe_pad_expert_input_to_capacity", False)
     return ExpertShape(
         number=_size(model, "num_moe_experts"),
         width=_optional(model, "moe_ffn_hidden_size") or ffn,
-        visited=read(model, "moe_router_topk", 2),
-        layers=_expert_layers(read(model, "moe_layer_freq", 1), layers),
-        shared_width=read(model, "moe_shared_expert_intermediate_size") or 0,
-        shared_gate=bool(read(model, "moe_shared_expert_gate", False)),
-        capacity_factor=read(model, "moe_expert_capacity_factor") if padded else None,
+        visited=read_field(model, "moe_router_topk", 2),
+        layers=_expert_layers(read_field(model, "moe_layer_freq", 1), layers),
+        shared_width=read_field(model, "moe_shared_expert_intermediate_size") or 0,
+        shared_gate=bool(read_field(model, "moe_shared_expert_gate", False)),
+        capacity_factor=read_field(model, "moe_expert_capacity_factor") if padded else None,
     )
 
 
@@ -341,10 +343,10 @@ def _expert_layers(frequency: Any, layers: int) -> tuple[bool, ...]:
 
 
 def _positions(model: object) -> int:
-    if read(model, "position_embedding_type", "learned_absolute") != "learned_absolute":
+    if read_field(model, "position_embedding_type", "learned_absolute") != "learned_absolute":
         return 0
-    lengths = [read(model, name) for name in ("seq_length", "decoder_seq_length")]
-    rows = read(model, "max_position_embeddings") or max(
+    lengths = [read_field(model, name) for name in ("seq_length", "decoder_seq_length")]
+    rows = read_field(model, "max_position_embeddings") or max(
         (length for length in lengths if length), default=None
     )
     if rows is None:
@@ -356,7 +358,7 @@ def _positions(model: object) -> int:
 
 
 def _vocabulary(model: object, given: int | None) -> int:
-    rows = read(model, "vocab_size") or given
+    rows = read_field(model, "vocab_size") or given
     if rows is None:
         raise PlanError(
             "model.vocab_size: not set, because the embedding's size follows from it or from the tokenizer. Set it."
@@ -365,14 +367,14 @@ def _vocabulary(model: object, given: int | None) -> int:
 
 
 def _size(model: object, name: str) -> int:
-    size = read(model, name)
+    size = read_field(model, name)
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise PlanError(f"model.{name}: must be 1 or more, not {size!r}, because it is a size. Set it.")
     return size
 
 
 def _optional(model: object, name: str) -> int | None:
-    return None if read(model, name) is None else _size(model, name)
+    return None if read_field(model, name) is None else _size(model, name)
 
 
 def _degree(model: object, name: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from mb_config.access import get_field, has_field, set_field
+from mb_config.field_access import get_field, has_field, set_field
 from mb_config.masking import leaf, masked
 from mb_config.problems import Problem
 from mb_config.provenance import DEFAULT, Provenance, given_paths, remember_resolved
@@ -51,7 +51,7 @@ class Change:
 
 
 @dataclass(kw_only=True)
-class Resolution:
+class ResolverState:
     """A config being resolved. Nothing that the user set is overwritten here without a conflict being noted."""
 
     config: Any
@@ -63,7 +63,7 @@ class Resolution:
     changes: list[Change] = field(default_factory=list)
     """What was set so far."""
 
-    refused: list[Change] = field(default_factory=list)
+    rejected: list[Change] = field(default_factory=list)
     """Wishes that were not granted."""
 
     problems: list[Problem] = field(default_factory=list)
@@ -75,7 +75,7 @@ class Resolution:
             if self.provenance.origin(path) == DEFAULT:
                 self.provenance.note(path, "code")
 
-    def rank(self, path: str) -> Literal[0, 1, 2]:
+    def priority(self, path: str) -> Literal[0, 1, 2]:
         """Weight of a value's origin: 2 the user's, 1 a recipe's, 0 a default or resolved."""
         if self.provenance.by_user(path):
             return 2
@@ -103,10 +103,10 @@ class Resolution:
         self.provenance.note(path, f"resolve: {rule}")
         remember_resolved(self.config, path, new, rule=rule)
 
-    def refuse(self, wish: str, *, asked: object, stands: object, rule: str, why: str) -> None:
+    def reject(self, path: str, *, requested: object, kept: object, rule: str, why: str) -> None:
         """Note a wish that is not granted. It is no change, and it is told each time."""
-        self.refused.append(
-            Change(field=wish, old=asked, new=stands, rule=rule, why=f"{rule}: {why}", severity="warning")
+        self.rejected.append(
+            Change(field=path, old=requested, new=kept, rule=rule, why=f"{rule}: {why}", severity="warning")
         )
 
     def net_changes(self) -> list[Change]:
@@ -117,7 +117,7 @@ class Resolution:
         net: dict[str, Change] = {}
         for change in self.changes:
             net[change.field] = replace(change, old=net.get(change.field, change).old)
-        return [*(change for change in net.values() if change.old != change.new), *self.refused]
+        return [*(change for change in net.values() if change.old != change.new), *self.rejected]
 
     def conflict(self, paths: tuple[str, ...], *, rule: str, message: str, why: str, fix: str) -> None:
         """Note two wishes that exclude each other."""

@@ -9,19 +9,19 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from mb_config.codec import TARGET, Reader, join
+from mb_config.codec import TARGET, ConfigReader, join
 from mb_config.container import ConfigContainer
 from mb_config.errors import ConfigReadError, TargetError, WrongTypeError, raise_all
 from mb_config.field_types import fit, hints, is_open
 from mb_config.megatron_defaults import megatron_fields
-from mb_config.message_text import cut_repr
-from mb_config.non_defaults import baseline
+from mb_config.message_text import truncate_repr
+from mb_config.non_defaults import megatron_class_name
 from mb_config.overrides import apply_overrides
 from mb_config.provenance import Provenance
-from mb_config.rules.foreign import FOREIGN
+from mb_config.rules.external_fields import EXTERNAL_FIELDS
 from mb_config.yaml_file import YamlFile, read_yaml
 
-_OURS = re.compile(r"((megatron|mb_\w+)\.(\w+\.)*)?\w+")
+_ALLOWED_TARGET = re.compile(r"((megatron|mb_\w+)\.(\w+\.)*)?\w+")
 _REQUIRED = ("train", "model", "optimizer", "scheduler", "dataset", "logger", "tokenizer", "checkpoint")
 
 
@@ -38,25 +38,25 @@ class PlainConfig:
     known: tuple[str, ...]
     """Sections of ours that are there."""
 
-    foreign: tuple[str, ...]
+    external: tuple[str, ...]
     """Sections of other packages that are there: read by the shared rules only."""
 
     absent: tuple[str, ...]
     """Sections that a run needs and that are not there."""
 
-    doubtful: tuple[str, ...]
+    suspicious_keys: tuple[str, ...]
     """Keys of the model that Megatron does not know and that look like one that it does, each with that one."""
 
     def sections(self) -> dict[str, Any]:
         """What there is to check."""
-        return {name: getattr(self.config, name) for name in (*self.known, *self.foreign)}
+        return {name: getattr(self.config, name) for name in (*self.known, *self.external)}
 
     def resolves(self) -> bool:
         """True if the file has all that resolving starts from."""
         return not {"train", "model", "optimizer", "scheduler"} & set(self.absent)
 
 
-def read_plain(path: str | Path, overrides: Iterable[str] = ()) -> PlainConfig:
+def read_plain_config(path: str | Path, overrides: Iterable[str] = ()) -> PlainConfig:
     """Read a YAML file and apply overrides. A class named by `_target_` is neither imported nor needed.
 
     It is one of Megatron's or of a package of this family (`mb_*`), or has a bare name; no others are let through.
@@ -65,42 +65,44 @@ def read_plain(path: str | Path, overrides: Iterable[str] = ()) -> PlainConfig:
         ConfigReadError: everything that could not be read.
     """
     file = read_yaml(path)
-    raise_all(list(_strangers(file.data, locate=file.locate)))
-    reader = Reader(root=ConfigContainer, locate=file.locate)
+    raise_all(list(_disallowed_targets(file.data, locate=file.locate)))
+    reader = ConfigReader(root=ConfigContainer, locate=file.locate)
     config = _build(file, reader)
     provenance = Provenance({item: file.locate(item) for item in file.lines if item not in reader.hidden})
     apply_overrides(config, overrides, provenance=provenance)
     raise_all(_wrong_types(config, provenance))
-    written = {item.partition(".")[0] for item in provenance.origins}
+    to_hydra_text = {item.partition(".")[0] for item in provenance.origins}
     every = [item.name for item in fields(config) if item.init and getattr(config, item.name) is not None]
-    absent = [name for name in _REQUIRED if name not in written]
+    absent = [name for name in _REQUIRED if name not in to_hydra_text]
     there = [name for name in every if name not in absent]
     return PlainConfig(
         config=config,
         provenance=provenance,
-        known=tuple(name for name in there if not _is_foreign(name)),
-        foreign=tuple(name for name in there if _is_foreign(name)),
+        known=tuple(name for name in there if not _is_external(name)),
+        external=tuple(name for name in there if _is_external(name)),
         absent=tuple(absent),
-        doubtful=tuple(_doubtful(config.model)),
+        suspicious_keys=tuple(_suspicious_keys(config.model)),
     )
 
 
-def _strangers(value: object, *, locate: Callable[[str], str], path: str = "") -> Iterator[ConfigReadError]:
+def _disallowed_targets(
+    value: object, *, locate: Callable[[str], str], path: str = ""
+) -> Iterator[ConfigReadError]:
     """Yield an error for each `_target_` that is not in the allow-list."""
     if isinstance(value, list):
         for index, item in enumerate(value):
-            yield from _strangers(item, locate=locate, path=f"{path}[{index}]")
+            yield from _disallowed_targets(item, locate=locate, path=f"{path}[{index}]")
     for key, item in value.items() if isinstance(value, Mapping) else ():
         here = join(path, key)
-        if key == TARGET and not (isinstance(item, str) and _OURS.fullmatch(item)):
+        if key == TARGET and not (isinstance(item, str) and _ALLOWED_TARGET.fullmatch(item)):
             allowed = "classes of megatron.* and mb_*, or a class's bare name"
             yield TargetError(
-                f"{cut_repr(item)} is not allowed; allowed are {allowed}", path=here, origin=locate(here)
+                f"{truncate_repr(item)} is not allowed; allowed are {allowed}", path=here, origin=locate(here)
             )
-        yield from _strangers(item, locate=locate, path=here)
+        yield from _disallowed_targets(item, locate=locate, path=here)
 
 
-def _build(file: YamlFile, reader: Reader) -> ConfigContainer:
+def _build(file: YamlFile, reader: ConfigReader) -> ConfigContainer:
     data = {key: _without_targets(value) for key, value in file.data.items()}
     for name in _REQUIRED:
         data.setdefault(name, {})
@@ -109,7 +111,7 @@ def _build(file: YamlFile, reader: Reader) -> ConfigContainer:
     return config
 
 
-def _is_foreign(name: str) -> bool:
+def _is_external(name: str) -> bool:
     return is_open(hints(ConfigContainer)[name])
 
 
@@ -120,8 +122,8 @@ def _without_targets(value: Any) -> Any:
 
 
 def _wrong_types(config: ConfigContainer, provenance: Provenance) -> list[ConfigReadError]:
-    wrong = [error for error in (_wrong_type(config, path) for path in FOREIGN) if error is not None]
-    wrong += _not_megatrons(config.model, known={error.path for error in wrong})
+    wrong = [error for error in (_wrong_type(config, path) for path in EXTERNAL_FIELDS) if error is not None]
+    wrong += _wrong_model_types(config.model, known={error.path for error in wrong})
     for error in wrong:
         error.origin = provenance.origin(error.path)
     return wrong
@@ -132,29 +134,31 @@ def _wrong_type(config: ConfigContainer, path: str) -> ConfigReadError | None:
     section = getattr(config, name)
     try:
         if isinstance(section, Mapping) and leaf in section:
-            fit(section[leaf], FOREIGN[path], path=join(name, leaf))
+            fit(section[leaf], EXTERNAL_FIELDS[path], path=join(name, leaf))
     except ConfigReadError as error:
         return error
     return None
 
 
-def _not_megatrons(model: Any, *, known: set[str]) -> list[ConfigReadError]:
+def _wrong_model_types(model: Any, *, known: set[str]) -> list[ConfigReadError]:
     """Errors for values of a mapping `model` that Megatron's field of that name cannot hold."""
     if not isinstance(model, Mapping):
         return []
-    theirs = megatron_fields(baseline(model))
+    theirs = megatron_fields(megatron_class_name(model))
     return [
         WrongTypeError(value, " or ".join(sorted(theirs[name].kinds)), path=f"model.{name}")
         for name, value in model.items()
-        if name in theirs and f"model.{name}" not in {*known, *FOREIGN} and not theirs[name].accepts(value)
+        if name in theirs
+        and f"model.{name}" not in {*known, *EXTERNAL_FIELDS}
+        and not theirs[name].accepts(value)
     ]
 
 
-def _doubtful(model: Any) -> Iterator[str]:
+def _suspicious_keys(model: Any) -> Iterator[str]:
     if not isinstance(model, Mapping):
         return
-    read = {path.partition(".")[2] for path in FOREIGN if path.startswith("model.")}
-    names = {*megatron_fields(baseline(model)), *read}
+    read = {path.partition(".")[2] for path in EXTERNAL_FIELDS if path.startswith("model.")}
+    names = {*megatron_fields(megatron_class_name(model)), *read}
     for name in model:
         near = get_close_matches(str(name), names - model.keys(), n=1, cutoff=0.88)
         if name not in names and near:

@@ -13,7 +13,7 @@ _TEXT = str | None
 _NUMBER = float
 _NAMES = str | list[str] | None
 
-FOREIGN: Mapping[str, Any] = {
+EXTERNAL_FIELDS: Mapping[str, Any] = {
     **{path: _SIZE for path in SIZES if path.startswith(("model.", "dataset.", "tokenizer."))},
     "checkpoint.also_save_hf_checkpoint": _SWITCH,
     "checkpoint.ckpt_format": _TEXT,

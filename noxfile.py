@@ -111,7 +111,7 @@ def requirement(package: str, extras: list[str]) -> str:
 
 
 def requirements_of_tests(package: str, *, bare: bool) -> list[str]:
-    """Return what the tests of a package need beside it; a bare run brings no Megatron machinery and no examples."""
+    """Return what the tests of a package need in addition to it; a bare run has neither Megatron Core nor examples."""
     groups = pyproject(package)["dependency-groups"]
     if bare:
         return [name for name in groups["test"] if name != "mb-host"]
@@ -126,14 +126,14 @@ def usable_extras(package: str) -> list[str]:
 
 
 def declared(package: str, extras: list[str]) -> list[str]:
-    """Return what a package declares beside its siblings, so that a resolver sees it as direct requirements."""
+    """Return the third-party requirements of a package, so that a resolver treats them as direct."""
     project = pyproject(package)["project"]
     groups = [project["dependencies"], *(project["optional-dependencies"][extra] for extra in extras)]
     return [spec for group in groups for spec in group if not spec.startswith("mb-")]
 
 
 def interpreter_version(python: str) -> str:
-    """Return the full version of an interpreter, or say that its checks are skipped."""
+    """Return the full version of an interpreter, or a note that its checks are skipped."""
     command = [f"python{python}", "-c", "import sys; print(sys.version.split()[0])"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
@@ -157,7 +157,7 @@ def run_tests(
 
 @nox.session(venv_backend="none")
 def pythons(session: nox.Session) -> None:
-    """Say which interpreters are here: the checks of a missing one are skipped."""
+    """Print which interpreters are installed; the checks of a missing one are skipped."""
     for python in LIGHT_PYTHONS:
         session.log("Python %s: %s", python, interpreter_version(python))
 
@@ -178,7 +178,7 @@ def types(session: nox.Session) -> None:
 
 
 BUILT = "MB_WHEELS_ARE_BUILT"
-"""Environment variable: tells the parallel sessions to take the wheels that exist."""
+"""Environment variable, set for the parallel sessions: the wheels in dist/ are up to date."""
 
 PARALLEL = [
     *("integration(multi_process)", "unit(mb-models)", "unit(mb-checkpoint)", "integration(end_to_end)"),
@@ -204,7 +204,7 @@ LINES_OF_A_FAILURE = 120
 def build(session: nox.Session) -> None:
     """Build the wheel of every package into dist/."""
     if BUILT in os.environ:
-        session.log("the wheels are there")
+        session.log("the wheels are built")
         return
     shutil.rmtree(DIST, ignore_errors=True)
     session.run("uv", "build", "--all-packages", "--wheel", "--quiet", "--out-dir", str(DIST), external=True)
@@ -232,10 +232,10 @@ def further_pythons(session: nox.Session, package: str) -> None:
 @nox.session(venv_backend="none", requires=["build"])
 def parallel(session: nox.Session) -> None:
     """All sessions of `PARALLEL`: each wheel alone, its lowest versions, the examples and the integration tests."""
-    if run_beside("integration_environment") is not None:
+    if run_in_process("integration_environment") is not None:
         session.error("failed: integration_environment")
     with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)) + SPARE, MOST_AT_ONCE)) as pool:
-        failures = dict(zip(PARALLEL, pool.map(run_beside, PARALLEL), strict=True))
+        failures = dict(zip(PARALLEL, pool.map(run_in_process, PARALLEL), strict=True))
     failed = [name for name, end in failures.items() if end is not None]
     for name in failed:
         print(f"\nThe end of {name}, which failed:\n{failures[name]}")
@@ -243,7 +243,7 @@ def parallel(session: nox.Session) -> None:
         session.error(f"failed: {', '.join(failed)}")
 
 
-def run_beside(name: str) -> str | None:
+def run_in_process(name: str) -> str | None:
     """Run a session in a process of its own, its lines prefixed; return the last ones where it fails."""
     process = subprocess.Popen(
         [sys.executable, "-m", "nox", "--sessions", name],
@@ -356,8 +356,8 @@ def newest(session: nox.Session) -> None:
     wheels = [requirement(package, usable_extras(package)) for package in names]
     tests = {name for package in names for name in pyproject(package)["dependency-groups"]["test"]}
     examples = pyproject("mb-metrics")["dependency-groups"]["examples"]
-    beside = sorted(name for name in {*tests, *examples} if name != "mb-host")
-    session.install(WITHOUT_CONSTRAINTS, "--upgrade", *wheels, *beside, "import-linter")
+    further = sorted(name for name in {*tests, *examples} if name != "mb-host")
+    session.install(WITHOUT_CONSTRAINTS, "--upgrade", *wheels, *further, "import-linter")
     session.run("python", "-c", VERSIONS)
     failed = []
     for package in session.posargs or names:

@@ -9,7 +9,7 @@ import mb_host
 mb_host.install()
 
 from mb_checkpoint import FailedSave, SavedCheckpoint, ScheduledSave  # noqa: E402
-from mb_loop import SaveEnd, TrainState  # noqa: E402
+from mb_loop import SaveResult, TrainState  # noqa: E402
 from mb_trainer.checkpointing import Saves  # noqa: E402
 
 ROOT = Path("/checkpoints")
@@ -64,17 +64,17 @@ class Run:
             kept=lambda saved: self.kept.append(saved.step),
         )
 
-    def save(self, step, *, temporary=False):
+    def save(self, step, *, non_persistent=False):
         self.state.train_state.step = step
-        return self.saves.save(step, temporary=temporary)
+        return self.saves.save(step, non_persistent=non_persistent)
 
     def poll(self, step, *, blocking=False):
         self.state.train_state.step = step
         return self.saves.poll(blocking=blocking)
 
 
-def end(step, *, temporary=False, written=True):
-    return SaveEnd(step=step, temporary=temporary, written=written)
+def end(step, *, non_persistent=False, written=True):
+    return SaveResult(step=step, non_persistent=non_persistent, written=written)
 
 
 def test_a_save_ends_at_once_and_metrics_are_written_down_before():
@@ -85,7 +85,7 @@ def test_a_save_ends_at_once_and_metrics_are_written_down_before():
 
 def test_what_is_uploaded_is_lasting_and_whole():
     run = Run(Manager([saved(2), scheduled(4), failed(6), saved(8)], polls=[None, None, saved(4)]))
-    run.save(2, temporary=True)
+    run.save(2, non_persistent=True)
     for step in (4, 6, 8):
         run.save(step)
     assert run.kept == [4, 8]
@@ -93,8 +93,8 @@ def test_what_is_uploaded_is_lasting_and_whole():
 
 def test_a_background_save_ends_when_it_is_found_done_or_before_the_next_one():
     run = Run(Manager([scheduled(2), scheduled(5), saved(7)], polls=[None, None, saved(2), None, failed(5)]))
-    ends = [run.save(2, temporary=True), run.poll(3), run.save(5), run.poll(6), run.poll(7)]
-    assert ends == [[], [], [end(2, temporary=True)], [], [end(5, written=False), end(7)]]
+    ends = [run.save(2, non_persistent=True), run.poll(3), run.save(5), run.poll(6), run.poll(7)]
+    assert ends == [[], [], [end(2, non_persistent=True)], [], [end(5, written=False), end(7)]]
     assert run.events == [("save", 2), ("save_failed", 5), ("save", 7)]
 
 

@@ -20,14 +20,14 @@ class Saves:
     def __init__(self):
         self.steps = []
 
-    def save(self, step, *, temporary):
+    def save(self, step, *, non_persistent):
         from torch import distributed
 
-        from mb_loop import SaveEnd
+        from mb_loop import SaveResult
 
         distributed.barrier()
         self.steps.append(step)
-        return [SaveEnd(step=step, temporary=temporary, written=True)]
+        return [SaveResult(step=step, non_persistent=non_persistent, written=True)]
 
     def poll(self, *, blocking):
         return []
@@ -76,7 +76,7 @@ def stop_once(attempt, moment, drift):
             threading.Timer(moment, os.kill, (os.getpid(), signal.SIGUSR1)).start()
         outcome = mb_loop.train(
             forward_step, [model], torch.optim.SGD(model.parameters(), lr=0.1), None, None, None, state,
-            pg_collection=SimpleNamespace(dp_cp=distributed.group.WORLD), checkpointer=saves, exit_wish=stop,
+            pg_collection=SimpleNamespace(dp_cp=distributed.group.WORLD), checkpointer=saves, stop_requested=stop,
         )  # fmt: skip
     return outcome.reason, outcome.message, outcome.step, saves.steps
 

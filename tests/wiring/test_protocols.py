@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from mb_checkpoint.context import RerunsLike, StateLike, TrainStateLike
     from mb_host.layers import host_block_spec
     from mb_host.t5 import host_t5_spec
-    from mb_loop import Checkpointer, Reruns, TrainState
+    from mb_loop import Checkpointer, RerunMachine, TrainState
     from mb_loop import GlobalState as LoopState
-    from mb_loop.by_hand import StragglerReport
-    from mb_loop.exits import ExitWish
-    from mb_loop.mcore import MegatronReruns, RerunSettings
+    from mb_loop.bridge_api import StragglerReporter
+    from mb_loop.exit_conditions import StopRequested
+    from mb_loop.mcore import MegatronRerunMachine, RerunSettings
     from mb_loop.settings import LoopSettings
     from mb_metrics.sinks.console import TextStream
     from mb_models import LayerSpec, T5LayerSpec
@@ -64,16 +64,16 @@ if TYPE_CHECKING:
     from mb_trainer.state import GlobalState
     from mb_trainer.watching import SectionedSaves
 
-    def _(stop: AgreedStop) -> ExitWish:
+    def _(stop: AgreedStop) -> StopRequested:
         return stop
 
     def _(saves: Saves) -> Checkpointer:
         return saves
 
-    def _(watched: NVRxStragglers) -> ExitWish:
+    def _(watched: NVRxStragglers) -> StopRequested:
         return watched.wish
 
-    def _(timer: StragglerTimer) -> StragglerReport:
+    def _(timer: StragglerTimer) -> StragglerReporter:
         return timer
 
     def _(switch: StragglerSwitch) -> Switch:
@@ -94,10 +94,10 @@ if TYPE_CHECKING:
     def _(manager: DefaultCheckpointManager) -> CheckpointManager:
         return manager
 
-    def _(reruns: MegatronReruns) -> Reruns:
+    def _(reruns: MegatronRerunMachine) -> RerunMachine:
         return reruns
 
-    def _(reruns: MegatronReruns) -> RerunsLike:
+    def _(reruns: MegatronRerunMachine) -> RerunsLike:
         return reruns
 
     def _(section: RerunStateMachineConfig) -> RerunSettings:

@@ -18,7 +18,7 @@ from mb_checkpoint import (
 )
 from mb_checkpoint.context import RerunsLike
 from mb_data import keep_tokenizer
-from mb_loop import SaveEnd
+from mb_loop import SaveResult
 from mb_metrics.names import FAILED_SAVES
 from mb_trainer.config import ConfigContainer
 from mb_trainer.data import Vocabulary
@@ -95,7 +95,7 @@ class Saves:
         self._kept = kept
         self._reruns = reruns
         self._progress = progress
-        self._temporary = False
+        self._non_persistent = False
         self._begun = 0
         self._clock = clock
         self._began = 0.0
@@ -110,7 +110,7 @@ class Saves:
         """What a metric of each step says about saves: how many failed so far, once one did."""
         return {FAILED_SAVES: float(self._failures)} if self._failures else {}
 
-    def save(self, step: int, *, temporary: bool) -> list[SaveEnd]:
+    def save(self, step: int, *, non_persistent: bool) -> list[SaveResult]:
         """Write a checkpoint of this step, or begin to, and print the line that log readers look for."""
         context = CheckpointSaveContext(
             state=self._state,
@@ -118,7 +118,7 @@ class Saves:
             optimizer=self._trainee.optimizer,
             opt_param_scheduler=self._trainee.scheduler,
             num_floating_point_operations_so_far=self._state.train_state.floating_point_operations_so_far,
-            non_persistent_ckpt=temporary,
+            non_persistent_ckpt=non_persistent,
             adapter_key_filter=adapter_filter(self._state.cfg),
             pg_collection=self._groups,
             rerun_state_machine=self._reruns,
@@ -126,13 +126,18 @@ class Saves:
         )
         with self._pause():
             ended = self._finalize(blocking=True)
-            self._began, self._held, self._temporary, self._begun = self._clock(), None, temporary, step
+            self._began, self._held, self._non_persistent, self._begun = (
+                self._clock(),
+                None,
+                non_persistent,
+                step,
+            )
             outcome = self._manager.save(context, None)
             self._hear(outcome)
             self._held = self._clock() - self._began
         return ended if isinstance(outcome, ScheduledSave) else [*ended, self._end(outcome)]
 
-    def poll(self, *, blocking: bool) -> list[SaveEnd]:
+    def poll(self, *, blocking: bool) -> list[SaveResult]:
         """Finish background saves; save again what failed, when it is time.
 
         Raises:
@@ -145,12 +150,12 @@ class Saves:
         if blocking or self._wait <= 0:
             step = self._state.train_state.step
             with self._whole():
-                ended += self.save(step, temporary=False)
+                ended += self.save(step, non_persistent=False)
             if blocking:
                 ended += self._finish()
         return ended
 
-    def _finish(self) -> list[SaveEnd]:
+    def _finish(self) -> list[SaveResult]:
         ended = self._finalize(blocking=True, terminate=True)
         if self._wait is not None:
             raise CheckpointSaveError(
@@ -159,16 +164,16 @@ class Saves:
             )
         return ended
 
-    def _finalize(self, *, blocking: bool, terminate: bool = False) -> list[SaveEnd]:
+    def _finalize(self, *, blocking: bool, terminate: bool = False) -> list[SaveResult]:
         """Ask after the background save, which is the one that was begun last."""
         outcome = self._manager.finalize_async_saves(self._state, blocking=blocking, terminate=terminate)
         self._hear(outcome)
         return [] if outcome is None else [self._end(outcome)]
 
-    def _end(self, outcome: object) -> SaveEnd:
+    def _end(self, outcome: object) -> SaveResult:
         """Return what the loop wants to know; a manager of one's own that returns none of our records has saved."""
-        return SaveEnd(
-            step=self._begun, temporary=self._temporary, written=not isinstance(outcome, FailedSave)
+        return SaveResult(
+            step=self._begun, non_persistent=self._non_persistent, written=not isinstance(outcome, FailedSave)
         )
 
     def _hear(self, outcome: object) -> None:
@@ -192,9 +197,13 @@ class Saves:
                 write_seconds=outcome.seconds,
                 bytes=outcome.total_bytes,
             )
-            if self._kept is not None and not self._temporary:
+            if self._kept is not None and not self._non_persistent:
                 self._kept(outcome)
-        if isinstance(outcome, SavedCheckpoint | ScheduledSave) and self._progress and not self._temporary:
+        if (
+            isinstance(outcome, SavedCheckpoint | ScheduledSave)
+            and self._progress
+            and not self._non_persistent
+        ):
             self._progress.note(outcome, later=self._held is not None)
         message = getattr(outcome, "message", None)  # a manager of one's own need not have one
         if message is not None:

@@ -34,8 +34,8 @@ from mb_data.sizes import SampleCounts
 from mb_data.t5_build import build_t5_datasets
 from mb_data.tokenizers import Tokenizer, plain
 from mb_loop import TrainState
+from mb_loop.collectives import any_rank
 from mb_loop.settings import evaluation_batch
-from mb_loop.world import any_rank
 from mb_trainer.config import ConfigContainer
 from mb_trainer.validation import NamedDataset, as_loop_sets, build_sets, one_set, wants_sets
 from mb_trainer.weights import kept_by_run

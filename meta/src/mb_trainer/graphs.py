@@ -217,4 +217,4 @@ def in_one_graph(
         cuda_graph_warmup_steps=config.model.cuda_graph_warmup_steps,
         use_single_mempool=transformer.cuda_graph_use_single_mempool,
     )
-    return RecaptureOnChange(wrapped, forget=forget_graph_of_stage, captured=CAPTURED)
+    return RecaptureOnChange(wrapped, drop_graph=forget_graph_of_stage, captured=CAPTURED)

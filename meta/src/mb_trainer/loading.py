@@ -8,7 +8,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from mb_checkpoint import CheckpointLoadContext, CheckpointManager, DefaultCheckpointManager
 from mb_checkpoint.agreement import on_rank_zero
 from mb_checkpoint.context import CheckpointProbe
-from mb_loop.mcore import MegatronReruns
+from mb_loop.mcore import MegatronRerunMachine
 from mb_trainer.checkpointing import adapter_filter
 from mb_trainer.console import Voice
 from mb_trainer.positions import put_others_alike
@@ -26,7 +26,7 @@ def load(
     trainee: Trainee,
     *,
     groups: ProcessGroupCollection,
-    reruns: MegatronReruns | None,
+    reruns: MegatronRerunMachine | None,
     voice: Voice,
     train_data_iterator: Any = None,
 ) -> None:

@@ -25,7 +25,7 @@ from mb_loop import (
     train,
 )
 from mb_loop.hooks import ForwardPreHooks
-from mb_loop.mcore import MegatronReruns
+from mb_loop.mcore import MegatronRerunMachine
 from mb_trainer.checkpointing import Saves
 from mb_trainer.console import Voice
 from mb_trainer.data import Data, packs
@@ -87,7 +87,7 @@ class Run:
     data: Data
     state: GlobalState
     manager: CheckpointManager
-    reruns: MegatronReruns | None
+    reruns: MegatronRerunMachine | None
     watch: Watch
 
     def train(self, callbacks: Sequence[Callback]) -> TrainOutcome:
@@ -146,11 +146,11 @@ class Run:
                 self.state,
                 callbacks=heard,
                 checkpointer=None if config.checkpoint.save is None else self.watch.saves(saves),
-                exit_wish=stops.wish,
-                time_wish=stops.time,
-                leave_evaluation=stops.leave_evaluation,
-                straggler_wish=stragglers.wish,
-                reruns=self.reruns,
+                stop_requested=stops.wish,
+                duration_stop_requested=stops.time,
+                stop_evaluation=stops.leave_evaluation,
+                straggler_stop_requested=stragglers.wish,
+                rerun_machine=self.reruns,
                 cuda_graphs=graphs_of_layers(self.job.config, self.trainee, groups=self.groups),
                 flops=measured.operations,
                 attention_logits=self.attention_logits(),
@@ -199,7 +199,7 @@ class Run:
                 validated=summary.validated == self.state.train_state.step,
                 callbacks=heard,
                 write=self.voice.say,
-                time_is_up=stops.leave_evaluation if stops else never,
+                stop_evaluation=stops.leave_evaluation if stops else never,
                 **self.schedule(),
             )
         if stops is not None and stops.gave_up:

@@ -14,7 +14,7 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 from torch.distributed.distributed_c10d import _get_default_store
 
 from mb_checkpoint import CheckpointManager, DefaultCheckpointManager
-from mb_loop import Callback, CallbackContext, Checkpointer, SaveEnd
+from mb_loop import Callback, CallbackContext, Checkpointer, SaveResult
 from mb_resilience import FaultToleranceConfig, HangReporter, Sections, SimulatedFault, agree_on_fault
 from mb_resilience.sections import STATE_FILE
 from mb_trainer.console import Voice
@@ -148,12 +148,12 @@ class NotedSaves:
         self._checkpointer = checkpointer
         self._hangs = hangs
 
-    def save(self, step: int, *, temporary: bool) -> Sequence[SaveEnd]:
+    def save(self, step: int, *, non_persistent: bool) -> Sequence[SaveResult]:
         """Save."""
         with self._hangs.section("checkpoint after step", step):
-            return self._checkpointer.save(step, temporary=temporary)
+            return self._checkpointer.save(step, non_persistent=non_persistent)
 
-    def poll(self, *, blocking: bool) -> Sequence[SaveEnd]:
+    def poll(self, *, blocking: bool) -> Sequence[SaveResult]:
         """Look after saves."""
         with self._hangs.section("looking after saves"):
             return self._checkpointer.poll(blocking=blocking)
@@ -172,13 +172,13 @@ class SectionedSaves:
         self._asynchronous = asynchronous
         self._failed = False
 
-    def save(self, step: int, *, temporary: bool) -> Sequence[SaveEnd]:
+    def save(self, step: int, *, non_persistent: bool) -> Sequence[SaveResult]:
         """Save."""
         with self._sections.checkpointing():
-            ended = self._checkpointer.save(step, temporary=temporary)
+            ended = self._checkpointer.save(step, non_persistent=non_persistent)
         return self._heard(ended)
 
-    def poll(self, *, blocking: bool) -> Sequence[SaveEnd]:
+    def poll(self, *, blocking: bool) -> Sequence[SaveResult]:
         """Look after saves."""
         if not (self._asynchronous or blocking or self._failed):
             return self._checkpointer.poll(blocking=blocking)
@@ -186,7 +186,7 @@ class SectionedSaves:
             ended = self._checkpointer.poll(blocking=blocking)
         return self._heard(ended)
 
-    def _heard(self, ended: Sequence[SaveEnd]) -> Sequence[SaveEnd]:
+    def _heard(self, ended: Sequence[SaveResult]) -> Sequence[SaveResult]:
         for save in ended:
             self._failed = not save.written
             if save.written:

@@ -61,7 +61,7 @@ class Rows(mb_loop.Callback):
 class Poller:
     """A checkpointer that is only asked whether it has something to do."""
 
-    def save(self, step, *, temporary):
+    def save(self, step, *, non_persistent):
         """Do nothing."""
         return ()
 

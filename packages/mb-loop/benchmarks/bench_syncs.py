@@ -27,7 +27,7 @@ def place():
     return "?"
 
 
-def count(reruns=None, **section):  # noqa: C901 (a whole run, with a model of its own)
+def count(rerun_mode=None, **section):  # noqa: C901 (a whole run, with a model of its own)
     """Train some steps and return Counters of reads and collectives by place."""
     import torch
     from megatron.core import parallel_state
@@ -44,7 +44,7 @@ def count(reruns=None, **section):  # noqa: C901 (a whole run, with a model of i
     from torch.utils._python_dispatch import TorchDispatchMode
 
     import mb_loop
-    from mb_loop.mcore import MegatronReruns
+    from mb_loop.mcore import MegatronRerunMachine
 
     reads, collectives = Counter(), Counter()
 
@@ -77,8 +77,8 @@ def count(reruns=None, **section):  # noqa: C901 (a whole run, with a model of i
     optimizer = get_megatron_optimizer(
         OptimizerConfig(lr=0.1, clip_grad=1.0, use_distributed_optimizer=True), [model]
     )
-    rerun = reruns and MegatronReruns(SimpleNamespace(
-        rerun_mode=reruns, spiky_loss_factor=10.0, error_injection_rate=0, error_injection_type="transient_error",
+    rerun = rerun_mode and MegatronRerunMachine(SimpleNamespace(
+        rerun_mode=rerun_mode, spiky_loss_factor=10.0, error_injection_rate=0, error_injection_type="transient_error",
         check_for_nan_in_loss=True, check_for_spiky_loss=False,
     ))  # fmt: skip
 
@@ -104,8 +104,9 @@ def count(reruns=None, **section):  # noqa: C901 (a whole run, with a model of i
     groups = SimpleNamespace(dp_cp=torch.distributed.group.WORLD, mp=torch.distributed.group.WORLD)
     with Watch():
         mb_loop.train(
-            forward_step, [model], optimizer, None, iter(int, 1), None, state, pg_collection=groups, reruns=rerun,
-            forward_backward_func=get_forward_backward_func(), callbacks=[Recorder()], flops=lambda result: 1e9,
+            forward_step, [model], optimizer, None, iter(int, 1), None, state, pg_collection=groups,
+            rerun_machine=rerun, forward_backward_func=get_forward_backward_func(), callbacks=[Recorder()],
+            flops=lambda result: 1e9,
         )  # fmt: skip
     return reads, collectives
 
@@ -114,8 +115,8 @@ def main():
     runs = {
         "plain": {},
         "with exit_duration_in_mins": {"exit_duration_in_mins": 60},
-        "rerun machine, disabled, losses checked": {"reruns": "disabled"},
-        "rerun machine, validate_results": {"reruns": "validate_results"},
+        "rerun machine, disabled, losses checked": {"rerun_mode": "disabled"},
+        "rerun machine, validate_results": {"rerun_mode": "validate_results"},
     }
     with mb_host.RankPool(1) as pool:
         for name, keywords in runs.items():

@@ -2,8 +2,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from mb_loop import Callback, CallbackContext, CallbackManager, Print, StepResult, UnknownEventError
-from mb_loop.callbacks import EVENTS, Events
+from mb_loop import Callback, CallbackContext, CallbackManager, LossPrinter, StepResult, UnknownEventError
+from mb_loop.callbacks import EVENTS, EventDispatcher
 
 
 class Two(Callback):
@@ -27,7 +27,7 @@ def test_listeners_are_called_in_the_order_of_registration():
 
 def test_only_overridden_events_are_registered():
     manager = CallbackManager([Two([])])
-    assert [event for event in EVENTS if manager.wants(event)] == ["on_train_start"]
+    assert [event for event in EVENTS if manager.has_listeners(event)] == ["on_train_start"]
 
 
 def test_the_base_class_has_a_method_for_every_event():
@@ -44,7 +44,7 @@ def test_exceptions_go_through():
     manager = CallbackManager()
     manager.register("on_train_start", lambda context: [][0])
     with pytest.raises(IndexError):
-        Events(manager=manager, state=None, model=[])("on_train_start")
+        EventDispatcher(manager=manager, state=None, model=[])("on_train_start")
 
 
 def test_the_context_of_a_step_repeats_its_result():
@@ -52,7 +52,7 @@ def test_the_context_of_a_step_repeats_its_result():
     manager = CallbackManager()
     manager.register("on_train_step_end", seen.append)
     result = StepResult(step=3, losses={"loss": 1.0}, grad_norm=2.0, skipped=True, samples=4)
-    Events(manager=manager, state="state", model=["chunk"], optimizer="o", scheduler="s")(
+    EventDispatcher(manager=manager, state="state", model=["chunk"], optimizer="o", scheduler="s")(
         "on_train_step_end", result=result
     )
     assert seen == [
@@ -71,7 +71,7 @@ def test_the_context_of_a_step_repeats_its_result():
 
 def test_no_context_is_built_when_nobody_listens():
     unreadable = SimpleNamespace()  # a context takes the losses out of a result
-    events = Events(manager=CallbackManager(), state=SimpleNamespace(), model=[])
+    events = EventDispatcher(manager=CallbackManager(), state=SimpleNamespace(), model=[])
     events("on_train_step_end", result=unreadable)
     events.manager.register("on_train_step_end", lambda context: None)
     with pytest.raises(AttributeError, match="losses"):
@@ -80,17 +80,17 @@ def test_no_context_is_built_when_nobody_listens():
 
 def test_lines_come_every_so_many_steps_at_least_one():
     with pytest.raises(ValueError, match=r"Print\.every: must be 1 or more, is 0"):
-        Print(every=0)
+        LossPrinter(every=0)
 
 
 def test_a_class_of_ones_own_hears_the_events_that_it_has():
     class Own:
         def on_train_end(self, context):
-            heard.append(context.outcome)
+            handled.append(context.outcome)
 
-    heard, state = [], None
+    handled, state = [], None
     CallbackManager([Own()]).fire("on_train_end", CallbackContext(state=state, model=[], outcome="it"))
-    assert heard == ["it"]
+    assert handled == ["it"]
 
 
 def test_an_object_without_any_event_is_refused():

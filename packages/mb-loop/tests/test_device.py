@@ -9,13 +9,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import mb_loop  # noqa: E402
-from mb_loop.callbacks import CallbackManager, Events  # noqa: E402
+from mb_loop.callbacks import CallbackManager, EventDispatcher  # noqa: E402
 from mb_loop.device import wait_for_device  # noqa: E402
 from mb_loop.evaluation import run_evaluation  # noqa: E402
-from mb_loop.garbage import Garbage  # noqa: E402
+from mb_loop.forward_backward import ForwardBackwardRunner, ParallelSetup  # noqa: E402
 from mb_loop.hooks import forward_pre_hooks  # noqa: E402
-from mb_loop.housekeeping import Housekeeping  # noqa: E402
-from mb_loop.passes import Parallel, Passes  # noqa: E402
+from mb_loop.maintenance import StepMaintenance  # noqa: E402
+from mb_loop.manual_gc import ManualGC  # noqa: E402
 from mb_loop.settings import LoopConfig, TrainSection, ValidationSection, batch_plan  # noqa: E402
 from mb_loop.step import TrainStep  # noqa: E402
 
@@ -33,8 +33,12 @@ def waits(monkeypatch):
 
 
 def passes_of(model):
-    return Passes(
-        tiny.forward_step, data_iterator=tiny.batches(), model=[model], seq_length=None, parallel=Parallel()
+    return ForwardBackwardRunner(
+        tiny.forward_step,
+        data_iterator=tiny.batches(),
+        model=[model],
+        seq_length=None,
+        parallel=ParallelSetup(),
     )
 
 
@@ -73,7 +77,7 @@ def test_an_evaluation_gives_memory_back_after_each_batch(level, releases):
     state = mb_loop.LoopState(cfg=LoopConfig(train=train, validation=ValidationSection(eval_iters=3)))
     run_evaluation(
         passes_of(model),
-        Events(manager=CallbackManager(), state=state, model=[model]),
+        EventDispatcher(manager=CallbackManager(), state=state, model=[model]),
         groups=None,
         kind="eval",
         empty_cache=lambda: log.append("release"),
@@ -85,12 +89,12 @@ def test_an_evaluation_gives_memory_back_after_each_batch(level, releases):
 def test_the_loop_waits_at_the_interval(interval, steps):
     waited, train = [], TrainSection(train_sync_interval=interval)
     state = mb_loop.LoopState.of(train_iters=1)
-    due = Housekeeping(
+    due = StepMaintenance(
         train,
         [],
         groups=None,
         hooks=forward_pre_hooks(state.cfg, []),
-        garbage=Garbage(train),
+        manual_gc=ManualGC(train),
         synchronize=lambda: waited.append(step),
     )
     for step in range(1, 6):

@@ -168,7 +168,7 @@ def test_an_evaluation_whose_time_is_up_ends_whole():
     manager.register("on_eval_end", lambda context: seen.append(context.total_loss_dict))
     up = iter([False, True])
     state = mb_loop.LoopState.of(train_iters=1, eval_iters=5)
-    assert evaluate(state, model, callbacks=manager, time_is_up=lambda: next(up)) == {}
+    assert evaluate(state, model, callbacks=manager, stop_evaluation=lambda: next(up)) == {}
     assert (seen, model.training) == ([None], True)
 
 
@@ -181,7 +181,7 @@ def test_an_evaluation_whose_time_is_up_leaves_several_sets_where_a_whole_one_wo
     sets = [mb_loop.ValidationSet(name=name, data=tiny.batches, batches=3) for name in ("books", "code")]
     state, answers = mb_loop.LoopState(cfg=cfg), iter([*[False] * (asked - 1), True])
     state.train_state.consumed_valid_samples = 24
-    assert evaluate(state, tiny.make_model()[0], data=sets, time_is_up=lambda: next(answers)) == {}
+    assert evaluate(state, tiny.make_model()[0], data=sets, stop_evaluation=lambda: next(answers)) == {}
     assert state.train_state.consumed_valid_samples == 24 + 2 * 3 * 2
 
 
@@ -189,9 +189,9 @@ def test_a_run_whose_time_is_up_in_an_evaluation_saves_and_leaves():
     saved, model = [], tiny.make_model()[0]
 
     class Saves:
-        def save(self, step, *, temporary):
+        def save(self, step, *, non_persistent):
             saved.append(step)
-            return [mb_loop.SaveEnd(step=step, temporary=temporary, written=True)]
+            return [mb_loop.SaveResult(step=step, non_persistent=non_persistent, written=True)]
 
         def poll(self, *, blocking):
             return []

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from mb_loop import BatchPlan, BatchSizeError, LoopState, StepBatch, TrainState, step_batch
 from mb_loop.settings import LoopConfig, TrainSection, batch_plan, evaluation_batch
-from mb_loop.turns import count
+from mb_loop.train_loop import count
 
 sizes = st.integers(1, 64)
 

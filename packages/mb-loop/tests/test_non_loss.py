@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import mb_loop  # noqa: E402
-from mb_loop.schedule import forward_backward_plain  # noqa: E402
+from mb_loop.schedule import forward_backward_no_pipelining  # noqa: E402
 from mb_loop.settings import LoopConfig, TrainSection, ValidationSection  # noqa: E402
 
 _spec = importlib.util.spec_from_file_location("tiny", Path(__file__).with_name("tiny.py"))
@@ -83,7 +83,7 @@ def test_nothing_is_collected_where_the_time_was_up():
     extra = mb_loop.NonLossData(collect=lambda chunks: 1 / 0)
     state = mb_loop.LoopState.of(train_iters=1, eval_iters=2)
     arguments = (reports_inputs, tiny.batches(), [tiny.make_model()[0]], state)
-    assert mb_loop.evaluate(*arguments, non_loss=extra, time_is_up=lambda: True) == {}
+    assert mb_loop.evaluate(*arguments, non_loss=extra, stop_evaluation=lambda: True) == {}
     with pytest.raises(ZeroDivisionError):
         mb_loop.evaluate(*arguments, non_loss=extra)
 
@@ -115,7 +115,7 @@ def test_one_rank_without_a_writer_is_refused():
 
 def test_the_plain_schedule_makes_no_backward_pass_for_it():
     model, _ = tiny.make_model()
-    found = forward_backward_plain(
+    found = forward_backward_no_pipelining(
         forward_step_func=reports_inputs,
         data_iterator=tiny.batches(),
         model=[model],

@@ -34,13 +34,13 @@ def test_a_graph_alone_replays_the_number_that_it_was_captured_with():
 
 def test_every_step_of_a_growing_batch_has_its_microbatches():
     graph = Graph()
-    assert trained_on(RecaptureOnChange(graph, forget=graph.forget, captured={}), RAMP) == RAMP
+    assert trained_on(RecaptureOnChange(graph, drop_graph=graph.drop_graph, captured={}), RAMP) == RAMP
     assert graph.microbatches == {"training": 1}
 
 
 def test_training_and_evaluation_are_captured_by_themselves():
     graph, forgotten = Graph(), []
-    schedule = RecaptureOnChange(graph, forget=forgotten.append, captured={})
+    schedule = RecaptureOnChange(graph, drop_graph=forgotten.append, captured={})
     trained_on(schedule, [2, 2])
     trained_on(schedule, [3, 3], forward_only=True)
     trained_on(schedule, [2])
@@ -50,5 +50,5 @@ def test_training_and_evaluation_are_captured_by_themselves():
 def test_a_second_schedule_of_the_same_graphs_knows_what_was_captured():
     graph, captured = Graph(), {}
     for number in (2, 3):
-        schedule = RecaptureOnChange(graph, forget=graph.forget, captured=captured)
+        schedule = RecaptureOnChange(graph, drop_graph=graph.drop_graph, captured=captured)
         assert trained_on(schedule, [number, number], forward_only=True) == [number, number]

@@ -16,9 +16,9 @@ class Saves:
     def __init__(self):
         self.steps = []
 
-    def save(self, step, *, temporary):
+    def save(self, step, *, non_persistent):
         self.steps.append(step)
-        return [mb_loop.SaveEnd(step=step, temporary=temporary, written=True)]
+        return [mb_loop.SaveResult(step=step, non_persistent=non_persistent, written=True)]
 
     def poll(self, *, blocking):
         return []
@@ -69,12 +69,12 @@ def test_the_signal_is_the_configured_one_and_the_previous_handler_returns(caugh
 
 
 def test_with_another_source_an_unhandled_signal_stops_as_well():
-    assert run(send=signal.SIGTERM, exit_wish=lambda step: None).step == 2
-    assert run(send=signal.SIGTERM, exit_wish=lambda step: "asked" if step == 2 else None).step == 2
+    assert run(send=signal.SIGTERM, stop_requested=lambda step: None).step == 2
+    assert run(send=signal.SIGTERM, stop_requested=lambda step: "asked" if step == 2 else None).step == 2
 
 
 def test_with_another_source_a_handled_signal_is_the_callers(caught):
-    outcome = run(send=signal.SIGUSR1, number=signal.SIGUSR1, exit_wish=lambda step: None)
+    outcome = run(send=signal.SIGUSR1, number=signal.SIGUSR1, stop_requested=lambda step: None)
     assert (outcome.reason, caught) == ("finished", [signal.SIGUSR1])
 
 

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 import mb_loop  # noqa: E402
 from mb_loop.callbacks import EVENTS  # noqa: E402
-from mb_loop.schedule import ScheduleError, forward_backward_plain  # noqa: E402
+from mb_loop.schedule import ScheduleError, forward_backward_no_pipelining  # noqa: E402
 from mb_loop.settings import LoopConfig, TrainSection, ValidationSection  # noqa: E402
 
 _spec = importlib.util.spec_from_file_location("tiny", Path(__file__).with_name("tiny.py"))
@@ -56,9 +56,9 @@ class MegatronLikeScheduler:
 class Saves:
     steps: list = field(default_factory=list)
 
-    def save(self, step, *, temporary):
+    def save(self, step, *, non_persistent):
         self.steps.append(step)
-        return [mb_loop.SaveEnd(step=step, temporary=temporary, written=True)]
+        return [mb_loop.SaveResult(step=step, non_persistent=non_persistent, written=True)]
 
     def poll(self, *, blocking):
         return []
@@ -170,7 +170,7 @@ def test_token_losses_are_divided_by_their_tokens():
 
         return model.weight.sum() * next(iterator), loss_function
 
-    forward_backward_plain(
+    forward_backward_no_pipelining(
         forward_step_func=forward_step, data_iterator=iter([8.0, 16.0]), model=[weight], num_microbatches=2
     )
     assert weight.weight.grad.item() == (8 / 4 + 16 / 4) / 2
@@ -238,7 +238,7 @@ def test_events_of_a_whole_run_in_order():
     [
         ({"exit_interval": 3}, {}, ("interval", 3)),
         ({"exit_duration_in_mins": 1}, {"clock": iter(range(0, 1000, 25)).__next__}, ("duration", 3)),
-        ({}, {"exit_wish": lambda step: "SIGTERM on rank 0" if step == 4 else None}, ("signal", 4)),
+        ({}, {"stop_requested": lambda step: "SIGTERM on rank 0" if step == 4 else None}, ("signal", 4)),
     ],
 )
 def test_every_way_out_saves_once_and_fires_on_train_end(settings, keywords, expected):
@@ -371,12 +371,12 @@ def test_data_that_are_no_iterator_are_refused_before_the_first_step():
 
 def test_the_time_may_be_told_by_the_caller():
     state = mb_loop.LoopState.of(train_iters=4, exit_duration_in_mins=1)
-    outcome = train(state, time_wish=lambda step: "time is up on rank 7" if step == 2 else None)
+    outcome = train(state, duration_stop_requested=lambda step: "time is up on rank 7" if step == 2 else None)
     assert (outcome.reason, outcome.step) == ("duration", 2)
     assert outcome.message == "stopped after step 2: time is up on rank 7"
 
 
-def test_a_wish_to_leave_is_heard_within_an_evaluation():
+def test_a_stop_request_ends_an_evaluation():
     batches, manager = [], mb_loop.CallbackManager()
     manager.register("on_eval_step_end", lambda context: batches.append(context.state.train_state.step))
     state = mb_loop.LoopState.of(train_iters=4, eval_iters=100, eval_interval=2)
@@ -384,8 +384,8 @@ def test_a_wish_to_leave_is_heard_within_an_evaluation():
         state,
         valid=tiny.batches(),
         callbacks=manager,
-        exit_wish=lambda step: "SIGTERM on rank 0" if len(batches) >= 3 else None,
-        leave_evaluation=lambda: len(batches) >= 3,
+        stop_requested=lambda step: "SIGTERM on rank 0" if len(batches) >= 3 else None,
+        stop_evaluation=lambda: len(batches) >= 3,
     )
     assert (batches, outcome.reason, outcome.step) == ([2, 2, 2], "signal", 2)
 
@@ -404,7 +404,7 @@ def test_megatron_chunks_need_megatrons_schedule():
 
 def test_the_plain_schedule_refuses_chunks():
     with pytest.raises(ScheduleError, match="2 chunks"):
-        forward_backward_plain(
+        forward_backward_no_pipelining(
             forward_step_func=tiny.forward_step, data_iterator=None, model=[None, None], num_microbatches=1
         )
 
@@ -459,7 +459,7 @@ def test_the_loop_itself_never_reads_a_tensor(monkeypatch):
 def test_print_writes_steps_and_validations():
     lines = []
     state = mb_loop.LoopState.of(train_iters=4, eval_iters=1, eval_interval=4)
-    train(state, valid=tiny.batches(), callbacks=[mb_loop.Print(every=2, write=lines.append)])
+    train(state, valid=tiny.batches(), callbacks=[mb_loop.LossPrinter(every=2, write=lines.append)])
     assert [line.rsplit(" ", 1)[0] for line in lines] == [
         "step 2: loss",
         "step 4: loss",

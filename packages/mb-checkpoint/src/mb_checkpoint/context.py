@@ -78,7 +78,7 @@ class CallbackManagerLike(Protocol):
 
 
 class RerunsLike(Protocol):
-    """A machine that runs suspicious steps again; `mb_loop.mcore.MegatronReruns` fits."""
+    """A machine that runs suspicious steps again; `mb_loop.mcore.MegatronRerunMachine` fits."""
 
     def state_dict(self, *, template: bool = False) -> dict[str, Any] | None:
         """Return what a checkpoint keeps of it, or None; with `template` what a load asks for. Alike on all ranks."""

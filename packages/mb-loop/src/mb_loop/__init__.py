@@ -20,13 +20,15 @@ from mb_loop import _lazy
 
 if TYPE_CHECKING:
     from mb_loop.attention_logits import AttentionLogits as AttentionLogits
-    from mb_loop.by_hand import checkpoint_and_decide_exit as checkpoint_and_decide_exit
-    from mb_loop.by_hand import post_training_step_callbacks as post_training_step_callbacks
-    from mb_loop.by_hand import save_checkpoint_and_time as save_checkpoint_and_time
+    from mb_loop.bridge_api import checkpoint_and_decide_exit as checkpoint_and_decide_exit
+    from mb_loop.bridge_api import post_training_step_callbacks as post_training_step_callbacks
+    from mb_loop.bridge_api import save_checkpoint_and_time as save_checkpoint_and_time
     from mb_loop.callbacks import Callback as Callback
     from mb_loop.callbacks import CallbackContext as CallbackContext
     from mb_loop.callbacks import CallbackManager as CallbackManager
     from mb_loop.callbacks import UnknownEventError as UnknownEventError
+    from mb_loop.checkpoint_saver import Checkpointer as Checkpointer
+    from mb_loop.checkpoint_saver import SaveResult as SaveResult
     from mb_loop.errors import DataExhaustedError as DataExhaustedError
     from mb_loop.errors import DataIteratorError as DataIteratorError
     from mb_loop.errors import LossShapeError as LossShapeError
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from mb_loop.injection import prepare_forward_step_func as prepare_forward_step_func
     from mb_loop.loss_checks import NonFiniteLossError as NonFiniteLossError
     from mb_loop.loss_checks import require_finite_loss as require_finite_loss
+    from mb_loop.loss_printer import LossPrinter as LossPrinter
     from mb_loop.losses import reduce_losses as reduce_losses
     from mb_loop.microbatches import BatchPlan as BatchPlan
     from mb_loop.microbatches import BatchSizeError as BatchSizeError
@@ -52,19 +55,16 @@ if TYPE_CHECKING:
     from mb_loop.microbatches import step_batch as step_batch
     from mb_loop.non_loss import NonLossData as NonLossData
     from mb_loop.outcome import TrainOutcome as TrainOutcome
-    from mb_loop.printing import Print as Print
     from mb_loop.progress_log import ProgressLogError as ProgressLogError
     from mb_loop.progress_log import append_to_progress_log as append_to_progress_log
     from mb_loop.progress_log import (
         compute_throughputs_and_append_to_progress_log as compute_throughputs_and_append_to_progress_log,
     )
     from mb_loop.progress_log import get_start_time_from_progress_log as get_start_time_from_progress_log
-    from mb_loop.reruns import Reruns as Reruns
+    from mb_loop.rerun_machine import RerunMachine as RerunMachine
     from mb_loop.result import StepResult as StepResult
     from mb_loop.rules import RULES as RULES
-    from mb_loop.saves import Checkpointer as Checkpointer
-    from mb_loop.saves import SaveEnd as SaveEnd
-    from mb_loop.schedule import forward_backward_plain as forward_backward_plain
+    from mb_loop.schedule import forward_backward_no_pipelining as forward_backward_no_pipelining
     from mb_loop.settings import GlobalState as GlobalState
     from mb_loop.settings import LoopState as LoopState
     from mb_loop.state import TrainState as TrainState
@@ -85,7 +85,7 @@ _HOMES = {
     "Callback": "callbacks",
     "CallbackContext": "callbacks",
     "CallbackManager": "callbacks",
-    "Checkpointer": "saves",
+    "Checkpointer": "checkpoint_saver",
     "CudaGraphs": "graphs",
     "DataExhaustedError": "errors",
     "DataIteratorError": "errors",
@@ -96,12 +96,12 @@ _HOMES = {
     "NonFiniteLossError": "loss_checks",
     "NonLossData": "non_loss",
     "ParallelSetupError": "errors",
-    "Print": "printing",
+    "LossPrinter": "loss_printer",
     "ProgressLogError": "progress_log",
     "RULES": "rules",
     "ReplicaMismatchError": "errors",
-    "Reruns": "reruns",
-    "SaveEnd": "saves",
+    "RerunMachine": "rerun_machine",
+    "SaveResult": "checkpoint_saver",
     "StepBatch": "microbatches",
     "StepResult": "result",
     "TimeoutAfterFirstStep": "timeouts",
@@ -114,22 +114,22 @@ _HOMES = {
     "ValidationSet": "validation",
     "ValidationSetError": "validation",
     "append_to_progress_log": "progress_log",
-    "checkpoint_and_decide_exit": "by_hand",
+    "checkpoint_and_decide_exit": "bridge_api",
     "compute_throughputs_and_append_to_progress_log": "progress_log",
     "disable_forward_pre_hook": "hooks",
     "enable_forward_pre_hook": "hooks",
     "evaluate": "evaluation",
     "evaluate_after_training": "evaluation",
     "evaluate_and_print_results": "evaluation",
-    "forward_backward_plain": "schedule",
+    "forward_backward_no_pipelining": "schedule",
     "get_start_time_from_progress_log": "progress_log",
     "maybe_inject_state": "injection",
     "needs_global_state_injection": "injection",
-    "post_training_step_callbacks": "by_hand",
+    "post_training_step_callbacks": "bridge_api",
     "prepare_forward_step_func": "injection",
     "reduce_losses": "losses",
     "require_finite_loss": "loss_checks",
-    "save_checkpoint_and_time": "by_hand",
+    "save_checkpoint_and_time": "bridge_api",
     "should_disable_forward_pre_hook": "hooks",
     "step_batch": "microbatches",
     "train": "training",

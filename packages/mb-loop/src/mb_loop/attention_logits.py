@@ -16,15 +16,15 @@ from mb_loop.errors import TrainSettingsError
 
 
 @runtime_checkable
-class Measuring(Protocol):
+class MaxLogitKernel(Protocol):
     """A kernel that keeps the largest logit of each of its heads since it was last set to None."""
 
     current_max_attn_logits: Tensor | None
 
 
 @runtime_checkable
-class Clipping(Protocol):
-    """An attention layer whose `core_attention` may be `Measuring`."""
+class ClippableAttention(Protocol):
+    """An attention layer whose `core_attention` may be `MaxLogitKernel`."""
 
     def clip_qk(self) -> None:
         """Scale down the weights of the heads whose logits are too large."""
@@ -65,9 +65,9 @@ class AttentionLogits:
         self._clip = clip
         self._device = next(model[0].parameters()).device
         found: list[Any] = [
-            module for chunk in model for module in chunk.modules() if isinstance(module, Clipping)
+            module for chunk in model for module in chunk.modules() if isinstance(module, ClippableAttention)
         ]
-        self._layers = [layer for layer in found if isinstance(layer.core_attention, Measuring)]
+        self._layers = [layer for layer in found if isinstance(layer.core_attention, MaxLogitKernel)]
         count = torch.tensor(len(self._layers), device=self._device)
         _largest(count, None if groups is None else groups.mp)
         if not count.item():
@@ -76,13 +76,13 @@ class AttentionLogits:
                 "logits, so neither would act. Use transformer_impl transformer_engine on a GPU, or switch both off."
             )
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Begin anew: what was measured, in an evaluation or in passes that are made again, is left out."""
         for layer in self._layers:
             layer.core_attention.current_max_attn_logits = None
 
-    def __call__(self, *, done: bool) -> Tensor:
-        """Return the largest logit of the whole model as a scalar on the device, and clip if the step was `done`.
+    def __call__(self, *, successful: bool) -> Tensor:
+        """Return the largest logit of the whole model as a scalar on the device, and clip if the step was `successful`.
 
         Collective over dp_cp and mp. Clipping waits for the device, in Megatron, once a layer.
         """
@@ -97,7 +97,7 @@ class AttentionLogits:
             parts = torch.split(packed, [logits.numel() for logits in own])
             for layer, logits, part in zip(layers, own, parts, strict=True):
                 layer.core_attention.current_max_attn_logits = part.view_as(logits)
-                if self._clip and done:
+                if self._clip and successful:
                     layer.clip_qk()
         _largest(largest, None if groups is None else groups.mp)
         return largest

@@ -151,17 +151,17 @@ class CallbackManager:
         Raises:
             UnknownEventError: it is no `Callback`, and has none of the events.
         """
-        heard = [
+        handled = [
             event
             for event in EVENTS
             if getattr(type(callback), event, None) not in (None, getattr(Callback, event))
         ]
-        if not heard and not isinstance(callback, Callback):
+        if not handled and not isinstance(callback, Callback):
             raise UnknownEventError(
                 f"callbacks: {type(callback).__name__} has none of the events, so it would never be called. "
                 f"Give its class one of {', '.join(EVENTS)}."
             )
-        for event in heard:
+        for event in handled:
             self._listeners[event].append(getattr(callback, event))
 
     def register(self, event: EventName, listener: Listener) -> None:
@@ -176,7 +176,7 @@ class CallbackManager:
             )
         self._listeners[event].append(listener)
 
-    def wants(self, event: EventName) -> bool:
+    def has_listeners(self, event: EventName) -> bool:
         """Say whether anybody hears the event."""
         return bool(self._listeners[event])
 
@@ -187,7 +187,7 @@ class CallbackManager:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Events:
+class EventDispatcher:
     """A manager together with what every context of one run holds."""
 
     manager: CallbackManager
@@ -206,7 +206,7 @@ class Events:
         saved_step: int | None = None,
     ) -> None:
         """Fire an event; builds no context when nobody hears it."""
-        if not self.manager.wants(event):
+        if not self.manager.has_listeners(event):
             return
         context = CallbackContext(
             state=self.state,

@@ -7,28 +7,28 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from mb_loop.callbacks import CallbackManager, EventName, Events
+from mb_loop.callbacks import CallbackManager, EventDispatcher, EventName
+from mb_loop.forward_backward import ForwardBackwardRunner, ParallelSetup
 from mb_loop.hooks import forward_pre_hooks
 from mb_loop.injection import ForwardStep, prepare_forward_step_func
 from mb_loop.losses import LossGroups, sum_and_count
-from mb_loop.mxfp8 import nothing
-from mb_loop.non_loss import EvaluationPasses, NonLossData
-from mb_loop.passes import Parallel, Passes
+from mb_loop.mxfp8 import do_nothing
+from mb_loop.non_loss import EvaluationForward, NonLossData
 from mb_loop.schedule import ForwardBackward
 from mb_loop.settings import GlobalState, evaluation_batch
 from mb_loop.validation import validation_line, validation_sets
 
-Kind = Literal["eval", "test"]
-_EVENTS: dict[Kind, tuple[EventName, EventName, EventName, EventName]] = {
+EvaluationKind = Literal["eval", "test"]
+_EVENTS: dict[EvaluationKind, tuple[EventName, EventName, EventName, EventName]] = {
     "eval": ("on_eval_start", "on_eval_step_start", "on_eval_step_end", "on_eval_end"),
     "test": ("on_test_start", "on_test_step_start", "on_test_step_end", "on_test_end"),
 }
 
-TimeIsUp = Callable[[], bool]
+StopEvaluation = Callable[[], bool]
 """Asked before each batch but the first, on all ranks; answers alike on all of them."""
 
 
-def no_limit() -> bool:
+def never_stop() -> bool:
     """Give it all the time it takes."""
     return False
 
@@ -43,8 +43,8 @@ def evaluate(  # noqa: PLR0913 (the seed's arguments, and the groups that it fou
     pg_collection: LossGroups | None = None,
     p2p_communicator: Any = None,
     callbacks: CallbackManager | None = None,
-    kind: Kind = "eval",
-    time_is_up: TimeIsUp = no_limit,
+    kind: EvaluationKind = "eval",
+    stop_evaluation: StopEvaluation = never_stop,
     non_loss: NonLossData | None = None,
 ) -> dict[str, float]:
     """Average the losses of `validation.eval_iters` global batches, with the model in evaluation mode.
@@ -55,7 +55,7 @@ def evaluate(  # noqa: PLR0913 (the seed's arguments, and the groups that it fou
     also after an error.
 
     Args:
-        forward_step_func: Megatron's contract; see `forward_backward_plain`.
+        forward_step_func: Megatron's contract; see `forward_backward_no_pipelining`.
         data_iterator: an iterator, a list with one per chunk, None on ranks that read no data; or `ValidationSet`s.
         model: the chunks.
         global_state: counters and settings.
@@ -64,7 +64,7 @@ def evaluate(  # noqa: PLR0913 (the seed's arguments, and the groups that it fou
         p2p_communicator: given to the schedule together with `pg_collection`.
         callbacks: hear the events of `kind`.
         kind: "eval" or "test".
-        time_is_up: ends the evaluation early; what was evaluated by then is thrown away, as an average over fewer
+        stop_evaluation: ends the evaluation early; what was evaluated by then is thrown away, as an average over fewer
             batches is no number to compare.
         non_loss: what to collect beside the losses, once an evaluation, at its end; nothing where the time was up. Of
             several sets the last one's batch is taken. None: losses only.
@@ -79,13 +79,13 @@ def evaluate(  # noqa: PLR0913 (the seed's arguments, and the groups that it fou
         ValidationSetError: the settings ask for sets, and plain data was given.
     """
     cfg = global_state.cfg
-    parallel = Parallel(
+    parallel = ParallelSetup(
         forward_backward_func=forward_backward_func,
         pg_collection=pg_collection,
         p2p_communicator=p2p_communicator,
     )
     parallel.check(cfg, model)
-    passes = Passes(
+    forward_backward = ForwardBackwardRunner(
         prepare_forward_step_func(forward_step_func, global_state),
         data_iterator=data_iterator,
         model=model,
@@ -93,19 +93,24 @@ def evaluate(  # noqa: PLR0913 (the seed's arguments, and the groups that it fou
         parallel=parallel,
     )
     manager = CallbackManager() if callbacks is None else callbacks
-    events = Events(manager=manager, state=global_state, model=model)
+    events = EventDispatcher(manager=manager, state=global_state, model=model)
     return run_evaluation(
-        passes, events, groups=pg_collection, kind=kind, time_is_up=time_is_up, non_loss=non_loss
+        forward_backward,
+        events,
+        groups=pg_collection,
+        kind=kind,
+        stop_evaluation=stop_evaluation,
+        non_loss=non_loss,
     )
 
 
 def run_evaluation(
-    passes: Passes,
-    events: Events,
+    forward_backward: ForwardBackwardRunner,
+    events: EventDispatcher,
     *,
     groups: LossGroups | None,
-    kind: Kind,
-    time_is_up: TimeIsUp = no_limit,
+    kind: EvaluationKind,
+    stop_evaluation: StopEvaluation = never_stop,
     non_loss: NonLossData | None = None,
     empty_cache: Callable[[], object] = torch.cuda.empty_cache,
 ) -> dict[str, float]:
@@ -114,8 +119,10 @@ def run_evaluation(
     From `train.empty_unused_memory_level` 1 on `empty_cache` gives unused device memory back, after each batch.
     """
     state: GlobalState = events.state
-    release = empty_cache if state.cfg.train.empty_unused_memory_level >= 1 else nothing
-    sets = [each for each in validation_sets(passes.data_iterator, state.cfg.validation) if each.batches]
+    release = empty_cache if state.cfg.train.empty_unused_memory_level >= 1 else do_nothing
+    sets = [
+        each for each in validation_sets(forward_backward.data_iterator, state.cfg.validation) if each.batches
+    ]
     if not sets:
         return {}
     start, _, _, end = _EVENTS[kind]
@@ -127,15 +134,17 @@ def run_evaluation(
         losses: dict[str, float] = {}
         whole = True
         for each in sets:
-            forward = EvaluationPasses(
-                passes.reading(each.data()), batch=batch, keep=non_loss.repeats_batch and each is sets[-1]
+            forward = EvaluationForward(
+                forward_backward.with_data(each.data()),
+                batch=batch,
+                keep=non_loss.repeats_batch and each is sets[-1],
             )
             rows = _run_batches(
                 forward,
                 events,
                 batches=each.batches,
                 kind=kind,
-                time_is_up=time_is_up,
+                stop_evaluation=stop_evaluation,
                 after_batch=release,
             )
             if rows is None:
@@ -145,7 +154,7 @@ def run_evaluation(
             suffix = f" {each.name}" if each.name else ""
             losses.update({f"{name}{suffix}": loss for name, loss in _averages(*rows, groups=groups).items()})
         if whole:
-            non_loss.hand_on(forward, model=events.model, step=counters.step)
+            non_loss.collect_and_process(forward, model=events.model, step=counters.step)
         events(end, total_loss_dict=losses if whole else None)
     return losses
 
@@ -162,8 +171,8 @@ def evaluate_and_print_results(  # noqa: PLR0913 (as evaluate, and the prefix)
     pg_collection: LossGroups | None = None,
     p2p_communicator: Any = None,
     callbacks: CallbackManager | None = None,
-    kind: Kind = "eval",
-    time_is_up: TimeIsUp = no_limit,
+    kind: EvaluationKind = "eval",
+    stop_evaluation: StopEvaluation = never_stop,
     non_loss: NonLossData | None = None,
 ) -> str:
     """Evaluate, and write the result as one line between dashes.
@@ -183,7 +192,7 @@ def evaluate_and_print_results(  # noqa: PLR0913 (as evaluate, and the prefix)
         p2p_communicator=p2p_communicator,
         callbacks=callbacks,
         kind=kind,
-        time_is_up=time_is_up,
+        stop_evaluation=stop_evaluation,
         non_loss=non_loss,
     )
     if not losses:
@@ -223,7 +232,7 @@ def evaluate_after_training(
     """
     counters = global_state.train_state
 
-    def line(what: str, data: Any, kind: Kind) -> str:
+    def line(what: str, data: Any, kind: EvaluationKind) -> str:
         prefix = f"iteration {counters.step} on {what} set"
         return evaluate_and_print_results(
             prefix, forward_step_func, data, model, global_state, kind=kind, **keywords
@@ -236,12 +245,12 @@ def evaluate_after_training(
 
 
 def _run_batches(
-    passes: EvaluationPasses,
-    events: Events,
+    forward_backward: EvaluationForward,
+    events: EventDispatcher,
     *,
     batches: int,
-    kind: Kind,
-    time_is_up: TimeIsUp,
+    kind: EvaluationKind,
+    stop_evaluation: StopEvaluation,
     after_batch: Callable[[], object],
 ) -> tuple[list[str], Tensor | None] | None:
     """Return names and [sum, count] rows of all batches; None when the time was up before the last."""
@@ -250,15 +259,15 @@ def _run_batches(
     names: list[str] = []
     rows = None
     for number in range(batches):
-        if number and time_is_up():
+        if number and stop_evaluation():
             return None
         events(step_start)
-        microbatches = passes()
+        microbatches = forward_backward()
         if microbatches and microbatches[0]:
             names = list(microbatches[0])
             batch_rows = sum_and_count(microbatches)
             rows = batch_rows if rows is None else rows + batch_rows
-        state.train_state.consumed_valid_samples += passes.batch.samples
+        state.train_state.consumed_valid_samples += forward_backward.batch.samples
         after_batch()
         events(step_end)
     return names, rows

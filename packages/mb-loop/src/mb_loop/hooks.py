@@ -70,7 +70,7 @@ class ForwardPreHooks:
 
     def __init__(self, model: Sequence[HookedChunk], *, used: bool) -> None:
         self._model = model if used else ()
-        self._set_aside: list[Any] | None = None
+        self._saved_param_sync: list[Any] | None = None
 
     @property
     def on(self) -> bool:
@@ -81,13 +81,13 @@ class ForwardPreHooks:
         """Before the first step: off, without a gather, because the parameters are whole and must stay as loaded."""
         if self.on:
             disable_forward_pre_hook(self._model, param_sync=False)
-        self._set_aside = [chunk.config.param_sync_func for chunk in self._model]
+        self._saved_param_sync = [chunk.config.param_sync_func for chunk in self._model]
         for chunk in self._model:
             chunk.config.param_sync_func = None
 
     def after_step(self, *, skipped: bool) -> None:
         """On after the first step that changed the weights, wherever in the run that is."""
-        if skipped or self._set_aside is None:
+        if skipped or self._saved_param_sync is None:
             return
         self._restore_param_sync()
         if not self.on:
@@ -112,9 +112,9 @@ class ForwardPreHooks:
             disable_forward_pre_hook(self._model)
 
     def _restore_param_sync(self) -> None:
-        for chunk, function in zip(self._model, self._set_aside or (), strict=False):
+        for chunk, function in zip(self._model, self._saved_param_sync or (), strict=False):
             chunk.config.param_sync_func = function
-        self._set_aside = None
+        self._saved_param_sync = None
 
 
 def forward_pre_hooks(cfg: LoopSettings, model: Sequence[Any]) -> ForwardPreHooks:

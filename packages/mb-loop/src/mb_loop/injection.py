@@ -1,7 +1,7 @@
 """Hand the global state to forward steps that ask for it.
 
 A forward step takes `(iterator, model)` or `(state, iterator, model)`, each with or without a further
-`return_schedule_plan`. Which one is found out once per run. An annotated state may stand in another place, too.
+`return_schedule_plan`. Which one is found out once per run. An annotated state may stand in another position, too.
 """
 
 import inspect
@@ -19,15 +19,15 @@ def needs_global_state_injection(forward_step_func: ForwardStep) -> bool:
     names it, or when the first parameter is called `state` or `global_state`. For a callable object its `__call__` is
     looked at.
     """
-    return _place_of_state(forward_step_func) is not None
+    return _state_position(forward_step_func) is not None
 
 
-def _place_of_state(forward_step_func: ForwardStep) -> int | None:
+def _state_position(forward_step_func: ForwardStep) -> int | None:
     """Return which parameter takes the state, counted from 0; None: none of them."""
     parameters = list(inspect.signature(forward_step_func).parameters.values())
-    for place, parameter in enumerate(parameters):
+    for position, parameter in enumerate(parameters):
         if _is_global_state(parameter.annotation):
-            return place
+            return position
     return 0 if parameters and parameters[0].name in ("state", "global_state") else None
 
 
@@ -49,17 +49,17 @@ def maybe_inject_state(
     """
     if needs_injection is False:
         return forward_step_func
-    place = _place_of_state(forward_step_func)
-    if place is None and needs_injection is None:
+    position = _state_position(forward_step_func)
+    if position is None and needs_injection is None:
         return forward_step_func
-    if not place:
+    if not position:
         return partial(forward_step_func, state)
-    parameter = list(inspect.signature(forward_step_func).parameters.values())[place]
+    parameter = list(inspect.signature(forward_step_func).parameters.values())[position]
     if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
         return partial(forward_step_func, **{parameter.name: state})
 
     def with_state(*arguments: Any, **keywords: Any) -> Any:
-        return forward_step_func(*arguments[:place], state, *arguments[place:], **keywords)
+        return forward_step_func(*arguments[:position], state, *arguments[position:], **keywords)
 
     return with_state
 

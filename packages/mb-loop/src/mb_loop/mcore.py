@@ -55,7 +55,7 @@ class RerunSettings(Protocol):
         """Report losses that are unusually large."""
 
 
-class MegatronReruns:
+class MegatronRerunMachine:
     """Megatron's machine for one run; the process has one at a time, and a new one replaces it.
 
     Pass it to `train` as `reruns`, and `inspect_loss` to the forward step. Unless the mode is "disabled", a step costs

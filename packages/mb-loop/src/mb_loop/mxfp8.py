@@ -6,7 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 from mb_loop.settings import LoopSettings
 
 
-class Switch(Protocol):
+class HookState(Protocol):
     """The forward pre-hooks: see `ForwardPreHooks`."""
 
     @property
@@ -22,7 +22,7 @@ class ShardedOptimizer(Protocol):
 
 
 @runtime_checkable
-class Chain(Protocol):
+class ChainedOptimizerLike(Protocol):
     """Megatron's ChainedOptimizer."""
 
     @property
@@ -30,19 +30,19 @@ class Chain(Protocol):
         """Its members."""
 
 
-def nothing() -> None:
+def do_nothing() -> None:
     """Do nothing."""
 
 
-def parameter_copy(cfg: LoopSettings, optimizer: Any, *, hooks: Switch) -> Callable[[], None]:
+def parameter_copy(cfg: LoopSettings, optimizer: Any, *, hooks: HookState) -> Callable[[], None]:
     """Return what puts the parameters into the gradient buffer, to be called each time the gradients were zeroed.
 
     Both settings must be on, or there is nothing to do. While the hooks are off (the first step), nothing is copied:
     nobody would gather the parameters out of the buffer, and they would be taken for gradients.
     """
     if not (cfg.optimizer.reuse_grad_buf_for_mxfp8_param_ag and cfg.ddp.overlap_param_gather):
-        return nothing
-    members = optimizer.chained_optimizers if isinstance(optimizer, Chain) else [optimizer]
+        return do_nothing
+    members = optimizer.chained_optimizers if isinstance(optimizer, ChainedOptimizerLike) else [optimizer]
     sharded = [member for member in members if isinstance(member, ShardedOptimizer)]
 
     def copy() -> None:

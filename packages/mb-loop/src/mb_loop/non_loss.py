@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from mb_loop.errors import TrainSettingsError
+from mb_loop.forward_backward import ForwardBackwardRunner
 from mb_loop.microbatches import StepBatch
-from mb_loop.passes import Passes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,65 +44,71 @@ class NonLossData:
         """Whether the last batch is run once more."""
         return self.process is not None and self.collect is None
 
-    def hand_on(self, passes: "EvaluationPasses", *, model: Sequence[Any], step: int) -> None:
-        """Collect at the end of an evaluation; collective like its passes. Process where there is a writer."""
+    def collect_and_process(
+        self, forward_backward: "EvaluationForward", *, model: Sequence[Any], step: int
+    ) -> None:
+        """Collect at the end of an evaluation; collective like its forward passes. Process where there is a writer."""
         if self.collect is not None:
             data = self.collect(model)
         elif self.repeats_batch:
-            data = passes.once_more()
+            data = forward_backward.repeat_last_batch()
         else:
             return
         if self.process is not None and self.writer is not None:
             self.process(data, step, self.writer)
 
 
-class EvaluationPasses:
+class EvaluationForward:
     """Forward passes over batches of one size, of which the last can be run once more.
 
     Args:
-        passes: with their data: an iterator, a list with one per chunk, or None.
+        forward_backward: with their data: an iterator, a list with one per chunk, or None.
         batch: its size.
-        keep: keep the microbatches of the last batch in memory for `once_more`.
+        keep: keep the microbatches of the last batch in memory for `repeat_last_batch`.
     """
 
-    def __init__(self, passes: Passes, *, batch: StepBatch, keep: bool) -> None:
-        data = passes.data_iterator
+    def __init__(self, forward_backward: ForwardBackwardRunner, *, batch: StepBatch, keep: bool) -> None:
+        data = forward_backward.data_iterator
         self._several = isinstance(data, list)
-        self._kept = [
-            None if each is None else _Keeping(each) for each in (data if self._several else [data])
+        self._iterators = [
+            None if each is None else _RecordingIterator(each) for each in (data if self._several else [data])
         ]
-        self._passes = self._reading(passes, self._kept) if keep else passes
+        self._forward_backward = (
+            self._reading(forward_backward, self._iterators) if keep else forward_backward
+        )
         self.batch = batch
 
     def __call__(self) -> list[dict[str, Tensor]]:
         """Run the next batch; return what the loss function reported, per microbatch."""
-        for each in self._kept:
+        for each in self._iterators:
             if each is not None:
-                each.kept.clear()
-        return self._passes(self.batch, forward_only=True)
+                each.items.clear()
+        return self._forward_backward(self.batch, forward_only=True)
 
-    def once_more(self) -> list[Any]:
+    def repeat_last_batch(self) -> list[Any]:
         """Run the last batch again, on what was read for it; return the non-loss data per microbatch."""
-        again = [None if each is None else iter(each.kept) for each in self._kept]
-        return self._reading(self._passes, again)(self.batch, forward_only=True, collect_non_loss_data=True)
+        again = [None if each is None else iter(each.items) for each in self._iterators]
+        return self._reading(self._forward_backward, again)(
+            self.batch, forward_only=True, collect_non_loss_data=True
+        )
 
-    def _reading(self, passes: Passes, data: list[Any]) -> Passes:
-        return passes.reading(data if self._several else data[0])
+    def _reading(self, forward_backward: ForwardBackwardRunner, data: list[Any]) -> ForwardBackwardRunner:
+        return forward_backward.with_data(data if self._several else data[0])
 
 
-class _Keeping:
+class _RecordingIterator:
     """An iterator that keeps what it gave."""
 
     def __init__(self, iterator: Iterator[Any]) -> None:
         self._iterator = iterator
-        self.kept: list[Any] = []
+        self.items: list[Any] = []
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
         item = next(self._iterator)
-        self.kept.append(item)
+        self.items.append(item)
         return item
 
 

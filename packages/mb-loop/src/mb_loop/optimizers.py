@@ -29,21 +29,21 @@ class Scheduler(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Update:
+class OptimizerUpdate:
     """What an optimizer step did."""
 
-    done: bool = True
+    successful: bool = True
     grad_norm: Any = None
     num_zeros_in_grad: Any = None
 
 
-def update(optimizer: Optimizer) -> Update:
+def step_optimizer(optimizer: Optimizer) -> OptimizerUpdate:
     """Take one optimizer step. A tuple is Megatron's answer; anything else is torch's, which always updates."""
     answer = optimizer.step()
     if isinstance(answer, tuple):
-        done, grad_norm, zeros = answer
-        return Update(done=bool(done), grad_norm=grad_norm, num_zeros_in_grad=zeros)
-    return Update()
+        successful, grad_norm, zeros = answer
+        return OptimizerUpdate(successful=bool(successful), grad_norm=grad_norm, num_zeros_in_grad=zeros)
+    return OptimizerUpdate()
 
 
 def learning_rate(optimizer: Optimizer) -> Any:

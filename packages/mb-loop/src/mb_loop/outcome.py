@@ -3,15 +3,15 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Reason = Literal["finished", "signal", "duration", "interval", "stragglers", "rerun", "skip_train"]
-"""Why the loop was left; "signal" stands for any wish that `exit_wish` brought."""
+ExitReason = Literal["finished", "signal", "duration", "interval", "stragglers", "rerun", "skip_train"]
+"""Why the loop was left; "signal" stands for any wish that `stop_requested` brought."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exit:
+class LoopExit:
     """The decision to leave the loop."""
 
-    reason: Reason
+    reason: ExitReason
     message: str
     exit_code: int = 0
 
@@ -20,7 +20,7 @@ class Exit:
 class TrainOutcome:
     """What `train` returns."""
 
-    reason: Reason
+    reason: ExitReason
     """Why training ended. The last step always ends with "finished", whatever else is true then."""
 
     message: str

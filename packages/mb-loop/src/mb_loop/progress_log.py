@@ -29,7 +29,7 @@ class ProgressLogError(ValueError):
     """The progress log does not say what is asked of it, or there is no place for it."""
 
 
-class SaveFolder(Protocol):
+class SaveDirectory(Protocol):
     """The field of the section `checkpoint` that is read."""
 
     @property
@@ -53,7 +53,7 @@ class ProgressSettings(Protocol):
     """A configuration, as far as the log reads it."""
 
     @property
-    def checkpoint(self) -> SaveFolder:
+    def checkpoint(self) -> SaveDirectory:
         """Where the file is."""
 
     @property
@@ -137,7 +137,7 @@ def get_start_time_from_progress_log(
     return starts.first, starts.operations_at_first
 
 
-def _read_starts(file: Path, *, world_size: int) -> "_Starts":
+def _read_starts(file: Path, *, world_size: int) -> "_JobStarts":
     start: tuple[datetime, float] | None = None
     operations, pending, operations_at_last = 0.0, 0.0, 0.0
     for line in file.read_text(errors="replace").splitlines() if file.exists() else ():
@@ -159,7 +159,7 @@ def _read_starts(file: Path, *, world_size: int) -> "_Starts":
             f"{file}: has no line {STARTED!r} of a job with {world_size} ranks, so there is no time to count from. "
             f"Call append_to_progress_log(cfg, {STARTED!r}, world_size={world_size}) when a job begins."
         )
-    return _Starts(first=start[0], operations_at_first=start[1], operations_at_last=operations_at_last)
+    return _JobStarts(first=start[0], operations_at_first=start[1], operations_at_last=operations_at_last)
 
 
 def compute_throughputs_and_append_to_progress_log(
@@ -237,7 +237,7 @@ def _file(cfg: ProgressSettings) -> Path:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Starts:
+class _JobStarts:
     """The job starts that throughputs count from."""
 
     first: datetime
@@ -248,7 +248,7 @@ class _Starts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Entry:
+class _LogEntry:
     """A line of the file."""
 
     moment: datetime
@@ -258,11 +258,11 @@ class _Entry:
     """Of a checkpoint that is saved; 0.0 in other lines."""
 
 
-def _entry(line: str) -> _Entry | None:
+def _entry(line: str) -> _LogEntry | None:
     """Read a line; return None for one that is cut short or was written by nobody who keeps to the form."""
     try:
         moment, _, ranks, text, *fields = line.split("\t")
-        return _Entry(
+        return _LogEntry(
             moment=datetime.strptime(moment, _TIME),
             ranks=_number(ranks),
             text=text,

@@ -10,14 +10,14 @@ from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
 ForwardBackward = Callable[..., list[Any]]
-"""Megatron's schedules and `forward_backward_plain`: keyword arguments in, one loss dict per microbatch out."""
+"""Megatron's schedules and `forward_backward_no_pipelining`: keyword arguments in, one loss dict per microbatch out."""
 
 
 class ScheduleError(ValueError):
     """The plain schedule cannot run this model."""
 
 
-def forward_backward_plain(
+def forward_backward_no_pipelining(
     *,
     forward_step_func: Callable[[Any, Any], tuple[Any, Callable[..., Any]]],
     data_iterator: Iterator[Any] | Sequence[Iterator[Any]] | None,

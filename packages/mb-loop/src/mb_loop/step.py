@@ -7,41 +7,41 @@ import torch
 from torch import Tensor
 
 from mb_loop.attention_logits import AttentionLogits
+from mb_loop.forward_backward import ForwardBackwardRunner, GradientBuffer, ParallelSetup
 from mb_loop.hooks import forward_pre_hooks
 from mb_loop.injection import ForwardStep, prepare_forward_step_func
 from mb_loop.losses import LossGroups, reduce_losses
 from mb_loop.microbatches import StepBatch
-from mb_loop.mxfp8 import nothing, parameter_copy
+from mb_loop.mxfp8 import do_nothing, parameter_copy
+from mb_loop.optimizer_sync import update_sync
 from mb_loop.optimizers import (
     Optimizer,
     Scheduler,
     decoupled_learning_rate,
     learning_rate,
     scheduler_step,
-    update,
+    step_optimizer,
 )
-from mb_loop.passes import GradientBuffer, Parallel, Passes
-from mb_loop.reruns import NoReruns, Reruns
+from mb_loop.rerun_machine import NoRerunMachine, RerunMachine
 from mb_loop.result import StepResult
 from mb_loop.schedule import ForwardBackward
 from mb_loop.settings import GlobalState, LoopSettings, batch_plan
-from mb_loop.submodels import step_agreement
 
 
 class TrainStep:
     """One step: passes, optimizer, scheduler.
 
     No host synchronisation and no collective of its own but one all-reduce of the losses on the last pipeline stage;
-    `reruns` may have its own, and see `step_agreement`. Building one is collective over `groups.mp`, if there is one.
+    `reruns` may have its own, and see `update_sync`. Building one is collective over `groups.mp`, if there is one.
 
     Args:
-        passes: forward and backward.
+        forward_backward: forward and backward.
         model: the chunks.
         optimizer: Megatron's or torch's.
         scheduler: Megatron's, torch's or None.
         groups: losses are averaged over its dp_cp; None: over microbatches only.
         cfg: `model.seq_length` and some fields of `train` are read, once.
-        reruns: decides whether the passes are made again.
+        rerun_machine: decides whether the passes are made again.
         after_zeroing: called each time when the gradients were zeroed.
         before_update: called once a step when the gradients are reduced, before the optimizer unscales and clips them.
         attention_logits: what attention measures; None: nothing.
@@ -50,20 +50,20 @@ class TrainStep:
 
     def __init__(  # noqa: PLR0913 (the parts of a step, each by name)
         self,
-        passes: Passes,
+        forward_backward: ForwardBackwardRunner,
         *,
         model: Sequence[Any],
         optimizer: Optimizer,
         scheduler: Scheduler | None,
         groups: LossGroups | None,
         cfg: LoopSettings,
-        reruns: Reruns | None = None,
-        after_zeroing: Callable[[], None] = nothing,
-        before_update: Callable[[], None] = nothing,
+        rerun_machine: RerunMachine | None = None,
+        after_zeroing: Callable[[], None] = do_nothing,
+        before_update: Callable[[], None] = do_nothing,
         attention_logits: AttentionLogits | None = None,
         empty_cache: Callable[[], object] = torch.cuda.empty_cache,
     ) -> None:
-        self._passes = passes
+        self._forward_backward = forward_backward
         self._buffers = [chunk for chunk in model if isinstance(chunk, GradientBuffer)]
         self._optimizer = optimizer
         self._advance = scheduler_step(scheduler)
@@ -71,24 +71,24 @@ class TrainStep:
         self._seq_length = cfg.model.seq_length
         self._empty_cache = empty_cache
         self._empty_cache_level = cfg.train.empty_unused_memory_level
-        self._reruns = NoReruns() if reruns is None else reruns
+        self._rerun_machine = NoRerunMachine() if rerun_machine is None else rerun_machine
         self._after_zeroing = after_zeroing
         self._before_update = before_update
         self._logits = attention_logits
-        self._agree = step_agreement(optimizer, groups, settings=cfg.train)
+        self._synchronize = update_sync(optimizer, groups, settings=cfg.train)
 
     def __call__(self, step: int, batch: StepBatch) -> StepResult:
         """Make the step of this number with a batch of this size. Collective over all ranks of the model."""
         microbatches = []
-        while self._reruns.should_run_forward_backward(self._passes.data_iterator):
+        while self._rerun_machine.should_run_forward_backward(self._forward_backward.data_iterator):
             for buffer in self._buffers:
                 buffer.zero_grad_buffer()
             self._optimizer.zero_grad()
             self._after_zeroing()
             if self._logits is not None:
-                self._logits.forget()
-            microbatches = self._passes(batch, forward_only=False)
-        save, leave, exit_code = self._reruns.should_checkpoint_and_exit()
+                self._logits.reset()
+            microbatches = self._forward_backward(batch, forward_only=False)
+        save, leave, exit_code = self._rerun_machine.should_checkpoint_and_exit()
         if leave:
             return self._rejected(step, batch, save=save, exit_code=exit_code)
         if self._empty_cache_level >= 1:
@@ -96,9 +96,9 @@ class TrainStep:
 
         rate, decoupled = learning_rate(self._optimizer), decoupled_learning_rate(self._optimizer)
         self._before_update()
-        taken = self._agree(update(self._optimizer))
-        largest = None if self._logits is None else self._logits(done=taken.done)
-        if taken.done:
+        update = self._synchronize(step_optimizer(self._optimizer))
+        largest = None if self._logits is None else self._logits(successful=update.successful)
+        if update.successful:
             self._advance(batch.samples)
         if self._empty_cache_level >= 2:
             self._empty_cache()
@@ -106,9 +106,9 @@ class TrainStep:
         return StepResult(
             step=step,
             losses=reduce_losses(microbatches, groups=self._groups),
-            grad_norm=taken.grad_norm,
-            num_zeros_in_grad=taken.num_zeros_in_grad,
-            skipped=not taken.done,
+            grad_norm=update.grad_norm,
+            num_zeros_in_grad=update.num_zeros_in_grad,
+            skipped=not update.successful,
             learning_rate=rate,
             decoupled_learning_rate=decoupled,
             max_attention_logit=largest,
@@ -140,7 +140,7 @@ def train_step(  # noqa: PLR0913 (the seed's arguments, and the groups that it f
     pg_collection: LossGroups | None = None,
     forward_backward_func: ForwardBackward | None = None,
     p2p_communicator: Any = None,
-    reruns: Reruns | None = None,
+    rerun_machine: RerunMachine | None = None,
 ) -> tuple[dict[str, Tensor], int, bool, bool, int, Any, Any]:
     """Make one step outside of `train`; the counters of the state stay as they are.
 
@@ -151,13 +151,13 @@ def train_step(  # noqa: PLR0913 (the seed's arguments, and the groups that it f
         losses, skipped (0 or 1), should_checkpoint, should_exit, exit_code, grad_norm, num_zeros_in_grad.
     """
     cfg, state = global_state.cfg, global_state.train_state
-    parallel = Parallel(
+    parallel = ParallelSetup(
         forward_backward_func=forward_backward_func,
         pg_collection=pg_collection,
         p2p_communicator=p2p_communicator,
     )
     parallel.check(cfg, model)
-    passes = Passes(
+    forward_backward = ForwardBackwardRunner(
         prepare_forward_step_func(forward_step_func, global_state),
         data_iterator=data_iterator,
         model=model,
@@ -165,13 +165,13 @@ def train_step(  # noqa: PLR0913 (the seed's arguments, and the groups that it f
         parallel=parallel,
     )
     make = TrainStep(
-        passes,
+        forward_backward,
         model=model,
         optimizer=optimizer,
         scheduler=scheduler,
         groups=pg_collection,
         cfg=cfg,
-        reruns=reruns,
+        rerun_machine=rerun_machine,
         after_zeroing=parameter_copy(cfg, optimizer, hooks=forward_pre_hooks(cfg, model)),
     )
     result = make(state.step + 1, batch_plan(cfg).at(state.consumed_train_samples))

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from mb_loop.collectives import any_rank
 from mb_loop.errors import TrainSettingsError
-from mb_loop.exits import ExitWish, no_wish
+from mb_loop.exit_conditions import StopRequested, no_stop_requested
 from mb_loop.settings import TrainSettings
-from mb_loop.world import any_rank
 
 
 class DistributedSignalHandler:
@@ -42,7 +42,7 @@ class DistributedSignalHandler:
         if any_rank(threading.current_thread() is not threading.main_thread()):
             raise TrainSettingsError(
                 "train.exit_signal_handler: the loop does not run in the main thread of the process, and Python "
-                "installs signal handlers in no other. Run it there, or pass exit_wish and set "
+                "installs signal handlers in no other. Run it there, or pass stop_requested and set "
                 "train.exit_signal_handler=false."
             )
         self._received = False
@@ -88,32 +88,32 @@ def stop_message(sig: signal.Signals, received: Sequence[bool]) -> str | None:
     return f"{signal.Signals(sig).name} on rank {ranks[0]}" if ranks else None
 
 
-class StopRequests:
+class StopRequestSource:
     """Stop request source of one run: what the caller passed, and `train.exit_signal_handler`.
 
-    The loop handles the signal itself while it runs (`watching`), unless the caller passed a source and the signal has
-    a handler on each rank already: then that handler is the caller's, and so is the decision.
+    The loop handles the signal itself while it runs (`handling_signal`), unless the caller passed a source and the
+    signal has a handler on each rank already: then that handler is the caller's, and so is the decision.
 
     Args:
         train: `exit_signal_handler` and `exit_signal` are read.
-        exit_wish: the caller's source; None: there is none.
+        stop_requested: the caller's source; None: there is none.
     """
 
-    def __init__(self, train: TrainSettings, exit_wish: ExitWish | None) -> None:
+    def __init__(self, train: TrainSettings, stop_requested: StopRequested | None) -> None:
         self._train = train
-        self._exit_wish = exit_wish
+        self._stop_requested = stop_requested
         self._handler: DistributedSignalHandler | None = None
 
     def __call__(self, step: int) -> str | None:
         """Return why to stop after this step, or None. Collective over the world while the loop handles the signal."""
-        text = (self._exit_wish or no_wish)(step)
+        text = (self._stop_requested or no_stop_requested)(step)
         if self._handler is None:
             return text
         received = stop_message(self._handler.sig, self._handler.signals_received())
         return received if text is None else text
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
+    def handling_signal(self) -> Iterator[None]:
         """Handle the signal inside the block, where that is asked for. Collective over the world."""
         if not self._handles_signal():
             yield
@@ -128,4 +128,4 @@ class StopRequests:
         if not self._train.exit_signal_handler:
             return False
         default = signal.getsignal(self._train.exit_signal) in (signal.SIG_DFL, signal.default_int_handler)
-        return self._exit_wish is None or any_rank(default)
+        return self._stop_requested is None or any_rank(default)

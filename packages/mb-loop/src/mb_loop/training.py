@@ -6,32 +6,32 @@ from dataclasses import replace
 from typing import Any
 
 from mb_loop.attention_logits import AttentionLogits
-from mb_loop.callbacks import Callback, CallbackManager, Events
+from mb_loop.callbacks import Callback, CallbackManager, EventDispatcher
+from mb_loop.checkpoint_saver import Checkpointer, CheckpointSaver, checkpointer_of
+from mb_loop.collectives import max_across_ranks
 from mb_loop.errors import DataExhaustedError, TrainSettingsError
-from mb_loop.evaluation import TimeIsUp, run_evaluation
-from mb_loop.exits import Exits, ExitWish, no_wish
-from mb_loop.garbage import Garbage
+from mb_loop.evaluation import StopEvaluation, run_evaluation
+from mb_loop.exit_conditions import ExitConditions, StopRequested, no_stop_requested
+from mb_loop.forward_backward import ForwardBackwardRunner, ParallelSetup
 from mb_loop.graphs import CudaGraphs, GraphCapture
 from mb_loop.hooks import ForwardPreHooks, forward_pre_hooks
-from mb_loop.housekeeping import Housekeeping
 from mb_loop.injection import ForwardStep, prepare_forward_step_func
 from mb_loop.losses import LossGroups
+from mb_loop.maintenance import StepMaintenance
+from mb_loop.manual_gc import ManualGC
 from mb_loop.microbatches import StepBatch
 from mb_loop.mxfp8 import parameter_copy
 from mb_loop.non_loss import NonLossData
 from mb_loop.optimizers import Optimizer, Scheduler
 from mb_loop.outcome import TrainOutcome
-from mb_loop.passes import Parallel, Passes
-from mb_loop.reruns import NoReruns, Reruns
+from mb_loop.rerun_machine import NoRerunMachine, RerunMachine
 from mb_loop.result import StepResult, no_flops
-from mb_loop.saves import Checkpointer, Saver, checkpointer_of
 from mb_loop.schedule import ForwardBackward
 from mb_loop.settings import GlobalState, TrainSettings, batch_plan, evaluation_batch
 from mb_loop.step import TrainStep
-from mb_loop.stop_signal import StopRequests
-from mb_loop.turns import Loop, StepEnd, run_turns
+from mb_loop.stop_signal import StopRequestSource
+from mb_loop.train_loop import StepEndHandler, TrainLoop, run_train_loop
 from mb_loop.validation import evaluation_due, evaluation_possible, require_iterators, validation_sets
-from mb_loop.world import longest
 
 
 def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
@@ -51,11 +51,11 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
     p2p_communicator: Any = None,
     callbacks: Iterable[Callback] | CallbackManager = (),
     checkpointer: Checkpointer | None = None,
-    exit_wish: ExitWish | None = None,
-    straggler_wish: ExitWish = no_wish,
-    time_wish: ExitWish | None = None,
-    leave_evaluation: TimeIsUp | None = None,
-    reruns: Reruns | None = None,
+    stop_requested: StopRequested | None = None,
+    straggler_stop_requested: StopRequested = no_stop_requested,
+    duration_stop_requested: StopRequested | None = None,
+    stop_evaluation: StopEvaluation | None = None,
+    rerun_machine: RerunMachine | None = None,
     flops: Callable[[StepResult], float] = no_flops,
     cuda_graphs: CudaGraphs | None = None,
     attention_logits: AttentionLogits | None = None,
@@ -66,13 +66,14 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
 
     Collective: all ranks of the model call it with the same settings and counters. Adds no host synchronisation to a
     step, and one collective: the all-reduce of the losses on the last pipeline stage. With
-    `train.exit_duration_in_mins` and without `time_wish` ranks compare their clocks some dozen times in a run, and
-    before each batch of an evaluation; steps that get more than twice as slow then make the end late. `reruns`, and
-    models of which some ranks train nothing (`step_agreement`), cost one collective and one synchronisation a step.
+    `train.exit_duration_in_mins` and without `duration_stop_requested` ranks compare their clocks a few dozen times in
+    a run, and before each batch of an evaluation; steps that get more than twice as slow then make the end late.
+    `rerun_machine`, and models of which some ranks train nothing (`update_sync`), cost one collective and one
+    synchronisation a step.
     On return the forward pre-hooks are off and the parameters whole. `on_train_end` is fired on every way out.
 
     Args:
-        forward_step_func: `(iterator, model)` or `(state, iterator, model)`; see `forward_backward_plain`.
+        forward_step_func: `(iterator, model)` or `(state, iterator, model)`; see `forward_backward_no_pipelining`.
         model: the chunks of this rank; one without interleaved pipelining.
         optimizer: Megatron's, or torch's.
         scheduler: Megatron's (advances by samples), torch's (by steps), or None.
@@ -88,15 +89,17 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
         p2p_communicator: given to the schedule together with `pg_collection`.
         callbacks: called in order; a manager keeps its `user_state`.
         checkpointer: None: nothing is saved. Whether a directory is set is its own business.
-        exit_wish: stop request source, called once after each step; must return the same on all ranks. None: with
+        stop_requested: stop request source, called once after each step; must return the same on all ranks. None: with
             `train.exit_signal_handler` the loop handles `train.exit_signal` itself, and stops after the step in which
             any rank receives it. That costs one collective of the hosts per step (gloo, no device synchronisation).
             Given one as well, the loop handles the signal unless the signal has a handler already.
-        straggler_wish: the same, for slow ranks.
-        time_wish: the same, for `train.exit_duration_in_mins`; None: ranks compare their clocks by a collective.
-        leave_evaluation: asked before each batch of a validation but the first; must answer alike on all ranks. True
-            gives it up, so that a wish can be heard soon. None: the duration is asked, unless there is a `time_wish`.
-        reruns: runs suspicious steps again; `mb_loop.mcore.MegatronReruns`. None: never.
+        straggler_stop_requested: the same, for slow ranks.
+        duration_stop_requested: the same, for `train.exit_duration_in_mins`; None: ranks compare their clocks by a
+            collective.
+        stop_evaluation: called before each batch of a validation but the first; must return the same on all ranks. True
+            abandons the validation, so that a stop request takes effect soon. None: stop when the duration has passed,
+            unless there is a `duration_stop_requested`.
+        rerun_machine: runs suspicious steps again; `mb_loop.mcore.MegatronRerunMachine`. None: never.
         flops: operations of a step over all ranks; added up in `floating_point_operations_so_far`.
         cuda_graphs: captured after their warm-up; None: no graphs.
         attention_logits: read after each optimizer step, and weights clipped by them (`qk_clip`); None: neither.
@@ -123,7 +126,7 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
     non_loss = NonLossData(
         collect=non_loss_data_func, process=process_non_loss_data_func, writer=non_loss_writer
     )
-    parallel = Parallel(
+    parallel = ParallelSetup(
         forward_backward_func=forward_backward_func,
         pg_collection=pg_collection,
         p2p_communicator=p2p_communicator,
@@ -133,72 +136,74 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
         return _nothing_to_do(state.step)
 
     manager = callbacks if isinstance(callbacks, CallbackManager) else CallbackManager(callbacks)
-    heard_in_evaluations = Events(manager=manager, state=global_state, model=model)
-    events = replace(heard_in_evaluations, optimizer=optimizer, scheduler=scheduler)
+    evaluation_events = EventDispatcher(manager=manager, state=global_state, model=model)
+    events = replace(evaluation_events, optimizer=optimizer, scheduler=scheduler)
     hooks = forward_pre_hooks(cfg, model)
-    garbage = Garbage(cfg.train)
+    manual_gc = ManualGC(cfg.train)
     checkpointer = checkpointer_of(checkpointing_context, checkpointer)
-    saver = Saver(checkpointer, settings=cfg.checkpoint, hooks=hooks, events=events, start_step=state.step)
+    saver = CheckpointSaver(
+        checkpointer, settings=cfg.checkpoint, hooks=hooks, events=events, start_step=state.step
+    )
     graphs = GraphCapture(cuda_graphs, hooks=hooks, start_step=state.step)
-    housekeeping = Housekeeping(cfg.train, model, groups=pg_collection, hooks=hooks, garbage=garbage)
-    stop = StopRequests(cfg.train, exit_wish)
-    exits = Exits.of(
+    maintenance = StepMaintenance(cfg.train, model, groups=pg_collection, hooks=hooks, manual_gc=manual_gc)
+    stop = StopRequestSource(cfg.train, stop_requested)
+    exits = ExitConditions.of(
         cfg.train,
         clock=clock,
         start_time=clock() if global_state.start_time is None else global_state.start_time,
-        longest=longest,
-        wish=stop,
-        slow=straggler_wish,
-        time=time_wish,
+        max_across_ranks=max_across_ranks,
+        stop_requested=stop,
+        straggler_stop_requested=straggler_stop_requested,
+        duration_stop_requested=duration_stop_requested,
     )
-    reruns = NoReruns() if reruns is None else reruns
-    passes = Passes(
+    rerun_machine = NoRerunMachine() if rerun_machine is None else rerun_machine
+    forward_backward = ForwardBackwardRunner(
         prepare_forward_step_func(forward_step_func, global_state),
-        data_iterator=reruns.begin(state.step, train_data_iterator),
+        data_iterator=rerun_machine.begin(state.step, train_data_iterator),
         model=model,
         seq_length=cfg.model.seq_length,
         parallel=parallel,
     )
-    loop = Loop(
+    loop = TrainLoop(
         train_iters=train_iters,
         skip_steps=frozenset(cfg.train.iterations_to_skip),
         state=state,
         plan=batch_plan(cfg),
         step=TrainStep(
-            passes,
+            forward_backward,
             model=model,
             optimizer=optimizer,
             scheduler=scheduler,
             groups=pg_collection,
             cfg=cfg,
-            reruns=reruns,
+            rerun_machine=rerun_machine,
             after_zeroing=parameter_copy(cfg, optimizer, hooks=hooks),
             before_update=lambda: events("on_before_optimizer_step"),
             attention_logits=attention_logits,
         ),
-        discard=_discard(passes.data_iterator, reruns),
+        discard=_discard(forward_backward.data_iterator, rerun_machine),
         events=events,
         hooks=hooks,
         graphs=graphs,
         flops=flops,
         evaluate=_evaluation(
-            passes.reading(valid_data_iterator),
-            heard_in_evaluations,
+            forward_backward.with_data(valid_data_iterator),
+            evaluation_events,
             groups=pg_collection,
-            garbage=garbage,
-            reruns=reruns,
-            time_is_up=exits.time_is_up if leave_evaluation is None else leave_evaluation,
+            manual_gc=manual_gc,
+            rerun_machine=rerun_machine,
+            stop_evaluation=exits.duration_reached if stop_evaluation is None else stop_evaluation,
             non_loss=non_loss,
             reads_data=train_data_iterator is not None,
         ),
-        housekeeping=housekeeping,
+        maintenance=maintenance,
         saves=saver,
         exits=exits,
     )
     for chunk in model:
         chunk.train()
-    with garbage.managed(), stop.watching():
-        return _run(loop, hooks=hooks, saver=saver, housekeeping=housekeeping, graphs=graphs)
+    with manual_gc.managed(), stop.handling_signal():
+        return _run(loop, hooks=hooks, saver=saver, maintenance=maintenance, graphs=graphs)
 
 
 def _last_step(train: TrainSettings) -> int:
@@ -219,15 +224,20 @@ def _nothing_to_do(step: int) -> TrainOutcome:
 
 
 def _run(
-    loop: Loop, *, hooks: ForwardPreHooks, saver: Saver, housekeeping: Housekeeping, graphs: GraphCapture
+    loop: TrainLoop,
+    *,
+    hooks: ForwardPreHooks,
+    saver: CheckpointSaver,
+    maintenance: StepMaintenance,
+    graphs: GraphCapture,
 ) -> TrainOutcome:
     """Run the turns, save what the end asks for, and fire `on_train_end` whatever happens."""
     outcome = None
     try:
-        housekeeping.at_start(loop.state.step)
+        maintenance.at_start(loop.state.step)
         loop.events("on_train_start")
         hooks.begin()
-        leave = run_turns(loop)
+        leave = run_train_loop(loop)
         hooks.end()
         graphs.end()
         if leave.reason == "finished":
@@ -248,12 +258,12 @@ def _run(
 _END = object()
 
 
-def _discard(data_iterator: Any, reruns: Reruns) -> Callable[[StepBatch], None]:
+def _discard(data_iterator: Any, rerun_machine: RerunMachine) -> Callable[[StepBatch], None]:
     """Use up the microbatches of a step: of every chunk's iterator, or of none on a rank that reads no data."""
     iterators = data_iterator if isinstance(data_iterator, list) else [data_iterator]
 
     def discard(batch: StepBatch) -> None:
-        with reruns.discarding(data_iterator):
+        with rerun_machine.discarding(data_iterator):
             for iterator in iterators:
                 for _ in range(batch.num_microbatches if iterator is not None else 0):
                     if next(iterator, _END) is _END:
@@ -265,22 +275,22 @@ def _discard(data_iterator: Any, reruns: Reruns) -> Callable[[StepBatch], None]:
 
 
 def _evaluation(
-    passes: Passes,
-    events: Events,
+    forward_backward: ForwardBackwardRunner,
+    events: EventDispatcher,
     *,
     groups: LossGroups | None,
-    garbage: Garbage,
-    reruns: Reruns,
-    time_is_up: TimeIsUp,
+    manual_gc: ManualGC,
+    rerun_machine: RerunMachine,
+    stop_evaluation: StopEvaluation,
     non_loss: NonLossData,
     reads_data: bool,
-) -> StepEnd:
+) -> StepEndHandler:
     cfg = events.state.cfg
     wanted = evaluation_possible(cfg.validation) and cfg.validation.eval_interval
     if events.state.train_state.do_valid and wanted:
         evaluation_batch(cfg)  # what does not fit is refused now, not at the first evaluation
-        validation_sets(passes.data_iterator, cfg.validation)
-        if reads_data and passes.data_iterator is None:
+        validation_sets(forward_backward.data_iterator, cfg.validation)
+        if reads_data and forward_backward.data_iterator is None:
             raise TrainSettingsError(
                 f"valid_data_iterator: is None on a rank that reads training data, but validation.eval_interval="
                 f"{cfg.validation.eval_interval} and eval_iters={cfg.validation.eval_iters} ask for validations. "
@@ -289,9 +299,14 @@ def _evaluation(
 
     def run(step: int) -> None:
         if evaluation_due(cfg.validation, events.state.train_state):
-            with garbage.around_evaluation(), reruns.paused():
+            with manual_gc.around_evaluation(), rerun_machine.paused():
                 run_evaluation(
-                    passes, events, groups=groups, kind="eval", time_is_up=time_is_up, non_loss=non_loss
+                    forward_backward,
+                    events,
+                    groups=groups,
+                    kind="eval",
+                    stop_evaluation=stop_evaluation,
+                    non_loss=non_loss,
                 )
 
     return run

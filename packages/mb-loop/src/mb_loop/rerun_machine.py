@@ -5,8 +5,8 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 
-class Reruns(Protocol):
-    """Decides after the passes of a step whether they are made again; `mb_loop.mcore.MegatronReruns` fits."""
+class RerunMachine(Protocol):
+    """Decides after the passes of a step whether they are made again; `mb_loop.mcore.MegatronRerunMachine` fits."""
 
     def begin(self, step: int, data_iterator: Any) -> Any:
         """Take note of the steps made so far; return the iterator to read from, which can give its data twice."""
@@ -24,7 +24,7 @@ class Reruns(Protocol):
         """Look at no result in the block: an evaluation."""
 
 
-class NoReruns:
+class NoRerunMachine:
     """Every step is run once, and every result is taken."""
 
     def __init__(self) -> None:

@@ -7,29 +7,29 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from mb_loop.callbacks import Events
+from mb_loop.callbacks import EventDispatcher
 from mb_loop.microbatches import BatchPlan, StepBatch
-from mb_loop.outcome import Exit
+from mb_loop.outcome import LoopExit
 from mb_loop.result import StepResult
 from mb_loop.state import TrainState
 
 
-class Graphs(Protocol):
+class GraphController(Protocol):
     """CUDA graphs: see `GraphCapture`."""
 
     def before_step(self, step: int) -> None:
         """Capture when it is time."""
 
 
-class Hooks(Protocol):
+class HookController(Protocol):
     """Parameter-gather hooks: see `ForwardPreHooks`."""
 
     def after_step(self, *, skipped: bool) -> None:
         """A step was made."""
 
 
-class Saves(Protocol):
-    """Save decisions: see `Saver`."""
+class SaveController(Protocol):
+    """Save decisions: see `CheckpointSaver`."""
 
     def poll(self) -> None:
         """Look after background writes."""
@@ -41,14 +41,14 @@ class Saves(Protocol):
         """Save what is due."""
 
 
-class ExitRules(Protocol):
-    """Exit decisions: see `Exits`."""
+class ExitController(Protocol):
+    """Exit decisions: see `ExitConditions`."""
 
-    def decide(self, step: int) -> Exit | None:
+    def decide(self, step: int) -> LoopExit | None:
         """Decide after each step, on all ranks."""
 
 
-class StepEnd(Protocol):
+class StepEndHandler(Protocol):
     """Something that happens after steps, at intervals of its own."""
 
     def __call__(self, step: int) -> None:
@@ -56,7 +56,7 @@ class StepEnd(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loop:
+class TrainLoop:
     """The parts of one run."""
 
     train_iters: int
@@ -67,18 +67,18 @@ class Loop:
     """Make the step of this number."""
     discard: Callable[[StepBatch], None]
     """Use up the data of a step."""
-    events: Events
-    hooks: Hooks
-    graphs: Graphs
+    events: EventDispatcher
+    hooks: HookController
+    graphs: GraphController
     flops: Callable[[StepResult], float]
     """Operations of a step, over all ranks."""
-    evaluate: StepEnd
-    housekeeping: StepEnd
-    saves: Saves
-    exits: ExitRules
+    evaluate: StepEndHandler
+    maintenance: StepEndHandler
+    saves: SaveController
+    exits: ExitController
 
 
-def run_turns(loop: Loop) -> Exit:
+def run_train_loop(loop: TrainLoop) -> LoopExit:
     """Run until the last step, or until an exit condition holds. All ranks run the same turns.
 
     A turn of the skip list uses up its data, fires no events and trains nothing; saves and exits are decided as ever.
@@ -108,13 +108,13 @@ def run_turns(loop: Loop) -> Exit:
             state.floating_point_operations_so_far += int(loop.flops(result))
             loop.events("on_train_step_end", result=result)
             loop.evaluate(state.step)
-            loop.housekeeping(state.step)
+            loop.maintenance(state.step)
 
         leave = loop.exits.decide(state.step)
         loop.saves.after_step(state.step, leaving=leave is not None)
         if leave is not None and state.step < loop.train_iters:
             return leave
-    return Exit(reason="finished", message=f"finished all {loop.train_iters} steps")
+    return LoopExit(reason="finished", message=f"finished all {loop.train_iters} steps")
 
 
 def count(state: TrainState, batch: StepBatch, *, trained: bool) -> None:
@@ -124,6 +124,6 @@ def count(state: TrainState, batch: StepBatch, *, trained: bool) -> None:
     state.skipped_train_samples += batch.dropped if trained else batch.dropped + batch.samples
 
 
-def _rerun_exit(step: int, code: int) -> Exit:
+def _rerun_exit(step: int, code: int) -> LoopExit:
     message = f"stopped at step {step + 1}, which does not count: its result was rejected (exit code {code})"
-    return Exit(reason="rerun", message=message, exit_code=code)
+    return LoopExit(reason="rerun", message=message, exit_code=code)

@@ -6,23 +6,23 @@ from typing import Any, Protocol
 
 import torch
 
-from mb_loop.callbacks import CallbackManager, Events
+from mb_loop.callbacks import CallbackManager, EventDispatcher
+from mb_loop.checkpoint_saver import Checkpointer, CheckpointSaver, SaveResult, checkpointer_of
+from mb_loop.collectives import any_rank, max_across_ranks
 from mb_loop.device import wait_for_device
 from mb_loop.errors import TrainSettingsError
-from mb_loop.exits import Exits, ExitWish, no_wish
-from mb_loop.garbage import Garbage
+from mb_loop.exit_conditions import ExitConditions, StopRequested, no_stop_requested
 from mb_loop.hooks import ForwardPreHooks, forward_pre_hooks
 from mb_loop.losses import LossGroups
-from mb_loop.progress_log import SaveFolder, compute_throughputs_and_append_to_progress_log
+from mb_loop.manual_gc import ManualGC
+from mb_loop.progress_log import SaveDirectory, compute_throughputs_and_append_to_progress_log
 from mb_loop.replicas import ReplicaCheck
-from mb_loop.saves import Checkpointer, SaveEnd, Saver, checkpointer_of
 from mb_loop.settings import CheckpointSettings, LoopSettings, TrainSettings
 from mb_loop.state import TrainState
 from mb_loop.stop_signal import stop_message
-from mb_loop.world import any_rank, longest
 
 
-class StragglerReport(Protocol):
+class StragglerReporter(Protocol):
     """Megatron's StragglerDetector."""
 
     def report(self, total_flops: float, log_interval: int) -> object:
@@ -89,7 +89,7 @@ class StepEndSettings(Protocol):
 def post_training_step_callbacks(  # noqa: PLR0913 (the seed's arguments)
     model: Sequence[Any],
     num_floating_point_operations_since_last_log_event: float,
-    straggler_timer: StragglerReport | None,
+    straggler_timer: StragglerReporter | None,
     iteration: int,
     prof: Profiler | None,
     config: StepEndSettings,
@@ -138,7 +138,7 @@ def post_training_step_callbacks(  # noqa: PLR0913 (the seed's arguments)
     )(iteration)
     if config.profiling is not None and iteration == config.profiling.profile_step_end:
         _end_profiles(prof, nsys_nvtx_context)
-    Garbage(train).after_step(iteration)
+    ManualGC(train).after_step(iteration)
     return operations
 
 
@@ -150,7 +150,7 @@ class ProgressSection(Protocol):
         """Append a line to progress.txt for each persistent checkpoint."""
 
 
-class SaveSection(CheckpointSettings, SaveFolder, Protocol):
+class SaveSection(CheckpointSettings, SaveDirectory, Protocol):
     """The section `checkpoint`: when and where to save."""
 
 
@@ -176,8 +176,8 @@ class SignalHandler(Protocol):
 class SaveState(Protocol):
     """The fields of a global state that saving and leaving read.
 
-    With `train.exit_signal_handler` and without `exit_wish`, `checkpoint_and_decide_exit` also reads `signal_handler`,
-    a `SignalHandler`.
+    With `train.exit_signal_handler` and without `stop_requested`, `checkpoint_and_decide_exit` also reads
+    `signal_handler`, a `SignalHandler`.
     """
 
     @property
@@ -239,7 +239,7 @@ def save_checkpoint_and_time(  # noqa: PLR0913 (the seed's arguments)
     state.train_state.floating_point_operations_so_far = int(num_floating_point_operations_so_far)
     saver = _saver(state, model, optimizer, opt_param_scheduler, checkpointer=writer, callbacks=callbacks)
     begin = clock()
-    saver.save_now(state.train_state.step, temporary=non_persistent_ckpt)
+    saver.save_now(state.train_state.step, non_persistent=non_persistent_ckpt)
     return clock() - begin
 
 
@@ -254,8 +254,8 @@ def checkpoint_and_decide_exit(  # noqa: PLR0913 (the seed's arguments)
     *,
     checkpointer: Checkpointer | None = None,
     callbacks: CallbackManager | None = None,
-    exit_wish: ExitWish | None = None,
-    straggler_wish: ExitWish = no_wish,
+    stop_requested: StopRequested | None = None,
+    straggler_stop_requested: StopRequested = no_stop_requested,
     clock: Callable[[], float] = time.time,
     write: Callable[[str], object] = print,
 ) -> bool:
@@ -275,9 +275,9 @@ def checkpoint_and_decide_exit(  # noqa: PLR0913 (the seed's arguments)
         checkpointer: writes; an alternative to `checkpointing_context`. Without either, and without `checkpoint.save`,
             nothing is saved.
         callbacks: notified of saves.
-        exit_wish: stop request source, called once; must return the same on all ranks. None: with
+        stop_requested: stop request source, called once; must return the same on all ranks. None: with
             `train.exit_signal_handler`, `state.signal_handler`.
-        straggler_wish: the same, for slow ranks.
+        straggler_stop_requested: the same, for slow ranks.
         clock: seconds; the one that `state.start_time` was read from.
         write: takes the line that states the reason to leave.
 
@@ -291,13 +291,13 @@ def checkpoint_and_decide_exit(  # noqa: PLR0913 (the seed's arguments)
         raise _no_checkpointer(f"checkpoint.save={state.cfg.checkpoint.save!r} asks for checkpoints")
     state.train_state.floating_point_operations_so_far = int(num_floating_point_operations_so_far)
     train, step = state.cfg.train, state.train_state.step
-    exits = Exits.of(
+    exits = ExitConditions.of(
         train,
         clock=clock,
         start_time=state.start_time,
-        longest=longest,
-        wish=_stop_request_source(state) if exit_wish is None else exit_wish,
-        slow=straggler_wish,
+        max_across_ranks=max_across_ranks,
+        stop_requested=_stop_request_source(state) if stop_requested is None else stop_requested,
+        straggler_stop_requested=straggler_stop_requested,
     )
     leave = exits.decide(step)
     saver = _saver(state, model, optimizer, opt_param_scheduler, checkpointer=writer, callbacks=callbacks)
@@ -314,15 +314,15 @@ def _no_checkpointer(reason: str) -> TrainSettingsError:
     )
 
 
-def _stop_request_source(state: SaveState) -> ExitWish:
+def _stop_request_source(state: SaveState) -> StopRequested:
     if not state.cfg.train.exit_signal_handler:
-        return no_wish
+        return no_stop_requested
     handler: SignalHandler | None = getattr(state, "signal_handler", None)
     if handler is None:
         raise TrainSettingsError(
             "train.exit_signal_handler: is set, but the state has no signal_handler, so no signal would stop the run. "
             "Set state.signal_handler to mb_loop.DistributedSignalHandler(train.exit_signal), entered before the "
-            "first step, or pass exit_wish."
+            "first step, or pass stop_requested."
         )
     return lambda _step: stop_message(state.cfg.train.exit_signal, handler.signals_received())
 
@@ -334,17 +334,17 @@ class _ProgressLogging:
         self._checkpointer = checkpointer
         self._state = state
 
-    def save(self, step: int, *, temporary: bool) -> Sequence[SaveEnd]:
+    def save(self, step: int, *, non_persistent: bool) -> Sequence[SaveResult]:
         """Write a checkpoint, then the line."""
-        ended = self._checkpointer.save(step, temporary=temporary)
+        ended = self._checkpointer.save(step, non_persistent=non_persistent)
         ends = [end for end in ended if end.step == step]
-        if not temporary and all(end.written for end in ends):
+        if not non_persistent and all(end.written for end in ends):
             compute_throughputs_and_append_to_progress_log(
                 self._state, self._state.train_state.floating_point_operations_so_far, asynchronous=not ends
             )
         return ended
 
-    def poll(self, *, blocking: bool) -> Sequence[SaveEnd]:
+    def poll(self, *, blocking: bool) -> Sequence[SaveResult]:
         """Finish background writes."""
         return self._checkpointer.poll(blocking=blocking)
 
@@ -357,16 +357,18 @@ def _saver(
     *,
     checkpointer: Checkpointer | None,
     callbacks: CallbackManager | None,
-) -> Saver:
+) -> CheckpointSaver:
     logger = state.cfg.logger
     if checkpointer is not None and logger is not None and logger.log_progress:
         checkpointer = _ProgressLogging(checkpointer, state)
     manager = CallbackManager() if callbacks is None else callbacks
-    return Saver(
+    return CheckpointSaver(
         checkpointer,
         settings=state.cfg.checkpoint,
         hooks=forward_pre_hooks(state.cfg, model),
-        events=Events(manager=manager, state=state, model=model, optimizer=optimizer, scheduler=scheduler),
+        events=EventDispatcher(
+            manager=manager, state=state, model=model, optimizer=optimizer, scheduler=scheduler
+        ),
         start_step=state.train_state.step,
     )
 

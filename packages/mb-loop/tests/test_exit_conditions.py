@@ -2,20 +2,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mb_loop.duration import Duration
-from mb_loop.exits import Exits
-from mb_loop.outcome import Exit
+from mb_loop.duration_limit import DurationLimit
+from mb_loop.exit_conditions import ExitConditions
+from mb_loop.outcome import LoopExit
 
 
 def limit(minutes):
     """Return a limit that is asked for the first time after ten minutes."""
-    return Duration(minutes=minutes, clock=lambda: 600.0, start_time=0.0)
+    return DurationLimit(minutes=minutes, clock=lambda: 600.0, start_time=0.0)
 
 
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"wish": lambda step: "SIGTERM on rank 1", "duration": limit(1), "interval": 1}, "signal"),
+        ({"stop_requested": lambda step: "SIGTERM on rank 1", "duration": limit(1), "interval": 1}, "signal"),
         ({"duration": limit(1), "interval": 1}, "duration"),
         ({"duration": limit(11), "interval": 4, "slow": lambda step: "rank 3"}, "interval"),
         ({"duration": limit(10.01), "interval": 3, "slow": lambda step: "rank 3"}, "stragglers"),
@@ -24,15 +24,17 @@ def limit(minutes):
     ],
 )
 def test_the_first_condition_wins(settings, reason):
-    leave = Exits(**settings).decide(8)
+    leave = ExitConditions(**settings).decide(8)
     assert (leave and leave.reason) == reason
 
 
-def test_a_wish_is_quoted_and_so_are_slow_ranks():
-    wish = {"wish": lambda step: f"SIGINT on rank {step}"}
-    assert Exits(**wish).decide(3) == Exit(reason="signal", message="stopped after step 3: SIGINT on rank 3")
-    slow = Exits(slow=lambda step: "rank 7 is slow").decide(3)
-    assert slow == Exit(reason="stragglers", message="stopped after step 3: rank 7 is slow")
+def test_a_stop_request_is_quoted_and_so_are_slow_ranks():
+    source = {"stop_requested": lambda step: f"SIGINT on rank {step}"}
+    assert ExitConditions(**source).decide(3) == LoopExit(
+        reason="signal", message="stopped after step 3: SIGINT on rank 3"
+    )
+    slow = ExitConditions(straggler_stop_requested=lambda step: "rank 7 is slow").decide(3)
+    assert slow == LoopExit(reason="stragglers", message="stopped after step 3: rank 7 is slow")
 
 
 def test_the_duration_is_agreed_with_the_other_ranks():
@@ -42,50 +44,52 @@ def test_the_duration_is_agreed_with_the_other_ranks():
         asked.append(minutes)
         return 30.0
 
-    duration = Duration(minutes=20, clock=lambda: 600.0, start_time=0.0, longest=another_rank_is_late)
-    assert (Exits(duration=duration).decide(3).reason, asked) == ("duration", [10.0])
+    duration = DurationLimit(
+        minutes=20, clock=lambda: 600.0, start_time=0.0, max_across_ranks=another_rank_is_late
+    )
+    assert (ExitConditions(duration=duration).decide(3).reason, asked) == ("duration", [10.0])
 
 
 def test_a_time_that_was_up_in_an_evaluation_is_up_after_the_step():
     now, asked = [0.0], []
-    duration = Duration(
+    duration = DurationLimit(
         minutes=60,
         clock=lambda: now[0],
         start_time=0.0,
-        longest=lambda value: asked.append(value) or value,
+        max_across_ranks=lambda value: asked.append(value) or value,
     )
     while now[0] < 1000:
         now[0] += 1
-        assert not duration.passed_after(int(now[0]))
+        assert not duration.reached_after(int(now[0]))
     now[0] = 3700.0
     assert duration.passed()
     del asked[:]
-    assert duration.passed_after(1001)
+    assert duration.reached_after(1001)
     assert asked == []
 
 
 def test_another_may_tell_the_time():
     late = {"time": lambda step: f"time is up on rank {step}"}
-    assert Exits(**late).decide(3) == Exit(
+    assert ExitConditions(**late).decide(3) == LoopExit(
         reason="duration", message="stopped after step 3: time is up on rank 3"
     )
-    assert Exits(wish=lambda step: "SIGTERM", **late).decide(3).reason == "signal"
+    assert ExitConditions(stop_requested=lambda step: "SIGTERM", **late).decide(3).reason == "signal"
 
 
 def steps_and_questions(*, minutes, step_seconds, start=0):
     """Return after how many steps a run leaves, and how often its ranks compared their clocks."""
     now, asked = [0.0], []
-    duration = Duration(
+    duration = DurationLimit(
         minutes=minutes,
         clock=lambda: now[0],
         start_time=0.0,
-        longest=lambda value: asked.append(value) or value,
+        max_across_ranks=lambda value: asked.append(value) or value,
     )
     step = start
     while True:
         step += 1
         now[0] += step_seconds(step)
-        if duration.passed_after(step):
+        if duration.reached_after(step):
             return step - start, len(asked)
 
 

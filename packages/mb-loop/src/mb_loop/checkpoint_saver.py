@@ -4,19 +4,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from mb_loop.callbacks import Events
+from mb_loop.callbacks import EventDispatcher
 from mb_loop.errors import TrainSettingsError
 from mb_loop.hooks import ForwardPreHooks
 from mb_loop.settings import CheckpointSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SaveEnd:
+class SaveResult:
     """How a save ended."""
 
     step: int
     """The step that was to be saved."""
-    temporary: bool
+    non_persistent: bool
     """Whether the checkpoint is one that the next temporary one replaces."""
     written: bool
     """Whether the checkpoint is whole; False: it came to nothing, and the run goes on."""
@@ -29,10 +29,10 @@ class Checkpointer(Protocol):
     unless a background writer has it, and one of before that it waited for.
     """
 
-    def save(self, step: int, *, temporary: bool) -> Sequence[SaveEnd]:
+    def save(self, step: int, *, non_persistent: bool) -> Sequence[SaveResult]:
         """Write a checkpoint of this step, or hand it to a background writer."""
 
-    def poll(self, *, blocking: bool) -> Sequence[SaveEnd]:
+    def poll(self, *, blocking: bool) -> Sequence[SaveResult]:
         """Finish background writes that are ready (blocking: all of them)."""
 
 
@@ -62,7 +62,7 @@ def checkpointer_of(context: object, checkpointer: Checkpointer | None) -> Check
     return found if checkpointer is None else checkpointer
 
 
-class Saver:
+class CheckpointSaver:
     """The save decisions of one run.
 
     Args:
@@ -79,7 +79,7 @@ class Saver:
         *,
         settings: CheckpointSettings,
         hooks: ForwardPreHooks,
-        events: Events,
+        events: EventDispatcher,
         start_step: int,
     ) -> None:
         self._checkpointer = checkpointer
@@ -97,7 +97,7 @@ class Saver:
     def poll(self, *, blocking: bool = False) -> None:
         """Look after background writes."""
         if self._checkpointer is not None:
-            self._hear(self._checkpointer.poll(blocking=blocking))
+            self._on_saved(self._checkpointer.poll(blocking=blocking))
 
     def save(self, step: int, *, again: bool = False) -> None:
         """Write a lasting checkpoint, unless one of this step was begun before; `again`: also then, in its place.
@@ -105,35 +105,35 @@ class Saver:
         One that failed is the checkpointer's to try again.
         """
         if again or self._begun != step:
-            self.save_now(step, temporary=False)
+            self.save_now(step, non_persistent=False)
 
     def after_step(self, step: int, *, leaving: bool) -> None:
         """Save what is due after a step. A lasting save wins over a temporary one; leaving needs a lasting one."""
         if leaving or _divides(self._settings.save_interval, step):
             self.save(step)
         elif _divides(self._settings.non_persistent_save_interval, step):
-            self.save_now(step, temporary=True)
+            self.save_now(step, non_persistent=True)
 
     def finish(self, step: int) -> None:
         """Save the last step, unless saving is off (interval 0) or no step was made."""
         if self._settings.save_interval != 0 and step != self._start_step:
             self.save(step)
 
-    def save_now(self, step: int, *, temporary: bool) -> None:
+    def save_now(self, step: int, *, non_persistent: bool) -> None:
         """Write a checkpoint whatever was written before."""
         if self._checkpointer is None:
             return
-        if not temporary:
+        if not non_persistent:
             self._begun = step
         with self._hooks.paused():
-            ended = self._checkpointer.save(step, temporary=temporary)
-        self._hear(ended)
+            ended = self._checkpointer.save(step, non_persistent=non_persistent)
+        self._on_saved(ended)
 
-    def _hear(self, ended: Sequence[SaveEnd]) -> None:
+    def _on_saved(self, ended: Sequence[SaveResult]) -> None:
         for save in ended:
             if not save.written:
                 continue
-            if not save.temporary:
+            if not save.non_persistent:
                 self._written = save.step
             self._events("on_checkpoint_save", saved_step=save.step)
 

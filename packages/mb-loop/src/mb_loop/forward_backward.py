@@ -11,7 +11,7 @@ from mb_loop.errors import DataExhaustedError, ParallelSetupError
 from mb_loop.injection import ForwardStep
 from mb_loop.losses import LossGroups
 from mb_loop.microbatches import StepBatch
-from mb_loop.schedule import ForwardBackward, forward_backward_plain
+from mb_loop.schedule import ForwardBackward, forward_backward_no_pipelining
 from mb_loop.settings import LoopSettings
 
 
@@ -24,7 +24,7 @@ class GradientBuffer(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parallel:
+class ParallelSetup:
     """How the ranks of a run work together."""
 
     forward_backward_func: ForwardBackward | None = None
@@ -55,7 +55,7 @@ class Parallel:
             )
 
 
-class Passes:
+class ForwardBackwardRunner:
     """A schedule together with everything that stays the same from step to step.
 
     Args:
@@ -73,11 +73,11 @@ class Passes:
         data_iterator: Any,
         model: Sequence[Any],
         seq_length: int | None,
-        parallel: Parallel,
+        parallel: ParallelSetup,
     ) -> None:
         self.data_iterator = data_iterator
         schedule = parallel.forward_backward_func
-        self._run = forward_backward_plain if schedule is None else schedule
+        self._run = forward_backward_no_pipelining if schedule is None else schedule
         self._arguments: dict[str, Any] = {
             "forward_step_func": forward_step,
             "model": list(model),
@@ -88,7 +88,7 @@ class Passes:
             self._arguments["p2p_communicator"] = parallel.p2p_communicator
             self._arguments["pg_collection"] = parallel.pg_collection
 
-    def reading(self, data_iterator: Any) -> "Passes":
+    def with_data(self, data_iterator: Any) -> "ForwardBackwardRunner":
         """Return the same passes on other data."""
         other = copy(self)
         other.data_iterator = data_iterator

@@ -26,13 +26,13 @@ class Section:
 class Saves:
     """Keeps what a checkpoint would keep of the machine."""
 
-    def __init__(self, reruns):
-        self.reruns, self.steps, self.state = reruns, [], None
+    def __init__(self, rerun_machine):
+        self.rerun_machine, self.steps, self.state = rerun_machine, [], None
 
-    def save(self, step, *, temporary):
+    def save(self, step, *, non_persistent):
         self.steps.append(step)
-        self.state = self.reruns.state_dict()
-        return [mb_loop.SaveEnd(step=step, temporary=temporary, written=True)]
+        self.state = self.rerun_machine.state_dict()
+        return [mb_loop.SaveResult(step=step, non_persistent=non_persistent, written=True)]
 
     def poll(self, *, blocking):
         return []
@@ -42,7 +42,7 @@ def train(
     *, steps=6, bad_batch=None, bad_times=0, value=float("nan"), waiting=None, step=0, skip=(), **section
 ):
     """Train on the batches 0, 1, 2, ...; the loss of one of them is bad, the first so many times."""
-    from mb_loop.mcore import MegatronReruns
+    from mb_loop.mcore import MegatronRerunMachine
 
     torch.manual_seed(3)
     model = torch.nn.Linear(4, 4)
@@ -57,15 +57,15 @@ def train(
             bad = (
                 torch.distributed.get_rank() == 1 and number == bad_batch and seen.count(number) <= bad_times
             )
-            reruns.inspect_loss(loss.detach() * value if bad else loss.detach())
+            rerun_machine.inspect_loss(loss.detach() * value if bad else loss.detach())
             return loss, {"loss": loss.detach()}
 
         return model(torch.full((2, 4), 1.0 + number % 3)), loss_function
 
-    reruns = MegatronReruns(Section(**section))
+    rerun_machine = MegatronRerunMachine(Section(**section))
     if waiting is not None:
-        reruns.load_state_dict(waiting)
-    saves = Saves(reruns)
+        rerun_machine.load_state_dict(waiting)
+    saves = Saves(rerun_machine)
     state = mb_loop.LoopState.of(
         train_iters=steps, global_batch_size=2, save_interval=1, eval_iters=1, eval_interval=2,
         iterations_to_skip=skip,
@@ -74,14 +74,14 @@ def train(
     groups = SimpleNamespace(dp_cp=torch.distributed.group.WORLD)
     outcome = mb_loop.train(
         forward_step, [model], torch.optim.SGD(model.parameters(), lr=0.01), None,
-        count(2 * step), iter(range(1000, 2000)), state, checkpointer=saves, reruns=reruns,
+        count(2 * step), iter(range(1000, 2000)), state, checkpointer=saves, rerun_machine=rerun_machine,
         pg_collection=groups,
     )  # fmt: skip
     return SimpleNamespace(
         ending=(outcome.reason, outcome.exit_code, outcome.step),
         batches=[number for number in seen if number < 1000],
         saved=saves.steps,
-        counted=reruns._machine.current_iteration,
+        counted=rerun_machine._machine.current_iteration,
         state=saves.state and {**saves.state, "sharded": saves.state["sharded"].data},
         weight=model.weight.tolist(),
     )

@@ -15,9 +15,9 @@ class Saves:
     def __init__(self):
         self.lines = []
 
-    def save(self, step, *, temporary):
-        self.lines.append(f"{step} temporary" if temporary else f"{step}")
-        return [mb_loop.SaveEnd(step=step, temporary=temporary, written=True)]
+    def save(self, step, *, non_persistent):
+        self.lines.append(f"{step} temporary" if non_persistent else f"{step}")
+        return [mb_loop.SaveResult(step=step, non_persistent=non_persistent, written=True)]
 
     def poll(self, *, blocking):
         return []
@@ -81,8 +81,8 @@ def test_a_save_is_timed_and_holds_the_operations():
         ({"save_interval": 2}, {}, False, ["4"], None),
         ({"exit_interval": 4}, {}, True, ["4"], "exit_interval=4 divides it"),
         ({"exit_duration_in_mins": 1, "save_interval": 1}, {}, True, ["4"], "exit_duration_in_mins=1"),
-        ({}, {"exit_wish": lambda step: "SIGUSR1 on rank 0"}, True, ["4"], "SIGUSR1 on rank 0"),
-        ({}, {"straggler_wish": lambda step: "rank 0 is slow"}, True, ["4"], "rank 0 is slow"),
+        ({}, {"stop_requested": lambda step: "SIGUSR1 on rank 0"}, True, ["4"], "SIGUSR1 on rank 0"),
+        ({}, {"straggler_stop_requested": lambda step: "rank 0 is slow"}, True, ["4"], "rank 0 is slow"),
     ],
 )
 def test_saves_and_exits_are_decided_together(settings, keywords, leave, saved, line):
@@ -171,12 +171,12 @@ def test_two_checkpointers_are_refused():
         )
 
 
-@pytest.mark.parametrize(("temporary", "texts"), [(False, ["Saved checkpoint"]), (True, [])])
-def test_a_persistent_save_adds_a_line_to_the_progress_log(tmp_path, temporary, texts):
+@pytest.mark.parametrize(("non_persistent", "texts"), [(False, ["Saved checkpoint"]), (True, [])])
+def test_a_persistent_save_adds_a_line_to_the_progress_log(tmp_path, non_persistent, texts):
     state = minimal_state(save=str(tmp_path), log_progress=True)
     mb_loop.append_to_progress_log(state.cfg, "Starting job")
     mb_loop.save_checkpoint_and_time(
-        state, [], None, None, 3e20, {"checkpointer": Saves()}, non_persistent_ckpt=temporary
+        state, [], None, None, 3e20, {"checkpointer": Saves()}, non_persistent_ckpt=non_persistent
     )
     lines = (tmp_path / "progress.txt").read_text().splitlines()
     assert [line.split("\t")[3] for line in lines] == ["Starting job", *texts]

@@ -3,16 +3,16 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from mb_loop.collectives import any_rank
 from mb_loop.device import wait_for_device
-from mb_loop.garbage import Garbage
 from mb_loop.hooks import ForwardPreHooks
 from mb_loop.losses import LossGroups
+from mb_loop.manual_gc import ManualGC
 from mb_loop.replicas import ReplicaCheck
 from mb_loop.settings import TrainSettings
-from mb_loop.world import any_rank
 
 
-class Housekeeping:
+class StepMaintenance:
     """Waits for the device, compares replicas, collects garbage.
 
     Args:
@@ -20,7 +20,7 @@ class Housekeeping:
         model: the chunks.
         groups: replicas are compared over its dp_cp; None: they are not.
         hooks: switched off while replicas are compared.
-        garbage: of this run.
+        manual_gc: of this run.
         synchronize: waits for the device.
     """
 
@@ -31,12 +31,12 @@ class Housekeeping:
         *,
         groups: LossGroups | None,
         hooks: ForwardPreHooks,
-        garbage: Garbage,
+        manual_gc: ManualGC,
         synchronize: Callable[[], object] = wait_for_device,
     ) -> None:
         self._sync_interval = train.train_sync_interval
         self._synchronize = synchronize
-        self._garbage = garbage
+        self._manual_gc = manual_gc
         self._replicas = ReplicaCheck(
             model,
             interval=train.check_weight_hash_across_dp_replicas_interval,
@@ -62,4 +62,4 @@ class Housekeeping:
         if self._sync_interval and step % self._sync_interval == 0:
             self._synchronize()
         self._replicas(step)
-        self._garbage.after_step(step)
+        self._manual_gc.after_step(step)

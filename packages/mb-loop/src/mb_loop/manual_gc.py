@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from mb_loop.settings import TrainSettings
 
 
-class GarbageError(ValueError):
+class ManualGCError(ValueError):
     """The collection interval makes no sense."""
 
 
-class Garbage:
+class ManualGC:
     """Python's garbage collector during one run; left alone unless `train.manual_gc` is set.
 
     Args:
@@ -19,12 +19,12 @@ class Garbage:
         collect: does one collection; takes the generation.
 
     Raises:
-        GarbageError: the interval is negative.
+        ManualGCError: the interval is negative.
     """
 
     def __init__(self, settings: TrainSettings, *, collect: Callable[[int], object] = gc.collect) -> None:
         if settings.manual_gc and settings.manual_gc_interval < 0:
-            raise GarbageError(
+            raise ManualGCError(
                 f"train.manual_gc_interval: {settings.manual_gc_interval} is negative, so no step is a multiple "
                 "of it. Use 0 (only around evaluations) or a number of steps."
             )

@@ -5,10 +5,10 @@ import torch
 
 def any_rank(flag: bool) -> bool:
     """Say whether the flag is set on any rank. Collective over the world; synchronises with the device there."""
-    return longest(float(flag)) > 0
+    return max_across_ranks(float(flag)) > 0
 
 
-def longest(value: float) -> float:
+def max_across_ranks(value: float) -> float:
     """Return the largest value of all ranks. Collective over the world; synchronises with the device there."""
     if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
         return value

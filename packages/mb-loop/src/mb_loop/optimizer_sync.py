@@ -6,10 +6,10 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch.distributed import ProcessGroup
 
-from mb_loop.optimizers import Optimizer, Update
+from mb_loop.optimizers import Optimizer, OptimizerUpdate
 from mb_loop.settings import TrainSettings
 
-Agreement = Callable[[Update], Update]
+UpdateSync = Callable[[OptimizerUpdate], OptimizerUpdate]
 
 
 @runtime_checkable
@@ -21,12 +21,12 @@ class ModelParallelGroup(Protocol):
         """The ranks that share one replica of the model."""
 
 
-def as_it_is(taken: Update) -> Update:
+def unchanged(update: OptimizerUpdate) -> OptimizerUpdate:
     """Trust the optimizer."""
-    return taken
+    return update
 
 
-def step_agreement(optimizer: Optimizer, groups: object, *, settings: TrainSettings) -> Agreement:
+def update_sync(optimizer: Optimizer, groups: object, *, settings: TrainSettings) -> UpdateSync:
     """Return what makes the answers of the optimizer equal over `groups.mp`.
 
     Megatron's optimizer has agreed on success and norm already wherever each rank trains something. Only where a rank
@@ -35,28 +35,28 @@ def step_agreement(optimizer: Optimizer, groups: object, *, settings: TrainSetti
     """
     wanted = settings.check_optimizer_step_success or not settings.skip_sync_grad_norm_across_mp
     if not (wanted and isinstance(groups, ModelParallelGroup)):
-        return as_it_is
+        return unchanged
     group = groups.mp
-    if group.size() == 1 or _all_alike(optimizer, group):
-        return as_it_is
+    if group.size() == 1 or _same_kinds_on_all_ranks(optimizer, group):
+        return unchanged
 
-    def agree(taken: Update) -> Update:
-        own = [not taken.done, *_present(taken.grad_norm), *_present(taken.num_zeros_in_grad)]
+    def synchronize(update: OptimizerUpdate) -> OptimizerUpdate:
+        own = [not update.successful, *_present(update.grad_norm), *_present(update.num_zeros_in_grad)]
         values = torch.tensor(own, dtype=torch.float64, device=_device(group))
         torch.distributed.all_reduce(values, op=torch.distributed.ReduceOp.MAX, group=group)
         failed, has_norm, norm, has_zeros, zeros = values.tolist()
-        return Update(
-            done=not failed if settings.check_optimizer_step_success else taken.done,
+        return OptimizerUpdate(
+            successful=not failed if settings.check_optimizer_step_success else update.successful,
             grad_norm=_value(has_norm, norm)
             if not settings.skip_sync_grad_norm_across_mp
-            else taken.grad_norm,
+            else update.grad_norm,
             num_zeros_in_grad=_value(has_zeros, zeros),
         )
 
-    return agree
+    return synchronize
 
 
-def _all_alike(optimizer: Optimizer, group: ProcessGroup) -> bool:
+def _same_kinds_on_all_ranks(optimizer: Optimizer, group: ProcessGroup) -> bool:
     kinds = {
         getattr(weight, "allreduce", True) is not False
         for part in optimizer.param_groups

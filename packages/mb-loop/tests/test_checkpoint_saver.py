@@ -1,28 +1,28 @@
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
-from mb_loop import CallbackManager, SaveEnd
-from mb_loop.callbacks import Events
+from mb_loop import CallbackManager, SaveResult
+from mb_loop.callbacks import EventDispatcher
+from mb_loop.checkpoint_saver import CheckpointSaver
 from mb_loop.hooks import ForwardPreHooks
-from mb_loop.saves import Saver
 from mb_loop.settings import CheckpointSection
 
 
-def end(step, *, temporary=False, written=True):
-    return SaveEnd(step=step, temporary=temporary, written=written)
+def end(step, *, non_persistent=False, written=True):
+    return SaveResult(step=step, non_persistent=non_persistent, written=written)
 
 
 @dataclass
 class Writes:
     """A checkpointer; what ends in the background, or badly, is said beforehand: a list for each call."""
 
-    saves: list[list[SaveEnd]] = field(default_factory=list)
-    polls: list[list[SaveEnd]] = field(default_factory=list)
+    saves: list[list[SaveResult]] = field(default_factory=list)
+    polls: list[list[SaveResult]] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
 
-    def save(self, step, *, temporary):
-        self.lines.append(f"{step} temporary" if temporary else f"{step}")
-        return self.saves.pop(0) if self.saves else [end(step, temporary=temporary)]
+    def save(self, step, *, non_persistent):
+        self.lines.append(f"{step} temporary" if non_persistent else f"{step}")
+        return self.saves.pop(0) if self.saves else [end(step, non_persistent=non_persistent)]
 
     def poll(self, *, blocking):
         self.lines.append("wait" if blocking else "poll")
@@ -30,9 +30,9 @@ class Writes:
 
 
 def saver(writes, *, start_step=0, manager=None, **intervals):
-    events = Events(manager=manager or CallbackManager(), state=SimpleNamespace(), model=[])
+    events = EventDispatcher(manager=manager or CallbackManager(), state=SimpleNamespace(), model=[])
     hooks = ForwardPreHooks([], used=False)
-    return Saver(
+    return CheckpointSaver(
         writes, settings=CheckpointSection(**intervals), hooks=hooks, events=events, start_step=start_step
     )
 
@@ -116,5 +116,5 @@ def test_a_failed_save_is_not_announced_and_the_step_is_not_saved_until_a_later_
 def test_a_temporary_checkpoint_is_announced_and_saves_no_step_for_good():
     writes = Writes()
     saves = announcing(writes)
-    saves.save_now(4, temporary=True)
+    saves.save_now(4, non_persistent=True)
     assert (writes.lines, saves.saved(4)) == (["4 temporary", "4 is whole"], False)

@@ -4,40 +4,40 @@ import math
 import pytest
 
 from mb_loop import LoopState, TrainState, validation_line
-from mb_loop.garbage import Garbage, GarbageError
+from mb_loop.manual_gc import ManualGC, ManualGCError
 from mb_loop.settings import TrainSection, ValidationSection
 from mb_loop.validation import evaluation_due
 
 
 def test_collections_happen_at_the_interval_and_around_evaluations():
     collected = []
-    garbage = Garbage(TrainSection(manual_gc=True, manual_gc_interval=2), collect=collected.append)
-    with garbage.managed():
+    manual_gc = ManualGC(TrainSection(manual_gc=True, manual_gc_interval=2), collect=collected.append)
+    with manual_gc.managed():
         assert not gc.isenabled()
         for step in (1, 2, 3, 4):
-            garbage.after_step(step)
-        with garbage.around_evaluation():
+            manual_gc.after_step(step)
+        with manual_gc.around_evaluation():
             pass
     assert gc.isenabled()
     assert collected == [2, 2, 2, 2, 0]
 
 
 def test_the_collector_is_automatic_again_after_an_error():
-    with pytest.raises(ZeroDivisionError), Garbage(TrainSection(manual_gc=True)).managed():
+    with pytest.raises(ZeroDivisionError), ManualGC(TrainSection(manual_gc=True)).managed():
         raise ZeroDivisionError
     assert gc.isenabled()
 
 
 def test_the_collector_is_left_alone_unless_asked():
-    garbage = Garbage(TrainSection(manual_gc_interval=1), collect=lambda generation: 1 / 0)
-    with garbage.managed(), garbage.around_evaluation():
-        garbage.after_step(1)
+    manual_gc = ManualGC(TrainSection(manual_gc_interval=1), collect=lambda generation: 1 / 0)
+    with manual_gc.managed(), manual_gc.around_evaluation():
+        manual_gc.after_step(1)
         assert gc.isenabled()
 
 
 def test_a_negative_interval_is_refused():
-    with pytest.raises(GarbageError, match="-1"):
-        Garbage(TrainSection(manual_gc=True, manual_gc_interval=-1))
+    with pytest.raises(ManualGCError, match="-1"):
+        ManualGC(TrainSection(manual_gc=True, manual_gc_interval=-1))
 
 
 def due_steps(*, do_valid=True, **settings):

@@ -6,7 +6,7 @@ from typing import SupportsFloat
 from mb_loop.callbacks import Callback, CallbackContext
 
 
-class Print(Callback):
+class LossPrinter(Callback):
     """Print a line for every n-th step, and one for each validation. Reading a loss waits for the device.
 
     Args:
@@ -19,7 +19,9 @@ class Print(Callback):
 
     def __init__(self, every: int = 1, *, write: Callable[[str], None] = print) -> None:
         if every < 1:
-            raise ValueError(f"Print.every: must be 1 or more, is {every}; it counts steps. Set it higher.")
+            raise ValueError(
+                f"LossPrinter.every: must be 1 or more, is {every}; it counts steps. Set it higher."
+            )
         self._every = every
         self._write = write
 

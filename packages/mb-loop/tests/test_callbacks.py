@@ -79,7 +79,7 @@ def test_no_context_is_built_when_nobody_listens():
 
 
 def test_lines_come_every_so_many_steps_at_least_one():
-    with pytest.raises(ValueError, match=r"Print\.every: must be 1 or more, is 0"):
+    with pytest.raises(ValueError, match=r"LossPrinter\.every: must be 1 or more, is 0"):
         LossPrinter(every=0)
 
 

@@ -16,7 +16,7 @@ class Graph:
             self.microbatches[stage] = num_microbatches
         return self.microbatches.get(stage, num_microbatches)
 
-    def forget(self, stage):
+    def drop_graph(self, stage):
         self.calls.pop(stage)
         self.microbatches.pop(stage, None)
 

@@ -13,7 +13,7 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig, T
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mb_host.layers import HostNorm, host_block_spec
-from mb_models.provider import drop_idle_output
+from mb_models.provider import drop_unused_output_weight
 
 TP, PP, VP, EP, ETP = (
     "tensor_model_parallel_size",
@@ -109,7 +109,7 @@ def build(model: Mapping[str, object], groups: ProcessGroupCollection) -> list[G
                 vp_stage=at,
             )
         )
-        drop_idle_output(chunks[-1])
+        drop_unused_output_weight(chunks[-1])
     return chunks
 
 

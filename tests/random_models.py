@@ -308,9 +308,9 @@ def without_own_rules() -> Iterator[None]:
         return None
 
     with (
-        mock.patch.object(mb_models.transformer, "refuse_broken", accept),
-        mock.patch.object(mb_models.hybrid, "refuse_broken", accept),
-        mock.patch.object(mb_models.t5, "refuse_broken", accept),
+        mock.patch.object(mb_models.transformer, "reject_violations", accept),
+        mock.patch.object(mb_models.hybrid, "reject_violations", accept),
+        mock.patch.object(mb_models.t5, "reject_violations", accept),
     ):
         yield
 

@@ -36,7 +36,7 @@ from mb_config import (
 )
 from mb_config.mcore import build_scheduler, to_megatron
 from mb_models import GPTModelConfig
-from mb_models.transformer import from_names, megatron_class, transformer_config
+from mb_models.transformer import megatron_class, resolve_names, transformer_config
 
 RULES = (*mb_config.RULES, *mb_models.rules.RULES, *mb_overlap.rules.RULES)
 RESOLVED_RULES = (*RULES, mb_models.rules.INTERLEAVING)
@@ -202,7 +202,7 @@ def transformer(model: GPTModelConfig) -> None:
     if model.cuda_graph_modules == "full":
         values["cuda_graph_modules"] = []
     values["pipeline_dtype"] = model.pipeline_dtype or model.params_dtype
-    kind(**deepcopy(from_names(values)))
+    kind(**deepcopy(resolve_names(values)))
 
 
 def refused_by_megatron(config: ConfigContainer) -> list[str]:

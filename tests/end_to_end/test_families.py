@@ -7,7 +7,7 @@ import torch
 
 from mb_config import check
 from mb_models import ModelConfigError
-from mb_models.rules import RULES, broken_rules
+from mb_models.rules import RULES, violated_rules
 from mb_trainer.config import ConfigContainer, GPTModelConfig
 from mb_trainer.families import GPT, HYBRID, family_of
 from mb_trainer.layers import choose_layers
@@ -66,5 +66,5 @@ def test_the_check_before_launch_and_the_provider_refuse_the_same(recipe):
                 setattr(model, path.removeprefix("model."), value)
         values = {f"model.{name}": getattr(model, name) for name in known}
         refused = [problem for problem in check({"model": model}, RULES) if problem.severity == "error"]
-        found = [line.rpartition("[")[2].rstrip("]") for line in broken_rules(RULES, values)]
+        found = [line.rpartition("[")[2].rstrip("]") for line in violated_rules(RULES, values)]
         assert found == [problem.id for problem in refused]

@@ -25,12 +25,12 @@ from mb_data import kept_tokenizer
 from mb_data.tokenizer_loading import KEPT_FILES
 from mb_loop import TrainState
 from mb_models import GPTModelConfig
+from mb_models.hf.config_json import config_of, read_config, section_of
 from mb_models.hf.errors import HuggingFaceError
-from mb_models.hf.files import TensorFolder
 from mb_models.hf.load import load_hf_weights
-from mb_models.hf.paging import back_by_files
+from mb_models.hf.memory_map import memory_map_parameters
+from mb_models.hf.safetensors_files import TensorFolder
 from mb_models.hf.save import save_hf_model
-from mb_models.hf.shapes import config_of, read_config, section_of
 from mb_models.peft.hugging_face import save_adapters
 from mb_models.transformer import DTYPES
 from mb_trainer.adapters import load_adapted, load_merged
@@ -219,6 +219,6 @@ def with_model(
         )
         [chunk] = provider.provide_chunks(groups)
         chunk.to(dtype)
-        back_by_files([chunk], Path(folder))
+        memory_map_parameters([chunk], Path(folder))
         config.model.transformer_impl, config.model.perform_initialization = implementation, draws
         return use(chunk, groups)

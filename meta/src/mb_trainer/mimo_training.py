@@ -92,7 +92,7 @@ class Modules:
         """Return the norm of the parameters of all modules. Collective over the world."""
         return self._over_modules(
             {
-                name: calc_params_l2_norm([module], groups=NormGroups.of(self.groups.own[name]))
+                name: calc_params_l2_norm([module], groups=NormGroups.of(self.groups.local[name]))
                 for name, module in self._wrapped.items()
             }
         )
@@ -111,7 +111,7 @@ class Modules:
         own: dict[str, float] = {}
         totals: dict[str, float] = {}
         for name, module in self._wrapped.items():
-            measured = report_l2_norm_grad([module], groups=NormGroups.of(self.groups.own[name]))
+            measured = report_l2_norm_grad([module], groups=NormGroups.of(self.groups.local[name]))
             norms = {metric: norm / scale for metric, norm in measured.items()}
             totals[name] = norms.pop(GLOBAL)
             where = f"/module.{PLACES[name]}."

@@ -11,8 +11,7 @@ from mb_config import ConfigReadError, Provenance, apply_overrides, apply_yaml
 from mb_config.overrides import SECTION_FACTORIES
 from mb_config.shell_line import reject_spaced
 from mb_config.yaml_file import read_yaml
-from mb_models.peft.config import PeftError
-from mb_models.peft.config import named as named_peft
+from mb_models.peft.config import PeftError, section_by_name
 from mb_trainer.config import TARGETS, ConfigContainer
 from mb_trainer.recipes import RECIPES
 
@@ -26,7 +25,7 @@ def adapters(name: str) -> object:
         ConfigReadError: it stands for none.
     """
     try:
-        return named_peft(name)
+        return section_by_name(name)
     except PeftError as error:
         raise ConfigReadError(str(error)) from error
 

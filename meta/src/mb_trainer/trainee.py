@@ -12,7 +12,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from mb_config import OptimizerConfigOverrideProviderContext, scheduler_steps
 from mb_config.mcore import build_scheduler, to_megatron
 from mb_models import wrap_ddp, wrap_megatron_fsdp, wrap_torch_fsdp2
-from mb_models.fsdp import accept_shards
+from mb_models.fsdp import register_shard_load_hooks
 from mb_trainer.config import ConfigContainer
 from mb_trainer.families import Family
 from mb_trainer.layers import Layers
@@ -68,7 +68,7 @@ def build_trainee(
         pg_collection=None if gloo else groups,  # Megatron finds its gloo groups only in its own state
     )
     if config.dist.use_torch_fsdp2:
-        accept_shards(optimizer)
+        register_shard_load_hooks(optimizer)
     hook_up(provider.transformer, chunks, optimizer, config=config)
     return Trainee(
         chunks=chunks,

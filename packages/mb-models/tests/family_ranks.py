@@ -1,11 +1,11 @@
-"""What a rank does with a row of `family_rows`: build, load the common checkpoint, train, return the losses."""
+"""What a rank does with a row of `family_cases`: build, load the common checkpoint, train, return the losses."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from family_rows import FAMILIES, SHAPE, Family, Row
+from family_cases import FAMILIES, SHAPE, Family, FamilyCase
 from megatron.core import dist_checkpointing, tensor_parallel
 from megatron.core.models.common.language_module.language_module import LanguageModule
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -41,17 +41,17 @@ PROVIDERS = {
 }
 
 
-def settings_of(row: Row) -> dict[str, Any]:
+def settings_of(row: FamilyCase) -> dict[str, Any]:
     """Return all fields of the section."""
     return {**SHAPE, **FAMILIES[row.family].settings, **row.model, **row.layout}
 
 
-def section_of(row: Row) -> Any:
+def section_of(row: FamilyCase) -> Any:
     """Return the section of a run."""
     return SECTIONS[FAMILIES[row.family].kind](**settings_of(row))
 
 
-def build(row: Row, groups: ProcessGroupCollection) -> tuple[Any, list[LanguageModule]]:
+def build(row: FamilyCase, groups: ProcessGroupCollection) -> tuple[Any, list[LanguageModule]]:
     """Build this rank's chunks, with the adapters of the family."""
     family = FAMILIES[row.family]
     provider_of, layers = PROVIDERS[family.kind]
@@ -62,7 +62,7 @@ def build(row: Row, groups: ProcessGroupCollection) -> tuple[Any, list[LanguageM
     return provider, chunks
 
 
-def write_start(row: Row, folder: str, groups: ProcessGroupCollection) -> None:
+def write_start(row: FamilyCase, folder: str, groups: ProcessGroupCollection) -> None:
     """Save the initial weights of a model on one rank; adapters do something from the start."""
     tensor_parallel.model_parallel_cuda_manual_seed(1234)
     _, [chunk] = build(row, groups)
@@ -83,17 +83,17 @@ def read_start(chunks: list[LanguageModule], folder: str) -> None:
         chunk.load_state_dict(state[str(number)])
 
 
-def build_here(row: Row) -> None:
+def build_here(row: FamilyCase) -> None:
     """Build this rank's chunks."""
     build(row, start(settings_of(row)))
 
 
-def train_here(row: Row, folder: str) -> list[float]:
+def train_here(row: FamilyCase, folder: str) -> list[float]:
     """Train on this rank of several."""
     return train(row, folder, start(settings_of(row)))
 
 
-def train(row: Row, folder: str, groups: ProcessGroupCollection) -> list[float]:
+def train(row: FamilyCase, folder: str, groups: ProcessGroupCollection) -> list[float]:
     """Train from the common checkpoint and return the loss of each step, or nothing off the last stage."""
     family = FAMILIES[row.family]
     provider, chunks = build(row, groups)
@@ -174,6 +174,6 @@ FORWARD_STEPS = {
 }
 
 
-def alone(row: Row) -> Row:
+def alone(row: FamilyCase) -> FamilyCase:
     """Return the same model on one rank."""
     return dataclasses.replace(row, layout={}, ranks=1, sharded=False)

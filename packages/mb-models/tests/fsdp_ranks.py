@@ -18,10 +18,10 @@ from mb_models import (
     wrap_megatron_fsdp,
     wrap_torch_fsdp2,
 )
-from mb_models.fsdp import accept_shards
+from mb_models.fsdp import register_shard_load_hooks
 from mb_models.peft.config import LoRA
 
-STEPS, ROWS, MICRO, LENGTH = 3, 8, 2, 32
+STEPS, CASES, MICRO, LENGTH = 3, 8, 2, 32
 DEGREES = (
     "tensor_model_parallel_size",
     "pipeline_model_parallel_size",
@@ -71,7 +71,7 @@ def build(settings, kind, ddp):
 
 def microbatches(step, groups):
     """Yield this rank's rows of a step's batch."""
-    tokens = torch.randint(128, (ROWS, LENGTH + 1), generator=torch.Generator().manual_seed(step))
+    tokens = torch.randint(128, (CASES, LENGTH + 1), generator=torch.Generator().manual_seed(step))
     for rows in tokens.chunk(groups.dp.size())[groups.dp.rank()].split(MICRO):
         yield {
             "tokens": rows[:, :-1],
@@ -99,7 +99,7 @@ def prepare(settings, kind, ddp, *, without_no_sync=False):
         model,
     )
     if kind == "torch":
-        accept_shards(optimizer)
+        register_shard_load_hooks(optimizer)
     transformer.finalize_model_grads_func = finalize_model_grads
     transformer.grad_scale_func = optimizer.scale_loss
     return model, optimizer, groups
@@ -116,7 +116,7 @@ def take(steps, model, optimizer, groups):
             forward_step_func=gpt_forward_step,
             data_iterator=[microbatches(step, groups) for _ in model],
             model=model,
-            num_microbatches=ROWS // MICRO // groups.dp.size(),
+            num_microbatches=CASES // MICRO // groups.dp.size(),
             seq_length=LENGTH,
             micro_batch_size=MICRO,
             forward_only=False,

@@ -8,8 +8,8 @@ from tiny_training import start
 
 from mb_host.layers import host_block_spec
 from mb_models.gpt import GPTModelProvider
+from mb_models.hf.config_json import read_config, section_of
 from mb_models.hf.load import load_hf_weights
-from mb_models.hf.shapes import read_config, section_of
 from mb_models.transformer import DTYPES
 
 SMALL = {

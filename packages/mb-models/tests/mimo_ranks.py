@@ -134,7 +134,7 @@ def train_modules(folder, vision, language):
         model.destroy()
 
 
-def go_on(folder, vision, language):
+def resume(folder, vision, language):
     """Return the losses of more steps after the first, and of as many of new modules that have loaded the state."""
 
     def built(seed):

@@ -1,20 +1,20 @@
-"""Every family under every layout of `family_rows`: the losses of one rank, from one checkpoint."""
+"""Every family under every layout of `family_cases`: the losses of one rank, from one checkpoint."""
 
 import dataclasses
 from pathlib import Path
 
 import pytest
+from family_cases import CASES, FAMILIES, REJECTED, FamilyCase, counts, table
 from family_ranks import alone, build_here, section_of, train, train_here, write_start
-from family_rows import FAMILIES, REFUSED, ROWS, Row, counts, table
 
 from mb_host import RankFailedError
-from mb_models.kernels import GPU_ONLY
+from mb_models.gpu_only import GPU_ONLY
 from mb_models.rules import BUILD_RULES
 
 
 def further(row):
     """Say whether a row on two ranks is left to the matrix: all but the first four of its family."""
-    family = [each for each in ROWS if (each.family, each.ranks) == (row.family, 2)]
+    family = [each for each in CASES if (each.family, each.ranks) == (row.family, 2)]
     return family.index(row) >= 4
 
 
@@ -37,7 +37,7 @@ def reference(groups, tmp_path_factory):
 
 @pytest.mark.parametrize(
     "row",
-    [pytest.param(row, marks=[pytest.mark.matrix] * further(row)) for row in ROWS if row.ranks == 2],
+    [pytest.param(row, marks=[pytest.mark.matrix] * further(row)) for row in CASES if row.ranks == 2],
     ids=str,
 )
 def test_two_ranks_learn_as_one_does(row, reference, pool):
@@ -46,15 +46,15 @@ def test_two_ranks_learn_as_one_does(row, reference, pool):
     assert pool.run(train_here, row, folder)[-1] == pytest.approx(losses, abs=row.tolerance, rel=0)
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row.ranks == 4], ids=str)
+@pytest.mark.parametrize("row", [row for row in CASES if row.ranks == 4], ids=str)
 def test_four_ranks_learn_as_one_does(row, reference, four_ranks):
     folder, losses = reference(row)
     assert four_ranks.run(train_here, row, folder)[-1] == pytest.approx(losses, abs=row.tolerance, rel=0)
 
 
-@pytest.mark.parametrize("refusal", REFUSED, ids=lambda refusal: f"{refusal.family} {refusal.column}")
+@pytest.mark.parametrize("refusal", REJECTED, ids=lambda refusal: f"{refusal.family} {refusal.column}")
 def test_what_the_table_refuses_is_refused(refusal, pool):
-    row = Row(family=refusal.family, layout=refusal.layout, model=refusal.model)
+    row = FamilyCase(family=refusal.family, layout=refusal.layout, model=refusal.model)
     section = section_of(row)
     values = {f"model.{item.name}": getattr(section, item.name) for item in dataclasses.fields(section)}
     for rule in BUILD_RULES:
@@ -71,6 +71,6 @@ def test_the_table_in_the_readme_is_made_of_these_rows():
     assert table() in readme
     assert counts() in readme
     assert "not run" not in table()
-    assert len({str(row) for row in ROWS}) == len(ROWS)
-    assert {row.family for row in ROWS} == {*FAMILIES}
+    assert len({str(row) for row in CASES}) == len(CASES)
+    assert {row.family for row in CASES} == {*FAMILIES}
     assert GPU_ONLY["cuda_graph_impl"] == "none"

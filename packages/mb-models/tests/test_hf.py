@@ -8,12 +8,12 @@ from hf_ranks import SMALL, TOKENS, build, on_this_rank, same
 from megatron.core import dist_checkpointing
 from safetensors.torch import load_file
 
+from mb_models.hf.config_json import LLAMA3_SCALING, REQUIRED, config_of, read_config, section_of
 from mb_models.hf.errors import HuggingFaceError
-from mb_models.hf.files import TensorFolder
 from mb_models.hf.load import load_hf_weights
-from mb_models.hf.paging import back_by_files
+from mb_models.hf.memory_map import memory_map_parameters
+from mb_models.hf.safetensors_files import TensorFolder
 from mb_models.hf.save import save_hf_model
-from mb_models.hf.shapes import LLAMA3_SCALING, REQUIRED, config_of, read_config, section_of
 
 transformers = pytest.importorskip("transformers")
 
@@ -151,7 +151,7 @@ def test_parameters_in_files_are_filled_and_read_like_others(groups, tmp_path):
     section, chunk = imported(tmp_path / "in", groups)
     paged = build(section, groups)
     (tmp_path / "pages").mkdir()
-    back_by_files([paged], tmp_path / "pages")
+    memory_map_parameters([paged], tmp_path / "pages")
     load_hf_weights([paged], tmp_path / "in", pg_collection=groups)
     assert same(dict(chunk.named_parameters()), dict(paged.named_parameters()))
 

@@ -11,7 +11,7 @@ from mb_models.hybrid import (
     MambaModelProvider,
     hybrid_transformer_config,
     hybrid_transformer_engine_spec,
-    need_kernels,
+    require_kernels,
 )
 from mb_models.hybrid_config import MambaModelConfig
 from mb_models.hybrid_parameters import hybrid_parameter_count
@@ -155,9 +155,9 @@ def test_it_learns(pattern, groups):
 
 def test_kernels_that_are_not_installed_are_named_before_the_model_is_built():
     nothing = {}.get
-    need_kernels("*-*-", installed=nothing)
-    need_kernels("MG*-", installed={"mamba_ssm": 1, "fla": 1}.get)
+    require_kernels("*-*-", installed=nothing)
+    require_kernels("MG*-", installed={"mamba_ssm": 1, "fla": 1}.get)
     with pytest.raises(ModelConfigError, match=r"G layers, but flash-linear-attention is not installed"):
-        need_kernels("MG*-", installed={"mamba_ssm": 1}.get)
+        require_kernels("MG*-", installed={"mamba_ssm": 1}.get)
     with pytest.raises(ModelConfigError, match=r"M layers, but mamba-ssm is not installed"):
-        need_kernels("M-", installed=nothing)
+        require_kernels("M-", installed=nothing)

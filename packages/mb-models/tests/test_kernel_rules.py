@@ -21,10 +21,10 @@ from megatron.core.transformer.transformer_config import TransformerConfig  # no
 
 from mb_models import kernel_rules  # noqa: E402
 from mb_models.config import GPTModelConfig  # noqa: E402
-from mb_models.engine_rules import release  # noqa: E402
-from mb_models.graph_limits import RULES as GRAPH_RULES  # noqa: E402
+from mb_models.cuda_graph_rules import RULES as GRAPH_RULES  # noqa: E402
+from mb_models.gpu_only import GPU_ONLY  # noqa: E402
 from mb_models.kernel_modules import KERNEL_MODULES, kernel_facts  # noqa: E402
-from mb_models.kernels import GPU_ONLY  # noqa: E402
+from mb_models.te_rules import release  # noqa: E402
 
 BY_ID = {rule.id: rule for rule in (*kernel_rules.RULES, *GRAPH_RULES)}
 SHAPE = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 4}

@@ -11,7 +11,7 @@ from mb_models.errors import BatchError
 from mb_models.mimo import MimoForwardStep, MimoModelProvider, ModuleRows
 from mb_models.mimo_captions import caption
 from mb_models.mimo_config import MimoModelConfig, module_ranks
-from mb_models.mimo_layout_rules import why_not_these_ranks
+from mb_models.mimo_layout_rules import module_layout_error
 from mb_models.mimo_parameters import mimo_parameter_count
 from mb_models.mimo_rules import RULES
 from mb_models.parameters import parameter_count
@@ -189,7 +189,7 @@ def test_rows_that_replicas_cannot_share_are_refused(groups):
     ],
 )
 def test_where_modules_can_stand(offset, vision_tp, tp, world, problem):
-    said = why_not_these_ranks(offset, vision_tp, tp, world)
+    said = module_layout_error(offset, vision_tp, tp, world)
     assert (said is None) is (problem is None)
     assert problem is None or problem in said
     config = dataclasses.replace(

@@ -8,8 +8,8 @@ from megatron.core.distributed import DistributedDataParallelConfig
 
 from mb_host.layers import host_block_spec
 from mb_models.mimo_config import ModuleRanks
-from mb_models.mimo_groups import refuse_ranks
-from mb_models.mimo_modules import ModulesProvider, refuse
+from mb_models.mimo_groups import reject_invalid_ranks
+from mb_models.mimo_modules import MimoModulesProvider, reject_unsupported
 from mb_models.rules import ModelConfigError
 
 
@@ -48,7 +48,7 @@ def test_modules_that_were_stored_go_on_exactly(vision, language, groups, pool, 
     whole = mimo_ranks.MimoModelProvider(
         mimo_ranks.SECTION, layer_spec=host_block_spec, device=mimo_ranks.CPU
     ).provide_chunks(groups)[0]
-    ranks = pool.run(mimo_ranks.go_on, str(tmp_path), vision, language)
+    ranks = pool.run(mimo_ranks.resume, str(tmp_path), vision, language)
     assert [straight for straight, _, _ in ranks] == [resumed for _, resumed, _ in ranks]
     assert {name for *_, names in ranks for name in names} == {name for name, _ in whole.named_parameters()}
 
@@ -71,7 +71,7 @@ def test_heads_that_the_encoders_own_ranks_cannot_share_are_refused(groups):
     asked = {"layer_spec": host_block_spec, "device": mimo_ranks.CPU}
     section = dataclasses.replace(mimo_ranks.SECTION, vision_num_attention_heads=3, vision_hidden_size=48)
     with pytest.raises(ModelConfigError, match=r"2 ranks cannot share vision_num_attention_heads=3.*\[M04\]"):
-        ModulesProvider(section, vision_tensor_parallel_size=2, **asked)
+        MimoModulesProvider(section, vision_tensor_parallel_size=2, **asked)
 
 
 def test_wrapping_leaves_the_callers_settings_and_refuses_overlapped_exchange(groups):
@@ -82,7 +82,7 @@ def test_wrapping_leaves_the_callers_settings_and_refuses_overlapped_exchange(gr
     settings = DistributedDataParallelConfig(bucket_size=1000)
     modules.wrap(model, settings)
     assert settings == DistributedDataParallelConfig(bucket_size=1000)
-    assert modules.groups.apart is False
+    assert modules.groups.disjoint is False
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_wrapping_leaves_the_callers_settings_and_refuses_overlapped_exchange(gr
 )
 def test_ranks_on_which_modules_cannot_stand_are_refused(vision, language, message):
     with pytest.raises(ModelConfigError, match=message):
-        refuse_ranks(ModuleRanks(**vision), ModuleRanks(**language), world_size=2)
+        reject_invalid_ranks(ModuleRanks(**vision), ModuleRanks(**language), world_size=2)
 
 
 @pytest.mark.parametrize(
@@ -113,4 +113,4 @@ def test_ranks_on_which_modules_cannot_stand_are_refused(vision, language, messa
 )
 def test_what_modules_cannot_do_is_refused(changes, message):
     with pytest.raises(ModelConfigError, match=message):
-        refuse(dataclasses.replace(mimo_ranks.SECTION, **changes))
+        reject_unsupported(dataclasses.replace(mimo_ranks.SECTION, **changes))

@@ -11,9 +11,9 @@ from megatron.core import dist_checkpointing
 from mb_host.layers import host_block_spec
 from mb_models import GPTModelConfig, GPTModelProvider, MimoForwardStep, MimoModelProvider
 from mb_models.hf.save import save_hf_model
-from mb_models.peft.config import PEFT, CanonicalLoRA, DoRA, LoRA, PeftError, named
+from mb_models.peft.config import PEFT, CanonicalLoRA, DoRA, LoRA, PeftError, section_by_name
 from mb_models.peft.hugging_face import save_adapters
-from mb_models.peft.lora import measure, merge
+from mb_models.peft.lora import init_magnitudes, merge
 
 TOKENS = torch.arange(40).reshape(2, 20) * 7 % 96
 KINDS = [LoRA, CanonicalLoRA, DoRA]
@@ -90,7 +90,7 @@ def test_dora_starts_from_the_lengths_of_the_loaded_weights(tiny, groups):
             if name.endswith("linear_fc1.weight"):
                 value.mul_(3)
     before = chunk.decoder.layers[0].mlp.linear_fc1.adapter.magnitude.clone()
-    measure([chunk])
+    init_magnitudes([chunk])
     assert torch.allclose(chunk.decoder.layers[0].mlp.linear_fc1.adapter.magnitude, 3 * before)
 
 
@@ -308,9 +308,13 @@ def test_the_default_list_may_lack_a_layer_of_another_architecture(tiny, groups,
 
 
 def test_names_stand_for_sections():
-    assert [named(name) for name in ("lora", "canonical_lora", "dora")] == [LoRA(), CanonicalLoRA(), DoRA()]
+    assert [section_by_name(name) for name in ("lora", "canonical_lora", "dora")] == [
+        LoRA(),
+        CanonicalLoRA(),
+        DoRA(),
+    ]
     with pytest.raises(PeftError, match="'ia3' is none of lora, canonical_lora, dora"):
-        named("ia3")
+        section_by_name("ia3")
 
 
 def test_a_class_of_ones_own_needs_install():

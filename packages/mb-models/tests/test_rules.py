@@ -3,7 +3,7 @@ import pytest
 from mb_models import RULES, GPTModelConfig, ModelConfigError
 from mb_models.hybrid_config import MambaModelConfig
 from mb_models.mimo_config import MimoModelConfig
-from mb_models.rules import BUILD_RULES, INTERLEAVING, broken_rules
+from mb_models.rules import BUILD_RULES, INTERLEAVING, violated_rules
 from mb_models.t5_config import T5ModelConfig
 
 
@@ -25,7 +25,7 @@ def test_ids_are_unique():
 
 
 def test_a_broken_rule_names_field_values_reason_remedy_and_id():
-    (line,) = broken_rules(RULES, {"model.num_query_groups": 3, "model.num_attention_heads": 8})
+    (line,) = violated_rules(RULES, {"model.num_query_groups": 3, "model.num_attention_heads": 8})
     assert line == (
         "model.num_query_groups: must divide the query heads (num_query_groups=3, num_attention_heads=8), because "
         "every key/value head serves the same number of query heads. Set num_query_groups to a divisor of "
@@ -44,10 +44,10 @@ def test_a_layout_of_other_letters_is_refused():
 
 
 def test_a_rule_is_applied_where_its_first_field_is():
-    assert broken_rules(RULES, {"model.num_attention_heads": 8}) == []
-    (line,) = broken_rules(RULES, {"model.fp8": "hybrid", "model.fp4": "e2m1"})
+    assert violated_rules(RULES, {"model.num_attention_heads": 8}) == []
+    (line,) = violated_rules(RULES, {"model.fp8": "hybrid", "model.fp4": "e2m1"})
     assert line.startswith("model.fp8: is hybrid beside fp4=e2m1")
-    assert broken_rules(RULES, {"model.fp8": "hybrid"}) == []
+    assert violated_rules(RULES, {"model.fp8": "hybrid"}) == []
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_interleaving_needs_overlapped_exchange_between_two_stages(vpp, pp, over
     ],
 )
 def test_the_transformer_dictionary_takes_only_what_it_should(extra, message):
-    (line,) = broken_rules(RULES, {"model.transformer": extra})
+    (line,) = violated_rules(RULES, {"model.transformer": extra})
     assert line.startswith(f"model.transformer: {message}")
 
 

@@ -18,9 +18,9 @@ from mb_models.t5 import (
     t5_transformer_config,
 )
 from mb_models.t5_config import T5ModelConfig
+from mb_models.t5_layer_specs import t5_transformer_engine_spec
 from mb_models.t5_parameters import t5_parameter_count
 from mb_models.t5_rules import RULES
-from mb_models.t5_specs import t5_transformer_engine_spec
 
 CPU = torch.device("cpu")
 TINY = T5ModelConfig(

@@ -11,9 +11,15 @@ from mb_models import (
     gpu_only_settings,
     transformer_config,
 )
-from mb_models.special_fields import YarnFields
-from mb_models.transformer import ACTIVATIONS, LATENT, NAMED_VALUES, OWN_FIELDS, YarnTransformerConfig
+from mb_models.transformer import (
+    ACTIVATIONS,
+    LATENT,
+    NAMED_VALUES,
+    SECTION_ONLY_FIELDS,
+    YarnTransformerConfig,
+)
 from mb_models.value_types import FieldTypeError
+from mb_models.variant_fields import YarnFields
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda")
@@ -24,7 +30,9 @@ def test_names_and_defaults_are_those_of_the_installed_megatron():
 
     theirs = {item.name: item.default for item in fields(MLATransformerConfig) if item.name in LATENT}
     theirs |= {item.name: item.default for item in fields(TransformerConfig)}
-    ours = {item.name: item.default for item in fields(TransformerFields) if item.name not in OWN_FIELDS}
+    ours = {
+        item.name: item.default for item in fields(TransformerFields) if item.name not in SECTION_ONLY_FIELDS
+    }
     named = {name: NAMED_VALUES[name][ours[name]] for name in ours.keys() & NAMED_VALUES.keys() if ours[name]}
     differing = {name: value for name, value in (ours | named).items() if theirs[name] != value}
     assert differing == dict.fromkeys(("num_layers", "hidden_size", "num_attention_heads"), MISSING)

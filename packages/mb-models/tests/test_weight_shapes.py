@@ -5,7 +5,7 @@ import torch
 
 from mb_host.layers import host_block_spec
 from mb_models import GPTModelConfig, GPTModelProvider
-from mb_models.weight_shapes import SHAPING, fixed_by_weights
+from mb_models.weight_shapes import SHAPE_FIELDS, fixed_by_weights
 
 CHANGES = {
     "num_layers": 3,
@@ -46,7 +46,7 @@ def shapes(groups, settings):
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_setting_is_fixed_if_it_changes_the_weights(tiny, groups, name):
     changed = shapes(groups, tiny) != shapes(groups, {**tiny, name: CHANGES[name]})
-    assert changed == (name in SHAPING)
+    assert changed == (name in SHAPE_FIELDS)
 
 
 def test_paths_of_models_and_adapters():

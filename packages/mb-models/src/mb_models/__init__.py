@@ -35,10 +35,7 @@ if TYPE_CHECKING:
     from mb_models.generation import generate as generate
     from mb_models.gpt import GPTModelProvider as GPTModelProvider
     from mb_models.gpt import LayerSpec as LayerSpec
-    from mb_models.heads import HeadError as HeadError
-    from mb_models.heads import LinearForLastLayer as LinearForLastLayer
-    from mb_models.heads import create_value_head_hook as create_value_head_hook
-    from mb_models.heads import make_value_model as make_value_model
+    from mb_models.gpu_only import gpu_only_settings as gpu_only_settings
     from mb_models.hybrid import HybridForwardStep as HybridForwardStep
     from mb_models.hybrid import HybridModelProvider as HybridModelProvider
     from mb_models.hybrid import MambaForwardStep as MambaForwardStep
@@ -47,7 +44,8 @@ if TYPE_CHECKING:
     from mb_models.hybrid_config import HybridModelConfig as HybridModelConfig
     from mb_models.hybrid_config import MambaModelConfig as MambaModelConfig
     from mb_models.hybrid_parameters import hybrid_parameter_count as hybrid_parameter_count
-    from mb_models.kernels import gpu_only_settings as gpu_only_settings
+    from mb_models.layer_specs import local_spec as local_spec
+    from mb_models.layer_specs import transformer_engine_spec as transformer_engine_spec
     from mb_models.mimo import MimoForwardStep as MimoForwardStep
     from mb_models.mimo import MimoModelProvider as MimoModelProvider
     from mb_models.mimo_config import MimoModelConfig as MimoModelConfig
@@ -58,16 +56,18 @@ if TYPE_CHECKING:
     from mb_models.parameters import parameter_count as parameter_count
     from mb_models.rules import RULES as RULES
     from mb_models.rules import ModelConfigError as ModelConfigError
-    from mb_models.specs import local_spec as local_spec
-    from mb_models.specs import transformer_engine_spec as transformer_engine_spec
     from mb_models.t5 import T5ForwardStep as T5ForwardStep
     from mb_models.t5 import T5LayerSpec as T5LayerSpec
     from mb_models.t5 import T5ModelProvider as T5ModelProvider
     from mb_models.t5 import attention_masks as attention_masks
     from mb_models.t5_config import T5ModelConfig as T5ModelConfig
+    from mb_models.t5_layer_specs import t5_transformer_engine_spec as t5_transformer_engine_spec
     from mb_models.t5_parameters import t5_parameter_count as t5_parameter_count
-    from mb_models.t5_specs import t5_transformer_engine_spec as t5_transformer_engine_spec
     from mb_models.transformer import transformer_config as transformer_config
+    from mb_models.value_head import HeadError as HeadError
+    from mb_models.value_head import LinearForLastLayer as LinearForLastLayer
+    from mb_models.value_head import create_value_head_hook as create_value_head_hook
+    from mb_models.value_head import make_value_model as make_value_model
     from mb_models.vocab import model_vocab_size as model_vocab_size
     from mb_models.vocab import padded_vocab_size as padded_vocab_size
     from mb_models.wrap import wrap_ddp as wrap_ddp
@@ -81,12 +81,12 @@ _HOMES = {
     "GPTForwardStep": "forward_step",
     "GPTModelConfig": "config",
     "GPTModelProvider": "gpt",
-    "HeadError": "heads",
+    "HeadError": "value_head",
     "HybridForwardStep": "hybrid",
     "HybridModelConfig": "hybrid_config",
     "HybridModelProvider": "hybrid",
     "LayerSpec": "gpt",
-    "LinearForLastLayer": "heads",
+    "LinearForLastLayer": "value_head",
     "MambaForwardStep": "hybrid",
     "MambaModelConfig": "hybrid_config",
     "MambaModelProvider": "hybrid",
@@ -106,25 +106,25 @@ _HOMES = {
     "T5ModelProvider": "t5",
     "TransformerFields": "config",
     "attention_masks": "t5",
-    "create_value_head_hook": "heads",
+    "create_value_head_hook": "value_head",
     "freeze_moe_router": "freezing",
     "generate": "generation",
     "get_batch": "batches",
     "gpt_forward_step": "forward_step",
-    "gpu_only_settings": "kernels",
+    "gpu_only_settings": "gpu_only",
     "hybrid_parameter_count": "hybrid_parameters",
     "hybrid_transformer_engine_spec": "hybrid",
-    "local_spec": "specs",
-    "make_value_model": "heads",
+    "local_spec": "layer_specs",
+    "make_value_model": "value_head",
     "masked_next_token_loss": "forward_step",
     "mimo_parameter_count": "mimo_parameters",
     "model_vocab_size": "vocab",
     "padded_vocab_size": "vocab",
     "parameter_count": "parameters",
     "t5_parameter_count": "t5_parameters",
-    "t5_transformer_engine_spec": "t5_specs",
+    "t5_transformer_engine_spec": "t5_layer_specs",
     "transformer_config": "transformer",
-    "transformer_engine_spec": "specs",
+    "transformer_engine_spec": "layer_specs",
     "wrap_ddp": "wrap",
     "wrap_half_precision": "wrap",
     "wrap_megatron_fsdp": "fsdp",

@@ -37,12 +37,12 @@ def get_batch(
     last_stage: bool,
     device: torch.device,
     cp_group: torch.distributed.ProcessGroup | None = None,
-    predicts_ahead: bool = False,
+    mtp_process: bool = False,
     packed: bool = False,
 ) -> Batch:
     """Take the next microbatch and keep what this stage needs: inputs on the first, labels and loss mask on the last.
 
-    A stage that `predicts_ahead` (multi-token prediction) reads both. A stage in the middle reads nothing and leaves
+    A stage that `mtp_process` (multi-token prediction) reads both. A stage in the middle reads nothing and leaves
     the iterator alone. Copies to the device do not block, so they
     overlap only from pinned memory.
 
@@ -59,7 +59,7 @@ def get_batch(
         StopIteration: the iterator has run out.
     """
     only_stage = first_stage and last_stage
-    first_stage, last_stage = first_stage or predicts_ahead, last_stage or predicts_ahead
+    first_stage, last_stage = first_stage or mtp_process, last_stage or mtp_process
     if not (first_stage or last_stage or packed):
         return Batch()
     keys = (*FIRST_STAGE_KEYS * first_stage, *LAST_STAGE_KEYS * last_stage, *PACKED_KEYS * packed)

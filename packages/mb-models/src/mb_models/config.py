@@ -8,8 +8,8 @@ activation functions are names.
 from dataclasses import dataclass, field
 from typing import Literal
 
-from mb_models.special_fields import LatentAttentionFields, PredictionFields, YarnFields
 from mb_models.strict_fields import StrictFields
+from mb_models.variant_fields import LatentAttentionFields, PredictionFields, YarnFields
 
 DType = Literal["float32", "bfloat16", "float16"]
 """A floating-point type by name."""

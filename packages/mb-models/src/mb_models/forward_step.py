@@ -74,7 +74,7 @@ class GPTForwardStep:
             last_stage=chunk.post_process,
             device=next(chunk.parameters()).device,
             cp_group=chunk.pg_collection.cp,
-            predicts_ahead=chunk.mtp_process,
+            mtp_process=chunk.mtp_process,
             packed=self.packed,
         )
         borders = {} if batch.packed_seq_params is None else {"packed_seq_params": batch.packed_seq_params}

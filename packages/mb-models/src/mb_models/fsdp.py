@@ -21,10 +21,10 @@ from torch.distributed.tensor import DTensor
 from mb_models import fsdp_rules
 from mb_models.fsdp_rules import FsdpError
 from mb_models.peft.config import PEFT
-from mb_models.rules import broken_rules
-from mb_models.wrap import settled_config, wrap_half_precision
+from mb_models.rules import violated_rules
+from mb_models.wrap import resolve_bucket_size, wrap_half_precision
 
-MASTERS = "fp32_from_fp16_params"
+MAIN_PARAMS = "fp32_from_fp16_params"
 """Entry of the state of Megatron's mixed-precision optimizer with float32 copies of the weights."""
 
 
@@ -62,7 +62,7 @@ def wrap_megatron_fsdp(
     """
     groups = pg_collection or ProcessGroupCollection.use_mpu_process_groups()
     config = get_model_config(chunks[0])
-    _refuse(
+    _reject_violations(
         dict.fromkeys(fsdp_rules.MEGATRON, True) | {"model.pipeline_model_parallel_size": groups.pp.size()}
     )
     if not ddp_config.use_distributed_optimizer:
@@ -72,7 +72,7 @@ def wrap_megatron_fsdp(
         )
     wrapped = []
     for number, chunk in enumerate(wrap_half_precision(chunks)):
-        settled = settled_config(ddp_config, chunks=chunks, groups=groups)
+        settled = resolve_bucket_size(ddp_config, chunks=chunks, groups=groups)
         settled.use_megatron_fsdp = True
         wrapped.append(
             FullyShardedDataParallel(
@@ -122,7 +122,7 @@ def wrap_torch_fsdp2(
                 f"wrap_torch_fsdp2: {type(chunk).__name__} is no GPT, because the checkpoints of hybrid models know no "
                 "shards, and other families have not been shown to train right. Use wrap_ddp."
             )
-    _refuse(
+    _reject_violations(
         {
             fsdp_rules.TORCH: True,
             "model.num_moe_experts": config.num_moe_experts,
@@ -137,62 +137,60 @@ def wrap_torch_fsdp2(
             "optimizer.use_distributed_optimizer": None,
         }
     )
-    _refuse_uneven(chunks, ranks=groups.dp_cp.size())
+    _reject_uneven(chunks, ranks=groups.dp_cp.size())
     wrapped = [
         TorchFsdp2(config=config, ddp_config=copy.copy(ddp_config), module=chunk, process_group=groups.dp_cp)
         for chunk in wrap_half_precision(chunks)
     ]
     for chunk in chunks:
-        chunk.register_load_state_dict_pre_hook(_weights_as_shards)  # type: ignore[no-untyped-call]
+        chunk.register_load_state_dict_pre_hook(_shard_weights)  # type: ignore[no-untyped-call]
     return wrapped
 
 
-def accept_shards(optimizer: MegatronOptimizer) -> None:
+def register_shard_load_hooks(optimizer: MegatronOptimizer) -> None:
     """Have Megatron's optimizer of weights under FSDP2 load what it saved: its checkpoints hold plain tensors.
 
     To be called once, when the optimizer is made.
     """
     parts = optimizer.chained_optimizers if isinstance(optimizer, ChainedOptimizer) else [optimizer]
     for part in parts:
-        part.optimizer.register_load_state_dict_pre_hook(_states_as_shards)
+        part.optimizer.register_load_state_dict_pre_hook(_shard_optimizer_state)
         if isinstance(part, Float16OptimizerWithFloat16Params):
-            part.load_state_dict = functools.partial(_load_with_masters, part, part.load_state_dict)
+            part.load_state_dict = functools.partial(_load_with_main_params, part, part.load_state_dict)
 
 
-def _load_with_masters(
+def _load_with_main_params(
     part: Float16OptimizerWithFloat16Params,
     load: Callable[[dict[str, Any]], None],
     state_dict: dict[str, Any],
 ) -> None:
     """Load a state of which the float32 copies of weights are shards."""
     masters = [
-        [as_shard(value, like=copied) for value, copied in zip(values, copies, strict=True)]
-        for values, copies in zip(state_dict[MASTERS], part.fp32_from_float16_groups, strict=True)
+        [to_shard(value, like=copied) for value, copied in zip(values, copies, strict=True)]
+        for values, copies in zip(state_dict[MAIN_PARAMS], part.fp32_from_float16_groups, strict=True)
     ]
-    load({**state_dict, MASTERS: masters})
+    load({**state_dict, MAIN_PARAMS: masters})
 
 
-def _states_as_shards(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+def _shard_optimizer_state(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
     """Return the state that torch's optimizer is to load, its tensors as shards of the parameters."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
     state = dict(state_dict["state"])
     for number, parameter in zip(numbers, parameters, strict=True):
         entries = state.get(number, {})
-        state[number] = {name: as_shard(value, like=parameter) for name, value in entries.items()}
+        state[number] = {name: to_shard(value, like=parameter) for name, value in entries.items()}
     return {**state_dict, "state": state}
 
 
-def _weights_as_shards(
-    module: torch.nn.Module, state_dict: dict[str, Any], prefix: str, *_load: object
-) -> None:
+def _shard_weights(module: torch.nn.Module, state_dict: dict[str, Any], prefix: str, *_load: object) -> None:
     """Make shards of the plain tensors that a module is about to load."""
     for name, parameter in module.named_parameters():
         if prefix + name in state_dict:
-            state_dict[prefix + name] = as_shard(state_dict[prefix + name], like=parameter)
+            state_dict[prefix + name] = to_shard(state_dict[prefix + name], like=parameter)
 
 
-def as_shard(value: Any, *, like: torch.Tensor) -> Any:
+def to_shard(value: Any, *, like: torch.Tensor) -> Any:
     """Return this rank's part as the shard of a whole that is spread like another; anything else as it is."""
     if not isinstance(like, DTensor) or not isinstance(value, torch.Tensor) or isinstance(value, DTensor):
         return value
@@ -208,7 +206,7 @@ def _has_adapters(chunks: Sequence[torch.nn.Module]) -> bool:
     return any(PEFT().is_adapter(name) for chunk in chunks for name, _ in chunk.named_parameters())
 
 
-def _refuse_uneven(chunks: Sequence[torch.nn.Module], *, ranks: int) -> None:
+def _reject_uneven(chunks: Sequence[torch.nn.Module], *, ranks: int) -> None:
     """Refuse weights that cannot be cut into equal shards."""
     for chunk in chunks:
         for name, parameter in chunk.named_parameters():
@@ -220,8 +218,8 @@ def _refuse_uneven(chunks: Sequence[torch.nn.Module], *, ranks: int) -> None:
                 )
 
 
-def _refuse(values: Mapping[str, object]) -> None:
+def _reject_violations(values: Mapping[str, object]) -> None:
     """Refuse what a rule refuses of these values."""
-    problems = broken_rules(fsdp_rules.RULES, values)
+    problems = violated_rules(fsdp_rules.RULES, values)
     if problems:
         raise FsdpError("\n".join(problems))

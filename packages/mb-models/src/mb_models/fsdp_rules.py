@@ -12,9 +12,9 @@ class FsdpError(ValueError):
     """A model, layout or setting with which the weights cannot be sharded in the way asked for."""
 
 
-def _with_torch(says: str) -> Callable[..., str | None]:
+def _with_fsdp2(message: str) -> Callable[..., str | None]:
     """Return a test that refuses any of the further values beside FSDP2."""
-    return lambda on, *values: says if on and any(value not in (None, False) for value in values) else None
+    return lambda on, *values: message if on and any(value not in (None, False) for value in values) else None
 
 
 def _no_experts(on: bool | None, experts: int | None, ep: int | None) -> str | None:
@@ -57,7 +57,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="FS02",
         fields=(TORCH, "model.share_embeddings_and_output_weights"),
-        test=_with_torch("is on with a tied embedding"),
+        test=_with_fsdp2("is on with a tied embedding"),
         why="it has sharded the embedding's weight again when the output layer reads it",
         fix="Set model.share_embeddings_and_output_weights=false, or use ddp.use_distributed_optimizer=true instead.",
         fails={TORCH: True, "model.share_embeddings_and_output_weights": True},
@@ -66,7 +66,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="FS03",
         fields=(TORCH, "ddp.use_distributed_optimizer", "optimizer.use_distributed_optimizer"),
-        test=_with_torch("is on with the distributed optimizer"),
+        test=_with_fsdp2("is on with the distributed optimizer"),
         why="it has sharded the optimizer's state with the weights already",
         fix="Set ddp.use_distributed_optimizer=false and optimizer.use_distributed_optimizer=false.",
         fails={
@@ -83,7 +83,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="FS04",
         fields=(TORCH, "model.fp16", "model.gradient_accumulation_fusion"),
-        test=_with_torch("is on with fp16 or gradient_accumulation_fusion"),
+        test=_with_fsdp2("is on with fp16 or gradient_accumulation_fusion"),
         why="Megatron Core neither unscales its gradients nor writes into its gradient buffers",
         fix="Use bf16, and set model.gradient_accumulation_fusion=false.",
         fails={TORCH: True, "model.fp16": True, "model.gradient_accumulation_fusion": False},
@@ -101,7 +101,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="FS06",
         fields=(TORCH, "train.check_weight_hash_across_dp_replicas_interval"),
-        test=_with_torch("is on, but weights of replicas are to be compared"),
+        test=_with_fsdp2("is on, but weights of replicas are to be compared"),
         why="every rank holds another part of the weights",
         fix="Set train.check_weight_hash_across_dp_replicas_interval=null.",
         fails={TORCH: True, "train.check_weight_hash_across_dp_replicas_interval": 100},
@@ -110,7 +110,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="FS07",
         fields=(TORCH, "model.hybrid_layer_pattern", "model.vision_num_layers", "model.decoder_seq_length"),
-        test=_with_torch("is on with a model that is no GPT"),
+        test=_with_fsdp2("is on with a model that is no GPT"),
         why="the checkpoints of hybrid models know no shards, and other families have not been shown to train right",
         fix="Use ddp.use_distributed_optimizer=true instead.",
         fails={
@@ -129,7 +129,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="FS08",
         fields=(TORCH, "peft"),
-        test=_with_torch("is on with adapters"),
+        test=_with_fsdp2("is on with adapters"),
         why="what a checkpoint holds of adapters knows no shards",
         fix="Use ddp.use_distributed_optimizer=true instead.",
         fails={TORCH: True, "peft": {}},

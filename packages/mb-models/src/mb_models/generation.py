@@ -52,7 +52,7 @@ def generate(
         positions_1S = torch.arange(window_1S.shape[1], device=device)[None]
         with torch.no_grad():
             logits_1SV = model(window_1S, positions_1S, None)
-        token = _choose(
+        token = _sample_token(
             logits_1SV[0, -1, :vocab_size].float().cpu(), temperature=temperature, generator=generator
         )
         if token == stop_token:
@@ -61,7 +61,7 @@ def generate(
         yield token
 
 
-def _choose(logits_V: torch.Tensor, *, temperature: float, generator: torch.Generator | None) -> int:
+def _sample_token(logits_V: torch.Tensor, *, temperature: float, generator: torch.Generator | None) -> int:
     if temperature == 0:
         return int(logits_V.argmax())
     chances_V = torch.softmax(logits_V / temperature, dim=-1)

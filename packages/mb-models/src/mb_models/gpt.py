@@ -10,7 +10,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from mb_models.config import GPTModelConfig
-from mb_models.provider import ModelProvider, drop_idle_output
+from mb_models.provider import ModelProvider, drop_unused_output_weight
 from mb_models.transformer import transformer_config
 
 
@@ -54,8 +54,8 @@ class GPTModelProvider(ModelProvider[GPTModelConfig, LayerSpec, GPTModel]):
             vp_stage=vp_stage,
         )
 
-    def _drop_idle_output(self, chunk: GPTModel) -> None:
-        drop_idle_output(chunk)
+    def _drop_unused_output_weight(self, chunk: GPTModel) -> None:
+        drop_unused_output_weight(chunk)
 
     def _prediction(
         self, layers: TransformerBlockSubmodules, *, vp_stage: int | None, pp_rank: int

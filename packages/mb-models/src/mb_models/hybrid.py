@@ -13,10 +13,10 @@ from megatron.core.utils import scaled_init_method_normal
 from mb_models.chunks import StackSpec
 from mb_models.config import TransformerFields
 from mb_models.forward_step import GPTForwardStep
-from mb_models.hybrid_config import GatedDeltaFields, MambaModelConfig, StateSpaceFields, layers_ahead
-from mb_models.provider import ModelProvider, drop_idle_output
+from mb_models.hybrid_config import GatedDeltaFields, MambaModelConfig, StateSpaceFields, mtp_layers
+from mb_models.provider import ModelProvider, drop_unused_output_weight
 from mb_models.rules import ModelConfigError
-from mb_models.transformer import refuse_broken, transformer_config
+from mb_models.transformer import reject_violations, transformer_config
 
 
 class MambaModelProvider(ModelProvider[MambaModelConfig, StackSpec, HybridModel]):
@@ -24,7 +24,7 @@ class MambaModelProvider(ModelProvider[MambaModelConfig, StackSpec, HybridModel]
 
     def _transformer_config(self) -> TransformerConfig:
         if self.device.type == "cuda":
-            need_kernels(self.config.hybrid_layer_pattern)
+            require_kernels(self.config.hybrid_layer_pattern)
         return hybrid_transformer_config(self.config, device=self.device)
 
     def _build(
@@ -46,15 +46,15 @@ class MambaModelProvider(ModelProvider[MambaModelConfig, StackSpec, HybridModel]
             vp_stage=vp_stage,
         )
 
-    def _drop_idle_output(self, chunk: HybridModel) -> None:
-        drop_idle_output(chunk)
+    def _drop_unused_output_weight(self, chunk: HybridModel) -> None:
+        drop_unused_output_weight(chunk)
 
 
 KERNELS = {"M": ("mamba_ssm", "mamba-ssm"), "G": ("fla", "flash-linear-attention")}
 """Letter of a layer -> module and package of the kernels that it needs on a GPU."""
 
 
-def need_kernels(pattern: str, *, installed: Callable[[str], object] = find_spec) -> None:
+def require_kernels(pattern: str, *, installed: Callable[[str], object] = find_spec) -> None:
     """Refuse layers whose kernels are not installed, where Megatron Core would fail in the midst of building.
 
     Raises:
@@ -89,7 +89,7 @@ def hybrid_transformer_config(config: MambaModelConfig, *, device: torch.device)
     Raises:
         ModelConfigError: as `mb_models.transformer_config`, and where a rule on hybrid sections is broken.
     """
-    refuse_broken(config, device=device)
+    reject_violations(config, device=device)
     own, shared = (
         {item.name: getattr(config, item.name) for kind in kinds for item in fields(kind)}
         for kinds in ((StateSpaceFields, GatedDeltaFields), (TransformerFields,))
@@ -98,7 +98,7 @@ def hybrid_transformer_config(config: MambaModelConfig, *, device: torch.device)
     extra = {"output_layer_init_method": start, **own, **config.transformer}
     transformer = transformer_config(TransformerFields(**{**shared, "transformer": extra}), device=device)
     transformer.is_hybrid_model = True
-    transformer.mtp_num_layers = len(layers_ahead(config.hybrid_layer_pattern)) or None
+    transformer.mtp_num_layers = len(mtp_layers(config.hybrid_layer_pattern)) or None
     return transformer
 
 

@@ -80,7 +80,7 @@ def main_layers(pattern: str) -> str:
     return pattern.split("/")[0].replace("|", "")
 
 
-def layers_ahead(pattern: str) -> list[str]:
+def mtp_layers(pattern: str) -> list[str]:
     """Return the layers that predict each further token: as many entries as tokens beyond the next."""
     return pattern.split("/")[1:]
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import cast
 
 from mb_models.config import GPTModelConfig
-from mb_models.hybrid_config import MambaModelConfig, layers_ahead, main_layers, mamba_heads
+from mb_models.hybrid_config import MambaModelConfig, main_layers, mamba_heads, mtp_layers
 from mb_models.parameters import _attention, _experts, _mlp, _norm
 
 MAMBA_FILTER = 4
@@ -30,7 +30,7 @@ def hybrid_parameter_count(config: MambaModelConfig, *, vocab_size: int | None =
             "model.vocab_size: not set and no vocab_size given, because the embedding's size is unknown. Pass "
             "vocab_size."
         )
-    pattern, ahead = config.hybrid_layer_pattern, layers_ahead(config.hybrid_layer_pattern)
+    pattern, ahead = config.hybrid_layer_pattern, mtp_layers(config.hybrid_layer_pattern)
     hidden, norm = config.hidden_size, _norm(_like_gpt(config), config.hidden_size)
     positions = config.max_position_embeddings or config.seq_length
     return (

@@ -4,14 +4,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from mb_models.hybrid_config import MambaModelConfig, layers_ahead, main_layers, mamba_heads
+from mb_models.hybrid_config import MambaModelConfig, main_layers, mamba_heads, mtp_layers
 from mb_models.rule import Rule
 
-FAMILY_MARKS = frozenset({"hybrid_layer_pattern", "decoder_seq_length", "vision_num_layers"})
+FAMILY_FIELDS = frozenset({"hybrid_layer_pattern", "decoder_seq_length", "vision_num_layers"})
 """Fields that only one family has, and always has."""
 
 
-def section_rule(
+def family_rule(
     number: str,
     names: Sequence[str],
     test: Callable[..., str | None],
@@ -27,7 +27,7 @@ def section_rule(
     parallel sizes below 1, which rule P01 refuses.
     """
     paths = tuple(f"model.{name}" for name in names)
-    marks = [place for place, name in enumerate(names) if name in FAMILY_MARKS]
+    marks = [place for place, name in enumerate(names) if name in FAMILY_FIELDS]
     sizes = [place for place, name in enumerate(names) if name.endswith("parallel_size")]
 
     def tested(*values: Any) -> str | None:
@@ -57,12 +57,12 @@ def _known_letters(pattern: str) -> str | None:
     return None if main_layers(pattern) else f"{pattern!r} has no layers"
 
 
-def _counted(layers: int, pattern: str) -> str | None:
+def _layer_count(layers: int, pattern: str) -> str | None:
     number = len(main_layers(pattern))
     return None if layers == number else f"is {layers}, but {pattern!r} has {number} layers"
 
 
-def _experts_on_both_sides(experts: int | None, pattern: str) -> str | None:
+def _experts_match_pattern(experts: int | None, pattern: str) -> str | None:
     if (experts is not None) == ("E" in pattern):
         return None
     return f"is {experts} with the pattern {pattern!r}"
@@ -77,13 +77,13 @@ def _stages(pattern: str, pp: int, vpp: int | None) -> str | None:
     return f"{pattern!r} cannot be cut into {stages} stages (pp={pp}, vpp={vpp})"
 
 
-def _own_split(pattern: str, first: int | None, last: int | None, layout: object) -> str | None:
-    asked = [value for value in (first, last, layout) if value is not None]
-    return f"a second way to cut {pattern!r} into stages is given ({asked[0]})" if asked else None
+def _single_split(pattern: str, first: int | None, last: int | None, layout: object) -> str | None:
+    requested = [value for value in (first, last, layout) if value is not None]
+    return f"a second way to cut {pattern!r} into stages is given ({requested[0]})" if requested else None
 
 
 def _further_tokens(pattern: str, number: int | None) -> str | None:
-    ahead = layers_ahead(pattern)
+    ahead = mtp_layers(pattern)
     if len(set(ahead)) > 1 or "" in ahead or any("|" in part for part in ahead):
         return f"{pattern!r} does not have the same layers for each further token"
     if number is None or number == len(ahead):
@@ -115,13 +115,13 @@ def _gated_delta(pattern: str, keys: int, values: int, tp: int, cp: int) -> str 
     return None
 
 
-def _gated_delta_together(pattern: str, tp: int, together: bool) -> str | None:
+def _gated_delta_sequence_parallel(pattern: str, tp: int, together: bool) -> str | None:
     if "G" not in pattern or tp == 1 or together:
         return None
     return f"gated-delta layers under tensor parallelism (tp={tp}, sequence_parallel=false)"
 
 
-def _no_norms_of_heads(norms: bool, sinks: str, gate: bool) -> str | None:
+def _unsupported_attention(norms: bool, sinks: str, gate: bool) -> str | None:
     if norms:
         return "hybrid attention layers have no such norms"
     if sinks != "vanilla" or gate:
@@ -133,13 +133,13 @@ def _experts_everywhere(freq: int | Sequence[int]) -> str | None:
     return f"is {freq}" if freq != 1 else None
 
 
-def _own_fields(extra: Mapping[str, object], pattern: str) -> str | None:
+def _no_duplicate_fields(extra: Mapping[str, object], pattern: str) -> str | None:
     own = sorted({item.name for item in fields(MambaModelConfig)} & extra.keys())
     return f"{', '.join(own)}: set the field of the model section itself" if own and pattern else None
 
 
 RULES: tuple[Rule, ...] = (
-    section_rule(
+    family_rule(
         "HY01",
         ("hybrid_layer_pattern",),
         _known_letters,
@@ -148,25 +148,25 @@ RULES: tuple[Rule, ...] = (
         fails=("M+M",),
         passes=("MG*-|E/*-",),
     ),
-    section_rule(
+    family_rule(
         "HY02",
         ("num_layers", "hybrid_layer_pattern"),
-        _counted,
+        _layer_count,
         why="the pattern says which layers there are, and Megatron numbers experts' losses by num_layers",
         fix="Set num_layers to the number of letters before the first /.",
         fails=(2, "M*-"),
         passes=(3, "M|*-/*"),
     ),
-    section_rule(
+    family_rule(
         "HY03",
         ("num_moe_experts", "hybrid_layer_pattern"),
-        _experts_on_both_sides,
+        _experts_match_pattern,
         why="layers E have num_moe_experts experts, and no other layers have any",
         fix="Set num_moe_experts together with a pattern that has E, or neither.",
         fails=(4, "M*-"),
         passes=(4, "M*E"),
     ),
-    section_rule(
+    family_rule(
         "HY04",
         ("hybrid_layer_pattern", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size"),
         _stages,
@@ -175,7 +175,7 @@ RULES: tuple[Rule, ...] = (
         fails=("M*-", 2, None),
         passes=("M*|-", 2, None),
     ),
-    section_rule(
+    family_rule(
         "HY05",
         (
             "hybrid_layer_pattern",
@@ -183,13 +183,13 @@ RULES: tuple[Rule, ...] = (
             "num_layers_in_last_pipeline_stage",
             "pipeline_model_parallel_layout",
         ),
-        _own_split,
+        _single_split,
         why="the pattern itself says where stages begin",
         fix="Put | between the stages, and unset the others.",
         fails=("M*-", 1, None, None),
         passes=("M*-", None, None, None),
     ),
-    section_rule(
+    family_rule(
         "HY06",
         ("hybrid_layer_pattern", "mtp_num_layers"),
         _further_tokens,
@@ -198,7 +198,7 @@ RULES: tuple[Rule, ...] = (
         fails=("M*/*-/*", None),
         passes=("M*/*-/*-", None),
     ),
-    section_rule(
+    family_rule(
         "HY07",
         (
             "hybrid_layer_pattern",
@@ -216,7 +216,7 @@ RULES: tuple[Rule, ...] = (
         fails=("M", 64, 16, 16, 1, 8, 2, 1),
         passes=("M", 64, 16, 16, 2, 8, 2, 2),
     ),
-    section_rule(
+    family_rule(
         "HY08",
         (
             "hybrid_layer_pattern",
@@ -231,26 +231,26 @@ RULES: tuple[Rule, ...] = (
         fails=("G", 2, 4, 2, 2),
         passes=("G", 4, 8, 2, 2),
     ),
-    section_rule(
+    family_rule(
         "HY09",
         ("hybrid_layer_pattern", "tensor_model_parallel_size", "sequence_parallel"),
-        _gated_delta_together,
+        _gated_delta_sequence_parallel,
         why="Megatron sums the gradient of their norm over the ranks only then, and its copies would drift apart "
         "without an error",
         fix="Set sequence_parallel=true.",
         fails=("G*", 2, False),
         passes=("G*", 2, True),
     ),
-    section_rule(
+    family_rule(
         "HY10",
         ("qk_layernorm", "softmax_type", "attention_output_gate", "hybrid_layer_pattern"),
-        lambda norms, sinks, gate, pattern: _no_norms_of_heads(norms, sinks, gate),
+        lambda norms, sinks, gate, pattern: _unsupported_attention(norms, sinks, gate),
         why="Megatron's hybrid attention layer is built without them, and would ignore the setting",
         fix="Leave qk_layernorm and attention_output_gate off, and softmax_type vanilla.",
         fails=(True, "vanilla", False, "*"),
         passes=(False, "vanilla", False, "*"),
     ),
-    section_rule(
+    family_rule(
         "HY11",
         ("moe_layer_freq", "hybrid_layer_pattern"),
         lambda freq, pattern: _experts_everywhere(freq),
@@ -259,16 +259,16 @@ RULES: tuple[Rule, ...] = (
         fails=(2, "ME"),
         passes=(1, "ME"),
     ),
-    section_rule(
+    family_rule(
         "HY12",
         ("transformer", "hybrid_layer_pattern"),
-        _own_fields,
+        _no_duplicate_fields,
         why="the section has a field of that name, and one of the two values would be lost",
         fix="Remove them.",
         fails=({"mamba_state_dim": 64}, "M"),
         passes=({}, "M"),
     ),
-    section_rule(
+    family_rule(
         "HY13",
         ("multi_latent_attention", "hybrid_layer_pattern"),
         lambda latent, pattern: "is on" if latent else None,
@@ -277,7 +277,7 @@ RULES: tuple[Rule, ...] = (
         fails=(True, "*"),
         passes=(False, "*"),
     ),
-    section_rule(
+    family_rule(
         "HY14",
         ("activation_func", "hybrid_layer_pattern"),
         lambda name, pattern: (

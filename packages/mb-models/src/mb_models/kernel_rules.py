@@ -6,13 +6,13 @@ rule has a fallback. Without a GPU these settings are replaced when the model is
 
 from collections.abc import Mapping
 
-from mb_models import engine_rules
-from mb_models.rule import Rule, rule_on
+from mb_models import te_rules
+from mb_models.rule import Rule, make_rule
 
 _ENGINE, _LAYERS, _CPU = "facts.transformer_engine", "model.transformer_impl", "facts.cpu"
 _NORMS = (_LAYERS, "model.normalization", "facts.apex_installed", _CPU)
 
-_TAKE_ENGINE = "Set model.transformer_impl=transformer_engine"
+_USE_TE_LAYERS = "Set model.transformer_impl=transformer_engine"
 
 
 def _unfused_gradients(on: bool | None, installed: bool, cpu: bool) -> str | None:
@@ -91,8 +91,8 @@ def _other_attention(kernel: str | None, layers: str | None, cpu: bool) -> str |
     return f"is {kernel} with transformer_impl=local"
 
 
-NEEDS_ENGINE = ("cpu_offloading", "fused_single_qkv_rope", "overlap_dispatch_backward_with_experts_wgrad")
-NEEDS_ENGINE_LAYERS = ("use_te_activation_func", "use_transformer_engine_op_fuser")
+TE_FIELDS = ("cpu_offloading", "fused_single_qkv_rope", "overlap_dispatch_backward_with_experts_wgrad")
+TE_LAYER_FIELDS = ("use_te_activation_func", "use_transformer_engine_op_fuser")
 """Fields of Megatron's TransformerConfig, without a field of the section, that need the package or its layers."""
 
 
@@ -106,8 +106,8 @@ def _extra_kernels(
 ) -> str | None:
     if cpu:
         return None
-    missing = [name for name in NEEDS_ENGINE if extra.get(name) and not engine]
-    missing += [name for name in NEEDS_ENGINE_LAYERS if extra.get(name) and layers == "local"]
+    missing = [name for name in TE_FIELDS if extra.get(name) and not engine]
+    missing += [name for name in TE_LAYER_FIELDS if extra.get(name) and layers == "local"]
     if extra.get("memory_efficient_layer_norm") and torch_norm(layers, normalization, apex, cpu):
         missing.append("memory_efficient_layer_norm")
     where = f"transformer_impl={layers}, Transformer Engine is {'' if engine else 'not '}installed"
@@ -115,7 +115,7 @@ def _extra_kernels(
 
 
 APEX: tuple[Rule, ...] = (
-    rule_on(
+    make_rule(
         "KN04",
         ("model.gradient_accumulation_fusion", "facts.fused_weight_gradient_installed", _CPU),
         _unfused_gradients,
@@ -126,7 +126,7 @@ APEX: tuple[Rule, ...] = (
         passes=(True, True, False),
         fallback={"model.gradient_accumulation_fusion": False},
     ),
-    rule_on(
+    make_rule(
         "KN05",
         ("model.masked_softmax_fusion", _LAYERS, "facts.fused_softmax_installed", _CPU),
         _unfused_softmax,
@@ -137,7 +137,7 @@ APEX: tuple[Rule, ...] = (
         passes=(True, "transformer_engine", False, False),
         fallback={"model.masked_softmax_fusion": False},
     ),
-    rule_on(
+    make_rule(
         "KN06",
         ("model.persist_layer_norm", *_NORMS),
         _persistent_norm,
@@ -147,7 +147,7 @@ APEX: tuple[Rule, ...] = (
         passes=(True, "local", "LayerNorm", True, False),
         fallback={"model.persist_layer_norm": False},
     ),
-    rule_on(
+    make_rule(
         "KN07",
         (
             "model.sequence_parallel",
@@ -157,17 +157,17 @@ APEX: tuple[Rule, ...] = (
         ),
         _split_sequence,
         why="torch's norms do not mark the gradients that sequence parallelism sums over the ranks",
-        fix=f"{_TAKE_ENGINE}, or model.sequence_parallel=false.",
+        fix=f"{_USE_TE_LAYERS}, or model.sequence_parallel=false.",
         fails=(True, None, 2, "local", "RMSNorm", False, False),
         passes=(True, None, 2, "transformer_engine", "RMSNorm", False, False),
         fallback={"model.sequence_parallel": False},
     ),
-    rule_on(
+    make_rule(
         "KN08",
         ("model.num_moe_experts", "model.tensor_model_parallel_size", *_NORMS),
         _split_experts,
         why="experts under tensor parallelism need sequence parallelism, which torch's norms do not know",
-        fix=f"{_TAKE_ENGINE}, or model.tensor_model_parallel_size=1.",
+        fix=f"{_USE_TE_LAYERS}, or model.tensor_model_parallel_size=1.",
         fails=(8, 2, "local", "RMSNorm", False, False),
         passes=(8, 1, "local", "RMSNorm", False, False),
     ),
@@ -175,36 +175,36 @@ APEX: tuple[Rule, ...] = (
 """Settings that need a module of Apex on local layers, or everywhere."""
 
 LOCAL: tuple[Rule, ...] = (
-    rule_on(
+    make_rule(
         "KN09",
         ("model.context_parallel_size", _LAYERS, _CPU),
         _split_attention,
         why="Megatron's own attention takes whole sequences",
-        fix=f"{_TAKE_ENGINE}, or model.context_parallel_size=1.",
+        fix=f"{_USE_TE_LAYERS}, or model.context_parallel_size=1.",
         fails=(2, "local", False),
         passes=(2, "transformer_engine", False),
     ),
-    rule_on(
+    make_rule(
         "KN10",
         ("model.tp_comm_overlap", _LAYERS, _CPU),
         _without_effect,
         why="the overlapped GEMMs are those of Transformer Engine's layers",
-        fix=f"{_TAKE_ENGINE}, or model.tp_comm_overlap=false.",
+        fix=f"{_USE_TE_LAYERS}, or model.tp_comm_overlap=false.",
         fails=(True, "local", False),
         passes=(True, "transformer_engine", False),
         fallback={"model.tp_comm_overlap": False},
     ),
-    rule_on(
+    make_rule(
         "KN11",
         ("model.attention_backend", _LAYERS, _CPU),
         _other_attention,
         why="local layers have one attention, of Megatron's own",
-        fix=f"{_TAKE_ENGINE}, or model.attention_backend=auto.",
+        fix=f"{_USE_TE_LAYERS}, or model.attention_backend=auto.",
         fails=("flash", "local", False),
         passes=("auto", "local", False),
         fallback={"model.attention_backend": "auto"},
     ),
-    rule_on(
+    make_rule(
         "KN12",
         ("model.transformer", _LAYERS, "model.normalization", _ENGINE, "facts.apex_installed", _CPU),
         _extra_kernels,
@@ -216,7 +216,7 @@ LOCAL: tuple[Rule, ...] = (
 )
 """Settings that local layers do not have."""
 
-GROUPED = rule_on(
+GROUPED_GEMM = make_rule(
     "G06",
     ("model.moe_grouped_gemm", _LAYERS, _CPU),
     _without_effect,
@@ -228,8 +228,8 @@ GROUPED = rule_on(
 )
 """The part of rule G06 that has a fallback."""
 
-RULES: tuple[Rule, ...] = (*engine_rules.RULES, *APEX, *LOCAL)
+RULES: tuple[Rule, ...] = (*te_rules.RULES, *APEX, *LOCAL)
 """Rules on kernels that Megatron Core does not bring along."""
 
-FALLBACKS: tuple[Rule, ...] = tuple(rule for rule in (*RULES, GROUPED) if rule.fallback)
+FALLBACKS: tuple[Rule, ...] = tuple(rule for rule in (*RULES, GROUPED_GEMM) if rule.fallback)
 """Rules with fallbacks, in the order in which they are applied."""

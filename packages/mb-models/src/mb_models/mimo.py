@@ -85,7 +85,7 @@ class MimoModelProvider(ModelProvider[MimoModelConfig, LayerSpec, ColocatedMimoM
     def _build(
         self, *, pre_process: bool, post_process: bool, vp_stage: int | None, groups: ProcessGroupCollection
     ) -> ColocatedMimoModel:
-        with without_notices():
+        with suppress_experimental_warnings():
             return ColocatedMimoModel(
                 MegatronMimoConfig(
                     language_model_spec=self.language_spec(groups),
@@ -114,7 +114,7 @@ class MimoModelProvider(ModelProvider[MimoModelConfig, LayerSpec, ColocatedMimoM
 
     def vision_spec(self, groups: ProcessGroupCollection) -> ModuleSpec:
         """Say how encoder and projection are built under these groups, which they alone need be part of."""
-        layers = _sees_everything(self._layers(self.encoder))
+        layers = _without_causal_mask(self._layers(self.encoder))
         encoder = ModuleSpec(
             PatchEncoder,
             params={
@@ -159,7 +159,7 @@ class ModuleRows:
     """None: none, the rank sees nothing."""
 
 
-WHOLE = ModuleRows(text=(0, 1), images=(0, 1))
+ALL_ROWS = ModuleRows(text=(0, 1), images=(0, 1))
 """All rows of both."""
 
 
@@ -168,7 +168,7 @@ class MimoForwardStep:
     """Callable forward step; `inspect_loss` sees every microbatch's loss sum, `rows` says what of it is read."""
 
     inspect_loss: Callable[[torch.Tensor], None] | None = None
-    rows: ModuleRows = WHOLE
+    rows: ModuleRows = ALL_ROWS
 
     def __call__(
         self,
@@ -229,7 +229,7 @@ def _part(whole: torch.Tensor, rows: tuple[int, int]) -> torch.Tensor:
     return whole.chunk(parts)[number]
 
 
-def _sees_everything(block: TransformerBlockSubmodules) -> TransformerBlockSubmodules:
+def _without_causal_mask(block: TransformerBlockSubmodules) -> TransformerBlockSubmodules:
     """Take the causal mask from layers of a GPT, in place: their specs are new."""
     for layer in block.layer_specs:
         attention = layer.submodules.self_attention
@@ -238,7 +238,7 @@ def _sees_everything(block: TransformerBlockSubmodules) -> TransformerBlockSubmo
 
 
 @contextmanager
-def without_notices() -> Iterator[None]:
+def suppress_experimental_warnings() -> Iterator[None]:
     """Silence two notices, that the classes are experimental: this file's docstring says so."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"(MimoModel|ModalitySubmodules) is experimental")

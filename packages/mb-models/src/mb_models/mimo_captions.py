@@ -12,7 +12,7 @@ from mb_models.mimo import ENCODER, VISION
 from mb_models.mimo_config import MimoModelConfig
 
 
-class InView(torch.nn.Module):
+class ImageConditionedModel(torch.nn.Module):
     """A model with one picture before it, in the shape of a language model that `generate` takes."""
 
     def __init__(self, model: torch.nn.Module, image_13HH: torch.Tensor) -> None:
@@ -59,7 +59,7 @@ def caption(
     """
     weight = next(model.parameters())
     return generate(
-        InView(model, image_3HH[None].to(weight.device, weight.dtype)),
+        ImageConditionedModel(model, image_3HH[None].to(weight.device, weight.dtype)),
         [config.image_token_id] * config.image_tokens,
         max_new_tokens=config.seq_length - config.image_tokens,
         vocab_size=vocab_size,

@@ -78,7 +78,7 @@ class ModuleRanks:
 def module_ranks(config: MimoModelConfig, *, world_size: int) -> tuple[ModuleRanks, ModuleRanks]:
     """Return the ranks of encoder (with projection) and language model, among so many processes.
 
-    Each module has as many replicas as its ranks hold; `mb_models.mimo_layout_rules.why_not_these_ranks` says what
+    Each module has as many replicas as its ranks hold; `mb_models.mimo_layout_rules.module_layout_error` says what
     does not fit.
     """
     first, tp = config.language_rank_offset, config.tensor_model_parallel_size

@@ -40,9 +40,9 @@ class ModuleGroups:
     """Module -> its ranks."""
     grids: Mapping[str, HyperCommGrid]
     """Module -> its ranks, as Megatron describes them."""
-    every: Mapping[str, ProcessGroupCollection]
+    by_module: Mapping[str, ProcessGroupCollection]
     """Module -> its groups; on ranks outside each of them is None."""
-    own: Mapping[str, ProcessGroupCollection]
+    local: Mapping[str, ProcessGroupCollection]
     """The same for the modules of this rank."""
 
     @classmethod
@@ -58,44 +58,44 @@ class ModuleGroups:
             ModelConfigError: the modules cannot stand on these ranks.
         """
         ranks = {VISION: vision, LANGUAGE: language}
-        refuse_ranks(vision, language, world_size=torch.distributed.get_world_size())
+        reject_invalid_ranks(vision, language, world_size=torch.distributed.get_world_size())
         opened = {name: open_groups(each, backend=backend) for name, each in ranks.items()}
-        every = {name: groups for name, (_, groups) in opened.items()}
+        by_module = {name: groups for name, (_, groups) in opened.items()}
         here = torch.distributed.get_rank()
         return cls(
             ranks=ranks,
             grids={name: grid for name, (grid, _) in opened.items()},
-            every=every,
-            own={name: groups for name, groups in every.items() if here in ranks[name].ranks},
+            by_module=by_module,
+            local={name: groups for name, groups in by_module.items() if here in ranks[name].ranks},
         )
 
     @property
-    def apart(self) -> bool:
+    def disjoint(self) -> bool:
         """Whether the modules are on different ranks."""
         return self.ranks[VISION].ranks != self.ranks[LANGUAGE].ranks
 
     @property
     def main(self) -> ProcessGroupCollection:
         """The groups of the language model, or of the encoder where this rank has that alone."""
-        return self.own[LANGUAGE] if LANGUAGE in self.own else self.own[VISION]
+        return self.local[LANGUAGE] if LANGUAGE in self.local else self.local[VISION]
 
     @property
     def rows(self) -> ModuleRows:
         """Which rows of a microbatch of all replicas this rank takes."""
-        seen = self.own.get(VISION)
+        seen = self.local.get(VISION)
         return ModuleRows(
             text=(self.main.dp.rank(), self.main.dp.size()),
             images=None if seen is None else (seen.dp.rank(), seen.dp.size()),
         )
 
 
-def refuse_ranks(vision: ModuleRanks, language: ModuleRanks, *, world_size: int) -> None:
+def reject_invalid_ranks(vision: ModuleRanks, language: ModuleRanks, *, world_size: int) -> None:
     """Refuse ranks on which modules cannot stand.
 
     Raises:
         ModelConfigError: with all reasons.
     """
-    problems = _sizes_that_do_not_fit(vision, language)
+    problems = _size_problems(vision, language)
     here, there = vision.ranks, language.ranks
     if here != there and {*here} & {*there}:
         problems.append(
@@ -111,7 +111,7 @@ def refuse_ranks(vision: ModuleRanks, language: ModuleRanks, *, world_size: int)
         raise ModelConfigError(problems)
 
 
-def _sizes_that_do_not_fit(vision: ModuleRanks, language: ModuleRanks) -> list[str]:
+def _size_problems(vision: ModuleRanks, language: ModuleRanks) -> list[str]:
     """Return what is wrong with the sizes of two modules."""
     problems = [
         f"{name}: tensor_parallel_size={ranks.tensor_parallel_size}, data_parallel_size={ranks.data_parallel_size}, "

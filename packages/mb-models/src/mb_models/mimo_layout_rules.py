@@ -13,7 +13,7 @@ OFFSET, VISION_TP, TP = LAYOUT = (
 PROCESSES = "facts.all_processes"
 """All processes of a run; to other rules modules with layouts of their own look like one replica."""
 
-WHOLE: Mapping[str, object] = {
+REQUIRED_SETTINGS: Mapping[str, object] = {
     "sequence_parallel": False,
     "context_parallel_size": 1,
     "num_moe_experts": None,
@@ -24,14 +24,14 @@ WHOLE: Mapping[str, object] = {
 }
 """Fields of the section, and the only value that modules with layouts of their own take."""
 
-UNTIMELY = "nothing starts an overlapped exchange of two modules in time"
-COMPARED = "attention logits are compared over the groups of one model"
+NO_OVERLAP = "nothing starts an overlapped exchange of two modules in time"
+LOGITS_OF_ONE_MODEL = "attention logits are compared over the groups of one model"
 EXCHANGE: Mapping[str, str] = {
-    "ddp.overlap_grad_reduce": UNTIMELY,
-    "ddp.overlap_param_gather": UNTIMELY,
+    "ddp.overlap_grad_reduce": NO_OVERLAP,
+    "ddp.overlap_param_gather": NO_OVERLAP,
     "ddp.use_distributed_optimizer": "both modules would store the shards of their optimizers under the same names",
-    "model.qk_clip": COMPARED,
-    "model.log_max_attention_logit": COMPARED,
+    "model.qk_clip": LOGITS_OF_ONE_MODEL,
+    "model.log_max_attention_logit": LOGITS_OF_ONE_MODEL,
 }
 """Switches of the wrapper and of exchanges, and why they are off."""
 
@@ -56,7 +56,7 @@ def has_layouts(offset: int | None, vision_tp: int | None, tp: int | None) -> bo
     return offset is not None and (offset != 0 or vision_tp not in (None, tp))
 
 
-def why_not_these_ranks(offset: int, vision_tp: int, tp: int, world: int) -> str | None:
+def module_layout_error(offset: int, vision_tp: int, tp: int, world: int) -> str | None:
     """Say what keeps modules from standing so on so many processes; None: nothing."""
     if offset < 0 or min(vision_tp, tp) < 1:
         return f"is {offset} with tensor parallelism of {vision_tp} and {tp}"
@@ -72,18 +72,18 @@ def why_not_these_ranks(offset: int, vision_tp: int, tp: int, world: int) -> str
     return None
 
 
-def split(values: Sequence[object]) -> str | None:
-    """Say which fields of `WHOLE` have another value, given in its order; None: none of them."""
+def unsupported_settings(values: Sequence[object]) -> str | None:
+    """Say which fields of `REQUIRED_SETTINGS` have another value, given in its order; None: none of them."""
     found = [
         f"{name}={value}"
-        for (name, whole), value in zip(WHOLE.items(), values, strict=True)
+        for (name, whole), value in zip(REQUIRED_SETTINGS.items(), values, strict=True)
         if value != whole
     ]
     return ", ".join(found) or None
 
 
 def _ranks(offset: int | None, vision_tp: int | None, tp: int, world: int) -> str | None:
-    return why_not_these_ranks(offset or 0, vision_tp or tp, tp, world)
+    return module_layout_error(offset or 0, vision_tp or tp, tp, world)
 
 
 def _rows(rows: int | None, *layout: int) -> str | None:
@@ -94,7 +94,7 @@ def _rows(rows: int | None, *layout: int) -> str | None:
     return f"{rows} sequences cannot be cut into {parts} equal parts" if rows % parts else None
 
 
-def _not(left: object) -> Callable[[object], str | None]:
+def _must_be(left: object) -> Callable[[object], str | None]:
     """Return a test that a value, if there is one, is what is left."""
     return lambda value: f"is {value}" if value is not None and value != left else None
 
@@ -110,14 +110,14 @@ def _layout_rule(
     passes: Sequence[object],
     also: Sequence[object] = (1, None, 1),
 ) -> Rule:
-    """Write down a rule on fields that speaks where the three of a layout, behind them, say that there is one.
+    """Write down a rule on fields that applies where the three of a layout, behind them, say that there is one.
 
     `also` are the values of these in both examples.
     """
     own = [path for path in paths if path not in (*LAYOUT, PROCESSES)]
     named = [*own, *LAYOUT, *(path for path in paths if path == PROCESSES)]
 
-    def speaks(*values: object) -> str | None:
+    def applies(*values: object) -> str | None:
         offset, vision_tp, tp = values[len(own) : len(own) + 3]
         if not has_layouts(offset, vision_tp, tp):  # type: ignore[arg-type]  # by the fields' types
             return None
@@ -129,7 +129,7 @@ def _layout_rule(
         for values in (fails, passes)
     ]
     return Rule(
-        id=number, fields=tuple(named), test=speaks, why=why, fix=fix, fails=examples[0], passes=examples[1]
+        id=number, fields=tuple(named), test=applies, why=why, fix=fix, fails=examples[0], passes=examples[1]
     )
 
 
@@ -156,7 +156,7 @@ RULES: tuple[Rule, ...] = (
         _layout_rule(
             f"M18{letter}",
             (f"model.{name}",),
-            _not(whole),
+            _must_be(whole),
             why="modules with layouts of their own have tensor and data parallelism in float32 only",
             fix=f"Leave {name} at its default, or set language_rank_offset=0 and leave "
             "vision_tensor_model_parallel_size unset.",
@@ -165,7 +165,7 @@ RULES: tuple[Rule, ...] = (
         )
         for letter, ((name, whole), other) in zip(
             ascii_lowercase,
-            zip(WHOLE.items(), (True, 2, 8, True, True, "e4m3", "e2m1"), strict=True),
+            zip(REQUIRED_SETTINGS.items(), (True, 2, 8, True, True, "e4m3", "e2m1"), strict=True),
             strict=False,
         )
     ),
@@ -186,7 +186,7 @@ RULES: tuple[Rule, ...] = (
         _layout_rule(
             f"M21{letter}",
             (path,),
-            _not(left=False),
+            _must_be(left=False),
             why=why,
             fix="Switch it off.",
             fails=(True,),
@@ -198,7 +198,7 @@ RULES: tuple[Rule, ...] = (
         _layout_rule(
             f"M22{letter}",
             (path,),
-            _not(left),
+            _must_be(left),
             why="each module has groups and generators of its own, which are always opened alike",
             fix="Leave it at its default.",
             fails=(other,),

@@ -33,16 +33,16 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from mb_models import mimo_rules
 from mb_models.config import GPTModelConfig
 from mb_models.gpt import LayerSpec
-from mb_models.mimo import VISION, MimoModelProvider, without_notices
+from mb_models.mimo import VISION, MimoModelProvider, suppress_experimental_warnings
 from mb_models.mimo_config import MimoModelConfig, encoder_section, projection_section
 from mb_models.mimo_groups import ModuleGroups
-from mb_models.mimo_layout_rules import WHOLE, split
-from mb_models.mimo_optimizer import ModulesOptimizer
+from mb_models.mimo_layout_rules import REQUIRED_SETTINGS, unsupported_settings
+from mb_models.mimo_optimizer import MimoModulesOptimizer
 from mb_models.rules import ModelConfigError
-from mb_models.transformer import refuse_broken, transformer_config
+from mb_models.transformer import reject_violations, transformer_config
 
 
-class ModulesModel(MimoModel):  # type: ignore[misc] # Megatron Core has no types
+class MimoModulesModel(MimoModel):  # type: ignore[misc] # Megatron Core has no types
     """Megatron's MIMO model with the modules of this rank, and what its schedules and wrappers ask of a chunk.
 
     The wrappers that reduce gradients stand beside the modules, not around them, so that weights have the names, in
@@ -73,7 +73,7 @@ class ModulesModel(MimoModel):  # type: ignore[misc] # Megatron Core has no type
             module.zero_grad_buffer()
 
 
-class ModulesProvider(MimoModelProvider):
+class MimoModulesProvider(MimoModelProvider):
     """Configures each module for its own tensor-parallel ranks; the section's number is the language model's."""
 
     def __init__(self, config: MimoModelConfig, *, vision_tensor_parallel_size: int, **settings: Any) -> None:
@@ -81,7 +81,7 @@ class ModulesProvider(MimoModelProvider):
         super().__init__(config, **settings)
 
     def _transformer_config(self) -> TransformerConfig:
-        refuse_broken(self._seen, device=self.device, rules=mimo_rules.RULES)
+        reject_violations(self._seen, device=self.device, rules=mimo_rules.RULES)
         self.encoder = transformer_config(encoder_section(self._seen), device=self.device)
         self.projection = transformer_config(projection_section(self._seen), device=self.device)
         text = {item.name: getattr(self.config, item.name) for item in fields(GPTModelConfig)}
@@ -119,9 +119,9 @@ class MimoModules:
         device: torch.device,
         tokenizer_vocab_size: int | None = None,
     ) -> None:
-        refuse(config)
+        reject_unsupported(config)
         self.groups = groups
-        self._provider = ModulesProvider(
+        self._provider = MimoModulesProvider(
             replace(
                 config,
                 tensor_model_parallel_size=groups.ranks[LANGUAGE].tensor_parallel_size,
@@ -138,7 +138,7 @@ class MimoModules:
         self.transformer = self._provider.transformer
         self.vocab_size = self._provider.vocab_size
 
-    def provide(self, *, seed: int) -> ModulesModel:
+    def provide(self, *, seed: int) -> MimoModulesModel:
         """Build this rank's modules, with weights drawn from `seed`; replicas are made alike by `wrap`.
 
         Seeds torch's generator anew, alike on all ranks, and Megatron's tracker, for each rank of the world otherwise:
@@ -147,11 +147,11 @@ class MimoModules:
         here, groups = torch.distributed.get_rank(), self.groups
         torch.manual_seed(seed)
         tensor_parallel.model_parallel_cuda_manual_seed(seed, tp_rank=here, ep_rank=0, etp_rank=here)
-        with without_notices():
-            model = ModulesModel(
+        with suppress_experimental_warnings():
+            model = MimoModulesModel(
                 MegatronMimoConfig(
-                    language_model_spec=self._provider.language_spec(groups.every[LANGUAGE]),
-                    modality_submodules_spec={VISION: self._provider.vision_spec(groups.every[VISION])},
+                    language_model_spec=self._provider.language_spec(groups.by_module[LANGUAGE]),
+                    modality_submodules_spec={VISION: self._provider.vision_spec(groups.by_module[VISION])},
                     special_token_ids={VISION: self._provider.config.image_token_id},
                     module_to_grid_map=dict(groups.grids),
                 ),
@@ -162,7 +162,7 @@ class MimoModules:
         model.to(self._provider.device)
         return model
 
-    def wrap(self, model: ModulesModel, ddp: DistributedDataParallelConfig) -> None:
+    def wrap(self, model: MimoModulesModel, ddp: DistributedDataParallelConfig) -> None:
         """Wrap each module in Megatron's data parallelism, and give replicas the weights of the first.
 
         `ddp` is not changed: Megatron settles its buckets in a copy for each module.
@@ -179,7 +179,7 @@ class MimoModules:
         configs = {LANGUAGE: self.transformer, VISION: self._provider.encoder}
         model.wrapped = {
             name: DistributedDataParallel(
-                configs[name], copy.copy(ddp), module, pg_collection=self.groups.own[name]
+                configs[name], copy.copy(ddp), module, pg_collection=self.groups.local[name]
             )
             for name, module in model.modules_here.items()
         }
@@ -189,13 +189,13 @@ class MimoModules:
         self.transformer.finalize_model_grads_func = partial(self._finalize, model)
 
     def optimizer(
-        self, model: ModulesModel, config: OptimizerConfig, *, overrides: Mapping[Any, Any] | None = None
-    ) -> ModulesOptimizer:
+        self, model: MimoModulesModel, config: OptimizerConfig, *, overrides: Mapping[Any, Any] | None = None
+    ) -> MimoModulesOptimizer:
         """Build the optimizers of this rank's modules, with one gradient norm over all of them.
 
         `overrides` are Megatron's `config_overrides`: for which parameters which settings differ.
         """
-        return ModulesOptimizer.build(model.wrapped, config, groups=self.groups, overrides=overrides)
+        return MimoModulesOptimizer.build(model.wrapped, config, groups=self.groups, overrides=overrides)
 
     def forward_backward(self) -> Callable[..., Any]:
         """Return the schedule, which lacks what `forward_backward_no_pipelining` of Megatron Core takes by name.
@@ -207,8 +207,8 @@ class MimoModules:
         `MimoForwardStep` that takes its `rows` of them: those that `groups.rows` says. The rows of a microbatch divide
         by the larger of the two data-parallel sizes.
         """
-        if not self.groups.apart:
-            return partial(forward_backward_no_pipelining, pg_collection=self.groups.own[LANGUAGE])
+        if not self.groups.disjoint:
+            return partial(forward_backward_no_pipelining, pg_collection=self.groups.local[LANGUAGE])
         bridge = MultiModulePipelineCommunicator(
             dict(self.groups.grids),
             {VISION: [LANGUAGE], LANGUAGE: []},
@@ -220,14 +220,14 @@ class MimoModules:
             forward_backward_pipelining_without_interleaving,
             p2p_communicator=bridge,
             pg_collection=MultiModuleProcessGroupCollection(
-                module_pgs=dict(self.groups.own),
-                language_model_module_name=LANGUAGE if LANGUAGE in self.groups.own else None,
+                module_pgs=dict(self.groups.local),
+                language_model_module_name=LANGUAGE if LANGUAGE in self.groups.local else None,
             ),
         )
 
     def _finalize(
         self,
-        model: ModulesModel,
+        model: MimoModulesModel,
         chunks: Sequence[torch.nn.Module],
         num_tokens: torch.Tensor | None = None,
         *,
@@ -238,7 +238,7 @@ class MimoModules:
 
         The schedule hands over the groups of one module, or of both: those of each module are known here.
         """
-        own = self.groups.own
+        own = self.groups.local
         for name, module in model.wrapped.items():
             finalize_model_grads([module], None, pg_collection=own[name], force_all_reduce=force_all_reduce)
         device = next(model.parameters()).device
@@ -250,7 +250,7 @@ class MimoModules:
             module.scale_gradients(1.0 / tokens.clamp(min=1))
 
 
-def refuse(config: MimoModelConfig) -> None:
+def reject_unsupported(config: MimoModelConfig) -> None:
     """Refuse what modules with layouts of their own cannot do.
 
     Raises:
@@ -262,7 +262,7 @@ def refuse(config: MimoModelConfig) -> None:
             "model.calculate_per_token_loss: is off, because the encoder's gradients are divided by the tokens of the "
             "language model. Switch it on."
         )
-    found = split([getattr(config, name) for name in WHOLE])
+    found = unsupported_settings([getattr(config, name) for name in REQUIRED_SETTINGS])
     if found is not None:
         problems.append(
             f"model: {found}, because modules with layouts of their own have tensor and data parallelism in "

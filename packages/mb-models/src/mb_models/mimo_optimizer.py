@@ -15,7 +15,7 @@ STEP = "common_step"
 """Megatron's name for the number of steps that all parameters of an optimizer have made."""
 
 
-class ModulesOptimizer(MimoOptimizer):  # type: ignore[misc] # Megatron Core has no types
+class MimoModulesOptimizer(MimoOptimizer):  # type: ignore[misc] # Megatron Core has no types
     """Megatron's optimizer of several modules in float32, whose state each rank stores for its own modules.
 
     Tensors are stored under the names that they have where encoder and language model are one model, everything else
@@ -42,7 +42,7 @@ class ModulesOptimizer(MimoOptimizer):  # type: ignore[misc] # Megatron Core has
         *,
         groups: ModuleGroups,
         overrides: Mapping[Any, Any] | None,
-    ) -> "ModulesOptimizer":
+    ) -> "MimoModulesOptimizer":
         """Build an optimizer for each wrapped module of this rank, under the module's own groups."""
 
         def info(name: str) -> ModuleOptimizerInfo:
@@ -53,12 +53,12 @@ class ModulesOptimizer(MimoOptimizer):  # type: ignore[misc] # Megatron Core has
                     [wrapped[name]],
                     config_overrides=overrides,
                     use_gloo_process_groups=False,
-                    pg_collection=groups.own[name],
+                    pg_collection=groups.local[name],
                 )
                 if here
                 else None,
                 grid=groups.grids[name],
-                pg_collection=groups.own[name] if here else None,
+                pg_collection=groups.local[name] if here else None,
                 is_active=here,
             )
 

@@ -3,7 +3,7 @@
 from mb_models.mimo_config import MimoModelConfig
 from mb_models.parameters import parameter_count
 
-COLOURS = 3
+IMAGE_CHANNELS = 3
 
 
 def mimo_parameter_count(config: MimoModelConfig, *, vocab_size: int | None = None) -> int:
@@ -23,7 +23,7 @@ def mimo_parameter_count(config: MimoModelConfig, *, vocab_size: int | None = No
     layer = 4 * width * (width + 1) + inner * (2 * width + 1) + width + 2 * norm
     return (
         parameter_count(config, vocab_size=vocab_size)
-        + COLOURS * patch * patch * width
+        + IMAGE_CHANNELS * patch * patch * width
         + width
         + config.image_tokens * width
         + config.vision_num_layers * layer

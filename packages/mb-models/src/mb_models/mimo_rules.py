@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 from mb_models import mimo_layout_rules
-from mb_models.hybrid_rules import section_rule
+from mb_models.hybrid_rules import family_rule
 from mb_models.rule import Rule
 
-MARK = "vision_num_layers"
+FAMILY_FIELD = "vision_num_layers"
 
 
 def _encoder_sizes(
@@ -31,7 +31,7 @@ def _patches(patch: int, size: int, layers: int) -> str | None:
     return f"patches of {patch} pixels do not fill a picture of {size}"
 
 
-def _room_for_text(length: int, size: int, patch: int, layers: int) -> str | None:
+def _sequence_longer_than_image(length: int, size: int, patch: int, layers: int) -> str | None:
     places = (size // patch) ** 2 if patch >= 1 else 0
     return None if length > places else f"{length} tokens leave no room beside the {places} of a picture"
 
@@ -59,21 +59,21 @@ def _one_stage(pp: int, vpp: int | None, layers: int) -> str | None:
     return f"is {pp} (virtual stages: {vpp})" if pp > 1 or (vpp or 1) > 1 else None
 
 
-def _whole_gradient(together: bool, dropout: float, layers: int) -> str | None:
+def _dropout_under_sequence_parallel(together: bool, dropout: float, layers: int) -> str | None:
     return f"is on with hidden_dropout={dropout}" if together and dropout > 0 else None
 
 
-def _sees_the_text(ahead: int | None, overlap: bool, layers: int) -> str | None:
+def _embedding_inputs(ahead: int | None, overlap: bool, layers: int) -> str | None:
     if overlap:
         return f"is {ahead} with overlap_moe_expert_parallel_comm=true"
     return f"is {ahead}" if ahead else None
 
 
-def _not_captured(graphs: str, layers: int) -> str | None:
+def _no_cuda_graph(graphs: str, layers: int) -> str | None:
     return f"is {graphs}" if graphs != "none" else None
 
 
-def _tokens_weigh_alike(per_token: bool, cp: int, layers: int) -> str | None:
+def _per_token_loss_under_cp(per_token: bool, cp: int, layers: int) -> str | None:
     return f"is off with context_parallel_size={cp}" if cp > 1 and not per_token else None
 
 
@@ -81,7 +81,7 @@ def _negative(number: int | None) -> str | None:
     return f"is {number}" if number is not None and number >= 0 else None
 
 
-def _same(name: str) -> Callable[[object, object], str | None]:
+def _matches_dataset(name: str) -> Callable[[object, object], str | None]:
     """Return a test that a field of the model (first) is what the dataset, if it says anything, calls the same."""
 
     def test(given: object, drawn: object) -> str | None:
@@ -92,22 +92,22 @@ def _same(name: str) -> Callable[[object, object], str | None]:
     return test
 
 
-def _a_place_for_each(patch: int | None, size: int | None, places: int | None) -> str | None:
+def _image_tokens_match(patch: int | None, size: int | None, places: int | None) -> str | None:
     if not patch or patch < 1 or size is None or places is None or (size // patch) ** 2 == places:
         return None
     return f"cuts {(size // patch) ** 2} patches from a picture, but dataset.image_tokens is {places}"
 
 
-def _pictures_are_seen(number: int | None, layers: int | None) -> str | None:
+def _images_without_encoder(number: int | None, layers: int | None) -> str | None:
     return f"is {number}, but the model has no encoder" if number is not None and layers is None else None
 
 
-def _pictures_are_there(blend: object, layers: int | None) -> str | None:
+def _encoder_without_images(blend: object, layers: int | None) -> str | None:
     return f"belongs to text, but the encoder has {layers} layers" if layers is not None else None
 
 
 RULES: tuple[Rule, ...] = (
-    section_rule(
+    family_rule(
         "M01",
         (
             "vision_num_layers",
@@ -122,25 +122,25 @@ RULES: tuple[Rule, ...] = (
         fails=(2, 64, 3, None, None),
         passes=(2, 64, 4, None, None),
     ),
-    section_rule(
+    family_rule(
         "M02",
-        ("patch_size", "image_size", MARK),
+        ("patch_size", "image_size", FAMILY_FIELD),
         _patches,
         why="a picture is cut into whole patches",
         fix="Set image_size to a multiple of patch_size.",
         fails=(14, 32, 2),
         passes=(8, 32, 2),
     ),
-    section_rule(
+    family_rule(
         "M03",
-        ("seq_length", "image_size", "patch_size", MARK),
-        _room_for_text,
+        ("seq_length", "image_size", "patch_size", FAMILY_FIELD),
+        _sequence_longer_than_image,
         why="a sequence is a picture and the text about it",
         fix="Raise seq_length, or choose larger patches.",
         fails=(16, 32, 8, 2),
         passes=(80, 32, 8, 2),
     ),
-    section_rule(
+    family_rule(
         "M04",
         (
             "tensor_model_parallel_size",
@@ -150,7 +150,7 @@ RULES: tuple[Rule, ...] = (
             "vision_ffn_hidden_size",
             "projector_hidden_size",
             "hidden_size",
-            MARK,
+            FAMILY_FIELD,
         ),
         lambda *values: _encoder_splits(*values[:-1]),
         why="encoder and projection are split over the ranks of the language model, or over as many of their own",
@@ -158,48 +158,48 @@ RULES: tuple[Rule, ...] = (
         fails=(2, None, 3, 96, None, None, 64, 2),
         passes=(2, 1, 3, 96, None, None, 64, 2),
     ),
-    section_rule(
+    family_rule(
         "M05",
-        ("pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size", MARK),
+        ("pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size", FAMILY_FIELD),
         _one_stage,
         why="the stages that Megatron Core's MIMO model has are its modules, each of them whole",
         fix="Set pipeline_model_parallel_size=1; language_rank_offset gives each module ranks of its own.",
         fails=(2, None, 2),
         passes=(1, None, 2),
     ),
-    section_rule(
+    family_rule(
         "M06",
-        ("sequence_parallel", "hidden_dropout", MARK),
-        _whole_gradient,
+        ("sequence_parallel", "hidden_dropout", FAMILY_FIELD),
+        _dropout_under_sequence_parallel,
         why="each rank would drop other numbers of the whole embedding and take its part of it, so that the gradient "
         "of the other parts would be wrong",
         fix="Set hidden_dropout=0, or sequence_parallel=false.",
         fails=(True, 0.1, 2),
         passes=(True, 0.0, 2),
     ),
-    section_rule(
+    family_rule(
         "M07",
-        ("mtp_num_layers", "overlap_moe_expert_parallel_comm", MARK),
-        _sees_the_text,
+        ("mtp_num_layers", "overlap_moe_expert_parallel_comm", FAMILY_FIELD),
+        _embedding_inputs,
         why="Megatron Core's MIMO model hands its language model the embedding of pictures and text, of which neither "
         "further tokens nor a schedule plan can be made",
         fix="Unset mtp_num_layers, and set overlap_moe_expert_parallel_comm=false.",
         fails=(1, False, 2),
         passes=(None, False, 2),
     ),
-    section_rule(
+    family_rule(
         "M08",
-        ("cuda_graph_impl", MARK),
-        _not_captured,
+        ("cuda_graph_impl", FAMILY_FIELD),
+        _no_cuda_graph,
         why="putting patches into the text waits for the device in every step, which a graph cannot hold",
         fix='Set cuda_graph_impl="none".',
         fails=("local", 2),
         passes=("none", 2),
     ),
-    section_rule(
+    family_rule(
         "M09",
-        ("calculate_per_token_loss", "context_parallel_size", MARK),
-        _tokens_weigh_alike,
+        ("calculate_per_token_loss", "context_parallel_size", FAMILY_FIELD),
+        _per_token_loss_under_cp,
         why="only captions are trained, and of them each context-parallel rank has another number of tokens, so that a "
         "mean over the ranks' means would not be the loss of the sequence",
         fix="Set calculate_per_token_loss=true.",
@@ -218,7 +218,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="M11",
         fields=("model.image_size", "dataset.image_size"),
-        test=_same("image_size"),
+        test=_matches_dataset("image_size"),
         why="the encoder has a position for every patch of pictures of one size",
         fix="Set both to the same.",
         fails={"model.image_size": 224, "dataset.image_size": 32},
@@ -227,7 +227,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="M12",
         fields=("model.patch_size", "model.image_size", "dataset.image_tokens"),
-        test=_a_place_for_each,
+        test=_image_tokens_match,
         why="each patch has a place in the text",
         fix="Set dataset.image_tokens to the square of image_size / patch_size.",
         fails={"model.patch_size": 4, "model.image_size": 32, "dataset.image_tokens": 16},
@@ -236,7 +236,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="M13",
         fields=("model.image_token_id", "dataset.image_token_id"),
-        test=_same("image_token_id"),
+        test=_matches_dataset("image_token_id"),
         why="the model finds the places of a picture by it",
         fix="Set both to the same.",
         fails={"model.image_token_id": -200, "dataset.image_token_id": -1},
@@ -244,21 +244,21 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="M14",
-        fields=("dataset.image_token_id", f"model.{MARK}"),
-        test=_pictures_are_seen,
+        fields=("dataset.image_token_id", f"model.{FAMILY_FIELD}"),
+        test=_images_without_encoder,
         why="a model of text has no place for pictures",
         fix="Use a MimoModelConfig, or a dataset of text.",
-        fails={"dataset.image_token_id": -200, f"model.{MARK}": None},
-        passes={"dataset.image_token_id": -200, f"model.{MARK}": 2},
+        fails={"dataset.image_token_id": -200, f"model.{FAMILY_FIELD}": None},
+        passes={"dataset.image_token_id": -200, f"model.{FAMILY_FIELD}": 2},
     ),
     Rule(
         id="M15",
-        fields=("dataset.blend", f"model.{MARK}"),
-        test=_pictures_are_there,
+        fields=("dataset.blend", f"model.{FAMILY_FIELD}"),
+        test=_encoder_without_images,
         why="each sequence of a model that sees has a picture",
         fix="Use a dataset of pictures with captions, such as DrawnShapesConfig.",
-        fails={"dataset.blend": None, f"model.{MARK}": 2},
-        passes={"dataset.blend": None, f"model.{MARK}": None},
+        fails={"dataset.blend": None, f"model.{FAMILY_FIELD}": 2},
+        passes={"dataset.blend": None, f"model.{FAMILY_FIELD}": None},
     ),
     *mimo_layout_rules.RULES,
 )

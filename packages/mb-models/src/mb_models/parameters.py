@@ -2,7 +2,7 @@
 
 from mb_models.config import GPTModelConfig
 
-RESHAPING = frozenset({"moe_latent_size"})
+UNCOUNTED_FIELDS = frozenset({"moe_latent_size"})
 """Fields of Megatron's TransformerConfig that add or change parameters and are not in the formula."""
 
 
@@ -24,7 +24,7 @@ def parameter_count(config: GPTModelConfig, *, vocab_size: int | None = None) ->
             "model.vocab_size: not set and no vocab_size given, because the embedding's size is unknown. Pass "
             "vocab_size."
         )
-    unknown = sorted(RESHAPING & config.transformer.keys())
+    unknown = sorted(UNCOUNTED_FIELDS & config.transformer.keys())
     if unknown:
         raise ValueError(
             f"model.transformer: {', '.join(unknown)} not counted, because the formula covers plain attention and "

@@ -14,7 +14,7 @@ from mb_models.chunks import chunks_of_rank
 from mb_models.vocab import model_vocab_size
 
 
-class LanguageSection(Protocol):
+class LanguageModelSection(Protocol):
     """What the section of every language model says."""
 
     vocab_size: int | None
@@ -27,7 +27,7 @@ class LanguageSection(Protocol):
     seq_len_interpolation_factor: float | None
 
 
-Section = TypeVar("Section", bound=LanguageSection)
+Section = TypeVar("Section", bound=LanguageModelSection)
 Layers = TypeVar("Layers")
 Chunk = TypeVar("Chunk", bound=torch.nn.Module)
 
@@ -76,7 +76,7 @@ class ModelProvider(ABC, Generic[Section, Layers, Chunk]):
     ) -> Chunk:
         """Build one chunk, wherever its parameters are."""
 
-    def _drop_idle_output(self, chunk: Chunk) -> None:
+    def _drop_unused_output_weight(self, chunk: Chunk) -> None:
         """Drop the output layer's weight where the chunk has one that it never uses."""
 
     def provide(
@@ -98,7 +98,7 @@ class ModelProvider(ABC, Generic[Section, Layers, Chunk]):
         chunk = self._build(
             pre_process=pre_process, post_process=post_process, vp_stage=vp_stage, groups=groups
         )
-        self._drop_idle_output(chunk)
+        self._drop_unused_output_weight(chunk)
         for parameter in chunk.parameters():
             tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
         return chunk.to(self.device)
@@ -134,7 +134,7 @@ class ModelProvider(ABC, Generic[Section, Layers, Chunk]):
         }
 
 
-def drop_idle_output(chunk: Any) -> None:
+def drop_unused_output_weight(chunk: Any) -> None:
     """Take the output layer of a GPT or hybrid its weight where it computes with a copy of the embedding instead.
 
     A last stage with tied embeddings and further tokens has both. Megatron Core never uses the first of them, and

@@ -30,7 +30,7 @@ class Rule:
     """Path -> value that replaces what it rejects where the user did not set it; empty: it only rejects."""
 
 
-def limit(
+def model_rule(
     number: str,
     fields: Sequence[str],
     test: Callable[..., str | None],
@@ -43,11 +43,11 @@ def limit(
 ) -> Rule:
     """Write down one limit; the examples are in the order of the fields."""
     paths = [f"model.{name}" for name in fields]
-    rule = rule_on(number, paths, test, why=why, fix=fix, fails=fails, passes=passes)
+    rule = make_rule(number, paths, test, why=why, fix=fix, fails=fails, passes=passes)
     return replace(rule, severity=severity)
 
 
-def rule_on(
+def make_rule(
     number: str,
     paths: Sequence[str],
     test: Callable[..., str | None],

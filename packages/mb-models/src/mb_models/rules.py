@@ -7,18 +7,18 @@ from mb_models import (
     fsdp_rules,
     hybrid_rules,
     kernel_rules,
-    limits,
+    megatron_rules,
     mimo_rules,
-    special_rules,
     t5_rules,
-    width_limits,
+    variant_rules,
+    width_rules,
 )
 from mb_models.config import GPTModelConfig
 from mb_models.peft import rules as peft_rules
 from mb_models.rule import Rule
-from mb_models.width_limits import has_attention
+from mb_models.width_rules import has_attention
 
-__all__ = ["BUILD_RULES", "INTERLEAVING", "RULES", "ModelConfigError", "Rule", "broken_rules"]
+__all__ = ["BUILD_RULES", "INTERLEAVING", "RULES", "ModelConfigError", "Rule", "violated_rules"]
 
 
 class ModelConfigError(ValueError):
@@ -29,7 +29,7 @@ class ModelConfigError(ValueError):
         self.problems = tuple(problems)
 
 
-def broken_rules(rules: Iterable[Rule], values: Mapping[str, object]) -> list[str]:
+def violated_rules(rules: Iterable[Rule], values: Mapping[str, object]) -> list[str]:
     """Return one line for each error among `rules` that `values` (field path -> value) break.
 
     A rule is applied where the first of its paths is there, and some path of each section that it reads; another path
@@ -47,7 +47,7 @@ def broken_rules(rules: Iterable[Rule], values: Mapping[str, object]) -> list[st
     return problems
 
 
-LOCAL_IGNORES = (
+IGNORED_BY_LOCAL_LAYERS = (
     "qk_l2_norm",
     "qk_clip",
     "log_max_attention_logit",
@@ -57,7 +57,7 @@ LOCAL_IGNORES = (
 )
 """Switches that only Transformer Engine's layers heed."""
 
-NOT_BUILT = {
+UNSUPPORTED_FIELDS = {
     "experimental_attention_variant": "its layers need a block specification of their own",
     "heterogeneous_block_specs": "layers of different shapes need a configuration class of their own",
     "is_hybrid_model": "hybrid models are another class",
@@ -100,14 +100,14 @@ def _known_positions(kind: str) -> str | None:
     return f"{kind!r} is not built" if kind == "mrope" else None
 
 
-def _local_layers_heed(impl: str, *switches: bool) -> str | None:
-    ignored = [name for name, on in zip(LOCAL_IGNORES, switches, strict=True) if on]
+def _local_layers_support(impl: str, *switches: bool) -> str | None:
+    ignored = [name for name, on in zip(IGNORED_BY_LOCAL_LAYERS, switches, strict=True) if on]
     if impl != "local" or not ignored:
         return None
     return f"local layers do not heed {', '.join(ignored)}"
 
 
-def _local_layers_take_precision(impl: str, fp8: str | None, fp4: str | None) -> str | None:
+def _local_layers_precision(impl: str, fp8: str | None, fp4: str | None) -> str | None:
     return (
         f"local layers cannot compute in fp8={fp8}, fp4={fp4}" if impl == "local" and (fp8 or fp4) else None
     )
@@ -126,7 +126,7 @@ def _transformer_names(extra: Mapping[str, object]) -> str | None:
     private = sorted(name for name in extra if name.startswith("_"))
     if private:
         return f"{', '.join(private)}: private to Megatron"
-    refused = [f"{name}: {why}" for name, why in NOT_BUILT.items() if extra.get(name)]
+    refused = [f"{name}: {why}" for name, why in UNSUPPORTED_FIELDS.items() if extra.get(name)]
     return "; ".join(refused) or None
 
 
@@ -151,13 +151,15 @@ def _expert_sizes_need_experts(experts: int | None, width: int | None, shared: i
     )
 
 
-def _full_recompute_is_whole(granularity: str | None, method: str | None, layers: int | None) -> str | None:
+def _full_recompute_is_complete(
+    granularity: str | None, method: str | None, layers: int | None
+) -> str | None:
     if granularity != "full" or (method is not None and layers is not None):
         return None
     return f'"full" needs both others (recompute_method={method}, recompute_num_layers={layers})'
 
 
-def _interleaving_is_sound(vpp: int | None, pp: int, overlap: bool, batch: bool) -> str | None:
+def _interleaving_is_safe(vpp: int | None, pp: int, overlap: bool, batch: bool) -> str | None:
     if vpp is None or vpp == 1 or pp == 1 or (overlap and not batch) or (pp > 2 and not overlap):
         return None
     return f"exchange would mix microbatches up (pp={pp}, overlap_p2p_comm={overlap}, batch_p2p_comm={batch})"
@@ -229,23 +231,23 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="G06",
-        fields=("model.transformer_impl", *(f"model.{name}" for name in LOCAL_IGNORES)),
-        test=_local_layers_heed,
+        fields=("model.transformer_impl", *(f"model.{name}" for name in IGNORED_BY_LOCAL_LAYERS)),
+        test=_local_layers_support,
         why="only Transformer Engine has them, and Megatron builds the model as if they were off",
         fix='Switch them off, or use transformer_impl "transformer_engine" on a GPU.',
         fails={
             "model.transformer_impl": "local",
-            **{f"model.{name}": name == "qk_clip" for name in LOCAL_IGNORES},
+            **{f"model.{name}": name == "qk_clip" for name in IGNORED_BY_LOCAL_LAYERS},
         },
         passes={
             "model.transformer_impl": "transformer_engine",
-            **{f"model.{name}": name == "qk_clip" for name in LOCAL_IGNORES},
+            **{f"model.{name}": name == "qk_clip" for name in IGNORED_BY_LOCAL_LAYERS},
         },
     ),
     Rule(
         id="G07",
         fields=("model.transformer_impl", "model.fp8", "model.fp4"),
-        test=_local_layers_take_precision,
+        test=_local_layers_precision,
         why="8-bit and 4-bit arithmetic is Transformer Engine's",
         fix='Unset fp8 and fp4, or use transformer_impl "transformer_engine" on a GPU.',
         fails={"model.transformer_impl": "local", "model.fp8": "hybrid", "model.fp4": None},
@@ -329,7 +331,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="G13",
         fields=("model.recompute_granularity", "model.recompute_method", "model.recompute_num_layers"),
-        test=_full_recompute_is_whole,
+        test=_full_recompute_is_complete,
         why="it must know which layers to compute again, and how many at a time",
         fix='Set recompute_method to "uniform" or "block", and recompute_num_layers.',
         fails={
@@ -352,9 +354,9 @@ RULES: tuple[Rule, ...] = (
         fails={"dataset.inter_document_masking": True},
         passes={"dataset.inter_document_masking": False},
     ),
-    *special_rules.RULES,
-    *width_limits.RULES,
-    *limits.RULES,
+    *variant_rules.RULES,
+    *width_rules.RULES,
+    *megatron_rules.RULES,
     *kernel_rules.RULES,
     *hybrid_rules.RULES,
     *t5_rules.RULES,
@@ -372,7 +374,7 @@ INTERLEAVING = Rule(
         "model.overlap_p2p_comm",
         "model.batch_p2p_comm",
     ),
-    test=_interleaving_is_sound,
+    test=_interleaving_is_safe,
     why="two stages would send and receive several tensors between the same two ranks in one batch, "
     "and the model would train wrongly without an error",
     fix="Set overlap_p2p_comm=true and batch_p2p_comm=false.",

@@ -21,7 +21,7 @@ from mb_models.config import TransformerFields
 from mb_models.forward_step import NO_SCHEDULE_PLAN, Loss, masked_next_token_loss
 from mb_models.provider import ModelProvider
 from mb_models.t5_config import T5ModelConfig
-from mb_models.transformer import refuse_broken, transformer_config
+from mb_models.transformer import reject_violations, transformer_config
 
 KEYS = ("text_enc", "text_dec", "labels", "loss_mask", "enc_mask")
 """What a microbatch holds, as Megatron's T5 dataset names it."""
@@ -129,7 +129,7 @@ def t5_transformer_config(config: T5ModelConfig, *, device: torch.device) -> Tra
     Raises:
         ModelConfigError: as `mb_models.transformer_config`, and where a rule on T5 sections is broken.
     """
-    refuse_broken(config, device=device)
+    reject_violations(config, device=device)
     shared = {item.name: getattr(config, item.name) for item in fields(TransformerFields)}
     return transformer_config(TransformerFields(**shared), device=device)
 

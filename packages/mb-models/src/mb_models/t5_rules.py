@@ -1,6 +1,6 @@
 """What a T5 section may not say, beyond what holds for every family: rules as data."""
 
-from mb_models.hybrid_rules import section_rule
+from mb_models.hybrid_rules import family_rule
 from mb_models.rule import Rule
 
 
@@ -25,7 +25,7 @@ def _split_evenly(together: bool, tp: int, length: int, written: int) -> str | N
 
 
 RULES: tuple[Rule, ...] = (
-    section_rule(
+    family_rule(
         "TF01",
         ("encoder_num_layers", "seq_length", "decoder_seq_length"),
         _some_layers,
@@ -34,7 +34,7 @@ RULES: tuple[Rule, ...] = (
         fails=(0, 512, 128),
         passes=(None, 512, 128),
     ),
-    section_rule(
+    family_rule(
         "TF02",
         ("pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size", "decoder_seq_length"),
         _one_stage,
@@ -44,7 +44,7 @@ RULES: tuple[Rule, ...] = (
         fails=(2, None, 128),
         passes=(1, None, 128),
     ),
-    section_rule(
+    family_rule(
         "TF03",
         ("context_parallel_size", "decoder_seq_length"),
         _whole_sequences,
@@ -53,7 +53,7 @@ RULES: tuple[Rule, ...] = (
         fails=(2, 128),
         passes=(1, 128),
     ),
-    section_rule(
+    family_rule(
         "TF04",
         ("sequence_parallel", "tensor_model_parallel_size", "seq_length", "decoder_seq_length"),
         _split_evenly,
@@ -62,7 +62,7 @@ RULES: tuple[Rule, ...] = (
         fails=(True, 2, 512, 101),
         passes=(True, 2, 512, 128),
     ),
-    section_rule(
+    family_rule(
         "TF05",
         ("position_embedding_type", "decoder_seq_length"),
         lambda kind, written: None if kind in ("learned_absolute", "rope") else f"{kind!r} is not built",
@@ -71,7 +71,7 @@ RULES: tuple[Rule, ...] = (
         fails=("relative", 128),
         passes=("rope", 128),
     ),
-    section_rule(
+    family_rule(
         "TF06",
         ("num_moe_experts", "decoder_seq_length"),
         lambda experts, written: f"is {experts}" if experts is not None else None,
@@ -80,7 +80,7 @@ RULES: tuple[Rule, ...] = (
         fails=(4, 128),
         passes=(None, 128),
     ),
-    section_rule(
+    family_rule(
         "TF07",
         ("qk_layernorm", "multi_latent_attention", "mtp_num_layers", "decoder_seq_length"),
         lambda norms, latent, ahead, written: (
@@ -93,7 +93,7 @@ RULES: tuple[Rule, ...] = (
         fails=(True, False, None, 128),
         passes=(False, False, None, 128),
     ),
-    section_rule(
+    family_rule(
         "TF08",
         ("num_query_groups", "num_attention_heads", "decoder_seq_length"),
         lambda groups, heads, written: (
@@ -104,7 +104,7 @@ RULES: tuple[Rule, ...] = (
         fails=(2, 4, 128),
         passes=(None, 4, 128),
     ),
-    section_rule(
+    family_rule(
         "TF09",
         ("max_position_embeddings", "decoder_seq_length"),
         lambda longest, written: (
@@ -117,7 +117,7 @@ RULES: tuple[Rule, ...] = (
         fails=(512, 600),
         passes=(600, 600),
     ),
-    section_rule(
+    family_rule(
         "TF10",
         ("window_size", "attention_output_gate", "softmax_type", "decoder_seq_length"),
         lambda window, gate, softmax, written: (
@@ -130,7 +130,7 @@ RULES: tuple[Rule, ...] = (
         fails=((64, 0), False, "vanilla", 128),
         passes=(None, False, "vanilla", 128),
     ),
-    section_rule(
+    family_rule(
         "TF11",
         ("cuda_graph_impl", "decoder_seq_length"),
         lambda implementation, written: (

@@ -12,11 +12,11 @@ from megatron.core.transformer.enums import AttnBackend
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
 from mb_models.config import GPTModelConfig, TransformerFields
-from mb_models.kernels import gpu_only_settings
+from mb_models.gpu_only import gpu_only_settings
 from mb_models.rule import Rule
-from mb_models.rules import BUILD_RULES, ModelConfigError, broken_rules
-from mb_models.special_fields import LatentAttentionFields, YarnFields
+from mb_models.rules import BUILD_RULES, ModelConfigError, violated_rules
 from mb_models.value_types import reject_wrong_types
+from mb_models.variant_fields import LatentAttentionFields, YarnFields
 
 DTYPES = MappingProxyType({name: getattr(torch, name) for name in ("float32", "bfloat16", "float16")})
 """Name -> dtype."""
@@ -45,7 +45,7 @@ NAMED_VALUES = MappingProxyType(
 )
 """Field whose value is a name -> what the names stand for."""
 
-OWN_FIELDS = frozenset({"transformer", "tp_comm_overlap_cfg"})
+SECTION_ONLY_FIELDS = frozenset({"transformer", "tp_comm_overlap_cfg"})
 """Fields of the section that Megatron's TransformerConfig is not meant to have."""
 
 LATENT = frozenset(item.name for item in fields(LatentAttentionFields))
@@ -68,7 +68,7 @@ class YarnTransformerConfig(TransformerConfig):  # type: ignore[misc]
 def transformer_config(config: TransformerFields, *, device: torch.device) -> TransformerConfig:
     """Build Megatron's configuration from a model section; the section is not changed.
 
-    On a device without CUDA the settings of `mb_models.kernels.gpu_only_settings` are replaced. A single virtual
+    On a device without CUDA the settings of `mb_models.gpu_only.gpu_only_settings` are replaced. A single virtual
     stage counts as none, an unset pipeline_dtype is params_dtype, and cuda_graph_modules "full" is the empty list,
     as Megatron now calls it. Reads no process group.
 
@@ -80,7 +80,7 @@ def transformer_config(config: TransformerFields, *, device: torch.device) -> Tr
     kind, names = megatron_class(config)
     replaced = {} if device.type == "cuda" else gpu_only_settings(config)
     values = {name: getattr(config, name) for name in names} | replaced
-    refuse_broken(config, device=device)
+    reject_violations(config, device=device)
     problems = unknown_names([*values, *config.transformer], kind)
     if problems:
         raise ModelConfigError(problems)
@@ -89,10 +89,10 @@ def transformer_config(config: TransformerFields, *, device: torch.device) -> Tr
     if config.cuda_graph_modules == "full":
         values["cuda_graph_modules"] = []
     values["pipeline_dtype"] = config.pipeline_dtype or config.params_dtype
-    return kind(**from_names(values | config.transformer))
+    return kind(**resolve_names(values | config.transformer))
 
 
-def refuse_broken(
+def reject_violations(
     config: TransformerFields, *, device: torch.device, rules: Sequence[Rule] = BUILD_RULES
 ) -> None:
     """Refuse a section, of any family, that breaks rules as it would be built on the device.
@@ -104,14 +104,14 @@ def refuse_broken(
     reject_wrong_types(config, path="model")
     replaced = {} if device.type == "cuda" else gpu_only_settings(config)
     section = {item.name: getattr(config, item.name) for item in fields(config)} | replaced
-    problems = broken_rules(rules, {f"model.{name}": value for name, value in section.items()})
+    problems = violated_rules(rules, {f"model.{name}": value for name, value in section.items()})
     if problems:
         raise ModelConfigError(problems)
 
 
 def megatron_class(config: TransformerFields) -> tuple[type[TransformerConfig], list[str]]:
     """Return Megatron's class for a section, and the fields of the section that it is given."""
-    names = [item.name for item in fields(TransformerFields) if item.name not in OWN_FIELDS | LATENT]
+    names = [item.name for item in fields(TransformerFields) if item.name not in SECTION_ONLY_FIELDS | LATENT]
     if config.multi_latent_attention:
         rotary = [item.name for item in fields(config) if item.name in ("rotary_base", "rotary_percent")]
         return MLATransformerConfig, [*names, *rotary, *sorted(LATENT)]
@@ -134,7 +134,7 @@ def unknown_names(names: list[str], kind: type[TransformerConfig] = TransformerC
     return problems
 
 
-def from_names(values: dict[str, object]) -> dict[str, object]:
+def resolve_names(values: dict[str, object]) -> dict[str, object]:
     """Replace names by the dtypes, functions and enum members that they stand for; other values pass as they are.
 
     Raises:

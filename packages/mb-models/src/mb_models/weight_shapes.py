@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-SHAPING = frozenset(
+SHAPE_FIELDS = frozenset(
     {
         # transformer layers
         "num_layers",
@@ -64,7 +64,7 @@ SHAPING = frozenset(
 )
 """Fields of the section `model`."""
 
-SHAPING_ADAPTERS = frozenset({"dim", "target_modules", "exclude_modules", "_target_"})
+ADAPTER_SHAPE_FIELDS = frozenset({"dim", "target_modules", "exclude_modules", "_target_"})
 """Fields of the section `peft`."""
 
 
@@ -77,7 +77,11 @@ def fixed_by_weights(paths: Iterable[str]) -> list[str]:
     for path in paths:
         section, _, name = path.partition(".")
         shaping = (
-            SHAPING | {"_target_"} if section == "model" else SHAPING_ADAPTERS if section == "peft" else ()
+            SHAPE_FIELDS | {"_target_"}
+            if section == "model"
+            else ADAPTER_SHAPE_FIELDS
+            if section == "peft"
+            else ()
         )
         if name in shaping or path == "peft":
             found.append(path)

@@ -45,7 +45,7 @@ def wrap_ddp(
     replicas the weights of the first.
     """
     groups = pg_collection or ProcessGroupCollection.use_mpu_process_groups()
-    settled = settled_config(ddp_config, chunks=chunks, groups=groups)
+    settled = resolve_bucket_size(ddp_config, chunks=chunks, groups=groups)
     wrapped = []
     for number, chunk in enumerate(wrap_half_precision(chunks)):
         whole = disable_bucketing or number > 0
@@ -75,7 +75,7 @@ def wrap_ddp(
     return wrapped
 
 
-def settled_config(
+def resolve_bucket_size(
     ddp_config: DistributedDataParallelConfig,
     *,
     chunks: Sequence[torch.nn.Module],

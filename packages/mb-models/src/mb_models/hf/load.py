@@ -13,8 +13,8 @@ import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from mb_models.hf.errors import HuggingFaceError
-from mb_models.hf.files import TensorFolder
-from mb_models.hf.names import EMBEDDING, Origin, origin_of
+from mb_models.hf.safetensors_files import TensorFolder
+from mb_models.hf.tensor_names import EMBEDDING, TensorOrigin, origin_of
 
 
 def load_hf_weights(
@@ -35,17 +35,17 @@ def load_hf_weights(
     Raises:
         HuggingFaceError: a tensor is missing, is left over, or has another shape than the model expects.
     """
-    groups = groups_of(chunks) if pg_collection is None else pg_collection
+    groups = groups_of_chunks(chunks) if pg_collection is None else pg_collection
     taken: set[str] = set()
     with TensorFolder(Path(folder)) as stored:
-        for parameter, value, origin in origins(chunks, groups):
+        for parameter, value, origin in parameter_origins(chunks, groups):
             ranks = groups.expt_tp if ".local_experts." in parameter else groups.tp
             rows = value.shape[0] if origin.tensors[0] in VOCABULARY else None
             parts = [
                 _part(stored, name, origin, rank=ranks.rank(), size=ranks.size(), rows=rows)
                 for name in origin.tensors
             ]
-            whole = fused(parts, origin, head_size=int(chunks[0].config.kv_channels))
+            whole = fuse_parts(parts, origin, head_size=int(chunks[0].config.kv_channels))
             _copy(value, whole, parameter=parameter, padded=rows is not None)
             taken.update(origin.tensors)
         left = {name for name in stored.names() - taken if not name.endswith("rotary_emb.inv_freq")}
@@ -62,7 +62,7 @@ VOCABULARY = (EMBEDDING, "lm_head.weight")
 """Tensors with a row for each token."""
 
 
-def groups_of(chunks: Sequence[Any]) -> ProcessGroupCollection:
+def groups_of_chunks(chunks: Sequence[Any]) -> ProcessGroupCollection:
     """Return the process groups that the chunks were built with.
 
     Raises:
@@ -78,9 +78,9 @@ def groups_of(chunks: Sequence[Any]) -> ProcessGroupCollection:
     return found
 
 
-def origins(
+def parameter_origins(
     chunks: Sequence[Any], groups: ProcessGroupCollection
-) -> Iterator[tuple[str, torch.nn.Parameter, Origin]]:
+) -> Iterator[tuple[str, torch.nn.Parameter, TensorOrigin]]:
     """Yield each parameter of the chunks with its name and the tensors it is made of."""
     for chunk in chunks:
         numbers = [layer.layer_number - 1 for layer in chunk.decoder.layers]
@@ -100,7 +100,7 @@ def origins(
 
 
 def _part(
-    stored: TensorFolder, name: str, origin: Origin, *, rank: int, size: int, rows: int | None
+    stored: TensorFolder, name: str, origin: TensorOrigin, *, rank: int, size: int, rows: int | None
 ) -> torch.Tensor:
     """Read this rank's part of a tensor: `rows` rows or as many as there are, or an even share where that is None."""
     if origin.split is None:
@@ -117,7 +117,7 @@ def _part(
     return stored.part(name, split=origin.split, start=start, stop=stop)
 
 
-def fused(parts: Sequence[torch.Tensor], origin: Origin, *, head_size: int) -> torch.Tensor:
+def fuse_parts(parts: Sequence[torch.Tensor], origin: TensorOrigin, *, head_size: int) -> torch.Tensor:
     """Put query, key and value (group by group), or gate and up projection, together as Megatron does."""
     if origin.form == "plain":
         return parts[0]

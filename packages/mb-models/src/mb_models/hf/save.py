@@ -8,11 +8,11 @@ import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from mb_models.config import GPTModelConfig
+from mb_models.hf.config_json import config_of
 from mb_models.hf.errors import HuggingFaceError
-from mb_models.hf.files import ShardWriter
-from mb_models.hf.load import groups_of, origins
-from mb_models.hf.names import Origin
-from mb_models.hf.shapes import config_of
+from mb_models.hf.load import groups_of_chunks, parameter_origins
+from mb_models.hf.safetensors_files import ShardWriter
+from mb_models.hf.tensor_names import TensorOrigin
 
 SHARD_BYTES = 2 * 2**30
 """Size of a file, unless one tensor is larger."""
@@ -41,7 +41,7 @@ def save_hf_model(
         HuggingFaceError: no model in that form computes the same, or the model is spread over several ranks.
         FileExistsError: the folder holds files.
     """
-    groups = groups_of([chunk]) if pg_collection is None else pg_collection
+    groups = groups_of_chunks([chunk]) if pg_collection is None else pg_collection
     sizes = [group.size() for group in (groups.tp, groups.pp, groups.ep)]
     if sizes != [1, 1, 1]:
         raise HuggingFaceError(
@@ -59,14 +59,14 @@ def save_hf_model(
         )
     (target / "config.json").write_text(json.dumps(content, indent=2) + "\n")
     writer = ShardWriter(target, shard_bytes=shard_bytes)
-    for _, value, origin in origins([chunk], groups):
-        parts = separated(value.detach(), config, origin)
+    for _, value, origin in parameter_origins([chunk], groups):
+        parts = split_parts(value.detach(), config, origin)
         for name, part in zip(origin.tensors, parts, strict=True):
             writer.add(name, part)
     writer.finish()
 
 
-def separated(whole: torch.Tensor, config: GPTModelConfig, origin: Origin) -> list[torch.Tensor]:
+def split_parts(whole: torch.Tensor, config: GPTModelConfig, origin: TensorOrigin) -> list[torch.Tensor]:
     """Take a parameter of a whole model apart; the order is that of `origin.tensors`."""
     if origin.form == "plain":
         return [whole]

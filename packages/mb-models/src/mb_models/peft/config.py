@@ -101,7 +101,7 @@ class DoRA(LoRA):
 
     def start(self, chunks: Sequence[Any]) -> None:
         """Set the trained lengths to those of the loaded weights; collective over the tensor-parallel groups."""
-        import_module("mb_models.peft.lora").measure(chunks)  # as above
+        import_module("mb_models.peft.lora").init_magnitudes(chunks)  # as above
 
 
 KINDS: dict[str, type[LoRA]] = {"lora": LoRA, "canonical_lora": CanonicalLoRA, "dora": DoRA}
@@ -112,7 +112,7 @@ class PeftError(ValueError):
     """Adapters that cannot be as asked for."""
 
 
-def named(name: str) -> LoRA:
+def section_by_name(name: str) -> LoRA:
     """Return the section that a name stands for, with its defaults.
 
     Raises:

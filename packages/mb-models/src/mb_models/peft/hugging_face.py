@@ -12,10 +12,10 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 
 from mb_models.config import GPTModelConfig
 from mb_models.hf.errors import HuggingFaceError
-from mb_models.hf.files import ShardWriter
-from mb_models.hf.load import groups_of
-from mb_models.hf.names import Origin, origin_of
-from mb_models.hf.save import separated
+from mb_models.hf.load import groups_of_chunks
+from mb_models.hf.safetensors_files import ShardWriter
+from mb_models.hf.save import split_parts
+from mb_models.hf.tensor_names import TensorOrigin, origin_of
 from mb_models.peft.config import DoRA, LoRA
 from mb_models.peft.lora import adapted_layers
 
@@ -44,7 +44,7 @@ def save_adapters(
     Raises:
         HuggingFaceError: the model is spread over ranks, or experts have adapters, which that form has no place for.
     """
-    groups = groups_of([chunk]) if pg_collection is None else pg_collection
+    groups = groups_of_chunks([chunk]) if pg_collection is None else pg_collection
     sizes = [group.size() for group in (groups.tp, groups.pp, groups.ep)]
     if sizes != [1, 1, 1]:
         raise HuggingFaceError(
@@ -61,7 +61,7 @@ def save_adapters(
                 f"{name}: adapters on experts have no place in that form. Merge them, or leave experts out."
             )
         origin = origin_of(f"{name}.weight", layer=partial(add, 0), expert=partial(add, 0), tied=False)
-        for tensor, value in converted(layer, origin, config):
+        for tensor, value in adapter_tensors(layer, origin, config):
             writer.add(f"base_model.model.{tensor}", value)
             modules[tensor.split(".lora_")[0].rsplit(".", 1)[-1]] = None
     writer.finish()
@@ -85,7 +85,9 @@ PARTS = {"qkv": ("q", "k", "v"), "glu": ("gate", "up")}
 """Form of a fused layer -> its adapters in a canonical LoRA."""
 
 
-def converted(layer: Any, origin: Origin, config: GPTModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
+def adapter_tensors(
+    layer: Any, origin: TensorOrigin, config: GPTModelConfig
+) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of one layer's adapters by their names in that form."""
     whole = layer.adapter["main"] if "main" in layer.adapter else None  # noqa: SIM401 - a ModuleDict has no get
     names = [tensor.removesuffix(".weight") for tensor in origin.tensors]
@@ -98,11 +100,11 @@ def converted(layer: Any, origin: Origin, config: GPTModelConfig) -> Iterator[tu
         names, pairs = [name for name, _ in adapted], [layer.adapter[part] for _, part in adapted]
         b_parts, a_parts = [pair.lora_b for pair in pairs], [pair.lora_a for pair in pairs]
     else:
-        b_parts = separated(whole.lora_b, config, origin)
+        b_parts = split_parts(whole.lora_b, config, origin)
         a_parts = [whole.lora_a] * len(b_parts)
     for name, a_RI, b_OR in zip(names, a_parts, b_parts, strict=True):
         yield f"{name}.lora_A.weight", a_RI
         yield f"{name}.lora_B.weight", b_OR
     if hasattr(layer.adapter, "magnitude"):
-        for name, part in zip(names, separated(layer.adapter.magnitude, config, origin), strict=True):
+        for name, part in zip(names, split_parts(layer.adapter.magnitude, config, origin), strict=True):
             yield f"{name}.lora_magnitude_vector", part

@@ -22,7 +22,7 @@ FUSED_NORM = "TELayerNormColumnParallelLinear"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class LinearPartition:
     """How a linear layer is spread over ranks, and what else it does."""
 
     row: bool
@@ -55,7 +55,7 @@ def is_parallel(module: Any) -> bool:
     return known and getattr(module, "weight", None) is not None  # a tied output layer has none
 
 
-def place_of(name: str, module: Any) -> Place:
+def partition_of(name: str, module: Any) -> LinearPartition:
     """Return the place of a layer, of which `name` is the path in the chunk.
 
     Raises:
@@ -69,7 +69,7 @@ def place_of(name: str, module: Any) -> Place:
             "model.moe_grouped_gemm=false for adapters on experts."
         )
     engine = kinds[0].startswith("TE")
-    place = Place(
+    partition = LinearPartition(
         row=ROW[kinds[0]],
         group=module._tp_group if engine else module.tp_group,
         of_experts="experts" in name.split(".") if engine else module.explicit_expert_comm,
@@ -77,12 +77,12 @@ def place_of(name: str, module: Any) -> Place:
         own_bias=_adds_bias(module, engine=engine),
         normalises=kinds[0] == FUSED_NORM,
     )
-    if place.of_experts and place.group.size() > 1:
+    if partition.of_experts and partition.group.size() > 1:
         raise PeftError(
-            f"peft.target_modules: {name} is spread over {place.group.size()} expert-tensor-parallel ranks, "
+            f"peft.target_modules: {name} is spread over {partition.group.size()} expert-tensor-parallel ranks, "
             "because nobody adds up their gradients of an adapter. Set model.expert_tensor_parallel_size=1."
         )
-    return place
+    return partition
 
 
 def _adds_bias(module: Any, *, engine: bool) -> bool:

@@ -28,8 +28,8 @@ from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor
 
 from mb_models.peft.config import CANONICAL_NAMES, CanonicalLoRA, DoRA, LoRA, PeftError
-from mb_models.peft.linears import is_parallel, place_of
-from mb_models.peft.targets import WHOLE, Candidate, numbered, require_matches, select
+from mb_models.peft.linears import is_parallel, partition_of
+from mb_models.peft.targets import MAIN, CandidateLayer, numbered, require_matches, select
 
 logger = logging.getLogger(__name__)
 
@@ -39,21 +39,21 @@ class Adapter(torch.nn.Module):
 
     def __init__(self, linear: Any, *, section: LoRA, outputs: int) -> None:
         super().__init__()
-        weight, place = linear.weight, linear.place
-        self.row = place.row
+        weight, partition = linear.weight, linear.partition
+        self.row = partition.row
         self.scale = section.alpha / section.dim
         self.dropout = section.dropout
-        self.group = place.group
-        self.exchanges = not place.of_experts  # with experts, their dispatcher exchanges
-        self.scattered = place.scattered and self.exchanges
+        self.group = partition.group
+        self.exchanges = not partition.of_experts  # with experts, their dispatcher exchanges
+        self.scattered = partition.scattered and self.exchanges
         a_RI = torch.empty(section.dim, weight.shape[1], dtype=weight.dtype, device=weight.device)
         b_OR = torch.zeros(outputs, section.dim, dtype=weight.dtype, device=weight.device)
         # A is sharded along the input in a row-parallel layer: a draw for each rank; else one for all of them
         with get_cuda_rng_tracker().fork() if self.row else nullcontext():
             torch.nn.init.kaiming_uniform_(a_RI, a=math.sqrt(5))
         self.lora_a, self.lora_b = torch.nn.Parameter(a_RI), torch.nn.Parameter(b_OR)
-        mark(self.lora_a, linear, sharded=1 if self.row else None)
-        mark(self.lora_b, linear, sharded=None if self.row else 0)
+        set_parallel_attributes(self.lora_a, linear, sharded=1 if self.row else None)
+        set_parallel_attributes(self.lora_b, linear, sharded=None if self.row else 0)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return what is added to the layer's output; exchanges R numbers a token where the layer itself exchanges."""
@@ -85,23 +85,25 @@ class Adapter(torch.nn.Module):
         return exchanged
 
 
-def mark(parameter: torch.nn.Parameter, linear: Any, *, sharded: int | None) -> None:
+def set_parallel_attributes(parameter: torch.nn.Parameter, linear: Any, *, sharded: int | None) -> None:
     """Tell Megatron how a parameter is spread: its optimizer, gradient norm and data parallelism read this."""
     marked: Any = parameter
     marked.tensor_model_parallel = sharded is not None
     marked.partition_dim, marked.partition_stride = -1 if sharded is None else sharded, 1
     # replicated, and fed by a part of the sequence: finalize_model_grads adds the ranks' gradients up
-    marked.sequence_parallel = linear.place.scattered and sharded is None and not linear.place.of_experts
+    marked.sequence_parallel = (
+        linear.partition.scattered and sharded is None and not linear.partition.of_experts
+    )
     if hasattr(linear.weight, "allreduce"):
         marked.allreduce = linear.weight.allreduce
 
 
-class Adapted:
+class AdaptedLinear:
     """Goes before the class of a linear layer that has adapters."""
 
-    def equip(self: Any, section: LoRA, parts: Sequence[str]) -> None:
+    def add_adapters(self: Any, section: LoRA, parts: Sequence[str]) -> None:
         """Add the adapters of the layer, or of the parts that are fused in it."""
-        sizes = {WHOLE: self.weight.shape[0]} if WHOLE in parts else slices(self) or {}
+        sizes = {MAIN: self.weight.shape[0]} if MAIN in parts else fused_part_sizes(self) or {}
         self.part_sizes = sizes
         self.joins_groups = "q" in sizes
         self.adapter = torch.nn.ModuleDict(
@@ -111,25 +113,25 @@ class Adapted:
                 if name in parts
             }
         )
-        self.glu_adapter = self.glu_halves and WHOLE in parts
+        self.glu_adapter = self.glu_halves and MAIN in parts
         if isinstance(section, DoRA):
-            magnitude = torch.nn.Parameter(lengths(self, self.weight.detach()))
-            mark(magnitude, self, sharded=None if self.place.row else 0)
+            magnitude = torch.nn.Parameter(row_norms(self, self.weight.detach()))
+            set_parallel_attributes(magnitude, self, sharded=None if self.partition.row else 0)
             self.adapter.register_parameter("magnitude", magnitude)
 
     def forward(self: Any, input_: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
         """Return output and bias as the layer does, with the adapters' part in the output."""
         answer = super().forward(input_, *args, **options)  # type: ignore[misc]
-        output, bias, multiplied = self.place.run(answer, input_)
+        output, bias, multiplied = self.partition.run(answer, input_)
         if not hasattr(self, "adapter"):
             return output, bias
         given = {name: adapter(multiplied) for name, adapter in self.adapter.items()}
-        added = joined(self, padded(self, given, dim=-1), dim=-1)
+        added = join_parts(self, zero_fill_parts(self, given, dim=-1), dim=-1)
         if not hasattr(self.adapter, "magnitude"):
             return output + added, bias
-        own = self.bias if self.place.own_bias else None
+        own = self.bias if self.partition.own_bias else None
         with torch.no_grad():
-            length = lengths(self, self.weight + change(self))
+            length = row_norms(self, self.weight + weight_delta(self))
         scaled = ((output if own is None else output - own) + added) * (self.adapter.magnitude / length)
         return (scaled if own is None else scaled + own), bias
 
@@ -141,7 +143,7 @@ class Adapted:
         state: dict[str, Any] = {key: value for key, value in found.items() if ".adapter." not in key}
         if not hasattr(self, "adapter"):
             return state
-        row = self.place.row
+        row = self.partition.row
         values, axes = {}, {}
         for key, value in self.adapter.state_dict(keep_vars=True).items():
             values[key] = value
@@ -155,7 +157,7 @@ class Adapted:
             for word, (_, number, _) in zip(("layer", "expert"), sharded_offsets, strict=False):
                 below += f"{word}_{number}."
             sharded_offsets = ()
-        groups = {"tp_group": self.place.group, "dp_cp_group": (metadata or {}).get("dp_cp_group")}
+        groups = {"tp_group": self.partition.group, "dp_cp_group": (metadata or {}).get("dp_cp_group")}
         added = make_sharded_tensors_for_checkpoint(values, below, axes, sharded_offsets, **groups)
         if self.glu_adapter:
             for key in (f"{below}main.lora_b", f"{below}magnitude"):
@@ -167,20 +169,20 @@ class Adapted:
 
 
 @cache
-def adapted(cls: Hashable) -> type:
+def adapted_class(cls: Hashable) -> type:
     """Return the class of layers of a class that have adapters."""
     base = cast(type, cls)
-    return type(f"Adapted{base.__name__}", (Adapted, base), {})
+    return type(f"Adapted{base.__name__}", (AdaptedLinear, base), {})
 
 
-def slices(linear: Any) -> dict[str, int] | None:
+def fused_part_sizes(linear: Any) -> dict[str, int] | None:
     """Return the outputs on this rank of each layer that is fused in one, or None where none are."""
     config = linear.config
     if linear.glu_halves:
         half = linear.weight.shape[0] // 2
         return {"gate": half, "up": half}
     if linear.fuses_qkv:
-        size = linear.place.group.size()
+        size = linear.partition.group.size()
         groups = config.num_query_groups // size
         queries = config.num_attention_heads // size
         return {
@@ -191,19 +193,19 @@ def slices(linear: Any) -> dict[str, int] | None:
     return None
 
 
-def joined(linear: Any, parts: Sequence[Tensor], *, dim: int) -> Tensor:
+def join_parts(linear: Any, parts: Sequence[Tensor], *, dim: int) -> Tensor:
     """Put the parts of a fused layer together along `dim`; query, key and value group by group."""
     if len(parts) == 1:
         return parts[0]
     if not linear.joins_groups:
         return torch.cat(list(parts), dim=dim)
-    groups = linear.config.num_query_groups // linear.place.group.size()
+    groups = linear.config.num_query_groups // linear.partition.group.size()
     dim %= parts[0].dim()
     grouped = [part.unflatten(dim, (groups, -1)) for part in parts]  # type: ignore[no-untyped-call]
     return torch.cat(grouped, dim=dim + 1).flatten(dim, dim + 1)
 
 
-def padded(linear: Any, given: Mapping[str, Tensor], *, dim: int) -> list[Tensor]:
+def zero_fill_parts(linear: Any, given: Mapping[str, Tensor], *, dim: int) -> list[Tensor]:
     """Return one tensor for each part of a layer: those given, and zeros for parts without adapters."""
     like = next(iter(given.values()))
     found = []
@@ -214,17 +216,17 @@ def padded(linear: Any, given: Mapping[str, Tensor], *, dim: int) -> list[Tensor
     return found
 
 
-def change(linear: Any) -> Tensor:
+def weight_delta(linear: Any) -> Tensor:
     """Return what the adapters add to a layer's weight on this rank, [O, I]."""
     given = {name: adapter.delta() for name, adapter in linear.adapter.items()}
-    return joined(linear, padded(linear, given, dim=0), dim=0)
+    return join_parts(linear, zero_fill_parts(linear, given, dim=0), dim=0)
 
 
-def lengths(linear: Any, weight_OI: Tensor) -> Tensor:
+def row_norms(linear: Any, weight_OI: Tensor) -> Tensor:
     """Return the length of each row of the whole weight, [O]; collective where rows are spread over ranks."""
     squares = weight_OI.float().pow(2).sum(1)
-    if linear.place.row and linear.place.group.size() > 1:
-        torch.distributed.all_reduce(squares, group=linear.place.group)
+    if linear.partition.row and linear.partition.group.size() > 1:
+        torch.distributed.all_reduce(squares, group=linear.partition.group)
     return squares.sqrt().to(weight_OI.dtype)
 
 
@@ -244,21 +246,21 @@ def install(chunks: Sequence[Any], section: LoRA) -> None:
     canonical = isinstance(section, CanonicalLoRA)
     targets, exclude = list(section.target_modules), list(section.exclude_modules)
     found = [_select(chunk, targets=targets, exclude=exclude, canonical=canonical) for chunk in chunks]
-    uneven = _agree(found, section)
+    uneven = _validate_on_all_ranks(found, section)
     for chunk, selection in zip(chunks, found, strict=True):
         chunk.requires_grad_(False)
         for path, parts in selection.chosen.items():
             module = chunk.get_submodule(path)
-            module.place = place_of(path, module)
-            if module.place.normalises:
+            module.partition = partition_of(path, module)
+            if module.partition.normalises:
                 module.return_layernorm_output = True  # the adapters' input
             leaf = path.rsplit(".", 1)[-1]
             cls = type(module)
-            module.__class__ = adapted(cls)  # type: ignore[arg-type]  # classes are hashable
+            module.__class__ = adapted_class(cls)  # type: ignore[arg-type]  # classes are hashable
             module.glu_halves = leaf == "linear_fc1" and module.config.gated_linear_unit
             module.fuses_qkv = leaf == "linear_qkv"
             module.by_layer = bool({(selection.kinds[path], part) for part in parts} & uneven)
-            module.equip(section, parts)
+            module.add_adapters(section, parts)
         for module in chunk.modules():
             recomputes = getattr(getattr(module, "config", None), "recompute_granularity", None) is not None
             if recomputes and hasattr(module, "layers"):
@@ -277,7 +279,7 @@ def _require_gradient(_module: Any, args: tuple[Any, ...], options: Mapping[str,
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
+class AdapterSelection:
     """Layers of one chunk that get adapters, and what there is."""
 
     chosen: Mapping[str, tuple[str, ...]]
@@ -294,28 +296,30 @@ class Selection:
     """Why a chosen layer cannot have adapters."""
 
 
-def _select(chunk: Any, *, targets: Sequence[str], exclude: Sequence[str], canonical: bool) -> Selection:
+def _select(
+    chunk: Any, *, targets: Sequence[str], exclude: Sequence[str], canonical: bool
+) -> AdapterSelection:
     modules = dict(chunk.named_modules())
     numbers = _numbers(modules)
-    known: list[Candidate] = []
-    others: list[Candidate] = []
+    known: list[CandidateLayer] = []
+    others: list[CandidateLayer] = []
     for path, module in modules.items():
         if not path:
             continue
         parts = _parts(path.rsplit(".", 1)[-1], module, canonical=canonical)
-        candidate = Candidate(path=path, name=numbered(path, numbers), parts=parts)
+        candidate = CandidateLayer(path=path, name=numbered(path, numbers), parts=parts)
         (known if is_parallel(module) else others).append(candidate)
     chosen, used = select(known, targets=targets, exclude=exclude)
     wrong, named = select(others, targets=targets, exclude=exclude) if targets else ({}, set())
     problem = None
     for path in (*chosen, *wrong):
         try:
-            place_of(path, modules[path])
+            partition_of(path, modules[path])
         except PeftError as error:
             problem = str(error)
             break
     kinds = {each.path: _NUMBER.sub(r"\1.", each.name) for each in known}
-    return Selection(
+    return AdapterSelection(
         chosen=chosen,
         kinds=kinds,
         left=frozenset(
@@ -353,11 +357,11 @@ def _numbers(modules: Mapping[str, Any]) -> dict[str, int]:
 def _parts(leaf: str, module: Any, *, canonical: bool) -> Mapping[str, str]:
     """Return part -> name, of a layer by the last part of its name."""
     if canonical and leaf == "linear_fc1" and is_parallel(module) and not module.config.gated_linear_unit:
-        return {WHOLE: CANONICAL_NAMES[leaf]["up"]}
-    return CANONICAL_NAMES.get(leaf, {WHOLE: leaf}) if canonical else {WHOLE: leaf}
+        return {MAIN: CANONICAL_NAMES[leaf]["up"]}
+    return CANONICAL_NAMES.get(leaf, {MAIN: leaf}) if canonical else {MAIN: leaf}
 
 
-def _agree(found: Sequence[Selection], section: LoRA) -> set[tuple[str, str]]:
+def _validate_on_all_ranks(found: Sequence[AdapterSelection], section: LoRA) -> set[tuple[str, str]]:
     """Raise on all ranks what any rank has to refuse; return kinds and parts that only some layers adapt.
 
     Collective over the default process group.
@@ -365,7 +369,7 @@ def _agree(found: Sequence[Selection], section: LoRA) -> set[tuple[str, str]]:
     Raises:
         PeftError: as `install`.
     """
-    everywhere = _of_all_ranks(list(found))
+    everywhere = _gather_selections(list(found))
     problems = [each.problem for each in everywhere if each.problem is not None]
     if problems:
         raise PeftError(problems[0])
@@ -391,10 +395,10 @@ def _agree(found: Sequence[Selection], section: LoRA) -> set[tuple[str, str]]:
     return adapted_kinds & set().union(*(each.left for each in everywhere))
 
 
-def _of_all_ranks(own: list[Selection]) -> list[Selection]:
+def _gather_selections(own: list[AdapterSelection]) -> list[AdapterSelection]:
     if not dist.is_initialized() or dist.get_world_size() == 1 or dist.get_backend() == "fake":
         return own
-    gathered: list[list[Selection] | None] = [None] * dist.get_world_size()
+    gathered: list[list[AdapterSelection] | None] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, own)
     return [each for part in gathered for each in part or ()]
 
@@ -403,23 +407,23 @@ def adapted_layers(chunks: Sequence[Any]) -> Iterator[tuple[str, Any]]:
     """Yield the layers that have adapters, with their names."""
     for chunk in chunks:
         for name, module in chunk.named_modules():
-            if isinstance(module, Adapted) and hasattr(module, "adapter"):
+            if isinstance(module, AdaptedLinear) and hasattr(module, "adapter"):
                 yield name, module
 
 
 @torch.no_grad()
-def measure(chunks: Sequence[Any]) -> None:
+def init_magnitudes(chunks: Sequence[Any]) -> None:
     """Set DoRA's trained lengths to those of the weights as they are; collective over tensor-parallel groups."""
     for _, layer in adapted_layers(chunks):
-        layer.adapter.magnitude.copy_(lengths(layer, layer.weight))
+        layer.adapter.magnitude.copy_(row_norms(layer, layer.weight))
 
 
 @torch.no_grad()
 def merge(chunks: Sequence[Any]) -> None:
     """Write the adapters into the weights and remove them; collective over tensor-parallel groups for DoRA."""
     for _, layer in list(adapted_layers(chunks)):
-        whole = layer.weight + change(layer)
+        whole = layer.weight + weight_delta(layer)
         if hasattr(layer.adapter, "magnitude"):
-            whole = whole * (layer.adapter.magnitude / lengths(layer, whole))[:, None]
+            whole = whole * (layer.adapter.magnitude / row_norms(layer, whole))[:, None]
         layer.weight.copy_(whole)
         del layer.adapter

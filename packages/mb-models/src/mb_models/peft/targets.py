@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 from mb_models.peft.config import PeftError
 
-WHOLE = "main"
+MAIN = "main"
 """Key of the adapter of a layer that is adapted in one piece."""
 
 SHOWN_NAMES = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class CandidateLayer:
     """A layer that can have adapters, on this rank."""
 
     path: str
@@ -28,7 +28,7 @@ class Candidate:
     name: str
     """Name by which patterns find it: layers and experts have their numbers in the whole model."""
     parts: Mapping[str, str]
-    """Part -> last part of its name: the layers that are fused in it, or `WHOLE` -> its own."""
+    """Part -> last part of its name: the layers that are fused in it, or `MAIN` -> its own."""
 
 
 def matches(pattern: str, name: str) -> bool:
@@ -39,7 +39,7 @@ def matches(pattern: str, name: str) -> bool:
 
 
 def select(
-    candidates: Iterable[Candidate], *, targets: Sequence[str], exclude: Sequence[str]
+    candidates: Iterable[CandidateLayer], *, targets: Sequence[str], exclude: Sequence[str]
 ) -> tuple[dict[str, tuple[str, ...]], set[str]]:
     """Return path -> parts to adapt, and the patterns that select something on this rank.
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from mb_models.layouts import read_layout
-from mb_models.rule import Rule, limit
+from mb_models.pipeline_layout import read_layout
+from mb_models.rule import Rule, model_rule
 
 
 def _positions_of_latent_attention(kind: str, latent: bool) -> str | None:
@@ -105,13 +105,13 @@ def _layout_of_further_tokens(layout: str | Sequence[Sequence[str]] | None, mtp:
     )
 
 
-def _counted_and_uneven(first: int | None, last: int | None, embedding: bool, loss: bool) -> str | None:
+def _uneven_with_accounting(first: int | None, last: int | None, embedding: bool, loss: bool) -> str | None:
     if (first is None and last is None) or not (embedding or loss):
         return None
     return f"does not go with account_for_embedding_in_pipeline_split={embedding}, account_for_loss={loss}"
 
 
-def _one_way_to_split(
+def _one_split(
     layout: object, first: int | None, last: int | None, embedding: bool, loss: bool
 ) -> str | None:
     if layout is None or (first is None and last is None and not embedding and not loss):
@@ -138,7 +138,7 @@ def _uneven_split(first: int | None, last: int | None, layers: int, pp: int, vp:
 
 
 RULES: tuple[Rule, ...] = (
-    limit(
+    model_rule(
         "G14",
         ("position_embedding_type", "multi_latent_attention"),
         _positions_of_latent_attention,
@@ -147,7 +147,7 @@ RULES: tuple[Rule, ...] = (
         fails=("learned_absolute", True),
         passes=("rope", True),
     ),
-    limit(
+    model_rule(
         "G15",
         ("num_query_groups", "num_attention_heads", "multi_latent_attention"),
         _heads_of_latent_attention,
@@ -156,7 +156,7 @@ RULES: tuple[Rule, ...] = (
         fails=(2, 4, True),
         passes=(None, 4, True),
     ),
-    limit(
+    model_rule(
         "G16",
         ("softmax_type", "transformer_impl", "context_parallel_size", "multi_latent_attention"),
         _sinks,
@@ -165,7 +165,7 @@ RULES: tuple[Rule, ...] = (
         fails=("learnable", "local", 2, False),
         passes=("learnable", "local", 1, False),
     ),
-    limit(
+    model_rule(
         "G17",
         ("window_attn_skip_freq", "window_size", "num_layers"),
         _windowed_layers,
@@ -174,7 +174,7 @@ RULES: tuple[Rule, ...] = (
         fails=(2, None, 4),
         passes=([1, 1, 1, 0], (8, 0), 4),
     ),
-    limit(
+    model_rule(
         "G18",
         ("moe_layer_freq", "num_moe_experts", "num_layers"),
         _layers_of_experts,
@@ -183,7 +183,7 @@ RULES: tuple[Rule, ...] = (
         fails=([0, 1], 4, 4),
         passes=([0, 1, 1, 1], 4, 4),
     ),
-    limit(
+    model_rule(
         "G19",
         ("mtp_num_layers",),
         _further_tokens,
@@ -192,7 +192,7 @@ RULES: tuple[Rule, ...] = (
         fails=(0,),
         passes=(1,),
     ),
-    limit(
+    model_rule(
         "G21",
         ("moe_token_dispatcher_type", "transformer_impl", "num_moe_experts"),
         _dispatcher,
@@ -201,7 +201,7 @@ RULES: tuple[Rule, ...] = (
         fails=("flex", "local", 4),
         passes=("flex", "transformer_engine", 4),
     ),
-    limit(
+    model_rule(
         "G22",
         (
             "pipeline_model_parallel_layout",
@@ -216,7 +216,7 @@ RULES: tuple[Rule, ...] = (
         fails=("Et|tL", 4, None, 2, None),
         passes=("Et|tttL", 4, None, 2, None),
     ),
-    limit(
+    model_rule(
         "G23",
         ("pipeline_model_parallel_layout", "mtp_num_layers"),
         _layout_of_further_tokens,
@@ -225,7 +225,7 @@ RULES: tuple[Rule, ...] = (
         fails=("Ett|ttm|L", 1),
         passes=("Ett|tt|mL", 1),
     ),
-    limit(
+    model_rule(
         "G25",
         ("mtp_num_layers", "context_parallel_size"),
         _weights_of_further_tokens,
@@ -236,7 +236,7 @@ RULES: tuple[Rule, ...] = (
         passes=(1, 1),
         severity="warning",
     ),
-    limit(
+    model_rule(
         "G24",
         ("qk_layernorm", "q_lora_rank", "multi_latent_attention", "transformer_impl"),
         _norm_of_queries,
@@ -245,7 +245,7 @@ RULES: tuple[Rule, ...] = (
         fails=(True, None, True, "local"),
         passes=(True, 512, True, "local"),
     ),
-    limit(
+    model_rule(
         "K37",
         ("apply_rope_fusion", "multi_latent_attention", "rope_type"),
         _fused_rotation,
@@ -254,7 +254,7 @@ RULES: tuple[Rule, ...] = (
         fails=(True, True, "rope"),
         passes=(False, True, "rope"),
     ),
-    limit(
+    model_rule(
         "K38",
         ("attention_output_gate", "multi_latent_attention"),
         _gate,
@@ -263,7 +263,7 @@ RULES: tuple[Rule, ...] = (
         fails=(True, True),
         passes=(True, False),
     ),
-    limit(
+    model_rule(
         "K39",
         (
             "num_layers_in_first_pipeline_stage",
@@ -271,13 +271,13 @@ RULES: tuple[Rule, ...] = (
             "account_for_embedding_in_pipeline_split",
             "account_for_loss_in_pipeline_split",
         ),
-        _counted_and_uneven,
+        _uneven_with_accounting,
         why="both say how many layers the outer stages have",
         fix="Use one of the two.",
         fails=(1, None, True, False),
         passes=(None, None, False, False),
     ),
-    limit(
+    model_rule(
         "K40",
         (
             "pipeline_model_parallel_layout",
@@ -286,13 +286,13 @@ RULES: tuple[Rule, ...] = (
             "account_for_embedding_in_pipeline_split",
             "account_for_loss_in_pipeline_split",
         ),
-        _one_way_to_split,
+        _one_split,
         why="the layout says what every stage holds",
         fix="Keep the layout, or the others.",
         fails=("Et|tttL", 1, None, False, False),
         passes=(None, None, None, False, False),
     ),
-    limit(
+    model_rule(
         "K41",
         (
             "num_layers_in_first_pipeline_stage",
@@ -308,4 +308,4 @@ RULES: tuple[Rule, ...] = (
         passes=(1, None, 4, 2, None),
     ),
 )
-"""Rules on the fields of `mb_models.special_fields` and on uneven pipelines; those named K are Megatron Core's own."""
+"""Rules on the fields of `mb_models.variant_fields` and on uneven pipelines; those named K are Megatron Core's own."""

@@ -7,7 +7,7 @@ import torch
 
 
 @torch.no_grad()
-def back_by_files(modules: Iterable[torch.nn.Module], folder: Path) -> None:
+def memory_map_parameters(modules: Iterable[torch.nn.Module], folder: Path) -> None:
     """Put the parameters of modules on the host into files, of content 0; a shared parameter stays shared.
 
     The files must outlive the modules. They take as much disk as the parameters have bytes.

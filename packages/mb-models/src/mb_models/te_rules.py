@@ -4,7 +4,7 @@ Megatron Core imports the kernels when the model is built or in the first step, 
 lost, a rule has a fallback. Without a GPU these settings are replaced when the model is built, and no rule applies.
 """
 
-from mb_models.rule import Rule, rule_on
+from mb_models.rule import Rule, make_rule
 
 _ENGINE, _VERSION = "facts.transformer_engine", "facts.transformer_engine_version"
 _LAYERS, _CPU = "model.transformer_impl", "facts.cpu"
@@ -37,11 +37,11 @@ def _layers_without_engine(layers: str | None, engine: bool, cpu: bool) -> str |
 
 
 def _formats_without_engine(fp8: str | None, fp4: str | None, engine: bool, cpu: bool) -> str | None:
-    asked = {"fp8": fp8, "fp4": fp4}
-    wanted = [f"{name}={value}" for name, value in asked.items() if value]
+    requested = {"fp8": fp8, "fp4": fp4}
+    formats = [f"{name}={value}" for name, value in requested.items() if value]
     return (
-        f"{', '.join(wanted)}, but Transformer Engine is not installed"
-        if wanted and not engine and not cpu
+        f"{', '.join(formats)}, but Transformer Engine is not installed"
+        if formats and not engine and not cpu
         else None
     )
 
@@ -76,7 +76,7 @@ def _old_loss(impl: str | None, fused: bool | None, graph: str | None, version: 
     return _older(version, (2, 7)) if impl == "te" and fused and graph == "full_iteration" else None
 
 
-LAYERS = rule_on(
+LAYERS = make_rule(
     "KN01",
     (_LAYERS, _ENGINE, _CPU),
     _layers_without_engine,
@@ -89,7 +89,7 @@ LAYERS = rule_on(
 """The first that is applied: other rules read whose layers there are."""
 
 PACKAGE: tuple[Rule, ...] = (
-    rule_on(
+    make_rule(
         "K36",
         ("model.fp8", "model.fp4", _ENGINE, _CPU),
         _formats_without_engine,
@@ -98,7 +98,7 @@ PACKAGE: tuple[Rule, ...] = (
         fails=("hybrid", None, False, False),
         passes=("hybrid", None, True, False),
     ),
-    rule_on(
+    make_rule(
         "KN02a",
         ("model.apply_rope_fusion", "model.multi_latent_attention", _ENGINE, _CPU),
         _rope_without_engine,
@@ -108,7 +108,7 @@ PACKAGE: tuple[Rule, ...] = (
         passes=(True, False, True, False),
         fallback={"model.apply_rope_fusion": False},
     ),
-    rule_on(
+    make_rule(
         "KN02b",
         ("model.moe_permute_fusion", _ENGINE, _CPU),
         _without_engine,
@@ -118,7 +118,7 @@ PACKAGE: tuple[Rule, ...] = (
         passes=(True, True, False),
         fallback={"model.moe_permute_fusion": False},
     ),
-    rule_on(
+    make_rule(
         "KN02c",
         ("model.moe_router_fusion", _ENGINE, _CPU),
         _without_engine,
@@ -128,7 +128,7 @@ PACKAGE: tuple[Rule, ...] = (
         passes=(True, True, False),
         fallback={"model.moe_router_fusion": False},
     ),
-    rule_on(
+    make_rule(
         "KN02d",
         ("model.cross_entropy_fusion_impl", "model.cross_entropy_loss_fusion", _ENGINE, _CPU),
         _loss_without_engine,
@@ -138,7 +138,7 @@ PACKAGE: tuple[Rule, ...] = (
         passes=("native", True, False, False),
         fallback={"model.cross_entropy_fusion_impl": "native"},
     ),
-    rule_on(
+    make_rule(
         "KN02e",
         ("model.use_te_rng_tracker", "rng.te_rng_tracker", _ENGINE, _CPU),
         _random_without_engine,
@@ -152,7 +152,7 @@ PACKAGE: tuple[Rule, ...] = (
 """Settings that need Transformer Engine, whatever the layers are."""
 
 VERSIONS: tuple[Rule, ...] = (
-    rule_on(
+    make_rule(
         "KN03a",
         ("model.apply_rope_fusion", "model.rotary_interleaved", "model.multi_latent_attention", _VERSION),
         _old_rope,
@@ -162,7 +162,7 @@ VERSIONS: tuple[Rule, ...] = (
         passes=(True, True, False, "2.3.0.dev0"),
         fallback={"model.apply_rope_fusion": False},
     ),
-    rule_on(
+    make_rule(
         "KN03b",
         ("model.moe_permute_fusion", _VERSION),
         _old_permutation,
@@ -172,7 +172,7 @@ VERSIONS: tuple[Rule, ...] = (
         passes=(True, "2.1"),
         fallback={"model.moe_permute_fusion": False},
     ),
-    rule_on(
+    make_rule(
         "KN03c",
         ("model.moe_router_fusion", "model.moe_router_score_function", _VERSION),
         _old_router,
@@ -182,7 +182,7 @@ VERSIONS: tuple[Rule, ...] = (
         passes=(True, "softmax", "2.7.0"),
         fallback={"model.moe_router_fusion": False},
     ),
-    rule_on(
+    make_rule(
         "KN03d",
         (
             "model.cross_entropy_fusion_impl",

@@ -59,7 +59,9 @@ class LinearForLastLayer(torch.nn.Linear):
         self.sequence_parallel = sequence_parallel
         self.tp_group = tp_group
         set_defaults_if_not_set_tensor_model_parallel_attributes(self.weight)
-        mark(self.weight, sequence_parallel=sequence_parallel, is_embedding_or_output_parameter=True)
+        set_attributes(
+            self.weight, sequence_parallel=sequence_parallel, is_embedding_or_output_parameter=True
+        )
 
     def forward(  # type: ignore[override]  # called as Megatron's layers are
         self,
@@ -121,8 +123,8 @@ def create_value_head_hook(hidden_size: int, sequence_parallel: bool, output_siz
 
     def replace_output_layer(model: torch.nn.Module | Sequence[torch.nn.Module]) -> list[torch.nn.Module]:
         chunks = [model] if isinstance(model, torch.nn.Module) else list(model)
-        asked = {"hidden_size": hidden_size, "sequence_parallel": sequence_parallel}
-        models = [_checked(chunk, asked, number_of_chunks=len(chunks)) for chunk in chunks]
+        expected = {"hidden_size": hidden_size, "sequence_parallel": sequence_parallel}
+        models = [_checked(chunk, expected, number_of_chunks=len(chunks)) for chunk in chunks]
         for chunk in models:
             chunk.share_embeddings_and_output_weights = False
             if not chunk.post_process:
@@ -146,13 +148,13 @@ def make_value_model(hidden_size: int, sequence_parallel: bool) -> ModelHook:
     return create_value_head_hook(hidden_size, sequence_parallel, output_size=1)
 
 
-def mark(parameter: torch.Tensor, **attributes: bool) -> None:
+def set_attributes(parameter: torch.Tensor, **attributes: bool) -> None:
     """Tell Megatron what a parameter is, by attributes."""
     for name, value in attributes.items():
         setattr(parameter, name, value)
 
 
-def _checked(chunk: torch.nn.Module, asked: dict[str, Any], *, number_of_chunks: int) -> Any:
+def _checked(chunk: torch.nn.Module, expected: dict[str, Any], *, number_of_chunks: int) -> Any:
     """Return a chunk that a head fits; refuse any other."""
     kind = type(chunk).__name__
     if not isinstance(chunk, LanguageModule):
@@ -167,7 +169,7 @@ def _checked(chunk: torch.nn.Module, asked: dict[str, Any], *, number_of_chunks:
             f"value head: {number_of_chunks} chunks, because a rank of this model has {stages}, one for each virtual "
             "stage, and the head belongs on one of them. Pass all of them in one call."
         )
-    for name, value in asked.items():
+    for name, value in expected.items():
         if getattr(config, name) != value:
             raise HeadError(
                 f"value head: {name}={value}, because the model has {getattr(config, name)}. Pass the model's."

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from mb_models.rule import Rule, limit
+from mb_models.rule import Rule, model_rule
 
 
 def _uneven(width: int | None, ranks: int) -> bool:
@@ -129,7 +129,7 @@ _TP = "tensor_model_parallel_size"
 _SHARES = "each tensor-parallel rank holds an equal part of every matrix"
 
 RULES: tuple[Rule, ...] = (
-    limit(
+    model_rule(
         "G27",
         ("vocab_size", _TP),
         _vocabulary,
@@ -139,7 +139,7 @@ RULES: tuple[Rule, ...] = (
         fails=(257, 2),
         passes=(258, 2),
     ),
-    limit(
+    model_rule(
         "G28",
         (
             "ffn_hidden_size",
@@ -156,7 +156,7 @@ RULES: tuple[Rule, ...] = (
         fails=(129, 64, 2, None, 1, 4, None),
         passes=(129, 64, 2, 8, 1, 4, None),
     ),
-    limit(
+    model_rule(
         "G29",
         (
             "moe_ffn_hidden_size",
@@ -173,7 +173,7 @@ RULES: tuple[Rule, ...] = (
         fails=(129, 128, 64, 8, None, 2),
         passes=(129, 128, 64, 8, 1, 2),
     ),
-    limit(
+    model_rule(
         "G30",
         ("moe_shared_expert_intermediate_size", "num_moe_experts", _TP),
         _shared_width,
@@ -182,7 +182,7 @@ RULES: tuple[Rule, ...] = (
         fails=(129, 8, 2),
         passes=(128, 8, 2),
     ),
-    limit(
+    model_rule(
         "G31",
         (
             "q_lora_rank",
@@ -199,7 +199,7 @@ RULES: tuple[Rule, ...] = (
         fails=(24, 9, 8, 2, True, "local"),
         passes=(24, 8, 8, 2, True, "local"),
     ),
-    limit(
+    model_rule(
         "G32",
         (
             "position_embedding_type",
@@ -216,7 +216,7 @@ RULES: tuple[Rule, ...] = (
         fails=("rope", 1.0, 5, 32, 8, False, None),
         passes=("rope", 0.5, 5, 32, 8, False, None),
     ),
-    limit(
+    model_rule(
         "G33",
         ("moe_shared_expert_intermediate_size", "num_moe_experts", "add_bias_linear"),
         _shared_bias,
@@ -225,7 +225,7 @@ RULES: tuple[Rule, ...] = (
         fails=(64, 4, True),
         passes=(64, 4, False),
     ),
-    limit(
+    model_rule(
         "G36",
         ("num_moe_experts", "add_bias_linear", "transformer_impl"),
         _expert_bias,
@@ -235,7 +235,7 @@ RULES: tuple[Rule, ...] = (
         fails=(4, True, "local"),
         passes=(4, False, "local"),
     ),
-    limit(
+    model_rule(
         "G34",
         ("bias_activation_fusion", "num_moe_experts", "activation_func", "gated_linear_unit"),
         _fused_experts,
@@ -263,7 +263,7 @@ RULES: tuple[Rule, ...] = (
         fails={"model.vocab_size": 256, "facts.tokenizer_entries": 257},
         passes={"model.vocab_size": 320, "facts.tokenizer_entries": 257},
     ),
-    limit(
+    model_rule(
         "K42",
         ("rotary_interleaved", "multi_latent_attention"),
         _interleaved_rotation,

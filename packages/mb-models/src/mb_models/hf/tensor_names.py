@@ -16,7 +16,7 @@ EMBEDDING = "model.embed_tokens.weight"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
+class TensorOrigin:
     """Where a parameter comes from."""
 
     tensors: tuple[str, ...]
@@ -32,41 +32,41 @@ _EXPERT = "model.layers.{layer}.block_sparse_moe.experts.{expert}."
 _NORM_1, _NORM_2 = "model.layers.{layer}.input_layernorm.", "model.layers.{layer}.post_attention_layernorm."
 
 
-def _qkv(what: str) -> Origin:
-    return Origin(tensors=tuple(f"{_ATTENTION}{x}_proj.{what}" for x in "qkv"), form="qkv", split=0)
+def _qkv(what: str) -> TensorOrigin:
+    return TensorOrigin(tensors=tuple(f"{_ATTENTION}{x}_proj.{what}" for x in "qkv"), form="qkv", split=0)
 
 
-IN_A_LAYER: dict[str, Origin] = {
-    r"input_layernorm\.weight": Origin(tensors=(_NORM_1 + "weight",)),
-    r"self_attention\.linear_qkv\.layer_norm_weight": Origin(tensors=(_NORM_1 + "weight",)),
+LAYER_ORIGINS: dict[str, TensorOrigin] = {
+    r"input_layernorm\.weight": TensorOrigin(tensors=(_NORM_1 + "weight",)),
+    r"self_attention\.linear_qkv\.layer_norm_weight": TensorOrigin(tensors=(_NORM_1 + "weight",)),
     r"self_attention\.linear_qkv\.weight": _qkv("weight"),
     r"self_attention\.linear_qkv\.bias": _qkv("bias"),
-    r"self_attention\.linear_proj\.weight": Origin(tensors=(_ATTENTION + "o_proj.weight",), split=1),
-    r"self_attention\.q_layernorm\.weight": Origin(tensors=(_ATTENTION + "q_norm.weight",)),
-    r"self_attention\.k_layernorm\.weight": Origin(tensors=(_ATTENTION + "k_norm.weight",)),
-    r"pre_mlp_layernorm\.weight": Origin(tensors=(_NORM_2 + "weight",)),
-    r"mlp\.linear_fc1\.layer_norm_weight": Origin(tensors=(_NORM_2 + "weight",)),
-    r"mlp\.linear_fc1\.weight": Origin(
+    r"self_attention\.linear_proj\.weight": TensorOrigin(tensors=(_ATTENTION + "o_proj.weight",), split=1),
+    r"self_attention\.q_layernorm\.weight": TensorOrigin(tensors=(_ATTENTION + "q_norm.weight",)),
+    r"self_attention\.k_layernorm\.weight": TensorOrigin(tensors=(_ATTENTION + "k_norm.weight",)),
+    r"pre_mlp_layernorm\.weight": TensorOrigin(tensors=(_NORM_2 + "weight",)),
+    r"mlp\.linear_fc1\.layer_norm_weight": TensorOrigin(tensors=(_NORM_2 + "weight",)),
+    r"mlp\.linear_fc1\.weight": TensorOrigin(
         tensors=(_DENSE + "gate_proj.weight", _DENSE + "up_proj.weight"), form="glu", split=0
     ),
-    r"mlp\.linear_fc2\.weight": Origin(tensors=(_DENSE + "down_proj.weight",), split=1),
-    r"mlp\.router\.weight": Origin(tensors=("model.layers.{layer}.block_sparse_moe.gate.weight",)),
-    r"mlp\.experts\.local_experts\.(?P<expert>\d+)\.linear_fc1\.weight": Origin(
+    r"mlp\.linear_fc2\.weight": TensorOrigin(tensors=(_DENSE + "down_proj.weight",), split=1),
+    r"mlp\.router\.weight": TensorOrigin(tensors=("model.layers.{layer}.block_sparse_moe.gate.weight",)),
+    r"mlp\.experts\.local_experts\.(?P<expert>\d+)\.linear_fc1\.weight": TensorOrigin(
         tensors=(_EXPERT + "w1.weight", _EXPERT + "w3.weight"), form="glu", split=0
     ),
-    r"mlp\.experts\.local_experts\.(?P<expert>\d+)\.linear_fc2\.weight": Origin(
+    r"mlp\.experts\.local_experts\.(?P<expert>\d+)\.linear_fc2\.weight": TensorOrigin(
         tensors=(_EXPERT + "w2.weight",), split=1
     ),
 }
 """Rest of a parameter's name after `decoder.layers.N.` -> where it comes from."""
 
 _LAYER = re.compile(r"decoder\.layers\.(?P<layer>\d+)\.(?P<rest>.+)")
-_IN_A_LAYER = {re.compile(pattern): origin for pattern, origin in IN_A_LAYER.items()}
+_LAYER_ORIGINS = {re.compile(pattern): origin for pattern, origin in LAYER_ORIGINS.items()}
 
 
 def origin_of(
     parameter: str, *, layer: Callable[[int], int], expert: Callable[[int], int], tied: bool
-) -> Origin:
+) -> TensorOrigin:
     """Return where a parameter comes from.
 
     Args:
@@ -79,20 +79,20 @@ def origin_of(
         HuggingFaceError: the models that can be converted have no such parameter.
     """
     if parameter == "embedding.word_embeddings.weight" or (tied and parameter == "output_layer.weight"):
-        return Origin(tensors=(EMBEDDING,), split=0)
+        return TensorOrigin(tensors=(EMBEDDING,), split=0)
     if parameter == "output_layer.weight":
-        return Origin(tensors=("lm_head.weight",), split=0)
+        return TensorOrigin(tensors=("lm_head.weight",), split=0)
     if parameter == "decoder.final_layernorm.weight":
-        return Origin(tensors=("model.norm.weight",))
+        return TensorOrigin(tensors=("model.norm.weight",))
     inside = _LAYER.fullmatch(parameter)
-    for pattern, origin in _IN_A_LAYER.items():
+    for pattern, origin in _LAYER_ORIGINS.items():
         found = pattern.fullmatch(inside["rest"]) if inside else None
         if inside is not None and found is not None:
             place = {"layer": layer(int(inside["layer"]))}
             if "expert" in found.groupdict():
                 place["expert"] = expert(int(found["expert"]))
             names = tuple(name.format(**place) for name in origin.tensors)
-            return Origin(tensors=names, form=origin.form, split=origin.split)
+            return TensorOrigin(tensors=names, form=origin.form, split=origin.split)
     raise HuggingFaceError(
         f"{parameter}: has no counterpart in Hugging Face's form, because Llama, Qwen and Mixtral have no such "
         "parameter. Merge adapters first, and train without further heads."

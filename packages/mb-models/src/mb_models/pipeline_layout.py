@@ -6,7 +6,7 @@ from collections.abc import Sequence
 PARTS = {"E": "embedding", "t": "decoder", "m": "mtp", "L": "loss"}
 """Letter -> the part that it stands for."""
 
-MOST_PARTS = 10_000
+MAX_PARTS = 10_000
 """Parts that repetitions in a text may make."""
 
 
@@ -36,9 +36,9 @@ def _repeated(text: str, pattern: str) -> str:
     """Write out what a pattern repeats: its first group as often as its second says."""
     times = [(part, int(number) if len(number) < 10 else 10**9) for part, number in re.findall(pattern, text)]
     parts = sum(len(part) * number for part, number in times)
-    if parts > MOST_PARTS:
+    if parts > MAX_PARTS:
         raise ValueError(
             f"{text!r} repeats {parts:,} parts or more, because a text is written out before it is read, up to "
-            f"{MOST_PARTS:,}. Correct it."
+            f"{MAX_PARTS:,}. Correct it."
         )
     return re.sub(pattern, lambda match: match[1] * int(match[2]), text)

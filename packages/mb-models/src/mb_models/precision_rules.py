@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from mb_models.rule import Rule, limit
+from mb_models.rule import Rule, model_rule
 
 
 def _needs(what: str) -> Callable[..., str | None]:
@@ -14,7 +14,7 @@ def _one_narrow_format(fp8: str | None, fp4: str | None) -> str | None:
     return f"is {fp8} beside fp4={fp4}" if fp8 and fp4 else None
 
 
-def _own_quantizer(bits: str) -> Callable[..., str | None]:
+def _custom_quantizer(bits: str) -> Callable[..., str | None]:
     def test(recipe: str | None, chosen: str | None, extra: Mapping[str, object]) -> str | None:
         missing = chosen and recipe == "custom" and not extra.get(f"fp{bits}_quantizer_factory")
         return f"custom needs transformer.fp{bits}_quantizer_factory" if missing else None
@@ -34,7 +34,7 @@ def _outer_counts(start: int, end: int, on: bool, fp8: str | None, layers: int, 
 
 
 RULES: tuple[Rule, ...] = (
-    limit(
+    model_rule(
         "K07",
         ("fp8_param", "fp8"),
         _needs("fp8"),
@@ -43,7 +43,7 @@ RULES: tuple[Rule, ...] = (
         fails=(True, None),
         passes=(True, "hybrid"),
     ),
-    limit(
+    model_rule(
         "K08",
         ("fp4_param", "fp4"),
         _needs("fp4"),
@@ -52,7 +52,7 @@ RULES: tuple[Rule, ...] = (
         fails=(True, None),
         passes=(True, "e2m1"),
     ),
-    limit(
+    model_rule(
         "K09",
         ("fp8", "fp4"),
         _one_narrow_format,
@@ -61,25 +61,25 @@ RULES: tuple[Rule, ...] = (
         fails=("hybrid", "e2m1"),
         passes=(None, "e2m1"),
     ),
-    limit(
+    model_rule(
         "K10",
         ("fp8_recipe", "fp8", "transformer"),
-        _own_quantizer("8"),
+        _custom_quantizer("8"),
         why="a custom recipe is a function of yours",
         fix="Name it there, as package.module.function, or use another fp8_recipe.",
         fails=("custom", "hybrid", {}),
         passes=("custom", "hybrid", {"fp8_quantizer_factory": "mine.quantizers.make"}),
     ),
-    limit(
+    model_rule(
         "K11",
         ("fp4_recipe", "fp4", "transformer"),
-        _own_quantizer("4"),
+        _custom_quantizer("4"),
         why="a custom recipe is a function of yours",
         fix="Name it there, as package.module.function, or use another fp4_recipe.",
         fails=("custom", "e2m1", {}),
         passes=("custom", "e2m1", {"fp4_quantizer_factory": "mine.quantizers.make"}),
     ),
-    limit(
+    model_rule(
         "K12",
         ("first_last_layers_bf16", "fp8", "fp8_recipe"),
         _outer_layers,
@@ -88,7 +88,7 @@ RULES: tuple[Rule, ...] = (
         fails=(True, "hybrid", "delayed"),
         passes=(True, "hybrid", "tensorwise"),
     ),
-    limit(
+    model_rule(
         "K13",
         (
             "num_layers_at_start_in_bf16",

@@ -2,11 +2,13 @@
 
 import pytest
 
-from mb_models import GPTModelConfig, limits, special_rules, width_limits
-from mb_models.transformer import from_names, megatron_class
+from mb_models import GPTModelConfig, megatron_rules, variant_rules, width_rules
+from mb_models.transformer import megatron_class, resolve_names
 
 RULES = [
-    rule for rule in (*limits.RULES, *special_rules.RULES, *width_limits.RULES) if rule.id.startswith("K")
+    rule
+    for rule in (*megatron_rules.RULES, *variant_rules.RULES, *width_rules.RULES)
+    if rule.id.startswith("K")
 ]
 ALSO = {
     "K06": {"tensor_model_parallel_size": 2},
@@ -25,7 +27,7 @@ def build(rule, example):
     if section.cuda_graph_modules == "full":
         given["cuda_graph_modules"] = []
     given["pipeline_dtype"] = section.params_dtype
-    return kind(**from_names(given))
+    return kind(**resolve_names(given))
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)

@@ -4,14 +4,14 @@ A test sets each rule's failing example before Megatron Core itself, which must 
 accept.
 """
 
-from mb_models import expert_limits, graph_limits, layer_limits, precision_limits, recompute_limits
+from mb_models import cuda_graph_rules, layer_rules, moe_rules, precision_rules, recompute_rules
 from mb_models.rule import Rule
 
 RULES: tuple[Rule, ...] = (
-    *recompute_limits.RULES,
-    *precision_limits.RULES,
-    *expert_limits.RULES,
-    *layer_limits.RULES,
-    *graph_limits.RULES,
+    *recompute_rules.RULES,
+    *precision_rules.RULES,
+    *moe_rules.RULES,
+    *layer_rules.RULES,
+    *cuda_graph_rules.RULES,
 )
 """Megatron Core's own conditions on the fields of a model section."""

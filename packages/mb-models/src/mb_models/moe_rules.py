@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from mb_models.rule import Rule, limit
+from mb_models.rule import Rule, model_rule
 
 
-def _some_experts(experts: int | None) -> str | None:
+def _positive_experts(experts: int | None) -> str | None:
     return f"is {experts}" if experts is not None and experts < 1 else None
 
 
@@ -26,7 +26,7 @@ def _shared_overlap(on: bool, width: int | None, dispatcher: str) -> str | None:
     return f"does not go with moe_token_dispatcher_type={dispatcher}"
 
 
-def _a_loss_each(kinds: str | Sequence[str], weights: float | Sequence[float]) -> str | None:
+def _one_coefficient_per_loss(kinds: str | Sequence[str], weights: float | Sequence[float]) -> str | None:
     if isinstance(kinds, str) or (not isinstance(weights, int | float) and len(weights) == len(kinds)):
         return None
     return f"is {weights} for {len(kinds)} kinds of balancing"
@@ -66,16 +66,16 @@ def _groups(topk: int | None, groups: int | None, experts: int | None) -> str | 
 
 
 RULES: tuple[Rule, ...] = (
-    limit(
+    model_rule(
         "K14",
         ("num_moe_experts",),
-        _some_experts,
+        _positive_experts,
         why="a layer with experts has at least one",
         fix="Set a positive number, or leave it unset for a dense model.",
         fails=(0,),
         passes=(4,),
     ),
-    limit(
+    model_rule(
         "K15",
         (
             "num_moe_experts",
@@ -89,7 +89,7 @@ RULES: tuple[Rule, ...] = (
         fails=(4, True, None, 2),
         passes=(4, True, 1, 2),
     ),
-    limit(
+    model_rule(
         "K16",
         ("moe_shared_expert_intermediate_size",),
         _shared_width,
@@ -98,7 +98,7 @@ RULES: tuple[Rule, ...] = (
         fails=(0,),
         passes=(None,),
     ),
-    limit(
+    model_rule(
         "K17",
         ("moe_shared_expert_overlap", "moe_shared_expert_intermediate_size", "moe_token_dispatcher_type"),
         _shared_overlap,
@@ -107,16 +107,16 @@ RULES: tuple[Rule, ...] = (
         fails=(True, 64, "allgather"),
         passes=(True, 64, "alltoall"),
     ),
-    limit(
+    model_rule(
         "K18",
         ("moe_router_load_balancing_type", "moe_aux_loss_coeff"),
-        _a_loss_each,
+        _one_coefficient_per_loss,
         why="each kind of balancing has a weight of its own",
         fix="Give moe_aux_loss_coeff a list of the same length.",
         fails=(["aux_loss", "seq_aux_loss"], 0.1),
         passes=(["aux_loss", "seq_aux_loss"], [0.1, 0.1]),
     ),
-    limit(
+    model_rule(
         "K19",
         ("moe_expert_capacity_factor", "moe_router_load_balancing_type"),
         _capacity,
@@ -125,7 +125,7 @@ RULES: tuple[Rule, ...] = (
         fails=(1.0, "sinkhorn"),
         passes=(1.0, "aux_loss"),
     ),
-    limit(
+    model_rule(
         "K20",
         ("moe_pad_expert_input_to_capacity", "moe_expert_capacity_factor"),
         _padded_to_capacity,
@@ -134,7 +134,7 @@ RULES: tuple[Rule, ...] = (
         fails=(True, None),
         passes=(True, 1.0),
     ),
-    limit(
+    model_rule(
         "K21",
         ("moe_router_enable_expert_bias", "moe_router_score_function"),
         _score_bias,
@@ -143,7 +143,7 @@ RULES: tuple[Rule, ...] = (
         fails=(True, "softmax"),
         passes=(True, "sigmoid"),
     ),
-    limit(
+    model_rule(
         "K22",
         (
             "moe_router_topk",
@@ -157,7 +157,7 @@ RULES: tuple[Rule, ...] = (
         fails=(1, "softmax", False, "aux_loss"),
         passes=(1, "softmax", True, "aux_loss"),
     ),
-    limit(
+    model_rule(
         "K23",
         ("moe_router_group_topk", "moe_router_num_groups", "num_moe_experts"),
         _groups,

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from mb_models.rule import Rule, limit
+from mb_models.rule import Rule, model_rule
 
 
 def _fused_activation(on: bool, activation: str, gated: bool, bias: bool) -> str | None:
@@ -19,11 +19,11 @@ def _fused_norm(on: bool, normalization: str) -> str | None:
     return f"does not go with normalization={normalization}" if on and normalization != "RMSNorm" else None
 
 
-def _something_to_offload(on: bool, extra: Mapping[str, object]) -> str | None:
+def _offload_modules_named(on: bool, extra: Mapping[str, object]) -> str | None:
     return "needs transformer.offload_modules" if on and not extra.get("offload_modules") else None
 
 
-def _counted_split(layers: int, pp: int, vp: int | None, embedding: bool, loss: bool) -> str | None:
+def _even_split(layers: int, pp: int, vp: int | None, embedding: bool, loss: bool) -> str | None:
     total, parts = layers + embedding + loss, pp * (vp or 1)
     if not (embedding or loss) or parts < 1 or total % parts == 0:
         return None
@@ -31,7 +31,7 @@ def _counted_split(layers: int, pp: int, vp: int | None, embedding: bool, loss: 
 
 
 RULES: tuple[Rule, ...] = (
-    limit(
+    model_rule(
         "K24",
         ("bias_activation_fusion", "activation_func", "gated_linear_unit", "add_bias_linear"),
         _fused_activation,
@@ -40,7 +40,7 @@ RULES: tuple[Rule, ...] = (
         fails=(True, "relu", False, True),
         passes=(True, "silu", True, False),
     ),
-    limit(
+    model_rule(
         "K25",
         ("fused_residual_rmsnorm", "normalization"),
         _fused_norm,
@@ -49,16 +49,16 @@ RULES: tuple[Rule, ...] = (
         fails=(True, "LayerNorm"),
         passes=(True, "RMSNorm"),
     ),
-    limit(
+    model_rule(
         "K26",
         ("fine_grained_activation_offloading", "transformer"),
-        _something_to_offload,
+        _offload_modules_named,
         why="nothing is moved that is not named",
         fix="Name modules there, such as core_attn, or set fine_grained_activation_offloading=false.",
         fails=(True, {}),
         passes=(True, {"offload_modules": ["core_attn"]}),
     ),
-    limit(
+    model_rule(
         "K27",
         (
             "num_layers",
@@ -67,7 +67,7 @@ RULES: tuple[Rule, ...] = (
             "account_for_embedding_in_pipeline_split",
             "account_for_loss_in_pipeline_split",
         ),
-        _counted_split,
+        _even_split,
         why="embedding and output layer count as a layer each, and every stage has the same number",
         fix="Change num_layers, or count both or neither.",
         fails=(4, 2, None, True, False),

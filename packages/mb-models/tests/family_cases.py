@@ -88,7 +88,7 @@ FAMILIES: Mapping[str, Family] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class FamilyCase:
     """One run: losses on several ranks, held against those of one rank from the same checkpoint."""
 
     family: str
@@ -143,79 +143,79 @@ def cut(pattern: str) -> dict[str, Any]:
     return {"hybrid_layer_pattern": pattern}
 
 
-ROWS: tuple[Row, ...] = (
-    Row(family="GPT", sharded=True),
-    Row(family="GPT", layout=TP2, model=TIED),
-    Row(family="GPT", layout=PP2, model=TIED),
-    Row(family="GPT", layout={**VP2, **AGAIN}),
-    Row(family="GPT", layout=CP2, model={"calculate_per_token_loss": False}),
-    Row(family="GPT", layout=CP2, model=YARN),
-    Row(family="GPT", layout=CP2, model=WINDOW),
-    Row(family="GPT", layout={**PP2, "num_layers_in_last_pipeline_stage": 1}, model=LEARNED),
-    Row(family="GPT", model=BF16, **ROUNDED),
-    Row(family="GPT", model=FP16, **ROUNDED),
-    Row(family="GPT", layout={**TP2, **PP2}, ranks=4),
-    Row(family="GPT", layout=SP2, ranks=4, sharded=True),
-    Row(family=MLA, layout=TP2),
-    Row(family=MLA, layout={**SP2, **AGAIN}),
-    Row(family=MLA, layout=CP2),
-    Row(family=MLA, layout={**PP2, **SP2, **EP2, **ETP1}, model=DEEP, also=(MOE,), ranks=4),
-    Row(family=MTP, layout=SP2),
-    Row(family=MTP, layout={**PP2, **AGAIN}),
-    Row(family=MTP, layout={**PP2, "pipeline_model_parallel_layout": "Et|tttmL"}, model=TIED),
-    Row(family=MTP, layout={**SP2, **ETP2}, model=DEEP, also=(MLA, MOE)),
-    Row(family=MTP, layout=EP2, model={**DEEP, **BF16}, also=(MLA, MOE), **ROUNDED),
-    Row(family=MTP, model={**DEEP, **FP16}, also=(MLA, MOE), **ROUNDED),
-    Row(family=MTP, layout={**VP2, **EP2}, model=DEEP, also=(MLA, MOE), ranks=4),
-    Row(family=MOE, layout=EP2, sharded=True),
-    Row(family=MOE, layout={**SP2, **EP2, **ETP1}),
-    Row(family=MOE, layout=ETP2),
-    Row(family=MOE, layout={**CP2, **AGAIN}),
-    Row(family=MOE, layout={**SP2, **EP2, **ETP2}, ranks=4),
-    Row(family=MOE, layout={**PP2, **EP2}, ranks=4, sharded=True),
-    Row(family="hybrid", layout={**SP2, **EP2, **ETP1}),
-    Row(family="hybrid", layout={**PP2, **AGAIN, **cut("MG*|-E")}),
-    Row(family="hybrid", layout={**VP2, **cut("M|G|*-|E")}),
-    Row(family="hybrid", layout=CP2),
-    Row(family="hybrid", model=BF16, **ROUNDED),
-    Row(family="hybrid", model=FP16, **ROUNDED),
-    Row(family="hybrid", layout={**PP2, **SP2, **cut("MG*|-E")}, ranks=4),
-    Row(family="hybrid", layout={**SP2, **EP2}, ranks=4, sharded=True),
-    Row(family="T5", layout=TP2),
-    Row(family="T5", layout={**SP2, **AGAIN}),
-    Row(family="T5", model=BF16, **ROUNDED),
-    Row(family="T5", model=FP16, **ROUNDED),
-    Row(family="T5", layout=SP2, ranks=4, sharded=True),
-    Row(family="MIMO", sharded=True),
-    Row(family="MIMO", layout=TP2),
-    Row(family="MIMO", layout={**SP2, **AGAIN}),
-    Row(family="MIMO", layout=CP2),
-    Row(family="MIMO", layout=EP2, model=EXPERTS, sharded=True),
-    Row(family="MIMO", layout={**SP2, **ETP2}, model=EXPERTS),
-    Row(family="MIMO", model=BF16, **ROUNDED),
-    Row(family="MIMO", model=FP16, **ROUNDED),
-    Row(family="MIMO", layout={**SP2, **CP2}, ranks=4, sharded=True),
-    Row(family="LoRA", layout=TP2, tolerance=AMPLIFIED),
-    Row(family="LoRA", layout={**SP2, **AGAIN}),
-    Row(family="LoRA", layout=VP2),
-    Row(family="LoRA", layout=CP2),
-    Row(family="LoRA", model=BF16, **ROUNDED),
-    Row(family="LoRA", model=FP16, **ROUNDED),
-    Row(family="LoRA", layout={**SP2, **PP2}, ranks=4),
-    Row(family="LoRA", layout=EP2, model=EXPERTS, sharded=True),
-    Row(family="LoRA", layout={**SP2, **EP2, **ETP1}, model=EXPERTS),
-    Row(family="LoRA", layout={**PP2, **EP2}, model=EXPERTS, ranks=4, sharded=True),
-    Row(family="DoRA", layout=TP2),
-    Row(family="DoRA", layout=CP2, model=BF16, tolerance=5e-3),
-    Row(family="DoRA", model=FP16, **ROUNDED),
-    Row(family="DoRA", layout={**SP2, **PP2, **AGAIN}, ranks=4),
-    Row(family="DoRA", layout={**VP2, **EP2}, model=EXPERTS, ranks=4),
+CASES: tuple[FamilyCase, ...] = (
+    FamilyCase(family="GPT", sharded=True),
+    FamilyCase(family="GPT", layout=TP2, model=TIED),
+    FamilyCase(family="GPT", layout=PP2, model=TIED),
+    FamilyCase(family="GPT", layout={**VP2, **AGAIN}),
+    FamilyCase(family="GPT", layout=CP2, model={"calculate_per_token_loss": False}),
+    FamilyCase(family="GPT", layout=CP2, model=YARN),
+    FamilyCase(family="GPT", layout=CP2, model=WINDOW),
+    FamilyCase(family="GPT", layout={**PP2, "num_layers_in_last_pipeline_stage": 1}, model=LEARNED),
+    FamilyCase(family="GPT", model=BF16, **ROUNDED),
+    FamilyCase(family="GPT", model=FP16, **ROUNDED),
+    FamilyCase(family="GPT", layout={**TP2, **PP2}, ranks=4),
+    FamilyCase(family="GPT", layout=SP2, ranks=4, sharded=True),
+    FamilyCase(family=MLA, layout=TP2),
+    FamilyCase(family=MLA, layout={**SP2, **AGAIN}),
+    FamilyCase(family=MLA, layout=CP2),
+    FamilyCase(family=MLA, layout={**PP2, **SP2, **EP2, **ETP1}, model=DEEP, also=(MOE,), ranks=4),
+    FamilyCase(family=MTP, layout=SP2),
+    FamilyCase(family=MTP, layout={**PP2, **AGAIN}),
+    FamilyCase(family=MTP, layout={**PP2, "pipeline_model_parallel_layout": "Et|tttmL"}, model=TIED),
+    FamilyCase(family=MTP, layout={**SP2, **ETP2}, model=DEEP, also=(MLA, MOE)),
+    FamilyCase(family=MTP, layout=EP2, model={**DEEP, **BF16}, also=(MLA, MOE), **ROUNDED),
+    FamilyCase(family=MTP, model={**DEEP, **FP16}, also=(MLA, MOE), **ROUNDED),
+    FamilyCase(family=MTP, layout={**VP2, **EP2}, model=DEEP, also=(MLA, MOE), ranks=4),
+    FamilyCase(family=MOE, layout=EP2, sharded=True),
+    FamilyCase(family=MOE, layout={**SP2, **EP2, **ETP1}),
+    FamilyCase(family=MOE, layout=ETP2),
+    FamilyCase(family=MOE, layout={**CP2, **AGAIN}),
+    FamilyCase(family=MOE, layout={**SP2, **EP2, **ETP2}, ranks=4),
+    FamilyCase(family=MOE, layout={**PP2, **EP2}, ranks=4, sharded=True),
+    FamilyCase(family="hybrid", layout={**SP2, **EP2, **ETP1}),
+    FamilyCase(family="hybrid", layout={**PP2, **AGAIN, **cut("MG*|-E")}),
+    FamilyCase(family="hybrid", layout={**VP2, **cut("M|G|*-|E")}),
+    FamilyCase(family="hybrid", layout=CP2),
+    FamilyCase(family="hybrid", model=BF16, **ROUNDED),
+    FamilyCase(family="hybrid", model=FP16, **ROUNDED),
+    FamilyCase(family="hybrid", layout={**PP2, **SP2, **cut("MG*|-E")}, ranks=4),
+    FamilyCase(family="hybrid", layout={**SP2, **EP2}, ranks=4, sharded=True),
+    FamilyCase(family="T5", layout=TP2),
+    FamilyCase(family="T5", layout={**SP2, **AGAIN}),
+    FamilyCase(family="T5", model=BF16, **ROUNDED),
+    FamilyCase(family="T5", model=FP16, **ROUNDED),
+    FamilyCase(family="T5", layout=SP2, ranks=4, sharded=True),
+    FamilyCase(family="MIMO", sharded=True),
+    FamilyCase(family="MIMO", layout=TP2),
+    FamilyCase(family="MIMO", layout={**SP2, **AGAIN}),
+    FamilyCase(family="MIMO", layout=CP2),
+    FamilyCase(family="MIMO", layout=EP2, model=EXPERTS, sharded=True),
+    FamilyCase(family="MIMO", layout={**SP2, **ETP2}, model=EXPERTS),
+    FamilyCase(family="MIMO", model=BF16, **ROUNDED),
+    FamilyCase(family="MIMO", model=FP16, **ROUNDED),
+    FamilyCase(family="MIMO", layout={**SP2, **CP2}, ranks=4, sharded=True),
+    FamilyCase(family="LoRA", layout=TP2, tolerance=AMPLIFIED),
+    FamilyCase(family="LoRA", layout={**SP2, **AGAIN}),
+    FamilyCase(family="LoRA", layout=VP2),
+    FamilyCase(family="LoRA", layout=CP2),
+    FamilyCase(family="LoRA", model=BF16, **ROUNDED),
+    FamilyCase(family="LoRA", model=FP16, **ROUNDED),
+    FamilyCase(family="LoRA", layout={**SP2, **PP2}, ranks=4),
+    FamilyCase(family="LoRA", layout=EP2, model=EXPERTS, sharded=True),
+    FamilyCase(family="LoRA", layout={**SP2, **EP2, **ETP1}, model=EXPERTS),
+    FamilyCase(family="LoRA", layout={**PP2, **EP2}, model=EXPERTS, ranks=4, sharded=True),
+    FamilyCase(family="DoRA", layout=TP2),
+    FamilyCase(family="DoRA", layout=CP2, model=BF16, tolerance=5e-3),
+    FamilyCase(family="DoRA", model=FP16, **ROUNDED),
+    FamilyCase(family="DoRA", layout={**SP2, **PP2, **AGAIN}, ranks=4),
+    FamilyCase(family="DoRA", layout={**VP2, **EP2}, model=EXPERTS, ranks=4),
 )
 """Every run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
+class RejectedCase:
     """A layout that is refused, or of which there is a warning."""
 
     family: str
@@ -227,24 +227,24 @@ class Refusal:
     words: str = "refused"
 
 
-REFUSED: tuple[Refusal, ...] = (
-    Refusal(family="GPT", column="EP", layout=EP2, rule="ValueError", words="no experts"),
-    Refusal(family=MTP, column="CP", layout=CP2, rule="G25", words="differs by 1e-3"),
-    Refusal(family="T5", column="PP", layout=PP2, rule="TF02"),
-    Refusal(family="T5", column="VPP", layout=VP2, rule="TF02"),
-    Refusal(family="T5", column="CP", layout=CP2, rule="TF03"),
-    Refusal(family="T5", column="EP", layout=EP2, model=EXPERTS, rule="TF06"),
-    Refusal(family="T5", column="ETP", layout=ETP2, model=EXPERTS, rule="TF06"),
-    Refusal(family="MIMO", column="PP", layout=PP2, rule="M05"),
-    Refusal(family="MIMO", column="VPP", layout=VP2, rule="M05"),
-    Refusal(family="MIMO", column="CUDA graph", layout={"cuda_graph_impl": "local"}, rule="M08"),
-    Refusal(family="LoRA", column="ETP", layout=ETP2, model=EXPERTS, rule="PeftError"),
-    Refusal(family="DoRA", column="ETP", layout=ETP2, model=EXPERTS, rule="PeftError"),
+REJECTED: tuple[RejectedCase, ...] = (
+    RejectedCase(family="GPT", column="EP", layout=EP2, rule="ValueError", words="no experts"),
+    RejectedCase(family=MTP, column="CP", layout=CP2, rule="G25", words="differs by 1e-3"),
+    RejectedCase(family="T5", column="PP", layout=PP2, rule="TF02"),
+    RejectedCase(family="T5", column="VPP", layout=VP2, rule="TF02"),
+    RejectedCase(family="T5", column="CP", layout=CP2, rule="TF03"),
+    RejectedCase(family="T5", column="EP", layout=EP2, model=EXPERTS, rule="TF06"),
+    RejectedCase(family="T5", column="ETP", layout=ETP2, model=EXPERTS, rule="TF06"),
+    RejectedCase(family="MIMO", column="PP", layout=PP2, rule="M05"),
+    RejectedCase(family="MIMO", column="VPP", layout=VP2, rule="M05"),
+    RejectedCase(family="MIMO", column="CUDA graph", layout={"cuda_graph_impl": "local"}, rule="M08"),
+    RejectedCase(family="LoRA", column="ETP", layout=ETP2, model=EXPERTS, rule="PeftError"),
+    RejectedCase(family="DoRA", column="ETP", layout=ETP2, model=EXPERTS, rule="PeftError"),
 )
 """What is not run, and why."""
 
 
-def used(row: Row) -> dict[str, bool]:
+def used(row: FamilyCase) -> dict[str, bool]:
     """Say which columns of the table a run speaks for."""
     settings = {**FAMILIES[row.family].settings, **row.model, **row.layout}
     size = settings.get
@@ -266,17 +266,17 @@ def used(row: Row) -> dict[str, bool]:
 
 def table() -> str:
     """Write the table of the README: the numbers of ranks on which a family has run, or why it does not."""
-    columns = list(used(ROWS[0]))
+    columns = list(used(CASES[0]))
     lines = [f"| family | {' | '.join(columns)} | CUDA graph | runs |", "|---" * (len(columns) + 3) + "|"]
     for family in FAMILIES:
-        rows = [row for row in ROWS if family in (row.family, *row.also)]
+        rows = [row for row in CASES if family in (row.family, *row.also)]
         cells = [cell(family, column, rows) for column in columns]
         graph = refused(family, "CUDA graph") or "GPU, untested"
         lines.append(f"| {family} | {' | '.join(cells)} | {graph} | {len(rows)} |")
     return "\n".join(lines)
 
 
-def cell(family: str, column: str, rows: list[Row]) -> str:
+def cell(family: str, column: str, rows: list[FamilyCase]) -> str:
     """Say on how many ranks a family has run with what a column names."""
     ranks = sorted({row.ranks for row in rows if used(row)[column]})
     if ranks:
@@ -286,7 +286,7 @@ def cell(family: str, column: str, rows: list[Row]) -> str:
 
 def refused(family: str, column: str) -> str | None:
     """Say which rule refuses a family what a column names; None: none does."""
-    for refusal in REFUSED:
+    for refusal in REJECTED:
         if (refusal.family, refusal.column) == (family, column):
             return refusal.words if refusal.rule == "ValueError" else f"{refusal.words} ({refusal.rule})"
     return None
@@ -294,5 +294,5 @@ def refused(family: str, column: str) -> str | None:
 
 def counts() -> str:
     """Write how many runs there are."""
-    two, four = (sum(row.ranks == ranks for row in ROWS) for ranks in (2, 4))
-    return f"{len(ROWS)} runs, {two} on two ranks and {four} on four"
+    two, four = (sum(row.ranks == ranks for row in CASES) for ranks in (2, 4))
+    return f"{len(CASES)} runs, {two} on two ranks and {four} on four"

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from mb_models.rule import Rule, limit
+from mb_models.rule import Rule, model_rule
 
 RECOMPUTABLE = ("core_attn", "layernorm", "mlp", "moe", "moe_act", "shared_experts")
 """Parts of any layer that can be computed again."""
@@ -25,13 +25,15 @@ def _recompute_modules(
     return f"cannot compute {', '.join(wrong)} again, only {', '.join(known)}" if wrong else None
 
 
-def _activation_of_experts(modules: Sequence[str] | None, granularity: str | None, gemm: bool) -> str | None:
+def _recompute_expert_activation(
+    modules: Sequence[str] | None, granularity: str | None, gemm: bool
+) -> str | None:
     if granularity != "selective" or "moe_act" not in (modules or ()) or gemm:
         return None
     return "moe_act needs moe_grouped_gemm"
 
 
-def _shared_experts_again(
+def _recompute_shared_experts(
     modules: Sequence[str] | None, granularity: str | None, overlap: bool, width: int | None
 ) -> str | None:
     if granularity != "selective" or "shared_experts" not in (modules or ()) or not overlap or width is None:
@@ -39,7 +41,7 @@ def _shared_experts_again(
     return "shared_experts does not go with moe_shared_expert_overlap"
 
 
-def _eight_bits_again(
+def _recompute_under_delayed_scaling(
     modules: Sequence[str] | None, granularity: str | None, fp8: str | None, recipe: str | None
 ) -> str | None:
     chosen = {"moe_act", "layernorm"} & {*(modules or ())}
@@ -56,7 +58,7 @@ def _spread_activations(spread: bool | None, sequence: bool, granularity: str | 
 _RECOMPUTE = ("recompute_modules", "recompute_granularity")
 
 RULES: tuple[Rule, ...] = (
-    limit(
+    model_rule(
         "K01",
         ("recompute_num_layers", "recompute_granularity"),
         _selective_takes_no_layers,
@@ -65,7 +67,7 @@ RULES: tuple[Rule, ...] = (
         fails=(1, "selective"),
         passes=(None, "selective"),
     ),
-    limit(
+    model_rule(
         "K02",
         (*_RECOMPUTE, "multi_latent_attention", "transformer"),
         _recompute_modules,
@@ -74,34 +76,34 @@ RULES: tuple[Rule, ...] = (
         fails=(["mla_up_proj"], "selective", False, {}),
         passes=(["mlp", "core_attn"], "selective", False, {}),
     ),
-    limit(
+    model_rule(
         "K03",
         (*_RECOMPUTE, "moe_grouped_gemm"),
-        _activation_of_experts,
+        _recompute_expert_activation,
         why="only the grouped experts can compute their activation again by itself",
         fix="Set moe_grouped_gemm=true, or leave moe_act out.",
         fails=(["moe_act"], "selective", False),
         passes=(["moe_act"], "selective", True),
     ),
-    limit(
+    model_rule(
         "K04",
         (*_RECOMPUTE, "moe_shared_expert_overlap", "moe_shared_expert_intermediate_size"),
-        _shared_experts_again,
+        _recompute_shared_experts,
         why="they run in pieces while tokens are on their way",
         fix="Set moe_shared_expert_overlap=false, or leave shared_experts out.",
         fails=(["shared_experts"], "selective", True, 64),
         passes=(["shared_experts"], "selective", False, 64),
     ),
-    limit(
+    model_rule(
         "K05",
         (*_RECOMPUTE, "fp8", "fp8_recipe"),
-        _eight_bits_again,
+        _recompute_under_delayed_scaling,
         why="a second pass would enter its values into the history of the scales",
         fix="Use another fp8_recipe, or leave these modules out.",
         fails=(["layernorm"], "selective", "hybrid", "delayed"),
         passes=(["mlp"], "selective", "hybrid", "delayed"),
     ),
-    limit(
+    model_rule(
         "K06",
         ("distribute_saved_activations", "sequence_parallel", "recompute_granularity"),
         _spread_activations,

@@ -174,7 +174,7 @@ def _rotary(content: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
-def _unsuited(config: GPTModelConfig) -> list[str]:
+def _unconvertible_fields(config: GPTModelConfig) -> list[str]:
     """Return the fields with which no model of `ARCHITECTURES` computes the same."""
     needed: dict[str, object] = {
         "position_embedding_type": "rope",
@@ -220,7 +220,7 @@ def config_of(config: GPTModelConfig, *, vocab_size: int, dtype: str) -> dict[st
     Raises:
         HuggingFaceError: no model of `ARCHITECTURES` computes the same; names the fields.
     """
-    wrong = _unsuited(config)
+    wrong = _unconvertible_fields(config)
     if wrong:
         raise HuggingFaceError(
             f"{', '.join(wrong)}: cannot be exported, because no model of {', '.join(ARCHITECTURES)} computes the same."

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from mb_models.rule import Rule, limit
+from mb_models.rule import Rule, model_rule
 
 FULL = "full_iteration"
 """A graph of the whole step: an implementation, and the old name of a module that asks for it."""
@@ -16,7 +16,7 @@ def _graphed(impl: str, modules: str | Sequence[str]) -> set[str]:
     return set() if FULL in named else {name for name in named if name not in ("", "full")}
 
 
-def _graph_of_experts(modules: str | Sequence[str], impl: str, experts: int | None) -> str | None:
+def _expert_graphs(modules: str | Sequence[str], impl: str, experts: int | None) -> str | None:
     chosen = _graphed(impl, modules) & {"moe", "moe_router"}
     if not chosen:
         return None
@@ -25,13 +25,13 @@ def _graph_of_experts(modules: str | Sequence[str], impl: str, experts: int | No
     return "cannot capture both moe and moe_router" if len(chosen) == 2 else None
 
 
-def _graph_of_dispatch(modules: str | Sequence[str], impl: str) -> str | None:
+def _dispatch_graph(modules: str | Sequence[str], impl: str) -> str | None:
     chosen = _graphed(impl, modules)
     alone = impl == "transformer_engine" and "moe_preprocess" in chosen and "moe_router" not in chosen
     return "moe_preprocess is captured only together with moe_router" if alone else None
 
 
-def _graph_of_dense_parts(
+def _dense_mlp_graph(
     modules: str | Sequence[str], impl: str, experts: int | None, freq: int | Sequence[int]
 ) -> str | None:
     everywhere = freq == 1 or (not isinstance(freq, int) and 0 not in freq)
@@ -40,7 +40,7 @@ def _graph_of_dense_parts(
     return "mlp cannot be captured where every layer has experts"
 
 
-def _graph_of_dropping_experts(
+def _token_dropping_graph(
     modules: str | Sequence[str], impl: str, experts: int | None, factor: float | None, pad: bool
 ) -> str | None:
     fixed = factor is not None and pad
@@ -49,7 +49,7 @@ def _graph_of_dropping_experts(
     return "moe is captured only with moe_expert_capacity_factor and moe_pad_expert_input_to_capacity"
 
 
-def _graph_of_waiting_dispatch(
+def _synchronizing_dispatch(
     modules: str | Sequence[str], impl: str, experts: int | None, factor: float | None, pad: bool, kind: str
 ) -> str | None:
     waits = factor is not None and not pad and kind == "alltoall"
@@ -58,7 +58,7 @@ def _graph_of_waiting_dispatch(
     return "moe_preprocess is not captured with a capacity that is not padded to"
 
 
-def _graph_of_whole_recompute(granularity: str | None, impl: str, modules: str | Sequence[str]) -> str | None:
+def _full_recompute_graph(granularity: str | None, impl: str, modules: str | Sequence[str]) -> str | None:
     if granularity != "full" or impl in ("none", FULL) or FULL in modules:
         return None
     return f"does not go with cuda_graph_impl={impl}"
@@ -72,7 +72,7 @@ def _graph_inside_recompute(
     return "moe encloses the captured moe_router" if "moe_router" in _graphed(impl, modules) else None
 
 
-def _graph_of_chance(
+def _dropout_in_graph(
     again: Sequence[str] | None,
     granularity: str | None,
     impl: str,
@@ -115,43 +115,43 @@ _RECOMPUTE = ("recompute_modules", "recompute_granularity")
 _GRAPH = ("cuda_graph_modules", "cuda_graph_impl")
 
 RULES: tuple[Rule, ...] = (
-    limit(
+    model_rule(
         "K28",
         (*_GRAPH, "num_moe_experts"),
-        _graph_of_experts,
+        _expert_graphs,
         why="one of them encloses the other, and both are parts of a layer with experts",
         fix="Name one of the two, and only in a model with experts.",
         fails=(["moe_router"], "transformer_engine", None),
         passes=(["moe_router"], "transformer_engine", 4),
     ),
-    limit(
+    model_rule(
         "K29",
         _GRAPH,
-        _graph_of_dispatch,
+        _dispatch_graph,
         why="what is prepared is the router's choice",
         fix="Name moe_router too.",
         fails=(["moe_preprocess"], "transformer_engine"),
         passes=(["attn"], "transformer_engine"),
     ),
-    limit(
+    model_rule(
         "K30",
         (*_GRAPH, "num_moe_experts", "moe_layer_freq"),
-        _graph_of_dense_parts,
+        _dense_mlp_graph,
         why="no layer has a dense MLP",
         fix="Leave mlp out.",
         fails=(["mlp"], "transformer_engine", 4, 1),
         passes=(["mlp"], "transformer_engine", 4, 2),
     ),
-    limit(
+    model_rule(
         "K31",
         (*_GRAPH, "num_moe_experts", "moe_expert_capacity_factor", "moe_pad_expert_input_to_capacity"),
-        _graph_of_dropping_experts,
+        _token_dropping_graph,
         why="a graph has shapes that do not change from step to step",
         fix="Set both, or capture moe_router instead.",
         fails=(["moe"], "transformer_engine", 4, None, False),
         passes=(["moe"], "transformer_engine", 4, 1.0, True),
     ),
-    limit(
+    model_rule(
         "K32",
         (
             *_GRAPH,
@@ -160,22 +160,22 @@ RULES: tuple[Rule, ...] = (
             "moe_pad_expert_input_to_capacity",
             "moe_token_dispatcher_type",
         ),
-        _graph_of_waiting_dispatch,
+        _synchronizing_dispatch,
         why="it waits for numbers of tokens to come to the host",
         fix="Leave moe_preprocess out, or set moe_pad_expert_input_to_capacity=true.",
         fails=(["moe_router", "moe_preprocess"], "transformer_engine", 4, 1.0, False, "alltoall"),
         passes=(["moe_router", "moe_preprocess"], "transformer_engine", 4, 1.0, True, "alltoall"),
     ),
-    limit(
+    model_rule(
         "K33",
         ("recompute_granularity", "cuda_graph_impl", "cuda_graph_modules"),
-        _graph_of_whole_recompute,
+        _full_recompute_graph,
         why="whole layers are computed again outside of their graphs",
         fix='Set cuda_graph_impl to "full_iteration" or "none", or recompute_granularity to "selective".',
         fails=("full", "transformer_engine", "full"),
         passes=("full", "none", "full"),
     ),
-    limit(
+    model_rule(
         "K34",
         (*_RECOMPUTE, "cuda_graph_impl", "cuda_graph_modules"),
         _graph_inside_recompute,
@@ -184,16 +184,16 @@ RULES: tuple[Rule, ...] = (
         fails=(["moe"], "selective", "transformer_engine", ["attn", "moe_router"]),
         passes=(["layernorm"], "selective", "transformer_engine", ["attn"]),
     ),
-    limit(
+    model_rule(
         "K35",
         (*_RECOMPUTE, "cuda_graph_impl", "cuda_graph_modules", "attention_dropout", "hidden_dropout"),
-        _graph_of_chance,
+        _dropout_in_graph,
         why="random numbers inside a graph cannot be drawn a second time",
         fix="Set the dropout to 0, or leave the module out of recompute_modules.",
         fails=(None, "selective", "full_iteration", "full", 0.1, 0.0),
         passes=(None, "selective", "full_iteration", "full", 0.0, 0.1),
     ),
-    limit(
+    model_rule(
         "G37",
         (
             *reversed(_GRAPH),

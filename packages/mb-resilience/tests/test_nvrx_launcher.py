@@ -1,6 +1,8 @@
 """NVRx itself, where it is installed: the client of its monitors, and what precedes a restart."""
 
+import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -32,3 +34,44 @@ def test_before_a_restart_transformer_engine_releases_its_buffers_where_it_is_im
     )
     _destroy_userbuffers()
     assert released == [True]
+
+
+HANGS_ONCE = """
+import sys, time
+from pathlib import Path
+from mb_resilience import Sections
+from mb_resilience.nvrx import monitor_client
+
+folder = Path(sys.argv[1])
+attempts, completed = [*folder.glob("attempt*")], folder / "completed.txt"
+(folder / f"attempt{len(attempts)}").touch()
+first = int(completed.read_text()) if completed.exists() else 0
+with Sections(monitor_client(), state_path=folder / "ft_state.json") as sections:
+    for step in range(first, 6):
+        with sections.step():
+            if step == 3 and not attempts:
+                time.sleep(600)
+        with sections.checkpointing():
+            completed.write_text(str(step + 1))
+(folder / "first_steps.txt").write_text(str(first))
+"""
+
+
+@pytest.mark.slow
+def test_ft_launcher_kills_a_rank_that_hangs_in_a_step_and_restarts_it(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(HANGS_ONCE)
+    seconds = "setup:120,step:3,checkpointing:120"
+    options = [
+        *("--nnodes=1", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"),
+        *(f"--ft-param-rank_section_timeouts={seconds}", "--ft-param-rank_out_of_section_timeout=120"),
+        *("--ft-param-workload_check_interval=0.5", "--max-restarts=1"),
+    ]
+    launcher = Path(sys.executable).parent / "ft_launcher"
+    ended = subprocess.run(
+        [launcher, *options, script, tmp_path], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "Section 'step' has been open" in ended.stderr
+    assert len([*tmp_path.glob("attempt*")]) == 2
+    assert (tmp_path / "first_steps.txt").read_text() == "3"

@@ -120,7 +120,7 @@ def test_bad_input_is_one_error(run, tmp_path):
     log.write_text("nothing\n")
     cases = {
         (): (2, "give a run folder"),
-        (tmp_path / "missing",): (2, "no run is here"),
+        (tmp_path / "missing",): (2, "no run found"),
         ("--from-log", log): (2, "train.log: no line of 1"),
         ("--from-log", log, "--log-format", "torchtitan"): (2, "in the format torchtitan"),
         ("--from-log", tmp_path / "missing.log"): (2, "does not exist"),

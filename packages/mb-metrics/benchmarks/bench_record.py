@@ -1,10 +1,10 @@
-"""What recording costs the host, beside the usual ways; microseconds a step, ratios to ours, and waits for the device.
+"""Host overhead of recording compared with other methods: microseconds per step, ratios, and synchronizations.
 
-Run: python benchmarks/bench_record.py [--turns N] (needs torch, tensorboard, wandb and mlflow: what is missing is left
-out). All ways see the same tensors in one process, in turns; each figure is the median of the turns. W&B is offline,
-MLflow writes to sqlite in this process, without a server's network: both are faster here than in earnest. A wait is
-a call that reads a tensor on the host (`item`, `tolist`, ...); on a CPU it waits for nothing, on a GPU for the step,
-which is the real cost and not in these figures.
+Run: python benchmarks/bench_record.py [--turns N] (requires torch, tensorboard, wandb and mlflow; missing packages are
+skipped). All methods record the same tensors in one process, in alternating rounds; each number is the median of the
+rounds. W&B is offline and MLflow writes to sqlite in this process, without a network: both are faster than in
+production. A synchronization is a call that reads a tensor on the host (`item`, `tolist`, ...). On a CPU it is free; on
+a GPU it waits for the step, which is the dominant cost and is not included in these numbers.
 """
 
 import argparse
@@ -44,31 +44,31 @@ Way = Callable[[int, Values], object]
 
 
 class Nowhere(Sink):
-    """Takes everything and writes nothing, so that only the recording is timed."""
+    """Sink that discards all records, so that only the recording is timed."""
 
 
 class CountReads(TorchFunctionMode):
-    """Counts the calls that make the host wait for a device."""
+    """Counter of the calls that synchronize the host with a device."""
 
     def __init__(self) -> None:
         super().__init__()
         self.count = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Count a call and carry it out."""
+        """Count a call and execute it."""
         self.count += getattr(func, "__name__", "") in READS
         return func(*args, **(kwargs or {}))
 
 
 def microseconds(action: Callable[[], object]) -> float:
-    """Return what a call takes."""
+    """Return the duration of a call."""
     begin = time.perf_counter()
     action()
     return (time.perf_counter() - begin) * 1e6
 
 
 def ours(values: Values) -> tuple[float, float]:
-    """Return the cost of a record, and of the one that ends an interval."""
+    """Return the cost of a `record` call, and of the call that ends an interval."""
     metrics = Metrics([Nowhere()], log_interval=STEPS_PER_INTERVAL)
     costs = [
         microseconds(lambda step=step: metrics.record(step, values))
@@ -78,7 +78,7 @@ def ours(values: Values) -> tuple[float, float]:
 
 
 def reads_of_ours(values: Values) -> tuple[int, int]:
-    """Return the waits of the steps between two log intervals, and of the one that ends an interval."""
+    """Return the synchronizations of steps within a log interval, and of the step that ends it."""
     metrics = Metrics([Nowhere()], log_interval=STEPS_PER_INTERVAL)
     with CountReads() as reads:
         for step in range(1, STEPS_PER_INTERVAL):
@@ -90,26 +90,26 @@ def reads_of_ours(values: Values) -> tuple[int, int]:
 
 @contextmanager
 def other_ways(folder: str) -> Iterator[dict[str, Way]]:
-    """Yield the usual ways to record a step."""
+    """Yield the other methods of recording a step."""
     ways: dict[str, Way] = {
         ".item() each": lambda step, values: {name: value.item() for name, value in values.items()}
     }
     with ExitStack() as stack:
         if find_spec("tensorboard"):
-            from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - only where it is installed
+            from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - only if it is installed
 
             writer = stack.enter_context(SummaryWriter(folder, max_queue=100_000, flush_secs=3600))
             ways["add_scalar each"] = lambda step, values: [
                 writer.add_scalar(name, value, step) for name, value in values.items()
             ]
         if find_spec("wandb"):
-            import wandb  # noqa: PLC0415 - only where it is installed
+            import wandb  # noqa: PLC0415 - only if it is installed
 
             os.environ["WANDB_SILENT"] = "true"
             run = stack.enter_context(wandb.init(project="bench", dir=folder, mode="offline"))
             ways["wandb.log"] = lambda step, values: run.log(dict(values))
         if find_spec("mlflow"):
-            import mlflow  # noqa: PLC0415 - only where it is installed
+            import mlflow  # noqa: PLC0415 - only if it is installed
 
             mlflow.set_tracking_uri(f"sqlite:///{Path(folder, 'mlflow.db')}")
             stack.enter_context(mlflow.start_run())
@@ -118,7 +118,7 @@ def other_ways(folder: str) -> Iterator[dict[str, Way]]:
 
 
 def measure(count: int, device: str, ways: Mapping[str, Way], turns: int) -> list[tuple[str, float, float]]:
-    """Return name, microseconds and waits of each way with so many metrics."""
+    """Return name, microseconds and synchronizations of each method for a number of metrics."""
     values = {f"metric {i}": torch.tensor(float(i), device=device) for i in range(count)}
     own = [ours(values) for _ in range(turns)]
     record, flush = (statistics.median(column) for column in zip(*own, strict=True))

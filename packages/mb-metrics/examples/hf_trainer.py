@@ -1,7 +1,7 @@
-"""Hugging Face Trainer: a callback that records every optimizer step, without a wait for the device.
+"""Callback for the Hugging Face Trainer that records every optimizer step without synchronizing with the device.
 
-`python hf_trainer.py runs/hf` trains a tiny model. The Trainer itself reads the loss at its `logging_steps`; here the
-losses of the microbatches are taken from the model's output, where they are tensors, and added up on the device.
+`python hf_trainer.py runs/hf` trains a tiny model. The Trainer reads the loss at its `logging_steps`; this callback
+reads the losses of the microbatches from the output of the model, as tensors, and adds them up on the device.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from mb_metrics import ConsoleSink, JsonlSink, Metrics
 
 
 class MetricsCallback(TrainerCallback):
-    """Records losses, learning rate, samples and tokens of each step, and the losses of evaluations.
+    """Callback that records losses, learning rate, samples and tokens of each step, and the losses of evaluations.
 
     Args:
         metrics: Give it sinks on one rank only.
@@ -31,7 +31,7 @@ class MetricsCallback(TrainerCallback):
         self._hook: Any = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
-        """Listen to the model."""
+        """Register a hook on the model."""
         self._hook = model.register_forward_hook(self._on_forward, with_kwargs=True)
         self._microbatches = args.gradient_accumulation_steps
 
@@ -49,17 +49,17 @@ class MetricsCallback(TrainerCallback):
         self._metrics.evaluation(state.global_step, {"loss": metrics["eval_loss"]})
 
     def on_save(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Bring to disk what a job that resumes from this checkpoint builds on."""
+        """Flush the rows up to this checkpoint to disk, so that a resumed job continues from them."""
         self._metrics.flush()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Stop listening, and close the sinks."""
+        """Remove the hook and close the sinks."""
         self._hook.remove()
         self._metrics.close()
 
     def _on_forward(self, model: Any, args: Any, kwargs: Any, output: Any) -> None:
         if model.training:
-            # With a count of the step's tokens the model divides by it; else by those of the microbatch.
+            # With the token count of the step, the model divides by it; otherwise by the tokens of the microbatch.
             share = 1.0 if kwargs.get("num_items_in_batch") is not None else 1.0 / self._microbatches
             self._losses.append(output.loss.detach() * share)
             self._samples += kwargs["input_ids"].shape[0]
@@ -67,7 +67,7 @@ class MetricsCallback(TrainerCallback):
 
 
 def train(folder: Path) -> None:
-    """Train a Llama of two layers on made-up tokens."""
+    """Train a Llama of two layers on random tokens."""
     torch.manual_seed(0)
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=64, max_position_embeddings=32, **shape))

@@ -1,4 +1,4 @@
-"""Lightning: a callback that records every optimizer step. `python lightning_loop.py runs/lightning` fits a line."""
+"""Callback for Lightning that records every optimizer step. `python lightning_loop.py runs/lightning` fits a line."""
 
 import argparse
 from pathlib import Path
@@ -12,7 +12,7 @@ from mb_metrics import ConsoleSink, JsonlSink, Metrics
 
 
 class MetricsCallback(lightning.Callback):
-    """Records loss, learning rate and samples of each optimizer step, and the losses of validations.
+    """Callback that records loss, learning rate and samples of each optimizer step, and the validation losses.
 
     Args:
         metrics: Give it sinks on one rank only.
@@ -26,13 +26,13 @@ class MetricsCallback(lightning.Callback):
         self._samples = 0
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Record the step, when the gradients of enough batches have been accumulated."""
+        """Record the step when the gradients of all its batches are accumulated."""
         self._losses.append(outputs["loss"].detach())
         self._samples += len(batch[0])
         if (batch_idx + 1) % trainer.accumulate_grad_batches and not trainer.is_last_batch:
             return
         values = {
-            # Lightning hands out the loss divided by the batches that are accumulated.
+            # Lightning passes the loss divided by the number of accumulated batches.
             "loss": torch.stack(self._losses).mean() * trainer.accumulate_grad_batches,
             "learning-rate": trainer.optimizers[0].param_groups[0]["lr"],
         }
@@ -61,7 +61,7 @@ class Line(lightning.LightningModule):
         return torch.nn.functional.mse_loss(self.line(batch[0]), batch[1])
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """Log the loss of a held-out batch."""
+        """Log the loss of a validation batch."""
         self.log("val_loss", torch.nn.functional.mse_loss(self.line(batch[0]), batch[1]))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:

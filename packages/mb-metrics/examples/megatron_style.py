@@ -1,8 +1,7 @@
-"""A loop like Megatron-LM's, which calls `training_log` after each step: `python megatron_style.py runs/megatron`.
+"""Loop in the style of Megatron-LM that calls `training_log` after each step: `python megatron_style.py runs/megatron`.
 
-`training_log` takes the arguments that such a loop has at hand and records them; what is printed and stored, and when,
-is the matter of `state.metrics`. The model is plain PyTorch here, and there is one process: with Megatron, pass
-`pg_collection`.
+`training_log` records the arguments that such a loop has available; `state.metrics` decides what is printed and stored,
+and when. The model is plain PyTorch in a single process: with Megatron, pass `pg_collection`.
 """
 
 import argparse
@@ -36,7 +35,7 @@ class TrainSection:
 
 @dataclass(kw_only=True)
 class Config:
-    """What `training_log` reads of a configuration."""
+    """Fields of a configuration that `training_log` reads."""
 
     logger: LoggerConfig
     train: TrainSection = field(default_factory=TrainSection)
@@ -45,7 +44,7 @@ class Config:
 
 @dataclass(kw_only=True)
 class State:
-    """What `training_log` reads of the global state."""
+    """Fields of the global state that `training_log` reads."""
 
     train_state: TrainState
     metrics: Metrics

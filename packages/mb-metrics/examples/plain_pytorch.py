@@ -1,6 +1,6 @@
-"""A plain PyTorch loop: `python plain_pytorch.py runs/plain` writes console lines and runs/plain/metrics.jsonl.
+"""Plain PyTorch loop: `python plain_pytorch.py runs/plain` writes console lines and runs/plain/metrics.jsonl.
 
-The loss is recorded as it is, a tensor on its device; nothing here waits for the device between log intervals.
+The loss is recorded as a tensor on its device; the loop does not synchronize with the device between log intervals.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""A loop without torch: `python without_torch.py runs/numbers`. A metric is any number."""
+"""Loop without torch: `python without_torch.py runs/numbers`. A metric is any number."""
 
 import argparse
 from pathlib import Path

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # tests import made_runs by name
+sys.path.insert(0, str(Path(__file__).parent))  # tests import sample_runs by name
 
 
 os.environ["WANDB_MODE"] = "offline"  # read once per process
@@ -14,7 +14,7 @@ os.environ["WANDB_SILENT"] = "true"
 
 
 class Recorder:
-    """A sink that remembers what it is given."""
+    """A sink that stores its records."""
 
     def __init__(self):
         self.rows, self.intervals, self.evaluations, self.closed = [], [], [], 0
@@ -42,7 +42,7 @@ def recorder() -> Recorder:
 
 
 class Clock:
-    """A clock that stands until it is moved."""
+    """A clock that advances only when it is set."""
 
     def __init__(self):
         self.now = 1000.0

@@ -1,4 +1,4 @@
-"""Megatron's real models on the host, run forward and backward under torch's FLOP counter: what the ranks import."""
+"""Megatron's real models on the host, run under torch's FLOP counter; imported by the ranks."""
 
 from dataclasses import dataclass, field
 
@@ -23,7 +23,7 @@ VOCABULARY, SEQUENCE, DECODER_SEQUENCE, BATCH = 96, 32, 16, 2
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A model: what differs from a small dense GPT."""
+    """A model, as differences from a small dense GPT."""
 
     settings: dict = field(default_factory=dict)
     latent: bool = False
@@ -62,7 +62,7 @@ CASES = {
 
 
 def count_all(rank_of_case):
-    """Return by name what torch counted, per token, and what the formula says, for the cases of this rank."""
+    """Return by name torch's count and the formula's result per token, for the cases of this rank."""
     rank = torch.distributed.get_rank()
     parallel_state.initialize_model_parallel()
     tensor_parallel.model_parallel_cuda_manual_seed(1)
@@ -148,7 +148,7 @@ def _count_t5():
 
 
 def _counted(loss) -> int:
-    """Run forward and backward; attention by plain matrix products, which the counter sees."""
+    """Run forward and backward; attention by plain matrix products, which the counter supports."""
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         loss().backward()
     return counter.get_total_flops()

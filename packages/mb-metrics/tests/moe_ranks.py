@@ -1,4 +1,4 @@
-"""A mixture of experts on two stages of two data-parallel ranks, experts on the first stage only: what ranks import."""
+"""A mixture of experts on two stages of two data-parallel ranks, experts on the first stage only."""
 
 from types import SimpleNamespace
 
@@ -26,13 +26,13 @@ VOCABULARY, SEQUENCE, MICROBATCHES = 96, 32, 2
 
 
 def _forget_other_models() -> None:
-    """Empty the trackers, which are one for the process and as long as its first model."""
+    """Reset the trackers, which are process-wide and sized for the first model."""
     destroy_moe_metrics_tracker()
     MTPLossLoggingHelper.tracker.clear()
 
 
 def measure():
-    """Return by name what the trackers say after one step, and Megatron's own mean of the balancing loss."""
+    """Return the tracker metrics after one step, and Megatron's mean of the balancing loss."""
     _forget_other_models()
     parallel_state.initialize_model_parallel(pipeline_model_parallel_size=2)
     tensor_parallel.model_parallel_cuda_manual_seed(5, force_reset_rng=True)
@@ -109,7 +109,7 @@ def _forward(numbers, model):
 
 
 class _Rows:
-    """A sink that keeps what each step measured."""
+    """A sink that stores the metrics of each step."""
 
     def __init__(self):
         self.values = []
@@ -128,7 +128,7 @@ class _Rows:
 
 
 def log_two_steps():
-    """Return the rows that this rank writes: the last one only, which trains nothing and has no experts."""
+    """Return the rows that this rank writes: only the last rank, which has no trainable parameters and no experts."""
     _forget_other_models()
     parallel_state.initialize_model_parallel(pipeline_model_parallel_size=2)
     first_stage, writes = parallel_state.is_pipeline_first_stage(), dist.get_rank() == 3

@@ -1,4 +1,4 @@
-"""A small GPT in several layouts, its norms, and those of its gathered tensors: what the ranks import."""
+"""A small GPT in several layouts, its norms, and those of its gathered tensors; imported by the ranks."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ VOCABULARY, SEQUENCE = 96, 32
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How four ranks share the model."""
+    """Parallel layout of the model on four ranks."""
 
     tp: int = 1
     pp: int = 1
@@ -40,7 +40,7 @@ class Layout:
     bf16: bool = False
 
 
-class Trainee:
+class TrainingModel:
     """Model, optimizer and gradients of one step, on one rank."""
 
     def __init__(self, layout: Layout, *, distributed_optimizer: bool) -> None:
@@ -96,7 +96,7 @@ class Trainee:
         return Float16Module(self.config, chunk) if self.layout.bf16 else chunk
 
     def backward(self) -> None:
-        """Make gradients of two microbatches; they are reduced as for a step."""
+        """Compute gradients of two microbatches and reduce them as in a step."""
         many = len(self.model) > 1
         batches = [self._batches() for _ in self.model]
         get_forward_backward_func()(
@@ -124,7 +124,7 @@ class Trainee:
             yield get_batch_on_this_cp_rank(batch, False, group) if group.size() > 1 else batch
 
     def gathered_norm(self, folder: Path, *, gradients: bool) -> float:
-        """Return torch's norm of the whole model's tensors, put together by Megatron's checkpoints."""
+        """Return torch's norm of the complete model's tensors, gathered by Megatron's checkpoints."""
         if gradients:
             for model in self.model:
                 for parameter in model.parameters():
@@ -144,7 +144,7 @@ class Trainee:
 
 
 def measure(layout: Layout, folder: str) -> dict[str, float]:
-    """Return the norms of parameters and gradients, and what they must be."""
+    """Return the norms of parameters and gradients, and their expected values."""
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=layout.tp,
         pipeline_model_parallel_size=layout.pp,
@@ -153,21 +153,21 @@ def measure(layout: Layout, folder: str) -> dict[str, float]:
         expert_model_parallel_size=layout.ep,
         expert_tensor_parallel_size=layout.etp,
     )
-    plain = Trainee(layout, distributed_optimizer=False)
+    plain = TrainingModel(layout, distributed_optimizer=False)
     plain.backward()
     found = {"params wanted": plain.gathered_norm(Path(folder, "params"), gradients=False)}
-    trainee = Trainee(layout, distributed_optimizer=True) if layout.distributed_optimizer else plain
-    found["params"] = calc_params_l2_norm(trainee.model, trainee.config)
-    found["params of weights"] = calc_params_l2_norm(trainee.model, force_create_fp32_copy=True)
+    training = TrainingModel(layout, distributed_optimizer=True) if layout.distributed_optimizer else plain
+    found["params"] = calc_params_l2_norm(training.model, training.config)
+    found["params of weights"] = calc_params_l2_norm(training.model, force_create_fp32_copy=True)
     if layout.distributed_optimizer:
-        trainee.backward()
-    gradients = report_l2_norm_grad(trainee.model)
+        training.backward()
+    gradients = report_l2_norm_grad(training.model)
     found["gradients"] = gradients["l2_norm/grad/global"]
     found["by name"] = gradients
     found["by name, plain"] = report_l2_norm_grad(plain.model)
-    whole = GradientNorms(trainee.model)(loss_scale=2.0)
+    whole = GradientNorms(training.model)(loss_scale=2.0)
     found["of all stages"] = {name: float(norm) for name, norm in whole.items()}
-    found["optimizer"] = trainee.optimizer.step()[1]
+    found["optimizer"] = training.optimizer.step()[1]
     found["gradients wanted"] = plain.gathered_norm(Path(folder, "gradients"), gradients=True)
     return found
 
@@ -175,7 +175,7 @@ def measure(layout: Layout, folder: str) -> dict[str, float]:
 def _config(layout: Layout) -> TransformerConfig:
     dtype = torch.bfloat16 if layout.bf16 else torch.float32
     split_experts = layout.experts is not None and layout.tp > 1 and layout.etp != 1
-    # Ranks that share an expert gather its tokens, and gloo wants as many from each.
+    # Ranks that share an expert gather its tokens, and gloo requires the same number from each.
     even = (
         {"moe_expert_capacity_factor": 1.0, "moe_pad_expert_input_to_capacity": True} if split_experts else {}
     )
@@ -220,5 +220,5 @@ def _forward(batches, model):
 
 
 def measure_layout(layout: dict, folder: str) -> dict[str, float]:
-    """Measure a layout given by its fields."""
+    """Compute the norms for a layout given by its fields."""
     return measure(Layout(**layout), folder)

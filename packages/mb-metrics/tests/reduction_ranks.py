@@ -1,4 +1,4 @@
-"""Small reductions and DTensor norms: what four ranks do."""
+"""Reductions of single values and DTensor norms, run on four ranks."""
 
 import math
 
@@ -17,14 +17,14 @@ from mb_metrics import (
 
 
 def reduce_stats(rows):
-    """Return the largest of each row, whose entries are the ranks' numbers."""
+    """Return the maximum of each row, whose entries are the ranks' numbers."""
     return [
         reduce_max_stat_across_model_parallel_group(row[dist.get_rank()], dist.group.WORLD) for row in rows
     ]
 
 
 def agree(rows):
-    """Return whether all ranks say yes, row by row."""
+    """Return the logical and over all ranks for each row."""
     return [logical_and_across_model_parallel_group(row[dist.get_rank()], dist.group.WORLD) for row in rows]
 
 
@@ -34,7 +34,7 @@ def largest_memory(reports):
 
 
 def dtensor_norms():
-    """Return by name the norm of DTensors on a 2 x 2 mesh, and torch's norm of the same whole tensors."""
+    """Return by name the norm of DTensors on a 2 x 2 mesh, and torch's norm of the same full tensors."""
     torch.manual_seed(3)
     mesh = init_device_mesh("cpu", (2, 2))
     whole = [torch.randn(5, 3), torch.randn(4, 4), torch.randn(7), torch.randn(1, 6)]

@@ -1,4 +1,4 @@
-"""Runs made of a few lines, for the tests of what reads them."""
+"""Small sample runs for the tests of the readers."""
 
 import json
 
@@ -25,7 +25,7 @@ def write_run(folder, rows, events=(), **files):
 
 
 def steady(first, last, at, *, seconds=1.0, **values):
-    """Rows of steps that take a second each, the first one done at `at`."""
+    """Return rows of steps that take a second each, the first one completed at `at`."""
     return [
         row(step, at + seconds * (step - first), **({"lm_loss": 2.0} | values))
         for step in range(first, last + 1)

@@ -14,7 +14,7 @@ def row(step):
 
 
 class Gate(Sink):
-    """A sink that stands still until it is opened."""
+    """A sink that blocks until it is opened."""
 
     def __init__(self):
         self.entered, self.opened, self.steps, self.closed = threading.Event(), threading.Event(), [], 0
@@ -29,7 +29,7 @@ class Gate(Sink):
 
 
 class Flaky(Sink):
-    """A sink that raises what it is told to, then works."""
+    """A sink that raises the given errors, then works."""
 
     def __init__(self, errors):
         self.errors, self.steps = list(errors), []
@@ -50,7 +50,7 @@ def run(sink, steps, **settings):
     return background
 
 
-def test_a_sink_that_stands_still_holds_nobody_up():
+def test_a_blocked_sink_does_not_block_training():
     gate = Gate()
     with Metrics([BackgroundSink(gate)], log_interval=1) as metrics:
         for step in range(1, 51):
@@ -60,15 +60,15 @@ def test_a_sink_that_stands_still_holds_nobody_up():
     assert (gate.steps, gate.closed, metrics.failures) == (list(range(1, 51)), 1, ())
 
 
-def test_a_passing_error_delays_and_loses_nothing(caplog):
+def test_a_transient_error_delays_and_loses_nothing(caplog):
     sink = Flaky([ConnectionError("down"), TimeoutError("still"), OSError("disk full")])
     with caplog.at_level(logging.WARNING):
         background = run(sink, 3)
     (failure,) = background.failures
     assert (sink.steps, failure.count, str(failure.first), failure.dropped) == ([1, 2, 3], 3, "down", 0)
     assert caplog.messages == [
-        "metrics: Flaky raised ConnectionError('down'); its records wait",
-        "metrics: Flaky takes records again",
+        "metrics: Flaky raised ConnectionError('down'); records are queued and retried",
+        "metrics: Flaky recovered; records are written again",
     ]
     assert (
         str(failure)
@@ -83,24 +83,24 @@ def test_another_error_loses_one_record(error):
     assert (sink.steps, failure.count, failure.dropped) == ([1, 3], 1, 1)
 
 
-def test_a_sink_that_never_works_is_in_the_log_once(caplog):
+def test_a_sink_that_always_fails_is_logged_once(caplog):
     run(Flaky([PermissionError("no key")] * 5), 5)
     assert caplog.messages == ["metrics: Flaky raised PermissionError('no key'); the record is lost"]
 
 
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.sampled_from([None, ConnectionError("down")]), max_size=12), st.integers(1, 8))
-def test_whatever_passes_every_step_arrives_once_and_in_order(errors, steps):
+def test_after_transient_errors_every_step_arrives_once_and_in_order(errors, steps):
     sink = Flaky(errors)
     run(sink, steps, capacity=None)
     assert sink.steps == list(range(1, steps + 1))
 
 
-def test_a_full_queue_drops_the_oldest_and_says_so_once(caplog):
+def test_a_full_queue_drops_the_oldest_and_warns_once(caplog):
     gate = Gate()
     background = BackgroundSink(gate, capacity=3)
     background.write_rows([row(1)])
-    gate.entered.wait(30)  # the first is under way
+    gate.entered.wait(30)  # the first is in flight
     for step in range(2, 8):
         background.write_rows([row(step)])
     gate.opened.set()
@@ -108,12 +108,12 @@ def test_a_full_queue_drops_the_oldest_and_says_so_once(caplog):
     (failure,) = background.failures
     assert (gate.steps, failure.dropped, failure.first) == ([1, 5, 6, 7], 3, None)
     assert caplog.messages == [
-        "metrics: Gate is too slow or down; its queue is full and the oldest records are dropped"
+        "metrics: Gate is too slow or down; the queue is full and the oldest records are dropped"
     ]
     assert str(failure) == "Gate: 3 steps, evaluations or files were dropped"
 
 
-def test_a_record_that_can_never_be_taken_is_dropped_first_when_there_is_no_room():
+def test_a_record_that_always_fails_is_dropped_first_from_a_full_queue():
     class Poisoned(Sink):
         def __init__(self):
             self.steps = []
@@ -150,7 +150,7 @@ def test_close_gives_up_on_a_sink_that_is_down():
     assert (sink.steps, failure.dropped) == ([], 4)
 
 
-def test_files_and_a_failed_run_reach_a_sink_that_wants_them(recorder):
+def test_files_and_a_failed_run_reach_a_sink_that_supports_them(recorder):
     class Keeper(Sink):
         def __init__(self):
             self.seen = []
@@ -176,6 +176,6 @@ def test_files_and_a_failed_run_reach_a_sink_that_wants_them(recorder):
     assert recorder.closed == 2
 
 
-def test_a_queue_has_places():
+def test_a_queue_needs_a_positive_capacity():
     with pytest.raises(ValueError, match="capacity=0"):
         BackgroundSink(Gate(), capacity=0)

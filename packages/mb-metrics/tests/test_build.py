@@ -18,7 +18,7 @@ def kinds(sinks):
     return [type(sink).__name__ for sink in sinks]
 
 
-def test_sinks_are_what_the_config_asks_for(tmp_path):
+def test_sinks_match_the_config(tmp_path):
     assert kinds(build_sinks(LoggerConfig())) == ["ConsoleSink"]
     sinks = build_sinks(LoggerConfig(), jsonl=tmp_path / "metrics.jsonl")
     assert [type(sink) for sink in sinks] == [ConsoleSink, JsonlSink]
@@ -27,22 +27,22 @@ def test_sinks_are_what_the_config_asks_for(tmp_path):
     assert build_sinks(LoggerConfig(skip_train_metrics_log=True), jsonl=tmp_path / "x") == []
 
 
-@pytest.mark.parametrize("asked", [False, True])
-def test_throughput_on_the_console_only_when_asked(asked):
+@pytest.mark.parametrize("enabled", [False, True])
+def test_throughput_on_the_console_only_when_enabled(enabled):
     stream = io.StringIO()
-    sinks = build_sinks(LoggerConfig(log_throughput=asked), stream=stream)
+    sinks = build_sinks(LoggerConfig(log_throughput=enabled), stream=stream)
     with Metrics(sinks, flops_per_token=1.0) as metrics:
         metrics.record(1, {}, tokens=1)
-    assert ("throughput per GPU" in stream.getvalue()) is asked
+    assert ("throughput per GPU" in stream.getvalue()) is enabled
 
 
-def test_tensorboard_gets_the_groups_that_were_asked_for(tmp_path):
+def test_tensorboard_gets_the_enabled_groups(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    def tags(**wishes):
-        folder = tmp_path / "-".join(wishes)
-        sinks = build_sinks(LoggerConfig(tensorboard_dir=str(folder), **wishes), stream=io.StringIO())
+    def tags(**options):
+        folder = tmp_path / "-".join(options)
+        sinks = build_sinks(LoggerConfig(tensorboard_dir=str(folder), **options), stream=io.StringIO())
         with Metrics(sinks, log_interval=1) as metrics:
             metrics.record(1, {"lm loss": 1.0, "loss-scale": 2.0})
             metrics.evaluation(1, {"lm loss": 1.0})
@@ -134,7 +134,7 @@ def test_trackers_work_in_the_background_and_keep_their_run_in_the_run_folder(tm
     assert found == ["comet", "comet_run.json", "metrics.jsonl", "wandb", "wandb_run.json"]
 
 
-def test_samplers_and_reductions_are_what_the_config_asks_for():
+def test_samplers_and_reductions_match_the_config():
     assert build_samplers(LoggerConfig()) == []
     assert build_reductions(LoggerConfig()) == {}
     pytest.importorskip("torch")

@@ -1,4 +1,4 @@
-"""Comet without a server: what its archive holds."""
+"""Comet without a server: contents of its archive."""
 
 import json
 import math
@@ -85,7 +85,7 @@ def test_what_is_recorded_is_in_the_archive(sink, tmp_path):
     assert "0123456789" * 4 not in json.dumps([experiment, messages])
 
 
-def test_a_resumed_job_goes_on_in_the_same_experiment_and_nothing_is_doubled(sink, tmp_path):
+def test_a_resumed_job_continues_the_same_experiment_without_duplicates(sink, tmp_path):
     for steps, resume_step in ((range(1, 8), 0), (range(5, 11), 4)):
         with Metrics([sink(resume_step)], log_interval=100) as metrics:
             for step in steps:

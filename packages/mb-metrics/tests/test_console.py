@@ -63,7 +63,7 @@ def test_the_iteration_line_with_every_piece():
     )
 
 
-def test_optional_pieces_only_where_asked_for_or_known():
+def test_optional_pieces_only_when_enabled_or_known():
     line = iteration_line(
         interval({"lm loss": math.nan}, total_steps=None, consumed_samples=None, tflops_per_device=1.0)
     )

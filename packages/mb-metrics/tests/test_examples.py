@@ -1,4 +1,4 @@
-"""Each example is run as a user runs it, and what it wrote is read back."""
+"""Each example runs as a user runs it, and its output is read back."""
 
 import os
 import subprocess
@@ -73,7 +73,7 @@ def test_a_loop_like_megatrons(tmp_path):
     assert text.count("Theoretical memory footprints: ") == 2
 
 
-def test_without_a_folder_an_example_says_what_it_wants():
+def test_without_a_folder_an_example_prints_its_usage():
     command = [sys.executable, EXAMPLES / "without_torch.py"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2

@@ -3,7 +3,7 @@ import pytest
 from mb_metrics import FanOutSink, FilterSink, Metrics, SinkFailure
 
 
-def test_every_so_many_steps_and_what_is_wanted(recorder):
+def test_steps_and_metrics_are_filtered(recorder):
     sink = FilterSink(recorder, every=2, keep=lambda name: name in ("lm loss", "iteration-time"))
     with Metrics([sink], log_interval=3) as metrics:
         for step in range(1, 7):
@@ -32,7 +32,7 @@ def test_evaluations_are_filtered_by_the_names_that_are_written(recorder, unwant
     assert list(recorder.evaluations[0].values) == written
 
 
-def test_an_evaluation_without_a_wanted_loss_is_not_passed_on(recorder):
+def test_an_evaluation_without_a_selected_loss_is_not_forwarded(recorder):
     with Metrics([FilterSink(recorder, keep=lambda name: False)]) as metrics:
         metrics.evaluation(1, {"a": 1.0})
     assert recorder.evaluations == []
@@ -53,5 +53,5 @@ def test_a_failure_names_the_sink_that_failed(recorder):
 
 
 def test_every_is_positive(recorder):
-    with pytest.raises(ValueError, match="every=0"):
+    with pytest.raises(ValueError, match=r"must be positive \(every=0\)"):
         FilterSink(recorder, every=0)

@@ -42,7 +42,7 @@ def test_gpt3_agrees_with_the_closed_formula_of_the_megatron_paper():
 
 @settings(deadline=None)
 @given(causal=st.booleans(), seq_length=st.integers(1, 4096))
-def test_causal_attention_counts_half_and_says_so(causal, seq_length):
+def test_causal_attention_counts_half_and_sets_the_flag(causal, seq_length):
     flops = gpt_flops_per_token(**SHAPE | {"seq_length": seq_length}, causal=causal)
     assert flops.attention_core == 12 * 2 * seq_length * 64 / (2 if causal else 1)
     assert flops.causal is causal

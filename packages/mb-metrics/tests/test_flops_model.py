@@ -15,7 +15,7 @@ def parts(seq_length=SEQ, **model):
     return model_flops_per_token(GPT | model, seq_length=seq_length).parts
 
 
-def test_a_dense_model_is_what_the_closed_formula_says():
+def test_a_dense_model_matches_the_closed_formula():
     for gated in (False, True):
         model = GPT | {"num_query_groups": 2, "kv_channels": 24, "gated_linear_unit": gated}
         closed = {
@@ -218,15 +218,15 @@ def test_a_t5_is_counted_per_token_of_its_encoder():
         ({}, [], "sequences have positive lengths"),
         ({"hybrid_layer_pattern": "M*D"}, 32, r"no formula for layers \['D'\]"),
         ({"experimental_attention_variant": "dsa"}, 32, "no formula for 'dsa'"),
-        ({"num_moe_experts": 2, "moe_layer_freq": [1]}, 32, "says nothing of layer 1"),
-        ({"num_moe_experts": 2, "moe_layer_freq": "[1]*4"}, 32, "says nothing of layer 0"),
+        ({"num_moe_experts": 2, "moe_layer_freq": [1]}, 32, "no entry for layer 1"),
+        ({"num_moe_experts": 2, "moe_layer_freq": "[1]*4"}, 32, "no entry for layer 0"),
     ],
 )
-def test_what_cannot_be_counted_is_said(model, seq_length, message):
+def test_what_cannot_be_counted_is_reported(model, seq_length, message):
     with pytest.raises(UnknownFlopsError, match=message):
         parts(seq_length, **model)
 
 
 def test_packed_sequences_of_a_t5_are_not_counted():
-    with pytest.raises(UnknownFlopsError, match="nothing tells which decoder"):
+    with pytest.raises(UnknownFlopsError, match="decoder length of each sequence is unknown"):
         model_flops_per_token(GPT, seq_length=[8, 24], decoder_seq_length=8)

@@ -1,10 +1,10 @@
-"""FLOPs of a model that sees: what torch counts while such an encoder runs, shared by the tokens of a sequence."""
+"""FLOPs of a vision-language model: torch's count for the encoder, shared by the tokens of a sequence."""
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402  (after the question whether torch is there)
+from torch import nn  # noqa: E402  (after importorskip)
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from mb_metrics import UnknownFlopsError, model_flops_per_token  # noqa: E402
@@ -30,7 +30,7 @@ SEES = {
 
 
 class Layer(nn.Module):
-    """Attention of all to all and an MLP, without norms."""
+    """Full attention and an MLP, without norms."""
 
     def __init__(self):
         super().__init__()
@@ -43,7 +43,7 @@ class Layer(nn.Module):
         return seen + self.mlp(seen)
 
 
-def test_a_picture_costs_what_torch_counts():
+def test_an_image_costs_what_torch_counts():
     patches = nn.Conv2d(3, WIDTH, PATCH, stride=PATCH)
     layers = nn.Sequential(*(Layer() for _ in range(3)))
     projection = nn.Sequential(nn.Linear(WIDTH, PROJECTION), nn.GELU(), nn.Linear(PROJECTION, HIDDEN))
@@ -54,7 +54,7 @@ def test_a_picture_costs_what_torch_counts():
     assert counted.total - counted.encoder == model_flops_per_token(LANGUAGE, seq_length=50).total
 
 
-def test_each_packed_sequence_has_a_picture():
+def test_each_packed_sequence_has_an_image():
     alone, packed = (model_flops_per_token(SEES, seq_length=lengths).encoder for lengths in (20, [20, 20]))
     assert alone == packed
 

@@ -68,7 +68,7 @@ def test_stop_and_resume_equals_never_stopped(data):
             if step == saved:
                 metrics.flush()
         text = path.read_bytes()
-        path.write_bytes(text + b'{"step": 9999, "lm l')  # cut by the kill
+        path.write_bytes(text + b'{"step": 9999, "lm l')  # truncated by the kill
         with Metrics([JsonlSink(path, resume_step=saved)], log_interval=log_interval) as metrics:
             for step in range(saved + 1, last + 1):
                 metrics.record(step, {"lm loss": step})
@@ -86,14 +86,14 @@ def test_without_a_resume_step_nothing_is_dropped_but_a_cut_line(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["m.jsonl"]
 
 
-def test_resuming_before_the_first_step_begins_anew(tmp_path):
+def test_resuming_before_the_first_step_starts_an_empty_file(tmp_path):
     path = tmp_path / "m.jsonl"
     path.write_text('{"step": 1}\n{"step": 2}\n')
     JsonlSink(path, resume_step=0).close()
     assert path.read_text() == ""
 
 
-def test_a_whole_last_line_without_its_newline_stands(tmp_path):
+def test_a_complete_last_line_without_its_newline_is_kept(tmp_path):
     path = tmp_path / "m.jsonl"
     path.write_text('{"step": 1}')
     JsonlSink(path, resume_step=1).close()
@@ -101,7 +101,7 @@ def test_a_whole_last_line_without_its_newline_stands(tmp_path):
 
 
 @pytest.mark.parametrize("line", ["no json", "[1]", '{"loss": 1}', '{"step": "1"}'])
-def test_a_file_that_is_no_metrics_file_is_left_alone(tmp_path, line):
+def test_a_file_that_is_not_a_metrics_file_is_not_modified(tmp_path, line):
     path = tmp_path / "m.jsonl"
     path.write_text(f'{{"step": 1}}\n{line}\n{{"step": 3}}\n')
     before = path.read_text()
@@ -119,7 +119,7 @@ def test_what_did_not_fit_on_the_disk_is_written_when_there_is_room(tmp_path):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(
         resource.RLIMIT_FSIZE, (path.stat().st_size + 5, before[1])
-    )  # room for a part of a line
+    )  # space for a part of a line
     try:
         with pytest.raises(OSError, match="large"):
             sink.write_rows([row(2)])
@@ -140,7 +140,7 @@ with Metrics([JsonlSink(sys.argv[1])], log_interval=10) as metrics:
 """
 
 
-def test_a_kill_loses_the_interval_under_way_at_most(tmp_path):
+def test_a_kill_loses_at_most_the_current_interval(tmp_path):
     path = tmp_path / "m.jsonl"
     assert subprocess.run([sys.executable, "-c", KILLED, path], check=False).returncode == -9
     assert steps(path) == list(range(1, 31))

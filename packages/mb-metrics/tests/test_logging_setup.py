@@ -7,7 +7,7 @@ from mb_metrics import LoggerConfig, configure_logging
 
 @pytest.fixture
 def root():
-    """A logger with a handler that remembers, in place of the root logger."""
+    """A logger with a handler that stores records, used instead of the root logger."""
     logger = logging.Logger("a root of its own")
     logger.manager = logging.Manager(logger)
     logger.seen = []
@@ -23,13 +23,13 @@ def send(root, *names, level=logging.WARNING):
     return [name for name, _ in root.seen]
 
 
-def test_foreign_warnings_are_dropped_and_own_ones_stay(root):
+def test_external_warnings_are_dropped_and_own_ones_stay(root):
     configure_logging(LoggerConfig(), root=root)
     assert send(root, "mb_checkpoint.load", "torch.something") == ["mb_checkpoint.load"]
     assert send(root, "torch.something", level=logging.ERROR)[-1] == "torch.something"
 
 
-def test_warnings_stay_where_asked(root):
+def test_warnings_stay_when_configured(root):
     configure_logging(LoggerConfig(filter_warnings=False), root=root)
     assert send(root, "torch.something") == ["torch.something"]
 
@@ -52,7 +52,7 @@ def test_the_level_is_that_of_the_configuration_then_of_the_environment(root, co
     assert root.level == level
 
 
-def test_every_logger_where_asked(root):
+def test_every_logger_when_configured(root):
     logger = logging.getLogger("mb_metrics.of_this_test")
     root.manager.loggerDict["mb_metrics.of_this_test"] = logger
     configure_logging(LoggerConfig(logging_level=10), root=root)
@@ -61,6 +61,6 @@ def test_every_logger_where_asked(root):
     assert logger.level == logging.DEBUG
 
 
-def test_a_level_that_is_no_number_is_refused(root):
-    with pytest.raises(ValueError, match="'debug' is no logging level"):
+def test_a_level_that_is_not_a_number_is_rejected(root):
+    with pytest.raises(ValueError, match=r"not a logging level \('debug'\)"):
         configure_logging(LoggerConfig(), root=root, environment={"MEGATRON_LOGGING_LEVEL": "debug"})

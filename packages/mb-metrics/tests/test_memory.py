@@ -29,7 +29,7 @@ def test_bytes_are_gigabytes_with_five_digits_and_counts_are_counts():
     }
 
 
-def test_keys_of_ones_own_replace_the_table_and_unknown_ones_are_left_out():
+def test_custom_keys_replace_the_table_and_unknown_ones_are_omitted():
     keys = {"segment.all.current": "segments", "allocated_bytes.all.peak": "peak-bytes", "gone": "gone"}
     assert report_memory(keys, stats=STATS) == {"segments": 7, "peak-gigabytes": 0.00098765}
 
@@ -63,7 +63,7 @@ SPLIT = {
 
 
 def test_activations_of_the_first_stage_are_those_of_all_layers_once():
-    # L/p layers a stage, p microbatches under way: 34 s b h L / t.
+    # L/p layers a stage, p microbatches in flight: 34 s b h L / t.
     assert activation_bytes(SPLIT, seq_length=32, micro_batch_size=2) == 34 * 32 * 2 * 64 * 8 / 2
     gated = activation_bytes(SPLIT | {"gated_linear_unit": True}, seq_length=32, micro_batch_size=2)
     assert gated == 42 * 32 * 2 * 64 * 8 / 2
@@ -108,6 +108,6 @@ def test_a_sampler_without_a_gpu_warns_once(monkeypatch, caplog):
     ("settings", "message"),
     [({"allocator": False}, "leave nothing to sample"), ({"every": 0}, "every=0 is not a number of steps")],
 )
-def test_a_sampler_that_would_sample_nothing_is_refused(settings, message):
+def test_a_sampler_that_would_sample_nothing_is_rejected(settings, message):
     with pytest.raises(ValueError, match=message):
         MemorySampler(**settings)

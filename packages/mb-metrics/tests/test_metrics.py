@@ -53,7 +53,7 @@ def test_what_is_not_known_is_not_written(recorder, clock):
     assert recorder.intervals[0].rates.mfu is None
 
 
-def test_tokens_per_second_is_unknown_when_one_step_did_not_say(recorder, clock):
+def test_tokens_per_second_is_unknown_when_one_step_has_no_tokens(recorder, clock):
     metrics = Metrics([recorder], log_interval=2, clock=clock)
     metrics.record(1, {})
     clock.now += 1
@@ -104,7 +104,7 @@ def test_mean_losses_of_skipped_steps_alone_are_theirs(recorder):
     [
         (1, (None, None), [8, 16]),
         (0, (None, None), [8, 16]),
-        (5, (None, None), [None, None]),  # resumed: what came before is not known
+        (5, (None, None), [None, None]),  # resumed: earlier samples are not known
         (5, (40, None), [40, 48]),
         (5, (40, 56), [40, 56]),
     ],
@@ -134,7 +134,7 @@ def test_an_evaluation_comes_after_the_rows_before_it(recorder):
     assert (evaluation.step, evaluation.time, evaluation.consumed_samples) == (1, 7.0, 8)
 
 
-def test_flush_hands_over_rows_and_the_summary_still_has_them_all(recorder):
+def test_flush_writes_rows_and_the_summary_still_has_them_all(recorder):
     metrics = Metrics([recorder], log_interval=3)
     for step in (1, 2):
         metrics.record(step, {})
@@ -210,7 +210,7 @@ def test_a_sink_that_raises_keeps_nothing_from_the_others(recorder, caplog):
     assert str(failure) == "Broken: failed 4 times, first with OSError('no space left')"
 
 
-def test_without_sinks_nothing_is_looked_at():
+def test_without_sinks_nothing_is_read():
     with Metrics([]) as metrics:
         metrics.record(1, {"lm loss": object()})
         metrics.evaluation(1, {"lm loss": object()})
@@ -222,7 +222,7 @@ def test_any_real_number_is_a_metric(recorder):
 
 
 @pytest.mark.parametrize("value", ["3", object(), [1.0]])
-def test_what_is_no_number_is_refused(recorder, value):
+def test_a_value_that_is_not_a_number_is_rejected(recorder, value):
     with pytest.raises(TypeError, match="'lm loss' is a"):
         Metrics([recorder]).record(1, {"lm loss": value})
 

@@ -123,7 +123,7 @@ def test_a_row_may_have_more_metrics_than_a_request(server, client):
     assert (points(client, run, "m0"), points(client, run, "m1499")) == ([(1, 0), (2, 0)], [(1, 1499)])
 
 
-def test_a_resumed_job_goes_on_in_the_same_run_and_nothing_is_doubled(server, client, tmp_path):
+def test_a_resumed_job_continues_the_same_run_without_duplicates(server, client, tmp_path):
     def sink(resume_step):
         file = tmp_path / "mlflow_run.json"
         config = {"a": resume_step, "b": 1, f"new{resume_step}": 1}

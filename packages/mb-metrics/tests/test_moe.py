@@ -68,7 +68,7 @@ def test_the_mean_is_over_layers_with_experts(change, layers):
     assert expert_layers(FlopsModelShape(MODEL | change)) == layers
 
 
-def test_losses_are_means_over_layers_and_microbatches_and_the_tracker_begins_anew():
+def test_losses_are_means_over_layers_and_microbatches_and_the_tracker_is_reset():
     tracker = Tracker({"load_balancing_loss": Entry(torch.tensor([2.0, 4.0, 6.0, 8.0])), "other": None})
     found = expert_metrics(
         MODEL | {"moe_per_layer_logging": True}, tracker, microbatches=2, pp_group=None, dp_group=None

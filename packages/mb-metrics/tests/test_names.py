@@ -51,12 +51,12 @@ def test_aliases_add_the_historical_names(recorder, clock):
     assert recorder.intervals[0].last.values == values
 
 
-def test_aliases_of_ones_own(recorder):
+def test_custom_aliases(recorder):
     with Metrics([recorder], aliases={"lm loss": "train/loss"}) as metrics:
         metrics.record(1, {"lm loss": 2.0})
     assert recorder.rows[0].values["train/loss"] == 2.0
 
 
-def test_unknown_aliases_are_refused(recorder):
-    with pytest.raises(ValueError, match="nobody's names are 'nemo'"):
+def test_unknown_aliases_are_rejected(recorder):
+    with pytest.raises(ValueError, match="unknown set of names 'nemo'"):
         Metrics([recorder], aliases="nemo")

@@ -55,7 +55,7 @@ def test_a_large_norm_of_half_precision_weights_does_not_overflow():
 
 
 def test_the_gradient_norm_of_two_chunks_counts_each_gradient_once():
-    # A sum that is not reset between chunks, and that takes in the first global, says 6.56.
+    # A sum that is not reset between chunks, and that includes the first global, gives 6.56.
     model = [chunk([0.0], gradients=[[3.0]]), chunk([0.0], gradients=[[4.0]])]
     assert report_l2_norm_grad(model) == {
         "l2_norm/grad/chunk0.0": 3.0,
@@ -78,7 +78,7 @@ def test_groups_are_read_from_a_collection_by_megatrons_names():
     assert NormGroups.of(Collection()) == NormGroups(tp="tp", pp="pp", dp="some", ep="ep", expert_tp="etp")
 
 
-def test_fsdp_is_told_to_stop_and_its_parameters_must_be_spread():
+def test_fsdp_communication_is_stopped_and_its_parameters_must_be_dtensors():
     class Wrapped(torch.nn.Linear):
         stopped = False
 
@@ -86,19 +86,19 @@ def test_fsdp_is_told_to_stop_and_its_parameters_must_be_spread():
             self.stopped = True
 
     model = Wrapped(2, 2)
-    with pytest.raises(RuntimeError, match="weight is a Parameter and no DTensor"):
+    with pytest.raises(RuntimeError, match="weight is a Parameter, not a DTensor"):
         calc_params_l2_norm(model, use_megatron_fsdp=True)
     assert model.stopped
 
 
 def test_plain_tensors_are_no_dtensors():
-    with pytest.raises(RuntimeError, match=r"Tensor of shape \(2,\) is no DTensor"):
+    with pytest.raises(RuntimeError, match=r"Tensor of shape \(2,\) is not a DTensor"):
         calc_dtensor_params_l2_norm([torch.ones(2)])
     assert calc_dtensor_params_l2_norm([]) == 0.0
 
 
 class Layer(torch.nn.Module):
-    """A layer that carries its number in the whole model, from 1, as Megatron's do."""
+    """A layer with its number in the complete model, from 1, as in Megatron."""
 
     def __init__(self, number, gradient):
         super().__init__()
@@ -107,7 +107,7 @@ class Layer(torch.nn.Module):
         self.weight.grad = torch.tensor(gradient)
 
 
-def test_gradient_norms_have_the_names_of_the_whole_model_and_are_unscaled():
+def test_gradient_norms_have_the_names_of_the_complete_model_and_are_unscaled():
     chunks = [
         torch.nn.ModuleDict({"layers": torch.nn.ModuleList([Layer(number, [3.0 * number, 4.0 * number])])})
         for number in (2, 4)  # of two chunks of a second pipeline stage

@@ -1,4 +1,4 @@
-"""Norms of a model that is spread over four ranks, against torch's norm of its gathered tensors."""
+"""Norms of a model distributed over four ranks, against torch's norm of its gathered tensors."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""Logs: what is formatted comes back, noise around it does no harm, and broken lines are counted."""
+"""Parsing of logs: formatted records are restored, noise is ignored, and defective lines are counted."""
 
 import math
 import time
@@ -40,7 +40,7 @@ def local(text):
 
 
 def printed(template, low, high):
-    """Numbers as they are after being printed: what a log can give back."""
+    """Numbers after formatting, as a log can restore them."""
     return st.floats(low, high, allow_nan=False).map(lambda value: float(template.format(value)) + 0.0)
 
 
@@ -226,7 +226,7 @@ def test_step_time_lines_alone_are_numbered(pairs, noise):
     assert read == [(number, *pair) for number, pair in enumerate(pairs, start=1)]
 
 
-def test_our_step_time_line_says_more():
+def test_our_step_time_line_has_more_fields():
     line = "Step Time : 0.50s GPU utilization: 0.0MODEL_TFLOP/s/GPU | tokens per second: 52.5 | MFU: 40.0% of 9 TFLOP/s"
     (row,) = parse_log([line]).rows
     assert row.values == {"iteration-time": 0.5, "throughput/tokens_per_sec": 52.5, "throughput/mfu": 0.4}
@@ -246,7 +246,7 @@ def test_our_step_time_line_says_more():
     ],
     ids=range(8),
 )
-def test_what_is_broken_is_counted(line, counts):
+def test_defective_lines_are_counted(line, counts):
     log = parse_log([MEGATRON.replace(" 43/", " 42/"), line, MEGATRON], format="mb")
     assert (log.cut_lines, log.malformed_lines) == counts
     assert [row.step for row in log.rows] == [42, 43]
@@ -350,7 +350,7 @@ def test_a_progress_bar_and_bytes_that_are_no_text_do_no_harm(tmp_path):
     assert [row.step for row in read_log(path).rows] == [43]
 
 
-def test_times_that_a_log_does_not_tell_come_from_step_times():
+def test_missing_times_of_a_log_come_from_step_times():
     lines = [f"Step Time : {seconds:.2f}s GPU utilization: 1.0TFLOP/s/GPU" for seconds in (1, 2, 3)]
     assert [row.time for row in timed(parse_log(lines).rows)] == [1.0, 3.0, 6.0]
     rows = parse_log([MEGATRON]).rows
@@ -362,9 +362,9 @@ def test_a_log_of_nothing_that_is_known(tmp_path):
     path.write_text("epoch 1 loss 3\n")
     with pytest.raises(LogFormatError, match=r"log\.txt: no line of 1 is an iteration line"):
         read_log(path)
-    with pytest.raises(LogFormatError, match="no line could be read as a step in the format torchtitan"):
+    with pytest.raises(LogFormatError, match="no line could be parsed as a step in the format torchtitan"):
         parse_log([MEGATRON], format="torchtitan")
-    with pytest.raises(ValueError, match=r"there is no 'nemo'\. Choose one of mb, megatron-lm"):
+    with pytest.raises(ValueError, match=r"unknown format 'nemo'\. Choose one of mb, megatron-lm"):
         parse_log([MEGATRON], format="nemo")
     with pytest.raises(FileNotFoundError):
         read_log(tmp_path / "missing.txt")

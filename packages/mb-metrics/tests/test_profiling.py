@@ -11,7 +11,7 @@ from mb_metrics import MemorySnapshot, NsysRange, ProfilingCallback, ProfilingCo
 
 
 class Notes:
-    """An instrument, a CUDA profiler and ranges in one: writes down what it is told."""
+    """A step profiler, a CUDA profiler and NVTX ranges in one, which stores its calls."""
 
     def __init__(self, warmup=0):
         self.warmup = warmup
@@ -70,30 +70,30 @@ def train(profiling, first, last):
     ],
 )
 def test_the_window_is_what_there_is_of_its_steps(warmup, first, last, notes):
-    instrument = Notes(warmup)
-    train(ProfilingCallback(WINDOW, [instrument], rank=0), first, last)
-    assert instrument.notes == notes
+    profiler = Notes(warmup)
+    train(ProfilingCallback(WINDOW, [profiler], rank=0), first, last)
+    assert profiler.notes == notes
 
 
 @pytest.mark.parametrize(("ranks", "profiled"), [([], True), ([0], False), ([0, 3], True)])
 def test_an_empty_list_of_ranks_is_every_rank(ranks, profiled):
-    instrument = Notes()
+    profiler = Notes()
     settings = ProfilingConfig(profile_step_start=0, profile_step_end=1, profile_ranks=ranks)
-    train(ProfilingCallback(settings, [instrument], rank=3), 0, 1)
-    assert bool(instrument.notes) == profiled
+    train(ProfilingCallback(settings, [profiler], rank=3), 0, 1)
+    assert bool(profiler.notes) == profiled
 
 
 def test_as_a_callback_it_reads_the_train_state_and_ends_when_training_does():
-    instrument = Notes()
-    profiling = ProfilingCallback(WINDOW, [instrument], rank=0)
+    profiler = Notes()
+    profiling = ProfilingCallback(WINDOW, [profiler], rank=0)
     context = SimpleNamespace(state=SimpleNamespace(train_state=SimpleNamespace(step=2)))
     profiling.on_train_step_start(context)
-    profiling.on_train_end(context)  # an exception in the step, say
+    profiling.on_train_end(context)  # for example after an exception in the step
     profiling.on_train_end(context)
-    assert instrument.notes == ["begin 0+2", "> 2", "end"]
+    assert profiler.notes == ["begin 0+2", "> 2", "end"]
 
 
-def test_an_instrument_that_fails_is_left_and_the_others_go_on(caplog):
+def test_a_profiler_that_fails_is_disabled_and_the_others_continue(caplog):
     class Broken(Notes):
         def begin(self, *, warmup, steps):
             raise OSError("no space left")
@@ -109,8 +109,8 @@ def test_an_instrument_that_fails_is_left_and_the_others_go_on(caplog):
     assert later.notes == ["begin 0+2", "> 2"]
     assert sound.notes[-1] == "end"
     assert [record.message for record in caplog.records] == [
-        "profiling: Broken failed, and does no more",
-        "profiling: BreaksLater failed, and does no more",
+        "profiling: Broken failed and is disabled",
+        "profiling: BreaksLater failed and is disabled",
     ]
 
 
@@ -164,7 +164,7 @@ def test_the_memory_history_is_written_at_the_end_of_the_window_and_out_of_memor
     }
 
 
-def test_recording_starts_on_profiled_ranks_where_it_is_asked_for(tmp_path):
+def test_recording_starts_on_profiled_ranks_when_enabled(tmp_path):
     pytest.importorskip("torch")
     from mb_metrics import start_memory_history_recording as start
 
@@ -190,8 +190,8 @@ def test_without_a_gpu_what_needs_one_is_left_out_with_a_warning(tmp_path, caplo
     assert start_memory_history_recording(settings) is None
     train(build_profiling(settings, folder=tmp_path), 0, 1)
     assert [record.message.partition(":")[2] for record in caplog.records] == [
-        " there is no GPU, so no memory history is recorded",
-        " there is no GPU, so nothing is marked or collected for Nsight Systems",
+        " no GPU is available, so no memory history is recorded",
+        " no GPU is available, so nothing is marked or collected for Nsight Systems",
     ]
 
 

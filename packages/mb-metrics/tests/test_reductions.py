@@ -27,7 +27,7 @@ def on_ranks(four_ranks):
 def test_the_largest_number_wins_and_no_number_is_taken_for_a_mark(on_ranks):
     rows = [
         [None, None, None, None],
-        [None, -1.0, None, -3.0],  # a mark of -1.0 for "none" would lose this one
+        [None, -1.0, None, -3.0],  # a sentinel of -1.0 for "none" would lose this value
         [0.5, None, torch.tensor(2.5), 1.0],
         [-math.inf, None, None, None],
         [1.0, math.nan, math.inf, None],
@@ -37,7 +37,7 @@ def test_the_largest_number_wins_and_no_number_is_taken_for_a_mark(on_ranks):
         assert math.isnan(found[4])
 
 
-def test_one_no_is_a_no_and_what_is_true_is_true(on_ranks):
+def test_the_and_is_false_if_one_rank_is_false(on_ranks):
     numpy_like, truth = torch.tensor(True), True
     rows = [[truth, 1, numpy_like, "yes"], [truth, truth, False, truth]]
     assert on_ranks("agree", rows) == [[True, False]] * 4

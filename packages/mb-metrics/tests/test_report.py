@@ -1,4 +1,4 @@
-"""The figures and the page: right numbers, one file without network, small, and true about what is left out."""
+"""Statistics and report page: correct numbers, one small file without network, notes on omitted data."""
 
 import json
 import math
@@ -45,7 +45,7 @@ def full_run(tmp_path):
     )
 
 
-def test_figures(full_run):
+def test_run_statistics(full_run):
     found = compute_run_statistics(full_run, now=NOW).as_json()
     assert found["losses"] == {
         "lm loss": {
@@ -114,7 +114,7 @@ def test_the_last_loss_may_be_no_number(tmp_path):
     ],
     ids=range(6),
 )
-def test_whether_a_run_is_over(tmp_path, events, seconds_later, standing):
+def test_the_status_of_a_run(tmp_path, events, seconds_later, standing):
     run = read_run(write_run(tmp_path, steady(1, 5, 1), [event("start", 0), *events]))
     found = compute_run_statistics(run, now=BEGIN + 5 + seconds_later)
     assert found.standing == standing
@@ -132,7 +132,7 @@ def test_a_finished_run_that_is_continued_with_more_steps_is_no_restart(tmp_path
     )
 
 
-def test_metrics_alone_tell_that_all_steps_are_done(tmp_path):
+def test_metrics_alone_show_that_all_steps_are_done(tmp_path):
     run = read_run(write_run(tmp_path, steady(1, 5, 1), run_config__yaml="  train_iters: 5\n"))
     assert run_status(run, split_time(run), now=NOW) == ("complete", None)
 
@@ -145,7 +145,7 @@ def test_slow_intervals_are_waited_for(tmp_path):
     assert compute_run_statistics(run, now=BEGIN + 40 * 60 + 1500).standing == "going"
 
 
-def test_time_left_counts_evaluations_and_begins_anew_after_a_resume(tmp_path):
+def test_time_left_counts_evaluations_and_restarts_after_a_resume(tmp_path):
     rows = [
         *steady(1, 10, 1),
         *steady(11, 12, 103),
@@ -160,7 +160,7 @@ def test_time_left_counts_evaluations_and_begins_anew_after_a_resume(tmp_path):
 
 
 class Page(HTMLParser):
-    """Collects what a page would fetch, and checks that elements are closed in order."""
+    """Parser that collects the resources of a page and checks that elements are closed in order."""
 
     def __init__(self, text):
         super().__init__()
@@ -202,7 +202,7 @@ def test_the_page_is_one_file_without_network_and_well_formed(full_run, tmp_path
     assert "warning: <b>" in page.text
 
 
-def test_a_page_of_a_run_before_its_first_step_says_so(tmp_path):
+def test_a_page_of_a_run_before_its_first_step(tmp_path):
     run = read_run(write_run(tmp_path, [], [event("start", 0)]))
     assert "No step was recorded yet: there is nothing to draw." in report_html([run], now=NOW)
 
@@ -231,7 +231,7 @@ def test_several_runs_are_compared(tmp_path):
     assert "a.b: null" in page.text
 
 
-def test_settings_that_nobody_read_are_shown_as_they_stand(full_run):
+def test_settings_that_are_not_parsed_are_shown_as_text(full_run):
     assert "train_iters: 10" in Page(report_html([full_run], now=NOW)).text
 
 
@@ -243,16 +243,18 @@ def test_a_log_has_a_page(tmp_path):
     assert "Model TFLOP/s per device" in page.text
 
 
-def test_a_long_run_makes_a_small_page_that_says_what_a_point_is(tmp_path):
+def test_a_long_run_makes_a_small_page_that_explains_its_points(tmp_path):
     rows = steady(1, 20_000, 1)
     rows[7777]["lm loss"] = 99.0
     text = report_html([read_run(write_run(tmp_path, rows))], now=NOW)
     assert len(text) < 100_000
-    assert "Each point stands for up to 50 values: line their mean, band smallest to largest." in text
+    assert (
+        "Each point represents up to 50 values: the line is their mean, the band smallest to largest." in text
+    )
     assert "99]" in text  # the one high value is in the envelope
 
 
-def test_what_would_be_too_much_is_named_not_drawn(tmp_path):
+def test_metrics_beyond_the_limit_are_named_and_not_plotted(tmp_path):
     losses = {f"loss_{number}": 1.0 for number in range(14)}
     memory = {
         f"memory/mem-{name}-gigabytes": 1.0
@@ -263,7 +265,7 @@ def test_what_would_be_too_much_is_named_not_drawn(tmp_path):
     assert page.text.index("Memory: mem-max-reserved") < page.text.index("Memory: mem-max-allocated")
 
 
-def test_many_runs_make_coarser_curves_or_are_refused(tmp_path):
+def test_many_runs_make_coarser_curves_or_are_rejected(tmp_path):
     rows = [
         row(step, step, **{f"loss_{number}": 0.123456 * step for number in range(4)})
         for step in range(1, 401)
@@ -272,10 +274,10 @@ def test_many_runs_make_coarser_curves_or_are_refused(tmp_path):
     fine = len(report_html([run] * 3, now=NOW).encode())
     assert len(report_html([run] * 3, now=NOW, largest=fine // 2).encode()) < fine // 2
     with pytest.raises(
-        ReportTooLargeError, match=r"3 runs make a page of more than 0\.02 MB\. Compare fewer"
+        ReportTooLargeError, match=r"3 runs exceed the page limit of 0\.02 MB\. Compare fewer"
     ):
         report_html([run] * 3, now=NOW, largest=20_000)
-    with pytest.raises(ValueError, match="got no run"):
+    with pytest.raises(ValueError, match="runs is empty"):
         report_html([], now=NOW)
 
 
@@ -311,7 +313,7 @@ def test_a_short_series_is_shown_as_it_is():
     assert (shape.nonfinite_steps, shape.steps_per_bucket) == ((9,), 1)
 
 
-def test_numbers_in_words():
+def test_numbers_are_formatted():
     assert [
         short(value) for value in (None, 0, 2.34567, 12345.0, 1e6, -0.5, 3e-5, math.nan, math.inf, -math.inf)
     ] == [*("?", "0", "2.346", "12.3 k", "1 M", "-0.5", "3e-5", "NaN", "∞", "-∞")]

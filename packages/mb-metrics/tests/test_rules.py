@@ -20,14 +20,14 @@ def judge(rule, values):
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
-def test_a_rule_tells_its_own_examples_apart(rule):
+def test_a_rule_accepts_and_rejects_its_examples(rule):
     assert judge(rule, rule.fails)
     assert judge(rule, rule.passes) is None
     assert rule.why
     assert rule.fix
 
 
-def test_rules_have_names_of_their_own_and_real_fields():
+def test_rules_have_unique_ids_and_real_fields():
     assert len({rule.id for rule in RULES}) == len(RULES)
     sections = {"logger": LoggerConfig, "profiling": ProfilingConfig, "tensor_inspect": TensorInspectConfig}
     known = {f"{name}.{field.name}" for name, section in sections.items() for field in fields(section)}
@@ -48,7 +48,7 @@ def test_the_defaults_pass_every_rule():
     assert [rule.id for rule in RULES if judge(rule, values | facts)] == []
 
 
-def test_settings_of_a_back_end_that_is_off_ask_for_no_package():
+def test_settings_of_a_disabled_back_end_require_no_package():
     values = {"logger.comet_api_key": "x", "logger.comet_project": None, "facts.comet_ml_installed": False}
     (rule,) = [rule for rule in RULES if rule.id == "V055"]
     assert judge(rule, values) is None
@@ -57,8 +57,8 @@ def test_settings_of_a_back_end_that_is_off_ask_for_no_package():
 def test_messages_name_the_values():
     messages = {rule.id: judge(rule, rule.fails) for rule in RULES}
     assert messages["V052"] == "'gpt' is set and its run has no name ('')"
-    assert messages["V055"] == "comet_ml is asked for and not installed"
-    assert messages["L02"] == "wandb is asked for and not installed"
+    assert messages["V055"] == "comet_ml is required and not installed"
+    assert messages["L02"] == "wandb is required and not installed"
     assert messages["L31"] == "wandb_exp_name='x' without wandb_project"
     assert messages["L35"] == "the address holds a password (https://***@mlflow.example)"
     assert messages["L05"] == "log_interval=0 is not positive"
@@ -78,7 +78,7 @@ def test_config_and_rules_import_the_standard_library_only(module):
 
 
 @pytest.mark.parametrize("module", [mb_metrics.config, mb_metrics.profiling_config])
-def test_every_field_says_what_it_means(module):
+def test_every_field_has_a_docstring(module):
     for section in (
         node for node in ast.parse(inspect.getsource(module)).body if isinstance(node, ast.ClassDef)
     ):
@@ -97,7 +97,7 @@ def test_every_field_says_what_it_means(module):
         (TensorInspectConfig(enabled=True, feature_dirs=["mine"]), ["V072", "L63"]),
     ],
 )
-def test_a_section_alone_is_held_to_its_rules(section, ids):
+def test_a_section_is_checked_in_isolation(section, ids):
     with pytest.raises(SectionError) as refused:
         section.finalize()
     assert re.findall(r"\[([LV]\d+\w?)\];", str(refused.value))[: len(ids)] == ids
@@ -114,5 +114,5 @@ def test_sections_that_can_work_are_finalized_any_number_of_times():
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setattr(mb_metrics.rule, "find_spec", lambda name: None)
     monkeypatch.delitem(sys.modules, "mlflow", raising=False)
-    with pytest.raises(ModuleNotFoundError, match="mlflow is asked for and not installed"):
+    with pytest.raises(ModuleNotFoundError, match="mlflow is required and not installed"):
         LoggerConfig(mlflow_experiment="gpt", mlflow_run_name="first").finalize()

@@ -15,7 +15,7 @@ def left_after(recorder, clock, steps, **length):
     return [interval.seconds_left for interval in recorder.intervals]
 
 
-def test_the_pace_is_that_of_the_steps_after_the_first(recorder, clock):
+def test_the_estimate_uses_the_steps_after_the_first(recorder, clock):
     assert left_after(recorder, clock, [(50, 8), (1, 8), (1, 8)], total_steps=10) == [450, 8, 7]
 
 
@@ -35,7 +35,7 @@ def test_evaluations_and_checkpoints_count_in_the_time_left_and_not_in_the_step(
     assert [interval.seconds_left for interval in recorder.intervals] == [9, 4 * 8, 4 * 7]
 
 
-def test_samples_tell_the_time_left_while_the_batch_grows(recorder, clock):
+def test_samples_determine_the_time_left_while_the_batch_grows(recorder, clock):
     with Metrics([recorder], log_interval=1, total_steps=4, total_samples=100, clock=clock) as metrics:
         for step, samples in ((1, 10), (2, 10), (3, 40)):
             clock.now += samples / 10
@@ -55,8 +55,8 @@ def test_times_as_metrics_in_their_unit(recorder, clock):
     assert (values["time/total"], values["time/remaining_estimate"]) == (1.0, 2.0)
 
 
-def test_an_unknown_unit_is_refused(recorder):
-    with pytest.raises(ValueError, match="no unit 'weeks'"):
+def test_an_unknown_unit_is_rejected(recorder):
+    with pytest.raises(ValueError, match="unknown unit 'weeks'"):
         Metrics([recorder], time_unit="weeks")
 
 
@@ -69,7 +69,7 @@ def test_the_console_shows_time_left_and_memory(clock):
     assert stream.getvalue().endswith(" | peak memory: 12.3 GB | time left: 1 d 1:00:00\n")
 
 
-def test_samplers_are_asked_at_each_log_interval(recorder):
+def test_samplers_are_called_at_each_log_interval(recorder):
     with Metrics([recorder], log_interval=2, samplers=[lambda step: {"memory/x": 10.0 * step}]) as metrics:
         for step in (1, 2, 3):
             metrics.record(step, {})

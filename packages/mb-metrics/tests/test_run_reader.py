@@ -1,4 +1,4 @@
-"""A run is read from its files: whole, cut, damaged, rewritten, growing, or of a log."""
+"""Reading of a run from its files: complete, truncated, damaged, rewritten, growing, or from a log."""
 
 import json
 import math
@@ -44,7 +44,7 @@ def test_a_run_that_goes_back_to_its_beginning(tmp_path):
     assert (run.last_step, run.redone[0].steps) == (2, 3)
 
 
-def test_damaged_lines_are_counted_and_a_cut_one_is_told(tmp_path):
+def test_damaged_lines_are_counted_and_a_truncated_one_is_reported(tmp_path):
     write_run(tmp_path, steady(1, 3, 1))
     path = tmp_path / "metrics.jsonl"
     path.write_text(path.read_text() + 'oops\n[]\n{"time": 1}\n{"step": 4, "lm lo')
@@ -52,11 +52,11 @@ def test_damaged_lines_are_counted_and_a_cut_one_is_told(tmp_path):
     assert run.last_step == 3
     assert run.notes == (
         "3 damaged lines of metrics.jsonl left out",
-        "the last line is not whole: it is being written, or the run was killed",
+        "the last line is incomplete: it is being written, or the run was killed",
     )
 
 
-def test_following_reads_what_is_new_and_begins_anew_when_a_restart_rewrote_the_file(tmp_path):
+def test_polling_reads_new_data_and_restarts_when_the_file_was_rewritten(tmp_path):
     path = write_run(tmp_path, steady(1, 3, 1), [event("start", 0, step=0)]) / "metrics.jsonl"
     reader = RunReader(tmp_path)
     reader.poll()
@@ -88,8 +88,8 @@ def test_a_row_without_time_or_values_is_a_step(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["missing", "."])
-def test_where_there_is_no_run(tmp_path, name):
-    with pytest.raises(RunNotFoundError, match=r"no run is here.*--from-log"):
+def test_a_path_without_a_run(tmp_path, name):
+    with pytest.raises(RunNotFoundError, match=r"no run found.*--from-log"):
         read_run(tmp_path / name)
 
 

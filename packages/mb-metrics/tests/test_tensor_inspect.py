@@ -15,13 +15,13 @@ FEATURES = {
 
 
 class Tool:
-    """Stands in for the tool: writes down what it is told."""
+    """Substitute for the tool that stores its calls."""
 
     def __init__(self):
-        self.told = []
+        self.calls = []
 
     def __getattr__(self, name):
-        return lambda *positional, **named: self.told.append((name, *positional, named))
+        return lambda *positional, **named: self.calls.append((name, *positional, named))
 
 
 def test_off_is_off():
@@ -29,7 +29,7 @@ def test_off_is_off():
     assert start_tensor_inspection(TensorInspectConfig(features=FEATURES)) is None
 
 
-def test_the_tool_begins_with_the_settings_and_ends_once(tmp_path):
+def test_the_tool_is_initialized_with_the_settings_and_shut_down_once(tmp_path):
     tool = Tool()
     config = TensorInspectConfig(enabled=True, features=FEATURES)
     inspection = start_tensor_inspection(
@@ -40,7 +40,7 @@ def test_the_tool_begins_with_the_settings_and_ends_once(tmp_path):
     inspection.on_train_end(None)
     settings = tmp_path / "run" / "tensor_inspect_rank2.yaml"
     assert json.loads(settings.read_text()) == FEATURES
-    (begun, given), *rest = tool.told
+    (begun, given), *rest = tool.calls
     assert begun == "initialize"
     assert given == {
         "config_file": str(settings),
@@ -52,7 +52,7 @@ def test_the_tool_begins_with_the_settings_and_ends_once(tmp_path):
     assert [name for name, *_ in rest] == ["step", "end_debug"]
 
 
-def test_names_and_the_group_are_told_when_the_model_is_there(tmp_path):
+def test_names_and_the_group_are_set_when_the_model_is_attached(tmp_path):
     tool = Tool()
     config = TensorInspectConfig(
         enabled=True,
@@ -64,13 +64,13 @@ def test_names_and_the_group_are_told_when_the_model_is_there(tmp_path):
     )
     inspection = start_tensor_inspection(config, loaded_step=7, tool=lambda: tool)
     inspection.attach([], group="tensor-parallel ranks")
-    given = tool.told[0][1]
+    given = tool.calls[0][1]
     assert (given["config_file"], given["init_training_step"], given["feature_dirs"]) == (
         "features.yaml",
         3,
         ["own"],
     )
-    assert tool.told[1:] == [
+    assert tool.calls[1:] == [
         ("infer_and_assign_layer_names", [], {}),
         ("set_tensor_reduction_group", "tensor-parallel ranks", {}),
     ]
@@ -80,16 +80,16 @@ def test_names_and_the_group_are_told_when_the_model_is_there(tmp_path):
     ("config", "message"),
     [
         ({"features": FEATURES, "feature_dirs": ["x"]}, "folders of code"),
-        ({}, "nothing is said of what to look at"),
+        ({}, "no features are set"),
     ],
 )
-def test_what_cannot_be_is_refused(config, message):
+def test_invalid_sections_are_rejected(config, message):
     with pytest.raises(TensorInspectError, match=message):
         start_tensor_inspection(TensorInspectConfig(enabled=True, **config), tool=Tool)
 
 
 @pytest.mark.skipif(find_spec("nvdlfw_inspect") is not None, reason="nvdlfw-inspect is installed")
-def test_without_the_tool_it_says_what_to_install():
+def test_without_the_tool_the_error_names_the_package():
     with pytest.raises(TensorInspectError, match=r"nvdlfw_inspect is not installed.*mb-metrics\[inspect\]"):
         start_tensor_inspection(TensorInspectConfig(enabled=True, features=FEATURES))
 
@@ -105,7 +105,7 @@ def test_the_tool_logs_statistics_of_a_models_layers(tmp_path):
         model(torch.ones(2, 4))
         inspection.step()
     inspection.close()
-    model(torch.ones(2, 4))  # is looked at no more
+    model(torch.ones(2, 4))  # is no longer inspected
     logs = "".join(path.read_text() for path in tmp_path.rglob("*statistics*/*") if path.is_file())
     lines = [line for line in logs.splitlines() if "model.1_activation_max" in line]
     assert len(lines) == 3

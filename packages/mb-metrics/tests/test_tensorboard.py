@@ -63,7 +63,7 @@ def test_resuming_supersedes_later_steps_on_both_axes(tmp_path):
     assert scalars(tmp_path)["lm loss validation"] == [(2, 1.0), (4, 1.0), (6, 2.0), (8, 2.0)]
 
 
-def test_resuming_mends_a_record_that_was_cut(tmp_path):
+def test_resuming_removes_a_truncated_record(tmp_path):
     run(tmp_path, range(1, 4))
     (path,) = tmp_path.iterdir()
     path.write_bytes(path.read_bytes()[:-7])
@@ -71,7 +71,7 @@ def test_resuming_mends_a_record_that_was_cut(tmp_path):
     assert [step for step, _ in scalars(tmp_path)["lm loss"]] == [1, 2, 3, 4]
 
 
-def test_a_file_in_which_all_stands_is_not_touched(tmp_path):
+def test_a_file_without_later_steps_is_not_modified(tmp_path):
     run(tmp_path, range(1, 4))
     (path,) = tmp_path.iterdir()
     before = path.stat()

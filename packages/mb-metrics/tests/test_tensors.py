@@ -25,7 +25,7 @@ HOST_READS = {
 
 
 class Watched(torch.Tensor):
-    """A tensor that notes what would make the host wait for a device."""
+    """A tensor that counts host synchronizations."""
 
     reads: ClassVar[list[str]] = []
 
@@ -90,17 +90,17 @@ def test_a_buffer_that_is_used_again_keeps_each_steps_value(recorder):
 
 
 @pytest.mark.parametrize("shape", [(0,), (3,), (2, 2)])
-def test_a_tensor_that_is_not_one_number_is_refused(recorder, shape):
+def test_a_tensor_that_is_not_one_number_is_rejected(recorder, shape):
     with pytest.raises(ValueError, match="'lm loss' has shape"):
         Metrics([recorder]).record(1, {"lm loss": torch.ones(shape)})
 
 
-def test_a_value_that_is_spread_over_ranks_is_refused(recorder):
+def test_a_value_that_is_distributed_over_ranks_is_rejected(recorder):
     store = torch.distributed.HashStore()
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         spread = distribute_tensor(torch.ones(()), init_device_mesh("cpu", (1,)))
-        with pytest.raises(TypeError, match="spread over ranks"):
+        with pytest.raises(TypeError, match="distributed over ranks"):
             Metrics([recorder]).record(1, {"grad-norm": spread})
     finally:
         torch.distributed.destroy_process_group()
@@ -132,7 +132,7 @@ def test_rows_from_a_busy_device_come_later_and_not_wrong(recorder):
 
 
 def test_a_device_that_failed_does_not_hide_what_ended_the_run(recorder, caplog):
-    """A tensor without storage stands for one whose device has died: reading it raises a RuntimeError."""
+    """A tensor without storage simulates a failed device: reading it raises a RuntimeError."""
 
     def train(error):
         with Metrics([recorder]) as metrics:

@@ -68,11 +68,11 @@ def test_runtime_of_a_resumed_job_goes_by_its_own_steps():
         "time/tokens": 720_000.0,
         "time/samples": 7200.0,
         "time/batches": 900.0,
-        "time/remaining_estimate": 100.0,  # dividing by all 900 steps ever done would say 1.1 s
+        "time/remaining_estimate": 100.0,  # dividing by all 900 steps ever done would give 1.1 s
     }
 
 
-def test_while_the_batch_grows_samples_tell_the_time_that_is_left():
+def test_while_the_batch_grows_samples_determine_the_time_left():
     state = State(step=60, consumed_train_samples=600)
     run = {"start_step": 50, "start_samples": 500, "clock": lambda: 10.0}
     # 100 samples in 10 s, and 400 to go in steps that are larger from now on.
@@ -96,8 +96,8 @@ def test_nothing_is_left_after_the_last_step():
     assert report["time/remaining_estimate"] == 0.0
 
 
-def test_an_unknown_unit_is_refused():
-    with pytest.raises(ValueError, match="no time unit 'weeks'"):
+def test_an_unknown_unit_is_rejected():
+    with pytest.raises(ValueError, match="unknown time unit 'weeks'"):
         report_runtime(State(step=1), 0.0, 1, 1, "weeks")
 
 
@@ -125,7 +125,7 @@ def test_metrics_divide_by_the_world_size_of_the_job(monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["0", "eight", "-1"])
-def test_a_world_size_that_is_no_number_is_refused(monkeypatch, text):
+def test_a_world_size_that_is_not_a_number_is_rejected(monkeypatch, text):
     monkeypatch.setenv("WORLD_SIZE", text)
     with pytest.raises(ValueError, match=f"WORLD_SIZE: '{text}' is not a positive integer"):
         report_throughput(Config(), 3, 100, [0.0, 2.0, 4.0], 2)

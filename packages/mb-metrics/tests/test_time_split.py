@@ -1,4 +1,4 @@
-"""Where the time went: each second has one reason."""
+"""Time of a run by activity: each second has one activity."""
 
 import math
 
@@ -32,7 +32,7 @@ def test_a_quiet_run(tmp_path):
     assert [(one.kind, one.seconds) for one in found.attempts] == [("stopped", 37.0)]
 
 
-def test_an_event_may_say_how_long_it_took(tmp_path):
+def test_an_event_may_record_its_duration(tmp_path):
     events = [event("start", 0), event("save", 13, step=10, seconds=0.5), event("stop", 13, step=10)]
     assert known(split(tmp_path, steady(1, 10, 1), events)) == {"training": 10.0, "saving": 0.5, "other": 2.5}
 
@@ -67,7 +67,7 @@ def test_a_kill_loses_what_came_after_the_checkpoint_and_the_time_until_the_rest
     assert [one.kind for one in found.attempts] == ["killed", "killed"]
 
 
-def test_a_resume_may_say_what_it_threw_away(tmp_path):
+def test_a_resume_may_record_what_it_discarded(tmp_path):
     rows = [*steady(1, 5, 1), *steady(6, 10, 101)]
     resume = event("resume", 100, step=5, seconds=15, previous_step=9, previous_time=1_700_000_010.0)
     found = split(tmp_path, rows, [event("start", 0, step=0), event("save", 6, step=5), resume])

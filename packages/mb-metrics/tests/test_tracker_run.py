@@ -19,7 +19,7 @@ def test_a_job_from_the_start_is_a_new_run(tmp_path, resume_step):
     assert TrackerRunFile(tmp_path / "x", resume_step=resume_step).read() is None
 
 
-def test_without_a_resume_step_the_run_goes_on_and_nothing_is_superseded(tmp_path):
+def test_without_a_resume_step_the_run_continues_and_no_step_is_repeated(tmp_path):
     file = TrackerRunFile(tmp_path / "x")
     assert file.read() is None
     file.write(TrackerRun(id="abc", last_step=7))
@@ -28,14 +28,14 @@ def test_without_a_resume_step_the_run_goes_on_and_nothing_is_superseded(tmp_pat
     assert not TrackerRunFile(tmp_path / "x", resume_step=9).repeated_steps(TrackerRun(id="abc", last_step=7))
 
 
-def test_without_a_file_nothing_is_remembered():
+def test_without_a_file_nothing_is_stored():
     file = TrackerRunFile(None, resume_step=3)
     file.write(TrackerRun(id="abc"))
     assert file.read() is None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", "7"])
-def test_a_damaged_file_is_no_new_run(tmp_path, text):
+def test_a_damaged_file_is_an_error(tmp_path, text):
     (tmp_path / "x").write_text(text)
-    with pytest.raises(ValueError, match="holds no run id"):
+    with pytest.raises(ValueError, match="contains no run id"):
         TrackerRunFile(tmp_path / "x").read()

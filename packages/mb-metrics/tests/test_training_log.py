@@ -86,7 +86,7 @@ def test_a_rank_that_trains_nothing_has_no_learning_rate_and_prints_none(clock):
     assert "learning rate" not in console.getvalue()
 
 
-def test_counters_and_sums_begin_anew_at_each_log_interval(recorder, clock):
+def test_counters_and_sums_are_reset_at_each_log_interval(recorder, clock):
     run = Run(recorder, clock, log_interval=3)
     run.step(1.0)
     run.step(math.inf, skipped=1)
@@ -121,7 +121,7 @@ def test_gradient_norms_are_those_before_the_optimizer_clipped(recorder, clock):
 
 
 @pytest.mark.parametrize(("log_interval", "start"), [(1, 0), (1, 7), (5, 0), (5, 7), (5, 10)])
-def test_memory_is_told_on_the_first_two_log_intervals_of_a_job(recorder, clock, log_interval, start):
+def test_memory_is_printed_on_the_first_two_log_intervals_of_a_job(recorder, clock, log_interval, start):
     run = Run(recorder, clock, log_interval=log_interval, start=start)
     for _ in range(4 * log_interval):
         run.step(1.0)

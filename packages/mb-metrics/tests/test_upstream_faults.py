@@ -1,4 +1,4 @@
-"""The faults of the trainer whose functions these are: a wrong number there, the right one here.
+"""Upstream errors in functions of the same names: the wrong result there, the correct result here.
 
 What has its proof elsewhere is named: 8 is the loop's (state injection); 10 and 12 are the sinks': every metric
 goes to every one of them under a name that it can take (test_build.py, test_mlflow.py).

@@ -1,4 +1,4 @@
-"""Weights & Biases in offline mode: what its run file holds."""
+"""Weights & Biases in offline mode: contents of its run file."""
 
 import json
 import math
@@ -28,7 +28,7 @@ def records(path):
         length, kind = struct.unpack("<HB", data[at + 4 : at + HEAD])
         whole += data[at + HEAD : at + HEAD + length]
         at += HEAD + length
-        if kind in (1, 4):  # the whole, or the last part
+        if kind in (1, 4):  # the full record, or its last part
             record = wandb_internal_pb2.Record()
             record.ParseFromString(whole)
             whole = b""
@@ -125,7 +125,7 @@ def test_what_is_recorded_is_in_the_run_file(sink, tmp_path):
     assert os.environ["WANDB_API_KEY"].encode() not in written
 
 
-def test_a_resumed_job_goes_on_in_the_same_run_and_takes_back_what_it_repeats(sink, tmp_path):
+def test_a_resumed_job_continues_the_same_run_and_rewinds_repeated_steps(sink, tmp_path):
     for steps, resume_step in ((range(1, 8), 0), (range(5, 11), 4)):
         with Metrics([sink(resume_step)], log_interval=100) as metrics:
             for step in steps:
@@ -140,7 +140,7 @@ def test_a_resumed_job_goes_on_in_the_same_run_and_takes_back_what_it_repeats(si
     assert json.loads((tmp_path / "wandb_run.json").read_text())["last_step"] == 10
 
 
-def test_a_job_that_repeats_nothing_goes_on_without_taking_back(sink, tmp_path):
+def test_a_job_that_repeats_nothing_continues_without_rewinding(sink, tmp_path):
     for steps, resume_step in (((1, 2), 0), ((3,), 2)):
         with Metrics([sink(resume_step)]) as metrics:
             for step in steps:

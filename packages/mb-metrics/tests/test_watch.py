@@ -1,4 +1,4 @@
-"""A run on a terminal: one text, or texts until it is over."""
+"""Text display of a run: once, or refreshed until the run is finished."""
 
 import json
 import time
@@ -19,7 +19,7 @@ def test_the_text_of_a_run(tmp_path):
     events = [event("start", 0, step=0), event("save", 12, step=9, seconds=1.0)]
     folder = write_run(tmp_path / "tiny", rows, events, run_config__yaml="  train_iters: 18\n")
     assert watch_text(read_run(folder), now=BEGIN + 13, width=70, height=10, plain=True).splitlines() == [
-        "tiny: going on",
+        "tiny: running",
         "step 9 of 18 [############............] 50.0 %, 9 s left",
         "",
         "lm loss: 4, mean of the last 100 4; validation 3, best 3 at step 9",
@@ -51,7 +51,7 @@ def test_a_run_that_has_nothing_yet_and_one_that_went_wrong(tmp_path):
 
 
 class Writer:
-    """A trainer that goes on while a watcher sleeps."""
+    """A trainer that continues while the display waits."""
 
     def __init__(self, folder, writings):
         self.folder, self.writings, self.now, self.slept = folder, list(writings), BEGIN, []
@@ -77,13 +77,13 @@ def test_frames_follow_a_run_until_it_stops(tmp_path):
         RunReader(tmp_path), seconds=2, size=lambda: (60, 20), clock=writer.clock, sleep=writer.sleep
     )
     texts = [frame.splitlines() for frame in frames]
-    assert [lines[0].split(": ")[1] for lines in texts] == ["going on", "going on", "stopped (signal)"]
+    assert [lines[0].split(": ")[1] for lines in texts] == ["running", "running", "stopped (signal)"]
     assert [lines[1].split(" of")[0] for lines in texts] == ["step 2", "step 4", "step 4"]
     assert writer.slept == [2, 2]
     assert all(len(line) <= 60 for lines in texts for line in lines)
 
 
-def test_reading_that_takes_long_makes_the_pauses_longer(tmp_path):
+def test_slow_reads_extend_the_interval(tmp_path):
     write_run(tmp_path, steady(1, 2, 0))
     writer = Writer(tmp_path, [("events.jsonl", [event("stop", 4, reason="failed")])])
     times = iter([BEGIN, BEGIN + 3, BEGIN + 20, BEGIN + 23])
@@ -123,7 +123,7 @@ def test_a_falling_line_in_braille_and_in_ascii():
     st.integers(1, 20),
     st.booleans(),
 )
-def test_a_plot_fits_its_place(values, width, height, plain):
+def test_a_plot_fits_its_width_and_height(values, width, height, plain):
     lines = text_plot(series_of(values), width=width, height=height, plain=plain)
     assert not lines or len(lines) == max(height, 3)
     assert all(len(line) <= max(width, 20) for line in lines)

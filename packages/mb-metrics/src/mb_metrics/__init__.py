@@ -1,4 +1,4 @@
-"""Training metrics in any loop, from one record to every sink, without a wait for the device.
+"""Training metrics for any training loop: one record per step, any number of sinks, no device synchronization.
 
 >>> import io
 >>> from mb_metrics import ConsoleSink, Metrics

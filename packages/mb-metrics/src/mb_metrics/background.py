@@ -1,4 +1,4 @@
-"""A sink that works in a thread of its own: however slow or broken it is, the training thread never waits for it."""
+"""Background writer for a sink: a thread and a bounded queue decouple the training thread from the sink."""
 
 import logging
 import threading
@@ -23,23 +23,23 @@ class _QueuedWrite:
 
 
 class BackgroundSink:
-    """Hands records to another sink from a thread, in order, through a bounded queue.
+    """Sink that writes to another sink from a thread, in order, through a bounded queue.
 
-    An `OSError` of the sink (its server is down, its disk is full) is taken as passing: the record waits and is
-    tried again, after `retry_seconds`, then twice as long, up to `longest_retry_seconds`. Any other error loses that
-    record. When the queue is full, the oldest that wait are dropped. What was dropped is counted in `failures`; the
-    beginning and the end of an outage, and the first drop, are logged as warnings.
+    An `OSError` of the sink (server down, disk full) is treated as transient: the record stays in the queue and is
+    retried after `retry_seconds`, with exponential backoff up to `longest_retry_seconds`. Any other error discards
+    the record. When the queue is full, the oldest records are dropped. Dropped records are counted in `failures`; the
+    start and the end of an outage, and the first drop, are logged as warnings.
 
-    `close` waits for the queue to empty and for the sink to close, `close_seconds` at most; then it gives up, counts
-    what was left as dropped, and leaves the thread, a daemon, to the end of the process.
+    `close` waits until the queue is empty and the sink is closed, for at most `close_seconds`. After that it counts
+    the remaining records as dropped and abandons the daemon thread, which ends with the process.
 
     Args:
-        sink: Where the records go; it is called from the thread alone.
-        capacity: Steps, evaluations and files that may wait; None: all of them.
-        close_seconds: How long `close` may take.
-        retry_seconds: Time before the first new try.
-        longest_retry_seconds: Longest time between tries.
-        clock: Seconds, monotonic.
+        sink: The wrapped sink; it is called from the thread only.
+        capacity: Maximum number of queued steps, evaluations and files; None: unbounded.
+        close_seconds: Timeout of `close`, in seconds.
+        retry_seconds: Delay before the first retry, in seconds.
+        longest_retry_seconds: Maximum delay between retries, in seconds.
+        clock: Monotonic clock, in seconds.
 
     Raises:
         ValueError: `capacity` is not positive.
@@ -57,8 +57,8 @@ class BackgroundSink:
     ) -> None:
         if capacity is not None and capacity <= 0:
             raise ValueError(
-                f"BackgroundSink: no place for a record (capacity={capacity}), so every one would be dropped. Give it "
-                "room, or None for no bound."
+                f"BackgroundSink: capacity must be positive (capacity={capacity}). Every record would be dropped. Set "
+                "it to 1 or more, or to None for an unbounded queue."
             )
         self._sink = sink
         self._capacity = capacity
@@ -66,7 +66,7 @@ class BackgroundSink:
         self._retry_seconds = retry_seconds
         self._longest_retry_seconds = longest_retry_seconds
         self._clock = clock
-        self._failing = False  # as the last steps went; the thread's alone
+        self._failing = False  # whether the last record failed; used by the thread only
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         # Guarded by _changed:
@@ -81,7 +81,7 @@ class BackgroundSink:
 
     @property
     def failures(self) -> tuple[SinkFailure, ...]:
-        """Empty as long as nothing went wrong."""
+        """Failures so far; empty if there are none."""
         with self._changed:
             if not self._errors and not self._dropped:
                 return ()
@@ -102,19 +102,19 @@ class BackgroundSink:
         self._queue(lambda: self._sink.write_evaluation(evaluation), weight=1)
 
     def write_file(self, path: Path, name: str) -> None:
-        """Queue a file, if the sink keeps files."""
+        """Queue a file, if the sink stores files."""
         sink = self._sink
         if isinstance(sink, FileSink):
             self._queue(lambda: sink.write_file(path, name), weight=1)
 
     def fail(self) -> None:
-        """Queue the news that the run was ended by an error, if the sink shows it."""
+        """Queue the notification that an error ended the run, if the sink supports it."""
         sink = self._sink
         if isinstance(sink, StatusSink):
             self._queue(sink.fail, weight=0)
 
     def close(self) -> None:
-        """Wait until everything is written and the sink is closed, `close_seconds` at most."""
+        """Wait until all records are written and the sink is closed, for at most `close_seconds`."""
         thread = self._queue(self._sink.close, weight=0)
         with self._changed:
             self._deadline = self._clock() + self._close_seconds
@@ -141,11 +141,15 @@ class BackgroundSink:
                 self._thread.start()
             thread = self._thread
         if first_drop:
-            self._warn("is too slow or down; its queue is full and the oldest records are dropped")
+            self._warn("is too slow or down; the queue is full and the oldest records are dropped")
         return thread
 
     def _make_room(self) -> int:
-        """Drop the oldest records that wait, the one that is being tried again first; return how many."""
+        """Drop the oldest queued records and return their number.
+
+        The record that is being retried is the oldest, so it goes first: keeping it would keep the queue blocked on
+        the record that already failed.
+        """
         dropped = 0
         while self._capacity is not None and self._waiting > self._capacity and len(self._jobs) > 1:
             if self._retrying and self._in_flight is not None:
@@ -177,24 +181,24 @@ class BackgroundSink:
         while True:
             try:
                 job.action()
-            except Exception as error:  # noqa: BLE001 - counted and logged; a metric is never worth a training run
-                passing = isinstance(error, OSError) and not isinstance(error, _PERMANENT)
-                self._count(error, lost=0 if passing else job.weight, retrying=passing)
+            except Exception as error:  # noqa: BLE001 - counted and logged; metrics must not end a training run
+                transient = isinstance(error, OSError) and not isinstance(error, _PERMANENT)
+                self._count(error, lost=0 if transient else job.weight, retrying=transient)
                 if not self._failing:
-                    what = "its records wait" if passing else "the record is lost"
-                    self._warn(f"raised {hide_in_text(repr(error))}; {what}")
+                    consequence = "records are queued and retried" if transient else "the record is lost"
+                    self._warn(f"raised {hide_in_text(repr(error))}; {consequence}")
                 self._failing = True
-                if not passing or not self._wait(delay):
+                if not transient or not self._wait(delay):
                     return
                 delay = min(2 * delay, self._longest_retry_seconds)
             else:
-                if self._failing and job.weight:  # a summary means nothing to many sinks, and succeeds
+                if self._failing and job.weight:  # a weight of 0 proves nothing: many sinks ignore summaries
                     self._failing = False
-                    self._warn("takes records again")
+                    self._warn("recovered; records are written again")
                 return
 
     def _wait(self, seconds: float) -> bool:
-        """Wait before the next try; return False when `close` has no more time for one."""
+        """Wait before the next retry; return False if the timeout of `close` leaves no time for it."""
         with self._changed:
             if self._deadline is not None:
                 left = self._deadline - self._clock()
@@ -208,7 +212,7 @@ class BackgroundSink:
             return self._in_flight is not None
 
     def _count(self, error: Exception, *, lost: int, retrying: bool) -> None:
-        """Count an error. A record that is tried again is from now on the first that is dropped for lack of room."""
+        """Count an error. With `retrying`, the current record becomes the first to be dropped from a full queue."""
         with self._changed:
             self._retrying = retrying
             self._errors += 1
@@ -216,5 +220,5 @@ class BackgroundSink:
             if self._in_flight is not None:
                 self._dropped += lost
 
-    def _warn(self, what: str) -> None:
-        _logger.warning("metrics: %s %s", sink_name(self._sink), what)
+    def _warn(self, message: str) -> None:
+        _logger.warning("metrics: %s %s", sink_name(self._sink), message)

@@ -1,4 +1,4 @@
-"""From a `LoggerConfig` to what it asks for: sinks, samplers, reductions. What is not asked for is not imported."""
+"""Factories for the sinks, samplers and reductions of a `LoggerConfig`. Disabled back-ends are not imported."""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -17,7 +17,7 @@ from mb_metrics.sinks.jsonl import JsonlSink
 
 QUEUE = 10_000
 CLOSE_SECONDS = 120.0
-"""What queued uploads may take at the end; without an outage they take moments."""
+"""Seconds that queued uploads may take at the end of a run; without an outage they finish at once."""
 
 
 def build_sinks(
@@ -31,27 +31,27 @@ def build_sinks(
     print_evaluations: bool = True,
     close_seconds: float = CLOSE_SECONDS,
 ) -> list[Sink]:
-    """Return the sinks for the one rank that writes: console and JSONL, TensorBoard and trackers as asked.
+    """Return the sinks for the one rank that writes: console, JSONL and the configured back-ends.
 
-    Empty with `skip_train_metrics_log`. Console and JSONL write at once; TensorBoard, W&B, MLflow and Comet work in
-    the background, each with a queue of 10,000 steps. These four get the groups
-    that the `log_..._to_tensorboard` fields ask for, every `tensorboard_log_interval` steps; JSONL gets everything.
+    Empty with `skip_train_metrics_log`. Console and JSONL write synchronously; TensorBoard, W&B, MLflow and Comet
+    write in the background, each with a queue of 10,000 steps. These four receive the groups that are enabled by the
+    `log_..._to_tensorboard` fields, every `tensorboard_log_interval` steps; JSONL receives every metric.
 
     Args:
         config: The logging section.
         jsonl: The metrics file; None: no JSONL.
-        folder: The run folder, where trackers keep their run's id ("wandb_run.json", ...) and local files; None: the
-            folder of `jsonl`, or without one nowhere, so that no tracker's run is ever continued.
-        resume_step: The last step that stands: rows of later steps are dropped where that can be done, and the runs of
+        folder: The run folder, where trackers store their run id ("wandb_run.json", ...) and local files; None: the
+            folder of `jsonl`. Without either, run ids are not stored and a tracker's run cannot be continued.
+        resume_step: The last step to keep: rows of later steps are dropped if the sink supports it, and the runs of
             trackers are continued. See `JsonlSink` and `TrackerRunFile`.
-        run_config: The whole configuration, shown by trackers; secrets are left out.
-        stream: Where the console prints; None: standard output.
-        print_evaluations: The console prints a line per evaluation; False where the training loop prints its own.
-        close_seconds: How long each that works in the background may take to finish at the end; what it has not
-            written by then, big files above all, is lost, and counted.
+        run_config: The full configuration, shown by trackers; secrets are omitted.
+        stream: Output stream of the console; None: standard output.
+        print_evaluations: Print a console line per evaluation; False if the training loop prints them itself.
+        close_seconds: Timeout of each background sink at the end of the run, in seconds. Records and files that are
+            not written by then are lost and counted.
 
     Raises:
-        ModuleNotFoundError: a back-end is asked for and not installed.
+        ModuleNotFoundError: a back-end is enabled and not installed.
     """
     if config.skip_train_metrics_log:
         return []
@@ -76,10 +76,10 @@ def build_sinks(
 def build_samplers(
     config: LoggerConfig, *, start_step: int = 0
 ) -> list[Callable[[int], Mapping[str, Value]]]:
-    """Return what `Metrics(samplers=...)` needs to measure memory and energy as asked, on every rank.
+    """Return the `samplers` of `Metrics` that measure memory and energy, for every rank.
 
-    `start_step` is the step of the checkpoint that the job resumed from, 0 without one. Call it when the GPU of this
-    process has been chosen. Energy that cannot be measured is 0, with a warning.
+    `start_step` is the step of the checkpoint that the job resumed from, 0 without one. Call it after the GPU of this
+    process is selected. Energy that cannot be measured is reported as 0, with a warning.
     """
     samplers: list[Callable[[int], Mapping[str, Value]]] = []
     if config.skip_train_metrics_log:
@@ -100,7 +100,7 @@ def build_samplers(
 
 
 def build_reductions(config: LoggerConfig) -> dict[str, Reduction]:
-    """Return what `Metrics(group=..., reduce=...)` needs so that memory is the largest of the group's ranks."""
+    """Return the `reduce` argument of `Metrics` that reports memory as the maximum over the ranks of the group."""
     if config.skip_train_metrics_log or not (
         config.log_memory_to_tensorboard or config.log_device_memory_used
     ):

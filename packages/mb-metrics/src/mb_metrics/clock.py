@@ -1,4 +1,4 @@
-"""The time that steps take, with what is not a step left out, by the clock of the host or of the device."""
+"""Step timing with pauses excluded, by the host clock or by device events."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -10,20 +10,20 @@ from typing import Any, Protocol
 
 
 class Timer(Protocol):
-    """Marks moments, and reads the seconds between two of them later."""
+    """Recorder of time marks. The seconds between two marks are read later."""
 
     def mark(self) -> Any:
-        """Mark this moment, without waiting."""
+        """Record a mark, without waiting."""
 
     def ready(self, mark: Any) -> bool:
-        """Return whether the moment has been reached, without waiting."""
+        """Return True if the mark has been reached, without waiting."""
 
     def seconds(self, begin: Any, end: Any) -> float:
         """Return the seconds between two marks; waits until the second has been reached."""
 
 
 class HostTimer:
-    """Marks are times of the host. `clock` returns seconds and never goes back."""
+    """Timer on the host. `clock` is monotonic and returns seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -33,7 +33,7 @@ class HostTimer:
         return self._clock()
 
     def ready(self, mark: float) -> bool:
-        """Return True: the host has reached its own past."""
+        """Return True: a host time has been reached when it is recorded."""
         return True
 
     def seconds(self, begin: float, end: float) -> float:
@@ -42,11 +42,11 @@ class HostTimer:
 
 
 class DeviceTimer:
-    """Marks are CUDA events where CUDA is in use, and times of the host elsewhere.
+    """Timer on CUDA events if CUDA is in use, and on the host otherwise.
 
-    Between log intervals the host only queues work and runs ahead of the device: the time between two of its steps is
-    that of launching kernels. An event is reached when the device has finished what was queued before it, so that
-    the time between two events is that of the work. From a mark made before CUDA was in use, host times count.
+    Between log intervals the host only queues work and runs ahead of the device, so host times would measure kernel
+    launches. An event is reached when the device has finished the work queued before it, so the time between two
+    events is the time of the work. If a mark was recorded before CUDA was in use, host times are used.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -57,7 +57,7 @@ class DeviceTimer:
         return self._clock(), import_module("mb_metrics.tensors").timing_event() if _uses_cuda() else None
 
     def ready(self, mark: tuple[float, Any]) -> bool:
-        """Return whether the device has reached the event."""
+        """Return True if the device has reached the event."""
         return mark[1] is None or bool(mark[1].query())
 
     def seconds(self, begin: tuple[float, Any], end: tuple[float, Any]) -> float:
@@ -69,14 +69,14 @@ class DeviceTimer:
 
 
 def _uses_cuda() -> bool:
-    """Return whether torch was imported and has initialised a GPU. Imports nothing, initialises nothing."""
+    """Return True if torch is imported and CUDA is initialized. Neither imports nor initializes anything."""
     torch = sys.modules.get("torch")
     return torch is not None and torch.cuda.is_initialized() and torch.cuda.is_available()
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTiming:
-    """One step between two marks, with the pauses in it."""
+    """Timing of one step: two marks and the pauses between them."""
 
     timer: Timer
     begin: Any
@@ -84,18 +84,18 @@ class StepTiming:
     pauses: tuple[tuple[Any, Any], ...]
 
     def ready(self) -> bool:
-        """Return whether `seconds` would return without waiting for the device."""
+        """Return True if `seconds` would return without waiting for the device."""
         return self.timer.ready(self.end)
 
     @cached_property
     def seconds(self) -> float:
         """Seconds without the pauses; waits for the end of the step."""
-        whole = self.timer.seconds(self.begin, self.end)
-        return whole - sum(self.timer.seconds(begin, end) for begin, end in self.pauses)
+        elapsed = self.timer.seconds(self.begin, self.end)
+        return elapsed - sum(self.timer.seconds(begin, end) for begin, end in self.pauses)
 
 
 class StepClock:
-    """Laps from step to step, without the pauses."""
+    """Clock for consecutive steps, with pauses excluded."""
 
     def __init__(self, timer: Timer) -> None:
         self._timer = timer
@@ -103,12 +103,12 @@ class StepClock:
         self._pauses: list[tuple[Any, Any]] = []
 
     def restart(self) -> None:
-        """Begin the next lap now."""
+        """Start the next step now."""
         self._begin = self._timer.mark()
         self._pauses = []
 
     def end_step(self) -> StepTiming:
-        """End the lap now and begin the next."""
+        """End the current step, start the next one and return the timing of the ended step."""
         end = self._timer.mark()
         timing = StepTiming(timer=self._timer, begin=self._begin, end=end, pauses=tuple(self._pauses))
         self._begin, self._pauses = end, []
@@ -116,7 +116,7 @@ class StepClock:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Leave the time in this block out of the lap."""
+        """Exclude the time in this block from the current step."""
         begin = self._timer.mark()
         try:
             yield

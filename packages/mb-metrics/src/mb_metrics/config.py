@@ -1,20 +1,20 @@
-"""The configuration of logging, under the field names of Megatron trainers."""
+"""Logging section of the configuration, with the field names of Megatron trainers."""
 
 from dataclasses import dataclass, field
 from typing import Literal
 
-from mb_metrics.rule import refuse
+from mb_metrics.rule import reject_violations
 from mb_metrics.rules import RULES
 from mb_metrics.strict_fields import StrictFields
 
 
 @dataclass(kw_only=True)
 class LoggerConfig(StrictFields):
-    """What a training run logs, and where.
+    """Configuration of training metrics and their destinations.
 
-    `build_sinks`, `build_samplers`, `build_reductions` and `configure_logging` carry it out. `mb_metrics.rules` refuses
-    the fields that nothing acts on, rather than pass over them. TensorBoard, Weights & Biases, MLflow and Comet get
-    the same metrics: where a field says TensorBoard, it means all four.
+    `build_sinks`, `build_samplers`, `build_reductions` and `configure_logging` apply it. `mb_metrics.rules` rejects
+    options that are not implemented instead of ignoring them. TensorBoard, Weights & Biases, MLflow and Comet receive
+    the same metrics: a field that names TensorBoard applies to all four.
     """
 
     skip_train_metrics_log: bool = False
@@ -26,17 +26,17 @@ class LoggerConfig(StrictFields):
     throughput_window_size: int = 100
     """Steps over which throughput is averaged."""
     log_progress: bool = False
-    """Append the start of the job and each checkpoint, with throughput, to progress.txt beside the checkpoints."""
+    """Append the start of the job and each checkpoint, with throughput, to progress.txt in the checkpoint folder."""
     save_config_filepath: str | None = None
-    """Where to write the whole configuration as YAML at the start; None: nowhere else than in the run folder."""
+    """Path of an additional copy of the full configuration as YAML, written at the start; None: run folder only."""
 
     tensorboard_dir: str | None = None
     """Folder of the TensorBoard event files; None: no TensorBoard."""
     tensorboard_log_interval: int = 1
-    """Steps between points in TensorBoard. What is measured at the end of a log interval only (throughput, memory,
-    times, norms) is written where that step is due, too: make one of the two intervals a multiple of the other."""
+    """Steps between points in TensorBoard. Metrics that are measured only at the end of a log interval (throughput,
+    memory, times, norms) are written if that step is due: set one of the two intervals to a multiple of the other."""
     tensorboard_queue_size: int = 1000
-    """Events held for TensorBoard's writing thread before the training thread waits for it."""
+    """Capacity of the event queue of TensorBoard's writer thread; the training thread blocks when it is full."""
     log_throughput_to_tensorboard: bool = False
     """Write throughput, TFLOP/s and MFU to TensorBoard."""
     log_timers_to_tensorboard: bool = False
@@ -44,7 +44,7 @@ class LoggerConfig(StrictFields):
     log_loss_scale_to_tensorboard: bool = True
     """Write the loss scale to TensorBoard."""
     log_validation_ppl_to_tensorboard: bool = False
-    """Write validation perplexity, besides the validation loss, to TensorBoard."""
+    """Write validation perplexity, in addition to the validation loss, to TensorBoard."""
     log_world_size_to_tensorboard: bool = False
     """Write the number of processes to TensorBoard."""
     log_memory_to_tensorboard: bool = False
@@ -59,33 +59,33 @@ class LoggerConfig(StrictFields):
     log_params_norm: bool = False
     """Compute and log the L2 norm of all parameters."""
     log_num_zeros_in_grad: bool = False
-    """Count zero gradients; `optimizer.log_num_zeros_in_grad` is the field that acts."""
+    """Count zero gradients. Set `optimizer.log_num_zeros_in_grad` instead."""
     log_max_attention_logit: bool = False
-    """Log the largest attention logit; `model.log_max_attention_logit` is the field that acts."""
+    """Log the largest attention logit. Set `model.log_max_attention_logit` instead."""
     log_energy: bool = False
     """Measure GPU energy and log joules per step and watts."""
     memory_keys: dict[str, str] | None = None
-    """Which entries of torch.cuda.memory_stats() to report, and their names; None: a built-in table."""
+    """Reported entries of torch.cuda.memory_stats(), mapped to metric names; None: a built-in table."""
     log_memory_interval: int | None = None
     """Steps between memory reports, a multiple of log_interval; None: each log interval."""
     log_device_memory_used: bool = False
-    """Report device memory as the driver sees it."""
+    """Report device memory in use as reported by the driver."""
 
     timing_log_level: Literal[-1, 0, 1, 2] = 0
-    """Detail of timers: -1 none, 0 the step, 1 operations that happen once a step, 2 all. The step is timed at any."""
+    """Detail of timers: -1 none, 0 the step, 1 operations once per step, 2 all. Steps are timed at every level."""
     timing_log_option: Literal["max", "minmax", "all"] = "minmax"
-    """How timers are summarised over ranks."""
+    """Summary of timers over ranks."""
     barrier_with_L1_time: bool = True
-    """Barrier before timers of level 1; `optimizer.barrier_with_L1_time` is the field that acts."""
+    """Barrier before timers of level 1. Set `optimizer.barrier_with_L1_time` instead."""
 
     logging_level: int | None = None
     """Level of Python's logging; None: the environment's MEGATRON_LOGGING_LEVEL, else INFO."""
     filter_warnings: bool = True
-    """Drop log records of level WARNING, except the trainer's own."""
+    """Drop log records of level WARNING, except those of the trainer."""
     modules_to_filter: list[str] | None = None
     """Logger names whose records, and those of loggers below them, are dropped."""
     set_level_for_all_loggers: bool = False
-    """Set the level on every logger, not only the trainer's."""
+    """Set the level on every logger, not only on the root logger."""
 
     wandb_project: str | None = None
     """Weights & Biases project; None: no Weights & Biases."""
@@ -107,8 +107,9 @@ class LoggerConfig(StrictFields):
     mlflow_description: str | None = None
     """Free text on the MLflow run."""
     mlflow_log_artifacts: bool = True
-    """Upload the settings to MLflow, and each lasting checkpoint when it is whole, as "checkpoints/iter_0000010".
-    Uploads go on beside the training, and have 30 s at its end; what was not done by then is reported."""
+    """Upload the settings to MLflow, and each persistent checkpoint when it is complete, as
+    "checkpoints/iter_0000010". Uploads run concurrently with training and have 30 s at its end; unfinished uploads
+    are reported."""
 
     comet_project: str | None = None
     """Comet project; None: no Comet."""
@@ -117,7 +118,7 @@ class LoggerConfig(StrictFields):
     comet_workspace: str | None = None
     """Comet workspace; None: the account's default."""
     comet_api_key: str | None = field(default=None, repr=False)
-    """Comet key; None: the environment's COMET_API_KEY, which is the place for it."""
+    """Comet API key; None: the environment variable COMET_API_KEY, which is preferred."""
     comet_tags: list[str] | None = None
     """Tags of the Comet experiment."""
 
@@ -130,13 +131,13 @@ class LoggerConfig(StrictFields):
     moe_routing_trace_capture_hidden_states: bool = False
     """Trace the router's inputs."""
     moe_routing_trace_dump_weights: bool = False
-    """Store the router's weights beside the trace."""
+    """Store the router's weights with the trace."""
 
     def finalize(self) -> None:
-        """Check the section alone. Changes nothing.
+        """Check the section in isolation, without modifying it.
 
         Raises:
-            SectionError: settings exclude each other, or nothing acts on them (V052, V054 and others).
-            MissingPackageError: a back-end is asked for whose package is not installed (V053, V055).
+            SectionError: settings exclude each other or are not implemented (V052, V054 and others).
+            MissingPackageError: a back-end is enabled whose package is not installed (V053, V055).
         """
-        refuse(self, section="logger", rules=RULES)
+        reject_violations(self, section="logger", rules=RULES)

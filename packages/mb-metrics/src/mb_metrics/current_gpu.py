@@ -1,4 +1,4 @@
-"""The energy reader of the GPU that this process uses, where there is one. A door to torch."""
+"""Energy reader for the current GPU of this process. Adapter for torch."""
 
 import logging
 from importlib import import_module
@@ -11,12 +11,12 @@ _logger = logging.getLogger(__name__)
 
 
 def current_gpu_energy() -> EnergyReader | None:
-    """Return what reads the energy of the current GPU; None, with a warning, where it cannot be read.
+    """Return an energy reader for the current GPU, or None, with a warning, if energy cannot be read.
 
-    It needs a GPU and the package nvidia-ml-py.
+    Requires a GPU and the package nvidia-ml-py.
     """
     if not torch.cuda.is_available():
-        _logger.warning("energy is not measured: there is no GPU")
+        _logger.warning("energy is not measured: no GPU is available")
         return None
     uuid = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
     try:
@@ -26,7 +26,7 @@ def current_gpu_energy() -> EnergyReader | None:
             "energy is not measured: nvidia-ml-py is not installed (pip install mb-metrics[energy])"
         )
         return None
-    except Exception as error:  # noqa: BLE001 - whatever the driver says, training goes on
+    except Exception as error:  # noqa: BLE001 - a driver error must not end training
         _logger.warning("energy is not measured: %r", error)
         return None
     return reader

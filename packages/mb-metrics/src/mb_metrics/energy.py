@@ -9,20 +9,20 @@ from mb_metrics.names import ENERGY, POWER
 _logger = logging.getLogger(__name__)
 
 EnergyReader = Callable[[], float]
-"""Returns the joules that a GPU has used since some moment."""
+"""Function that returns the energy used by a GPU, in joules, since a fixed point in time."""
 
 
 class EnergySampler:
-    """Measures the energy of this rank's GPU between log intervals, per step, and its mean power.
+    """Sampler of the energy per step and the mean power of this rank's GPU.
 
-    One of the `samplers` of `Metrics`: called with the steps done, it returns "iter-energy/gpu" (joules per step) and
-    "power/gpu" (watts), of the time and the steps since the last call, pauses left out. Without a reader, or once
-    it fails, both are 0.
+    For the `samplers` argument of `Metrics`. Called with the number of completed steps, it returns "iter-energy/gpu"
+    (joules per step) and "power/gpu" (watts) over the time and the steps since the previous call, pauses excluded.
+    Without a reader, or after it fails, both are 0.
 
     Args:
-        read: Returns the energy used so far; None: not measured. `nvml_reader` makes one.
-        start_step: Steps done when measuring begins.
-        clock: Seconds, monotonic.
+        read: Function that returns the energy used so far, such as `nvml_reader`; None: not measured.
+        start_step: Completed steps at the start of the measurement.
+        clock: Monotonic clock, in seconds.
     """
 
     def __init__(
@@ -40,15 +40,15 @@ class EnergySampler:
         self._last = self._now()
 
     def pause(self) -> None:
-        """Leave out what comes, an evaluation say, until `resume`."""
+        """Stop measuring until `resume`, for example during an evaluation."""
         self._take()
 
     def resume(self) -> None:
-        """Measure again."""
+        """Resume measuring."""
         self._last = self._now()
 
     def __call__(self, step: int) -> dict[str, float]:
-        """Return energy per step and power since the last call; nothing where no step was made."""
+        """Return energy per step and power since the last call; empty if no step was completed."""
         self._take()
         steps, joules, seconds = step - self._step, self._joules, self._seconds
         if steps <= 0:
@@ -70,7 +70,7 @@ class EnergySampler:
             return 0.0
         try:
             return self._read()
-        except Exception as error:  # noqa: BLE001 - whatever the driver says, training goes on
-            _logger.warning("energy is not measured any more: %r", error)
+        except Exception as error:  # noqa: BLE001 - a driver error must not end training
+            _logger.warning("energy is no longer measured: %r", error)
             self._read = None
             return self._last[0]

@@ -1,4 +1,4 @@
-"""Floating-point operations per token, by part, and those of a dense GPT."""
+"""Floating-point operations per token, by part, and a closed formula for a dense GPT."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
@@ -6,10 +6,10 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlopsPerToken:
-    """Floating-point operations to train on one token, by part; a multiply-add counts as two.
+    """Floating-point operations per training token, by part; a multiply-add counts as two operations.
 
-    Forward and backward: an operation of the forward pass counts three times, once for itself and once for the
-    gradient of each of its two factors.
+    The numbers include forward and backward: an operation of the forward pass counts three times, once for itself
+    and once for the gradient of each of its two factors.
     """
 
     attention_linear: float = 0.0
@@ -19,11 +19,11 @@ class FlopsPerToken:
     mlp: float = 0.0
     """Dense feed-forward layers."""
     router: float = 0.0
-    """Which experts a token goes to."""
+    """Routing of tokens to experts."""
     experts: float = 0.0
-    """The experts that a token is sent to, and projections into their width and back."""
+    """Routed experts, with the projections into and out of their width."""
     shared_experts: float = 0.0
-    """The experts that every token goes to, and their gate."""
+    """Shared experts and their gate."""
     mamba: float = 0.0
     """State-space layers: projections, convolution and scan."""
     linear_attention: float = 0.0
@@ -33,23 +33,23 @@ class FlopsPerToken:
     logits: float = 0.0
     """The output layer."""
     encoder: float = 0.0
-    """What makes pictures into places of the text: patches, the encoder's layers and the projection."""
+    """Vision encoder: patch embedding, encoder layers and projection to the language model."""
     causal: bool = True
-    """Whether `attention_core` counts only the positions that a token may attend to, half of the score matrix."""
+    """If True, `attention_core` counts only unmasked positions: half of the score matrix."""
 
     @property
     def parts(self) -> dict[str, float]:
-        """The parts that the model has, by name."""
+        """Nonzero parts, by name."""
         numbers = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "causal"}
         return {name: number for name, number in numbers.items() if number}
 
     @property
     def total(self) -> float:
-        """All parts together."""
+        """Sum of all parts."""
         return sum(self.parts.values())
 
     def scaled(self, factor: float) -> "FlopsPerToken":
-        """Return every part times a factor."""
+        """Return a copy with every part multiplied by `factor`."""
         parts = {name: factor * number for name, number in self.parts.items()}
         return FlopsPerToken(**parts, causal=self.causal)
 
@@ -87,8 +87,8 @@ def gpt_flops_per_token(  # noqa: PLR0913 - a shape, each size by name
         mlp              = 6 L h f * 2      (* 3 if gated, as in SwiGLU)
         logits           = 6 h V
 
-    Embeddings, norms, softmax and biases are left out, and so is recomputation: what is counted is the model's
-    work, not the machine's. Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU
+    Embeddings, norms, softmax, biases and recomputation are not counted: these are model FLOPs, not hardware FLOPs.
+    Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU
     Clusters Using Megatron-LM" (2021), appendix, without its recomputation term; with `causal` the upper
     half of the score matrix is not counted, as in Dao, "FlashAttention-2" (2023), section 4.1, and in Megatron's
     own logs. PaLM's MFU (Chowdhery et al., 2022, appendix B) counts it: compare with causal=False.
@@ -102,10 +102,10 @@ def gpt_flops_per_token(  # noqa: PLR0913 - a shape, each size by name
         num_attention_heads: Query heads.
         seq_length: Tokens per sequence.
         vocab_size: Rows of the output layer, padding included.
-        num_query_groups: Key-value heads; None: as many as query heads.
+        num_query_groups: Key-value heads; None: equal to the number of query heads.
         kv_channels: Width of a head; None: hidden_size // num_attention_heads.
-        gated_mlp: Whether the feed-forward layer has three matrices.
-        causal: Whether a token attends only to those before it.
+        gated_mlp: True if the feed-forward layer is gated and has three matrices.
+        causal: True if a token attends only to earlier positions.
 
     Raises:
         ValueError: a size is not positive.
@@ -137,5 +137,6 @@ def _require_positive(**sizes: int) -> None:
     for name, size in sizes.items():
         if size < 1:
             raise ValueError(
-                f"gpt_flops_per_token: {name} must be positive ({name}={size}); a model has at least one. Set it."
+                f"gpt_flops_per_token: {name} must be positive ({name}={size}). FLOPs are proportional to it. Set it "
+                "to 1 or more."
             )

@@ -1,16 +1,16 @@
-"""FLOPs per token of each kind of layer, forward and backward: 6 for each weight and token, 3 for other products."""
+"""FLOPs per token of each kind of layer, forward and backward: 6 per weight and token."""
 
 from mb_metrics.flops import FlopsPerToken
 from mb_metrics.flops_model_shape import FlopsModelShape
 
 _CONVOLUTION = 4
-"""Width of Mamba's convolution, which no field sets."""
+"""Width of Mamba's convolution; not configurable."""
 
 
 def attention(shape: FlopsModelShape, *, positions: float) -> FlopsPerToken:
-    """Count self-attention, multi-head, grouped or latent; a token attends to `positions` on average.
+    """Count self-attention (multi-head, grouped or latent); a token attends to `positions` on average.
 
-    Source: that of `gpt_flops_per_token`.
+    Source: see `gpt_flops_per_token`.
     """
     if shape.flag("multi_latent_attention"):
         return latent_attention(shape, positions=positions)
@@ -24,7 +24,7 @@ def attention(shape: FlopsModelShape, *, positions: float) -> FlopsPerToken:
 
 
 def latent_attention(shape: FlopsModelShape, *, positions: float) -> FlopsPerToken:
-    """Count multi-head latent attention, as it is trained: keys and values are expanded.
+    """Count multi-head latent attention in training, where keys and values are expanded.
 
     Source: the products of DeepSeek-AI, "DeepSeek-V2" (2024), section 2.1.
     """
@@ -41,7 +41,7 @@ def latent_attention(shape: FlopsModelShape, *, positions: float) -> FlopsPerTok
 
 
 def cross_attention(shape: FlopsModelShape, *, encoder_tokens: float) -> FlopsPerToken:
-    """Count the attention of one decoder token to all encoder tokens, without the keys and values of those."""
+    """Count the attention of one decoder token to all encoder tokens, excluding the encoder's keys and values."""
     query = shape.size("num_attention_heads") * shape.head
     return FlopsPerToken(
         attention_linear=6 * shape.hidden * 2 * query, attention_core=6 * encoder_tokens * 2 * query
@@ -49,7 +49,7 @@ def cross_attention(shape: FlopsModelShape, *, encoder_tokens: float) -> FlopsPe
 
 
 def cross_key_value(shape: FlopsModelShape) -> FlopsPerToken:
-    """Count the keys and values that cross-attention makes of one encoder token."""
+    """Count the key and value projections of cross-attention for one encoder token."""
     return FlopsPerToken(attention_linear=6 * shape.hidden * 2 * shape.groups * shape.head)
 
 
@@ -59,7 +59,7 @@ def mlp(shape: FlopsModelShape) -> FlopsPerToken:
 
 
 def mixture(shape: FlopsModelShape) -> FlopsPerToken:
-    """Count a mixture of experts as if no token were dropped: the router, the chosen experts, the shared ones."""
+    """Count a mixture-of-experts layer without token dropping: router, selected experts and shared experts."""
     hidden, latent = shape.hidden, shape.value("moe_latent_size")
     per_expert = shape.size("moe_ffn_hidden_size", shape.ffn) * shape.matrices
     shared = shape.value("moe_shared_expert_intermediate_size") or 0
@@ -77,9 +77,9 @@ def mamba(shape: FlopsModelShape) -> FlopsPerToken:
     """Count a Mamba-2 layer: projections, convolution, and the scan as a recurrence.
 
     The scan adds the outer product of input and B to a state of head_dim x state_dim per head, and reads it with
-    C: two products of that size. Source: Dao and Gu, "Transformers are SSMs" (2024), equation 1. A chunked kernel does
-    more; Megatron's own count has 7 operations per element of the state where this has 4 (it counts the decay,
-    which is no product of matrices).
+    C: two products of that size. Source: Dao and Gu, "Transformers are SSMs" (2024), equation 1. Chunked kernels do
+    more work. Megatron counts 7 operations per element of the state where this function counts 4, because Megatron
+    includes the decay, which is not a matrix product.
     """
     hidden, head = shape.hidden, shape.size("mamba_head_dim", 64)
     heads = shape.size("mamba_num_heads", 2 * hidden // head)
@@ -98,7 +98,7 @@ def gated_delta_net(shape: FlopsModelShape) -> FlopsPerToken:
 
     The rule reads the state with the key, adds the outer product of key and correction, and reads it with the query:
     three products of key width x value width per value head. Source: Yang et al., "Gated Delta
-    Networks" (2024), equation 10. Chunked kernels do more.
+    Networks" (2024), equation 10. Chunked kernels do more work.
     """
     hidden = shape.hidden
     key_head, value_head = shape.size("linear_key_head_dim", 128), shape.size("linear_value_head_dim", 128)

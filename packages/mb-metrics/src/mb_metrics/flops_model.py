@@ -1,4 +1,4 @@
-"""FLOPs per token of a whole model, read from its configuration."""
+"""FLOPs per token of a complete model, derived from its configuration."""
 
 from collections.abc import Callable, Collection
 
@@ -22,19 +22,19 @@ def model_flops_per_token(
 
     `model` is any object with Megatron's field names, or a mapping of them: GPT, with grouped or latent
     attention, sliding windows, experts, linear attention, multi-token prediction; hybrid by `hybrid_layer_pattern`;
-    T5; a GPT that sees, with one picture in each sequence. Matrix products and convolutions count; embeddings, norms,
-    activations, biases and recomputation do not: what is counted is the model's work, not the machine's. The sources
-    of the formulas are with each layer.
+    T5; a vision-language GPT with one image per sequence. Matrix products and convolutions count; embeddings, norms,
+    activations, biases and recomputation do not: these are model FLOPs, not hardware FLOPs. The source of each
+    formula is given with its layer.
 
     Args:
-        model: The configuration. Nothing of it is written to.
-        seq_length: Tokens per sequence. For packed sequences the lengths of the documents of a batch, or the sum
-            of their squares divided by their sum (the same, except with sliding windows).
+        model: The configuration; it is not modified.
+        seq_length: Tokens per sequence. For packed sequences, the document lengths of a batch, or the sum of their
+            squares divided by their sum (equivalent, except with sliding windows).
         vocab_size: Rows of the output layer, padding included; None: the model's `vocab_size`.
         decoder_seq_length: Tokens per sequence of the decoder of a T5, whose encoder has `seq_length`. FLOPs are then
             per token of the encoder: those of a pair of sequences, divided by `seq_length`.
-        causal: Whether a causal mask halves the score matrix, as it does the work of a good kernel. False counts
-            the whole matrix, as PaLM's MFU does.
+        causal: If True, count half of the score matrix, because an efficient kernel skips the masked half. If False,
+            count the full matrix, as PaLM's MFU does.
 
     Raises:
         UnknownFlopsError: a size is missing or not positive, or there is no formula for a kind of layer.
@@ -43,8 +43,8 @@ def model_flops_per_token(
     lengths = seq_length if isinstance(seq_length, Collection) else [seq_length]
     if not lengths or min(lengths) <= 0:
         raise UnknownFlopsError(
-            f"model_flops_per_token: sequences have positive lengths (seq_length={seq_length!r}); attention's work "
-            "depends on them. Give the tokens per sequence, or the lengths of the packed documents."
+            f"model_flops_per_token: sequence lengths must be positive (seq_length={seq_length!r}). The FLOPs of "
+            "attention depend on them. Pass the tokens per sequence, or the lengths of the packed documents."
         )
     vocab = shape.size("vocab_size") if vocab_size is None else vocab_size
     logits = FlopsPerToken(logits=6 * shape.hidden * vocab)
@@ -96,8 +96,8 @@ def _hybrid(
         unknown = set(pattern) - kinds.keys() - {_PIPELINE_CUT}
         if unknown:
             raise UnknownFlopsError(
-                f"model.hybrid_layer_pattern: no formula for layers {sorted(unknown)} ({pattern!r}); known are "
-                f"{', '.join(kinds)}. Pass your own number of FLOPs per token."
+                f"model.hybrid_layer_pattern: no formula for layers {sorted(unknown)} ({pattern!r}). Supported layers "
+                f"are {', '.join(kinds)}. Pass the FLOPs per token explicitly."
             )
         return [kinds[symbol]() for symbol in pattern if symbol != _PIPELINE_CUT]
 
@@ -107,7 +107,7 @@ def _hybrid(
 def _prediction(
     shape: FlopsModelShape, own_layers: list[FlopsPerToken], logits: FlopsPerToken
 ) -> FlopsPerToken:
-    """Count one depth of multi-token prediction: two streams joined, its layers, the output layer again."""
+    """Count one depth of multi-token prediction: projection of two joined streams, its layers, the output layer."""
     joined = 6 * 2 * shape.hidden * shape.hidden
     return FlopsPerToken(mtp=joined + sum(layer.total for layer in own_layers) + logits.total)
 
@@ -120,15 +120,15 @@ def _encoder_decoder(
     *,
     causal: bool,
 ) -> list[FlopsPerToken]:
-    """Count a T5 per token of its encoder, of which there are `share` tokens of the decoder.
+    """Count a T5 per encoder token; there are `share` decoder tokens per encoder token.
 
     Source: Raffel et al., "Exploring the Limits of Transfer Learning" (2020), section 2.1, with the products of
     `gpt_flops_per_token`.
     """
     if len(lengths) != 1:
         raise UnknownFlopsError(
-            f"model_flops_per_token: packed sequences of a T5 are not counted ({len(lengths)} lengths and "
-            f"decoder_seq_length={decoder_length}); nothing tells which decoder belongs to which. Give one length."
+            f"model_flops_per_token: packed sequences of a T5 are not supported ({len(lengths)} lengths and "
+            f"decoder_seq_length={decoder_length}). The decoder length of each sequence is unknown. Pass one length."
         )
     (encoder_length,) = lengths
     share = decoder_length / encoder_length

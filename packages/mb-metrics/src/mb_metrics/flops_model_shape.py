@@ -1,4 +1,4 @@
-"""What the FLOP counts read of a model: sizes by Megatron's field names, and which layer is of which kind."""
+"""Model dimensions for FLOP counts: sizes by Megatron's field names, and the kind of each layer."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -12,20 +12,20 @@ _OTHER_NAMES = {
 
 
 class UnknownFlopsError(ValueError):
-    """The FLOPs of this model cannot be counted."""
+    """Error raised when the FLOPs of a model cannot be counted."""
 
 
 class FlopsModelShape:
-    """The sizes of a model, from any object with Megatron's field names or a mapping of them.
+    """Dimensions of a model, from any object with Megatron's field names or a mapping of them.
 
-    A field that is not there is as good as None: sections of different architectures have different fields.
+    A missing field reads as None, because the sections of different architectures have different fields.
     """
 
     def __init__(self, model: object) -> None:
         self._model = model
 
     def value(self, name: str) -> Any:
-        """Return a field, or None where the model has no such field."""
+        """Return a field, or None if the model does not define it."""
         names = [name, _OTHER_NAMES[name]] if name in _OTHER_NAMES else [name]
         for each in names:
             found = (
@@ -38,21 +38,21 @@ class FlopsModelShape:
         return None
 
     def flag(self, name: str) -> bool:
-        """Tell whether a field is there and true."""
+        """Return True if a field is defined and true."""
         return bool(self.value(name))
 
     def size(self, name: str, default: int | None = None) -> int:
-        """Return a positive number of things.
+        """Return a field that is a positive integer.
 
         Raises:
-            UnknownFlopsError: it is neither there nor has a default, or is not positive.
+            UnknownFlopsError: the field is missing and has no default, or is not a positive integer.
         """
         found = self.value(name)
         number = default if found is None else found
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
             raise UnknownFlopsError(
-                f"model.{name}: FLOPs need it as a positive whole number ({name}={number!r}), because they are "
-                "proportional to it. Set it, or pass your own number of FLOPs per token."
+                f"model.{name}: must be a positive integer ({name}={number!r}). FLOPs are proportional to it. Set it, "
+                "or pass the FLOPs per token explicitly."
             )
         return number
 
@@ -84,19 +84,19 @@ class FlopsModelShape:
 
     @property
     def window(self) -> tuple[int, int] | None:
-        """Tokens seen to the left and right in layers with a sliding window; -1: all."""
+        """Attended positions to the left and right in layers with a sliding window; -1: unlimited."""
         window = self.value("window_size")
         return None if window is None else (int(window[0]), int(window[1]))
 
     def has_window(self, layer: int) -> bool:
-        """Tell whether a layer, counted from 0, has a sliding window (Megatron's `window_attn_skip_freq`)."""
+        """Return True if a layer, counted from 0, has a sliding window (Megatron's `window_attn_skip_freq`)."""
         skip = self.value("window_attn_skip_freq")
         if self.window is None or skip is None:
             return self.window is not None
         return (layer + 1) % int(skip) != 0 if isinstance(skip, int) else bool(_listed(skip, layer, "window"))
 
     def has_experts(self, layer: int) -> bool:
-        """Tell whether a layer, counted from 0, has experts (Megatron's `moe_layer_freq`)."""
+        """Return True if a layer, counted from 0, has experts (Megatron's `moe_layer_freq`)."""
         if self.value("num_moe_experts") is None:
             return False
         frequency = self.value("moe_layer_freq")
@@ -105,18 +105,18 @@ class FlopsModelShape:
         return bool(_listed(frequency, layer, "moe_layer_freq"))
 
     def has_linear_attention(self, layer: int) -> bool:
-        """Tell whether a layer, counted from 0, has linear attention (Megatron's `linear_attention_freq`).
+        """Return True if a layer, counted from 0, has linear attention (Megatron's `linear_attention_freq`).
 
         Raises:
-            UnknownFlopsError: the model has another experimental kind of attention.
+            UnknownFlopsError: the model uses another experimental attention variant.
         """
         variant = self.value("experimental_attention_variant")
         if variant is None:
             return False
         if variant != "gated_delta_net":
             raise UnknownFlopsError(
-                f"model.experimental_attention_variant: no formula for {variant!r}; what it computes depends on the "
-                "data. Pass your own number of FLOPs per token."
+                f"model.experimental_attention_variant: no formula for {variant!r}. Its FLOPs depend on the data. "
+                "Pass the FLOPs per token explicitly."
             )
         frequency = self.size("linear_attention_freq", 1) if not self._has_list() else None
         if frequency is not None:
@@ -130,8 +130,8 @@ class FlopsModelShape:
 def _listed(pattern: object, layer: int, name: str) -> object:
     if isinstance(pattern, str) or not isinstance(pattern, Sequence) or layer >= len(pattern):
         raise UnknownFlopsError(
-            f"model.{name}: says nothing of layer {layer} ({name}={pattern!r}); it is a number or a list with an "
-            "entry per layer. Write it so."
+            f"model.{name}: no entry for layer {layer} ({name}={pattern!r}). The kind of every layer must be known. "
+            "Set a number, or a list with one entry per layer."
         )
     return pattern[layer]
 
@@ -139,10 +139,10 @@ def _listed(pattern: object, layer: int, name: str) -> object:
 def positions_per_token(
     lengths: Collection[float], *, window: tuple[int, int] | None = None, causal: bool = True
 ) -> float:
-    """Return how many positions a token attends to, on average over sequences of these lengths.
+    """Return the number of positions that a token attends to, averaged over sequences of these lengths.
 
-    A sequence of s tokens has s^2 pairs, of which a causal mask leaves s^2 / 2 (its diagonal counts half), and a window
-    (left, right) those of its band; -1 is a window without end. Source: the area of the mask.
+    A sequence of s tokens has s^2 pairs. A causal mask keeps s^2 / 2 of them (its diagonal counts half), and a window
+    (left, right) keeps those in its band; -1 is an unlimited window. Source: the area of the mask.
     """
     left, right = (-1, -1) if window is None else window
     pairs = 0.0

@@ -1,4 +1,4 @@
-"""FLOPs of what a picture costs before the language model reads it: patches, encoder, projection."""
+"""FLOPs of the vision encoder for one image: patch embedding, encoder layers and projection."""
 
 from mb_metrics.flops import FlopsPerToken
 from mb_metrics.flops_model_shape import FlopsModelShape
@@ -7,13 +7,13 @@ COLOURS = 3
 
 
 def vision_encoder(shape: FlopsModelShape) -> FlopsPerToken:
-    """Count one picture, forward and backward: 6 for each weight and patch, 12 for each channel of a pair of patches.
+    """Count one image, forward and backward: 6 per weight and patch, 12 per channel and pair of patches.
 
-    The weights that make patches into vectors count 4, because the picture itself gets no gradient. Every patch
-    attends to every other. The projection is two matrices.
+    The weights of the patch embedding count 4, because the image itself receives no gradient. Every patch attends to
+    every other patch. The projection consists of two matrices.
 
     Raises:
-        UnknownFlopsError: a size is missing, or a patch is larger than the picture.
+        UnknownFlopsError: a size is missing, or a patch is larger than the image.
     """
     hidden, patch = shape.size("vision_hidden_size"), shape.size("patch_size")
     inner = shape.size("vision_ffn_hidden_size", 4 * hidden)

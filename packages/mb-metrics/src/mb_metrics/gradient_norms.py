@@ -1,4 +1,4 @@
-"""L2 norms of gradients, parameter by parameter and of the whole model. A door to torch; Megatron is not imported."""
+"""L2 norms of gradients, per parameter and of the complete model. Adapter for torch; does not import Megatron."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -24,19 +24,20 @@ _PREFIX = "l2_norm/grad/"
 
 
 def report_l2_norm_grad(model: Any, *, groups: NormGroups | None = None) -> dict[str, float]:
-    """Return the norm of the gradient of each parameter of this stage, and of the whole model's under "global".
+    """Return the gradient norm of each parameter of this stage, and of the complete model under "global".
 
-    Call it after gradients are reduced over ranks and before the optimizer step, which clips them in place; divide by
-    the loss scale where there is one. A gradient is Megatron's `main_grad`, or torch's `grad`. Under tensor
-    parallelism a norm is that of the whole parameter; with the distributed optimizer the parts of all ranks are
-    put together; a name of an expert stands for that place on every expert-parallel rank. With several model chunks
-    names begin with "chunk<i>.". Global counts all stages, and tied embeddings once.
+    Call it after gradients are reduced over ranks and before the optimizer step, which clips them in place. Divide
+    the result by the loss scale, if one is used. A gradient is Megatron's `main_grad`, or torch's `grad`. Under tensor
+    parallelism a norm covers the full parameter; with the distributed optimizer it covers the shards of all ranks. The
+    name of an expert refers to the expert at that position on every expert-parallel rank. With several model chunks,
+    names begin with "chunk<i>.". The global norm covers all stages and counts tied embeddings once.
 
-    Collective over all `groups`; synchronises with the device. `GradientNorms` does not, and reports all stages.
+    Collective over all `groups`; synchronizes with the device. `GradientNorms` does not synchronize, and reports all
+    stages.
 
     Args:
         model: A module or the list of this rank's model chunks, wrapped or not.
-        groups: Over which the model is spread; None: those that the chunks carry (`pg_collection`), or none.
+        groups: Process groups of the model; None: the `pg_collection` of the chunks, if they have one.
     """
     chunks = model if isinstance(model, (list, tuple)) else [model]
     names = [name for name, parameter in named_parameters(chunks) if parameter.requires_grad]
@@ -47,16 +48,16 @@ def report_l2_norm_grad(model: Any, *, groups: NormGroups | None = None) -> dict
 
 
 class GradientNorms:
-    """L2 norms of the gradients of all pipeline stages, on the device, under names that no layout changes.
+    """L2 norms of the gradients of all pipeline stages, on the device, under names independent of the parallel layout.
 
-    Layers are numbered from the first layer of the whole model, from 0, so that tensor, data, context and (virtual)
-    pipeline parallelism report the same names and norms. The copy of tied embeddings on the last stage is left out. A
-    name of an expert stands for that place on every expert-parallel rank. Construction is collective over the
-    pipeline, and waits for the host of the other stages; the calls do not synchronise with the device.
+    Layers are numbered from 0 over the complete model, so that every tensor, data, context and (virtual) pipeline
+    parallel layout reports the same names and norms. The copy of tied embeddings on the last stage is omitted. The
+    name of an expert refers to the expert at that position on every expert-parallel rank. Construction is collective
+    over the pipeline and waits for the hosts of the other stages; calls do not synchronize with the device.
 
     Args:
         model: A module or the list of this rank's model chunks, wrapped or not.
-        groups: Over which the model is spread; None: those that the chunks carry (`pg_collection`), or none.
+        groups: Process groups of the model; None: the `pg_collection` of the chunks, if they have one.
     """
 
     def __init__(self, model: Any, *, groups: NormGroups | None = None) -> None:
@@ -75,7 +76,7 @@ class GradientNorms:
         place. A parameter without a gradient has the norm 0. Collective over all groups.
 
         Args:
-            loss_scale: What the loss, and so the gradients, were multiplied by.
+            loss_scale: Factor by which the loss, and therefore the gradients, were multiplied.
         """
         measured = _measure(self._chunks, self._groups)
         found = dict(zip(measured.names, measured.norms.unbind(), strict=True))
@@ -101,7 +102,7 @@ class GradientNorms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LocalNorms:
-    """Norms on the device: of parameters of this stage, in the order of `names`, and of the whole model."""
+    """Norms on the device: of the parameters of this stage, in the order of `names`, and of the complete model."""
 
     names: list[str]
     norms: Tensor
@@ -127,7 +128,7 @@ def _measure(chunks: Sequence[Any], groups: NormGroups) -> _LocalNorms:
 
 
 def _global_names(chunks: Sequence[Any]) -> dict[str, str]:
-    """Return, by name in these chunks, the name in the whole model; "" for a copy of another stage's parameter."""
+    """Map names in these chunks to names in the complete model; "" for a copy of another stage's parameter."""
     numbers = {
         prefix + name: module.layer_number - 1
         for prefix, chunk in _prefixed(chunks)
@@ -146,7 +147,7 @@ def _prefixed(chunks: Sequence[Any]) -> list[tuple[str, Any]]:
 
 
 def _renumbered(name: str, numbers: Mapping[str, int]) -> str:
-    """Replace the place of a layer in its chunk by its place in the model, and leave out the chunk."""
+    """Replace the index of a layer in its chunk by its index in the model, and remove the chunk prefix."""
     for match in re.finditer(r"\blayers\.(\d+)(?=\.)", name):
         number = numbers.get(name[: match.end()])
         if number is not None:
@@ -165,9 +166,9 @@ def _gradient_shard(name: str, parameter: Tensor, shards: dict[int, Tensor]) -> 
 
 
 def _shards(chunks: Sequence[Any]) -> dict[int, Tensor]:
-    """Return by parameter what this rank has of the reduced gradients, where Megatron's DDP scattered them.
+    """Return this rank's shards of the reduced gradients, by parameter id, if Megatron's DDP scattered them.
 
-    After its reduce-scatter a rank's buffer holds sums in the rank's own part only, the n-th of each bucket.
+    After the reduce-scatter, only the n-th part of each bucket in the buffer of rank n holds reduced values.
     """
     shards: dict[int, Tensor] = {}
     for chunk in chunks:

@@ -1,4 +1,4 @@
-"""A log interval whose times are read once its values have arrived on the host."""
+"""Log interval whose times are read after its values have arrived on the host."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class IntervalWork:
     """Unit of the `time/` metrics; None: none of them."""
 
     def ready(self) -> bool:
-        """Return whether times can be read without waiting for the device."""
+        """Return True if times can be read without waiting for the device."""
         return self.work[-1].timing.ready()
 
     @cached_property
@@ -35,7 +35,7 @@ class IntervalWork:
 
     @property
     def values(self) -> dict[str, float]:
-        """The metrics of the interval's last row that depend on time; waits for the device."""
+        """Time-dependent metrics of the last row of the interval; waits for the device."""
         rates, world_size = self.rates, self.rate_calculator.world_size
         found = {ITERATION_TIME: rates.step_seconds, WORLD_SIZE: float(world_size)}
         throughput = sum_work([step.totals for step in self.window]).rates(world_size=world_size)

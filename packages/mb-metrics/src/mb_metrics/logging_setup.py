@@ -1,4 +1,4 @@
-"""Python's logging, set up as a `LoggerConfig` asks."""
+"""Setup of Python's logging from a `LoggerConfig`."""
 
 import logging
 import os
@@ -11,7 +11,7 @@ _LEVEL = "MEGATRON_LOGGING_LEVEL"
 
 
 class LoggingLevelError(ValueError):
-    """The environment's level is no number."""
+    """Error raised when the logging level in the environment is not a number."""
 
 
 def configure_logging(
@@ -21,15 +21,15 @@ def configure_logging(
     root: logging.Logger | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> None:
-    """Set levels and filters: once, after handlers were added to the root logger.
+    """Set levels and filters. Call it once, after handlers are added to the root logger.
 
-    The level is `logging_level`, else the environment's MEGATRON_LOGGING_LEVEL (a number), else INFO. It is set on the
-    root logger, and with `set_level_for_all_loggers` on every logger that exists. The handlers of the root logger drop
-    records of `modules_to_filter` and, with `filter_warnings`, those of level WARNING that are not of the trainer's own
-    packages (loggers whose name starts with one of `own`).
+    The level is `logging_level`, else the environment variable MEGATRON_LOGGING_LEVEL (a number), else INFO. It is set
+    on the root logger and, with `set_level_for_all_loggers`, on every existing logger. The handlers of the root logger
+    drop records of `modules_to_filter` and, with `filter_warnings`, records of level WARNING from loggers outside the
+    trainer (a logger belongs to the trainer if its name starts with one of `own_loggers`).
 
     Raises:
-        LoggingLevelError: the environment's level is not a number.
+        LoggingLevelError: the level in the environment is not a number.
     """
     environment = os.environ if environment is None else environment
     root = root or logging.getLogger()
@@ -58,6 +58,6 @@ def _level_of(environment: Mapping[str, str]) -> int:
         return int(text)
     except ValueError as error:
         raise LoggingLevelError(
-            f"{_LEVEL}: {text!r} is no logging level; levels are numbers, 10 for DEBUG, 20 for INFO, 30 for WARNING. "
-            "Set one, or set logger.logging_level."
+            f"{_LEVEL}: not a logging level ({text!r}). Levels are numbers: 10 for DEBUG, 20 for INFO, 30 for "
+            "WARNING. Set a number, or set logger.logging_level."
         ) from error

@@ -1,4 +1,4 @@
-"""The door to Megatron Core: its process-wide trackers and groups."""
+"""Adapter for Megatron Core: its process-wide trackers and process groups."""
 
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.moe.moe_logging import get_moe_metrics_tracker
@@ -8,13 +8,13 @@ from mb_metrics.moe import ExpertTracker, PredictionTracker
 
 
 def megatron_expert_tracker() -> ExpertTracker:
-    """Return the tracker into which this process's routers write."""
+    """Return the tracker that the routers of this process write to."""
     tracker: ExpertTracker = get_moe_metrics_tracker()
     return tracker
 
 
 def megatron_prediction_tracker() -> PredictionTracker:
-    """Return the tracker into which this process's multi-token prediction writes."""
+    """Return the tracker that the multi-token prediction of this process writes to."""
     tracker: PredictionTracker = MTPLossLoggingHelper
     return tracker
 

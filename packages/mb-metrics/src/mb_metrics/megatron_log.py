@@ -1,6 +1,6 @@
-"""Megatron's `training_log`: everything that a step measured, from its arguments to one record. A door to torch.
+"""Megatron's `training_log`: conversion of its arguments to one metrics record per step. Adapter for torch.
 
-Megatron Core is imported only for models with experts or predicted tokens, whose metrics it keeps itself.
+Megatron Core is imported only for models with experts or multi-token prediction, whose metrics Megatron tracks.
 """
 
 import math
@@ -32,7 +32,7 @@ _MEMORY_INTERVALS = 2
 
 
 class LoggingSettings(Protocol):
-    """What is read of `config.logger`, a `LoggerConfig`."""
+    """Fields of `config.logger` that `training_log` reads; a `LoggerConfig` has them."""
 
     @property
     def log_interval(self) -> int:
@@ -40,23 +40,23 @@ class LoggingSettings(Protocol):
 
     @property
     def log_memory_to_tensorboard(self) -> bool:
-        """Whether device memory is a metric."""
+        """If True, record device memory."""
 
     @property
     def memory_keys(self) -> Mapping[str, str] | None:
-        """Which memory statistics."""
+        """Recorded memory statistics."""
 
     @property
     def log_l2_norm_grad_to_tensorboard(self) -> bool:
-        """Whether the gradient norm of each parameter is a metric."""
+        """If True, record the gradient norm of each parameter."""
 
 
 class BatchSettings(Protocol):
-    """What is read of `config.train`."""
+    """Fields of `config.train` that `training_log` reads."""
 
     @property
     def global_batch_size(self) -> int:
-        """Sequences per step, where the caller does not say."""
+        """Sequences per step; the default of `samples`."""
 
     @property
     def micro_batch_size(self) -> int:
@@ -64,7 +64,7 @@ class BatchSettings(Protocol):
 
 
 class TrainingLogConfig(Protocol):
-    """What is read of `config`."""
+    """Sections of `config` that `training_log` reads."""
 
     @property
     def logger(self) -> LoggingSettings:
@@ -76,11 +76,11 @@ class TrainingLogConfig(Protocol):
 
     @property
     def model(self) -> object:
-        """The model section, with Megatron's field names; read where there are experts or predicted tokens."""
+        """The model section, with Megatron's field names; read for experts and multi-token prediction."""
 
 
 class StepCounters(Protocol):
-    """What is read of `global_state.train_state`."""
+    """Fields of `global_state.train_state` that `training_log` reads."""
 
     @property
     def step(self) -> int:
@@ -96,7 +96,7 @@ class StepCounters(Protocol):
 
 
 class StepRecorder(Protocol):
-    """Where records go: `Metrics`."""
+    """Receiver of records, implemented by `Metrics`."""
 
     def record(
         self,
@@ -108,11 +108,11 @@ class StepRecorder(Protocol):
         skipped: bool,
         consumed_samples: int | None,
     ) -> None:
-        """Take what a step measured."""
+        """Record the metrics of one step."""
 
 
 class TrainingLogState(Protocol):
-    """What is read of `global_state`."""
+    """Fields of `global_state` that `training_log` reads."""
 
     @property
     def train_state(self) -> StepCounters:
@@ -120,7 +120,7 @@ class TrainingLogState(Protocol):
 
     @property
     def metrics(self) -> StepRecorder:
-        """Where records go; on ranks that do not write, `Metrics([])`."""
+        """Receiver of the records; `Metrics([])` on ranks that do not write."""
 
 
 def training_log(  # noqa: PLR0913 - the signature of Megatron trainers
@@ -147,42 +147,42 @@ def training_log(  # noqa: PLR0913 - the signature of Megatron trainers
     num_microbatches: int | None = None,
     print_line: Callable[[str], object] = print,
 ) -> bool:
-    """Record one step; call it after each, on every rank.
+    """Record one step. Call it after each step, on every rank.
 
-    What goes to the console and to files, and when, is the matter of `global_state.metrics`, which also measures time
-    and throughput: its own clock, so that no timer level matters. Between log intervals nothing is reduced and the
-    host does not wait for the device. At the end of one, the learning rate is the largest of the model-parallel ranks,
-    memory the largest of the pipeline stages; gradient norms and the metrics of experts and of multi-token prediction
-    are reduced: that is collective over the groups of `pg_collection`.
+    `global_state.metrics` decides what is written to the console and to files, and when. It also measures time and
+    throughput with its own clock, independent of timer levels. Between log intervals nothing is reduced and the host
+    does not wait for the device. At the end of a log interval, the learning rate is the maximum over the model-parallel
+    ranks and memory is the maximum over the pipeline stages; gradient norms and the metrics of experts and of
+    multi-token prediction are reduced. This is collective over the groups of `pg_collection`.
 
-    `total_loss_dict` gets the sums of the losses since the last interval and three counters, "advanced iterations",
-    "skipped iterations" and "nan iterations": steps, accepted by the optimizer or not, with a loss that is
-    not finite. What came from the device stays there. All are set to 0 at a log interval.
+    `total_loss_dict` accumulates the sums of the losses since the last interval and three counters: "advanced
+    iterations", "skipped iterations" and "nan iterations" (steps, accepted by the optimizer or not, with a loss that
+    is not finite). Values from the device stay on the device. All entries are reset to 0 at a log interval.
 
-    On the first two log intervals after `loaded_iteration`, rank 0 says what memory must be needed, and each first
-    data-parallel rank what it has. Returns whether that is still to come.
+    In the first two log intervals after `loaded_iteration`, rank 0 prints the theoretical memory footprint and the
+    first rank of each data-parallel group prints its allocated memory. Returns True while such a report is still due.
 
     Args:
         loss_dict: Loss name to mean loss; empty except on the last pipeline stage.
-        total_loss_dict: Kept by the caller between calls.
-        learning_rate: None where this rank trains nothing.
-        decoupled_learning_rate: That of embeddings and output layer, where it differs.
-        loss_scale: Of the gradients.
-        report_memory_flag: What the last call returned; True at first.
-        skipped_iter: 1 if the optimizer left the weights as they were, else 0.
+        total_loss_dict: Accumulators; the caller passes the same object to every call.
+        learning_rate: Learning rate; None on a rank without trainable parameters.
+        decoupled_learning_rate: Learning rate of the embeddings and the output layer, if it differs.
+        loss_scale: Loss scale of the gradients.
+        report_memory_flag: Return value of the previous call; True at the first call.
+        skipped_iter: 1 if the optimizer skipped the update, else 0.
         grad_norm: L2 norm of the gradient.
         params_norm: L2 norm of the parameters.
         num_zeros_in_grad: Zeros in the gradient.
         config: The sections `logger`, `train` and `model`.
-        global_state: The counters, and where records go.
-        history_wct: Not read; it is there because callers have it in this place.
+        global_state: The counters and the receiver of the records.
+        history_wct: Not read; part of Megatron's signature.
         model: This rank's model chunks.
-        pg_collection: Megatron's process groups; None: this process is alone.
+        pg_collection: Megatron's process groups; None: single process.
         log_max_attention_logit: The largest attention logit.
         loaded_iteration: Steps of the checkpoint that the run resumed from.
-        seq_length: Tokens per sequence; with it tokens are counted.
+        seq_length: Tokens per sequence; None: tokens are not counted.
         samples: Sequences in this step over all ranks; None: `config.train.global_batch_size`.
-        num_microbatches: Of this rank in this step; None: as the batch sizes say.
+        num_microbatches: Microbatches of this rank in this step; None: derived from the batch sizes.
         print_line: Function that prints a line of the memory report.
     """
     state = global_state.train_state
@@ -245,7 +245,7 @@ def _count(totals: MutableMapping[str, Any], losses: Mapping[str, Tensor], *, sk
 
 
 def _reset_counters(totals: MutableMapping[str, Any]) -> None:
-    """Set the sums and counters to 0, each where it is."""
+    """Reset the sums and counters to 0, each on its device."""
     for name, total in totals.items():
         totals[name] = total * 0 if isinstance(total, int) else torch.zeros_like(torch.as_tensor(total))
 
@@ -260,7 +260,7 @@ def _at_interval(
     microbatches: int,
     step: int,
 ) -> dict[str, Any]:
-    """Return what is measured at the end of a log interval. Collective."""
+    """Return the metrics that are measured at the end of a log interval. Collective."""
     rate = reduce_max_stat_across_model_parallel_group(learning_rate, _group(groups, "mp"))
     found: dict[str, Any] = {names.LEARNING_RATE: rate}
     logger, shape = config.logger, FlopsModelShape(config.model)
@@ -287,9 +287,9 @@ def _at_interval(
 def _gradient_norms(
     model: Sequence[Any], groups: Any, *, grad_norm: float | Tensor | None
 ) -> dict[str, float]:
-    """Return the norms of the gradients as they were before the optimizer step, which clips all of them by one factor.
+    """Return the norms of the gradients before the optimizer step, which scales all of them by one clipping factor.
 
-    The factor is the norm that the optimizer measured first, divided by the norm of what it left.
+    The factor is recovered as the norm that the optimizer measured before clipping, divided by the norm after it.
     """
     norms = report_l2_norm_grad(model, groups=None if groups is None else NormGroups.of(groups))
     before, after = 0.0 if grad_norm is None else float(grad_norm), norms[GLOBAL]

@@ -1,4 +1,4 @@
-"""Device memory: what the allocator says, the largest over stages, and what must be needed at the least."""
+"""Device memory: allocator statistics, their maximum over pipeline stages, and theoretical footprints."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -12,21 +12,21 @@ from mb_metrics.memory_keys import MEMORY_KEYS
 from mb_metrics.reductions import device_of, is_alone
 
 _DIGITS = 5
-_MASTER_AND_MOMENTS = 12
+_MAIN_PARAM_AND_MOMENTS = 12
 _MOMENTS = 8
 
 
 def report_memory(
     memory_keys: Mapping[str, str] | None = None, *, stats: Mapping[str, int] | None = None
 ) -> dict[str, int | float]:
-    """Return what the CUDA allocator of this rank says, by name; empty where there is no GPU.
+    """Return the statistics of this rank's CUDA allocator, by name; empty without a GPU.
 
-    Bytes become gigabytes (10^9) with five significant digits; other numbers are passed on. `memory_keys` maps entries
-    of torch.cuda.memory_stats() to names, instead of `MEMORY_KEYS`; entries that torch does not have are left
-    out. Does not synchronise with the device.
+    Bytes are converted to gigabytes (10^9) with five significant digits; other numbers are unchanged. `memory_keys`
+    maps entries of torch.cuda.memory_stats() to names and replaces `MEMORY_KEYS`; entries that torch does not report
+    are omitted. Does not synchronize with the device.
 
     Args:
-        memory_keys: What to report; None or empty: `MEMORY_KEYS`.
+        memory_keys: Reported statistics; None or empty: `MEMORY_KEYS`.
         stats: The statistics; None: torch.cuda.memory_stats().
     """
     found = torch.cuda.memory_stats() if stats is None else stats
@@ -46,9 +46,9 @@ def _rounded(number: float) -> float:
 
 
 def device_memory_used() -> dict[str, float]:
-    """Return the memory of this rank's GPU that the driver calls used, of all processes, in gigabytes.
+    """Return the used memory of this rank's GPU over all processes, as reported by the driver, in gigabytes.
 
-    Empty where there is no GPU. Under the name "mem-device-used-gigabytes".
+    The name is "mem-device-used-gigabytes". Empty without a GPU.
     """
     if not torch.cuda.is_available():
         return {}
@@ -59,10 +59,10 @@ def device_memory_used() -> dict[str, float]:
 def reduce_max_memory_across_pp_group(
     memory_report: Mapping[str, int | float], pp_group: ProcessGroup | None
 ) -> dict[str, int | float]:
-    """Return the largest value over pipeline stages, name by name; whole numbers stay whole.
+    """Return the maximum of each value over pipeline stages; integers remain integers.
 
-    Collective over `pp_group`, one operation: every rank must have the same names in the same order. Returns
-    the report as it is when it is empty or there is one stage.
+    Collective over `pp_group`, in one operation: every rank must pass the same names in the same order. Returns the
+    report unchanged if it is empty or there is one stage.
     """
     if not memory_report or is_alone(pp_group):
         return dict(memory_report)
@@ -77,22 +77,22 @@ def reduce_max_memory_across_pp_group(
 def weight_and_optimizer_bytes(
     parameters: Iterable[torch.Tensor], *, optimizer_shards: int = 1, gradient_bytes: int = 4
 ) -> float:
-    """Return the bytes that weights, gradients and Adam's state of these parameters take on this rank.
+    """Return the bytes of the weights, gradients and Adam state of these parameters on this rank.
 
-    A weight of 2 bytes has a float32 copy in the optimizer, besides two moments; a float32 weight has the moments
-    only. Parameters that are not trained take their weight alone. Source: Rajbhandari et al., "ZeRO" (2020),
-    section 3.1, with gradients of `gradient_bytes`.
+    A 2-byte weight has a float32 main parameter and two moments in the optimizer; a float32 weight has only the two
+    moments. Frozen parameters take only their weight. Source: Rajbhandari et al., "ZeRO" (2020), section 3.1, with
+    gradients of `gradient_bytes`.
 
     Args:
-        parameters: Those of this rank.
-        optimizer_shards: Ranks that share the optimizer's state (the distributed optimizer's data-parallel size).
-        gradient_bytes: Of one gradient: 4 where they are accumulated in float32.
+        parameters: Parameters of this rank.
+        optimizer_shards: Number of ranks over which the optimizer state is sharded (distributed optimizer).
+        gradient_bytes: Bytes of one gradient element; 4 if gradients are accumulated in float32.
     """
     total = 0.0
     for parameter in parameters:
         each = float(parameter.element_size())
         if parameter.requires_grad:
-            state = _MOMENTS if parameter.element_size() >= 4 else _MASTER_AND_MOMENTS
+            state = _MOMENTS if parameter.element_size() >= 4 else _MAIN_PARAM_AND_MOMENTS
             each += gradient_bytes + state / optimizer_shards
         total += parameter.numel() * each
     return total
@@ -101,12 +101,12 @@ def weight_and_optimizer_bytes(
 def activation_bytes(
     model: object, *, seq_length: int, micro_batch_size: int, num_microbatches: int | None = None
 ) -> float | None:
-    """Return the bytes of the activations that the first pipeline stage holds at its fullest; None: not known.
+    """Return the peak bytes of activations on the first pipeline stage; None: not known.
 
-    Known for a dense GPT with sequence parallelism and selective recomputation: per layer, microbatch of b
-    sequences of s tokens and width h, 34 s b h / t bytes with the feed-forward part scaled to its width, for as many
-    microbatches as are under way on the first stage. Source: Korthikanti et al., "Reducing Activation
-    Recomputation" (2022), section 4.2.3; 16 of the 34 are the feed-forward layer's, three halves of it when gated.
+    Known for a dense GPT with sequence parallelism and selective recomputation: per layer and microbatch of b
+    sequences of s tokens and width h, 34 s b h / t bytes with the feed-forward part scaled to its width, times the
+    number of microbatches in flight on the first stage. Source: Korthikanti et al., "Reducing Activation
+    Recomputation" (2022), section 4.2.3; 16 of the 34 belong to the feed-forward layer, 24 if it is gated.
     """
     shape = FlopsModelShape(model)
     if (
@@ -127,7 +127,7 @@ def activation_bytes(
 
 
 def theoretical_memory_line(*, weights: float, activations: float | None) -> str:
-    """Return Megatron's line on the memory that must be needed, from bytes."""
+    """Return Megatron's line on the theoretical memory footprint, from bytes."""
     line = f"Theoretical memory footprints: weight and optimizer={weights / 2**20:.2f} MB"
     if activations is None:
         return line

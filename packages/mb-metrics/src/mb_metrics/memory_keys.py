@@ -1,4 +1,4 @@
-"""Memory statistics that are reported. Does not import torch."""
+"""Reported memory statistics. Does not import torch."""
 
 MEMORY_KEYS: dict[str, str] = {
     "allocated_bytes.all.current": "mem-allocated-bytes",
@@ -12,4 +12,4 @@ MEMORY_KEYS: dict[str, str] = {
     "num_alloc_retries": "mem-alloc-retries",
     "allocation.all.current": "mem-allocated-count",
 }
-"""Entries of torch.cuda.memory_stats() that are reported, and their names; "bytes" in a name becomes "gigabytes"."""
+"""Reported entries of torch.cuda.memory_stats() and their names; "bytes" in a name becomes "gigabytes"."""

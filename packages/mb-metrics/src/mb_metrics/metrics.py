@@ -1,4 +1,4 @@
-"""Metrics: what a training loop calls after each step."""
+"""Recorder of training metrics, called by a training loop after each step."""
 
 import logging
 import time
@@ -31,53 +31,59 @@ _logger = logging.getLogger(__name__)
 
 
 class Metrics:
-    """Takes what each step measured and hands it to the sinks, without making the host wait for the device.
+    """Recorder of training metrics that writes to sinks without synchronizing with the device.
 
-    Tensors stay on their device until a log interval ends (at every step that `log_interval` divides); then all of
-    them are copied to the host at once. From CUDA that copy is asynchronous: the rows reach the sinks at the first
-    record after it has finished, at the next interval at the latest. So `record` never waits for the device, except
-    at an interval's end for an interval before. `flush`, `evaluation` and `close` wait.
+    The life of a step:
 
-    Throughput counts the time between records, from construction (or `with`) on; put what is not training into
-    `with metrics.pause()`. Where CUDA is in use, times are those of events on the current stream, read when the copy
-    of the interval has arrived: the host runs ahead of the device, and its clock would time kernel launches.
-    Throughput is averaged over `throughput_window` steps, by default over the log interval; TFLOP/s and MFU are of
-    the interval.
+    1. `record` stores numbers on the host, copies tensors into packed vectors on their device and marks the step's end.
+    2. A step divisible by `log_interval` ends the interval: samplers add their metrics to its row.
+    3. With a `group`, one collective reduces all metrics of the interval; one asynchronous copy to the host starts.
+    4. The first `record` that finds the copy finished reads it, at the latest the end of the next interval.
+    5. Each sink receives the rows (`write_rows`), then their summary (`write_interval`). A sink that raises is counted.
 
-    Give sinks to one rank only. Without sinks and `group` nothing is recorded, and nothing costs anything.
+    `record` waits for the device only at the end of an interval, for the copy of the previous interval. `flush`,
+    `evaluation` and `close` wait for all copies.
 
-    With a `group`, the metrics in `reduce` are those of all its ranks: at a log interval's end they are reduced on the
-    device, all steps and metrics in one collective. `record`, `evaluation`, `flush` and `close` are then collective
-    over the group, and so is `with`: each rank makes the same calls, with the same steps. A rank that does not have a
-    metric (a loss exists on the last pipeline stage only) leaves it out. A `with` block that is left by an exception
-    asks no other rank: the steps since the last log interval come without those metrics.
+    Throughput counts the time between records, starting at construction (or at `with`). Put work that is not training
+    into `with metrics.pause()`. If CUDA is in use, times come from events on the current stream and are read when the
+    copy of the interval has arrived: the host runs ahead of the device, so its clock would measure kernel launches.
+    Throughput is averaged over `throughput_window` steps, by default over the log interval; TFLOP/s and MFU refer to
+    the log interval.
+
+    Pass sinks on one rank only. Without sinks and without `group`, nothing is recorded and there is no overhead.
+
+    With a `group`, the metrics in `reduce` are reduced over its ranks at the end of a log interval, on the device, all
+    steps and metrics in one collective. `record`, `evaluation`, `flush`, `close` and `with` are then collective over
+    the group: each rank makes the same calls, with the same steps. A rank that does not have a metric (a loss exists
+    only on the last pipeline stage) omits it. If an exception leaves the `with` block, no collective is started: the
+    steps since the last log interval are written without the reduced metrics.
 
     Args:
-        sinks: Where the records go. A sink that raises never ends the run: see `failures`.
+        sinks: Destinations of the records. A sink that raises never ends the run; see `failures`.
         log_interval: Steps between summaries.
         total_steps: Length of the run in steps, for the console and the time left.
-        total_samples: Length of the run in samples; with it the time left is right while the batch size grows.
-        world_size: Devices that share the work; samples and tokens are counted over all of them. None: the size of the
-            initialised process group, else WORLD_SIZE, else 1.
-        flops_per_token: Floating-point operations of one token, forward and backward; without it no TFLOP/s.
-        peak_tflops: Dense peak TFLOP/s of one device, the denominator of MFU; without it no MFU.
-        throughput_window: Steps over which throughput is averaged.
+        total_samples: Length of the run in samples; makes the time left accurate while the batch size grows.
+        world_size: Number of devices that share the work; samples and tokens are counted over all of them. None: the
+            size of the initialized process group, else WORLD_SIZE, else 1.
+        flops_per_token: Floating-point operations per token, forward and backward; None: no TFLOP/s.
+        peak_tflops: Dense peak TFLOP/s of one device, the denominator of MFU; None: no MFU.
+        throughput_window: Steps over which throughput is averaged; None: `log_interval`.
         micro_batch_size: Sequences per microbatch and rank, recorded with the throughput.
-        group: A torch process group, over which the metrics in `reduce` are reduced.
-        reduce: Metric name to "mean", "sum" or "max" over the ranks; the same on every rank.
-        samplers: Called with the step at the end of each log interval; what they return (memory, energy) goes into its
-                last row.
-        time_unit: Also record time spent and time left ("time/total", "time/remaining_estimate") in seconds, minutes,
-            hours or days at each log interval.
-        aliases: "bridge" adds the names that Megatron-Bridge has for some metrics, or a mapping of your own from name
-            to further name; for dashboards that exist.
-        clock: Seconds, monotonic; None: CUDA events where CUDA is in use, `time.perf_counter` elsewhere.
-        timer: Marks moments, instead of `clock`.
-        wall_clock: Seconds since the epoch.
+        group: Torch process group over which the metrics in `reduce` are reduced.
+        reduce: Metric name to "mean", "sum" or "max" over the ranks; identical on every rank.
+        samplers: Functions called with the step at the end of each log interval; the metrics that they return (memory,
+            energy) are added to the last row of the interval.
+        time_unit: If set, record time spent and time left ("time/total", "time/remaining_estimate") in seconds,
+            minutes, hours or days at each log interval.
+        aliases: Additional metric names for existing dashboards: "bridge" for the names of Megatron-Bridge, or a
+            mapping from name to additional name.
+        clock: Monotonic clock, in seconds; None: CUDA events if CUDA is in use, `time.perf_counter` otherwise.
+        timer: Timer used instead of `clock`.
+        wall_clock: Clock that returns seconds since the epoch.
 
     Raises:
-        ValueError: one of the numbers is not positive; `reduce`, `time_unit` or `aliases` is none of the above;
-            `reduce` without `group`.
+        ValueError: a number is not positive; `reduce`, `time_unit` or `aliases` has an unsupported value; `reduce` is
+            given without `group`.
     """
 
     def __init__(  # noqa: PLR0913 - settings, each by name
@@ -153,14 +159,14 @@ class Metrics:
             self._sinks.fail()
         try:
             self.close()
-        except RuntimeError as unread:  # a device that failed; what ended the run must not be hidden by it
+        except RuntimeError as unread:  # the device failed; the error that ended the run takes precedence
             if error is None:
                 raise
             _logger.error("metrics of the last steps could not be read from the device: %r", unread)
 
     @property
     def failures(self) -> tuple[SinkFailure, ...]:
-        """The sinks that raised so far; `close` logs them."""
+        """Failures of the sinks so far; `close` logs them."""
         return self._sinks.failures
 
     def record(
@@ -173,21 +179,21 @@ class Metrics:
         skipped: bool = False,
         consumed_samples: int | None = None,
     ) -> None:
-        """Take what one step measured; call it once per step, after the step.
+        """Record the metrics of one step. Call it once per step, after the step.
 
         Args:
-            step: Steps done, this one included; each call names a later one.
+            step: Completed steps, including this one; it must increase from call to call.
             values: Metric name to number, torch tensor with one element, or None for "not measured". Tensors are
-                copied on their device: they may be overwritten afterwards.
+                copied on their device and may be overwritten afterwards.
             samples: Sequences in this step, over all devices; also recorded as "batch-size".
             tokens: Tokens in this step, over all devices.
-            skipped: Whether the optimizer left the weights as they were; such a step does not count in mean losses.
-            consumed_samples: Sequences consumed since the run began. When it is left out, `samples` are added up,
-                provided that the first recorded step is 0 or 1 (after a resume the number is not known).
+            skipped: True if the optimizer skipped the update; skipped steps are excluded from mean losses.
+            consumed_samples: Sequences consumed since the start of the run. None: the sum of `samples`, if the first
+                recorded step is 0 or 1 (after a resume the number is not known).
 
         Raises:
-            TypeError: a value is neither a number nor a tensor that this rank can read alone.
-            ValueError: a tensor has not exactly one element; the step is not a later one; `close` was called.
+            TypeError: a value is neither a number nor a tensor that this rank can read without a collective.
+            ValueError: a tensor does not have exactly one element; the step does not increase; `close` was called.
         """
         if not self._active:
             return
@@ -224,13 +230,13 @@ class Metrics:
     def evaluation(
         self, step: int, losses: Mapping[str, Value], *, consumed_samples: int | None = None
     ) -> None:
-        """Take losses on held-out data, under the names of training; waits for the device.
+        """Record validation losses, under their training names; waits for the device.
 
-        They are written as "<name> validation" and, exp of it, "<name> validation ppl".
+        Sinks write each loss as "<name> validation" and its exponential as "<name> validation ppl".
 
         Raises:
-            TypeError: a loss is neither a number nor a tensor that this rank can read alone.
-            ValueError: a tensor has not exactly one element; `close` was called.
+            TypeError: a loss is neither a number nor a tensor that this rank can read without a collective.
+            ValueError: a tensor does not have exactly one element; `close` was called.
         """
         if not self._active:
             return
@@ -254,23 +260,23 @@ class Metrics:
             )
 
     def keep_file(self, path: str | Path, name: str | None = None) -> None:
-        """Let the sinks that keep files (MLflow) keep a file or folder, under its own name or another."""
+        """Store a file or folder in the sinks that support it (MLflow, W&B), under `name` or its file name."""
         self._sinks.write_file(Path(path), name or Path(path).name)
 
     def pause(self) -> AbstractContextManager[None]:
-        """Leave the time in this block (an evaluation, a checkpoint) out of throughput and step time."""
+        """Exclude the time in this block (an evaluation, a checkpoint) from throughput and step time."""
         return self._clock.pause()
 
     def flush(self) -> None:
-        """Hand every recorded step to the sinks, waiting for the device; call it when a checkpoint is saved.
+        """Write every recorded step to the sinks; waits for the device. Call it when a checkpoint is saved.
 
-        The log interval goes on: its summary still comes at its end.
+        The log interval continues: its summary is written at its end.
         """
         self._flush_to_host(None)
         self._drain(wait=True)
 
     def close(self) -> None:
-        """Hand over what is left, as a shorter interval, and close the sinks. A second call does nothing."""
+        """Write the remaining steps as a shorter interval and close the sinks. A second call does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -284,12 +290,13 @@ class Metrics:
     def _check(self, step: int | None) -> None:
         if self._closed:
             raise ValueError(
-                "metrics: nothing can be recorded after close(). Record before it, or make new Metrics."
+                "metrics: record() or evaluation() after close(). The sinks are closed. Record before close(), or "
+                "create a new Metrics object."
             )
         if step is not None and self._last_step is not None and step <= self._last_step:
             raise ValueError(
-                f"metrics: step {step} was recorded after step {self._last_step}; each is recorded once, ascending. "
-                "Record after the optimizer step, not after each microbatch."
+                f"metrics: step {step} was recorded after step {self._last_step}. Steps must increase. Record after "
+                "the optimizer step, not after each microbatch."
             )
 
     def _count_samples(self, step: int, samples: int | None, consumed: int | None) -> None:
@@ -312,7 +319,9 @@ class Metrics:
         self._work = []
         if self._steps:
             self._steps[-1] = self._sampled(self._steps[-1])
-        self._drain(wait=True)  # of the previous interval
+        # One interval behind: the previous copy had a full interval to finish, so this wait is short. Draining before
+        # the next copy starts keeps at most one batch in flight.
+        self._drain(wait=True)
         self._flush_to_host(work)
         self._drain(wait=False)
 
@@ -330,7 +339,7 @@ class Metrics:
             self._steps = []
 
     def _batch(self, steps: Sequence[RecordedStep]) -> StepBatch | None:
-        """Begin the copy of some steps; None on a rank that only takes part in the reduction. Collective."""
+        """Start the copy of some steps; None on a rank that only takes part in the reduction. Collective."""
         reduction, read = self._rank_reduction, len(self._sinks) > 0
         if reduction is None or not steps:
             return StepBatch(steps) if read else None
@@ -342,7 +351,7 @@ class Metrics:
         while self._in_flight and (wait or _ready(*self._in_flight[0])):
             batch, work = self._in_flight.popleft()
             read = batch.rows()
-            if read and work is not None:  # its times are known now, without a further wait for the device
+            if read and work is not None:  # the copy has arrived, so reading times adds no wait
                 read[-1] = replace(read[-1], values={**read[-1].values, **work.values})
             rows = [self._aliased(row) for row in read]
             if rows:
@@ -358,7 +367,7 @@ class Metrics:
 
 
 def _timer(clock: Callable[[], float] | None, *, reads: bool) -> Timer:
-    """Return what times steps: the given clock, or the device's where this rank writes what it reads."""
+    """Return the timer of steps: the given clock, or device events on a rank that writes them."""
     if clock is not None:
         return HostTimer(clock)
     return DeviceTimer(time.perf_counter) if reads else HostTimer(time.perf_counter)
@@ -373,8 +382,8 @@ def _rank_reduction(group: object | None, reduce: Mapping[str, Reduction] | None
         return RankReduction(group, reduce)
     if reduce:
         raise ValueError(
-            f"metrics.reduce: no group to reduce {', '.join(reduce)} over, so that this rank's values would pass for "
-            "those of all. Give a group, or no reduce."
+            f"metrics.reduce: no group to reduce {', '.join(reduce)} over. The values of one rank would be reported as "
+            "those of all ranks. Pass group, or omit reduce."
         )
     return None
 
@@ -382,8 +391,8 @@ def _rank_reduction(group: object | None, reduce: Mapping[str, Reduction] | None
 def _known_unit(unit: str | None) -> str | None:
     if unit is not None and unit not in SECONDS:
         raise ValueError(
-            f"metrics.time_unit: no unit {unit!r}; times are in one of {', '.join(SECONDS)}. Choose one, or None for "
-            "no times."
+            f"metrics.time_unit: unknown unit {unit!r}. Supported units are {', '.join(SECONDS)}. Choose one, or None "
+            "to omit times."
         )
     return unit
 
@@ -393,8 +402,8 @@ def _known_aliases(aliases: str | Mapping[str, str] | None) -> Mapping[str, str]
         return aliases or {}
     if aliases != "bridge":
         raise ValueError(
-            f"metrics.aliases: nobody's names are {aliases!r}; the ones known are 'bridge'. Choose it, or give a "
-            "mapping from name to further name."
+            f"metrics.aliases: unknown set of names {aliases!r}. The only predefined set is 'bridge'. Choose it, or "
+            "pass a mapping from name to additional name."
         )
     return BRIDGE_ALIASES
 
@@ -403,6 +412,6 @@ def _require_positive(**numbers: float | None) -> None:
     for name, number in numbers.items():
         if number is not None and number <= 0:
             raise ValueError(
-                f"metrics.{name}: must be positive ({name}={number}); it counts or divides. Set it higher"
-                f"{'' if name in ('log_interval', 'world_size') else ', or to None where it is not known'}."
+                f"metrics.{name}: must be positive ({name}={number}). It is a count or a divisor. Set it higher"
+                f"{'' if name in ('log_interval', 'world_size') else ', or to None if it is not known'}."
             )

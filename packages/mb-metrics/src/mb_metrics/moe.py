@@ -1,4 +1,4 @@
-"""Metrics of experts and of multi-token prediction, out of Megatron's trackers. A door to torch, not to Megatron."""
+"""Metrics of experts and of multi-token prediction, from Megatron's trackers. Imports torch, not Megatron."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -19,34 +19,34 @@ _LOSS_OF_TYPE = {
 
 
 class LayerValues(Protocol):
-    """What Megatron's tracker has of one metric."""
+    """Entry of one metric in Megatron's tracker."""
 
     values: Tensor
-    """A value per layer, summed over microbatches; layers of other stages have 0."""
+    """One value per layer, summed over microbatches; 0 for layers of other stages."""
     reduce_group: ProcessGroup | None
-    """Ranks over which it is summed."""
+    """Ranks over which the values are summed."""
     avg_group: ProcessGroup | None
-    """Ranks over which it is averaged."""
+    """Ranks over which the values are averaged."""
     needs_dp_avg: bool
-    """Whether it is averaged over data-parallel ranks."""
+    """If True, the values are averaged over data-parallel ranks."""
 
 
 class ExpertTracker(Protocol):
-    """Megatron's tracker of what routers measure."""
+    """Megatron's tracker of router metrics."""
 
     @property
     def metrics(self) -> Mapping[str, LayerValues]:
         """Metric name to its values."""
 
     def clear(self) -> None:
-        """Set all values to 0."""
+        """Reset all values to 0."""
 
 
 class PredictionTracker(Protocol):
-    """Megatron's tracker of what multi-token prediction measures."""
+    """Megatron's tracker of multi-token prediction metrics."""
 
     def track_mtp_metrics(self, loss_scale: float, iteration: int, writer: Any) -> None:
-        """Reduce, hand every metric to `writer.add_scalar`, and set all to 0."""
+        """Reduce all metrics, pass each to `writer.add_scalar`, and reset them to 0."""
 
 
 def expert_metrics(
@@ -58,19 +58,19 @@ def expert_metrics(
     dp_group: ProcessGroup | None,
     device: torch.device | str = "cpu",
 ) -> dict[str, Tensor]:
-    """Return the routers' losses, means over layers and microbatches, and set the tracker to 0.
+    """Return the router losses, averaged over layers and microbatches, and reset the tracker.
 
-    Names follow the router's kinds of balancing: load_balancing_loss, seq_load_balancing_loss,
+    Names follow the load balancing type of the router: load_balancing_loss, seq_load_balancing_loss,
     global_load_balancing_loss, z_loss; with `moe_per_layer_logging` also "moe/<name>_layer_<i>". Collective over
-    both groups and those of the routers; the values stay on the device, and are the same on every stage.
+    both groups and those of the routers. The values stay on the device and are identical on every stage.
 
     Args:
-        model: The model's section or config, with Megatron's field names.
-        tracker: Megatron's (`megatron_expert_tracker()`).
-        microbatches: Of this rank since the tracker was last set to 0.
+        model: Model section or config, with Megatron's field names.
+        tracker: Megatron's tracker (`megatron_expert_tracker()`).
+        microbatches: Microbatches of this rank since the last reset of the tracker.
         pp_group: Pipeline stages.
         dp_group: Data-parallel ranks, without context parallelism.
-        device: Where this rank's values are, if it has no experts.
+        device: Device of the values on a rank without experts.
     """
     shape = FlopsModelShape(model)
     length = shape.size("num_layers", 1) + (shape.value("mtp_num_layers") or 0)
@@ -86,7 +86,7 @@ def expert_metrics(
 
 
 def tracked_names(shape: FlopsModelShape) -> list[str]:
-    """Return what routers of this model measure: a kind counts when it is named, not when its name contains another."""
+    """Return the metrics that the routers of this model track. Balancing types match by name, not by substring."""
     kinds = shape.value("moe_router_load_balancing_type") or "aux_loss"
     coefficients = shape.value("moe_aux_loss_coeff")
     listed = [kinds] if isinstance(kinds, str) else list(kinds)
@@ -99,7 +99,7 @@ def tracked_names(shape: FlopsModelShape) -> list[str]:
 
 
 def expert_layers(shape: FlopsModelShape) -> int:
-    """Return how many layers have experts, those of multi-token prediction included; at least 1."""
+    """Return the number of layers with experts, including those of multi-token prediction; at least 1."""
     pattern = shape.value("hybrid_layer_pattern")
     if pattern:
         return max(1, str(pattern).count("E"))
@@ -115,7 +115,10 @@ def _over_ranks(
     dp_group: ProcessGroup | None,
     device: torch.device | str,
 ) -> Tensor:
-    """Return a metric's value per layer. First over the ranks of a stage, which alone know how, then over stages."""
+    """Return a metric's value per layer, reduced over the ranks of a stage and then over stages.
+
+    The order matters: only the stage that has the layer knows its reduction groups.
+    """
     if entry is None:
         values = torch.zeros(length, device=device)
     else:
@@ -139,15 +142,15 @@ def _mean(values: Tensor, group: ProcessGroup | None) -> Tensor:
 
 
 def prediction_metrics(tracker: PredictionTracker, *, microbatches: int, step: int = 0) -> dict[str, Tensor]:
-    """Return what multi-token prediction measured, and set the tracker to 0; empty on ranks without it.
+    """Return the metrics of multi-token prediction and reset the tracker; empty on ranks without it.
 
     For depth i: "mtp_<i> loss", "mtp_<i>_acceptance_rate" and "mtp_<i>_cumulative_acceptance_rate" (percent).
-    Collective over the ranks that have the last layers. The values stay on the device.
+    Collective over the ranks of the last pipeline stage. The values stay on the device.
 
     Args:
-        tracker: Megatron's (`megatron_prediction_tracker()`).
-        microbatches: Of this rank since the tracker was last set to 0.
-        step: Steps done.
+        tracker: Megatron's tracker (`megatron_prediction_tracker()`).
+        microbatches: Microbatches of this rank since the last reset of the tracker.
+        step: Completed steps.
     """
     found: dict[str, Tensor] = {}
     tracker.track_mtp_metrics(1 / microbatches, step, _ScalarCollector(found.__setitem__))
@@ -155,7 +158,7 @@ def prediction_metrics(tracker: PredictionTracker, *, microbatches: int, step: i
 
 
 class _ScalarCollector:
-    """What looks like a TensorBoard writer and passes each scalar on."""
+    """Object with the interface of a TensorBoard writer that collects scalars."""
 
     def __init__(self, take: Callable[[str, Tensor], None]) -> None:
         self._take = take

@@ -1,4 +1,4 @@
-"""What the metrics are called: one name for each, the same in every sink."""
+"""Names of metrics; each metric has the same name in every sink."""
 
 import re
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ BRIDGE_ALIASES: Mapping[str, str] = {
     TFLOPS_PER_DEVICE: "throughput/tflops_per_device",
     "memory/mem-alloc-retries": "memory/mem-alloc-retires",
 }
-"""Right name to the name that Megatron-Bridge gave the same number in one of its back-ends."""
+"""Metric name to the name that Megatron-Bridge uses for the same value in one of its back-ends."""
 
 ACCEPTANCE_RATE = "_acceptance_rate"
 VALIDATION = " validation"
@@ -59,20 +59,20 @@ NOT_LOSSES = frozenset(
         FAILED_SAVES,
     }
 )
-"""The names above that stand for themselves; they have no "/" and are no losses."""
+"""Names without "/" that are not losses."""
 
 
 def is_loss(name: str) -> bool:
-    """Tell whether a metric is treated as a loss: averaged, shown on the console, watched for NaN.
+    """Return True if a metric is treated as a loss: averaged, shown on the console, checked for NaN.
 
-    Every name is, except the ones of this file, grouped ones ("memory/...", "throughput/...") and the acceptance rates
-    of multi-token prediction.
+    Every metric is a loss except `NOT_LOSSES`, grouped metrics ("memory/...", "throughput/...") and the acceptance
+    rates of multi-token prediction.
     """
     return "/" not in name and name not in NOT_LOSSES and not name.endswith(ACCEPTANCE_RATE)
 
 
 def has_samples_axis(name: str) -> bool:
-    """Tell whether sinks with a choice of axis also plot the metric against consumed samples."""
+    """Return True if sinks that support several axes also plot the metric against consumed samples."""
     without_twin = (
         CONSUMED_SAMPLES,
         ITERATION_TIME,
@@ -84,11 +84,11 @@ def has_samples_axis(name: str) -> bool:
 
 
 def mlflow_name(name: str) -> str:
-    """Return a metric's name as MLflow takes it: at most one "/", and word characters, ".", "-", " " and ":" only.
+    """Return a valid MLflow name for a metric: at most one "/", and word characters, ".", "-", " " and ":" only.
 
-    "@" becomes "_at_", a run of "/" one "/", a further "/" and any other character "_": "a@b/c//d" becomes
-    "a_at_b/c_d". MLflow reads a name as a path below its folder, so a "/" at the start or the end is left out, and the
-    dots of "." and ".." and of a leading ".." become "_". A name of which nothing remains, such as "//", becomes "_".
+    "@" becomes "_at_", consecutive "/" become one "/", a second "/" and any other character become "_": "a@b/c//d"
+    becomes "a_at_b/c_d". MLflow treats a name as a relative path, so a leading or trailing "/" is removed, and the
+    dots of "." and ".." and of a leading ".." become "_". If nothing remains, as for "//", the result is "_".
     """
     group, slash, rest = re.sub("/+", "/", name.replace("@", "_at_")).strip("/").partition("/")
     written = re.sub(r"[^\w/.\- :]", "_", f"{group}{slash}{rest.replace('/', '_')}")

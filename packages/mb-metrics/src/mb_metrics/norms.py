@@ -1,4 +1,4 @@
-"""L2 norms of all parameters of a model that is spread over ranks. A door to torch; Megatron is not imported."""
+"""L2 norms of all parameters of a distributed model. Adapter for torch; does not import Megatron."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,24 +16,24 @@ from mb_metrics.tensors import to_device
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NormGroups:
-    """The process groups over which a model is spread; None: not spread that way."""
+    """Process groups of a distributed model; None: no parallelism of that kind."""
 
     tp: ProcessGroup | None = None
-    """Tensor parallelism: each rank has a part of a matrix, or a copy of what is not split."""
+    """Tensor parallelism: each rank has a shard of a split parameter, or a copy of a replicated one."""
     pp: ProcessGroup | None = None
     """Pipeline stages."""
     dp: ProcessGroup | None = None
-    """Ranks that share the distributed optimizer's state: data and context parallelism."""
+    """Ranks over which the distributed optimizer shards its state: data and context parallelism."""
     ep: ProcessGroup | None = None
-    """Expert parallelism: each rank has other experts."""
+    """Expert parallelism: each rank has different experts."""
     expert_tp: ProcessGroup | None = None
     """Tensor parallelism of the experts."""
     expert_dp: ProcessGroup | None = None
-    """Ranks that share the optimizer's state of the experts."""
+    """Ranks over which the optimizer state of the experts is sharded."""
 
     @classmethod
     def of(cls, groups: object) -> "NormGroups":
-        """Take them from Megatron's ProcessGroupCollection, or any object with its field names."""
+        """Create from Megatron's ProcessGroupCollection, or from any object with its field names."""
 
         def first(*names: str) -> Any:
             found = (
@@ -53,29 +53,29 @@ class NormGroups:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterShard:
-    """What this rank has of one parameter, or of its gradient."""
+    """Part of one parameter, or of its gradient, on this rank."""
 
     name: str
     parameter: Tensor
-    """Tells by its attributes how it is spread."""
+    """The parameter; its attributes describe its distribution."""
     value: Tensor | None
-    """What the norm is of; None: this rank has nothing of it."""
+    """Tensor whose norm is computed; None: this rank has no part of it."""
     sharded: bool
-    """Whether the ranks of the optimizer's group have a part each."""
+    """True if the value is sharded over the ranks of the optimizer's group."""
 
     @property
     def is_expert(self) -> bool:
-        """Whether it belongs to an expert; Megatron marks those as not reduced with the rest."""
+        """True for a parameter of an expert, which Megatron marks with `allreduce=False`."""
         return not getattr(self.parameter, "allreduce", True)
 
     def counts(self, group: ProcessGroup | None) -> bool:
-        """Tell whether it is not a copy of what another rank of the tensor-parallel group counts."""
+        """Return False for a replica that another rank of the tensor-parallel group counts."""
         split = bool(getattr(self.parameter, "tensor_model_parallel", False))
         return split or is_alone(group) or (group is not None and group.rank() == 0)
 
 
 def param_is_not_shared(param: Tensor) -> bool:
-    """Tell whether a parameter is not the copy of one that another pipeline stage has (tied embeddings)."""
+    """Return False for a parameter that is a copy of one on another pipeline stage (tied embeddings)."""
     return not getattr(param, "shared", False)
 
 
@@ -87,20 +87,20 @@ def calc_params_l2_norm(
     *,
     groups: NormGroups | None = None,
 ) -> float:
-    """Return the L2 norm of all parameters of the whole model, each counted once.
+    """Return the L2 norm of all parameters of the complete model, each counted once.
 
-    Of half-precision weights the optimizer's float32 copy counts, where there is one. Sums are taken in double
-    precision of float32 norms. Collective over all `groups`; synchronises with the device.
+    For half-precision weights, the optimizer's float32 main parameters are used if they exist. The norms are float32,
+    the sums of their squares float64. Collective over all `groups`; synchronizes with the device.
 
     Args:
         model: A module or the list of this rank's model chunks, wrapped or not.
-        model_config: Not read; it is there because callers have it in this place.
-        use_megatron_fsdp: The parameters are DTensors, and Megatron's FSDP may be gathering some: it is told to stop.
-        force_create_fp32_copy: Take the weights themselves although the optimizer has a copy.
-        groups: Over which the model is spread; None: those that the chunks carry (`pg_collection`), or none.
+        model_config: Not read; part of Megatron's signature.
+        use_megatron_fsdp: If True, the parameters are DTensors; gathers in flight of Megatron's FSDP are stopped first.
+        force_create_fp32_copy: If True, use the weights even if the optimizer has main parameters.
+        groups: Process groups of the model; None: the `pg_collection` of the chunks, if they have one.
 
     Raises:
-        RuntimeError: with `use_megatron_fsdp`, a parameter is no DTensor; or a DTensor holds partial sums.
+        RuntimeError: with `use_megatron_fsdp`, a parameter is not a DTensor; or a DTensor holds partial sums.
     """
     chunks = model if isinstance(model, (list, tuple)) else [model]
     if use_megatron_fsdp:
@@ -114,26 +114,26 @@ def calc_params_l2_norm(
 
 
 def calc_dtensor_params_l2_norm(params: Iterable[Tensor]) -> float:
-    """Return the L2 norm of DTensors, each counted once however it is spread over its mesh.
+    """Return the L2 norm of DTensors, each counted once regardless of its placement on the mesh.
 
-    Collective over the meshes: every rank must pass the same parameters in the same order. Synchronises with
+    Collective over the meshes: every rank must pass the same parameters in the same order. Synchronizes with
     the device.
 
     Raises:
-        RuntimeError: a parameter is no DTensor, or holds partial sums.
+        RuntimeError: a parameter is not a DTensor, or holds partial sums.
     """
     listed = list(params)
     for parameter in listed:
         if not isinstance(parameter, DTensor):
-            raise RuntimeError(  # noqa: TRY004 - the error that callers of this name know
-                f"calc_dtensor_params_l2_norm: a {type(parameter).__name__} of shape {tuple(parameter.shape)} is no "
-                "DTensor, and its ranks are not known. Use calc_params_l2_norm."
+            raise RuntimeError(  # noqa: TRY004 - the exception type of Megatron's function of this name
+                f"calc_dtensor_params_l2_norm: a {type(parameter).__name__} of shape {tuple(parameter.shape)} is not a "
+                "DTensor. Its process groups are not known. Use calc_params_l2_norm."
             )
     return float(dtensor_squares(listed).sum().sqrt()) if listed else 0.0
 
 
 def named_parameters(chunks: Sequence[Any]) -> list[tuple[str, Tensor]]:
-    """Return the parameters of all chunks, each once; with several chunks their names begin with "chunk<i>."."""
+    """Return the parameters of all chunks, each once; with several chunks, names begin with "chunk<i>."."""
     named, seen = [], set()
     for index, chunk in enumerate(chunks):
         prefix = f"chunk{index}." if len(chunks) > 1 else ""
@@ -145,7 +145,7 @@ def named_parameters(chunks: Sequence[Any]) -> list[tuple[str, Tensor]]:
 
 
 def groups_of(chunks: Sequence[Any]) -> NormGroups:
-    """Return the groups that a chunk or the model inside it carries as `pg_collection`; none where it has none."""
+    """Return the groups in the `pg_collection` of the first chunk or its inner model; empty if there is none."""
     inner = chunks[0] if chunks else None
     while inner is not None:
         if getattr(inner, "pg_collection", None) is not None:
@@ -155,7 +155,7 @@ def groups_of(chunks: Sequence[Any]) -> NormGroups:
 
 
 class SquaredNorms:
-    """Squared norms, parameter by parameter, of all ranks' pieces together.
+    """Squared norms per parameter, summed over the shards of all ranks.
 
     Collective over all groups; the results stay on the device.
     """
@@ -169,7 +169,7 @@ class SquaredNorms:
         _sum(self.expert_squares, groups.ep)
 
     def total(self) -> Tensor:
-        """Return the sum over all parameters of all stages; copies of tied embeddings count once."""
+        """Return the sum over all parameters of all stages; tied embeddings count once."""
         device = device_of(self._groups.pp) if not self.dense else self.dense_squares.device
         own = [param_is_not_shared(piece.parameter) for piece in self.dense]
         counted = torch.where(_mask(own, like=self.dense_squares) > 0, self.dense_squares, 0.0)
@@ -180,8 +180,10 @@ class SquaredNorms:
 
 
 def _squares(pieces: Sequence[ParameterShard], *, dp: ProcessGroup | None, tp: ProcessGroup | None) -> Tensor:
-    """Return squared norms of whole parameters [len(pieces)], float64."""
-    if not pieces:  # then the other ranks of these groups, which have the same parameters, have none either
+    """Return squared norms of full parameters [len(pieces)], float64."""
+    if (
+        not pieces
+    ):  # the other ranks of these groups have the same parameters, so no rank enters the collective
         return torch.zeros(0, dtype=torch.float64)
     spread = [piece.value for piece in pieces if isinstance(piece.value, DTensor)]
     of_spread = iter(dtensor_squares(spread).unbind() if spread else ())
@@ -198,7 +200,7 @@ def _squares(pieces: Sequence[ParameterShard], *, dp: ProcessGroup | None, tp: P
 
 
 def _mask(flags: Sequence[bool], *, like: Tensor) -> Tensor:
-    """Return 1 for True and 0 for False, without a host synchronisation."""
+    """Return 1 for True and 0 for False, without a host synchronization."""
     return to_device(torch.tensor(flags, dtype=like.dtype), like.device)
 
 
@@ -210,10 +212,10 @@ def _square(piece: ParameterShard) -> Tensor:
 
 
 def dtensor_squares(params: Sequence[Any]) -> Tensor:
-    """Return squared norms of whole DTensors [len(params)], float64. Collective over their meshes.
+    """Return squared norms of full DTensors [len(params)], float64. Collective over their meshes.
 
     Raises:
-        RuntimeError: one holds partial sums.
+        RuntimeError: a DTensor holds partial sums.
     """
     squares = [
         torch.linalg.vector_norm(each.to_local().detach(), dtype=torch.float32).double() ** 2
@@ -227,8 +229,8 @@ def dtensor_squares(params: Sequence[Any]) -> Tensor:
         for dimension, placement in enumerate(placements):
             if placement.is_partial():
                 raise RuntimeError(
-                    f"norm of a DTensor: its placement {placement} holds partial sums, whose norm is not that of the "
-                    "sum. Reduce it first, with redistribute()."
+                    f"norm of a DTensor: placement {placement} holds partial sums. Their norm is not the norm of the "
+                    "sum. Reduce the tensor first, with redistribute()."
                 )
             if not placement.is_replicate():
                 _sum(parts, mesh.get_group(dimension))
@@ -256,9 +258,9 @@ def _fsdp_parameters(chunks: Sequence[Any]) -> list[Tensor]:
         chunk.stop_communication()
     for name, parameter in named_parameters(chunks):
         if not isinstance(parameter, DTensor):
-            raise RuntimeError(  # noqa: TRY004 - the error that callers of this name know
-                f"calc_params_l2_norm: {name} is a {type(parameter).__name__} and no DTensor, although "
-                "use_megatron_fsdp=True says that FSDP wraps it. Pass the wrapped model, or use_megatron_fsdp=False."
+            raise RuntimeError(  # noqa: TRY004 - the exception type of Megatron's function of this name
+                f"calc_params_l2_norm: {name} is a {type(parameter).__name__}, not a DTensor. use_megatron_fsdp=True "
+                "requires a model wrapped in FSDP. Pass the wrapped model, or use_megatron_fsdp=False."
             )
         parameters.append(parameter)
     return parameters

@@ -1,4 +1,4 @@
-"""The door to NVIDIA DL Framework Inspect."""
+"""Adapter for NVIDIA DL Framework Inspect."""
 
 import nvdlfw_inspect.api  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
@@ -6,6 +6,6 @@ from mb_metrics.tensor_inspect import InspectTool
 
 
 def tool() -> InspectTool:
-    """Return the tool, not begun."""
+    """Return the tool, not initialized."""
     found: InspectTool = nvdlfw_inspect.api
     return found

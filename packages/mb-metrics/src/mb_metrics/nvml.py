@@ -1,4 +1,4 @@
-"""The door to NVML, NVIDIA's management library: the energy that a GPU has used."""
+"""Adapter for NVML, NVIDIA's management library: energy used by a GPU."""
 
 import pynvml  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
@@ -6,14 +6,14 @@ from mb_metrics.energy import EnergyReader
 
 
 def nvml_reader(uuid: str) -> EnergyReader:
-    """Return what reads the energy that a GPU has used since its driver was loaded, in joules.
+    """Return a function that reads the energy used by a GPU since its driver was loaded, in joules.
 
     Args:
-        uuid: Of the GPU, as NVML names it: "GPU-" and torch.cuda.get_device_properties(device).uuid. Its number would
-            not do: CUDA_VISIBLE_DEVICES renumbers GPUs for torch and not for NVML.
+        uuid: UUID of the GPU in NVML's format: "GPU-" and torch.cuda.get_device_properties(device).uuid. A device
+            index is not sufficient: CUDA_VISIBLE_DEVICES renumbers GPUs for torch, but not for NVML.
 
     Raises:
-        pynvml.NVMLError: there is no driver, no such GPU, or one that does not measure energy.
+        pynvml.NVMLError: there is no driver, no such GPU, or the GPU does not measure energy.
     """
     pynvml.nvmlInit()
     handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)

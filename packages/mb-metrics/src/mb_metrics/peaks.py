@@ -1,4 +1,4 @@
-"""Peak speed of GPUs: dense, as their makers state it, without the factor two of structured sparsity."""
+"""Dense peak throughput of GPUs as stated by the vendors, without the factor two of structured sparsity."""
 
 import re
 from collections.abc import Mapping
@@ -22,14 +22,14 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuPeak:
-    """The dense peaks of one GPU."""
+    """Dense peak throughput of one GPU."""
 
     name: str
-    """A regular expression that finds it in the name that the driver reports."""
+    """Regular expression that matches the name reported by the driver."""
     tflops: Mapping[str, float]
     """Precision (bf16, fp16, fp8, fp4, tf32, fp32) to dense TFLOP/s; fp32 is without tensor cores."""
     source: str
-    """Where the numbers are from; halved where the source gives them with sparsity only."""
+    """Source of the numbers; halved if the source states them with sparsity only."""
 
 
 _GRACE_BLACKWELL = {"bf16": 2500.0, "fp16": 2500.0, "fp8": 5000.0, "tf32": 1250.0, "fp32": 80.0}
@@ -41,37 +41,37 @@ PEAKS: tuple[GpuPeak, ...] = (
     GpuPeak(
         name=r"\bGB200\b",
         tflops=_GRACE_BLACKWELL | {"fp4": 10000.0},
-        source="NVIDIA GB200 NVL72 data sheet, a 72nd of the rack, sparse figures halved",
+        source="NVIDIA GB200 NVL72 data sheet, a 72nd of the rack, sparse numbers halved",
     ),
     GpuPeak(
         name=r"\bGB300\b",
         tflops=_GRACE_BLACKWELL | {"fp4": 15000.0},
-        source="NVIDIA GB300 NVL72 data sheet, a 72nd of the rack, sparse figures halved; fp4 as it states it dense",
+        source="NVIDIA GB300 NVL72 data sheet, a 72nd of the rack, sparse numbers halved; dense fp4 as stated",
     ),
     GpuPeak(
         name=r"\bB200\b",
         tflops=_BLACKWELL | {"fp4": 9000.0},
-        source="NVIDIA HGX B200 data sheet, an eighth of the board, sparse figures halved",
+        source="NVIDIA HGX B200 data sheet, an eighth of the board, sparse numbers halved",
     ),
     GpuPeak(
         name=r"\bB300\b",
         tflops=_BLACKWELL,
-        source="NVIDIA HGX B300 data sheet, an eighth of the board, sparse figures halved; fp4 differs between sources",
+        source="NVIDIA HGX B300 data sheet, an eighth of the board, sparse numbers halved; fp4 differs between sources",
     ),
     GpuPeak(
         name=r"\bH200 NVL\b",
         tflops=_HOPPER_NVL,
-        source="NVIDIA H200 data sheet, column NVL, sparse figures halved",
+        source="NVIDIA H200 data sheet, column NVL, sparse numbers halved",
     ),
     GpuPeak(
         name=r"\bG?H200\b",
         tflops=_HOPPER_SXM,
-        source="NVIDIA H200 data sheet, column SXM, sparse figures halved; the chip is that of the H100 SXM",
+        source="NVIDIA H200 data sheet, column SXM, sparse numbers halved; the chip is that of the H100 SXM",
     ),
     GpuPeak(
         name=r"\bH100 NVL\b",
         tflops=_HOPPER_NVL,
-        source="NVIDIA H100 data sheet, column NVL, sparse figures halved",
+        source="NVIDIA H100 data sheet, column NVL, sparse numbers halved",
     ),
     GpuPeak(
         name=r"\bH100 PCIe\b",
@@ -101,7 +101,7 @@ PEAKS: tuple[GpuPeak, ...] = (
     GpuPeak(
         name=r"\bL4\b",
         tflops={"bf16": 121.0, "fp16": 121.0, "fp8": 242.5, "tf32": 60.0, "fp32": 30.3},
-        source="NVIDIA L4 data sheet, sparse figures halved",
+        source="NVIDIA L4 data sheet, sparse numbers halved",
     ),
     GpuPeak(
         name=r"\bA10\b",
@@ -127,11 +127,11 @@ PEAKS: tuple[GpuPeak, ...] = (
 
 
 def peak_tflops(gpu_name: str, dtype: str = "bfloat16") -> float | None:
-    """Return the dense peak TFLOP/s of a GPU in a precision, or None where it is not known.
+    """Return the dense peak TFLOP/s of a GPU in a precision, or None if it is not known.
 
-    `gpu_name` is what torch.cuda.get_device_name() says; a bare "H100" is taken for the SXM one. `dtype` is
-    a short name ("bf16", "fp8", "tf32") or torch's ("bfloat16", "torch.bfloat16"). A slice of a GPU (MIG) is not
-    known: it has a part of the GPU's units.
+    `gpu_name` is the result of torch.cuda.get_device_name(); "H100" without a suffix refers to the SXM variant.
+    `dtype` is a short name ("bf16", "fp8", "tf32") or torch's name ("bfloat16", "torch.bfloat16"). The peak of a MIG
+    slice is not known, because it has a fraction of the GPU's units.
     """
     precision = dtype.lower().removeprefix("torch.")
     precision = _DTYPES.get(precision, precision)

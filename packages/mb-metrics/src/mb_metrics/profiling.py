@@ -1,4 +1,4 @@
-"""Profiling of a window of steps: what begins and ends with it, whatever way training ends. Imports no torch."""
+"""Profiling of a window of steps, finalized however training ends. Does not import torch."""
 
 import logging
 from collections.abc import Callable, Collection, Sequence
@@ -11,55 +11,56 @@ _logger = logging.getLogger(__name__)
 
 
 class ProfilingSettings(Protocol):
-    """What is read of a `ProfilingConfig`."""
+    """Fields of a `ProfilingConfig` that `ProfilingCallback` reads."""
 
     @property
     def profile_step_start(self) -> int:
-        """Steps done when the window begins."""
+        """Completed steps at the start of the window."""
 
     @property
     def profile_step_end(self) -> int:
-        """Steps done when it ends."""
+        """Completed steps at the end of the window."""
 
     @property
     def profile_ranks(self) -> Collection[int]:
-        """Ranks that are profiled; empty: every rank."""
+        """Profiled ranks; empty: every rank."""
 
 
 class StepProfiler(Protocol):
-    """What profiles a window of steps."""
+    """Profiler of a window of steps."""
 
     warmup: int
-    """Steps before the window from which on it must run."""
+    """Number of steps before the window at which the profiler must start."""
 
     def begin(self, *, warmup: int, steps: int) -> None:
-        """Begin with the next step: the first `warmup` steps are not wanted, and the window has `steps` steps."""
+        """Start with the next step: `warmup` steps are discarded, then the window has `steps` steps."""
 
     def step_begin(self, step: int) -> None:
-        """Hear that a step begins, after so many steps."""
+        """Handle the start of a step; `step` is the number of completed steps."""
 
     def step_end(self, step: int) -> None:
-        """Hear that a step has ended, so many in all."""
+        """Handle the end of a step; `step` is the number of completed steps, including it."""
 
     def end(self) -> None:
-        """End, and write down what there is, be it the whole window or not. Called once for each `begin`."""
+        """Stop and write the results, even of an incomplete window. Called once for each `begin`."""
 
 
 def is_profiled(profile_ranks: Collection[int], rank: int) -> bool:
-    """Tell whether a rank is profiled: an empty list of ranks is every rank."""
+    """Return True if a rank is profiled; an empty list of ranks means every rank."""
     return not profile_ranks or rank in profile_ranks
 
 
 class ProfilingCallback:
-    """Profiles the steps of a window; a callback for a training loop, or to be called by hand around each step.
+    """Callback that profiles a window of steps; custom loops call `step_begin` and `step_end` around each step.
 
-    A run that resumes inside the window profiles the rest of it; one that ends inside, by an exception too, writes down
-    what it has. An instrument that fails is logged and left: a profile is never worth a training run.
+    A run that resumes inside the window profiles the rest of it. A run that ends inside the window, by an exception
+    or otherwise, writes the partial results. A profiler that raises is logged and disabled, so that it does not end
+    the run.
 
     Args:
-        settings: A `ProfilingConfig`, or what has its fields.
-        instruments: What profiles.
-        rank: Of this process; nothing is done on ranks that are not profiled.
+        settings: A `ProfilingConfig`, or an object with its fields.
+        profilers: The profilers of the window.
+        rank: Rank of this process; the callback does nothing on ranks that are not profiled.
     """
 
     def __init__(self, settings: ProfilingSettings, profilers: Sequence[StepProfiler], *, rank: int) -> None:
@@ -69,7 +70,7 @@ class ProfilingCallback:
         self._running: list[StepProfiler] = []
 
     def step_begin(self, step: int) -> None:
-        """Begin what must run in the next step; `step` is how many are done."""
+        """Start the profilers that are due; `step` is the number of completed steps."""
         for profiler in list(self._waiting):
             if self._start - profiler.warmup <= step < self._end:
                 self._waiting.remove(profiler)
@@ -80,13 +81,13 @@ class ProfilingCallback:
         self._each(lambda profiler: profiler.step_begin(step))
 
     def step_end(self, step: int) -> None:
-        """End what the window ends with; `step` is how many are done, the one that has ended included."""
+        """Stop the profilers at the end of the window; `step` is the number of completed steps, including this one."""
         self._each(lambda profiler: profiler.step_end(step))
         if step >= self._end:
             self.close()
 
     def close(self) -> None:
-        """End what still runs. A second call does nothing."""
+        """Stop the running profilers. A second call does nothing."""
         running, self._running = self._running, []
         for profiler in running:
             self._try(profiler, profiler.end)
@@ -112,27 +113,27 @@ class ProfilingCallback:
         try:
             action()
         except Exception:
-            _logger.exception("profiling: %s failed, and does no more", type(profiler).__name__)
+            _logger.exception("profiling: %s failed and is disabled", type(profiler).__name__)
             return False
         return True
 
 
 class CudaProfiler(Protocol):
-    """The CUDA profiler's interface, that is torch.cuda.profiler."""
+    """Interface of the CUDA profiler, implemented by torch.cuda.profiler."""
 
     def start(self) -> object:
-        """Start the collection of the session that waits for it."""
+        """Start the collection of a waiting profiler session."""
 
     def stop(self) -> object:
-        """Stop it."""
+        """Stop the collection."""
 
 
 class NsysRange:
-    """The window as a capture range of Nsight Systems (`nsys profile --capture-range=cudaProfilerApi`).
+    """Capture range of Nsight Systems for the window (`nsys profile --capture-range=cudaProfilerApi`).
 
     Args:
-        profiler: Starts and stops the collection.
-        markers: Makes what marks each operation while the window lasts (torch.autograd.profiler.emit_nvtx).
+        profiler: CUDA profiler that starts and stops the collection.
+        markers: Factory of a context manager that marks each operation (torch.autograd.profiler.emit_nvtx).
     """
 
     warmup = 0
@@ -160,17 +161,17 @@ class NsysRange:
 
 
 class NvtxRanges(Protocol):
-    """Named ranges on the time line of Nsight Systems, that is torch.cuda.nvtx."""
+    """Named ranges on the timeline of Nsight Systems, implemented by torch.cuda.nvtx."""
 
     def range_push(self, name: str) -> object:
-        """Begin a range inside the current one."""
+        """Start a range nested in the current one."""
 
     def range_pop(self) -> object:
-        """End the newest range."""
+        """End the innermost range."""
 
 
 class StepRanges:
-    """Marks each step of the window for Nsight Systems as "training_step_<steps done before it>"."""
+    """NVTX range for each step of the window, named "training_step_<completed steps before it>"."""
 
     warmup = 0
 
@@ -182,43 +183,43 @@ class StepRanges:
         """Do nothing."""
 
     def step_begin(self, step: int) -> None:
-        """Begin the step's range."""
+        """Start the range of the step."""
         self._ranges.range_push(f"training_step_{step}")
         self._open = True
 
     def step_end(self, step: int) -> None:
-        """End it."""
+        """End the range of the step."""
         self.end()
 
     def end(self) -> None:
-        """End a range that a failing step left open."""
+        """End the range of a failed step, if it is open."""
         if self._open:
             self._open = False
             self._ranges.range_pop()
 
 
 class MemoryRecorder(Protocol):
-    """The recorder of the CUDA allocator."""
+    """Recorder of the memory history of the CUDA allocator."""
 
     def record(self) -> None:
-        """Record allocations and frees from now on, with their stacks."""
+        """Start to record allocations and frees with their stacks."""
 
     def write(self, path: Path) -> None:
-        """Write what was recorded and what is allocated now."""
+        """Write the recorded history and the current allocations."""
 
     def on_out_of_memory(self, action: Callable[[], None]) -> None:
-        """Call `action` when an allocation fails for want of memory, before the error is raised."""
+        """Call `action` when an allocation runs out of memory, before the error is raised."""
 
 
 class MemorySnapshot:
-    """Writes the memory history when the window ends, and when memory runs out.
+    """Memory history that is written at the end of the window and when memory runs out.
 
-    Recording begins with `start`, best before the model is built.
+    Recording starts with `start`; call it before the model is built.
 
     Args:
-        recorder: Records.
-        path: Of the snapshots: "_<rank>" goes before the extension, "_oom_rank-<rank>" when memory runs out.
-        rank: Of this process.
+        recorder: Recorder of the memory history.
+        path: Path of the snapshots; "_<rank>", or "_oom_rank-<rank>" if memory ran out, is inserted before the suffix.
+        rank: Rank of this process.
     """
 
     warmup = 0
@@ -230,12 +231,12 @@ class MemorySnapshot:
         self.at_out_of_memory = base.with_name(f"{base.stem}_oom_rank-{rank}{base.suffix}")
 
     def start(self) -> None:
-        """Record from now on."""
+        """Start recording."""
         self._recorder.record()
         self._recorder.on_out_of_memory(lambda: self._write(self.at_out_of_memory))
 
     def begin(self, *, warmup: int, steps: int) -> None:
-        """Do nothing: it is recorded from the start."""
+        """Do nothing: recording starts with `start`."""
 
     def step_begin(self, step: int) -> None:
         """Do nothing."""

@@ -1,4 +1,4 @@
-"""What `ProfilingConfig` and `TensorInspectConfig` must fulfil."""
+"""Rules for `ProfilingConfig` and `TensorInspectConfig`."""
 
 from collections.abc import Callable
 from pathlib import PurePath
@@ -15,7 +15,7 @@ _INSPECT = "tensor_inspect.enabled"
 
 
 def _both(torch: bool, nsys: bool) -> str | None:
-    return "both profilers are on" if torch and nsys else None
+    return "both profilers are enabled" if torch and nsys else None
 
 
 def _not_negative(name: str) -> Callable[[int], str | None]:
@@ -24,17 +24,17 @@ def _not_negative(name: str) -> Callable[[int], str | None]:
 
 def _ordered(start: int, end: int) -> str | None:
     return (
-        f"it ends (profile_step_end={end}) before it starts (profile_step_start={start})"
+        f"the window ends (profile_step_end={end}) before it starts (profile_step_start={start})"
         if end < start
         else None
     )
 
 
 def _empty(start: int, end: int, torch: bool, nsys: bool, history: bool) -> str | None:
-    asked = torch or nsys or history
+    requested = torch or nsys or history
     return (
         f"the window is empty (profile_step_start = profile_step_end = {end})"
-        if asked and start == end
+        if requested and start == end
         else None
     )
 
@@ -50,26 +50,28 @@ def _ranks(ranks: list[int]) -> str | None:
 
 
 def _without_trace(torch: bool, *details: bool) -> str | None:
-    return "details of the trace are chosen, and no trace is written" if any(details) and not torch else None
+    return "details of the trace are set, but no trace is written" if any(details) and not torch else None
 
 
-def _no_suffix(history: bool, path: str) -> str | None:
-    return f"memory_snapshot_path={path!r} names no file" if history and not PurePath(path).name else None
+def _no_file_name(history: bool, path: str) -> str | None:
+    return f"memory_snapshot_path={path!r} has no file name" if history and not PurePath(path).name else None
 
 
-def _dirs_without_leave(enabled: bool, dirs: list[str] | None, allowed: bool) -> str | None:
+def _dirs_not_allowed(enabled: bool, dirs: list[str] | None, allowed: bool) -> str | None:
     return (
-        f"feature_dirs={dirs} are loaded as code, without leave" if enabled and dirs and not allowed else None
+        f"feature_dirs={dirs} would be executed as code, and custom feature folders are not allowed"
+        if enabled and dirs and not allowed
+        else None
     )
 
 
 def _no_features(enabled: bool, features: object) -> str | None:
-    return "nothing is said of what to look at" if enabled and not features else None
+    return "no features are set" if enabled and not features else None
 
 
 def _not_installed(enabled: bool, installed: bool) -> str | None:
     return (
-        "tensors are to be looked at, and nvdlfw-inspect is not installed"
+        "tensor inspection is enabled and nvdlfw-inspect is not installed"
         if enabled and not installed
         else None
     )
@@ -80,7 +82,7 @@ PROFILING_RULES: tuple[Rule, ...] = (
         id="V070",
         fields=(_TORCH, _NSYS),
         test=_both,
-        why="both use the GPU's one tracing interface",
+        why="both use the GPU's only tracing interface",
         fix="Choose one of them.",
         fails={_TORCH: True, _NSYS: True},
         passes={_TORCH: True, _NSYS: False},
@@ -101,7 +103,7 @@ PROFILING_RULES: tuple[Rule, ...] = (
         id="V070d",
         fields=(_START, _END),
         test=_ordered,
-        why="a window begins before it ends",
+        why="the start of a window precedes its end",
         fix="Swap the two.",
         fails={_START: 12, _END: 10},
         passes={_START: 10, _END: 12},
@@ -130,7 +132,7 @@ PROFILING_RULES: tuple[Rule, ...] = (
         fields=("profiling.profile_ranks",),
         test=_ranks,
         why="ranks are counted from 0, and nothing would be profiled",
-        fix="Name ranks of the run, or none for all of them.",
+        fix="List ranks of the run, or no rank to profile all of them.",
         fails={"profiling.profile_ranks": [-1]},
         passes={"profiling.profile_ranks": [0, 8]},
     ),
@@ -138,26 +140,26 @@ PROFILING_RULES: tuple[Rule, ...] = (
         id="L61",
         fields=(_TORCH, _CHAKRA, _SHAPES, _STACKS),
         test=_without_trace,
-        why="they are parts of torch.profiler's trace",
-        fix=f"Set {_TORCH}=true, or leave them off.",
+        why="they are options of torch.profiler's trace",
+        fix=f"Set {_TORCH}=true, or disable them.",
         fails={_TORCH: False, _CHAKRA: True, _SHAPES: False, _STACKS: False},
         passes={_TORCH: True, _CHAKRA: True, _SHAPES: False, _STACKS: False},
     ),
     Rule(
         id="L62",
         fields=(_HISTORY, "profiling.memory_snapshot_path"),
-        test=_no_suffix,
-        why="the record is written to a file per rank",
-        fix="Give the name of a file, such as snapshot.pickle.",
+        test=_no_file_name,
+        why="the memory history is written to one file per rank",
+        fix="Set the path of a file, such as snapshot.pickle.",
         fails={_HISTORY: True, "profiling.memory_snapshot_path": ""},
         passes={_HISTORY: True, "profiling.memory_snapshot_path": "snapshot.pickle"},
     ),
     Rule(
         id="V072",
         fields=(_INSPECT, "tensor_inspect.feature_dirs", "tensor_inspect.allow_custom_feature_dirs"),
-        test=_dirs_without_leave,
-        why="a configuration that comes from elsewhere must not run code of its choice",
-        fix="Read the files, and set tensor_inspect.allow_custom_feature_dirs=true.",
+        test=_dirs_not_allowed,
+        why="a configuration from an untrusted source must not execute arbitrary code",
+        fix="Review the files, and set tensor_inspect.allow_custom_feature_dirs=true.",
         fails={
             _INSPECT: True,
             "tensor_inspect.feature_dirs": ["features"],
@@ -174,7 +176,7 @@ PROFILING_RULES: tuple[Rule, ...] = (
         fields=(_INSPECT, "tensor_inspect.features"),
         test=_no_features,
         why="the tool would start and log nothing",
-        fix="Set tensor_inspect.features to the tool's settings or the path of a YAML file of them.",
+        fix="Set tensor_inspect.features to the tool's settings or to the path of a YAML file that contains them.",
         fails={_INSPECT: True, "tensor_inspect.features": None},
         passes={_INSPECT: True, "tensor_inspect.features": "features.yaml"},
     ),
@@ -182,7 +184,7 @@ PROFILING_RULES: tuple[Rule, ...] = (
         id="L64",
         fields=(_INSPECT, "facts.nvdlfw_inspect_installed"),
         test=_not_installed,
-        why="the statistics are that tool's",
+        why="nvdlfw-inspect computes the statistics",
         fix="Install nvdlfw-inspect, or set tensor_inspect.enabled=false.",
         fails={_INSPECT: True, "facts.nvdlfw_inspect_installed": False},
         passes={_INSPECT: True, "facts.nvdlfw_inspect_installed": True},

@@ -1,4 +1,4 @@
-"""The records that go to every sink: a row per step, a summary per log interval, an evaluation."""
+"""Records that every sink receives: a row per step, a summary per log interval, an evaluation."""
 
 import math
 from collections.abc import Mapping
@@ -12,45 +12,45 @@ _LARGEST_EXPONENT = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsRow:
-    """What one step measured, on the host.
+    """Metrics of one step, on the host.
 
-    A value may be negative, infinite or NaN: it is passed on as it is.
+    Negative, infinite and NaN values are preserved.
     """
 
     step: int
-    """Steps done, this one included."""
+    """Completed steps, including this one."""
     time: float
-    """When the step was recorded, in seconds since the epoch."""
+    """Time at which the step was recorded, in seconds since the epoch."""
     values: Mapping[str, float]
-    """Metric name to value, in the order in which they were given."""
+    """Metric name to value, in the order of recording."""
     skipped: bool
-    """Whether the optimizer left the weights as they were."""
+    """True if the optimizer skipped the update."""
     consumed_samples: int | None
-    """Samples (sequences) consumed since the run began; None: not known."""
+    """Samples (sequences) consumed since the start of the run; None: not known."""
 
     @property
     def values_and_samples(self) -> dict[str, float]:
-        """The values, and the samples consumed, where known, as a metric of their own."""
+        """The values and, if known, the consumed samples as an additional metric."""
         return _with_samples(self.values, self.consumed_samples)
 
     @property
     def has_nonfinite_loss(self) -> bool:
-        """Whether a loss of this step is NaN or infinite."""
+        """True if a loss of this step is NaN or infinite."""
         return any(is_loss(name) and not math.isfinite(value) for name, value in self.values.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogInterval:
-    """What happened since the summary before."""
+    """Summary of the steps since the previous summary."""
 
     rows: tuple[MetricsRow, ...]
-    """The steps of the interval, at least one; the last one carries the rates as metrics, too."""
+    """Steps of the interval, at least one; the last one also contains the rates as metrics."""
     total_steps: int | None
     """Length of the run in steps."""
     rates: ThroughputRates
-    """Step time, throughput and MFU, pauses left out."""
+    """Step time, throughput and MFU, pauses excluded."""
     seconds_left: float | None = None
-    """Estimated time to the end of the run, pauses like those so far included; None: not known."""
+    """Estimated time to the end of the run, in seconds, including pauses at the rate so far; None: not known."""
 
     @property
     def last(self) -> MetricsRow:
@@ -59,17 +59,17 @@ class LogInterval:
 
     @property
     def skipped_steps(self) -> int:
-        """How many steps the optimizer skipped."""
+        """Number of steps that the optimizer skipped."""
         return sum(row.skipped for row in self.rows)
 
     @property
     def nonfinite_steps(self) -> int:
-        """How many steps, skipped or not, had a NaN or infinite loss."""
+        """Number of steps, skipped or not, with a NaN or infinite loss."""
         return sum(row.has_nonfinite_loss for row in self.rows)
 
     @property
     def mean_losses(self) -> dict[str, float]:
-        """Mean of each loss over the steps that were not skipped, or over all when every step was."""
+        """Mean of each loss over the steps that were not skipped, or over all steps if every step was skipped."""
         rows = [row for row in self.rows if not row.skipped] or self.rows
         sums: dict[str, tuple[float, int]] = {}
         for row in rows:
@@ -82,22 +82,22 @@ class LogInterval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """Losses on held-out data after a step."""
+    """Validation losses after a step."""
 
     step: int
-    """Steps done before the evaluation."""
+    """Completed steps before the evaluation."""
     time: float
-    """When it was recorded, in seconds since the epoch."""
+    """Time at which the evaluation was recorded, in seconds since the epoch."""
     losses: Mapping[str, float]
-    """Loss name to mean loss, under the names of training ("lm loss")."""
+    """Loss name to mean loss, under the training names ("lm loss")."""
     consumed_samples: int | None
     """Training samples consumed before the evaluation; None: not known."""
     perplexities: bool = True
-    """Whether `values` has perplexities."""
+    """If True, `values` contains perplexities."""
 
     @property
     def values(self) -> dict[str, float]:
-        """The losses and their perplexities under the names that sinks write."""
+        """Losses and their perplexities, under the names that sinks write."""
         named: dict[str, float] = {}
         for name, loss in self.losses.items():
             named[name + VALIDATION] = loss
@@ -107,7 +107,7 @@ class Evaluation:
 
     @property
     def values_and_samples(self) -> dict[str, float]:
-        """The values, and the samples consumed, where known, as a metric of their own."""
+        """The values and, if known, the consumed samples as an additional metric."""
         return _with_samples(self.values, self.consumed_samples)
 
 
@@ -117,5 +117,5 @@ def _with_samples(values: Mapping[str, float], consumed_samples: int | None) -> 
 
 
 def perplexity(loss: float) -> float:
-    """Return exp(loss), the exponent capped at 20; NaN stays NaN."""
+    """Return exp(loss) with the exponent capped at 20; NaN for NaN."""
     return math.exp(loss if math.isnan(loss) else min(_LARGEST_EXPONENT, loss))

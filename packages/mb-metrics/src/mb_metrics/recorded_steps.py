@@ -1,4 +1,4 @@
-"""Steps between their recording and their delivery: host numbers beside tensors that are still on the device."""
+"""Recorded steps on their way to the sinks: numbers on the host and tensors that are still on the device."""
 
 import math
 import sys
@@ -36,22 +36,22 @@ class RecordedStep:
     packed: Sequence[Any]
 
     def with_values(self, values: Mapping[str, float], packed: Sequence[Any] = ()) -> "RecordedStep":
-        """Return the same step with more metrics after its own."""
+        """Return a copy of the step with additional metrics appended."""
         row = replace(self.row, values={**self.row.values, **values})
         return RecordedStep(row=row, packed=[*self.packed, *packed])
 
     def without(self, names: Collection[str]) -> "RecordedStep":
-        """Return the same step without some of its metrics."""
+        """Return a copy of the step without the metrics in `names`."""
         kept = {name: value for name, value in self.row.values.items() if name not in names}
         packed = _tensors().without(self.packed, names) if self.packed else ()
         return RecordedStep(row=replace(self.row, values=kept), packed=packed)
 
 
 def split_device_values(values: Mapping[str, Value]) -> tuple[dict[str, float], Sequence[Any]]:
-    """Split metrics into host numbers and packed device tensors, without a host synchronisation.
+    """Split metrics into host numbers and packed device tensors, without a host synchronization.
 
-    The numbers have a NaN in place of each tensor, so that the order is kept. None means that the metric was not
-    measured in this step: it is left out. torch is imported only when a tensor is among the values.
+    The numbers contain NaN as a placeholder for each tensor, which preserves the order. A value of None means that
+    the metric was not measured in this step; it is omitted. torch is imported only if a value is a tensor.
 
     Raises:
         TypeError: a value is neither a number nor a tensor that this rank can read alone.
@@ -79,17 +79,17 @@ def split_device_values(values: Mapping[str, Value]) -> tuple[dict[str, float], 
 
 
 def _tensor_type() -> Any:
-    """Return torch's tensor type, or what no value is an instance of: who has a tensor has imported torch."""
+    """Return torch's tensor type, or an empty tuple if torch is not imported: then no value can be a tensor."""
     torch = sys.modules.get("torch")
     return () if torch is None else torch.Tensor
 
 
 class RankReduction:
-    """Which metrics are reduced over the ranks of a group, and how.
+    """Reduction of selected metrics over the ranks of a process group.
 
     Args:
         group: A torch process group.
-        how: Metric name to "mean", "sum" or "max"; the same on every rank.
+        how: Metric name to "mean", "sum" or "max"; identical on every rank.
 
     Raises:
         ValueError: `how` names another reduction.
@@ -99,21 +99,21 @@ class RankReduction:
         for name, reduction in how.items():
             if reduction not in ("mean", "sum", "max"):
                 raise ValueError(
-                    f"metrics.reduce: {name!r} is to be reduced by {reduction!r}; that is none of mean, sum, max. "
-                    "Choose one of them."
+                    f"metrics.reduce: unknown reduction ({name!r}: {reduction!r}). Supported reductions are mean, sum "
+                    "and max. Choose one of them."
                 )
         self._group = group
         self._how = how
 
     def without_reduced(self, steps: Sequence[RecordedStep]) -> list[RecordedStep]:
-        """Return the steps without what would have to be reduced: for a rank that cannot ask the others."""
+        """Return the steps without the reduced metrics, for a rank that cannot take part in a collective."""
         return [step.without(self._how) for step in steps]
 
     def reduce_batch(self, steps: Sequence[RecordedStep], *, read: bool) -> "StepBatch | None":
-        """Reduce some steps, all metrics in one collective, and begin the copy to the host if they are to be `read`.
+        """Reduce all metrics of some steps in one collective and, if `read` is True, start the copy to the host.
 
-        Collective over the group; every rank gives the same number of steps. A rank that did not record a metric in
-        a step does not count in it. The host does not wait for the device.
+        Collective over the group; every rank passes the same number of steps. A rank that did not record a metric in
+        a step is excluded from its reduction. Does not synchronize with the device.
         """
         tensors = _tensors()
         values = [(step.row.values, step.packed) for step in steps]
@@ -133,11 +133,11 @@ class StepBatch:
             self._copy = _tensors().HostCopy(packed)
 
     def ready(self) -> bool:
-        """Tell whether `rows` would return without waiting for the device."""
+        """Return True if `rows` would return without waiting for the device."""
         return self._copy is None or self._copy.ready()
 
     def rows(self) -> list[MetricsRow]:
-        """Return the finished rows, waiting for the device where the copy is still under way."""
+        """Return the finished rows; waits for the device if the copy is still in flight."""
         if self._copy is None:
             return [step.row for step in self._steps]
         read, count = self._copy.read(), len(self._steps)
@@ -150,5 +150,5 @@ class StepBatch:
 
 
 def _tensors() -> Any:
-    """Open the door to torch: only those who record tensors, or reduce over ranks, need it."""
+    """Import the torch adapter. Only recording of tensors and reductions over ranks need it."""
     return import_module("mb_metrics.tensors")

@@ -1,4 +1,4 @@
-"""Keys and passwords are taken out of what is logged, of reports and of what trackers are given."""
+"""Removal of keys and passwords from logs, reports and the settings passed to trackers."""
 
 import os
 from collections.abc import Mapping
@@ -9,10 +9,10 @@ _SHORTEST_SECRET = 6
 
 
 def hide_secrets(config: Mapping[str, object], *, prefix: str = "") -> dict[str, object]:
-    """Return nested settings as one flat mapping with dotted names, values of secrets replaced by `MASK`.
+    """Return nested settings as a flat mapping with dotted names and secrets replaced by `MASK`.
 
-    A secret is what has the name of one ("comet_api_key", "hf_token", "DB_PASS"), what looks like a key of a known
-    service, and the password of an address. Values that are not set (None) stay None.
+    Secrets are values with the name of a secret ("comet_api_key", "hf_token", "DB_PASS"), values in the format of a
+    key of a known service, and passwords in addresses. None remains None.
     """
     flat: dict[str, object] = {}
     for name, value in config.items():
@@ -26,7 +26,7 @@ def hide_secrets(config: Mapping[str, object], *, prefix: str = "") -> dict[str,
 
 
 def hide_in_text(text: str) -> str:
-    """Return a text without the passwords of addresses, assigned secrets, and the secrets of the environment."""
+    """Mask passwords in addresses, assigned secrets and secrets of the environment in a text."""
     text = masked_text(text)
     for name, value in os.environ.items():
         if len(value) >= _SHORTEST_SECRET and is_secret(name, value):

@@ -1,4 +1,4 @@
-"""Small agreements between ranks: the largest of a number, whether all say yes. A door to torch."""
+"""Reductions of single values over ranks: maximum and logical and. Adapter for torch."""
 
 import math
 
@@ -8,12 +8,12 @@ from torch.distributed import ProcessGroup
 
 
 def is_alone(group: ProcessGroup | None) -> bool:
-    """Tell whether there is nobody to reduce with: no group, a group of one, or no torch.distributed."""
+    """Return True if no reduction is needed: no group, a group of one rank, or no torch.distributed."""
     return group is None or not dist.is_available() or not dist.is_initialized() or group.size() <= 1
 
 
 def device_of(group: ProcessGroup | None) -> torch.device:
-    """Return where tensors that this group reduces must be: the current GPU, or the host for gloo."""
+    """Return the device of tensors that this group reduces: the current GPU, or the host for gloo."""
     if group is None or not torch.cuda.is_available() or dist.get_backend(group) == "gloo":
         return torch.device("cpu")
     return torch.device("cuda", torch.cuda.current_device())
@@ -22,10 +22,10 @@ def device_of(group: ProcessGroup | None) -> torch.device:
 def reduce_max_stat_across_model_parallel_group(
     stat: float | torch.Tensor | None, mp_group: ProcessGroup | None
 ) -> float | None:
-    """Return the largest of a number over a group, some of whose ranks may have none; None where no rank has one.
+    """Return the maximum over the ranks of a group that have a value; None if no rank has one.
 
-    Collective over `mp_group`; synchronises with the device. Every number counts as it is, -1 and infinities
-    too; if a rank has NaN, the result is NaN.
+    Collective over `mp_group`; synchronizes with the device. Every number is a valid value, including -1 and
+    infinities. If a rank has NaN, the result is NaN.
     """
     number = None if stat is None else float(stat)
     if is_alone(mp_group):
@@ -36,18 +36,18 @@ def reduce_max_stat_across_model_parallel_group(
         [largest, number is not None, is_nan], dtype=torch.float64, device=device_of(mp_group)
     )
     dist.all_reduce(packed, op=dist.ReduceOp.MAX, group=mp_group)
-    largest, anybody, anybody_nan = packed.tolist()
-    if not anybody:
+    largest, any_value, any_nan = packed.tolist()
+    if not any_value:
         return None
-    return math.nan if anybody_nan else largest
+    return math.nan if any_nan else largest
 
 
 def logical_and_across_model_parallel_group(
     input: bool | torch.Tensor, mp_group: ProcessGroup | None
 ) -> bool:
-    """Return whether a flag is true on every rank of a group; whatever is true as a bool counts as true.
+    """Return True if a flag, converted to bool, is true on every rank of a group.
 
-    Collective over `mp_group`; synchronises with the device.
+    Collective over `mp_group`; synchronizes with the device.
     """
     if is_alone(mp_group):
         return bool(input)

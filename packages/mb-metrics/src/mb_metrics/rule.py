@@ -1,4 +1,4 @@
-"""What a rule is, and a section held to its rules."""
+"""Rules on configuration values, and the check of a section against its rules."""
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -11,65 +11,65 @@ from mb_metrics.value_types import reject_wrong_types
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One thing that must hold.
+    """Condition that configuration values must satisfy.
 
-    A rule with a `facts.` field is about the machine; it applies where that fact is known.
+    A rule with a `facts.` field depends on the machine; it applies if that fact is known.
     """
 
     id: str
-    """V and a number where Megatron trainers have the same check, else L and a number."""
+    """V and a number if Megatron trainers have the same check, otherwise L and a number."""
     fields: tuple[str, ...]
-    """Paths ("section.field") of the values that the test gets, in this order."""
+    """Paths ("section.field") of the arguments of `test`, in this order."""
     test: Callable[..., str | None]
-    """Returns None, or what is wrong, with the values."""
+    """Function that returns None, or a description of the problem with the values."""
     why: str
-    """The reason."""
+    """Reason for the rule."""
     fix: str
-    """What to do."""
+    """Instruction for the user."""
     severity: Literal["error", "warning"] = "error"
-    """Whether the run is refused."""
+    """An error rejects the run; a warning does not."""
     fails: Mapping[str, object]
-    """An example, path to value, that the rule refuses."""
+    """Example, path to value, that the rule rejects."""
     passes: Mapping[str, object]
-    """An example that it accepts."""
+    """Example, path to value, that the rule accepts."""
 
 
 class SectionError(ValueError):
-    """A section breaks rules; the message has all of them, one a line."""
+    """Error raised when a section violates rules; the message has one line per rule."""
 
 
 class MissingPackageError(ModuleNotFoundError):
-    """A section asks for a package that is not installed."""
+    """Error raised when a section requires a package that is not installed."""
 
 
 _INSTALLED = "_installed"
 
 
-def refuse(values: object, *, section: str, rules: Iterable[Rule]) -> None:
-    """Refuse a section by the rules of severity "error" that read nothing else, but for which packages are installed.
+def reject_violations(values: object, *, section: str, rules: Iterable[Rule]) -> None:
+    """Check a section against the rules of severity "error" that read only this section and installed packages.
 
     Raises:
-        SectionError: with a line *where: what; why. What to do.* for each broken rule.
-        MissingPackageError: nothing is wrong but that packages are missing; the same.
-        FieldTypeError: values have a wrong type.
+        SectionError: at least one rule is violated; the message has a line *path: problem; reason. Fix.* per rule.
+        MissingPackageError: the only problem is that packages are missing; same message format.
+        FieldTypeError: a value has the wrong type.
     """
     reject_wrong_types(values, path=section)
-    broken: list[str] = []
+    violated: list[str] = []
     missing: list[str] = []
     for rule in rules:
-        asked = [path.partition(".") for path in rule.fields]
-        alone = all(owner == section or name.endswith(_INSTALLED) for owner, _, name in asked)
-        if not alone or asked[0][0] != section or rule.severity != "error":
+        paths = [path.partition(".") for path in rule.fields]
+        is_local = all(owner == section or name.endswith(_INSTALLED) for owner, _, name in paths)
+        if not is_local or paths[0][0] != section or rule.severity != "error":
             continue
         problem = rule.test(
-            *(getattr(values, name) if owner == section else _is_installed(name) for owner, _, name in asked)
+            *(getattr(values, name) if owner == section else _is_installed(name) for owner, _, name in paths)
         )
         if problem is not None:
-            about_a_package = any(owner == "facts" for owner, _, _ in asked)
+            needs_package = any(owner == "facts" for owner, _, _ in paths)
             line = f"{rule.fields[0]}: {problem} [{rule.id}]; {rule.why}. {rule.fix}"
-            (missing if about_a_package else broken).append(line)
-    if broken:
-        raise SectionError("\n".join([*broken, *missing]))
+            (missing if needs_package else violated).append(line)
+    if violated:
+        raise SectionError("\n".join([*violated, *missing]))
     if missing:
         raise MissingPackageError("\n".join(missing))
 

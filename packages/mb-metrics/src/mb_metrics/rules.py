@@ -1,4 +1,4 @@
-"""What a `LoggerConfig` must fulfil: pure functions on values, with reason, remedy and an example of each side."""
+"""Rules for a `LoggerConfig`: pure functions on values, with a reason, a fix, a failing and a passing example."""
 
 import math
 import re
@@ -14,13 +14,13 @@ _WANDB = ("project", "exp_name", "save_dir", "entity")
 
 
 def _run_needs_name(experiment: str | None, name: str | None) -> str | None:
-    return f"{experiment!r} is set and its run has no name ({name!r})" if experiment and not name else None
+    return f"{experiment!r} is set and the run has no name ({name!r})" if experiment and not name else None
 
 
 def _needs_package(package: str) -> Callable[..., str | None]:
     def test(*values: object) -> str | None:
-        *wishes, installed = values
-        return f"{package} is asked for and not installed" if any(wishes) and not installed else None
+        *settings, installed = values
+        return f"{package} is required and not installed" if any(settings) and not installed else None
 
     return test
 
@@ -30,7 +30,7 @@ def _named_run(id: str, fields: tuple[str, str], backend: str) -> Rule:
         id=id,
         fields=fields,
         test=_run_needs_name,
-        why=f"{backend} would make up a name, and a resumed run could not be told from a new one",
+        why=f"{backend} would generate a name, and a resumed run could not be distinguished from a new one",
         fix=f"Set {fields[1]}.",
         fails={fields[0]: "gpt", fields[1]: ""},
         passes={fields[0]: "gpt", fields[1]: "run 1"},
@@ -39,25 +39,25 @@ def _named_run(id: str, fields: tuple[str, str], backend: str) -> Rule:
 
 def _installed(id: str, fields: tuple[str, ...], package: str) -> Rule:
     fact = f"facts.{package}_installed"
-    wish = dict.fromkeys(fields) | {fields[0]: "x"}
+    settings = dict.fromkeys(fields) | {fields[0]: "x"}
     return Rule(
         id=id,
         fields=(*fields, fact),
         test=_needs_package(package),
-        why=f"the metrics are written by the package {package}",
-        fix=f"Install {package}, or unset {fields[0]} and its like.",
-        fails={**wish, fact: False},
-        passes={**wish, fact: True},
+        why=f"the package {package} writes the metrics",
+        fix=f"Install {package}, or unset {fields[0]} and the related fields.",
+        fails={**settings, fact: False},
+        passes={**settings, fact: True},
     )
 
 
 def _belongs_to(id: str, main: str, others: tuple[str, ...], backend: str) -> Rule:
-    """Refuse settings of a back-end that is off."""
+    """Return a rule that rejects settings of a disabled back-end."""
     paths = (f"logger.{main}", *(f"logger.{name}" for name in others))
 
-    def test(asked: object, *settings: object) -> str | None:
+    def test(enabled: object, *settings: object) -> str | None:
         idle = [
-            f"{name}={value!r}" for name, value in zip(others, settings, strict=True) if value and not asked
+            f"{name}={value!r}" for name, value in zip(others, settings, strict=True) if value and not enabled
         ]
         return f"{', '.join(idle)} without {main}" if idle else None
 
@@ -65,7 +65,7 @@ def _belongs_to(id: str, main: str, others: tuple[str, ...], backend: str) -> Ru
         id=id,
         fields=paths,
         test=test,
-        why=f"{backend} is off without {main}, and what was meant for it would be passed over in silence",
+        why=f"{backend} is disabled without {main}, and its settings would be silently ignored",
         fix=f"Set logger.{main}, or unset the others.",
         fails=dict.fromkeys(paths) | {paths[1]: "x"},
         passes=dict.fromkeys(paths) | {paths[0]: "x", paths[1]: "x"},
@@ -106,7 +106,7 @@ def _one_of(id: str, field: str, choices: tuple[object, ...], why: str) -> Rule:
     )
 
 
-def _inert(id: str, field: str, default: object, asked: object, fix: str) -> Rule:
+def _inert(id: str, field: str, default: object, requested: object, fix: str) -> Rule:
     path = f"logger.{field}"
 
     def test(value: object) -> str | None:
@@ -116,9 +116,10 @@ def _inert(id: str, field: str, default: object, asked: object, fix: str) -> Rul
         id=id,
         fields=(path,),
         test=test,
-        why="nothing acts on it, and a wish that is passed over in silence is missed when it is too late",
+        why="this option is not implemented yet; ignoring it silently would hide the problem until the run is in"
+        " progress",
         fix=fix,
-        fails={path: asked},
+        fails={path: requested},
         passes={path: default},
     )
 
@@ -139,30 +140,30 @@ _INERT: tuple[tuple[int, str, object, object, str], ...] = (
 
 
 def _timers(level: int) -> str | None:
-    return f"timing_log_level={level} asks for timers of parts of a step" if level > 0 else None
+    return f"timing_log_level={level} requires timers of parts of a step" if level > 0 else None
 
 
-def _apart(points: int, interval: int) -> str | None:
+def _rarely_coincide(points: int, interval: int) -> str | None:
     if points < 1 or interval < 1 or points % interval == 0 or interval % points == 0:
         return None
     both = math.lcm(points, interval)
-    return f"tensorboard_log_interval={points} and log_interval={interval} meet every {both} steps only"
+    return f"tensorboard_log_interval={points} and log_interval={interval} coincide only every {both} steps"
 
 
-def _named_or_unnamed(project: str | None, name: str | None) -> str | None:
+def _empty_name(project: str | None, name: str | None) -> str | None:
     return f"wandb_exp_name is empty for project {project!r}" if project and name == "" else None
 
 
 def _password_in_address(address: str | None) -> str | None:
     if address is None or not re.search(r"//[^/@\s]*:[^/@\s]+@", address):
         return None
-    return f"the address holds a password ({re.sub(r'//[^/@]+@', '//***@', address)})"
+    return f"the address contains a password ({re.sub(r'//[^/@]+@', '//***@', address)})"
 
 
 def _memory_interval(every: int | None, log_interval: int) -> str | None:
     if every is None or (every > 0 and log_interval > 0 and every % log_interval == 0):
         return None
-    return f"log_memory_interval={every} is no multiple of log_interval={log_interval}"
+    return f"log_memory_interval={every} is not a multiple of log_interval={log_interval}"
 
 
 def _idle_memory_settings(
@@ -192,7 +193,7 @@ PATH_FIELDS = (
     "tensor_inspect.feature_dirs",
     "tensor_inspect.log_dir",
 )
-"""Fields that name files or folders."""
+"""Fields that contain paths of files or folders."""
 
 _PATHS = tuple(Rule(**path_rule(number, path)) for number, path in enumerate(PATH_FIELDS, start=41))
 
@@ -204,12 +205,10 @@ RULES: tuple[Rule, ...] = (
     _installed("V055", ("logger.comet_project",), "comet_ml"),
     _installed("L01", ("logger.tensorboard_dir",), "tensorboard"),
     _installed("L02", ("logger.wandb_project",), "wandb"),
-    _positive("L05", "log_interval", "it divides the step, and counts steps between lines"),
-    _positive("L06", "throughput_window_size", "throughput is averaged over that many steps"),
-    _positive("L07", "tensorboard_log_interval", "it divides the step, and counts steps between points"),
-    _positive(
-        "L08", "tensorboard_queue_size", "a queue without places would make every step wait for the disk"
-    ),
+    _positive("L05", "log_interval", "it is the number of steps between lines"),
+    _positive("L06", "throughput_window_size", "it is the number of steps over which throughput is averaged"),
+    _positive("L07", "tensorboard_log_interval", "it is the number of steps between points"),
+    _positive("L08", "tensorboard_queue_size", "an empty queue would make every step wait for the disk"),
     _one_of(
         "L09",
         "runtime_time_unit",
@@ -220,19 +219,22 @@ RULES: tuple[Rule, ...] = (
         id="L10",
         fields=("logger.timing_log_level",),
         test=_timers,
-        why="such a timer makes the host wait for the device at both ends of each part, which slows what it measures;"
-        " the trainer times whole steps",
-        fix="Set it to 0, and see the parts of a step with the profiler.",
+        why="such a timer synchronizes the host with the device at both ends of each part, which slows down the step;"
+        " the trainer measures complete steps",
+        fix="Set it to 0, and measure parts of a step with the profiler.",
         fails={"logger.timing_log_level": 1},
         passes={"logger.timing_log_level": -1},
     ),
-    *(_inert(f"L{number}", field, default, asked, fix) for number, field, default, asked, fix in _INERT),
+    *(
+        _inert(f"L{number}", field, default, requested, fix)
+        for number, field, default, requested, fix in _INERT
+    ),
     Rule(
         id="L30",
         fields=("logger.wandb_project", "logger.wandb_exp_name"),
-        test=_named_or_unnamed,
-        why="an empty name is a slip, a variable that was not set, say",
-        fix="Set logger.wandb_exp_name, or None to let Weights & Biases make a name up.",
+        test=_empty_name,
+        why="an empty name is usually a mistake, such as an unset variable",
+        fix="Set logger.wandb_exp_name, or None to let Weights & Biases generate a name.",
         fails={"logger.wandb_project": "gpt", "logger.wandb_exp_name": ""},
         passes={"logger.wandb_project": "gpt", "logger.wandb_exp_name": None},
     ),
@@ -244,7 +246,7 @@ RULES: tuple[Rule, ...] = (
         fields=("logger.mlflow_tracking_uri",),
         test=_password_in_address,
         why="a configuration is printed, and stored in the run folder and in checkpoints",
-        fix="Leave user and password out of it, and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD.",
+        fix="Remove user and password, and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD.",
         fails={"logger.mlflow_tracking_uri": "https://me:secret@mlflow.example"},
         passes={"logger.mlflow_tracking_uri": "https://mlflow.example"},
     ),
@@ -260,8 +262,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="L38",
         fields=("logger.tensorboard_log_interval", "logger.log_interval"),
-        test=_apart,
-        why="throughput, memory, times and norms are measured at the end of a log interval and written where both end",
+        test=_rarely_coincide,
+        why="throughput, memory, times and norms are written only at steps where both intervals end",
         fix="Make one of them a multiple of the other.",
         severity="warning",
         fails={"logger.tensorboard_log_interval": 3, "logger.log_interval": 10},
@@ -271,7 +273,7 @@ RULES: tuple[Rule, ...] = (
         id="L37",
         fields=_MEMORY,
         test=_idle_memory_settings,
-        why="they say how memory is logged, and it is not",
+        why="they configure memory metrics, which are disabled",
         fix="Set logger.log_memory_to_tensorboard=true, or unset them.",
         fails=dict(zip(_MEMORY, ({"num_ooms": "ooms"}, None, False, False), strict=True)),
         passes=dict(zip(_MEMORY, ({"num_ooms": "ooms"}, 10, True, False), strict=True)),

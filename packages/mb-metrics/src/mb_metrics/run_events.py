@@ -1,4 +1,4 @@
-"""Events of a run (start, resume, save, evaluation, restart, stop), as events.jsonl or a log has them."""
+"""Events of a run (start, resume, save, evaluation, restart, stop), as recorded in events.jsonl or in a log."""
 
 import json
 import math
@@ -8,27 +8,27 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEvent:
-    """Something that happened beside the steps."""
+    """An event of a run that is not a step."""
 
     kind: str
-    """What: "start", "resume", "save", "evaluation", "restart", "stop", or another word."""
+    """Kind of event: "start", "resume", "save", "evaluation", "restart", "stop", or another name."""
     time: float = math.nan
-    """When it had happened, in seconds since the epoch; NaN: not known."""
+    """Time of completion in seconds since the epoch; NaN: not known."""
     step: int | None = None
-    """Steps done by then; None: not known."""
+    """Completed steps at that time; None: not known."""
     seconds: float | None = None
-    """How long the training waited for it; None: not recorded."""
+    """Time for which the event blocked training, in seconds; None: not recorded."""
     details: Mapping[str, object] = field(default_factory=dict)
-    """What else was recorded."""
+    """Other recorded fields."""
 
     @property
     def starts_attempt(self) -> bool:
-        """Whether a process began to train here."""
+        """True if a process started to train with this event."""
         return self.kind in ("start", "resume", "restart")
 
 
 def parse_event(line: str | bytes) -> RunEvent | None:
-    """Return the event of a line of events.jsonl; None for a line that is none, such as one that was cut."""
+    """Parse a line of events.jsonl; return None if the line is not an event, for example if it is truncated."""
     try:
         value = json.loads(line)
     except ValueError:

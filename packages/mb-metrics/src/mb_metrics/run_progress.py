@@ -1,4 +1,4 @@
-"""How long a run has taken and will take, from the pace of this job."""
+"""Time spent and time left of a run, estimated from the steps of this job."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,35 +12,35 @@ SECONDS: Mapping[str, float] = {"seconds": 1.0, "minutes": 60.0, "hours": 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMark:
-    """Where a run was when a step ended."""
+    """Position of a run at the end of a step."""
 
     mark: Any
-    """The moment, by the job's timer."""
+    """Mark of the job's timer."""
     step: int
     samples: int | None
     """Sequences of this step."""
     tokens: int | None
     """Tokens of this step."""
     consumed_samples: int | None
-    """Sequences since the run began."""
+    """Sequences since the start of the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunProgress:
-    """How far a run is after a step; times are read when they are asked for, and wait for the device."""
+    """Progress of a run after a step. Times are read on access, which waits for the device."""
 
     timer: Timer
     begin: Any
-    """When the job began."""
+    """Mark of the start of the job."""
     first: StepMark
-    """The end of the first step of this job, or of no step before it."""
+    """End of the first step of this job; for the first step itself, the start of the job."""
     last: StepMark
     total_steps: int | None
     total_samples: int | None
 
     @property
     def seconds_left(self) -> float | None:
-        """Time to the end of the run as of this step; None: its length is not known."""
+        """Time to the end of the run as of this step; None: the length of the run is not known."""
         first, last = self.first, self.last
         if (
             self.total_samples is not None
@@ -56,9 +56,9 @@ class RunProgress:
         return self.timer.seconds(first.mark, last.mark) / done * max(0, left) if done > 0 else None
 
     def values(self, unit: str) -> dict[str, float]:
-        """Return time spent, time left and what was done since the run began, under their `time/` names.
+        """Return time spent, time left and work done since the start of the run, under their `time/` names.
 
-        Tokens are those of the samples consumed, at as many for each as in this step.
+        Tokens are extrapolated from the consumed samples and the tokens per sample of this step.
         """
         last, left = self.last, self.seconds_left
         report = {TIME_TOTAL: self.timer.seconds(self.begin, last.mark) / SECONDS[unit]}
@@ -72,14 +72,15 @@ class RunProgress:
 
 
 class ProgressEstimator:
-    """Estimates the time left, evaluations and checkpoints like those so far included.
+    """Estimator of the time left, including evaluations and checkpoints at the rate observed so far.
 
-    The pace is this job's own: the time since its first step ended, by what was done since. Where the length in
-    samples and the samples consumed are known, what is done counts in samples, so that a growing batch size does not
-    mislead; else in steps. The first step, which compiles and warms up, counts only as long as it is the only one.
+    The rate is the work since the end of this job's first step, divided by the time since then. Work is counted in
+    samples if the length in samples and the consumed samples are known, so that a growing batch size does not bias
+    the estimate; otherwise in steps. The first step includes compilation and warm-up and is used only while it is
+    the only one.
 
     Args:
-        timer: Marks moments.
+        timer: Timer that records marks.
         total_steps: Length of the run in steps; None: not known.
         total_samples: Length of the run in samples; None: not known.
     """
@@ -93,11 +94,11 @@ class ProgressEstimator:
         self._progress: RunProgress | None = None
 
     def restart(self) -> None:
-        """Begin now, before the first step."""
+        """Set the start of the job to now, before the first step."""
         self._begin = self._timer.mark()
 
     def step(self, last: StepMark) -> None:
-        """Note a step that has ended."""
+        """Register a completed step."""
         self._progress = RunProgress(
             timer=self._timer,
             begin=self._begin,

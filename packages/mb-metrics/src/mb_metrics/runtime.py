@@ -1,4 +1,4 @@
-"""How long a run has taken and will take."""
+"""Time spent and time left of a run."""
 
 import time
 from collections.abc import Callable
@@ -8,18 +8,18 @@ _SECONDS = {"seconds": 1, "minutes": 60, "hours": 3600, "days": 86400}
 
 
 class TrainProgress(Protocol):
-    """What `report_runtime` reads of a training state."""
+    """Fields of a training state that `report_runtime` reads."""
 
     @property
     def step(self) -> int:
-        """Steps done since the run began, over all its jobs."""
+        """Completed steps since the start of the run, over all its jobs."""
 
     @property
     def consumed_train_samples(self) -> int:
-        """Sequences consumed since the run began."""
+        """Sequences consumed since the start of the run."""
 
 
-def report_runtime(  # noqa: PLR0913 - the signature of Megatron trainers, and where this job began
+def report_runtime(  # noqa: PLR0913 - the signature of Megatron trainers, and the start of this job
     train_state: TrainProgress,
     start_time: float,
     seq_length: int,
@@ -33,19 +33,19 @@ def report_runtime(  # noqa: PLR0913 - the signature of Megatron trainers, and w
 ) -> dict[str, float]:
     """Return time spent, time left and progress, under their `time/` names.
 
-    `start_time` is when this job started, by `clock`; `start_step` the step it started from (0, or the step of the
-    checkpoint that it resumed from). The time left is the pace of this job's own steps, times the steps left. With
-    `train_samples`, the length of the run in samples, it is the pace of this job's samples, which stays right while
-    the batch size grows; `start_samples` are those consumed before this job. Evaluations and checkpoints so far
-    are in that pace. `time/remaining_estimate` is missing until this job has made a step; `time/total` is this job's
-    time.
+    `start_time` is the start of this job, by `clock`; `start_step` is the step from which it started (0, or the step
+    of the checkpoint that it resumed from). The time left is the mean time per step of this job multiplied by the
+    remaining steps. With `train_samples`, the length of the run in samples, it is computed per sample, which remains
+    accurate while the batch size grows; `start_samples` is the number of samples consumed before this job. The mean
+    includes evaluations and checkpoints. `time/remaining_estimate` is omitted until this job has completed a step;
+    `time/total` is the time of this job.
 
     Raises:
         ValueError: `time_unit` is not seconds, minutes, hours or days.
     """
     if time_unit not in _SECONDS:
         raise ValueError(
-            f"report_runtime: no time unit {time_unit!r}; times are reported in one of {', '.join(_SECONDS)}. Set one."
+            f"report_runtime: unknown time unit {time_unit!r}. Supported units are {', '.join(_SECONDS)}. Choose one."
         )
     elapsed = (clock() - start_time) / _SECONDS[time_unit]
     report = {

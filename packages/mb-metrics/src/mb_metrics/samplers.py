@@ -15,12 +15,12 @@ _DEVICE_USED = "mem-device-used-gigabytes"
 class MemorySampler:
     """Sampler of the memory of this rank's GPU, under "memory/...".
 
-    Does not synchronise with the device. Without a GPU there are no metrics, and the first sample logs a warning.
+    Does not synchronize with the device. Without a GPU there are no metrics, and the first sample logs a warning.
 
     Args:
-        allocator: Whether to report torch's allocator statistics.
-        keys: Which entries of torch.cuda.memory_stats() to report, and their names; None: a built-in table.
-        device: Whether to report, too, what the driver calls used, of all processes.
+        allocator: If True, report torch's allocator statistics.
+        keys: Reported entries of torch.cuda.memory_stats(), mapped to metric names; None: a built-in table.
+        device: If True, also report the used memory of all processes, according to the driver.
         every: Steps between samples, a multiple of the log interval; None: at each log interval.
 
     Raises:
@@ -51,7 +51,7 @@ class MemorySampler:
         self._warned = False
 
     def __call__(self, step: int) -> dict[str, float]:
-        """Return the memory metrics, where they are due at this step."""
+        """Return the memory metrics if they are due at this step, else an empty mapping."""
         if step % self._every:
             return {}
         memory = import_module("mb_metrics.memory")
@@ -68,7 +68,7 @@ class MemorySampler:
 
 
 def memory_names(keys: Mapping[str, str] | None, *, device: bool) -> list[str]:
-    """Return the names of the metrics that a `MemorySampler` may give."""
+    """Return the names of the metrics that a `MemorySampler` may report."""
     reported = (keys or MEMORY_KEYS).items()
     names = [name.replace("bytes", "gigabytes") if "bytes" in key else name for key, name in reported]
     return [MEMORY + name for name in [*names, *([_DEVICE_USED] if device else [])]]

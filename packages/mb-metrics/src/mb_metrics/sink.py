@@ -1,4 +1,4 @@
-"""What a sink is, and how records reach several of them although one fails."""
+"""Interface of sinks, and distribution of records to several sinks with isolated failures."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -13,39 +13,39 @@ _logger = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
-    """Where records go.
+    """Destination of records.
 
-    A class of one's own may inherit from this one and define only what it wants to see. Methods are called from
-    one thread (the one that records, or a `BackgroundSink`'s), in the order of the steps, and never after `close`.
+    A custom class may inherit from this one and override only the methods it needs. Methods are called from one
+    thread (the recording thread, or that of a `BackgroundSink`), in the order of the steps, and never after `close`.
     """
 
     def write_rows(self, rows: Sequence[MetricsRow]) -> None:
-        """Take the next steps: every step comes once, ascending, some at a time."""
+        """Write the next steps. Each step is passed once, in ascending order, in batches."""
 
     def write_interval(self, interval: LogInterval) -> None:
-        """Take the summary of a log interval, after its rows."""
+        """Write the summary of a log interval, after its rows."""
 
     def write_evaluation(self, evaluation: Evaluation) -> None:
-        """Take an evaluation, after the rows of the steps before it."""
+        """Write an evaluation, after the rows of the preceding steps."""
 
     def close(self) -> None:
-        """Write out what is held back and let go of files."""
+        """Write buffered records and release resources."""
 
 
 @runtime_checkable
 class FileSink(Protocol):
-    """A sink that also keeps files (checkpoints, say)."""
+    """Sink that also stores files, for example checkpoints."""
 
     def write_file(self, path: Path, name: str) -> None:
-        """Keep a file, or a folder with all that is in it, under a name."""
+        """Store a file, or a folder with its contents, under a name."""
 
 
 @runtime_checkable
 class StatusSink(Protocol):
-    """A sink that shows how a run ended."""
+    """Sink that records the final status of a run."""
 
     def fail(self) -> None:
-        """Learn that the run was ended by an error; `close` follows."""
+        """Mark the run as ended by an error; `close` follows."""
 
 
 @runtime_checkable
@@ -55,21 +55,21 @@ class _WrappingSink(Protocol):
 
 
 def sink_name(sink: Sink) -> str:
-    """Return what a sink is called in messages: its class, or that of the sink that it wraps."""
+    """Return the name of a sink for messages: its class, or the class of the sink that it wraps."""
     return sink_name(sink.inner) if isinstance(sink, _WrappingSink) else type(sink).__name__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkFailure:
-    """How often a sink raised, what it raised first, and what was lost."""
+    """Failures of a sink: number of errors, first error, and number of lost records."""
 
     sink: Sink
     count: int
-    """How often it raised."""
+    """Number of errors."""
     first: Exception | None
-    """What it raised first; None: it was only too slow."""
+    """First error; None: the sink was only too slow."""
     dropped: int | None = None
-    """Steps and evaluations that never reached it; None: the sink itself knows (it raised, and was asked once)."""
+    """Steps, evaluations and files that were not written; None: not counted (each call was made once)."""
 
     def __str__(self) -> str:
         """Return one line, without secrets."""
@@ -89,10 +89,10 @@ class _FailureReporter(Protocol):
 
 
 class FanOutSink:
-    """Several sinks as one, none of which can end the run or keep a record from the others.
+    """Sink that distributes records to several sinks and isolates their failures.
 
-    What a sink raises is counted; it is asked again at the next record. `close` logs a line for each sink that
-    failed.
+    An error of a sink neither ends the run nor affects the other sinks. It is counted, and the sink is called again
+    for the next record. `close` logs one line for each sink that failed.
     """
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
@@ -100,39 +100,39 @@ class FanOutSink:
         self._failures: dict[int, SinkFailure] = {}
 
     def __len__(self) -> int:
-        """Return how many sinks there are."""
+        """Return the number of sinks."""
         return len(self._sinks)
 
     @property
     def failures(self) -> tuple[SinkFailure, ...]:
-        """The sinks that failed so far; those that work in the background tell of themselves."""
+        """Failures so far, including those that background sinks report."""
         reported = [
             failure for sink in self._sinks if isinstance(sink, _FailureReporter) for failure in sink.failures
         ]
         return (*self._failures.values(), *reported)
 
     def write_rows(self, rows: Sequence[MetricsRow]) -> None:
-        """Pass on the next steps."""
+        """Forward the next steps."""
         self._each(lambda sink: sink.write_rows(rows))
 
     def write_interval(self, interval: LogInterval) -> None:
-        """Pass on the summary of a log interval."""
+        """Forward the summary of a log interval."""
         self._each(lambda sink: sink.write_interval(interval))
 
     def write_evaluation(self, evaluation: Evaluation) -> None:
-        """Pass on an evaluation."""
+        """Forward an evaluation."""
         self._each(lambda sink: sink.write_evaluation(evaluation))
 
     def write_file(self, path: Path, name: str) -> None:
-        """Pass on a file to the sinks that keep files."""
+        """Forward a file to the sinks that store files."""
         self._each(lambda sink: sink.write_file(path, name) if isinstance(sink, FileSink) else None)
 
     def fail(self) -> None:
-        """Tell the sinks that show it that the run was ended by an error."""
+        """Notify the sinks that record the status of the run that an error ended it."""
         self._each(lambda sink: sink.fail() if isinstance(sink, StatusSink) else None)
 
     def close(self) -> None:
-        """Close every sink, then log what failed."""
+        """Close every sink, then log the failures."""
         self._each(lambda sink: sink.close())
         for failure in self.failures:
             _logger.error("metrics: %s", failure)
@@ -141,7 +141,7 @@ class FanOutSink:
         for index, sink in enumerate(self._sinks):
             try:
                 action(sink)
-            except Exception as error:  # noqa: BLE001 - a metric is never worth a training run
+            except Exception as error:  # noqa: BLE001 - metrics must not end a training run
                 before = self._failures.get(index)
                 self._failures[index] = SinkFailure(
                     sink=sink,

@@ -1,4 +1,4 @@
-"""Statistics of the tensors inside layers, by NVIDIA DL Framework Inspect. Imports neither torch nor that tool."""
+"""Statistics of tensors inside layers, by NVIDIA DL Framework Inspect. Imports neither torch nor the tool."""
 
 import json
 import logging
@@ -16,11 +16,11 @@ _TENSOR = "activation"
 
 
 class TensorInspectError(RuntimeError):
-    """Tensors are to be looked at, and cannot be."""
+    """Error raised when tensor inspection is enabled and cannot be started."""
 
 
 class InspectTool(Protocol):
-    """What is used of nvdlfw_inspect.api."""
+    """Functions of nvdlfw_inspect.api that are used."""
 
     def initialize(
         self,
@@ -31,36 +31,36 @@ class InspectTool(Protocol):
         init_training_step: int = ...,
         default_logging_enabled: bool = ...,
     ) -> None:
-        """Begin; once in a process, before the model is built."""
+        """Initialize the tool; once per process, before the model is built."""
 
     def infer_and_assign_layer_names(self, model: Any) -> None:
-        """Give each module of a model, or of a list of chunks, its `name`."""
+        """Set the `name` of each module of a model or of a list of chunks."""
 
     def set_tensor_reduction_group(self, group: Any) -> None:
-        """Say over which ranks statistics are reduced."""
+        """Set the process group over which statistics are reduced."""
 
     def log_tensor_stats(
         self, layer_name: str, *, tensor_name: str, tensor: Any, skip_reduction: bool = ...
     ) -> object:
-        """Log what the settings ask for of a tensor."""
+        """Log the configured statistics of a tensor."""
 
     def step(self) -> None:
         """Count a training step."""
 
     def end_debug(self) -> None:
-        """Write out and end."""
+        """Write the results and shut down."""
 
 
 class TensorInspection:
-    """Looks at tensors while a model trains; a callback for a training loop, or `step` and `close` by hand.
+    """Callback that inspects tensors during training; custom loops call `step` and `close`.
 
-    `start_tensor_inspection` makes one. Where Transformer Engine is there, its layers report to the tool what its
-    features ask for. Where it is not, the output of every module goes through the tool's own `LogTensorStats`, as
-    tensor "activation": each rank logs its own, and logging waits for the device.
+    `start_tensor_inspection` returns an instance. If Transformer Engine is installed, its layers report the configured
+    statistics to the tool. Otherwise the output of every module is passed to the tool's `LogTensorStats` as tensor
+    "activation": each rank logs its tensors separately, and logging synchronizes with the device.
 
     Args:
-        tool: The tool, begun.
-        hooks: Whether to look at the output of every module.
+        tool: The initialized tool.
+        hooks: If True, inspect the output of every module.
     """
 
     def __init__(self, tool: InspectTool, *, hooks: bool) -> None:
@@ -70,11 +70,11 @@ class TensorInspection:
         self._ended = False
 
     def attach(self, model: Any, *, group: Any = None) -> None:
-        """Name the layers of a model, and look at them; call it when the model is built.
+        """Name the layers of a model and start to inspect them. Call it after the model is built.
 
         Args:
             model: A module, or the list of this rank's model chunks.
-            group: Ranks over which Transformer Engine's statistics are reduced; None: each rank's own.
+            group: Ranks over which Transformer Engine's statistics are reduced; None: no reduction.
         """
         chunks = list(model) if isinstance(model, (list, tuple)) else [model]
         self._tool.infer_and_assign_layer_names(chunks)
@@ -82,14 +82,14 @@ class TensorInspection:
             self._tool.set_tensor_reduction_group(group)
         if self._hooks:
             modules = (module for chunk in chunks for module in chunk.modules())
-            self._handles += [module.register_forward_hook(self._look) for module in modules]
+            self._handles += [module.register_forward_hook(self._log_output) for module in modules]
 
     def step(self) -> None:
         """Count a training step."""
         self._tool.step()
 
     def close(self) -> None:
-        """End, and let go of the model. A second call does nothing."""
+        """Shut down the tool and remove the hooks from the model. A second call does nothing."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -105,7 +105,7 @@ class TensorInspection:
         """Call `close`."""
         self.close()
 
-    def _look(self, module: Any, _inputs: Any, output: Any) -> None:
+    def _log_output(self, module: Any, _inputs: Any, output: Any) -> None:
         tensor = next(_tensors(output), None)
         if tensor is not None:
             self._tool.log_tensor_stats(
@@ -121,32 +121,33 @@ def start_tensor_inspection(
     rank: int = 0,
     tool: Callable[[], InspectTool] | None = None,
 ) -> TensorInspection | None:
-    """Begin to look at tensors; call it before the model is built, and `attach` when it is.
+    """Start tensor inspection. Call it before the model is built, and `attach` after that.
 
-    Returns None without a configuration, or where it is not enabled.
+    Returns None without a configuration, or if inspection is not enabled.
 
     Args:
-        config: What to look at.
-        save: Folder of the checkpoints, where logs go unless `config.log_dir` says otherwise.
-        loaded_step: Steps of the checkpoint that the run resumes from.
-        rank: Of this process.
-        tool: Returns the tool; None: nvdlfw_inspect.
+        config: The section.
+        save: Checkpoint folder, the default folder of the logs if `config.log_dir` is None.
+        loaded_step: Step of the checkpoint that the run resumes from.
+        rank: Rank of this process.
+        tool: Function that returns the tool; None: nvdlfw_inspect.
 
     Raises:
-        TensorInspectError: nvdlfw-inspect is not installed, there is nothing to look at, or folders of code are given
-            without leave.
+        TensorInspectError: nvdlfw-inspect is not installed, no features are set, or custom feature folders are set
+            without permission to execute them.
     """
     if config is None or not config.enabled:
         return None
     if config.feature_dirs and not config.allow_custom_feature_dirs:
         raise TensorInspectError(
-            f"tensor_inspect.feature_dirs: {config.feature_dirs} are folders of code, which would be run; nobody gave "
-            "leave. Read them and set tensor_inspect.allow_custom_feature_dirs=true."
+            f"tensor_inspect.feature_dirs: custom feature folders are not allowed ({config.feature_dirs}). They are "
+            "folders of code, which would be executed. Review them and set "
+            "tensor_inspect.allow_custom_feature_dirs=true."
         )
     if not config.features:
         raise TensorInspectError(
-            f"tensor_inspect.features: nothing is said of what to look at (features={config.features!r}), so nothing "
-            "would be logged. Set it to the tool's settings, or to the path of a YAML file of them."
+            f"tensor_inspect.features: no features are set (features={config.features!r}). Nothing would be logged. "
+            "Set it to the tool's settings, or to the path of a YAML file that contains them."
         )
     begun = (tool or _installed_tool)()
     folder = Path(config.log_dir or save or ".")
@@ -167,14 +168,14 @@ def _installed_tool() -> InspectTool:
         tool: InspectTool = import_module("mb_metrics.nvdlfw").tool()
     except ModuleNotFoundError as missing:
         raise TensorInspectError(
-            f"tensor_inspect.enabled: {missing.name} is not installed, and it is what looks at tensors. Install it "
-            "(pip install mb-metrics[inspect]), or set tensor_inspect.enabled=false."
+            f"tensor_inspect.enabled: {missing.name} is not installed. Tensor inspection requires it. Install it (pip "
+            "install mb-metrics[inspect]), or set tensor_inspect.enabled=false."
         ) from missing
     return tool
 
 
 def _transformer_engine_features() -> list[str] | None:
-    """Return the folder of features that Transformer Engine ships; None where it is not there."""
+    """Return the folder of the features of Transformer Engine; None if it is not installed."""
     try:
         found = find_spec("transformer_engine.debug.features")
     except ModuleNotFoundError:
@@ -183,7 +184,7 @@ def _transformer_engine_features() -> list[str] | None:
 
 
 def _settings_file(features: Mapping[str, Any] | str, folder: Path, rank: int) -> str:
-    """Return the path of the tool's settings; a mapping is written as JSON, which is YAML, a file per rank."""
+    """Return the path of the tool's settings. A mapping is written as JSON, a subset of YAML, to one file per rank."""
     if isinstance(features, (str, Path)):
         return str(features)
     path = folder / f"tensor_inspect_rank{rank}.yaml"

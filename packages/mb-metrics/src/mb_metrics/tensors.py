@@ -1,4 +1,4 @@
-"""The door to torch: scalars that stay on their device until a whole interval of them is copied at once."""
+"""Adapter for torch: device scalars that are copied to the host together, once per log interval."""
 
 from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
@@ -12,28 +12,28 @@ _Kind = tuple[torch.device, torch.dtype]
 
 
 class PackedScalars(NamedTuple):
-    """Some metrics of one step in one vector on their device: shape [len(names)]."""
+    """Metrics of one step, packed into one vector on their device: shape [len(names)]."""
 
     names: tuple[str, ...]
     vector: Tensor
 
 
 def pack(values: Mapping[str, Tensor]) -> list[PackedScalars]:
-    """Copy one-element tensors into vectors, one per device and dtype, without a host synchronisation.
+    """Copy one-element tensors into vectors, one per device and dtype, without a host synchronization.
 
-    A copy, so that a loss buffer that the next step overwrites (a CUDA graph's output, an in-place sum) keeps
-    this step's value here. One stack also costs less than to detach each tensor.
+    The copy preserves this step's value if the next step overwrites the buffer (output of a CUDA graph, in-place sum).
+    One `stack` also costs less than detaching each tensor.
 
     Raises:
-        TypeError: a tensor is spread over ranks (a DTensor).
-        ValueError: a tensor has not exactly one element.
+        TypeError: a tensor is distributed over ranks (a DTensor).
+        ValueError: a tensor does not have exactly one element.
     """
     groups: dict[_Kind, dict[str, Tensor]] = {}
     device = dtype = None
     for name, value in values.items():
         if value.numel() != 1 or hasattr(value, "full_tensor"):
             raise _invalid_scalar_error(name, value)
-        if value.dtype is not dtype or value.device != device:  # as a rule they are all alike
+        if value.dtype is not dtype or value.device != device:  # usually identical for all values
             device, dtype = value.device, value.dtype
             group = groups.setdefault((device, dtype), {})
         group[name] = value if value.dim() == 0 else value.reshape(())
@@ -44,17 +44,17 @@ def pack(values: Mapping[str, Tensor]) -> list[PackedScalars]:
 def _invalid_scalar_error(name: str, value: Tensor) -> Exception:
     if value.numel() != 1:
         return ValueError(
-            f"metrics: {name!r} has shape {tuple(value.shape)}; a metric is one number. Reduce it first, with "
-            ".mean() say."
+            f"metrics: {name!r} has shape {tuple(value.shape)}. A metric is a single number. Reduce it first, for "
+            "example with .mean()."
         )
     return TypeError(
-        f"metrics: {name!r} is a {type(value).__name__}, spread over ranks, and gathering it is a collective "
-        "that one rank alone must not start. Pass value.full_tensor(), on every rank."
+        f"metrics: {name!r} is distributed over ranks ({type(value).__name__}). Gathering it is a collective, which "
+        "one rank must not start alone. Pass value.full_tensor(), on every rank."
     )
 
 
 def without(packed: Sequence[PackedScalars], names: Collection[str]) -> list[PackedScalars]:
-    """Return packed metrics without some of them, without a host synchronisation."""
+    """Return packed metrics without those in `names`, without a host synchronization."""
     kept = []
     for part in packed:
         keep = [index for index, name in enumerate(part.names) if name not in names]
@@ -72,14 +72,14 @@ def reduce_over_ranks(
     how: Mapping[str, str],
     group: dist.ProcessGroup,
 ) -> list[PackedScalars]:
-    """Return each step's metrics reduced over a group, then, as many again, how many ranks had each of them.
+    """Return the metrics of each step reduced over a group, followed by the number of ranks that had each metric.
 
-    Collective over `group`: one all-gather of 16 bytes per rank, step and metric, from which every rank reduces for
-    itself, since one all-reduce cannot add up and take the largest at once. The host does not wait for the device.
+    Collective over `group`: one all-gather of 16 bytes per rank, step and metric, after which every rank reduces
+    locally, because one all-reduce cannot compute sums and maxima together. Does not synchronize with the device.
 
     Args:
-        steps: Numbers by name, and packed device values, of each step; the same number of steps on every rank.
-        how: Metric name to "mean", "sum" or "max"; the same on every rank. Other metrics are passed over.
+        steps: Numbers by name and packed device values of each step; the same number of steps on every rank.
+        how: Metric name to "mean", "sum" or "max"; identical on every rank. Other metrics are ignored.
         group: The ranks.
     """
     names = sorted(how, key=lambda name: (how[name], name))
@@ -110,7 +110,7 @@ def _table(
     *,
     device: torch.device,
 ) -> Tensor:
-    """Return values and whether they were measured, of shape [2, steps, names], on the device of the group."""
+    """Return values and presence flags, of shape [2, steps, names], on the device of the group."""
     columns = {name: column for column, name in enumerate(names)}
     host = [[[0.0] * len(names) for _ in steps] for _ in range(2)]
     parts: list[Tensor] = []
@@ -129,22 +129,22 @@ def _table(
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy without a host synchronisation, which a copy from pageable memory would be."""
+    """Copy to a device through pinned memory; a copy from pageable memory would synchronize with the host."""
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def timing_event() -> torch.cuda.Event:
-    """Record an event with a time on the current stream, without a host synchronisation."""
+    """Record a timing event on the current stream, without a host synchronization."""
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event
 
 
 class HostCopy:
-    """The vectors of several steps on their way to the host: one copy per device.
+    """Copy of the vectors of several steps to the host: one transfer per device.
 
-    From CUDA the copy is asynchronous and begins after what the current stream has queued; from elsewhere
-    it is done when the constructor returns.
+    From CUDA the copy is asynchronous and starts after the work queued on the current stream; from other devices it
+    is complete when the constructor returns.
     """
 
     def __init__(self, steps: Sequence[Sequence[PackedScalars]]) -> None:
@@ -159,11 +159,11 @@ class HostCopy:
         self._host = {device: self._copy(device, joined) for device in {kind[0] for kind in joined}}
 
     def ready(self) -> bool:
-        """Tell, without waiting, whether `read` would return at once."""
+        """Return True if `read` would return without waiting."""
         return all(event.query() for event in self._events)  # type: ignore[no-untyped-call]
 
     def read(self) -> list[dict[str, float]]:
-        """Return each step's values by name, waiting for the copy if it is still under way."""
+        """Return each step's values by name; waits for a copy that is still in flight."""
         for event in self._events:
             event.synchronize()
         numbers = {device: iter(vector.tolist()) for device, vector in self._host.items()}
@@ -173,7 +173,7 @@ class HostCopy:
         return [{name: next(columns[kind]) for names, kind in step for name in names} for step in self._steps]
 
     def _copy(self, device: torch.device, joined: Mapping[_Kind, Tensor]) -> Tensor:
-        # Doubles hold every float and every integer below 2**53; Apple's GPUs have none.
+        # float64 represents every float32 and every integer below 2**53 exactly; MPS does not support it.
         wide = torch.float32 if device.type == "mps" else torch.float64
         vector = torch.cat([part.to(wide) for kind, part in joined.items() if kind[0] == device])
         if device.type != "cuda":

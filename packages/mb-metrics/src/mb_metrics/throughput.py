@@ -10,11 +10,11 @@ from mb_metrics.world_size import current_world_size
 
 
 class BatchSizes(Protocol):
-    """What `report_throughput` reads of a training configuration."""
+    """Fields of a training configuration that `report_throughput` reads."""
 
     @property
     def global_batch_size(self) -> int:
-        """Sequences per step, of all data-parallel ranks."""
+        """Sequences per step, over all data-parallel ranks."""
 
     @property
     def micro_batch_size(self) -> int:
@@ -33,21 +33,21 @@ def report_throughput(
 ) -> dict[str, float]:
     """Return rates over the newest `window_size` steps, under their `throughput/` names.
 
-    `history_wct` holds a time stamp in seconds after each step, oldest first; n + 1 stamps bound n steps, and n is
-    what the rates count. `consumed_samples`, as long as the history, makes them right while the batch size changes;
-    without it each step counts `train_config.global_batch_size` sequences. `world_size`, by which the rates per device
-    are divided, is by default that of the initialised process group, else WORLD_SIZE, else 1. `iteration` is not read;
-    Megatron-Bridge passes it at this position.
+    `history_wct` contains a time stamp in seconds after each step, oldest first; n + 1 stamps delimit n steps, and the
+    rates count n steps. `consumed_samples`, of the same length as the history, makes the rates accurate while the
+    batch size changes; without it each step counts `train_config.global_batch_size` sequences. Rates per device are
+    divided by `world_size`, by default the size of the initialized process group, else WORLD_SIZE, else 1. `iteration`
+    is not read; Megatron-Bridge passes it at this position.
 
-    Returns an empty mapping while there are fewer than `window_size` stamps, or when no time has passed.
+    Returns an empty mapping if there are fewer than `window_size` stamps, or if no time has passed.
 
     Raises:
         ValueError: `consumed_samples` and `history_wct` differ in length, or WORLD_SIZE is not a positive integer.
     """
     if consumed_samples is not None and len(consumed_samples) != len(history_wct):
         raise ValueError(
-            f"report_throughput: {len(consumed_samples)} sample counts for {len(history_wct)} time stamps; each stamp "
-            "needs the samples consumed by then. Append to both after each step."
+            f"report_throughput: {len(consumed_samples)} sample counts for {len(history_wct)} time stamps. Each stamp "
+            "needs the number of samples consumed at that time. Append to both after each step."
         )
     stamps = list(history_wct)[-(window_size + 1) :]
     steps = len(stamps) - 1
@@ -68,70 +68,70 @@ def report_throughput(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkTotals:
-    """What was done in some time."""
+    """Amount of work in a period of time."""
 
     seconds: float
     steps: int
     samples: int | None
-    """Sequences, of all devices together; None: a step did not say."""
+    """Sequences over all devices; None: not known for every step."""
     tokens: int | None
-    """Tokens, of all devices together; None: a step did not say."""
+    """Tokens over all devices; None: not known for every step."""
 
     def rates(self, *, world_size: int) -> dict[str, float]:
-        """Return the `throughput/` metrics, of the whole job and per device; empty when no time has passed."""
+        """Return the `throughput/` metrics of the job and per device; empty if no time has passed."""
         if self.seconds <= 0:
             return {}
         counts = {"batches": self.steps, "samples": self.samples, "tokens": self.tokens}
         known = {
             f"{name}_per_sec": count / self.seconds for name, count in counts.items() if count is not None
         }
-        whole = {f"throughput/{name}": rate for name, rate in known.items()}
-        return whole | {f"throughput/device/{name}": rate / world_size for name, rate in known.items()}
+        job = {f"throughput/{name}": rate for name, rate in known.items()}
+        return job | {f"throughput/device/{name}": rate / world_size for name, rate in known.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepWork:
-    """What one step did, before its time is known."""
+    """Amount of work of one step whose time is not read yet."""
 
     timing: StepTiming
     samples: int | None
-    """Sequences, of all devices together; None: not given."""
+    """Sequences over all devices; None: not given."""
     tokens: int | None
-    """Tokens, of all devices together; None: not given."""
+    """Tokens over all devices; None: not given."""
 
     @property
     def totals(self) -> WorkTotals:
-        """The same with its seconds; waits for the device."""
+        """Work of the step with its time; waits for the device."""
         return WorkTotals(seconds=self.timing.seconds, steps=1, samples=self.samples, tokens=self.tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThroughputRates:
-    """How fast some steps were; None where what it needs is not known."""
+    """Rates of a group of steps; None if an input of a rate is not known."""
 
     step_seconds: float
     """Mean time of a step in seconds."""
     tokens_per_second: float | None
-    """Tokens per second, of all devices together."""
+    """Tokens per second over all devices."""
     tflops_per_device: float | None
-    """Model TFLOP/s of one device: FLOPs per token times tokens, by seconds and world size."""
+    """Model TFLOP/s of one device: FLOPs per token times tokens, divided by seconds and world size."""
     tflops: float | None
-    """The same of all devices together."""
+    """Model TFLOP/s over all devices."""
     mfu: float | None
     """Model FLOPs utilisation: `tflops_per_device` as a fraction of `peak_tflops`."""
     peak_tflops: float | None
-    """The denominator of `mfu`: dense peak TFLOP/s of one device, as the caller stated it."""
+    """Denominator of `mfu`: dense peak TFLOP/s of one device, as given by the caller."""
 
     @property
     def values(self) -> dict[str, float]:
-        """The rates that are metrics, those that are known."""
+        """Known rates that are recorded as metrics."""
         named = {TFLOPS_PER_DEVICE: self.tflops_per_device, TFLOPS: self.tflops, MFU: self.mfu}
         return {name: value for name, value in named.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateCalculator:
-    """What turns work done into rates."""
+    """Conversion of work to rates."""
 
     world_size: int
     """Devices that share the work."""
@@ -141,7 +141,7 @@ class RateCalculator:
     """Dense peak TFLOP/s of one device."""
 
     def rates(self, done: WorkTotals) -> ThroughputRates:
-        """Return the rates of steps that took `done.seconds`; only the step time when no time has passed."""
+        """Return the rates of the work in `done`; only the step time if no time has passed."""
         per_second = done.tokens / done.seconds if done.tokens is not None and done.seconds > 0 else None
         tflops = mfu = None
         if per_second is not None and self.flops_per_token is not None:
@@ -158,7 +158,7 @@ class RateCalculator:
 
 
 def sum_work(parts: Collection[WorkTotals]) -> WorkTotals:
-    """Add up what was done in several steps."""
+    """Return the sum of the work of several steps."""
     return WorkTotals(
         seconds=sum(part.seconds for part in parts),
         steps=sum(part.steps for part in parts),

@@ -1,4 +1,4 @@
-"""The door to torch's profilers: what `ProfilingConfig` asks for, built."""
+"""Adapter for torch's profilers: factories for a `ProfilingConfig`."""
 
 import logging
 import pickle
@@ -28,9 +28,10 @@ _MAX_ENTRIES = 100_000
 
 
 class TorchTrace:
-    """A Chrome trace of the window: <folder>/torch_profile/rank-<rank>.json.gz; and a Chakra trace beside it.
+    """Profiler that writes a Chrome trace of the window and, if configured, a Chakra trace.
 
-    One step before the window warms the profiler up, where there is one.
+    The paths are <folder>/torch_profile/rank-<rank>.json.gz and <folder>/chakra/rank-<rank>.json.gz. The step before
+    the window, if there is one, warms up the profiler.
     """
 
     warmup = 1
@@ -65,29 +66,29 @@ class TorchTrace:
         """Do nothing."""
 
     def step_end(self, step: int) -> None:
-        """Tell the profiler; after the window's last step it writes the trace."""
+        """Advance the profiler, which writes the trace after the last step of the window."""
         if self._profile is not None:
             self._profile.step()
 
     def end(self) -> None:
-        """Stop; a window that was cut short is written now."""
+        """Stop the profiler, which writes the trace of an incomplete window."""
         if self._profile is not None:
             self._profile.stop()
             self._profile = None
         if self._observer is not None:
-            self._observer.unregister_callback()  # which compresses the file
+            self._observer.unregister_callback()  # compresses the file
             self._observer = None
 
 
 class TorchMemoryRecorder:
-    """The recorder of torch's CUDA allocator."""
+    """Recorder of the memory history of torch's CUDA allocator."""
 
     def record(self) -> None:
-        """Record allocations and frees, the newest 100,000 of them, with their stacks."""
+        """Record the latest 100,000 allocations and frees with their stacks."""
         torch.cuda.memory._record_memory_history(max_entries=_MAX_ENTRIES)
 
     def write(self, path: Path) -> None:
-        """Pickle the snapshot, as https://pytorch.org/memory_viz reads it."""
+        """Write the snapshot as a pickle file for https://pytorch.org/memory_viz."""
         with path.open("wb") as file:
             pickle.dump(torch.cuda.memory._snapshot(), file)
 
@@ -117,16 +118,16 @@ def start_memory_history_recording(
     rank: int | None = None,
     recorder: MemoryRecorder | None = None,
 ) -> MemorySnapshot | None:
-    """Record the GPU's allocations from now on, and write them down when memory runs out.
+    """Start to record GPU allocations, which are written when memory runs out.
 
-    Call it before the model is built. Does nothing, and returns None, without a configuration, where the history is
-    not asked for, on a rank that is not profiled, and with a warning where there is no GPU. What it returns belongs
-    into `ProfilingCallback`, which writes the snapshot when the window ends.
+    Call it before the model is built. Returns None without a configuration, if the history is not enabled, on a rank
+    that is not profiled and, with a warning, without a GPU. Pass the result to `build_profiling`, so that the snapshot
+    is written at the end of the window.
 
     Args:
-        profiling: A `ProfilingConfig`, or what has its fields.
-        rank: Of this process; None: that of torch.distributed, or 0.
-        recorder: What records; None: torch's allocator.
+        profiling: A `ProfilingConfig`, or an object with its fields.
+        rank: Rank of this process; None: the rank of torch.distributed, or 0.
+        recorder: Recorder of the memory history; None: torch's allocator.
     """
     own_rank = _own_rank() if rank is None else rank
     if (
@@ -136,7 +137,9 @@ def start_memory_history_recording(
     ):
         return None
     if recorder is None and not torch.cuda.is_available():
-        _logger.warning("profiling.record_memory_history: there is no GPU, so no memory history is recorded")
+        _logger.warning(
+            "profiling.record_memory_history: no GPU is available, so no memory history is recorded"
+        )
         return None
     snapshot = MemorySnapshot(
         recorder or TorchMemoryRecorder(), profiling.memory_snapshot_path, rank=own_rank
@@ -152,15 +155,15 @@ def build_profiling(
     rank: int | None = None,
     memory: MemorySnapshot | None = None,
 ) -> ProfilingCallback:
-    """Return the callback that does what the settings ask for on this rank.
+    """Return the profiling callback for this rank.
 
-    Nsight Systems and its markers need a GPU: without one they are left out with a warning.
+    Nsight Systems and its markers require a GPU: without one they are omitted with a warning.
 
     Args:
-        settings: What to profile.
-        folder: Where traces go: torch_profile/ and chakra/ in it.
-        rank: Of this process; None: that of torch.distributed, or 0.
-        memory: What `start_memory_history_recording` returned.
+        settings: The profiling section.
+        folder: Parent folder of the traces in torch_profile/ and chakra/.
+        rank: Rank of this process; None: the rank of torch.distributed, or 0.
+        memory: Return value of `start_memory_history_recording`.
     """
     own_rank = _own_rank() if rank is None else rank
     profilers: list[StepProfiler] = []
@@ -175,7 +178,7 @@ def build_profiling(
 
 def _nsys(settings: ProfilingConfig) -> list[StepProfiler]:
     if not torch.cuda.is_available():
-        _logger.warning("profiling: there is no GPU, so nothing is marked or collected for Nsight Systems")
+        _logger.warning("profiling: no GPU is available, so nothing is collected for Nsight Systems")
         return []
     profilers: list[StepProfiler] = []
     if settings.use_nsys_profiler:

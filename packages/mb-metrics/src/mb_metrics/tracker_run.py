@@ -1,4 +1,4 @@
-"""Which run of a tracker a job writes to: a small file in the run folder, so that a resumed job finds it."""
+"""Run id of a tracker, stored in a file of the run folder so that a resumed job continues the same run."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -7,21 +7,21 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackerRun:
-    """A run at a tracker."""
+    """Run of a tracker."""
 
     id: str
-    """The tracker's id of it."""
+    """Id of the run at the tracker."""
     last_step: int | None = None
-    """The last step that the tracker took; None: none yet."""
+    """Last step that the tracker received; None: none yet."""
 
 
 class TrackerRunFile:
-    """Remembers a `TrackerRun`.
+    """File that stores a `TrackerRun`.
 
     Args:
-        path: The file; None remembers nothing, so that every job is a run of its own.
-        resume_step: The last step that stands. One before the first step (0, or -1 where steps count from 0) begins
-            a new run; None continues the run of the file, if there is one, after what is there.
+        path: The file; None: the run is not stored, and every job starts a new run.
+        resume_step: The last step to keep. A step before the first one (0, or -1 if steps count from 0) starts a new
+            run; None continues the run in the file, if there is one, after its last step.
     """
 
     def __init__(self, path: str | Path | None, *, resume_step: int | None = None) -> None:
@@ -29,7 +29,7 @@ class TrackerRunFile:
         self._resume_step = resume_step
 
     def read(self) -> TrackerRun | None:
-        """Return the run to continue; None: begin a new one.
+        """Return the run to continue, or None to start a new one.
 
         Raises:
             ValueError: the file is damaged.
@@ -42,18 +42,18 @@ class TrackerRunFile:
             return TrackerRun(id=str(values["id"]), last_step=values.get("last_step"))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
-                f"{self._path}: holds no run id ({error!r}), so the run cannot be continued at its tracker. Mend the "
-                'file ({"id": "..."}), or remove it to begin a new run there.'
+                f"{self._path}: contains no run id ({error!r}). The run cannot be continued at its tracker. Fix the "
+                'file ({"id": "..."}), or remove it to start a new run.'
             ) from error
 
     def repeated_steps(self, run: TrackerRun) -> range:
-        """Return the steps that the tracker has of `run` and that are being run again."""
+        """Return the steps of `run` that the tracker already has and that the job repeats."""
         if self._resume_step is None or run.last_step is None:
             return range(0)
         return range(self._resume_step + 1, run.last_step + 1)
 
     def write(self, run: TrackerRun) -> None:
-        """Write the file anew, whole at any time."""
+        """Replace the file atomically."""
         if self._path is None:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A run as text on a terminal, once or again and again while it goes on."""
+"""Text display of a run for a terminal, once or refreshed while the run continues."""
 
 import math
 import time
@@ -22,9 +22,10 @@ _MOST_WARNINGS = 3
 
 
 def watch_text(run: RunHistory, *, now: float, width: int = 80, height: int = 24, plain: bool = False) -> str:
-    """Return what a run does, in lines of at most `width` characters: progress, loss, statistics, latest events.
+    """Return the state of a run in lines of at most `width` characters: progress, loss, statistics, latest events.
 
-    `now` is in seconds since the epoch; `height` gives the plot what the rest leaves; `plain` keeps to ASCII.
+    `now` is in seconds since the epoch. The plot takes the lines of `height` that the rest leaves. With `plain`, the
+    text is ASCII.
     """
     return _frame(
         run,
@@ -44,17 +45,17 @@ def watch_frames(
     sleep: Callable[[float], None] = time.sleep,
     plain: bool = False,
 ) -> Iterator[str]:
-    """Yield the text of a run every few seconds, the last time when the run is over.
+    """Yield the text of a run at intervals, until the run is finished.
 
-    A run that fell silent is watched on: it may be in a long step, or be started again. Where reading takes long,
-    the pauses are as long as four readings, so that watching costs little.
+    A silent run is not treated as finished: it may be in a long step, or may be restarted. If reading is slow, the
+    interval is extended to four times the duration of a read, which limits the load.
 
     Args:
-        reader: the run.
-        seconds: pause between two texts.
-        size: returns columns and lines of the terminal.
-        clock: returns seconds since the epoch.
-        sleep: waits.
+        reader: Reader of the run.
+        seconds: Interval between two texts, in seconds.
+        size: Function that returns the columns and lines of the terminal.
+        clock: Function that returns seconds since the epoch.
+        sleep: Function that waits for a number of seconds.
         plain: ASCII only.
     """
     while True:
@@ -107,7 +108,7 @@ def _loss(statistics: RunStatistics, name: str) -> str:
 
 
 def _statistics_lines(run: RunHistory, statistics: RunStatistics) -> list[str]:
-    """Return lines of statistics; what is not known is left out."""
+    """Return the lines of statistics; unknown values are omitted."""
     step_time = statistics.step_seconds.median if statistics.step_seconds else None
     device = None if statistics.tokens_per_second else statistics.tokens_per_second_per_device
     speed = {

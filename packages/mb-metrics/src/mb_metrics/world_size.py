@@ -1,4 +1,4 @@
-"""World size, as torch.distributed or the launcher reports it. Does not import torch."""
+"""World size reported by torch.distributed or by the launcher. Does not import torch."""
 
 import os
 import sys
@@ -9,7 +9,7 @@ def current_world_size(environment: Mapping[str, str] | None = None) -> int:
     """Return the number of ranks: of the initialised process group, else WORLD_SIZE, else 1.
 
     Args:
-        environment: variables of the process; None: `os.environ`.
+        environment: environment variables; None: `os.environ`.
 
     Raises:
         ValueError: WORLD_SIZE is not a positive integer.

@@ -1,1 +1,1 @@
-"""Logs of trainers, read back into the records that their metrics would have been."""
+"""Parsers that convert logs of trainers to metrics records."""

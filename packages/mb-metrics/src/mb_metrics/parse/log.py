@@ -1,4 +1,4 @@
-"""A whole log of a trainer: which format it has, and what it says."""
+"""Parser for a complete log of a trainer, with detection of its format."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -16,8 +16,8 @@ from mb_metrics.record import Evaluation, MetricsRow
 from mb_metrics.run_events import RunEvent
 
 LogFormat = Literal["mb", "megatron-lm", "megatron-bridge", "torchtitan", "cloudai"]
-"""Who wrote a log. "mb" and "megatron-bridge" differ in where the step-time line stands: after the iteration line
-that it belongs to, or before it; "megatron-lm" has none; "cloudai" reads step-time lines and nothing else."""
+"""Format of a log. In "mb" the step-time line follows the iteration line that it belongs to, in "megatron-bridge" it
+precedes it; "megatron-lm" has no step-time line; "cloudai" parses step-time lines only."""
 
 LOG_FORMATS: tuple[LogFormat, ...] = get_args(LogFormat)
 _LINES_TO_DETECT = 200_000
@@ -27,34 +27,34 @@ _Found = IterationLine | StepTimeLine | LogRecord | LineDefect
 
 
 class LogFormatError(ValueError):
-    """No line of a log is in a format that is known, or in the one that was asked for."""
+    """Error raised when no line of a log is in a known format, or in the requested one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedLog:
-    """What a log says, in its order."""
+    """Records of a log, in order."""
 
     format: LogFormat
     records: tuple[LogRecord, ...]
-    """A row stands for the steps since the row before. Rows go back where the trainer was started again; a time
-    that the log does not tell is NaN."""
+    """A row represents the steps since the previous row. Steps decrease where the trainer was restarted. A time that
+    the log does not contain is NaN."""
     total_steps: int | None
-    """Length of the run, where the log tells."""
+    """Length of the run in steps; None if the log does not contain it."""
     cut_lines: int
-    """Lines whose end is missing."""
+    """Number of lines whose end is missing."""
     malformed_lines: int
-    """Lines with a value that is not what it should be."""
+    """Number of lines with an invalid value."""
     repeated_lines: int
-    """Lines that say again what another process said: the same step, one after the other."""
+    """Number of consecutive lines for the same step, written by several processes."""
 
     @property
     def rows(self) -> tuple[MetricsRow, ...]:
-        """The steps."""
+        """Rows of the steps."""
         return tuple(record for record in self.records if isinstance(record, MetricsRow))
 
     @property
     def evaluations(self) -> tuple[Evaluation, ...]:
-        """The losses on held-out data."""
+        """Validation losses."""
         return tuple(record for record in self.records if isinstance(record, Evaluation))
 
     @property
@@ -64,11 +64,11 @@ class ParsedLog:
 
 
 def read_log(path: str | Path, *, format: LogFormat | None = None) -> ParsedLog:
-    """Read the log in a file; as `parse_log`. Bytes that are no UTF-8 are passed over.
+    """Parse the log in a file with `parse_log`. Invalid UTF-8 is replaced.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        LogFormatError: as `parse_log`; it names the file.
+        FileNotFoundError: the file does not exist.
+        LogFormatError: see `parse_log`; the message names the file.
     """
     with Path(path).open(encoding="utf-8", errors="replace", newline="") as lines:
         try:
@@ -78,21 +78,23 @@ def read_log(path: str | Path, *, format: LogFormat | None = None) -> ParsedLog:
 
 
 def parse_log(lines: Iterable[str], *, format: LogFormat | None = None) -> ParsedLog:
-    """Read the lines of a log of Megatron-LM, Megatron-Bridge, torchtitan or `mb`, or step-time lines alone.
+    """Parse the lines of a log of Megatron-LM, Megatron-Bridge, torchtitan or `mb`, or step-time lines only.
 
-    Colours, prefixes of ranks and hosts, and time stamps (read as local time) may stand before what is read, and
-    other text between the lines. Lines that are broken are counted, not an error.
+    Terminal colours, prefixes of ranks and hosts, and time stamps (in local time) may precede the parsed text, and
+    other lines may appear in between. Defective lines are counted and do not raise.
 
     Args:
-        lines: as an open file yields them.
-        format: who wrote it; None: told by the first lines that are known.
+        lines: Lines, as an open file yields them.
+        format: Format of the log; None: detected from the first lines in a known format.
 
     Raises:
-        LogFormatError: no line could be read.
-        ValueError: there is no such format.
+        LogFormatError: no line could be parsed.
+        ValueError: the format is unknown.
     """
     if format is not None and format not in LOG_FORMATS:
-        raise ValueError(f"format: there is no {format!r}. Choose one of {', '.join(LOG_FORMATS)}, or None.")
+        raise ValueError(
+            f"format: unknown format {format!r}. Choose one of {', '.join(LOG_FORMATS)}, or None."
+        )
     source: Iterator[str] = (
         piece for line in lines for piece in without_colours(line).rstrip("\n").split("\r")
     )
@@ -107,7 +109,7 @@ def parse_log(lines: Iterable[str], *, format: LogFormat | None = None) -> Parse
 
 
 def _detect(source: Iterator[str], head: list[str]) -> LogFormat:
-    """Return the format, keeping in `head` the lines that were looked at."""
+    """Return the format, and store the lines that were read in `head`."""
     step_time = iteration = False
     for line in source:
         head.append(line)
@@ -128,12 +130,12 @@ def _detect(source: Iterator[str], head: list[str]) -> LogFormat:
         return "cloudai"
     raise LogFormatError(
         f"no line of {len(head):,} is an iteration line of Megatron-LM, Megatron-Bridge or mb, a line of torchtitan, "
-        'or a "Step Time" line. Give the log of the rank that prints them: the last in Megatron-LM, rank 0 elsewhere.'
+        'or a "Step Time" line. Pass the log of the rank that prints them: the last one in Megatron-LM, else rank 0.'
     )
 
 
 class _LogReader:
-    """Takes the lines of a log one by one."""
+    """Incremental parser of the lines of a log."""
 
     def __init__(self, format: LogFormat) -> None:
         self._format: LogFormat = format
@@ -150,7 +152,7 @@ class _LogReader:
         return row if isinstance(row, MetricsRow) else None
 
     def read(self, line: str) -> None:
-        """Take one line."""
+        """Parse one line."""
         for found in _READERS[self._format](line, self._last.step if self._last else None):
             if isinstance(found, LineDefect):
                 self._counts[found] += 1
@@ -165,12 +167,12 @@ class _LogReader:
                 self._records.append(found)
 
     def finished(self) -> ParsedLog:
-        """Return what was read."""
+        """Return the parsed log."""
         if not any(isinstance(record, MetricsRow) for record in self._records):
             raise LogFormatError(
-                f"no line could be read as a step in the format {self._format} "
+                f"no line could be parsed as a step in the format {self._format} "
                 f"({self._counts[LineDefect.CUT]} cut, {self._counts[LineDefect.MALFORMED]} malformed). "
-                "Leave the format to be detected, or give another log."
+                "Omit the format to detect it, or pass another log."
             )
         return ParsedLog(
             format=self._format,
@@ -207,7 +209,7 @@ class _LogReader:
                 )
             )
         elif self._row is not None and self._last is not None:
-            values = found.values | dict(self._last.values)  # the iteration line's are more exact
+            values = found.values | dict(self._last.values)  # values of the iteration line are more precise
             self._records[self._row] = replace(self._last, values=values)
 
 
@@ -245,9 +247,9 @@ _READERS: dict[LogFormat, Callable[[str, int | None], Iterator[_Found]]] = {
 
 
 def timed(rows: Iterable[MetricsRow]) -> Iterator[MetricsRow]:
-    """Yield rows with the times that a log does not tell filled in from step times, from 0 on.
+    """Yield rows with missing times filled in from step times, starting at 0.
 
-    Rows that have a time, or no step time, stay as they are.
+    Rows with a time, and rows without a step time, are unchanged.
     """
     now, last = 0.0, 0
     for row in rows:

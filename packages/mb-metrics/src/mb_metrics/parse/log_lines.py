@@ -1,4 +1,4 @@
-"""What lines of logs have in common: colours, prefixes, time stamps, numbers, and being broken."""
+"""Common elements of log lines: terminal colours, prefixes, time stamps, numbers, and defects."""
 
 import math
 import re
@@ -12,27 +12,27 @@ _NUMBER = re.compile(
 )
 
 SKIPPED_STEPS = "interval/skipped-steps"
-"""Metric of a row that stands for an interval: how many of its steps the optimizer skipped."""
+"""Metric of a row that represents an interval: number of steps that the optimizer skipped."""
 NONFINITE_STEPS = "interval/nan-steps"
-"""Metric of a row that stands for an interval: how many of its steps had a NaN or infinite loss."""
+"""Metric of a row that represents an interval: number of steps with a NaN or infinite loss."""
 
 
 class LineDefect(Enum):
-    """A line that was meant to be read and cannot be."""
+    """Defect of a line in a known format that cannot be parsed."""
 
     CUT = "cut"
-    """Its end is missing."""
+    """The end of the line is missing."""
     MALFORMED = "malformed"
-    """A value in it is not what it should be."""
+    """A value in the line is invalid."""
 
 
 def without_colours(text: str) -> str:
-    """Return the text without the sequences that colour a terminal."""
+    """Return the text without terminal escape sequences."""
     return _COLOURS.sub("", text) if "\x1b" in text else text
 
 
 def last_stamp(text: str) -> float:
-    """Return the last time stamp of a text, read as local time, in seconds since the epoch; NaN if it has none."""
+    """Return the last time stamp of a text, as local time, in seconds since the epoch; NaN if there is none."""
     stamps = _STAMP.findall(text)
     if not stamps:
         return math.nan
@@ -45,6 +45,6 @@ def last_stamp(text: str) -> float:
 
 
 def number(text: str) -> float | None:
-    """Return the number that a text is, with or without commas between thousands; None if it is something else."""
+    """Parse a number with or without thousands separators; return None if the text is not a number."""
     match = _NUMBER.fullmatch(text)
     return float(match[1].replace(",", "")) if match else None

@@ -1,4 +1,4 @@
-"""Lines of Megatron trainers: Megatron-LM, Megatron-Bridge and the console of this package write the same pieces."""
+"""Parsers for lines of Megatron-LM, Megatron-Bridge and the console of this package, which share their fields."""
 
 import math
 import re
@@ -44,17 +44,17 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IterationLine:
-    """An iteration line: a row that stands for the steps since the line before."""
+    """Parsed iteration line: a row that represents the steps since the previous line."""
 
     row: MetricsRow
     total_steps: int | None
 
 
 def iteration_lines(line: str) -> Iterator[IterationLine | LineDefect]:
-    """Yield every iteration line in a line of text: two processes may have written into one.
+    """Yield every iteration line in a line of text; two processes may have written to the same line.
 
-    Losses are means over the interval; its skipped and NaN steps are under "interval/". What follows the last piece
-    is passed over, and so is a piece that is not known and is no number.
+    Losses are means over the interval; the numbers of skipped and NaN steps are under "interval/". Text after the last
+    field, and unknown fields that are not numbers, are ignored.
     """
     heads = list(_HEAD.finditer(line))
     ends = [*(head.start() for head in heads[1:]), len(line)][: len(heads)]
@@ -69,7 +69,7 @@ def _iteration(head: re.Match[str], text: str, *, before: str) -> IterationLine 
     values: dict[str, float] = {}
     consumed: int | None = None
     for name, written in pieces.items():
-        value = number(written.split("/")[0])  # some print now/mean
+        value = number(written.split("/")[0])  # some trainers print current/mean
         if value is None and written not in ("None", "N/A") and (name in _NAMES or name == _CONSUMED):
             return LineDefect.MALFORMED
         if value is None:
@@ -93,10 +93,10 @@ def _iteration(head: re.Match[str], text: str, *, before: str) -> IterationLine 
 
 
 def _pieces(text: str) -> tuple[dict[str, str], bool]:
-    """Return the `name: value` pieces that end in a bar, and whether the line is whole."""
-    *whole, rest = text.split("|")
+    """Return the `name: value` fields that end in a bar, and True if the line is complete."""
+    *complete, rest = text.split("|")
     pieces: dict[str, str] = {}
-    for piece in whole:
+    for piece in complete:
         name, colon, value = piece.rpartition(": ")
         if colon:
             pieces[name.strip()] = value.strip()
@@ -106,9 +106,9 @@ def _pieces(text: str) -> tuple[dict[str, str], bool]:
 
 
 def validation_line(line: str, *, last_step: int | None) -> Evaluation | LineDefect | None:
-    """Return the evaluation that a line reports; None where it reports none, or one on the test set.
+    """Return the evaluation in a line; None if there is none, or if it is on the test set.
 
-    `last_step` is the step of a line that names none ("at the end of training").
+    `last_step` is the step of a line without a step ("at the end of training").
     """
     head = _VALIDATION.search(line)
     if head is None or "test" in head[1]:
@@ -133,7 +133,7 @@ def validation_line(line: str, *, last_step: int | None) -> Evaluation | LineDef
 
 
 def event_line(line: str) -> RunEvent | None:
-    """Return the save or the resume that a line reports."""
+    """Return the save or resume event in a line; None if there is none."""
     for kind, expression in _EVENTS.items():
         found = expression.search(line)
         if found:

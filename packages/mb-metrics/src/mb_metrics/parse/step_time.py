@@ -1,4 +1,4 @@
-"""The step-time line, which CloudAI reads and Megatron-Bridge and this package write."""
+"""Parser for the step-time line that Megatron-Bridge and this package write and CloudAI reads."""
 
 import re
 from dataclasses import dataclass
@@ -17,18 +17,18 @@ _MFU = re.compile(r"\|\s*MFU:\s*([0-9.]+)% of [0-9.]+ TFLOP/s")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimeLine:
-    """What a step-time line says."""
+    """Parsed step-time line."""
 
     seconds: float
     tflops_per_device: float
     values: dict[str, float]
-    """The same and what follows it on our lines, as metrics; 0.0 TFLOP/s means "not known" and is left out."""
+    """All values of the line as metrics; 0.0 TFLOP/s means "not known" and is omitted."""
     time: float
-    """Time stamp before it; NaN: none."""
+    """Time stamp before the line; NaN: none."""
 
 
 def step_time_of_line(line: str) -> StepTimeLine | LineDefect | None:
-    """Return what a step-time line says; None where the line is no such line."""
+    """Parse a step-time line; return None if the line is not a step-time line."""
     begin = _BEGIN.search(line)
     if begin is None:
         return None

@@ -1,4 +1,4 @@
-"""Lines of torchtitan: a step, an evaluation, a checkpoint."""
+"""Parsers for lines of torchtitan: step, evaluation, checkpoint."""
 
 import re
 from dataclasses import dataclass
@@ -29,15 +29,15 @@ _NAMES = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LineValues:
     values: dict[str, float]
-    whole: bool
+    is_complete: bool
 
 
 def torchtitan_line(
     line: str, *, last_step: int | None
 ) -> MetricsRow | Evaluation | RunEvent | LineDefect | None:
-    """Return what a line of torchtitan's log reports, if anything.
+    """Return the record in a line of torchtitan's log; None if there is none.
 
-    TFLOP/s and tokens per second are of one device; "mfu" becomes a fraction. `last_step` is the step of a save.
+    TFLOP/s and tokens per second are per device; "mfu" is converted to a fraction. `last_step` is the step of a save.
     """
     saved = _SAVED.search(line)
     if saved:
@@ -48,7 +48,7 @@ def torchtitan_line(
     read = _values(line[head.end() :], last="tps" if head[1] else "mfu")
     if isinstance(read, LineDefect):
         return read
-    if not read.whole:
+    if not read.is_complete:
         return LineDefect.CUT
     time, step = last_stamp(line[: head.start()]), int(head[2])
     if head[1]:
@@ -58,15 +58,15 @@ def torchtitan_line(
 
 def _values(text: str, *, last: str) -> _LineValues | LineDefect:
     values: dict[str, float] = {}
-    whole = False
+    is_complete = False
     for name, written in _PIECE.findall(text):
         memory = _MEMORY.fullmatch(written)
         if name == "memory" and memory:
             values[MEMORY], values[MEMORY_SHARE] = float(memory[1]), float(memory[2])
         elif name == "mfu":
-            whole = written.endswith("%") or written == "N/A"
+            is_complete = written.endswith("%") or written == "N/A"
             share = number(written.rstrip("%"))
-            if share is not None and whole:
+            if share is not None and is_complete:
                 values[names.MFU] = share / 100
         else:
             value = number(written)
@@ -74,5 +74,5 @@ def _values(text: str, *, last: str) -> _LineValues | LineDefect:
                 return LineDefect.MALFORMED
             if value is not None:
                 values[_NAMES.get(name, name)] = value
-            whole = whole or name == last
-    return _LineValues(values=values, whole=whole and LOSS in values)
+            is_complete = is_complete or name == last
+    return _LineValues(values=values, is_complete=is_complete and LOSS in values)

@@ -1,1 +1,1 @@
-"""What happened in a run, read from its files: figures, a page to look at, text for a terminal."""
+"""Reports on a run, read from its files: statistics, an HTML page, text for a terminal."""

@@ -1,4 +1,4 @@
-"""One chart: SVG for the curves, which stretches to any width, and HTML around it for text, which does not."""
+"""Chart of curves over steps: scalable SVG for the curves, HTML for the text, which must not be stretched."""
 
 import json
 import math
@@ -15,18 +15,18 @@ COLOURS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """One line, or a row of dots."""
+    """Curve of a chart: a line or a series of dots."""
 
     label: str
     colour: int
-    """Which of the colours of the page, from 0; they repeat with other dashes."""
+    """Index of the colour, from 0; colours repeat with different dashes."""
     shape: Envelope
     dots: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """What one chart shows over steps."""
+    """Chart of curves over steps."""
 
     title: str
     curves: Sequence[Curve]
@@ -36,14 +36,14 @@ class Chart:
     note: str = ""
     x_name: str = "step"
     legend: bool = False
-    """Whether one curve alone has its name shown, too."""
-    x_words: Callable[[float], str] = short
-    """Writes a place on the axis."""
+    """If True, show the legend even for a single curve."""
+    x_format: Callable[[float], str] = short
+    """Function that formats a position on the x axis."""
 
 
 @dataclass(frozen=True, slots=True)
 class _PlotArea:
-    """The corners of a chart in its own numbers."""
+    """Bounds of a chart in data coordinates."""
 
     left: float
     right: float
@@ -58,19 +58,19 @@ class _PlotArea:
 
 
 def chart_html(chart: Chart) -> str:
-    """Return the figure; empty when no curve has a value."""
+    """Return the HTML of a chart; empty if no curve has a value."""
     curves = [curve for curve in chart.curves if curve.shape.buckets or curve.shape.nonfinite_count]
     if not curves:
         return ""
     frame = _frame(chart, curves)
-    levels, places = ticks(frame.low, frame.high), ticks(frame.left, frame.right, most=6)
+    levels, positions = ticks(frame.low, frame.high), ticks(frame.left, frame.right, most=6)
     grid = "".join(f"M0 {frame.y(level):.1f}H{WIDTH:.0f}" for level in levels)
     shapes = "".join(_shape(curve, frame) for curve in curves)
     ys = "".join(f'<span style="top:{frame.y(level) / HEIGHT:.2%}">{short(level)}</span>' for level in levels)
     xs = "".join(
-        f'<span{edge_class(frame.x(place) / WIDTH)} style="left:{frame.x(place) / WIDTH:.2%}">'
-        f"{chart.x_words(place)}</span>"
-        for place in places
+        f'<span{edge_class(frame.x(position) / WIDTH)} style="left:{frame.x(position) / WIDTH:.2%}">'
+        f"{chart.x_format(position)}</span>"
+        for position in positions
     )
     unit = f' <small class="unit">{escape(chart.unit)}</small>' if chart.unit else ""
     return (
@@ -138,7 +138,7 @@ def _notes(chart: Chart, curves: Sequence[Curve]) -> str:
     fullest = max(curve.shape.steps_per_bucket for curve in curves)
     if fullest > 1:
         notes.append(
-            f"Each point stands for up to {fullest:,} values: line their mean, band smallest to largest."
+            f"Each point represents up to {fullest:,} values: the line is their mean, the band their range."
         )
     bad = sum(curve.shape.nonfinite_count for curve in curves)
     if bad:
@@ -161,7 +161,7 @@ def _description(chart: Chart, curves: Sequence[Curve]) -> str:
 
 
 def _data(chart: Chart, curves: Sequence[Curve], frame: _PlotArea) -> str:
-    """Return what the script needs: the frame and the values, to five digits."""
+    """Return the data for the script as JSON: bounds and values, rounded to five digits."""
     data = {
         "x": chart.x_name,
         "frame": [_digits(edge) for edge in (frame.left, frame.right, frame.low, frame.high)],

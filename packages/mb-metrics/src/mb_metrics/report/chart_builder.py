@@ -1,4 +1,4 @@
-"""Which charts a page has: what was recorded, grouped by what it measures, each with the curves of every run."""
+"""Selection of the charts of a page: recorded metrics grouped by quantity, each with the curves of every run."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +26,7 @@ _THROUGHPUT = (
 
 @dataclass(frozen=True, slots=True)
 class LabeledRun:
-    """A run beside what its time went on."""
+    """Run with its time split and its label."""
 
     run: RunHistory
     split: TimeSplit
@@ -42,14 +42,14 @@ class _ChartLine:
 
 
 class ChartBuilder:
-    """Makes the charts of some runs, with at most `buckets` points a curve."""
+    """Builder of the charts of some runs, with at most `buckets` points per curve."""
 
     def __init__(self, subjects: Sequence[LabeledRun], *, buckets: int) -> None:
         self._subjects = subjects
         self._buckets = buckets
 
     def charts(self) -> Iterator[Chart]:
-        """Yield every chart that has something to show; each loss, then the rest."""
+        """Yield the charts: losses first, then other metrics. A chart without data renders as empty."""
         for name in self._losses[:_MOST_LOSSES]:
             yield self._loss(name)
         for name in self._validations[:_MOST_LOSSES]:
@@ -71,7 +71,7 @@ class ChartBuilder:
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """What was recorded like the rest and is not drawn, because it would be too much."""
+        """Names of recorded metrics that exceed the maximum number of charts."""
         return (
             *self._losses[_MOST_LOSSES:],
             *(f"{name} on validation data" for name in self._validations[_MOST_LOSSES:]),
@@ -88,7 +88,7 @@ class ChartBuilder:
 
     @property
     def _quantities(self) -> list[str]:
-        """Amounts of memory, the largest reserved and the largest allocated first."""
+        """Memory metrics, with maximum reserved and maximum allocated memory first."""
         found = dict.fromkeys(
             _quantity(name) for subject in self._subjects for name in subject.run.series if is_memory(name)
         )
@@ -122,7 +122,7 @@ class ChartBuilder:
         )
 
     def _memory(self) -> Iterator[Chart]:
-        """One chart for a quantity; where stages were recorded apart, a curve for each."""
+        """Yield one chart per memory metric, with one curve per stage if stages are recorded separately."""
         for quantity in self._quantities[:_MOST_QUANTITIES]:
             lines: list[_ChartLine] = []
             for subject in self._subjects:
@@ -153,7 +153,7 @@ class ChartBuilder:
         return self._build_chart(title, lines, unit="s", from_zero=True)
 
     def _histogram(self) -> Chart:
-        """Draw the share of steps over microseconds; the slowest half per cent stands in the last part."""
+        """Return the histogram of step times in microseconds; the last bin contains the slowest 0.5 % of the steps."""
         known = [subject.split.step_seconds for subject in self._subjects]
         ordered = sorted(seconds for one in known for seconds in one)
         if len(ordered) < 2:
@@ -166,10 +166,10 @@ class ChartBuilder:
             for seconds in subject.split.step_seconds:
                 counts[min(_BINS, int((seconds - low) / width))] += 1
             series = Series()
-            for place, count in enumerate(counts):
+            for index, count in enumerate(counts):
                 share = 100 * count / max(1, len(subject.split.step_seconds))
-                for edge in (place, place + 1):
-                    series.append(round(1e6 * (low + edge * width)) + (edge == place), share)
+                for edge in (index, index + 1):
+                    series.append(round(1e6 * (low + edge * width)) + (edge == index), share)
             curves.append(
                 Curve(label=subject.label, colour=colour, shape=envelope(series, buckets=4 * _BINS))
             )
@@ -178,9 +178,11 @@ class ChartBuilder:
             unit="% of steps",
             curves=curves,
             from_zero=True,
-            note="The slowest half per cent stands in the last part." if ordered[-1] > high + width else "",
+            note="The last bin contains the slowest 0.5 % of the steps."
+            if ordered[-1] > high + width
+            else "",
             x_name="microseconds",
-            x_words=lambda microseconds: duration(microseconds / 1e6),
+            x_format=lambda microseconds: duration(microseconds / 1e6),
         )
 
     def _chart(

@@ -1,11 +1,11 @@
-"""Numbers and times as a person reads them, in the page and on a terminal."""
+"""Formatting of numbers and times for the report page and the terminal."""
 
 import math
 import time
 
 
 def short(value: float | None) -> str:
-    """Write a number with about four digits: 2.345, 12.3 k, 3e-5; "?" for None."""
+    """Format a number with about four digits: 2.345, 12.3 k, 3e-5; "?" for None."""
     if value is None:
         return "?"
     if not math.isfinite(value):
@@ -29,7 +29,7 @@ def _trimmed(value: float, digits: int) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Write a time span: 0.25 s, 42 s, 3 min 5 s, 2 h 10 min, 3 d 4 h; "?" for None."""
+    """Format a time span: 0.25 s, 42 s, 3 min 5 s, 2 h 10 min, 3 d 4 h; "?" for None."""
     if seconds is None or not math.isfinite(seconds):
         return "?"
     if seconds < 10:
@@ -43,14 +43,14 @@ def duration(seconds: float | None) -> str:
 
 
 def percent(fraction: float | None) -> str:
-    """Write a fraction in per cent: 97.3 %; "?" for None."""
+    """Format a fraction as a percentage: 97.3 %; "?" for None."""
     if fraction is None:
         return "?"
     return f"{100 * fraction:.1f} %"
 
 
 def clock(seconds: float) -> str:
-    """Write a moment in local time, to the second."""
+    """Format a time in local time, to the second."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
@@ -78,6 +78,6 @@ def time_ticks(seconds: float, *, most: int = 5) -> list[float]:
     return [float(step * number) for number in range(int(seconds / step + 1e-9) + 1)]
 
 
-def edge_class(place: float) -> str:
-    """Return the attribute of a label at a place from 0 to 1 that would stand out over the edge."""
-    return ' class="first"' if place < 0.03 else ' class="last"' if place > 0.97 else ""
+def edge_class(position: float) -> str:
+    """Return the class attribute of a label at a position from 0 to 1 that would extend beyond the edge."""
+    return ' class="first"' if position < 0.03 else ' class="last"' if position > 0.97 else ""

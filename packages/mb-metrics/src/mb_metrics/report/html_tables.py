@@ -1,4 +1,4 @@
-"""Figures and settings as HTML: tiles for one run, tables for several."""
+"""Statistics and settings as HTML: tiles for one run, tables for several runs."""
 
 from collections.abc import Callable, Sequence
 from html import escape
@@ -9,7 +9,7 @@ from mb_metrics.report.run_statistics import RunStatistics
 
 _STATUS_TEXT = {
     "empty": "nothing recorded yet",
-    "going": "going on",
+    "going": "running",
     "silent": "no stop recorded",
     "complete": "complete",
     "stopped": "stopped",
@@ -39,14 +39,14 @@ _STATISTICS: tuple[tuple[str, Callable[[RunStatistics], str]], ...] = (
 
 
 def statistics_html(statistics: Sequence[RunStatistics], labels: Sequence[str]) -> str:
-    """Return tiles for one run, a table with a column a run for several; what no run knows is left out."""
+    """Return tiles for one run, or a table with one column per run; rows without a known value are omitted."""
     rows = [(name, [write(one) for one in statistics]) for name, write in _STATISTICS]
     rows = [(name, values) for name, values in rows if any(value != "?" for value in values)]
     if len(statistics) == 1:
         tiles = "".join(f"<div><dt>{name}</dt><dd>{escape(values[0])}</dd></div>" for name, values in rows)
         return f'<dl class="tiles">{tiles}</dl>'
     heads = "".join(
-        f'<th scope="col" class="c{place % 8}">{escape(label)}</th>' for place, label in enumerate(labels)
+        f'<th scope="col" class="c{index % 8}">{escape(label)}</th>' for index, label in enumerate(labels)
     )
     body = "".join(
         f'<tr><th scope="row">{name}</th>{"".join(f"<td>{escape(value)}</td>" for value in values)}</tr>'
@@ -56,21 +56,21 @@ def statistics_html(statistics: Sequence[RunStatistics], labels: Sequence[str]) 
 
 
 def status_text(statistics: RunStatistics) -> str:
-    """Say whether the run is over, and why."""
+    """Return the status of a run and the reason of its stop."""
     words = _STATUS_TEXT[statistics.standing]
     reason = statistics.reason
     return f"{words} ({reason})" if reason and reason not in ("finished", "failed", "stop") else words
 
 
 def warnings_html(warnings: Sequence[str]) -> str:
-    """Return the list of warnings, or that there are none."""
+    """Return the list of warnings as HTML."""
     if not warnings:
         return "<p>None.</p>"
     return '<ul class="warnings">' + "".join(f"<li>{escape(text[:500])}</li>" for text in warnings) + "</ul>"
 
 
 def configuration_html(runs: Sequence[RunHistory], labels: Sequence[str]) -> str:
-    """Return what differs (from the recipe, between the runs), and all settings folded."""
+    """Return differences (from the recipe, between runs), and all settings in a collapsed element."""
     known = [(run.configuration, label) for run, label in zip(runs, labels, strict=True) if run.configuration]
     parts = [_between(known)] if len(known) > 1 else []
     for configuration, label in known:
@@ -87,7 +87,7 @@ def _between(known: Sequence[tuple[RunConfiguration | None, str]]) -> str:
     rows = [(path, values) for path, values in rows if any(value != values[0] for value in values)]
     if not rows:
         return "<p>The runs have the same settings.</p>"
-    return "<h3>Where the runs differ</h3>" + _table([label for _, label in known], rows)
+    return "<h3>Differences between the runs</h3>" + _table([label for _, label in known], rows)
 
 
 def _against_baseline(configuration: RunConfiguration, label: str | None) -> str:
@@ -157,9 +157,9 @@ def _waits(count: int, seconds: float) -> str:
 def _restarts(statistics: RunStatistics) -> str:
     if not statistics.restarts:
         return "none"
-    again = statistics.redone_steps
+    repeated = statistics.redone_steps
     return f"{statistics.restarts}" + (
-        f" ({again:,} {'step' if again == 1 else 'steps'} again)" if again else ""
+        f" ({repeated:,} {'step' if repeated == 1 else 'steps'} repeated)" if repeated else ""
     )
 
 

@@ -102,7 +102,7 @@ class Chart {
     }
     this.svg.innerHTML = drawn;
     const below = this.data.curves.some((one) => one.points.some((point) => point.slice(1).some((value) => value <= 0)));
-    if (below) this.note = `${this.linear.note} Zero and negative values lie on the lower edge.`.trim();
+    if (below) this.note = `${this.linear.note} Zero and negative values are shown at the lower edge.`.trim();
     this.read.textContent = this.note;
     this.figure.querySelector(".ys").innerHTML = levels
       .map((one) => `<span style="top:${((100 * y(one)) / HEIGHT).toFixed(2)}%">${short(one)}</span>`).join("");

@@ -1,4 +1,4 @@
-"""The report: one HTML file that needs no network and works without scripts."""
+"""HTML report in a single file that needs no network and works without scripts."""
 
 from collections.abc import Sequence
 from html import escape
@@ -15,26 +15,26 @@ from mb_metrics.report.time_split import split_time
 from mb_metrics.report.timeline import goodput_html, timeline_html
 
 LARGEST_PAGE = 3_000_000
-"""Bytes."""
+"""Maximum size of a page in bytes."""
 _MOST_POINTS, _FEWEST_POINTS = 400, 25
 
 
 class ReportTooLargeError(ValueError):
-    """Too many runs for one page."""
+    """Error raised when a page on too many runs would exceed the size limit."""
 
 
 def report_html(runs: Sequence[RunHistory], *, now: float, largest: int = LARGEST_PAGE) -> str:
-    """Return a page on one run, or on several side by side; `now` is in seconds since the epoch.
+    """Return a page on one run, or a comparison of several runs; `now` is in seconds since the epoch.
 
-    Curves with more values than points on the page show the mean, the smallest and the largest value at each
-    point, and say so. There are fewer points where the page would have `largest` bytes or more.
+    Curves with more values than points on the page show the mean and the range of the values at each point, with a
+    note. The number of points is reduced if the page would have `largest` bytes or more.
 
     Raises:
-        ReportTooLargeError: the page would be too large even with coarse curves.
-        ValueError: there is no run.
+        ReportTooLargeError: the page would be too large even with the fewest points.
+        ValueError: `runs` is empty.
     """
     if not runs:
-        raise ValueError("report_html: got no run. Give at least one.")
+        raise ValueError("report_html: runs is empty. A page needs at least one run. Pass one.")
     subjects = [
         LabeledRun(run, split_time(run), label) for run, label in zip(runs, _labels(runs), strict=True)
     ]
@@ -46,12 +46,12 @@ def report_html(runs: Sequence[RunHistory], *, now: float, largest: int = LARGES
             return page
         points = min(points // 2, int(points * largest / size))
     raise ReportTooLargeError(
-        f"report_html: {len(runs)} runs make a page of more than {largest / 1e6:g} MB. Compare fewer at a time."
+        f"report_html: {len(runs)} runs exceed the page limit of {largest / 1e6:g} MB. Compare fewer runs at a time."
     )
 
 
 def write_report(runs: Sequence[RunHistory], path: str | Path, *, now: float) -> Path:
-    """Write the page of `report_html` to a file, whose folder is made, and return its path."""
+    """Write the page of `report_html` to a file, create its folder if needed, and return its path."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(report_html(runs, now=now), encoding="utf-8")
@@ -59,7 +59,7 @@ def write_report(runs: Sequence[RunHistory], path: str | Path, *, now: float) ->
 
 
 def _labels(runs: Sequence[RunHistory]) -> list[str]:
-    """Return a short name for each run; runs of the same name get what was read after it."""
+    """Return a label for each run; the source is appended to names that are not unique."""
     names = [run.name for run in runs]
     return [run.name if names.count(run.name) == 1 else f"{run.name} ({run.source})" for run in runs]
 
@@ -73,7 +73,7 @@ def _page(subjects: Sequence[LabeledRun], *, now: float, points: int) -> str:
     panels = ChartBuilder(subjects, buckets=points)
     charts = "".join(chart_html(chart) for chart in panels.charts())
     rest = (
-        f"<p><small>Not drawn: {escape(', '.join(panels.left_out))}.</small></p>" if panels.left_out else ""
+        f"<p><small>Not plotted: {escape(', '.join(panels.left_out))}.</small></p>" if panels.left_out else ""
     )
     times = "".join(goodput_html(one.split, label=None if alone else one.label) for one in subjects)
     course = "".join(
@@ -83,11 +83,11 @@ def _page(subjects: Sequence[LabeledRun], *, now: float, points: int) -> str:
         ("" if alone else f"<h3>{escape(label)}</h3>") + warnings_html(one.warnings)
         for label, one in zip(labels, statistics, strict=True)
     )
-    empty = "" if charts else "<p>No step was recorded yet: there is nothing to draw.</p>"
+    empty = "" if charts else "<p>No step is recorded yet: there is nothing to plot.</p>"
     sections = [
         ("", statistics_html(statistics, labels)),
         ("Warnings", warned),
-        ("Where the time went", times + course),
+        ("Time by activity", times + course),
         ("Curves", f'<div class="charts">{charts}</div>{rest}{empty}'),
         ("Configuration", configuration_html(runs, labels)),
     ]

@@ -1,4 +1,4 @@
-"""A run as its files tell it: metrics in columns, evaluations, events, configuration."""
+"""Data of a run, read from its files: metrics in columns, evaluations, events, configuration."""
 
 import math
 from collections.abc import Mapping
@@ -14,27 +14,27 @@ from mb_metrics.run_events import RunEvent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiscardedSteps:
-    """Steps that were done, thrown away by a restart, and done again."""
+    """Steps that a restart discarded and repeated."""
 
     steps: int
     begin: float
-    """When the last step that stands was recorded, in seconds since the epoch."""
+    """Time of the last step that was kept, in seconds since the epoch."""
     end: float
-    """When the last step that was thrown away was."""
+    """Time of the last step that was discarded, in seconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfiguration:
-    """The settings of a run, by dotted path."""
+    """Settings of a run, by dotted path."""
 
     settings: Mapping[str, object]
     baseline: str | None = None
-    """What the run is compared with: a recipe's name; None: with nothing."""
+    """Name of the recipe that the settings are compared with; None: no comparison."""
     changes: Mapping[str, tuple[object, object]] = field(default_factory=dict)
     """Dotted path -> (the baseline's value, this run's)."""
 
     def __post_init__(self) -> None:
-        """Hide secrets: a report is shown to others."""
+        """Mask secrets, because reports are shared."""
         object.__setattr__(self, "settings", hide_secrets(self.settings))
         hidden = {
             path: (hide_secrets({path: old})[path], hide_secrets({path: new})[path])
@@ -46,49 +46,49 @@ class RunConfiguration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunHistory:
-    """What is known of a run. Steps that a restart threw away are in none of the series."""
+    """Data of a run. Steps that a restart discarded are in none of the series."""
 
     name: str
     source: str
-    """What was read."""
+    """Path, and format of a log, that the run was read from."""
     times: Series
-    """When each step was recorded, in seconds since the epoch."""
+    """Time at which each step was recorded, in seconds since the epoch."""
     series: Mapping[str, Series]
-    """Each metric by its name."""
+    """Metrics by name."""
     skipped: Series
-    """How many steps the optimizer skipped, at each row that has some."""
+    """Number of skipped steps, for each row with at least one."""
     nonfinite: Series
-    """How many steps had a NaN or infinite loss, at each row that has some."""
+    """Number of steps with a NaN or infinite loss, for each row with at least one."""
     evaluations: tuple[Evaluation, ...]
     events: tuple[RunEvent, ...]
     redone: tuple[DiscardedSteps, ...]
     rows_are_intervals: bool
-    """Whether a row stands for the steps since the row before, as the lines of a log do."""
+    """If True, a row represents the steps since the previous row, as in a log."""
     total_steps: int | None
     configuration: RunConfiguration | None
     config_text: str | None
-    """The configuration file as it stands, where nobody has read its settings."""
+    """Text of the configuration file, shown if its settings are not parsed."""
     warnings: tuple[str, ...]
-    """Warnings of the log, each once."""
+    """Distinct warnings of the log."""
     notes: tuple[str, ...]
-    """What could not be read."""
+    """Notes on data that could not be read."""
 
     @property
     def last_step(self) -> int | None:
-        """The newest step; None before the first."""
+        """The latest step; None before the first."""
         return self.times.steps[-1] if len(self.times) else None
 
     @property
     def losses(self) -> tuple[str, ...]:
-        """The names of the losses, as they were recorded first."""
+        """Names of the losses, in the order of their first record."""
         return tuple(name for name in self.series if names.is_loss(name))
 
 
 class RunBuilder:
-    """Takes rows, evaluations and events in the order of their file.
+    """Builder of the series of a run from rows and evaluations in file order.
 
-    A row whose step is not later than the one before supersedes it and all from there on: the trainer went on from
-    an older checkpoint.
+    A row whose step does not increase discards all rows from that step on: the trainer resumed from an older
+    checkpoint.
     """
 
     def __init__(self) -> None:
@@ -100,14 +100,14 @@ class RunBuilder:
         self.evaluations: dict[int, Evaluation] = {}
 
     def add(self, record: MetricsRow | Evaluation) -> None:
-        """Take a record."""
+        """Add a record."""
         if isinstance(record, Evaluation):
             self.evaluations[record.step] = record
         else:
             self.add_row(record.step, record.time, record.values, skipped=record.skipped)
 
     def add_row(self, step: int, time: float, values: Mapping[str, float], *, skipped: bool = False) -> None:
-        """Take a row."""
+        """Add a row."""
         if len(self.times) and step <= self.times.steps[-1]:
             self._go_back(step)
         self.times.append(step, time)

@@ -1,4 +1,4 @@
-"""A run folder or a metrics file, read once or followed while it grows."""
+"""Reader for a run folder or a metrics file, once or incrementally while it grows."""
 
 import json
 import math
@@ -23,17 +23,16 @@ _MOST_WARNINGS = 50
 
 
 class RunNotFoundError(FileNotFoundError):
-    """There is no run at a path."""
+    """Error raised when there is no run at a path."""
 
 
 def read_run(path: str | Path, *, configuration: RunConfiguration | None = None) -> RunHistory:
-    """Read a run folder, or a metrics file alone, as far as it is written.
+    """Read the data written so far in a run folder or in a single metrics file.
 
-    A folder may be of a run that is going on, was killed, or has not begun its first step. Lines that cannot be
-    read are counted in `notes`.
+    The run may be in progress, killed, or before its first step. Lines that cannot be read are counted in `notes`.
 
     Raises:
-        RunNotFoundError: there is no such file, or none of a run's files in the folder.
+        RunNotFoundError: the file does not exist, or the folder contains no file of a run.
     """
     reader = RunReader(path, configuration=configuration)
     reader.poll()
@@ -79,10 +78,10 @@ def _of_parsed(log: ParsedLog, path: Path) -> RunHistory:
 
 
 class RunReader:
-    """Follows the files of a run: `poll` reads what is new, `run` returns what is known by then.
+    """Incremental reader of the files of a run: `poll` reads new data, `run` returns the data read so far.
 
     Raises:
-        RunNotFoundError: there is no such file, or none of a run's files in the folder.
+        RunNotFoundError: the file does not exist, or the folder contains no file of a run.
     """
 
     def __init__(self, path: str | Path, *, configuration: RunConfiguration | None = None) -> None:
@@ -92,7 +91,7 @@ class RunReader:
             (self._path / name).exists() for name in (METRICS, EVENTS, CONFIG, LOG)
         ):
             raise RunNotFoundError(
-                f"{path}: no run is here: none of {METRICS}, {EVENTS}, {CONFIG} and {LOG}. Give a run folder or a "
+                f"{path}: no run found. None of {METRICS}, {EVENTS}, {CONFIG} and {LOG} exists. Pass a run folder or a "
                 "metrics file; for the log of another trainer use --from-log."
             )
         self._configuration = configuration
@@ -106,7 +105,7 @@ class RunReader:
         self._damaged_events = 0
 
     def poll(self) -> None:
-        """Read what was written since the last time; all of it again where a restart has rewritten the file."""
+        """Read the data written since the last call; read a file from its start if a restart rewrote it."""
         if self._metrics.rewritten():
             self._builder, self._damaged_rows = RunBuilder(), 0
         for line in self._metrics.new_lines():
@@ -126,7 +125,7 @@ class RunReader:
             self._warnings.add(line.decode(errors="replace"))
 
     def run(self) -> RunHistory:
-        """Return what is known; its columns grow with the next `poll`."""
+        """Return the data read so far; its columns grow with the next `poll`."""
         builder = self._builder
         text = None if self._is_single_file else _text(self._path / CONFIG)
         found = _TRAIN_ITERS.search(text or "")
@@ -137,7 +136,7 @@ class RunReader:
             if count
         ]
         if self._metrics.cut:
-            notes.append("the last line is not whole: it is being written, or the run was killed")
+            notes.append("the last line is incomplete: it is being written, or the run was killed")
         return RunHistory(
             name=self._path.stem if self._is_single_file else self._path.resolve().name,
             source=str(self._path),
@@ -158,7 +157,7 @@ class RunReader:
 
 
 class _FileTail:
-    """The whole lines of a file that grows; `cut` tells whether something stood after the last of them."""
+    """Complete lines of a growing file; `cut` is True if an incomplete line follows them."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -168,7 +167,7 @@ class _FileTail:
         self.cut = False
 
     def rewritten(self) -> bool:
-        """Tell whether the file is another one than before, or shorter; then it is read from its start."""
+        """Return True if the file was replaced or truncated; it is then read from its start."""
         if not self._path.is_file():
             return False
         status = self._path.stat()
@@ -180,7 +179,7 @@ class _FileTail:
         return again
 
     def new_lines(self) -> Iterator[bytes]:
-        """Yield the lines that were finished since the last time; none where there is no file."""
+        """Yield the lines completed since the last call; none if the file does not exist."""
         self.cut = False
         if not self._path.is_file():
             return
@@ -232,13 +231,13 @@ def _text(path: Path) -> str | None:
 
 
 class _LogWarnings:
-    """The lines of a log that warn, each once, with how often it came."""
+    """Distinct warnings of a log with their counts."""
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
 
     def add(self, line: str) -> None:
-        """Take a line of the log."""
+        """Add a line of the log."""
         if not _WARNING.search(line):
             return
         text = hide_in_text(without_colours(line).strip())
@@ -247,7 +246,7 @@ class _LogWarnings:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The first of them."""
+        """The first distinct warnings."""
         return tuple(
             text if count == 1 else f"{text} ({count} times)" for text, count in self._counts.items()
         )

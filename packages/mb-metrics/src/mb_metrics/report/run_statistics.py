@@ -1,4 +1,4 @@
-"""The figures of a run: what `mb report --json` prints and the page shows first."""
+"""Statistics of a run, printed by `mb report --json` and shown at the top of the report page."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -21,32 +21,32 @@ _SILENT_SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossStatistics:
-    """One loss; None where no finite value is known."""
+    """Statistics of one loss; None if there is no finite value."""
 
     first: float | None
     last: float | None
     lowest: float | None
     lowest_step: int | None
     recent_mean: float | None
-    """Mean of the finite ones of the last 100 values."""
+    """Mean of the finite values among the last 100."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimeStatistics:
-    """The time of a step in seconds, without the first after a start and without what is not training."""
+    """Statistics of the step time in seconds, excluding the first step after a start and time outside training."""
 
     median: float
     mean: float
     low: float
-    """A step of twenty is faster."""
+    """5th percentile."""
     high: float
-    """A step of twenty is slower."""
+    """95th percentile."""
     longest: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitStatistics:
-    """How training waited for saves, or for evaluations."""
+    """Time for which saves or evaluations blocked training."""
 
     count: int
     seconds: float
@@ -55,53 +55,53 @@ class WaitStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatistics:
-    """The figures of a run. None: not known. Times are in seconds, rates of the whole job unless they say otherwise."""
+    """Statistics of a run. None: not known. Times are in seconds; rates are over all devices unless noted."""
 
     name: str
     source: str
     standing: RunStatus
-    """"going": it wrote a short time ago; "silent": it did not, and nothing said that it stopped."""
+    """Status of the run. "going": files were written recently; "silent": they were not, and no stop is recorded."""
     reason: str | None
-    """Why it stopped, as it said itself."""
+    """Recorded reason of the stop."""
     steps: int | None
     total_steps: int | None
     losses: Mapping[str, LossStatistics]
     validation: Mapping[str, LossStatistics]
     step_seconds: StepTimeStatistics | None
     tokens_per_second: float | None
-    """Median over the run; so are the next three."""
+    """Median over the run, like the next three."""
     tokens_per_second_per_device: float | None
     tflops_per_device: float | None
     mfu: float | None
-    """A fraction."""
+    """MFU as a fraction."""
     peak_memory: Mapping[str, float]
-    """Largest value of each memory metric."""
+    """Maximum of each memory metric."""
     seconds: Mapping[str, float]
-    """What time was spent on: training, evaluating, saving, starting, lost, other; and stopped."""
+    """Seconds by activity: training, evaluating, saving, starting, lost, other and stopped."""
     goodput: float | None
-    """Training time as a fraction of all but "stopped"."""
+    """Training time as a fraction of the total time excluding "stopped"."""
     saves: WaitStatistics
     evaluations: WaitStatistics
     restarts: int
-    """How often training began again after the first time."""
+    """Number of restarts of training."""
     redone_steps: int
-    """Steps thrown away by restarts."""
+    """Number of steps discarded by restarts."""
     skipped_steps: int
     nonfinite_steps: int
-    """Steps with a NaN or infinite loss."""
+    """Number of steps with a NaN or infinite loss."""
     seconds_left: float | None
-    """Until the last step, at the pace of the last steps, with evaluations and saves; of a run that is going."""
+    """Estimated time to the last step, including evaluations and saves; only for a run in progress."""
     warnings: tuple[str, ...]
 
     def as_json(self) -> dict[str, object]:
-        """Return the figures as JSON has them: a number that is not finite becomes null."""
+        """Return the statistics as JSON-compatible values; numbers that are not finite become None."""
         plain = _plain(asdict(self))
         assert isinstance(plain, dict)
         return plain
 
 
 def compute_run_statistics(run: RunHistory, *, now: float, split: TimeSplit | None = None) -> RunStatistics:
-    """Return the figures of a run; `now` is in seconds since the epoch, `split` the run's own where it is known."""
+    """Return the statistics of a run; `now` is in seconds since the epoch, `split` its time split if precomputed."""
     split = split or split_time(run)
     standing, reason = run_status(run, split, now=now)
     return RunStatistics(
@@ -133,7 +133,7 @@ def compute_run_statistics(run: RunHistory, *, now: float, split: TimeSplit | No
 
 
 def _continued(events: Sequence[RunEvent]) -> int:
-    """Return how often a run that had finished all its steps was continued, with more of them: no restart."""
+    """Return how often a finished run was continued with more steps, which does not count as a restart."""
     marks = [event for event in events if event.kind == "stop" or event.starts_attempt]
     return sum(
         before.details.get("reason") == "finished" and after.starts_attempt
@@ -143,10 +143,10 @@ def _continued(events: Sequence[RunEvent]) -> int:
 
 
 def run_status(run: RunHistory, split: TimeSplit, *, now: float) -> tuple[RunStatus, str | None]:
-    """Return whether a run is over, and what it said why.
+    """Return the status of a run and the recorded reason of its stop.
 
-    Without a word of its own a run counts as going while it wrote within the last two minutes, or five times what
-    it needs between two writings.
+    Without a recorded stop, a run is "going" if it wrote within the last two minutes, or within five times its usual
+    interval between writes.
     """
     stop = next(
         (event for event in reversed(run.events) if event.kind == "stop" or event.starts_attempt), None
@@ -161,11 +161,11 @@ def run_status(run: RunHistory, split: TimeSplit, *, now: float) -> tuple[RunSta
         return "complete", None
     if run.rows_are_intervals:
         return "silent", None
-    patience = max(_SILENT_SECONDS, 5 * _steps_between_writings(run) * (split.median_step_seconds or 0.0))
+    patience = max(_SILENT_SECONDS, 5 * _steps_between_writes(run) * (split.median_step_seconds or 0.0))
     return ("going" if now - split.attempts[-1].end < patience else "silent"), None
 
 
-def _steps_between_writings(run: RunHistory) -> int:
+def _steps_between_writes(run: RunHistory) -> int:
     intervals = run.series.get(names.ITERATION_TIME)
     if intervals is None or len(intervals) < 2:
         return 10
@@ -173,14 +173,14 @@ def _steps_between_writings(run: RunHistory) -> int:
 
 
 def seconds_left(run: RunHistory, split: TimeSplit) -> float | None:
-    """Return the time until the last step, from the last steps of the newest attempt, waits included."""
+    """Return the time to the last step, from the last steps of the latest attempt, including waits."""
     last = run.last_step
     if last is None or run.total_steps is None or not split.attempts:
         return None
     begin = split.attempts[-1].begin
-    place = len(run.times) - 1
-    first = place
-    while first > 0 and place - first < _RECENT and run.times.values[first - 1] > begin:
+    newest = len(run.times) - 1
+    first = newest
+    while first > 0 and newest - first < _RECENT and run.times.values[first - 1] > begin:
         first -= 1
     steps = last - run.times.steps[first]
     seconds = run.times.values[-1] - run.times.values[first]
@@ -190,7 +190,7 @@ def seconds_left(run: RunHistory, split: TimeSplit) -> float | None:
 
 
 def run_warnings(run: RunHistory, split: TimeSplit, standing: RunStatus, *, now: float) -> tuple[str, ...]:
-    """Return what a reader should know: what went wrong in the run, what could not be read, what the log warned of."""
+    """Return the warnings on a run: problems of the run, data that could not be read, warnings in the log."""
     found: list[str] = []
     skipped, nonfinite = int(sum(run.skipped.values)), int(sum(run.nonfinite.values))
     if nonfinite:
@@ -202,17 +202,17 @@ def run_warnings(run: RunHistory, split: TimeSplit, standing: RunStatus, *, now:
     deaths = sum(attempt.kind == "killed" for attempt in split.attempts[:-1])
     if deaths:
         found.append(
-            f"It ended {'once' if deaths == 1 else f'{deaths} times'} without saying so: killed, or crashed."
+            f"The run ended {'once' if deaths == 1 else f'{deaths} times'} without a recorded stop: killed or crashed."
         )
     if split.redone_steps:
-        found.append(f"{_steps(split.redone_steps).capitalize()} had to be done again after a restart.")
+        found.append(f"{_steps(split.redone_steps).capitalize()} had to be repeated after a restart.")
     if standing == "silent" and not run.rows_are_intervals:
         silent = now - split.attempts[-1].end
         found.append(
-            f"No stop was recorded, and nothing was written for {_duration(silent)}: it was killed, or hangs."
+            f"No stop is recorded, and nothing was written for {_duration(silent)}: the run was killed or hangs."
         )
     if standing == "failed":
-        found.append("It ended with an error; log.txt has it.")
+        found.append("The run ended with an error; see log.txt.")
     return (*found, *(f"{note[0].upper()}{note[1:]}." for note in run.notes), *run.warnings)
 
 
@@ -275,7 +275,7 @@ def _peaks(run: RunHistory) -> dict[str, float]:
 
 
 def is_memory(name: str) -> bool:
-    """Tell whether a metric is an amount of device memory."""
+    """Return True if a metric is an amount of device memory."""
     return name.startswith("memory/") and any(unit in name for unit in ("byte", "gib", "GiB"))
 
 

@@ -1,4 +1,4 @@
-"""Metrics over steps in columns, so that a million steps are held and drawn without a million objects."""
+"""Metrics over steps in columns, which hold millions of steps without an object per step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Series:
-    """One metric: steps, ascending, and a value for each."""
+    """Values of one metric over ascending steps."""
 
     steps: array[int] = field(default_factory=lambda: array("q"))
     values: array[float] = field(default_factory=lambda: array("d"))
@@ -28,18 +28,18 @@ class Series:
         self.values.append(value)
 
     def cut_from(self, step: int) -> None:
-        """Forget the values of this step and later ones."""
+        """Remove the values of this step and later steps."""
         end = bisect_left(self.steps, step)
         del self.steps[end:], self.values[end:]
 
     def finite(self) -> Iterator[tuple[int, float]]:
-        """Yield the steps whose value is a finite number."""
+        """Yield the steps with finite values."""
         return ((step, value) for step, value in self if math.isfinite(value))
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """The finite values of some neighbouring steps."""
+    """Statistics of the finite values of neighbouring steps."""
 
     step: float
     """Mean of the steps."""
@@ -50,21 +50,21 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope:
-    """A series in at most so many buckets: nothing is left out of `low` and `high`."""
+    """Downsampled series; every finite value is included in the `low` and `high` of a bucket."""
 
     buckets: tuple[Bucket, ...]
     nonfinite_steps: tuple[int, ...]
-    """One step for each bucket with a NaN or infinite value: the first."""
+    """First step with a NaN or infinite value in each bucket that has one."""
     nonfinite_count: int
     steps_per_bucket: int
-    """How many values the fullest bucket holds; 1: every value is shown as it is."""
+    """Maximum number of values in a bucket; 1: the values are exact."""
 
 
 def envelope(series: Series, *, buckets: int) -> Envelope:
-    """Put a series into `buckets` parts of its step range; a series that is shorter keeps every value.
+    """Downsample a series to `buckets` equal parts of its step range; a shorter series keeps every value.
 
-    A part is as wide in steps as any other, holds the smallest, the largest and the mean of its finite values, and
-    is left out if it has none.
+    Each bucket contains the minimum, the maximum and the mean of its finite values; a bucket without finite values is
+    omitted.
     """
     if not len(series):
         return Envelope(buckets=(), nonfinite_steps=(), nonfinite_count=0, steps_per_bucket=0)

@@ -1,4 +1,4 @@
-"""A curve in characters: braille dots where the terminal has them, else plain ASCII."""
+"""Text plot of a curve, with braille characters or in ASCII."""
 
 from collections.abc import Sequence
 
@@ -11,12 +11,12 @@ _LABEL = 8
 
 
 def text_plot(series: Series, *, width: int, height: int, plain: bool = False) -> list[str]:
-    """Return lines with a curve from the smallest to the largest value of a series; none where nothing is finite.
+    """Return the lines of a plot of a series, scaled to its range; empty if no value is finite.
 
     Args:
-        series: what to draw; NaN and infinite values are left out.
-        width: characters of a line, labels included; at least 20.
-        height: lines, the one with the steps included; at least 3.
+        series: Plotted series; NaN and infinite values are omitted.
+        width: Characters per line, including labels; at least 20.
+        height: Number of lines, including the step axis; at least 3.
         plain: ASCII only.
     """
     across, down = (1, 1) if plain else (2, 4)
@@ -63,7 +63,7 @@ def _connect(grid: "_DotGrid", begin: tuple[int, int], end: tuple[int, int]) -> 
 
 
 class _DotGrid:
-    """Dots, counted from the upper left."""
+    """Grid of dots with the origin in the upper left corner."""
 
     def __init__(self, width: int, height: int) -> None:
         self.width, self.height = width, height
@@ -74,14 +74,14 @@ class _DotGrid:
         self._set.update((column, row) for row in range(max(top, 0), min(bottom, self.height - 1) + 1))
 
     def plain_lines(self) -> list[str]:
-        """Return a character for each dot."""
+        """Return one character per dot."""
         return [
             "".join("*" if (column, row) in self._set else " " for column in range(self.width))
             for row in range(self.height)
         ]
 
     def braille_lines(self) -> list[str]:
-        """Return a character for two by four dots."""
+        """Return one character per two by four dots."""
         return [
             "".join(chr(_BLANK + self._cell(column, row)) for column in range(0, self.width, 2)).rstrip(
                 chr(_BLANK)

@@ -1,4 +1,4 @@
-"""Where the time of a run went: training, evaluating, saving, starting, lost."""
+"""Time of a run by activity: training, evaluating, saving, starting, lost."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from mb_metrics.run_events import RunEvent
 
 TimeKind = Literal["training", "evaluating", "saving", "starting", "lost", "other", "stopped"]
 KINDS: tuple[TimeKind, ...] = ("training", "evaluating", "saving", "starting", "lost", "other")
-"""What time is spent on while a job runs, or should; "stopped" is the time between a stop and the next start."""
+"""Activities while a job runs or should run; "stopped" is the time between a stop and the next start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeSpan:
-    """Something that took time; its times are in seconds since the epoch."""
+    """Time span of an activity, in seconds since the epoch."""
 
     kind: str
     begin: float
@@ -31,38 +31,38 @@ class TimeSpan:
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """Duration in seconds."""
         return self.end - self.begin
 
 
 @dataclass(slots=True, kw_only=True)
 class TimeSplit:
-    """The seconds of a run by what they were spent on."""
+    """Seconds of a run by activity."""
 
     seconds: dict[TimeKind, float]
-    """Lost is work that was thrown away and done again, and the time from a death without a stop to the restart."""
+    """"lost" is work that was discarded and repeated, and the time from an unrecorded end to the restart."""
     step_seconds: array[float] = field(default_factory=lambda: array("d"))
-    """The time of each step, the first after a start left out; of a row that stands for several, their mean."""
+    """Time of each step, excluding the first step after a start; the mean for a row that represents several steps."""
     waits: list[TimeSpan] = field(default_factory=list)
-    """Evaluations and saves while training waited."""
+    """Evaluations and saves that blocked training."""
     attempts: list[TimeSpan] = field(default_factory=list)
-    """From each start or resume to its last sign of life; the kind is what ended it ("killed": nothing said so)."""
+    """Span from each start or resume to its last record; the kind is "stopped", or "killed" without a recorded stop."""
     redone_steps: int = 0
 
     @property
     def running_seconds(self) -> float:
-        """All seconds but those between a stop and the next start."""
+        """Total seconds, excluding the time between a stop and the next start."""
         return math.fsum(self.seconds[kind] for kind in KINDS)
 
     @property
     def goodput(self) -> float | None:
-        """Training time as a fraction of `running_seconds`; None when no time has passed."""
+        """Training time as a fraction of `running_seconds`; None if no time has passed."""
         total = self.running_seconds
         return self.seconds["training"] / total if total > 0 else None
 
     @property
     def median_step_seconds(self) -> float | None:
-        """The time of a usual step; None before the second."""
+        """Median step time; None before the second step."""
         return median(self.step_seconds) if self.step_seconds else None
 
 
@@ -71,7 +71,7 @@ _ORDERS = {"evaluation": 1, "save": 2, "stop": 3}
 
 @dataclass(frozen=True, slots=True)
 class _Moment:
-    """A moment that is known. Ordered by time; at the same time, as things happen after a step."""
+    """Record with a known time, ordered by time; at equal times in the order of actions after a step."""
 
     time: float
     order: int
@@ -79,9 +79,9 @@ class _Moment:
     step: int | None
     seconds: float | None
     before: float | None = None
-    """Of a resume: when the attempt before did its last step, where that was recorded."""
+    """For a resume: time of the last step of the previous attempt, if recorded."""
     before_step: int | None = None
-    """Of a resume: the last step of the attempt before, where that was recorded."""
+    """For a resume: last step of the previous attempt, if recorded."""
 
     def __lt__(self, other: _Moment) -> bool:
         return (self.time, self.order) < (other.time, other.order)
@@ -92,11 +92,11 @@ class _Moment:
 
 
 def split_time(run: RunHistory) -> TimeSplit:
-    """Attribute the time between any two known moments to what ended with the second.
+    """Attribute the time between two consecutive records to the activity that the second one completes.
 
-    A step ends with its row, an evaluation or a save with its event (or with the evaluation's row). Where an event
-    recorded its `seconds`, only those are its own. The first step after a start counts as starting with what it took
-    longer than the median step. Times that are not known are passed over.
+    A step ends with its row, an evaluation or a save with its event (or with the row of the evaluation). If an event
+    recorded its `seconds`, only those are attributed to it. The time of the first step after a start that exceeds the
+    median step time counts as "starting". Records without a time are ignored.
     """
     split = TimeSplit(seconds=dict.fromkeys([*KINDS, "stopped"], 0.0))
     _TimeSplitter(run, split).work()
@@ -137,13 +137,13 @@ class _TimeSplitter:
         self._iteration_time = dict(run.series[ITERATION_TIME]) if ITERATION_TIME in run.series else {}
         self._untimed = _untimed(run) if run.rows_are_intervals else {}
         self._events = _events(run)
-        self._redone = [*run.redone, *_thrown_away(run, self._events)]
+        self._redone = [*run.redone, *_discarded_steps(run, self._events)]
         self._last_row: int | None = None
         self._first_steps: list[float] = []
         self._attempt: tuple[float, int | None] | None = None
 
     def work(self) -> None:
-        """Go through the moments in the order of time."""
+        """Process the records in the order of time."""
         previous: _Moment | None = None
         for mark in heapq.merge(_rows(self._run), self._events):
             if previous is None:
@@ -188,7 +188,7 @@ class _TimeSplitter:
             self._add("other", delta)
 
     def _gap(self, previous: _Moment, delta: float, mark: _Moment) -> None:
-        """Between two attempts: stopped after a stop, lost after a death, as far as that is known."""
+        """Attribute the time between two attempts: "stopped" after a recorded stop, otherwise "lost"."""
         if previous.kind == "stop":
             self._add("stopped", delta)
         elif mark.before is not None:
@@ -250,29 +250,29 @@ class _TimeSplitter:
 
 
 def _untimed(run: RunHistory) -> dict[int, TimeKind]:
-    """Return, by step, what a log that gives no times did after it."""
+    """Return the activity after each step of a log without times."""
     kinds: dict[int, TimeKind] = {
         event.step: "saving" for event in run.events if event.kind == "save" and event.step
     }
     return {**kinds, **{found.step: "evaluating" for found in run.evaluations}}
 
 
-def _thrown_away(run: RunHistory, events: Sequence[_Moment]) -> list[DiscardedSteps]:
-    """Return what each resume threw away, as far as events tell: its rows may be gone from the file."""
+def _discarded_steps(run: RunHistory, events: Sequence[_Moment]) -> list[DiscardedSteps]:
+    """Return the steps that each resume discarded according to the events; their rows may be missing in the file."""
     parts: list[DiscardedSteps] = []
-    for place, mark in enumerate(events):
+    for index, mark in enumerate(events):
         if not mark.begins or mark.step is None:
             continue
-        attempt = _attempt_before(events[:place])
+        attempt = _attempt_before(events[:index])
         later = [event for event in attempt if (event.step or 0) > mark.step]
         ends = [event.time for event in later] + [mark.before] * (mark.before is not None)
-        stands = [event.time for event in attempt if (event.step or 0) <= mark.step]
-        stands += [time for time in [_time_of(run, mark.step)] if time is not None and time < mark.time]
+        kept = [event.time for event in attempt if (event.step or 0) <= mark.step]
+        kept += [time for time in [_time_of(run, mark.step)] if time is not None and time < mark.time]
         newest = max([mark.step, mark.before_step or 0, *(event.step or 0 for event in later)])
-        if newest > mark.step and ends and stands:
+        if newest > mark.step and ends and kept:
             parts.append(
                 DiscardedSteps(
-                    steps=newest - mark.step, begin=max(stands), end=max(e for e in ends if e is not None)
+                    steps=newest - mark.step, begin=max(kept), end=max(e for e in ends if e is not None)
                 )
             )
     return parts
@@ -280,16 +280,16 @@ def _thrown_away(run: RunHistory, events: Sequence[_Moment]) -> list[DiscardedSt
 
 def _attempt_before(events: Sequence[_Moment]) -> Sequence[_Moment]:
     """Return the events of the last attempt among these."""
-    begins = [place for place, event in enumerate(events) if event.begins]
+    begins = [index for index, event in enumerate(events) if event.begins]
     return events[begins[-1] :] if begins else events
 
 
 def _time_of(run: RunHistory, step: int) -> float | None:
-    place = bisect_left(run.times.steps, step)
+    index = bisect_left(run.times.steps, step)
     if (
-        place == len(run.times)
-        or run.times.steps[place] != step
-        or not math.isfinite(run.times.values[place])
+        index == len(run.times)
+        or run.times.steps[index] != step
+        or not math.isfinite(run.times.values[index])
     ):
         return None
-    return run.times.values[place]
+    return run.times.values[index]

@@ -1,4 +1,4 @@
-"""The course of a run on one line of time: attempts, evaluations, checkpoints, skipped and NaN steps."""
+"""Timeline of a run: attempts, evaluations, checkpoints, skipped and NaN steps."""
 
 import math
 from bisect import bisect_left
@@ -28,7 +28,7 @@ WORDS: dict[TimeKind, str] = {
 
 @dataclass(frozen=True, slots=True)
 class _AttemptBar:
-    """An attempt on the drawing: its time and its place."""
+    """Bar of an attempt in the chart: its time span and its horizontal position."""
 
     span: TimeSpan
     left: float
@@ -36,7 +36,7 @@ class _AttemptBar:
 
 
 class _TimeAxis:
-    """Time while something ran, from left to right; the time between two attempts is a small gap."""
+    """Horizontal axis of running time; the time between two attempts is shortened to a small gap."""
 
     def __init__(self, attempts: Sequence[TimeSpan]) -> None:
         total = math.fsum(span.seconds for span in attempts) or 1.0
@@ -50,8 +50,8 @@ class _TimeAxis:
             left = right + _GAP
         self.width = max(left - _GAP, 1.0)
 
-    def place(self, time: float) -> float:
-        """Return the place of a moment; one between two attempts is at the end of the earlier."""
+    def position(self, time: float) -> float:
+        """Return the position of a time; a time between two attempts is at the end of the earlier one."""
         for piece in reversed(self.pieces):
             if time >= piece.span.begin:
                 return min(piece.left + (time - piece.span.begin) * self.scale, piece.right)
@@ -59,7 +59,7 @@ class _TimeAxis:
 
 
 def goodput_html(split: TimeSplit, *, label: str | None = None) -> str:
-    """Return the bar of what time was spent on, with its figures in words."""
+    """Return a bar of the time by activity, with a legend."""
     total = split.running_seconds
     if total <= 0:
         return ""
@@ -83,7 +83,7 @@ def goodput_html(split: TimeSplit, *, label: str | None = None) -> str:
 
 
 def timeline_html(run: RunHistory, split: TimeSplit, *, label: str | None = None) -> str:
-    """Return the time line; empty for a run whose times are not known."""
+    """Return the timeline; empty for a run whose times are not known."""
     if not split.attempts or split.attempts[-1].end <= split.attempts[0].begin:
         return ""
     axis = _TimeAxis(split.attempts)
@@ -128,24 +128,24 @@ def _attempts(axis: _TimeAxis) -> str:
 
 
 def _words(span: TimeSpan) -> str:
-    end = "killed, or still going" if span.kind == "killed" else "stopped"
+    end = "killed, or still running" if span.kind == "killed" else "stopped"
     return f"{clock(span.begin)} to {clock(span.end)} ({duration(span.seconds)}), then {end}"
 
 
 def _marks(axis: _TimeAxis, spans: Sequence[TimeSpan], *, css: str) -> str:
     return "".join(
-        _rect(axis.place(group[0].begin), axis.place(group[-1].end), css, _group_words(group))
+        _rect(axis.position(group[0].begin), axis.position(group[-1].end), css, _group_words(group))
         for group in _grouped(axis, spans)
     )
 
 
 def _grouped(axis: _TimeAxis, spans: Sequence[TimeSpan]) -> Iterable[list[TimeSpan]]:
-    """Put together what would be drawn over each other where there is too much of it."""
+    """Merge spans that would overlap in the chart if there are too many."""
     if len(spans) <= _MOST_MARKS:
         return [[span] for span in spans]
     groups: dict[int, list[TimeSpan]] = {}
     for span in spans:
-        groups.setdefault(int(axis.place(span.begin) * _MOST_MARKS / axis.width), []).append(span)
+        groups.setdefault(int(axis.position(span.begin) * _MOST_MARKS / axis.width), []).append(span)
     return groups.values()
 
 
@@ -177,27 +177,27 @@ def _rect(left: float, right: float, css: str, words: str) -> str:
 
 
 def _labels(axis: _TimeAxis) -> str:
-    """Write the time that something has run by then."""
+    """Return the tick labels of the running time."""
     total = axis.pieces[-1].span.end - axis.pieces[-1].span.begin
     before = math.fsum(piece.span.seconds for piece in axis.pieces[:-1])
-    places = []
+    positions = []
     for seconds in time_ticks(before + total):
         rest = seconds
         for piece in axis.pieces:
             if rest <= piece.span.seconds + 1e-9:
-                places.append((piece.left + rest * axis.scale, seconds))
+                positions.append((piece.left + rest * axis.scale, seconds))
                 break
             rest -= piece.span.seconds
     return "".join(
-        f'<span{edge_class(place / axis.width)} style="left:{place / axis.width:.2%}">{duration(seconds)}</span>'
-        for place, seconds in places
+        f'<span{edge_class(x / axis.width)} style="left:{x / axis.width:.2%}">{duration(seconds)}</span>'
+        for x, seconds in positions
     )
 
 
 def _description(split: TimeSplit) -> str:
     first = split.attempts[0]
     restarts = len(split.attempts) - 1
-    words = f"Began {clock(first.begin)}; ran {duration(math.fsum(a.seconds for a in split.attempts))}"
+    words = f"Started {clock(first.begin)}; ran {duration(math.fsum(a.seconds for a in split.attempts))}"
     if restarts:
         words += f" in {restarts + 1} attempts"
-    return f"{words}; last sign of life {clock(split.attempts[-1].end)}."
+    return f"{words}; last record {clock(split.attempts[-1].end)}."

@@ -1,1 +1,1 @@
-"""Where records are written: one file per kind of sink."""
+"""Sinks that write records to a destination; one module per destination."""

@@ -1,7 +1,7 @@
-"""The door to Comet.
+"""Adapter for Comet.
 
 Install it with `pip install "mb-metrics[comet]"`. Importing it lets Comet hook into libraries that are imported later;
-all that it would log of its own accord is switched off here.
+all automatic logging of Comet is disabled here.
 """
 
 import uuid
@@ -17,23 +17,23 @@ from mb_metrics.tracker_run import TrackerRun, TrackerRunFile
 
 
 class CometSink:
-    """Logs each row as a step of a Comet experiment.
+    """Sink that logs each row as a step of a Comet experiment.
 
-    The experiment is opened at the first record. With a run file a resumed job continues the same experiment. Comet
-    cannot take a value back: steps that are run again and that it has already are not logged a second time, and
-    "mb_metrics.repeated_steps", among the experiment's other values, names them.
+    The experiment is opened at the first record. With a run file, a resumed job continues the same experiment. Comet
+    cannot delete values: repeated steps that it already has are not logged again, and the value
+    "mb_metrics.repeated_steps" of the experiment lists them.
 
     Args:
         project: Comet project.
         name: Name of the experiment.
         workspace: Comet workspace; None: the account's default.
-        api_key: Comet's key; None: as COMET_API_KEY or Comet's own configuration says.
+        api_key: Comet API key; None: COMET_API_KEY or Comet's configuration.
         tags: Tags of the experiment.
-        folder: Where an archive is written that `comet upload` sends later (a killed process leaves none); None: as
-            COMET_START_ONLINE and COMET_OFFLINE_DIRECTORY say, by default sent at once.
-        run_file: Where the experiment's key is kept.
-        resume_step: The last step that stands; see `TrackerRunFile`.
-        config: Settings of the job, logged as parameters; secrets are left out.
+        folder: Folder of an offline archive for `comet upload` (a killed process leaves none); None: determined by
+            COMET_START_ONLINE and COMET_OFFLINE_DIRECTORY, by default online.
+        run_file: File that stores the key of the experiment.
+        resume_step: The last step to keep; see `TrackerRunFile`.
+        config: Settings of the job, logged as parameters; secrets are omitted.
     """
 
     def __init__(  # noqa: PLR0913 - settings, each by name
@@ -68,14 +68,14 @@ class CometSink:
             self._write_run_file(rows[-1].step)
 
     def write_interval(self, interval: LogInterval) -> None:
-        """Do nothing: the last row of an interval carries its rates."""
+        """Do nothing: the last row of an interval contains its rates."""
 
     def write_evaluation(self, evaluation: Evaluation) -> None:
         """Log an evaluation."""
         self._log(evaluation.step, evaluation.values)
 
     def close(self) -> None:
-        """End the experiment; waits until Comet has sent what it holds, or written its archive."""
+        """End the experiment; waits until Comet has sent its queue or written its archive."""
         if self._experiment is not None:
             self._experiment.end()
 

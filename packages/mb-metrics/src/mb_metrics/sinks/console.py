@@ -1,4 +1,4 @@
-"""The console: two lines at each log interval, in the form that log parsers of Megatron trainers know."""
+"""Console output: two lines per log interval, in the format that log parsers for Megatron trainers expect."""
 
 import math
 import sys
@@ -12,23 +12,23 @@ from mb_metrics.throughput import ThroughputRates
 
 
 class TextStream(Protocol):
-    """Where text is printed: a file, or anything that takes it line by line."""
+    """Output stream for text: a file, or an object with its `write` and `flush` methods."""
 
     def write(self, text: str, /) -> object:
-        """Take a piece of text."""
+        """Write a string."""
 
     def flush(self) -> None:
-        """Show what was written."""
+        """Flush the written text."""
 
 
 class ConsoleSink:
-    """Prints the iteration line and the step-time line of each log interval, and a line per evaluation.
+    """Sink that prints the iteration line and the step-time line of each log interval, and a line per evaluation.
 
     Args:
-        stream: Where to print; None: standard output, as it is when a line is printed.
-        throughput: Whether the iteration line shows TFLOP/s per device, where known.
-        losses: Which metrics to show as losses, by name; None: every one that is recorded as a loss.
-        evaluations: Print a line per evaluation; False where the training loop prints its own.
+        stream: Output stream; None: the value of sys.stdout when a line is printed.
+        throughput: If True, the iteration line shows TFLOP/s per device, if known.
+        losses: Names of the metrics shown as losses; None: every metric that is recorded as a loss.
+        evaluations: Print a line per evaluation; False if the training loop prints them itself.
     """
 
     def __init__(
@@ -58,22 +58,22 @@ class ConsoleSink:
         self._print(line)
 
     def write_evaluation(self, evaluation: Evaluation) -> None:
-        """Print one line, if evaluations are printed."""
+        """Print one line, if `evaluations` is True."""
         if self._evaluations:
             self._print(evaluation_line(evaluation))
 
     def close(self) -> None:
-        """Leave the stream open: it is the caller's."""
+        """Leave the stream open: the caller owns it."""
 
     def _print(self, line: str) -> None:
         print(line, file=self._stream or sys.stdout, flush=True)
 
 
 def step_time_line(rates: ThroughputRates) -> str:
-    """Return the line from which benchmark tools read step time and TFLOP/s.
+    """Return the line that benchmark tools parse for step time and TFLOP/s.
 
-    They read plain decimals only, so what is unknown or not finite is 0.0. Tokens per second and MFU follow, where
-    known; MFU names its denominator.
+    These tools parse only plain decimals, so unknown values and values that are not finite are 0.0. Tokens per second
+    and MFU follow, if known; MFU is printed with its denominator.
     """
     line = (
         f"Step Time : {_finite(rates.step_seconds):.2f}s "
@@ -87,7 +87,7 @@ def step_time_line(rates: ThroughputRates) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """Return hours, minutes and seconds as 1:02:03, with days before them where there are any."""
+    """Format hours, minutes and seconds as 1:02:03, preceded by days if there are any."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
@@ -103,8 +103,8 @@ def iteration_line(
 ) -> str:
     """Return Megatron's iteration line.
 
-    Losses are means over the interval, printed as they are: NaN and negative ones too. The other values are those
-    of its last step. What was not recorded is left out, except the loss scale, which is then 1.0.
+    Losses are means over the interval, including NaN and negative values. The other values are those of its last
+    step. Values that were not recorded are omitted, except the loss scale, which is then 1.0.
     """
     row, rates = interval.last, interval.rates
     values = row.values

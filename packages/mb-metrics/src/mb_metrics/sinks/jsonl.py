@@ -1,4 +1,4 @@
-"""JSONL: a file with one JSON object per step, which continues where a resumed run continues."""
+"""JSONL file with one JSON object per step, which a resumed run continues at its resume step."""
 
 import json
 import math
@@ -14,24 +14,24 @@ _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 class JsonlSink:
-    """Appends an object per step, and one per evaluation: `step`, `time`, then each metric under its name.
+    """Sink that appends one object per step and per evaluation: `step`, `time`, then each metric under its name.
 
-    `time` is in seconds since the epoch; "samples vs steps" is the samples consumed, where known; `skipped` is
-    there, and true, for a step that the optimizer skipped. JSON has no NaN and no infinity: they are the strings
-    "NaN", "Infinity" and "-Infinity", which `read_jsonl` (or `float`) turns back.
+    `time` is in seconds since the epoch; "samples vs steps" is the number of consumed samples, if known; `skipped` is
+    present, and true, for a step that the optimizer skipped. JSON supports neither NaN nor infinity: they are the
+    strings "NaN", "Infinity" and "-Infinity", which `read_jsonl` (or `float`) converts back.
 
-    The rows of an interval are handed to the operating system at its end, in one piece: a killed process loses the
-    interval under way at most. A machine that loses power also loses what the system held back, up to half a minute as
-    a rule; with `fsync` every write is forced to the disk, so that it, too, loses the interval under way at most.
-    Without it, the file is forced to the disk when it is closed. Rows that could not be written (a full disk) are
-    kept, and written with the next ones.
+    The rows of an interval are passed to the operating system at its end, in one write: a killed process loses at
+    most the current interval. After a power failure, data in the page cache is also lost, usually up to half a minute.
+    With `fsync`, every write is forced to disk, so that a power failure also loses at most the current interval.
+    Without it, the file is forced to disk when it is closed. Rows that could not be written (disk full) are kept and
+    written with the next ones.
 
     Args:
-        path: The file; its folder is made.
-        fsync: Whether to wait for the disk after each write: milliseconds, more on a busy network disk.
-        resume_step: The last step that stands: rows of later steps, which the run will repeat, are dropped, and so
-            is a line that was cut when an earlier run was killed. One before the first step (0, or -1 where steps
-            count from 0) begins anew; None continues after what is there.
+        path: The file; its folder is created.
+        fsync: If True, wait for the disk after each write: milliseconds, more on a busy network file system.
+        resume_step: The last step to keep: rows of later steps, which the run repeats, are dropped, and so is a line
+            truncated when a previous run was killed. A step before the first one (0, or -1 if steps count from 0)
+            starts an empty file; None appends to the existing file.
 
     Raises:
         ValueError: a line of the file, other than the last, is not a JSON object with a step.
@@ -48,20 +48,20 @@ class JsonlSink:
         self._fsync = fsync
 
     def write_rows(self, rows: Sequence[MetricsRow]) -> None:
-        """Write a line per step."""
+        """Write one line per step."""
         self._append([_row_object(row) for row in rows])
 
     def write_interval(self, interval: LogInterval) -> None:
-        """Do nothing: the last row of an interval carries its rates."""
+        """Do nothing: the last row of an interval contains its rates."""
 
     def write_evaluation(self, evaluation: Evaluation) -> None:
-        """Write a line of its own."""
+        """Write a separate line."""
         self._append(
             [_object(evaluation.step, evaluation.time, evaluation.consumed_samples, evaluation.values)]
         )
 
     def close(self) -> None:
-        """Write what is waiting and close the file."""
+        """Write the pending rows and close the file."""
         try:
             self._append([])
             os.fsync(self._file.fileno())
@@ -71,7 +71,7 @@ class JsonlSink:
     def _append(self, objects: Sequence[Mapping[str, object]]) -> None:
         self._waiting += b"".join(json.dumps(line, ensure_ascii=False).encode() + b"\n" for line in objects)
         rest = memoryview(self._waiting)
-        self._file.truncate(self._size)  # what a failed write left behind
+        self._file.truncate(self._size)  # remove the part that a failed write left behind
         while rest:
             rest = rest[self._file.write(rest) :]
         self._size += len(self._waiting)
@@ -81,9 +81,9 @@ class JsonlSink:
 
 
 def read_jsonl(path: str | Path) -> Iterator[dict[str, float]]:
-    """Yield the objects of a metrics file as they stand, numbers that are not finite turned back.
+    """Yield the objects of a metrics file, with the strings for NaN and infinity converted to numbers.
 
-    A last line that was cut, as a file being written or a killed run has it, is left out.
+    An incomplete last line, from a file being written or from a killed run, is omitted.
 
     Raises:
         ValueError: a line, other than the last, is not a JSON object with a step.
@@ -125,7 +125,7 @@ def _repair(path: Path, resume_step: int | None) -> None:
 
 
 def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Yield each line and its object, without a last line that was cut."""
+    """Yield each line and its object, without an incomplete last line."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             row = _parse(line)
@@ -133,8 +133,8 @@ def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
                 yield line.rstrip(b"\n"), row
             elif line.endswith(b"\n"):
                 raise ValueError(
-                    f"{path}, line {number}: not a JSON object with a step ({line[:60]!r}); it is no metrics file, "
-                    "or was damaged. Move the file away or mend the line."
+                    f"{path}, line {number}: not a JSON object with a step ({line[:60]!r}). The file is not a metrics "
+                    "file, or is damaged. Move the file or fix the line."
                 )
 
 

@@ -1,7 +1,7 @@
-"""The door to MLflow.
+"""Adapter for MLflow.
 
-Install it with `pip install "mb-metrics[mlflow]"`. User, password and token are taken from MLflow's environment
-variables (MLFLOW_TRACKING_USERNAME, ...), never from here.
+Install it with `pip install "mb-metrics[mlflow]"`. User, password and token are read from MLflow's environment
+variables (MLFLOW_TRACKING_USERNAME, ...) only.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,23 +29,23 @@ _PASSING = {"TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "INTERNAL_ERROR
 
 
 class MlflowSink:
-    """Logs each row as a step of an MLflow run, under MLflow's form of the names (`mb_metrics.names.mlflow_name`).
+    """Sink that logs each row as a step of an MLflow run, under valid MLflow names (`mb_metrics.names.mlflow_name`).
 
-    The run is opened at the first record; a server that is down raises `ConnectionError`, so that a
-    `BackgroundSink` waits for it. With a run file a resumed job continues the same run. MLflow cannot take a value
-    back: steps that are run again and that it has already are not logged a second time, and the tag
-    "mb_metrics.repeated_steps" names them. Its SQL stores hold an infinite value as the largest double.
+    The run is opened at the first record. A server that is down raises `ConnectionError`, so that a `BackgroundSink`
+    retries. With a run file, a resumed job continues the same run. MLflow cannot delete values: repeated steps that it
+    already has are not logged again, and the tag "mb_metrics.repeated_steps" lists them. MLflow's SQL stores represent
+    an infinite value as the largest double.
 
     Args:
-        experiment: MLflow experiment; it is made.
+        experiment: MLflow experiment; it is created if needed.
         run_name: Name of the run.
-        tracking_uri: Address of the server or store; None: as MLFLOW_TRACKING_URI says.
+        tracking_uri: Address of the server or store; None: MLFLOW_TRACKING_URI.
         tags: Tags of the run.
         description: Free text shown with the run.
-        run_file: Where the run's id is kept.
-        resume_step: The last step that stands; see `TrackerRunFile`.
-        config: Settings of the job, logged as parameters; secrets are left out.
-        files: Whether `write_file` uploads.
+        run_file: File that stores the id of the run.
+        resume_step: The last step to keep; see `TrackerRunFile`.
+        config: Settings of the job, logged as parameters; secrets are omitted.
+        files: If True, `write_file` uploads files.
     """
 
     def __init__(  # noqa: PLR0913 - settings, each by name
@@ -75,7 +75,7 @@ class MlflowSink:
         self._failed = False
 
     def write_rows(self, rows: Sequence[MetricsRow]) -> None:
-        """Log the next steps; tried again after an error, it goes on where it was."""
+        """Log the next steps; a retry after an error continues with the first batch that was not logged."""
         client, run = self._opened()
         with _ConnectionErrors():
             for batch in self._batches(rows):
@@ -87,7 +87,7 @@ class MlflowSink:
                 self._file.write(TrackerRun(id=run, last_step=last))
 
     def write_interval(self, interval: LogInterval) -> None:
-        """Do nothing: the last row of an interval carries its rates."""
+        """Do nothing: the last row of an interval contains its rates."""
 
     def write_evaluation(self, evaluation: Evaluation) -> None:
         """Log an evaluation."""
@@ -99,7 +99,7 @@ class MlflowSink:
                 client.log_batch(run, metrics=chunk)
 
     def write_file(self, path: Path, name: str) -> None:
-        """Upload a file, or a folder with all that is in it, under a name."""
+        """Upload a file, or a folder with its contents, under a name."""
         if not self._files:
             return
         client, run = self._opened()
@@ -110,17 +110,17 @@ class MlflowSink:
                 client.log_artifact(run, str(path), artifact_path=name)
 
     def fail(self) -> None:
-        """Let the run be shown as failed."""
+        """Mark the run as failed."""
         self._failed = True
 
     def close(self) -> None:
-        """Let the run be shown as finished."""
+        """Set the final status of the run."""
         if self._client is not None and self._run_id is not None:
             with _ConnectionErrors():
                 self._client.set_terminated(self._run_id, status="FAILED" if self._failed else "FINISHED")
 
     def _batches(self, rows: Sequence[MetricsRow]) -> Iterator[list[MetricsRow]]:
-        """Yield the rows that MLflow does not have yet, as many at a time as fit into a request."""
+        """Yield the rows that MLflow does not have yet, in batches that fit into one request."""
         batch: list[MetricsRow] = []
         size = 0
         for row in rows:
@@ -165,7 +165,7 @@ class MlflowSink:
         return run_id
 
     def _log_params(self, client: MlflowClient, run: str, *, known: Mapping[str, str]) -> None:
-        # A parameter cannot be changed: what a resumed job sets differently stays as it was.
+        # MLflow parameters are immutable: a resumed job cannot change them and logs only new ones.
         new = [
             Param(key, str(value)[:_LONGEST_PARAM])
             for name, value in self._config.items()
@@ -176,13 +176,13 @@ class MlflowSink:
 
 
 class _ConnectionErrors:
-    """Turns what MLflow raises when its server cannot be reached into a `ConnectionError`."""
+    """Context manager that converts MLflow's errors for an unreachable server to `ConnectionError`."""
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, MlflowException) and error.error_code in _PASSING:
-            raise ConnectionError(f"MLflow cannot be reached: {error}") from error
+            raise ConnectionError(f"MLflow is unreachable: {error}") from error
 
 
 def _metrics(record: MetricsRow | Evaluation, values: Mapping[str, float]) -> list[Metric]:

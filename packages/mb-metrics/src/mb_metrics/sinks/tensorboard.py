@@ -1,4 +1,4 @@
-"""The door to TensorBoard: event files, written by tensorboard's own writer, without torch.
+"""Adapter for TensorBoard: event files, written by tensorboard's writer, without torch.
 
 Install it with `pip install "mb-metrics[tensorboard]"`.
 """
@@ -17,16 +17,16 @@ from mb_metrics.record import Evaluation, LogInterval, MetricsRow
 
 
 class TensorBoardSink:
-    """Writes each metric under its name as tag, and ungrouped ones also against samples, as "<name> vs samples".
+    """Sink that writes each metric with its name as tag, and ungrouped metrics also as "<name> vs samples".
 
-    Resuming rewrites the event files of the folder without what the run will repeat. (TensorBoard's own way, a
-    restart mark, would take every later value of the sample axis away, as if samples were steps.)
+    Resuming rewrites the event files of the folder without the steps that the run repeats. TensorBoard's restart
+    marker is not used, because it compares samples with steps and would remove later values on the sample axis.
 
     Args:
-        folder: Where the event files are; it is made. TensorBoard shows it as one run.
-        resume_step: The last step that stands: one before the first (0, or -1 where steps count from 0) begins anew,
-            None continues after what is there.
-        queue_size: Events held for the writing thread before `write_rows` waits for it.
+        folder: Folder of the event files; it is created. TensorBoard shows it as one run.
+        resume_step: The last step to keep: a step before the first one (0, or -1 if steps count from 0) starts empty,
+            None appends to the existing files.
+        queue_size: Capacity of the event queue of the writer thread; `write_rows` blocks when it is full.
     """
 
     def __init__(
@@ -47,20 +47,20 @@ class TensorBoardSink:
             self._write(row.step, row.time, row.consumed_samples, row.values)
 
     def write_interval(self, interval: LogInterval) -> None:
-        """Bring what was written to disk; the last row of an interval carries its rates."""
+        """Flush to disk; the last row of an interval contains its rates."""
         self._writer.flush()
 
     def write_evaluation(self, evaluation: Evaluation) -> None:
-        """Write the points of an evaluation and bring them to disk."""
+        """Write the points of an evaluation and flush to disk."""
         self._write(evaluation.step, evaluation.time, evaluation.consumed_samples, evaluation.values)
         self._writer.flush()
 
     def close(self) -> None:
-        """Write what is waiting and close the file."""
+        """Write the pending events and close the file."""
         self._writer.close()
 
     def _write(self, step: int, time: float, samples: int | None, values: Mapping[str, float]) -> None:
-        # A row's points and, right after them, their twins: `drop_later_steps` relies on this order.
+        # The points over samples immediately follow the points over steps: `drop_later_steps` relies on this order.
         self._add(step, time, values)
         if samples is not None:
             twins = {name + VERSUS_SAMPLES: values[name] for name in values if has_samples_axis(name)}
@@ -73,10 +73,10 @@ class TensorBoardSink:
 
 
 def drop_later_steps(folder: str | Path, last_step: int) -> None:
-    """Take the points after a step, and records cut by a kill, out of a folder's event files.
+    """Remove points after a step, and records truncated by a kill, from the event files of a folder.
 
-    A point against samples goes with the step that was written before it. Files in which nothing has to go are
-    not touched; the others are replaced, each at once.
+    A point over samples belongs to the step that was written before it. Files without such points are not modified;
+    the others are replaced atomically.
     """
     for path in sorted(Path(folder).glob("*tfevents*")):
         records = list(RawEventFileLoader(str(path)).Load())
@@ -93,12 +93,12 @@ def drop_later_steps(folder: str | Path, last_step: int) -> None:
 
 
 def _up_to(records: Sequence[bytes], last_step: int) -> list[bytes]:
-    kept, stands = [], True
+    kept, is_kept = [], True
     for record in records:
         event = Event.FromString(record)
         if not _is_twin(event):
-            stands = event.step <= last_step
-        if stands:
+            is_kept = event.step <= last_step
+        if is_kept:
             kept.append(record)
     return kept
 

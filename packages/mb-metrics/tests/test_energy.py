@@ -65,7 +65,7 @@ def test_a_reader_that_fails_ends_the_measurement_and_not_the_run(caplog):
         gpu.now = 20.0
         assert sample(20)["iter-energy/gpu"] == 0.0
     assert [record.message for record in caplog.records] == [
-        "energy is not measured any more: OSError('GPU is lost')"
+        "energy is no longer measured: OSError('GPU is lost')"
     ]
 
 
@@ -76,4 +76,4 @@ def test_a_machine_without_a_gpu_has_no_reader(caplog):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     assert current_gpu_energy() is None
-    assert "there is no GPU" in caplog.text
+    assert "no GPU is available" in caplog.text

@@ -211,11 +211,11 @@ def test_a_t5_is_counted_per_token_of_its_encoder():
 @pytest.mark.parametrize(
     ("model", "seq_length", "message"),
     [
-        ({"hidden_size": 0}, 32, "model.hidden_size: FLOPs need it"),
+        ({"hidden_size": 0}, 32, "model.hidden_size: must be a positive integer"),
         ({"vocab_size": None}, 32, r"vocab_size=None"),
         ({"num_layers": True}, 32, "num_layers=True"),
-        ({}, 0, "sequences have positive lengths"),
-        ({}, [], "sequences have positive lengths"),
+        ({}, 0, "sequence lengths must be positive"),
+        ({}, [], "sequence lengths must be positive"),
         ({"hybrid_layer_pattern": "M*D"}, 32, r"no formula for layers \['D'\]"),
         ({"experimental_attention_variant": "dsa"}, 32, "no formula for 'dsa'"),
         ({"num_moe_experts": 2, "moe_layer_freq": [1]}, 32, "no entry for layer 1"),

@@ -189,7 +189,7 @@ def test_the_page_is_one_file_without_network_and_well_formed(full_run, tmp_path
     assert (page.fetched, page.open) == ([], [])
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)|@import|url\(", text)
     headings = re.findall(r"<h[123]>([^<]+)", text)
-    assert headings[:4] == ["full", "Warnings", "Where the time went", "Curves"]
+    assert headings[:4] == ["full", "Warnings", "Time by activity", "Curves"]
     assert {
         "lm loss",
         "lm loss on validation data",
@@ -204,7 +204,7 @@ def test_the_page_is_one_file_without_network_and_well_formed(full_run, tmp_path
 
 def test_a_page_of_a_run_before_its_first_step(tmp_path):
     run = read_run(write_run(tmp_path, [], [event("start", 0)]))
-    assert "No step was recorded yet: there is nothing to draw." in report_html([run], now=NOW)
+    assert "No step is recorded yet: there is nothing to plot." in report_html([run], now=NOW)
 
 
 def test_several_runs_are_compared(tmp_path):
@@ -221,7 +221,7 @@ def test_several_runs_are_compared(tmp_path):
     page = Page(text)
     assert "2 runs compared" in page.text
     assert page.text.count(f"run ({tmp_path / 'x/run'})") > 3
-    table = re.search(r"Where the runs differ</h3>(.*?)</table>", text)[1]
+    table = re.search(r"Differences between the runs</h3>(.*?)</table>", text)[1]
     assert re.findall(r"<code>([^<]+)</code>", table) == ["a.lr", "1.0", "2.0"]
     assert (
         re.findall(r"changed from tiny</h3>(.*?)<h3>|<details>", text + "<h3>")[0].count("<code>true</code>")
@@ -248,9 +248,7 @@ def test_a_long_run_makes_a_small_page_that_explains_its_points(tmp_path):
     rows[7777]["lm loss"] = 99.0
     text = report_html([read_run(write_run(tmp_path, rows))], now=NOW)
     assert len(text) < 100_000
-    assert (
-        "Each point represents up to 50 values: the line is their mean, the band smallest to largest." in text
-    )
+    assert "Each point represents up to 50 values: the line is their mean, the band their range." in text
     assert "99]" in text  # the one high value is in the envelope
 
 
@@ -261,7 +259,7 @@ def test_metrics_beyond_the_limit_are_named_and_not_plotted(tmp_path):
         for name in ("active", "max-allocated", "inactive", "max-reserved")
     }
     page = Page(report_html([read_run(write_run(tmp_path, [row(1, 0, **losses, **memory)]))], now=NOW))
-    assert "Not drawn: loss 12, loss 13, memory: mem-inactive-gigabytes." in page.text
+    assert "Not plotted: loss 12, loss 13, memory: mem-inactive-gigabytes." in page.text
     assert page.text.index("Memory: mem-max-reserved") < page.text.index("Memory: mem-max-allocated")
 
 

@@ -56,11 +56,11 @@ def test_settings_of_a_disabled_back_end_require_no_package():
 
 def test_messages_name_the_values():
     messages = {rule.id: judge(rule, rule.fails) for rule in RULES}
-    assert messages["V052"] == "'gpt' is set and its run has no name ('')"
+    assert messages["V052"] == "'gpt' is set and the run has no name ('')"
     assert messages["V055"] == "comet_ml is required and not installed"
     assert messages["L02"] == "wandb is required and not installed"
     assert messages["L31"] == "wandb_exp_name='x' without wandb_project"
-    assert messages["L35"] == "the address holds a password (https://***@mlflow.example)"
+    assert messages["L35"] == "the address contains a password (https://***@mlflow.example)"
     assert messages["L05"] == "log_interval=0 is not positive"
 
 

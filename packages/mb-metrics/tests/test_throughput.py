@@ -120,8 +120,8 @@ def test_the_process_group_wins_over_the_launchers_variable(monkeypatch):
 
 def test_metrics_divide_by_the_world_size_of_the_job(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "8")
-    assert Metrics([], log_interval=1)._speed.world_size == 8
-    assert Metrics([], log_interval=1, world_size=2)._speed.world_size == 2
+    assert Metrics([], log_interval=1)._rate_calculator.world_size == 8
+    assert Metrics([], log_interval=1, world_size=2)._rate_calculator.world_size == 2
 
 
 @pytest.mark.parametrize("text", ["0", "eight", "-1"])

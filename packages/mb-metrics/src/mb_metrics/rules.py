@@ -205,9 +205,15 @@ RULES: tuple[Rule, ...] = (
     _installed("V055", ("logger.comet_project",), "comet_ml"),
     _installed("L01", ("logger.tensorboard_dir",), "tensorboard"),
     _installed("L02", ("logger.wandb_project",), "wandb"),
-    _positive("L05", "log_interval", "it is the number of steps between lines"),
+    _positive(
+        "L05", "log_interval", "it is the number of steps between lines, and the step is divided by it"
+    ),
     _positive("L06", "throughput_window_size", "it is the number of steps over which throughput is averaged"),
-    _positive("L07", "tensorboard_log_interval", "it is the number of steps between points"),
+    _positive(
+        "L07",
+        "tensorboard_log_interval",
+        "it is the number of steps between points, and the step is divided by it",
+    ),
     _positive("L08", "tensorboard_queue_size", "an empty queue would make every step wait for the disk"),
     _one_of(
         "L09",
@@ -263,7 +269,8 @@ RULES: tuple[Rule, ...] = (
         id="L38",
         fields=("logger.tensorboard_log_interval", "logger.log_interval"),
         test=_rarely_coincide,
-        why="throughput, memory, times and norms are written only at steps where both intervals end",
+        why="throughput, memory, times and norms are measured at the end of a log interval and written only where both"
+        " intervals end",
         fix="Make one of them a multiple of the other.",
         severity="warning",
         fails={"logger.tensorboard_log_interval": 3, "logger.log_interval": 10},

@@ -178,7 +178,9 @@ def build_profiling(
 
 def _nsys(settings: ProfilingConfig) -> list[StepProfiler]:
     if not torch.cuda.is_available():
-        _logger.warning("profiling: no GPU is available, so nothing is collected for Nsight Systems")
+        _logger.warning(
+            "profiling: no GPU is available, so nothing is marked or collected for Nsight Systems"
+        )
         return []
     profilers: list[StepProfiler] = []
     if settings.use_nsys_profiler:

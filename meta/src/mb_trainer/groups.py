@@ -13,7 +13,7 @@ from megatron.core import parallel_state, tensor_parallel
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from mb_host.reproducibility import fix_sums_by_index
+from mb_host.reproducibility import make_index_add_deterministic
 from mb_models import ModuleGroups
 from mb_models.mimo_config import MimoModelConfig, module_ranks
 from mb_trainer.config import ConfigContainer
@@ -171,7 +171,7 @@ def seed_libraries(config: ConfigContainer, seed: int) -> None:
     if config.model.deterministic_mode:
         torch.use_deterministic_algorithms(True)
     elif not torch.cuda.is_available():
-        fix_sums_by_index()
+        make_index_add_deterministic()
     random.seed(seed)
     np.random.seed(seed)  # libraries that draw from NumPy use its global state
     torch.manual_seed(seed)

@@ -11,7 +11,7 @@ import torch
 from mb_checkpoint import DefaultCheckpointManager, create_checkpoint_manager
 from mb_checkpoint.locks import writing
 from mb_config import non_default_values
-from mb_host.reproducibility import Arithmetic, read_arithmetic, why_not_reproducible
+from mb_host.reproducibility import CpuArithmetic, irreproducibility_reasons, read_arithmetic
 from mb_loop import Callback, CallbackContext, CallbackManager, TrainOutcome, TrainState
 from mb_resilience import SignalShield
 from mb_trainer.arrangement import arranged
@@ -196,9 +196,9 @@ def say_dummy_tokens(rows: int | None, *, tokenizer: int, voice: Voice) -> None:
         )
 
 
-def warn_if_not_reproducible(arithmetic: Arithmetic, voice: Voice) -> None:
+def warn_if_not_reproducible(arithmetic: CpuArithmetic, voice: Voice) -> None:
     """Print the reasons for which this run on the CPU cannot be repeated bit for bit, if there are any."""
-    for reason in why_not_reproducible(arithmetic):
+    for reason in irreproducibility_reasons(arithmetic):
         voice.say(f"warning: this run cannot be repeated bit for bit. {reason}")
 
 

@@ -22,7 +22,7 @@ from megatron.core.transformer.spec_utils import build_module
 from megatron.core.transformer.transformer_config import MLATransformerConfig
 
 from mb_host.layers import host_block_spec
-from mb_host.mends import PATCHES, patch_megatron, without
+from mb_host.patches import PATCH_MARK, patch_megatron, without
 
 LAYOUT = Layout(distributed_optimizer=True)
 STEPS = 4
@@ -55,10 +55,12 @@ def patched_afterwards(root: str, optimizer_format: str) -> list[object]:
     """
     owners = [DistributedOptimizer, MLASelfAttention, DistributedDataParallel]
     targets = [
-        (owner, name) for owner in owners for name in vars(owner) if hasattr(vars(owner)[name], PATCHES)
+        (owner, name) for owner in owners for name in vars(owner) if hasattr(vars(owner)[name], PATCH_MARK)
     ]
     for owner, name in targets:
-        setattr(owner, name, inspect.unwrap(vars(owner)[name], stop=lambda each: not hasattr(each, PATCHES)))
+        setattr(
+            owner, name, inspect.unwrap(vars(owner)[name], stop=lambda each: not hasattr(each, PATCH_MARK))
+        )
     try:
         failure = str(resumed(root, optimizer_format, None))
     except AssertionError as error:

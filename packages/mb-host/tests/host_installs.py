@@ -13,10 +13,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import mb_host
-from mb_host.mends import PATCHES
-from mb_host.rank_messages import RankOrders
-from mb_host.rank_server_main import refusal
-from mb_host.reproducibility import VECTOR_MATH, call, fix_sums_by_index, read_arithmetic
+from mb_host.patches import PATCH_MARK
+from mb_host.rank_messages import RankSpec
+from mb_host.rank_server_main import fork_obstacle
+from mb_host.reproducibility import VECTOR_MATH, call, make_index_add_deterministic, read_arithmetic
 
 
 def plain() -> list:
@@ -50,9 +50,9 @@ def after_megatron() -> list:
         return [isinstance(error, RuntimeError), str(error)]
 
 
-def unknown_mend() -> list:
+def unknown_patch() -> list:
     try:
-        return [bool(mb_host.install(mends=("no_such_fault",)))]
+        return [bool(mb_host.install(patches=("no_such_fault",)))]
     except ValueError as error:
         return [str(error)]
 
@@ -60,7 +60,7 @@ def unknown_mend() -> list:
 def with_gpu_forked() -> list:
     pretend_gpu()
     here = {"environment": {}, "path": tuple(sys.path), "folder": "."}
-    return [refusal(RankOrders(rank=0, world_size=1, imports=(), **here))]
+    return [fork_obstacle(RankSpec(rank=0, world_size=1, imports=(), **here))]
 
 
 def with_gpu_packages() -> list:
@@ -121,7 +121,7 @@ def patched_with_gpu(have: bool = False) -> list:
         optimizer = importlib.import_module("megatron.core.optimizer.distrib_optimizer").DistributedOptimizer
         dispatcher = importlib.import_module("megatron.core.transformer.moe.moe_utils")
     functions = [vars(optimizer)[name] for name in vars(optimizer) if not name.startswith("__")]
-    return [getattr(each, PATCHES, ()) for each in (*functions, dispatcher.maybe_move_tensor_to_cpu)]
+    return [getattr(each, PATCH_MARK, ()) for each in (*functions, dispatcher.maybe_move_tensor_to_cpu)]
 
 
 def patched_with_gpu_and_apex() -> list:
@@ -165,12 +165,12 @@ def sums_by_index() -> list:
     modes = []
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        fix_sums_by_index()
+        make_index_add_deterministic()
         modes.append(torch.get_deterministic_debug_mode())
     indices, rows = torch.arange(20_000) % 50, torch.rand(20_000, 64)
     sums = [torch.zeros(50, 64).index_put_((indices,), rows, accumulate=True) for _ in range(4)]
     torch.use_deterministic_algorithms(True)
-    fix_sums_by_index()
+    make_index_add_deterministic()
     return [*modes, torch.get_deterministic_debug_mode(), all(torch.equal(sums[0], each) for each in sums)]
 
 
@@ -184,7 +184,7 @@ CALLS = (
     with_gpu,
     forced,
     after_megatron,
-    unknown_mend,
+    unknown_patch,
     patched_with_gpu,
     patched_with_gpu_and_apex,
     with_gpu_forked,

@@ -52,7 +52,7 @@ def start(one_rank, tmp_path_factory):
     """Return a function: layout -> (folder of initial weights, losses of one process from them)."""
     known = {}
 
-    def start_of(layout):
+    def rank_starter(layout):
         pattern = layout.pattern.replace("|", "")
         if pattern not in known:
             alone = Layout(pattern=pattern, experts=layout.experts)
@@ -62,7 +62,7 @@ def start(one_rank, tmp_path_factory):
             known[pattern] = (folder, curve.losses)
         return known[pattern]
 
-    return start_of
+    return rank_starter
 
 
 TWO_RANKS = {

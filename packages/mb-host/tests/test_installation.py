@@ -52,9 +52,9 @@ def test_without_a_gpu_packages_of_gpu_kernels_are_not_imported(answers):
 
 def test_with_a_gpu_megatron_is_patched_for_optimizers_of_torch_alone(answers):
     assert answers["patched_with_gpu"] == [
-        ["primed_optimizer_state"],
-        ["own_step_tensors"],
-        ["step_kept_out", "load_without_grad"],
+        ["allocate_optimizer_state"],
+        ["separate_step_tensors"],
+        ["exclude_step_tensor", "load_without_grad"],
         [],
     ]
     assert answers["patched_with_gpu_and_apex"] == [[], [], [], []]
@@ -80,8 +80,8 @@ def test_after_megatron_it_is_too_late(answers):
 
 
 def test_an_unknown_mend_is_refused(answers):
-    [message] = answers["unknown_mend"]
-    assert message.startswith("mends: no_such_fault unknown")
+    [message] = answers["unknown_patch"]
+    assert message.startswith("patches: no_such_fault unknown")
 
 
 SILENT = """

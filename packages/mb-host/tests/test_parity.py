@@ -32,7 +32,7 @@ def start(megatron, one_rank, tmp_path_factory):
     """Return a function: experts -> (folder of initial weights, losses of one process from them)."""
     known = {}
 
-    def start_of(experts):
+    def rank_starter(experts):
         if experts not in known:
             folder, layout = tmp_path_factory.mktemp("start"), Layout(experts=experts)
             one_rank.run(function_in(GPT, "write_start"), str(folder), layout)
@@ -40,7 +40,7 @@ def start(megatron, one_rank, tmp_path_factory):
             known[experts] = (str(folder), alone)
         return known[experts]
 
-    return start_of
+    return rank_starter
 
 
 def largest_difference(pool, layout, start, record):

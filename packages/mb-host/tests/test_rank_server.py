@@ -7,21 +7,21 @@ import sys
 
 import pytest
 
-from mb_host.rank_messages import RankEnds, RankOrders
+from mb_host.rank_messages import RankFileDescriptors, RankSpec
 from mb_host.rank_server import CannotForkError, RankServer, ServerEndedError
 from mb_host.rank_server_main import _fork
-from mb_host.rank_starts import start_of
+from mb_host.start_methods import rank_starter
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux only")
-ORDERS = RankOrders(rank=0, world_size=1, imports=(), environment={}, path=tuple(sys.path), folder=os.curdir)
-ENDS = RankEnds(connection=0, lifeline=1, dump=2)
+ORDERS = RankSpec(rank=0, world_size=1, imports=(), environment={}, path=tuple(sys.path), folder=os.curdir)
+ENDS = RankFileDescriptors(connection=0, lifeline=1, dump=2)
 
 
 @pytest.mark.parametrize(
     ("number", "reason"), [(signal.SIGKILL, "has ended"), (signal.SIGSTOP, r"take more than 0\.1 s")]
 )
 def test_what_does_not_answer_is_ended(number, reason):
-    server = RankServer(env=os.environ, answer_seconds=0.1)
+    server = RankServer(env=os.environ, reply_seconds=0.1)
     try:
         os.kill(server.pid, number)
         os.waitid(os.P_PID, server.pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
@@ -31,7 +31,7 @@ def test_what_does_not_answer_is_ended(number, reason):
         with pytest.raises(ProcessLookupError):
             os.kill(server.pid, 0)
     finally:
-        server.close(patience_seconds=0.0)
+        server.close(grace_seconds=0.0)
 
 
 def test_where_the_server_has_ended_another_one_forks(monkeypatch):
@@ -44,8 +44,8 @@ def test_where_the_server_has_ended_another_one_forks(monkeypatch):
             return "forked"
 
     servers = iter([Ended(), Alive()])
-    monkeypatch.setattr("mb_host.rank_starts.server_for", lambda added, *, env: next(servers))
-    assert start_of("fork", added={}, env={})(ORDERS, ENDS) == "forked"
+    monkeypatch.setattr("mb_host.start_methods.server_for", lambda added, *, env: next(servers))
+    assert rank_starter("fork", added={}, env={})(ORDERS, ENDS) == "forked"
 
 
 def test_where_the_system_does_not_fork_the_reason_is_the_answer(monkeypatch):

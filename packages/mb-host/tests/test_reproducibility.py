@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from mb_host.reproducibility import mkl_version, processor_name, read_arithmetic, why_not_reproducible
+from mb_host.reproducibility import irreproducibility_reasons, mkl_version, processor_name, read_arithmetic
 
 
 def test_conditions_name_the_variable_that_sets_the_threads():
@@ -14,9 +14,9 @@ def test_conditions_name_the_variable_that_sets_the_threads():
 
 def test_threads_that_may_change_are_a_reason():
     fixed = replace(read_arithmetic({}), threads=4, team=4, dynamic=False)
-    assert why_not_reproducible(fixed) == ()
-    assert why_not_reproducible(replace(fixed, team=None)) == ()
-    dynamic, limited = why_not_reproducible(replace(fixed, dynamic=True, team=3))
+    assert irreproducibility_reasons(fixed) == ()
+    assert irreproducibility_reasons(replace(fixed, team=None)) == ()
+    dynamic, limited = irreproducibility_reasons(replace(fixed, dynamic=True, team=3))
     assert dynamic.startswith("OMP_DYNAMIC: OpenMP chooses the number of threads by the load")
     assert limited.startswith("OMP_THREAD_LIMIT: a parallel region received 3 of 4 threads")
 

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from mb_host.installation import HostReport as HostReport
     from mb_host.installation import MegatronAlreadyImportedError as MegatronAlreadyImportedError
     from mb_host.installation import install as install
-    from mb_host.mends import patch_megatron as patch_megatron
-    from mb_host.notices import quiet as quiet
+    from mb_host.log_filters import quiet as quiet
     from mb_host.outcomes import RankFailedError as RankFailedError
     from mb_host.outcomes import RankTimeoutError as RankTimeoutError
+    from mb_host.patches import patch_megatron as patch_megatron
     from mb_host.ranks import RankPool as RankPool
     from mb_host.ranks import run_ranks as run_ranks
 
@@ -34,8 +34,8 @@ _HOMES = {
     "RankTimeoutError": "outcomes",
     "function_in": "function_reference",
     "install": "installation",
-    "patch_megatron": "mends",
-    "quiet": "notices",
+    "patch_megatron": "patches",
+    "quiet": "log_filters",
     "run_ranks": "ranks",
 }
 

@@ -26,12 +26,12 @@ class AfterImport:
         for finder in sys.meta_path:
             spec = None if finder is self else finder.find_spec(name, path, target)
             if spec is not None and spec.loader is not None:
-                _follow(spec.loader, callback=self.callbacks[name])
+                _call_after_exec(spec.loader, callback=self.callbacks[name])
                 return spec
         return None
 
 
-def _follow(loader: Any, *, callback: Callable[[ModuleType], None]) -> None:
+def _call_after_exec(loader: Any, *, callback: Callable[[ModuleType], None]) -> None:
     execute = loader.exec_module
 
     def execute_then_call(module: ModuleType) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 
-def run_as_written(model: Callable[..., Any] | None = None, **_options: object) -> Callable[..., Any]:
+def skip_compile(model: Callable[..., Any] | None = None, **_options: object) -> Callable[..., Any]:
     """Stand in for `torch.compile`, with and without decorator arguments: return the function itself."""
     if model is None:
         return lambda function: function
@@ -19,4 +19,4 @@ def replace_compile() -> None:
     Megatron binds it while it is imported; the real one would pull in the compiler, which doubles the time of that
     import.
     """
-    torch.compile = run_as_written
+    torch.compile = skip_compile

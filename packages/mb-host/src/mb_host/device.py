@@ -25,7 +25,7 @@ class HostProperties:
     minor: int = 0
 
 
-def names_cuda(device: object) -> bool:
+def is_cuda_device(device: object) -> bool:
     """Tell whether torch would read `device` as a CUDA device: a name, an index or a `torch.device`."""
     if isinstance(device, str):
         return device == "cuda" or device.startswith("cuda:")

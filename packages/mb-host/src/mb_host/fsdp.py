@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from mb_host.device import HOST, names_cuda
+from mb_host.device import HOST, is_cuda_device
 from mb_host.kernels import rearrange
 
 
@@ -19,7 +19,7 @@ def replace_meshes() -> None:
 
     @functools.wraps(initialise)
     def on_host(self: DeviceMesh, device_type: str, *args: Any, **kwargs: Any) -> None:
-        initialise(self, HOST.type if names_cuda(device_type) else device_type, *args, **kwargs)
+        initialise(self, HOST.type if is_cuda_device(device_type) else device_type, *args, **kwargs)
 
     mesh: Any = DeviceMesh
     mesh.__init__ = on_host

@@ -26,7 +26,7 @@ class FunctionReference:
         return f"{self.module}:{self.name}"
 
 
-def refer_to(function: Callable[..., Any]) -> FunctionReference:
+def reference_to(function: Callable[..., Any]) -> FunctionReference:
     """Return a reference to `function`.
 
     Raises:

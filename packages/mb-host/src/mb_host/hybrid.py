@@ -32,7 +32,7 @@ from megatron.core.transformer.transformer_layer import (
     TransformerLayerSubmodules,
 )
 
-from mb_host.layers import HostCoreAttention, HostNorm, refuse_ignored
+from mb_host.layers import HostCoreAttention, HostNorm, reject_ignored
 
 
 class HostHybridStack(HybridStack):  # type: ignore[misc]
@@ -63,7 +63,7 @@ def host_hybrid_spec(
     Raises:
         ValueError: `config` sets something that these layers would silently ignore.
     """
-    refuse_ignored(config)
+    reject_ignored(config)
     return ModuleSpec(
         module=HostHybridStack,
         submodules=HybridStackSubmodules(

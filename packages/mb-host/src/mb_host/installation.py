@@ -7,17 +7,17 @@ from dataclasses import dataclass
 import torch
 
 from mb_host.after_import import AfterImport
-from mb_host.bridges import STAND_INS as BRIDGE_STAND_INS
 from mb_host.compile import replace_compile
 from mb_host.device import replace_device
 from mb_host.fsdp import STAND_INS as FSDP_STAND_INS
 from mb_host.fsdp import replace_meshes
 from mb_host.gpu_packages import hide_packages
 from mb_host.kernels import STAND_INS
-from mb_host.mends import ALL_MENDS, callbacks, patch_megatron
-from mb_host.notices import quiet as silence_notices
+from mb_host.log_filters import quiet as apply_log_filters
+from mb_host.mimo_bridge import STAND_INS as BRIDGE_STAND_INS
+from mb_host.patches import ALL_PATCHES, callbacks, patch_megatron
 from mb_host.random import replace_random
-from mb_host.reproducibility import fix_arithmetic
+from mb_host.reproducibility import make_cpu_arithmetic_reproducible
 from mb_host.streams import replace_streams
 from mb_host.tensors import replace_tensors
 
@@ -41,7 +41,7 @@ class MegatronAlreadyImportedError(RuntimeError):
 _reports: list[HostReport] = []
 
 
-def install(*, force: bool = False, quiet: bool = True, mends: Iterable[str] = ALL_MENDS) -> HostReport:
+def install(*, force: bool = False, quiet: bool = True, patches: Iterable[str] = ALL_PATCHES) -> HostReport:
     """Make the host stand in for CUDA in this process, and say whether it does.
 
     To be called before `megatron` is imported, at the top of a module rather than under a main guard, so that
@@ -49,15 +49,15 @@ def install(*, force: bool = False, quiet: bool = True, mends: Iterable[str] = A
     of Megatron Core that do not depend on a missing GPU. A second call changes nothing and returns the first call's
     report. Packages of GPU kernels (`mb_host.gpu_packages.GPU_PACKAGES`) can no longer be imported: where
     Transformer Engine is installed without a GPU, Megatron takes torch's optimizers and the host's layers.
-    Arithmetic on the CPU becomes reproducible, as `mb_host.reproducibility.fix_arithmetic` says, also where there is a
-    GPU: an optimizer may be offloaded to the CPU.
+    CPU arithmetic becomes reproducible (`mb_host.reproducibility.make_cpu_arithmetic_reproducible`), also with a GPU,
+    because an optimizer may be offloaded to the CPU.
 
     Args:
         force: Use the host although there is a GPU; `torch.cuda.is_available()` then says False.
-        quiet: Also silence the `NOTICES` of `mb_host.notices`.
-        mends: Names of the faults of Megatron Core to mend, out of `mb_host.mends.ALL_MENDS`. Each is mended when
-            Megatron's module is imported; Megatron need not be there. Where there is a GPU: those of them that are in
-            `mb_host.mends.ANY_DEVICE`.
+        quiet: Also silence the `LOG_FILTERS` of `mb_host.log_filters`.
+        patches: Names of patches of Megatron Core, out of `mb_host.patches.ALL_PATCHES`. Each is applied when
+            Megatron's module is imported; Megatron need not be installed. With a GPU, only those in
+            `mb_host.patches.ANY_DEVICE_PATCHES` are applied.
 
     Raises:
         MegatronAlreadyImportedError: `megatron.core` is loaded already.
@@ -65,11 +65,11 @@ def install(*, force: bool = False, quiet: bool = True, mends: Iterable[str] = A
     """
     if _reports:
         return _reports[0]
-    chosen = tuple(mends)
+    chosen = tuple(patches)
     after_import = AfterImport({**callbacks(chosen), **STAND_INS, **FSDP_STAND_INS, **BRIDGE_STAND_INS})
     if torch.cuda.is_available() and not force:
         patch_megatron(chosen)
-        fix_arithmetic()
+        make_cpu_arithmetic_reproducible()
         report = HostReport(
             active=False, reason=f"a GPU is there ({torch.cuda.get_device_name()}), so torch is left as it is"
         )
@@ -80,10 +80,10 @@ def install(*, force: bool = False, quiet: bool = True, mends: Iterable[str] = A
         )
     else:
         if quiet:
-            silence_notices()
+            apply_log_filters()
         hide_packages()
         _replace_torch()
-        fix_arithmetic()
+        make_cpu_arithmetic_reproducible()
         sys.meta_path.insert(0, after_import)
         there = "force=True" if force else "no GPU is there"
         report = HostReport(active=True, reason=f"{there}, so the host stands in for CUDA")

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mb_host.scans import causal_convolution, gated_delta_scan, split_conv_scan, unit_length
+from mb_host.ssm_scan import causal_convolution, gated_delta_scan, split_conv_scan, unit_length
 
 GATED_DELTA_CHUNK = 64
 """Tokens of a chunk of the gated-delta scan."""
@@ -38,17 +38,17 @@ class GatedRMSNorm(torch.nn.Module):
 
     def forward(self, inputs: Tensor, gate: Tensor | None = None) -> Tensor:
         """Return the normalised inputs, [..., hidden_size], multiplied by SiLU of the gate before or after."""
-        kind = torch.promote_types(inputs.dtype, torch.float32)
-        values: Tensor = inputs.to(kind)
+        dtype = torch.promote_types(inputs.dtype, torch.float32)
+        values: Tensor = inputs.to(dtype)
         if gate is not None and not self.norm_before_gate:
-            values = values * F.silu(gate.to(kind))
+            values = values * F.silu(gate.to(dtype))
         groups: Tensor = values.unflatten(  # type: ignore[no-untyped-call]
             -1, (-1, self.group_size)
         )
         scale = torch.rsqrt(groups.square().mean(-1, keepdim=True) + self.eps)
-        values = (groups * scale).flatten(-2) * self.weight.to(kind)
+        values = (groups * scale).flatten(-2) * self.weight.to(dtype)
         if gate is not None and self.norm_before_gate:
-            values = values * F.silu(gate.to(kind))
+            values = values * F.silu(gate.to(dtype))
         return values.to(inputs.dtype)
 
 
@@ -115,14 +115,16 @@ def chunk_gated_delta_rule(  # noqa: PLR0913 - the kernel's own
             f"{'given' if initial_state is not None else 'not given'}, output_final_state={output_final_state}, "
             "because the host's scan takes whole sequences that start at zero. Train without packing."
         )
-    kind = torch.promote_types(q.dtype, torch.float32)
-    query, key = (unit_length(each.to(kind)) if use_qk_l2norm_in_kernel else each.to(kind) for each in (q, k))
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    query, key = (
+        unit_length(each.to(dtype)) if use_qk_l2norm_in_kernel else each.to(dtype) for each in (q, k)
+    )
     output = gated_delta_scan(
         query * (q.size(-1) ** -0.5 if scale is None else scale),
         key,
-        v.to(kind),
-        g.to(kind),
-        beta.to(kind),
+        v.to(dtype),
+        g.to(dtype),
+        beta.to(dtype),
         chunk=min(GATED_DELTA_CHUNK, q.size(1)),
     )
     return output.to(q.dtype), None
@@ -159,20 +161,20 @@ def rearrange(tensor: Tensor, pattern: str, **sizes: int) -> Tensor:
         [each.strip("()").split() for each in re.findall(r"\([^)]*\)|\S+", side)]
         for side in pattern.split("->")
     )
-    for place in reversed(range(len(before))):
-        if len(before[place]) > 1:
+    for dim in reversed(range(len(before))):
+        if len(before[dim]) > 1:
             tensor = tensor.unflatten(  # type: ignore[no-untyped-call]
-                place, [sizes.get(name, -1) for name in before[place]]
+                dim, [sizes.get(name, -1) for name in before[dim]]
             )
     names = [name for group in before for name in group]
-    for place in reversed(range(len(names))):
-        if names[place] == "1":
-            tensor = tensor.squeeze(place)
-            del names[place]
+    for dim in reversed(range(len(names))):
+        if names[dim] == "1":
+            tensor = tensor.squeeze(dim)
+            del names[dim]
     tensor = tensor.permute([names.index(name) for group in after for name in group])
-    for place, group in enumerate(after):
+    for dim, group in enumerate(after):
         if len(group) > 1:
-            tensor = tensor.flatten(place, place + len(group) - 1)
+            tensor = tensor.flatten(dim, dim + len(group) - 1)
     return tensor
 
 

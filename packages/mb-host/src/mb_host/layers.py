@@ -121,7 +121,7 @@ class HostCoreAttention(MegatronModule):  # type: ignore[misc]
         Raises:
             ValueError: A bias, a mask under context parallelism, or packed sequences with either of these.
         """
-        self._refuse(attention_mask, attention_bias, packed_seq_params)
+        self._reject(attention_mask, attention_bias, packed_seq_params)
         causal = (attn_mask_type or self.attn_mask_type) in _CAUSAL
         if packed_seq_params is not None:
             return self._packed(query, key, value, packed_seq_params, causal=causal)
@@ -167,7 +167,7 @@ class HostCoreAttention(MegatronModule):  # type: ignore[misc]
             )
         return output_BNSD.permute(2, 0, 1, 3).flatten(2)
 
-    def _refuse(
+    def _reject(
         self,
         attention_mask: Tensor | None,
         attention_bias: Tensor | None,
@@ -228,7 +228,7 @@ def host_layer_spec(config: TransformerConfig, *, num_experts: int | None = None
     Raises:
         ValueError: `config` sets something that the local layers would silently ignore.
     """
-    refuse_ignored(config)
+    reject_ignored(config)
     spec = get_gpt_layer_local_spec(
         num_experts=num_experts,
         moe_grouped_gemm=config.moe_grouped_gemm,
@@ -249,7 +249,7 @@ def host_block_spec(
     Raises:
         ValueError: `config` sets something that the local layers would silently ignore.
     """
-    refuse_ignored(config)
+    reject_ignored(config)
     block = get_gpt_decoder_block_spec(
         config,
         use_transformer_engine=False,
@@ -295,7 +295,7 @@ def has_experts(spec: ModuleSpec) -> bool:
     return isinstance(builder, partial) and builder.func is MoELayer
 
 
-def refuse_ignored(config: TransformerConfig) -> None:
+def reject_ignored(config: TransformerConfig) -> None:
     """Refuse what Megatron's layers without Transformer Engine would take and ignore.
 
     Raises:

@@ -28,7 +28,7 @@ class RankFailedError(RuntimeError):
         self.outcomes = tuple(outcomes)
 
     @property
-    def all_answered(self) -> bool:
+    def all_replied(self) -> bool:
         """Whether every rank raised or returned, so that all processes are there for another run."""
         return all(outcome.state in ("raised", "returned") for outcome in self.outcomes)
 
@@ -41,7 +41,7 @@ class RankTimeoutError(TimeoutError):
         self.outcomes = tuple(outcomes)
 
 
-def failure(outcomes: Sequence[RankOutcome], *, what: str) -> RankFailedError:
+def rank_failed_error(outcomes: Sequence[RankOutcome], *, what: str) -> RankFailedError:
     """Return the error for outcomes in the order in which they came, of which one or more are failures."""
     failed = [outcome for outcome in outcomes if outcome.state in ("raised", "died")]
     others = [outcome for outcome in outcomes if outcome not in failed]
@@ -50,7 +50,9 @@ def failure(outcomes: Sequence[RankOutcome], *, what: str) -> RankFailedError:
     return RankFailedError(_message(headline, ordered), outcomes=ordered)
 
 
-def time_out(outcomes: Sequence[RankOutcome], *, what: str, timeout_seconds: float) -> RankTimeoutError:
+def rank_timeout_error(
+    outcomes: Sequence[RankOutcome], *, what: str, timeout_seconds: float
+) -> RankTimeoutError:
     """Return the error for outcomes of which one or more were still running, and none is a failure."""
     ordered = sorted(outcomes, key=lambda outcome: (outcome.state != "running", outcome.rank))
     hanging = [str(outcome.rank) for outcome in ordered if outcome.state == "running"]

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from mb_host.function_reference import load
 from mb_host.installation import install
-from mb_host.rank_messages import Reply, Work
+from mb_host.rank_messages import RankReply, RankTask
 
 # What a run may leave behind in Megatron: (module, what clears it there). Caches of methods keep their modules.
 _MEGATRON_STATE = (
@@ -33,7 +33,7 @@ _MEGATRON_STATE = (
         "megatron.core.models.common.embeddings.yarn_rotary_pos_embedding",
         "YarnRotaryEmbedding.forward.cache_clear",
     ),
-    ("mb_host.bridges", "forget_bridges"),
+    ("mb_host.mimo_bridge", "clear_bridge_groups"),
 )
 
 
@@ -55,14 +55,14 @@ def main(
     faulthandler.enable(file=dump_fd, all_threads=True)
     threading.Thread(target=_die_with_launcher, args=(lifeline_fds,), daemon=True).start()
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size))
-    connection: Connection[Reply, Work] = Connection(connection_fd)
+    connection: Connection[RankReply, RankTask] = Connection(connection_fd)
     connection.send(_prepare(imports))
     while True:
         try:
-            work = connection.recv()
+            task = connection.recv()
         except EOFError:
             break
-        connection.send(_do(work, rank=rank, world_size=world_size))
+        connection.send(_run_task(task, rank=rank, world_size=world_size))
     _leave_groups()
     _exit()
 
@@ -72,36 +72,36 @@ def _die_with_launcher(lifeline_fds: Sequence[int]) -> None:
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
-def _prepare(imports: Sequence[str]) -> Reply:
+def _prepare(imports: Sequence[str]) -> RankReply:
     try:
         install()
         for name in imports:
             import_module(name)
     except BaseException as error:  # noqa: BLE001 - the launcher raises it
         return _raised(error)
-    return Reply(kind="ready")
+    return RankReply(kind="ready")
 
 
-def _do(work: Work, *, rank: int, world_size: int) -> Reply:
+def _run_task(task: RankTask, *, rank: int, world_size: int) -> RankReply:
     try:
         _leave_groups()
         gc.collect()  # models are cycles: without, two of them would be there at once
-        _join_group(work, rank=rank, world_size=world_size)
-        function = load(work.function)
-        arguments = pickle.loads(work.arguments)
-        return Reply(kind="returned", payload=pickle.dumps(function(*arguments)))
+        _join_group(task, rank=rank, world_size=world_size)
+        function = load(task.function)
+        arguments = pickle.loads(task.arguments)
+        return RankReply(kind="returned", payload=pickle.dumps(function(*arguments)))
     except BaseException as error:  # noqa: BLE001 - the launcher raises it; sys.exit is a failure too
         return _raised(error)
 
 
-def _raised(error: BaseException) -> Reply:
+def _raised(error: BaseException) -> RankReply:
     summary = traceback.format_exception_only(error)[-1].strip()
-    return Reply(kind="raised", summary=summary, detail="".join(traceback.format_exception(error)))
+    return RankReply(kind="raised", summary=summary, detail="".join(traceback.format_exception(error)))
 
 
-def _join_group(work: Work, *, rank: int, world_size: int) -> None:
-    os.environ.update(MASTER_ADDR=work.address, MASTER_PORT=str(work.port))
-    store = dist.TCPStore(work.address, work.port, world_size, is_master=rank == 0)  # type: ignore[attr-defined]
+def _join_group(task: RankTask, *, rank: int, world_size: int) -> None:
+    os.environ.update(MASTER_ADDR=task.address, MASTER_PORT=str(task.port))
+    store = dist.TCPStore(task.address, task.port, world_size, is_master=rank == 0)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
 
 

@@ -8,7 +8,7 @@ from mb_host.function_reference import FunctionReference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankOrders:
+class RankSpec:
     """What a process is told that becomes a rank; `imports` are modules to import before the first run."""
 
     rank: int
@@ -20,7 +20,7 @@ class RankOrders:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankEnds:
+class RankFileDescriptors:
     """File descriptors of the launcher's that a rank takes over.
 
     It talks over `connection`, leaves its stacks in `dump`, and `lifeline` is closed when the launcher is dead.
@@ -32,7 +32,7 @@ class RankEnds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class RankTask:
     """One run: a function, its pickled arguments, and where the ranks meet."""
 
     function: FunctionReference
@@ -42,7 +42,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class RankReply:
     """What a rank says: ready for work, returned (`payload`: the pickled result), or raised.
 
     After raising, `summary` is the exception on one line and `detail` its traceback.

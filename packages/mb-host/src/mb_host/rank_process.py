@@ -10,12 +10,12 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Protocol
 
-from mb_host.rank_messages import RankEnds, RankOrders, Reply, Work
+from mb_host.rank_messages import RankFileDescriptors, RankReply, RankSpec, RankTask
 
 _DEATH_SECONDS = 5.0
 
 
-class Process(Protocol):
+class ProcessHandle(Protocol):
     """What is asked of a process, mostly as of a `subprocess.Popen`; it leads a process group of its own."""
 
     @property
@@ -38,13 +38,17 @@ class RankProcess:
     makes it a process, which takes over the descriptors that it is given.
     """
 
-    def __init__(self, orders: RankOrders, *, start: Callable[[RankOrders, RankEnds], Process]) -> None:
+    def __init__(
+        self, orders: RankSpec, *, start: Callable[[RankSpec, RankFileDescriptors], ProcessHandle]
+    ) -> None:
         self.rank = orders.rank
-        self.connection: Connection[Work, Reply]
+        self.connection: Connection[RankTask, RankReply]
         self.connection, child_end = Pipe()
         lifeline_end, self._lifeline = os.pipe()
         self._dump = tempfile.TemporaryFile()  # noqa: SIM115 - closed by end()
-        ends = RankEnds(connection=child_end.fileno(), lifeline=lifeline_end, dump=self._dump.fileno())
+        ends = RankFileDescriptors(
+            connection=child_end.fileno(), lifeline=lifeline_end, dump=self._dump.fileno()
+        )
         try:
             self._process = start(orders, ends)
         except BaseException:
@@ -66,12 +70,12 @@ class RankProcess:
         """The exit status, minus the signal's number after a signal; None while it runs."""
         return self._process.poll()
 
-    def send(self, work: Work) -> None:
+    def send(self, work: RankTask) -> None:
         """Hand over one run; a rank that has died is found when its reply is awaited."""
         with suppress(BrokenPipeError):
             self.connection.send(work)
 
-    def reply(self) -> Reply | None:
+    def reply(self) -> RankReply | None:
         """Return the reply that is there, or None; after the rank's death `exit_code` says so."""
         try:
             return self.connection.recv() if self.connection.poll() else None
@@ -99,14 +103,14 @@ class RankProcess:
         blocks = text.partition("\nExtension modules:")[0].strip().split("\n\n")
         return "\n\n".join(block for block in blocks if "in _die_with_launcher" not in block)
 
-    def hang_up(self) -> None:
+    def close_connection(self) -> None:
         """Tell the rank that no more work comes."""
         self.connection.close()
 
-    def end(self, *, patience_seconds: float) -> None:
+    def end(self, *, grace_seconds: float) -> None:
         """Wait so long for the rank to leave, then kill it, and whatever it has started, and reap it."""
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(patience_seconds)
+            self._process.wait(grace_seconds)
         self._process.kill()
         self._process.wait()
         self.connection.close()

@@ -12,10 +12,10 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from threading import Lock
 
-from mb_host.rank_messages import RankEnds, RankOrders
+from mb_host.rank_messages import RankFileDescriptors, RankSpec
 from mb_host.spawned_process import SpawnedProcess, kill_group
 
-_ANSWER_SECONDS = 300.0  # on a machine that is busy, too
+_REPLY_SECONDS = 300.0  # on a machine that is busy, too
 _LEAVE_SECONDS = 5.0
 _OUTPUT, _ERRORS = 1, 2
 
@@ -76,14 +76,14 @@ class RankServer:
 
     Args:
         env: The whole environment, as far as it is read by imports; each rank gets its own when it is forked.
-        answer_seconds: How long the imports may take.
+        reply_seconds: How long the imports may take.
     """
 
-    def __init__(self, *, env: Mapping[str, str], answer_seconds: float = _ANSWER_SECONDS) -> None:
-        self._control: Connection[RankOrders, int | str]
+    def __init__(self, *, env: Mapping[str, str], reply_seconds: float = _REPLY_SECONDS) -> None:
+        self._control: Connection[RankSpec, int | str]
         self._control, theirs = Pipe()
         self._lock = Lock()
-        self._answer_seconds = answer_seconds
+        self._reply_seconds = reply_seconds
         self._owner = os.getpid()
         fd = theirs.fileno()
         program = (
@@ -103,7 +103,7 @@ class RankServer:
         """Whether it can be asked."""
         return not self._control.closed and self._process.poll() is None
 
-    def fork(self, orders: RankOrders, ends: RankEnds) -> ForkedProcess:
+    def fork(self, orders: RankSpec, ends: RankFileDescriptors) -> ForkedProcess:
         """Return a new rank, once what it needs has been imported.
 
         Raises:
@@ -112,7 +112,7 @@ class RankServer:
         ours, theirs = os.pipe()
         try:
             with self._lock:
-                answer = self._ask(
+                answer = self._request(
                     orders, [ends.connection, ends.lifeline, ends.dump, _OUTPUT, _ERRORS, theirs]
                 )
         except BaseException:
@@ -125,12 +125,12 @@ class RankServer:
             raise CannotForkError(answer)
         return ForkedProcess(answer, status=ours)
 
-    def _ask(self, orders: RankOrders, ends: Sequence[int]) -> int | str:
+    def _request(self, orders: RankSpec, ends: Sequence[int]) -> int | str:
         try:
             self._control.send(orders)
             with socket.socket(fileno=os.dup(self._control.fileno())) as channel:
                 socket.send_fds(channel, [b"\0"], ends)
-            if self._control.poll(self._answer_seconds):
+            if self._control.poll(self._reply_seconds):
                 return self._control.recv()
         except (OSError, EOFError) as error:
             self.close()
@@ -138,17 +138,17 @@ class RankServer:
         except BaseException:  # interrupted: an answer that comes later would be taken for the next one
             self.close()
             raise
-        self.close(patience_seconds=0.0)
-        raise CannotForkError(f"the imports take more than {self._answer_seconds:g} s")
+        self.close(grace_seconds=0.0)
+        raise CannotForkError(f"the imports take more than {self._reply_seconds:g} s")
 
-    def close(self, *, patience_seconds: float = _LEAVE_SECONDS) -> None:
+    def close(self, *, grace_seconds: float = _LEAVE_SECONDS) -> None:
         """End it, and whatever is left of its ranks; a fork of the process that made it only lets it go."""
         atexit.unregister(self.close)
         self._control.close()
         if os.getpid() != self._owner:
             return
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=patience_seconds)
+            self._process.wait(timeout=grace_seconds)
         self._process.kill()
         self._process.wait()
 

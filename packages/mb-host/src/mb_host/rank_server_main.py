@@ -21,14 +21,14 @@ from typing import NoReturn
 
 from mb_host.installation import install
 from mb_host.rank_main import main
-from mb_host.rank_messages import RankOrders
+from mb_host.rank_messages import RankSpec
 
-NUMBER_OF_ENDS = 6
+NUMBER_OF_DESCRIPTORS = 6
 """What comes with orders: a rank's connection, lifeline and dump, the launcher's output and errors, and the status."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Child:
+class _ChildRank:
     """A rank, and the ends that are this process's: the rank's status goes to one, the other dies with this process."""
 
     pid: int
@@ -41,12 +41,12 @@ def serve(control_fd: int) -> None:
 
     When the launcher hangs up, or has died, all ranks and what they have started are killed.
     """
-    control: Connection[int | str, RankOrders] = Connection(control_fd)
+    control: Connection[int | str, RankSpec] = Connection(control_fd)
     heard, bell = socket.socketpair()
     bell.setblocking(False)
     signal.set_wakeup_fd(bell.fileno(), warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)  # rings the bell
-    children: list[_Child] = []
+    children: list[_ChildRank] = []
     while True:
         ready = wait([control, heard])
         if heard in ready:
@@ -59,21 +59,21 @@ def serve(control_fd: int) -> None:
             except (EOFError, OSError):
                 _end(children)
             own = [control.fileno(), heard.fileno(), bell.fileno()]
-            control.send(refusal(orders) or _fork(orders, ends, children, own=own))
+            control.send(fork_obstacle(orders) or _fork(orders, ends, children, own=own))
             for end in ends:
                 os.close(end)
 
 
-def _received(control: "Connection[int | str, RankOrders]") -> list[int]:
+def _received(control: "Connection[int | str, RankSpec]") -> list[int]:
     """Return the descriptors that follow an order."""
     with socket.socket(fileno=os.dup(control.fileno())) as channel:
-        _, ends, _, _ = socket.recv_fds(channel, 1, NUMBER_OF_ENDS)
+        _, ends, _, _ = socket.recv_fds(channel, 1, NUMBER_OF_DESCRIPTORS)
     for end in ends:
         os.set_inheritable(end, False)
     return ends
 
 
-def refusal(orders: RankOrders) -> str | None:
+def fork_obstacle(orders: RankSpec) -> str | None:
     """Import what the rank needs; return why it cannot be forked here, or None."""
     sys.path[:] = orders.path
     try:
@@ -88,7 +88,7 @@ def refusal(orders: RankOrders) -> str | None:
     return None if threads == 1 else f"{threads} threads run after the imports"
 
 
-def _fork(orders: RankOrders, ends: list[int], children: list[_Child], *, own: list[int]) -> int | str:
+def _fork(orders: RankSpec, ends: list[int], children: list[_ChildRank], *, own: list[int]) -> int | str:
     lifeline, kept = os.pipe()
     *of_rank, status = ends
     gc.freeze()  # else a collection in a rank would touch, and so copy, every page
@@ -100,14 +100,14 @@ def _fork(orders: RankOrders, ends: list[int], children: list[_Child], *, own: l
         return f"the system does not fork: {error}"
     if pid == 0:
         others = [end for child in children for end in (child.status, child.lifeline)]
-        _be_rank(orders, of_rank, lifeline=lifeline, to_close=[*own, kept, status, *others])
+        _run_rank(orders, of_rank, lifeline=lifeline, to_close=[*own, kept, status, *others])
     os.setpgid(pid, pid)  # here too: the launcher may kill the group at once
     os.close(lifeline)
-    children.append(_Child(pid=pid, status=os.dup(status), lifeline=kept))
+    children.append(_ChildRank(pid=pid, status=os.dup(status), lifeline=kept))
     return pid
 
 
-def _be_rank(orders: RankOrders, ends: list[int], *, lifeline: int, to_close: Iterable[int]) -> NoReturn:
+def _run_rank(orders: RankSpec, ends: list[int], *, lifeline: int, to_close: Iterable[int]) -> NoReturn:
     """Become what a fresh interpreter would be, and serve the launcher."""
     code = 1
     try:
@@ -124,7 +124,7 @@ def _be_rank(orders: RankOrders, ends: list[int], *, lifeline: int, to_close: It
         os.environ.clear()
         os.environ.update(orders.environment)
         importlib.invalidate_caches()
-        _draw_anew()
+        _reseed_numpy()
         main(
             rank=orders.rank,
             world_size=orders.world_size,
@@ -141,14 +141,14 @@ def _be_rank(orders: RankOrders, ends: list[int], *, lifeline: int, to_close: It
         os._exit(code)
 
 
-def _draw_anew() -> None:
+def _reseed_numpy() -> None:
     """Seed numpy as its import would; Python's own generator is seeded by the fork."""
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed()
 
 
-def _reap(children: list[_Child]) -> None:
+def _reap(children: list[_ChildRank]) -> None:
     """Say how ranks have ended; what they have started ends with them, while their ids are still their own."""
     for child in list(children):
         if os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
@@ -162,12 +162,12 @@ def _reap(children: list[_Child]) -> None:
         children.remove(child)
 
 
-def _kill(child: _Child) -> None:
+def _kill(child: _ChildRank) -> None:
     with suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
 
 
-def _end(children: list[_Child]) -> NoReturn:
+def _end(children: list[_ChildRank]) -> NoReturn:
     for child in children:
         _kill(child)
     for child in children:

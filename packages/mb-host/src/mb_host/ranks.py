@@ -10,12 +10,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-from mb_host.function_reference import FunctionReference, refer_to
-from mb_host.gathering import gather
+from mb_host.function_reference import FunctionReference, reference_to
 from mb_host.outcomes import RankFailedError
-from mb_host.rank_messages import RankOrders, Work
+from mb_host.rank_messages import RankSpec, RankTask
 from mb_host.rank_process import RankProcess
-from mb_host.rank_starts import StartMethod, start_of
+from mb_host.rank_results import gather_outcomes
+from mb_host.start_methods import StartMethod, rank_starter
 
 Result = TypeVar("Result")
 _ADDRESS = "127.0.0.1"
@@ -88,7 +88,7 @@ class RankPool:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop(patience_seconds=_LEAVE_SECONDS if error is None else 0.0)
+        self._stop(grace_seconds=_LEAVE_SECONDS if error is None else 0.0)
 
     def run(
         self,
@@ -106,39 +106,39 @@ class RankPool:
             RankFailedError: A rank raised or died; the others were given two seconds and then ended.
             RankTimeoutError: A rank was still running after `timeout_seconds` (the pool's unless given); all ended.
         """
-        reference = fn if isinstance(fn, FunctionReference) else refer_to(fn)
+        reference = fn if isinstance(fn, FunctionReference) else reference_to(fn)
         arguments = pickle.dumps(args)
         timeout = self.timeout_seconds if timeout_seconds is None else timeout_seconds
         try:
             self._start()
             self._await_ready()
             with _reserved_port() as port:
-                work = Work(function=reference, arguments=arguments, address=_ADDRESS, port=port)
+                work = RankTask(function=reference, arguments=arguments, address=_ADDRESS, port=port)
                 for process in self._processes:
                     process.send(work)
-                outcomes = gather(self._processes, what=str(reference), timeout_seconds=timeout)
+                outcomes = gather_outcomes(self._processes, what=str(reference), timeout_seconds=timeout)
         except RankFailedError as error:
-            if not error.all_answered:
-                self._stop(patience_seconds=0.0)
+            if not error.all_replied:
+                self._stop(grace_seconds=0.0)
             raise
         except BaseException:
-            self._stop(patience_seconds=0.0)
+            self._stop(grace_seconds=0.0)
             raise
         return [pickle.loads(outcome.result) for outcome in sorted(outcomes, key=lambda each: each.rank)]
 
     def _start(self) -> None:
         if not self._processes:
             self._ready = False
-            start = start_of(self._start_method, added=self._added, env=self._env)
+            start = rank_starter(self._start_method, added=self._added, env=self._env)
             try:
                 for rank in range(self.world_size):
                     self._processes.append(RankProcess(self._orders(rank), start=start))
             except BaseException:
-                self._stop(patience_seconds=0.0)
+                self._stop(grace_seconds=0.0)
                 raise
 
-    def _orders(self, rank: int) -> RankOrders:
-        return RankOrders(
+    def _orders(self, rank: int) -> RankSpec:
+        return RankSpec(
             rank=rank,
             world_size=self.world_size,
             imports=self._imports,
@@ -149,14 +149,14 @@ class RankPool:
 
     def _await_ready(self) -> None:
         if not self._ready:
-            gather(self._processes, what="the start of a rank", timeout_seconds=_START_SECONDS)
+            gather_outcomes(self._processes, what="the start of a rank", timeout_seconds=_START_SECONDS)
             self._ready = True
 
-    def _stop(self, *, patience_seconds: float) -> None:
+    def _stop(self, *, grace_seconds: float) -> None:
         for process in self._processes:
-            process.hang_up()
+            process.close_connection()
         for process in self._processes:
-            process.end(patience_seconds=patience_seconds)
+            process.end(grace_seconds=grace_seconds)
         self._processes.clear()
 
 

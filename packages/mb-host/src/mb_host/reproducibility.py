@@ -47,7 +47,7 @@ def call(name: str, *arguments: int) -> int | None:
     return int(function(*arguments))
 
 
-def fix_arithmetic() -> None:
+def make_cpu_arithmetic_reproducible() -> None:
     """Make equal processes compute equal bits on the CPU. Costs nothing after this call, and starts no thread.
 
     Two things change between processes otherwise. With `OMP_DYNAMIC=true` OpenMP chooses the number of threads by the
@@ -70,7 +70,7 @@ def fix_arithmetic() -> None:
             getattr(torch, name)(one)
 
 
-def fix_sums_by_index() -> None:
+def make_index_add_deterministic() -> None:
     """Make torch add by index in a fixed order on the CPU where it uses several threads; one thread always does.
 
     Otherwise `index_put_(accumulate=True)`, the gradient of `tensor[indices]`, adds 32-bit numbers atomically from all
@@ -84,7 +84,7 @@ def fix_sums_by_index() -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arithmetic:
+class CpuArithmetic:
     """Conditions on which the bits of a computation on the CPU depend."""
 
     threads_requested: str
@@ -116,7 +116,7 @@ class Arithmetic:
         }
 
 
-def read_arithmetic(environment: Mapping[str, str] | None = None) -> Arithmetic:
+def read_arithmetic(environment: Mapping[str, str] | None = None) -> CpuArithmetic:
     """Return the conditions of this process. Opens one parallel region, so that torch's threads are started.
 
     Args:
@@ -124,7 +124,7 @@ def read_arithmetic(environment: Mapping[str, str] | None = None) -> Arithmetic:
     """
     environment = os.environ if environment is None else environment
     names = [name for name in ("MKL_NUM_THREADS", "OMP_NUM_THREADS") if name in environment]
-    return Arithmetic(
+    return CpuArithmetic(
         threads_requested=", ".join(f"{name}={environment[name]}" for name in names) or "not set",
         threads=torch.get_num_threads(),
         team=team_size(),
@@ -165,7 +165,7 @@ def mkl_version() -> str:
     return "none" if found is None else found.partition("Version ")[2].partition(" ")[0]
 
 
-def why_not_reproducible(arithmetic: Arithmetic) -> tuple[str, ...]:
+def irreproducibility_reasons(arithmetic: CpuArithmetic) -> tuple[str, ...]:
     """Return the reasons for which a run on the CPU cannot be repeated bit for bit; empty: it can."""
     reasons = []
     if arithmetic.dynamic:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-_LOOK_SECONDS = 0.02
+_POLL_SECONDS = 0.02
 
 
 class SpawnedProcess:
@@ -62,7 +62,7 @@ class SpawnedProcess:
         while (code := self.poll()) is None:
             if end is not None and time.monotonic() >= end:
                 raise subprocess.TimeoutExpired(cmd=f"process {self.pid}", timeout=timeout or 0.0)
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
         return code
 
     def send_signal(self, number: int) -> None:

@@ -8,7 +8,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from mb_host.layers import HostCoreAttention, HostNorm, refuse_ignored
+from mb_host.layers import HostCoreAttention, HostNorm, reject_ignored
 
 
 def host_t5_spec(
@@ -21,7 +21,7 @@ def host_t5_spec(
     Raises:
         ValueError: `config` sets something that these layers would silently ignore.
     """
-    refuse_ignored(config)
+    reject_ignored(config)
     encoder, decoder = (
         TransformerBlockSubmodules(
             layer_specs=[_with_host_parts(layer)] * config.num_layers, layer_norm=HostNorm

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils._device import _device_constructors
 
-from mb_host.device import HOST, do_nothing, names_cuda
+from mb_host.device import HOST, do_nothing, is_cuda_device
 
 _LIKE = ("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like")
 _NEW = ("new_empty", "new_zeros", "new_ones", "new_full", "new_tensor", "new_empty_strided")
@@ -25,7 +25,7 @@ def on_host(factory: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(factory)
     def make(*args: Any, **kwargs: Any) -> Any:
         if kwargs:
-            if names_cuda(kwargs.get("device")):
+            if is_cuda_device(kwargs.get("device")):
                 kwargs["device"] = HOST
             if kwargs.get("pin_memory"):
                 kwargs["pin_memory"] = False
@@ -50,9 +50,9 @@ def _replace_moves() -> None:
     to, type_ = torch.Tensor.to, torch.Tensor.type
 
     def to_host(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if args and names_cuda(args[0]):
+        if args and is_cuda_device(args[0]):
             args = (HOST, *args[1:])
-        if names_cuda(kwargs.get("device")):
+        if is_cuda_device(kwargs.get("device")):
             kwargs["device"] = HOST
         return to(self, *args, **kwargs)
 

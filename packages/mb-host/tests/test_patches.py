@@ -1,4 +1,4 @@
-"""Faults of Megatron Core: each is there without its mend, and gone with it."""
+"""Faults of Megatron Core: each is there without its patch, and gone with it."""
 
 import sys
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 from host_layouts import Layout
 
 from mb_host import RankFailedError, function_in
-from mb_host.mends import ALL_MENDS, ANY_DEVICE, callbacks, without
+from mb_host.patches import ALL_PATCHES, ANY_DEVICE_PATCHES, callbacks, without
 
 FAULTS = Path(__file__).parent / "host_faults.py"
 FORMATS = ["fully_reshardable", "dp_reshardable"]
@@ -29,7 +29,7 @@ def test_a_resumed_run_goes_on_as_if_never_stopped(saved, one_rank, optimizer_fo
 
 def test_one_step_tensor_for_all_parameters_drifts(saved, one_rank):
     folder, losses = saved
-    [drifted] = one_rank.run(function_in(FAULTS, "resumed"), folder, FORMATS[0], "own_step_tensors")
+    [drifted] = one_rank.run(function_in(FAULTS, "resumed"), folder, FORMATS[0], "separate_step_tensors")
     assert drifted[0] == losses[0]
     assert abs(drifted[-1] - losses[-1]) > 1e-3
 
@@ -37,8 +37,8 @@ def test_one_step_tensor_for_all_parameters_drifts(saved, one_rank):
 @pytest.mark.parametrize(
     ("fault", "optimizer_format", "error"),
     [
-        ("primed_optimizer_state", "fully_reshardable", "AssertionError"),
-        ("step_kept_out", "fully_reshardable", "KeyError: 'step'"),
+        ("allocate_optimizer_state", "fully_reshardable", "AssertionError"),
+        ("exclude_step_tensor", "fully_reshardable", "KeyError: 'step'"),
         ("load_without_grad", "dp_reshardable", "RuntimeError: a view of a leaf Variable"),
     ],
 )
@@ -50,15 +50,19 @@ def test_the_other_faults_refuse_to_load(saved, one_rank, fault, optimizer_forma
 def test_where_there_is_a_gpu_a_resume_needs_the_patches_too(saved, one_rank):
     folder, losses = saved
     [answer] = one_rank.run(function_in(FAULTS, "patched_afterwards"), folder, FORMATS[0])
-    assert answer == ["AssertionError", sorted(ANY_DEVICE), losses]
+    assert answer == ["AssertionError", sorted(ANY_DEVICE_PATCHES), losses]
 
 
 def test_what_a_machine_with_a_gpu_does_not_need():
-    assert sorted({*ALL_MENDS} - {*ANY_DEVICE}) == ["host_lists", "uneven_gather", "uneven_scatter"]
+    assert sorted({*ALL_PATCHES} - {*ANY_DEVICE_PATCHES}) == [
+        "cpu_tensor_to_numpy",
+        "gather_uneven_parts",
+        "scatter_uneven_parts",
+    ]
 
 
 def test_every_mend_has_a_target():
-    assert sorted(callbacks(ALL_MENDS)) == [
+    assert sorted(callbacks(ALL_PATCHES)) == [
         "megatron.core.distributed.distributed_data_parallel",
         "megatron.core.optimizer.distrib_optimizer",
         "megatron.core.tensor_parallel.mappings",
@@ -70,7 +74,7 @@ def test_every_mend_has_a_target():
 HELD = {"experts": Layout(experts=4), "distributed optimizer": Layout(distributed_optimizer=True)}
 
 
-@pytest.mark.parametrize("fault", [None, "freed_models"])
+@pytest.mark.parametrize("fault", [None, "weak_backward_hooks"])
 @pytest.mark.parametrize("layout", HELD.values(), ids=HELD.keys())
 def test_a_model_that_is_dropped_is_freed(layout, fault, one_rank, megatron):
     assert one_rank.run(function_in(FAULTS, "stays"), layout, fault) == [fault is not None]
@@ -88,7 +92,7 @@ def test_rotated_keys_learn_from_the_heads_of_all_ranks(together, one_rank, two_
     [alone] = one_rank.run(function, False, None)
     first, last = two_ranks.run(function, together, None)
     assert [*first, *last] == pytest.approx(alone, rel=1e-4, abs=1e-6)
-    first, last = two_ranks.run(function, together, "rotated_keys")
+    first, last = two_ranks.run(function, together, "reduce_rotary_key_gradient")
     assert [*first, *last] != pytest.approx(alone, rel=0.05, abs=1e-6)
 
 
@@ -99,12 +103,12 @@ def test_parts_of_unequal_length_are_gathered_and_their_gradients_added_up(megat
 
 def test_gloo_does_not_gather_parts_of_unequal_length(megatron, two_ranks):
     with pytest.raises(RankFailedError, match="invalid tensor size"):
-        two_ranks.run(function_in(FAULTS, "unequal_parts"), "uneven_gather")
+        two_ranks.run(function_in(FAULTS, "unequal_parts"), "gather_uneven_parts")
 
 
 def test_an_unknown_mend_is_refused():
     with (
-        pytest.raises(ValueError, match=r"own_step unknown.*choose from .*own_step_tensors"),
+        pytest.raises(ValueError, match=r"own_step unknown.*choose from .*separate_step_tensors"),
         without("own_step"),
     ):
         pass

@@ -1,4 +1,4 @@
-"""State-space and gated-delta scans in torch, chunk by chunk, in the place of the GPU's kernels.
+"""State-space and gated-delta scans in torch, computed chunk by chunk, as replacements for GPU kernels.
 
 Shape letters: B sequences, L tokens, H heads, P channels of a value, N channels of a state, key or query, G groups of
 heads that share B and C, C chunks of Q tokens.
@@ -28,22 +28,24 @@ def state_space_scan(
         chunk: tokens of a chunk; the sequence need not divide by it.
     """
     length = values_BLHP.size(1)
-    fades_BLH = steps_BLH * decay_H
+    log_decays_BLH = steps_BLH * decay_H
     written_BLHP = values_BLHP * steps_BLH.unsqueeze(-1)
-    values, fades, keys, queries = (
-        _chunked(each, chunk) for each in (written_BLHP, fades_BLH, in_BLHN, out_BLHN)
+    values, log_decays, keys, queries = (
+        _chunked(each, chunk) for each in (written_BLHP, log_decays_BLH, in_BLHN, out_BLHN)
     )
-    faded_BHCQ = fades.squeeze(-1).cumsum(-1)
-    kept_BHCQQ = _between(faded_BHCQ)
-    inside = (queries @ keys.mT * kept_BHCQQ) @ values
-    to_end_BHCQ1 = (faded_BHCQ[..., -1:] - faded_BHCQ).exp().unsqueeze(-1)
+    cumulative_BHCQ = log_decays.squeeze(-1).cumsum(-1)
+    decay_BHCQQ = _pairwise_decay(cumulative_BHCQ)
+    inside = (queries @ keys.mT * decay_BHCQQ) @ values
+    to_end_BHCQ1 = (cumulative_BHCQ[..., -1:] - cumulative_BHCQ).exp().unsqueeze(-1)
     added_BHCNP = (keys * to_end_BHCQ1).mT @ values
     state_BHNP = torch.zeros_like(added_BHCNP[:, :, 0])
     before = []
     for index in range(added_BHCNP.size(2)):
         before.append(state_BHNP)
-        state_BHNP = state_BHNP * faded_BHCQ[:, :, index, -1, None, None].exp() + added_BHCNP[:, :, index]
-    across = (queries * faded_BHCQ.exp().unsqueeze(-1)) @ torch.stack(before, dim=2)
+        state_BHNP = (
+            state_BHNP * cumulative_BHCQ[:, :, index, -1, None, None].exp() + added_BHCNP[:, :, index]
+        )
+    across = (queries * cumulative_BHCQ.exp().unsqueeze(-1)) @ torch.stack(before, dim=2)
     return _unchunked(inside + across, length)
 
 
@@ -51,7 +53,7 @@ def gated_delta_scan(
     query_BLHN: Tensor,
     key_BLHN: Tensor,
     value_BLHP: Tensor,
-    fade_BLH: Tensor,
+    log_decay_BLH: Tensor,
     beta_BLH: Tensor,
     *,
     chunk: int,
@@ -66,32 +68,32 @@ def gated_delta_scan(
         query_BLHN: what is asked for, scaled already.
         key_BLHN: where each token writes.
         value_BLHP: what is written.
-        fade_BLH: logarithm of what is kept of the state at each token, not positive.
+        log_decay_BLH: logarithm of what is kept of the state at each token, not positive.
         beta_BLH: strength of the correction, 0 to 1.
         chunk: tokens of a chunk; the sequence need not divide by it.
     """
     length = value_BLHP.size(1)
-    queries, keys, values, fades, betas = (
-        _chunked(each, chunk) for each in (query_BLHN, key_BLHN, value_BLHP, fade_BLH, beta_BLH)
+    queries, keys, values, log_decays, betas = (
+        _chunked(each, chunk) for each in (query_BLHN, key_BLHN, value_BLHP, log_decay_BLH, beta_BLH)
     )
-    faded_BHCQ = fades.squeeze(-1).cumsum(-1)
-    kept_BHCQQ = _between(faded_BHCQ)
-    from_start_BHCQ1 = faded_BHCQ.exp().unsqueeze(-1)
-    to_end_BHCQ1 = (faded_BHCQ[..., -1:] - faded_BHCQ).exp().unsqueeze(-1)
-    system = (betas * (keys @ keys.mT) * kept_BHCQQ).tril(-1)  # solved as if its diagonal were ones
+    cumulative_BHCQ = log_decays.squeeze(-1).cumsum(-1)
+    decay_BHCQQ = _pairwise_decay(cumulative_BHCQ)
+    from_start_BHCQ1 = cumulative_BHCQ.exp().unsqueeze(-1)
+    to_end_BHCQ1 = (cumulative_BHCQ[..., -1:] - cumulative_BHCQ).exp().unsqueeze(-1)
+    system = (betas * (keys @ keys.mT) * decay_BHCQQ).tril(-1)  # solved as if its diagonal were ones
     wanted, seen = (
         torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
         for right in (betas * values, betas * from_start_BHCQ1 * keys)
     )
-    scores = queries @ keys.mT * kept_BHCQQ
+    scores = queries @ keys.mT * decay_BHCQQ
     state_BHNP = keys.new_zeros(*keys.shape[:2], keys.size(-1), values.size(-1))
     outputs = []
     for index in range(keys.size(2)):
         here = (slice(None), slice(None), index)
         corrections = wanted[here] - seen[here] @ state_BHNP
         outputs.append((queries[here] * from_start_BHCQ1[here]) @ state_BHNP + scores[here] @ corrections)
-        kept = state_BHNP * from_start_BHCQ1[here][..., -1:, :]
-        state_BHNP = kept + (keys[here] * to_end_BHCQ1[here]).mT @ corrections
+        carried = state_BHNP * from_start_BHCQ1[here][..., -1:, :]
+        state_BHNP = carried + (keys[here] * to_end_BHCQ1[here]).mT @ corrections
     return _unchunked(torch.stack(outputs, dim=2), length)
 
 
@@ -123,31 +125,31 @@ def split_conv_scan(  # noqa: PLR0913 - the parts of a layer
         head_width: channels P of a head.
         groups: groups of heads that share `in` and `out`.
     """
-    heads, kind = decay_H.size(0), _computed_in(projected_BLD)
+    heads, dtype = decay_H.size(0), _compute_dtype(projected_BLD)
     inner = heads * head_width
     states = (conv_weight_DW.size(0) - inner) // (2 * groups)
     gate, mixed, steps = torch.split(projected_BLD, [inner, inner + 2 * groups * states, heads], dim=-1)
-    convolved = causal_convolution(mixed, conv_weight_DW, conv_bias_D).to(kind)
+    convolved = causal_convolution(mixed, conv_weight_DW, conv_bias_D).to(dtype)
     values, into, out_of = torch.split(convolved, [inner, groups * states, groups * states], dim=-1)
     values_BLHP = _unflatten(values, -1, (heads, head_width))
     in_BLHN, out_BLHN = (
         _unflatten(each, -1, (groups, states)).repeat_interleave(heads // groups, dim=2)
         for each in (into, out_of)
     )
-    steps_BLH = F.softplus(steps.to(kind) + step_bias_H.to(kind))
-    scanned = state_space_scan(values_BLHP, steps_BLH, decay_H.to(kind), in_BLHN, out_BLHN, chunk=chunk)
-    skip_HP = skip.to(kind) if skip.dim() == 2 else skip.to(kind).unsqueeze(-1)
+    steps_BLH = F.softplus(steps.to(dtype) + step_bias_H.to(dtype))
+    scanned = state_space_scan(values_BLHP, steps_BLH, decay_H.to(dtype), in_BLHN, out_BLHN, chunk=chunk)
+    skip_HP = skip.to(dtype) if skip.dim() == 2 else skip.to(dtype).unsqueeze(-1)
     whole = (scanned + values_BLHP * skip_HP).flatten(-2)
-    return (whole * F.silu(gate.to(kind))).to(projected_BLD.dtype)
+    return (whole * F.silu(gate.to(dtype))).to(projected_BLD.dtype)
 
 
 def unit_length(vectors: Tensor, dim: int = -1, eps: float = 1e-6) -> Tensor:
     """Divide `vectors` by their length along `dim`; computed in float32 at least, where float16 would lose squares."""
-    values = vectors.to(_computed_in(vectors))
+    values = vectors.to(_compute_dtype(vectors))
     return (values * torch.rsqrt(values.square().sum(dim, keepdim=True) + eps)).to(vectors.dtype)
 
 
-def _computed_in(tensor: Tensor) -> torch.dtype:
+def _compute_dtype(tensor: Tensor) -> torch.dtype:
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
@@ -166,8 +168,8 @@ def _chunked(tensor: Tensor, chunk: int) -> Tensor:
     return _unflatten(filled, 1, (-1, chunk)).permute(0, 3, 1, 2, 4)
 
 
-def _unflatten(tensor: Tensor, place: int, sizes: tuple[int, int]) -> Tensor:
-    whole: Tensor = tensor.unflatten(place, sizes)  # type: ignore[no-untyped-call]
+def _unflatten(tensor: Tensor, dim: int, sizes: tuple[int, int]) -> Tensor:
+    whole: Tensor = tensor.unflatten(dim, sizes)  # type: ignore[no-untyped-call]
     return whole
 
 
@@ -175,8 +177,12 @@ def _unchunked(tensor_BHCQP: Tensor, length: int) -> Tensor:
     return tensor_BHCQP.permute(0, 2, 3, 1, 4).flatten(1, 2)[:, :length]
 
 
-def _between(faded_BHCQ: Tensor) -> Tensor:
+def _pairwise_decay(cumulative_BHCQ: Tensor) -> Tensor:
     """Return what is left at a token (row) of what an earlier one (column) wrote, zero for later ones."""
-    size = faded_BHCQ.size(-1)
-    later = torch.ones(size, size, dtype=torch.bool, device=faded_BHCQ.device).triu(1)
-    return (faded_BHCQ.unsqueeze(-1) - faded_BHCQ.unsqueeze(-2)).masked_fill(later, float("-inf")).exp()
+    size = cumulative_BHCQ.size(-1)
+    later = torch.ones(size, size, dtype=torch.bool, device=cumulative_BHCQ.device).triu(1)
+    return (
+        (cumulative_BHCQ.unsqueeze(-1) - cumulative_BHCQ.unsqueeze(-2))
+        .masked_fill(later, float("-inf"))
+        .exp()
+    )

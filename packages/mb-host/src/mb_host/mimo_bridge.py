@@ -32,7 +32,7 @@ def stand_in_for_bridge(module: ModuleType) -> None:
     module.__dict__["dist"] = HostDistributed()
 
 
-def forget_bridges() -> None:
+def clear_bridge_groups() -> None:
     """Forget the groups that Megatron keeps for the next bridge, because the process group they are part of is gone."""
     module = sys.modules.get(BRIDGES)
     if module is not None:

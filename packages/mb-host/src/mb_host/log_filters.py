@@ -8,7 +8,7 @@ from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Notice:
+class LogFilter:
     """One notice to keep quiet.
 
     `source` is the module that it is said to come from: for a warning a regular expression for the start of the
@@ -21,92 +21,92 @@ class Notice:
     why: str
 
 
-NOTICES: tuple[Notice, ...] = (
-    Notice(
+LOG_FILTERS: tuple[LogFilter, ...] = (
+    LogFilter(
         kind="warning",
         source=r"megatron\.core",
         pattern=r"(Transformer Engine and )?Apex (are|is) not installed",
         why="both need CUDA; torch's own norms and optimizers are the right ones here",
     ),
-    Notice(
+    LogFilter(
         kind="warning",
         source=r".*megatron.core.inference",  # a path: Python is only compiling the file
         pattern=r"invalid escape sequence",
         why="a docstring of Megatron's, seen once, when its file is compiled",
     ),
-    Notice(
+    LogFilter(
         kind="warning",
         source=r"megatron\.core\.hyper_comm_grid",
         pattern=r"absl\.logging is not installed",
         why="the standard library's logging takes its place",
     ),
-    Notice(
+    LogFilter(
         kind="warning",
         source=r"megatron\.core\.transformer\.transformer_config",
         pattern=r"full scope is deprecated",
         why="about CUDA graphs, and about a value that Megatron itself has set",
     ),
-    Notice(
+    LogFilter(
         kind="warning",
         source=r"megatron\.core\.models\.mimo",
         pattern=r"MimoModelConfig is experimental",
         why="said when the class is defined, whether or not anybody uses it",
     ),
-    Notice(
+    LogFilter(
         kind="warning",
         source=r"megatron\.core\.tensor_parallel\.layers",
         pattern=r"When using .* it is recommended to set .* CUDA_DEVICE_MAX_CONNECTIONS",
         why="there are no CUDA connections",
     ),
-    Notice(
+    LogFilter(
         kind="warning",
         source=r"megatron\.core\.optimizer\.optimizer",
         pattern=r"The \.grad attribute of a Tensor that is not a leaf Tensor is being accessed",
         why="the distributed optimizer looks at gradients of its own views, which is harmless",
     ),
-    Notice(
+    LogFilter(
         kind="warning",
         source=r"torch\.distributed\.checkpoint",
         pattern=r"torch\.distributed is disabled, unavailable or uninitialized",
         why="Megatron reads checkpoint metadata in each process by itself",
     ),
-    Notice(
+    LogFilter(
         kind="warning",
         source=r"torch\.distributed\.checkpoint",
         pattern=r"The argument order of load has been changed",
         why="Megatron's call, which is right for both orders",
     ),
-    Notice(
+    LogFilter(
         kind="warning",
         source=r"torch\.distributed\.checkpoint",
         pattern=r"Please use DTensor instead and we are deprecating ShardedTensor",
         why="Megatron's format of checkpoints",
     ),
-    Notice(
+    LogFilter(
         kind="log",
         source="torch.utils.cpp_extension",
         pattern=r"No CUDA runtime is found",
         why="there is none, and nothing is built",
     ),
-    Notice(
+    LogFilter(
         kind="log",
         source="megatron.core.tensor_parallel.random",
         pattern=r"CPU RNG state changed",
         why="host and device share one generator, so a fork of the device's state moves the host's",
     ),
-    Notice(
+    LogFilter(
         kind="log",
         source="megatron.core.models.gpt.gpt_model",
         pattern=r"GPTModel IS DEPRECATED",
         why="a choice of whoever wrote the trainer, repeated for each model chunk",
     ),
-    Notice(
+    LogFilter(
         kind="log",
         source="megatron.core.distributed.distributed_data_parallel",
         pattern=r"DistributedDataParallel: full_param_layout not provided",
         why="the same layout is then computed there",
     ),
-    Notice(
+    LogFilter(
         kind="log",
         source="megatron.core.dist_checkpointing.strategies.torch",
         pattern=r"MCore's async save is deprecated",
@@ -115,7 +115,7 @@ NOTICES: tuple[Notice, ...] = (
 )
 
 
-class _Drop(logging.Filter):
+class _DropMessages(logging.Filter):
     """A logging filter that drops the records whose text starts with `pattern`."""
 
     def __init__(self, pattern: str) -> None:
@@ -127,17 +127,17 @@ class _Drop(logging.Filter):
 
 
 def quiet() -> None:
-    """Silence every notice of `NOTICES`, and nothing else; calling it again changes nothing.
+    """Silence every notice of `LOG_FILTERS`, and nothing else; calling it again changes nothing.
 
     Warning filters are Python's, so a `warnings.catch_warnings` block, or pytest, sets them aside.
     """
-    for notice in NOTICES:
-        if notice.kind == "warning":
-            warnings.filterwarnings("ignore", message=notice.pattern, module=notice.source)
+    for log_filter in LOG_FILTERS:
+        if log_filter.kind == "warning":
+            warnings.filterwarnings("ignore", message=log_filter.pattern, module=log_filter.source)
         else:
-            _drop(notice.pattern, logger=logging.getLogger(notice.source))
+            _add_filter(log_filter.pattern, logger=logging.getLogger(log_filter.source))
 
 
-def _drop(pattern: str, *, logger: logging.Logger) -> None:
-    if not any(isinstance(known, _Drop) and known.pattern == pattern for known in logger.filters):
-        logger.addFilter(_Drop(pattern))
+def _add_filter(pattern: str, *, logger: logging.Logger) -> None:
+    if not any(isinstance(known, _DropMessages) and known.pattern == pattern for known in logger.filters):
+        logger.addFilter(_DropMessages(pattern))

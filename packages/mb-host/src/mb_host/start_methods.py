@@ -4,23 +4,23 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Literal
 
-from mb_host.rank_messages import RankEnds, RankOrders
-from mb_host.rank_process import Process
+from mb_host.rank_messages import RankFileDescriptors, RankSpec
+from mb_host.rank_process import ProcessHandle
 from mb_host.rank_server import CannotForkError, ServerEndedError, server_for
 from mb_host.spawned_process import SpawnedProcess
 
 StartMethod = Literal["fork", "spawn"]
 
 
-def start_of(
+def rank_starter(
     method: StartMethod, *, added: Mapping[str, str], env: Mapping[str, str]
-) -> Callable[[RankOrders, RankEnds], Process]:
+) -> Callable[[RankSpec, RankFileDescriptors], ProcessHandle]:
     """Return what starts a rank; `env` is its environment, of which a pool has added `added`."""
     if method == "spawn" or sys.platform != "linux":
         return spawn
     server = server_for(added, env=env)
 
-    def fork(orders: RankOrders, ends: RankEnds) -> Process:
+    def fork(orders: RankSpec, ends: RankFileDescriptors) -> ProcessHandle:
         try:
             try:
                 return server.fork(orders, ends)
@@ -32,7 +32,7 @@ def start_of(
     return fork
 
 
-def spawn(orders: RankOrders, ends: RankEnds) -> Process:
+def spawn(orders: RankSpec, ends: RankFileDescriptors) -> ProcessHandle:
     """Start a rank in a fresh interpreter."""
     arguments = (
         f"rank={orders.rank}, world_size={orders.world_size}, imports={orders.imports!r}, "

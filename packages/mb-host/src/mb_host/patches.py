@@ -1,4 +1,4 @@
-"""Faults of Megatron Core, each mended by one function of this file.
+"""Faults of Megatron Core, each patched by one function of this file.
 
 The first four are in how `DistributedOptimizer` loads a checkpoint when neither Transformer Engine nor Apex is
 installed: it was written for their FusedAdam, which keeps one step per parameter group and whose state the loader
@@ -28,8 +28,8 @@ Function = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mend:
-    """One mend: `wrap(original)` takes the place of `target`, a dotted path inside `module`, where it is needed."""
+class Patch:
+    """One patch: `wrap(original)` takes the place of `target`, a dotted path inside `module`, where it is needed."""
 
     wrap: Callable[[Function], Function]
     module: str
@@ -40,15 +40,15 @@ class Mend:
 
     @property
     def name(self) -> str:
-        """The name of the function that mends: the fault's name."""
+        """The name of the function that patches: the fault's name."""
         return self.wrap.__name__
 
 
-def primed_optimizer_state(state_dict: Function) -> Function:
+def allocate_optimizer_state(state_dict: Function) -> Function:
     """Give AdamW its state before it is asked for: without, an assertion on the number of steps fails."""
 
     @functools.wraps(state_dict)
-    def mended(self: Any) -> Any:
+    def patched(self: Any) -> Any:
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
                 state = self.optimizer.state[parameter]
@@ -58,31 +58,31 @@ def primed_optimizer_state(state_dict: Function) -> Function:
                     state["exp_avg_sq"] = torch.zeros_like(parameter.data)
         return state_dict(self)
 
-    return mended
+    return patched
 
 
-def own_step_tensors(load_state_dict: Function) -> Function:
+def separate_step_tensors(load_state_dict: Function) -> Function:
     """Give each parameter its own step tensor.
 
     A shared one counts every update once per parameter, and the resumed run drifts without a word.
     """
 
     @functools.wraps(load_state_dict)
-    def mended(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def patched(self: Any, *args: Any, **kwargs: Any) -> Any:
         loaded = load_state_dict(self, *args, **kwargs)
         for state in self.optimizer.state.values():
             if "step" in state:
                 state["step"] = state["step"].clone()
         return loaded
 
-    return mended
+    return patched
 
 
-def step_kept_out(set_states: Function) -> Function:
+def exclude_step_tensor(set_states: Function) -> Function:
     """Keep the step out of what is loaded by parameter: looked up in a checkpoint without it, it is a KeyError."""
 
     @functools.wraps(set_states)
-    def mended(self: Any, model_param: Any, tensors: Mapping[str, Any]) -> Any:
+    def patched(self: Any, model_param: Any, tensors: Mapping[str, Any]) -> Any:
         group, order = self.model_param_group_index_map[model_param]
         state = self.optimizer.state[self.optimizer.param_groups[group]["params"][order]]
         step = state.pop("step", None)
@@ -92,7 +92,7 @@ def step_kept_out(set_states: Function) -> Function:
             if step is not None:
                 state["step"] = step
 
-    return mended
+    return patched
 
 
 def load_without_grad(set_states: Function) -> Function:
@@ -100,23 +100,25 @@ def load_without_grad(set_states: Function) -> Function:
     return torch.no_grad()(set_states)
 
 
-def host_lists(maybe_move_tensor_to_cpu: Function) -> Function:
+def cpu_tensor_to_numpy(maybe_move_tensor_to_cpu: Function) -> Function:
     """Make host tensors lists too: the test for a CUDA tensor also guards the conversion that all-to-all needs."""
 
     @functools.wraps(maybe_move_tensor_to_cpu)
-    def mended(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+    def patched(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
         if as_numpy and torch.is_tensor(tensor) and not tensor.is_cuda:
             return tensor.numpy()
         return maybe_move_tensor_to_cpu(tensor, as_numpy, record_stream)
 
-    return mended
+    return patched
 
 
-def uneven_gather(gather_along_first_dim: Function) -> Function:
+def gather_uneven_parts(gather_along_first_dim: Function) -> Function:
     """Gather parts of unequal length, as experts under expert-tensor parallelism have: gloo knows equal ones only."""
 
     @functools.wraps(gather_along_first_dim)
-    def mended(part: Any, group: Any, output_split_sizes: Any = None, use_global_buffer: bool = False) -> Any:
+    def patched(
+        part: Any, group: Any, output_split_sizes: Any = None, use_global_buffer: bool = False
+    ) -> Any:
         if output_split_sizes is None or group.size() == 1 or len({*output_split_sizes}) == 1:
             return gather_along_first_dim(part, group, output_split_sizes, use_global_buffer)
         longest = part.new_zeros(max(output_split_sizes), *part.shape[1:])
@@ -125,24 +127,26 @@ def uneven_gather(gather_along_first_dim: Function) -> Function:
         torch.distributed.all_gather(parts, longest, group=group)
         return torch.cat([whole[:size] for whole, size in zip(parts, output_split_sizes, strict=True)])
 
-    return mended
+    return patched
 
 
-def uneven_scatter(reduce_scatter_along_first_dim: Function) -> Function:
+def scatter_uneven_parts(reduce_scatter_along_first_dim: Function) -> Function:
     """Add up and scatter parts of unequal length, the reverse of it."""
 
     @functools.wraps(reduce_scatter_along_first_dim)
-    def mended(whole: Any, group: Any, input_split_sizes: Any = None, use_global_buffer: bool = False) -> Any:
+    def patched(
+        whole: Any, group: Any, input_split_sizes: Any = None, use_global_buffer: bool = False
+    ) -> Any:
         if input_split_sizes is None or group.size() == 1 or len({*input_split_sizes}) == 1:
             return reduce_scatter_along_first_dim(whole, group, input_split_sizes, use_global_buffer)
         total = whole.clone()
         torch.distributed.all_reduce(total, group=group)
         return torch.split(total, list(input_split_sizes))[group.rank()].contiguous()
 
-    return mended
+    return patched
 
 
-def rotated_keys(qkv_down_projection: Function) -> Function:
+def reduce_rotary_key_gradient(qkv_down_projection: Function) -> Function:
     """Add up what all heads say of the rotated part of latent attention's keys.
 
     Where the projection is split over tensor-parallel ranks, as without Transformer Engine, that part's gradient would
@@ -151,7 +155,7 @@ def rotated_keys(qkv_down_projection: Function) -> Function:
     known = qkv_down_projection.__globals__
 
     @functools.wraps(qkv_down_projection)
-    def mended(self: Any, hidden_states: Any) -> Any:
+    def patched(self: Any, hidden_states: Any) -> Any:
         queries, keys = qkv_down_projection(self, hidden_states)
         sizes = [self.config.kv_lora_rank, self.config.qk_pos_emb_head_dim]
         if keys.size(-1) == sum(sizes):
@@ -167,7 +171,7 @@ def rotated_keys(qkv_down_projection: Function) -> Function:
             rotated.register_hook(add_up)  # type: ignore[no-untyped-call]
         return queries, torch.cat([latent, rotated], dim=-1)
 
-    return mended
+    return patched
 
 
 def _added_up(gradient: torch.Tensor, *, group: Any) -> torch.Tensor:
@@ -176,7 +180,7 @@ def _added_up(gradient: torch.Tensor, *, group: Any) -> torch.Tensor:
     return total
 
 
-def freed_models(make_hook: Function) -> Function:
+def weak_backward_hooks(make_hook: Function) -> Function:
     """Have the hooks of data parallelism know their wrapper weakly, so that a model that is dropped can be freed.
 
     What keeps a graph of autograd keeps these hooks, where no garbage collector looks: the distributed optimizer's main
@@ -185,7 +189,7 @@ def freed_models(make_hook: Function) -> Function:
     """
 
     @functools.wraps(make_hook)
-    def mended(self: Any, param: Any) -> Any:
+    def patched(self: Any, param: Any) -> Any:
         wrapper = weakref.ref(self)
 
         def hook(*gradients: Any) -> None:
@@ -194,7 +198,7 @@ def freed_models(make_hook: Function) -> Function:
 
         return hook
 
-    return mended
+    return patched
 
 
 def torch_optimizer(module: ModuleType) -> bool:
@@ -202,8 +206,8 @@ def torch_optimizer(module: ModuleType) -> bool:
     return not module.__dict__["HAVE_APEX_OR_TE"]
 
 
-def _of_optimizer(wrap: Callable[[Function], Function], *, target: str) -> Mend:
-    return Mend(
+def _of_optimizer(wrap: Callable[[Function], Function], *, target: str) -> Patch:
+    return Patch(
         wrap=wrap,
         module="megatron.core.optimizer.distrib_optimizer",
         target=f"DistributedOptimizer.{target}",
@@ -211,8 +215,8 @@ def _of_optimizer(wrap: Callable[[Function], Function], *, target: str) -> Mend:
     )
 
 
-def _of_exchange(wrap: Callable[[Function], Function], *, target: str) -> Mend:
-    return Mend(
+def _of_exchange(wrap: Callable[[Function], Function], *, target: str) -> Patch:
+    return Patch(
         wrap=wrap,
         module="megatron.core.tensor_parallel.mappings",
         target=target,
@@ -221,35 +225,35 @@ def _of_exchange(wrap: Callable[[Function], Function], *, target: str) -> Mend:
     )
 
 
-MENDS: tuple[Mend, ...] = (
-    _of_optimizer(primed_optimizer_state, target="state_dict"),
-    _of_optimizer(own_step_tensors, target="load_state_dict"),
-    _of_optimizer(step_kept_out, target="_set_main_param_and_optimizer_states"),
+PATCHES: tuple[Patch, ...] = (
+    _of_optimizer(allocate_optimizer_state, target="state_dict"),
+    _of_optimizer(separate_step_tensors, target="load_state_dict"),
+    _of_optimizer(exclude_step_tensor, target="_set_main_param_and_optimizer_states"),
     _of_optimizer(load_without_grad, target="_set_main_param_and_optimizer_states"),
-    Mend(
-        wrap=host_lists,
+    Patch(
+        wrap=cpu_tensor_to_numpy,
         module="megatron.core.transformer.moe.moe_utils",
         target="maybe_move_tensor_to_cpu",
         needed=lambda module: True,
         host_only=True,
     ),
-    Mend(
-        wrap=rotated_keys,
+    Patch(
+        wrap=reduce_rotary_key_gradient,
         module="megatron.core.transformer.multi_latent_attention",
         target="MLASelfAttention._qkv_down_projection",
         needed=lambda module: True,
     ),
-    Mend(
-        wrap=freed_models,
+    Patch(
+        wrap=weak_backward_hooks,
         module="megatron.core.distributed.distributed_data_parallel",
         target="DistributedDataParallel._make_backward_post_hook",
         needed=lambda module: True,
     ),
-    _of_exchange(uneven_gather, target="_gather_along_first_dim"),
-    _of_exchange(uneven_scatter, target="_reduce_scatter_along_first_dim"),
+    _of_exchange(gather_uneven_parts, target="_gather_along_first_dim"),
+    _of_exchange(scatter_uneven_parts, target="_reduce_scatter_along_first_dim"),
 )
-ALL_MENDS: tuple[str, ...] = tuple(mend.name for mend in MENDS)
-ANY_DEVICE: tuple[str, ...] = tuple(mend.name for mend in MENDS if not mend.host_only)
+ALL_PATCHES: tuple[str, ...] = tuple(patch.name for patch in PATCHES)
+ANY_DEVICE_PATCHES: tuple[str, ...] = tuple(patch.name for patch in PATCHES if not patch.host_only)
 """Names of the patches that are applied on a machine with a GPU, too."""
 
 _left_out: ContextVar[frozenset[str]] = ContextVar("mends left out", default=frozenset())
@@ -271,34 +275,34 @@ def without(*names: str) -> Iterator[None]:
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Refuse names that are not in `ALL_MENDS`.
+    """Refuse names that are not in `ALL_PATCHES`.
 
     Raises:
         ValueError: There is no mend of that name.
     """
-    unknown = sorted(set(names) - set(ALL_MENDS))
+    unknown = sorted(set(names) - set(ALL_PATCHES))
     if unknown:
         raise ValueError(
-            f"mends: {', '.join(unknown)} unknown, because only named faults can be chosen; "
-            f"choose from {', '.join(ALL_MENDS)}."
+            f"patches: {', '.join(unknown)} unknown, because only named faults can be chosen; "
+            f"choose from {', '.join(ALL_PATCHES)}."
         )
 
 
-def patch_megatron(names: Iterable[str] = ANY_DEVICE) -> tuple[str, ...]:
+def patch_megatron(names: Iterable[str] = ANY_DEVICE_PATCHES) -> tuple[str, ...]:
     """Apply patches to Megatron Core, whether or not there is a GPU; return their names.
 
     `install` calls this function where there is a GPU. A module that is imported already is patched at once, another
     right after its import. torch is not changed. A second call does nothing.
 
     Args:
-        names: Names out of `ANY_DEVICE`; those of `ALL_MENDS` that a machine with a GPU does not need are left out.
+        names: Names out of `ANY_DEVICE_PATCHES`. Other names of `ALL_PATCHES` are accepted and ignored.
 
     Raises:
         ValueError: There is no patch of that name.
     """
     wanted = set(names)
     check_names(wanted)
-    chosen = tuple(name for name in ANY_DEVICE if name in wanted)
+    chosen = tuple(name for name in ANY_DEVICE_PATCHES if name in wanted)
     pending = callbacks(chosen)
     for module in [name for name in pending if name in sys.modules]:
         pending.pop(module)(sys.modules[module])
@@ -310,32 +314,32 @@ def patch_megatron(names: Iterable[str] = ANY_DEVICE) -> tuple[str, ...]:
 def callbacks(names: Iterable[str]) -> dict[str, Callable[[ModuleType], None]]:
     """Return, by name of a Megatron module, what puts the mends called `names` into that module."""
     check_names(names)
-    chosen = [mend for mend in MENDS if mend.name in set(names)]
+    chosen = [patch for patch in PATCHES if patch.name in set(names)]
     return {
-        module: functools.partial(_put, mends=[mend for mend in chosen if mend.module == module])
-        for module in {mend.module for mend in chosen}
+        module: functools.partial(_put, patches=[patch for patch in chosen if patch.module == module])
+        for module in {patch.module for patch in chosen}
     }
 
 
-def _put(module: ModuleType, *, mends: Sequence[Mend]) -> None:
-    for mend in mends:
-        *path, name = mend.target.split(".")
+def _put(module: ModuleType, *, patches: Sequence[Patch]) -> None:
+    for patch in patches:
+        *path, name = patch.target.split(".")
         owner = functools.reduce(getattr, path, module)
         original = getattr(owner, name)
-        if mend.name not in getattr(original, PATCHES, ()) and mend.needed(module):
-            setattr(owner, name, _switched(mend, original=original))
+        if patch.name not in getattr(original, PATCH_MARK, ()) and patch.needed(module):
+            setattr(owner, name, _switched(patch, original=original))
 
 
-PATCHES = "mb_host_patches"
+PATCH_MARK = "mb_host_patches"
 """Attribute of a patched function: the names of its patches."""
 
 
-def _switched(mend: Mend, *, original: Function) -> Function:
-    mended = mend.wrap(original)
+def _switched(patch: Patch, *, original: Function) -> Function:
+    patched = patch.wrap(original)
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        return (original if mend.name in _left_out.get() else mended)(*args, **kwargs)
+        return (original if patch.name in _left_out.get() else patched)(*args, **kwargs)
 
-    setattr(call, PATCHES, (*getattr(original, PATCHES, ()), mend.name))
+    setattr(call, PATCH_MARK, (*getattr(original, PATCH_MARK, ()), patch.name))
     return call

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable, Sequence
 from multiprocessing.connection import wait
 
-from mb_host.outcomes import RankOutcome, failure, time_out
+from mb_host.outcomes import RankOutcome, rank_failed_error, rank_timeout_error
 from mb_host.rank_process import RankProcess
 
 # After the first failure, how long the others may take to fail too: their errors often tell more.
@@ -13,7 +13,9 @@ _GRACE_SECONDS = 2.0
 _POLL_SECONDS = 0.05
 
 
-def gather(processes: Sequence[RankProcess], *, what: str, timeout_seconds: float) -> list[RankOutcome]:
+def gather_outcomes(
+    processes: Sequence[RankProcess], *, what: str, timeout_seconds: float
+) -> list[RankOutcome]:
     """Return the outcomes of all ranks, each of which has answered, in the order of their answers.
 
     `what` names what they were asked to do. Ranks that do not answer in time are aborted.
@@ -36,9 +38,9 @@ def gather(processes: Sequence[RankProcess], *, what: str, timeout_seconds: floa
             deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
     outcomes += _aborted(pending)
     if failed:
-        raise failure(outcomes, what=what)
+        raise rank_failed_error(outcomes, what=what)
     if pending:
-        raise time_out(outcomes, what=what, timeout_seconds=timeout_seconds)
+        raise rank_timeout_error(outcomes, what=what, timeout_seconds=timeout_seconds)
     return outcomes
 
 

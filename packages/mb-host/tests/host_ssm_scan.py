@@ -10,7 +10,7 @@ from mb_host.kernels import (
     mamba_split_conv1d_scan_combined,
     repeat_groups,
 )
-from mb_host.scans import gated_delta_scan, state_space_scan, unit_length
+from mb_host.ssm_scan import gated_delta_scan, state_space_scan, unit_length
 
 DOUBLE = {"dtype": torch.float64}
 
@@ -36,10 +36,10 @@ def state_space_recurrence(values, steps, decay, into, out_of):
     return torch.stack(outputs, dim=1)
 
 
-def gated_delta_recurrence(query, key, value, fade, beta):
+def gated_delta_recurrence(query, key, value, log_decay, beta):
     state, outputs = value.new_zeros(value.size(0), value.size(2), key.size(3), value.size(3)), []
     for token in range(value.size(1)):
-        state = state * fade[:, token, :, None, None].exp()
+        state = state * log_decay[:, token, :, None, None].exp()
         seen = (key[:, token, :, :, None] * state).sum(2)
         correction = beta[:, token, :, None] * (value[:, token] - seen)
         state = state + key[:, token, :, :, None] * correction[:, :, None]
@@ -63,18 +63,18 @@ def gated_delta(length, chunk):
         normalize(torch.randn(2, length, 3, 6, **DOUBLE), dim=-1).requires_grad_() for _ in range(2)
     )
     value = torch.randn(2, length, 3, 8, **DOUBLE).requires_grad_()
-    fade = (-2 * torch.rand(2, length, 3, **DOUBLE)).requires_grad_()
+    log_decay = (-2 * torch.rand(2, length, 3, **DOUBLE)).requires_grad_()
     beta = torch.rand(2, length, 3, **DOUBLE).requires_grad_()
-    inputs = (query, key, value, fade, beta)
+    inputs = (query, key, value, log_decay, beta)
     return largest_differences(gated_delta_scan, gated_delta_recurrence, inputs, chunk=chunk)
 
 
 def against_megatrons_gated_delta_rule():
     torch.manual_seed(0)
     query, key = (normalize(torch.randn(2, 100, 3, 16), dim=-1) for _ in range(2))
-    value, fade, beta = torch.randn(2, 100, 3, 8), -torch.rand(2, 100, 3), torch.rand(2, 100, 3)
-    theirs, _ = torch_chunk_gated_delta_rule(query, key, value, fade, beta)
-    ours, _ = chunk_gated_delta_rule(query, key, value, fade, beta)
+    value, log_decay, beta = torch.randn(2, 100, 3, 8), -torch.rand(2, 100, 3), torch.rand(2, 100, 3)
+    theirs, _ = torch_chunk_gated_delta_rule(query, key, value, log_decay, beta)
+    ours, _ = chunk_gated_delta_rule(query, key, value, log_decay, beta)
     return (ours - theirs).abs().max().item()
 
 

@@ -7,7 +7,7 @@ from host_layouts import Layout
 
 from mb_host import RankFailedError, function_in
 
-HYBRID, SCANS = (Path(__file__).parent / name for name in ("host_hybrid.py", "host_scans.py"))
+HYBRID, SCANS = (Path(__file__).parent / name for name in ("host_hybrid.py", "host_ssm_scan.py"))
 pytestmark = pytest.mark.usefixtures("megatron")
 STEPS = 6
 TOLERANCE = 1e-5

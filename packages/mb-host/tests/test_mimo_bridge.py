@@ -6,7 +6,7 @@ import pytest
 
 from mb_host import function_in
 
-BRIDGES = Path(__file__).parent / "host_bridges.py"
+BRIDGES = Path(__file__).parent / "host_mimo_bridge.py"
 pytestmark = pytest.mark.usefixtures("megatron")
 
 

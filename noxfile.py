@@ -25,7 +25,7 @@ ROOT = Path(__file__).parent
 DIST = ROOT / "dist"
 TRAINER_PYTHON = "3.12"
 LIGHT_PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
-LIGHT = ["mb-config", "mb-overlap", "mb-metrics", "mb-resilience", "mb-loop"]
+LIGHT = ["mb-config", "mb-overlap", "mb-metrics", "mb-resilience", "mb-loop", "mb-launch"]
 HEAVY = ["mb-host", "mb-data", "mb-models", "mb-checkpoint"]
 PACKAGES = LIGHT + HEAVY
 ELSEWHERE = {
@@ -35,24 +35,16 @@ ELSEWHERE = {
 OLDEST = [
     *(nox.param(LIGHT_PYTHONS[0], package, id=package) for package in LIGHT),
     *(nox.param(TRAINER_PYTHON, package, id=package) for package in ["mb-data", "mb-trainer"]),
+    nox.param(TRAINER_PYTHON, "mb-launch", id="mb-launch, extras"),
 ]
 OLDEST_TRAINER_TESTS = [
     f"meta/tests/test_{name}.py"
     for name in (
-        *("bad_requests", "ckpt", "cli", "console", "data_commands", "launch_cloudai", "launch_constraints"),
-        *(
-            "launch_outcome",
-            "launching",
-            "loopback",
-            "plan",
-            "recording",
-            "report_command",
-            "summary",
-            "sweep",
-        ),
+        *("bad_requests", "ckpt", "cli", "console", "data_commands"),
+        *("plan", "recording", "report_command", "summary", "sweep"),
     )
 ]
-"""Tests of the trainer that use what it declares itself: typer, rich, psutil, tensorboard and pydantic."""
+"""Tests of the trainer that use what it declares itself: typer, rich, psutil and tensorboard."""
 OLDEST_TORCH_TESTS = [
     "packages/mb-host/tests/test_mends.py",
     "packages/mb-host/tests/test_parity.py",
@@ -184,7 +176,13 @@ PARALLEL = [
     *("integration(multi_process)", "unit(mb-models)", "unit(mb-checkpoint)", "integration(end_to_end)"),
     *("integration(trainer)", "unit(mb-metrics)", "unit(mb-host)", "unit(mb-data)", "oldest(mb-trainer)"),
     *("integration(architecture)", "docs", "unit(mb-loop)", "unit(mb-config)", "unit(mb-resilience)"),
-    *("unit(mb-overlap)", "oldest(mb-data)", "oldest_backends"),
+    *(
+        "unit(mb-overlap)",
+        "unit(mb-launch)",
+        "oldest(mb-data)",
+        "oldest_backends",
+        "oldest(mb-launch, extras)",
+    ),
     *(f"oldest({package})" for package in LIGHT),
     *(f"unit({package}, {LIGHT_PYTHONS[-1]})" for package in LIGHT),
 ]
@@ -308,12 +306,13 @@ def docs(session: nox.Session) -> None:
 @nox.parametrize(["python", "package"], OLDEST)
 def oldest(session: nox.Session, package: str) -> None:
     """A wheel with the lowest versions that it declares (torch and Megatron Core: the workspace's)."""
-    extras = [] if package in LIGHT else usable_extras(package)
+    bare = package in LIGHT and session.python != TRAINER_PYTHON
+    extras = [] if bare else usable_extras(package)
     wheels = [requirement(package, extras)]
     if package == "mb-trainer":
         wheels += [requirement(name, usable_extras(name)) for name in PACKAGES]
     session.install("--resolution", "lowest-direct", *wheels, *declared(package, extras))
-    session.install(*requirements_of_tests(package, bare=package in LIGHT))
+    session.install(*requirements_of_tests(package, bare=bare))
     run_tests(session, package, tests=OLDEST_TRAINER_TESTS if package == "mb-trainer" else None)
 
 

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import tomllib
 
 ROOT = Path(__file__).resolve().parents[1]
-LOWEST_OF_ALL = ("mb-config", "mb-overlap", "mb-metrics", "mb-resilience", "mb-loop")
+LOWEST_OF_ALL = ("mb-config", "mb-overlap", "mb-metrics", "mb-resilience", "mb-loop", "mb-launch")
 """Packages whose required dependencies `oldest` installs at their lowest, without extras."""
-LOWEST_WITH_EXTRAS = ("mb-data", "mb-trainer")
+LOWEST_WITH_EXTRAS = ("mb-data", "mb-launch", "mb-trainer")
 """Packages whose extras `oldest` installs at their lowest, too, but torch and Megatron Core."""
 LOWEST_TORCH = {"mb-host": ("mcore",), "mb-checkpoint": ("mcore",)}
 """Packages and extras that `oldest_torch` installs at their lowest, torch and Megatron Core included."""

@@ -1,219 +1,26 @@
-"""Facts about GPUs from each source, which of them CUDA shows, and the CPUs that ranks are bound to."""
+"""`mb check` prints the GPUs of this machine and checks for them."""
 
-import json
 import os
 import stat
 import sys
 
 import pytest
 
+from mb_launch.gpus import DRIVER
 from mb_trainer.commands import preflight
 from mb_trainer.commands.preflight import Target
-from mb_trainer.gpus import DRIVER, GpuFacts, GpuSources, described, kernel_bus_id, read_gpus, visible_gpus
-from mb_trainer.numa import (
-    BINDING,
-    as_cpu_list,
-    bind_this_process,
-    choose_bindings,
-    cpus_in,
-    numa_nodes,
-    set_numa_environment,
-)
 
-H200 = [
-    GpuFacts(
-        name="NVIDIA H200",
-        uuid=f"GPU-{index}abc",
-        bus_id=f"0000:{index}7:00.0",
-        memory_gib=143771 / 1024,
-        driver_version="580.159.03",
-        numa_node=index // 2,
-    )
-    for index in range(4)
-]
-"""Four GPUs on two nodes."""
+LINES = [f"NVIDIA H200, GPU-{index}abc, 00000000:{index}7:00.0, 143771, 580.159.03" for index in range(4)]
+"""Output of nvidia-smi for four GPUs."""
 
 
-def program(path, text):
-    path.write_text(f"#!{sys.executable}\n{text}\n")
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return str(path)
-
-
-@pytest.fixture
-def machine(tmp_path):
-    """A machine whose four GPUs only nvidia-smi lists, with a /sys of two NUMA nodes with CPUs."""
-    for gpu in H200:
-        device = tmp_path / "sys/bus/pci/devices" / gpu.bus_id
-        device.mkdir(parents=True)
-        (device / "numa_node").write_text(f"{gpu.numa_node}\n")
-    for node, cpus in {0: "0-3,8-11\n", 1: "4-7,12-15\n", 2: "\n"}.items():
-        folder = tmp_path / f"sys/devices/system/node/node{node}"
-        folder.mkdir(parents=True)
-        (folder / "cpulist").write_text(cpus)
-    lines = [
-        f"{gpu.name}, {gpu.uuid}, 0000{gpu.bus_id.upper()}, 143771, {gpu.driver_version}" for gpu in H200
-    ]
-    return GpuSources(
-        driver=tmp_path / "driver/gpus",
-        device_files=tmp_path / "dev",
-        system=tmp_path / "sys",
-        nvidia_smi=program(tmp_path / "nvidia-smi", f"print({chr(10).join(lines)!r})"),
-        python=str(tmp_path / "no-python"),
-    )
-
-
-def by_the_driver(machine):
-    for gpu in H200:
-        folder = machine.driver / gpu.bus_id
-        folder.mkdir(parents=True)
-        text = (
-            f"Model: \t\t {gpu.name}\nIRQ:   \t 64\nGPU UUID: \t {gpu.uuid}\nBus Location: \t {gpu.bus_id}\n"
-        )
-        (folder / "information").write_text(text)
-    (machine.driver.parent / "version").write_text(
-        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.03  Release Build\n"
-    )
-
-
-def test_nvidia_smi_is_asked_where_the_driver_has_no_folder(machine):
-    assert list(read_gpus(sources=machine)) == H200
-
-
-def test_the_folder_of_the_driver_costs_no_process_and_knows_no_memory(machine, tmp_path):
-    by_the_driver(machine)
-    program(tmp_path / "nvidia-smi", "raise SystemExit('was called')")
-    facts = ("name", "uuid", "bus_id", "driver_version", "numa_node")
-    found = read_gpus(sources=machine)
-    assert [[getattr(gpu, each) for each in facts] for gpu in found] == [
-        [getattr(gpu, each) for each in facts] for gpu in H200
-    ]
-    assert {gpu.memory_gib for gpu in found} == {None}
-    assert [gpu.name for gpu in read_gpus(details=True, sources=machine)] == ["NVIDIA H200"] * 4
-
-
-def test_torch_is_asked_in_another_process_where_nothing_else_lists_a_gpu(machine, tmp_path):
-    answer = [{"name": "NVIDIA H200", "memory": 2**37, "uuid": "GPU-0abc", "bus": [0, 7, 0]}]
-    seen = "import os; assert 'CUDA_VISIBLE_DEVICES' not in os.environ"
-    asked = GpuSources(
-        driver=machine.driver,
-        device_files=machine.device_files,
-        system=machine.system,
-        nvidia_smi=program(tmp_path / "nvidia-smi", "raise SystemExit(9)"),
-        python=program(tmp_path / "python", f"{seen}; print({json.dumps(answer)!r})"),
-    )
-    assert read_gpus(sources=asked) == ()  # no device file, no process
-    machine.device_files.mkdir()
-    (machine.device_files / "nvidia0").touch()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CUDA_VISIBLE_DEVICES", "3")
-        (gpu,) = read_gpus(sources=asked)
-    assert (gpu.name, gpu.memory_gib, gpu.bus_id, gpu.numa_node) == ("NVIDIA H200", 128.0, "0000:07:00.0", 0)
-
-
-@pytest.mark.parametrize("text", ["raise SystemExit(9)", "print('No devices were found')", "print('a, b')"])
-def test_an_nvidia_smi_that_fails_or_prints_something_else_lists_no_gpu(machine, tmp_path, text):
-    program(tmp_path / "nvidia-smi", text)
-    assert read_gpus(sources=machine) == ()
-
-
-@pytest.mark.parametrize(
-    ("selection", "expected"),
-    [
-        (None, [0, 1, 2, 3]),
-        ("2,0", [2, 0]),
-        ("GPU-3a,1", [3, 1]),
-        ("1,-1,2", [1]),
-        ("0,7,1", [0]),
-        ("GPU-,0", []),
-        ("", []),
-        ("MIG-0abc/1/0,1", [None, 1]),
-    ],
-)
-def test_what_cuda_shows(selection, expected):
-    environment = {} if selection is None else {"CUDA_VISIBLE_DEVICES": selection}
-    shown = visible_gpus(H200, environment)
-    assert list(shown) == [None if index is None else H200[index] for index in expected]
-
-
-def test_indices_of_different_models_mean_nothing_unless_they_are_ordered_by_address():
-    mixed = [H200[0], GpuFacts(name="NVIDIA A100-SXM4-80GB", uuid="GPU-9")]
-    assert visible_gpus(mixed, {}) == (None, None)
-    assert visible_gpus(mixed, {"CUDA_VISIBLE_DEVICES": "GPU-9"}) == (mixed[1],)
-    assert visible_gpus(mixed, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}) == tuple(mixed)
-
-
-def test_one_line_about_the_gpus():
-    assert described(H200) == "4 x NVIDIA H200, 140.4 GiB each, driver 580.159.03, NUMA nodes 0, 0, 1, 1"
-    assert described([GpuFacts(name="NVIDIA H200")]) == "1 x NVIDIA H200"
-
-
-def test_addresses_are_those_of_the_kernel():
-    assert kernel_bus_id("00000000:17:00.0") == "0000:17:00.0"
-    assert kernel_bus_id("00010000:0A:1F.0") == "10000:0a:1f.0"
-    assert kernel_bus_id("[N/A]") is None
-
-
-def test_ranks_are_bound_to_the_cpus_next_to_their_gpus(machine):
-    environment = {"CUDA_VISIBLE_DEVICES": "0,1,3,2"}
-    set_numa_environment(environment, processes=4, allowed=range(14), sources=machine)
-    calls = []
-    lines = [
-        bind_this_process(environment, local_rank=rank, bind=lambda *arguments: calls.append(arguments))
-        for rank in range(4)
-    ]
-    near, far = (0, 1, 2, 3, 8, 9, 10, 11), (4, 5, 6, 7, 12, 13)
-    assert calls == [(0, near), (0, near), (0, far), (0, far)]
-    assert set(lines) == {
-        "NUMA binding: ranks 0-1: node 0 (CPUs 0-3,8-11); ranks 2-3: node 1 (CPUs 4-7,12-13). "
-        "--no-numa-binding switches it off"
-    }
-
-
-def test_a_rank_without_a_known_gpu_or_an_allowed_cpu_is_not_bound(machine):
-    bindings = choose_bindings([None, *H200[1:]], processes=5, allowed=[0], system=machine.system)
-    assert [each and each.cpus for each in bindings] == [None, "0", None, None, None]
-
-
-@pytest.mark.parametrize("reason", ["switched off", "one node", "no GPU", "hidden"])
-def test_nothing_is_bound(machine, reason):
-    environment = {BINDING: "[]"}
-    if reason == "one node":
-        (machine.system / "devices/system/node/node1/cpulist").write_text("\n")
-    if reason == "no GPU":
-        program(machine.system.parent / "nvidia-smi", "raise SystemExit(9)")
-    if reason == "hidden":
-        environment["CUDA_VISIBLE_DEVICES"] = ""
-    enabled = reason != "switched off"
-    set_numa_environment(environment, processes=2, enabled=enabled, allowed=range(16), sources=machine)
-    assert bind_this_process(environment, local_rank=0, bind=lambda *_: pytest.fail("bound")) is None
-
-
-def test_cpus_that_can_no_longer_be_used_end_no_run(machine):
-    def refuse(*_):
-        raise OSError(22, "Invalid argument")
-
-    environment = {}
-    set_numa_environment(environment, processes=1, allowed=range(16), sources=machine)
-    line = bind_this_process(environment, local_rank=0, bind=refuse)
-    assert line.endswith("([Errno 22] Invalid argument); nothing is bound")
-
-
-def test_lists_of_cpus_are_read_and_written_as_the_kernel_does(machine):
-    assert numa_nodes(system=machine.system) == {
-        0: (0, 1, 2, 3, 8, 9, 10, 11),
-        1: (4, 5, 6, 7, 12, 13, 14, 15),
-    }
-    assert as_cpu_list(cpus_in("0-3,8,10-11")) == "0-3,8,10-11"
-    with pytest.raises(ValueError, match="invalid literal"):
-        cpus_in("none")
-
-
-def test_a_check_names_the_gpus_that_nvidia_smi_lists(machine, tmp_path, monkeypatch, capsys):
+@pytest.mark.skipif(any(DRIVER.glob("*")), reason="this machine has GPUs")
+def test_a_check_names_the_gpus_that_nvidia_smi_lists(tmp_path, monkeypatch, capsys):
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!{sys.executable}\nprint({chr(10).join(LINES)!r})\n")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if any(DRIVER.glob("*")):
-        pytest.skip("this machine has GPUs of its own")
     target = Target()
     preflight.check(["gpt_tiny"], files=[], out=tmp_path / "run", target=target, as_json=False)
     notes = capsys.readouterr().err

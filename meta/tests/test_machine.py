@@ -2,8 +2,8 @@
 
 import pytest
 
+from mb_launch import GpuSources
 from mb_trainer import machine
-from mb_trainer.gpus import GpuSources
 from mb_trainer.machine import gather_facts
 from mb_trainer.preflight import find_problems
 from mb_trainer.recipes import gpt_tiny

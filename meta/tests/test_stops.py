@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from mb_config import TrainingConfig
-from mb_trainer.processes import read_world
+from mb_launch import read_world
 
 stops = pytest.importorskip("mb_trainer.stops")
 

@@ -43,6 +43,7 @@ PACKAGES = [
     Package(module="mb_metrics"),
     Package(module="mb_resilience"),
     Package(module="mb_models"),
+    Package(module="mb_launch"),
     Package(module="mb_host"),
 ]
 
@@ -67,6 +68,7 @@ MODULE_TO_DISTRIBUTION = {
     "pynvml": "nvidia-ml-py",
     "nvdlfw_inspect": "nvdlfw-inspect",
     "comet_ml": "comet-ml",
+    "typing_extensions": "typing-extensions",
 }
 """Distributions whose importable name differs from theirs."""
 

@@ -60,8 +60,8 @@ ALLOWED = {
     "mb_models.hybrid.hybrid_transformer_engine_spec.vp_stage": SPEC,
     "mb_models.t5_layer_specs.t5_transformer_engine_spec.pp_rank": SPEC,
     "mb_models.t5_layer_specs.t5_transformer_engine_spec.vp_stage": SPEC,
-    "mb_trainer.launch.cloudai.MegatronBridgeTestDefinition.constraint_check.system": "CloudAI's signature",
-    "mb_trainer.launch.cloudai.MegatronBridgeTestDefinition.constraint_check.tr": "CloudAI's signature",
+    "mb_launch.cloudai.definition.MegatronBridgeTestDefinition.constraint_check.system": "CloudAI's signature",
+    "mb_launch.cloudai.definition.MegatronBridgeTestDefinition.constraint_check.tr": "CloudAI's signature",
     "mb_trainer.stragglers.nobody_is_slow.step": "the empty stop request source",
 }
 """Public parameter ("module.function.parameter") to the reason why nothing reads it."""

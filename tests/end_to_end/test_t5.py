@@ -7,12 +7,11 @@ from runs import losses, metrics, train_here
 from mb_config import make_plan
 from mb_data import T5TextCorpusConfig
 from mb_host.t5 import host_t5_spec
+from mb_launch import World, pick_device
 from mb_models import T5ModelConfig, T5ModelProvider, padded_vocab_size, t5_parameter_count
 from mb_trainer.commands.sample import sample
 from mb_trainer.config import ConfigContainer
-from mb_trainer.groups import pick_device
 from mb_trainer.planning import look_ahead
-from mb_trainer.processes import World
 from mb_trainer.recipes import RECIPES
 from mb_trainer.verification.compare import compare, read_record
 from mb_trainer.verification.record import Recorder

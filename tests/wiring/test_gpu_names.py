@@ -7,9 +7,9 @@ import pytest
 import mb_config
 import mb_overlap
 from mb_config.rules.hardware import capability
+from mb_launch import GpuSources
 from mb_metrics import peak_tflops
 from mb_overlap.connections import generation
-from mb_trainer.gpus import GpuSources
 from mb_trainer.machine import first_gpu
 
 PRINTED = {

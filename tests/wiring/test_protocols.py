@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import mb_checkpoint.rules
 import mb_data.rules
+import mb_launch.rules
 import mb_loop.rules
 import mb_metrics.rules
 import mb_models.rules
 import mb_overlap.rules
 import mb_resilience.rules
-import mb_trainer.launch.rules
-from mb_config import DistributedInitConfig, RuleLike
+from mb_config import DistributedInitConfig, RNGConfig, RuleLike
 from mb_trainer.config import ConfigContainer
 from mb_trainer.rules import RULES as TRAINER_RULES
 
@@ -26,17 +26,27 @@ RULES: Iterable[RuleLike] = (
     *mb_models.rules.RULES,
     *mb_overlap.rules.RULES,
     *mb_resilience.rules.RULES,
-    *mb_trainer.launch.rules.RULES,
+    *mb_launch.rules.RULES,
     *TRAINER_RULES,
 )
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
     from mb_checkpoint import CheckpointManager, DefaultCheckpointManager
     from mb_checkpoint.context import RerunsLike, StateLike, TrainStateLike
     from mb_host.layers import host_block_spec
     from mb_host.t5 import host_t5_spec
+    from mb_launch.first_cause import EndedProcess
+    from mb_launch.settings import (
+        GroupOptions,
+        GroupSettings,
+        ParallelDegrees,
+        ParallelSizes,
+        SeedOptions,
+        SeedSettings,
+    )
     from mb_loop import Checkpointer, RerunMachine, TrainState
     from mb_loop import GlobalState as LoopState
     from mb_loop.bridge_api import StragglerReporter
@@ -44,7 +54,7 @@ if TYPE_CHECKING:
     from mb_loop.mcore import MegatronRerunMachine, RerunSettings
     from mb_loop.settings import LoopSettings
     from mb_metrics.sinks.console import TextStream
-    from mb_models import LayerSpec, T5LayerSpec
+    from mb_models import GPTModelConfig, LayerSpec, T5LayerSpec, T5ModelConfig
     from mb_resilience import (
         AgreedStop,
         FaultToleranceConfig,
@@ -63,6 +73,30 @@ if TYPE_CHECKING:
     from mb_trainer.progress import ProgressLog
     from mb_trainer.state import GlobalState
     from mb_trainer.watching import SectionedSaves
+
+    def _(model: GPTModelConfig) -> ParallelSizes:
+        return model
+
+    def _(model: T5ModelConfig) -> ParallelSizes:
+        return model
+
+    def _(model: ParallelDegrees) -> ParallelSizes:
+        return model
+
+    def _(dist: DistributedInitConfig) -> GroupSettings:
+        return dist
+
+    def _(dist: GroupOptions) -> GroupSettings:
+        return dist
+
+    def _(rng: RNGConfig) -> SeedSettings:
+        return rng
+
+    def _(rng: SeedOptions) -> SeedSettings:
+        return rng
+
+    def _(process: ProcessFailure) -> EndedProcess:
+        return process
 
     def _(stop: AgreedStop) -> StopRequested:
         return stop

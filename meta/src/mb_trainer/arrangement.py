@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 
+from mb_launch import World
 from mb_models import ModuleGroups
 from mb_trainer.config import ConfigContainer
 from mb_trainer.families import Family
@@ -16,7 +17,6 @@ from mb_trainer.groups import module_groups, process_groups, seed_everything, se
 from mb_trainer.layers import Layers
 from mb_trainer.mimo_training import Modules, build_modules, readers_of
 from mb_trainer.preflight import has_module_layouts
-from mb_trainer.processes import World
 from mb_trainer.trainee import Trainee, build_trainee
 
 
@@ -71,7 +71,7 @@ def arranged(world: World, config: ConfigContainer, *, device: torch.device) -> 
     """Open the process groups that the model asks for, seed every generator, and close them at the end. Collective."""
     if has_module_layouts(config.model):
         with module_groups(world, config, device=device) as modules:
-            seed_libraries(config, config.rng.seed)
+            seed_libraries(config)
             yield Arrangement(groups=modules.main, modules=modules)
     else:
         with process_groups(world, config, device=device) as groups:

@@ -23,6 +23,7 @@ from mb_checkpoint import (
 )
 from mb_data import kept_tokenizer
 from mb_data.tokenizer_loading import KEPT_FILES
+from mb_launch import World
 from mb_loop import TrainState
 from mb_models import GPTModelConfig
 from mb_models.hf.config_json import config_of, read_config, section_of
@@ -38,7 +39,6 @@ from mb_trainer.config import TARGETS, ConfigContainer, TextCorpusConfig, Tokeni
 from mb_trainer.families import family_of
 from mb_trainer.groups import process_groups, seed_everything
 from mb_trainer.one_process import single_process
-from mb_trainer.processes import World
 from mb_trainer.recipes import gpt_tiny
 from mb_trainer.sampling import newest_of
 from mb_trainer.state import GlobalState

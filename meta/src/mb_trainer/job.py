@@ -18,6 +18,7 @@ from mb_checkpoint.layout import (
     why_not_a_checkpoint,
 )
 from mb_config import DistributedInitConfig, Provenance
+from mb_launch import World, bind_this_process, read_local_world_size, read_world
 from mb_loop import Callback, TrainOutcome
 from mb_models.mimo_layout_rules import LAYOUT, has_layouts
 from mb_models.weight_shapes import fixed_by_weights
@@ -28,9 +29,7 @@ from mb_trainer.config import CheckpointConfig, ConfigContainer
 from mb_trainer.console import Voice
 from mb_trainer.machine import first_gpu
 from mb_trainer.named_step import beginning, hold_once
-from mb_trainer.numa import bind_this_process
 from mb_trainer.preflight import Findings, settle, verify_data
-from mb_trainer.processes import World, read_local_world_size, read_world
 from mb_trainer.run_folder import (
     NoCheckpointError,
     RunFolder,
@@ -121,7 +120,7 @@ def pretrain(
         resume_command=resume_command,
         environment=environment,
     )
-    voice = Voice(rank=job.world.rank, speaks=job.world.is_voice)
+    voice = Voice(rank=job.world.rank, speaks=job.world.is_logging_rank)
     set_environment(config.env_vars, say=voice.say)  # before torch is imported, which reads some
     if job.standing == "complete" and job.world.world_size == 1:
         done = outcome_if_complete(job, voice)
@@ -131,7 +130,8 @@ def pretrain(
     voice.say(f"{name}: {described(job)}; loading Megatron Core")
     resolved = [f"resolved: {change}" for change in job.settled.notable]
     warnings = [f"warning: [{warning.id}] {warning}" for warning in job.settled.warnings]
-    for line in (*([bound] if bound else []), *job.notes, *resolved, *warnings):
+    binding = [] if bound is None else [f"{bound} (--no-numa-binding switches it off)"]
+    for line in (*binding, *job.notes, *resolved, *warnings):
         voice.say(line)
     set_environment(overlap_environment(config, world_size=job.world.world_size), say=voice.say)
     start_flight_recorder(config.dist, say=voice.say)

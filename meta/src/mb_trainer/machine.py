@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
+from mb_config import UnknownGpuError, gpu_short_name
 from mb_config.rules.hardware import nvlink_gpus
+from mb_launch.gpus import THIS_MACHINE, GpuFacts, GpuSources, read_gpus, visible_gpus
 from mb_models.kernel_modules import KERNEL_MODULES, kernel_facts
-from mb_trainer.gpus import HERE, GpuFacts, GpuSources, read_gpus, visible_gpus
 
 OPTIONAL_PACKAGES = (
     "tensorboard",
@@ -29,7 +30,7 @@ def gather_facts(
     local_world_size: int | None = None,
     env_vars: object = None,
     environment: Mapping[str, str] | None = None,
-    sources: GpuSources = HERE,
+    sources: GpuSources = THIS_MACHINE,
 ) -> dict[str, object]:
     """Return what rules may ask. A fact that is not known is None, and rules that need it are left out.
 
@@ -83,11 +84,16 @@ def installed_version(module: str, distribution: str) -> str | None:
         return None
 
 
-def first_gpu(environment: Mapping[str, str], *, sources: GpuSources = HERE) -> str | None:
+def first_gpu(environment: Mapping[str, str], *, sources: GpuSources = THIS_MACHINE) -> str | None:
     """Return the short name of the first GPU that CUDA shows; None without one, or for an unknown model."""
     return name_of_first(visible_gpus(read_gpus(sources=sources), environment))
 
 
 def name_of_first(gpus: Sequence[GpuFacts | None]) -> str | None:
     """Return the short name of the first of the visible GPUs; None without one, or for an unknown model."""
-    return gpus[0].short_name if gpus and gpus[0] is not None else None
+    if not gpus or gpus[0] is None:
+        return None
+    try:
+        return gpu_short_name(gpus[0].name)
+    except UnknownGpuError:
+        return None

@@ -98,7 +98,7 @@ class Measured:
                 stream=voice,
                 print_evaluations=False,
             )
-            if world.is_voice
+            if world.is_logging_rank
             else []
         )
         self.metrics = Metrics(

@@ -10,12 +10,12 @@ import mb_checkpoint.rules
 import mb_config
 import mb_data
 import mb_data.rules
+import mb_launch.rules
 import mb_loop.rules
 import mb_metrics.rules
 import mb_models.rules
 import mb_overlap.rules
 import mb_resilience.rules
-import mb_trainer.launch.rules
 from mb_config import (
     Change,
     ConfigError,
@@ -61,7 +61,7 @@ RULES: tuple[RuleLike, ...] = (
     *mb_checkpoint.rules.RULES,
     *mb_metrics.rules.RULES,
     *mb_resilience.rules.RULES,
-    *mb_trainer.launch.rules.RULES,
+    *mb_launch.rules.RULES,
     *TRAINER_RULES,
     *VALIDATION_RULES,
 )

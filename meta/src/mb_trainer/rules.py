@@ -23,19 +23,6 @@ class Rule:
     passes: Mapping[str, object]
 
 
-def not_carried_out(number: int, section: str, what: str) -> Rule:
-    """Make the rule that refuses a section as a whole."""
-    return Rule(
-        id=f"T{number:02d}",
-        fields=(section,),
-        test=lambda value: f"{section} is set",
-        why=f"this version has no {what}, and would leave it out without a word",
-        fix=f"Remove the section {section}.",
-        fails={section: {}},
-        passes={section: None},
-    )
-
-
 def must_stay(
     number: int,
     path: str,
@@ -87,50 +74,6 @@ def no_norms_of_shards(wanted: bool | None, *on: bool | None) -> str | None:
     return "is true under Megatron-FSDP" if wanted and any(on) else None
 
 
-OWN_STATE: Mapping[str, tuple[object, ...]] = {
-    "model.mtp_num_layers": (0,),
-    "model.multi_latent_attention": (False,),
-    "model.decoder_seq_length": (),
-    "ddp.use_megatron_fsdp": (False,),
-    "dist.use_megatron_fsdp": (False,),
-    "dist.use_torch_fsdp2": (False,),
-    "ddp.num_distributed_optimizer_instances": (1,),
-    "model.qk_clip": (False,),
-    "model.log_max_attention_logit": (False,),
-    "dist.use_sharp": (False,),
-    "dist.nccl_communicator_config_path": (),
-    "dist.high_priority_stream_groups": ([],),
-}
-"""What needs Megatron's own state of groups -> values, besides null, with which it does not."""
-
-
-def finds_groups_itself(handed_over: bool | None, *values: object) -> str | None:
-    """Refuse what looks for groups where there are none."""
-    asked = [
-        f"{path}={json.dumps(value, default=str)}"
-        for (path, fine), value in zip(OWN_STATE.items(), values, strict=True)
-        if value is not None and value not in fine
-    ]
-    return f"does not go with {', '.join(asked)}" if handed_over and asked else None
-
-
-def lacks_einops(instances: int | None, sizes: list[int] | None, installed: bool) -> str | None:
-    """Refuse groups of groups where Megatron cannot count them out."""
-    asked = [f"num_distributed_optimizer_instances={instances}"] if (instances or 1) > 1 else []
-    asked += [f"hierarchical_context_parallel_sizes={sizes}"] if sizes else []
-    return f"{' and '.join(asked)}, but einops is not installed" if asked and not installed else None
-
-
-def other_stages(
-    mapping: bool | None, pp: int | None, tp: int | None, cp: int | None, ep: int | None, etp: int | None
-) -> str | None:
-    """Refuse an order of ranks in which experts would have other pipelines than the layers around them."""
-    dense, expert = (tp or 1) * (cp or 1), (etp or tp or 1) * (ep or 1)
-    if not mapping or (pp or 1) == 1 or dense == expert:
-        return None
-    return f"is true with pp={pp}, and tp x cp is {dense}, but etp x ep is {expert}"
-
-
 def no_forward_passes(on: bool | None, impl: str | None, modules: Any, overlapped: bool | None) -> str | None:
     """Refuse to time forward passes that are not made one by one."""
     whole = full_iteration(impl or "none", modules, None)
@@ -143,15 +86,6 @@ _TIMED = (
     "model.cuda_graph_impl",
     "model.cuda_graph_modules",
     "model.overlap_moe_expert_parallel_comm",
-)
-
-_MAPPING = (
-    "dist.use_tp_pp_dp_mapping",
-    "model.pipeline_model_parallel_size",
-    "model.tensor_model_parallel_size",
-    "model.context_parallel_size",
-    "model.expert_model_parallel_size",
-    "model.expert_tensor_parallel_size",
 )
 
 
@@ -189,16 +123,6 @@ _LOGITS = ("model.qk_clip", "model.log_max_attention_logit", "facts.transformer_
 
 RULES = (
     must_stay(14, "validation.test_mode", False, asked=True, instead=""),
-    must_stay(20, "dist.lazy_mpu_init", False, asked=True, instead=""),
-    Rule(
-        id="T23",
-        fields=("dist.use_decentralized_pg", *OWN_STATE),
-        test=finds_groups_itself,
-        why="Megatron Core finds or makes the groups for it in a state of its own, which then is empty",
-        fix="Set dist.use_decentralized_pg=false, or leave the others at their defaults.",
-        fails={"dist.use_decentralized_pg": True, "model.mtp_num_layers": 1, "ddp.use_megatron_fsdp": False},
-        passes={"dist.use_decentralized_pg": True, "model.mtp_num_layers": 0, "ddp.use_megatron_fsdp": False},
-    ),
     Rule(
         id="T48",
         fields=("inprocess_restart.enabled",),
@@ -208,19 +132,8 @@ RULES = (
         fails={"inprocess_restart.enabled": True},
         passes={"inprocess_restart.enabled": False},
     ),
-    must_stay(26, "dist.disable_jit_fuser", False, asked=True, instead=""),
-    must_stay(27, "dist.enable_megatron_core_experimental", False, asked=True, instead=""),
     must_stay(39, "optimizer.optimizer_cuda_graph", False, asked=True, instead=""),
     must_stay(15, "dataset.full_validation", None, asked=True, instead="Set validation.full_validation."),
-    must_stay(
-        28,
-        "dist.eval_context_parallel_size",
-        None,
-        asked=2,
-        instead="Evaluation cuts sequences as training does (model.context_parallel_size).",
-        why="the attention layers and every process group are built for one context-parallel size, and Megatron Core "
-        "has no second set of groups for evaluation",
-    ),
     Rule(
         id="T36",
         fields=("logger.log_l2_norm_grad_to_tensorboard", *SHARDED),
@@ -230,49 +143,6 @@ RULES = (
         fix="Set logger.log_l2_norm_grad_to_tensorboard=false; grad-norm, of all gradients together, is always logged.",
         fails={**dict.fromkeys(SHARDED, True), "logger.log_l2_norm_grad_to_tensorboard": True},
         passes={**dict.fromkeys(SHARDED, True), "logger.log_l2_norm_grad_to_tensorboard": False},
-    ),
-    Rule(
-        id="T40",
-        fields=("dist.sharp_enabled_group", "ddp.num_distributed_optimizer_instances"),
-        test=lambda group, instances: (
-            "dp_replica, but there is one replica of the optimizer"
-            if group == "dp_replica" and (instances or 1) < 2
-            else None
-        ),
-        why="that group is the one between replicas of the distributed optimizer",
-        fix="Set dist.sharp_enabled_group=dp, or ddp.num_distributed_optimizer_instances.",
-        fails={"dist.sharp_enabled_group": "dp_replica", "ddp.num_distributed_optimizer_instances": 1},
-        passes={"dist.sharp_enabled_group": "dp_replica", "ddp.num_distributed_optimizer_instances": 2},
-    ),
-    Rule(
-        id="T41",
-        fields=("dist.use_sharp", "facts.cpu"),
-        test=lambda on, cpu: "is true, but there is no GPU here" if on and cpu else None,
-        why="NVIDIA's network reduces for NCCL, and a run without a GPU takes gloo",
-        fix="Set dist.use_sharp=false, or check for the machine that has them: mb check --gpu h100.",
-        fails={"dist.use_sharp": True, "facts.cpu": True},
-        passes={"dist.use_sharp": True, "facts.cpu": False},
-    ),
-    Rule(
-        id="T37",
-        fields=(
-            "ddp.num_distributed_optimizer_instances",
-            "model.hierarchical_context_parallel_sizes",
-            "facts.einops_installed",
-        ),
-        test=lacks_einops,
-        why="Megatron Core counts out such groups of groups with it",
-        fix="Install einops (Transformer Engine brings it), or leave both unset.",
-        fails={
-            "ddp.num_distributed_optimizer_instances": 1,
-            "model.hierarchical_context_parallel_sizes": [2, 2],
-            "facts.einops_installed": False,
-        },
-        passes={
-            "ddp.num_distributed_optimizer_instances": 2,
-            "model.hierarchical_context_parallel_sizes": None,
-            "facts.einops_installed": True,
-        },
     ),
     Rule(
         id="T43",
@@ -291,15 +161,6 @@ RULES = (
         fix=f"Install Transformer Engine {LOGITS_SINCE[0]}.{LOGITS_SINCE[1]} or later, or switch it off.",
         fails=dict(zip(_LOGITS, (True, False, "2.8.0"), strict=True)),
         passes=dict(zip(_LOGITS, (True, False, "2.9.0"), strict=True)),
-    ),
-    Rule(
-        id="T38",
-        fields=_MAPPING,
-        test=other_stages,
-        why="in this order of ranks experts would have other pipelines than the layers around them",
-        fix="Set dist.use_tp_pp_dp_mapping=false, or make the products equal.",
-        fails=dict(zip(_MAPPING, (True, 2, 1, 1, 2, 1), strict=True)),
-        passes=dict(zip(_MAPPING, (True, 2, 2, 1, 2, 1), strict=True)),
     ),
     Rule(
         id="T42",

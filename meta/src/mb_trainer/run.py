@@ -14,6 +14,7 @@ from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from mb_checkpoint import CheckpointManager, SavedCheckpoint
+from mb_launch import barrier
 from mb_loop import (
     AttentionLogits,
     Callback,
@@ -31,7 +32,6 @@ from mb_trainer.console import Voice
 from mb_trainer.data import Data, packs
 from mb_trainer.families import Family, ForwardStep
 from mb_trainer.graphs import graphs_of_layers, in_one_graph
-from mb_trainer.groups import barrier
 from mb_trainer.instruments import Instruments
 from mb_trainer.job import Job
 from mb_trainer.measuring import Measured
@@ -116,7 +116,7 @@ class Run:
         with ExitStack() as stack:
             if self.job.resume_command is not None:
                 stack.callback(ignore_late, config.train.exit_signal)
-            announce = announce_stop if self.job.world.is_voice else None
+            announce = announce_stop if self.job.world.is_logging_rank else None
             watcher = stack.enter_context(signal_watcher(config.train, announce=announce))
             stops = Stops(watcher, config.train, start_time=self.state.start_time, world=self.job.world)
             before = last_row(self.job.folder.metrics)
@@ -133,7 +133,7 @@ class Run:
             )
             recorders: list[Callback] = [recorder]
             own += [ProgressBar(bar), *self.after_first_step(), *stragglers.callbacks()]
-            if self.job.world.is_voice:
+            if self.job.world.is_logging_rank:
                 begin(events, self.job, step=counters.step, before=before)
                 recorders.append(stack.enter_context(EventRecorder(events)))
             own += [*recorders, *self.memory_report()]
@@ -263,7 +263,7 @@ class Run:
             trainee=self.trainee,
             groups=self.stored,
             say=self.voice.say,
-            events=events.write if self.job.world.is_voice else nothing,
+            events=events.write if self.job.world.is_logging_rank else nothing,
             pause=measured.saving,
             whole=hooks.paused,
             data=self.data.train,
@@ -284,7 +284,7 @@ class Run:
 
     def progress(self) -> ProgressLog | None:
         """Return what writes progress.txt, on the rank that speaks, where it is asked for."""
-        if not (self.job.config.logger.log_progress and self.job.world.is_voice):
+        if not (self.job.config.logger.log_progress and self.job.world.is_logging_rank):
             return None
         world_size = self.job.world.world_size
         return ProgressLog(self.state, world_size=world_size, environment=os.environ, say=self.voice.say)

@@ -9,14 +9,14 @@ from mb_checkpoint import Selection, load_model_weights
 from mb_checkpoint.soundness import newest_sound
 from mb_data import kept_tokenizer
 from mb_data.tokenizers import Tokenizer
+from mb_launch import World, pick_device
 from mb_models import ModelConfigError, generate
 from mb_trainer.adapters import load_merged
 from mb_trainer.config import TARGETS, ConfigContainer
 from mb_trainer.families import family_of
-from mb_trainer.groups import pick_device, process_groups, seed_everything
+from mb_trainer.groups import process_groups, seed_everything
 from mb_trainer.layers import choose_layers
 from mb_trainer.one_process import single_process
-from mb_trainer.processes import World
 from mb_trainer.run_folder import NoCheckpointError, checkpoints_in
 
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import torch
 
 from mb_config import TrainingConfig
+from mb_launch import World, is_launched
 from mb_resilience import AgreedStop, AnyOf, Deadline, SignalWatcher, Watcher
-from mb_trainer.processes import World, is_launched
 
 
 class Stops:

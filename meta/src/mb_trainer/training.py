@@ -12,6 +12,7 @@ from mb_checkpoint import DefaultCheckpointManager, create_checkpoint_manager
 from mb_checkpoint.locks import writing
 from mb_config import non_default_values
 from mb_host.reproducibility import CpuArithmetic, irreproducibility_reasons, read_arithmetic
+from mb_launch import barrier, pick_device
 from mb_loop import Callback, CallbackContext, CallbackManager, TrainOutcome, TrainState
 from mb_resilience import SignalShield
 from mb_trainer.arrangement import arranged
@@ -23,7 +24,6 @@ from mb_trainer.data import Vocabulary, build_data, build_splits, build_vocabula
 from mb_trainer.families import family_of
 from mb_trainer.finished import last_checkpoint_of_all
 from mb_trainer.graphs import graphs_of_this_process
-from mb_trainer.groups import barrier, pick_device
 from mb_trainer.instruments import Instruments
 from mb_trainer.job import Job, say_complete
 from mb_trainer.layers import choose_layers
@@ -158,7 +158,7 @@ def open_folder(job: Job, voice: Voice) -> Iterator[None]:
         barrier()
         if job.unwritable is None:
             voice.open_log(job.folder.log)
-        if job.world.is_voice:
+        if job.world.is_logging_rank:
             voice.log(non_default_values(job.config))
         yield
 

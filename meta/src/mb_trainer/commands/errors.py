@@ -3,7 +3,6 @@
 import errno
 import os
 import sys
-import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 
@@ -33,6 +32,8 @@ from mb_data.errors import (
     TokenizerError,
     WorkerError,
 )
+from mb_launch import PortError, WorldError, report_failure
+from mb_launch.failures import ERROR_FOLDER, FAILED
 from mb_loop import (
     BatchSizeError,
     DataExhaustedError,
@@ -54,9 +55,6 @@ from mb_models.vocab import VocabularyError
 from mb_overlap import BufferSettingsError, OverlapConflictError, OverlapRefusedError
 from mb_resilience.nvrx_straggler import DetectorError
 from mb_resilience.sections import NoMonitorError
-from mb_trainer.failures import ERROR_FOLDER, FAILED, Failure, leave_failure, print_once
-from mb_trainer.ports import PortError
-from mb_trainer.processes import World, WorldError, read_world
 from mb_trainer.run_folder import NoCheckpointError, RunFolderError, UnwritableFolderError
 from mb_trainer.verification.compare import VerificationError
 
@@ -173,10 +171,11 @@ def reported(work: Callable[[], int], *, environment: Mapping[str, str] | None =
     except Exception as error:
         told = message_of(error)
         if told is not None:
-            return tell(*told, environment)
+            text, code = told
+            return report_failure(text, exit_code=code, environment=environment)
         if ERROR_FOLDER not in environment:
             raise
-        return tell(traceback.format_exc(), FAILED, environment)
+        return report_failure(traceback.format_exc(), exit_code=FAILED, environment=environment)
 
 
 def message_of(error: Exception) -> tuple[str, int] | None:
@@ -206,15 +205,3 @@ def described(problems: Sequence[Problem]) -> str:
         places = ", ".join(f"{path} from {origin}" for path, origin in chosen.items())
         lines.append(f"[{problem.id}] {problem}" + (f" ({places})" if places else ""))
     return "\n".join(lines)
-
-
-def tell(text: str, exit_code: int, environment: Mapping[str, str]) -> int:
-    """Hand a failure to the launcher, or print it, once for all processes that one torchrun or srun started."""
-    try:
-        world = read_world(environment)
-    except WorldError:
-        world = World()
-    failure = Failure(rank=world.rank, time=time.time(), text=text, exit_code=exit_code)
-    if not leave_failure(failure, environment):
-        print_once(text, environment=environment, is_voice=world.is_voice)
-    return exit_code

@@ -13,11 +13,10 @@ from mb_config import ConfigError, ConfigReadError, Problem
 from mb_config.errors import raise_all
 from mb_config.message_text import MAX_MESSAGE_LENGTH, truncate
 from mb_data.errors import CorpusError, IndexedFormatError, TokenizerError
+from mb_launch import describe_gpus, read_gpus
 from mb_models.vocab import VocabularyError
+from mb_trainer.cloudai_rules import CONSTRAINT_COVERAGE
 from mb_trainer.commands.errors import REFUSED, reported
-from mb_trainer.gpus import described as describe_gpus
-from mb_trainer.gpus import read_gpus
-from mb_trainer.launch.rules import ELSEWHERE
 from mb_trainer.machine import gather_facts
 from mb_trainer.named_step import hold_once
 from mb_trainer.preflight import NO_ENGINE, RULES, Findings, inspect, take_layers_of_this_machine, verify_data
@@ -123,8 +122,8 @@ def explain(name: str) -> int:
     def work() -> int:
         known = {rule.id.lower(): rule for rule in RULES}
         rule = known.get(name.lower())
-        if rule is None and name.upper() in ELSEWHERE:
-            print(explain_elsewhere(name.upper()))
+        if rule is None and name.upper() in CONSTRAINT_COVERAGE:
+            print(explain_coverage(name.upper()))
             return 0
         if rule is None:
             near = difflib.get_close_matches(name.lower(), known, n=3)
@@ -138,9 +137,9 @@ def explain(name: str) -> int:
     return reported(work)
 
 
-def explain_elsewhere(name: str) -> str:
+def explain_coverage(name: str) -> str:
     """Return what becomes of a constraint of CloudAI's: what is allowed, and the rules that say the same."""
-    found = ELSEWHERE[name]
+    found = CONSTRAINT_COVERAGE[name]
     same = f"The same is said by {' and '.join(found.rules)}." if not found.allowed else found.allowed
     pages = [mb_config.explain(rule) for rule in RULES if rule.id in found.rules]
     return "\n\n".join(

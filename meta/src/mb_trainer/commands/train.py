@@ -13,14 +13,13 @@ from mb_checkpoint.paths import expand_home, is_url
 from mb_checkpoint.recognition import why_no_source
 from mb_config import ConfigError, Problem
 from mb_config.masking import leaf, masked
+from mb_launch import is_launched, requested_port, set_omp_threads
 from mb_loop import TrainOutcome
 from mb_trainer.commands.errors import LaunchError, reported
 from mb_trainer.config import ConfigContainer
 from mb_trainer.console import Voice
 from mb_trainer.job import outcome_if_complete, settle_job
 from mb_trainer.job import pretrain as run_pretrain
-from mb_trainer.ports import asked_port
-from mb_trainer.processes import divide_cores, is_launched
 from mb_trainer.reading import read_request
 from mb_trainer.run_folder import RunFolder, checkpoints_in, write_missing_stop
 
@@ -64,7 +63,7 @@ def pretrain(
         job = settle_job(request.config, **asked, environment=world)
         if job.standing == "complete" and outcome_if_complete(job, Voice()) is not None:
             return 0
-        port = asked_port(os.environ)
+        port = requested_port(os.environ)
         os.environ[RESUME_COMMAND] = typed(os.environ)
         return launch(
             [command, *worker_arguments(words, files, out, resume_with_changes, trust)],
@@ -166,14 +165,14 @@ def launch(
     numa_binding: bool = True,
 ) -> int:
     """Start the processes, wait for them, and say why they failed if they did."""
-    divide_cores(os.environ, processes=processes)
-    launching = import_module("mb_trainer.launching")  # imports torch, only after all checks
-    ended = launching.launch(
+    set_omp_threads(os.environ, processes=processes)
+    local = import_module("mb_trainer.local_launch")  # imports torch, only after all checks
+    ended = local.launch_mb(
         arguments, processes=processes, port=port, exit_signal=exit_signal, numa_binding=numa_binding
     )
     signal.signal(exit_signal, signal.SIG_IGN)  # all is said and done: one that comes late changes nothing
     if ended.failure is not None:
         print(f"error: {ended.failure.text}", file=sys.stderr)
         if folder is not None:
-            write_missing_stop(folder, message=ended.failure.text.partition("; its last words")[0])
+            write_missing_stop(folder, message=ended.failure.message)
     return int(ended.exit_code)

@@ -13,12 +13,11 @@ from pathlib import Path
 
 from mb_checkpoint.layout import STEP_TRACKER
 from mb_config import TrainingConfig
+from mb_launch import read_world, requested_port
 from mb_loop import Callback, TrainOutcome
 from mb_trainer.commands.errors import OutputExistsError, reported
 from mb_trainer.commands.train import launch, refuse_inside_a_launcher
 from mb_trainer.job import pretrain
-from mb_trainer.ports import asked_port
-from mb_trainer.processes import read_world
 from mb_trainer.reading import read_request
 from mb_trainer.verification.compare import (
     Difference,
@@ -255,13 +254,15 @@ def recorded_run(
             options += [f"--config={file}" for file in files]
             options += [] if recording.kill_after is None else [f"--kill-after={recording.kill_after}"]
             arguments = ["recorded-run", *options, "--", *words]
-            return launch(arguments, processes=nproc, port=asked_port(os.environ))
+            return launch(arguments, processes=nproc, port=requested_port(os.environ))
         request = read_request(words, files=files)
         world = read_world(os.environ)
         callbacks: list[Callback] = [Recorder(recording.folder, rank=world.rank, start=recording.start)]
         if recording.kill_after is not None:
             checkpoints = out / "checkpoints"
-            callbacks.append(Killer(recording.kill_after, checkpoints=checkpoints, kill=world.is_voice))
+            callbacks.append(
+                Killer(recording.kill_after, checkpoints=checkpoints, kill=world.is_logging_rank)
+            )
         outcome: TrainOutcome = pretrain(
             request.config,
             name=request.name,

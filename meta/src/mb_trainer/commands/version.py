@@ -13,6 +13,7 @@ PACKAGES = (
     "mb-metrics",
     "mb-resilience",
     "mb-models",
+    "mb-launch",
     "mb-host",
     "torch",
     "megatron-core",

@@ -2,6 +2,7 @@
 
 from mb_config.rules import (
     batch_sizes,
+    capture_conflicts,
     context_parallel,
     cuda_graphs,
     ddp,
@@ -47,6 +48,7 @@ RULES: tuple[Rule, ...] = (
     *fsdp.RULES,
     *determinism.RULES,
     *cuda_graphs.RULES,
+    *capture_conflicts.RULES,
     *fine_tuning.RULES,
     *unsupported_fields.RULES,
     *types.RULES,

@@ -1,0 +1,149 @@
+"""Start of a distributed run: ranks from torchrun, srun or N local processes, process groups, seeds, first failure.
+
+The same script runs alone, under torchrun and under srun:
+
+>>> from mb_launch import read_world
+>>> read_world({})                                       # python train.py
+World(rank=0, world_size=1, local_rank=0, attempt='0', address=None)
+>>> read_world({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "3"}).rank                 # torchrun train.py
+3
+>>> step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "gpu[07-08]"}
+>>> task = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0"}
+>>> read_world({**step, **task}).address                 # srun python train.py
+'gpu07:15007'
+"""
+
+from typing import TYPE_CHECKING
+
+from mb_launch import _lazy
+
+if TYPE_CHECKING:
+    from mb_launch.cloudai.command import IncompleteLaunchError as IncompleteLaunchError
+    from mb_launch.cloudai.command import SystemSettings as SystemSettings
+    from mb_launch.cloudai.command import launcher_arguments as launcher_arguments
+    from mb_launch.cloudai.command import masked_command_line as masked_command_line
+    from mb_launch.cloudai.command import shell_line as shell_line
+    from mb_launch.cloudai.constraints import ConstraintViolation as ConstraintViolation
+    from mb_launch.cloudai.constraints import LaunchRequest as LaunchRequest
+    from mb_launch.cloudai.constraints import SweepError as SweepError
+    from mb_launch.cloudai.constraints import read_launch_request as read_launch_request
+    from mb_launch.cloudai.constraints import violated_constraints as violated_constraints
+    from mb_launch.cloudai.outcome import JobStatusResult as JobStatusResult
+    from mb_launch.cloudai.outcome import SeriesStatistics as SeriesStatistics
+    from mb_launch.cloudai.outcome import extract_mbridge_metrics as extract_mbridge_metrics
+    from mb_launch.cloudai.outcome import metric_of_run as metric_of_run
+    from mb_launch.cloudai.outcome import was_run_successful as was_run_successful
+    from mb_launch.cloudai.outcome import write_report as write_report
+    from mb_launch.default_group import barrier as barrier
+    from mb_launch.default_group import default_process_group as default_process_group
+    from mb_launch.default_group import pick_device as pick_device
+    from mb_launch.failures import Failure as Failure
+    from mb_launch.failures import print_once as print_once
+    from mb_launch.failures import read_failures as read_failures
+    from mb_launch.failures import record_failure as record_failure
+    from mb_launch.failures import report_failure as report_failure
+    from mb_launch.first_cause import EndedProcess as EndedProcess
+    from mb_launch.first_cause import common_rerun_code as common_rerun_code
+    from mb_launch.first_cause import first_failure as first_failure
+    from mb_launch.forked_ranks import ForkedProgram as ForkedProgram
+    from mb_launch.forked_ranks import can_fork_ranks as can_fork_ranks
+    from mb_launch.gpus import GpuFacts as GpuFacts
+    from mb_launch.gpus import GpuSources as GpuSources
+    from mb_launch.gpus import describe_gpus as describe_gpus
+    from mb_launch.gpus import read_gpus as read_gpus
+    from mb_launch.gpus import visible_gpus as visible_gpus
+    from mb_launch.local_environment import keep_collectives_local as keep_collectives_local
+    from mb_launch.local_environment import set_omp_threads as set_omp_threads
+    from mb_launch.local_ranks import LaunchResult as LaunchResult
+    from mb_launch.local_ranks import launch_local as launch_local
+    from mb_launch.numa import NumaBinding as NumaBinding
+    from mb_launch.numa import bind_this_process as bind_this_process
+    from mb_launch.numa import describe_bindings as describe_bindings
+    from mb_launch.numa import set_numa_environment as set_numa_environment
+    from mb_launch.ports import PortError as PortError
+    from mb_launch.ports import requested_port as requested_port
+    from mb_launch.rules import RULES as RULES
+    from mb_launch.rules import Rule as Rule
+    from mb_launch.seeds import seed_libraries as seed_libraries
+    from mb_launch.settings import GroupOptions as GroupOptions
+    from mb_launch.settings import GroupSettings as GroupSettings
+    from mb_launch.settings import ParallelDegrees as ParallelDegrees
+    from mb_launch.settings import ParallelSizes as ParallelSizes
+    from mb_launch.settings import SeedOptions as SeedOptions
+    from mb_launch.settings import SeedSettings as SeedSettings
+    from mb_launch.world import World as World
+    from mb_launch.world import WorldError as WorldError
+    from mb_launch.world import is_launched as is_launched
+    from mb_launch.world import read_local_world_size as read_local_world_size
+    from mb_launch.world import read_world as read_world
+    from mb_launch.world import require_address as require_address
+
+_HOMES = {
+    "ConstraintViolation": "cloudai.constraints",
+    "EndedProcess": "first_cause",
+    "Failure": "failures",
+    "ForkedProgram": "forked_ranks",
+    "GpuFacts": "gpus",
+    "GpuSources": "gpus",
+    "GroupOptions": "settings",
+    "GroupSettings": "settings",
+    "IncompleteLaunchError": "cloudai.command",
+    "JobStatusResult": "cloudai.outcome",
+    "LaunchRequest": "cloudai.constraints",
+    "LaunchResult": "local_ranks",
+    "NumaBinding": "numa",
+    "ParallelDegrees": "settings",
+    "ParallelSizes": "settings",
+    "PortError": "ports",
+    "RULES": "rules",
+    "Rule": "rules",
+    "SeedOptions": "settings",
+    "SeedSettings": "settings",
+    "SeriesStatistics": "cloudai.outcome",
+    "SweepError": "cloudai.constraints",
+    "SystemSettings": "cloudai.command",
+    "World": "world",
+    "WorldError": "world",
+    "barrier": "default_group",
+    "bind_this_process": "numa",
+    "can_fork_ranks": "forked_ranks",
+    "common_rerun_code": "first_cause",
+    "default_process_group": "default_group",
+    "describe_bindings": "numa",
+    "describe_gpus": "gpus",
+    "extract_mbridge_metrics": "cloudai.outcome",
+    "first_failure": "first_cause",
+    "is_launched": "world",
+    "keep_collectives_local": "local_environment",
+    "launch_local": "local_ranks",
+    "launcher_arguments": "cloudai.command",
+    "masked_command_line": "cloudai.command",
+    "metric_of_run": "cloudai.outcome",
+    "pick_device": "default_group",
+    "print_once": "failures",
+    "read_failures": "failures",
+    "read_gpus": "gpus",
+    "read_launch_request": "cloudai.constraints",
+    "read_local_world_size": "world",
+    "read_world": "world",
+    "record_failure": "failures",
+    "report_failure": "failures",
+    "requested_port": "ports",
+    "require_address": "world",
+    "seed_libraries": "seeds",
+    "set_numa_environment": "numa",
+    "set_omp_threads": "local_environment",
+    "shell_line": "cloudai.command",
+    "violated_constraints": "cloudai.constraints",
+    "visible_gpus": "gpus",
+    "was_run_successful": "cloudai.outcome",
+    "write_report": "cloudai.outcome",
+}
+
+
+def __getattr__(name: str) -> object:
+    return _lazy.resolve(__name__, _HOMES, name)
+
+
+def __dir__() -> list[str]:
+    return _lazy.public_names(globals(), _HOMES)

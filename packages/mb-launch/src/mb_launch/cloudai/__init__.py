@@ -1,0 +1,1 @@
+"""Launches through NVIDIA CloudAI: test definition, constraints, launcher command line, and results from a log."""

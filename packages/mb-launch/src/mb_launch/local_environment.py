@@ -1,0 +1,34 @@
+"""Environment variables of the processes of one machine: threads and network interface. The standard library only."""
+
+import os
+import socket
+from collections.abc import MutableMapping
+
+INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""Variables that name the network interface on which the collectives of a process listen."""
+
+
+def set_omp_threads(environment: MutableMapping[str, str], *, processes: int) -> None:
+    """Divide the CPU cores by the number of processes as OMP_NUM_THREADS, unless it is set.
+
+    OpenMP reads the variable once, when torch is imported: call this function before.
+    """
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+
+
+def keep_collectives_local(environment: MutableMapping[str, str]) -> None:
+    """Make gloo and NCCL listen on the loopback interface, unless the user has named another one.
+
+    Without these variables gloo listens on the interface that the host name resolves to, and NCCL on the first one
+    other than loopback.
+    """
+    name = loopback_interface()
+    if name is not None:
+        for variable in INTERFACE_VARIABLES:
+            environment.setdefault(variable, name)
+
+
+def loopback_interface() -> str | None:
+    """Return the name of the loopback interface: `lo` on Linux, `lo0` on macOS; None if there is none."""
+    names = [name for _, name in socket.if_nameindex()]
+    return next((name for name in ("lo", "lo0") if name in names), None)

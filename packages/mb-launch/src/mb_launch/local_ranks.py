@@ -1,0 +1,148 @@
+"""N ranks of one Python program on this machine, started through torch elastic. Imports torch and psutil.
+
+The launcher forwards SIGTERM, Ctrl-C and the run's own signal to every rank, so that the ranks can agree on a last
+step, save and exit; a second Ctrl-C kills them. A rank that fails records its error in a file (`mb_launch.failures`),
+so that the first cause is shown once. The launcher's store listens on the loopback interface only.
+"""
+
+import logging
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence, Set
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import psutil
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from mb_launch.failures import ERROR_FOLDER, Failure, read_failures
+from mb_launch.first_cause import FORWARDED_SIGNALS, common_rerun_code, first_failure
+from mb_launch.forked_ranks import ForkedProgram, can_fork_ranks, run_forked_rank
+from mb_launch.local_environment import keep_collectives_local, set_omp_threads
+from mb_launch.loopback import LOOPBACK, new_run_id, register_backend
+from mb_launch.numa import BINDING, set_numa_environment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchResult:
+    """Result of a launch: exit code 0 or the rerun machine's, or the exit code of the first failure."""
+
+    exit_code: int
+    failure: Failure | None = None
+    """First cause, None unless a rank failed."""
+
+
+def launch_local(
+    arguments: Sequence[str],
+    *,
+    processes: int,
+    port: int | None = None,
+    exit_signal: int = signal.SIGTERM,
+    numa_binding: bool = True,
+    fork: ForkedProgram | None = None,
+) -> LaunchResult:
+    """Run `python ARGUMENTS` in several processes and wait for them.
+
+    Each process finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment,
+    as under torchrun.
+
+    Args:
+        arguments: Of the Python interpreter: `["train.py", "--steps=5"]` or `["-m", "package"]`.
+        processes: Number of ranks. The last one is the logging rank; stderr of the others goes to files, which are
+            read if a rank fails.
+        port: Of the store, on the loopback interface; None takes a free one.
+        exit_signal: Forwarded to the ranks in addition to SIGTERM and SIGINT.
+        numa_binding: Choose CPUs of each rank's NUMA node on machines with several, for `bind_this_process`.
+        fork: The same program as a function, for ranks that are forked where that is possible (`can_fork_ranks`);
+            None: each rank is an interpreter.
+
+    Returns:
+        The exit code, and the first cause of a failure.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C was pressed twice; all ranks have been killed.
+    """
+    for module in ("torch.distributed.elastic", "torch.multiprocessing"):
+        logging.getLogger(module).setLevel(logging.CRITICAL)  # the first cause is returned; no other report
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="mb-"))
+        stack.enter_context(forwarded_signals({*FORWARDED_SIGNALS, exit_signal}))
+        stack.enter_context(rank_environment(folder, processes=processes, numa_binding=numa_binding))
+        program = fork if fork is not None and can_fork_ranks() else None
+        if program is not None:
+            program.preload()
+        config = _launch_config(processes=processes, port=port, folder=folder)
+        try:
+            if program is not None:
+                elastic_launch(config, run_forked_rank)(program)
+            else:
+                elastic_launch(config, sys.executable)(*arguments)
+        except ChildFailedError as error:
+            recorded = read_failures(Path(folder))
+            code = common_rerun_code([process.exitcode for process in error.failures.values()])
+            if code is not None and not recorded:
+                return LaunchResult(exit_code=code)
+            failure = first_failure(error.failures, recorded, logs=Path(folder))
+            return LaunchResult(exit_code=failure.exit_code, failure=failure)
+    return LaunchResult(exit_code=0)
+
+
+@contextmanager
+def rank_environment(folder: str, *, processes: int, numa_binding: bool) -> Iterator[None]:
+    """Set the variables that ranks inherit; remove those that concern the ranks of this launch alone at the end."""
+    os.environ[ERROR_FOLDER] = folder
+    keep_collectives_local(os.environ)
+    set_omp_threads(os.environ, processes=processes)
+    set_numa_environment(os.environ, processes=processes, enabled=numa_binding)
+    try:
+        yield
+    finally:
+        for name in (ERROR_FOLDER, BINDING):
+            os.environ.pop(name, None)
+
+
+def _launch_config(*, processes: int, port: int | None, folder: str) -> LaunchConfig:
+    quiet = dict.fromkeys(range(processes - 1), Std.ERR)
+    return LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=processes,
+        run_id=new_run_id(),
+        rdzv_backend=register_backend(),
+        rdzv_endpoint=f"{LOOPBACK}:{port or 0}",
+        max_restarts=0,
+        logs_specs=DefaultLogsSpecs(log_dir=folder, redirects=quiet),
+        signals_to_handle="SIGHUP,SIGQUIT",
+        start_method="fork",  # of functions; an interpreter is started as a new process
+    )
+
+
+@contextmanager
+def forwarded_signals(signals: Set[int]) -> Iterator[None]:
+    """Forward signals to all child processes; kill them at a second SIGINT and raise. Previous handlers are restored.
+
+    Raises:
+        KeyboardInterrupt: At the second SIGINT.
+    """
+    received: list[int] = []
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        interrupted_again = number == signal.SIGINT and signal.SIGINT in received
+        received.append(number)
+        for child in psutil.Process().children():
+            child.send_signal(signal.SIGKILL if interrupted_again else number)
+        if interrupted_again:
+            raise KeyboardInterrupt
+
+    previous = {number: signal.signal(number, forward) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,161 @@
+"""Rank, world size and rendezvous address of this process, as torchrun or srun set them. The standard library only."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+class WorldError(ValueError):
+    """The environment describes the processes of the run inconsistently or incompletely."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """Position of this process among the processes of the run."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    attempt: str = "0"
+    """Number of the start of the same processes, as torch elastic counts restarts."""
+    address: str | None = None
+    """HOST:PORT of the rendezvous; None: MASTER_ADDR and MASTER_PORT hold it."""
+
+    @property
+    def is_logging_rank(self) -> bool:
+        """True for the last rank, which has the loss under pipeline parallelism and logs for all ranks."""
+        return self.rank == self.world_size - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LauncherVariables:
+    """Names of the environment variables in which a launcher passes rank and world size to a process."""
+
+    launcher: str
+    rank: str
+    world_size: str
+    local_rank: str
+
+
+def launcher_variables(environment: Mapping[str, str]) -> LauncherVariables | None:
+    """Return the variables of the launcher, torchrun or srun, that started this process; None for a single process.
+
+    Slurm sets its variables in an sbatch script, in a step of one task and in a shell within an allocation, too. Each
+    of these is a single process: srun counts as the launcher only if it started several tasks in this step.
+    """
+    if "RANK" in environment or "WORLD_SIZE" in environment:
+        return LauncherVariables(
+            launcher="torchrun", rank="RANK", world_size="WORLD_SIZE", local_rank="LOCAL_RANK"
+        )
+    tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environment else "SLURM_NTASKS"
+    srun = LauncherVariables(
+        launcher="srun", rank="SLURM_PROCID", world_size=tasks, local_rank="SLURM_LOCALID"
+    )
+    known = srun.rank in environment and "SLURM_STEP_ID" in environment
+    return srun if known and environment.get(tasks, "1") != "1" else None
+
+
+def is_launched(environment: Mapping[str, str]) -> bool:
+    """Return whether torchrun or srun started this process as one of several."""
+    return launcher_variables(environment) is not None
+
+
+def read_world(environment: Mapping[str, str]) -> World:
+    """Read rank, world size and local rank as torchrun or srun set them; a single process if neither did.
+
+    Raises:
+        WorldError: A variable is set but is not a number, the rank is outside the world, or Slurm's list of nodes
+            cannot be read.
+    """
+    variables = launcher_variables(environment)
+    if variables is None:
+        return World()
+    world = World(
+        rank=_read_number(environment, variables.rank, variables),
+        world_size=_read_number(environment, variables.world_size, variables),
+        local_rank=_read_number(environment, variables.local_rank, variables),
+        attempt=environment.get("TORCHELASTIC_RESTART_COUNT", "0"),
+        address=step_address(environment) if variables.launcher == "srun" else None,
+    )
+    if not 0 <= world.rank < world.world_size:
+        raise WorldError(
+            f"{variables.rank}={world.rank}: is outside the world of {variables.world_size}={world.world_size} "
+            f"processes. Start every process with the launcher that counts them ({variables.launcher})."
+        )
+    return world
+
+
+def read_local_world_size(environment: Mapping[str, str]) -> int | None:
+    """Return the number of processes that torchrun or `launch_local` started on this machine; None if unknown."""
+    text = environment.get("LOCAL_WORLD_SIZE", "")
+    return int(text) if text.isdecimal() else None
+
+
+def require_address(world: World, environment: Mapping[str, str]) -> None:
+    """Check that several processes have an address for their rendezvous, so that none waits forever.
+
+    Raises:
+        WorldError: There are several processes, and no variable holds the address.
+    """
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not environment.get(name)]
+    if world.world_size > 1 and world.address is None and missing:
+        verb = "are" if len(missing) > 1 else "is"
+        raise WorldError(
+            f"{' and '.join(missing)}: {verb} not set, and without them {world.world_size} processes cannot find each "
+            "other. Start them with torchrun, or with srun, which sets nodes (SLURM_STEP_NODELIST) and job "
+            "(SLURM_JOB_ID), or set MASTER_ADDR to the node of rank 0 and MASTER_PORT to a free port there."
+        )
+
+
+def step_address(environment: Mapping[str, str]) -> str | None:
+    """Return the rendezvous address of a Slurm step: its first node, which has rank 0, and a port derived from the job.
+
+    MASTER_ADDR and MASTER_PORT each take precedence. None if the variables do not determine an address.
+
+    Raises:
+        WorldError: The list of nodes cannot be read.
+    """
+    host, port = environment.get("MASTER_ADDR"), environment.get("MASTER_PORT")
+    for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"):
+        if not host and name in environment:
+            host = first_host(environment[name], variable=name)
+    job, step = environment.get("SLURM_JOB_ID", ""), environment.get("SLURM_STEP_ID", "")
+    if not port and job.isdecimal():
+        # Steps of one job may run at the same time on the same node, so the port depends on the step, too.
+        number = int(job) + 997 * int(step if step.isdecimal() else 0)
+        port = str(FIRST_PORT + number % PORTS)
+    return f"{host}:{port}" if host and port else None
+
+
+FIRST_PORT, PORTS = 15_000, 10_000
+"""Range of the ports of Slurm steps: above well-known services, below Linux's range for outgoing connections."""
+
+
+def first_host(nodes: str, *, variable: str) -> str:
+    """Return the first host of a node list such as `gpu[007-009,12],login1`: `gpu007`.
+
+    Args:
+        nodes: In Slurm's notation.
+        variable: Name of the environment variable, for the error message.
+
+    Raises:
+        WorldError: The list is empty, or a bracket is not closed.
+    """
+    first = re.match(r"(?:[^\[\],]|\[[^\[\]]+\])+", nodes)
+    if first is None or nodes[first.end() : first.end() + 1] not in ("", ","):
+        raise WorldError(
+            f"{variable}: {nodes!r} is no list of nodes in Slurm's notation, such as gpu[007-009]. Set MASTER_ADDR to "
+            "the node of rank 0, or start with torchrun."
+        )
+    return re.sub(r"\[([^-,\]]+)[^\]]*\]", r"\1", first.group())
+
+
+def _read_number(environment: Mapping[str, str], name: str, variables: LauncherVariables) -> int:
+    text = environment.get(name)
+    if text is None or not text.isdecimal():
+        raise WorldError(
+            f"{name}: must be a whole number, is {text!r}. Reading it as rank 0 would start a second leader. Set it as "
+            f"{variables.launcher} does, or unset all of {variables.rank}, {variables.world_size} and "
+            f"{variables.local_rank} for one process."
+        )
+    return int(text)

@@ -1,0 +1,132 @@
+"""Rank and world from the variables of a launcher, and the rendezvous address."""
+
+import pytest
+
+from mb_launch.world import (
+    World,
+    WorldError,
+    first_host,
+    is_launched,
+    read_local_world_size,
+    read_world,
+    require_address,
+)
+
+SRUN = {
+    "SLURM_JOB_ID": "123456",
+    "SLURM_STEP_ID": "2",
+    "SLURM_STEP_NODELIST": "gpu[007-009]",
+    "SLURM_PROCID": "1",
+    "SLURM_NTASKS": "2",
+    "SLURM_LOCALID": "1",
+}
+
+
+def test_without_a_launcher_there_is_one_process_which_logs():
+    assert read_world({}) == World(rank=0, world_size=1, local_rank=0)
+    assert read_world({}).is_logging_rank
+
+
+def test_torchrun_comes_before_slurm():
+    environment = {**SRUN, "RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
+    assert read_world(environment) == World(rank=3, world_size=8, local_rank=1)
+
+
+def test_the_address_under_srun_is_the_first_node_with_a_port_of_the_step():
+    here = World(rank=1, world_size=2, local_rank=1, address="gpu007:20450")
+    assert read_world(SRUN) == here
+    assert (
+        read_world({**SRUN, "SLURM_STEP_ID": "3"}).address == "gpu007:21447"
+    )  # the other step may run at the same time
+
+
+@pytest.mark.parametrize(
+    ("more", "address"),
+    [
+        ({"MASTER_ADDR": "leader"}, "leader:20450"),
+        ({"MASTER_PORT": "29500"}, "gpu007:29500"),
+        ({"MASTER_ADDR": "leader", "MASTER_PORT": "29500"}, "leader:29500"),
+    ],
+)
+def test_variables_of_the_user_take_precedence(more, address):
+    assert read_world({**SRUN, **more}).address == address
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {name: SRUN[name] for name in SRUN if name != "SLURM_STEP_ID"}
+        | {"SLURM_PROCID": "0"},  # sbatch script
+        {**SRUN, "SLURM_PROCID": "0", "SLURM_NTASKS": "1"},  # srun -n 1
+        {**SRUN, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"},  # a shell of salloc
+    ],
+)
+def test_a_single_task_is_one_process_and_may_start_others(environment):
+    assert read_world(environment) == World()
+    assert not is_launched(environment)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("node1", "node1"),
+        ("node1,node2", "node1"),
+        ("gpu[007-009,12],login1", "gpu007"),
+        ("gpu[12,14-16]", "gpu12"),
+        ("rack[1-2]n[01-04]-ib", "rack1n01-ib"),
+        ("a-b.example", "a-b.example"),
+    ],
+)
+def test_the_first_host_of_a_node_list(nodes, first):
+    assert first_host(nodes, variable="SLURM_STEP_NODELIST") == first
+
+
+@pytest.mark.parametrize("nodes", ["", "gpu[007", "gpu]1", "gpu[]", ","])
+def test_a_malformed_node_list_is_an_error(nodes):
+    with pytest.raises(WorldError, match=r"SLURM_STEP_NODELIST: .* is no list of nodes"):
+        read_world({**SRUN, "SLURM_STEP_NODELIST": nodes})
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        ("SLURM_STEP_NODELIST", "MASTER_ADDR and MASTER_PORT: are not set"),
+        ("SLURM_JOB_ID", "MASTER_ADDR and MASTER_PORT"),
+    ],
+)
+def test_several_processes_without_an_address_are_an_error(missing, message):
+    world = read_world({name: value for name, value in SRUN.items() if name != missing})
+    with pytest.raises(WorldError, match=message):
+        require_address(world, {})
+    with pytest.raises(WorldError, match=r"^MASTER_PORT: is not set"):
+        require_address(world, {"MASTER_ADDR": "leader"})
+    require_address(world, {"MASTER_ADDR": "leader", "MASTER_PORT": "29500"})
+    require_address(World(), {})
+
+
+@pytest.mark.parametrize(
+    "environment", [{"RANK": "x", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, {"WORLD_SIZE": "2"}]
+)
+def test_a_malformed_rank_is_an_error_never_rank_0(environment):
+    with pytest.raises(WorldError, match=r"RANK: must be a whole number.* RANK, WORLD_SIZE and LOCAL_RANK"):
+        read_world(environment)
+
+
+def test_a_malformed_rank_of_srun_names_sruns_variables():
+    with pytest.raises(
+        WorldError, match=r"SLURM_LOCALID: .*, is ''.* SLURM_PROCID, SLURM_NTASKS and SLURM_LOCALID"
+    ):
+        read_world({**SRUN, "SLURM_LOCALID": ""})
+
+
+def test_a_rank_outside_the_world_is_an_error():
+    with pytest.raises(WorldError, match=r"RANK=2: is outside the world of WORLD_SIZE=2"):
+        read_world({"RANK": "2", "WORLD_SIZE": "2", "LOCAL_RANK": "0"})
+    with pytest.raises(WorldError, match=r"SLURM_PROCID=2: is outside .* \(srun\)"):
+        read_world({**SRUN, "SLURM_PROCID": "2"})
+
+
+@pytest.mark.parametrize(("text", "number"), [("4", 4), (None, None), ("many", None)])
+def test_torchrun_sets_the_number_of_local_processes(text, number):
+    environment = {} if text is None else {"LOCAL_WORLD_SIZE": text}
+    assert read_local_world_size(environment) == number

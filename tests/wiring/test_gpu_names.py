@@ -9,7 +9,7 @@ import mb_overlap
 from mb_config.rules.hardware import capability
 from mb_launch import GpuSources
 from mb_metrics import peak_tflops
-from mb_overlap.connections import generation
+from mb_overlap.env_vars import generation
 from mb_trainer.machine import first_gpu
 
 PRINTED = {
@@ -48,7 +48,7 @@ def test_unknown_names_are_read_by_no_package(name: str) -> None:
         mb_config.gpu_short_name(name)
     assert (capability(name), generation(name), peak_tflops(name)) == (None, None, None)
     with pytest.raises(mb_overlap.UnknownGpuError):
-        mb_overlap.environment(gpu=name)
+        mb_overlap.recommended_env_vars(gpu=name)
 
 
 def test_the_file_of_names_is_the_same_in_both_packages() -> None:

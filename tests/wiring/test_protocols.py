@@ -58,16 +58,16 @@ if TYPE_CHECKING:
     from mb_resilience import (
         AgreedStop,
         FaultToleranceConfig,
-        NVRxStragglers,
+        NVRxStragglerMonitor,
         RerunStateMachineConfig,
         SignalWatcher,
         StragglerSwitch,
         StragglerTimer,
     )
-    from mb_resilience.agreement import KeyValueStore, Watcher
+    from mb_resilience.agreed_stop import KeyValueStore, Watcher
     from mb_resilience.faults import FaultSettings
-    from mb_resilience.flight_recorder import RecorderSettings
-    from mb_resilience.straggler import Switch
+    from mb_resilience.flight_recorder import FlightRecorderSettings
+    from mb_resilience.straggler import TimerSwitch
     from mb_trainer.checkpointing import Progress, Saves
     from mb_trainer.console import Voice
     from mb_trainer.progress import ProgressLog
@@ -104,13 +104,13 @@ if TYPE_CHECKING:
     def _(saves: Saves) -> Checkpointer:
         return saves
 
-    def _(watched: NVRxStragglers) -> StopRequested:
-        return watched.wish
+    def _(watched: NVRxStragglerMonitor) -> StopRequested:
+        return watched.stop_requested
 
     def _(timer: StragglerTimer) -> StragglerReporter:
         return timer
 
-    def _(switch: StragglerSwitch) -> Switch:
+    def _(switch: StragglerSwitch) -> TimerSwitch:
         return switch
 
     def _(state: GlobalState) -> LoopState:
@@ -140,7 +140,7 @@ if TYPE_CHECKING:
     def _(log: ProgressLog) -> Progress:
         return log
 
-    def _(dist: DistributedInitConfig) -> RecorderSettings:
+    def _(dist: DistributedInitConfig) -> FlightRecorderSettings:
         return dist
 
     def _(section: FaultToleranceConfig) -> FaultSettings:

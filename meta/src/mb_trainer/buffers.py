@@ -5,7 +5,7 @@ from importlib import import_module
 from typing import Any, Literal
 
 from mb_overlap import initialize_ub_arguments
-from mb_overlap.releases import NEWEST, dotted
+from mb_overlap.te_versions import NEWEST, format_version
 from mb_trainer.config import ConfigContainer
 from mb_trainer.machine import installed_version
 
@@ -40,7 +40,9 @@ def start_user_buffers(
         hidden_size=model.hidden_size,
         tp=model.tensor_model_parallel_size,
         cp=model.context_parallel_size,
-        release=release or installed_version("transformer_engine", "transformer-engine") or dotted(NEWEST),
+        release=release
+        or installed_version("transformer_engine", "transformer-engine")
+        or format_version(NEWEST),
         settings=model.tp_comm_overlap_cfg,
         quantization_modes=modes,
     )

@@ -23,8 +23,8 @@ from mb_loop import Callback, TrainOutcome
 from mb_models.mimo_layout_rules import LAYOUT, has_layouts
 from mb_models.weight_shapes import fixed_by_weights
 from mb_resilience import flight_recorder_environment
-from mb_resilience.flight_recorder import DUMP_FILES, kept_settings
-from mb_resilience.sections import need_monitor
+from mb_resilience.flight_recorder import DUMP_FILES, conflicting_variables
+from mb_resilience.section_reporter import require_monitor
 from mb_trainer.config import CheckpointConfig, ConfigContainer
 from mb_trainer.console import Voice
 from mb_trainer.machine import first_gpu
@@ -203,7 +203,7 @@ def settle_job(
     )
     verify_data(config)
     if config.ft is not None and config.ft.enable_ft_package:
-        need_monitor(environment)
+        require_monitor(environment)
     save = config.checkpoint.save
     unwritable = why_unwritable(folder)
     if unwritable is not None and not evaluates_only:
@@ -308,7 +308,7 @@ def start_flight_recorder(
         OSError: the folder cannot be made.
     """
     environment = os.environ if environment is None else environment
-    for name, value in kept_settings(dist, environment=environment).items():
+    for name, value in conflicting_variables(dist, environment=environment).items():
         say(f"dist.flight_recorder_dump_path: the shell's {name}={value} is kept")
     environment.update(flight_recorder_environment(dist, environment=environment))
     for name in DUMP_FILES:
@@ -331,7 +331,7 @@ def overlap_environment(
         model.context_parallel_size,
         model.pipeline_model_parallel_size,
     )
-    return mb_overlap.environment(
+    return mb_overlap.recommended_env_vars(
         gpu=gpu or first_gpu(environment),
         tp=tp,
         cp=cp,

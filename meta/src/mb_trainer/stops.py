@@ -12,7 +12,7 @@ import torch
 
 from mb_config import TrainingConfig
 from mb_launch import World, is_launched
-from mb_resilience import AgreedStop, AnyOf, Deadline, SignalWatcher, Watcher
+from mb_resilience import AgreedStop, CombinedWatcher, DeadlineWatcher, SignalWatcher, Watcher
 
 
 class Stops:
@@ -35,10 +35,12 @@ class Stops:
         """The same for `train.exit_duration_in_mins`; None where there is no limit."""
         minutes = train.exit_duration_in_mins
         if minutes is not None and start_time is not None:
-            deadline = Deadline(minutes, start_time=start_time, what=f"train.exit_duration_in_mins={minutes}")
+            deadline = DeadlineWatcher(
+                minutes, start_time=start_time, what=f"train.exit_duration_in_mins={minutes}"
+            )
             wishes.append(deadline)
             self.time = agreed(deadline, world, about="time")
-        self._in_evaluations = agreed(AnyOf(*wishes), world, about="evaluations")
+        self._in_evaluations = agreed(CombinedWatcher(*wishes), world, about="evaluations")
         self._batches = 0
         self.gave_up = False
         """Whether an evaluation was given up."""
@@ -80,4 +82,4 @@ def signal_watcher(train: TrainingConfig, *, announce: Callable[[str], object] |
     Launchers pass Ctrl-C on to processes that got it from the terminal already: one press is heard twice there.
     """
     same_press = 1.0 if is_launched(os.environ) else 0.2
-    return SignalWatcher((signal.SIGINT, train.exit_signal), same_press_seconds=same_press, announce=announce)
+    return SignalWatcher((signal.SIGINT, train.exit_signal), debounce_seconds=same_press, announce=announce)

@@ -13,14 +13,14 @@ import torch
 from mb_loop import Callback, CallbackContext, StepResult
 from mb_resilience import (
     NVRxStragglerDetectionConfig,
-    NVRxStragglers,
+    NVRxStragglerMonitor,
     StragglerDetectionConfig,
     StragglerSwitch,
     StragglerTimer,
     SwitchPortError,
 )
-from mb_resilience.straggler import unheard
-from mb_resilience.straggler_torch import RowExchange, SharedByRank0, gpu_says, stopwatch_for
+from mb_resilience.straggler import discard
+from mb_resilience.straggler_torch import BroadcastFromRank0, RowAllGather, gpu_telemetry, make_stopwatch
 from mb_trainer.config import ConfigContainer
 from mb_trainer.console import Voice
 
@@ -55,13 +55,13 @@ class SpeedReports(Callback):
 
     def timed(self, trained: Trained) -> Trained:
         """Return what the loop trains with, its forward step timed."""
-        return self._timer.timed(trained[0]), *trained[1:]
+        return self._timer.wrap_function(trained[0]), *trained[1:]
 
     def reading(self, data: Any) -> Any:
         """Return the same data, timed: an iterator, one per chunk, or None."""
         if isinstance(data, list):
             return [self.reading(each) for each in data]
-        return None if data is None else self._timer.reading(data)
+        return None if data is None else self._timer.wrap_iterator(data)
 
     def on_train_step_start(self, context: CallbackContext) -> None:
         """Begin to time: evaluations come between steps."""
@@ -91,7 +91,9 @@ class GpuScores(Callback):
         say: prints a line.
     """
 
-    def __init__(self, watched: NVRxStragglers, *, recorded: bool, say: Callable[[str], object]) -> None:
+    def __init__(
+        self, watched: NVRxStragglerMonitor, *, recorded: bool, say: Callable[[str], object]
+    ) -> None:
         self._watched, self._recorded, self._say = watched, recorded, say
         self.values: Mapping[str, float] = {}
         """Metrics of the step that has just ended."""
@@ -104,7 +106,7 @@ class GpuScores(Callback):
         """Look at the scores if it is time."""
         scores = self._watched.end_step()
         self.values = scores.metrics() if scores and self._recorded else {}
-        why = scores.why() if scores else None
+        why = scores.slow_gpu_summary() if scores else None
         if why is not None:
             self._say(f"warning: {why}")
 
@@ -151,7 +153,7 @@ def look_for_stragglers(
     The token of the timer's switch is written to `token_file`, or logged if that is None.
 
     Raises:
-        DetectorError: NVRx's detector cannot work here.
+        NVRxDetectorError: NVRx's detector cannot work here.
     """
     timed, watched = config.straggler, config.nvrx_straggler
     with ExitStack() as stack:
@@ -164,13 +166,13 @@ def look_for_stragglers(
         if watched is not None and watched.enabled:
             stragglers = stack.enter_context(gpu_watch(watched, device=device))
             scores = GpuScores(stragglers, recorded=watched.enable_logging, say=heard(voice))
-            wish = stragglers.wish
+            wish = stragglers.stop_requested
         yield Stragglers(speeds=speeds, scores=scores, wish=wish)
 
 
 def heard(voice: Voice) -> Callable[[str], object]:
     """Return what says a line that all ranks know, once."""
-    return voice.say if voice.speaks else unheard
+    return voice.say if voice.speaks else discard
 
 
 def straggler_timer(
@@ -186,10 +188,10 @@ def straggler_timer(
     return StragglerTimer(
         rank=torch.distributed.get_rank(),
         enabled=on,
-        named=section.straggler_minmax_count,
-        exchange=RowExchange(device=device),
-        stopwatch=stopwatch_for(device),
-        device=gpu_says,
+        minmax_count=section.straggler_minmax_count,
+        all_gather=RowAllGather(device=device),
+        stopwatch=make_stopwatch(device),
+        device=gpu_telemetry,
         switch=switch_of_rank_0(stack, section, on=on, token_file=token_file, voice=voice)
         if section.straggler_ctrlr
         else None,
@@ -197,16 +199,16 @@ def straggler_timer(
     )
 
 
-def gpu_watch(section: NVRxStragglerDetectionConfig, *, device: torch.device) -> NVRxStragglers:
+def gpu_watch(section: NVRxStragglerDetectionConfig, *, device: torch.device) -> NVRxStragglerMonitor:
     """Return NVRx's detector for this rank, not begun yet."""
     door = import_module(
         "mb_resilience.nvrx_detector"
     )  # imports nvidia-resiliency-ext, which not everybody has
-    return NVRxStragglers(
+    return NVRxStragglerMonitor(
         section,
         door.nvrx_detector(),
         rank=torch.distributed.get_rank(),
-        share=SharedByRank0(),
+        broadcast=BroadcastFromRank0(),
         profile_cuda=device.type == "cuda",
     )
 

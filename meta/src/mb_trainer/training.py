@@ -14,7 +14,7 @@ from mb_config import non_default_values
 from mb_host.reproducibility import CpuArithmetic, irreproducibility_reasons, read_arithmetic
 from mb_launch import barrier, pick_device
 from mb_loop import Callback, CallbackContext, CallbackManager, TrainOutcome, TrainState
-from mb_resilience import SignalShield
+from mb_resilience import IgnoreSignals
 from mb_trainer.arrangement import arranged
 from mb_trainer.buffers import start_user_buffers
 from mb_trainer.checkpointing import write_tokenizer
@@ -102,7 +102,7 @@ def run(job: Job, *, voice: Voice, callbacks: Sequence[Callback] = ()) -> TrainO
             splits,
             groups=readers,
             state=state.train_state,
-            worker_init_fn=SignalShield((signal.SIGINT, signal.SIGTERM, config.train.exit_signal)),
+            worker_init_fn=IgnoreSignals((signal.SIGINT, signal.SIGTERM, config.train.exit_signal)),
             positioned_train=positioned,
         )
         state.train_state.do_valid, state.train_state.do_test = data.has_valid, data.has_test

@@ -15,8 +15,8 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from mb_checkpoint import CheckpointManager, DefaultCheckpointManager
 from mb_loop import Callback, CallbackContext, Checkpointer, SaveResult
-from mb_resilience import FaultToleranceConfig, HangReporter, Sections, SimulatedFault, agree_on_fault
-from mb_resilience.sections import STATE_FILE
+from mb_resilience import FaultToleranceConfig, HangReporter, SectionReporter, SimulatedFault, agree_on_fault
+from mb_resilience.section_reporter import STATE_FILE
 from mb_trainer.console import Voice
 from mb_trainer.job import Job
 from mb_trainer.state import GlobalState
@@ -31,7 +31,7 @@ ANSWER_SECONDS = 10.0
 class Watch:
     """What is told where this rank is."""
 
-    sections: Sections | None = None
+    sections: SectionReporter | None = None
     hangs: HangReporter | None = None
     asynchronous_saves: bool = False
     later_seconds: float | None = None
@@ -47,7 +47,7 @@ class Watch:
         else:
             lasting = state.train_state.step > 0
         if lasting:
-            self.sections.loaded()
+            self.sections.checkpoint_loaded()
 
     def callbacks(self) -> list[Callback]:
         """Return what hears of steps."""
@@ -70,7 +70,7 @@ class Watch:
 class SectionEvents(Callback):
     """Tells sections of each step, and of each batch of an evaluation."""
 
-    def __init__(self, sections: Sections) -> None:
+    def __init__(self, sections: SectionReporter) -> None:
         self._sections = sections
 
     def on_train_step_start(self, context: CallbackContext) -> None:
@@ -166,7 +166,7 @@ class SectionedSaves:
     the run, or a save that failed and is tried again.
     """
 
-    def __init__(self, checkpointer: Checkpointer, *, sections: Sections, asynchronous: bool) -> None:
+    def __init__(self, checkpointer: Checkpointer, *, sections: SectionReporter, asynchronous: bool) -> None:
         self._checkpointer = checkpointer
         self._sections = sections
         self._asynchronous = asynchronous
@@ -190,7 +190,7 @@ class SectionedSaves:
         for save in ended:
             self._failed = not save.written
             if save.written:
-                self._sections.saved()
+                self._sections.checkpoint_saved()
         return ended
 
 
@@ -224,8 +224,8 @@ def hang_reporter(job: Job, voice: Voice) -> HangReporter:
         world_size=world.world_size,
         attempt=world.attempt,
         folder=None if job.unwritable else job.folder.path,
-        speaker=world.world_size - 1,  # whose stderr a person sees
-        say=aloud(voice),
+        reporting_rank=world.world_size - 1,  # whose stderr a person sees
+        log=aloud(voice),
     )
 
 
@@ -253,17 +253,17 @@ def monitors(job: Job) -> bool:
     return job.config.ft is not None and job.config.ft.enable_ft_package
 
 
-def monitored(job: Job, voice: Voice) -> Sections:
+def monitored(job: Job, voice: Voice) -> SectionReporter:
     """Return the sections of this rank, which reach NVRx's monitor once they are entered."""
-    door: Any = import_module("mb_resilience.nvrx")  # imports NVRx, only where it is asked for
+    door: Any = import_module("mb_resilience.nvrx_monitor")  # imports NVRx, only where it is asked for
     ft, checkpoint = job.config.ft, job.config.checkpoint
-    return Sections(
+    return SectionReporter(
         door.monitor_client(),
         state_path=Path(checkpoint.save or job.folder.path) / STATE_FILE,
         calculate_timeouts=ft is not None and ft.calc_ft_timeouts,
         asynchronous_saves=checkpoint.async_save,
         rank=job.world.rank,
-        say=voice.say,
+        log=voice.say,
     )
 
 
@@ -272,10 +272,10 @@ def simulated_fault(job: Job, settings: FaultToleranceConfig, voice: Voice) -> S
     world = job.world
     fault = agree_on_fault(
         settings,
-        draw=random.Random(f"{job.config.rng.seed} {world.attempt}"),
+        rng=random.Random(f"{job.config.rng.seed} {world.attempt}"),
         store=_get_default_store() if world.world_size > 1 else None,
         rank=world.rank,
         world_size=world.world_size,
         attempt=world.attempt,
     )
-    return SimulatedFault(fault, rank=world.rank, say=aloud(voice))
+    return SimulatedFault(fault, rank=world.rank, log=aloud(voice))

@@ -71,7 +71,11 @@ def test_gemms_without_an_entry_are_left_out_for_transformer_engine():
 
 def test_only_what_is_set_is_a_wish():
     config = CommOverlapConfig(tp_comm_overlap=False, overlap_grad_reduce=False, bucket_size=0)
-    assert config.wishes() == {"tp_comm_overlap": False, "overlap_grad_reduce": False, "bucket_size": 0}
+    assert config.requested_fields() == {
+        "tp_comm_overlap": False,
+        "overlap_grad_reduce": False,
+        "bucket_size": 0,
+    }
 
 
 def test_the_section_has_one_required_field():

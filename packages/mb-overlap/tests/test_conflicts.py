@@ -1,11 +1,11 @@
-"""What `conflicts` finds in sections that nobody set up."""
+"""What `find_conflicts` finds in sections that nobody set up."""
 
 from argparse import Namespace
 from types import SimpleNamespace
 
 import pytest
 
-from mb_overlap import CommOverlapConfig, conflicts
+from mb_overlap import CommOverlapConfig, find_conflicts
 
 QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 
@@ -21,8 +21,8 @@ def pipelined(*, pp, vp, overlap, batch, kind=SimpleNamespace):
     )
 
 
-def found(*sections, **told):
-    return [(each.id, each.severity) for each in conflicts(*sections, **told)]
+def found(*sections, **known_facts):
+    return [(each.id, each.severity) for each in find_conflicts(*sections, **known_facts)]
 
 
 @pytest.mark.parametrize("kind", [SimpleNamespace, Namespace, dict])
@@ -35,7 +35,7 @@ def test_interleaved_stages_without_overlapped_sends_are_found(kind):
 
 
 def test_a_conflict_says_where_what_why_and_what_to_do():
-    (conflict,) = conflicts(pipelined(pp=2, vp=2, overlap=False, batch=True))
+    (conflict,) = find_conflicts(pipelined(pp=2, vp=2, overlap=False, batch=True))
     assert str(conflict).startswith(
         "[O05M] model.overlap_p2p_comm: two interleaved stages that batch their sends train wrongly (pp=2, vp=2, "
         "overlap_p2p_comm=False, batch_p2p_comm=True), because each pipeline schedule"
@@ -44,8 +44,11 @@ def test_a_conflict_says_where_what_why_and_what_to_do():
 
 
 def test_the_wishes_of_a_section_are_judged_before_they_are_set_up():
-    model, wishes = pipelined(pp=2, vp=2, overlap=True, batch=False), CommOverlapConfig(tp_comm_overlap=True)
-    assert found(model, comm_overlap=wishes) == [("O02", "warning")]
+    model, requests = (
+        pipelined(pp=2, vp=2, overlap=True, batch=False),
+        CommOverlapConfig(tp_comm_overlap=True),
+    )
+    assert found(model, comm_overlap=requests) == [("O02", "warning")]
 
 
 def fsdp(**model):

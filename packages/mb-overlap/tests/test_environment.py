@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from mb_overlap import UnknownGpuError, environment
+from mb_overlap import UnknownGpuError, recommended_env_vars
 
 QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 MARGINS = ("NVTE_FWD_LAYERNORM_SM_MARGIN", "NVTE_BWD_LAYERNORM_SM_MARGIN")
@@ -25,13 +25,13 @@ def test_queues_follow_the_gpu_and_what_communicates(gpu, one, both):
     for tp, cp, dp, pp in product((1, 2), repeat=4):
         layer, across = tp > 1 or cp > 1, dp > 1 or pp > 1
         expected = (both if across else one) if layer else None
-        assert environment(gpu=gpu, tp=tp, cp=cp, dp=dp, pp=pp).get(QUEUES) == expected
+        assert recommended_env_vars(gpu=gpu, tp=tp, cp=cp, dp=dp, pp=pp).get(QUEUES) == expected
 
 
 def test_one_queue_is_never_chosen_where_it_would_serialise():
-    assert QUEUES not in environment(gpu="h100", tp=2, dp=2, fsdp=True)
-    assert environment(gpu="h100", tp=2, dp=2, moe_overlap=True)[QUEUES] == "32"
-    assert environment(gpu="b200", tp=2, dp=2, fsdp=True)[QUEUES] == "32"
+    assert QUEUES not in recommended_env_vars(gpu="h100", tp=2, dp=2, fsdp=True)
+    assert recommended_env_vars(gpu="h100", tp=2, dp=2, moe_overlap=True)[QUEUES] == "32"
+    assert recommended_env_vars(gpu="b200", tp=2, dp=2, fsdp=True)[QUEUES] == "32"
 
 
 @pytest.mark.parametrize(
@@ -47,16 +47,16 @@ def test_one_queue_is_never_chosen_where_it_would_serialise():
     ],
 )
 def test_norms_leave_room_for_what_runs_beside_them(layout, margin):
-    assert [environment(gpu="h100", **layout).get(name) for name in MARGINS] == [margin, margin]
+    assert [recommended_env_vars(gpu="h100", **layout).get(name) for name in MARGINS] == [margin, margin]
 
 
 def test_a_value_that_the_user_set_always_stands():
     mine = {QUEUES: "8", MARGINS[0]: "0"}
-    assert environment(gpu="h100", tp=2, dp=2, env=mine) == {MARGINS[1]: "16"}
+    assert recommended_env_vars(gpu="h100", tp=2, dp=2, env=mine) == {MARGINS[1]: "16"}
 
 
 def test_without_a_gpu_there_is_no_advice():
-    assert environment(gpu=None, tp=2, dp=2) == {}
+    assert recommended_env_vars(gpu=None, tp=2, dp=2) == {}
 
 
 @pytest.mark.parametrize(
@@ -64,8 +64,10 @@ def test_without_a_gpu_there_is_no_advice():
 )
 def test_an_unknown_gpu_is_refused_with_the_nearest_names(gpu, near):
     with pytest.raises(UnknownGpuError, match=f"gpu: '{gpu}' is not a known GPU.*{near}"):
-        environment(gpu=gpu, tp=2, dp=2)
+        recommended_env_vars(gpu=gpu, tp=2, dp=2)
 
 
 def test_without_a_data_parallel_size_the_margins_are_set():
-    assert environment(gpu="NVIDIA H100 80GB HBM3", tp=2) == environment(gpu="h100", tp=2, dp=2)
+    assert recommended_env_vars(gpu="NVIDIA H100 80GB HBM3", tp=2) == recommended_env_vars(
+        gpu="h100", tp=2, dp=2
+    )

@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from mb_overlap import RULES, CommOverlapConfig, OverlapConflictError, conflicts
+from mb_overlap import RULES, CommOverlapConfig, OverlapConflictError, find_conflicts
 
 FACTS = {"transformer_engine": True, "transformer_engine_version": "2.12.0", "torch_version": "2.6.0"}
-EXCHANGE, DELAY = "overlap_moe_expert_parallel_comm", "delay_wgrad_compute"
+EP_OVERLAP, DELAY_WGRAD = "overlap_moe_expert_parallel_comm", "delay_wgrad_compute"
 
 
 def model_section(**fields):
@@ -18,7 +18,7 @@ def model_section(**fields):
         "expert_model_parallel_size": 2, "num_moe_experts": 8, "moe_token_dispatcher_type": "alltoall",
         "bf16": True, "fp16": False, "recompute_granularity": None, "recompute_method": None,
         "recompute_num_layers": None, "recompute_modules": None, "moe_shared_expert_overlap": False,
-        "moe_shared_expert_intermediate_size": None, "mtp_num_layers": None, EXCHANGE: False, DELAY: False,
+        "moe_shared_expert_intermediate_size": None, "mtp_num_layers": None, EP_OVERLAP: False, DELAY_WGRAD: False,
         "gradient_accumulation_fusion": True, "transformer_impl": "transformer_engine", "cuda_graph_impl": "none",
         "cuda_graph_modules": [], "add_bias_linear": False, "add_qkv_bias": False,
         "defer_embedding_wgrad_compute": False, "wgrad_deferral_limit": 0,
@@ -26,13 +26,13 @@ def model_section(**fields):
     return SimpleNamespace(**{**defaults, **fields})
 
 
-def refused(wishes, *, model=None, ddp=None, facts=None):
+def rejected(requests, *, model=None, ddp=None, facts=None):
     """Return the ids of the rules by which `setup` refuses."""
-    section, told = model_section(**(model or {})), {**FACTS, **(facts or {})}
+    section, known_facts = model_section(**(model or {})), {**FACTS, **(facts or {})}
     before = vars(section).copy()
     try:
-        CommOverlapConfig(tp_comm_overlap=False, **wishes).setup(
-            section, None, SimpleNamespace(**(ddp or {})), facts=told
+        CommOverlapConfig(tp_comm_overlap=False, **requests).setup(
+            section, None, SimpleNamespace(**(ddp or {})), facts=known_facts
         )
     except OverlapConflictError as error:
         assert vars(section) == before
@@ -72,64 +72,64 @@ DELAY_CASES = [
 
 @pytest.mark.parametrize(("rule", "model", "facts"), EXCHANGE_CASES)
 def test_each_condition_of_the_exchange_is_refused_by_name(rule, model, facts):
-    assert refused({EXCHANGE: True}, model=model, facts=facts) == [rule]
-    assert refused({EXCHANGE: False}, model=model, facts=facts) == []
+    assert rejected({EP_OVERLAP: True}, model=model, facts=facts) == [rule]
+    assert rejected({EP_OVERLAP: False}, model=model, facts=facts) == []
 
 
 @pytest.mark.parametrize(("rule", "model", "facts"), DELAY_CASES)
 def test_each_condition_of_the_delay_is_refused_by_name(rule, model, facts):
-    assert refused({EXCHANGE: True, DELAY: True}, model=model, facts=facts) == [rule]
+    assert rejected({EP_OVERLAP: True, DELAY_WGRAD: True}, model=model, facts=facts) == [rule]
 
 
 def test_what_holds_is_written():
     model = model_section()
-    wishes = CommOverlapConfig(tp_comm_overlap=False, **{EXCHANGE: True, DELAY: True})
-    assert [change.field for change in wishes.setup(model, None, None, facts=FACTS)][-2:] == [
-        f"model.{EXCHANGE}", f"model.{DELAY}",
+    requests = CommOverlapConfig(tp_comm_overlap=False, **{EP_OVERLAP: True, DELAY_WGRAD: True})
+    assert [change.field for change in requests.setup(model, None, None, facts=FACTS)][-2:] == [
+        f"model.{EP_OVERLAP}", f"model.{DELAY_WGRAD}",
     ]  # fmt: skip
 
 
 def test_the_delay_needs_the_exchange_of_the_model_or_of_the_section():
-    assert refused({DELAY: True}) == ["O10a"]
-    assert refused({DELAY: True}, model={EXCHANGE: True}) == []
+    assert rejected({DELAY_WGRAD: True}) == ["O10a"]
+    assert rejected({DELAY_WGRAD: True}, model={EP_OVERLAP: True}) == []
 
 
-@pytest.mark.parametrize(("ddp", "wishes"), [
+@pytest.mark.parametrize(("ddp", "requests"), [
     ({"overlap_grad_reduce": True}, {}),
     ({"overlap_grad_reduce": False, "use_distributed_optimizer": True}, {"data_parallel_size": 2}),
 ])  # fmt: skip
-def test_the_delay_under_an_overlapped_reduction_needs_a_later_release(ddp, wishes):
-    both = {EXCHANGE: True, DELAY: True, **wishes}
-    assert refused(both, ddp=ddp, facts={"transformer_engine_version": "2.7.0"}) == ["O10d"]
-    assert refused(both, ddp=ddp, facts={"transformer_engine_version": "2.8.0"}) == []
+def test_the_delay_under_an_overlapped_reduction_needs_a_later_release(ddp, requests):
+    both = {EP_OVERLAP: True, DELAY_WGRAD: True, **requests}
+    assert rejected(both, ddp=ddp, facts={"transformer_engine_version": "2.7.0"}) == ["O10d"]
+    assert rejected(both, ddp=ddp, facts={"transformer_engine_version": "2.8.0"}) == []
 
 
 def test_a_model_without_the_switch_is_refused():
     model = model_section()
-    delattr(model, EXCHANGE)
+    delattr(model, EP_OVERLAP)
     with pytest.raises(OverlapConflictError, match=r"\[O08\] comm_overlap.overlap_moe"):
-        CommOverlapConfig(tp_comm_overlap=False, **{EXCHANGE: True}).setup(model, None, None, facts=FACTS)
+        CommOverlapConfig(tp_comm_overlap=False, **{EP_OVERLAP: True}).setup(model, None, None, facts=FACTS)
 
 
 @pytest.mark.parametrize(
-    ("rule", "wishes", "model"),
+    ("rule", "requests", "model"),
     [
         ("O01a", {}, {"pipeline_model_parallel_size": 1}),
         ("O01b", {}, {"gradient_accumulation_fusion": False}),
         ("O01c", {"wgrad_deferral_limit": -1}, {}),
     ],
 )
-def test_deferring_the_embeddings_gradient_needs_what_megatron_asks_for(rule, wishes, model):
-    assert refused({"defer_embedding_wgrad_compute": True, **wishes}, model=model) == [rule]
+def test_deferring_the_embeddings_gradient_needs_what_megatron_asks_for(rule, requests, model):
+    assert rejected({"defer_embedding_wgrad_compute": True, **requests}, model=model) == [rule]
 
 
 def test_what_the_user_set_on_the_model_is_refused_too():
-    model = model_section(expert_model_parallel_size=1, **{EXCHANGE: True})
+    model = model_section(expert_model_parallel_size=1, **{EP_OVERLAP: True})
     with pytest.raises(OverlapConflictError, match=r"\[O09aM\] model.overlap_moe"):
         CommOverlapConfig(tp_comm_overlap=False).setup(
-            model, None, None, facts=FACTS, keep=[f"model.{EXCHANGE}"]
+            model, None, None, facts=FACTS, keep=[f"model.{EP_OVERLAP}"]
         )
-    assert [found.id for found in conflicts(model, facts=FACTS)] == ["O09aM"]
+    assert [found.id for found in find_conflicts(model, facts=FACTS)] == ["O09aM"]
 
 
 def test_the_rules_know_every_condition():

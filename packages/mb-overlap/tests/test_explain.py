@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mb_overlap import CommOverlapConfig, DataParallelSizeError, OverlapRefusedError, explain, preset
+from mb_overlap import CommOverlapConfig, DataParallelSizeError, OverlapRejectedError, explain, preset
 
 FACTS = {"transformer_engine": True, "transformer_engine_version": "2.20.2", "torch_version": "2.11.0"}
 
@@ -27,8 +27,8 @@ def sections(**model):
     return SimpleNamespace(**{**defaults, **model}), SimpleNamespace(overlap_param_gather=False), ddp
 
 
-def lines(config, *sections, **told):
-    return [str(line) for line in explain(config, *sections, **{"facts": FACTS, **told})]
+def lines(config, *sections, **known_facts):
+    return [str(line) for line in explain(config, *sections, **{"facts": FACTS, **known_facts})]
 
 
 def test_each_kind_says_what_it_is_and_what_decides_and_what_would_switch_it_on():
@@ -67,18 +67,18 @@ WAYS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "model", "wishes", "way"), WAYS)
-def test_what_would_switch_it_on(kind, model, wishes, way):
-    config = CommOverlapConfig(**{"tp_comm_overlap": False, "data_parallel_size": 8, **wishes})
+@pytest.mark.parametrize(("kind", "model", "requests", "way"), WAYS)
+def test_what_would_switch_it_on(kind, model, requests, way):
+    config = CommOverlapConfig(**{"tp_comm_overlap": False, "data_parallel_size": 8, **requests})
     found = {each.kind: each for each in explain(config, *sections(**model), facts=FACTS)}
-    assert (found[kind].on, found[kind].to_switch_on) == (False, way)
+    assert (found[kind].on, found[kind].how_to_enable) == (False, way)
 
 
 def test_without_the_distributed_optimizer_its_switch_is_named():
     model, optimizer, ddp = sections()
     ddp.use_distributed_optimizer = False
     found = explain(CommOverlapConfig(tp_comm_overlap=False), model, optimizer, ddp, facts=FACTS)
-    assert [each.to_switch_on for each in found[2:4]] == [
+    assert [each.how_to_enable for each in found[2:4]] == [
         "ddp.use_distributed_optimizer=true, or ddp.overlap_grad_reduce=true itself",
         "ddp.use_distributed_optimizer=true",
     ]
@@ -93,7 +93,7 @@ def test_a_wish_that_lacks_something_is_off_and_says_what():
     assert found.why.startswith(
         "needs the alltoall or the flex dispatcher (moe_token_dispatcher_type=None); needs"
     )
-    assert found.to_switch_on == "model.moe_token_dispatcher_type=alltoall and mixed_precision=bf16_mixed"
+    assert found.how_to_enable == "model.moe_token_dispatcher_type=alltoall and mixed_precision=bf16_mixed"
 
 
 def test_overlap_with_transformer_engines_own_settings_says_so():
@@ -140,6 +140,6 @@ def test_strictly_what_cannot_be_had_is_an_error():
         tp_comm_overlap=True, overlap_moe_expert_parallel_comm=True, data_parallel_size=8
     )
     with pytest.raises(
-        OverlapRefusedError, match=r"(?s)\[O09a\] comm_overlap.*\[O02\] comm_overlap.tp_comm_overlap: needs"
+        OverlapRejectedError, match=r"(?s)\[O09a\] comm_overlap.*\[O02\] comm_overlap.tp_comm_overlap: needs"
     ):
         explain(config, *sections(), strict=True)

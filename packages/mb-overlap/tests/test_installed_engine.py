@@ -17,7 +17,7 @@ from typing import Any, Optional, Union
 import pytest
 
 from mb_overlap import PRESETS, initialize_ub_arguments
-from mb_overlap.releases import GEMMS, METHODS, PARAMETERS, REDUCE_SCATTERS, SETTINGS, parse
+from mb_overlap.te_versions import GEMMS, METHODS, PARAMETERS, REDUCE_SCATTERS, SETTINGS, parse_version
 
 SPEC = find_spec("transformer_engine")
 if SPEC is None or not SPEC.submodule_search_locations:
@@ -28,7 +28,7 @@ except PackageNotFoundError:
     pytest.skip("the version of Transformer Engine is not known", allow_module_level=True)
 
 SOURCE = Path(SPEC.submodule_search_locations[0]) / "pytorch" / "module" / "base.py"
-RELEASE = parse(VERSION)
+RELEASE = parse_version(VERSION)
 
 
 class Anything:
@@ -88,7 +88,7 @@ def torch_stand_in():
 
 
 def definition():
-    tree = ast.parse(SOURCE.read_text())
+    tree = ast.parse_version(SOURCE.read_text())
     return next(node for node in tree.body if getattr(node, "name", None) == "initialize_ub"), tree
 
 

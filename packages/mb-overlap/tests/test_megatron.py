@@ -14,7 +14,7 @@ from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig
 from megatron.core.transformer import TransformerConfig
 
-from mb_overlap import CommOverlapConfig, OverlapConflictError, conflicts, preset
+from mb_overlap import CommOverlapConfig, OverlapConflictError, find_conflicts, preset
 
 PRESET = "userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192"
 
@@ -132,4 +132,4 @@ def test_the_parser_of_megatron_lm_gives_sections():
         "optimizer.overlap_param_gather": True,
     }
     assert (args.overlap_p2p_comm, args.align_param_gather) == (True, True)  # as the parser has it
-    assert [found for found in conflicts(args) if found.severity == "error"] == []
+    assert [found for found in find_conflicts(args) if found.severity == "error"] == []

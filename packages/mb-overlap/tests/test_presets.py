@@ -52,8 +52,8 @@ SHAPE = {
 }
 
 
-def found(**asked):
-    match = find_preset(**{**SHAPE, **asked})
+def found(**requested):
+    match = find_preset(**{**SHAPE, **requested})
     return match.preset.name, match.distance, match.differences
 
 
@@ -72,7 +72,7 @@ def test_every_preset_is_found_by_its_own_shape(preset):
 
 
 @pytest.mark.parametrize(
-    ("asked", "name", "distance", "differences"),
+    ("requested", "name", "distance", "differences"),
     [
         ({"lora": True}, "fp8_h100_h8192_tp2_mbs1_seqlen4096_lora", 0.0, ()),
         ({}, "fp8_h100_h8192_tp4_mbs1_seqlen8192", 2.0, ("tp 4, not 2", "seq_length 8192, not 4096")),
@@ -84,10 +84,10 @@ def test_every_preset_is_found_by_its_own_shape(preset):
          ("tp 4, not 2", "h100, not a100")),
     ],
 )  # fmt: skip
-def test_else_the_nearest_is_found_with_its_distance(asked, name, distance, differences):
+def test_else_the_nearest_is_found_with_its_distance(requested, name, distance, differences):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        assert found(**asked) == (f"userbuffers_{name}", distance, differences)
+        assert found(**requested) == (f"userbuffers_{name}", distance, differences)
     texts = [str(warning.message) for warning in caught]
     assert [all(text in line for text in (name, *differences)) for line in texts] == [True] * bool(
         differences
@@ -102,16 +102,16 @@ def test_else_the_nearest_is_found_with_its_distance(asked, name, distance, diff
 )
 @pytest.mark.filterwarnings("ignore:find_preset")
 def test_nothing_is_nearer_than_what_is_found(hidden_size, tp, cp, seq_length):
-    asked = {"hidden_size": hidden_size, "tp": tp, "cp": cp, "seq_length": seq_length}
-    match = find_preset(**{**SHAPE, **asked})
+    requested = {"hidden_size": hidden_size, "tp": tp, "cp": cp, "seq_length": seq_length}
+    match = find_preset(**{**SHAPE, **requested})
     assert match.exact == (match.distance == 0)
     assert match.distance >= sum(
-        abs(log2(getattr(match.preset, name) / size)) for name, size in asked.items()
+        abs(log2(getattr(match.preset, name) / size)) for name, size in requested.items()
     )
 
 
 @pytest.mark.parametrize(
-    ("asked", "text"),
+    ("requested", "text"),
     [
         ({"precision": "bfloat16"}, "'bfloat16' is unknown.*bf16 and fp8"),
         ({"gpu": "rtx"}, "gpu: 'rtx' is not a known GPU.*h100, .*gb300"),
@@ -119,9 +119,9 @@ def test_nothing_is_nearer_than_what_is_found(hidden_size, tp, cp, seq_length):
         ({"seq_length": -1}, "seq_length: -1 is no size"),
     ],
 )
-def test_the_lookup_refuses_what_no_preset_can_have(asked, text):
+def test_the_lookup_refuses_what_no_preset_can_have(requested, text):
     with pytest.raises(ValueError, match=text):
-        found(**asked)
+        found(**requested)
 
 
 def test_each_access_is_a_new_object():

@@ -2,14 +2,16 @@
 
 import pytest
 
-from mb_overlap import DataParallelSizeError, Layout, OverlapConflictError, resolve_overlap
+from mb_overlap import DataParallelSizeError, OverlapConflictError, ParallelLayout, resolve_overlap
 
-WISHED_TP = {"tp_comm_overlap": True}
+REQUESTED_TP = {"tp_comm_overlap": True}
 ALL_OF_TP = {"tp": 2, "sequence_parallel": True, "transformer_engine": True}
 
 
-def values(wishes, **layout):
-    return {name: decision.value for name, decision in resolve_overlap(wishes, Layout(**layout)).items()}
+def values(requests, **layout):
+    return {
+        name: decision.value for name, decision in resolve_overlap(requests, ParallelLayout(**layout)).items()
+    }
 
 
 def test_one_rank_overlaps_nothing():
@@ -39,34 +41,34 @@ def test_one_rank_overlaps_nothing():
     ],
 )
 def test_tensor_parallel_overlap_is_refused_without_what_it_needs(layout, rule, reason):
-    decision = resolve_overlap(WISHED_TP, Layout(**layout))["tp_comm_overlap"]
-    assert (decision.value, decision.rule, decision.refused) == (False, rule, True)
+    decision = resolve_overlap(REQUESTED_TP, ParallelLayout(**layout))["tp_comm_overlap"]
+    assert (decision.value, decision.rule, decision.rejected) == (False, rule, True)
     assert decision.why.startswith(f"{reason}, because ")
 
 
 @pytest.mark.parametrize("transformer_engine", [True, None])
 def test_tensor_parallel_overlap_is_granted(transformer_engine):
     layout = ALL_OF_TP | {"transformer_engine": transformer_engine}
-    wishes = WISHED_TP | {"tp_comm_overlap_cfg": {"qkv_dgrad": {}}, "tp_comm_bootstrap_backend": "nccl"}
-    assert wishes.items() <= values(wishes, **layout).items()
+    requests = REQUESTED_TP | {"tp_comm_overlap_cfg": {"qkv_dgrad": {}}, "tp_comm_bootstrap_backend": "nccl"}
+    assert requests.items() <= values(requests, **layout).items()
 
 
 def test_a_refusal_takes_the_settings_of_the_gemms_with_it():
-    assert "tp_comm_overlap_cfg" not in values(WISHED_TP | {"tp_comm_overlap_cfg": {}}, tp=1)
+    assert "tp_comm_overlap_cfg" not in values(REQUESTED_TP | {"tp_comm_overlap_cfg": {}}, tp=1)
 
 
 @pytest.mark.parametrize(
     ("pp", "vp", "rule"), [(2, 2, "O05"), (2, None, "O06"), (2, 1, "O06"), (1, None, "O07"), (1, 2, "O07")]
 )
 def test_the_pipeline_rule_that_decides(pp, vp, rule):
-    assert resolve_overlap({}, Layout(pp=pp, vp=vp))["overlap_p2p_comm"].rule == rule
+    assert resolve_overlap({}, ParallelLayout(pp=pp, vp=vp))["overlap_p2p_comm"].rule == rule
 
 
 def test_a_way_of_sending_that_trains_wrongly_is_an_error():
     with pytest.raises(
         OverlapConflictError, match=r"\[O05\] comm_overlap.*two interleaved stages .*batch_p2p_comm=True"
     ):
-        resolve_overlap({"batch_p2p_comm": True}, Layout(pp=2, vp=2))
+        resolve_overlap({"batch_p2p_comm": True}, ParallelLayout(pp=2, vp=2))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +94,9 @@ def test_data_parallel_overlap_follows_the_layout(layout, overlap, bucket_size, 
 
 
 def test_an_explicit_false_wins_over_the_layout():
-    decision = resolve_overlap({"overlap_grad_reduce": False}, Layout(dp=8, distributed_optimizer=True))
+    decision = resolve_overlap(
+        {"overlap_grad_reduce": False}, ParallelLayout(dp=8, distributed_optimizer=True)
+    )
     assert (decision["overlap_grad_reduce"].value, decision["overlap_grad_reduce"].rule) == (False, "O15")
     assert decision["overlap_param_gather"].value is True
 
@@ -101,12 +105,12 @@ def test_the_data_parallel_size_must_be_known():
     with pytest.raises(
         DataParallelSizeError, match=r"data_parallel_size=None.*Set it to world_size / \(tp\*pp\*cp\)"
     ):
-        resolve_overlap({}, Layout(distributed_optimizer=True))
+        resolve_overlap({}, ParallelLayout(distributed_optimizer=True))
 
 
 def test_without_the_distributed_optimizer_a_data_parallel_wish_is_refused_aloud():
-    decision = resolve_overlap({"overlap_grad_reduce": True}, Layout(dp=8))["overlap_grad_reduce"]
-    assert (decision.value, decision.rule, decision.refused) == (None, "O22", True)
+    decision = resolve_overlap({"overlap_grad_reduce": True}, ParallelLayout(dp=8))["overlap_grad_reduce"]
+    assert (decision.value, decision.rule, decision.rejected) == (None, "O22", True)
 
 
 def test_deferring_the_embedding_gradient_defers_all_microbatches():

@@ -3,7 +3,7 @@
 import pytest
 
 from mb_overlap import RULES
-from mb_overlap.pipeline import choose_sending, sending_problem
+from mb_overlap.pipeline_p2p import choose_p2p_comm, p2p_comm_problem
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
@@ -29,7 +29,7 @@ def test_a_rule_rests_where_its_values_are_not_known():
 
 
 @pytest.mark.parametrize(
-    ("pp", "vp", "wishes", "chosen"),
+    ("pp", "vp", "requests", "chosen"),
     [
         (1, None, (None, None), (False, False)),
         (1, 2, (None, None), (False, False)),
@@ -42,9 +42,9 @@ def test_a_rule_rests_where_its_values_are_not_known():
         (4, None, (None, False), (False, False)),
     ],
 )
-def test_the_schedule_decides_how_stages_send(pp, vp, wishes, chosen):
-    assert choose_sending(pp, vp, *wishes) == chosen
-    assert sending_problem(pp, vp, *chosen) is None
+def test_the_schedule_decides_how_stages_send(pp, vp, requests, chosen):
+    assert choose_p2p_comm(pp, vp, *requests) == chosen
+    assert p2p_comm_problem(pp, vp, *chosen) is None
 
 
 @pytest.mark.parametrize(
@@ -58,4 +58,4 @@ def test_the_schedule_decides_how_stages_send(pp, vp, wishes, chosen):
 )
 def test_sending_that_a_schedule_cannot_take(pp, vp, overlap, batch, problem):
     values = f"(pp={pp}, vp={vp}, overlap_p2p_comm={overlap}, batch_p2p_comm={batch})"
-    assert sending_problem(pp, vp, overlap, batch) == f"{problem} {values}"
+    assert p2p_comm_problem(pp, vp, overlap, batch) == f"{problem} {values}"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mb_overlap import CommOverlapConfig, OverlapConflictError, OverlapRefusedError, preset
+from mb_overlap import CommOverlapConfig, OverlapConflictError, OverlapRejectedError, preset
 
 PRESET = "userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192"
 
@@ -229,7 +229,7 @@ def test_strictly_a_refusal_is_an_error_and_nothing_is_written():
     before = deepcopy((model, ddp))
     config = CommOverlapConfig(tp_comm_overlap=True, overlap_grad_reduce=True)
     with pytest.raises(
-        OverlapRefusedError, match=r"(?s)\[O02\] comm_overlap.tp_comm_overlap.*\[O22\] comm_overlap"
+        OverlapRejectedError, match=r"(?s)\[O02\] comm_overlap.tp_comm_overlap.*\[O22\] comm_overlap"
     ):
         config.setup(model, optimizer_section(), ddp, transformer_engine=True, strict=True)
     assert (model, ddp) == before
@@ -301,7 +301,7 @@ def test_number_of_buckets_on_the_command_line_stands():
     assert args.ddp_bucket_size is None
 
 
-WISHES = st.fixed_dictionaries(
+REQUESTS = st.fixed_dictionaries(
     {"tp_comm_overlap": st.booleans(), "data_parallel_size": st.integers(1, 8)},
     optional={
         "overlap_grad_reduce": st.booleans(),
@@ -321,24 +321,24 @@ LAYOUTS = st.fixed_dictionaries(
 )
 
 
-@given(wishes=WISHES, layout=LAYOUTS, sharded=st.booleans(), transformer_engine=st.booleans())
+@given(requests=REQUESTS, layout=LAYOUTS, sharded=st.booleans(), transformer_engine=st.booleans())
 def test_setup_keeps_the_wishes_and_a_second_call_changes_nothing(
-    wishes, layout, sharded, transformer_engine
+    requests, layout, sharded, transformer_engine
 ):
-    config, asked = CommOverlapConfig(**wishes), CommOverlapConfig(**wishes)
+    config, requested = CommOverlapConfig(**requests), CommOverlapConfig(**requests)
     sections = (model_section(**layout), optimizer_section(), ddp_section(sharded=sharded))
     first = config.setup(*sections, transformer_engine=transformer_engine)
     second = config.setup(*sections, transformer_engine=transformer_engine)
-    assert config == asked
+    assert config == requested
     assert second == [change for change in first if change.severity == "warning"]
 
 
-@given(wishes=WISHES, layout=LAYOUTS)
-def test_a_data_parallel_wish_always_wins_under_the_distributed_optimizer(wishes, layout):
+@given(requests=REQUESTS, layout=LAYOUTS)
+def test_a_data_parallel_wish_always_wins_under_the_distributed_optimizer(requests, layout):
     ddp = ddp_section(sharded=True)
-    CommOverlapConfig(**wishes).setup(model_section(**layout), optimizer_section(), ddp)
-    assert {name: value for name, value in vars(ddp).items() if name in wishes} == {
-        name: value for name, value in wishes.items() if hasattr(ddp, name)
+    CommOverlapConfig(**requests).setup(model_section(**layout), optimizer_section(), ddp)
+    assert {name: value for name, value in vars(ddp).items() if name in requests} == {
+        name: value for name, value in requests.items() if hasattr(ddp, name)
     }
 
 

@@ -13,7 +13,7 @@ from mb_overlap import (
     setting_problems,
     to_transformer_engine,
 )
-from mb_overlap.releases import NEWEST, parse
+from mb_overlap.te_versions import NEWEST, parse_version
 
 LORA = "userbuffers_fp8_h100_h8192_tp2_mbs1_seqlen4096_lora"
 SHAPE = {"seq_length": 8192, "micro_batch_size": 2, "hidden_size": 4096, "tp": 4, "cp": 2}
@@ -69,7 +69,7 @@ def test_settings_that_it_would_refuse_or_mistake(settings, problems):
     ],
 )  # fmt: skip
 def test_settings_that_a_release_does_not_know(settings, release, problem):
-    assert setting_problems(settings, release=parse(release)) == [problem]
+    assert setting_problems(settings, release=parse_version(release)) == [problem]
 
 
 def test_arguments_of_a_late_release_name_the_modes():
@@ -117,12 +117,12 @@ def test_wrong_settings_are_refused_all_together():
     ],
 )
 def test_versions_are_read_as_numbers(version, numbers):
-    assert parse(version) == numbers
+    assert parse_version(version) == numbers
 
 
 def test_a_version_without_numbers_is_refused():
     with pytest.raises(ValueError, match="'new' cannot be read"):
-        parse("new")
+        parse_version("new")
 
 
 FAKE = """

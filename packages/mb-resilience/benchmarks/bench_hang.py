@@ -27,8 +27,8 @@ def main():
         print(
             f"a note, in the loop: {microseconds(lambda step: reporter.note('step', step), 500_000):.2f} us"
         )
-    beat = microseconds(lambda step: reporter._tell(reporter._standing(0.0)), 5_000)
-    print(f"a beat, in the thread, through a TCPStore on the same machine: {beat:.0f} us every 10 s")
+    heartbeat = microseconds(lambda step: reporter._publish_status(reporter._status(0.0)), 5_000)
+    print(f"a beat, in the thread, through a TCPStore on the same machine: {heartbeat:.0f} us every 10 s")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from mb_resilience import AgreedStop, Rank0SilentError, StopOrderError, StopSetupError
+from mb_resilience import AgreedStop, Rank0TimeoutError, StopOrderError, StopSetupError
 
 
 @dataclass
@@ -36,7 +36,7 @@ class DictStore:
 
 
 def run_ranks(
-    world_size, *, steps, barrier, told, seed=0, every=1, longest_pause=0.001, store=None, attempt="0"
+    world_size, *, steps, barrier, reported, seed=0, every=1, longest_pause=0.001, store=None, attempt="0"
 ):
     """Run fake ranks; return, per rank, the step at which it was stopped and why (or None).
 
@@ -65,8 +65,8 @@ def run_ranks(
             if barrier:
                 meeting.wait()
             time.sleep(pause.random() * longest_pause)
-            if rank in told and told[rank][0] == step:
-                watcher.received = told[rank][1]
+            if rank in reported and reported[rank][0] == step:
+                watcher.received = reported[rank][1]
             why = stop(step)
             if why is not None:
                 results[rank] = (step, why)
@@ -85,7 +85,7 @@ def test_ranks_in_step_stop_together_whoever_was_told_and_whenever(world_size):
     for seed in range(70):
         chance = random.Random(seed)
         rank, step = chance.randrange(world_size), chance.randint(1, 6)
-        results = run_ranks(world_size, steps=9, barrier=True, told={rank: (step, "SIGTERM")}, seed=seed)
+        results = run_ranks(world_size, steps=9, barrier=True, reported={rank: (step, "SIGTERM")}, seed=seed)
         assert len(set(results)) == 1, (seed, results)
         stopped, why = results[0]
         assert step + 1 <= stopped <= step + 2, (seed, results)
@@ -95,45 +95,45 @@ def test_ranks_in_step_stop_together_whoever_was_told_and_whenever(world_size):
 def test_ranks_that_drift_apart_stop_together_too():
     for seed in range(100):
         chance = random.Random(seed)
-        told = {chance.randrange(3): (chance.randint(1, 20), "SIGTERM")}
-        results = run_ranks(3, steps=60, barrier=False, told=told, seed=seed, longest_pause=0.0005)
+        reported = {chance.randrange(3): (chance.randint(1, 20), "SIGTERM")}
+        results = run_ranks(3, steps=60, barrier=False, reported=reported, seed=seed, longest_pause=0.0005)
         assert len(set(results)) == 1, (seed, results)
 
 
 def test_two_ranks_told_at_once_give_one_reason():
     for seed in range(50):
-        told = {1: (3, "SIGTERM"), 2: (3, "SIGINT")}
-        results = run_ranks(3, steps=8, barrier=True, told=told, seed=seed)
+        reported = {1: (3, "SIGTERM"), 2: (3, "SIGINT")}
+        results = run_ranks(3, steps=8, barrier=True, reported=reported, seed=seed)
         assert len(set(results)) == 1, (seed, results)
         assert results[0][1] in ("SIGTERM on rank 1", "SIGINT on rank 2")
 
 
 def test_rounds_can_be_several_steps_apart():
     for seed in range(20):
-        results = run_ranks(3, steps=30, barrier=True, told={2: (7, "SIGTERM")}, seed=seed, every=5)
+        results = run_ranks(3, steps=30, barrier=True, reported={2: (7, "SIGTERM")}, seed=seed, every=5)
         assert results in ([(15, "SIGTERM on rank 2")] * 3, [(20, "SIGTERM on rank 2")] * 3)
 
 
 def test_nobody_told_means_nobody_stops():
-    assert run_ranks(3, steps=20, barrier=False, told={}) == [None, None, None]
+    assert run_ranks(3, steps=20, barrier=False, reported={}) == [None, None, None]
 
 
 def test_a_signal_at_the_last_step_comes_too_late_for_all():
-    assert run_ranks(2, steps=5, barrier=True, told={1: (5, "SIGTERM")}) == [None, None]
+    assert run_ranks(2, steps=5, barrier=True, reported={1: (5, "SIGTERM")}) == [None, None]
 
 
 def test_a_new_attempt_is_not_stopped_by_the_wish_of_the_old_one():
     store = DictStore()
-    first = run_ranks(2, steps=9, barrier=True, told={1: (2, "SIGTERM")}, store=store, attempt="0")
+    first = run_ranks(2, steps=9, barrier=True, reported={1: (2, "SIGTERM")}, store=store, attempt="0")
     assert first[0] is not None
-    assert run_ranks(2, steps=9, barrier=True, told={}, store=store, attempt="1") == [None, None]
+    assert run_ranks(2, steps=9, barrier=True, reported={}, store=store, attempt="1") == [None, None]
 
 
 def test_one_rank_needs_no_store_and_stops_at_once():
-    told = Told()
-    stop = AgreedStop(told)
+    reported = Told()
+    stop = AgreedStop(reported)
     assert stop(1) is None
-    told.received = "SIGINT"
+    reported.received = "SIGINT"
     assert stop(2) == "SIGINT on rank 0"
 
 
@@ -177,7 +177,7 @@ def test_a_silent_rank_0_is_named(ended_by_rank_0):
     assert [stop(step + 1) for step in range(ended_by_rank_0 + 1)] == [None] * (ended_by_rank_0 + 1)
     step = ended_by_rank_0 + 2
     with pytest.raises(
-        Rank0SilentError, match=rf"rank 1 has ended step {step}, but rank 0 has not ended step {step - 1}"
+        Rank0TimeoutError, match=rf"rank 1 has ended step {step}, but rank 0 has not ended step {step - 1}"
     ):
         stop(step)
     assert 5 < now[0] < 6

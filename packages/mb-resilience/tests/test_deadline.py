@@ -1,15 +1,15 @@
 from types import SimpleNamespace
 
-from mb_resilience import AgreedStop, AnyOf, Deadline
+from mb_resilience import AgreedStop, CombinedWatcher, DeadlineWatcher
 
 
 def test_a_run_stops_after_the_first_step_beyond_its_time():
     now = iter([100.0, 159.9, 160.0]).__next__
-    stop = AgreedStop(Deadline(1, start_time=100.0, what="max_minutes=1", clock=now))
+    stop = AgreedStop(DeadlineWatcher(1, start_time=100.0, what="max_minutes=1", clock=now))
     assert [stop(step) for step in (1, 2, 3)] == [None, None, "max_minutes=1 has passed on rank 0"]
 
 
 def test_the_first_of_several_wishes_is_told():
     none, term = SimpleNamespace(received=None), SimpleNamespace(received="SIGTERM")
-    assert AnyOf(none, none).received is None
-    assert AnyOf(none, term, Deadline(0, start_time=0.0)).received == "SIGTERM"
+    assert CombinedWatcher(none, none).received is None
+    assert CombinedWatcher(none, term, DeadlineWatcher(0, start_time=0.0)).received == "SIGTERM"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mb_resilience import Fault, FaultToleranceConfig, SimulatedFault, agree_on_fault, draw_fault
+from mb_resilience import Fault, FaultToleranceConfig, SimulatedFault, agree_on_fault, sample_fault
 from mb_resilience.faults import FaultError
 
 
@@ -29,18 +29,18 @@ class Shared(dict):
 @given(st.integers(0, 1000), st.integers(1, 9), st.integers(0, 100))
 def test_what_is_left_open_is_drawn_within_its_bounds(seed, world_size, base):
     settings = FaultToleranceConfig(simulated_fault_base_delay=base)
-    fault = draw_fault(settings, world_size=world_size, draw=random.Random(seed))
+    fault = sample_fault(settings, world_size=world_size, rng=random.Random(seed))
     assert fault.kind in ("rank_hung", "rank_killed")
     assert 0 <= fault.rank < world_size
     assert base <= fault.delay_seconds <= 1.2 * base
-    assert fault == draw_fault(settings, world_size=world_size, draw=random.Random(seed))
+    assert fault == sample_fault(settings, world_size=world_size, rng=random.Random(seed))
 
 
 def test_what_is_set_is_taken():
     settings = FaultToleranceConfig(
         simulated_fault_type="rank_hung", simulated_fault_rank=0, simulated_fault_base_delay=10
     )
-    drawn = draw_fault(settings, world_size=4, draw=random.Random(1))
+    drawn = sample_fault(settings, world_size=4, rng=random.Random(1))
     assert replace(drawn, delay_seconds=0) == Fault(kind="rank_hung", rank=0, delay_seconds=0)
 
 
@@ -57,31 +57,31 @@ def test_a_fault_that_cannot_be_is_refused_on_every_rank(wrong):
     settings = FaultToleranceConfig(**wrong)
     for rank in (0, 1):
         with pytest.raises(FaultError, match=r"ft\.simulate_fault"):
-            agree_on_fault(settings, draw=random.Random(1), store=Shared(), rank=rank, world_size=2)
+            agree_on_fault(settings, rng=random.Random(1), store=Shared(), rank=rank, world_size=2)
 
 
 def test_rank_0_chooses_for_all():
     store, settings = Shared(), FaultToleranceConfig(simulated_fault_base_delay=60)
     faults = [
-        agree_on_fault(settings, draw=random.Random(rank), store=store, rank=rank, world_size=3)
+        agree_on_fault(settings, rng=random.Random(rank), store=store, rank=rank, world_size=3)
         for rank in range(3)
     ]
-    assert set(faults) == {draw_fault(settings, world_size=3, draw=random.Random(0))}
+    assert set(faults) == {sample_fault(settings, world_size=3, rng=random.Random(0))}
 
 
 def test_it_strikes_the_chosen_rank_only_and_not_after_the_block():
-    struck, said = [], []
+    struck, logged = [], []
     now = Fault(kind="rank_hung", rank=1, delay_seconds=0.0)
     later = replace(now, delay_seconds=3600.0)
     for rank, fault in ((0, now), (1, later)):
-        with SimulatedFault(fault, rank=rank, say=said.append, strike=struck.append):
+        with SimulatedFault(fault, rank=rank, log=logged.append, send_signal=struck.append):
             pass
-    assert (struck, said) == ([], [])
-    fault = SimulatedFault(now, rank=1, say=said.append, strike=struck.append)
+    assert (struck, logged) == ([], [])
+    fault = SimulatedFault(now, rank=1, log=logged.append, send_signal=struck.append)
     with fault:
         fault._thread.join(60)
     assert struck == [signal.SIGSTOP]
-    assert said == ["simulated fault: rank_hung: rank 1 gets SIGSTOP now, after 0.0 s"]
+    assert logged == ["simulated fault: rank_hung: rank 1 gets SIGSTOP now, after 0.0 s"]
 
 
 VICTIM = """

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from mb_resilience import flight_recorder_environment
-from mb_resilience.flight_recorder import kept_settings
+from mb_resilience.flight_recorder import conflicting_variables
 
 
 @dataclass(kw_only=True)
@@ -58,15 +58,15 @@ def test_values_that_are_set_are_kept():
     set_already = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0", "TORCH_FR_BUFFER_SIZE": "7"}
     added = flight_recorder_environment(Settings(), environment=set_already)
     assert added.keys() == ALL.keys() - {"TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_TRACE_BUFFER_SIZE"}
-    assert kept_settings(Settings(), environment=set_already) == set_already
+    assert conflicting_variables(Settings(), environment=set_already) == set_already
 
 
 @pytest.mark.parametrize("name", ["TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"])
 def test_a_size_of_the_ring_is_told_where_it_differs_and_something_is_recorded(name):
     off = Settings(flight_recorder_dump_path=None)
-    assert kept_settings(Settings(), environment={name: "7"}) == {name: "7"}
-    assert kept_settings(Settings(), environment={name: "2000"}) == {}
-    assert kept_settings(off, environment={name: "7"}) == {}
+    assert conflicting_variables(Settings(), environment={name: "7"}) == {name: "7"}
+    assert conflicting_variables(Settings(), environment={name: "2000"}) == {}
+    assert conflicting_variables(off, environment={name: "7"}) == {}
 
 
 @pytest.mark.parametrize("path", [None, "/elsewhere/trace_"])

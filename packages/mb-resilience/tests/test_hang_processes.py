@@ -20,7 +20,7 @@ def train(rank, port, folder):
     patience = timedelta(seconds=300)
     store, own = (dist.TCPStore("127.0.0.1", port, None, False, patience) for _ in range(2))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=patience)
-    fault = agree_on_fault(FAULT, draw=random.Random(rank), store=store, rank=rank, world_size=2)
+    fault = agree_on_fault(FAULT, rng=random.Random(rank), store=store, rank=rank, world_size=2)
     reporter = HangReporter(seconds=2.5, store=own, rank=rank, world_size=2, folder=folder)
     with reporter as progress:
         for step in range(1, 1_000_000):
@@ -35,13 +35,13 @@ def test_the_rank_that_is_stopped_is_named(tmp_path):
     ranks = [
         mp.get_context("fork").Process(target=train, args=(rank, server.port, tmp_path)) for rank in (0, 1)
     ]
-    wanted = "look at rank 1, which told nothing more: stopped, dead, or on a machine out of reach"
+    requested = "look at rank 1, which told nothing more: stopped, dead, or on a machine out of reach"
     report, deadline = tmp_path / "hang_report.txt", time.monotonic() + 240
     try:
         for process in ranks:
             process.start()
         while (
-            not report.exists() or wanted not in report.read_text()
+            not report.exists() or requested not in report.read_text()
         ):  # on a busy machine others may come first
             assert all(process.is_alive() for process in ranks)
             assert time.monotonic() < deadline

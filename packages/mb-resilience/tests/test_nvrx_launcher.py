@@ -13,14 +13,14 @@ pytest.importorskip("nvidia_resiliency_ext", reason="nvidia-resiliency-ext is no
 
 def test_a_monitor_without_the_sections_is_refused_with_the_option_that_is_missing(monkeypatch):
     from mb_resilience import NoMonitorError
-    from mb_resilience.nvrx import PatientClient, RankMonitorClient
+    from mb_resilience.nvrx_monitor import MinimumTimeoutClient, RankMonitorClient
 
     def connect(self):
         self.cfg = SimpleNamespace(rank_section_timeouts={"step": 3.0})
 
     monkeypatch.setattr(RankMonitorClient, "init_workload_monitoring", connect)
     with pytest.raises(NoMonitorError, match="no time-out for setup, checkpointing"):
-        PatientClient().init_workload_monitoring()
+        MinimumTimeoutClient().init_workload_monitoring()
 
 
 def test_before_a_restart_transformer_engine_releases_its_buffers_where_it_is_imported(monkeypatch):

@@ -7,7 +7,12 @@ from typing import NamedTuple
 
 import pytest
 
-from mb_resilience import DetectorError, NVRxStragglerDetectionConfig, NVRxStragglers, Scores
+from mb_resilience import (
+    NVRxDetectorError,
+    NVRxStragglerDetectionConfig,
+    NVRxStragglerMonitor,
+    StragglerScores,
+)
 
 
 class StragglerId(NamedTuple):
@@ -37,20 +42,20 @@ class FakeDetector:
 
     def __init__(self, report=None):
         self.initialized = False
-        self.told = []
+        self.reported = []
         self._report = report
         self._steps = 0
 
-    def initialize(self, **asked):
+    def initialize(self, **requested):
         assert not self.initialized
         self.initialized = True
-        self.told.append(asked)
+        self.reported.append(requested)
 
     @contextmanager
     def detection_section(self, name, profile_cuda):
-        self.told.append(f"<{name} {profile_cuda}")
+        self.reported.append(f"<{name} {profile_cuda}")
         yield
-        self.told.append(f"{name}>")
+        self.reported.append(f"{name}>")
 
     def generate_report_if_interval_elapsed(self):
         self._steps += 1
@@ -61,7 +66,7 @@ class FakeDetector:
 
     def shutdown(self):
         self.initialized = False
-        self.told.append("shutdown")
+        self.reported.append("shutdown")
 
 
 SLOW = Report({0: 1.0, 1: 0.4, 2: 0.9}, {0: 0.95, 1: 0.5, 2: math.nan})
@@ -71,12 +76,12 @@ WHY = (
 )
 
 
-def steps(watched, count):
+def steps(monitor, count):
     found = []
     for step in range(1, count + 1):
-        watched.begin_step()
-        watched.end_step()
-        found.append(watched.wish(step))
+        monitor.begin_step()
+        monitor.end_step()
+        found.append(monitor.stop_requested(step))
     return found
 
 
@@ -85,12 +90,12 @@ def test_the_detector_is_told_the_settings_measures_steps_and_ends():
         enabled=True, calc_individual_gpu_perf=False, profiling_interval=4, report_time_interval=9.0
     )
     detector = FakeDetector()
-    with NVRxStragglers(settings, detector, profile_cuda=False) as watched:
-        steps(watched, 1)
-        watched.begin_step()  # and never ended, as where a step raises
-    asked = {"gather_on_rank0": True, "profiling_interval": 4, "report_time_interval": 9.0}
-    assert detector.told == [
-        {"scores_to_compute": ["relative_perf_scores"], **asked},
+    with NVRxStragglerMonitor(settings, detector, profile_cuda=False) as monitor:
+        steps(monitor, 1)
+        monitor.begin_step()  # and never ended, as where a step raises
+    requested = {"gather_on_rank0": True, "profiling_interval": 4, "report_time_interval": 9.0}
+    assert detector.reported == [
+        {"scores_to_compute": ["relative_perf_scores"], **requested},
         *("<step False", "step>", "<step False", "step>"),
         "shutdown",
     ]
@@ -99,24 +104,28 @@ def test_the_detector_is_told_the_settings_measures_steps_and_ends():
 def test_a_detector_that_a_broken_run_left_on_begins_anew():
     detector = FakeDetector()
     detector.initialize()
-    with NVRxStragglers(NVRxStragglerDetectionConfig(), detector):
-        assert detector.told[1] == "shutdown"
+    with NVRxStragglerMonitor(NVRxStragglerDetectionConfig(), detector):
+        assert detector.reported[1] == "shutdown"
         assert detector.initialized
 
 
-@pytest.mark.parametrize(("stop", "wishes"), [(True, [None, WHY]), (False, [None, None])])
-def test_all_ranks_wish_to_leave_when_rank_0_has_found_a_slow_gpu(stop, wishes):
+@pytest.mark.parametrize(("stop", "requests"), [(True, [None, WHY]), (False, [None, None])])
+def test_all_ranks_wish_to_leave_when_rank_0_has_found_a_slow_gpu(stop, requests):
     settings = NVRxStragglerDetectionConfig(enabled=True, stop_if_detected=stop)
-    told = []
-    with NVRxStragglers(settings, FakeDetector(SLOW), share=lambda mine: told.append(mine) or mine) as first:
-        assert steps(first, 2) == wishes
-    with NVRxStragglers(settings, FakeDetector(), rank=1, share=lambda mine: mine or told[0]) as second:
-        assert steps(second, 2) == wishes
+    reported = []
+    with NVRxStragglerMonitor(
+        settings, FakeDetector(SLOW), broadcast=lambda mine: reported.append(mine) or mine
+    ) as first:
+        assert steps(first, 2) == requests
+    with NVRxStragglerMonitor(
+        settings, FakeDetector(), rank=1, broadcast=lambda mine: mine or reported[0]
+    ) as second:
+        assert steps(second, 2) == requests
 
 
 def test_scores_that_are_no_numbers_are_left_out():
-    scores = Scores.of(SLOW, NVRxStragglerDetectionConfig())
-    assert scores == Scores(
+    scores = StragglerScores.from_report(SLOW, NVRxStragglerDetectionConfig())
+    assert scores == StragglerScores(
         relative={0: 1.0, 1: 0.4, 2: 0.9},
         individual={0: 0.95, 1: 0.5},
         nodes={0: "alpha", 1: "beta", 2: "gamma"},
@@ -131,7 +140,7 @@ def test_scores_that_are_no_numbers_are_left_out():
         "gpu_individual_perf/max": 0.95,
     }
     nothing = Report({0: math.nan}, {})
-    assert Scores.of(nothing, NVRxStragglerDetectionConfig()).metrics() == {}
+    assert StragglerScores.from_report(nothing, NVRxStragglerDetectionConfig()).metrics() == {}
 
 
 @pytest.mark.parametrize(
@@ -152,18 +161,18 @@ def test_scores_that_are_no_numbers_are_left_out():
 def test_rank_0_logs_so_many_scores_under_the_name_that_is_set(count, lines, caplog):
     settings = NVRxStragglerDetectionConfig(num_gpu_perf_scores_to_print=count, logger_name="mine")
     caplog.set_level(logging.INFO, logger="mine")
-    with NVRxStragglers(settings, FakeDetector(SLOW)) as watched:
-        steps(watched, 2)
+    with NVRxStragglerMonitor(settings, FakeDetector(SLOW)) as monitor:
+        steps(monitor, 2)
     assert [record.getMessage() for record in caplog.records if record.name == "mine"] == lines
 
 
 def test_a_detector_that_cannot_begin_is_one_message():
     class Blind(FakeDetector):
-        def initialize(self, **asked):
+        def initialize(self, **requested):
             raise ImportError("libcupti.so.12: cannot open shared object file")
 
-    with pytest.raises(DetectorError, match=r"nvrx_straggler\.enabled: .*libcupti"):
-        NVRxStragglers(NVRxStragglerDetectionConfig(), Blind()).__enter__()
+    with pytest.raises(NVRxDetectorError, match=r"nvrx_straggler\.enabled: .*libcupti"):
+        NVRxStragglerMonitor(NVRxStragglerDetectionConfig(), Blind()).__enter__()
 
 
 def test_nvrx_has_what_is_asked_of_its_detector():
@@ -171,8 +180,8 @@ def test_nvrx_has_what_is_asked_of_its_detector():
     from mb_resilience.nvrx_detector import nvrx_detector
 
     detector = nvrx_detector()
-    asked = {name for name in dir(FakeDetector) if not name.startswith("_")} | {"initialized"}
-    assert asked <= {*dir(detector)}
+    requested = {name for name in dir(FakeDetector) if not name.startswith("_")} | {"initialized"}
+    assert requested <= {*dir(detector)}
 
 
 class KernelTimes(NamedTuple):
@@ -218,19 +227,19 @@ def test_nvrx_itself_finds_a_gpu_that_became_slow(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     settings = NVRxStragglerDetectionConfig(enabled=True, report_time_interval=1e-9, stop_if_detected=True)
 
-    def next_scores(watched):
+    def next_scores(monitor):
         for _ in range(100):
-            watched.begin_step()
-            scores = watched.end_step()
+            monitor.begin_step()
+            scores = monitor.end_step()
             if scores is not None:
                 return scores
         return None
 
-    with NVRxStragglers(settings, nvrx_detector()) as watched:
-        healthy = next_scores(watched)
-        assert (healthy.individual, healthy.slow, watched.wish(1)) == ({0: 1.0}, {}, None)
+    with NVRxStragglerMonitor(settings, nvrx_detector()) as monitor:
+        healthy = next_scores(monitor)
+        assert (healthy.individual, healthy.slow, monitor.stop_requested(1)) == ({0: 1.0}, {}, None)
         microseconds[0] = 40.0
-        slow = next_scores(watched)
+        slow = next_scores(monitor)
         assert slow.slow == {"individual": [0]}
-        assert "is slower than it was" in watched.wish(2)
+        assert "is slower than it was" in monitor.stop_requested(2)
     assert not nvrx_detector().initialized

@@ -4,14 +4,14 @@ from pathlib import Path
 import pytest
 
 from mb_resilience import InProcessRestartConfig, RestartSetupError
-from mb_resilience.restart import Meeting, attempts_at_most, check_restart, monitor_log, wrapper_times
+from mb_resilience.restart import Rendezvous, check_restart, max_attempts, monitor_log_path, wrapper_times
 from mb_resilience.rules import SectionError
 
 PLACE = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500", "RANK": "3", "WORLD_SIZE": "8"}
 
 
 def test_processes_meet_at_the_two_ports_after_that_of_the_launcher():
-    assert Meeting.of(PLACE) == Meeting(
+    assert Rendezvous.from_environment(PLACE) == Rendezvous(
         host="node1", store_port=29501, wrapper_port=29502, rank=3, world_size=8
     )
 
@@ -21,7 +21,7 @@ def test_processes_meet_at_the_two_ports_after_that_of_the_launcher():
 )
 def test_without_a_place_to_meet_nothing_is_started(environment):
     with pytest.raises(RestartSetupError, match="do not say where the processes meet"):
-        Meeting.of(environment)
+        Rendezvous.from_environment(environment)
 
 
 @pytest.mark.parametrize("wrong", ["", "x", None])
@@ -29,14 +29,14 @@ def test_without_a_place_to_meet_nothing_is_started(environment):
 def test_a_process_that_does_not_know_its_number_is_refused(name, wrong):
     environment = {key: value for key, value in {**PLACE, name: wrong}.items() if value is not None}
     with pytest.raises(RestartSetupError, match="do not say which process this is"):
-        Meeting.of(environment)
+        Rendezvous.from_environment(environment)
 
 
 def test_an_open_process_group_is_refused():
     section = InProcessRestartConfig(enabled=True)
-    check_restart(section, group_is_open=False)
+    check_restart(section, group_initialized=False)
     with pytest.raises(RestartSetupError, match="V245"):
-        check_restart(section, group_is_open=True)
+        check_restart(section, group_initialized=True)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_an_open_process_group_is_refused():
 )
 def test_settings_that_cannot_work_are_refused(changed, words):
     with pytest.raises(SectionError, match=words + r".*\[R35\]"):
-        check_restart(InProcessRestartConfig(enabled=True, **changed), group_is_open=False)
+        check_restart(InProcessRestartConfig(enabled=True, **changed), group_initialized=False)
 
 
 def test_every_time_reaches_the_wrapper_under_its_name():
@@ -66,10 +66,10 @@ def test_every_time_reaches_the_wrapper_under_its_name():
 
 @pytest.mark.parametrize(("restarts", "attempts"), [(None, None), (0, 1), (3, 4)])
 def test_the_first_attempt_is_no_restart(restarts, attempts):
-    assert attempts_at_most(InProcessRestartConfig(max_iterations=restarts)) == attempts
+    assert max_attempts(InProcessRestartConfig(max_iterations=restarts)) == attempts
 
 
 def test_logs_of_monitors_have_an_absolute_path_with_the_rank():
-    assert monitor_log(InProcessRestartConfig()) is None
-    path = monitor_log(InProcessRestartConfig(monitor_process_logdir="logs"))
+    assert monitor_log_path(InProcessRestartConfig()) is None
+    path = monitor_log_path(InProcessRestartConfig(monitor_process_logdir="logs"))
     assert path == str(Path.cwd() / "logs" / "monitor_{rank}.log")

@@ -13,7 +13,7 @@ import torch.distributed as dist  # noqa: E402
 import torch.multiprocessing as mp  # noqa: E402
 
 from mb_resilience import InProcessRestartConfig  # noqa: E402
-from mb_resilience.restart_nvrx import restarted  # noqa: E402
+from mb_resilience.restart_nvrx import run_with_restarts  # noqa: E402
 
 WAITS = {
     "soft_timeout": 100.0,
@@ -45,7 +45,7 @@ def be_rank(rank, port, folder):
         return attempt.number, first, step
 
     section = InProcessRestartConfig(enabled=True, granularity="rank", max_iterations=1, **WAITS)
-    (folder / f"rank{rank}").write_text(f"{restarted(train, section)}")
+    (folder / f"rank{rank}").write_text(f"{run_with_restarts(train, section)}")
 
 
 @pytest.mark.slow

@@ -2,31 +2,31 @@ import json
 
 import pytest
 
-from mb_resilience import NoMonitorError, Sections
-from mb_resilience.sections import need_monitor, need_sections, raised
+from mb_resilience import NoMonitorError, SectionReporter
+from mb_resilience.section_reporter import apply_minimum_timeouts, require_monitor, require_sections
 
 
 class FakeClient:
     """A monitor's client that writes down what it is told."""
 
     def __init__(self):
-        self.told = []
+        self.reported = []
         self.timeouts = None
 
     def init_workload_monitoring(self):
-        self.told.append("connected")
+        self.reported.append("connected")
 
     def shutdown_workload_monitoring(self):
-        self.told.append("disconnected")
+        self.reported.append("disconnected")
 
     def start_section(self, section):
-        self.told.append(f"<{section}")
+        self.reported.append(f"<{section}")
 
     def end_section(self, section):
-        self.told.append(f"{section}>")
+        self.reported.append(f"{section}>")
 
     def calculate_and_set_section_timeouts(self, selected_sections=None, calc_out_of_section=True):
-        self.told.append((tuple(selected_sections), calc_out_of_section))
+        self.reported.append((tuple(selected_sections), calc_out_of_section))
         self.timeouts = {"section": dict.fromkeys(selected_sections, 5.0)}
         return True
 
@@ -34,11 +34,11 @@ class FakeClient:
         return {"current_timeouts": self.timeouts}
 
     def load_state_dict(self, state):
-        self.told.append(state)
+        self.reported.append(state)
 
 
 def make(folder, client, **settings):
-    return Sections(client, state_path=folder / "ft_state.json", **settings)
+    return SectionReporter(client, state_path=folder / "ft_state.json", **settings)
 
 
 def test_setup_steps_and_saves_are_told_in_order(tmp_path):
@@ -49,8 +49,8 @@ def test_setup_steps_and_saves_are_told_in_order(tmp_path):
                 pass
         with sections.checkpointing():
             pass
-        sections.saved()
-    assert client.told == [
+        sections.checkpoint_saved()
+    assert client.reported == [
         "connected", "<setup", "setup>", "<step", "step>", "<step", "step>", "<checkpointing", "checkpointing>",
         "disconnected",
     ]  # fmt: skip
@@ -62,7 +62,7 @@ def test_each_evaluation_warms_up_again_and_ends_setup(tmp_path):
     with make(tmp_path, client) as sections:
         evaluation = ("begin", "evaluate", "evaluate")
         for step in (*evaluation, "train", "train", *evaluation, *evaluation):
-            client.told.append(step)
+            client.reported.append(step)
             if step == "begin":
                 sections.begin_evaluation()
             elif step == "train":
@@ -71,7 +71,7 @@ def test_each_evaluation_warms_up_again_and_ends_setup(tmp_path):
             else:
                 sections.begin_evaluation_step()
                 sections.end_evaluation_step()
-    assert client.told[2:-1] == [
+    assert client.reported[2:-1] == [
         "begin", "evaluate", "setup>", "evaluate", "<step", "step>", "train", "train", "<step", "step>",
         "begin", "evaluate", "evaluate", "<step", "step>",  # a validation, and at once
         "begin", "evaluate", "evaluate", "<step", "step>",  # a test
@@ -86,7 +86,7 @@ def test_a_save_within_a_step_ends_the_step(tmp_path):
         sections.begin_step()
         with sections.checkpointing():
             pass
-    assert client.told[3:-1] == ["<step", "step>", "<checkpointing", "checkpointing>"]
+    assert client.reported[3:-1] == ["<step", "step>", "<checkpointing", "checkpointing>"]
 
 
 def run(folder, *, loaded, steps, saves, fails=False, **settings):
@@ -95,19 +95,19 @@ def run(folder, *, loaded, steps, saves, fails=False, **settings):
     try:
         with make(folder, client, calculate_timeouts=True, **settings) as sections:
             if loaded:
-                sections.loaded()
+                sections.checkpoint_loaded()
             for _ in range(steps):
                 with sections.step():
                     pass
             for _ in range(saves):
                 with sections.checkpointing():
                     pass
-                sections.saved()
+                sections.checkpoint_saved()
             if fails:
                 raise RuntimeError("planted")
     except RuntimeError:
-        assert client.told[-1] == "disconnected"
-    return [told for told in client.told if isinstance(told, tuple)]
+        assert client.reported[-1] == "disconnected"
+    return [reported for reported in client.reported if isinstance(reported, tuple)]
 
 
 ALL = ("setup", "step", "checkpointing")
@@ -142,7 +142,7 @@ def test_time_outs_are_kept_for_the_next_start(tmp_path):
     client = FakeClient()
     with make(tmp_path, client):
         pass
-    assert client.told == ["connected", kept, "<setup", "setup>", "disconnected"]
+    assert client.reported == ["connected", kept, "<setup", "setup>", "disconnected"]
 
 
 def test_only_rank_0_writes(tmp_path):
@@ -152,19 +152,19 @@ def test_only_rank_0_writes(tmp_path):
 
 @pytest.mark.parametrize("content", ['{"current_', "[1]"])
 def test_a_damaged_file_is_said_and_left_alone(tmp_path, content):
-    said, client = [], FakeClient()
+    logged, client = [], FakeClient()
     (tmp_path / "ft_state.json").write_text(content)
-    with make(tmp_path, client, say=said.append):
+    with make(tmp_path, client, log=logged.append):
         pass
-    assert client.told == ["connected", "<setup", "setup>", "disconnected"]
-    assert ["ft_state.json" in text for text in said] == [True]
+    assert client.reported == ["connected", "<setup", "setup>", "disconnected"]
+    assert ["ft_state.json" in text for text in logged] == [True]
 
 
 class PickyClient(FakeClient):
     """One that reads what it is to use, as the client of NVRx does."""
 
     def load_state_dict(self, state):
-        super().load_state_dict(raised(state))
+        super().load_state_dict(apply_minimum_timeouts(state))
 
 
 @pytest.mark.parametrize(
@@ -180,21 +180,21 @@ class PickyClient(FakeClient):
     ],
 )
 def test_time_outs_of_another_shape_are_said_and_the_run_goes_on(tmp_path, timeouts):
-    said, client = [], PickyClient()
+    logged, client = [], PickyClient()
     (tmp_path / "ft_state.json").write_text(json.dumps({"current_timeouts": timeouts}))
-    with make(tmp_path, client, say=said.append):
+    with make(tmp_path, client, log=logged.append):
         pass
-    assert client.told == ["connected", "<setup", "setup>", "disconnected"]
-    assert ["ft_state.json: holds no time-outs that can be used (" in text for text in said] == [True]
+    assert client.reported == ["connected", "<setup", "setup>", "disconnected"]
+    assert ["ft_state.json: holds no time-outs that can be used (" in text for text in logged] == [True]
 
 
 def test_a_file_that_cannot_be_written_ends_nothing_and_the_old_one_stays(tmp_path):
     run(tmp_path, loaded=False, steps=0, saves=1)
     before = (tmp_path / "ft_state.json").read_text()
     (tmp_path / "ft_state.json.part").mkdir()  # in the way
-    said = []
-    assert run(tmp_path, loaded=True, steps=0, saves=1, say=said.append)
-    assert ["calculated time-outs are not kept" in text for text in said] == [True, True]
+    logged = []
+    assert run(tmp_path, loaded=True, steps=0, saves=1, log=logged.append)
+    assert ["calculated time-outs are not kept" in text for text in logged] == [True, True]
     assert (tmp_path / "ft_state.json").read_text() == before
 
 
@@ -208,21 +208,24 @@ def test_calculated_time_outs_are_not_too_short():
         }
         return {"current_timeouts": {"section": {**kept, "is_out_of_section_calculated": outside != 5.0}}}
 
-    assert raised(state(0.5, 5.0)) == state(30.0, 5.0)
-    assert raised(state(31.0, 0.3)) == state(31.0, 30.0)
-    assert raised(state(0.5, 0.3), least_seconds=1.0) == state(1.0, 1.0)
-    assert [raised(nothing) for nothing in ({}, {"current_timeouts": {}})] == [{}, {"current_timeouts": {}}]
+    assert apply_minimum_timeouts(state(0.5, 5.0)) == state(30.0, 5.0)
+    assert apply_minimum_timeouts(state(31.0, 0.3)) == state(31.0, 30.0)
+    assert apply_minimum_timeouts(state(0.5, 0.3), min_seconds=1.0) == state(1.0, 1.0)
+    assert [apply_minimum_timeouts(nothing) for nothing in ({}, {"current_timeouts": {}})] == [
+        {},
+        {"current_timeouts": {}},
+    ]
 
 
 def test_without_a_monitor_there_is_no_fault_tolerance():
-    need_monitor({"FT_RANK_MONITOR_IPC_SOCKET": "/tmp/monitor"})
+    require_monitor({"FT_RANK_MONITOR_IPC_SOCKET": "/tmp/monitor"})
     with pytest.raises(NoMonitorError, match="Start the job with NVRx's ft_launcher"):
-        need_monitor({"RANK": "0", "TORCHELASTIC_RESTART_COUNT": "0"})
+        require_monitor({"RANK": "0", "TORCHELASTIC_RESTART_COUNT": "0"})
 
 
 def test_a_monitor_that_lacks_a_section_is_refused():
-    need_sections(["checkpointing", "setup", "step", "custom"])
+    require_sections(["checkpointing", "setup", "step", "custom"])
     with pytest.raises(
         NoMonitorError, match="--ft-param-rank_section_timeouts=setup:600,step:180,checkpointing:420"
     ):
-        need_sections([])
+        require_sections([])

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from mb_resilience import SignalShield, SignalWatcher
+from mb_resilience import IgnoreSignals, SignalWatcher
 
 
 def handlers():
@@ -31,7 +31,7 @@ def test_a_second_interrupt_stops_at_once():
 
 def test_interrupts_of_one_key_press_count_once():
     times = iter([10.0, 10.2, 12.0])
-    with SignalWatcher(same_press_seconds=1.0, clock=lambda: next(times)):
+    with SignalWatcher(debounce_seconds=1.0, clock=lambda: next(times)):
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
@@ -40,7 +40,7 @@ def test_interrupts_of_one_key_press_count_once():
 
 def test_a_key_that_is_pressed_again_and_again_is_heard():
     times = iter([10.0, 10.4, 10.8, 11.2])
-    with SignalWatcher(same_press_seconds=1.0, clock=lambda: next(times)):
+    with SignalWatcher(debounce_seconds=1.0, clock=lambda: next(times)):
         for _ in range(3):
             signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
@@ -100,16 +100,16 @@ def test_other_signals_can_be_watched():
 
 
 def test_the_first_signal_is_announced_at_once_and_once():
-    told = []
-    with SignalWatcher((signal.SIGUSR1,), announce=told.append):
+    reported = []
+    with SignalWatcher((signal.SIGUSR1,), announce=reported.append):
         signal.raise_signal(signal.SIGUSR1)
-        assert told == ["SIGUSR1"]
+        assert reported == ["SIGUSR1"]
         signal.raise_signal(signal.SIGUSR1)
-    assert told == ["SIGUSR1"]
+    assert reported == ["SIGUSR1"]
 
 
 def test_a_worker_outlives_the_signals_of_its_trainer_and_no_other():
-    shield = SignalShield((signal.SIGTERM, signal.SIGUSR1))
+    shield = IgnoreSignals((signal.SIGTERM, signal.SIGUSR1))
     code = (
         "import pickle, signal, sys; pickle.loads(bytes.fromhex(sys.argv[1]))(0);"
         "[signal.raise_signal(getattr(signal, name)) for name in ('SIGTERM', 'SIGUSR1', 'SIGUSR2')]"

@@ -28,14 +28,14 @@ class Table:
         self._all = threading.Barrier(ranks, timeout=60)
 
     def of(self, rank):
-        def exchange(row):
+        def all_gather(row):
             self._rows[rank] = row
             self._all.wait()
             rows = list(self._rows)
             self._all.wait()
             return rows
 
-        return exchange
+        return all_gather
 
 
 def on_ranks(count, function):
@@ -54,14 +54,14 @@ def on_ranks(count, function):
 
 
 def test_all_ranks_name_the_one_that_is_slow():
-    def run(rank, exchange):
-        clock, said = Clock(), []
-        timer = StragglerTimer(rank=rank, exchange=exchange, clock=clock, write=said.append)
-        forward = timer.timed(lambda: clock.work(0.5 if rank == 1 else 0.125))
+    def run(rank, all_gather):
+        clock, logged = Clock(), []
+        timer = StragglerTimer(rank=rank, all_gather=all_gather, clock=clock, write=logged.append)
+        forward = timer.wrap_function(lambda: clock.work(0.5 if rank == 1 else 0.125))
         for _ in range(4):
             forward()
             clock.work(16)  # where ranks wait for each other
-        return timer.report(total_flops=6e12, log_interval=2), said
+        return timer.report(total_flops=6e12, log_interval=2), logged
 
     reports = on_ranks(2, run)
     speeds = [
@@ -70,7 +70,7 @@ def test_all_ranks_name_the_one_that_is_slow():
     ]
     assert [(report.slowest.rank, report.ranks) for report, _ in reports] == [(1, speeds)] * 2
     line = "work 250.00 (rank 0) to 1000.00 ms (rank 1) | speed 0.50 (rank 1) to 2.00 TFLOP/s (rank 0)"
-    assert [said for _, said in reports] == [[f"speed of ranks, least to most: {line}"]] * 2
+    assert [logged for _, logged in reports] == [[f"speed of ranks, least to most: {line}"]] * 2
 
 
 def test_data_is_timed_apart_from_the_work_that_waits_for_it():
@@ -82,7 +82,7 @@ def test_data_is_timed_apart_from_the_work_that_waits_for_it():
             yield "batch"
 
     timer = StragglerTimer(clock=clock)
-    batches = timer.reading(slow_data())
+    batches = timer.wrap_iterator(slow_data())
     with timer:
         assert next(batches) == "batch"
         clock.work(1.0)
@@ -100,7 +100,7 @@ def test_a_failed_section_a_pause_and_a_timer_that_is_off_count_nothing():
     with pytest.raises(KeyError), timer:
         {}["a section that fails"]
     timer.pause()
-    batches = timer.reading(iter(["batch"]))
+    batches = timer.wrap_iterator(iter(["batch"]))
     with timer:
         next(batches)
         clock.work(1.0)
@@ -116,11 +116,16 @@ def test_a_clock_too_coarse_to_see_the_work_gives_no_speed():
 
 
 def test_what_only_some_ranks_know_is_compared_among_them():
-    def run(rank, exchange):
+    def run(rank, all_gather):
         clock = Clock()
         device = {0: {"temperature": 40.0, "power": 300.0}, 1: {"temperature": 71.0}, 2: {}}[rank]
         timer = StragglerTimer(
-            rank=rank, named=2, exchange=exchange, clock=clock, device=lambda: device, enabled=rank != 2
+            rank=rank,
+            minmax_count=2,
+            all_gather=all_gather,
+            clock=clock,
+            device=lambda: device,
+            enabled=rank != 2,
         )
         with timer:
             clock.work(1 + rank)
@@ -139,7 +144,7 @@ def test_more_ranks_are_listed_and_the_report_has_numbers():
         RankSpeed(rank=rank, work_seconds=work, data_seconds=0.25, teraflops=1 / work)
         for rank, work in enumerate([2.0, 4.0, 1.0, 8.0])
     ]
-    report = SpeedReport(ranks=ranks, named=2)
+    report = SpeedReport(ranks=ranks, minmax_count=2)
     assert report.lines()[1] == (
         "slowest 2: rank 3 (8000.00 ms), rank 1 (4000.00 ms) | fastest 2: rank 2 (1000.00 ms), rank 0 (2000.00 ms)"
     )
@@ -161,8 +166,8 @@ def ask(switch, path="/", *, token=None):
 
 
 def test_all_ranks_are_switched_on_through_the_port_of_rank_0_at_the_next_report():
-    def run(rank, exchange):
-        clock, said = Clock(), []
+    def run(rank, all_gather):
+        clock, logged = Clock(), []
 
         def interval():
             with timer:
@@ -170,17 +175,17 @@ def test_all_ranks_are_switched_on_through_the_port_of_rank_0_at_the_next_report
             return timer.report() is not None
 
         if rank == 1:
-            timer = StragglerTimer(rank=1, enabled=False, exchange=exchange, clock=clock)
-            return [interval() for _ in range(4)], said
+            timer = StragglerTimer(rank=1, enabled=False, all_gather=all_gather, clock=clock)
+            return [interval() for _ in range(4)], logged
         with StragglerSwitch(port=0, on=False) as switch:
             timer = StragglerTimer(
-                enabled=False, exchange=exchange, clock=clock, switch=switch, write=said.append
+                enabled=False, all_gather=all_gather, clock=clock, switch=switch, write=logged.append
             )
             seen = [interval()]
             assert ask(switch) == "The timer of slow ranks will be on from the next log interval.\n"
             seen += [interval(), interval()]
             assert "will be off" in ask(switch)
-            return [*seen, interval()], [line for line in said if "switched" in line]
+            return [*seen, interval()], [line for line in logged if "switched" in line]
 
     lines = [f"speed of ranks: measuring is switched {state}" for state in ("on", "off")]
     assert on_ranks(2, run) == [([False, False, True, True], lines), ([False, False, True, True], [])]
@@ -190,7 +195,7 @@ def test_the_switch_hears_nothing_but_its_own_address():
     with StragglerSwitch(port=0, on=True) as switch:
         with pytest.raises(urllib.error.HTTPError, match="404"):
             ask(switch, "/favicon.ico")
-        assert switch.wanted
+        assert switch.requested
 
 
 def test_a_request_without_the_token_changes_nothing():
@@ -199,7 +204,7 @@ def test_a_request_without_the_token_changes_nothing():
             ask(switch, token="guessed")
         with pytest.raises(urllib.error.HTTPError, match="401"):
             urllib.request.urlopen(f"http://127.0.0.1:{switch.port}/", timeout=60)
-        assert switch.wanted
+        assert switch.requested
 
 
 def test_the_token_is_in_a_file_of_this_user_while_the_port_is_open(tmp_path):

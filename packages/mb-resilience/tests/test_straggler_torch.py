@@ -11,12 +11,12 @@ from mb_resilience import StragglerTimer  # noqa: E402
 from mb_resilience.straggler import HostStopwatch  # noqa: E402
 from mb_resilience.straggler_report import UNITS  # noqa: E402
 from mb_resilience.straggler_torch import (  # noqa: E402
+    BroadcastFromRank0,
     CudaStopwatch,
-    RowExchange,
-    SharedByRank0,
-    _answer,
-    gpu_says,
-    stopwatch_for,
+    RowAllGather,
+    _query,
+    gpu_telemetry,
+    make_stopwatch,
 )
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -30,23 +30,23 @@ def group():
 
 
 def test_rows_are_exchanged_over_a_group(group):
-    (row,) = RowExchange()([1.0, 0.1, math.nan])
+    (row,) = RowAllGather()([1.0, 0.1, math.nan])
     assert row[:2] == [1.0, 0.1]
     assert math.isnan(row[2])
 
 
 def test_what_rank_0_knows_is_told_over_a_group(group):
-    assert SharedByRank0()({"slow": [1]}) == {"slow": [1]}
-    assert SharedByRank0(dist.group.WORLD)(None) is None
+    assert BroadcastFromRank0()({"slow": [1]}) == {"slow": [1]}
+    assert BroadcastFromRank0(dist.group.WORLD)(None) is None
 
 
 def test_the_host_times_what_a_cpu_does():
-    assert isinstance(stopwatch_for(torch.device("cpu")), HostStopwatch)
+    assert isinstance(make_stopwatch(torch.device("cpu")), HostStopwatch)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_nothing_is_said_of_it():
-    assert gpu_says() == {}
+    assert gpu_telemetry() == {}
 
 
 @pytest.mark.parametrize("missing", [RuntimeError("NVML is too old"), ModuleNotFoundError("pynvml")])
@@ -54,15 +54,15 @@ def test_only_what_nvml_lacks_is_left_out_and_other_errors_are_raised(missing):
     def ask(error):
         raise error
 
-    assert _answer(lambda: ask(missing)) is None
+    assert _query(lambda: ask(missing)) is None
     with pytest.raises(ZeroDivisionError):
-        _answer(lambda: 1 / 0)
+        _query(lambda: 1 / 0)
 
 
 @pytest.mark.gpu
 @needs_gpu
 def test_the_device_is_timed_and_not_only_the_launch():
-    timer = StragglerTimer(stopwatch=stopwatch_for(torch.device("cuda")), device=gpu_says)
+    timer = StragglerTimer(stopwatch=make_stopwatch(torch.device("cuda")), device=gpu_telemetry)
     matrix = torch.randn(8192, 8192, device="cuda")
     for _ in range(3):
         matrix @ matrix

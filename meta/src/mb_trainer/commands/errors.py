@@ -52,9 +52,9 @@ from mb_models.hf.errors import HuggingFaceError
 from mb_models.peft.config import PeftError
 from mb_models.rules import ModelConfigError
 from mb_models.vocab import VocabularyError
-from mb_overlap import BufferSettingsError, OverlapConflictError, OverlapRefusedError
-from mb_resilience.nvrx_straggler import DetectorError
-from mb_resilience.sections import NoMonitorError
+from mb_overlap import BufferSettingsError, OverlapConflictError, OverlapRejectedError
+from mb_resilience.nvrx_straggler import NVRxDetectorError
+from mb_resilience.section_reporter import NoMonitorError
 from mb_trainer.run_folder import NoCheckpointError, RunFolderError, UnwritableFolderError
 from mb_trainer.verification.compare import VerificationError
 
@@ -102,7 +102,7 @@ CANNOT_BE_DONE = (
     BufferSettingsError,
     DataExhaustedError,
     DataIteratorError,
-    OverlapRefusedError,
+    OverlapRejectedError,
     TensorInspectError,
     CheckpointConfigError,
     CheckpointFolderError,
@@ -113,7 +113,7 @@ CANNOT_BE_DONE = (
     CheckpointScheduleError,
     CheckpointShapeError,
     DataloaderStateError,
-    DetectorError,
+    NVRxDetectorError,
     FsdpError,
     HuggingFaceError,
     IncompleteCheckpointError,

@@ -22,15 +22,14 @@ from mb_overlap import _lazy
 if TYPE_CHECKING:
     from mb_overlap._gpu_names import UnknownGpuError as UnknownGpuError
     from mb_overlap.buffer_settings import setting_problems as setting_problems
-    from mb_overlap.check import conflicts as conflicts
+    from mb_overlap.check import find_conflicts as find_conflicts
     from mb_overlap.config import BulkOverlapCfg as BulkOverlapCfg
     from mb_overlap.config import CommOverlapConfig as CommOverlapConfig
     from mb_overlap.config import PipelineOverlapCfg as PipelineOverlapCfg
     from mb_overlap.config import RingExchangeOverlapCfg as RingExchangeOverlapCfg
     from mb_overlap.config import TPOverlapCfg as TPOverlapCfg
     from mb_overlap.config import TransformerLayerTPOverlapCfg as TransformerLayerTPOverlapCfg
-    from mb_overlap.conflicting import Conflict as Conflict
-    from mb_overlap.connections import environment as environment
+    from mb_overlap.env_vars import recommended_env_vars as recommended_env_vars
     from mb_overlap.explanation import Explanation as Explanation
     from mb_overlap.explanation import explain as explain
     from mb_overlap.preset_search import PresetMatch as PresetMatch
@@ -41,17 +40,18 @@ if TYPE_CHECKING:
     from mb_overlap.presets import preset as preset
     from mb_overlap.resolve import DataParallelSizeError as DataParallelSizeError
     from mb_overlap.resolve import Decision as Decision
-    from mb_overlap.resolve import Layout as Layout
     from mb_overlap.resolve import OverlapConflictError as OverlapConflictError
+    from mb_overlap.resolve import ParallelLayout as ParallelLayout
     from mb_overlap.resolve import resolve_overlap as resolve_overlap
     from mb_overlap.rule import Rule as Rule
     from mb_overlap.rules import RULES as RULES
     from mb_overlap.setup import Change as Change
-    from mb_overlap.setup import OverlapRefusedError as OverlapRefusedError
-    from mb_overlap.targets import ModelSection as ModelSection
+    from mb_overlap.setup import OverlapRejectedError as OverlapRejectedError
+    from mb_overlap.target_sections import ModelSection as ModelSection
     from mb_overlap.transformer_engine import BufferSettingsError as BufferSettingsError
     from mb_overlap.transformer_engine import initialize_ub_arguments as initialize_ub_arguments
     from mb_overlap.transformer_engine import to_transformer_engine as to_transformer_engine
+    from mb_overlap.violations import Conflict as Conflict
 
     userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192: TransformerLayerTPOverlapCfg
     userbuffers_fp8_h100_h8192_tp4_mbs1_seqlen8192: TransformerLayerTPOverlapCfg
@@ -80,7 +80,7 @@ _HOMES = {
     "RingExchangeOverlapCfg": "config",
     "TPOverlapCfg": "config",
     "TransformerLayerTPOverlapCfg": "config",
-    "environment": "connections",
+    "recommended_env_vars": "env_vars",
     "explain": "explanation",
     "PRESETS": "presets",
     "Preset": "presets",
@@ -109,21 +109,21 @@ _HOMES = {
     "userbuffers_fp8_b200_h18432_tp8_mbs1_seqlen4096": "presets",
     "DataParallelSizeError": "resolve",
     "Decision": "resolve",
-    "Layout": "resolve",
+    "ParallelLayout": "resolve",
     "OverlapConflictError": "resolve",
     "resolve_overlap": "resolve",
     "RULES": "rules",
     "Rule": "rule",
     "Change": "setup",
-    "ModelSection": "targets",
+    "ModelSection": "target_sections",
     "BufferSettingsError": "transformer_engine",
     "initialize_ub_arguments": "transformer_engine",
     "setting_problems": "buffer_settings",
     "PresetMatch": "preset_search",
-    "Conflict": "conflicting",
-    "conflicts": "check",
+    "Conflict": "violations",
+    "find_conflicts": "check",
     "Explanation": "explanation",
-    "OverlapRefusedError": "setup",
+    "OverlapRejectedError": "setup",
     "to_transformer_engine": "transformer_engine",
 }
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from mb_overlap.releases import (
+from mb_overlap.te_versions import (
     EXTERNAL,
     GEMMS,
     METHODS,
@@ -13,7 +13,7 @@ from mb_overlap.releases import (
     REDUCE_SCATTERS,
     SETTINGS,
     Release,
-    dotted,
+    format_version,
 )
 
 _GATHERING_DGRADS = ("qkv_dgrad", "fc1_dgrad")
@@ -28,10 +28,12 @@ def setting_problems(settings: Mapping[str, Any], *, release: Release = NEWEST) 
         release: of Transformer Engine.
     """
     if release < OLDEST:
-        return [f"Transformer Engine {dotted(release)} is too old: {dotted(OLDEST)} is the first without MPI"]
+        return [
+            f"Transformer Engine {format_version(release)} is too old: {format_version(OLDEST)} is the first without MPI"
+        ]
     return [
         *(problem for gemm, entry in settings.items() for problem in _entry_problems(gemm, entry, release)),
-        *_between_entries(settings),
+        *_cross_entry_problems(settings),
     ]
 
 
@@ -40,7 +42,7 @@ def _entry_problems(gemm: str, entry: object, release: Release) -> Iterator[str]
         near = get_close_matches(str(gemm)[:100], GEMMS, n=1)
         yield f"{gemm} is no GEMM of a layer" + (f" (did you mean {near[0]}?)" if near else "")
     elif GEMMS[gemm] > release:
-        yield f"{gemm} needs Transformer Engine {dotted(GEMMS[gemm])}, not {dotted(release)}"
+        yield f"{gemm} needs Transformer Engine {format_version(GEMMS[gemm])}, not {format_version(release)}"
     if not isinstance(entry, Mapping):
         yield f"{gemm} is {entry!r}, not a mapping"
         return
@@ -56,7 +58,7 @@ def _setting_problems(key: str, value: object, release: Release) -> Iterator[str
         return
     since, kind = SETTINGS[key]
     if since > release:
-        yield f"needs Transformer Engine {dotted(since)}, not {dotted(release)}"
+        yield f"needs Transformer Engine {format_version(since)}, not {format_version(release)}"
     if type(value) is not kind:
         yield f"is {value!r}, not of type {kind.__name__}"
 
@@ -74,8 +76,8 @@ def _method_problems(gemm: str, entry: Mapping[str, object], release: Release) -
         yield f"{gemm}.method cannot be pipeline, because it gathers its input"
 
 
-def _between_entries(settings: Mapping[str, Any]) -> Iterator[str]:
-    for dgrad in moved_dgrads(settings):
+def _cross_entry_problems(settings: Mapping[str, Any]) -> Iterator[str]:
+    for dgrad in reduce_scatter_dgrads(settings):
         wgrad = dgrad.replace("dgrad", "wgrad")
         if wgrad in settings:
             yield f"{wgrad} cannot be set, because {dgrad} is {settings[dgrad]['method']} and takes its place"
@@ -88,7 +90,7 @@ def _between_entries(settings: Mapping[str, Any]) -> Iterator[str]:
             )
 
 
-def moved_dgrads(settings: Mapping[str, Any]) -> list[str]:
+def reduce_scatter_dgrads(settings: Mapping[str, Any]) -> list[str]:
     """Return the input gradients that scatter their output, because their method is not bulk."""
     return [
         name

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 
-from mb_overlap.conflicting import Conflict, apply
 from mb_overlap.rules import CONFLICT_RULES
+from mb_overlap.violations import Conflict, check_rules
 
 
-def conflicts(
+def find_conflicts(
     model_config: object,
     optimizer_config: object | None = None,
     ddp_config: object | None = None,
@@ -30,7 +30,7 @@ def conflicts(
             `transformer_engine_version`, `torch_version`.
     """
     resolved = {"resolved": True} if comm_overlap is None else {}
-    return apply(
+    return check_rules(
         CONFLICT_RULES,
         {
             "model": model_config,

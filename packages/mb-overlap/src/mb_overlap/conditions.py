@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from mb_overlap.releases import parse
 from mb_overlap.rule import Rule
+from mb_overlap.te_versions import parse_version
 
-EXCHANGE = "overlap_moe_expert_parallel_comm"
-DELAY = "delay_wgrad_compute"
-GRAPHS = ("model.cuda_graph_impl", "model.cuda_graph_modules")
+EP_OVERLAP = "overlap_moe_expert_parallel_comm"
+DELAY_WGRAD = "delay_wgrad_compute"
+CUDA_GRAPH_FIELDS = ("model.cuda_graph_impl", "model.cuda_graph_modules")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,14 +32,16 @@ class Condition:
     """Values that it accepts."""
 
 
-def rules_of(number: str, wish: str, conditions: Iterable[Condition], *, section: str) -> tuple[Rule, ...]:
+def make_rules(
+    number: str, requested: str, conditions: Iterable[Condition], *, section: str
+) -> tuple[Rule, ...]:
     """Return a rule for each condition, which holds when `section.wish` is on."""
-    path = f"{section}.{wish}"
+    path = f"{section}.{requested}"
     return tuple(
         Rule(
             id=f"{number}{condition.letter}{'M' if section == 'model' else ''}",
             fields=(path, *condition.fields),
-            test=when(condition.test),
+            test=if_requested(condition.test),
             why=condition.why,
             fix=f"{condition.fix[:-1]}, or {path}=false.",
             fails=dict(zip((path, *condition.fields), (True, *condition.fails), strict=True)),
@@ -49,16 +51,16 @@ def rules_of(number: str, wish: str, conditions: Iterable[Condition], *, section
     )
 
 
-def when(test: Callable[..., str | None]) -> Callable[..., str | None]:
+def if_requested(test: Callable[..., str | None]) -> Callable[..., str | None]:
     """Return a test that takes the wish first, and says nothing without it."""
 
-    def guarded(wish: bool | None, *values: Any) -> str | None:
-        return test(*values) if wish else None
+    def guarded(requested: bool | None, *values: Any) -> str | None:
+        return test(*values) if requested else None
 
     return guarded
 
 
-def captured(impl: object, modules: Any) -> frozenset[str]:
+def captured_modules(impl: object, modules: Any) -> frozenset[str]:
     """Return the names of the modules that Transformer Engine's CUDA graphs capture, empty for whole layers or none.
 
     Args:
@@ -72,6 +74,6 @@ def captured(impl: object, modules: Any) -> frozenset[str]:
     return frozenset(names - {"", "full"})
 
 
-def older(version: str, *needed: int) -> bool:
+def is_older(version: str, *needed: int) -> bool:
     """Say whether a version comes before a release."""
-    return parse(version) < needed
+    return parse_version(version) < needed

@@ -3,10 +3,10 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 
-from mb_overlap.machine import look_around
-from mb_overlap.setup import Change, carry_out, make_plan
+from mb_overlap.setup import Change, apply_plan, make_plan
+from mb_overlap.software_versions import detect_versions
 from mb_overlap.strict_fields import StrictFields
-from mb_overlap.targets import ModelSection, Sections
+from mb_overlap.target_sections import ModelSection, TargetSections
 from mb_overlap.transformer_engine import to_transformer_engine
 from mb_overlap.value_types import reject_wrong_types
 
@@ -138,12 +138,12 @@ class CommOverlapConfig(StrictFields):
     delay_wgrad_compute: bool | None = None
     """Delay weight gradients so that more of the all-to-all hides; None keeps the model's value."""
 
-    def wishes(self) -> dict[str, object]:
+    def requested_fields(self) -> dict[str, object]:
         """Return the fields that are set, by name; the settings by GEMM as Transformer Engine takes them."""
-        wishes = {field.name: getattr(self, field.name) for field in fields(self)}
+        requests = {field.name: getattr(self, field.name) for field in fields(self)}
         if self.tp_comm_overlap_cfg is not None:
-            wishes["tp_comm_overlap_cfg"] = to_transformer_engine(self.tp_comm_overlap_cfg)
-        return {name: wish for name, wish in wishes.items() if wish is not None}
+            requests["tp_comm_overlap_cfg"] = to_transformer_engine(self.tp_comm_overlap_cfg)
+        return {name: requested for name, requested in requests.items() if requested is not None}
 
     def setup(
         self,
@@ -188,7 +188,7 @@ class CommOverlapConfig(StrictFields):
             FieldTypeError: values of this section have a wrong type.
         """
         reject_wrong_types(self, path="comm_overlap")
-        sections = Sections(model=model_config, optimizer=optimizer_config, ddp=ddp_config)
-        machine = look_around(transformer_engine, facts or {})
-        plan = make_plan(self.wishes(), sections, machine=machine, keep=keep)
-        return carry_out(plan, sections, strict=strict)
+        sections = TargetSections(model=model_config, optimizer=optimizer_config, ddp=ddp_config)
+        versions = detect_versions(transformer_engine, facts or {})
+        plan = make_plan(self.requested_fields(), sections, versions=versions, keep=keep)
+        return apply_plan(plan, sections, strict=strict)

@@ -16,7 +16,7 @@ _NAMES = (
     "align_param_gather",
     "bucket_size",
 )
-_WISHES = (
+_REQUESTS = (
     *(f"comm_overlap.{name}" for name in _NAMES),
     "ddp.use_distributed_optimizer",
     "ddp.use_megatron_fsdp",
@@ -24,7 +24,7 @@ _WISHES = (
 )
 
 
-def _agrees_with_the_layout(
+def _matches_layout(
     dp: int | None, world_size: int, tp: int | None, pp: int | None, cp: int | None
 ) -> str | None:
     model_ranks = (tp or 1) * (pp or 1) * (cp or 1)
@@ -35,15 +35,15 @@ def _agrees_with_the_layout(
     )
 
 
-def _has_something_to_steer(*values: object) -> str | None:
-    wishes, switches = values[: len(_NAMES)], values[len(_NAMES) :]
-    asked = [f"{name}={wish}" for name, wish in zip(_NAMES, wishes, strict=True) if wish]
-    if not asked or any(switches):
+def _has_effect(*values: object) -> str | None:
+    requests, switches = values[: len(_NAMES)], values[len(_NAMES) :]
+    requested = [f"{name}={requested}" for name, requested in zip(_NAMES, requests, strict=True) if requested]
+    if not requested or any(switches):
         return None
-    return f"has no effect without the distributed optimizer ({', '.join(asked)})"
+    return f"has no effect without the distributed optimizer ({', '.join(requested)})"
 
 
-def _counts(bucket: int | None, limit: int | None) -> str | None:
+def _valid_counts(bucket: int | None, limit: int | None) -> str | None:
     if bucket is not None and bucket < 1:
         return f"a bucket holds at least one parameter (bucket_size={bucket})"
     if limit is not None and limit < 0:
@@ -54,7 +54,7 @@ def _counts(bucket: int | None, limit: int | None) -> str | None:
 COUNTS = Rule(
     id="O25",
     fields=("comm_overlap.bucket_size", "comm_overlap.wgrad_deferral_limit"),
-    test=_counts,
+    test=_valid_counts,
     why="the one counts parameters, the other microbatches",
     fix="Set comm_overlap.bucket_size to 1 or more, comm_overlap.wgrad_deferral_limit to 0 (all) or more, or null.",
     fails={"comm_overlap.bucket_size": -1, "comm_overlap.wgrad_deferral_limit": None},
@@ -64,7 +64,7 @@ COUNTS = Rule(
 DATA_PARALLEL_SIZE = Rule(
     id="O14",
     fields=_SIZES,
-    test=_agrees_with_the_layout,
+    test=_matches_layout,
     why="whether the distributed optimizer has anything to overlap is read from it",
     fix="Leave comm_overlap.data_parallel_size unset, or set it to world_size / (tp*pp*cp).",
     fails=dict(zip(_SIZES, (8, 8, 2, 1, 1), strict=True)),
@@ -73,13 +73,13 @@ DATA_PARALLEL_SIZE = Rule(
 
 DISTRIBUTED_OPTIMIZER = Rule(
     id="O22",
-    fields=_WISHES,
-    test=_has_something_to_steer,
+    fields=_REQUESTS,
+    test=_has_effect,
     why="this section only steers the distributed optimizer's communication",
     fix="Set ddp.use_distributed_optimizer=true, or set the field of ddp itself.",
     severity="warning",
-    fails=dict(zip(_WISHES, (True, None, None, None, None, False, False, False), strict=True)),
-    passes=dict(zip(_WISHES, (True, None, None, None, None, True, False, False), strict=True)),
+    fails=dict(zip(_REQUESTS, (True, None, None, None, None, False, False, False), strict=True)),
+    passes=dict(zip(_REQUESTS, (True, None, None, None, None, True, False, False), strict=True)),
 )
 
 RULES: tuple[Rule, ...] = (COUNTS, DATA_PARALLEL_SIZE, DISTRIBUTED_OPTIMIZER)

@@ -1,9 +1,9 @@
 """Rules on deferring the embedding's weight gradient: the conditions of Megatron Core's model configuration."""
 
-from mb_overlap.conditions import Condition, rules_of
+from mb_overlap.conditions import Condition, make_rules
 from mb_overlap.rule import Rule
 
-DEFER = "defer_embedding_wgrad_compute"
+DEFER_EMBEDDING_WGRAD = "defer_embedding_wgrad_compute"
 
 
 def _stages(pp: int | None) -> str | None:
@@ -50,15 +50,15 @@ def _limit_of(section: str, *known: str) -> Condition:
     )
 
 
-WISH_RULES: tuple[Rule, ...] = rules_of(
-    "O01", DEFER, (_STAGES, _FUSION, _limit_of("comm_overlap")), section="comm_overlap"
+SECTION_RULES: tuple[Rule, ...] = make_rules(
+    "O01", DEFER_EMBEDDING_WGRAD, (_STAGES, _FUSION, _limit_of("comm_overlap")), section="comm_overlap"
 )
 """Rules on the wish of a `comm_overlap` section."""
 
-MODEL_RULES: tuple[Rule, ...] = rules_of(
-    "O01", DEFER, (_STAGES, _FUSION, _limit_of("model", "facts.resolved")), section="model"
+MODEL_RULES: tuple[Rule, ...] = make_rules(
+    "O01", DEFER_EMBEDDING_WGRAD, (_STAGES, _FUSION, _limit_of("model", "facts.resolved")), section="model"
 )
 """Rules on the model's own switch."""
 
-RULES: tuple[Rule, ...] = (*WISH_RULES, *MODEL_RULES)
+RULES: tuple[Rule, ...] = (*SECTION_RULES, *MODEL_RULES)
 """Every rule of this file."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from mb_overlap.connections import HOPPER, MAX_CONNECTIONS, environment, generation
+from mb_overlap.env_vars import HOPPER, MAX_CONNECTIONS, generation, recommended_env_vars
 from mb_overlap.rule import Rule
 
 _LAYOUT = (
@@ -24,20 +24,20 @@ _BOTH = (
 )
 
 
-def _queues_suit_fsdp(fsdp: bool | None, env: Mapping[str, str]) -> str | None:
+def _queues_allow_fsdp(fsdp: bool | None, env: Mapping[str, str]) -> str | None:
     if not fsdp or env.get(MAX_CONNECTIONS) != "1":
         return None
     return f"does not go with {MAX_CONNECTIONS}=1"
 
 
-def _one_wish_for_queues(fsdp: bool | None, tp: int | None, cp: int | None, gpu: str) -> str | None:
+def _fsdp_without_tensor_parallel(fsdp: bool | None, tp: int | None, cp: int | None, gpu: str) -> str | None:
     major = generation(gpu)
     if not fsdp or major is None or major > HOPPER or ((tp or 1) < 2 and (cp or 1) < 2):
         return None
     return f"shares a {gpu} with tensor or context parallelism (tp={tp}, cp={cp})"
 
 
-def _value_is_as_computed(
+def _matches_recommendation(
     tp: int | None,
     cp: int | None,
     pp: int | None,
@@ -51,7 +51,7 @@ def _value_is_as_computed(
         return None
     tp, cp, pp = tp or 1, cp or 1, pp or 1
     dp = max(1, world_size // (tp * cp * pp))
-    wanted = environment(gpu=gpu, tp=tp, cp=cp, dp=dp, pp=pp, fsdp=bool(fsdp)).get(MAX_CONNECTIONS)
+    wanted = recommended_env_vars(gpu=gpu, tp=tp, cp=cp, dp=dp, pp=pp, fsdp=bool(fsdp)).get(MAX_CONNECTIONS)
     if wanted is None or wanted == env[MAX_CONNECTIONS]:
         return None
     return f"overlaps best on a {gpu} with {MAX_CONNECTIONS}={wanted}, but it is {env[MAX_CONNECTIONS]}"
@@ -60,7 +60,7 @@ def _value_is_as_computed(
 FSDP_QUEUES = Rule(
     id="O23",
     fields=_FSDP,
-    test=_queues_suit_fsdp,
+    test=_queues_allow_fsdp,
     why="with a single hardware queue the gathers of parameters cannot run beside the computation",
     fix=f"Unset {MAX_CONNECTIONS}, or give it another value.",
     fails=dict(zip(_FSDP, (True, {MAX_CONNECTIONS: "1"}), strict=True)),
@@ -71,7 +71,7 @@ FSDP_QUEUES = Rule(
 FSDP_AND_TENSOR_PARALLEL = Rule(
     id="O23a",
     fields=_BOTH,
-    test=_one_wish_for_queues,
+    test=_fsdp_without_tensor_parallel,
     why="up to Hopper one hardware queue hides their communication, and Megatron-FSDP needs several",
     fix="Use tensor_model_parallel_size=1 and context_parallel_size=1, or live with less overlap.",
     severity="warning",
@@ -82,7 +82,7 @@ FSDP_AND_TENSOR_PARALLEL = Rule(
 QUEUES = Rule(
     id="O23b",
     fields=_LAYOUT,
-    test=_value_is_as_computed,
+    test=_matches_recommendation,
     why="the number of hardware queues decides whether communication starts before the GEMM that hides it",
     fix=f"Leave {MAX_CONNECTIONS} unset: it is chosen before CUDA starts.",
     severity="warning",

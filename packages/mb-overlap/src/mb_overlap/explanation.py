@@ -4,13 +4,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mb_overlap.conditions import EXCHANGE
-from mb_overlap.embedding_rules import DEFER
-from mb_overlap.machine import Machine, look_around
+from mb_overlap.conditions import EP_OVERLAP
+from mb_overlap.embedding_rules import DEFER_EMBEDDING_WGRAD
+from mb_overlap.field_access import read_field
 from mb_overlap.resolve import Decision
-from mb_overlap.sections import read
-from mb_overlap.setup import OverlapRefusedError, Plan, make_plan, wish_conflicts
-from mb_overlap.targets import Sections
+from mb_overlap.setup import OverlapPlan, OverlapRejectedError, find_request_conflicts, make_plan
+from mb_overlap.software_versions import SoftwareVersions, detect_versions
+from mb_overlap.target_sections import TargetSections
 from mb_overlap.tensor_rules import NEEDS
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ KINDS = {
     "pipeline": "overlap_p2p_comm",
     "gradients": "overlap_grad_reduce",
     "parameters": "overlap_param_gather",
-    "experts": EXCHANGE,
-    "embedding gradient": DEFER,
+    "experts": EP_OVERLAP,
+    "embedding gradient": DEFER_EMBEDDING_WGRAD,
 }
 """Kind of overlap to the field that switches it."""
 
@@ -41,13 +41,13 @@ class Explanation:
     """Id of the rule, "O15" for the user's wish; None where a section's own value stands."""
     why: str
     """Reason, with the values that decided."""
-    to_switch_on: str | None
+    how_to_enable: str | None
     """What would switch it on; None where it is on."""
 
     def __str__(self) -> str:
         decided = self.why if self.decided_by is None else f"{self.decided_by}: {self.why}"
         line = f"{self.kind:<20}{'on ' if self.on else 'off'}  {decided}"
-        return line if self.to_switch_on is None else f"{line}; to switch it on: {self.to_switch_on}"
+        return line if self.how_to_enable is None else f"{line}; to switch it on: {self.how_to_enable}"
 
 
 def explain(
@@ -72,17 +72,19 @@ def explain(
         OverlapRefusedError: `strict`, and something was asked for that cannot be.
         AttributeError: as `setup`.
     """
-    sections = Sections(model=model_config, optimizer=optimizer_config, ddp=ddp_config)
-    machine = look_around(transformer_engine, facts or {})
-    plan = make_plan(config.wishes(), sections, machine=machine, keep=keep)
-    if strict and (plan.refusals or plan.conflicts):
-        refused = [f"[{change.rule}] {change.field}: {change.why}" for change in plan.refusals]
-        raise OverlapRefusedError("\n".join([*map(str, plan.conflicts), *refused]))
-    return [_explanation(kind, field, plan, sections, machine) for kind, field in KINDS.items()]
+    sections = TargetSections(model=model_config, optimizer=optimizer_config, ddp=ddp_config)
+    versions = detect_versions(transformer_engine, facts or {})
+    plan = make_plan(config.requested_fields(), sections, versions=versions, keep=keep)
+    if strict and (plan.rejections or plan.conflicts):
+        rejected = [f"[{change.rule}] {change.field}: {change.why}" for change in plan.rejections]
+        raise OverlapRejectedError("\n".join([*map(str, plan.conflicts), *rejected]))
+    return [_explanation(kind, field, plan, sections, versions) for kind, field in KINDS.items()]
 
 
-def _explanation(kind: str, field: str, plan: Plan, sections: Sections, machine: Machine) -> Explanation:
-    held = [(path, read(section, name)) for path, section, name in sections.targets() if name == field]
+def _explanation(
+    kind: str, field: str, plan: OverlapPlan, sections: TargetSections, versions: SoftwareVersions
+) -> Explanation:
+    held = [(path, read_field(section, name)) for path, section, name in sections.targets() if name == field]
     decision = plan.decisions.get(field)
     broken = [conflict for conflict in plan.conflicts if conflict.fields[0].endswith(f".{field}")]
     if not held:
@@ -95,22 +97,28 @@ def _explanation(kind: str, field: str, plan: Plan, sections: Sections, machine:
     else:
         on = bool(held[-1][1] if decision.value is None else decision.value)
         rule, why = decision.rule, _reason(field, decision, plan)
-    to_switch_on = (
-        None if on else _way(field, plan, sections, machine) if held else "use sections that have it"
+    how_to_enable = (
+        None
+        if on
+        else _how_to_enable(field, plan, sections, versions)
+        if held
+        else "use sections that have it"
     )
-    return Explanation(kind=kind, field=field, on=on, decided_by=rule, why=why, to_switch_on=to_switch_on)
+    return Explanation(kind=kind, field=field, on=on, decided_by=rule, why=why, how_to_enable=how_to_enable)
 
 
-def _reason(field: str, decision: Decision, plan: Plan) -> str:
+def _reason(field: str, decision: Decision, plan: OverlapPlan) -> str:
     if field == "tp_comm_overlap" and decision.value and "tp_comm_overlap_cfg" not in plan.decisions:
         return f"{decision.why}; Transformer Engine's own settings (find_preset knows tuned ones)"
     return decision.why
 
 
-def _way(field: str, plan: Plan, sections: Sections, machine: Machine) -> str:
+def _how_to_enable(
+    field: str, plan: OverlapPlan, sections: TargetSections, versions: SoftwareVersions
+) -> str:
     layout = plan.layout
     if field == "tp_comm_overlap":
-        return _list([*_asked(field, plan), *_tensor_parallel_needs(plan)])
+        return _join_steps([*_asked(field, plan), *_tensor_parallel_needs(plan)])
     if field == "overlap_p2p_comm":
         if layout.pp < 2:
             return "model.pipeline_model_parallel_size=2 or more, with model.virtual_pipeline_model_parallel_size"
@@ -118,22 +126,24 @@ def _way(field: str, plan: Plan, sections: Sections, machine: Machine) -> str:
             return "model.virtual_pipeline_model_parallel_size=2 or more"
         return "comm_overlap.overlap_p2p_comm=null and comm_overlap.batch_p2p_comm=null"
     if field in ("overlap_grad_reduce", "overlap_param_gather"):
-        return _data_parallel_way(field, plan)
-    supposed = {**plan.wishes, field: True}
-    decisions = {**plan.decisions, field: _ON}
-    lacking = wish_conflicts(supposed, sections, decisions, machine=machine, asked={field: True})
+        return _how_to_enable_data_parallel(field, plan)
+    supposed = {**plan.requests, field: True}
+    decisions = {**plan.decisions, field: _ASSUMED_ON}
+    lacking = find_request_conflicts(
+        supposed, sections, decisions, versions=versions, requested={field: True}
+    )
     fixes = [conflict.fix.partition(", or ")[0].removeprefix("Set ") for conflict in lacking]
-    return _list([*_asked(field, plan), *fixes])
+    return _join_steps([*_asked(field, plan), *fixes])
 
 
-_ON = Decision(value=True, rule="O15", why="supposed")
+_ASSUMED_ON = Decision(value=True, rule="O15", why="supposed")
 
 
-def _asked(field: str, plan: Plan) -> list[str]:
-    return [] if plan.wishes.get(field) else [f"comm_overlap.{field}=true"]
+def _asked(field: str, plan: OverlapPlan) -> list[str]:
+    return [] if plan.requests.get(field) else [f"comm_overlap.{field}=true"]
 
 
-def _tensor_parallel_needs(plan: Plan) -> list[str]:
+def _tensor_parallel_needs(plan: OverlapPlan) -> list[str]:
     layout = plan.layout
     values = (
         (True, layout.tp),
@@ -151,7 +161,7 @@ def _tensor_parallel_needs(plan: Plan) -> list[str]:
     ]
 
 
-def _data_parallel_way(field: str, plan: Plan) -> str:
+def _how_to_enable_data_parallel(field: str, plan: OverlapPlan) -> str:
     layout = plan.layout
     if not layout.distributed_optimizer:
         return (
@@ -159,10 +169,10 @@ def _data_parallel_way(field: str, plan: Plan) -> str:
             if field == "overlap_grad_reduce"
             else "ddp.use_distributed_optimizer=true"
         )
-    if plan.wishes.get(field) is False:
+    if plan.requests.get(field) is False:
         return f"comm_overlap.{field}=null, and no {field}=false on ddp or optimizer"
     return "more processes than tensor, pipeline and context parallelism take"
 
 
-def _list(steps: list[str]) -> str:
+def _join_steps(steps: list[str]) -> str:
     return " and ".join(steps) or "nothing that is known here"

@@ -6,7 +6,7 @@ from math import log2
 
 from mb_overlap._gpu_names import short_name
 from mb_overlap.config import TransformerLayerTPOverlapCfg
-from mb_overlap.connections import GENERATIONS
+from mb_overlap.env_vars import GENERATIONS
 from mb_overlap.presets import PRESETS, Precision, Preset
 
 _SIZES = ("hidden_size", "tp", "cp", "micro_batch_size", "seq_length")
@@ -107,6 +107,6 @@ def _match(preset: Preset, sizes: dict[str, int], precision: str, gpu: str, lora
     return PresetMatch(preset=preset, distance=distance, differences=tuple(differences))
 
 
-def _between(tuned: str, asked: str) -> float:
-    generations = abs(GENERATIONS[tuned] - GENERATIONS[asked])
+def _between(tuned: str, requested: str) -> float:
+    generations = abs(GENERATIONS[tuned] - GENERATIONS[requested])
     return OTHER_GPU if generations == 0 else OTHER_GENERATION * generations

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mb_overlap.conflicting import Conflict, conflict_of
-from mb_overlap.pipeline import choose_sending
-from mb_overlap.pipeline_rules import SENDING
+from mb_overlap.pipeline_p2p import choose_p2p_comm
+from mb_overlap.pipeline_rules import P2P_COMM
 from mb_overlap.tensor_rules import ENGINE_LAYERS, SEQUENCE_PARALLEL, TENSOR_PARALLEL, TRANSFORMER_ENGINE
+from mb_overlap.violations import Conflict, check_rule
 
 MODEL_FIELDS = (
     "tp_comm_overlap",
@@ -51,7 +51,7 @@ class OverlapConflictError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class ParallelLayout:
     """What the rules look at."""
 
     tp: int = 1
@@ -89,38 +89,40 @@ class Decision:
     """Id of the rule; "O15" is the user's own wish."""
     why: str
     """Reason, with the values that decided."""
-    refused: bool = False
+    rejected: bool = False
     """Whether the user wished something else."""
 
 
-def resolve_overlap(wishes: Mapping[str, Any], layout: Layout) -> dict[str, Decision]:
+def resolve_overlap(requests: Mapping[str, Any], layout: ParallelLayout) -> dict[str, Decision]:
     """Decide every field that this layout has something to say about.
 
     A wish wins over what the layout suggests, False included. It is refused only where it cannot be had:
     tensor-parallel overlap without what it needs, data-parallel overlap without the distributed optimizer.
 
     Args:
-        wishes: fields of `CommOverlapConfig` that are set, as its `wishes()` returns them.
+        requests: fields of `CommOverlapConfig` that are set, as its `requests()` returns them.
         layout: sizes and facts.
 
     Raises:
         DataParallelSizeError: `layout.distributed_optimizer` without `layout.dp`.
         OverlapConflictError: the way of sending between stages breaks the pipeline schedule.
     """
-    suggested = {**_pipeline(wishes, layout), **_embedding(wishes), **_data_parallel(layout)}
-    wished = {name: _granted(wishes[name]) for name in (*suggested, *_MOE_FIELDS) if name in wishes}
-    refused = {} if layout.distributed_optimizer else _without_distributed_optimizer(wishes)
-    return {**_tensor_parallel(wishes, layout), **suggested, **wished, **refused}
+    suggested = {**_pipeline(requests, layout), **_embedding(requests), **_data_parallel(layout)}
+    requested = {
+        name: _from_request(requests[name]) for name in (*suggested, *_MOE_FIELDS) if name in requests
+    }
+    rejected = {} if layout.distributed_optimizer else _without_distributed_optimizer(requests)
+    return {**_tensor_parallel(requests, layout), **suggested, **requested, **rejected}
 
 
-def _granted(wish: object) -> Decision:
-    return Decision(value=wish, rule="O15", why="the user's wish")
+def _from_request(requested: object) -> Decision:
+    return Decision(value=requested, rule="O15", why="the user's wish")
 
 
-def _tensor_parallel(wishes: Mapping[str, Any], layout: Layout) -> dict[str, Decision]:
-    if not wishes.get("tp_comm_overlap"):
+def _tensor_parallel(requests: Mapping[str, Any], layout: ParallelLayout) -> dict[str, Decision]:
+    if not requests.get("tp_comm_overlap"):
         off = Decision(value=False, rule="O01", why="not asked for")
-        return {"tp_comm_overlap": _granted(False) if "tp_comm_overlap" in wishes else off}
+        return {"tp_comm_overlap": _from_request(False) if "tp_comm_overlap" in requests else off}
     for rule, values in (
         (TENSOR_PARALLEL, (True, layout.tp)),
         (SEQUENCE_PARALLEL, (True, layout.tp, layout.sequence_parallel)),
@@ -128,16 +130,16 @@ def _tensor_parallel(wishes: Mapping[str, Any], layout: Layout) -> dict[str, Dec
         (ENGINE_LAYERS, (True, layout.transformer_impl)),
     ):
         if problem := rule.check(*values):
-            return {"tp_comm_overlap": Decision(value=False, rule=rule.id, why=problem, refused=True)}
+            return {"tp_comm_overlap": Decision(value=False, rule=rule.id, why=problem, rejected=True)}
     names = ("tp_comm_overlap", "tp_comm_overlap_cfg", "tp_comm_bootstrap_backend")
-    return {name: _granted(wishes[name]) for name in names if name in wishes}
+    return {name: _from_request(requests[name]) for name in names if name in requests}
 
 
-def _pipeline(wishes: Mapping[str, Any], layout: Layout) -> dict[str, Decision]:
-    wished = (wishes.get("overlap_p2p_comm"), wishes.get("batch_p2p_comm"))
-    if conflict := conflict_of(SENDING, (*wished, layout.pp, layout.vp)):
+def _pipeline(requests: Mapping[str, Any], layout: ParallelLayout) -> dict[str, Decision]:
+    requested = (requests.get("overlap_p2p_comm"), requests.get("batch_p2p_comm"))
+    if conflict := check_rule(P2P_COMM, (*requested, layout.pp, layout.vp)):
         raise OverlapConflictError(str(conflict), conflicts=[conflict])
-    overlap, batch = choose_sending(layout.pp, layout.vp, *wished)
+    overlap, batch = choose_p2p_comm(layout.pp, layout.vp, *requested)
     if layout.interleaved:
         rule, why = "O05", f"pp={layout.pp}, vp={layout.vp}: sends hide under another chunk's computation"
     elif layout.pp > 1:
@@ -150,9 +152,9 @@ def _pipeline(wishes: Mapping[str, Any], layout: Layout) -> dict[str, Decision]:
     }
 
 
-def _embedding(wishes: Mapping[str, Any]) -> dict[str, Decision]:
+def _embedding(requests: Mapping[str, Any]) -> dict[str, Decision]:
     # A limit of -1 is right only while nothing is deferred: Megatron Core refuses it otherwise.
-    deferred = bool(wishes.get("defer_embedding_wgrad_compute"))
+    deferred = bool(requests.get("defer_embedding_wgrad_compute"))
     limit, why = (0, "all microbatches are deferred") if deferred else (-1, "nothing is deferred")
     return {
         "defer_embedding_wgrad_compute": Decision(value=False, rule="O01", why="not asked for"),
@@ -160,7 +162,7 @@ def _embedding(wishes: Mapping[str, Any]) -> dict[str, Decision]:
     }
 
 
-def _data_parallel(layout: Layout) -> dict[str, Decision]:
+def _data_parallel(layout: ParallelLayout) -> dict[str, Decision]:
     if not layout.distributed_optimizer:
         return {}
     if layout.dp is None:
@@ -188,19 +190,19 @@ def _data_parallel(layout: Layout) -> dict[str, Decision]:
     }
 
 
-def _bucket_size(layout: Layout, *, rule: str, why: str) -> Decision:
+def _bucket_size(layout: ParallelLayout, *, rule: str, why: str) -> Decision:
     if layout.num_buckets is not None:
         return Decision(value=None, rule=rule, why=f"ddp.num_buckets={layout.num_buckets} stands instead")
     return Decision(value=BUCKET_SIZE if rule == "O12" else None, rule=rule, why=why)
 
 
-def _without_distributed_optimizer(wishes: Mapping[str, Any]) -> dict[str, Decision]:
+def _without_distributed_optimizer(requests: Mapping[str, Any]) -> dict[str, Decision]:
     why = (
         "has no effect (ddp.use_distributed_optimizer=False), because this section only steers the distributed "
         "optimizer's communication. Set ddp.use_distributed_optimizer=true, or set the field of ddp itself."
     )
     return {
-        name: Decision(value=None, rule="O22", why=why, refused=True)
+        name: Decision(value=None, rule="O22", why=why, rejected=True)
         for name in DATA_PARALLEL_FIELDS
-        if name in wishes
+        if name in requests
     }

@@ -2,10 +2,10 @@
 
 from mb_overlap import (
     data_parallel_rules,
-    delay_rules,
+    delayed_wgrad_rules,
     embedding_rules,
     environment_rules,
-    exchange_rules,
+    expert_overlap_rules,
     pipeline_rules,
     tensor_rules,
 )
@@ -17,8 +17,8 @@ RULES: tuple[Rule, ...] = (
     *embedding_rules.RULES,
     *tensor_rules.RULES,
     *pipeline_rules.RULES,
-    *exchange_rules.RULES,
-    *delay_rules.RULES,
+    *expert_overlap_rules.RULES,
+    *delayed_wgrad_rules.RULES,
     *data_parallel_rules.RULES,
     *environment_rules.RULES,
 )

@@ -4,46 +4,50 @@ from collections.abc import Mapping
 from typing import Any
 
 from mb_overlap.buffer_settings import setting_problems
-from mb_overlap.releases import parse
 from mb_overlap.rule import Rule
+from mb_overlap.te_versions import parse_version
 from mb_overlap.transformer_engine import Dataclass, to_transformer_engine
 
 
-def _needs_tensor_parallel(wish: bool | None, tp: int | None) -> str | None:
-    return f"needs tensor parallelism (tp={tp})" if wish and (tp or 1) < 2 else None
+def _needs_tensor_parallel(requested: bool | None, tp: int | None) -> str | None:
+    return f"needs tensor parallelism (tp={tp})" if requested and (tp or 1) < 2 else None
 
 
-def _needs_sequence_parallel(wish: bool | None, tp: int | None, sequence_parallel: bool | None) -> str | None:
-    if wish and (tp or 1) >= 2 and not sequence_parallel:
+def _needs_sequence_parallel(
+    requested: bool | None, tp: int | None, sequence_parallel: bool | None
+) -> str | None:
+    if requested and (tp or 1) >= 2 and not sequence_parallel:
         return f"needs sequence parallelism (tp={tp}, sequence_parallel={sequence_parallel})"
     return None
 
 
-def _needs_transformer_engine(wish: bool | None, transformer_engine: object) -> str | None:
-    if wish and transformer_engine is False:
+def _needs_transformer_engine(requested: bool | None, transformer_engine: object) -> str | None:
+    if requested and transformer_engine is False:
         return f"needs Transformer Engine (transformer_engine={transformer_engine})"
     return None
 
 
-def _needs_engine_layers(wish: bool | None, implementation: str | None) -> str | None:
-    if wish and implementation == "local":
+def _needs_engine_layers(requested: bool | None, implementation: str | None) -> str | None:
+    if requested and implementation == "local":
         return f"needs Transformer Engine's layers (transformer_impl={implementation})"
     return None
 
 
-def _settings_hold(cfg: Dataclass | Mapping[str, Any] | str | None) -> str | None:
+def _settings_valid(cfg: Dataclass | Mapping[str, Any] | str | None) -> str | None:
     if cfg is None or isinstance(cfg, str):
         return None
     problems = setting_problems(to_transformer_engine(cfg))
     return "; ".join(problems) or None
 
 
-def _settings_fit(cfg: Dataclass | Mapping[str, Any] | str | None, version: str) -> str | None:
+def _settings_supported(cfg: Dataclass | Mapping[str, Any] | str | None, version: str) -> str | None:
     if cfg is None or isinstance(cfg, str):
         return None
     settings = to_transformer_engine(cfg)
     anyway = setting_problems(settings)
-    problems = [text for text in setting_problems(settings, release=parse(version)) if text not in anyway]
+    problems = [
+        text for text in setting_problems(settings, release=parse_version(version)) if text not in anyway
+    ]
     return "; ".join(problems) or None
 
 
@@ -103,14 +107,14 @@ NEEDS = (TENSOR_PARALLEL, SEQUENCE_PARALLEL, TRANSFORMER_ENGINE, ENGINE_LAYERS)
 """What the wish for tensor-parallel overlap needs."""
 
 
-def _on_settings(section: str, suffix: str) -> tuple[Rule, Rule]:
+def _settings_rules(section: str, suffix: str) -> tuple[Rule, Rule]:
     path, version = f"{section}.tp_comm_overlap_cfg", "facts.transformer_engine_version"
     good = {"fc1_fprop": {"method": "ring_exchange"}}
     return (
         Rule(
             id=f"O24{suffix}",
             fields=(path,),
-            test=_settings_hold,
+            test=_settings_valid,
             why="Transformer Engine refuses such settings when it starts, or takes them for others",
             fix="Correct the settings, or take a preset: mb_overlap.find_preset.",
             fails={path: {"fc1_fprop": {"method": "pipeline"}}},
@@ -119,7 +123,7 @@ def _on_settings(section: str, suffix: str) -> tuple[Rule, Rule]:
         Rule(
             id=f"O24a{suffix}",
             fields=(path, version),
-            test=_settings_fit,
+            test=_settings_supported,
             why="that release of Transformer Engine does not know them",
             fix="Leave them out, or install a later transformer-engine[pytorch].",
             fails={path: {"fc2_wgrad": {"method": "external"}}, version: "2.6.0"},
@@ -128,5 +132,5 @@ def _on_settings(section: str, suffix: str) -> tuple[Rule, Rule]:
     )
 
 
-RULES: tuple[Rule, ...] = (*NEEDS, *_on_settings("comm_overlap", ""), *_on_settings("model", "M"))
+RULES: tuple[Rule, ...] = (*NEEDS, *_settings_rules("comm_overlap", ""), *_settings_rules("model", "M"))
 """Every rule of this file."""

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import Field, asdict
 from typing import Any, ClassVar, Literal, Protocol
 
-from mb_overlap.buffer_settings import moved_dgrads, setting_problems
-from mb_overlap.releases import NEWEST_VERSION, QUANTIZATION_MODES, parse
+from mb_overlap.buffer_settings import reduce_scatter_dgrads, setting_problems
+from mb_overlap.te_versions import NEWEST_VERSION, QUANTIZATION_MODES, parse_version
 
 
 class BufferSettingsError(ValueError):
@@ -70,17 +70,17 @@ def initialize_ub_arguments(
             f"cp={cp}, tp={tp}), because each rank holds an equal part. Choose a multiple of {cp * tp}."
         )
     entries = to_transformer_engine(settings or {})
-    if problems := setting_problems(entries, release=parse(release)):
+    if problems := setting_problems(entries, release=parse_version(release)):
         raise BufferSettingsError("tp_comm_overlap_cfg: " + "; ".join(problems) + ". Correct the settings.")
     arguments: dict[str, Any] = {"shape": [tokens // cp, hidden_size], "tp_size": tp}
-    if parse(release) < QUANTIZATION_MODES:
+    if parse_version(release) < QUANTIZATION_MODES:
         return {**arguments, "use_fp8": "FP8" in quantization_modes, "ub_cfgs": entries}
     modes = list(quantization_modes)
     return {**arguments, "quantization_modes": modes, "ub_cfgs": _for_each_mode(entries, len(modes))}
 
 
 def _for_each_mode(entries: dict[str, dict[str, Any]], modes: int) -> object:
-    moved = moved_dgrads(entries)
+    moved = reduce_scatter_dgrads(entries)
     if modes == 1 or not moved:
         return entries
     later = {gemm: dict(entry) for gemm, entry in entries.items()}

@@ -21,89 +21,89 @@ from typing import TYPE_CHECKING
 from mb_resilience import _lazy
 
 if TYPE_CHECKING:
-    from mb_resilience.agreement import AgreedStop as AgreedStop
-    from mb_resilience.agreement import KeyValueStore as KeyValueStore
-    from mb_resilience.agreement import Rank0SilentError as Rank0SilentError
-    from mb_resilience.agreement import StopOrderError as StopOrderError
-    from mb_resilience.agreement import StopSetupError as StopSetupError
-    from mb_resilience.agreement import Watcher as Watcher
+    from mb_resilience.agreed_stop import AgreedStop as AgreedStop
+    from mb_resilience.agreed_stop import KeyValueStore as KeyValueStore
+    from mb_resilience.agreed_stop import Rank0TimeoutError as Rank0TimeoutError
+    from mb_resilience.agreed_stop import StopOrderError as StopOrderError
+    from mb_resilience.agreed_stop import StopSetupError as StopSetupError
+    from mb_resilience.agreed_stop import Watcher as Watcher
     from mb_resilience.config import FaultToleranceConfig as FaultToleranceConfig
     from mb_resilience.config import InProcessRestartConfig as InProcessRestartConfig
     from mb_resilience.config import NVRxStragglerDetectionConfig as NVRxStragglerDetectionConfig
     from mb_resilience.config import RerunStateMachineConfig as RerunStateMachineConfig
     from mb_resilience.config import StragglerDetectionConfig as StragglerDetectionConfig
-    from mb_resilience.deadline import AnyOf as AnyOf
-    from mb_resilience.deadline import Deadline as Deadline
     from mb_resilience.faults import Fault as Fault
     from mb_resilience.faults import FaultError as FaultError
     from mb_resilience.faults import FaultSettings as FaultSettings
     from mb_resilience.faults import SimulatedFault as SimulatedFault
     from mb_resilience.faults import agree_on_fault as agree_on_fault
-    from mb_resilience.faults import draw_fault as draw_fault
-    from mb_resilience.flight_recorder import RecorderSettings as RecorderSettings
+    from mb_resilience.faults import sample_fault as sample_fault
+    from mb_resilience.flight_recorder import FlightRecorderSettings as FlightRecorderSettings
     from mb_resilience.flight_recorder import flight_recorder_environment as flight_recorder_environment
     from mb_resilience.hang_reporter import HangReporter as HangReporter
-    from mb_resilience.nvrx_straggler import Detector as Detector
-    from mb_resilience.nvrx_straggler import DetectorError as DetectorError
-    from mb_resilience.nvrx_straggler import NVRxStragglers as NVRxStragglers
+    from mb_resilience.nvrx_straggler import NVRxDetector as NVRxDetector
+    from mb_resilience.nvrx_straggler import NVRxDetectorError as NVRxDetectorError
+    from mb_resilience.nvrx_straggler import NVRxStragglerMonitor as NVRxStragglerMonitor
     from mb_resilience.nvrx_straggler import PerformanceReport as PerformanceReport
-    from mb_resilience.nvrx_straggler import Scores as Scores
-    from mb_resilience.restart import Attempt as Attempt
+    from mb_resilience.nvrx_straggler import StragglerScores as StragglerScores
+    from mb_resilience.restart import RestartAttempt as RestartAttempt
     from mb_resilience.restart import RestartSetupError as RestartSetupError
     from mb_resilience.rules import RULES as RULES
     from mb_resilience.rules import Rule as Rule
-    from mb_resilience.sections import MonitorClient as MonitorClient
-    from mb_resilience.sections import NoMonitorError as NoMonitorError
-    from mb_resilience.sections import Sections as Sections
-    from mb_resilience.signals import SignalShield as SignalShield
+    from mb_resilience.section_reporter import MonitorClient as MonitorClient
+    from mb_resilience.section_reporter import NoMonitorError as NoMonitorError
+    from mb_resilience.section_reporter import SectionReporter as SectionReporter
+    from mb_resilience.signals import IgnoreSignals as IgnoreSignals
     from mb_resilience.signals import SignalWatcher as SignalWatcher
     from mb_resilience.straggler import StragglerTimer as StragglerTimer
     from mb_resilience.straggler_report import RankSpeed as RankSpeed
     from mb_resilience.straggler_report import SpeedReport as SpeedReport
     from mb_resilience.straggler_switch import StragglerSwitch as StragglerSwitch
     from mb_resilience.straggler_switch import SwitchPortError as SwitchPortError
+    from mb_resilience.watchers import CombinedWatcher as CombinedWatcher
+    from mb_resilience.watchers import DeadlineWatcher as DeadlineWatcher
 
 _HOMES = {
-    "AgreedStop": "agreement",
-    "AnyOf": "deadline",
-    "Deadline": "deadline",
-    "Attempt": "restart",
-    "Detector": "nvrx_straggler",
-    "DetectorError": "nvrx_straggler",
+    "AgreedStop": "agreed_stop",
+    "CombinedWatcher": "watchers",
+    "DeadlineWatcher": "watchers",
+    "RestartAttempt": "restart",
+    "NVRxDetector": "nvrx_straggler",
+    "NVRxDetectorError": "nvrx_straggler",
     "Fault": "faults",
     "FaultError": "faults",
     "FaultSettings": "faults",
     "FaultToleranceConfig": "config",
     "HangReporter": "hang_reporter",
     "InProcessRestartConfig": "config",
-    "KeyValueStore": "agreement",
-    "MonitorClient": "sections",
+    "KeyValueStore": "agreed_stop",
+    "MonitorClient": "section_reporter",
     "NVRxStragglerDetectionConfig": "config",
-    "NVRxStragglers": "nvrx_straggler",
-    "NoMonitorError": "sections",
+    "NVRxStragglerMonitor": "nvrx_straggler",
+    "NoMonitorError": "section_reporter",
     "PerformanceReport": "nvrx_straggler",
     "RULES": "rules",
-    "Rank0SilentError": "agreement",
+    "Rank0TimeoutError": "agreed_stop",
     "RankSpeed": "straggler_report",
-    "RecorderSettings": "flight_recorder",
+    "FlightRecorderSettings": "flight_recorder",
     "RerunStateMachineConfig": "config",
     "RestartSetupError": "restart",
     "Rule": "rules",
-    "Scores": "nvrx_straggler",
-    "Sections": "sections",
-    "SignalShield": "signals",
+    "StragglerScores": "nvrx_straggler",
+    "SectionReporter": "section_reporter",
+    "IgnoreSignals": "signals",
     "SignalWatcher": "signals",
     "SimulatedFault": "faults",
     "SpeedReport": "straggler_report",
-    "StopOrderError": "agreement",
-    "StopSetupError": "agreement",
+    "StopOrderError": "agreed_stop",
+    "StopSetupError": "agreed_stop",
     "StragglerDetectionConfig": "config",
     "StragglerSwitch": "straggler_switch",
     "StragglerTimer": "straggler",
     "SwitchPortError": "straggler_switch",
-    "Watcher": "agreement",
+    "Watcher": "agreed_stop",
     "agree_on_fault": "faults",
-    "draw_fault": "faults",
+    "sample_fault": "faults",
     "flight_recorder_environment": "flight_recorder",
 }
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Literal, Protocol, get_args
 
-from mb_resilience.agreement import KeyValueStore
+from mb_resilience.agreed_stop import KeyValueStore
 
 FaultKind = Literal["rank_hung", "rank_killed"]
 SIGNALS = {"rank_hung": signal.SIGSTOP, "rank_killed": signal.SIGKILL}
@@ -45,8 +45,8 @@ class Fault:
     delay_seconds: float
 
 
-def draw_fault(settings: FaultSettings, *, world_size: int, draw: random.Random) -> Fault:
-    """Choose what the settings leave open. The same settings and the same state of `draw` choose the same.
+def sample_fault(settings: FaultSettings, *, world_size: int, rng: random.Random) -> Fault:
+    """Choose what the settings leave open. The same settings and the same state of `rng` choose the same.
 
     Raises:
         FaultError: the rank is none of the world, the kind is not known, or the delay is below zero.
@@ -59,7 +59,7 @@ def draw_fault(settings: FaultSettings, *, world_size: int, draw: random.Random)
             f"simulated_fault_base_delay={base} with {world_size} ranks; the type is one of {(*kinds, 'random')}, the "
             "rank one of the world, the delay at least 0 s. Correct them."
         )
-    chosen = draw.randrange(world_size), draw.choice(kinds), draw.random()  # as many draws whatever is set
+    chosen = rng.randrange(world_size), rng.choice(kinds), rng.random()  # as many draws whatever is set
     return Fault(
         kind=chosen[1] if kind == "random" else kind,
         rank=chosen[0] if rank is None else rank,
@@ -70,7 +70,7 @@ def draw_fault(settings: FaultSettings, *, world_size: int, draw: random.Random)
 def agree_on_fault(
     settings: FaultSettings,
     *,
-    draw: random.Random,
+    rng: random.Random,
     store: KeyValueStore | None = None,
     rank: int = 0,
     world_size: int = 1,
@@ -80,19 +80,19 @@ def agree_on_fault(
 
     Args:
         settings: what is wanted.
-        draw: chooses on rank 0.
+        rng: random numbers of rank 0.
         store: shared by all ranks; None: one rank.
         rank: of this process.
         world_size: number of ranks.
         attempt: name of this run of the ranks, the same on all and different after each restart.
 
     Raises:
-        FaultError: as `draw_fault`, on every rank.
+        FaultError: as `sample_fault`, on every rank.
     """
     if store is None or rank == 0:
-        fault = draw_fault(settings, world_size=world_size, draw=draw)
+        fault = sample_fault(settings, world_size=world_size, rng=rng)
     else:
-        draw_fault(settings, world_size=world_size, draw=random.Random(0))  # raises where rank 0 does
+        sample_fault(settings, world_size=world_size, rng=random.Random(0))  # raises where rank 0 does
     if store is None:
         return fault
     key = f"mb_resilience/fault/{attempt}"
@@ -122,34 +122,34 @@ class SimulatedFault:
         fault: Fault,
         *,
         rank: int,
-        say: Callable[[str], object] = print,
-        strike: Callable[[signal.Signals], None] = send_to_self,
+        log: Callable[[str], object] = print,
+        send_signal: Callable[[signal.Signals], None] = send_to_self,
     ) -> None:
         self._fault = fault
-        self._mine = rank == fault.rank
-        self._say = say
-        self._strike = strike
-        self._over = threading.Event()
+        self._is_target = rank == fault.rank
+        self._log_text = log
+        self._send_signal = send_signal
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._wait, name="simulated fault", daemon=True)
 
     def __enter__(self) -> "SimulatedFault":
-        if self._mine:
+        if self._is_target:
             self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._over.set()
-        if self._mine:
+        self._stopped.set()
+        if self._is_target:
             self._thread.join()
 
     def _wait(self) -> None:
         fault = self._fault
-        if self._over.wait(fault.delay_seconds):
+        if self._stopped.wait(fault.delay_seconds):
             return
         number, delay = SIGNALS[fault.kind], fault.delay_seconds
-        self._say(
+        self._log_text(
             f"simulated fault: {fault.kind}: rank {fault.rank} gets {number.name} now, after {delay:.1f} s"
         )
-        self._strike(number)
+        self._send_signal(number)

@@ -16,7 +16,7 @@ BUFFER_SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 """The same for the size of the ring. The second is read by every version."""
 
 
-class RecorderSettings(Protocol):
+class FlightRecorderSettings(Protocol):
     """What is to be recorded; mb-config's DistributedInitConfig and Megatron's fit."""
 
     @property
@@ -45,7 +45,7 @@ class RecorderSettings(Protocol):
 
 
 def flight_recorder_environment(
-    settings: RecorderSettings, *, environment: Mapping[str, str] | None = None
+    settings: FlightRecorderSettings, *, environment: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     """Return the variables to set before the first process group is opened; torch reads them once.
 
@@ -59,11 +59,11 @@ def flight_recorder_environment(
         Names and values to add to the environment; nothing where nobody names the files.
     """
     environment = os.environ if environment is None else environment
-    named = [environment[name] for name in DUMP_FILES if environment.get(name)]
-    path = named[0] if named else settings.flight_recorder_dump_path
+    named_paths = [environment[name] for name in DUMP_FILES if environment.get(name)]
+    path = named_paths[0] if named_paths else settings.flight_recorder_dump_path
     if path is None:
         return {}
-    wanted = {
+    requested = {
         **dict.fromkeys(DUMP_FILES, _prefix(path)),
         "TORCH_NCCL_TRACE_BUFFER_SIZE": str(settings.flight_recorder_trace_buffer_size),
         "TORCH_NCCL_DUMP_ON_TIMEOUT": _flag(settings.flight_recorder_dump_on_timeout),
@@ -72,20 +72,20 @@ def flight_recorder_environment(
         "TORCH_NCCL_EXTRA_DUMP_ON_EXEC": _flag(settings.flight_recorder_extra_dump_on_exec),
     }
     if any(name in environment for name in BUFFER_SIZES):
-        del wanted["TORCH_NCCL_TRACE_BUFFER_SIZE"]
-    return {name: value for name, value in wanted.items() if name not in environment}
+        del requested["TORCH_NCCL_TRACE_BUFFER_SIZE"]
+    return {name: value for name, value in requested.items() if name not in environment}
 
 
-def kept_settings(
-    settings: RecorderSettings, *, environment: Mapping[str, str] | None = None
+def conflicting_variables(
+    settings: FlightRecorderSettings, *, environment: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     """Return the variables that are set already and differ from what the settings say: a person should know."""
     environment = os.environ if environment is None else environment
-    wanted = flight_recorder_environment(settings, environment={})
-    if wanted:  # whichever name of the size is set stands in for the other one
-        wanted |= dict.fromkeys(BUFFER_SIZES, str(settings.flight_recorder_trace_buffer_size))
+    requested = flight_recorder_environment(settings, environment={})
+    if requested:  # whichever name of the size is set stands in for the other one
+        requested |= dict.fromkeys(BUFFER_SIZES, str(settings.flight_recorder_trace_buffer_size))
     return {
-        name: environment[name] for name, value in wanted.items() if environment.get(name, value) != value
+        name: environment[name] for name, value in requested.items() if environment.get(name, value) != value
     }
 
 
@@ -94,5 +94,5 @@ def _prefix(path: str) -> str:
     return str(Path(path) / "_dump_") if path.endswith("/") or Path(path).is_dir() else path
 
 
-def _flag(wanted: bool) -> str:
-    return str(int(wanted))
+def _flag(requested: bool) -> str:
+    return str(int(requested))

@@ -18,20 +18,20 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType, TracebackType
 
-from mb_resilience.agreement import KeyValueStore
-from mb_resilience.hang_report import Standing, write_report
+from mb_resilience.agreed_stop import KeyValueStore
+from mb_resilience.hang_report import RankStatus, format_report
 
-BEATS = 10
+HEARTBEATS_PER_REPORT = 10
 """Beats in the time after which a report is due."""
-LONGEST_BEAT_SECONDS = 10.0
-PATIENCE = 3
+MAX_HEARTBEAT_SECONDS = 10.0
+RESPONSE_HEARTBEATS = 3
 """Beats within which a rank that can tell something does."""
 SHOWN_FRAMES = 4
 REPORT_FILE = "hang_report.txt"
 """Name of the report in its folder."""
 
 
-def to_stderr(text: str) -> None:
+def print_to_stderr(text: str) -> None:
     """Print a text on stderr."""
     print(text, file=sys.stderr, flush=True)
 
@@ -40,7 +40,7 @@ class HangReporter:
     """Reports which rank hangs, as long as the block runs.
 
     Every rank has one. No collective. A report ends nothing: it is made once for each place that a rank stays at, and
-    when the rank goes on after all, that is said, too. The report goes to `say` and to hang_report.txt in the folder,
+    when the rank goes on after all, that is said, too. The report goes to `log` and to hang_report.txt in the folder,
     the stacks of all threads of each rank to hang_stack_RANK.txt there, or to stderr while there is no folder.
 
     Args:
@@ -68,8 +68,8 @@ class HangReporter:
         world_size: int = 1,
         attempt: str = "0",
         folder: Path | str | None = None,
-        speaker: int = 0,
-        say: Callable[[str], object] = to_stderr,
+        reporting_rank: int = 0,
+        log: Callable[[str], object] = print_to_stderr,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if not 0 <= rank < world_size:
@@ -82,17 +82,17 @@ class HangReporter:
         self._rank = rank
         self._ranks = range(world_size) if store is not None else range(rank, rank + 1)
         self._prefix = f"mb_resilience/hang/{attempt}"
-        self._wanted_folder = None if folder is None else Path(folder)
-        self._speaker = speaker
-        self._say = say
+        self._configured_folder = None if folder is None else Path(folder)
+        self._reporting_rank = reporting_rank
+        self._log_text = log
         self._clock = clock
-        self._place: tuple[str, int | None] = ("setup", None)
+        self._position: tuple[str, int | None] = ("setup", None)
         self._notes = 0
-        self._beats = 0
-        self._beat_seconds = self._due_beat_seconds
+        self._heartbeats = 0
+        self._heartbeat_seconds = self._target_heartbeat_seconds
         self._main = threading.main_thread().ident
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="hang reporter", daemon=True)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._monitor, name="hang reporter", daemon=True)
 
     @property
     def seconds(self) -> float:
@@ -114,13 +114,13 @@ class HangReporter:
 
     def note(self, section: str, step: int | None = None) -> None:
         """Note where this rank is: this is progress."""
-        self._place = (section, step)
+        self._position = (section, step)
         self._notes += 1
 
     @contextmanager
     def section(self, name: str, step: int | None = None) -> Iterator[None]:
         """Note a section, in the same step unless another is given, and at its end the one that it interrupts."""
-        before = self._place
+        before = self._position
         self.note(name, before[1] if step is None else step)
         try:
             yield
@@ -135,109 +135,117 @@ class HangReporter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._over.set()
-        self._thread.join(LONGEST_BEAT_SECONDS)  # it may wait for a store that does not answer
+        self._stopped.set()
+        self._thread.join(MAX_HEARTBEAT_SECONDS)  # it may wait for a store that does not answer
         if not self._thread.is_alive():
-            self._tell(self._standing(0.0, left="it is done" if error is None else type(error).__name__))
+            self._publish_status(
+                self._status(0.0, exit_reason="it is done" if error is None else type(error).__name__)
+            )
 
-    def _watch(self) -> None:
+    def _monitor(self) -> None:
         """Beat, and report when there was no progress for too long."""
         seen, since = self._notes, self._clock()
-        is_due, has_told, is_over = True, False, False
-        while not is_over:
-            is_over = self._over.wait(self._beat_seconds)
+        is_due, has_reported, is_stopped = True, False, False
+        while not is_stopped:
+            is_stopped = self._stopped.wait(self._heartbeat_seconds)
             now = self._clock()
             if self._notes != seen:
-                if has_told:
+                if has_reported:
                     self._publish(f"rank {self._rank} went on after {now - since:.0f} s")
-                seen, since, is_due, has_told = self._notes, now, True, False
-            self._tell(self._standing(now - since))
-            if is_due and not is_over and now - since >= self.seconds:
-                is_due, has_told = False, self._report(now - since, seen=seen)
+                seen, since, is_due, has_reported = self._notes, now, True, False
+            self._publish_status(self._status(now - since))
+            if is_due and not is_stopped and now - since >= self.seconds:
+                is_due, has_reported = False, self._report(now - since, seen=seen)
 
     @property
     def _folder(self) -> Path | None:
-        folder = self._wanted_folder
+        folder = self._configured_folder
         return folder if folder is not None and folder.is_dir() else None
 
     @property
-    def _due_beat_seconds(self) -> float:
-        return min(self.seconds / BEATS, LONGEST_BEAT_SECONDS)
+    def _target_heartbeat_seconds(self) -> float:
+        return min(self.seconds / HEARTBEATS_PER_REPORT, MAX_HEARTBEAT_SECONDS)
 
-    def _standing(self, seconds: float, *, left: str | None = None) -> Standing:
-        section, step = self._place
-        places = _places(sys._current_frames().get(self._main or 0))
-        return Standing(section=section, step=step, seconds=seconds, places=places, left=left)
+    def _status(self, seconds: float, *, exit_reason: str | None = None) -> RankStatus:
+        section, step = self._position
+        frames = _innermost_frames(sys._current_frames().get(self._main or 0))
+        return RankStatus(section=section, step=step, seconds=seconds, frames=frames, exit_reason=exit_reason)
 
     def _report(self, seconds: float, *, seen: int) -> bool:
         """Write down the stacks of this rank, and report on all ranks if that is up to this one; say whether it was."""
         self._write_stacks()
-        standings = self._read_all()
-        if self._notes != seen or self._over.is_set():  # it went on meanwhile
+        statuses = self._read_all()
+        if self._notes != seen or self._stopped.is_set():  # it went on meanwhile
             return False
-        standings[self._rank] = self._standing(seconds)
-        stuck = [rank for rank, standing in standings.items() if self._is_stuck(standing)]
-        if min(stuck, key=lambda rank: (rank - self._speaker) % len(standings)) != self._rank:
+        statuses[self._rank] = self._status(seconds)
+        stuck = [rank for rank, status in statuses.items() if self._is_stuck(status)]
+        if min(stuck, key=lambda rank: (rank - self._reporting_rank) % len(statuses)) != self._rank:
             return False
         folder = self._folder
         stacks = None if folder is None else f"{folder}/hang_stack_*.txt"
-        self._publish(write_report(standings, seconds=seconds, stacks=stacks))
+        self._publish(format_report(statuses, seconds=seconds, stacks=stacks))
         return True
 
-    def _is_stuck(self, standing: Standing | None) -> bool:
+    def _is_stuck(self, status: RankStatus | None) -> bool:
         """Say whether a rank will report, or has: it can tell, and has been at one place for about as long."""
-        if standing is None or standing.silent or standing.left is not None:
+        if status is None or status.unresponsive or status.exit_reason is not None:
             return False
-        return 2 * standing.seconds >= self.seconds
+        return 2 * status.seconds >= self.seconds
 
-    def _read_all(self) -> dict[int, Standing | None]:
+    def _read_all(self) -> dict[int, RankStatus | None]:
         """Read what all ranks told, twice: who has told nothing between is silent. Without a store, nobody is seen.
 
         Ranks may beat at different times: one in its first step still has its long time.
         """
         try:
             first = self._read_once()
-            own = self._beat_seconds
-            longest = max([own, *(note.beat_seconds for note in first.values())])
-            for _ in range(math.ceil(PATIENCE * longest / own)):
-                if not self._over.wait(own):
-                    self._tell(self._standing(self.seconds))  # others look, too
+            own = self._heartbeat_seconds
+            longest = max([own, *(note.heartbeat_seconds for note in first.values())])
+            for _ in range(math.ceil(RESPONSE_HEARTBEATS * longest / own)):
+                if not self._stopped.wait(own):
+                    self._publish_status(self._status(self.seconds))  # others look, too
             second = self._read_once()
         except (OSError, RuntimeError) as error:  # who serves the store may be the one that hangs
             why = str(error).partition("\n")[0]
-            self._say(f"rank {self._rank}: the store does not answer, so other ranks are not seen: {why}")
+            self._log_text(
+                f"rank {self._rank}: the store does not answer, so other ranks are not seen: {why}"
+            )
             return {}
-        standings: dict[int, Standing | None] = {}
+        statuses: dict[int, RankStatus | None] = {}
         for rank in self._ranks:
             before, now = first.get(rank), second.get(rank)
             if now is None:
-                standings[rank] = None
+                statuses[rank] = None
                 continue
-            has_told = before is None or now.beat != before.beat
-            standings[rank] = replace(now.standing, silent=now.standing.left is None and not has_told)
-        return standings
+            has_reported = before is None or now.heartbeat != before.heartbeat
+            statuses[rank] = replace(
+                now.status, unresponsive=now.status.exit_reason is None and not has_reported
+            )
+        return statuses
 
-    def _read_once(self) -> dict[int, "_Note"]:
-        read: dict[int, _Note] = {}
+    def _read_once(self) -> dict[int, "_StatusRecord"]:
+        read: dict[int, _StatusRecord] = {}
         if self._store is None:
             return read
         for rank in self._ranks:
             key = f"{self._prefix}/{rank}"
             if self._store.check([key]):
-                beat, beat_seconds, told = json.loads(self._store.get(key))
-                standing = Standing(**{**told, "places": tuple(told["places"])})
-                read[rank] = _Note(beat=beat, beat_seconds=beat_seconds, standing=standing)
+                heartbeat, heartbeat_seconds, reported = json.loads(self._store.get(key))
+                status = RankStatus(**{**reported, "places": tuple(reported["places"])})
+                read[rank] = _StatusRecord(
+                    heartbeat=heartbeat, heartbeat_seconds=heartbeat_seconds, status=status
+                )
         return read
 
-    def _tell(self, standing: Standing) -> None:
+    def _publish_status(self, status: RankStatus) -> None:
         """Write where this rank is to the store, and in how many seconds it does so again."""
-        self._beats += 1
-        self._beat_seconds = self._due_beat_seconds
+        self._heartbeats += 1
+        self._heartbeat_seconds = self._target_heartbeat_seconds
         if self._store is None:
             return
         # A failure is said when it matters, by who reads: at the end of a run, the rank that serves may leave first.
         with suppress(OSError, RuntimeError):
-            note = [self._beats, self._beat_seconds, asdict(standing)]
+            note = [self._heartbeats, self._heartbeat_seconds, asdict(status)]
             self._store.set(f"{self._prefix}/{self._rank}", json.dumps(note))
 
     def _write_stacks(self) -> None:
@@ -253,29 +261,29 @@ class HangReporter:
             AttributeError,
             ValueError,
         ) as error:  # a full disk, or a stderr without a file behind it
-            self._say(f"rank {self._rank}: stacks are not written: {error}")
+            self._log_text(f"rank {self._rank}: stacks are not written: {error}")
 
     def _publish(self, text: str) -> None:
-        self._say(text)
+        self._log_text(text)
         folder = self._folder
         try:
             if folder is not None:
                 with (folder / REPORT_FILE).open("a") as file:
                     file.write(f"{text}\n")
         except OSError as error:
-            self._say(f"rank {self._rank}: {REPORT_FILE} is not written: {error}")
+            self._log_text(f"rank {self._rank}: {REPORT_FILE} is not written: {error}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Note:
+class _StatusRecord:
     """What a rank wrote to the store."""
 
-    beat: int
-    beat_seconds: float
-    standing: Standing
+    heartbeat: int
+    heartbeat_seconds: float
+    status: RankStatus
 
 
-def _places(frame: FrameType | None) -> tuple[str, ...]:
+def _innermost_frames(frame: FrameType | None) -> tuple[str, ...]:
     """Return the innermost places of a stack."""
     found: list[str] = []
     while frame is not None and len(found) < SHOWN_FRAMES:

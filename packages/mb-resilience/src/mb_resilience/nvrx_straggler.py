@@ -38,8 +38,8 @@ class PerformanceReport(Protocol):
         """Return, under "straggler_gpus_relative" and "..._individual", objects whose `rank` is slow."""
 
 
-class Detector(Protocol):
-    """NVRx's class `straggler.Detector`, or an object with the same functions."""
+class NVRxDetector(Protocol):
+    """NVRx's class `straggler.NVRxDetector`, or an object with the same functions."""
 
     @property
     def initialized(self) -> bool:
@@ -68,21 +68,21 @@ class Detector(Protocol):
         """End."""
 
 
-class DetectorError(RuntimeError):
+class NVRxDetectorError(RuntimeError):
     """NVRx's detector cannot work in this process."""
 
 
-Share = Callable[["Scores | None"], "Scores | None"]
+BroadcastScores = Callable[["StragglerScores | None"], "StragglerScores | None"]
 """Returns on all ranks what rank 0 gives: `straggler_torch.SharedByRank0`. Collective."""
 
 
-def one_rank(scores: "Scores | None") -> "Scores | None":
+def single_rank(scores: "StragglerScores | None") -> "StragglerScores | None":
     """Share with nobody: there is one rank."""
     return scores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scores:
+class StragglerScores:
     """One report, with what is not a number left out; alike on all ranks."""
 
     relative: Mapping[int, float] = field(default_factory=dict)
@@ -95,7 +95,9 @@ class Scores:
     """"relative" and "individual" to the ranks below the threshold, in order; a kind without such ranks is absent."""
 
     @classmethod
-    def of(cls, report: PerformanceReport, settings: NVRxStragglerDetectionConfig) -> "Scores":
+    def from_report(
+        cls, report: PerformanceReport, settings: NVRxStragglerDetectionConfig
+    ) -> "StragglerScores":
         """Read a report."""
         found = report.identify_stragglers(
             gpu_rel_threshold=settings.gpu_relative_perf_threshold,
@@ -106,19 +108,19 @@ class Scores:
             for kind in (RELATIVE, INDIVIDUAL)
             if found[f"straggler_gpus_{kind}"]
         }
-        relative = _known(report.gpu_relative_perf_scores) if settings.calc_relative_gpu_perf else {}
-        individual = _known(report.gpu_individual_perf_scores) if settings.calc_individual_gpu_perf else {}
+        relative = _finite(report.gpu_relative_perf_scores) if settings.calc_relative_gpu_perf else {}
+        individual = _finite(report.gpu_individual_perf_scores) if settings.calc_individual_gpu_perf else {}
         nodes = {rank: report.rank_to_node[rank] for rank in sorted({*relative, *individual})}
         return cls(relative=relative, individual=individual, nodes=nodes, slow=slow)
 
-    def why(self) -> str | None:
+    def slow_gpu_summary(self) -> str | None:
         """Name the slow GPUs in one line; None: there are none."""
         texts = {
             RELATIVE: ("slower than the fastest", self.relative),
             INDIVIDUAL: ("slower than it was", self.individual),
         }
         pieces = [
-            f"{self._named(rank, texts[kind][1])} is {texts[kind][0]}"
+            f"{self._describe_rank(rank, texts[kind][1])} is {texts[kind][0]}"
             for kind, ranks in self.slow.items()
             for rank in ranks
         ]
@@ -147,21 +149,21 @@ class Scores:
     def _best_and_worst(self, scores: Mapping[int, float], count: int) -> str:
         order = sorted(scores, key=lambda rank: (scores[rank], rank))
         if len(order) <= 2 * count:
-            return ", ".join(self._named(rank, scores) for rank in order)
-        worst = ", ".join(self._named(rank, scores) for rank in order[:count])
-        best = ", ".join(self._named(rank, scores) for rank in order[: -count - 1 : -1])
+            return ", ".join(self._describe_rank(rank, scores) for rank in order)
+        worst = ", ".join(self._describe_rank(rank, scores) for rank in order[:count])
+        best = ", ".join(self._describe_rank(rank, scores) for rank in order[: -count - 1 : -1])
         return f"worst of {len(order)}: {worst}; best: {best}"
 
-    def _named(self, rank: int, scores: Mapping[int, float]) -> str:
+    def _describe_rank(self, rank: int, scores: Mapping[int, float]) -> str:
         score = f"{scores[rank]:.2f}" if rank in scores else "unknown"
         return f"rank {rank} on {self.nodes.get(rank, 'unknown')} (score {score})"
 
 
-def _known(scores: Mapping[int, float]) -> dict[int, float]:
+def _finite(scores: Mapping[int, float]) -> dict[int, float]:
     return {rank: scores[rank] for rank in sorted(scores) if math.isfinite(scores[rank])}
 
 
-class NVRxStragglers:
+class NVRxStragglerMonitor:
     """Lets NVRx's detector watch the steps of a loop, and tells all ranks what it found on rank 0.
 
     A context, in which the detector is on; it is off on every way out, so that a restart in the same process may begin
@@ -178,22 +180,22 @@ class NVRxStragglers:
     def __init__(
         self,
         settings: NVRxStragglerDetectionConfig,
-        detector: Detector,
+        detector: NVRxDetector,
         *,
         rank: int = 0,
-        share: Share = one_rank,
+        broadcast: BroadcastScores = single_rank,
         profile_cuda: bool = True,
     ) -> None:
         self._settings = settings
         self._detector = detector
         self._rank = rank
-        self._share = share
+        self._broadcast = broadcast
         self._profile_cuda = profile_cuda
         self._section = ExitStack()
         self._why: str | None = None
         self._logger = logging.getLogger(settings.logger_name)
 
-    def __enter__(self) -> "NVRxStragglers":
+    def __enter__(self) -> "NVRxStragglerMonitor":
         """Begin.
 
         Raises:
@@ -207,13 +209,13 @@ class NVRxStragglers:
         }
         try:
             self._detector.initialize(
-                scores_to_compute=[kind for kind, wanted in kinds.items() if wanted],
+                scores_to_compute=[kind for kind, requested in kinds.items() if requested],
                 gather_on_rank0=True,
                 profiling_interval=self._settings.profiling_interval,
                 report_time_interval=self._settings.report_time_interval,
             )
         except (ImportError, RuntimeError) as error:
-            raise DetectorError(
+            raise NVRxDetectorError(
                 f"nvrx_straggler.enabled: NVRx's detector cannot begin ({error}); it measures kernels through "
                 "NVIDIA's CUPTI, on a GPU. Set nvrx_straggler.enabled=false; straggler.log_straggler=true does without."
             ) from error
@@ -230,25 +232,27 @@ class NVRxStragglers:
         self._section.close()
         self._section.enter_context(self._detector.detection_section("step", self._profile_cuda))
 
-    def end_step(self) -> Scores | None:
+    def end_step(self) -> StragglerScores | None:
         """Measure no further; return the scores of all ranks where it is time. Collective then."""
         self._section.close()
         report = self._detector.generate_report_if_interval_elapsed()
         if not self._detector.is_interval_elapsed():
             return None
-        scores = self._share(None if report is None else Scores.of(report, self._settings))
+        scores = self._broadcast(
+            None if report is None else StragglerScores.from_report(report, self._settings)
+        )
         if scores is None:
             return None
-        self._why = scores.why()
+        self._why = scores.slow_gpu_summary()
         if self._rank == 0:
             self._log(scores)
         return scores
 
-    def wish(self, step: int) -> str | None:
+    def stop_requested(self, step: int) -> str | None:
         """Return why all ranks should leave after this step: slow GPUs in the last report, if they are to end a run."""
         return self._why if self._settings.stop_if_detected else None
 
-    def _log(self, scores: Scores) -> None:
+    def _log(self, scores: StragglerScores) -> None:
         count = self._settings.num_gpu_perf_scores_to_print
         for line in scores.lines(count) if count else ():
             self._logger.info(line)

@@ -10,7 +10,7 @@ from typing import Any
 from mb_resilience.config import InProcessRestartConfig
 from mb_resilience.rules import refuse
 
-QUIET_ABORT: Mapping[str, str] = {
+ABORT_ENVIRONMENT: Mapping[str, str] = {
     "TORCH_CPP_LOG_LEVEL": "error",
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
     "NCCL_NVLS_ENABLE": "0",
@@ -18,7 +18,7 @@ QUIET_ABORT: Mapping[str, str] = {
 """Environment in which communication can be aborted and begun again: no warnings of stores that ranks left, no CUDA
 errors raised where nobody can catch them, no NVLink SHARP, whose memory an abort does not give back."""
 
-TIMES = (
+WRAPPER_TIMES = (
     "monitor_thread_interval",
     "monitor_process_interval",
     "progress_watchdog_interval",
@@ -39,7 +39,7 @@ class RestartSetupError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class RestartAttempt:
     """One call of the training function, on a rank that takes part."""
 
     number: int
@@ -53,7 +53,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Meeting:
+class Rendezvous:
     """Where the processes of all attempts meet, and which one of them this is."""
 
     host: str
@@ -67,7 +67,7 @@ class Meeting:
     """Processes at the start."""
 
     @classmethod
-    def of(cls, environment: Mapping[str, str] | None = None) -> "Meeting":
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> "Rendezvous":
         """Read it from MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE of the environment; None: `os.environ`.
 
         Raises:
@@ -95,7 +95,7 @@ class Meeting:
         )
 
 
-def check_restart(section: InProcessRestartConfig, *, group_is_open: bool) -> None:
+def check_restart(section: InProcessRestartConfig, *, group_initialized: bool) -> None:
     """Refuse what cannot work, before anything is started.
 
     Raises:
@@ -103,7 +103,7 @@ def check_restart(section: InProcessRestartConfig, *, group_is_open: bool) -> No
         RestartSetupError: a process group is open already (V245).
     """
     refuse(section, section="inprocess_restart")
-    if group_is_open:
+    if group_initialized:
         raise RestartSetupError(
             "inprocess_restart: a process group is open already, which no attempt after the first could open again "
             "[V245]. Open it in the function that is restarted, with the store of its attempt."
@@ -112,15 +112,15 @@ def check_restart(section: InProcessRestartConfig, *, group_is_open: bool) -> No
 
 def wrapper_times(section: InProcessRestartConfig) -> dict[str, timedelta]:
     """Return every time of the section, by the names of NVRx's wrapper."""
-    return {name: timedelta(seconds=getattr(section, name)) for name in TIMES}
+    return {name: timedelta(seconds=getattr(section, name)) for name in WRAPPER_TIMES}
 
 
-def attempts_at_most(section: InProcessRestartConfig) -> int | None:
+def max_attempts(section: InProcessRestartConfig) -> int | None:
     """Return how many attempts there may be: the first, and as many restarts as the section says; None: no limit."""
     return None if section.max_iterations is None else section.max_iterations + 1
 
 
-def monitor_log(section: InProcessRestartConfig) -> str | None:
+def monitor_log_path(section: InProcessRestartConfig) -> str | None:
     """Return the log of the monitoring process of each rank, which fills in the word in braces; None: no log."""
     folder = section.monitor_process_logdir
     return None if folder is None else str(Path(folder).absolute() / "monitor_{rank}.log")

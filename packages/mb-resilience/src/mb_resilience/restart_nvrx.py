@@ -13,20 +13,20 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from mb_resilience.config import InProcessRestartConfig
 from mb_resilience.restart import (
-    QUIET_ABORT,
-    Attempt,
-    Meeting,
-    attempts_at_most,
+    ABORT_ENVIRONMENT,
+    Rendezvous,
+    RestartAttempt,
     check_restart,
-    monitor_log,
+    max_attempts,
+    monitor_log_path,
     wrapper_times,
 )
 
 Returned = TypeVar("Returned")
 
 
-def restarted(
-    train: Callable[[Attempt], Returned],
+def run_with_restarts(
+    train: Callable[[RestartAttempt], Returned],
     section: InProcessRestartConfig,
     *,
     abort: Sequence[Callable[[], object]] = (),
@@ -53,14 +53,14 @@ def restarted(
         RestartSetupError: a process group is open already (V245), or nothing says where processes meet, or which one
             this is.
     """
-    check_restart(section, group_is_open=torch.distributed.is_initialized())
-    meeting = Meeting.of()
-    for name, value in QUIET_ABORT.items():
+    check_restart(section, group_initialized=torch.distributed.is_initialized())
+    meeting = Rendezvous.from_environment()
+    for name, value in ABORT_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     server = _connect(meeting, serve=True) if meeting.rank == 0 else None
 
     def attempt(call: inprocess.CallWrapper) -> Returned:
-        mine = Attempt(
+        mine = RestartAttempt(
             number=call.iteration,
             rank=int(os.environ["RANK"]),
             world_size=int(os.environ["WORLD_SIZE"]),
@@ -76,7 +76,7 @@ def restarted(
         del server  # lives until the last attempt has ended
 
 
-def _connect(meeting: Meeting, *, serve: bool = False) -> TCPStore:
+def _connect(meeting: Rendezvous, *, serve: bool = False) -> TCPStore:
     return TCPStore(
         meeting.host,
         meeting.store_port,
@@ -88,7 +88,7 @@ def _connect(meeting: Meeting, *, serve: bool = False) -> TCPStore:
 
 def _wrapper(
     section: InProcessRestartConfig,
-    meeting: Meeting,
+    meeting: Rendezvous,
     *,
     abort: Sequence[Callable[[], object]],
     finalize: Sequence[Callable[[], object]],
@@ -97,7 +97,7 @@ def _wrapper(
     forget = [*finalize, *([_empty_cache] if section.empty_cuda_cache else [])]
     return inprocess.Wrapper(
         store_kwargs={"port": meeting.wrapper_port, "timeout": timedelta(minutes=5)},
-        initialize=inprocess.initialize.RetryController(max_iterations=attempts_at_most(section)),
+        initialize=inprocess.initialize.RetryController(max_iterations=max_attempts(section)),
         abort=inprocess.Compose(
             _Abort(_destroy_userbuffers),
             inprocess.abort.AbortTorchDistributed(),
@@ -109,7 +109,7 @@ def _wrapper(
             inprocess.health_check.FaultCounter(section.max_rank_faults),
         ),
         rank_assignment=inprocess.rank_assignment.Tree(_layers(section, active)),
-        monitor_process_logfile=monitor_log(section),
+        monitor_process_logfile=monitor_log_path(section),
         **wrapper_times(section),
     )
 

@@ -15,7 +15,7 @@ from mb_resilience.config import (
 from mb_resilience.paths import path_rule
 from mb_resilience.value_types import reject_wrong_types
 
-LEAST_NVRX = (0, 3)
+MIN_NVRX_VERSION = (0, 3)
 """Least release of nvidia-resiliency-ext that this package works with."""
 
 
@@ -33,7 +33,7 @@ class Rule:
     passes: Mapping[str, object]
 
 
-def _detector_can_work(
+def _detector_settings_valid(
     enabled: bool, relative: bool, individual: bool, interval: float, thresholds: tuple[float, float]
 ) -> str | None:
     if not enabled:
@@ -56,7 +56,7 @@ _V071 = Rule(
         "nvrx_straggler.gpu_relative_perf_threshold",
         "nvrx_straggler.gpu_individual_perf_threshold",
     ),
-    test=lambda enabled, relative, individual, interval, *thresholds: _detector_can_work(
+    test=lambda enabled, relative, individual, interval, *thresholds: _detector_settings_valid(
         enabled, relative, individual, interval, thresholds
     ),
     why="the detector needs at least one kind of score, a positive interval, and thresholds on the scale of scores",
@@ -84,18 +84,18 @@ def _no_effect(settings: list[str]) -> str | None:
     return f"{', '.join(settings)} {'has' if len(settings) == 1 else 'have'} no effect" if settings else None
 
 
-def _nvrx_is_there(wanted: bool, installed: bool) -> str | None:
-    return "nvidia-resiliency-ext is not installed" if wanted and not installed else None
+def _nvrx_installed(requested: bool, installed: bool) -> str | None:
+    return "nvidia-resiliency-ext is not installed" if requested and not installed else None
 
 
 def _older_than_supported(version: str) -> str | None:
     numbers = re.match(r"(\d+)\.(\d+)", version)
-    if numbers is None or (int(numbers[1]), int(numbers[2])) >= LEAST_NVRX:
+    if numbers is None or (int(numbers[1]), int(numbers[2])) >= MIN_NVRX_VERSION:
         return None
     return f"nvidia-resiliency-ext {version} is installed"
 
 
-def _needs_nvrx(rule_id: str, switch: str) -> Rule:
+def _requires_nvrx_version(rule_id: str, switch: str) -> Rule:
     """Refuse an installed nvidia-resiliency-ext that is too old for a feature that is switched on."""
     version = "facts.nvidia_resiliency_ext_version"
     return Rule(
@@ -109,7 +109,7 @@ def _needs_nvrx(rule_id: str, switch: str) -> Rule:
     )
 
 
-def _while_off(rule_id: str, section: str, kind: type, *, switch: str) -> Rule:
+def _unused_while_disabled(rule_id: str, section: str, kind: type, *, switch: str) -> Rule:
     """Warn about fields of a feature that is switched off."""
     path = f"{section}.{switch}"
     defaults = {f"{section}.{field.name}": field.default for field in fields(kind) if field.name != switch}
@@ -135,7 +135,7 @@ def _while_off(rule_id: str, section: str, kind: type, *, switch: str) -> Rule:
     )
 
 
-def _timer_can_work(on: bool, opened: bool, port: int, count: int) -> str | None:
+def _timer_settings_valid(on: bool, opened: bool, port: int, count: int) -> str | None:
     if on and opened and not 1 <= port <= 65535:
         return f"straggler_ctrlr_port={port} is no port"
     return f"straggler_minmax_count={count} is no number of ranks" if on and count < 1 else None
@@ -149,7 +149,7 @@ _R31 = Rule(
         "straggler.straggler_ctrlr_port",
         "straggler.straggler_minmax_count",
     ),
-    test=_timer_can_work,
+    test=_timer_settings_valid,
     why="rank 0 listens on the port, to be switched, and each report names at least the slowest and the fastest rank",
     fix="Choose a port between 1 and 65535 that is free on the machine of rank 0, and at least 1 rank.",
     fails={
@@ -167,7 +167,7 @@ _R31 = Rule(
 )
 
 
-def _port_is_opened(on: bool, opened: bool, *values: object) -> str | None:
+def _port_settings_used(on: bool, opened: bool, *values: object) -> str | None:
     names = ("straggler_ctrlr_port", "straggler_ctrlr_host")
     changed = [
         f"{name}={value!r}"
@@ -177,7 +177,7 @@ def _port_is_opened(on: bool, opened: bool, *values: object) -> str | None:
     return f"{_no_effect(changed)} while straggler_ctrlr=false" if on and not opened and changed else None
 
 
-def _timer_can_begin(on: bool, opened: bool, enabled: bool, disabled: bool) -> str | None:
+def _timer_can_start(on: bool, opened: bool, enabled: bool, disabled: bool) -> str | None:
     if not on or opened or (enabled and not disabled):
         return None
     return "the timer begins paused, and straggler_ctrlr=false leaves nothing that could start it"
@@ -191,7 +191,7 @@ _R36 = Rule(
         "straggler.straggler_ctrlr_port",
         "straggler.straggler_ctrlr_host",
     ),
-    test=_port_is_opened,
+    test=_port_settings_used,
     why="rank 0 listens for requests only if straggler_ctrlr is set",
     fix="Set straggler.straggler_ctrlr=true, or leave out the port and the address.",
     fails={
@@ -216,7 +216,7 @@ _R37 = Rule(
         "straggler.enable_straggler_on_startup",
         "straggler.disable_straggler_on_startup",
     ),
-    test=_timer_can_begin,
+    test=_timer_can_start,
     why="a paused timer is started by a request to rank 0",
     fix="Set straggler.straggler_ctrlr=true, or let the timer begin at once.",
     fails={
@@ -234,11 +234,11 @@ _R37 = Rule(
 )
 
 
-_DETECTOR = (
+_DETECTOR_RULES = (
     Rule(
         id="R32",
         fields=("nvrx_straggler.enabled", "facts.nvidia_resiliency_ext_installed"),
-        test=_nvrx_is_there,
+        test=_nvrx_installed,
         why="its detector measures the kernels of each GPU",
         fix="Install it, or set nvrx_straggler.enabled=false; straggler.log_straggler=true does without.",
         fails={"nvrx_straggler.enabled": True, "facts.nvidia_resiliency_ext_installed": False},
@@ -282,7 +282,7 @@ _DETECTOR = (
 )
 
 
-_SHORTER = (
+_ORDERED_TIMES = (
     ("soft_timeout", "hard_timeout"),
     ("hard_timeout", "barrier_timeout"),
     ("heartbeat_interval", "heartbeat_timeout"),
@@ -304,7 +304,7 @@ _RESTART = {
 }
 
 
-def _restart_can_work(*values: Any) -> str | None:
+def _restart_settings_valid(*values: Any) -> str | None:
     """Name what NVRx's wrapper would not take: times that do not follow one another, and counts that are none."""
     given = {path.split(".")[1]: value for path, value in zip(_RESTART, values, strict=True)}
     if not given["enabled"]:
@@ -312,7 +312,7 @@ def _restart_can_work(*values: Any) -> str | None:
     for name, least in _COUNTS.items():
         if given[name] is not None and given[name] < least:
             return f"{name}={given[name]} is below {least}"
-    for shorter, longer in _SHORTER:
+    for shorter, longer in _ORDERED_TIMES:
         if not 0 < given[shorter] < given[longer]:
             return f"{shorter}={given[shorter]} is not between 0 and {longer}={given[longer]}"
     return None
@@ -321,7 +321,7 @@ def _restart_can_work(*values: Any) -> str | None:
 _R35 = Rule(
     id="R35",
     fields=tuple(_RESTART),
-    test=_restart_can_work,
+    test=_restart_settings_valid,
     why="a rank is looked at more often than it may be silent, and others wait for it longer than that",
     fix="Order the times: intervals below their time-outs, soft_timeout < hard_timeout < barrier_timeout.",
     fails={**_RESTART, "inprocess_restart.enabled": True, "inprocess_restart.soft_timeout": 100.0},
@@ -329,19 +329,19 @@ _R35 = Rule(
 )
 
 
-def _something_to_look_at(mode: str, finite: bool, spiky: bool) -> str | None:
+def _has_loss_check(mode: str, finite: bool, spiky: bool) -> str | None:
     if mode == "disabled" or finite or spiky:
         return None
     return f"rerun_mode={mode} with check_for_nan_in_loss=false and check_for_spiky_loss=false"
 
 
-def _injection(rate: int, mode: str) -> str | None:
+def _injection_valid(rate: int, mode: str) -> str | None:
     if rate < 0:
         return f"error_injection_rate={rate} is no number of checks"
     return f"error_injection_rate={rate} with rerun_mode=disabled" if rate and mode == "disabled" else None
 
 
-def _idle(factor: float, spiky: bool, kind: str, rate: int) -> str | None:
+def _unused_rerun_settings(factor: float, spiky: bool, kind: str, rate: int) -> str | None:
     default = RerunStateMachineConfig()
     idle = [
         text
@@ -354,15 +354,15 @@ def _idle(factor: float, spiky: bool, kind: str, rate: int) -> str | None:
     return _no_effect(idle)
 
 
-def _fault_can_be(wanted: bool, rank: int | None, delay: float, world_size: int) -> str | None:
-    if not wanted:
+def _fault_valid(requested: bool, rank: int | None, delay: float, world_size: int) -> str | None:
+    if not requested:
         return None
     if rank is not None and not 0 <= rank < world_size:
         return f"simulated_fault_rank={rank} is none of {world_size} ranks"
     return f"simulated_fault_base_delay={delay} is no time to wait" if delay < 0 else None
 
 
-def _idle_faults(
+def _unused_fault_settings(
     enabled: bool, calculates: bool, simulates: bool, kind: str, rank: int | None, delay: int
 ) -> str | None:
     """Name the settings of what is switched off."""
@@ -377,11 +377,11 @@ def _idle_faults(
     return _no_effect(changed)
 
 
-_FAULTS = (
+_FAULT_RULES = (
     Rule(
         id="R21",
         fields=("ft.enable_ft_package", "facts.nvidia_resiliency_ext_installed"),
-        test=_nvrx_is_there,
+        test=_nvrx_installed,
         why="its launcher monitors the ranks, and ends those that hang",
         fix="Install nvidia-resiliency-ext and start the job with ft_launcher, or set ft.enable_ft_package=false.",
         fails={"ft.enable_ft_package": True, "facts.nvidia_resiliency_ext_installed": False},
@@ -395,7 +395,7 @@ _FAULTS = (
             "ft.simulated_fault_base_delay",
             "facts.world_size",
         ),
-        test=_fault_can_be,
+        test=_fault_valid,
         why="the fault must hit a rank of the run, some time after it began",
         fix="Name a rank of the run, or none; and a delay of at least 0 seconds.",
         fails={
@@ -414,7 +414,7 @@ _FAULTS = (
     Rule(
         id="R23",
         fields=tuple(f"ft.{field.name}" for field in fields(FaultToleranceConfig)),
-        test=_idle_faults,
+        test=_unused_fault_settings,
         why="what it describes is switched off",
         fix="Set ft.enable_ft_package=true for time-outs, ft.simulate_fault=true for a fault; or leave them out.",
         severity="warning",
@@ -431,7 +431,7 @@ _FAULTS = (
 )
 
 
-_RERUNS = (
+_RERUN_RULES = (
     Rule(
         id="R06",
         fields=(
@@ -439,7 +439,7 @@ _RERUNS = (
             "rerun_state_machine.check_for_nan_in_loss",
             "rerun_state_machine.check_for_spiky_loss",
         ),
-        test=_something_to_look_at,
+        test=_has_loss_check,
         why="a step is run again where a check rejects its loss, and there is none",
         fix="Set rerun_state_machine.check_for_nan_in_loss=true, or rerun_state_machine.rerun_mode=disabled.",
         fails={
@@ -465,7 +465,7 @@ _RERUNS = (
     Rule(
         id="R08",
         fields=("rerun_state_machine.error_injection_rate", "rerun_state_machine.rerun_mode"),
-        test=_injection,
+        test=_injection_valid,
         why="false results test the machine, which makes none while it is disabled",
         fix="Set rerun_state_machine.rerun_mode=validate_results, or the rate to 0.",
         fails={
@@ -485,7 +485,7 @@ _RERUNS = (
             "rerun_state_machine.error_injection_type",
             "rerun_state_machine.error_injection_rate",
         ),
-        test=_idle,
+        test=_unused_rerun_settings,
         why="what it describes is switched off",
         fix="Set check_for_spiky_loss=true, or an error_injection_rate above 0; or leave these fields out.",
         severity="warning",
@@ -513,18 +513,18 @@ _PATHS = tuple(Rule(**path_rule(number, path)) for number, path in enumerate(PAT
 RULES: tuple[Rule, ...] = (
     *_PATHS,
     _V071,
-    *_FAULTS,
-    _while_off("R12", "straggler", StragglerDetectionConfig, switch="log_straggler"),
+    *_FAULT_RULES,
+    _unused_while_disabled("R12", "straggler", StragglerDetectionConfig, switch="log_straggler"),
     _R31,
     _R36,
     _R37,
-    _while_off("R13", "nvrx_straggler", NVRxStragglerDetectionConfig, switch="enabled"),
-    *_DETECTOR,
-    _while_off("R14", "inprocess_restart", InProcessRestartConfig, switch="enabled"),
+    _unused_while_disabled("R13", "nvrx_straggler", NVRxStragglerDetectionConfig, switch="enabled"),
+    *_DETECTOR_RULES,
+    _unused_while_disabled("R14", "inprocess_restart", InProcessRestartConfig, switch="enabled"),
     _R35,
-    *_RERUNS,
-    _needs_nvrx("R40", "ft.enable_ft_package"),
-    _needs_nvrx("R41", "nvrx_straggler.enabled"),
+    *_RERUN_RULES,
+    _requires_nvrx_version("R40", "ft.enable_ft_package"),
+    _requires_nvrx_version("R41", "nvrx_straggler.enabled"),
 )
 """All rules of this package. A rule whose section is absent does not apply."""
 

@@ -12,7 +12,7 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass(frozen=True, slots=True)
-class SignalShield:
+class IgnoreSignals:
     """Called in a worker process of a data loader: it outlives signals that its trainer decides about.
 
     A terminal, and many a launcher, send a signal to the workers as well; they would die of it under a trainer that
@@ -43,7 +43,7 @@ class SignalWatcher:
             Launchers such as torchrun pass Ctrl-C on to processes that got it from the terminal already.
         announce: called in the handler with the first signal's name, to tell a person at once; it must be as harmless
             as `os.write`, because anything may be interrupted.
-        clock: seconds, for `same_press_seconds`.
+        clock: seconds, for `debounce_seconds`.
 
     Raises:
         OSError: on entering, for a signal that cannot be caught; the handlers are as before.
@@ -53,13 +53,13 @@ class SignalWatcher:
         self,
         signals: Sequence[signal.Signals] = _STOP_SIGNALS,
         *,
-        same_press_seconds: float = 0.0,
+        debounce_seconds: float = 0.0,
         announce: Callable[[str], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._signals = tuple(signals)
-        self._same_press_seconds = same_press_seconds
-        self._announce = announce
+        self._same_press_seconds = debounce_seconds
+        self._publish_request = announce
         self._clock = clock
         self._replaced: dict[signal.Signals, Any] = {}
         self._received: str | None = None
@@ -99,8 +99,8 @@ class SignalWatcher:
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._received is None:
             self._received = signal.Signals(number).name
-            if self._announce is not None:
-                self._announce(self._received)
+            if self._publish_request is not None:
+                self._publish_request(self._received)
         if number == signal.SIGINT:
             self._interrupt()
 

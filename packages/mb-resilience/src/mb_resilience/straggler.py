@@ -14,14 +14,14 @@ from typing import ParamSpec, Protocol, TypeVar
 
 from mb_resilience.straggler_report import UNITS, RankSpeed, SpeedReport
 
-Exchange = Callable[[Sequence[float]], Sequence[Sequence[float]]]
-"""Gives this rank's numbers and returns those of all ranks, by rank: `straggler_torch.RowExchange`. Collective."""
+AllGatherRows = Callable[[Sequence[float]], Sequence[Sequence[float]]]
+"""Gives this rank's numbers and returns those of all ranks, by rank: `straggler_torch.RowAllGather`. Collective."""
 
 Item = TypeVar("Item")
 Given = ParamSpec("Given")
 Returned = TypeVar("Returned")
 
-BACKWARD_TOO = 3
+STEP_FLOPS_PER_FORWARD_FLOP = 3
 """Operations of a whole step for each one of its forward pass: the backward pass has twice as many."""
 
 
@@ -38,11 +38,11 @@ class Stopwatch(Protocol):
         """Return the seconds of all sections that ended, and begin again at 0. May wait for the device."""
 
 
-class Switch(Protocol):
+class TimerSwitch(Protocol):
     """Says whether the timer is wanted; `StragglerSwitch` fits."""
 
     @property
-    def wanted(self) -> bool:
+    def requested(self) -> bool:
         """Whether to measure from the next report on."""
 
 
@@ -74,17 +74,17 @@ class HostStopwatch:
         return seconds
 
 
-def one_rank(row: Sequence[float]) -> Sequence[Sequence[float]]:
+def single_rank(row: Sequence[float]) -> Sequence[Sequence[float]]:
     """Exchange nothing: there is one rank."""
     return [row]
 
 
-def no_device() -> Mapping[str, float]:
+def no_device_metrics() -> Mapping[str, float]:
     """Say nothing of the device."""
     return {}
 
 
-def unheard(line: str) -> None:
+def discard(line: str) -> None:
     """Drop a line: another rank says it."""
 
 
@@ -115,18 +115,18 @@ class StragglerTimer:
         *,
         rank: int = 0,
         enabled: bool = True,
-        named: int = 1,
-        exchange: Exchange = one_rank,
+        minmax_count: int = 1,
+        all_gather: AllGatherRows = single_rank,
         stopwatch: Stopwatch | None = None,
-        device: Callable[[], Mapping[str, float]] = no_device,
-        switch: Switch | None = None,
-        write: Callable[[str], object] = unheard,
+        device: Callable[[], Mapping[str, float]] = no_device_metrics,
+        switch: TimerSwitch | None = None,
+        write: Callable[[str], object] = discard,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._rank = rank
         self._enabled = enabled
-        self._named = named
-        self._exchange = exchange
+        self._minmax_count = minmax_count
+        self._all_gather = all_gather
         self._work = HostStopwatch(clock) if stopwatch is None else stopwatch
         self._data = HostStopwatch(clock)
         self._device = device
@@ -166,7 +166,7 @@ class StragglerTimer:
             self._measured = True
         self._inside = False
 
-    def timed(self, function: Callable[Given, Returned]) -> Callable[Given, Returned]:
+    def wrap_function(self, function: Callable[Given, Returned]) -> Callable[Given, Returned]:
         """Return the same function, each call of which is a section. It keeps its signature."""
 
         @wraps(function)
@@ -176,9 +176,9 @@ class StragglerTimer:
 
         return section
 
-    def reading(self, iterator: Iterator[Item]) -> "TimedReading[Item]":
+    def wrap_iterator(self, iterator: Iterator[Item]) -> "TimedIterator[Item]":
         """Return an iterator over the same items, the waits for which are timed apart."""
-        return TimedReading(iterator, timer=self)
+        return TimedIterator(iterator, timer=self)
 
     def report(self, total_flops: float = 0.0, log_interval: int = 1) -> SpeedReport | None:
         """Compare the ranks since the last report, and let them switch on or off together. Collective.
@@ -191,11 +191,11 @@ class StragglerTimer:
         Returns:
             The speeds of all ranks, alike on all of them; None where nobody measured anything.
         """
-        wanted = self._enabled if self._switch is None else self._switch.wanted
-        rows = self._exchange([float(wanted), *self._row(log_interval)])
+        requested = self._enabled if self._switch is None else self._switch.requested
+        rows = self._all_gather([float(requested), *self._row(log_interval)])
         speeds = [_speed(rank, row[1:], flops=total_flops / len(rows)) for rank, row in enumerate(rows)]
         measured = [speed for speed in speeds if speed is not None]
-        found = SpeedReport(ranks=measured, named=self._named) if measured else None
+        found = SpeedReport(ranks=measured, minmax_count=self._minmax_count) if measured else None
         for line in found.lines() if found else ():
             self._write(line)
         self._follow(on=bool(rows[0][0]))
@@ -206,12 +206,12 @@ class StragglerTimer:
         work, data = self._work.read(), self._data.read()
         measured, self._measured = self._measured, False
         read_data, self._read_data = self._read_data, False
-        said = self._device() if measured else {}
+        logged = self._device() if measured else {}
         return [
             float(steps),
             work if measured else math.nan,
             data if measured and read_data else math.nan,
-            *(said.get(name, math.nan) for name in UNITS),
+            *(logged.get(name, math.nan) for name in UNITS),
         ]
 
     def _follow(self, *, on: bool) -> None:
@@ -231,7 +231,7 @@ class StragglerTimer:
         return item
 
 
-class TimedReading(Iterator[Item]):
+class TimedIterator(Iterator[Item]):
     """An iterator whose waits a timer counts."""
 
     def __init__(self, iterator: Iterator[Item], *, timer: StragglerTimer) -> None:
@@ -245,13 +245,13 @@ class TimedReading(Iterator[Item]):
 
 def _speed(rank: int, row: Sequence[float], *, flops: float) -> RankSpeed | None:
     """Return the speed of a rank from its numbers; None where it measured nothing."""
-    steps, work, data, *said = row
+    steps, work, data, *logged = row
     if math.isnan(work) or steps <= 0:
         return None
     return RankSpeed(
         rank=rank,
         work_seconds=work / steps,
         data_seconds=None if math.isnan(data) else data / steps,
-        teraflops=flops / BACKWARD_TOO / work / 1e12 if flops > 0 and work > 0 else None,
-        device={name: value for name, value in zip(UNITS, said, strict=True) if not math.isnan(value)},
+        teraflops=flops / STEP_FLOPS_PER_FORWARD_FLOP / work / 1e12 if flops > 0 and work > 0 else None,
+        device={name: value for name, value in zip(UNITS, logged, strict=True) if not math.isnan(value)},
     )

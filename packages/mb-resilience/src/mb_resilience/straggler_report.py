@@ -28,7 +28,7 @@ class SpeedReport:
     """All ranks that measured something, at least one, in order of their ranks; alike on all ranks."""
 
     ranks: Sequence[RankSpeed]
-    named: int = 1
+    minmax_count: int = 1
     """How many of the slowest and of the fastest ranks are listed."""
 
     @property
@@ -55,10 +55,12 @@ class SpeedReport:
             *(self._range(name, _of_device(name), unit) for name, unit in UNITS.items()),
         ]
         found = ["speed of ranks, least to most: " + " | ".join(filter(None, pieces))]
-        if 1 < self.named < len(self.ranks):
+        if 1 < self.minmax_count < len(self.ranks):
             order = self.by_speed
-            slow, fast = order[: self.named], order[: -self.named - 1 : -1]
-            found.append(f"slowest {self.named}: {_listed(slow)} | fastest {self.named}: {_listed(fast)}")
+            slow, fast = order[: self.minmax_count], order[: -self.minmax_count - 1 : -1]
+            found.append(
+                f"slowest {self.minmax_count}: {_listed(slow)} | fastest {self.minmax_count}: {_listed(fast)}"
+            )
         return found
 
     def metrics(self) -> dict[str, float]:

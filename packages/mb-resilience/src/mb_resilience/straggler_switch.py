@@ -38,7 +38,7 @@ class StragglerSwitch:
     ) -> None:
         self.token = secrets.token_urlsafe(24)
         self._token_file = token_file
-        self._wanted = on
+        self._requested = on
         try:
             self._server = _Server((host, port), self._handler())
         except (OSError, OverflowError) as error:  # the latter for numbers that are no port
@@ -54,9 +54,9 @@ class StragglerSwitch:
         self._thread.start()
 
     @property
-    def wanted(self) -> bool:
+    def requested(self) -> bool:
         """Whether the last request, or the beginning, asked for measuring."""
-        return self._wanted
+        return self._requested
 
     @property
     def port(self) -> int:
@@ -79,12 +79,12 @@ class StragglerSwitch:
     ) -> None:
         self.close()
 
-    def _turn(self) -> bool:
-        self._wanted = not self._wanted
-        return self._wanted
+    def _toggle(self) -> bool:
+        self._requested = not self._requested
+        return self._requested
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
-        turn, expected = self._turn, f"Bearer {self.token}"
+        toggle, expected = self._toggle, f"Bearer {self.token}"
 
         class Handler(BaseHTTPRequestHandler):
             timeout = 5.0  # seconds: one who connects and says nothing does not keep others out for long
@@ -97,7 +97,7 @@ class StragglerSwitch:
                 if not hmac.compare_digest(given.encode(), expected.encode()):
                     self.send_error(401, "the token is missing or wrong")
                     return
-                state = "on" if turn() else "off"
+                state = "on" if toggle() else "off"
                 text = f"The timer of slow ranks will be {state} from the next log interval.\n".encode()
                 self.send_response(200)
                 self.send_header("Content-Type", "text/plain")

@@ -16,8 +16,8 @@ Known = TypeVar("Known")
 Section = tuple[torch.cuda.Event, torch.cuda.Event, float]
 
 
-class RowExchange:
-    """Brings the numbers of all ranks of a group together: an `Exchange`. Each call is one collective.
+class RowAllGather:
+    """Brings the numbers of all ranks of a group together: an `AllGatherRows`. Each call is one collective.
 
     Args:
         group: the ranks; None: all.
@@ -36,7 +36,7 @@ class RowExchange:
         return [_numbers(each) for each in rows]
 
 
-class SharedByRank0:
+class BroadcastFromRank0:
     """Tells all ranks of a group what its rank 0 knows. Each call is one collective of pickled objects.
 
     Args:
@@ -74,7 +74,7 @@ class CudaStopwatch:
         self._clock = clock
         self._free: list[torch.cuda.Event] = []
         self._open: tuple[torch.cuda.Event, float] | None = None
-        self._under_way: deque[Section] = deque()
+        self._in_flight: deque[Section] = deque()
         self._seconds = 0.0
 
     def start(self) -> None:
@@ -91,15 +91,15 @@ class CudaStopwatch:
         end = self._event()
         end.record()
         self._open = None
-        self._under_way.append((begin, end, self._clock() - began))
-        while self._under_way and self._under_way[0][1].query():  # type: ignore[no-untyped-call]
+        self._in_flight.append((begin, end, self._clock() - began))
+        while self._in_flight and self._in_flight[0][1].query():  # type: ignore[no-untyped-call]
             self._settle()
 
     def read(self) -> float:
         """Return the seconds of all sections that ended, and begin again at 0. Waits for the last of them."""
-        if self._under_way:
-            self._under_way[-1][1].synchronize()
-        while self._under_way:
+        if self._in_flight:
+            self._in_flight[-1][1].synchronize()
+        while self._in_flight:
             self._settle()
         seconds, self._seconds = self._seconds, 0.0
         return seconds
@@ -108,35 +108,35 @@ class CudaStopwatch:
         return self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
     def _settle(self) -> None:
-        begin, end, on_host = self._under_way.popleft()
+        begin, end, on_host = self._in_flight.popleft()
         self._seconds += max(begin.elapsed_time(end) / 1000, on_host)
         self._free += [begin, end]
 
 
-def stopwatch_for(device: torch.device) -> Stopwatch:
+def make_stopwatch(device: torch.device) -> Stopwatch:
     """Return what times work on a device."""
     return CudaStopwatch() if device.type == "cuda" else HostStopwatch()
 
 
-def gpu_says() -> Mapping[str, float]:
+def gpu_telemetry() -> Mapping[str, float]:
     """Ask the current GPU for temperature, power, utilisation and clock, through NVML.
 
     Empty where there is no GPU or no NVML (package nvidia-ml-py); what one GPU does not tell is left out.
     """
     if not torch.cuda.is_available():
         return {}
-    asked = (
+    requested = (
         lambda: float(torch.cuda.temperature()),
         lambda: torch.cuda.power_draw() / 1000,
         lambda: float(torch.cuda.utilization()),
         lambda: float(torch.cuda.clock_rate()),
     )
     return {
-        name: value for name, ask in zip(UNITS, asked, strict=True) if (value := _answer(ask)) is not None
+        name: value for name, ask in zip(UNITS, requested, strict=True) if (value := _query(ask)) is not None
     }
 
 
-def _answer(ask: Callable[[], float]) -> float | None:
+def _query(ask: Callable[[], float]) -> float | None:
     try:
         return ask()
     except (RuntimeError, ModuleNotFoundError):  # torch's word for an old NVML, and for none

@@ -3,10 +3,10 @@
 import time
 from collections.abc import Callable
 
-from mb_resilience.agreement import Watcher
+from mb_resilience.agreed_stop import Watcher
 
 
-class Deadline:
+class DeadlineWatcher:
     """Fits `AgreedStop` as its watcher: it wishes to stop once the job has run for so long on this rank.
 
     Args:
@@ -34,7 +34,7 @@ class Deadline:
         return self._text if self._clock() >= self._end else None
 
 
-class AnyOf:
+class CombinedWatcher:
     """Fits `AgreedStop` as its watcher: it wishes what the first of several that wishes something does.
 
     Args:
@@ -47,5 +47,5 @@ class AnyOf:
     @property
     def received(self) -> str | None:
         """Return the first wish; None where there is none."""
-        wishes = (watcher.received for watcher in self._watchers)
-        return next((wish for wish in wishes if wish is not None), None)
+        requests = (watcher.received for watcher in self._watchers)
+        return next((request for request in requests if request is not None), None)

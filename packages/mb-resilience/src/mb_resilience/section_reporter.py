@@ -21,11 +21,11 @@ SETUP, STEP, CHECKPOINTING = "setup", "step", "checkpointing"
 """Names of the sections, as the launcher's options have them."""
 WARM_UP_STEPS = 1
 """Steps of a process, and batches of an evaluation, that are in no section."""
-ENOUGH_STEPS = 16
+MIN_STEPS = 16
 """Steps to be seen before the time-out of a step is calculated."""
 STATE_FILE = "ft_state.json"
 """Name of the file that keeps calculated time-outs, beside the checkpoints."""
-LEAST_SECONDS = 30.0
+MIN_TIMEOUT_SECONDS = 30.0
 """Calculated time-outs are not shorter: NVRx takes five times the longest time seen, and a healthy run whose steps last
 tenths of a second would be killed at the first hiccup of its machine."""
 MONITOR_SOCKET = "FT_RANK_MONITOR_IPC_SOCKET"
@@ -71,7 +71,7 @@ class MonitorClient(Protocol):
         """
 
 
-class Sections:
+class SectionReporter:
     """Tells a monitor where this rank is, as long as the block runs; the block begins in `setup`.
 
     Every rank has one, and calls the same methods in the same order. Two messages to a process of the same machine for
@@ -96,14 +96,14 @@ class Sections:
         calculate_timeouts: bool = False,
         asynchronous_saves: bool = False,
         rank: int = 0,
-        say: Callable[[str], object] = print,
+        log: Callable[[str], object] = print,
     ) -> None:
         self._client = client
         self._state_path = Path(state_path)
         self._calculates = calculate_timeouts
         self._asynchronous = asynchronous_saves
         self._rank = rank
-        self._say = say
+        self._log_text = log
         self._in_setup = False
         self._in_step = False
         self._loaded = False
@@ -111,9 +111,9 @@ class Sections:
         self._batches = 0
         self._saves = 0
 
-    def __enter__(self) -> "Sections":
+    def __enter__(self) -> "SectionReporter":
         self._client.init_workload_monitoring()
-        state = self._read()
+        state = self._decode_decision()
         if state is not None:
             self._load(state)
         self._client.start_section(SETUP)
@@ -130,7 +130,7 @@ class Sections:
         finally:
             self._client.shutdown_workload_monitoring()
 
-    def loaded(self) -> None:
+    def checkpoint_loaded(self) -> None:
         """Take note that setup read a checkpoint from storage that lasts: only then its time says something."""
         self._loaded = True
 
@@ -179,7 +179,7 @@ class Sections:
         finally:
             self._client.end_section(CHECKPOINTING)
 
-    def saved(self) -> None:
+    def checkpoint_saved(self) -> None:
         """Take note of a checkpoint that is whole, and calculate time-outs. Collective over the world if they are."""
         self._saves += 1
         self._calculate(closing=False)
@@ -205,7 +205,7 @@ class Sections:
             return
         seen = {
             SETUP: self._loaded,
-            STEP: self._steps >= ENOUGH_STEPS,
+            STEP: self._steps >= MIN_STEPS,
             CHECKPOINTING: self._saves > 0 and not self._asynchronous,
         }
         chosen = [section for section, enough in seen.items() if enough]
@@ -217,17 +217,17 @@ class Sections:
             if self._rank == 0:
                 self._write(self._client.state_dict())
 
-    def _read(self) -> Mapping[str, Any] | None:
+    def _decode_decision(self) -> Mapping[str, Any] | None:
         """Return the time-outs of an earlier start; None where there are none, or none that can be read."""
         try:
             state = json.loads(self._state_path.read_text())
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            self._say(f"warning: {self._state_path}: {error}; the launcher's time-outs hold")
+            self._log_text(f"warning: {self._state_path}: {error}; the launcher's time-outs hold")
             return None
         if not isinstance(state, dict):
-            self._say(f"warning: {self._state_path}: holds no time-outs; the launcher's hold")
+            self._log_text(f"warning: {self._state_path}: holds no time-outs; the launcher's hold")
             return None
         return state
 
@@ -236,7 +236,7 @@ class Sections:
         try:
             self._client.load_state_dict(state)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            self._say(
+            self._log_text(
                 f"warning: {self._state_path}: holds no time-outs that can be used ({type(error).__name__}: {error}); "
                 "the launcher's hold"
             )
@@ -252,10 +252,12 @@ class Sections:
                 os.fsync(file.fileno())
             part.replace(self._state_path)
         except OSError as error:  # such as a full disk: other ranks must not wait for this one
-            self._say(f"warning: {self._state_path}: calculated time-outs are not kept: {error}")
+            self._log_text(f"warning: {self._state_path}: calculated time-outs are not kept: {error}")
 
 
-def raised(state: Mapping[str, Any], *, least_seconds: float = LEAST_SECONDS) -> dict[str, Any]:
+def apply_minimum_timeouts(
+    state: Mapping[str, Any], *, min_seconds: float = MIN_TIMEOUT_SECONDS
+) -> dict[str, Any]:
     """Return the state of NVRx's client with calculated time-outs of sections raised to a least value, in seconds.
 
     Time-outs of the launcher's options stay as they are.
@@ -269,15 +271,15 @@ def raised(state: Mapping[str, Any], *, least_seconds: float = LEAST_SECONDS) ->
         return dict(state)
     calculated = kept.get("calculated_sections") or ()
     kept["section"] = {
-        name: max(seconds, least_seconds) if name in calculated else seconds
+        name: max(seconds, min_seconds) if name in calculated else seconds
         for name, seconds in kept["section"].items()
     }
     if kept.get("is_out_of_section_calculated"):
-        kept["out_of_section"] = max(kept["out_of_section"], least_seconds)
+        kept["out_of_section"] = max(kept["out_of_section"], min_seconds)
     return {**state, "current_timeouts": {**current, "section": kept}}
 
 
-def need_sections(monitored: Collection[str]) -> None:
+def require_sections(monitored: Collection[str]) -> None:
     """Refuse a monitor that was started without a time-out for each section, since it rejects unknown sections.
 
     Args:
@@ -296,7 +298,7 @@ def need_sections(monitored: Collection[str]) -> None:
         )
 
 
-def need_monitor(environment: Mapping[str, str] | None = None) -> None:
+def require_monitor(environment: Mapping[str, str] | None = None) -> None:
     """Refuse to run without protection where it was asked for.
 
     Args:

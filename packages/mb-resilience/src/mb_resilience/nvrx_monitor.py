@@ -7,21 +7,27 @@ from nvidia_resiliency_ext.fault_tolerance import (  # type: ignore[import-not-f
     RankMonitorClient,
 )
 
-from mb_resilience.sections import MonitorClient, NoMonitorError, need_monitor, need_sections, raised
+from mb_resilience.section_reporter import (
+    MonitorClient,
+    NoMonitorError,
+    apply_minimum_timeouts,
+    require_monitor,
+    require_sections,
+)
 
 
-class PatientClient(RankMonitorClient):  # type: ignore[misc,unused-ignore]  # not everywhere
-    """NVRx's client, whose calculated time-outs are not shorter than `LEAST_SECONDS`."""
+class MinimumTimeoutClient(RankMonitorClient):  # type: ignore[misc,unused-ignore]  # not everywhere
+    """NVRx's client, whose calculated time-outs are not shorter than `MIN_TIMEOUT_SECONDS`."""
 
     def init_workload_monitoring(self) -> None:
         """Connect to the monitor.
 
         Raises:
-            NoMonitorError: the launcher configured no time-out for a section that `Sections` enters.
+            NoMonitorError: the launcher configured no time-out for a section that `SectionReporter` enters.
         """
         super().init_workload_monitoring()
         try:
-            need_sections(self.cfg.rank_section_timeouts)
+            require_sections(self.cfg.rank_section_timeouts)
         except NoMonitorError:
             self.shutdown_workload_monitoring()
             raise
@@ -43,11 +49,11 @@ class PatientClient(RankMonitorClient):  # type: ignore[misc,unused-ignore]  # n
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Use time-outs that were calculated before, raised where they are too short."""
-        super().load_state_dict(raised(state))
+        super().load_state_dict(apply_minimum_timeouts(state))
 
 
 def monitor_client(environment: Mapping[str, str] | None = None) -> MonitorClient:
-    """Return this rank's client of the monitor that `ft_launcher` started for it; `Sections` connects it.
+    """Return this rank's client of the monitor that `ft_launcher` started for it; `SectionReporter` connects it.
 
     Args:
         environment: variables of the process; None: `os.environ`.
@@ -55,6 +61,6 @@ def monitor_client(environment: Mapping[str, str] | None = None) -> MonitorClien
     Raises:
         NoMonitorError: the process was started by something else.
     """
-    need_monitor(environment)
-    client: MonitorClient = PatientClient()
+    require_monitor(environment)
+    client: MonitorClient = MinimumTimeoutClient()
     return client

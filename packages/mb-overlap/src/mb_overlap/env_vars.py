@@ -39,7 +39,7 @@ def generation(gpu: str | int | None) -> int | None:
     return GENERATIONS.get(find_short_name(gpu, GENERATIONS) or "") if isinstance(gpu, str) else gpu
 
 
-def environment(
+def recommended_env_vars(
     *,
     gpu: str | int | None,
     tp: int = 1,

@@ -52,7 +52,7 @@ class StopOrderError(RuntimeError):
     """The steps asked about are not those of one run."""
 
 
-class Rank0SilentError(TimeoutError):
+class Rank0TimeoutError(TimeoutError):
     """Rank 0 has not ended a step that this rank ended long ago."""
 
 
@@ -113,9 +113,9 @@ class AgreedStop:
         self._clock = clock
         self._sleep = sleep
         prefix = f"mb_resilience/stop/{attempt}"
-        self._wish_key, self._decided_key = f"{prefix}/wish", f"{prefix}/decided"
-        self._announced = False
-        self._heard = False
+        self._request_key, self._decided_key = f"{prefix}/wish", f"{prefix}/decided"
+        self._published_request = False
+        self._decision_seen = False
         self._step: int | None = None
         self._round: int | None = None
         self._last: tuple[int, str] | None = None
@@ -134,57 +134,57 @@ class AgreedStop:
             )
         self._step = step
         if self._store is None:
-            return self._own_wish()
+            return self._local_request()
         if self._rank != 0:
-            self._announce(self._store)
+            self._publish_request(self._store)
         if step % self._every:
             return None
-        decide = self._decide if self._rank == 0 else self._ask
+        decide = self._decide if self._rank == 0 else self._follow
         return decide(self._store, step // self._every)
 
-    def _own_wish(self) -> str | None:
+    def _local_request(self) -> str | None:
         signal_name = self._watcher.received
         return None if signal_name is None else f"{signal_name} on rank {self._rank}"
 
-    def _announce(self, store: KeyValueStore) -> None:
-        wish = self._own_wish()
-        if wish is not None and not self._announced:
-            store.set(self._wish_key, wish)
-            self._announced = True
+    def _publish_request(self, store: KeyValueStore) -> None:
+        request = self._local_request()
+        if request is not None and not self._published_request:
+            store.set(self._request_key, request)
+            self._published_request = True
 
     def _decide(self, store: KeyValueStore, now: int) -> str | None:
         """Rank 0: publish this round, with the last round as soon as there is a wish."""
         if self._last is None:
-            wish = self._own_wish()
-            if wish is None and store.check([self._wish_key]):
-                wish = store.get(self._wish_key).decode()
-            self._last = None if wish is None else (now + 1, wish)
-            store.set(self._decided_key, _published(now, self._last))
+            request = self._local_request()
+            if request is None and store.check([self._request_key]):
+                request = store.get(self._request_key).decode()
+            self._last = None if request is None else (now + 1, request)
+            store.set(self._decided_key, _encode_decision(now, self._last))
             return None
         return self._stop_at(now)
 
-    def _ask(self, store: KeyValueStore, now: int) -> str | None:
+    def _follow(self, store: KeyValueStore, now: int) -> str | None:
         """Other ranks: learn what was decided at the round before, of which there is none at the first."""
         before, self._round = self._round, now
         if before is None:
             return None
         if self._last is None:
-            self._last = self._wait_for(store, before)
+            self._last = self._wait_for_round(store, before)
         return self._stop_at(now)
 
-    def _wait_for(self, store: KeyValueStore, wanted: int) -> tuple[int, str] | None:
+    def _wait_for_round(self, store: KeyValueStore, requested: int) -> tuple[int, str] | None:
         begin, pause = self._clock(), 0.001
         while True:
             # The first time the key may not be there yet, and `get` would wait by the store's own time-out.
-            self._heard = self._heard or store.check([self._decided_key])
-            if self._heard:
-                decided, last = _read(store.get(self._decided_key))
-                if decided >= wanted:
+            self._decision_seen = self._decision_seen or store.check([self._decided_key])
+            if self._decision_seen:
+                decided, last = _decode_decision(store.get(self._decided_key))
+                if decided >= requested:
                     return last
             if self._clock() - begin > self._timeout_seconds:
-                raise Rank0SilentError(
+                raise Rank0TimeoutError(
                     f"AgreedStop: rank {self._rank} has ended step {self._step}, but rank 0 has not ended step "
-                    f"{wanted * self._every} within {self._timeout_seconds} s; it hangs or died. Look at its log."
+                    f"{requested * self._every} within {self._timeout_seconds} s; it hangs or died. Look at its log."
                 )
             self._sleep(pause)
             pause = min(2 * pause, 0.1)
@@ -200,10 +200,10 @@ class AgreedStop:
         return self._last[1]
 
 
-def _published(decided: int, last: tuple[int, str] | None) -> str:
+def _encode_decision(decided: int, last: tuple[int, str] | None) -> str:
     return f"{decided}" if last is None else f"{decided} {last[0]} {last[1]}"
 
 
-def _read(value: bytes) -> tuple[int, tuple[int, str] | None]:
+def _decode_decision(value: bytes) -> tuple[int, tuple[int, str] | None]:
     decided, *rest = value.decode().split(" ", 2)
     return int(decided), (int(rest[0]), rest[1]) if rest else None

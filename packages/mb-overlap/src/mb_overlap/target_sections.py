@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
-from mb_overlap.resolve import DATA_PARALLEL_FIELDS, MODEL_FIELDS, Layout
-from mb_overlap.sections import holds, own_name, read
+from mb_overlap.field_access import field_name, has_field, read_field
+from mb_overlap.resolve import DATA_PARALLEL_FIELDS, MODEL_FIELDS, ParallelLayout
 
 
 class ModelSection(Protocol):
@@ -29,7 +29,7 @@ class ModelSection(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sections:
+class TargetSections:
     """The three sections that overlap is written to; any objects."""
 
     model: object
@@ -46,36 +46,36 @@ class Sections:
             ("optimizer", self.optimizer, DATA_PARALLEL_FIELDS),
             ("ddp", self.ddp, DATA_PARALLEL_FIELDS),
         ):
-            yield from ((path, section, name) for name in names if holds(section, name))
+            yield from ((path, section, name) for name in names if has_field(section, name))
 
-    def layout(self, *, dp: int | None, transformer_engine: bool) -> Layout:
+    def layout(self, *, dp: int | None, transformer_engine: bool) -> ParallelLayout:
         """Return what the rules look at.
 
         Raises:
             AttributeError: the model section lacks one of the fields of `ModelSection`.
         """
         tp, pp, vp, sequence_parallel = (self._size(name) for name in _SIZES)
-        return Layout(
+        return ParallelLayout(
             tp=tp,
             pp=pp,
             vp=vp,
             dp=dp,
             sequence_parallel=sequence_parallel,
             transformer_engine=transformer_engine,
-            transformer_impl=cast("str | None", read(self.model, "transformer_impl")),
+            transformer_impl=cast("str | None", read_field(self.model, "transformer_impl")),
             distributed_optimizer=any(
-                read(part, "use_distributed_optimizer") for part in (self.ddp, self.optimizer)
+                read_field(part, "use_distributed_optimizer") for part in (self.ddp, self.optimizer)
             ),
-            num_buckets=cast("int | None", read(self.ddp, "num_buckets")),
+            num_buckets=cast("int | None", read_field(self.ddp, "num_buckets")),
         )
 
     def _size(self, name: str) -> Any:
-        if own_name(self.model, name) is None:
+        if field_name(self.model, name) is None:
             raise AttributeError(
                 f"model.{name}: is not there, because {type(self.model).__name__} has no such field. "
                 "Pass the model's configuration first, with the fields of mb_overlap.ModelSection."
             )
-        return read(self.model, name)
+        return read_field(self.model, name)
 
 
 _SIZES = (

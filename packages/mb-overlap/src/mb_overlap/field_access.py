@@ -19,7 +19,7 @@ PATHS_ON_THE_COMMAND_LINE = frozenset({"tp_comm_overlap_cfg"})
 """Fields that hold a path on Megatron-LM's command line, and settings in a configuration class."""
 
 
-def own_name(section: object, name: str) -> str | None:
+def field_name(section: object, name: str) -> str | None:
     """Return the name under which a section has this field; None where it has none."""
     for candidate in (name, OTHER_NAMES.get(name, name)):
         if candidate in section if isinstance(section, Mapping) else hasattr(section, candidate):
@@ -27,24 +27,24 @@ def own_name(section: object, name: str) -> str | None:
     return None
 
 
-def holds(section: object, name: str) -> bool:
+def has_field(section: object, name: str) -> bool:
     """Say whether this field can be written to the section."""
     if isinstance(section, Namespace) and name in PATHS_ON_THE_COMMAND_LINE:
         return False
-    return own_name(section, name) is not None
+    return field_name(section, name) is not None
 
 
-def read(section: object, name: str) -> object:
+def read_field(section: object, name: str) -> object:
     """Return the value of a field; None where the section has no such field."""
-    own = own_name(section, name)
+    own = field_name(section, name)
     if own is None:
         return None
     return section[own] if isinstance(section, Mapping) else getattr(section, own)
 
 
-def write(section: object, name: str, value: object) -> None:
+def write_field(section: object, name: str, value: object) -> None:
     """Set a field that the section has."""
-    own = own_name(section, name) or name
+    own = field_name(section, name) or name
     if isinstance(section, MutableMapping):
         section[own] = value
     else:

@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class SoftwareVersions:
     """What rules ask about the place where the model will run."""
 
     transformer_engine: bool
@@ -19,15 +19,15 @@ class Machine:
     """Version of torch, None where it is not known."""
 
 
-def look_around(transformer_engine: bool | None, facts: Mapping[str, Any]) -> Machine:
+def detect_versions(transformer_engine: bool | None, facts: Mapping[str, Any]) -> SoftwareVersions:
     """Return what is told, and for what is not, what is installed here; nothing is imported."""
-    told = facts.get("transformer_engine") if transformer_engine is None else transformer_engine
+    known_facts = facts.get("transformer_engine") if transformer_engine is None else transformer_engine
     release = facts.get("transformer_engine_version")
-    if told is None:
-        told = release is not None or find_spec("transformer_engine") is not None
-    return Machine(
-        transformer_engine=told,
-        transformer_engine_version=release or _installed("transformer-engine") if told else None,
+    if known_facts is None:
+        known_facts = release is not None or find_spec("transformer_engine") is not None
+    return SoftwareVersions(
+        transformer_engine=known_facts,
+        transformer_engine_version=release or _installed("transformer-engine") if known_facts else None,
         torch_version=facts.get("torch_version") or _installed("torch"),
     )
 

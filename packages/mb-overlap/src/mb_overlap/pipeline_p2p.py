@@ -1,7 +1,7 @@
 """How pipeline stages send to each other: which of Megatron Core's two ways suits which schedule."""
 
 
-def choose_sending(
+def choose_p2p_comm(
     pp: int | None, vp: int | None, overlap_p2p_comm: bool | None, batch_p2p_comm: bool | None
 ) -> tuple[bool, bool]:
     """Return (overlap_p2p_comm, batch_p2p_comm) for a schedule; a wish that is not None stands.
@@ -22,7 +22,7 @@ def choose_sending(
     return overlap, batch
 
 
-def sending_problem(
+def p2p_comm_problem(
     pp: int | None, vp: int | None, overlap_p2p_comm: bool, batch_p2p_comm: bool
 ) -> str | None:
     """Say what is wrong with a way of sending under a schedule, or return None.

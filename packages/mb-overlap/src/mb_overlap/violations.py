@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from mb_overlap.field_access import field_name, read_field
 from mb_overlap.rule import Rule
-from mb_overlap.sections import own_name, read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,18 +31,18 @@ class Conflict:
         return f"[{self.id}] {self.fields[0]}: {self.message}, because {self.why}. {self.fix}"
 
 
-def apply(rules: Iterable[Rule], sections: Mapping[str, object | None]) -> list[Conflict]:
+def check_rules(rules: Iterable[Rule], sections: Mapping[str, object | None]) -> list[Conflict]:
     """Return a record for each rule that is broken, in the order of the rules.
 
     A rule is left out where one of its sections is not there, where the section lacks its first field, or where an
     outside fact (section `facts`, a mapping) is not known. Another field that a section lacks reads as None.
     """
     found = ((rule, _values(rule, sections)) for rule in rules)
-    broken = (None if values is None else conflict_of(rule, values) for rule, values in found)
+    broken = (None if values is None else check_rule(rule, values) for rule, values in found)
     return [conflict for conflict in broken if conflict is not None]
 
 
-def conflict_of(rule: Rule, values: Sequence[object]) -> Conflict | None:
+def check_rule(rule: Rule, values: Sequence[object]) -> Conflict | None:
     """Return a record if these values, in the order of its fields, break the rule."""
     message = rule.test(*values)
     if message is None:
@@ -63,9 +63,9 @@ def _values(rule: Rule, sections: Mapping[str, object | None]) -> list[object] |
     for position, path in enumerate(rule.fields):
         name, _, field = path.partition(".")
         section = sections.get(name)
-        if section is None or (position == 0 and own_name(section, field) is None):
+        if section is None or (position == 0 and field_name(section, field) is None):
             return None
-        value = read(section, field)
+        value = read_field(section, field)
         if name == "facts" and value is None:
             return None
         values.append(value)

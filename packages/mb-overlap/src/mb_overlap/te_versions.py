@@ -79,7 +79,7 @@ EXTERNAL = ("proj_wgrad", "fc2_wgrad")
 """GEMMs that only hide under another one's communication."""
 
 
-def parse(version: str) -> Release:
+def parse_version(version: str) -> Release:
     """Return the leading numbers of a version: (2, 6, 0) for "2.6.0.post1" and for "2.6.0a0+34c6371d24".
 
     Raises:
@@ -93,6 +93,6 @@ def parse(version: str) -> Release:
     return tuple(map(int, found[0].split(".")))
 
 
-def dotted(release: Release) -> str:
+def format_version(release: Release) -> str:
     """Write a release as people do: "2.7"."""
     return ".".join(map(str, release))

@@ -3,28 +3,37 @@
 The conditions are those of Megatron Core 0.19 and of its command line.
 """
 
-from mb_overlap.conditions import DELAY, EXCHANGE, GRAPHS, Condition, captured, older, rules_of, when
+from mb_overlap.conditions import (
+    CUDA_GRAPH_FIELDS,
+    DELAY_WGRAD,
+    EP_OVERLAP,
+    Condition,
+    captured_modules,
+    if_requested,
+    is_older,
+    make_rules,
+)
 from mb_overlap.rule import Rule
 
 _VERSION = "facts.transformer_engine_version"
 _SHARED = ("model.moe_shared_expert_intermediate_size", "model.moe_shared_expert_overlap")
-_WISH = (f"comm_overlap.{DELAY}", f"comm_overlap.{EXCHANGE}", f"model.{EXCHANGE}")
-_MODEL = (f"model.{DELAY}", f"model.{EXCHANGE}", "facts.resolved")
+_REQUEST = (f"comm_overlap.{DELAY_WGRAD}", f"comm_overlap.{EP_OVERLAP}", f"model.{EP_OVERLAP}")
+_MODEL = (f"model.{DELAY_WGRAD}", f"model.{EP_OVERLAP}", "facts.resolved")
 
 
-def _wished_exchange(wish: bool | None, switch: bool | None) -> str | None:
-    return None if wish or switch else f"needs {EXCHANGE}, which is off"
+def _needs_requested_overlap(requested: bool | None, switch: bool | None) -> str | None:
+    return None if requested or switch else f"needs {EP_OVERLAP}, which is off"
 
 
-def _own_exchange(switch: bool | None, resolved: bool) -> str | None:
-    return f"needs {EXCHANGE}, which is off" if resolved and not switch else None
+def _needs_model_overlap(switch: bool | None, resolved: bool) -> str | None:
+    return f"needs {EP_OVERLAP}, which is off" if resolved and not switch else None
 
 
 def _delayed_in_graph(
     impl: object, modules: object, shared: object, shared_overlap: object
 ) -> frozenset[str]:
     routers = {"moe_router"} if shared and not shared_overlap else set()
-    return captured(impl, modules) & ({"attn"} | routers)
+    return captured_modules(impl, modules) & ({"attn"} | routers)
 
 
 def _engine(impl: str | None) -> str | None:
@@ -34,17 +43,17 @@ def _engine(impl: str | None) -> str | None:
 
 
 def _engine_release(version: str) -> str | None:
-    return f"needs Transformer Engine 2.7.0, not {version}" if older(version, 2, 7) else None
+    return f"needs Transformer Engine 2.7.0, not {version}" if is_older(version, 2, 7) else None
 
 
 def _with_overlapped_reduction(reduced: bool | None, version: str, resolved: bool) -> str | None:
-    if not (resolved and reduced and older(version, 2, 8)):
+    if not (resolved and reduced and is_older(version, 2, 8)):
         return None
     return f"with overlap_grad_reduce needs Transformer Engine 2.8.0, not {version}"
 
 
 def _with_graphs(impl: object, modules: object, version: str) -> str | None:
-    if not captured(impl, modules) or not older(version, 2, 10):
+    if not captured_modules(impl, modules) or not is_older(version, 2, 10):
         return None
     return f"with CUDA graphs needs Transformer Engine 2.10.0, not {version}"
 
@@ -53,7 +62,7 @@ def _with_graphs_of_gradients(
     impl: object, modules: object, shared: object, overlap: object, version: str
 ) -> str | None:
     found = sorted(_delayed_in_graph(impl, modules, shared, overlap))
-    if not found or not older(version, 2, 12):
+    if not found or not is_older(version, 2, 12):
         return None
     return f"with CUDA graphs of {' and '.join(found)} needs Transformer Engine 2.12.0, not {version}"
 
@@ -68,7 +77,7 @@ def _with_fusion(
 
 
 def _without_bias(impl: object, modules: object, linear: bool | None, qkv: bool | None) -> str | None:
-    if "attn" not in captured(impl, modules) or not (linear or qkv):
+    if "attn" not in captured_modules(impl, modules) or not (linear or qkv):
         return None
     return f"with CUDA graphs of attn takes no bias (add_bias_linear={linear}, add_qkv_bias={qkv})"
 
@@ -93,58 +102,64 @@ CONDITIONS = (
         fails=(True, "2.7.0", True), passes=(True, "2.8.0", True),
     ),
     Condition(
-        letter="e", fields=(*GRAPHS, _VERSION), test=_with_graphs,
+        letter="e", fields=(*CUDA_GRAPH_FIELDS, _VERSION), test=_with_graphs,
         why=_NEWER, fix="Install transformer-engine[pytorch] 2.10 or later.",
         fails=("transformer_engine", ["mamba"], "2.9.0"), passes=("transformer_engine", ["mamba"], "2.10.0"),
     ),
     Condition(
-        letter="f", fields=(*GRAPHS, *_SHARED, _VERSION), test=_with_graphs_of_gradients,
+        letter="f", fields=(*CUDA_GRAPH_FIELDS, *_SHARED, _VERSION), test=_with_graphs_of_gradients,
         why=_NEWER, fix="Install transformer-engine[pytorch] 2.12 or later.",
         fails=("transformer_engine", ["attn"], None, False, "2.11.0"),
         passes=("transformer_engine", ["moe_router"], 64, True, "2.11.0"),
     ),
     Condition(
-        letter="g", fields=(*GRAPHS, *_SHARED, "model.gradient_accumulation_fusion"), test=_with_fusion,
+        letter="g", fields=(*CUDA_GRAPH_FIELDS, *_SHARED, "model.gradient_accumulation_fusion"), test=_with_fusion,
         why="other gradients do not keep their address, which a graph needs",
         fix="Set model.gradient_accumulation_fusion=true.",
         fails=("transformer_engine", ["moe_router"], 64, False, False),
         passes=("transformer_engine", ["moe_router"], 64, False, True),
     ),
     Condition(
-        letter="h", fields=(*GRAPHS, "model.add_bias_linear", "model.add_qkv_bias"), test=_without_bias,
+        letter="h", fields=(*CUDA_GRAPH_FIELDS, "model.add_bias_linear", "model.add_qkv_bias"), test=_without_bias,
         why="Megatron Core cannot capture a bias beside a delayed gradient",
         fix="Set model.add_bias_linear=false and model.add_qkv_bias=false.",
         fails=("transformer_engine", ["attn"], True, False), passes=("transformer_engine", ["attn"], False, False),
     ),
 )  # fmt: skip
 
-_SERVES = "the delay serves nothing but to hide more of the experts' exchange"
+_PURPOSE = "the delay serves nothing but to hide more of the experts' exchange"
 
-WISHED_EXCHANGE = Rule(
+REQUESTED_EP_OVERLAP = Rule(
     id="O10a",
-    fields=_WISH,
-    test=when(_wished_exchange),
-    why=_SERVES,
-    fix=f"Set comm_overlap.{EXCHANGE}=true, or comm_overlap.{DELAY}=false.",
-    fails=dict(zip(_WISH, (True, None, False), strict=True)),
-    passes=dict(zip(_WISH, (True, True, False), strict=True)),
+    fields=_REQUEST,
+    test=if_requested(_needs_requested_overlap),
+    why=_PURPOSE,
+    fix=f"Set comm_overlap.{EP_OVERLAP}=true, or comm_overlap.{DELAY_WGRAD}=false.",
+    fails=dict(zip(_REQUEST, (True, None, False), strict=True)),
+    passes=dict(zip(_REQUEST, (True, True, False), strict=True)),
 )
 
-OWN_EXCHANGE = Rule(
+MODEL_EP_OVERLAP = Rule(
     id="O10aM",
     fields=_MODEL,
-    test=when(_own_exchange),
-    why=_SERVES,
-    fix=f"Set model.{EXCHANGE}=true, or model.{DELAY}=false.",
+    test=if_requested(_needs_model_overlap),
+    why=_PURPOSE,
+    fix=f"Set model.{EP_OVERLAP}=true, or model.{DELAY_WGRAD}=false.",
     fails=dict(zip(_MODEL, (True, False, True), strict=True)),
     passes=dict(zip(_MODEL, (True, True, True), strict=True)),
 )
 
-WISH_RULES: tuple[Rule, ...] = (WISHED_EXCHANGE, *rules_of("O10", DELAY, CONDITIONS, section="comm_overlap"))
+SECTION_RULES: tuple[Rule, ...] = (
+    REQUESTED_EP_OVERLAP,
+    *make_rules("O10", DELAY_WGRAD, CONDITIONS, section="comm_overlap"),
+)
 """Rules on the wish of a `comm_overlap` section."""
 
-MODEL_RULES: tuple[Rule, ...] = (OWN_EXCHANGE, *rules_of("O10", DELAY, CONDITIONS, section="model"))
+MODEL_RULES: tuple[Rule, ...] = (
+    MODEL_EP_OVERLAP,
+    *make_rules("O10", DELAY_WGRAD, CONDITIONS, section="model"),
+)
 """Rules on the model's own switch."""
 
-RULES: tuple[Rule, ...] = (*WISH_RULES, *MODEL_RULES)
+RULES: tuple[Rule, ...] = (*SECTION_RULES, *MODEL_RULES)
 """Every rule of this file."""

@@ -1,6 +1,13 @@
 """Rules on overlapping the experts' all-to-all: the conditions of Megatron Core 0.19's `TransformerConfig`."""
 
-from mb_overlap.conditions import EXCHANGE, GRAPHS, Condition, captured, older, rules_of
+from mb_overlap.conditions import (
+    CUDA_GRAPH_FIELDS,
+    EP_OVERLAP,
+    Condition,
+    captured_modules,
+    is_older,
+    make_rules,
+)
 from mb_overlap.rule import Rule
 
 
@@ -25,7 +32,7 @@ def _precision(bf16: bool | None, fp16: bool | None, resolved: bool) -> str | No
 
 
 def _torch(version: str) -> str | None:
-    return f"needs torch 2.6.0, not {version}" if older(version, 2, 6) else None
+    return f"needs torch 2.6.0, not {version}" if is_older(version, 2, 6) else None
 
 
 def _stages(pp: int | None, vp: int | None) -> str | None:
@@ -69,7 +76,7 @@ def _mtp(layers: int | None) -> str | None:
 
 
 def _graphs(impl: object, modules: object) -> str | None:
-    found = sorted(captured(impl, modules) & {"moe", "mlp"})
+    found = sorted(captured_modules(impl, modules) & {"moe", "mlp"})
     return f"does not go with CUDA graphs of {' and '.join(found)} (cuda_graph_modules)" if found else None
 
 
@@ -148,7 +155,7 @@ CONDITIONS = (
         fails=(2,), passes=(1,),
     ),
     Condition(
-        letter="m", fields=GRAPHS, test=_graphs,
+        letter="m", fields=CUDA_GRAPH_FIELDS, test=_graphs,
         why="the schedule enters these modules between their parts",
         fix="Take moe and mlp out of model.cuda_graph_modules.",
         fails=("transformer_engine", ["moe"]), passes=("transformer_engine", ["attn"]),
@@ -156,25 +163,28 @@ CONDITIONS = (
 )  # fmt: skip
 
 
-def _has_the_switch(wish: bool | None, switch: bool | None) -> str | None:
-    return f"needs a model with a field {EXCHANGE}" if wish and switch is None else None
+def _model_has_field(requested: bool | None, switch: bool | None) -> str | None:
+    return f"needs a model with a field {EP_OVERLAP}" if requested and switch is None else None
 
 
-EXISTS = Rule(
+FIELD_EXISTS = Rule(
     id="O08",
-    fields=(f"comm_overlap.{EXCHANGE}", f"model.{EXCHANGE}"),
-    test=_has_the_switch,
+    fields=(f"comm_overlap.{EP_OVERLAP}", f"model.{EP_OVERLAP}"),
+    test=_model_has_field,
     why="the model's schedule must know it",
-    fix=f"Use a model of a Megatron Core that has it, or comm_overlap.{EXCHANGE}=false.",
-    fails={f"comm_overlap.{EXCHANGE}": True, f"model.{EXCHANGE}": None},
-    passes={f"comm_overlap.{EXCHANGE}": True, f"model.{EXCHANGE}": False},
+    fix=f"Use a model of a Megatron Core that has it, or comm_overlap.{EP_OVERLAP}=false.",
+    fails={f"comm_overlap.{EP_OVERLAP}": True, f"model.{EP_OVERLAP}": None},
+    passes={f"comm_overlap.{EP_OVERLAP}": True, f"model.{EP_OVERLAP}": False},
 )
 
-WISH_RULES: tuple[Rule, ...] = (EXISTS, *rules_of("O09", EXCHANGE, CONDITIONS, section="comm_overlap"))
+SECTION_RULES: tuple[Rule, ...] = (
+    FIELD_EXISTS,
+    *make_rules("O09", EP_OVERLAP, CONDITIONS, section="comm_overlap"),
+)
 """Rules on the wish of a `comm_overlap` section."""
 
-MODEL_RULES: tuple[Rule, ...] = rules_of("O09", EXCHANGE, CONDITIONS, section="model")
+MODEL_RULES: tuple[Rule, ...] = make_rules("O09", EP_OVERLAP, CONDITIONS, section="model")
 """Rules on the model's own switch."""
 
-RULES: tuple[Rule, ...] = (*WISH_RULES, *MODEL_RULES)
+RULES: tuple[Rule, ...] = (*SECTION_RULES, *MODEL_RULES)
 """Every rule of this file."""

@@ -51,5 +51,5 @@ def test_settings_go_through():
 
 
 def test_a_shape_that_cannot_be_split_is_refused():
-    with pytest.raises(BufferSettingsError, match="cannot be split"):
+    with pytest.raises(BufferSettingsError, match="are not divisible"):
         started(tensor_model_parallel_size=3)

@@ -84,7 +84,7 @@ MUST_NOT_BE_DONE = [
     (["model.seq_length=128"], "seq_length"),
     (
         [*INTERLEAVED, "--nproc", "2", "model.batch_p2p_comm=true"],
-        "two interleaved stages that batch their sends train wrongly",
+        "two interleaved stages with batched sends train incorrectly",
     ),
     (
         ["profiling.use_pytorch_profiler=true", "profiling.use_nsys_profiler=true"],

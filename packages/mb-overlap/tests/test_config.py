@@ -1,4 +1,4 @@
-"""The section's classes: fields, defaults, wishes, and the form that Transformer Engine takes."""
+"""Configuration classes: fields, defaults, requested fields, and conversion for Transformer Engine."""
 
 from dataclasses import MISSING, fields
 
@@ -27,7 +27,7 @@ def defaults(section):
     }
 
 
-def test_the_pipeline_method_communicates_in_the_gemms_own_type_unless_told():
+def test_pipeline_method_communicates_in_the_output_type_by_default():
     required = dict.fromkeys(["num_sm", "cga_size", "num_splits", "set_sm_margin"], "required")
     assert defaults(PipelineOverlapCfg) == required | {
         "fp8_buf": False,
@@ -36,7 +36,7 @@ def test_the_pipeline_method_communicates_in_the_gemms_own_type_unless_told():
     }
 
 
-def test_the_other_methods_have_the_known_defaults():
+def test_other_methods_have_the_documented_defaults():
     assert defaults(BulkOverlapCfg) == {
         "num_sm": "required", "cga_size": "required", "set_sm_margin": "required", "method": "bulk",
     }  # fmt: skip
@@ -52,7 +52,7 @@ def test_the_other_methods_have_the_known_defaults():
 
 
 @pytest.mark.parametrize("method", [PipelineOverlapCfg, RingExchangeOverlapCfg, BulkOverlapCfg])
-def test_every_method_is_an_overlap_setting(method):
+def test_every_method_is_a_tp_overlap_config(method):
     assert issubclass(method, TPOverlapCfg)
 
 
@@ -60,7 +60,7 @@ def test_a_layer_has_ten_gemms():
     assert defaults(TransformerLayerTPOverlapCfg) == dict.fromkeys(GEMMS, "required")
 
 
-def test_gemms_without_an_entry_are_left_out_for_transformer_engine():
+def test_gemms_without_an_entry_are_omitted_for_transformer_engine():
     layer = TransformerLayerTPOverlapCfg(
         **{**dict.fromkeys(GEMMS), "fc1_wgrad": BulkOverlapCfg(num_sm=4, cga_size=2, set_sm_margin=False)}
     )
@@ -69,7 +69,7 @@ def test_gemms_without_an_entry_are_left_out_for_transformer_engine():
     }
 
 
-def test_only_what_is_set_is_a_wish():
+def test_requested_fields_are_those_that_are_set():
     config = CommOverlapConfig(tp_comm_overlap=False, overlap_grad_reduce=False, bucket_size=0)
     assert config.requested_fields() == {
         "tp_comm_overlap": False,
@@ -84,7 +84,7 @@ def test_the_section_has_one_required_field():
     ]
 
 
-def test_every_public_name_is_there():
+def test_every_public_name_resolves():
     assert [name for name in mb_overlap.__all__ if not hasattr(mb_overlap, name)] == []
 
 

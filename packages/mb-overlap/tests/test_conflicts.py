@@ -1,4 +1,4 @@
-"""What `find_conflicts` finds in sections that nobody set up."""
+"""`find_conflicts` on sections without setup."""
 
 from argparse import Namespace
 from types import SimpleNamespace
@@ -34,16 +34,16 @@ def test_interleaved_stages_without_overlapped_sends_are_found(kind):
     assert found(pipelined(pp=4, vp=None, overlap=False, batch=True, kind=kind)) == []
 
 
-def test_a_conflict_says_where_what_why_and_what_to_do():
+def test_conflict_prints_field_problem_reason_and_fix():
     (conflict,) = find_conflicts(pipelined(pp=2, vp=2, overlap=False, batch=True))
     assert str(conflict).startswith(
-        "[O05M] model.overlap_p2p_comm: two interleaved stages that batch their sends train wrongly (pp=2, vp=2, "
+        "[O05M] model.overlap_p2p_comm: two interleaved stages with batched sends train incorrectly (pp=2, vp=2, "
         "overlap_p2p_comm=False, batch_p2p_comm=True), because each pipeline schedule"
     )
     assert conflict.values["model.pipeline_model_parallel_size"] == 2
 
 
-def test_the_wishes_of_a_section_are_judged_before_they_are_set_up():
+def test_section_is_checked_before_setup():
     model, requests = (
         pipelined(pp=2, vp=2, overlap=True, batch=False),
         CommOverlapConfig(tp_comm_overlap=True),
@@ -66,7 +66,7 @@ def fsdp(**model):
         ({"context_parallel_size": 2}, {"env": {}}, []),
     ],
 )
-def test_sharded_parameters_and_one_hardware_queue_are_a_problem(model, facts, expected):
+def test_fsdp_with_a_single_hardware_queue_is_a_problem(model, facts, expected):
     assert found(*fsdp(**model), facts=facts) == expected
 
 
@@ -80,24 +80,24 @@ def test_sharded_parameters_and_one_hardware_queue_are_a_problem(model, facts, e
         ("8", "abacus", []),
     ],
 )
-def test_a_number_of_queues_that_spoils_the_overlap_is_found(value, gpu, expected):
+def test_number_of_queues_that_prevents_overlap_is_found(value, gpu, expected):
     model = SimpleNamespace(tensor_model_parallel_size=2, expert_model_parallel_size=1)
     facts = {"env": {QUEUES: value}, "gpu": gpu, "world_size": 8}
     assert found(model, None, SimpleNamespace(), facts=facts) == expected
 
 
-def test_queues_are_not_judged_where_experts_are_spread():
+def test_queues_are_not_checked_with_expert_parallelism():
     model = SimpleNamespace(tensor_model_parallel_size=2, expert_model_parallel_size=2)
     facts = {"env": {QUEUES: "32"}, "gpu": "h100", "world_size": 8}
     assert found(model, None, SimpleNamespace(), facts=facts) == []
 
 
-def test_settings_of_a_model_are_judged_for_its_transformer_engine():
+def test_settings_of_a_model_are_checked_against_its_transformer_engine():
     model = SimpleNamespace(tp_comm_overlap_cfg={"fc2_wgrad": {"method": "external"}})
     assert found(model, facts={"transformer_engine_version": "2.6.0"}) == [("O24aM", "error")]
     assert found(model, facts={"transformer_engine_version": "2.7.0"}) == []
 
 
-def test_a_path_to_settings_is_not_judged():
+def test_path_to_settings_is_not_checked():
     path = Namespace(tp_comm_overlap_cfg="ub.yaml")
     assert found(path, facts={"transformer_engine_version": "2.6.0"}) == []

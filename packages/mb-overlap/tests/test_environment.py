@@ -1,4 +1,4 @@
-"""Variables that must stand before CUDA starts, layout by layout."""
+"""Environment variables to set before CUDA is initialized, by parallel layout."""
 
 from itertools import product
 
@@ -28,7 +28,7 @@ def test_queues_follow_the_gpu_and_what_communicates(gpu, one, both):
         assert recommended_env_vars(gpu=gpu, tp=tp, cp=cp, dp=dp, pp=pp).get(QUEUES) == expected
 
 
-def test_one_queue_is_never_chosen_where_it_would_serialise():
+def test_single_queue_is_never_chosen_where_it_would_serialize():
     assert QUEUES not in recommended_env_vars(gpu="h100", tp=2, dp=2, fsdp=True)
     assert recommended_env_vars(gpu="h100", tp=2, dp=2, moe_overlap=True)[QUEUES] == "32"
     assert recommended_env_vars(gpu="b200", tp=2, dp=2, fsdp=True)[QUEUES] == "32"
@@ -46,23 +46,23 @@ def test_one_queue_is_never_chosen_where_it_would_serialise():
         ({"dp": 2, "moe_overlap": True}, "20"),
     ],
 )
-def test_norms_leave_room_for_what_runs_beside_them(layout, margin):
+def test_norms_leave_room_for_concurrent_kernels(layout, margin):
     assert [recommended_env_vars(gpu="h100", **layout).get(name) for name in MARGINS] == [margin, margin]
 
 
-def test_a_value_that_the_user_set_always_stands():
+def test_value_set_by_the_user_is_kept():
     mine = {QUEUES: "8", MARGINS[0]: "0"}
     assert recommended_env_vars(gpu="h100", tp=2, dp=2, env=mine) == {MARGINS[1]: "16"}
 
 
-def test_without_a_gpu_there_is_no_advice():
+def test_without_a_gpu_nothing_is_recommended():
     assert recommended_env_vars(gpu=None, tp=2, dp=2) == {}
 
 
 @pytest.mark.parametrize(
     ("gpu", "near"), [("h1000", "h100"), ("abacus", "v100"), ("NVIDIA H100 MIG 1g.10gb", "")]
 )
-def test_an_unknown_gpu_is_refused_with_the_nearest_names(gpu, near):
+def test_unknown_gpu_is_rejected_with_the_closest_names(gpu, near):
     with pytest.raises(UnknownGpuError, match=f"gpu: '{gpu}' is not a known GPU.*{near}"):
         recommended_env_vars(gpu=gpu, tp=2, dp=2)
 

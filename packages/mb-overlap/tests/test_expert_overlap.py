@@ -1,4 +1,4 @@
-"""The experts' overlap, delayed and deferred gradients: each condition is refused by name, by `setup` and by a rule."""
+"""Conditions of expert overlap, delayed and deferred weight gradients, each rejected by `setup` and by a rule."""
 
 from types import SimpleNamespace
 
@@ -26,8 +26,8 @@ def model_section(**fields):
     return SimpleNamespace(**{**defaults, **fields})
 
 
-def rejected(requests, *, model=None, ddp=None, facts=None):
-    """Return the ids of the rules by which `setup` refuses."""
+def rejecting_rules(requests, *, model=None, ddp=None, facts=None):
+    """Return the ids of the rules that `setup` reports as violated."""
     section, known_facts = model_section(**(model or {})), {**FACTS, **(facts or {})}
     before = vars(section).copy()
     try:
@@ -71,17 +71,17 @@ DELAY_CASES = [
 
 
 @pytest.mark.parametrize(("rule", "model", "facts"), EXCHANGE_CASES)
-def test_each_condition_of_the_exchange_is_refused_by_name(rule, model, facts):
-    assert rejected({EP_OVERLAP: True}, model=model, facts=facts) == [rule]
-    assert rejected({EP_OVERLAP: False}, model=model, facts=facts) == []
+def test_each_expert_overlap_condition_is_rejected_by_id(rule, model, facts):
+    assert rejecting_rules({EP_OVERLAP: True}, model=model, facts=facts) == [rule]
+    assert rejecting_rules({EP_OVERLAP: False}, model=model, facts=facts) == []
 
 
 @pytest.mark.parametrize(("rule", "model", "facts"), DELAY_CASES)
-def test_each_condition_of_the_delay_is_refused_by_name(rule, model, facts):
-    assert rejected({EP_OVERLAP: True, DELAY_WGRAD: True}, model=model, facts=facts) == [rule]
+def test_each_delayed_wgrad_condition_is_rejected_by_id(rule, model, facts):
+    assert rejecting_rules({EP_OVERLAP: True, DELAY_WGRAD: True}, model=model, facts=facts) == [rule]
 
 
-def test_what_holds_is_written():
+def test_valid_requests_are_written():
     model = model_section()
     requests = CommOverlapConfig(tp_comm_overlap=False, **{EP_OVERLAP: True, DELAY_WGRAD: True})
     assert [change.field for change in requests.setup(model, None, None, facts=FACTS)][-2:] == [
@@ -89,22 +89,22 @@ def test_what_holds_is_written():
     ]  # fmt: skip
 
 
-def test_the_delay_needs_the_exchange_of_the_model_or_of_the_section():
-    assert rejected({DELAY_WGRAD: True}) == ["O10a"]
-    assert rejected({DELAY_WGRAD: True}, model={EP_OVERLAP: True}) == []
+def test_delayed_wgrad_needs_expert_overlap_of_the_model_or_the_section():
+    assert rejecting_rules({DELAY_WGRAD: True}) == ["O10a"]
+    assert rejecting_rules({DELAY_WGRAD: True}, model={EP_OVERLAP: True}) == []
 
 
 @pytest.mark.parametrize(("ddp", "requests"), [
     ({"overlap_grad_reduce": True}, {}),
     ({"overlap_grad_reduce": False, "use_distributed_optimizer": True}, {"data_parallel_size": 2}),
 ])  # fmt: skip
-def test_the_delay_under_an_overlapped_reduction_needs_a_later_release(ddp, requests):
+def test_delayed_wgrad_with_overlapped_reduction_needs_a_later_release(ddp, requests):
     both = {EP_OVERLAP: True, DELAY_WGRAD: True, **requests}
-    assert rejected(both, ddp=ddp, facts={"transformer_engine_version": "2.7.0"}) == ["O10d"]
-    assert rejected(both, ddp=ddp, facts={"transformer_engine_version": "2.8.0"}) == []
+    assert rejecting_rules(both, ddp=ddp, facts={"transformer_engine_version": "2.7.0"}) == ["O10d"]
+    assert rejecting_rules(both, ddp=ddp, facts={"transformer_engine_version": "2.8.0"}) == []
 
 
-def test_a_model_without_the_switch_is_refused():
+def test_model_without_the_field_is_rejecting_rules():
     model = model_section()
     delattr(model, EP_OVERLAP)
     with pytest.raises(OverlapConflictError, match=r"\[O08\] comm_overlap.overlap_moe"):
@@ -119,11 +119,11 @@ def test_a_model_without_the_switch_is_refused():
         ("O01c", {"wgrad_deferral_limit": -1}, {}),
     ],
 )
-def test_deferring_the_embeddings_gradient_needs_what_megatron_asks_for(rule, requests, model):
-    assert rejected({"defer_embedding_wgrad_compute": True, **requests}, model=model) == [rule]
+def test_deferred_embedding_gradient_has_the_requirements_of_megatron(rule, requests, model):
+    assert rejecting_rules({"defer_embedding_wgrad_compute": True, **requests}, model=model) == [rule]
 
 
-def test_what_the_user_set_on_the_model_is_refused_too():
+def test_values_set_on_the_model_are_also_rejecting_rules():
     model = model_section(expert_model_parallel_size=1, **{EP_OVERLAP: True})
     with pytest.raises(OverlapConflictError, match=r"\[O09aM\] model.overlap_moe"):
         CommOverlapConfig(tp_comm_overlap=False).setup(
@@ -132,7 +132,7 @@ def test_what_the_user_set_on_the_model_is_refused_too():
     assert [found.id for found in find_conflicts(model, facts=FACTS)] == ["O09aM"]
 
 
-def test_the_rules_know_every_condition():
+def test_rules_cover_every_condition():
     ids = {rule.id for rule in RULES}
     cases = {rule for rule, _, _ in EXCHANGE_CASES + DELAY_CASES} | {"O10a", "O10d", "O01a", "O01b", "O01c"}
     assert cases | {f"{rule}M" for rule in cases} <= ids

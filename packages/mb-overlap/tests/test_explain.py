@@ -1,4 +1,4 @@
-"""One line a kind of overlap, and nothing written."""
+"""One line per kind of overlap, without writing."""
 
 from copy import deepcopy
 from types import SimpleNamespace
@@ -31,20 +31,20 @@ def lines(config, *sections, **known_facts):
     return [str(line) for line in explain(config, *sections, **{"facts": FACTS, **known_facts})]
 
 
-def test_each_kind_says_what_it_is_and_what_decides_and_what_would_switch_it_on():
+def test_explanations_print_state_rule_and_how_to_enable():
     config = CommOverlapConfig(tp_comm_overlap=True, overlap_grad_reduce=False, data_parallel_size=8)
     assert lines(config, *sections()) == [
-        "tensor parallel     off  O02: needs tensor parallelism (tp=1), because one rank alone has no "
+        "tensor parallel     off  O02: needs tensor parallelism (tp=1), because a single rank has no "
         "tensor-parallel communication to hide. Set model.tensor_model_parallel_size=2 or more, or "
-        "comm_overlap.tp_comm_overlap=false.; to switch it on: model.tensor_model_parallel_size=2 or more and "
+        "comm_overlap.tp_comm_overlap=false.; to enable it: model.tensor_model_parallel_size=2 or more and "
         "model.sequence_parallel=true",
         "pipeline            on   O05: pp=2, vp=2: sends hide under another chunk's computation",
-        "gradients           off  O15: the user's wish; to switch it on: comm_overlap.overlap_grad_reduce=null, and "
+        "gradients           off  O15: set by the user; to enable it: comm_overlap.overlap_grad_reduce=null, and "
         "no overlap_grad_reduce=false on ddp or optimizer",
-        "parameters          on   O12: dp=8 under the distributed optimizer",
-        "experts             on   model.overlap_moe_expert_parallel_comm=True stands: no rule decides it",
-        "embedding gradient  off  no section has the field defer_embedding_wgrad_compute; to switch it on: use "
-        "sections that have it",
+        "parameters          on   O12: dp=8 with the distributed optimizer",
+        "experts             on   model.overlap_moe_expert_parallel_comm=True is kept: no rule decides it",
+        "embedding gradient  off  no section has the field defer_embedding_wgrad_compute; to enable it: use "
+        "sections with this field",
     ]
 
 
@@ -58,7 +58,7 @@ WAYS = [
     ("pipeline", {}, {"overlap_p2p_comm": False},
      "comm_overlap.overlap_p2p_comm=null and comm_overlap.batch_p2p_comm=null"),
     ("gradients", {}, {"data_parallel_size": 1},
-     "more processes than tensor, pipeline and context parallelism take"),
+     "more processes than tensor, pipeline and context parallelism use"),
     ("experts", {"overlap_moe_expert_parallel_comm": False, "num_moe_experts": 8, "bf16": True,
                  "moe_token_dispatcher_type": "alltoall"}, {},
      "comm_overlap.overlap_moe_expert_parallel_comm=true and model.expert_model_parallel_size=2 or more"),
@@ -68,23 +68,23 @@ WAYS = [
 
 
 @pytest.mark.parametrize(("kind", "model", "requests", "way"), WAYS)
-def test_what_would_switch_it_on(kind, model, requests, way):
+def test_how_to_enable(kind, model, requests, way):
     config = CommOverlapConfig(**{"tp_comm_overlap": False, "data_parallel_size": 8, **requests})
     found = {each.kind: each for each in explain(config, *sections(**model), facts=FACTS)}
     assert (found[kind].on, found[kind].how_to_enable) == (False, way)
 
 
-def test_without_the_distributed_optimizer_its_switch_is_named():
+def test_without_the_distributed_optimizer_its_field_is_named():
     model, optimizer, ddp = sections()
     ddp.use_distributed_optimizer = False
     found = explain(CommOverlapConfig(tp_comm_overlap=False), model, optimizer, ddp, facts=FACTS)
     assert [each.how_to_enable for each in found[2:4]] == [
-        "ddp.use_distributed_optimizer=true, or ddp.overlap_grad_reduce=true itself",
+        "ddp.use_distributed_optimizer=true, or ddp.overlap_grad_reduce=true directly",
         "ddp.use_distributed_optimizer=true",
     ]
 
 
-def test_a_wish_that_lacks_something_is_off_and_says_what():
+def test_request_with_missing_requirements_is_off_and_lists_them():
     config = CommOverlapConfig(
         tp_comm_overlap=False, overlap_moe_expert_parallel_comm=True, data_parallel_size=8
     )
@@ -96,21 +96,21 @@ def test_a_wish_that_lacks_something_is_off_and_says_what():
     assert found.how_to_enable == "model.moe_token_dispatcher_type=alltoall and mixed_precision=bf16_mixed"
 
 
-def test_overlap_with_transformer_engines_own_settings_says_so():
+def test_overlap_with_default_settings_of_transformer_engine_is_reported():
     section = sections(tensor_model_parallel_size=4, sequence_parallel=True)
-    own = CommOverlapConfig(tp_comm_overlap=True, data_parallel_size=8)
+    untuned = CommOverlapConfig(tp_comm_overlap=True, data_parallel_size=8)
     tuned = CommOverlapConfig(
         tp_comm_overlap=True,
         tp_comm_overlap_cfg=preset("userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192"),
         data_parallel_size=8,
     )
-    assert [explain(each, *section, facts=FACTS)[0].why for each in (own, tuned)] == [
-        "the user's wish; Transformer Engine's own settings (find_preset knows tuned ones)",
-        "the user's wish",
+    assert [explain(each, *section, facts=FACTS)[0].why for each in (untuned, tuned)] == [
+        "set by the user; Transformer Engine's default settings (find_preset returns tuned settings)",
+        "set by the user",
     ]
 
 
-def test_a_wish_without_effect_shows_the_value_that_stands():
+def test_request_without_effect_reports_the_value_of_the_section():
     model, optimizer, ddp = sections()
     ddp.use_distributed_optimizer, ddp.overlap_grad_reduce = False, True
     config = CommOverlapConfig(tp_comm_overlap=False, overlap_grad_reduce=False)
@@ -119,23 +119,23 @@ def test_a_wish_without_effect_shows_the_value_that_stands():
         "gradients           on   O22: has no effect (ddp.use_distributed_optimizer=False)"
     )
     assert found[3].startswith(
-        "parameters          off  ddp.overlap_param_gather=False stands: no rule decides it; to switch it on: ddp"
+        "parameters          off  ddp.overlap_param_gather=False is kept: no rule decides it; to enable it: ddp"
     )
 
 
-def test_explaining_writes_nothing():
+def test_explain_writes_nothing():
     before = sections()
     after = deepcopy(before)
     explain(CommOverlapConfig(tp_comm_overlap=False, data_parallel_size=8), *after)
     assert after == before
 
 
-def test_explaining_needs_what_setup_needs():
+def test_explain_raises_like_setup():
     with pytest.raises(DataParallelSizeError):
         explain(CommOverlapConfig(tp_comm_overlap=False), *sections())
 
 
-def test_strictly_what_cannot_be_had_is_an_error():
+def test_strict_explain_raises_for_rejected_requests():
     config = CommOverlapConfig(
         tp_comm_overlap=True, overlap_moe_expert_parallel_comm=True, data_parallel_size=8
     )

@@ -1,6 +1,6 @@
-"""The facts about `initialize_ub` against the Transformer Engine that is installed; skipped where there is none.
+"""Facts about `initialize_ub` against the installed Transformer Engine; skipped if it is not installed.
 
-Its source is read and run with stand-ins for its kernels, so that no GPU and no compiled part is needed.
+Its source is executed with stubs for the compiled kernels, so that neither a GPU nor the extension is needed.
 """
 
 import ast
@@ -32,7 +32,7 @@ RELEASE = parse_version(VERSION)
 
 
 class Anything:
-    """Stands for a workspace: every attribute and every call is itself."""
+    """Stub of a workspace: every attribute and every call returns the object itself."""
 
     def __getattr__(self, name):
         return self
@@ -47,7 +47,7 @@ class Anything:
 
 
 def kernels(made):
-    """Return a stand-in for the compiled extension; each buffer that is made is noted in `made`."""
+    """Return a stub of the compiled extension that records each created buffer in `made`."""
 
     def make(*args, **kwargs):
         made.append(kwargs)
@@ -67,7 +67,7 @@ def kernels(made):
     )
 
 
-def torch_stand_in():
+def torch_stub():
     group = SimpleNamespace(
         Backend=str,
         is_initialized=lambda: True,
@@ -93,12 +93,12 @@ def definition():
 
 
 def initialize(arguments):
-    """Run the installed `initialize_ub`, and return the names of the buffers that it made."""
+    """Run the installed `initialize_ub`, and return the names of the created buffers."""
     _, tree = definition()
     wanted = ("initialize_ub", "UserBufferQuantizationMode")
     body = [node for node in tree.body if getattr(node, "name", None) in wanted]
     space = {
-        "tex": kernels([]), "torch": torch_stand_in(), "os": os, "socket": socket, "warnings": warnings,
+        "tex": kernels([]), "torch": torch_stub(), "os": os, "socket": socket, "warnings": warnings,
         "Enum": enum.Enum, "Any": Any, "List": list, "Optional": Optional, "Union": Union,
         "get_workspace": Anything(), "get_cublas_workspace_size_bytes": lambda: 1,
         "_ub_communicators": None, "_cublas_workspace": None, "_NUM_MAX_UB_STREAMS": 3,
@@ -127,19 +127,19 @@ def known(facts):
     return {name for name, since in facts.items() if since <= RELEASE}
 
 
-def test_the_parameters_are_those_of_the_source():
+def test_parameters_match_the_source():
     function, _ = definition()
     assert {argument.arg for argument in function.args.args} == known(PARAMETERS)
 
 
-def test_the_settings_are_those_of_the_source():
+def test_settings_match_the_source():
     function, _ = definition()
     adding = next(node for node in ast.walk(function) if getattr(node, "name", None) == "add_ub")
     taken = {argument.arg for argument in adding.args.args} - {"name", "quantization_mode"}
     assert taken == {name for name, (since, _) in SETTINGS.items() if since <= RELEASE}
 
 
-def test_the_methods_and_the_scattered_outputs_are_those_of_the_source():
+def test_methods_and_reduce_scatters_match_the_source():
     function, _ = definition()
     tables = {
         node.targets[0].id: ast.literal_eval(node.value)
@@ -152,7 +152,7 @@ def test_the_methods_and_the_scattered_outputs_are_those_of_the_source():
     assert tuple(tables["layers_reduce_scatter_overlap"]) == REDUCE_SCATTERS
 
 
-def test_buffers_are_made_for_the_gemms_that_are_known():
+def test_buffers_are_created_for_the_known_gemms():
     arguments = initialize_ub_arguments(
         seq_length=8192, micro_batch_size=1, hidden_size=4096, tp=4, release=VERSION
     )
@@ -161,5 +161,5 @@ def test_buffers_are_made_for_the_gemms_that_are_known():
 
 @pytest.mark.parametrize("modes", [["NONE"], ["FP8"], ["FP8", "NONE"]], ids="+".join)
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
-def test_every_preset_is_taken(preset, modes):
+def test_every_preset_is_accepted(preset, modes):
     assert initialize(arguments_for(preset, modes)) == known(GEMMS)

@@ -1,4 +1,4 @@
-"""The same on Megatron Core's own configuration classes."""
+"""Overlap setup on Megatron Core's configuration classes."""
 
 from argparse import ArgumentParser
 from dataclasses import replace
@@ -32,7 +32,7 @@ def pipelined(**fields):
     )
 
 
-def test_megatrons_classes_take_what_the_layout_gets():
+def test_megatron_config_classes_receive_the_settings_of_the_layout():
     model, optimizer, ddp = (
         pipelined(),
         OptimizerConfig(),
@@ -51,7 +51,7 @@ def test_megatrons_classes_take_what_the_layout_gets():
     }
 
 
-def test_megatrons_own_checks_accept_the_outcome():
+def test_megatron_config_checks_accept_the_result():
     model = pipelined(gradient_accumulation_fusion=True)
     ddp = DistributedDataParallelConfig(use_distributed_optimizer=True, num_buckets=4)
     CommOverlapConfig(tp_comm_overlap=False, defer_embedding_wgrad_compute=True, data_parallel_size=8).setup(
@@ -61,7 +61,7 @@ def test_megatrons_own_checks_accept_the_outcome():
     assert replace(ddp).bucket_size is None
 
 
-def test_megatrons_model_has_no_place_for_the_settings_of_the_gemms():
+def test_megatron_model_config_has_no_field_for_gemm_settings():
     model = model_config(tensor_model_parallel_size=4, sequence_parallel=True)
     config = CommOverlapConfig(tp_comm_overlap=True, tp_comm_overlap_cfg=preset(PRESET))
     changes = config.setup(model, OptimizerConfig(), DistributedDataParallelConfig(), transformer_engine=True)
@@ -93,7 +93,7 @@ MODELS = st.fixed_dictionaries(
 
 @settings(max_examples=150, deadline=None)
 @given(fields=MODELS)
-def test_the_experts_overlap_is_granted_exactly_where_megatron_core_takes_it(fields):
+def test_expert_overlap_is_accepted_exactly_where_megatron_core_accepts_it(fields):
     if fields["pipeline_model_parallel_size"] == 1:
         fields["virtual_pipeline_model_parallel_size"] = None
     if fields["moe_shared_expert_overlap"]:
@@ -113,7 +113,7 @@ def test_the_experts_overlap_is_granted_exactly_where_megatron_core_takes_it(fie
     assert granted == taken
 
 
-def test_the_parser_of_megatron_lm_gives_sections():
+def test_megatron_lm_argument_parser_serves_as_sections():
     arguments = pytest.importorskip("megatron.training.arguments")
     parser = arguments.add_megatron_arguments(ArgumentParser())
     args = parser.parse_args([
@@ -125,11 +125,11 @@ def test_the_parser_of_megatron_lm_gives_sections():
     changes = config.setup(args, args, args, transformer_engine=True)
     assert {change.field: change.new for change in changes} == {
         "model.tp_comm_overlap": True,
-        "model.tp_comm_overlap_cfg": None,  # a note: Transformer Engine's own settings are used
+        "model.tp_comm_overlap_cfg": None,  # a note: the default settings of Transformer Engine are used
         "model.wgrad_deferral_limit": -1,
         "optimizer.ddp_bucket_size": 134217728,
         "optimizer.overlap_grad_reduce": True,
         "optimizer.overlap_param_gather": True,
     }
-    assert (args.overlap_p2p_comm, args.align_param_gather) == (True, True)  # as the parser has it
+    assert (args.overlap_p2p_comm, args.align_param_gather) == (True, True)  # defaults of the parser
     assert [found for found in find_conflicts(args) if found.severity == "error"] == []

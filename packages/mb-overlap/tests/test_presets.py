@@ -1,4 +1,4 @@
-"""The 19 presets, entry by entry, against a written-out table; and the look-up."""
+"""The 19 presets against an expected table, and the search."""
 
 import json
 import warnings
@@ -20,12 +20,12 @@ def written_out(name):
     return {gemm: entry for gemm, entry in zip(WRITTEN_OUT["gemms"], entries, strict=True) if entry}
 
 
-def test_the_names_are_those_of_the_written_out_table():
+def test_preset_names_match_the_expected_table():
     assert list(PRESETS) == list(WRITTEN_OUT["presets"])
 
 
 @pytest.mark.parametrize("name", WRITTEN_OUT["presets"])
-def test_a_preset_holds_what_the_table_says(name):
+def test_preset_matches_the_expected_table(name):
     assert to_transformer_engine(getattr(mb_overlap, name)) == written_out(name)
 
 
@@ -57,7 +57,7 @@ def found(**requested):
     return match.preset.name, match.distance, match.differences
 
 
-def test_the_lookup_finds_what_was_tuned_for_exactly_this():
+def test_exact_match_is_found():
     match = find_preset(
         precision="fp8", gpu="H100", hidden_size=16384, tp=8, cp=2, micro_batch_size=1, seq_length=8192
     )
@@ -66,7 +66,7 @@ def test_the_lookup_finds_what_was_tuned_for_exactly_this():
 
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
-def test_every_preset_is_found_by_its_own_shape(preset):
+def test_every_preset_is_found_by_its_shape(preset):
     shape = {name: getattr(preset, name) for name in (*SHAPE, "cp", "lora")}
     assert find_preset(**shape) == PresetMatch(preset=preset, distance=0.0, differences=())
 
@@ -84,7 +84,7 @@ def test_every_preset_is_found_by_its_own_shape(preset):
          ("tp 4, not 2", "h100, not a100")),
     ],
 )  # fmt: skip
-def test_else_the_nearest_is_found_with_its_distance(requested, name, distance, differences):
+def test_nearest_preset_is_found_with_its_distance(requested, name, distance, differences):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert found(**requested) == (f"userbuffers_{name}", distance, differences)
@@ -101,7 +101,7 @@ def test_else_the_nearest_is_found_with_its_distance(requested, name, distance, 
     seq_length=st.integers(1, 131072),
 )
 @pytest.mark.filterwarnings("ignore:find_preset")
-def test_nothing_is_nearer_than_what_is_found(hidden_size, tp, cp, seq_length):
+def test_distance_is_at_least_the_difference_of_the_sizes(hidden_size, tp, cp, seq_length):
     requested = {"hidden_size": hidden_size, "tp": tp, "cp": cp, "seq_length": seq_length}
     match = find_preset(**{**SHAPE, **requested})
     assert match.exact == (match.distance == 0)
@@ -115,11 +115,11 @@ def test_nothing_is_nearer_than_what_is_found(hidden_size, tp, cp, seq_length):
     [
         ({"precision": "bfloat16"}, "'bfloat16' is unknown.*bf16 and fp8"),
         ({"gpu": "rtx"}, "gpu: 'rtx' is not a known GPU.*h100, .*gb300"),
-        ({"tp": 0}, "tp: 0 is no size"),
-        ({"seq_length": -1}, "seq_length: -1 is no size"),
+        ({"tp": 0}, "tp: 0 is not a valid size"),
+        ({"seq_length": -1}, "seq_length: -1 is not a valid size"),
     ],
 )
-def test_the_lookup_refuses_what_no_preset_can_have(requested, text):
+def test_invalid_requests_are_rejecting_rules(requested, text):
     with pytest.raises(ValueError, match=text):
         found(**requested)
 
@@ -130,7 +130,7 @@ def test_each_access_is_a_new_object():
     assert getattr(mb_overlap, name).proj_fprop.num_sm == 24
 
 
-def test_an_unknown_name_is_answered_with_the_nearest():
+def test_unknown_preset_lists_the_closest_names():
     with pytest.raises(UnknownPresetError, match="userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192"):
         preset("userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen4096")
 

@@ -1,4 +1,4 @@
-"""What each layout gets when nothing is wished, and what wishes change."""
+"""Decisions for each parallel layout, with and without requested values."""
 
 import pytest
 
@@ -40,20 +40,20 @@ def test_one_rank_overlaps_nothing():
         ),
     ],
 )
-def test_tensor_parallel_overlap_is_refused_without_what_it_needs(layout, rule, reason):
+def test_tensor_parallel_overlap_is_rejected_without_its_requirements(layout, rule, reason):
     decision = resolve_overlap(REQUESTED_TP, ParallelLayout(**layout))["tp_comm_overlap"]
     assert (decision.value, decision.rule, decision.rejected) == (False, rule, True)
     assert decision.why.startswith(f"{reason}, because ")
 
 
 @pytest.mark.parametrize("transformer_engine", [True, None])
-def test_tensor_parallel_overlap_is_granted(transformer_engine):
+def test_tensor_parallel_overlap_is_accepted(transformer_engine):
     layout = ALL_OF_TP | {"transformer_engine": transformer_engine}
     requests = REQUESTED_TP | {"tp_comm_overlap_cfg": {"qkv_dgrad": {}}, "tp_comm_bootstrap_backend": "nccl"}
     assert requests.items() <= values(requests, **layout).items()
 
 
-def test_a_refusal_takes_the_settings_of_the_gemms_with_it():
+def test_rejection_drops_the_gemm_settings():
     assert "tp_comm_overlap_cfg" not in values(REQUESTED_TP | {"tp_comm_overlap_cfg": {}}, tp=1)
 
 
@@ -64,7 +64,7 @@ def test_the_pipeline_rule_that_decides(pp, vp, rule):
     assert resolve_overlap({}, ParallelLayout(pp=pp, vp=vp))["overlap_p2p_comm"].rule == rule
 
 
-def test_a_way_of_sending_that_trains_wrongly_is_an_error():
+def test_point_to_point_mode_that_trains_incorrectly_is_an_error():
     with pytest.raises(
         OverlapConflictError, match=r"\[O05\] comm_overlap.*two interleaved stages .*batch_p2p_comm=True"
     ):
@@ -93,7 +93,7 @@ def test_data_parallel_overlap_follows_the_layout(layout, overlap, bucket_size, 
     assert expected.items() <= values({}, distributed_optimizer=True, **layout).items()
 
 
-def test_an_explicit_false_wins_over_the_layout():
+def test_explicit_false_takes_precedence_over_the_layout():
     decision = resolve_overlap(
         {"overlap_grad_reduce": False}, ParallelLayout(dp=8, distributed_optimizer=True)
     )
@@ -108,7 +108,7 @@ def test_the_data_parallel_size_must_be_known():
         resolve_overlap({}, ParallelLayout(distributed_optimizer=True))
 
 
-def test_without_the_distributed_optimizer_a_data_parallel_wish_is_refused_aloud():
+def test_without_the_distributed_optimizer_a_data_parallel_request_is_rejecting_rules():
     decision = resolve_overlap({"overlap_grad_reduce": True}, ParallelLayout(dp=8))["overlap_grad_reduce"]
     assert (decision.value, decision.rule, decision.rejected) == (None, "O22", True)
 
@@ -122,6 +122,6 @@ def test_deferring_the_embedding_gradient_defers_all_microbatches():
 
 
 @pytest.mark.parametrize("name", ["overlap_moe_expert_parallel_comm", "delay_wgrad_compute"])
-def test_expert_overlap_is_only_what_the_user_wishes(name):
+def test_expert_overlap_is_decided_only_on_request(name):
     assert name not in values({})
     assert values({name: True})[name] is True

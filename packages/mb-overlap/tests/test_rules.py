@@ -1,4 +1,4 @@
-"""Every rule on its own two examples, and the truth table of the pipeline's sending."""
+"""Every rule on its two examples, and the truth table of the point-to-point modes."""
 
 import pytest
 
@@ -7,21 +7,21 @@ from mb_overlap.pipeline_p2p import choose_p2p_comm, p2p_comm_problem
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
-def test_a_rule_refuses_and_accepts_its_own_examples(rule):
+def test_rule_rejects_and_accepts_its_examples(rule):
     assert list(rule.fails) == list(rule.passes) == list(rule.fields)
     assert isinstance(rule.test(*rule.fails.values()), str)
     assert rule.test(*rule.passes.values()) is None
 
 
-def test_a_check_says_what_is_wrong_and_why_and_what_to_do():
+def test_check_returns_problem_reason_and_fix():
     (rule,) = (rule for rule in RULES if rule.id == "O02")
     assert rule.check(True, 1) == (
-        "needs tensor parallelism (tp=1), because one rank alone has no tensor-parallel communication to hide. "
+        "needs tensor parallelism (tp=1), because a single rank has no tensor-parallel communication to hide. "
         "Set model.tensor_model_parallel_size=2 or more, or comm_overlap.tp_comm_overlap=false."
     )
 
 
-def test_a_rule_rests_where_its_values_are_not_known():
+def test_rule_passes_if_its_values_are_unknown():
     rules = {rule.id: rule for rule in RULES}
     assert rules["O04"].test(True, None) is None
     assert rules["O05M"].test(False, True, 2, 2, False) is None
@@ -42,7 +42,7 @@ def test_a_rule_rests_where_its_values_are_not_known():
         (4, None, (None, False), (False, False)),
     ],
 )
-def test_the_schedule_decides_how_stages_send(pp, vp, requests, chosen):
+def test_schedule_determines_the_point_to_point_mode(pp, vp, requests, chosen):
     assert choose_p2p_comm(pp, vp, *requests) == chosen
     assert p2p_comm_problem(pp, vp, *chosen) is None
 
@@ -52,10 +52,10 @@ def test_the_schedule_decides_how_stages_send(pp, vp, requests, chosen):
     [
         (2, None, True, False, "the plain pipeline schedule cannot overlap"),
         (4, 1, True, False, "the plain pipeline schedule cannot overlap"),
-        (4, 2, True, True, "sends cannot be overlapped and batched at once"),
-        (2, 2, False, True, "two interleaved stages that batch their sends train wrongly"),
+        (4, 2, True, True, "sends cannot be both overlapped and batched"),
+        (2, 2, False, True, "two interleaved stages with batched sends train incorrectly"),
     ],
 )
-def test_sending_that_a_schedule_cannot_take(pp, vp, overlap, batch, problem):
+def test_point_to_point_mode_that_a_schedule_does_not_support(pp, vp, overlap, batch, problem):
     values = f"(pp={pp}, vp={vp}, overlap_p2p_comm={overlap}, batch_p2p_comm={batch})"
     assert p2p_comm_problem(pp, vp, overlap, batch) == f"{problem} {values}"

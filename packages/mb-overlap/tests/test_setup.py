@@ -1,4 +1,4 @@
-"""What `CommOverlapConfig.setup` writes to plain sections, what it returns, and what it leaves alone."""
+"""`CommOverlapConfig.setup` on plain sections: written values, returned changes, unchanged fields."""
 
 from argparse import Namespace
 from copy import deepcopy
@@ -59,7 +59,7 @@ def warnings(changes):
     return [(change.field, change.rule) for change in changes if change.severity == "warning"]
 
 
-def test_everything_that_a_layout_changes_is_returned():
+def test_all_changes_of_a_layout_are_returned():
     config = CommOverlapConfig(tp_comm_overlap=False, data_parallel_size=8)
     changes = config.setup(model_section(pp=2, vp=2), optimizer_section(), ddp_section(sharded=True))
     assert short(changes) == [
@@ -73,7 +73,7 @@ def test_everything_that_a_layout_changes_is_returned():
     ]
 
 
-def test_a_change_reads_as_one_line():
+def test_change_prints_as_one_line():
     config = CommOverlapConfig(tp_comm_overlap=False)
     (change,) = config.setup(model_section(), optimizer_section(), ddp_section())
     assert (
@@ -81,7 +81,7 @@ def test_a_change_reads_as_one_line():
     )
 
 
-def test_what_is_returned_is_what_the_sections_hold():
+def test_returned_changes_match_the_sections():
     model, optimizer, ddp = model_section(pp=2, vp=2), optimizer_section(), ddp_section(sharded=True)
     sections = {"model": model, "optimizer": optimizer, "ddp": ddp}
     for change in CommOverlapConfig(tp_comm_overlap=False, data_parallel_size=8).setup(model, optimizer, ddp):
@@ -89,7 +89,7 @@ def test_what_is_returned_is_what_the_sections_hold():
         assert getattr(sections[section], name) == change.new
 
 
-def test_tensor_parallel_overlap_hands_over_the_settings_of_each_gemm():
+def test_tensor_parallel_overlap_writes_the_settings_of_each_gemm():
     model = model_section(tp=4, sequence_parallel=True)
     config = CommOverlapConfig(
         tp_comm_overlap=True, tp_comm_overlap_cfg=preset(PRESET), tp_comm_bootstrap_backend="gloo"
@@ -102,7 +102,7 @@ def test_tensor_parallel_overlap_hands_over_the_settings_of_each_gemm():
     }  # fmt: skip
 
 
-def test_without_settings_the_models_own_stay():
+def test_without_settings_the_values_of_the_model_are_kept():
     model = model_section(tp=4, sequence_parallel=True, tp_comm_overlap_cfg={"own": {}})
     CommOverlapConfig(tp_comm_overlap=True).setup(
         model, optimizer_section(), ddp_section(), transformer_engine=True
@@ -110,7 +110,7 @@ def test_without_settings_the_models_own_stay():
     assert (model.tp_comm_overlap_cfg, model.tp_comm_bootstrap_backend) == ({"own": {}}, "nccl")
 
 
-def test_a_refusal_is_returned_as_a_warning():
+def test_rejection_is_returned_as_a_warning():
     changes = CommOverlapConfig(tp_comm_overlap=True).setup(
         model_section(), optimizer_section(), ddp_section(), transformer_engine=True
     )
@@ -118,7 +118,7 @@ def test_a_refusal_is_returned_as_a_warning():
     assert warnings(changes) == [("comm_overlap.tp_comm_overlap", "O02")]
 
 
-def test_a_refusal_for_one_model_does_not_reach_the_next():
+def test_rejection_for_one_model_does_not_affect_the_next():
     config = CommOverlapConfig(tp_comm_overlap=True)
     small, large = model_section(), model_section(tp=2, sequence_parallel=True)
     config.setup(small, optimizer_section(), ddp_section(), transformer_engine=True)
@@ -126,7 +126,7 @@ def test_a_refusal_for_one_model_does_not_reach_the_next():
     assert (small.tp_comm_overlap, large.tp_comm_overlap) == (False, True)
 
 
-def test_transformer_engine_is_looked_for_when_nothing_is_said(monkeypatch, tmp_path):
+def test_transformer_engine_is_detected_by_default(monkeypatch, tmp_path):
     config, sections = CommOverlapConfig(tp_comm_overlap=True), (optimizer_section(), ddp_section())
     (tmp_path / "transformer_engine").mkdir()
     (tmp_path / "transformer_engine" / "__init__.py").write_text("raise ImportError('imported')")
@@ -135,7 +135,7 @@ def test_transformer_engine_is_looked_for_when_nothing_is_said(monkeypatch, tmp_
 
 
 @pytest.mark.parametrize("holder", ["ddp", "optimizer"])
-def test_either_section_may_turn_the_distributed_optimizer_on(holder):
+def test_either_section_may_enable_the_distributed_optimizer(holder):
     optimizer, ddp = optimizer_section(sharded=holder == "optimizer"), ddp_section(sharded=holder == "ddp")
     CommOverlapConfig(tp_comm_overlap=False, data_parallel_size=2).setup(model_section(), optimizer, ddp)
     assert (optimizer.overlap_param_gather, ddp.overlap_param_gather, ddp.bucket_size) == (
@@ -145,7 +145,7 @@ def test_either_section_may_turn_the_distributed_optimizer_on(holder):
     )
 
 
-def test_without_the_distributed_optimizer_ddp_is_left_alone_and_a_wish_is_warned_about():
+def test_without_the_distributed_optimizer_ddp_is_unchanged_and_a_request_is_a_warning():
     ddp = ddp_section(overlap_grad_reduce=True)
     before = deepcopy(ddp)
     config = CommOverlapConfig(tp_comm_overlap=False, overlap_param_gather=True, data_parallel_size=8)
@@ -155,7 +155,7 @@ def test_without_the_distributed_optimizer_ddp_is_left_alone_and_a_wish_is_warne
     assert ddp == before
 
 
-def test_a_wish_that_already_holds_is_no_warning():
+def test_request_that_already_holds_is_no_warning():
     config = CommOverlapConfig(tp_comm_overlap=False, overlap_grad_reduce=True)
     assert (
         warnings(config.setup(model_section(), optimizer_section(), ddp_section(overlap_grad_reduce=True)))
@@ -163,16 +163,16 @@ def test_a_wish_that_already_holds_is_no_warning():
     )
 
 
-def test_a_wish_that_no_section_can_hold_is_a_warning():
+def test_request_that_no_section_can_hold_is_a_warning():
     config = CommOverlapConfig(tp_comm_overlap=False, bucket_size=5, data_parallel_size=1)
     bare = SimpleNamespace(use_distributed_optimizer=True)
     (warning,) = config.setup(model_section(batch_p2p_comm=False), SimpleNamespace(), bare)
     assert str(warning) == (
-        "comm_overlap.bucket_size: 5 -> None (O20: has nowhere to go, because no section has a field bucket_size)"
+        "comm_overlap.bucket_size: 5 -> None (O20: cannot be stored, because no section has the field bucket_size)"
     )
 
 
-def test_wishing_a_thing_away_that_no_section_has_is_no_warning():
+def test_disabling_a_field_that_no_section_has_is_no_warning():
     config = CommOverlapConfig(tp_comm_overlap=False, delay_wgrad_compute=False)
     assert warnings(config.setup(model_section(), optimizer_section(), ddp_section())) == []
 
@@ -192,7 +192,7 @@ def test_one_namespace_serves_as_all_three_sections():
     assert len(changes) == len({change.field.split(".")[1] for change in changes})
 
 
-def test_a_value_that_the_user_set_on_a_section_is_kept():
+def test_value_set_on_a_section_is_kept():
     ddp, optimizer = ddp_section(sharded=True), optimizer_section()
     CommOverlapConfig(tp_comm_overlap=False, data_parallel_size=8).setup(
         model_section(), optimizer, ddp, keep={"ddp.overlap_param_gather"}
@@ -204,7 +204,7 @@ def test_a_value_that_the_user_set_on_a_section_is_kept():
     )
 
 
-def test_what_no_rule_touches_cannot_contradict():
+def test_undecided_fields_cannot_contradict():
     config, ddp = CommOverlapConfig(tp_comm_overlap=False, overlap_grad_reduce=True), ddp_section()
     changes = config.setup(model_section(), optimizer_section(), ddp, keep={"ddp.overlap_grad_reduce"})
     assert (warnings(changes), ddp.overlap_grad_reduce) == (
@@ -213,7 +213,7 @@ def test_what_no_rule_touches_cannot_contradict():
     )
 
 
-def test_two_wishes_that_contradict_each_other_are_an_error():
+def test_contradicting_requests_are_an_error():
     config = CommOverlapConfig(tp_comm_overlap=False, overlap_grad_reduce=True, data_parallel_size=8)
     ddp = ddp_section(sharded=True)
     before = deepcopy(ddp)
@@ -224,7 +224,7 @@ def test_two_wishes_that_contradict_each_other_are_an_error():
     assert ddp == before
 
 
-def test_strictly_a_refusal_is_an_error_and_nothing_is_written():
+def test_strict_rejection_is_an_error_and_nothing_is_written():
     model, ddp = model_section(pp=2, vp=2), ddp_section()
     before = deepcopy((model, ddp))
     config = CommOverlapConfig(tp_comm_overlap=True, overlap_grad_reduce=True)
@@ -235,17 +235,15 @@ def test_strictly_a_refusal_is_an_error_and_nothing_is_written():
     assert (model, ddp) == before
 
 
-def test_strictly_what_can_be_had_is_had():
+def test_strict_writes_available_options():
     model = model_section(tp=2, sequence_parallel=True)
     config = CommOverlapConfig(tp_comm_overlap=True)
     config.setup(model, optimizer_section(), ddp_section(), transformer_engine=True, strict=True)
     assert model.tp_comm_overlap is True
 
 
-def test_a_model_without_sizes_is_refused():
-    with pytest.raises(
-        AttributeError, match=r"model.tensor_model_parallel_size: is not there, because Simple"
-    ):
+def test_model_without_parallel_sizes_is_rejecting_rules():
+    with pytest.raises(AttributeError, match=r"model.tensor_model_parallel_size: is missing, because Simple"):
         CommOverlapConfig(tp_comm_overlap=False).setup(ddp_section(), optimizer_section(), ddp_section())
 
 
@@ -256,7 +254,7 @@ def test_mappings_serve_as_sections():
 
 
 def command_line(**fields):
-    """Return what Megatron-LM's parser makes of its options, as far as overlap goes."""
+    """Return the overlap arguments as parsed by Megatron-LM."""
     return Namespace(
         tensor_model_parallel_size=4, pipeline_model_parallel_size=2, virtual_pipeline_model_parallel_size=2,
         sequence_parallel=True, tp_comm_overlap=False, tp_comm_overlap_cfg=None, tp_comm_bootstrap_backend="nccl",
@@ -265,7 +263,7 @@ def command_line(**fields):
     )  # fmt: skip
 
 
-def test_the_namespace_of_megatron_lm_takes_what_the_layout_gets_under_its_own_names():
+def test_megatron_lm_namespace_receives_the_settings_under_its_field_names():
     args = command_line()
     changes = CommOverlapConfig(tp_comm_overlap=True, data_parallel_size=2).setup(
         args, args, args, transformer_engine=True
@@ -282,7 +280,7 @@ def test_the_namespace_of_megatron_lm_takes_what_the_layout_gets_under_its_own_n
     assert args.ddp_bucket_size == 134217728
 
 
-def test_the_namespace_of_megatron_lm_never_gets_settings_where_it_holds_a_path():
+def test_megatron_lm_namespace_never_receives_settings_for_a_path_field():
     args = command_line()
     config = CommOverlapConfig(tp_comm_overlap=True, tp_comm_overlap_cfg=preset(PRESET), data_parallel_size=2)
     (warning,) = (
@@ -294,7 +292,7 @@ def test_the_namespace_of_megatron_lm_never_gets_settings_where_it_holds_a_path(
     assert args.tp_comm_overlap_cfg is None
 
 
-def test_number_of_buckets_on_the_command_line_stands():
+def test_number_of_buckets_on_the_command_line_is_kept():
     args = command_line()
     args.ddp_num_buckets = 4
     CommOverlapConfig(tp_comm_overlap=False, data_parallel_size=2).setup(args, args, args)
@@ -322,9 +320,7 @@ LAYOUTS = st.fixed_dictionaries(
 
 
 @given(requests=REQUESTS, layout=LAYOUTS, sharded=st.booleans(), transformer_engine=st.booleans())
-def test_setup_keeps_the_wishes_and_a_second_call_changes_nothing(
-    requests, layout, sharded, transformer_engine
-):
+def test_setup_does_not_modify_its_section_and_is_idempotent(requests, layout, sharded, transformer_engine):
     config, requested = CommOverlapConfig(**requests), CommOverlapConfig(**requests)
     sections = (model_section(**layout), optimizer_section(), ddp_section(sharded=sharded))
     first = config.setup(*sections, transformer_engine=transformer_engine)
@@ -334,7 +330,7 @@ def test_setup_keeps_the_wishes_and_a_second_call_changes_nothing(
 
 
 @given(requests=REQUESTS, layout=LAYOUTS)
-def test_a_data_parallel_wish_always_wins_under_the_distributed_optimizer(requests, layout):
+def test_data_parallel_request_takes_precedence_with_the_distributed_optimizer(requests, layout):
     ddp = ddp_section(sharded=True)
     CommOverlapConfig(**requests).setup(model_section(**layout), optimizer_section(), ddp)
     assert {name: value for name, value in vars(ddp).items() if name in requests} == {
@@ -357,5 +353,5 @@ def test_on_the_command_line_of_megatron_lm_missing_gemm_settings_are_reported()
     changes = section.setup(arguments, arguments, arguments, transformer_engine=True)
     (note,) = [change for change in changes if change.field == "model.tp_comm_overlap_cfg"]
     assert (note.old, note.new, note.severity) == (None, None, "info")
-    assert note.why.startswith("no settings were given, so Transformer Engine uses its own")
+    assert note.why.startswith("no settings are given, so Transformer Engine uses its defaults")
     assert section.setup(arguments, arguments, arguments, transformer_engine=True, strict=True) == [note]

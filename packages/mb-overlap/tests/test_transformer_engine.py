@@ -1,4 +1,4 @@
-"""The dictionary for Transformer Engine, and the arguments of `initialize_ub`, release by release."""
+"""Settings dictionary for Transformer Engine and arguments of `initialize_ub`, by release."""
 
 import sys
 from importlib import import_module
@@ -28,51 +28,54 @@ def test_every_preset_fits_every_release(name, release):
 BULK, RING = {"method": "bulk"}, {"method": "ring_exchange"}
 ATOMIC = {"method": "ring_exchange", "atomic_gemm": True}
 WRONG = [
-    ({"qkv_wgrd": BULK}, ["qkv_wgrd is no GEMM of a layer (did you mean qkv_wgrad?)"]),
-    ({"xyz": {}}, ["xyz is no GEMM of a layer"]),
-    ({1: {}}, ["1 is no GEMM of a layer"]),
-    ({"fc1_fprop": {1: 2}}, ["fc1_fprop.1 is no setting"]),
+    ({"qkv_wgrd": BULK}, ["qkv_wgrd is not a GEMM of a layer (did you mean qkv_wgrad?)"]),
+    ({"xyz": {}}, ["xyz is not a GEMM of a layer"]),
+    ({1: {}}, ["1 is not a GEMM of a layer"]),
+    ({"fc1_fprop": {1: 2}}, ["fc1_fprop.1 is not a setting"]),
     ({"fc1_fprop": "ring"}, ["fc1_fprop is 'ring', not a mapping"]),
-    ({"fc1_fprop": {"num_sms": 1}}, ["fc1_fprop.num_sms is no setting (did you mean num_sm?)"]),
+    ({"fc1_fprop": {"num_sms": 1}}, ["fc1_fprop.num_sms is not a setting (did you mean num_sm?)"]),
     ({"fc1_fprop": {"fp8_buf": (False,)}}, ["fc1_fprop.fp8_buf is (False,), not of type bool"]),
     ({"fc1_fprop": {"num_sm": True}}, ["fc1_fprop.num_sm is True, not of type int"]),
     ({"fc1_fprop": {"method": "rings"}}, [
-        "fc1_fprop.method 'rings' is none of ring_exchange, pipeline, bulk, external"]),
+        "fc1_fprop.method 'rings' is not one of ring_exchange, pipeline, bulk, external"]),
     ({"fc1_fprop": {"method": "external"}}, [
-        "fc1_fprop.method cannot be external: proj_wgrad and fc2_wgrad are external, and nothing else is"]),
+        "fc1_fprop.method cannot be external: proj_wgrad and fc2_wgrad require the method external, and no other "
+        "GEMM supports it"]),
     ({"fc2_wgrad": BULK}, [
-        "fc2_wgrad.method cannot be bulk: proj_wgrad and fc2_wgrad are external, and nothing else is"]),
-    ({"fc2_dgrad": {"method": "pipeline"}}, ["fc2_dgrad.method cannot be pipeline, because it gathers its input"]),
+        "fc2_wgrad.method cannot be bulk: proj_wgrad and fc2_wgrad require the method external, and no other "
+        "GEMM supports it"]),
+    ({"fc2_dgrad": {"method": "pipeline"}}, [
+        "fc2_dgrad.method cannot be pipeline, because the GEMM gathers its input"]),
     ({"fc1_dgrad": RING, "fc1_wgrad": BULK}, [
-        "fc1_wgrad cannot be set, because fc1_dgrad is ring_exchange and takes its place"]),
+        "fc1_wgrad cannot be set, because fc1_dgrad is ring_exchange and replaces it"]),
     ({"qkv_fprop": ATOMIC, "proj_fprop": RING}, [
-        "qkv_fprop and proj_fprop must both be atomic rings or neither (qkv_fprop is one), because one shuffles the "
-        "chunks and the other puts them back"]),
+        "qkv_fprop and proj_fprop must both be atomic rings or neither (qkv_fprop is one), because the first permutes "
+        "the chunks and the second restores their order"]),
     ({"qkv_fprop": ATOMIC, "proj_fprop": ATOMIC}, []),
     ({"fc1_dgrad": {"method": "pipeline"}}, []),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("settings", "problems"), WRONG)
-def test_settings_that_it_would_refuse_or_mistake(settings, problems):
+def test_invalid_settings_are_reported(settings, problems):
     assert setting_problems(settings) == problems
 
 
 @pytest.mark.parametrize(
     ("settings", "release", "problem"),
     [
-        ({}, "1.8.0", "Transformer Engine 1.8.0 is too old: 1.9 is the first without MPI"),
+        ({}, "1.8.0", "Transformer Engine 1.8.0 is too old: 1.9 is the first release that does not require MPI"),
         ({"proj_wgrad": {}}, "2.6.0", "proj_wgrad needs Transformer Engine 2.7, not 2.6.0"),
         ({"fc1_fprop": {"comm_priority": 0}}, "1.13", "fc1_fprop.comm_priority needs Transformer Engine 2.1, not 1.13"),
-        ({"fc1_fprop": {"method": "external"}}, "2.1", "fc1_fprop.method 'external' is none of ring_exchange, "
+        ({"fc1_fprop": {"method": "external"}}, "2.1", "fc1_fprop.method 'external' is not one of ring_exchange, "
          "pipeline, bulk"),
     ],
 )  # fmt: skip
-def test_settings_that_a_release_does_not_know(settings, release, problem):
+def test_settings_that_a_release_does_not_support(settings, release, problem):
     assert setting_problems(settings, release=parse_version(release)) == [problem]
 
 
-def test_arguments_of_a_late_release_name_the_modes():
+def test_arguments_of_a_late_release_have_quantization_modes():
     arguments = initialize_ub_arguments(**SHAPE, quantization_modes=["FP8", "NONE"])
     assert arguments == {
         "shape": [8192, 4096], "tp_size": 4, "quantization_modes": ["FP8", "NONE"], "ub_cfgs": {},
@@ -80,12 +83,12 @@ def test_arguments_of_a_late_release_name_the_modes():
 
 
 @pytest.mark.parametrize(("modes", "fp8"), [(["NONE"], False), (["FP8", "NONE"], True)])
-def test_arguments_of_an_early_release_have_a_switch(modes, fp8):
+def test_arguments_of_an_early_release_have_use_fp8(modes, fp8):
     arguments = initialize_ub_arguments(**SHAPE, release="2.7.0", quantization_modes=modes)
     assert arguments == {"shape": [8192, 4096], "tp_size": 4, "use_fp8": fp8, "ub_cfgs": {}}
 
 
-def test_a_moved_gradient_is_moved_once():
+def test_method_of_a_reduce_scatter_dgrad_is_set_once():
     first, second = initialize_ub_arguments(
         **SHAPE, settings=preset(LORA), quantization_modes=["FP8", "NONE"]
     )["ub_cfgs"]
@@ -94,15 +97,15 @@ def test_a_moved_gradient_is_moved_once():
     assert "method" not in second["fc1_dgrad"]
 
 
-def test_a_shape_that_cannot_be_split_is_refused():
-    with pytest.raises(BufferSettingsError, match=r"shape: 6 tokens cannot be split .*multiple of 8"):
+def test_shape_that_is_not_divisible_is_rejecting_rules():
+    with pytest.raises(BufferSettingsError, match=r"shape: 6 tokens are not divisible .*multiple of 8"):
         initialize_ub_arguments(**{**SHAPE, "seq_length": 3})
 
 
-def test_wrong_settings_are_refused_all_together():
+def test_invalid_settings_are_rejected_together():
     wrong = {"qkv_wgrd": {}, "fc1_fprop": {"num_sms": 1}}
     with pytest.raises(
-        BufferSettingsError, match=r"tp_comm_overlap_cfg: qkv_wgrd is no.*; fc1_fprop.num_sms is no"
+        BufferSettingsError, match=r"tp_comm_overlap_cfg: qkv_wgrd is not.*; fc1_fprop.num_sms is not"
     ):
         initialize_ub_arguments(**SHAPE, settings=wrong)
 
@@ -116,12 +119,12 @@ def test_wrong_settings_are_refused_all_together():
         ("2.7.0.dev0", (2, 7, 0)),
     ],
 )
-def test_versions_are_read_as_numbers(version, numbers):
+def test_versions_are_parsed_as_numbers(version, numbers):
     assert parse_version(version) == numbers
 
 
-def test_a_version_without_numbers_is_refused():
-    with pytest.raises(ValueError, match="'new' cannot be read"):
+def test_version_without_numbers_is_rejecting_rules():
+    with pytest.raises(ValueError, match="'new' is invalid"):
         parse_version("new")
 
 
@@ -137,8 +140,8 @@ def initialize_ub(**arguments):
 
 
 @pytest.fixture
-def stand_in(monkeypatch, tmp_path):
-    """Put a Transformer Engine of two names first on the path, and forget it afterwards."""
+def te_stub(monkeypatch, tmp_path):
+    """Import a stub of Transformer Engine, and remove it from `sys.modules` afterwards."""
     folder = tmp_path / "transformer_engine" / "pytorch" / "module"
     folder.mkdir(parents=True)
     for each in (folder, *folder.parents[:2]):
@@ -151,8 +154,8 @@ def stand_in(monkeypatch, tmp_path):
         del sys.modules[name]
 
 
-def test_the_call_replaces_the_names_of_the_modes(stand_in):
-    stand_in.initialize_user_buffers(initialize_ub_arguments(**SHAPE, quantization_modes=["FP8", "NONE"]))
-    stand_in.initialize_user_buffers(initialize_ub_arguments(**SHAPE, release="2.7"))
-    modes = stand_in.base.UserBufferQuantizationMode
-    assert [call.get("quantization_modes") for call in stand_in.base.calls] == [[modes.FP8, modes.NONE], None]
+def test_initialization_replaces_the_names_of_the_modes(te_stub):
+    te_stub.initialize_user_buffers(initialize_ub_arguments(**SHAPE, quantization_modes=["FP8", "NONE"]))
+    te_stub.initialize_user_buffers(initialize_ub_arguments(**SHAPE, release="2.7"))
+    modes = te_stub.base.UserBufferQuantizationMode
+    assert [call.get("quantization_modes") for call in te_stub.base.calls] == [[modes.FP8, modes.NONE], None]

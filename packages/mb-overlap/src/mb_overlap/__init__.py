@@ -1,6 +1,7 @@
-"""Communication overlap for Megatron: presets, rules, and what Transformer Engine needs.
+"""Communication overlap for Megatron: presets, rules, and arguments for Transformer Engine.
 
-A section of wishes meets a parallel layout; `setup` writes what can be had and says what it changed:
+`CommOverlapConfig.setup` resolves the requested overlap for a parallel layout, writes the supported settings and
+returns every change:
 
 >>> from types import SimpleNamespace
 >>> from mb_overlap import CommOverlapConfig

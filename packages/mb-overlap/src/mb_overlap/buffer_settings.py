@@ -1,4 +1,4 @@
-"""What is wrong with settings of user buffers, before Transformer Engine finds out, or does not."""
+"""Validation of user-buffer settings before Transformer Engine rejects or misinterprets them."""
 
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
@@ -21,15 +21,16 @@ _RING_PAIRS = (("qkv_fprop", "proj_fprop"), ("fc1_fprop", "fc2_fprop"))
 
 
 def setting_problems(settings: Mapping[str, Any], *, release: Release = NEWEST) -> list[str]:
-    """Say what is wrong with the dictionary that `initialize_ub` takes as `ub_cfgs`; nothing is an empty list.
+    """Return the problems of a dictionary for the argument `ub_cfgs` of `initialize_ub`; empty if it is valid.
 
     Args:
         settings: name of a GEMM to its entry, a mapping.
-        release: of Transformer Engine.
+        release: release of Transformer Engine.
     """
     if release < OLDEST:
         return [
-            f"Transformer Engine {format_version(release)} is too old: {format_version(OLDEST)} is the first without MPI"
+            f"Transformer Engine {format_version(release)} is too old: {format_version(OLDEST)} is the first release "
+            "that does not require MPI"
         ]
     return [
         *(problem for gemm, entry in settings.items() for problem in _entry_problems(gemm, entry, release)),
@@ -40,7 +41,7 @@ def setting_problems(settings: Mapping[str, Any], *, release: Release = NEWEST) 
 def _entry_problems(gemm: str, entry: object, release: Release) -> Iterator[str]:
     if gemm not in GEMMS:
         near = get_close_matches(str(gemm)[:100], GEMMS, n=1)
-        yield f"{gemm} is no GEMM of a layer" + (f" (did you mean {near[0]}?)" if near else "")
+        yield f"{gemm} is not a GEMM of a layer" + (f" (did you mean {near[0]}?)" if near else "")
     elif GEMMS[gemm] > release:
         yield f"{gemm} needs Transformer Engine {format_version(GEMMS[gemm])}, not {format_version(release)}"
     if not isinstance(entry, Mapping):
@@ -54,7 +55,7 @@ def _entry_problems(gemm: str, entry: object, release: Release) -> Iterator[str]
 def _setting_problems(key: str, value: object, release: Release) -> Iterator[str]:
     if key not in SETTINGS:
         near = get_close_matches(str(key)[:100], SETTINGS, n=1)
-        yield "is no setting" + (f" (did you mean {near[0]}?)" if near else "")
+        yield "is not a setting" + (f" (did you mean {near[0]}?)" if near else "")
         return
     since, kind = SETTINGS[key]
     if since > release:
@@ -69,29 +70,32 @@ def _method_problems(gemm: str, entry: Mapping[str, object], release: Release) -
         return
     if method not in METHODS or METHODS[method] > release:
         known = [name for name, since in METHODS.items() if since <= release]
-        yield f"{gemm}.method {method!r} is none of {', '.join(known)}"
+        yield f"{gemm}.method {method!r} is not one of {', '.join(known)}"
     elif (gemm in EXTERNAL) != (method == "external"):
-        yield f"{gemm}.method cannot be {method}: {' and '.join(EXTERNAL)} are external, and nothing else is"
+        yield (
+            f"{gemm}.method cannot be {method}: {' and '.join(EXTERNAL)} require the method external, and no other "
+            "GEMM supports it"
+        )
     elif method == "pipeline" and gemm not in (*REDUCE_SCATTERS, *_GATHERING_DGRADS):
-        yield f"{gemm}.method cannot be pipeline, because it gathers its input"
+        yield f"{gemm}.method cannot be pipeline, because the GEMM gathers its input"
 
 
 def _cross_entry_problems(settings: Mapping[str, Any]) -> Iterator[str]:
     for dgrad in reduce_scatter_dgrads(settings):
         wgrad = dgrad.replace("dgrad", "wgrad")
         if wgrad in settings:
-            yield f"{wgrad} cannot be set, because {dgrad} is {settings[dgrad]['method']} and takes its place"
+            yield f"{wgrad} cannot be set, because {dgrad} is {settings[dgrad]['method']} and replaces it"
     for gather, scatter in _RING_PAIRS:
         atomic = [name for name in (gather, scatter) if _is_atomic_ring(settings.get(name))]
         if len(atomic) == 1:
             yield (
                 f"{gather} and {scatter} must both be atomic rings or neither ({atomic[0]} is one), "
-                "because one shuffles the chunks and the other puts them back"
+                "because the first permutes the chunks and the second restores their order"
             )
 
 
 def reduce_scatter_dgrads(settings: Mapping[str, Any]) -> list[str]:
-    """Return the input gradients that scatter their output, because their method is not bulk."""
+    """Return the input-gradient GEMMs that reduce-scatter their output, because their method is not bulk."""
     return [
         name
         for name in _GATHERING_DGRADS

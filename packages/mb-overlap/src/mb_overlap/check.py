@@ -1,4 +1,4 @@
-"""Everything that is wrong with the overlap of a configuration, at once."""
+"""Check for the overlap settings of a complete configuration."""
 
 from collections.abc import Mapping
 
@@ -14,19 +14,20 @@ def find_conflicts(
     comm_overlap: object | None = None,
     facts: Mapping[str, object] | None = None,
 ) -> list[Conflict]:
-    """Return everything that is wrong with the overlap of a configuration, and write nothing.
+    """Return all violated overlap rules of a configuration. Read-only.
 
-    Finds what trains wrongly (two interleaved stages that batch their sends), what Megatron Core would refuse when
-    the model is built, what Transformer Engine would refuse when it starts, and what costs the overlap silently.
+    Covers settings that train incorrectly (two interleaved stages with batched sends), settings that Megatron Core
+    rejects when the model is built or that Transformer Engine rejects at initialization, and settings that silently
+    disable the overlap.
 
     Args:
         model_config: any object with Megatron's field names, as `CommOverlapConfig.setup` takes it.
-        optimizer_config: the same, of the optimizer.
-        ddp_config: the same, of DDP.
-        comm_overlap: the section of wishes, where it has not been set up yet; None where the other sections already
-            hold what will run.
-        facts: what no section holds; a rule is left out where its facts are not known. `world_size`, `env` (the
-            variables of the processes), `gpu` (short name), `transformer_engine` (bool),
+        optimizer_config: the same for the optimizer.
+        ddp_config: the same for DDP.
+        comm_overlap: the `comm_overlap` section, if `setup` has not been called yet; None if the other sections already
+            hold the final values.
+        facts: values that no section holds; a rule is skipped if one of its facts is unknown. `world_size`, `env`
+            (environment variables of the processes), `gpu` (short name), `transformer_engine` (bool),
             `transformer_engine_version`, `torch_version`.
     """
     resolved = {"resolved": True} if comm_overlap is None else {}

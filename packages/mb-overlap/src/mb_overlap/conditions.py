@@ -1,4 +1,4 @@
-"""Conditions that stand twice: for the wish of a `comm_overlap` section, and ("M") for the model's own switch."""
+"""Conditions checked twice: on the `comm_overlap` section and, with the suffix M, on the model's own field."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -14,29 +14,27 @@ CUDA_GRAPH_FIELDS = ("model.cuda_graph_impl", "model.cuda_graph_modules")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """One condition, with the values of its fields on either side."""
+    """Condition with values that violate it and values that satisfy it."""
 
     letter: str
-    """What follows the number of the rule."""
+    """Letter after the number of the rule."""
     fields: tuple[str, ...]
     """Paths whose values `test` takes."""
     test: Callable[..., str | None]
-    """Returns None when the values are fine, else what is wrong with them."""
+    """Returns None for valid values, and a description of the problem otherwise."""
     why: str
-    """Reason."""
+    """Reason for the condition."""
     fix: str
-    """What to do about it; not to wish is the other way, and is added."""
+    """Recommended change; `make_rules` adds the alternative of disabling the field."""
     fails: tuple[object, ...]
-    """Values that it refuses."""
+    """Values that violate the condition."""
     passes: tuple[object, ...]
-    """Values that it accepts."""
+    """Values that satisfy the condition."""
 
 
-def make_rules(
-    number: str, requested: str, conditions: Iterable[Condition], *, section: str
-) -> tuple[Rule, ...]:
-    """Return a rule for each condition, which holds when `section.wish` is on."""
-    path = f"{section}.{requested}"
+def make_rules(number: str, field: str, conditions: Iterable[Condition], *, section: str) -> tuple[Rule, ...]:
+    """Return one rule per condition, which applies if `section.field` is on."""
+    path = f"{section}.{field}"
     return tuple(
         Rule(
             id=f"{number}{condition.letter}{'M' if section == 'model' else ''}",
@@ -52,7 +50,7 @@ def make_rules(
 
 
 def if_requested(test: Callable[..., str | None]) -> Callable[..., str | None]:
-    """Return a test that takes the wish first, and says nothing without it."""
+    """Return a test that takes the switch as its first argument and passes if the switch is off."""
 
     def guarded(requested: bool | None, *values: Any) -> str | None:
         return test(*values) if requested else None
@@ -61,7 +59,9 @@ def if_requested(test: Callable[..., str | None]) -> Callable[..., str | None]:
 
 
 def captured_modules(impl: object, modules: Any) -> frozenset[str]:
-    """Return the names of the modules that Transformer Engine's CUDA graphs capture, empty for whole layers or none.
+    """Return the names of the modules that Transformer Engine's CUDA graphs capture.
+
+    Empty if complete layers are captured, or nothing.
 
     Args:
         impl: `cuda_graph_impl`.
@@ -75,5 +75,5 @@ def captured_modules(impl: object, modules: Any) -> frozenset[str]:
 
 
 def is_older(version: str, *needed: int) -> bool:
-    """Say whether a version comes before a release."""
+    """Return whether a version is older than a release."""
     return parse_version(version) < needed

@@ -1,4 +1,4 @@
-"""The section `comm_overlap`: what a run wishes to overlap, and how each GEMM of a layer does it."""
+"""Configuration section `comm_overlap`: the communication to overlap, and the method for each GEMM of a layer."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
@@ -13,19 +13,19 @@ from mb_overlap.value_types import reject_wrong_types
 
 @dataclass(kw_only=True)
 class TPOverlapCfg(StrictFields):
-    """How one GEMM of a layer hides its tensor-parallel communication. Base of the three methods."""
+    """Overlap of one GEMM with tensor-parallel communication. Base class of the three methods."""
 
 
 @dataclass(kw_only=True)
 class PipelineOverlapCfg(TPOverlapCfg):
-    """The GEMM is cut into chunks; each chunk's communication runs under the next chunk's GEMM."""
+    """Pipelined overlap: the GEMM is split into chunks, and each chunk's communication runs during the next GEMM."""
 
     num_sm: int
     """Streaming multiprocessors given to the communication kernel."""
     cga_size: int
     """Thread blocks in a cluster of the communication kernel."""
     num_splits: int
-    """Chunks that the GEMM is cut into."""
+    """Number of chunks of the GEMM."""
     set_sm_margin: bool
     """Keep the GEMM away from the multiprocessors that communicate."""
     fp8_buf: bool = False
@@ -38,7 +38,7 @@ class PipelineOverlapCfg(TPOverlapCfg):
 
 @dataclass(kw_only=True)
 class RingExchangeOverlapCfg(TPOverlapCfg):
-    """Chunks go round the ring of ranks from peer to peer; each hop runs under the GEMM of another chunk."""
+    """Ring-exchange overlap: chunks move from peer to peer, and each hop runs during the GEMM of another chunk."""
 
     aggregate: bool = False
     """Send two chunks at a time."""
@@ -58,7 +58,7 @@ class RingExchangeOverlapCfg(TPOverlapCfg):
 
 @dataclass(kw_only=True)
 class BulkOverlapCfg(TPOverlapCfg):
-    """The whole communication runs beside a GEMM that does not depend on it."""
+    """Bulk overlap: the complete communication runs concurrently with a GEMM that does not depend on it."""
 
     num_sm: int
     """Streaming multiprocessors given to the communication kernel."""
@@ -75,7 +75,7 @@ LayerOverlap = PipelineOverlapCfg | RingExchangeOverlapCfg | BulkOverlapCfg
 
 @dataclass(kw_only=True)
 class TransformerLayerTPOverlapCfg(StrictFields):
-    """One entry for each GEMM of a transformer layer that can overlap; None leaves that GEMM alone."""
+    """Overlap settings of a transformer layer, one entry per GEMM; None leaves the GEMM to Transformer Engine."""
 
     qkv_dgrad: LayerOverlap | None
     """Input gradient of the QKV projection."""
@@ -101,45 +101,46 @@ class TransformerLayerTPOverlapCfg(StrictFields):
 
 @dataclass(kw_only=True)
 class CommOverlapConfig(StrictFields):
-    """Which communication a run wishes to hide under computation.
+    """Communication to overlap with computation.
 
-    None leaves a choice to the rules, which look at the parallel layout; any other value, an explicit False
-    included, wins over them. The section holds wishes only: nothing here writes to it.
+    None leaves a choice to the rules, which depend on the parallel layout. Any other value, including False, takes
+    precedence. `setup` never writes to this section, so that one section can configure several models.
     """
 
     tp_comm_overlap: bool
     """Hide tensor-parallel communication under GEMMs (Transformer Engine's user buffers)."""
     tp_comm_overlap_cfg: TransformerLayerTPOverlapCfg | None = None
-    """How each GEMM of a layer overlaps; None lets Transformer Engine choose."""
+    """Method of each GEMM of a layer; None selects Transformer Engine's defaults."""
     tp_comm_bootstrap_backend: str | None = None
-    """Backend over which the user buffers are set up: "nccl", "gloo" or "mpi"; None keeps the model's."""
+    """Backend that initializes the user buffers: "nccl", "gloo" or "mpi"; None keeps the model's value."""
     overlap_p2p_comm: bool | None = None
     """Hide sends and receives between pipeline stages; needs the interleaved schedule."""
     batch_p2p_comm: bool | None = None
     """Group the sends and receives between pipeline stages into one call."""
     overlap_grad_reduce: bool | None = None
-    """Reduce gradients over the data-parallel group while the backward pass goes on."""
+    """Reduce gradients over the data-parallel group during the backward pass."""
     overlap_param_gather: bool | None = None
-    """Gather the distributed optimizer's parameters while the forward pass goes on."""
+    """All-gather the distributed optimizer's parameters during the forward pass."""
     overlap_param_gather_with_optimizer_step: bool | None = None
-    """Start gathering while the optimizer steps; the rules never choose it, because checkpoints suffer."""
+    """Start the parameter all-gather during the optimizer step; never set by the rules, because checkpoints would miss
+    parameters that are still being gathered."""
     align_param_gather: bool | None = None
-    """Let all pipeline stages gather parameters at the same moments."""
+    """Launch the parameter all-gathers of all pipeline stages at the same time."""
     bucket_size: int | None = None
-    """Parameters in one bucket of the data-parallel reduction (a count, not bytes)."""
+    """Number of parameters in one bucket of the data-parallel reduction."""
     defer_embedding_wgrad_compute: bool | None = None
-    """Compute the embedding's weight gradient in the pipeline's flush."""
+    """Compute the weight gradient of the embedding during the pipeline flush."""
     wgrad_deferral_limit: int | None = None
-    """Microbatches whose embedding gradient may be deferred; 0 is all of them."""
+    """Number of microbatches whose embedding gradient may be deferred; 0 means all."""
     data_parallel_size: int | None = None
-    """Data-parallel ranks; set before `setup`, which needs it with the distributed optimizer."""
+    """Number of data-parallel ranks; required by `setup` with the distributed optimizer."""
     overlap_moe_expert_parallel_comm: bool | None = None
-    """Hide the experts' all-to-all under computation; None keeps the model's value."""
+    """Hide the expert-parallel all-to-all under computation; None keeps the model's value."""
     delay_wgrad_compute: bool | None = None
-    """Delay weight gradients so that more of the all-to-all hides; None keeps the model's value."""
+    """Delay weight gradients to hide more of the all-to-all; None keeps the model's value."""
 
     def requested_fields(self) -> dict[str, object]:
-        """Return the fields that are set, by name; the settings by GEMM as Transformer Engine takes them."""
+        """Return the fields that are set, by name, with the GEMM settings in Transformer Engine's format."""
         requests = {field.name: getattr(self, field.name) for field in fields(self)}
         if self.tp_comm_overlap_cfg is not None:
             requests["tp_comm_overlap_cfg"] = to_transformer_engine(self.tp_comm_overlap_cfg)
@@ -156,34 +157,34 @@ class CommOverlapConfig(StrictFields):
         keep: Collection[str] = (),
         strict: bool = False,
     ) -> list[Change]:
-        """Write what this layout can overlap to the three sections, and return what changed.
+        """Write the overlap that this layout supports to the three sections, and return the changes.
 
-        The sections are any objects with the fields in question: plain dataclasses, Megatron Core's own, mappings,
-        or the argparse namespace of Megatron-LM, three times. A field that a section does not have is passed over.
-        This section is not written to, so it serves any number of models. A second call changes nothing more.
+        The sections are any objects with the relevant fields: plain dataclasses, Megatron Core's classes, mappings,
+        or Megatron-LM's argparse namespace passed three times. Fields that a section does not have are skipped.
+        Idempotent: a second call changes nothing.
 
         Args:
-            model_config: read for its parallel sizes; receives the tensor and pipeline settings.
+            model_config: read for its parallel sizes; receives the tensor- and pipeline-parallel settings.
             optimizer_config: receives the data-parallel settings.
-            ddp_config: receives the data-parallel settings. They are written only when it or
+            ddp_config: receives the data-parallel settings. They are written only if this section or
                 `optimizer_config` has `use_distributed_optimizer`.
-            transformer_engine: whether Transformer Engine is there; None looks for the package, without
+            transformer_engine: whether Transformer Engine is installed; None looks for the package without
                 importing it.
-            facts: `transformer_engine`, `transformer_engine_version` and `torch_version` of the machines that the
-                model will run on; what is not told is looked up here.
-            keep: paths such as `ddp.overlap_grad_reduce` that the user set on those sections by hand; their
-                present values count as wishes.
-            strict: refuse instead of warning where a wish cannot be granted.
+            facts: `transformer_engine`, `transformer_engine_version` and `torch_version` of the machines that run the
+                model; missing entries are detected on this machine.
+            keep: paths such as `ddp.overlap_grad_reduce` that the user set manually on those sections; their
+                current values count as requested.
+            strict: raise instead of returning a warning if a requested option is not available.
 
         Returns:
-            One record for each field that got another value, then one of severity "warning" for each wish
-            that this layout or these sections cannot grant.
+            One record per changed field, followed by one record of severity "warning" per requested option that
+            this layout or these sections do not support.
 
         Raises:
             DataParallelSizeError: the distributed optimizer is on and `data_parallel_size` is None.
-            OverlapConflictError: two wishes contradict each other, would break the pipeline schedule, or lack what
-                the experts' overlap, the delayed or the deferred weight gradients need. Nothing is written.
-            OverlapRefusedError: `strict`, and a wish cannot be granted. Nothing is written.
+            OverlapConflictError: requested options contradict each other, break the pipeline schedule, or lack a
+                requirement of expert-parallel overlap, delayed or deferred weight gradients. Nothing is written.
+            OverlapRejectedError: `strict`, and a requested option is not available. Nothing is written.
             AttributeError: the model section lacks a field of `ModelSection`.
             FieldTypeError: values of this section have a wrong type.
         """

@@ -31,7 +31,8 @@ def _matches_layout(
     if dp is None or dp * model_ranks == world_size:
         return None
     return (
-        f"does not fit the layout (data_parallel_size={dp}, tp*pp*cp={model_ranks}, world_size={world_size})"
+        "does not match the parallel layout "
+        f"(data_parallel_size={dp}, tp*pp*cp={model_ranks}, world_size={world_size})"
     )
 
 
@@ -45,9 +46,9 @@ def _has_effect(*values: object) -> str | None:
 
 def _valid_counts(bucket: int | None, limit: int | None) -> str | None:
     if bucket is not None and bucket < 1:
-        return f"a bucket holds at least one parameter (bucket_size={bucket})"
+        return f"must be at least 1 (bucket_size={bucket})"
     if limit is not None and limit < 0:
-        return f"a number of microbatches is not negative (wgrad_deferral_limit={limit})"
+        return f"must not be negative (wgrad_deferral_limit={limit})"
     return None
 
 
@@ -55,7 +56,7 @@ COUNTS = Rule(
     id="O25",
     fields=("comm_overlap.bucket_size", "comm_overlap.wgrad_deferral_limit"),
     test=_valid_counts,
-    why="the one counts parameters, the other microbatches",
+    why="bucket_size counts parameters and wgrad_deferral_limit counts microbatches",
     fix="Set comm_overlap.bucket_size to 1 or more, comm_overlap.wgrad_deferral_limit to 0 (all) or more, or null.",
     fails={"comm_overlap.bucket_size": -1, "comm_overlap.wgrad_deferral_limit": None},
     passes={"comm_overlap.bucket_size": 40_000_000, "comm_overlap.wgrad_deferral_limit": 0},
@@ -65,7 +66,7 @@ DATA_PARALLEL_SIZE = Rule(
     id="O14",
     fields=_SIZES,
     test=_matches_layout,
-    why="whether the distributed optimizer has anything to overlap is read from it",
+    why="it determines whether the distributed optimizer communicates at all",
     fix="Leave comm_overlap.data_parallel_size unset, or set it to world_size / (tp*pp*cp).",
     fails=dict(zip(_SIZES, (8, 8, 2, 1, 1), strict=True)),
     passes=dict(zip(_SIZES, (4, 8, 2, 1, 1), strict=True)),
@@ -75,8 +76,8 @@ DISTRIBUTED_OPTIMIZER = Rule(
     id="O22",
     fields=_REQUESTS,
     test=_has_effect,
-    why="this section only steers the distributed optimizer's communication",
-    fix="Set ddp.use_distributed_optimizer=true, or set the field of ddp itself.",
+    why="this section only controls the communication of the distributed optimizer",
+    fix="Set ddp.use_distributed_optimizer=true, or set the field of ddp directly.",
     severity="warning",
     fails=dict(zip(_REQUESTS, (True, None, None, None, None, False, False, False), strict=True)),
     passes=dict(zip(_REQUESTS, (True, None, None, None, None, True, False, False), strict=True)),

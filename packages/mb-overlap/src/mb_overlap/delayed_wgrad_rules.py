@@ -1,6 +1,6 @@
-"""Rules on delaying weight gradients, which widens the overlap of the experts' all-to-all.
+"""Rules on delayed weight gradients, which increase the overlap of the expert-parallel all-to-all.
 
-The conditions are those of Megatron Core 0.19 and of its command line.
+The conditions match Megatron Core 0.19 and its command line.
 """
 
 from mb_overlap.conditions import (
@@ -86,7 +86,7 @@ _NEWER = "older releases do not compute the delayed gradients there"
 CONDITIONS = (
     Condition(
         letter="b", fields=("model.transformer_impl",), test=_engine,
-        why="Megatron's own layers compute weight gradients at once",
+        why="Megatron's local layers compute weight gradients immediately",
         fix="Set model.transformer_impl=transformer_engine.",
         fails=("local",), passes=("transformer_engine",),
     ),
@@ -97,7 +97,7 @@ CONDITIONS = (
     ),
     Condition(
         letter="d", fields=("ddp.overlap_grad_reduce", _VERSION, "facts.resolved"), test=_with_overlapped_reduction,
-        why="older releases do not tell DDP when a delayed gradient is there",
+        why="older releases do not notify DDP when a delayed gradient is ready",
         fix="Install transformer-engine[pytorch] 2.8 or later, or set ddp.overlap_grad_reduce=false.",
         fails=(True, "2.7.0", True), passes=(True, "2.8.0", True),
     ),
@@ -114,20 +114,20 @@ CONDITIONS = (
     ),
     Condition(
         letter="g", fields=(*CUDA_GRAPH_FIELDS, *_SHARED, "model.gradient_accumulation_fusion"), test=_with_fusion,
-        why="other gradients do not keep their address, which a graph needs",
+        why="a CUDA graph needs gradients at fixed addresses, and only fused accumulation keeps them there",
         fix="Set model.gradient_accumulation_fusion=true.",
         fails=("transformer_engine", ["moe_router"], 64, False, False),
         passes=("transformer_engine", ["moe_router"], 64, False, True),
     ),
     Condition(
         letter="h", fields=(*CUDA_GRAPH_FIELDS, "model.add_bias_linear", "model.add_qkv_bias"), test=_without_bias,
-        why="Megatron Core cannot capture a bias beside a delayed gradient",
+        why="Megatron Core cannot capture a bias together with a delayed gradient",
         fix="Set model.add_bias_linear=false and model.add_qkv_bias=false.",
         fails=("transformer_engine", ["attn"], True, False), passes=("transformer_engine", ["attn"], False, False),
     ),
 )  # fmt: skip
 
-_PURPOSE = "the delay serves nothing but to hide more of the experts' exchange"
+_PURPOSE = "delayed weight gradients only serve to hide more of the expert-parallel all-to-all"
 
 REQUESTED_EP_OVERLAP = Rule(
     id="O10a",
@@ -153,13 +153,13 @@ SECTION_RULES: tuple[Rule, ...] = (
     REQUESTED_EP_OVERLAP,
     *make_rules("O10", DELAY_WGRAD, CONDITIONS, section="comm_overlap"),
 )
-"""Rules on the wish of a `comm_overlap` section."""
+"""Rules on the field of the `comm_overlap` section."""
 
 MODEL_RULES: tuple[Rule, ...] = (
     MODEL_EP_OVERLAP,
     *make_rules("O10", DELAY_WGRAD, CONDITIONS, section="model"),
 )
-"""Rules on the model's own switch."""
+"""Rules on the field of the model section."""
 
 RULES: tuple[Rule, ...] = (*SECTION_RULES, *MODEL_RULES)
 """Every rule of this file."""

@@ -1,4 +1,4 @@
-"""Rules on deferring the embedding's weight gradient: the conditions of Megatron Core's model configuration."""
+"""Rules on deferring the weight gradient of the embedding: the conditions of Megatron Core's model configuration."""
 
 from mb_overlap.conditions import Condition, make_rules
 from mb_overlap.rule import Rule
@@ -15,14 +15,14 @@ def _fusion(fusion: bool | None) -> str | None:
 
 
 def _limit(limit: int | None) -> str | None:
-    return f"takes no negative wgrad_deferral_limit ({limit})" if limit is not None and limit < 0 else None
+    return f"needs wgrad_deferral_limit >= 0 ({limit})" if limit is not None and limit < 0 else None
 
 
 _STAGES = Condition(
     letter="a",
     fields=("model.pipeline_model_parallel_size",),
     test=_stages,
-    why="it is computed while the pipeline drains",
+    why="the deferred gradient is computed while the pipeline drains",
     fix="Set model.pipeline_model_parallel_size=2 or more.",
     fails=(1,),
     passes=(2,),
@@ -31,7 +31,7 @@ _FUSION = Condition(
     letter="b",
     fields=("model.gradient_accumulation_fusion",),
     test=_fusion,
-    why="the deferred gradient is added to the buffer by the fused kernel",
+    why="the fused kernel adds the deferred gradient to the gradient buffer",
     fix="Set model.gradient_accumulation_fusion=true.",
     fails=(False,),
     passes=(True,),
@@ -53,12 +53,12 @@ def _limit_of(section: str, *known: str) -> Condition:
 SECTION_RULES: tuple[Rule, ...] = make_rules(
     "O01", DEFER_EMBEDDING_WGRAD, (_STAGES, _FUSION, _limit_of("comm_overlap")), section="comm_overlap"
 )
-"""Rules on the wish of a `comm_overlap` section."""
+"""Rules on the field of the `comm_overlap` section."""
 
 MODEL_RULES: tuple[Rule, ...] = make_rules(
     "O01", DEFER_EMBEDDING_WGRAD, (_STAGES, _FUSION, _limit_of("model", "facts.resolved")), section="model"
 )
-"""Rules on the model's own switch."""
+"""Rules on the field of the model section."""
 
 RULES: tuple[Rule, ...] = (*SECTION_RULES, *MODEL_RULES)
 """Every rule of this file."""

@@ -1,4 +1,4 @@
-"""Variables that must stand before CUDA starts, and what they decide for overlap."""
+"""Environment variables that control overlap and must be set before CUDA is initialized."""
 
 from collections.abc import Mapping
 
@@ -35,7 +35,7 @@ GENERATIONS: Mapping[str, int] = {
 
 
 def generation(gpu: str | int | None) -> int | None:
-    """Return the major compute capability of a GPU, given by its name or by that number; None: not known."""
+    """Return the major compute capability of a GPU, given by name or by that number; None if unknown."""
     return GENERATIONS.get(find_short_name(gpu, GENERATIONS) or "") if isinstance(gpu, str) else gpu
 
 
@@ -50,28 +50,28 @@ def recommended_env_vars(
     moe_overlap: bool = False,
     env: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Return the variables to set so that this layout overlaps well, without those that the user has set.
+    """Return the environment variables to set for good overlap with this parallel layout, except those already set.
 
-    Set them before CUDA starts: they are read only then. CUDA_DEVICE_MAX_CONNECTIONS is the number of hardware
-    queues. Up to Hopper a single queue keeps the order of launches, so that a communication kernel starts before the
-    GEMM that hides it; that is wanted as soon as tensor or context parallelism communicates, but it would serialise
-    Megatron-FSDP's gathers and the experts' all-to-all, which need several queues. From Blackwell on, streams need
-    many queues to run side by side at all. The device's own default is 8.
+    Set them before CUDA is initialized, because they are read only then. CUDA_DEVICE_MAX_CONNECTIONS is the number of
+    hardware queues. Up to Hopper, a single queue preserves the launch order, so that a communication kernel starts
+    before the GEMM that hides it. This is required with tensor or context parallelism, but it serializes
+    Megatron-FSDP's all-gathers and the expert-parallel all-to-all, which need several queues. From Blackwell on,
+    streams need many queues to run concurrently at all. The default of the device is 8.
 
-    The two margins keep multiprocessors free of Transformer Engine's persistent norm kernels: without them such a
-    kernel waits until the communication that runs beside it has ended. 16 leaves room for data-parallel and pipeline
-    communication, 20 for the experts' kernels.
+    The two SM margins keep multiprocessors free of Transformer Engine's persistent norm kernels; without them such a
+    kernel waits until concurrent communication has ended. 16 leaves room for data-parallel and pipeline communication,
+    20 for the kernels of the experts.
 
     Args:
-        gpu: name ("h100", or as nvidia-smi prints it) or major compute capability (9); None is no advice.
-        tp: ranks in the tensor-parallel group.
-        cp: ranks in the context-parallel group.
-        dp: ranks in the data-parallel group; None: not known, and the margins are set as with several.
-        pp: pipeline stages.
+        gpu: name ("h100", or as printed by nvidia-smi) or major compute capability (9); None returns nothing.
+        tp: number of ranks in the tensor-parallel group.
+        cp: number of ranks in the context-parallel group.
+        dp: number of ranks in the data-parallel group; None if unknown, which sets the margins as for several ranks.
+        pp: number of pipeline stages.
         fsdp: whether Megatron-FSDP shards the parameters.
-        moe_overlap: whether the experts' exchange runs beside computation: their all-to-all is overlapped, or
-            DeepEP or HybridEP carries it.
-        env: variables that are already set; such a value is never replaced.
+        moe_overlap: whether expert-parallel communication runs concurrently with computation: the all-to-all is
+            overlapped, or performed by DeepEP or HybridEP.
+        env: variables that are already set; their values are never replaced.
 
     Raises:
         UnknownGpuError: `gpu` is an unknown name.
@@ -79,18 +79,20 @@ def recommended_env_vars(
     major = GENERATIONS[short_name(gpu, GENERATIONS)] if isinstance(gpu, str) else gpu
     if major is None:
         return {}
-    beside = dp is None or dp > 1 or pp > 1
-    connections = _connections(major, ordered=tp > 1 or cp > 1, beside=beside, fsdp=fsdp, experts=moe_overlap)
-    margin = "20" if moe_overlap else "16" if beside else None
-    advice = {MAX_CONNECTIONS: connections, **dict.fromkeys(MARGINS, margin)}
+    concurrent = dp is None or dp > 1 or pp > 1
+    connections = _connections(
+        major, ordered=tp > 1 or cp > 1, concurrent=concurrent, fsdp=fsdp, experts=moe_overlap
+    )
+    margin = "20" if moe_overlap else "16" if concurrent else None
+    recommended = {MAX_CONNECTIONS: connections, **dict.fromkeys(MARGINS, margin)}
     return {
         name: value
-        for name, value in advice.items()
+        for name, value in recommended.items()
         if value is not None and (env is None or name not in env)
     }
 
 
-def _connections(major: int, *, ordered: bool, beside: bool, fsdp: bool, experts: bool) -> str | None:
-    if experts or (major > HOPPER and ordered and beside):
+def _connections(major: int, *, ordered: bool, concurrent: bool, fsdp: bool, experts: bool) -> str | None:
+    if experts or (major > HOPPER and ordered and concurrent):
         return "32"
     return "1" if ordered and major <= HOPPER and not fsdp else None

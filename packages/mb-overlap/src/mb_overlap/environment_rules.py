@@ -1,4 +1,4 @@
-"""Rules on the variables that decide how streams run side by side."""
+"""Rules on the environment variables that control concurrency between CUDA streams."""
 
 from collections.abc import Mapping
 
@@ -27,7 +27,7 @@ _BOTH = (
 def _queues_allow_fsdp(fsdp: bool | None, env: Mapping[str, str]) -> str | None:
     if not fsdp or env.get(MAX_CONNECTIONS) != "1":
         return None
-    return f"does not go with {MAX_CONNECTIONS}=1"
+    return f"is not supported with {MAX_CONNECTIONS}=1"
 
 
 def _fsdp_without_tensor_parallel(fsdp: bool | None, tp: int | None, cp: int | None, gpu: str) -> str | None:
@@ -61,19 +61,19 @@ FSDP_QUEUES = Rule(
     id="O23",
     fields=_FSDP,
     test=_queues_allow_fsdp,
-    why="with a single hardware queue the gathers of parameters cannot run beside the computation",
-    fix=f"Unset {MAX_CONNECTIONS}, or give it another value.",
+    why="with a single hardware queue the parameter all-gathers cannot run concurrently with computation",
+    fix=f"Unset {MAX_CONNECTIONS}, or set another value.",
     fails=dict(zip(_FSDP, (True, {MAX_CONNECTIONS: "1"}), strict=True)),
     passes=dict(zip(_FSDP, (True, {}), strict=True)),
 )
-"""Not among `RULES`: mb-config's V176 says the same where there is a whole configuration."""
+"""Not in `RULES`: mb-config's V176 reports the same problem for a complete configuration."""
 
 FSDP_AND_TENSOR_PARALLEL = Rule(
     id="O23a",
     fields=_BOTH,
     test=_fsdp_without_tensor_parallel,
-    why="up to Hopper one hardware queue hides their communication, and Megatron-FSDP needs several",
-    fix="Use tensor_model_parallel_size=1 and context_parallel_size=1, or live with less overlap.",
+    why="up to Hopper their communication overlaps best with one hardware queue, and Megatron-FSDP needs several",
+    fix="Use tensor_model_parallel_size=1 and context_parallel_size=1, or accept less overlap.",
     severity="warning",
     fails=dict(zip(_BOTH, (True, 2, 1, "h100"), strict=True)),
     passes=dict(zip(_BOTH, (True, 2, 1, "b200"), strict=True)),
@@ -91,4 +91,4 @@ QUEUES = Rule(
 )
 
 RULES: tuple[Rule, ...] = (FSDP_AND_TENSOR_PARALLEL, QUEUES)
-"""Every rule of this file that no other package has."""
+"""Rules of this file that no other package has."""

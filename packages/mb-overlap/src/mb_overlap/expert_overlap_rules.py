@@ -1,4 +1,4 @@
-"""Rules on overlapping the experts' all-to-all: the conditions of Megatron Core 0.19's `TransformerConfig`."""
+"""Rules on overlapping the expert-parallel all-to-all: the conditions of Megatron Core 0.19's `TransformerConfig`."""
 
 from mb_overlap.conditions import (
     CUDA_GRAPH_FIELDS,
@@ -43,33 +43,39 @@ def _stages(pp: int | None, vp: int | None) -> str | None:
 
 def _granularity(granularity: str | None) -> str | None:
     return (
-        "does not go with full recomputation (recompute_granularity=full)" if granularity == "full" else None
+        "is not supported with full recomputation (recompute_granularity=full)"
+        if granularity == "full"
+        else None
     )
 
 
 def _method(method: str | None) -> str | None:
-    return None if method is None else f"does not go with a recomputation method (recompute_method={method})"
+    return (
+        None
+        if method is None
+        else f"is not supported with a recomputation method (recompute_method={method})"
+    )
 
 
 def _layers(layers: int | None) -> str | None:
-    return None if layers is None else f"does not go with recompute_num_layers={layers}"
+    return None if layers is None else f"is not supported with recompute_num_layers={layers}"
 
 
 def _modules(modules: list[str] | None) -> str | None:
     return (
-        f"does not go with recomputing the experts (recompute_modules={modules})"
+        f"is not supported with recomputation of the experts (recompute_modules={modules})"
         if "moe" in (modules or ())
         else None
     )
 
 
 def _shared_experts(overlap: bool | None) -> str | None:
-    return "does not go with moe_shared_expert_overlap=True" if overlap else None
+    return "is not supported with moe_shared_expert_overlap=True" if overlap else None
 
 
 def _mtp(layers: int | None) -> str | None:
     return (
-        f"takes one layer of multi-token prediction at most (mtp_num_layers={layers})"
+        f"supports at most one multi-token prediction layer (mtp_num_layers={layers})"
         if (layers or 0) > 1
         else None
     )
@@ -77,7 +83,9 @@ def _mtp(layers: int | None) -> str | None:
 
 def _graphs(impl: object, modules: object) -> str | None:
     found = sorted(captured_modules(impl, modules) & {"moe", "mlp"})
-    return f"does not go with CUDA graphs of {' and '.join(found)} (cuda_graph_modules)" if found else None
+    return (
+        f"is not supported with CUDA graphs of {' and '.join(found)} (cuda_graph_modules)" if found else None
+    )
 
 
 CONDITIONS = (
@@ -95,84 +103,84 @@ CONDITIONS = (
     ),
     Condition(
         letter="c", fields=("model.moe_token_dispatcher_type",), test=_dispatcher,
-        why="the others gather all tokens and have no all-to-all to hide",
+        why="the other dispatchers gather all tokens and have no all-to-all to hide",
         fix="Set model.moe_token_dispatcher_type=alltoall.",
         fails=("allgather",), passes=("flex",),
     ),
     Condition(
         letter="d", fields=("model.bf16", "model.fp16", "facts.resolved"), test=_precision,
-        why="its schedule is written for 16-bit activations",
+        why="its schedule supports 16-bit activations only",
         fix="Set mixed_precision=bf16_mixed.",
         fails=(False, False, True), passes=(True, False, True),
     ),
     Condition(
         letter="e", fields=("facts.torch_version",), test=_torch,
-        why="it hangs with older ones",
+        why="it hangs with older releases",
         fix="Install torch 2.6 or later.",
         fails=("2.5.1",), passes=("2.6.0a0+34c6371d24",),
     ),
     Condition(
         letter="f",
         fields=("model.pipeline_model_parallel_size", "model.virtual_pipeline_model_parallel_size"), test=_stages,
-        why="the exchange of one chunk hides under the computation of another",
+        why="the all-to-all of one model chunk is hidden under the computation of another",
         fix="Set model.virtual_pipeline_model_parallel_size.",
         fails=(2, None), passes=(2, 2),
     ),
     Condition(
         letter="g", fields=("model.recompute_granularity",), test=_granularity,
-        why="the schedule runs the parts of a layer one by one and cannot repeat a whole one",
+        why="the schedule runs the parts of a layer one by one and cannot recompute a complete layer",
         fix="Set model.recompute_granularity=selective or null.",
         fails=("full",), passes=("selective",),
     ),
     Condition(
         letter="h", fields=("model.recompute_method",), test=_method,
-        why="the method belongs to full recomputation",
+        why="the method only applies to full recomputation",
         fix="Set model.recompute_method=null.",
         fails=("uniform",), passes=(None,),
     ),
     Condition(
         letter="i", fields=("model.recompute_num_layers",), test=_layers,
-        why="the number belongs to full recomputation",
+        why="this number only applies to full recomputation",
         fix="Set model.recompute_num_layers=null.",
         fails=(1,), passes=(None,),
     ),
     Condition(
         letter="j", fields=("model.recompute_modules",), test=_modules,
         why="recomputing the experts would send their tokens again",
-        fix="Take moe out of model.recompute_modules.",
+        fix="Remove moe from model.recompute_modules.",
         fails=(["moe"],), passes=(["moe_act"],),
     ),
     Condition(
         letter="k", fields=("model.moe_shared_expert_overlap",), test=_shared_experts,
-        why="both want to hide the same exchange",
+        why="both hide the same all-to-all",
         fix="Set model.moe_shared_expert_overlap=false.",
         fails=(True,), passes=(False,),
     ),
     Condition(
         letter="l", fields=("model.mtp_num_layers",), test=_mtp,
-        why="its schedule knows one such layer",
+        why="its schedule supports one such layer",
         fix="Set model.mtp_num_layers=1 or null.",
         fails=(2,), passes=(1,),
     ),
     Condition(
         letter="m", fields=CUDA_GRAPH_FIELDS, test=_graphs,
-        why="the schedule enters these modules between their parts",
-        fix="Take moe and mlp out of model.cuda_graph_modules.",
+        why="the schedule interleaves the parts of these modules with other work",
+        fix="Remove moe and mlp from model.cuda_graph_modules.",
         fails=("transformer_engine", ["moe"]), passes=("transformer_engine", ["attn"]),
     ),
 )  # fmt: skip
 
 
 def _model_has_field(requested: bool | None, switch: bool | None) -> str | None:
-    return f"needs a model with a field {EP_OVERLAP}" if requested and switch is None else None
+    return f"needs a model with the field {EP_OVERLAP}" if requested and switch is None else None
 
 
 FIELD_EXISTS = Rule(
     id="O08",
     fields=(f"comm_overlap.{EP_OVERLAP}", f"model.{EP_OVERLAP}"),
     test=_model_has_field,
-    why="the model's schedule must know it",
-    fix=f"Use a model of a Megatron Core that has it, or comm_overlap.{EP_OVERLAP}=false.",
+    why="the model's pipeline schedule must support it",
+    fix=f"Use a Megatron Core release that has it, or set comm_overlap.{EP_OVERLAP}=false.",
     fails={f"comm_overlap.{EP_OVERLAP}": True, f"model.{EP_OVERLAP}": None},
     passes={f"comm_overlap.{EP_OVERLAP}": True, f"model.{EP_OVERLAP}": False},
 )
@@ -181,10 +189,10 @@ SECTION_RULES: tuple[Rule, ...] = (
     FIELD_EXISTS,
     *make_rules("O09", EP_OVERLAP, CONDITIONS, section="comm_overlap"),
 )
-"""Rules on the wish of a `comm_overlap` section."""
+"""Rules on the field of the `comm_overlap` section."""
 
 MODEL_RULES: tuple[Rule, ...] = make_rules("O09", EP_OVERLAP, CONDITIONS, section="model")
-"""Rules on the model's own switch."""
+"""Rules on the field of the model section."""
 
 RULES: tuple[Rule, ...] = (*SECTION_RULES, *MODEL_RULES)
 """Every rule of this file."""

@@ -1,4 +1,4 @@
-"""Why each kind of overlap is on or off, and what would switch it on."""
+"""Explanations of which overlap is enabled, which rule decided, and how to enable the rest."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -29,25 +29,25 @@ KINDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """One kind of overlap: on or off, what decided, what would switch it on."""
+    """State of one kind of overlap, the rule that decided it, and how to enable it."""
 
     kind: str
-    """Which communication."""
+    """Kind of communication."""
     field: str
-    """Name of its switch."""
+    """Field that enables it."""
     on: bool
-    """Whether it will overlap."""
+    """Whether the communication overlaps with computation."""
     decided_by: str | None
-    """Id of the rule, "O15" for the user's wish; None where a section's own value stands."""
+    """Id of the rule, "O15" for a value that the user set; None if the section's value is kept."""
     why: str
-    """Reason, with the values that decided."""
+    """Reason, with the deciding values."""
     how_to_enable: str | None
-    """What would switch it on; None where it is on."""
+    """Settings that enable it; None if it is on."""
 
     def __str__(self) -> str:
         decided = self.why if self.decided_by is None else f"{self.decided_by}: {self.why}"
         line = f"{self.kind:<20}{'on ' if self.on else 'off'}  {decided}"
-        return line if self.how_to_enable is None else f"{line}; to switch it on: {self.how_to_enable}"
+        return line if self.how_to_enable is None else f"{line}; to enable it: {self.how_to_enable}"
 
 
 def explain(
@@ -61,16 +61,16 @@ def explain(
     keep: Collection[str] = (),
     strict: bool = False,
 ) -> list[Explanation]:
-    """Return one record for each kind of overlap; printed, it is a line.
+    """Return one record per kind of overlap. Each record prints as one line.
 
-    Takes what `CommOverlapConfig.setup` takes, says what that would do, and writes nothing. A wish that `setup`
-    would refuse to write (rules O01, O08, O09, O10) is off here, with the reason.
+    Takes the arguments of `CommOverlapConfig.setup`, describes the result and writes nothing. A requested option that
+    `setup` rejects (rules O01, O08, O09, O10) is reported as off, with the reason.
 
     Raises:
-        DataParallelSizeError: as `setup`.
-        OverlapConflictError: two wishes contradict each other, or would break the pipeline schedule.
-        OverlapRefusedError: `strict`, and something was asked for that cannot be.
-        AttributeError: as `setup`.
+        DataParallelSizeError: as in `setup`.
+        OverlapConflictError: requested options contradict each other, or break the pipeline schedule.
+        OverlapRejectedError: `strict`, and a requested option is not available.
+        AttributeError: as in `setup`.
     """
     sections = TargetSections(model=model_config, optimizer=optimizer_config, ddp=ddp_config)
     versions = detect_versions(transformer_engine, facts or {})
@@ -86,14 +86,14 @@ def _explanation(
 ) -> Explanation:
     held = [(path, read_field(section, name)) for path, section, name in sections.targets() if name == field]
     decision = plan.decisions.get(field)
-    broken = [conflict for conflict in plan.conflicts if conflict.fields[0].endswith(f".{field}")]
+    violated = [conflict for conflict in plan.conflicts if conflict.fields[0].endswith(f".{field}")]
     if not held:
         on, rule, why = False, None, f"no section has the field {field}"
-    elif broken:
-        on, rule, why = False, broken[0].id, "; ".join(conflict.message for conflict in broken)
+    elif violated:
+        on, rule, why = False, violated[0].id, "; ".join(conflict.message for conflict in violated)
     elif decision is None:
         path, value = held[-1]
-        on, rule, why = bool(value), None, f"{path}.{field}={value} stands: no rule decides it"
+        on, rule, why = bool(value), None, f"{path}.{field}={value} is kept: no rule decides it"
     else:
         on = bool(held[-1][1] if decision.value is None else decision.value)
         rule, why = decision.rule, _reason(field, decision, plan)
@@ -102,14 +102,14 @@ def _explanation(
         if on
         else _how_to_enable(field, plan, sections, versions)
         if held
-        else "use sections that have it"
+        else "use sections with this field"
     )
     return Explanation(kind=kind, field=field, on=on, decided_by=rule, why=why, how_to_enable=how_to_enable)
 
 
 def _reason(field: str, decision: Decision, plan: OverlapPlan) -> str:
     if field == "tp_comm_overlap" and decision.value and "tp_comm_overlap_cfg" not in plan.decisions:
-        return f"{decision.why}; Transformer Engine's own settings (find_preset knows tuned ones)"
+        return f"{decision.why}; Transformer Engine's default settings (find_preset returns tuned settings)"
     return decision.why
 
 
@@ -118,7 +118,7 @@ def _how_to_enable(
 ) -> str:
     layout = plan.layout
     if field == "tp_comm_overlap":
-        return _join_steps([*_asked(field, plan), *_tensor_parallel_needs(plan)])
+        return _join_steps([*_section_setting(field, plan), *_tensor_parallel_needs(plan)])
     if field == "overlap_p2p_comm":
         if layout.pp < 2:
             return "model.pipeline_model_parallel_size=2 or more, with model.virtual_pipeline_model_parallel_size"
@@ -127,19 +127,18 @@ def _how_to_enable(
         return "comm_overlap.overlap_p2p_comm=null and comm_overlap.batch_p2p_comm=null"
     if field in ("overlap_grad_reduce", "overlap_param_gather"):
         return _how_to_enable_data_parallel(field, plan)
-    supposed = {**plan.requests, field: True}
+    # Check the rules as if the option were requested and on: the violated ones are what is missing.
+    assumed = {**plan.requests, field: True}
     decisions = {**plan.decisions, field: _ASSUMED_ON}
-    lacking = find_request_conflicts(
-        supposed, sections, decisions, versions=versions, requested={field: True}
-    )
+    lacking = find_request_conflicts(assumed, sections, decisions, versions=versions, requested={field: True})
     fixes = [conflict.fix.partition(", or ")[0].removeprefix("Set ") for conflict in lacking]
-    return _join_steps([*_asked(field, plan), *fixes])
+    return _join_steps([*_section_setting(field, plan), *fixes])
 
 
-_ASSUMED_ON = Decision(value=True, rule="O15", why="supposed")
+_ASSUMED_ON = Decision(value=True, rule="O15", why="assumed")
 
 
-def _asked(field: str, plan: OverlapPlan) -> list[str]:
+def _section_setting(field: str, plan: OverlapPlan) -> list[str]:
     return [] if plan.requests.get(field) else [f"comm_overlap.{field}=true"]
 
 
@@ -165,14 +164,14 @@ def _how_to_enable_data_parallel(field: str, plan: OverlapPlan) -> str:
     layout = plan.layout
     if not layout.distributed_optimizer:
         return (
-            f"ddp.use_distributed_optimizer=true, or ddp.{field}=true itself"
+            f"ddp.use_distributed_optimizer=true, or ddp.{field}=true directly"
             if field == "overlap_grad_reduce"
             else "ddp.use_distributed_optimizer=true"
         )
     if plan.requests.get(field) is False:
         return f"comm_overlap.{field}=null, and no {field}=false on ddp or optimizer"
-    return "more processes than tensor, pipeline and context parallelism take"
+    return "more processes than tensor, pipeline and context parallelism use"
 
 
 def _join_steps(steps: list[str]) -> str:
-    return " and ".join(steps) or "nothing that is known here"
+    return " and ".join(steps) or "no known setting"

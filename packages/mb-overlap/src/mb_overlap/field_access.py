@@ -1,7 +1,7 @@
-"""Read and write fields of sections that are any objects: dataclasses, namespaces, mappings.
+"""Access to fields of sections of any kind: dataclasses, namespaces, mappings.
 
-Megatron-LM's command line calls a few fields by other names than Megatron Core's configuration classes; a section
-that has only the other name is read and written under that one.
+Megatron-LM's command line has other names for a few fields of Megatron Core's configuration classes. A section that
+only has the other name is read and written under that name.
 """
 
 from argparse import Namespace
@@ -13,14 +13,14 @@ OTHER_NAMES: Mapping[str, str] = {
     "num_moe_experts": "num_experts",
     "cuda_graph_modules": "cuda_graph_scope",
 }
-"""Field of Megatron Core to its name on Megatron-LM's command line, or in older releases."""
+"""Field of Megatron Core to its name on Megatron-LM's command line or in older releases."""
 
 PATHS_ON_THE_COMMAND_LINE = frozenset({"tp_comm_overlap_cfg"})
-"""Fields that hold a path on Megatron-LM's command line, and settings in a configuration class."""
+"""Fields that hold a path on Megatron-LM's command line and settings in a configuration class."""
 
 
 def field_name(section: object, name: str) -> str | None:
-    """Return the name under which a section has this field; None where it has none."""
+    """Return the name under which a section has this field; None if it has no such field."""
     for candidate in (name, OTHER_NAMES.get(name, name)):
         if candidate in section if isinstance(section, Mapping) else hasattr(section, candidate):
             return candidate
@@ -28,14 +28,14 @@ def field_name(section: object, name: str) -> str | None:
 
 
 def has_field(section: object, name: str) -> bool:
-    """Say whether this field can be written to the section."""
+    """Return whether this field can be written to the section."""
     if isinstance(section, Namespace) and name in PATHS_ON_THE_COMMAND_LINE:
         return False
     return field_name(section, name) is not None
 
 
 def read_field(section: object, name: str) -> object:
-    """Return the value of a field; None where the section has no such field."""
+    """Return the value of a field; None if the section has no such field."""
     own = field_name(section, name)
     if own is None:
         return None

@@ -1,9 +1,9 @@
-"""Rules on how pipeline stages send to each other."""
+"""Rules on point-to-point communication between pipeline stages."""
 
 from mb_overlap.pipeline_p2p import choose_p2p_comm, p2p_comm_problem
 from mb_overlap.rule import Rule
 
-_WAY = "each pipeline schedule of Megatron Core is written for certain ways of sending"
+_WAY = "each pipeline schedule of Megatron Core supports certain point-to-point modes only"
 _MODEL = (
     "model.overlap_p2p_comm",
     "model.batch_p2p_comm",
@@ -52,18 +52,18 @@ MODEL_P2P_COMM = Rule(
     test=_model_p2p_fits_schedule,
     why=_WAY,
     fix="Add a comm_overlap section, or set model.overlap_p2p_comm=true and model.batch_p2p_comm=false with "
-    "virtual pipeline stages, the other way round without.",
+    "virtual pipeline stages, and the opposite values without.",
     fails=dict(zip(_MODEL, (False, True, 2, 2, True), strict=True)),
     passes=dict(zip(_MODEL, (True, False, 2, 2, True), strict=True)),
 )
-"""`facts.resolved`: no section `comm_overlap` is going to change these values any more."""
+"""`facts.resolved` is set if no `comm_overlap` section will change these values."""
 
 EXPOSED_P2P_COMM = Rule(
     id="O05W",
     fields=_MODEL,
     test=_p2p_overlaps,
-    why="more chunks mean more messages, and each of them is waited for",
-    fix="Set model.overlap_p2p_comm=true and model.batch_p2p_comm=false, or give up the virtual stages.",
+    why="more chunks mean more messages, and each of them blocks the stage",
+    fix="Set model.overlap_p2p_comm=true and model.batch_p2p_comm=false, or disable the virtual stages.",
     severity="warning",
     fails=dict(zip(_MODEL, (False, True, 4, 2, True), strict=True)),
     passes=dict(zip(_MODEL, (True, False, 4, 2, True), strict=True)),

@@ -1,4 +1,4 @@
-"""Find the tuned settings for a shape: the exact ones, or the nearest with a stated distance."""
+"""Search for tuned settings by shape: the exact preset, or the nearest one with its distance."""
 
 import warnings
 from dataclasses import dataclass
@@ -19,22 +19,22 @@ OTHER_LORA = 4.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PresetMatch:
-    """A preset, and how far it is from what was asked for."""
+    """Preset, with its distance from the request."""
 
     preset: Preset
-    """What was found."""
+    """Nearest preset."""
     distance: float
-    """0 is exactly what was asked for; see `find_preset`."""
+    """Distance from the request; 0 for an exact match. See `find_preset`."""
     differences: tuple[str, ...]
-    """What it was tuned for instead, such as "seq_length 8192, not 4096"."""
+    """Differences from the request, such as "seq_length 8192, not 4096"."""
 
     @property
     def exact(self) -> bool:
-        """Whether it was tuned for exactly this."""
+        """Whether the preset is tuned for exactly this request."""
         return not self.differences
 
     def build(self) -> TransformerLayerTPOverlapCfg:
-        """Return the settings, a new object each time."""
+        """Return the settings as a new object."""
         return self.preset.build()
 
 
@@ -49,27 +49,26 @@ def find_preset(
     cp: int = 1,
     lora: bool = False,
 ) -> PresetMatch:
-    """Return the preset that was tuned for this, or else the nearest one; of equally near ones the first of the table.
+    """Return the preset tuned for this shape, or the nearest one. Ties resolve to the first row of the table.
 
-    The distance is the sum over the five sizes of the doublings between them, plus 2 for the other precision, 0.5 for
-    another GPU of the same generation, 2 for each generation between them, and 4 for adapters instead of full training
-    or the other way round. It orders presets; it does not measure speed. Presets that are
-    far away run all the same. A preset that was tuned for something else comes with a warning that names the
-    differences.
+    The distance is the sum of `abs(log2(ratio))` over the five sizes, plus 2 for another precision, 0.5 for another GPU
+    of the same generation, 2 per generation of difference, and 4 for adapters against full training. It only ranks
+    presets and does not measure speed; a distant preset still runs. A preset that is not an exact match comes with a
+    warning that lists the differences.
 
     Args:
-        precision: type of the GEMMs: "bf16" or "fp8".
-        gpu: short name such as "h100", or as nvidia-smi prints it.
-        hidden_size: width of the model.
-        tp: ranks in the tensor-parallel group.
-        micro_batch_size: sequences in a microbatch.
-        seq_length: tokens in a sequence.
-        cp: ranks in the context-parallel group.
-        lora: whether only low-rank adapters train.
+        precision: data type of the GEMMs: "bf16" or "fp8".
+        gpu: short name such as "h100", or the name printed by nvidia-smi.
+        hidden_size: hidden size of the model.
+        tp: number of ranks in the tensor-parallel group.
+        micro_batch_size: number of sequences in a microbatch.
+        seq_length: number of tokens in a sequence.
+        cp: number of ranks in the context-parallel group.
+        lora: whether only low-rank adapters are trained.
 
     Raises:
-        UnknownGpuError: `gpu` is not known.
-        ValueError: `precision` is not known, or a size is not positive.
+        UnknownGpuError: `gpu` is unknown.
+        ValueError: `precision` is unknown, or a size is not positive.
     """
     if precision not in ("bf16", "fp8"):
         raise ValueError(
@@ -79,13 +78,15 @@ def find_preset(
     sizes = dict(zip(_SIZES, (hidden_size, tp, cp, micro_batch_size, seq_length), strict=True))
     for name, size in sizes.items():
         if size < 1:
-            raise ValueError(f"{name}: {size} is no size, because it is not positive. Give 1 or more.")
+            raise ValueError(
+                f"{name}: {size} is not a valid size, because it is not positive. Set 1 or more."
+            )
     matches = (_match(each, sizes, precision, gpu, lora) for each in PRESETS.values())
     best = min(matches, key=lambda match: match.distance)
     if not best.exact:
         warnings.warn(
-            f"find_preset: no preset is tuned for this, and the nearest one, {best.preset.name}, is for "
-            f"{'; '.join(best.differences)}. It runs, but its numbers of multiprocessors and splits may not fit.",
+            f"find_preset: no preset is tuned for this shape, and the nearest one, {best.preset.name}, is for "
+            f"{'; '.join(best.differences)}. It runs, but its numbers of SMs and splits may be suboptimal.",
             stacklevel=2,
         )
     return best

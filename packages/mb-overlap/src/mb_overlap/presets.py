@@ -1,7 +1,7 @@
-"""The tuned user-buffer settings by GPU and model shape, as one table, and the look-up in it.
+"""Table of tuned user-buffer settings by GPU and model shape.
 
 `from mb_overlap import userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192` works for every name in `PRESETS`. Each
-access builds a new object, so changing one never changes another's preset.
+access builds a new object, so that modifying one does not affect another.
 """
 
 import re
@@ -41,11 +41,11 @@ bf16      b200  6144  2  1  1   4096 full   | b8        b32       b2        b8  
 bf16      b200 18432  8  1  1   4096 full   | b8        b32       b2        b8        | r    | rm    p24
 fp8       b200 18432  8  1  1   4096 full   | b8        b32       b2        b8        | r    | rm    rm
 """
-# A cell is one GEMM's entry: a letter for the method, the SMs that communicate, then flags.
+# A cell is the entry of one GEMM: a letter for the method, the number of communication SMs, then flags.
 #   b4     bulk: 4 SMs in clusters of 2, no SM margin
 #   p24    pipeline: 24 SMs in clusters of 2, 4 splits, with SM margin
 #   r      ring exchange: 1 SM, without clusters
-#   flags  m: SM margin   f: FP8 buffer   a: aggregated   c: clusters of 2   (m and c only say what r lacks)
+#   flags  m: SM margin   f: FP8 buffer   a: aggregated   c: clusters of 2   (m and c only modify r)
 #   -      this GEMM does not overlap
 # `ring` is the entry of qkv_fprop, proj_dgrad, fc1_fprop and fc2_dgrad; `proj` and `fc2` are the forward passes.
 # The first ten names are tuned for Llama 3 70B and 3.1 405B (the last two with LoRA), then GPT-3 20B and 175B,
@@ -61,30 +61,30 @@ class UnknownPresetError(KeyError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """One tuned setting: what it was tuned for, and what it sets."""
+    """Tuned settings for one precision, GPU and model shape."""
 
     precision: Precision
-    """Type of the GEMMs."""
+    """Data type of the GEMMs."""
     gpu: str
-    """GPU it was tuned on: "h100" or "b200"."""
+    """GPU for which the settings are tuned: "h100" or "b200"."""
     hidden_size: int
-    """Width of the model."""
+    """Hidden size of the model."""
     tp: int
-    """Ranks in the tensor-parallel group."""
+    """Number of ranks in the tensor-parallel group."""
     cp: int
-    """Ranks in the context-parallel group."""
+    """Number of ranks in the context-parallel group."""
     micro_batch_size: int
-    """Sequences in a microbatch."""
+    """Number of sequences in a microbatch."""
     seq_length: int
-    """Tokens in a sequence."""
+    """Number of tokens in a sequence."""
     lora: bool
-    """Whether only low-rank adapters train."""
+    """Whether only low-rank adapters are trained."""
     cells: tuple[str, ...]
-    """Entries of the table, from qkv_dgrad to fc2_fprop."""
+    """Cells of the table row, from qkv_dgrad to fc2_fprop."""
 
     @property
     def name(self) -> str:
-        """Importable name, made of what the preset was tuned for."""
+        """Importable name, composed of the precision, the GPU and the shape."""
         return _name(
             precision=self.precision,
             gpu=self.gpu,
@@ -97,7 +97,7 @@ class Preset:
         )
 
     def build(self) -> TransformerLayerTPOverlapCfg:
-        """Return the settings, a new object each time."""
+        """Return the settings as a new object."""
         qkv_dgrad, qkv_wgrad, fc1_dgrad, fc1_wgrad, ring, proj, fc2 = self.cells
         return TransformerLayerTPOverlapCfg(
             qkv_dgrad=_entry(qkv_dgrad),
@@ -165,19 +165,19 @@ def _row(line: str) -> Preset:
 
 
 PRESETS: dict[str, Preset] = {preset.name: preset for preset in map(_row, _TABLE.strip().splitlines()[1:])}
-"""Every preset by its name."""
+"""All presets by name."""
 
 
 def preset(name: str) -> TransformerLayerTPOverlapCfg:
-    """Return the settings of a preset by its name, a new object each time.
+    """Return the settings of a preset as a new object.
 
     Raises:
-        UnknownPresetError: no preset has this name; the text says the nearest ones.
+        UnknownPresetError: no preset has this name; the message lists the closest names.
     """
     if name not in PRESETS:
         near = get_close_matches(name, PRESETS, n=3) or list(PRESETS)
         raise UnknownPresetError(
-            f"preset: {name!r} does not exist, because settings are tuned for single shapes. "
+            f"preset: {name!r} does not exist, because each preset is tuned for one shape. "
             f"Use {' or '.join(near)}."
         )
     return PRESETS[name].build()

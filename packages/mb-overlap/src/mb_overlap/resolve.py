@@ -1,4 +1,4 @@
-"""Which overlap a parallel layout gets: wishes and sizes in, one decision for each field out, nothing written."""
+"""Resolution of overlap settings: a pure function from requested values and a parallel layout to decisions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ MODEL_FIELDS = (
     "overlap_moe_expert_parallel_comm",
     "delay_wgrad_compute",
 )
-"""Fields that are decided for the model."""
+"""Fields of the model section that are decided."""
 
 DATA_PARALLEL_FIELDS = (
     "bucket_size",
@@ -29,83 +29,84 @@ DATA_PARALLEL_FIELDS = (
     "overlap_param_gather_with_optimizer_step",
     "align_param_gather",
 )
-"""Fields that are decided for the optimizer and for DDP, under the distributed optimizer."""
+"""Fields of the optimizer and DDP sections that are decided with the distributed optimizer."""
 
 _MOE_FIELDS = ("overlap_moe_expert_parallel_comm", "delay_wgrad_compute")
 
 BUCKET_SIZE = 128 * 1024 * 1024
-"""Parameters in one bucket of an overlapped gradient reduction."""
+"""Number of parameters in one bucket of an overlapped gradient reduction."""
 
 
 class DataParallelSizeError(ValueError):
-    """The distributed optimizer's overlap is to be chosen, but the data-parallel size is not set."""
+    """The distributed optimizer is on, but the data-parallel size is not set."""
 
 
 class OverlapConflictError(ValueError):
-    """Values that the user set contradict each other, break the pipeline schedule, or lack what they need."""
+    """Requested values contradict each other, break the pipeline schedule, or lack a requirement."""
 
     def __init__(self, text: str, *, conflicts: Sequence[Conflict] = ()) -> None:
         super().__init__(text)
         self.conflicts = tuple(conflicts)
-        """The rules that are broken, where rules decided."""
+        """Violated rules."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelLayout:
-    """What the rules look at."""
+    """Parallel sizes and features of a run that the rules read."""
 
     tp: int = 1
-    """Ranks in the tensor-parallel group."""
+    """Number of ranks in the tensor-parallel group."""
     pp: int = 1
-    """Pipeline stages."""
+    """Number of pipeline stages."""
     vp: int | None = None
-    """Model chunks in a stage; None counts as 1."""
+    """Number of model chunks in a stage; None counts as 1."""
     dp: int | None = None
-    """Ranks in the data-parallel group; needed with the distributed optimizer."""
+    """Number of ranks in the data-parallel group; required with the distributed optimizer."""
     sequence_parallel: bool = False
     """Whether activations are split along the sequence between tensor-parallel regions."""
     transformer_engine: bool | None = None
-    """Whether Transformer Engine is there; None is not known, and does not stand in the way."""
+    """Whether Transformer Engine is installed; None if unknown, which rejects nothing."""
     transformer_impl: str | None = None
-    """Whose layers the model has: "transformer_engine", "local", or None where the section does not tell."""
+    """Implementation of the layers: "transformer_engine", "local", or None if the section has no such field."""
     distributed_optimizer: bool = False
     """Whether optimizer states are sharded over the data-parallel group."""
     num_buckets: int | None = None
-    """Number of DDP buckets where the user gave one: a bucket size beside it is illegal."""
+    """Number of DDP buckets if the user set it; a bucket size is illegal in addition to it."""
 
     @property
     def interleaved(self) -> bool:
-        """Whether stages hold several chunks, and their schedule is the interleaved one."""
+        """Whether stages hold several model chunks, so that the interleaved schedule applies."""
         return self.pp > 1 and (self.vp or 1) > 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What one field becomes, and who decided."""
+    """Value of one field, and the rule that decided it."""
 
     value: object
-    """Value of the field; None leaves the sections as they are."""
+    """Value of the field; None leaves the sections unchanged."""
     rule: str
-    """Id of the rule; "O15" is the user's own wish."""
+    """Id of the rule; "O15" for a value that the user set."""
     why: str
-    """Reason, with the values that decided."""
+    """Reason, with the deciding values."""
     rejected: bool = False
-    """Whether the user wished something else."""
+    """Whether the user requested another value."""
 
 
 def resolve_overlap(requests: Mapping[str, Any], layout: ParallelLayout) -> dict[str, Decision]:
-    """Decide every field that this layout has something to say about.
+    """Return a decision for every field that this layout determines.
 
-    A wish wins over what the layout suggests, False included. It is refused only where it cannot be had:
-    tensor-parallel overlap without what it needs, data-parallel overlap without the distributed optimizer.
+    A requested value, including False, takes precedence over the default of the layout. It is rejected only if it is
+    not available: tensor-parallel overlap without its requirements, data-parallel overlap without the distributed
+    optimizer.
 
     Args:
-        requests: fields of `CommOverlapConfig` that are set, as its `requests()` returns them.
-        layout: sizes and facts.
+        requests: fields of `CommOverlapConfig` that are set, as returned by `requested_fields()`.
+        layout: parallel sizes and features.
 
     Raises:
         DataParallelSizeError: `layout.distributed_optimizer` without `layout.dp`.
-        OverlapConflictError: the way of sending between stages breaks the pipeline schedule.
+        OverlapConflictError: the point-to-point mode breaks the pipeline schedule.
     """
     suggested = {**_pipeline(requests, layout), **_embedding(requests), **_data_parallel(layout)}
     requested = {
@@ -116,12 +117,12 @@ def resolve_overlap(requests: Mapping[str, Any], layout: ParallelLayout) -> dict
 
 
 def _from_request(requested: object) -> Decision:
-    return Decision(value=requested, rule="O15", why="the user's wish")
+    return Decision(value=requested, rule="O15", why="set by the user")
 
 
 def _tensor_parallel(requests: Mapping[str, Any], layout: ParallelLayout) -> dict[str, Decision]:
     if not requests.get("tp_comm_overlap"):
-        off = Decision(value=False, rule="O01", why="not asked for")
+        off = Decision(value=False, rule="O01", why="not requested")
         return {"tp_comm_overlap": _from_request(False) if "tp_comm_overlap" in requests else off}
     for rule, values in (
         (TENSOR_PARALLEL, (True, layout.tp)),
@@ -153,11 +154,11 @@ def _pipeline(requests: Mapping[str, Any], layout: ParallelLayout) -> dict[str, 
 
 
 def _embedding(requests: Mapping[str, Any]) -> dict[str, Decision]:
-    # A limit of -1 is right only while nothing is deferred: Megatron Core refuses it otherwise.
+    # A limit of -1 is valid only while nothing is deferred: Megatron Core rejects it otherwise.
     deferred = bool(requests.get("defer_embedding_wgrad_compute"))
     limit, why = (0, "all microbatches are deferred") if deferred else (-1, "nothing is deferred")
     return {
-        "defer_embedding_wgrad_compute": Decision(value=False, rule="O01", why="not asked for"),
+        "defer_embedding_wgrad_compute": Decision(value=False, rule="O01", why="not requested"),
         "wgrad_deferral_limit": Decision(value=limit, rule="O01", why=why),
     }
 
@@ -168,12 +169,12 @@ def _data_parallel(layout: ParallelLayout) -> dict[str, Decision]:
     if layout.dp is None:
         raise DataParallelSizeError(
             "comm_overlap.data_parallel_size: is not set (data_parallel_size=None, use_distributed_optimizer=True), "
-            "because whether the distributed optimizer has anything to overlap depends on it. Set it to "
+            "because it determines whether the distributed optimizer communicates at all. Set it to "
             "world_size / (tp*pp*cp) before setup."
         )
     overlap = layout.dp > 1
     rule = "O12" if overlap else "O11"
-    why = f"dp={layout.dp} under the distributed optimizer"
+    why = f"dp={layout.dp} with the distributed optimizer"
     aligned = overlap and layout.interleaved
     return {
         "overlap_grad_reduce": Decision(value=overlap, rule=rule, why=why),
@@ -185,21 +186,21 @@ def _data_parallel(layout: ParallelLayout) -> dict[str, Decision]:
             why=f"dp={layout.dp}, pp={layout.pp}, vp={layout.vp}",
         ),
         "overlap_param_gather_with_optimizer_step": Decision(
-            value=False, rule="O11", why="checkpoints would miss the parameters that are still on their way"
+            value=False, rule="O11", why="checkpoints would miss parameters that are still being gathered"
         ),
     }
 
 
 def _bucket_size(layout: ParallelLayout, *, rule: str, why: str) -> Decision:
     if layout.num_buckets is not None:
-        return Decision(value=None, rule=rule, why=f"ddp.num_buckets={layout.num_buckets} stands instead")
+        return Decision(value=None, rule=rule, why=f"ddp.num_buckets={layout.num_buckets} is set instead")
     return Decision(value=BUCKET_SIZE if rule == "O12" else None, rule=rule, why=why)
 
 
 def _without_distributed_optimizer(requests: Mapping[str, Any]) -> dict[str, Decision]:
     why = (
-        "has no effect (ddp.use_distributed_optimizer=False), because this section only steers the distributed "
-        "optimizer's communication. Set ddp.use_distributed_optimizer=true, or set the field of ddp itself."
+        "has no effect (ddp.use_distributed_optimizer=False), because this section only controls the communication of "
+        "the distributed optimizer. Set ddp.use_distributed_optimizer=true, or set the field of ddp directly."
     )
     return {
         name: Decision(value=None, rule="O22", why=why, rejected=True)

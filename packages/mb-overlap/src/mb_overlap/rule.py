@@ -1,4 +1,4 @@
-"""A rule: one condition on a configuration, with an example on either side of it."""
+"""Condition on a configuration, with one example that violates it and one that satisfies it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -7,26 +7,26 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One condition on a configuration, with an example on either side of it."""
+    """Condition on a configuration, with one example that violates it and one that satisfies it."""
 
     id: str
-    """Short name, for people and for commands that explain a rule."""
+    """Short name, printed in messages and accepted by commands that explain a rule."""
     fields: tuple[str, ...]
     """Paths whose values `test` takes, in order: `section.field`, or `facts.name` for an outside fact."""
     test: Callable[..., str | None]
-    """Returns None when the values are fine, else what is wrong with them."""
+    """Returns None for valid values, and a description of the problem otherwise."""
     why: str
     """Reason for the condition."""
     fix: str
-    """What to do about it."""
+    """Recommended change."""
     severity: Literal["error", "warning"] = "error"
-    """A warning is about a wish that cannot be granted, or about speed: the run is right without it."""
+    """"warning" for a requested option that is not available, or for lost speed: the results are still correct."""
     fails: Mapping[str, object]
-    """An example that the rule refuses: path to value."""
+    """Example that violates the rule: path to value."""
     passes: Mapping[str, object]
-    """An example that the rule accepts: path to value."""
+    """Example that satisfies the rule: path to value."""
 
     def check(self, *values: object) -> str | None:
-        """Return None when the values are fine, else what is wrong, why, and what to do, in one text."""
+        """Return None for valid values, and otherwise one text with the problem, the reason and the fix."""
         problem = self.test(*values)
         return None if problem is None else f"{problem}, because {self.why}. {self.fix}"

@@ -1,4 +1,4 @@
-"""What can be said about overlap before a run starts: each rule is a function of plain values."""
+"""Rules on overlap that are checked before a run starts. Each rule is a function of plain values."""
 
 from mb_overlap import (
     data_parallel_rules,
@@ -25,4 +25,4 @@ RULES: tuple[Rule, ...] = (
 """Every rule of the section."""
 
 CONFLICT_RULES: tuple[Rule, ...] = (*RULES, environment_rules.FSDP_QUEUES)
-"""The same, and what mb-config says where it is there too."""
+"""`RULES`, and the rule that mb-config also has (O23, V176 there)."""

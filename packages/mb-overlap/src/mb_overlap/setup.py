@@ -1,4 +1,4 @@
-"""Write the decisions on overlap to the sections of a model, an optimizer and DDP, and say what changed."""
+"""Setup of the model, optimizer and DDP sections: apply the overlap decisions and return the changes."""
 
 from argparse import Namespace
 from collections.abc import Collection, Iterator, Mapping
@@ -24,29 +24,29 @@ _MODEL_RULES = {
     DELAY_WGRAD: delayed_wgrad_rules.MODEL_RULES,
     DEFER_EMBEDDING_WGRAD: embedding_rules.MODEL_RULES,
 }
-"""What Megatron Core would refuse, or could not keep, for a wish of the section and for the model's own switch."""
+"""Requirements of Megatron Core, for a field of the `comm_overlap` section and for the model's own field."""
 
 
 class OverlapRejectedError(ValueError):
-    """What was asked for cannot be had, and the caller wants all of it or nothing."""
+    """A requested option is not available, and `strict` is set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One field that got another value, or one wish that was not granted."""
+    """Changed value of a field, or a requested option that was rejected."""
 
     field: str
-    """Path, such as `ddp.bucket_size`; of a warning the wish, such as `comm_overlap.tp_comm_overlap`."""
+    """Path, such as `ddp.bucket_size`; for a warning the requested field, such as `comm_overlap.tp_comm_overlap`."""
     old: object
-    """The value before; of a warning the wish."""
+    """Previous value; for a warning the requested value."""
     new: object
-    """The value now; of a warning what stands instead, None where the wish has nowhere to go."""
+    """New value; for a warning the value used instead, None if no section can hold the requested value."""
     why: str
-    """Reason, with the values that decided."""
+    """Reason, with the deciding values."""
     rule: str
-    """Id of the rule that decided."""
+    """Id of the deciding rule."""
     severity: Literal["info", "warning"] = "info"
-    """A warning is about a wish that was not granted; the `comm_overlap` section itself is as it was."""
+    """"warning" for a rejected request; the `comm_overlap` section itself remains unchanged."""
 
     def __str__(self) -> str:
         return f"{self.field}: {self.old} -> {self.new} ({self.rule}: {self.why})"
@@ -54,20 +54,20 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverlapPlan:
-    """What `setup` is about to do."""
+    """Changes that `setup` is about to apply."""
 
     requests: Mapping[str, Any]
-    """Field to wish, values that the user set on the sections themselves included."""
+    """Field to requested value, including the values that the user set on the sections themselves."""
     layout: ParallelLayout
-    """What the rules looked at."""
+    """Values that the rules read."""
     decisions: Mapping[str, Decision]
     """Field to decision."""
     changes: list[Change]
-    """Fields that get another value."""
+    """Fields whose value changes."""
     rejections: list[Change]
-    """Wishes that are not granted."""
+    """Requested options that are rejected."""
     conflicts: list[Conflict]
-    """Wishes that would end in an error, or in nothing, when the model is built."""
+    """Requested options that fail, or have no effect, when the model is built."""
 
 
 def make_plan(
@@ -77,7 +77,7 @@ def make_plan(
     versions: SoftwareVersions,
     keep: Collection[str],
 ) -> OverlapPlan:
-    """Decide everything, and write nothing; see `CommOverlapConfig.setup`."""
+    """Return all decisions without writing anything; see `CommOverlapConfig.setup`."""
     dp = requests.get("data_parallel_size")
     layout = sections.layout(dp=dp, transformer_engine=versions.transformer_engine)
     all_requests = {**requests, **_kept_values(requests, sections, keep=keep, layout=layout)}
@@ -95,12 +95,13 @@ def make_plan(
 
 
 def apply_plan(plan: OverlapPlan, sections: TargetSections, *, strict: bool) -> list[Change]:
-    """Write the changes, and return them with the refusals.
+    """Write the changes, and return them with the rejections.
 
     Raises:
         OverlapConflictError: the plan has conflicts; nothing is written.
-        OverlapRefusedError: `strict`, and the plan has refusals; nothing is written.
+        OverlapRejectedError: `strict`, and the plan has rejections; nothing is written.
     """
+    # Raise before the first write: a caller that handles the error finds its sections unchanged.
     if plan.conflicts:
         raise OverlapConflictError("\n".join(map(str, plan.conflicts)), conflicts=plan.conflicts)
     if strict and plan.rejections:
@@ -115,7 +116,7 @@ def apply_plan(plan: OverlapPlan, sections: TargetSections, *, strict: bool) -> 
 
 
 def _te_default_settings_note(plan: OverlapPlan, sections: TargetSections) -> Iterator[Change]:
-    """Yield a note where Megatron-LM's command line has tensor-parallel overlap without settings of the GEMMs."""
+    """Yield a note if Megatron-LM's command line enables tensor-parallel overlap without GEMM settings."""
     name, overlap = "tp_comm_overlap_cfg", plan.decisions.get("tp_comm_overlap")
     if (
         overlap is None
@@ -129,8 +130,8 @@ def _te_default_settings_note(plan: OverlapPlan, sections: TargetSections) -> It
             field=f"model.{name}",
             old=None,
             new=None,
-            why="no settings were given, so Transformer Engine uses its own for every GEMM; find_preset knows tuned "
-            "ones, and the command line takes the path of a file with them",
+            why="no settings are given, so Transformer Engine uses its defaults for every GEMM; find_preset returns "
+            "tuned settings, and the command line takes the path of a file with them",
             rule="O20",
         )
 
@@ -143,12 +144,12 @@ def find_request_conflicts(
     versions: SoftwareVersions,
     requested: Mapping[str, Any],
 ) -> list[Conflict]:
-    """Return what is wrong with the wishes that are on, as the sections will stand.
+    """Return the violated rules of the requested options, on the values that the sections will have.
 
     Args:
-        requests: fields that the section sets.
-        sections: as they stand.
-        decisions: what will be written to them.
+        requests: fields that the `comm_overlap` section sets.
+        sections: sections before the decisions are written.
+        decisions: values to be written to the sections.
         versions: installed software.
         requested: `requests`, and the values that the user set on the model itself.
     """
@@ -171,7 +172,7 @@ def find_request_conflicts(
 
 
 class _SectionAfterSetup(Mapping[str, object]):
-    """A section as it will stand: decided values over its own."""
+    """View of a section after setup: decided values take precedence over current ones."""
 
     def __init__(self, section: object, decisions: Mapping[str, Decision]) -> None:
         self._section = section
@@ -197,7 +198,7 @@ class _SectionAfterSetup(Mapping[str, object]):
 def _kept_values(
     requests: Mapping[str, Any], sections: TargetSections, *, keep: Collection[str], layout: ParallelLayout
 ) -> dict[str, object]:
-    """Return the values that the user set on the sections themselves, as wishes."""
+    """Return the values that the user set on the sections themselves, as requested values."""
     origins = {name: f"comm_overlap.{name}" for name in requests}
     origin_values = dict(requests)
     kept: dict[str, object] = {}
@@ -213,20 +214,20 @@ def _kept_values(
     return kept
 
 
-def _contradiction(path: str, value: object, origin: str, origin_values: object) -> Conflict:
+def _contradiction(path: str, value: object, origin: str, origin_value: object) -> Conflict:
     return Conflict(
         id="O15",
         severity="error",
         fields=(path, origin),
-        values={path: value, origin: origin_values},
-        message=f"contradicts {origin} ({value} against {origin_values})",
-        why="both are wishes and only one can stand",
-        fix="Make them equal, or leave one of them unset.",
+        values={path: value, origin: origin_value},
+        message=f"contradicts {origin} ({value} against {origin_value})",
+        why="both are set by the user and only one can apply",
+        fix="Set equal values, or leave one of them unset.",
     )
 
 
 def _changes(decisions: Mapping[str, Decision], sections: TargetSections) -> Iterator[Change]:
-    """Yield each change once, also where one namespace serves as several sections."""
+    """Yield each change once, even if one namespace serves as several sections."""
     seen = set()
     for path, section, name in sections.targets():
         change = _change(decisions.get(name), section, name, path=path)
@@ -250,7 +251,7 @@ def _change(decision: Decision | None, section: object, name: str, *, path: str)
 def _rejections(
     requests: Mapping[str, Any], decisions: Mapping[str, Decision], sections: TargetSections
 ) -> Iterator[Change]:
-    """Yield a warning for each wish that the sections will not hold when all is written."""
+    """Yield a warning for each requested value that the sections do not hold after setup."""
     for name, decision in decisions.items():
         if name not in requests:
             continue
@@ -275,7 +276,7 @@ def _rejections(
 def _unsupported_reason(name: str, model: object) -> str:
     if field_name(model, name) is not None:
         return (
-            "has nowhere to go, because the command line of Megatron-LM takes the path of a YAML file. Write "
-            "to_transformer_engine(...) to one as JSON, and name it there"
+            "cannot be stored, because the command line of Megatron-LM takes the path of a YAML file. Write "
+            "to_transformer_engine(...) to a file as JSON, and pass its path there"
         )
-    return f"has nowhere to go, because no section has a field {name}"
+    return f"cannot be stored, because no section has the field {name}"

@@ -1,4 +1,4 @@
-"""The place where a model will run: what is told of it, and what is installed here."""
+"""Versions of the software that the overlap rules depend on: given by the caller, or detected on this machine."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,18 +9,18 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoftwareVersions:
-    """What rules ask about the place where the model will run."""
+    """Software installed on the machines that run the model."""
 
     transformer_engine: bool
-    """Whether Transformer Engine is there."""
+    """Whether Transformer Engine is installed."""
     transformer_engine_version: str | None
-    """Its version, None where it is not known."""
+    """Version of Transformer Engine; None if unknown."""
     torch_version: str | None
-    """Version of torch, None where it is not known."""
+    """Version of torch; None if unknown."""
 
 
 def detect_versions(transformer_engine: bool | None, facts: Mapping[str, Any]) -> SoftwareVersions:
-    """Return what is told, and for what is not, what is installed here; nothing is imported."""
+    """Return the given facts, completed with the packages installed on this machine. Imports nothing."""
     known_facts = facts.get("transformer_engine") if transformer_engine is None else transformer_engine
     release = facts.get("transformer_engine_version")
     if known_facts is None:

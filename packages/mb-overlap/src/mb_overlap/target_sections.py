@@ -1,4 +1,4 @@
-"""The three sections that overlap is read from and written to."""
+"""Sections from which overlap settings are read and to which they are written."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,19 +9,19 @@ from mb_overlap.resolve import DATA_PARALLEL_FIELDS, MODEL_FIELDS, ParallelLayou
 
 
 class ModelSection(Protocol):
-    """What is read of a model's configuration."""
+    """Fields of a model configuration that are read."""
 
     @property
     def tensor_model_parallel_size(self) -> int:
-        """Ranks in the tensor-parallel group."""
+        """Number of ranks in the tensor-parallel group."""
 
     @property
     def pipeline_model_parallel_size(self) -> int:
-        """Pipeline stages."""
+        """Number of pipeline stages."""
 
     @property
     def virtual_pipeline_model_parallel_size(self) -> int | None:
-        """Model chunks in a stage; None counts as 1."""
+        """Number of model chunks in a stage; None counts as 1."""
 
     @property
     def sequence_parallel(self) -> bool:
@@ -30,17 +30,17 @@ class ModelSection(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetSections:
-    """The three sections that overlap is written to; any objects."""
+    """Model, optimizer and DDP sections that receive overlap settings; objects of any type."""
 
     model: object
-    """Read for its sizes; receives the tensor and pipeline settings."""
+    """Read for its parallel sizes; receives the tensor- and pipeline-parallel settings."""
     optimizer: object
     """Receives the data-parallel settings."""
     ddp: object
     """Receives the data-parallel settings."""
 
     def targets(self) -> Iterator[tuple[str, object, str]]:
-        """Yield (path of the section, section, field) for each field that can be written there."""
+        """Yield (path of the section, section, field) for each writable field."""
         for path, section, names in (
             ("model", self.model, MODEL_FIELDS),
             ("optimizer", self.optimizer, DATA_PARALLEL_FIELDS),
@@ -49,7 +49,7 @@ class TargetSections:
             yield from ((path, section, name) for name in names if has_field(section, name))
 
     def layout(self, *, dp: int | None, transformer_engine: bool) -> ParallelLayout:
-        """Return what the rules look at.
+        """Return the values that the rules read.
 
         Raises:
             AttributeError: the model section lacks one of the fields of `ModelSection`.
@@ -72,7 +72,7 @@ class TargetSections:
     def _size(self, name: str) -> Any:
         if field_name(self.model, name) is None:
             raise AttributeError(
-                f"model.{name}: is not there, because {type(self.model).__name__} has no such field. "
+                f"model.{name}: is missing, because {type(self.model).__name__} has no such field. "
                 "Pass the model's configuration first, with the fields of mb_overlap.ModelSection."
             )
         return read_field(self.model, name)

@@ -1,4 +1,4 @@
-"""Start Transformer Engine's user buffers. The one file that imports Transformer Engine."""
+"""Initialization of Transformer Engine's user buffers. The only module that imports Transformer Engine."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,12 +7,12 @@ from transformer_engine.pytorch.module import base
 
 
 def initialize_user_buffers(arguments: Mapping[str, Any]) -> None:
-    """Call `initialize_ub`. Collective over all ranks; needs a GPU, and torch.distributed to be started.
+    """Call `initialize_ub`. Collective over all ranks; requires a GPU and an initialized torch.distributed.
 
-    Call it once, before the model is built, where `model.tp_comm_overlap` is on.
+    Call it once, before the model is built, if `model.tp_comm_overlap` is on.
 
     Args:
-        arguments: as `mb_overlap.initialize_ub_arguments` returns them for the installed release.
+        arguments: arguments from `mb_overlap.initialize_ub_arguments` for the installed release.
     """
     taken = dict(arguments)
     if "quantization_modes" in taken:

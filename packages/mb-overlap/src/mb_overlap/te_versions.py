@@ -1,7 +1,7 @@
-"""What Transformer Engine's `initialize_ub` takes, and the release in which each part of it came.
+"""Parameters and settings of Transformer Engine's `initialize_ub`, with the release that introduced each.
 
-Read in the published sources of releases 1.9.0.post1, 1.10 to 1.13 and 2.1 to 2.20.2; nothing was taken away between
-them. Before 1.9 user buffers are set up over MPI only.
+Source: the published sources of releases 1.9.0.post1, 1.10 to 1.13 and 2.1 to 2.20.2; no parameter was removed between
+them. Before 1.9, user buffers require MPI.
 """
 
 import re
@@ -10,11 +10,11 @@ from collections.abc import Mapping
 Release = tuple[int, ...]
 
 OLDEST: Release = (1, 9)
-"""First release that can set user buffers up without MPI."""
+"""First release that initializes user buffers without MPI."""
 NEWEST: Release = (2, 20)
-"""Last release that was read; a later one is taken to be like it."""
+"""Last release covered; later ones are assumed to be identical."""
 NEWEST_VERSION = "2.20"
-"""The same, as a version string."""
+"""`NEWEST` as a version string."""
 
 PARAMETERS: Mapping[str, Release] = {
     "shape": (1, 9),
@@ -29,7 +29,7 @@ PARAMETERS: Mapping[str, Release] = {
 """Parameter of `initialize_ub` to the first release that has it."""
 
 QUANTIZATION_MODES: Release = PARAMETERS["quantization_modes"]
-"""From here on buffers are made for each quantisation mode, and `use_fp8` is deprecated."""
+"""First release that creates buffers per quantization mode and deprecates `use_fp8`."""
 
 GEMMS: Mapping[str, Release] = {
     "qkv_fprop": (1, 9),
@@ -45,7 +45,7 @@ GEMMS: Mapping[str, Release] = {
     "fc2_dgrad": (1, 9),
     "fc2_wgrad": (2, 7),
 }
-"""Key of `ub_cfgs` to the first release that knows it."""
+"""Key of `ub_cfgs` to the first release that supports it."""
 
 SETTINGS: Mapping[str, tuple[Release, type]] = {
     "method": ((1, 9), str),
@@ -62,7 +62,7 @@ SETTINGS: Mapping[str, tuple[Release, type]] = {
     "gemm_priority": ((2, 1), int),
     "pipeline_rs_overlap_first_gemm": ((2, 1), bool),
 }
-"""Key of one GEMM's entry to the first release that knows it, and the type of its value."""
+"""Key of one GEMM's entry to the first release that supports it and the type of its value."""
 
 METHODS: Mapping[str, Release] = {
     "ring_exchange": (1, 9),
@@ -70,29 +70,30 @@ METHODS: Mapping[str, Release] = {
     "bulk": (1, 9),
     "external": (2, 7),
 }
-"""Value of `method` to the first release that knows it."""
+"""Value of `method` to the first release that supports it."""
 
 REDUCE_SCATTERS = ("proj_fprop", "fc2_fprop", "qkv_wgrad", "fc1_wgrad")
-"""GEMMs whose output is scattered; all others gather their input, unless `qkv_dgrad` or `fc1_dgrad` is not bulk."""
+"""GEMMs that reduce-scatter their output; all others all-gather their input, except a `qkv_dgrad` or `fc1_dgrad` that
+is not bulk."""
 
 EXTERNAL = ("proj_wgrad", "fc2_wgrad")
-"""GEMMs that only hide under another one's communication."""
+"""GEMMs that only overlap with the communication of another GEMM."""
 
 
 def parse_version(version: str) -> Release:
     """Return the leading numbers of a version: (2, 6, 0) for "2.6.0.post1" and for "2.6.0a0+34c6371d24".
 
     Raises:
-        ValueError: it does not begin with a number.
+        ValueError: the version does not begin with a number.
     """
     found = re.match(r"\d+(\.\d+)*", version)
     if found is None:
         raise ValueError(
-            f"version: {version!r} cannot be read, because a version begins with a number. Give one such as '2.20'."
+            f"version: {version!r} is invalid, because a version begins with a number. Pass a version such as '2.20'."
         )
     return tuple(map(int, found[0].split(".")))
 
 
 def format_version(release: Release) -> str:
-    """Write a release as people do: "2.7"."""
+    """Return a release as a dotted version string, such as "2.7"."""
     return ".".join(map(str, release))

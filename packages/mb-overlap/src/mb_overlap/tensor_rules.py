@@ -1,4 +1,4 @@
-"""Rules on tensor-parallel overlap: what it needs, and what its settings may be."""
+"""Rules on tensor-parallel overlap: its requirements, and its settings."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -44,10 +44,9 @@ def _settings_supported(cfg: Dataclass | Mapping[str, Any] | str | None, version
     if cfg is None or isinstance(cfg, str):
         return None
     settings = to_transformer_engine(cfg)
-    anyway = setting_problems(settings)
-    problems = [
-        text for text in setting_problems(settings, release=parse_version(version)) if text not in anyway
-    ]
+    in_any_release = setting_problems(settings)
+    found = setting_problems(settings, release=parse_version(version))
+    problems = [text for text in found if text not in in_any_release]
     return "; ".join(problems) or None
 
 
@@ -55,7 +54,7 @@ TENSOR_PARALLEL = Rule(
     id="O02",
     fields=("comm_overlap.tp_comm_overlap", "model.tensor_model_parallel_size"),
     test=_needs_tensor_parallel,
-    why="one rank alone has no tensor-parallel communication to hide",
+    why="a single rank has no tensor-parallel communication to hide",
     fix="Set model.tensor_model_parallel_size=2 or more, or comm_overlap.tp_comm_overlap=false.",
     severity="warning",
     fails={"comm_overlap.tp_comm_overlap": True, "model.tensor_model_parallel_size": 1},
@@ -66,7 +65,7 @@ SEQUENCE_PARALLEL = Rule(
     id="O03",
     fields=("comm_overlap.tp_comm_overlap", "model.tensor_model_parallel_size", "model.sequence_parallel"),
     test=_needs_sequence_parallel,
-    why="the overlapped GEMM gathers its input from the sequence shards, or scatters its output over them",
+    why="the overlapped GEMM all-gathers its input from the sequence shards, or reduce-scatters its output to them",
     fix="Set model.sequence_parallel=true or comm_overlap.tp_comm_overlap=false.",
     severity="warning",
     fails={
@@ -85,7 +84,7 @@ TRANSFORMER_ENGINE = Rule(
     id="O04",
     fields=("comm_overlap.tp_comm_overlap", "facts.transformer_engine"),
     test=_needs_transformer_engine,
-    why="the overlapped GEMMs and their user buffers are its kernels",
+    why="it provides the kernels of the overlapped GEMMs and of the user buffers",
     fix="Install transformer-engine[pytorch] or set comm_overlap.tp_comm_overlap=false.",
     severity="warning",
     fails={"comm_overlap.tp_comm_overlap": True, "facts.transformer_engine": False},
@@ -96,7 +95,7 @@ ENGINE_LAYERS = Rule(
     id="O04b",
     fields=("comm_overlap.tp_comm_overlap", "model.transformer_impl"),
     test=_needs_engine_layers,
-    why="the overlapped GEMMs are those of its linear layers",
+    why="only these linear layers have overlapped GEMMs",
     fix="Set model.transformer_impl=transformer_engine or comm_overlap.tp_comm_overlap=false.",
     severity="warning",
     fails={"comm_overlap.tp_comm_overlap": True, "model.transformer_impl": "local"},
@@ -104,7 +103,7 @@ ENGINE_LAYERS = Rule(
 )
 
 NEEDS = (TENSOR_PARALLEL, SEQUENCE_PARALLEL, TRANSFORMER_ENGINE, ENGINE_LAYERS)
-"""What the wish for tensor-parallel overlap needs."""
+"""Requirements of tensor-parallel overlap."""
 
 
 def _settings_rules(section: str, suffix: str) -> tuple[Rule, Rule]:
@@ -115,8 +114,8 @@ def _settings_rules(section: str, suffix: str) -> tuple[Rule, Rule]:
             id=f"O24{suffix}",
             fields=(path,),
             test=_settings_valid,
-            why="Transformer Engine refuses such settings when it starts, or takes them for others",
-            fix="Correct the settings, or take a preset: mb_overlap.find_preset.",
+            why="Transformer Engine rejects such settings at initialization, or misinterprets them",
+            fix="Correct the settings, or use a preset: mb_overlap.find_preset.",
             fails={path: {"fc1_fprop": {"method": "pipeline"}}},
             passes={path: good},
         ),
@@ -124,8 +123,8 @@ def _settings_rules(section: str, suffix: str) -> tuple[Rule, Rule]:
             id=f"O24a{suffix}",
             fields=(path, version),
             test=_settings_supported,
-            why="that release of Transformer Engine does not know them",
-            fix="Leave them out, or install a later transformer-engine[pytorch].",
+            why="that release of Transformer Engine does not support them",
+            fix="Remove them, or install a later transformer-engine[pytorch].",
             fails={path: {"fc2_wgrad": {"method": "external"}}, version: "2.6.0"},
             passes={path: good, version: "2.6.0"},
         ),

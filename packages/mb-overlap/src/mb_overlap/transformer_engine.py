@@ -1,4 +1,4 @@
-"""User buffers in the form that Transformer Engine's `initialize_ub` takes; Transformer Engine is not imported."""
+"""Arguments for Transformer Engine's `initialize_ub`. Does not import Transformer Engine."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, asdict
@@ -9,7 +9,7 @@ from mb_overlap.te_versions import NEWEST_VERSION, QUANTIZATION_MODES, parse_ver
 
 
 class BufferSettingsError(ValueError):
-    """Settings, or a shape, that Transformer Engine's user buffers cannot have."""
+    """Settings or a shape that Transformer Engine's user buffers do not support."""
 
 
 class Dataclass(Protocol):
@@ -19,10 +19,10 @@ class Dataclass(Protocol):
 
 
 def to_transformer_engine(cfg: Dataclass | Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return plain nested dictionaries: name of the GEMM, then name of the setting, to its value.
+    """Return the settings as nested dictionaries: name of the GEMM to name of the setting to value.
 
-    A GEMM whose entry is None is left out; Transformer Engine then takes its own settings for it. As JSON, and so
-    as YAML, it is the file that Megatron-LM's `--tp-comm-overlap-cfg` names.
+    A GEMM whose entry is None is omitted, and Transformer Engine uses its defaults for it. Written as JSON, which is
+    valid YAML, the result is a file for Megatron-LM's `--tp-comm-overlap-cfg`.
 
     Args:
         cfg: a `TransformerLayerTPOverlapCfg`, any dataclass whose fields are dataclasses or None, or such a dictionary.
@@ -42,31 +42,29 @@ def initialize_ub_arguments(
     settings: Dataclass | Mapping[str, Any] | None = None,
     quantization_modes: Sequence[Literal["FP8", "NONE"]] = ("NONE",),
 ) -> dict[str, Any]:
-    """Return the keyword arguments of `initialize_ub` in a release of Transformer Engine.
+    """Return the keyword arguments of `initialize_ub` for a release of Transformer Engine.
 
-    The modes stay names of members of its `UserBufferQuantizationMode`; `mb_overlap.te` replaces them. Add
-    `bootstrap_backend` ("nccl", "gloo" or "mpi") where it is not to choose. Releases 2.8 to 2.20 stop with "x not in
-    list" where an input gradient is not bulk and there are two modes, because they move it twice; the second mode's
-    settings are therefore handed over without its method, which already stands.
+    Quantization modes are returned as member names of `UserBufferQuantizationMode`; `mb_overlap.te` replaces them with
+    the members. Add `bootstrap_backend` ("nccl", "gloo" or "mpi") to override Transformer Engine's choice.
 
     Args:
-        seq_length: tokens in a sequence.
-        micro_batch_size: sequences in a microbatch.
-        hidden_size: width of the model.
-        tp: ranks in the tensor-parallel group.
-        cp: ranks in the context-parallel group.
+        seq_length: number of tokens in a sequence.
+        micro_batch_size: number of sequences in a microbatch.
+        hidden_size: hidden size of the model.
+        tp: number of ranks in the tensor-parallel group.
+        cp: number of ranks in the context-parallel group.
         release: version of Transformer Engine.
-        settings: a preset or your own; None leaves all of them to Transformer Engine.
-        quantization_modes: types of the layers' GEMMs: "FP8", "NONE" (as the activations), or both where the outer
-            layers of an FP8 model stay in bfloat16.
+        settings: a preset or custom settings; None selects Transformer Engine's defaults.
+        quantization_modes: data types of the GEMMs: "FP8", "NONE" (as the activations), or both if the outer layers of
+            an FP8 model remain in bfloat16.
 
     Raises:
-        BufferSettingsError: the shape cannot be split, or the settings are wrong for this release.
+        BufferSettingsError: the shape is not divisible, or the settings are invalid for this release.
     """
     tokens = seq_length * micro_batch_size
     if tokens % (cp * tp):
         raise BufferSettingsError(
-            f"shape: {tokens} tokens cannot be split (seq_length={seq_length}, micro_batch_size={micro_batch_size}, "
+            f"shape: {tokens} tokens are not divisible (seq_length={seq_length}, micro_batch_size={micro_batch_size}, "
             f"cp={cp}, tp={tp}), because each rank holds an equal part. Choose a multiple of {cp * tp}."
         )
     entries = to_transformer_engine(settings or {})
@@ -83,6 +81,9 @@ def _for_each_mode(entries: dict[str, dict[str, Any]], modes: int) -> object:
     moved = reduce_scatter_dgrads(entries)
     if modes == 1 or not moved:
         return entries
+    # Workaround for Transformer Engine 2.8 to 2.20: `initialize_ub` moves an input gradient that is not bulk to the
+    # list of reduce-scatters once per mode, and the second removal raises "x not in list". The entries of the further
+    # modes therefore omit the method, which the first mode has already set.
     later = {gemm: dict(entry) for gemm, entry in entries.items()}
     for gemm in moved:
         del later[gemm]["method"]

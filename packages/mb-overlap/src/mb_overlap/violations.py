@@ -1,4 +1,4 @@
-"""Apply rules to sections that are any objects, and say what they refuse."""
+"""Rule checks on sections of any type, with one record per violated rule."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,40 +10,40 @@ from mb_overlap.rule import Rule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conflict:
-    """One rule that a configuration breaks."""
+    """Rule that a configuration violates."""
 
     id: str
-    """The rule."""
+    """Id of the rule."""
     severity: Literal["error", "warning"]
-    """A warning costs speed, or is about a wish that cannot be granted; an error must not run."""
+    """"error" for a run that must not start; "warning" for lost speed or a requested option that is not available."""
     fields: tuple[str, ...]
     """Paths that the rule reads."""
     values: Mapping[str, object]
-    """Path to the value that was found there."""
+    """Path to its value."""
     message: str
-    """What is wrong, with the values."""
+    """Problem, with the values."""
     why: str
     """Reason for the rule."""
     fix: str
-    """What to do."""
+    """Recommended change."""
 
     def __str__(self) -> str:
         return f"[{self.id}] {self.fields[0]}: {self.message}, because {self.why}. {self.fix}"
 
 
 def check_rules(rules: Iterable[Rule], sections: Mapping[str, object | None]) -> list[Conflict]:
-    """Return a record for each rule that is broken, in the order of the rules.
+    """Return one record per violated rule, in the order of the rules.
 
-    A rule is left out where one of its sections is not there, where the section lacks its first field, or where an
-    outside fact (section `facts`, a mapping) is not known. Another field that a section lacks reads as None.
+    A rule is skipped if one of its sections is missing, if the section lacks the rule's first field, or if a fact
+    (section `facts`, a mapping) is unknown. Any other field that a section lacks reads as None.
     """
     found = ((rule, _values(rule, sections)) for rule in rules)
-    broken = (None if values is None else check_rule(rule, values) for rule, values in found)
-    return [conflict for conflict in broken if conflict is not None]
+    violated = (None if values is None else check_rule(rule, values) for rule, values in found)
+    return [conflict for conflict in violated if conflict is not None]
 
 
 def check_rule(rule: Rule, values: Sequence[object]) -> Conflict | None:
-    """Return a record if these values, in the order of its fields, break the rule."""
+    """Return a record if these values, in the order of the rule's fields, violate the rule; None otherwise."""
     message = rule.test(*values)
     if message is None:
         return None

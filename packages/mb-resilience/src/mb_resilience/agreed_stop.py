@@ -125,7 +125,7 @@ class AgreedStop:
 
         Raises:
             StopOrderError: the step does not follow the one before, or lies beyond the agreed stop.
-            Rank0SilentError: rank 0 did not end the round before this one in time.
+            Rank0TimeoutError: rank 0 did not end the round before this one in time.
         """
         if self._step is not None and step != self._step + 1:
             raise StopOrderError(

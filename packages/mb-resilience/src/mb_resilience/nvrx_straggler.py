@@ -199,7 +199,7 @@ class NVRxStragglerMonitor:
         """Begin.
 
         Raises:
-            DetectorError: the detector cannot, as without NVIDIA's CUPTI.
+            NVRxDetectorError: the detector cannot, as without NVIDIA's CUPTI.
         """
         if self._detector.initialized:  # by a run that could not end it
             self._detector.shutdown()

@@ -10,7 +10,7 @@ from mb_loop import Callback
 from mb_trainer import pretrain
 from mb_trainer.reading import read_request
 
-NAMED = "look at rank 0, which is in step 2 while others are in step 3"
+NAMED = "check rank 0, which is in step 2 while others are in step 3"
 
 
 class WaitsForTheReport(Callback):
@@ -53,6 +53,6 @@ def test_a_rank_that_stays_is_named_and_the_run_goes_on_when_it_comes(overrides,
     assert "\n  rank 0: after step 2, at " in report
     assert "on_train_step_start" in report
     assert "\n  rank 1: step 3, at " in report
-    assert "rank 1 went on after " in report
+    assert "rank 1 resumed after " in report
     assert "in on_train_step_start" in (tmp_path / "hang_stack_0.txt").read_text()
     assert "no progress" in (tmp_path / "log.txt").read_text()

@@ -1,4 +1,4 @@
-"""What it costs to tell where a rank is: microseconds of a note in the loop, and of a beat beside it.
+"""Cost of hang detection: microseconds of a note in the training loop, and of a heartbeat in the thread.
 
 Run: python benchmarks/bench_hang.py (needs torch for the TCPStore row).
 """
@@ -12,7 +12,7 @@ from mb_resilience import HangReporter
 
 
 def microseconds(work, times):
-    """Return what one call takes, of so many."""
+    """Return the mean time of one call."""
     begin = time.perf_counter()
     for step in range(times):
         work(step)
@@ -28,7 +28,9 @@ def main():
             f"a note, in the loop: {microseconds(lambda step: reporter.note('step', step), 500_000):.2f} us"
         )
     heartbeat = microseconds(lambda step: reporter._publish_status(reporter._status(0.0)), 5_000)
-    print(f"a beat, in the thread, through a TCPStore on the same machine: {heartbeat:.0f} us every 10 s")
+    print(
+        f"a heartbeat, in the thread, through a TCPStore on the same machine: {heartbeat:.0f} us every 10 s"
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Microseconds that one question to AgreedStop costs, by kind of store.
+"""Cost of one call of AgreedStop in microseconds, by kind of store.
 
-Run: python benchmarks/bench_poll.py (needs torch for the TCPStore rows). Both ranks are asked in turn from one process,
-so that a round trip to the store is measured and not the wait for another process.
+Run: python benchmarks/bench_poll.py (needs torch for the TCPStore rows). Both ranks are called from one process in
+alternation, to measure the round trip to the store and not the wait for another process.
 """
 
 import time
@@ -12,8 +12,8 @@ import torch.distributed as dist
 from mb_resilience import AgreedStop
 
 
-class NeverTold:
-    """A watcher that never notices anything."""
+class IdleWatcher:
+    """Watcher without stop requests."""
 
     received = None
 
@@ -32,10 +32,10 @@ def microseconds(stops, steps):
 def main():
     server = dist.TCPStore("127.0.0.1", 0, 1, True, timedelta(seconds=30), wait_for_workers=False)
     client = dist.TCPStore("127.0.0.1", server.port, 1, False, timedelta(seconds=30), wait_for_workers=False)
-    print(f"one rank, no store: {microseconds([AgreedStop(NeverTold())], 20_000)[0]:.2f} us a step")
+    print(f"one rank, no store: {microseconds([AgreedStop(IdleWatcher())], 20_000)[0]:.2f} us a step")
     for every in (1, 10):
         stops = [
-            AgreedStop(NeverTold(), store=store, rank=rank, world_size=2, attempt=f"{every}", every=every)
+            AgreedStop(IdleWatcher(), store=store, rank=rank, world_size=2, attempt=f"{every}", every=every)
             for rank, store in enumerate((server, client))
         ]
         zero, other = microseconds(stops, 5_000)

@@ -14,7 +14,7 @@ from mb_resilience.faults import FaultError
 
 
 class Shared(dict):
-    """A store within one process."""
+    """Store within one process."""
 
     def set(self, key, value):
         self[key] = value.encode()
@@ -27,7 +27,7 @@ class Shared(dict):
 
 
 @given(st.integers(0, 1000), st.integers(1, 9), st.integers(0, 100))
-def test_what_is_left_open_is_drawn_within_its_bounds(seed, world_size, base):
+def test_unset_values_are_sampled_within_their_bounds(seed, world_size, base):
     settings = FaultToleranceConfig(simulated_fault_base_delay=base)
     fault = sample_fault(settings, world_size=world_size, rng=random.Random(seed))
     assert fault.kind in ("rank_hung", "rank_killed")
@@ -36,7 +36,7 @@ def test_what_is_left_open_is_drawn_within_its_bounds(seed, world_size, base):
     assert fault == sample_fault(settings, world_size=world_size, rng=random.Random(seed))
 
 
-def test_what_is_set_is_taken():
+def test_set_values_are_used():
     settings = FaultToleranceConfig(
         simulated_fault_type="rank_hung", simulated_fault_rank=0, simulated_fault_base_delay=10
     )
@@ -53,14 +53,14 @@ def test_what_is_set_is_taken():
         {"simulated_fault_type": "rank_dizzy"},
     ],
 )
-def test_a_fault_that_cannot_be_is_refused_on_every_rank(wrong):
+def test_invalid_fault_is_rejected_on_every_rank(wrong):
     settings = FaultToleranceConfig(**wrong)
     for rank in (0, 1):
         with pytest.raises(FaultError, match=r"ft\.simulate_fault"):
             agree_on_fault(settings, rng=random.Random(1), store=Shared(), rank=rank, world_size=2)
 
 
-def test_rank_0_chooses_for_all():
+def test_rank_0_samples_the_fault_for_all_ranks():
     store, settings = Shared(), FaultToleranceConfig(simulated_fault_base_delay=60)
     faults = [
         agree_on_fault(settings, rng=random.Random(rank), store=store, rank=rank, world_size=3)
@@ -69,7 +69,7 @@ def test_rank_0_chooses_for_all():
     assert set(faults) == {sample_fault(settings, world_size=3, rng=random.Random(0))}
 
 
-def test_it_strikes_the_chosen_rank_only_and_not_after_the_block():
+def test_fault_affects_its_rank_only_and_not_after_the_block():
     struck, logged = [], []
     now = Fault(kind="rank_hung", rank=1, delay_seconds=0.0)
     later = replace(now, delay_seconds=3600.0)
@@ -81,13 +81,13 @@ def test_it_strikes_the_chosen_rank_only_and_not_after_the_block():
     with fault:
         fault._thread.join(60)
     assert struck == [signal.SIGSTOP]
-    assert logged == ["simulated fault: rank_hung: rank 1 gets SIGSTOP now, after 0.0 s"]
+    assert logged == ["simulated fault: rank_hung: rank 1 receives SIGSTOP now, after 0.0 s"]
 
 
 VICTIM = """
 import sys, time
 from mb_resilience import Fault, SimulatedFault
-with SimulatedFault(Fault(kind=sys.argv[1], rank=0, delay_seconds=0.2), rank=0, say=lambda text: None):
+with SimulatedFault(Fault(kind=sys.argv[1], rank=0, delay_seconds=0.2), rank=0, log=lambda text: None):
     began = time.monotonic()
     while True:
         time.sleep(0.01)
@@ -95,7 +95,7 @@ with SimulatedFault(Fault(kind=sys.argv[1], rank=0, delay_seconds=0.2), rank=0, 
 
 
 @pytest.mark.parametrize("kind", ["rank_killed", "rank_hung"])
-def test_the_process_is_really_killed_or_stopped(kind):
+def test_process_is_killed_or_stopped(kind):
     process = subprocess.Popen([sys.executable, "-c", VICTIM, kind])
     try:
         _, status = os.waitpid(process.pid, os.WUNTRACED)  # returns when it died, or stopped

@@ -11,7 +11,7 @@ from mb_resilience.flight_recorder import conflicting_variables
 
 @dataclass(kw_only=True)
 class Settings:
-    """The fields of mb-config's DistributedInitConfig that are read."""
+    """Fields of mb-config's DistributedInitConfig that are read."""
 
     flight_recorder_dump_path: str | None = "/tmp/trace_"
     flight_recorder_trace_buffer_size: int = 2000
@@ -32,7 +32,7 @@ ALL = {
 }
 
 
-def test_every_setting_has_its_variable():
+def test_every_setting_has_a_variable():
     assert flight_recorder_environment(Settings(), environment={}) == ALL
     changed = Settings(
         flight_recorder_trace_buffer_size=10,
@@ -54,7 +54,7 @@ def test_without_a_path_nothing_is_set():
     assert flight_recorder_environment(Settings(flight_recorder_dump_path=None), environment={}) == {}
 
 
-def test_values_that_are_set_are_kept():
+def test_variables_that_are_set_are_kept():
     set_already = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0", "TORCH_FR_BUFFER_SIZE": "7"}
     added = flight_recorder_environment(Settings(), environment=set_already)
     assert added.keys() == ALL.keys() - {"TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_TRACE_BUFFER_SIZE"}
@@ -62,7 +62,7 @@ def test_values_that_are_set_are_kept():
 
 
 @pytest.mark.parametrize("name", ["TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"])
-def test_a_size_of_the_ring_is_told_where_it_differs_and_something_is_recorded(name):
+def test_conflicting_buffer_size_is_reported_if_the_recorder_is_on(name):
     off = Settings(flight_recorder_dump_path=None)
     assert conflicting_variables(Settings(), environment={name: "7"}) == {name: "7"}
     assert conflicting_variables(Settings(), environment={name: "2000"}) == {}
@@ -70,7 +70,7 @@ def test_a_size_of_the_ring_is_told_where_it_differs_and_something_is_recorded(n
 
 
 @pytest.mark.parametrize("path", [None, "/elsewhere/trace_"])
-def test_files_that_the_environment_names_win_and_bring_the_rest(path):
+def test_path_of_the_environment_takes_precedence_and_sets_the_other_variables(path):
     set_already = {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/shell/trace_"}
     added = flight_recorder_environment(Settings(flight_recorder_dump_path=path), environment=set_already)
     assert added == {
@@ -79,7 +79,7 @@ def test_files_that_the_environment_names_win_and_bring_the_rest(path):
     }
 
 
-def test_in_a_folder_files_have_the_prefix_that_readers_expect(tmp_path):
+def test_files_in_a_folder_have_the_expected_prefix(tmp_path):
     prefixes = {f"{tmp_path}": f"{tmp_path}/_dump_", f"{tmp_path}/later/": f"{tmp_path}/later/_dump_"}
     for folder, prefix in prefixes.items():
         added = flight_recorder_environment(Settings(flight_recorder_dump_path=folder), environment={})
@@ -98,7 +98,7 @@ dist.destroy_process_group()
 """
 
 
-def test_torch_records_as_many_collectives_as_it_is_told():
+def test_torch_records_the_configured_number_of_collectives():
     torch = pytest.importorskip("torch")
     if not hasattr(torch._C._distributed_c10d, "_dump_fr_trace_json"):
         pytest.skip("this torch records collectives of NCCL only")

@@ -1,4 +1,4 @@
-"""Two processes, of which one is stopped by a simulated fault: the other one names it."""
+"""Two processes: one is stopped by a simulated fault, and the other one reports it."""
 
 import random
 import time
@@ -30,19 +30,19 @@ def train(rank, port, folder):
                 SimulatedFault(fault, rank=rank).__enter__()
 
 
-def test_the_rank_that_is_stopped_is_named(tmp_path):
+def test_stopped_rank_is_reported(tmp_path):
     server = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     ranks = [
         mp.get_context("fork").Process(target=train, args=(rank, server.port, tmp_path)) for rank in (0, 1)
     ]
-    requested = "look at rank 1, which told nothing more: stopped, dead, or on a machine out of reach"
+    requested = "check rank 1, which sends no heartbeats: stopped, dead, or on an unreachable machine"
     report, deadline = tmp_path / "hang_report.txt", time.monotonic() + 240
     try:
         for process in ranks:
             process.start()
         while (
             not report.exists() or requested not in report.read_text()
-        ):  # on a busy machine others may come first
+        ):  # on a busy machine other reports may come first
             assert all(process.is_alive() for process in ranks)
             assert time.monotonic() < deadline
             time.sleep(0.05)

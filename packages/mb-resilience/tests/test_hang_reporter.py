@@ -6,7 +6,7 @@ from mb_resilience import HangReporter
 
 
 class Shared:
-    """A store within one process."""
+    """Store within one process."""
 
     def __init__(self):
         self.values = {}
@@ -21,8 +21,8 @@ class Shared:
         return all(key in self.values for key in keys)
 
 
-class Lost(Shared):
-    """A store that does not answer."""
+class UnresponsiveStore(Shared):
+    """Store that does not respond."""
 
     def set(self, key, value):
         raise RuntimeError("Connection reset by peer\nstack of C++")
@@ -32,14 +32,14 @@ class Lost(Shared):
 
 
 def wait_until(holds, seconds=60):
-    """Wait until something holds; not how long it takes is tested, but that it comes."""
+    """Wait until a condition holds, without testing how long it takes."""
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
-def test_a_rank_that_stays_is_reported_with_its_stack_and_that_it_went_on(tmp_path):
+def test_hanging_rank_is_reported_with_its_stack_and_when_it_resumes(tmp_path):
     logged = []
     progress = HangReporter(seconds=0.2, folder=tmp_path, log=logged.append)
     progress.note("step", 3)
@@ -52,24 +52,24 @@ def test_a_rank_that_stays_is_reported_with_its_stack_and_that_it_went_on(tmp_pa
     assert line.startswith("  rank 0: step 3, at ")
     assert "test_hang_reporter.py" in line
     assert "wait_until" in line
-    assert stacks == f"  whole stacks: {tmp_path}/hang_stack_*.txt"
-    assert logged[1].startswith("rank 0 went on after ")
+    assert stacks == f"  full stacks: {tmp_path}/hang_stack_*.txt"
+    assert logged[1].startswith("rank 0 resumed after ")
     assert (tmp_path / "hang_report.txt").read_text().startswith(f"{logged[0]}\n{logged[1]}\n")
     assert "in wait_until" in (tmp_path / "hang_stack_0.txt").read_text()
 
 
-def test_it_is_reported_once_for_each_place(tmp_path):
+def test_each_position_is_reported_once(tmp_path):
     logged = []
     with HangReporter(seconds=0.1, folder=tmp_path, log=logged.append) as progress:
         wait_until(lambda: logged)
-        time.sleep(0.5)  # several times as long
+        time.sleep(0.5)  # several times the reporting interval
         assert [text.splitlines()[1].partition(",")[0] for text in logged] == ["  rank 0: setup"]
         progress.note("step", 1)
         wait_until(lambda: logged[2:])
     assert logged[2].splitlines()[1].startswith("  rank 0: step 1, at ")
 
 
-def test_a_section_gives_way_to_the_one_that_it_interrupts():
+def test_section_restores_the_interrupted_one():
     progress = HangReporter(seconds=60)
     progress.note("step", 7)
     with progress.section("checkpointing"):
@@ -77,8 +77,8 @@ def test_a_section_gives_way_to_the_one_that_it_interrupts():
     assert progress._position == ("step", 7)
 
 
-class Lively(Shared):
-    """A store in which each look finds that all ranks have told something since the last."""
+class HeartbeatStore(Shared):
+    """Store in which all ranks send a heartbeat before each read."""
 
     ranks = ()
 
@@ -89,8 +89,8 @@ class Lively(Shared):
 
 
 @pytest.mark.parametrize("reporting_rank", [0, 1, 2])
-def test_of_several_ranks_one_reports_and_names_the_one_that_is_behind(reporting_rank, tmp_path):
-    logged, store = [], Lively()
+def test_one_of_several_ranks_reports_the_rank_that_is_behind(reporting_rank, tmp_path):
+    logged, store = [], HeartbeatStore()
     store.ranks = [
         HangReporter(
             seconds=0.1,
@@ -107,86 +107,88 @@ def test_of_several_ranks_one_reports_and_names_the_one_that_is_behind(reporting
         reporter.note("step", step)
     reported = [reporter._report(9.0, seen=1) for reporter in store.ranks]
     assert reported == [rank == reporting_rank for rank in range(3)]
-    assert "look at rank 1, which is in step 8 while others are in step 9" in logged[0]
+    assert "check rank 1, which is in step 8 while others are in step 9" in logged[0]
     assert len(list(tmp_path.glob("hang_stack_*.txt"))) == 3
 
 
-def test_a_rank_that_went_on_meanwhile_reports_nothing(tmp_path):
+def test_rank_that_resumed_meanwhile_reports_nothing(tmp_path):
     logged = []
     reporter = HangReporter(seconds=0.1, folder=tmp_path, log=logged.append)
     reporter.note("step", 1)
     assert (reporter._report(9.0, seen=0), logged) == (False, [])
 
 
-def test_one_that_never_came_is_reported_by_one_that_did(tmp_path):
+def test_rank_that_never_reported_is_a_suspect(tmp_path):
     logged = []
     reporter = HangReporter(
         seconds=0.5, store=Shared(), rank=1, world_size=2, log=logged.append, folder=tmp_path
     )
     with reporter:
         wait_until(lambda: logged)
-    assert logged[0].splitlines()[0].partition(": ")[2].startswith("look at rank 0, which told nothing more")
+    assert logged[0].splitlines()[0].partition(": ")[2].startswith("check rank 0, which sends no heartbeats")
 
 
-def test_one_that_left_with_an_error_is_named(tmp_path):
+def test_rank_that_exited_with_an_error_is_a_suspect(tmp_path):
     logged, store = [], Shared()
     with pytest.raises(KeyError), HangReporter(seconds=0.5, store=store, rank=1, world_size=2):
         raise KeyError("planted")
     with HangReporter(seconds=0.5, store=store, rank=0, world_size=2, log=logged.append, folder=tmp_path):
         wait_until(lambda: logged)
-    assert "look at rank 1, which left the run (KeyError)" in logged[0]
+    assert "check rank 1, which left the run (KeyError)" in logged[0]
 
 
-def test_a_store_that_does_not_answer_is_said_and_the_rank_reports_on_itself(tmp_path):
+def test_unresponsive_store_is_reported_and_the_rank_reports_itself(tmp_path):
     logged = []
     reporter = HangReporter(
-        seconds=0.5, store=Lost(), rank=1, world_size=2, log=logged.append, folder=tmp_path
+        seconds=0.5, store=UnresponsiveStore(), rank=1, world_size=2, log=logged.append, folder=tmp_path
     )
     with reporter:
         wait_until(lambda: logged[1:])
     assert logged[0] == (
-        "rank 1: the store does not answer, so other ranks are not seen: Connection reset by peer"
+        "rank 1: the store does not respond, so other ranks are not visible: Connection reset by peer"
     )
     assert "  rank 1: setup, at " in logged[1]
 
 
-def test_files_that_cannot_be_written_are_said(tmp_path):
+def test_files_that_cannot_be_written_are_reported(tmp_path):
     logged = []
     for name in ("hang_report.txt", "hang_stack_0.txt"):
         (tmp_path / name).mkdir()
     with HangReporter(seconds=0.2, folder=tmp_path, log=logged.append):
         wait_until(lambda: logged[2:])
-    assert logged[0].startswith("rank 0: stacks are not written: ")
+    assert logged[0].startswith("rank 0: cannot write stacks: ")
     assert logged[1].startswith("no progress for ")
-    assert logged[2].startswith("rank 0: hang_report.txt is not written: ")
+    assert logged[2].startswith("rank 0: cannot write hang_report.txt: ")
 
 
-def test_while_there_is_no_folder_stacks_go_to_stderr(tmp_path, capfd):
+def test_stacks_go_to_stderr_without_a_folder(tmp_path, capfd):
     logged = []
     with HangReporter(seconds=0.2, folder=tmp_path / "later", log=logged.append):
         wait_until(lambda: logged)
-    assert "whole stacks" not in logged[0]
+    assert "full stacks" not in logged[0]
     assert "in wait_until" in capfd.readouterr().err
 
 
-def test_a_rank_that_beats_more_slowly_is_not_taken_for_a_dead_one(tmp_path):
+def test_rank_with_a_longer_heartbeat_interval_is_not_unresponsive(tmp_path):
     logged, store = [], Shared()
     slow = HangReporter(seconds=8, store=store, rank=1, world_size=2)  # a beat every 0.8 s
     fast = HangReporter(seconds=0.3, store=store, world_size=2, log=logged.append, folder=tmp_path)
     slow._publish_status(slow._status(0.0))
     with slow, fast:
         wait_until(lambda: logged)
-    assert "told nothing more" not in logged[0]
+    assert "sends no heartbeats" not in logged[0]
     assert "  rank 1: setup" in logged[0] or "  ranks 0-1: setup" in logged[0]
 
 
-def test_a_rank_outside_of_the_world_is_refused():
-    with pytest.raises(ValueError, match="rank=1, world_size=1: the rank must be one of the world"):
+def test_rank_outside_of_the_world_size_is_rejected():
+    with pytest.raises(
+        ValueError, match="rank=1, world_size=1: the rank must be in the range of the world size"
+    ):
         HangReporter(seconds=1, rank=1)
 
 
 @pytest.mark.parametrize("seconds", [0, -1.5, float("nan")])
-def test_a_report_without_some_time_is_refused_at_once_and_later(seconds):
+def test_time_that_is_not_positive_is_rejected(seconds):
     with pytest.raises(ValueError, match="Pass a positive time"):
         HangReporter(seconds=seconds)
     reporter = HangReporter(seconds=60)

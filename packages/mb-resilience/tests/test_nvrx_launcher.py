@@ -1,4 +1,4 @@
-"""NVRx itself, where it is installed: the client of its monitors, and what precedes a restart."""
+"""NVRx, if it is installed: the client of its monitors, and the steps before a restart."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 pytest.importorskip("nvidia_resiliency_ext", reason="nvidia-resiliency-ext is not installed")
 
 
-def test_a_monitor_without_the_sections_is_refused_with_the_option_that_is_missing(monkeypatch):
+def test_monitor_without_the_sections_is_rejected_with_the_missing_option(monkeypatch):
     from mb_resilience import NoMonitorError
     from mb_resilience.nvrx_monitor import MinimumTimeoutClient, RankMonitorClient
 
@@ -23,7 +23,7 @@ def test_a_monitor_without_the_sections_is_refused_with_the_option_that_is_missi
         MinimumTimeoutClient().init_workload_monitoring()
 
 
-def test_before_a_restart_transformer_engine_releases_its_buffers_where_it_is_imported(monkeypatch):
+def test_user_buffers_are_released_before_a_restart_if_transformer_engine_is_imported(monkeypatch):
     from mb_resilience.restart_nvrx import _destroy_userbuffers
 
     released = []

@@ -20,7 +20,7 @@ class StragglerId(NamedTuple):
 
 
 class Report:
-    """What NVRx returns on rank 0, with its way to find stragglers."""
+    """Report of NVRx on rank 0, with its method to identify stragglers."""
 
     def __init__(self, relative, individual):
         self.gpu_relative_perf_scores = relative
@@ -38,7 +38,7 @@ class Report:
 
 
 class FakeDetector:
-    """Has a report at every second step; like NVRx's, only on rank 0 of several."""
+    """Detector with a report at every second step, on rank 0 only, as NVRx's."""
 
     def __init__(self, report=None):
         self.initialized = False
@@ -85,14 +85,14 @@ def steps(monitor, count):
     return found
 
 
-def test_the_detector_is_told_the_settings_measures_steps_and_ends():
+def test_detector_receives_the_settings_measures_steps_and_shuts_down():
     settings = NVRxStragglerDetectionConfig(
         enabled=True, calc_individual_gpu_perf=False, profiling_interval=4, report_time_interval=9.0
     )
     detector = FakeDetector()
     with NVRxStragglerMonitor(settings, detector, profile_cuda=False) as monitor:
         steps(monitor, 1)
-        monitor.begin_step()  # and never ended, as where a step raises
+        monitor.begin_step()  # not ended, as if the step raised an exception
     requested = {"gather_on_rank0": True, "profiling_interval": 4, "report_time_interval": 9.0}
     assert detector.reported == [
         {"scores_to_compute": ["relative_perf_scores"], **requested},
@@ -101,7 +101,7 @@ def test_the_detector_is_told_the_settings_measures_steps_and_ends():
     ]
 
 
-def test_a_detector_that_a_broken_run_left_on_begins_anew():
+def test_detector_left_initialized_by_a_failed_run_is_restarted():
     detector = FakeDetector()
     detector.initialize()
     with NVRxStragglerMonitor(NVRxStragglerDetectionConfig(), detector):
@@ -110,7 +110,7 @@ def test_a_detector_that_a_broken_run_left_on_begins_anew():
 
 
 @pytest.mark.parametrize(("stop", "requests"), [(True, [None, WHY]), (False, [None, None])])
-def test_all_ranks_wish_to_leave_when_rank_0_has_found_a_slow_gpu(stop, requests):
+def test_all_ranks_request_a_stop_if_rank_0_detects_a_slow_gpu(stop, requests):
     settings = NVRxStragglerDetectionConfig(enabled=True, stop_if_detected=stop)
     reported = []
     with NVRxStragglerMonitor(
@@ -123,7 +123,7 @@ def test_all_ranks_wish_to_leave_when_rank_0_has_found_a_slow_gpu(stop, requests
         assert steps(second, 2) == requests
 
 
-def test_scores_that_are_no_numbers_are_left_out():
+def test_nan_scores_are_omitted():
     scores = StragglerScores.from_report(SLOW, NVRxStragglerDetectionConfig())
     assert scores == StragglerScores(
         relative={0: 1.0, 1: 0.4, 2: 0.9},
@@ -158,7 +158,7 @@ def test_scores_that_are_no_numbers_are_left_out():
         ),
     ],
 )
-def test_rank_0_logs_so_many_scores_under_the_name_that_is_set(count, lines, caplog):
+def test_rank_0_logs_the_configured_number_of_scores(count, lines, caplog):
     settings = NVRxStragglerDetectionConfig(num_gpu_perf_scores_to_print=count, logger_name="mine")
     caplog.set_level(logging.INFO, logger="mine")
     with NVRxStragglerMonitor(settings, FakeDetector(SLOW)) as monitor:
@@ -166,7 +166,7 @@ def test_rank_0_logs_so_many_scores_under_the_name_that_is_set(count, lines, cap
     assert [record.getMessage() for record in caplog.records if record.name == "mine"] == lines
 
 
-def test_a_detector_that_cannot_begin_is_one_message():
+def test_detector_that_cannot_be_initialized_raises_one_error():
     class Blind(FakeDetector):
         def initialize(self, **requested):
             raise ImportError("libcupti.so.12: cannot open shared object file")
@@ -175,7 +175,7 @@ def test_a_detector_that_cannot_begin_is_one_message():
         NVRxStragglerMonitor(NVRxStragglerDetectionConfig(), Blind()).__enter__()
 
 
-def test_nvrx_has_what_is_asked_of_its_detector():
+def test_nvrx_detector_has_the_interface():
     pytest.importorskip("nvidia_resiliency_ext")
     from mb_resilience.nvrx_detector import nvrx_detector
 
@@ -196,7 +196,7 @@ class KernelTimes(NamedTuple):
 
 
 def cupti_extension(microseconds):
-    """In place of the extension that measures kernels on a GPU; `microseconds` is a list of the current time."""
+    """Return a stub of the extension that measures GPU kernels; `microseconds` is a list with the current time."""
 
     class CuptiProfiler:
         def __init__(self, **buffers):
@@ -215,8 +215,8 @@ def cupti_extension(microseconds):
     return extension
 
 
-def test_nvrx_itself_finds_a_gpu_that_became_slow(monkeypatch):
-    """The library's own detector, intervals, reports and scores; only its kernel times are given."""
+def test_nvrx_detects_a_gpu_that_became_slow(monkeypatch):
+    """Run NVRx's detector, intervals, reports and scores with given kernel times."""
     torch = pytest.importorskip("torch")
     pytest.importorskip("nvidia_resiliency_ext", reason="nvidia-resiliency-ext is not installed")
     from mb_resilience.nvrx_detector import nvrx_detector

@@ -1,4 +1,4 @@
-"""Real processes: gloo, a TCPStore, and a signal sent to one of them."""
+"""Processes with gloo and a TCPStore, one of which receives a signal."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ import torch.multiprocessing as mp  # noqa: E402
 from mb_resilience import AgreedStop, SignalWatcher  # noqa: E402
 
 
-def train(rank, world_size, port, told_rank, folder):
+def train(rank, world_size, port, signalled_rank, folder):
     store = dist.TCPStore("127.0.0.1", port, world_size, rank == 0, timedelta(seconds=60))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
     with SignalWatcher() as watcher:
@@ -23,7 +23,7 @@ def train(rank, world_size, port, told_rank, folder):
         for step in range(1, 500):
             dist.all_reduce(torch.ones(1))
             time.sleep(0.001 * rank)
-            if rank == told_rank and step == 5:
+            if rank == signalled_rank and step == 5:
                 os.kill(os.getpid(), signal.SIGTERM)
             why = stop(step)
             if why is not None:
@@ -33,7 +33,7 @@ def train(rank, world_size, port, told_rank, folder):
     dist.destroy_process_group()
 
 
-def test_two_processes_stop_after_one_step_when_one_gets_sigterm(tmp_path):
+def test_two_processes_stop_after_the_same_step_if_one_receives_sigterm(tmp_path):
     server = dist.TCPStore("127.0.0.1", 0, 1, True, wait_for_workers=False)
     port = server.port
     del server

@@ -7,11 +7,11 @@ from mb_resilience import InProcessRestartConfig, RestartSetupError
 from mb_resilience.restart import Rendezvous, check_restart, max_attempts, monitor_log_path, wrapper_times
 from mb_resilience.rules import SectionError
 
-PLACE = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500", "RANK": "3", "WORLD_SIZE": "8"}
+ENVIRONMENT = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500", "RANK": "3", "WORLD_SIZE": "8"}
 
 
-def test_processes_meet_at_the_two_ports_after_that_of_the_launcher():
-    assert Rendezvous.from_environment(PLACE) == Rendezvous(
+def test_rendezvous_uses_the_two_ports_after_master_port():
+    assert Rendezvous.from_environment(ENVIRONMENT) == Rendezvous(
         host="node1", store_port=29501, wrapper_port=29502, rank=3, world_size=8
     )
 
@@ -19,20 +19,20 @@ def test_processes_meet_at_the_two_ports_after_that_of_the_launcher():
 @pytest.mark.parametrize(
     "environment", [{"MASTER_ADDR": "node1"}, {"MASTER_PORT": "1"}, {"MASTER_PORT": "x"}]
 )
-def test_without_a_place_to_meet_nothing_is_started(environment):
-    with pytest.raises(RestartSetupError, match="do not say where the processes meet"):
+def test_missing_rendezvous_is_rejected(environment):
+    with pytest.raises(RestartSetupError, match="are not the address of a rendezvous"):
         Rendezvous.from_environment(environment)
 
 
 @pytest.mark.parametrize("wrong", ["", "x", None])
 @pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE"])
-def test_a_process_that_does_not_know_its_number_is_refused(name, wrong):
-    environment = {key: value for key, value in {**PLACE, name: wrong}.items() if value is not None}
-    with pytest.raises(RestartSetupError, match="do not say which process this is"):
+def test_missing_rank_or_world_size_is_rejected(name, wrong):
+    environment = {key: value for key, value in {**ENVIRONMENT, name: wrong}.items() if value is not None}
+    with pytest.raises(RestartSetupError, match="do not identify this process"):
         Rendezvous.from_environment(environment)
 
 
-def test_an_open_process_group_is_refused():
+def test_initialized_process_group_is_rejected():
     section = InProcessRestartConfig(enabled=True)
     check_restart(section, group_initialized=False)
     with pytest.raises(RestartSetupError, match="V245"):
@@ -50,12 +50,12 @@ def test_an_open_process_group_is_refused():
         ({"active_world_size": 0}, "active_world_size=0 is below 1"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(changed, words):
+def test_invalid_settings_are_rejected(changed, words):
     with pytest.raises(SectionError, match=words + r".*\[R35\]"):
         check_restart(InProcessRestartConfig(enabled=True, **changed), group_initialized=False)
 
 
-def test_every_time_reaches_the_wrapper_under_its_name():
+def test_every_time_is_passed_to_the_wrapper_under_its_name():
     section = InProcessRestartConfig(progress_watchdog_interval=7.0)
     times = wrapper_times(section)
     assert times["progress_watchdog_interval"] == timedelta(seconds=7)
@@ -65,11 +65,11 @@ def test_every_time_reaches_the_wrapper_under_its_name():
 
 
 @pytest.mark.parametrize(("restarts", "attempts"), [(None, None), (0, 1), (3, 4)])
-def test_the_first_attempt_is_no_restart(restarts, attempts):
+def test_first_attempt_is_not_a_restart(restarts, attempts):
     assert max_attempts(InProcessRestartConfig(max_iterations=restarts)) == attempts
 
 
-def test_logs_of_monitors_have_an_absolute_path_with_the_rank():
+def test_monitor_logs_have_an_absolute_path_with_the_rank():
     assert monitor_log_path(InProcessRestartConfig()) is None
     path = monitor_log_path(InProcessRestartConfig(monitor_process_logdir="logs"))
     assert path == str(Path.cwd() / "logs" / "monitor_{rank}.log")

@@ -1,4 +1,4 @@
-"""NVRx itself, where it is installed: a rank that raises leads to a second attempt in the same processes."""
+"""NVRx, if it is installed: a rank that raises leads to a second attempt in the same processes."""
 
 import os
 import socket
@@ -24,8 +24,8 @@ WAITS = {
 
 
 def be_rank(rank, port, folder):
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}", "RANK": f"{rank}", "WORLD_SIZE": "2"}
-    os.environ.update(place)
+    environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}", "RANK": f"{rank}", "WORLD_SIZE": "2"}
+    os.environ.update(environment)
 
     def train(attempt):
         dist.init_process_group(
@@ -49,7 +49,7 @@ def be_rank(rank, port, folder):
 
 
 @pytest.mark.slow
-def test_a_rank_that_raises_leads_to_a_second_attempt_from_the_last_saved_step(tmp_path):
+def test_rank_that_raises_leads_to_a_second_attempt_from_the_last_saved_step(tmp_path):
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]

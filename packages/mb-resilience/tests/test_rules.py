@@ -27,7 +27,7 @@ FACTS = {
     "facts.nvidia_resiliency_ext_version": "0.3.0",
     "facts.cpu": False,
 }
-"""What rules are told of the machine, beside the sections."""
+"""Facts about the machine, in addition to the sections."""
 
 
 def outcome(rule, values):
@@ -35,7 +35,7 @@ def outcome(rule, values):
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
-def test_each_rule_refuses_its_bad_example_and_accepts_its_good_one(rule):
+def test_each_rule_rejects_and_accepts_its_examples(rule):
     assert outcome(rule, rule.fails)
     assert outcome(rule, rule.passes) is None
 
@@ -57,7 +57,7 @@ def test_default_sections_pass_every_rule():
     assert [rule.id for rule in RULES if outcome(rule, values | FACTS)] == []
 
 
-def test_no_field_is_accepted_silently():
+def test_every_field_is_read_by_a_rule():
     read = {path for rule in RULES for path in rule.fields}
     known = {f"{name}.{field.name}" for name, section in SECTIONS.items() for field in fields(section)}
     assert known - read == set()
@@ -72,7 +72,7 @@ def test_no_field_is_accepted_silently():
         ({"error_injection_type": "persistent_error", "spiky_loss_factor": 3.0}, ["R15"]),
     ],
 )
-def test_the_machine_that_runs_steps_again(changed, ids):
+def test_rerun_state_machine(changed, ids):
     section = RerunStateMachineConfig(**changed)
     values = {f"rerun_state_machine.{f.name}": getattr(section, f.name) for f in fields(section)}
     rules = [rule for rule in RULES if rule.fields[0].startswith("rerun_state_machine.")]
@@ -101,7 +101,7 @@ def test_fault_tolerance(changed, ids):
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"calc_relative_gpu_perf": False, "calc_individual_gpu_perf": False}, "nothing to score"),
+        ({"calc_relative_gpu_perf": False, "calc_individual_gpu_perf": False}, "no score to calculate"),
         ({"report_time_interval": 0.0}, "report_time_interval=0.0"),
         ({"gpu_individual_perf_threshold": -0.1}, "threshold -0.1"),
         ({"enabled": False, "report_time_interval": -1.0}, None),
@@ -114,12 +114,10 @@ def test_v071(changed, words):
     assert (words is None and message is None) or words in message
 
 
-def test_the_detectors_section_alone_is_held_to_its_rules():
+def test_finalize_checks_the_section_of_the_detector():
     NVRxStragglerDetectionConfig().finalize()
     NVRxStragglerDetectionConfig(report_time_interval=0.0).finalize()
-    with pytest.raises(
-        SectionError, match=r"report_time_interval=0\.0 is not a time between reports \[V071\]"
-    ):
+    with pytest.raises(SectionError, match=r"report_time_interval=0\.0 is not a positive interval \[V071\]"):
         NVRxStragglerDetectionConfig(enabled=True, report_time_interval=0.0).finalize()
 
 
@@ -137,7 +135,7 @@ def test_the_detectors_section_alone_is_held_to_its_rules():
         ({"straggler_minmax_count": 3}, ["R12"]),
     ],
 )
-def test_the_timer_of_slow_ranks(changed, ids):
+def test_straggler_timer(changed, ids):
     section = StragglerDetectionConfig(**changed)
     values = {f"straggler.{f.name}": getattr(section, f.name) for f in fields(section)}
     rules = [rule for rule in RULES if rule.fields[0].startswith("straggler.")]

@@ -13,7 +13,7 @@ def handlers():
     return signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
 
 
-def test_the_first_signal_is_remembered_and_the_program_goes_on():
+def test_first_signal_is_recorded_and_the_program_continues():
     with SignalWatcher() as watcher:
         assert watcher.received is None
         signal.raise_signal(signal.SIGTERM)
@@ -21,7 +21,7 @@ def test_the_first_signal_is_remembered_and_the_program_goes_on():
         assert watcher.received == "SIGTERM"
 
 
-def test_a_second_interrupt_stops_at_once():
+def test_second_interrupt_raises_immediately():
     with SignalWatcher() as watcher:
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
@@ -38,7 +38,7 @@ def test_interrupts_of_one_key_press_count_once():
             signal.raise_signal(signal.SIGINT)
 
 
-def test_a_key_that_is_pressed_again_and_again_is_heard():
+def test_key_that_is_pressed_repeatedly_raises():
     times = iter([10.0, 10.4, 10.8, 11.2])
     with SignalWatcher(debounce_seconds=1.0, clock=lambda: next(times)):
         for _ in range(3):
@@ -54,9 +54,9 @@ def test_a_second_sigterm_changes_nothing():
     assert watcher.received == "SIGTERM"
 
 
-def test_the_old_handlers_come_back_also_after_an_error():
+def test_previous_handlers_are_restored_also_after_an_error():
     before = handlers()
-    with pytest.raises(ZeroDivisionError), SignalWatcher() as watcher:  # noqa: PT012 (the error comes after a look)
+    with pytest.raises(ZeroDivisionError), SignalWatcher() as watcher:  # noqa: PT012 (the error follows an assertion)
         assert watcher.installed
         assert handlers() != before
         _ = 1 / 0
@@ -86,7 +86,7 @@ def test_another_thread_installs_nothing():
     assert seen == [(False, True)]
 
 
-def test_a_signal_that_cannot_be_caught_leaves_nothing_behind():
+def test_signal_that_cannot_be_caught_restores_the_handlers():
     before = handlers()
     with pytest.raises(OSError), SignalWatcher((signal.SIGTERM, signal.SIGKILL)):
         pass
@@ -99,7 +99,7 @@ def test_other_signals_can_be_watched():
     assert watcher.received == "SIGUSR1"
 
 
-def test_the_first_signal_is_announced_at_once_and_once():
+def test_first_signal_is_announced_immediately_and_once():
     reported = []
     with SignalWatcher((signal.SIGUSR1,), announce=reported.append):
         signal.raise_signal(signal.SIGUSR1)
@@ -108,7 +108,7 @@ def test_the_first_signal_is_announced_at_once_and_once():
     assert reported == ["SIGUSR1"]
 
 
-def test_a_worker_outlives_the_signals_of_its_trainer_and_no_other():
+def test_worker_ignores_the_signals_of_its_trainer_only():
     shield = IgnoreSignals((signal.SIGTERM, signal.SIGUSR1))
     code = (
         "import pickle, signal, sys; pickle.loads(bytes.fromhex(sys.argv[1]))(0);"

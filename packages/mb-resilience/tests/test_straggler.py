@@ -8,7 +8,7 @@ from mb_resilience import RankSpeed, SpeedReport, StragglerSwitch, StragglerTime
 
 
 class Clock:
-    """Moves only when it is told to."""
+    """Clock that only advances by `work`."""
 
     def __init__(self):
         self.now = 0.0
@@ -20,8 +20,8 @@ class Clock:
         self.now += seconds
 
 
-class Table:
-    """An exchange of threads, one per rank."""
+class ThreadAllGather:
+    """All-gather between threads, one per rank."""
 
     def __init__(self, ranks):
         self._rows = [None] * ranks
@@ -40,7 +40,7 @@ class Table:
 
 def on_ranks(count, function):
     """Run function(rank, exchange) on threads; return what each returned."""
-    table, results = Table(count), [None] * count
+    table, results = ThreadAllGather(count), [None] * count
 
     def one(rank):
         results[rank] = function(rank, table.of(rank))
@@ -53,14 +53,14 @@ def on_ranks(count, function):
     return results
 
 
-def test_all_ranks_name_the_one_that_is_slow():
+def test_all_ranks_report_the_slow_rank():
     def run(rank, all_gather):
         clock, logged = Clock(), []
         timer = StragglerTimer(rank=rank, all_gather=all_gather, clock=clock, write=logged.append)
         forward = timer.wrap_function(lambda: clock.work(0.5 if rank == 1 else 0.125))
         for _ in range(4):
             forward()
-            clock.work(16)  # where ranks wait for each other
+            clock.work(16)  # a collective, in which ranks wait for each other
         return timer.report(total_flops=6e12, log_interval=2), logged
 
     reports = on_ranks(2, run)
@@ -70,10 +70,10 @@ def test_all_ranks_name_the_one_that_is_slow():
     ]
     assert [(report.slowest.rank, report.ranks) for report, _ in reports] == [(1, speeds)] * 2
     line = "work 250.00 (rank 0) to 1000.00 ms (rank 1) | speed 0.50 (rank 1) to 2.00 TFLOP/s (rank 0)"
-    assert [logged for _, logged in reports] == [[f"speed of ranks, least to most: {line}"]] * 2
+    assert [logged for _, logged in reports] == [[f"speed of ranks, min to max: {line}"]] * 2
 
 
-def test_data_is_timed_apart_from_the_work_that_waits_for_it():
+def test_data_is_timed_separately_from_work():
     clock = Clock()
 
     def slow_data():
@@ -89,7 +89,7 @@ def test_data_is_timed_apart_from_the_work_that_waits_for_it():
     assert timer.report().ranks == [RankSpeed(rank=0, work_seconds=1.0, data_seconds=3.0)]
 
 
-def test_a_failed_section_a_pause_and_a_timer_that_is_off_count_nothing():
+def test_failed_sections_pauses_and_a_disabled_timer_are_not_counted():
     clock = Clock()
     timer = StragglerTimer(clock=clock, enabled=False)
     with timer:
@@ -105,7 +105,7 @@ def test_a_failed_section_a_pause_and_a_timer_that_is_off_count_nothing():
         next(batches)
         clock.work(1.0)
     timer.resume()
-    assert timer.report(total_flops=1e12, log_interval=5) is None  # and no division by nothing
+    assert timer.report(total_flops=1e12, log_interval=5) is None  # and no division by zero
 
 
 def test_a_clock_too_coarse_to_see_the_work_gives_no_speed():
@@ -115,7 +115,7 @@ def test_a_clock_too_coarse_to_see_the_work_gives_no_speed():
     assert timer.report(total_flops=1e12).ranks == [RankSpeed(rank=0, work_seconds=0.0)]
 
 
-def test_what_only_some_ranks_know_is_compared_among_them():
+def test_values_of_some_ranks_are_compared_among_them():
     def run(rank, all_gather):
         clock = Clock()
         device = {0: {"temperature": 40.0, "power": 300.0}, 1: {"temperature": 71.0}, 2: {}}[rank]
@@ -134,12 +134,12 @@ def test_what_only_some_ranks_know_is_compared_among_them():
     report, *others = on_ranks(3, run)
     assert others == [report, report]
     assert report.lines() == [
-        "speed of ranks, least to most: work 1000.00 (rank 0) to 2000.00 ms (rank 1)"
+        "speed of ranks, min to max: work 1000.00 (rank 0) to 2000.00 ms (rank 1)"
         " | temperature 40.00 (rank 0) to 71.00 °C (rank 1) | power 300.00 (rank 0) to 300.00 W (rank 0)"
     ]
 
 
-def test_more_ranks_are_listed_and_the_report_has_numbers():
+def test_report_lists_several_ranks_and_has_metrics():
     ranks = [
         RankSpeed(rank=rank, work_seconds=work, data_seconds=0.25, teraflops=1 / work)
         for rank, work in enumerate([2.0, 4.0, 1.0, 8.0])
@@ -158,14 +158,14 @@ def test_more_ranks_are_listed_and_the_report_has_numbers():
     }
 
 
-def ask(switch, path="/", *, token=None):
+def send_request(switch, path="/", *, token=None):
     headers = {"Authorization": f"Bearer {token or switch.token}"}
     request = urllib.request.Request(f"http://127.0.0.1:{switch.port}{path}", headers=headers)
     with urllib.request.urlopen(request, timeout=60) as answer:
         return answer.read().decode()
 
 
-def test_all_ranks_are_switched_on_through_the_port_of_rank_0_at_the_next_report():
+def test_switch_of_rank_0_applies_to_all_ranks_at_the_next_report():
     def run(rank, all_gather):
         clock, logged = Clock(), []
 
@@ -182,32 +182,32 @@ def test_all_ranks_are_switched_on_through_the_port_of_rank_0_at_the_next_report
                 enabled=False, all_gather=all_gather, clock=clock, switch=switch, write=logged.append
             )
             seen = [interval()]
-            assert ask(switch) == "The timer of slow ranks will be on from the next log interval.\n"
+            assert send_request(switch) == "The straggler timer will be on from the next log interval.\n"
             seen += [interval(), interval()]
-            assert "will be off" in ask(switch)
+            assert "will be off" in send_request(switch)
             return [*seen, interval()], [line for line in logged if "switched" in line]
 
     lines = [f"speed of ranks: measuring is switched {state}" for state in ("on", "off")]
     assert on_ranks(2, run) == [([False, False, True, True], lines), ([False, False, True, True], [])]
 
 
-def test_the_switch_hears_nothing_but_its_own_address():
+def test_switch_ignores_other_paths():
     with StragglerSwitch(port=0, on=True) as switch:
         with pytest.raises(urllib.error.HTTPError, match="404"):
-            ask(switch, "/favicon.ico")
+            send_request(switch, "/favicon.ico")
         assert switch.requested
 
 
 def test_a_request_without_the_token_changes_nothing():
     with StragglerSwitch(port=0, on=True) as switch:
         with pytest.raises(urllib.error.HTTPError, match="401"):
-            ask(switch, token="guessed")
+            send_request(switch, token="guessed")
         with pytest.raises(urllib.error.HTTPError, match="401"):
             urllib.request.urlopen(f"http://127.0.0.1:{switch.port}/", timeout=60)
         assert switch.requested
 
 
-def test_the_token_is_in_a_file_of_this_user_while_the_port_is_open(tmp_path):
+def test_token_file_is_private_and_removed_on_close(tmp_path):
     file, elsewhere = tmp_path / "token", tmp_path / "elsewhere"
     elsewhere.write_text("kept")
     file.symlink_to(elsewhere)
@@ -216,16 +216,16 @@ def test_the_token_is_in_a_file_of_this_user_while_the_port_is_open(tmp_path):
     assert (file.exists(), elsewhere.read_text()) == (False, "kept")
 
 
-def test_only_this_machine_reaches_the_port_unless_an_address_is_named():
+def test_default_address_is_the_loopback_interface():
     with StragglerSwitch(port=0, on=True) as switch, StragglerSwitch(port=0, on=True, host="") as open_switch:
         assert switch._server.server_address[0] == "127.0.0.1"
         assert open_switch._server.server_address[0] == "0.0.0.0"
 
 
-def test_after_a_restart_in_the_same_process_the_port_and_the_timer_work_again():
+def test_port_and_timer_work_after_a_restart_in_the_same_process():
     with StragglerSwitch(port=0, on=True) as switch:
         port = switch.port
-        ask(switch)
+        send_request(switch)
     for _ in range(2):
         with StragglerSwitch(port=port, on=True) as switch:
             clock = Clock()
@@ -233,10 +233,10 @@ def test_after_a_restart_in_the_same_process_the_port_and_the_timer_work_again()
             with timer:
                 clock.work(2.0)
             assert timer.report().slowest.work_seconds == 2.0
-            assert "will be off" in ask(switch)
+            assert "will be off" in send_request(switch)
 
 
-def test_a_port_that_cannot_be_had_is_named():
+def test_unavailable_port_is_reported():
     with (
         StragglerSwitch(port=0, on=True) as first,
         pytest.raises(SwitchPortError, match=f"cannot listen on 127.0.0.1, port {first.port}"),

@@ -29,39 +29,39 @@ def group():
     dist.destroy_process_group()
 
 
-def test_rows_are_exchanged_over_a_group(group):
+def test_rows_are_gathered_over_a_group(group):
     (row,) = RowAllGather()([1.0, 0.1, math.nan])
     assert row[:2] == [1.0, 0.1]
     assert math.isnan(row[2])
 
 
-def test_what_rank_0_knows_is_told_over_a_group(group):
+def test_object_of_rank_0_is_broadcast_over_a_group(group):
     assert BroadcastFromRank0()({"slow": [1]}) == {"slow": [1]}
     assert BroadcastFromRank0(dist.group.WORLD)(None) is None
 
 
-def test_the_host_times_what_a_cpu_does():
+def test_cpu_has_a_host_stopwatch():
     assert isinstance(make_stopwatch(torch.device("cpu")), HostStopwatch)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_nothing_is_said_of_it():
+def test_without_a_gpu_telemetry_is_empty():
     assert gpu_telemetry() == {}
 
 
 @pytest.mark.parametrize("missing", [RuntimeError("NVML is too old"), ModuleNotFoundError("pynvml")])
-def test_only_what_nvml_lacks_is_left_out_and_other_errors_are_raised(missing):
-    def ask(error):
+def test_values_missing_in_nvml_are_omitted_and_other_errors_are_raised(missing):
+    def fail(error):
         raise error
 
-    assert _query(lambda: ask(missing)) is None
+    assert _query(lambda: fail(missing)) is None
     with pytest.raises(ZeroDivisionError):
         _query(lambda: 1 / 0)
 
 
 @pytest.mark.gpu
 @needs_gpu
-def test_the_device_is_timed_and_not_only_the_launch():
+def test_device_time_is_measured_and_not_only_the_launch():
     timer = StragglerTimer(stopwatch=make_stopwatch(torch.device("cuda")), device=gpu_telemetry)
     matrix = torch.randn(8192, 8192, device="cuda")
     for _ in range(3):
@@ -82,7 +82,7 @@ def test_the_device_is_timed_and_not_only_the_launch():
 
 @pytest.mark.gpu
 @needs_gpu
-def test_events_are_used_again_and_a_section_that_began_twice_counts_from_the_second_time():
+def test_events_are_reused_and_a_restarted_section_counts_from_the_second_start():
     watch = CudaStopwatch()
     for _ in range(3):
         watch.start()

@@ -1,6 +1,6 @@
-"""Signals, agreed stops and fault handling for distributed training.
+"""Coordinated stops and fault handling for distributed training.
 
-A run that is told to stop ends its step first:
+A run that receives a signal completes its current step before it stops:
 
 >>> import os, signal
 >>> from mb_resilience import AgreedStop, SignalWatcher

@@ -1,18 +1,19 @@
-"""All ranks stop after the same step, though only one of them was told to. No collective, no torch.
+"""Agreement of all ranks on the step after which to stop, over a key-value store. No collective, no torch.
 
-How it works. Rank 0 decides, all others ask. Count only the steps at which this is done, the *rounds*: every step, or
-every n-th. At the end of round p, rank 0 looks whether any rank has a wish; if so, it fixes the next round, p + 1, as
-the last. Only then does it publish "round p is decided" together with that decision.
+Protocol. Rank 0 decides and the other ranks follow. Only certain steps count, the *rounds*: every step, or every n-th.
+At the end of round p, rank 0 checks whether any rank has a stop request. If so, it fixes the next round, p + 1, as the
+last one. Only then does it publish "round p is decided" together with that decision.
 
-At the end of round t, every other rank waits until round t - 1 is published, and stops if round t was fixed as the
-last. A rank that ends round t thus knows all decisions that can concern round t, because a decision made at round p
-concerns p + 1 only. So either every rank stops after round t or none does, however far the ranks drift apart: nothing
-is assumed of the training step. In the usual case the wait is no wait: a step ends with collectives that rank 0 took
-part in, so rank 0 has long ended the step before.
+At the end of round t, every other rank waits until round t - 1 is published, and stops if round t is the last one. A
+rank that ends round t therefore knows all decisions that can concern round t, because a decision made in round p
+concerns p + 1 only. Either every rank stops after round t or no rank does, however far the ranks drift apart: the
+protocol assumes nothing about the training step. Usually the wait is immediate: a step ends with collectives in which
+rank 0 participates, so rank 0 has already ended the previous step.
 
 The wait cannot deadlock: rank 0 needs nothing for round t - 1 that a rank at the end of round t has not contributed.
-Nor can a wish get lost: it is written to the store at the end of the step in which it came, and rank 0 looks in every
-round. Where the steps keep the ranks together, the stop comes at most two rounds after the one with the signal.
+No stop request is lost: it is written to the store at the end of the step in which it arrives, and rank 0 checks in
+every round. If the steps keep the ranks synchronized, the stop follows at most two rounds after the one with the
+signal.
 """
 
 import time
@@ -21,15 +22,15 @@ from typing import Protocol
 
 
 class Watcher(Protocol):
-    """Who notices a wish to stop; `SignalWatcher` fits."""
+    """Source of stop requests on one rank, such as `SignalWatcher`."""
 
     @property
     def received(self) -> str | None:
-        """What was noticed, in a word; None so far."""
+        """Reason of the stop request, such as the name of a signal; None without a request."""
 
 
 class KeyValueStore(Protocol):
-    """A store that all ranks share; `torch.distributed.Store` fits.
+    """Key-value store shared by all ranks, such as `torch.distributed.Store`.
 
     Values are visible to all ranks as soon as `set` returns.
     """
@@ -38,48 +39,49 @@ class KeyValueStore(Protocol):
         """Write a value."""
 
     def get(self, key: str, /) -> bytes:
-        """Read a value; wait until the key exists."""
+        """Return a value; block until the key exists."""
 
     def check(self, keys: list[str], /) -> bool:
-        """Say whether all the keys exist."""
+        """Return whether all keys exist."""
 
 
 class StopSetupError(ValueError):
-    """An agreed stop was set up in a way that cannot agree."""
+    """Invalid arguments of `AgreedStop`, with which the ranks cannot agree."""
 
 
 class StopOrderError(RuntimeError):
-    """The steps asked about are not those of one run."""
+    """`AgreedStop` is called with a step that does not follow the previous one."""
 
 
 class Rank0TimeoutError(TimeoutError):
-    """Rank 0 has not ended a step that this rank ended long ago."""
+    """Rank 0 has not ended a step within `timeout_seconds` after this rank ended a later one."""
 
 
 class AgreedStop:
-    """Called with each step's number when the step is done; returns why to stop, or None. Alike on all ranks.
+    """Callable that returns the reason to stop after a step, or None. Identical on all ranks.
 
-    Every rank must call it for the same steps, each of them, in order. The text names the signal and the rank that got
-    it, such as "SIGTERM on rank 1". With several ranks, the first round of a run is never the last one.
+    Every rank must call it with the number of every step, in order, after the step. The reason names the signal and the
+    rank that received it, such as "SIGTERM on rank 1". With several ranks, the first round of a run is never the last
+    one.
 
-    The store must outlive the last question of every rank: end a run with something that all ranks take part in.
+    The store must outlive the last call on every rank: end a run with an operation in which all ranks participate.
 
-    Cost: at each round one round trip to the store, on rank 0 two, and one more at the first; nothing in between.
+    Cost: one round trip to the store per round (two on rank 0), plus one at the first round.
 
     Args:
-        watcher: notices the wish on this rank.
-        store: shared by all ranks; needed when there are several.
-        rank: of this process.
+        watcher: source of stop requests on this rank.
+        store: store shared by all ranks; required with several ranks.
+        rank: rank of this process.
         world_size: number of ranks.
-        attempt: name of this run of the ranks, the same on all of them and different after each restart, if the store
-            outlives one. Keys of another attempt are not looked at.
-        every: steps from round to round.
-        timeout_seconds: how long to wait for rank 0.
-        clock: seconds.
-        sleep: waits so many seconds.
+        attempt: name of this start of the run, identical on all ranks, and different after each restart if the store
+            outlives a restart. Keys of other attempts are ignored.
+        every: number of steps per round.
+        timeout_seconds: longest wait for rank 0, in seconds.
+        clock: returns the time in seconds.
+        sleep: sleeps for a number of seconds.
 
     Raises:
-        StopSetupError: several ranks without a store, or numbers that make no sense.
+        StopSetupError: several ranks without a store, or invalid numbers.
     """
 
     def __init__(  # noqa: PLR0913 (clock and sleep are for tests)
@@ -97,12 +99,12 @@ class AgreedStop:
     ) -> None:
         if not 0 <= rank < world_size or every < 1:
             raise StopSetupError(
-                f"AgreedStop: rank={rank}, world_size={world_size}, every={every}; the rank must be one of the world "
-                "and the rounds at least one step apart. Pass the numbers of the process group."
+                f"AgreedStop: rank={rank}, world_size={world_size}, every={every}; the rank must be in the range of "
+                "the world size and a round has at least one step. Pass the rank and size of the process group."
             )
         if world_size > 1 and store is None:
             raise StopSetupError(
-                f"AgreedStop: world_size={world_size} without a store, so the ranks could not agree. "
+                f"AgreedStop: world_size={world_size} without a store. The ranks cannot agree. "
                 "Pass a store that all ranks share, such as the torch.distributed.TCPStore of the run."
             )
         self._watcher = watcher
@@ -113,7 +115,7 @@ class AgreedStop:
         self._clock = clock
         self._sleep = sleep
         prefix = f"mb_resilience/stop/{attempt}"
-        self._request_key, self._decided_key = f"{prefix}/wish", f"{prefix}/decided"
+        self._request_key, self._decided_key = f"{prefix}/request", f"{prefix}/decided"
         self._published_request = False
         self._decision_seen = False
         self._step: int | None = None
@@ -121,16 +123,16 @@ class AgreedStop:
         self._last: tuple[int, str] | None = None
 
     def __call__(self, step: int) -> str | None:
-        """Return why all ranks stop after this step, or None.
+        """Return the reason why all ranks stop after this step, or None.
 
         Raises:
-            StopOrderError: the step does not follow the one before, or lies beyond the agreed stop.
-            Rank0TimeoutError: rank 0 did not end the round before this one in time.
+            StopOrderError: the step does not follow the previous one, or comes after the agreed stop.
+            Rank0TimeoutError: rank 0 has not ended the previous round in time.
         """
         if self._step is not None and step != self._step + 1:
             raise StopOrderError(
-                f"AgreedStop: asked about step {step} after step {self._step}, but a stop is agreed for the round that "
-                "follows, so none may be left out. Make a new AgreedStop, with another attempt, for another run."
+                f"AgreedStop: called with step {step} after step {self._step}. A stop is agreed for the round that "
+                "follows, so no step may be skipped. Create a new AgreedStop, with another attempt, for another run."
             )
         self._step = step
         if self._store is None:
@@ -153,7 +155,7 @@ class AgreedStop:
             self._published_request = True
 
     def _decide(self, store: KeyValueStore, now: int) -> str | None:
-        """Rank 0: publish this round, with the last round as soon as there is a wish."""
+        """Publish this round, and the last round as soon as there is a stop request. For rank 0."""
         if self._last is None:
             request = self._local_request()
             if request is None and store.check([self._request_key]):
@@ -164,7 +166,7 @@ class AgreedStop:
         return self._stop_at(now)
 
     def _follow(self, store: KeyValueStore, now: int) -> str | None:
-        """Other ranks: learn what was decided at the round before, of which there is none at the first."""
+        """Read the decision of the previous round, if there is one. For all ranks except 0."""
         before, self._round = self._round, now
         if before is None:
             return None
@@ -175,7 +177,8 @@ class AgreedStop:
     def _wait_for_round(self, store: KeyValueStore, requested: int) -> tuple[int, str] | None:
         begin, pause = self._clock(), 0.001
         while True:
-            # The first time the key may not be there yet, and `get` would wait by the store's own time-out.
+            # Before rank 0's first round the key does not exist, and `get` would block by the store's own time-out,
+            # which is not `timeout_seconds`. Later one `get` suffices, which saves a round trip per step.
             self._decision_seen = self._decision_seen or store.check([self._decided_key])
             if self._decision_seen:
                 decided, last = _decode_decision(store.get(self._decided_key))
@@ -184,7 +187,7 @@ class AgreedStop:
             if self._clock() - begin > self._timeout_seconds:
                 raise Rank0TimeoutError(
                     f"AgreedStop: rank {self._rank} has ended step {self._step}, but rank 0 has not ended step "
-                    f"{requested * self._every} within {self._timeout_seconds} s; it hangs or died. Look at its log."
+                    f"{requested * self._every} within {self._timeout_seconds} s; it hangs or has died. Check its log."
                 )
             self._sleep(pause)
             pause = min(2 * pause, 0.1)
@@ -194,8 +197,8 @@ class AgreedStop:
             return None
         if now > self._last[0]:
             raise StopOrderError(
-                f"AgreedStop: asked about step {self._step}, but all ranks agreed to stop after step "
-                f"{self._last[0] * self._every} ({self._last[1]}). Leave the loop when a text is returned."
+                f"AgreedStop: called with step {self._step}, but all ranks agreed to stop after step "
+                f"{self._last[0] * self._every} ({self._last[1]}). Leave the loop when a reason is returned."
             )
         return self._last[1]
 

@@ -1,4 +1,4 @@
-"""Configuration of fault handling. Plain data: the standard library only."""
+"""Configuration sections of fault handling. Plain data, standard library only."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,45 +8,45 @@ from mb_resilience.strict_fields import StrictFields
 
 @dataclass(kw_only=True)
 class FaultToleranceConfig(StrictFields):
-    """The fault-tolerance launcher of nvidia-resiliency-ext (NVRx): section `ft`."""
+    """Section `ft`: fault-tolerance launcher of nvidia-resiliency-ext (NVRx)."""
 
     enable_ft_package: bool = False
-    """Report to the launcher which section of the run each rank is in."""
+    """Report the current section of the run to the launcher's monitor."""
 
     calc_ft_timeouts: bool = False
-    """Derive the time-out of each section from the times seen."""
+    """Calculate the time-out of each section from observed durations."""
 
     simulate_fault: bool = False
-    """Break one rank on purpose, at each start of the run, to test recovery."""
+    """Kill or stop one rank at each start of the run, to test recovery."""
 
     simulated_fault_type: Literal["rank_hung", "rank_killed", "random"] = "random"
-    """What happens to it."""
+    """Kind of the simulated fault."""
 
     simulated_fault_rank: int | None = None
-    """Which rank breaks; None: one at random."""
+    """Rank of the simulated fault; None selects a random rank."""
 
     simulated_fault_base_delay: int = 0
-    """Seconds until it breaks; up to 20 % more are added at random."""
+    """Seconds until the fault; up to 20 % are added at random."""
 
 
 @dataclass(kw_only=True)
 class StragglerDetectionConfig(StrictFields):
-    """Megatron Core's own speed report per rank: section `straggler`."""
+    """Section `straggler`: speed report per rank, with Megatron Core's fields."""
 
     enable_straggler_on_startup: bool = True
-    """Begin with the detector running."""
+    """Start with the timer on."""
 
     log_straggler: bool = False
-    """Measure each rank's speed and report it at the log interval."""
+    """Measure the speed of each rank and report it at the log interval."""
 
     straggler_ctrlr_port: int = 65535
-    """TCP port on rank 0 that switches the detector on and off, if `straggler_ctrlr` is set."""
+    """TCP port on rank 0 that switches the timer on and off, if `straggler_ctrlr` is set."""
 
     straggler_minmax_count: int = 1
-    """How many of the slowest and of the fastest ranks are named."""
+    """Number of slowest and fastest ranks in a report."""
 
     disable_straggler_on_startup: bool = False
-    """Begin with the detector paused."""
+    """Start with the timer paused."""
 
     straggler_ctrlr: bool = False
     """Open the port on rank 0. A request needs the token in `straggler_token` of the run folder."""
@@ -57,131 +57,131 @@ class StragglerDetectionConfig(StrictFields):
 
 @dataclass(kw_only=True)
 class NVRxStragglerDetectionConfig(StrictFields):
-    """NVRx's straggler detection: section `nvrx_straggler`."""
+    """Section `nvrx_straggler`: straggler detection of NVRx."""
 
     enabled: bool = False
-    """Look for slow ranks."""
+    """Detect slow ranks."""
 
     report_time_interval: float = 300.0
     """Seconds between reports."""
 
     calc_relative_gpu_perf: bool = True
-    """Score each GPU against the others."""
+    """Calculate the score of each GPU relative to the other GPUs."""
 
     calc_individual_gpu_perf: bool = True
-    """Score each GPU against its own past."""
+    """Calculate the score of each GPU relative to its own best performance."""
 
     num_gpu_perf_scores_to_print: int = 5
-    """How many of the best and of the worst scores are printed; 0: only when a straggler is found."""
+    """Number of best and worst scores to print; 0 prints only stragglers."""
 
     gpu_relative_perf_threshold: float = 0.7
-    """A GPU whose score against the others, between 0 and 1, is below this is a straggler."""
+    """A GPU with a lower relative score (0 to 1) is a straggler."""
 
     gpu_individual_perf_threshold: float = 0.7
-    """A GPU whose score against its own past, between 0 and 1, is below this is a straggler."""
+    """A GPU with a lower individual score (0 to 1) is a straggler."""
 
     stop_if_detected: bool = False
-    """Save and end training when a straggler is found."""
+    """Save and stop training when a straggler is found."""
 
     enable_logging: bool = True
-    """Log the lowest, middle and highest score."""
+    """Log the minimum, median and maximum of the scores."""
 
     profiling_interval: int = 1
-    """Every how many calls one is measured."""
+    """Interval of measured calls: every n-th call is measured."""
 
     logger_name: str = "megatron.bridge.NVRxStragglerDetection"
-    """Name of the logger that reports go to."""
+    """Name of the logger for reports."""
 
     def finalize(self) -> None:
-        """Check the section alone. Changes nothing.
+        """Validate this section by itself. Does not modify it.
 
         Raises:
-            SectionError: it is on with settings that cannot work (V071), or is not available.
+            SectionError: the section is enabled with invalid settings (V071).
         """
-        from mb_resilience.rules import refuse  # noqa: PLC0415 (rules reads the defaults of the sections here)
+        from mb_resilience.rules import check_section  # noqa: PLC0415 (rules reads the defaults of the sections here)
 
-        refuse(self, section="nvrx_straggler")
+        check_section(self, section="nvrx_straggler")
 
 
 @dataclass(kw_only=True)
 class InProcessRestartConfig(StrictFields):
-    """NVRx's restart of the training function within the process: section `inprocess_restart`. Times in seconds."""
+    """Section `inprocess_restart`: in-process restart of the training function by NVRx. Times in seconds."""
 
     enabled: bool = False
-    """Start the training function again after a fault, without a new process."""
+    """Restart the training function after a fault, without a new process."""
 
     max_iterations: int | None = None
-    """How often at most; None: no limit."""
+    """Maximum number of restarts; None for no limit."""
 
     monitor_thread_interval: float = 1.0
-    """Time between looks of the monitoring thread."""
+    """Polling interval of the monitoring thread."""
 
     monitor_process_interval: float = 1.0
-    """Time between looks of the monitoring process."""
+    """Polling interval of the monitoring process."""
 
     progress_watchdog_interval: float = 1.0
-    """Time between automatic signs of progress."""
+    """Interval of automatic progress reports."""
 
     heartbeat_interval: float = 30.0
-    """Time between checks that a rank is alive."""
+    """Interval of heartbeats."""
 
     soft_timeout: float = 60.0
-    """Without progress for so long, a rank is interrupted."""
+    """Time without progress after which a rank is interrupted."""
 
     hard_timeout: float = 90.0
-    """Without progress for so long, a rank is killed."""
+    """Time without progress after which a rank is killed."""
 
     heartbeat_timeout: float = 60.0
-    """Without a heartbeat for so long, a rank counts as dead."""
+    """Time without a heartbeat after which a rank counts as dead."""
 
     barrier_timeout: float = 120.0
-    """Longest wait at the barriers of a restart."""
+    """Time-out of the barriers of a restart."""
 
     completion_timeout: float = 120.0
-    """Longest wait at the barrier at the end."""
+    """Time-out of the barrier at the end."""
 
     last_call_wait: float = 1.0
-    """How long other ranks may add their faults to the first one."""
+    """Time after the first fault during which further faults are collected."""
 
     termination_grace_time: float = 1.0
     """Time between SIGTERM and SIGKILL."""
 
     granularity: Literal["node", "rank"] = "node"
-    """What is left out after a fault: the whole node, or the rank."""
+    """Unit that is excluded after a fault: the complete node, or the rank."""
 
     active_world_size: int | None = None
-    """Ranks that work, the others stand by; None: all."""
+    """Number of active ranks, the others are spares; None for all ranks."""
 
     empty_cuda_cache: bool = True
-    """Free the cached device memory at a restart."""
+    """Release cached device memory at a restart."""
 
     max_rank_faults: int | None = None
-    """Give up after so many faults; None: never."""
+    """Maximum number of faults of a rank; None for no limit."""
 
     monitor_process_logdir: str | None = None
-    """Directory of the monitoring processes' logs; None: no logs."""
+    """Directory of the logs of the monitoring processes; None for no logs."""
 
 
 @dataclass(kw_only=True)
 class RerunStateMachineConfig(StrictFields):
-    """Megatron Core's machine that runs a suspicious step again: section `rerun_state_machine`."""
+    """Section `rerun_state_machine`: Megatron Core's state machine that reruns a suspicious step."""
 
     rerun_mode: Literal["disabled", "validate_results", "report_determinism_stats"] = "disabled"
-    """Never run a step again; run it again to find out whether a bad result was the machine's; or measure how far
-    results differ between runs."""
+    """Never rerun a step; rerun it to attribute an invalid result to hardware or software; or measure differences
+    between runs."""
 
     spiky_loss_factor: float = 10.0
-    """A loss is suspicious at this multiple of the largest one seen at the beginning."""
+    """A loss is suspicious at this multiple of the largest one at the start of training."""
 
     error_injection_rate: int = 0
-    """One false result per so many checks, to test the machine; 0: none."""
+    """Inject one false result per this number of checks, to test the state machine; 0 injects none."""
 
     error_injection_type: Literal["correct_result", "transient_error", "persistent_error"] = "transient_error"
-    """What kind of fault the false result stands for."""
+    """Kind of fault that the injected result simulates."""
 
     check_for_nan_in_loss: bool = True
-    """A loss that is NaN or infinite is an error, at the cost of one wait for the device per microbatch. Whoever
-    drives the machine looks: nothing in this package does."""
+    """Treat a NaN or infinite loss as an error, at the cost of one device synchronization per microbatch. The driver of
+    the state machine reads the loss; nothing in this package does."""
 
     check_for_spiky_loss: bool = False
-    """A suspiciously high loss is reported."""
+    """Report a suspiciously high loss."""

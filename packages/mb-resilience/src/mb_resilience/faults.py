@@ -1,4 +1,4 @@
-"""Break one rank on purpose, to test recovery: kill its process, or stop it. No torch."""
+"""Simulated faults to test recovery: kill or stop the process of one rank. No torch."""
 
 import json
 import os
@@ -17,28 +17,28 @@ SIGNALS = {"rank_hung": signal.SIGSTOP, "rank_killed": signal.SIGKILL}
 
 
 class FaultError(ValueError):
-    """There cannot be such a fault."""
+    """Invalid settings of a simulated fault."""
 
 
 class FaultSettings(Protocol):
-    """Which fault is wanted; `FaultToleranceConfig` fits."""
+    """Settings of a simulated fault, such as `FaultToleranceConfig`."""
 
     @property
     def simulated_fault_type(self) -> Literal["rank_hung", "rank_killed", "random"]:
-        """What happens."""
+        """Kind of the fault."""
 
     @property
     def simulated_fault_rank(self) -> int | None:
-        """To which rank; None: any."""
+        """Rank of the fault; None for a random rank."""
 
     @property
     def simulated_fault_base_delay(self) -> int:
-        """After how many seconds; up to 20 % more are added."""
+        """Delay in seconds; up to 20 % are added at random."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """What will happen to which rank, and when."""
+    """Kind, rank and delay of a simulated fault."""
 
     kind: FaultKind
     rank: int
@@ -46,20 +46,21 @@ class Fault:
 
 
 def sample_fault(settings: FaultSettings, *, world_size: int, rng: random.Random) -> Fault:
-    """Choose what the settings leave open. The same settings and the same state of `rng` choose the same.
+    """Sample the values that the settings leave open. Deterministic for given settings and state of `rng`.
 
     Raises:
-        FaultError: the rank is none of the world, the kind is not known, or the delay is below zero.
+        FaultError: the rank is outside of the world size, the kind is unknown, or the delay is negative.
     """
     kinds, base = get_args(FaultKind), settings.simulated_fault_base_delay
     kind, rank = settings.simulated_fault_type, settings.simulated_fault_rank
     if kind not in (*kinds, "random") or base < 0 or not 0 <= (rank or 0) < world_size:
         raise FaultError(
             f"ft.simulate_fault: simulated_fault_type={kind!r}, simulated_fault_rank={rank}, "
-            f"simulated_fault_base_delay={base} with {world_size} ranks; the type is one of {(*kinds, 'random')}, the "
-            "rank one of the world, the delay at least 0 s. Correct them."
+            f"simulated_fault_base_delay={base} with {world_size} ranks; the type must be one of {(*kinds, 'random')}, "
+            "the rank below the world size, and the delay at least 0 s. Correct the settings."
         )
-    chosen = rng.randrange(world_size), rng.choice(kinds), rng.random()  # as many draws whatever is set
+    # Always three samples, so that a value that is set does not change the values sampled for the others.
+    chosen = rng.randrange(world_size), rng.choice(kinds), rng.random()
     return Fault(
         kind=chosen[1] if kind == "random" else kind,
         rank=chosen[0] if rank is None else rank,
@@ -76,23 +77,27 @@ def agree_on_fault(
     world_size: int = 1,
     attempt: str = "0",
 ) -> Fault:
-    """Let rank 0 choose, and tell all ranks. Every rank calls it; the others wait for rank 0, by the store's time-out.
+    """Sample a fault on rank 0 and return it on all ranks.
+
+    Every rank must call this function; the other ranks wait for rank 0 until the time-out of the store.
 
     Args:
-        settings: what is wanted.
-        rng: random numbers of rank 0.
-        store: shared by all ranks; None: one rank.
-        rank: of this process.
+        settings: settings of the fault.
+        rng: random number generator of rank 0.
+        store: store shared by all ranks; None for a single rank.
+        rank: rank of this process.
         world_size: number of ranks.
-        attempt: name of this run of the ranks, the same on all and different after each restart.
+        attempt: name of this start of the run, identical on all ranks and different after each restart.
 
     Raises:
-        FaultError: as `sample_fault`, on every rank.
+        FaultError: as in `sample_fault`, on every rank.
     """
     if store is None or rank == 0:
         fault = sample_fault(settings, world_size=world_size, rng=rng)
     else:
-        sample_fault(settings, world_size=world_size, rng=random.Random(0))  # raises where rank 0 does
+        sample_fault(
+            settings, world_size=world_size, rng=random.Random(0)
+        )  # raises on the same settings as rank 0
     if store is None:
         return fault
     key = f"mb_resilience/fault/{attempt}"
@@ -103,18 +108,18 @@ def agree_on_fault(
 
 
 def send_to_self(number: signal.Signals) -> None:
-    """Send this process a signal."""
+    """Send a signal to this process."""
     os.kill(os.getpid(), number)
 
 
 class SimulatedFault:
-    """Breaks this process after the fault's delay, if it is of this rank and the block still runs.
+    """Context manager that kills or stops this process after the delay of a fault for this rank.
 
     Args:
-        fault: the same on all ranks.
-        rank: of this process.
-        say: told what is about to happen.
-        strike: sends the signal; for tests.
+        fault: fault, identical on all ranks.
+        rank: rank of this process.
+        log: receives a message before the signal is sent.
+        send_signal: sends the signal to this process; replaced in tests.
     """
 
     def __init__(
@@ -150,6 +155,6 @@ class SimulatedFault:
             return
         number, delay = SIGNALS[fault.kind], fault.delay_seconds
         self._log_text(
-            f"simulated fault: {fault.kind}: rank {fault.rank} gets {number.name} now, after {delay:.1f} s"
+            f"simulated fault: {fault.kind}: rank {fault.rank} receives {number.name} now, after {delay:.1f} s"
         )
         self._send_signal(number)

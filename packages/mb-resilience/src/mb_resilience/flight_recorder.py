@@ -1,7 +1,7 @@
-"""What torch's flight recorder reads from the environment: which collectives ran, and which one hangs. No torch.
+"""Environment variables of torch's flight recorder, which records the last collectives of each rank. No torch.
 
-The recorder keeps the last collectives of each rank in a ring, NCCL's and, in newer versions of torch, gloo's. When
-one runs into its time-out, NCCL's watchdog writes the ring of each rank to a file; `torchfrtrace` compares the files.
+The recorder keeps collectives in a ring buffer: those of NCCL and, in newer versions of torch, of gloo. When a
+collective times out, NCCL's watchdog dumps the ring buffer of each rank to a file; `torchfrtrace` compares the files.
 """
 
 import os
@@ -10,22 +10,22 @@ from pathlib import Path
 from typing import Protocol
 
 DUMP_FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-"""Variables that name the files: the newer one, and the one that older versions of torch read."""
+"""Variables for the path of the files: the current one, and the one of older versions of torch."""
 
 BUFFER_SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
-"""The same for the size of the ring. The second is read by every version."""
+"""Variables for the size of the ring buffer. Every version of torch reads the second one."""
 
 
 class FlightRecorderSettings(Protocol):
-    """What is to be recorded; mb-config's DistributedInitConfig and Megatron's fit."""
+    """Settings of the flight recorder, such as mb-config's or Megatron's DistributedInitConfig."""
 
     @property
     def flight_recorder_dump_path(self) -> str | None:
-        """Files of the ranks: a folder, or a prefix to which the rank is added. None: no recorder."""
+        """Path of the files: a folder, or a prefix to which the rank is appended. None disables the recorder."""
 
     @property
     def flight_recorder_trace_buffer_size(self) -> int:
-        """Collectives that the ring holds."""
+        """Number of collectives in the ring buffer."""
 
     @property
     def flight_recorder_dump_on_timeout(self) -> bool:
@@ -33,30 +33,31 @@ class FlightRecorderSettings(Protocol):
 
     @property
     def flight_recorder_include_stack_trace(self) -> bool:
-        """Whether the files say where in the program each collective was called."""
+        """Whether the files include the stack trace of each collective."""
 
     @property
     def flight_recorder_include_only_active(self) -> bool:
-        """Whether they leave out collectives that are done."""
+        """Whether the files omit completed collectives."""
 
     @property
     def flight_recorder_extra_dump_on_exec(self) -> bool:
-        """Whether an exception of a collective writes them, too."""
+        """Whether an exception of a collective also writes the files."""
 
 
 def flight_recorder_environment(
     settings: FlightRecorderSettings, *, environment: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return the variables to set before the first process group is opened; torch reads them once.
+    """Return the variables to set before the first process group is initialized, when torch reads them.
 
-    Values that are set already are kept. Where only the environment names the files, the rest is filled in as well.
+    Variables that are already set are kept. If only the environment has the path of the files, the other variables are
+    returned as well.
 
     Args:
-        settings: of the run.
-        environment: variables that are set already; None: `os.environ`.
+        settings: settings of the run.
+        environment: variables that are already set; None for `os.environ`.
 
     Returns:
-        Names and values to add to the environment; nothing where nobody names the files.
+        Names and values to add to the environment; empty if neither the settings nor the environment have a path.
     """
     environment = os.environ if environment is None else environment
     named_paths = [environment[name] for name in DUMP_FILES if environment.get(name)]
@@ -79,10 +80,10 @@ def flight_recorder_environment(
 def conflicting_variables(
     settings: FlightRecorderSettings, *, environment: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return the variables that are set already and differ from what the settings say: a person should know."""
+    """Return the variables that are already set and differ from the settings, for a warning to the user."""
     environment = os.environ if environment is None else environment
     requested = flight_recorder_environment(settings, environment={})
-    if requested:  # whichever name of the size is set stands in for the other one
+    if requested:  # either name of the size replaces the other one
         requested |= dict.fromkeys(BUFFER_SIZES, str(settings.flight_recorder_trace_buffer_size))
     return {
         name: environment[name] for name, value in requested.items() if environment.get(name, value) != value
@@ -90,7 +91,7 @@ def conflicting_variables(
 
 
 def _prefix(path: str) -> str:
-    """Return what the rank is added to: in a folder, `_dump_`, as readers of these files expect."""
+    """Return the prefix to which the rank is appended: `_dump_` in a folder, as readers of these files expect."""
     return str(Path(path) / "_dump_") if path.endswith("/") or Path(path).is_dir() else path
 
 

@@ -1,4 +1,4 @@
-"""Which rank hangs: what each rank tells of itself, who is to blame, and the report on it. No torch, no clock."""
+"""Report on hanging ranks: status of each rank, detection of suspects, and formatting. No torch, no clock."""
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -7,36 +7,38 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStatus:
-    """Where a rank is, as it told itself."""
+    """Position of a rank in the run, as reported by the rank itself."""
 
     section: str
-    """What it is doing."""
+    """Section of the run, such as "step"."""
     step: int | None = None
-    """In which step; None: in none."""
+    """Step number; None outside of steps."""
     seconds: float = 0.0
-    """How long it has not said anything else."""
+    """Time since the last progress."""
     frames: tuple[str, ...] = ()
-    """Where its main thread is: `file:line function`, the innermost first."""
+    """Stack of the main thread as `file:line function`, innermost first."""
     exit_reason: str | None = None
-    """Why it has left the run; None: it is in it."""
+    """Reason why the rank left the run; None while it runs."""
     unresponsive: bool = False
-    """Whether its process has stopped telling; then the rest is what it told last."""
+    """Whether the process has stopped sending heartbeats; the other fields are then the last ones reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuspectRanks:
-    """Ranks that the others seem to wait for."""
+    """Ranks for which the other ranks appear to wait."""
 
     ranks: tuple[int, ...]
     reason: str
+    """Difference from the other ranks, as the end of a sentence."""
 
 
 RankStatuses = Mapping[int, RankStatus | None]
-"""Of all ranks; None for one that never told anything."""
+"""Rank to status, for all ranks; None for a rank that has never reported."""
 
 
 def find_suspects(statuses: RankStatuses) -> SuspectRanks | None:
-    """Return the ranks that differ from the others in what tells most; None where nothing tells them apart."""
+    """Return the ranks that differ from the others by the strongest criterion; None if no criterion applies."""
+    # From the strongest evidence to the weakest: a rank that has exited explains a hang better than its stack.
     known = {rank: status for rank, status in statuses.items() if status is not None}
     found = (
         _exited(known)
@@ -45,7 +47,7 @@ def find_suspects(statuses: RankStatuses) -> SuspectRanks | None:
         or _in_other_section(known)
         or _outside_distributed(known)
     )
-    return found or _outliers(known, lambda status: status.frames[:1], "at another place of the program")
+    return found or _outliers(known, lambda status: status.frames[:1], "at another line of the program")
 
 
 def _exited(known: Mapping[int, RankStatus]) -> SuspectRanks | None:
@@ -57,7 +59,7 @@ def _exited(known: Mapping[int, RankStatus]) -> SuspectRanks | None:
 
 def _unresponsive(statuses: RankStatuses) -> SuspectRanks | None:
     ranks = tuple(rank for rank, status in statuses.items() if status is None or status.unresponsive)
-    reason = "told nothing more: stopped, dead, or on a machine out of reach"
+    reason = "sends no heartbeats: stopped, dead, or on an unreachable machine"
     return SuspectRanks(ranks=ranks, reason=reason) if 0 < len(ranks) < len(statuses) else None
 
 
@@ -80,14 +82,14 @@ def _outside_distributed(known: Mapping[int, RankStatus]) -> SuspectRanks | None
 
 
 def is_in_distributed(status: RankStatus) -> bool:
-    """Say whether a rank is within torch's distributed functions, as one that waits for others is."""
-    return any("torch/distributed" in place for place in status.frames)
+    """Return whether a rank is inside torch.distributed, as a rank that waits for others is."""
+    return any("torch/distributed" in frame for frame in status.frames)
 
 
 def _outliers(
     known: Mapping[int, RankStatus], key: Callable[[RankStatus], Hashable], what: str
 ) -> SuspectRanks | None:
-    """Return the ranks outside of the largest group; None where all are in one, or two are the largest."""
+    """Return the ranks outside of the largest group; None if there is one group, or no single largest group."""
     groups = defaultdict(list)
     for rank, status in known.items():
         groups[key(status)].append(rank)
@@ -101,18 +103,18 @@ def _outliers(
 def format_report(
     statuses: Mapping[int, RankStatus | None], *, seconds: float, stacks: str | None = None
 ) -> str:
-    """Return the report: whom to look at, and a line for each group of ranks that are at the same place.
+    """Return the report: the suspects, and one line per group of ranks with the same status.
 
     Args:
-        statuses: of all ranks.
-        seconds: how long there was no progress.
-        stacks: where the whole stacks are.
+        statuses: statuses of all ranks.
+        seconds: time without progress.
+        stacks: path of the files with the full stacks.
     """
     suspects = find_suspects(statuses)
     head = f"no progress for {seconds:.0f} s"
     if suspects is not None:
-        blamed = "rank" if len(suspects.ranks) == 1 else "ranks"
-        head += f": look at {blamed} {format_ranks(suspects.ranks)}, which {suspects.reason}"
+        noun = "rank" if len(suspects.ranks) == 1 else "ranks"
+        head += f": check {noun} {format_ranks(suspects.ranks)}, which {suspects.reason}"
     groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for rank, status in sorted(statuses.items()):
         groups[_describe(status)].append(rank)
@@ -120,17 +122,17 @@ def format_report(
         f"  {'rank' if len(ranks) == 1 else 'ranks'} {format_ranks(ranks)}: {text}"
         for (text,), ranks in groups.items()
     ]
-    return "\n".join([head, *lines, *([] if stacks is None else [f"  whole stacks: {stacks}"])])
+    return "\n".join([head, *lines, *([] if stacks is None else [f"  full stacks: {stacks}"])])
 
 
 def _describe(status: RankStatus | None) -> tuple[str]:
     if status is None:
-        return ("never told where it is",)
+        return ("has never reported",)
     if status.exit_reason is not None:
         return (f"left the run: {status.exit_reason}",)
     step = "" if status.step is None else f" {status.step}"
     where = " < ".join(status.frames)
-    last = "last told: " if status.unresponsive else ""
+    last = "last reported: " if status.unresponsive else ""
     return (f"{last}{status.section}{step}{', at ' if where else ''}{where}",)
 
 

@@ -1,9 +1,10 @@
-"""A thread of each rank that tells the others where the rank is, and reports when it stays there. No torch.
+"""Hang detection: a thread of each rank publishes the rank's position and reports when there is no progress. No torch.
 
-The rank itself only notes where it is, which costs a fraction of a microsecond. The thread writes that to the store at
-every beat, together with a number that grows, so that a rank whose process is stopped or dead can be told from one
-that waits. Nobody reads what others wrote until there has been no progress for too long; then each rank writes down
-its own stacks, and the first of those that got stuck and still tell something reads all ranks, twice, and reports.
+The training loop only notes its position, which costs a fraction of a microsecond. The thread writes the position to
+the store with every heartbeat, together with a counter, which distinguishes a rank whose process is stopped or dead
+from one that waits. No rank reads the positions of others until there has been no progress for too long. Then each rank
+dumps its stacks, and the first of the stuck ranks that still respond reads the statuses of all ranks, twice, and
+reports.
 """
 
 import faulthandler
@@ -22,41 +23,42 @@ from mb_resilience.agreed_stop import KeyValueStore
 from mb_resilience.hang_report import RankStatus, format_report
 
 HEARTBEATS_PER_REPORT = 10
-"""Beats in the time after which a report is due."""
+"""Heartbeats in the time after which a report is due."""
 MAX_HEARTBEAT_SECONDS = 10.0
 RESPONSE_HEARTBEATS = 3
-"""Beats within which a rank that can tell something does."""
+"""Heartbeats within which a responsive rank sends at least one."""
 SHOWN_FRAMES = 4
 REPORT_FILE = "hang_report.txt"
 """Name of the report in its folder."""
 
 
 def print_to_stderr(text: str) -> None:
-    """Print a text on stderr."""
+    """Print a text to stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
 class HangReporter:
-    """Reports which rank hangs, as long as the block runs.
+    """Context manager that reports hanging ranks.
 
-    Every rank has one. No collective. A report ends nothing: it is made once for each place that a rank stays at, and
-    when the rank goes on after all, that is said, too. The report goes to `log` and to hang_report.txt in the folder,
-    the stacks of all threads of each rank to hang_stack_RANK.txt there, or to stderr while there is no folder.
+    Every rank has one. No collective. A report does not end the run. It is made once per position at which a rank
+    hangs, and a second message follows if the rank resumes. The report goes to `log` and to hang_report.txt in the
+    folder, the stacks of all threads of each rank to hang_stack_RANK.txt there, or to stderr while the folder does not
+    exist.
 
     Args:
-        seconds: report when a rank has noted nothing for so long; may be changed at any time, see the property.
-        store: shared by all ranks; None: one rank. It is used from another thread while the main thread may wait in
-            it, so it must be a connection of its own: `TCPStore(host, port, is_master=False)`.
-        rank: of this process.
+        seconds: time without progress after which a report is due; may be changed at any time, see the property.
+        store: store shared by all ranks; None for a single rank. The thread uses it while the main thread may block in
+            the store, so it must be a separate connection: `TCPStore(host, port, is_master=False)`.
+        rank: rank of this process.
         world_size: number of ranks.
-        attempt: name of this run of the ranks, the same on all and different after each restart.
-        folder: where reports go, once it is there.
-        speaker: the rank that reports if it is stuck itself and can tell, else the next one, cyclically.
-        say: told the report; called from the thread.
-        clock: seconds.
+        attempt: name of this start of the run, identical on all ranks and different after each restart.
+        folder: folder of the reports; used once it exists.
+        reporting_rank: rank that reports if it is stuck and responsive; otherwise the next such rank, cyclically.
+        log: receives the report; called from the thread.
+        clock: returns the time in seconds.
 
     Raises:
-        ValueError: `seconds` is not above zero, or the rank is none of the world.
+        ValueError: `seconds` is not positive, or the rank is outside of the world size.
     """
 
     def __init__(  # noqa: PLR0913 (numbers of the process group, and a clock for tests)
@@ -74,8 +76,8 @@ class HangReporter:
     ) -> None:
         if not 0 <= rank < world_size:
             raise ValueError(
-                f"HangReporter: rank={rank}, world_size={world_size}: the rank must be one of the world, whose ranks "
-                "are read one by one. Pass the numbers of the process group."
+                f"HangReporter: rank={rank}, world_size={world_size}: the rank must be in the range of the world "
+                "size. Pass the rank and size of the process group."
             )
         self.seconds = seconds
         self._store = store
@@ -96,30 +98,30 @@ class HangReporter:
 
     @property
     def seconds(self) -> float:
-        """Time without progress after which a report is due; a new value holds from the next beat on.
+        """Time without progress after which a report is due; a new value applies from the next heartbeat.
 
         Raises:
-            ValueError: a new value is not above zero.
+            ValueError: a new value is not positive.
         """
         return self._seconds
 
     @seconds.setter
     def seconds(self, seconds: float) -> None:
-        if not seconds > 0:  # NaN is not, either
+        if not seconds > 0:  # also rejects NaN
             raise ValueError(
-                f"HangReporter: seconds={seconds}: a report needs some time without progress, and beats that follow "
-                "one another at once would keep the store busy. Pass a positive time."
+                f"HangReporter: seconds={seconds}: must be positive. A report needs some time without progress, and "
+                "heartbeats without a pause would overload the store. Pass a positive time."
             )
         self._seconds = seconds
 
     def note(self, section: str, step: int | None = None) -> None:
-        """Note where this rank is: this is progress."""
+        """Record the position of this rank; every call counts as progress."""
         self._position = (section, step)
         self._notes += 1
 
     @contextmanager
     def section(self, name: str, step: int | None = None) -> Iterator[None]:
-        """Note a section, in the same step unless another is given, and at its end the one that it interrupts."""
+        """Record a section, by default in the current step, and restore the interrupted section at the end."""
         before = self._position
         self.note(name, before[1] if step is None else step)
         try:
@@ -136,14 +138,14 @@ class HangReporter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stopped.set()
-        self._thread.join(MAX_HEARTBEAT_SECONDS)  # it may wait for a store that does not answer
+        self._thread.join(MAX_HEARTBEAT_SECONDS)  # it may block in a store that does not respond
         if not self._thread.is_alive():
             self._publish_status(
-                self._status(0.0, exit_reason="it is done" if error is None else type(error).__name__)
+                self._status(0.0, exit_reason="finished" if error is None else type(error).__name__)
             )
 
     def _monitor(self) -> None:
-        """Beat, and report when there was no progress for too long."""
+        """Send heartbeats, and report when there is no progress for too long."""
         seen, since = self._notes, self._clock()
         is_due, has_reported, is_stopped = True, False, False
         while not is_stopped:
@@ -151,7 +153,7 @@ class HangReporter:
             now = self._clock()
             if self._notes != seen:
                 if has_reported:
-                    self._publish(f"rank {self._rank} went on after {now - since:.0f} s")
+                    self._publish(f"rank {self._rank} resumed after {now - since:.0f} s")
                 seen, since, is_due, has_reported = self._notes, now, True, False
             self._publish_status(self._status(now - since))
             if is_due and not is_stopped and now - since >= self.seconds:
@@ -172,10 +174,10 @@ class HangReporter:
         return RankStatus(section=section, step=step, seconds=seconds, frames=frames, exit_reason=exit_reason)
 
     def _report(self, seconds: float, *, seen: int) -> bool:
-        """Write down the stacks of this rank, and report on all ranks if that is up to this one; say whether it was."""
+        """Dump the stacks of this rank, report on all ranks if this rank has to, and return whether it did."""
         self._write_stacks()
         statuses = self._read_all()
-        if self._notes != seen or self._stopped.is_set():  # it went on meanwhile
+        if self._notes != seen or self._stopped.is_set():  # progress, or the end of the run, in the meantime
             return False
         statuses[self._rank] = self._status(seconds)
         stuck = [rank for rank, status in statuses.items() if self._is_stuck(status)]
@@ -187,15 +189,16 @@ class HangReporter:
         return True
 
     def _is_stuck(self, status: RankStatus | None) -> bool:
-        """Say whether a rank will report, or has: it can tell, and has been at one place for about as long."""
+        """Return whether a rank reports or has reported: it responds, and has made no progress for a similar time."""
         if status is None or status.unresponsive or status.exit_reason is not None:
             return False
         return 2 * status.seconds >= self.seconds
 
     def _read_all(self) -> dict[int, RankStatus | None]:
-        """Read what all ranks told, twice: who has told nothing between is silent. Without a store, nobody is seen.
+        """Poll every rank's heartbeat twice; a rank whose counter did not advance in between is unresponsive.
 
-        Ranks may beat at different times: one in its first step still has its long time.
+        Without a store no other rank is visible. Heartbeat intervals may differ between ranks: a rank in its first step
+        still has the long interval. The wait between the two polls therefore covers several of the longest intervals.
         """
         try:
             first = self._read_once()
@@ -203,12 +206,14 @@ class HangReporter:
             longest = max([own, *(note.heartbeat_seconds for note in first.values())])
             for _ in range(math.ceil(RESPONSE_HEARTBEATS * longest / own)):
                 if not self._stopped.wait(own):
-                    self._publish_status(self._status(self.seconds))  # others look, too
+                    self._publish_status(
+                        self._status(self.seconds)
+                    )  # other ranks poll this one in the meantime
             second = self._read_once()
-        except (OSError, RuntimeError) as error:  # who serves the store may be the one that hangs
+        except (OSError, RuntimeError) as error:  # the rank that serves the store may be the one that hangs
             why = str(error).partition("\n")[0]
             self._log_text(
-                f"rank {self._rank}: the store does not answer, so other ranks are not seen: {why}"
+                f"rank {self._rank}: the store does not respond, so other ranks are not visible: {why}"
             )
             return {}
         statuses: dict[int, RankStatus | None] = {}
@@ -231,19 +236,20 @@ class HangReporter:
             key = f"{self._prefix}/{rank}"
             if self._store.check([key]):
                 heartbeat, heartbeat_seconds, reported = json.loads(self._store.get(key))
-                status = RankStatus(**{**reported, "places": tuple(reported["places"])})
+                status = RankStatus(**{**reported, "frames": tuple(reported["frames"])})
                 read[rank] = _StatusRecord(
                     heartbeat=heartbeat, heartbeat_seconds=heartbeat_seconds, status=status
                 )
         return read
 
     def _publish_status(self, status: RankStatus) -> None:
-        """Write where this rank is to the store, and in how many seconds it does so again."""
+        """Write the status of this rank to the store, with the seconds until the next heartbeat."""
         self._heartbeats += 1
         self._heartbeat_seconds = self._target_heartbeat_seconds
         if self._store is None:
             return
-        # A failure is said when it matters, by who reads: at the end of a run, the rank that serves may leave first.
+        # A failure is reported by the reader, when it matters: at the end of a run the rank that serves the store may
+        # exit first, and the failed writes of the other ranks are expected.
         with suppress(OSError, RuntimeError):
             note = [self._heartbeats, self._heartbeat_seconds, asdict(status)]
             self._store.set(f"{self._prefix}/{self._rank}", json.dumps(note))
@@ -261,7 +267,7 @@ class HangReporter:
             AttributeError,
             ValueError,
         ) as error:  # a full disk, or a stderr without a file behind it
-            self._log_text(f"rank {self._rank}: stacks are not written: {error}")
+            self._log_text(f"rank {self._rank}: cannot write stacks: {error}")
 
     def _publish(self, text: str) -> None:
         self._log_text(text)
@@ -271,12 +277,12 @@ class HangReporter:
                 with (folder / REPORT_FILE).open("a") as file:
                     file.write(f"{text}\n")
         except OSError as error:
-            self._log_text(f"rank {self._rank}: {REPORT_FILE} is not written: {error}")
+            self._log_text(f"rank {self._rank}: cannot write {REPORT_FILE}: {error}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _StatusRecord:
-    """What a rank wrote to the store."""
+    """Record of one rank in the store."""
 
     heartbeat: int
     heartbeat_seconds: float
@@ -284,7 +290,7 @@ class _StatusRecord:
 
 
 def _innermost_frames(frame: FrameType | None) -> tuple[str, ...]:
-    """Return the innermost places of a stack."""
+    """Return the innermost frames of a stack as `file:line function`."""
     found: list[str] = []
     while frame is not None and len(found) < SHOWN_FRAMES:
         path = Path(frame.f_code.co_filename)

@@ -1,4 +1,4 @@
-"""The door to nvidia-resiliency-ext (NVRx): its detector of slow GPUs."""
+"""Straggler detector of nvidia-resiliency-ext (NVRx), which this module imports."""
 
 from importlib import import_module
 from importlib.util import find_spec
@@ -7,7 +7,8 @@ from mb_resilience.nvrx_straggler import NVRxDetector
 
 
 def nvrx_detector() -> NVRxDetector:
-    """Return NVRx's detector, of which a process has one: in `straggler` up to version 0.4, then in `attribution`."""
+    """Return NVRx's detector class, which holds process-wide state."""
+    # NVRx moved the module from `straggler` to `attribution.straggler` after version 0.4.
     name = "nvidia_resiliency_ext.straggler"
     if find_spec(name) is None:
         name = "nvidia_resiliency_ext.attribution.straggler"

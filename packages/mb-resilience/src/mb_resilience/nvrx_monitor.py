@@ -1,4 +1,4 @@
-"""The door to nvidia-resiliency-ext (NVRx): the monitors of its launcher."""
+"""Client of the monitor of nvidia-resiliency-ext's (NVRx's) fault-tolerance launcher. Imports NVRx."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -17,13 +17,13 @@ from mb_resilience.section_reporter import (
 
 
 class MinimumTimeoutClient(RankMonitorClient):  # type: ignore[misc,unused-ignore]  # not everywhere
-    """NVRx's client, whose calculated time-outs are not shorter than `MIN_TIMEOUT_SECONDS`."""
+    """NVRx's client with calculated time-outs of at least `MIN_TIMEOUT_SECONDS`."""
 
     def init_workload_monitoring(self) -> None:
         """Connect to the monitor.
 
         Raises:
-            NoMonitorError: the launcher configured no time-out for a section that `SectionReporter` enters.
+            NoMonitorError: the launcher configured no time-out for a section of `SectionReporter`.
         """
         super().init_workload_monitoring()
         try:
@@ -38,7 +38,7 @@ class MinimumTimeoutClient(RankMonitorClient):  # type: ignore[misc,unused-ignor
         calc_out_of_section: bool = True,
         skip_if_not_ready: bool = False,
     ) -> bool:
-        """Calculate time-outs, and use them, raised where they are too short. Collective over the world."""
+        """Calculate time-outs and apply them, raised to the minimum. Collective over the world."""
         done: bool = super().calculate_and_set_section_timeouts(
             selected_sections=selected_sections,
             calc_out_of_section=calc_out_of_section,
@@ -48,18 +48,18 @@ class MinimumTimeoutClient(RankMonitorClient):  # type: ignore[misc,unused-ignor
         return done
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Use time-outs that were calculated before, raised where they are too short."""
+        """Apply previously calculated time-outs, raised to the minimum."""
         super().load_state_dict(apply_minimum_timeouts(state))
 
 
 def monitor_client(environment: Mapping[str, str] | None = None) -> MonitorClient:
-    """Return this rank's client of the monitor that `ft_launcher` started for it; `SectionReporter` connects it.
+    """Return the client of the monitor that `ft_launcher` started for this rank; `SectionReporter` connects it.
 
     Args:
-        environment: variables of the process; None: `os.environ`.
+        environment: environment variables of the process; None for `os.environ`.
 
     Raises:
-        NoMonitorError: the process was started by something else.
+        NoMonitorError: the process was not started by `ft_launcher`.
     """
     require_monitor(environment)
     client: MonitorClient = MinimumTimeoutClient()

@@ -1,6 +1,6 @@
-"""Slow GPUs, as the detector of nvidia-resiliency-ext (NVRx) scores them. The standard library only.
+"""Detection of slow GPUs by the detector of nvidia-resiliency-ext (NVRx). Standard library only.
 
-The detector is handed in: `mb_resilience.nvrx_detector` has NVRx's own, and a fake one has four functions.
+The caller passes the detector: `mb_resilience.nvrx_detector` returns NVRx's class, and tests pass a fake.
 """
 
 import logging
@@ -18,19 +18,19 @@ RELATIVE, INDIVIDUAL = "relative", "individual"
 
 
 class PerformanceReport(Protocol):
-    """What the detector returns on rank 0; NVRx's `Report` fits."""
+    """Report of the detector on rank 0, such as NVRx's `Report`."""
 
     @property
     def gpu_relative_perf_scores(self) -> Mapping[int, float]:
-        """Rank to score: its speed as a part of the fastest rank's."""
+        """Rank to speed as a fraction of the fastest rank's."""
 
     @property
     def gpu_individual_perf_scores(self) -> Mapping[int, float]:
-        """Rank to score: its speed as a part of its own best."""
+        """Rank to speed as a fraction of its own best."""
 
     @property
     def rank_to_node(self) -> Mapping[int, str]:
-        """Rank to name of its machine."""
+        """Rank to host name."""
 
     def identify_stragglers(
         self, *, gpu_rel_threshold: float, gpu_indiv_threshold: float
@@ -39,11 +39,11 @@ class PerformanceReport(Protocol):
 
 
 class NVRxDetector(Protocol):
-    """NVRx's class `straggler.NVRxDetector`, or an object with the same functions."""
+    """Interface of NVRx's class `straggler.Detector`."""
 
     @property
     def initialized(self) -> bool:
-        """Whether somebody has begun and not ended."""
+        """Whether the detector is initialized and not shut down."""
 
     def initialize(
         self,
@@ -53,19 +53,19 @@ class NVRxDetector(Protocol):
         profiling_interval: int,
         report_time_interval: float,
     ) -> None:
-        """Begin."""
+        """Start the detector."""
 
     def detection_section(self, name: str, profile_cuda: bool) -> AbstractContextManager[None]:
-        """Return a block whose kernels are measured."""
+        """Return a context manager that measures the kernels launched in it."""
 
     def generate_report_if_interval_elapsed(self) -> PerformanceReport | None:
-        """Make a report where it is time, which all ranks find at the same step, and return it on rank 0."""
+        """Create a report if the interval has elapsed, on all ranks at the same step, and return it on rank 0."""
 
     def is_interval_elapsed(self) -> bool:
-        """Say on every rank whether the last call made a report."""
+        """Return, on every rank, whether the last call created a report."""
 
     def shutdown(self) -> None:
-        """End."""
+        """Stop the detector."""
 
 
 class NVRxDetectorError(RuntimeError):
@@ -73,24 +73,24 @@ class NVRxDetectorError(RuntimeError):
 
 
 BroadcastScores = Callable[["StragglerScores | None"], "StragglerScores | None"]
-"""Returns on all ranks what rank 0 gives: `straggler_torch.SharedByRank0`. Collective."""
+"""Returns rank 0's argument on all ranks, such as `straggler_torch.BroadcastFromRank0`. Collective."""
 
 
 def single_rank(scores: "StragglerScores | None") -> "StragglerScores | None":
-    """Share with nobody: there is one rank."""
+    """Return the scores unchanged, for a single rank."""
     return scores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StragglerScores:
-    """One report, with what is not a number left out; alike on all ranks."""
+    """Scores of one report without NaN values; identical on all ranks."""
 
     relative: Mapping[int, float] = field(default_factory=dict)
-    """Rank to its speed as a part of the fastest rank's, 0 to 1."""
+    """Rank to speed as a fraction of the fastest rank's, 0 to 1."""
     individual: Mapping[int, float] = field(default_factory=dict)
-    """Rank to its speed as a part of its own best, 0 to 1."""
+    """Rank to speed as a fraction of its own best, 0 to 1."""
     nodes: Mapping[int, str] = field(default_factory=dict)
-    """Rank to name of its machine."""
+    """Rank to host name."""
     slow: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """"relative" and "individual" to the ranks below the threshold, in order; a kind without such ranks is absent."""
 
@@ -98,7 +98,7 @@ class StragglerScores:
     def from_report(
         cls, report: PerformanceReport, settings: NVRxStragglerDetectionConfig
     ) -> "StragglerScores":
-        """Read a report."""
+        """Return the scores of a report."""
         found = report.identify_stragglers(
             gpu_rel_threshold=settings.gpu_relative_perf_threshold,
             gpu_indiv_threshold=settings.gpu_individual_perf_threshold,
@@ -114,7 +114,7 @@ class StragglerScores:
         return cls(relative=relative, individual=individual, nodes=nodes, slow=slow)
 
     def slow_gpu_summary(self) -> str | None:
-        """Name the slow GPUs in one line; None: there are none."""
+        """Return one line that lists the slow GPUs; None if there are none."""
         texts = {
             RELATIVE: ("slower than the fastest", self.relative),
             INDIVIDUAL: ("slower than it was", self.individual),
@@ -127,14 +127,14 @@ class StragglerScores:
         return f"slow GPUs: {'; '.join(pieces)}" if pieces else None
 
     def lines(self, count: int) -> list[str]:
-        """Return a line for each kind of score, with so many of the worst and of the best."""
+        """Return one line per kind of score, with `count` of the worst and of the best scores."""
         kinds = {"relative": self.relative, "individual": self.individual}
         return [
             f"GPU performance, {kind}: {self._best_and_worst(of, count)}" for kind, of in kinds.items() if of
         ]
 
     def metrics(self) -> dict[str, float]:
-        """Return least, middle and most of each kind, by names such as "gpu_relative_perf/min"."""
+        """Return minimum, median and maximum of each kind, by names such as "gpu_relative_perf/min"."""
         return {
             f"gpu_{kind}_perf/{name}": value
             for kind, of in (("relative", self.relative), ("individual", self.individual))
@@ -164,17 +164,17 @@ def _finite(scores: Mapping[int, float]) -> dict[int, float]:
 
 
 class NVRxStragglerMonitor:
-    """Lets NVRx's detector watch the steps of a loop, and tells all ranks what it found on rank 0.
+    """Context manager that measures training steps with NVRx's detector, and returns its scores on all ranks.
 
-    A context, in which the detector is on; it is off on every way out, so that a restart in the same process may begin
-    again. Each rank calls `begin_step` and `end_step` around every step.
+    The detector is shut down however the block ends, so that a restart in the same process can initialize it again.
+    Each rank calls `begin_step` and `end_step` around every step.
 
     Args:
-        settings: the section.
-        detector: measures.
-        rank: of this process; rank 0 gets the reports, and logs them under `logger_name`.
-        share: tells all ranks what rank 0 knows.
-        profile_cuda: measure kernels; False where there are none.
+        settings: configuration section.
+        detector: detector that measures the steps.
+        rank: rank of this process; rank 0 logs the reports under `logger_name`.
+        broadcast: returns rank 0's scores on all ranks.
+        profile_cuda: whether to measure CUDA kernels; False without a GPU.
     """
 
     def __init__(
@@ -196,12 +196,12 @@ class NVRxStragglerMonitor:
         self._logger = logging.getLogger(settings.logger_name)
 
     def __enter__(self) -> "NVRxStragglerMonitor":
-        """Begin.
+        """Initialize the detector.
 
         Raises:
-            NVRxDetectorError: the detector cannot, as without NVIDIA's CUPTI.
+            NVRxDetectorError: the detector cannot be initialized, for example without NVIDIA's CUPTI.
         """
-        if self._detector.initialized:  # by a run that could not end it
+        if self._detector.initialized:  # left initialized by a run that failed
             self._detector.shutdown()
         kinds = {
             "relative_perf_scores": self._settings.calc_relative_gpu_perf,
@@ -216,8 +216,8 @@ class NVRxStragglerMonitor:
             )
         except (ImportError, RuntimeError) as error:
             raise NVRxDetectorError(
-                f"nvrx_straggler.enabled: NVRx's detector cannot begin ({error}); it measures kernels through "
-                "NVIDIA's CUPTI, on a GPU. Set nvrx_straggler.enabled=false; straggler.log_straggler=true does without."
+                f"nvrx_straggler.enabled: cannot initialize NVRx's detector ({error}). It measures GPU kernels through "
+                "NVIDIA's CUPTI. Set nvrx_straggler.enabled=false; straggler.log_straggler=true does not need CUPTI."
             ) from error
         return self
 
@@ -228,12 +228,12 @@ class NVRxStragglerMonitor:
         self._detector.shutdown()
 
     def begin_step(self) -> None:
-        """Begin to measure a step; one that was not ended is over."""
+        """Start measuring a step; ends a previous step that was not ended."""
         self._section.close()
         self._section.enter_context(self._detector.detection_section("step", self._profile_cuda))
 
     def end_step(self) -> StragglerScores | None:
-        """Measure no further; return the scores of all ranks where it is time. Collective then."""
+        """Stop measuring the step, and return the scores of all ranks if a report is due. Collective in that case."""
         self._section.close()
         report = self._detector.generate_report_if_interval_elapsed()
         if not self._detector.is_interval_elapsed():
@@ -249,7 +249,10 @@ class NVRxStragglerMonitor:
         return scores
 
     def stop_requested(self, step: int) -> str | None:
-        """Return why all ranks should leave after this step: slow GPUs in the last report, if they are to end a run."""
+        """Return the reason why all ranks should stop after this step: slow GPUs in the last report.
+
+        Always None without `stop_if_detected`.
+        """
         return self._why if self._settings.stop_if_detected else None
 
     def _log(self, scores: StragglerScores) -> None:

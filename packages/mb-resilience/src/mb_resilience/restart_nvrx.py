@@ -1,4 +1,4 @@
-"""The door to nvidia-resiliency-ext (NVRx): a training function that is restarted inside its processes. Needs torch."""
+"""In-process restarts of a training function by nvidia-resiliency-ext (NVRx). Imports NVRx and torch."""
 
 import os
 import socket
@@ -32,26 +32,25 @@ def run_with_restarts(
     abort: Sequence[Callable[[], object]] = (),
     finalize: Sequence[Callable[[], object]] = (),
 ) -> Returned | None:
-    """Call a training function, again after each fault, on the ranks that are left. Collective over all processes.
+    """Call a training function, and restart it after each fault on the remaining ranks. Collective over all processes.
 
-    The function opens its process group with `attempt.store` and begins where its newest checkpoint stands. RANK and
-    WORLD_SIZE are those of the attempt. When a rank raises, dies or makes no progress for `soft_timeout`, its
-    collectives are aborted everywhere and the function is called again. The process of rank 0 must live: the stores are
-    in it. The launcher must let the others live when one dies (`srun --kill-on-bad-exit=0`).
+    The function initializes its process group with `attempt.store` and resumes from its latest checkpoint. RANK and
+    WORLD_SIZE are those of the attempt. When a rank raises, dies or makes no progress for `soft_timeout`, collectives
+    are aborted on all ranks and the function is called again. The process of rank 0 must survive, because it serves the
+    stores. The launcher must keep the other processes alive when one dies (`srun --kill-on-bad-exit=0`).
 
     Args:
-        train: makes one attempt.
-        section: times, limits and who is left out after a fault.
-        abort: called on every rank, in another thread, once collectives are aborted: what would hold up the function.
-        finalize: called on every rank, when its attempt has ended: forget what belongs to it, such as Megatron's state.
+        train: runs one attempt.
+        section: times, limits and the unit that is excluded after a fault.
+        abort: called on every rank, in another thread, after collectives are aborted, to unblock the training function.
+        finalize: called on every rank after its attempt has ended, to reset state such as Megatron's parallel state.
 
     Returns:
-        What the attempt returned that went through; None on a rank that stood by.
+        Result of the successful attempt; None on a spare rank.
 
     Raises:
-        SectionError: the section breaks its rules.
-        RestartSetupError: a process group is open already (V245), or nothing says where processes meet, or which one
-            this is.
+        SectionError: the section violates its rules.
+        RestartSetupError: a process group is already initialized (V245), or the rendezvous or the rank is not set.
     """
     check_restart(section, group_initialized=torch.distributed.is_initialized())
     meeting = Rendezvous.from_environment()
@@ -73,7 +72,7 @@ def run_with_restarts(
         result: Returned | None = wrapper(attempt)(None)
         return result
     finally:
-        del server  # lives until the last attempt has ended
+        del server  # the store must stay alive until the last attempt has ended
 
 
 def _connect(meeting: Rendezvous, *, serve: bool = False) -> TCPStore:
@@ -115,7 +114,7 @@ def _wrapper(
 
 
 def _layers(section: InProcessRestartConfig, active: int) -> list[Any]:
-    """Return who may be left out: ranks, or whole nodes."""
+    """Return the layers of the rank assignment, which define the excluded unit: ranks, or complete nodes."""
     ranks = inprocess.rank_assignment
     layers = [ranks.Layer(min_ranks=1, max_ranks=active, flag=ranks.LayerFlag.RESERVE)]
     if section.granularity == "node":
@@ -132,7 +131,7 @@ def _layers(section: InProcessRestartConfig, active: int) -> list[Any]:
 
 
 def _destroy_userbuffers() -> None:
-    """Release Transformer Engine's userbuffers where it is imported; NVRx 0.3 has no class for it, as 0.4 has."""
+    """Release Transformer Engine's user buffers if it is imported. NVRx has a class for this only since 0.4."""
     engine: Any = sys.modules.get("transformer_engine.pytorch")
     if engine is not None:
         engine.module.base.destroy_ub()

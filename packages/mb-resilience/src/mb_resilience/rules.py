@@ -1,4 +1,4 @@
-"""What must hold in the sections of this package. Pure functions; the standard library only."""
+"""Rules on the configuration sections of this package. Pure functions, standard library only."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -16,12 +16,12 @@ from mb_resilience.paths import path_rule
 from mb_resilience.value_types import reject_wrong_types
 
 MIN_NVRX_VERSION = (0, 3)
-"""Least release of nvidia-resiliency-ext that this package works with."""
+"""Oldest supported release of nvidia-resiliency-ext."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A condition on some fields, with what to say when it does not hold."""
+    """Condition on fields, with the reason and the fix to print if it is violated."""
 
     id: str
     fields: tuple[str, ...]
@@ -39,9 +39,9 @@ def _detector_settings_valid(
     if not enabled:
         return None
     if not (relative or individual):
-        return "calc_relative_gpu_perf=false and calc_individual_gpu_perf=false leave nothing to score"
+        return "calc_relative_gpu_perf=false and calc_individual_gpu_perf=false leave no score to calculate"
     if interval <= 0:
-        return f"report_time_interval={interval} is not a time between reports"
+        return f"report_time_interval={interval} is not a positive interval"
     outside = [value for value in thresholds if not 0 <= value <= 1]
     return f"threshold {outside[0]} is not between 0 and 1" if outside else None
 
@@ -59,8 +59,8 @@ _V071 = Rule(
     test=lambda enabled, relative, individual, interval, *thresholds: _detector_settings_valid(
         enabled, relative, individual, interval, thresholds
     ),
-    why="the detector needs at least one kind of score, a positive interval, and thresholds on the scale of scores",
-    fix="Set one of the two kinds, an interval above 0 seconds, and thresholds between 0 and 1.",
+    why="the detector needs at least one kind of score, a positive interval, and thresholds in the range of scores",
+    fix="Enable one of the two kinds of score, and set an interval above 0 seconds and thresholds between 0 and 1.",
     fails={
         "nvrx_straggler.enabled": True,
         "nvrx_straggler.calc_relative_gpu_perf": True,
@@ -96,13 +96,13 @@ def _older_than_supported(version: str) -> str | None:
 
 
 def _requires_nvrx_version(rule_id: str, switch: str) -> Rule:
-    """Refuse an installed nvidia-resiliency-ext that is too old for a feature that is switched on."""
+    """Return a rule that rejects an nvidia-resiliency-ext that is too old for an enabled feature."""
     version = "facts.nvidia_resiliency_ext_version"
     return Rule(
         id=rule_id,
         fields=(switch, version),
         test=lambda on, installed: _older_than_supported(installed) if on else None,
-        why="the functions that this package calls are there since version 0.3",
+        why="the functions that this package calls exist since version 0.3",
         fix=f"Install mb-resilience[nvrx], or set {switch}=false.",
         fails={switch: True, version: "0.2.1"},
         passes={switch: True, version: "0.3.0"},
@@ -110,7 +110,7 @@ def _requires_nvrx_version(rule_id: str, switch: str) -> Rule:
 
 
 def _unused_while_disabled(rule_id: str, section: str, kind: type, *, switch: str) -> Rule:
-    """Warn about fields of a feature that is switched off."""
+    """Return a rule that warns about fields of a disabled feature."""
     path = f"{section}.{switch}"
     defaults = {f"{section}.{field.name}": field.default for field in fields(kind) if field.name != switch}
 
@@ -127,8 +127,8 @@ def _unused_while_disabled(rule_id: str, section: str, kind: type, *, switch: st
         id=rule_id,
         fields=(path, *defaults),
         test=test,
-        why=f"{path}=false, and without it the section does nothing",
-        fix=f"Set {path}=true, or leave these fields out.",
+        why=f"{path}=false disables the section",
+        fix=f"Set {path}=true, or remove these fields.",
         severity="warning",
         fails={path: False, **defaults, first: "something else"},
         passes={path: True, **defaults, first: "something else"},
@@ -137,8 +137,8 @@ def _unused_while_disabled(rule_id: str, section: str, kind: type, *, switch: st
 
 def _timer_settings_valid(on: bool, opened: bool, port: int, count: int) -> str | None:
     if on and opened and not 1 <= port <= 65535:
-        return f"straggler_ctrlr_port={port} is no port"
-    return f"straggler_minmax_count={count} is no number of ranks" if on and count < 1 else None
+        return f"straggler_ctrlr_port={port} is not a valid port"
+    return f"straggler_minmax_count={count} is not a positive number of ranks" if on and count < 1 else None
 
 
 _R31 = Rule(
@@ -150,8 +150,8 @@ _R31 = Rule(
         "straggler.straggler_minmax_count",
     ),
     test=_timer_settings_valid,
-    why="rank 0 listens on the port, to be switched, and each report names at least the slowest and the fastest rank",
-    fix="Choose a port between 1 and 65535 that is free on the machine of rank 0, and at least 1 rank.",
+    why="rank 0 listens on the port, and each report lists at least the slowest and the fastest rank",
+    fix="Set a port between 1 and 65535 that is free on the machine of rank 0, and at least 1 rank.",
     fails={
         "straggler.log_straggler": True,
         "straggler.straggler_ctrlr": True,
@@ -180,7 +180,7 @@ def _port_settings_used(on: bool, opened: bool, *values: object) -> str | None:
 def _timer_can_start(on: bool, opened: bool, enabled: bool, disabled: bool) -> str | None:
     if not on or opened or (enabled and not disabled):
         return None
-    return "the timer begins paused, and straggler_ctrlr=false leaves nothing that could start it"
+    return "the timer starts paused, and straggler_ctrlr=false leaves no way to resume it"
 
 
 _R36 = Rule(
@@ -193,7 +193,7 @@ _R36 = Rule(
     ),
     test=_port_settings_used,
     why="rank 0 listens for requests only if straggler_ctrlr is set",
-    fix="Set straggler.straggler_ctrlr=true, or leave out the port and the address.",
+    fix="Set straggler.straggler_ctrlr=true, or remove the port and the address.",
     fails={
         "straggler.log_straggler": True,
         "straggler.straggler_ctrlr": False,
@@ -217,8 +217,8 @@ _R37 = Rule(
         "straggler.disable_straggler_on_startup",
     ),
     test=_timer_can_start,
-    why="a paused timer is started by a request to rank 0",
-    fix="Set straggler.straggler_ctrlr=true, or let the timer begin at once.",
+    why="only a request to rank 0 resumes a paused timer",
+    fix="Set straggler.straggler_ctrlr=true, or start with the timer on.",
     fails={
         "straggler.log_straggler": True,
         "straggler.straggler_ctrlr": False,
@@ -240,15 +240,15 @@ _DETECTOR_RULES = (
         fields=("nvrx_straggler.enabled", "facts.nvidia_resiliency_ext_installed"),
         test=_nvrx_installed,
         why="its detector measures the kernels of each GPU",
-        fix="Install it, or set nvrx_straggler.enabled=false; straggler.log_straggler=true does without.",
+        fix="Install it, or set nvrx_straggler.enabled=false; straggler.log_straggler=true does not need it.",
         fails={"nvrx_straggler.enabled": True, "facts.nvidia_resiliency_ext_installed": False},
         passes={"nvrx_straggler.enabled": True, "facts.nvidia_resiliency_ext_installed": True},
     ),
     Rule(
         id="R33",
         fields=("nvrx_straggler.enabled", "facts.cpu"),
-        test=lambda enabled, cpu: "there is no GPU here" if enabled and cpu else None,
-        why="it scores the kernels of GPUs, and finds none",
+        test=lambda enabled, cpu: "no GPU is available" if enabled and cpu else None,
+        why="the detector measures GPU kernels only",
         fix="Set nvrx_straggler.enabled=false, and straggler.log_straggler=true, which times any device.",
         severity="warning",
         fails={"nvrx_straggler.enabled": True, "facts.cpu": True},
@@ -266,7 +266,7 @@ _DETECTOR_RULES = (
             if enabled and (interval < 1 or count < 0)
             else None
         ),
-        why="every n-th step is measured, and a number of scores is printed",
+        why="every n-th step is measured, and the number of printed scores is not negative",
         fix="Set profiling_interval to at least 1, and num_gpu_perf_scores_to_print to at least 0.",
         fails={
             "nvrx_straggler.enabled": True,
@@ -292,10 +292,10 @@ _ORDERED_TIMES = (
     ("monitor_thread_interval", "soft_timeout"),
     ("progress_watchdog_interval", "soft_timeout"),
 )
-"""Times of a restart, each pair in its order."""
+"""Pairs of times of a restart, the shorter one first."""
 
 _COUNTS = {"max_iterations": 0, "max_rank_faults": 0, "active_world_size": 1}
-"""Numbers that may be None, and the least that they may be."""
+"""Numbers that may be None, with their minimum."""
 
 _RESTART = {
     f"inprocess_restart.{field.name}": field.default
@@ -305,7 +305,7 @@ _RESTART = {
 
 
 def _restart_settings_valid(*values: Any) -> str | None:
-    """Name what NVRx's wrapper would not take: times that do not follow one another, and counts that are none."""
+    """Return a setting that NVRx's wrapper rejects: times in the wrong order, or a count below its minimum."""
     given = {path.split(".")[1]: value for path, value in zip(_RESTART, values, strict=True)}
     if not given["enabled"]:
         return None
@@ -322,8 +322,8 @@ _R35 = Rule(
     id="R35",
     fields=tuple(_RESTART),
     test=_restart_settings_valid,
-    why="a rank is looked at more often than it may be silent, and others wait for it longer than that",
-    fix="Order the times: intervals below their time-outs, soft_timeout < hard_timeout < barrier_timeout.",
+    why="a polling interval must be shorter than its time-out, and the barrier of a restart must outlast all time-outs",
+    fix="Set intervals below their time-outs, and soft_timeout < hard_timeout < barrier_timeout.",
     fails={**_RESTART, "inprocess_restart.enabled": True, "inprocess_restart.soft_timeout": 100.0},
     passes={**_RESTART, "inprocess_restart.enabled": True},
 )
@@ -337,7 +337,7 @@ def _has_loss_check(mode: str, finite: bool, spiky: bool) -> str | None:
 
 def _injection_valid(rate: int, mode: str) -> str | None:
     if rate < 0:
-        return f"error_injection_rate={rate} is no number of checks"
+        return f"error_injection_rate={rate} is not a valid number of checks"
     return f"error_injection_rate={rate} with rerun_mode=disabled" if rate and mode == "disabled" else None
 
 
@@ -358,14 +358,14 @@ def _fault_valid(requested: bool, rank: int | None, delay: float, world_size: in
     if not requested:
         return None
     if rank is not None and not 0 <= rank < world_size:
-        return f"simulated_fault_rank={rank} is none of {world_size} ranks"
-    return f"simulated_fault_base_delay={delay} is no time to wait" if delay < 0 else None
+        return f"simulated_fault_rank={rank} is outside of the world size {world_size}"
+    return f"simulated_fault_base_delay={delay} is negative" if delay < 0 else None
 
 
 def _unused_fault_settings(
     enabled: bool, calculates: bool, simulates: bool, kind: str, rank: int | None, delay: int
 ) -> str | None:
-    """Name the settings of what is switched off."""
+    """Return the settings of disabled features."""
     default = FaultToleranceConfig()
     idle = {
         "calc_ft_timeouts": (calculates, not enabled and calculates),
@@ -382,7 +382,7 @@ _FAULT_RULES = (
         id="R21",
         fields=("ft.enable_ft_package", "facts.nvidia_resiliency_ext_installed"),
         test=_nvrx_installed,
-        why="its launcher monitors the ranks, and ends those that hang",
+        why="its launcher monitors the ranks, and kills those that hang",
         fix="Install nvidia-resiliency-ext and start the job with ft_launcher, or set ft.enable_ft_package=false.",
         fails={"ft.enable_ft_package": True, "facts.nvidia_resiliency_ext_installed": False},
         passes={"ft.enable_ft_package": True, "facts.nvidia_resiliency_ext_installed": True},
@@ -396,8 +396,8 @@ _FAULT_RULES = (
             "facts.world_size",
         ),
         test=_fault_valid,
-        why="the fault must hit a rank of the run, some time after it began",
-        fix="Name a rank of the run, or none; and a delay of at least 0 seconds.",
+        why="the fault needs an existing rank and a delay after the start",
+        fix="Set an existing rank or null, and a delay of at least 0 seconds.",
         fails={
             "ft.simulate_fault": True,
             "ft.simulated_fault_rank": 2,
@@ -415,8 +415,8 @@ _FAULT_RULES = (
         id="R23",
         fields=tuple(f"ft.{field.name}" for field in fields(FaultToleranceConfig)),
         test=_unused_fault_settings,
-        why="what it describes is switched off",
-        fix="Set ft.enable_ft_package=true for time-outs, ft.simulate_fault=true for a fault; or leave them out.",
+        why="the feature is disabled",
+        fix="Set ft.enable_ft_package=true for time-outs, ft.simulate_fault=true for a fault; or remove these fields.",
         severity="warning",
         fails={
             **{f"ft.{field.name}": field.default for field in fields(FaultToleranceConfig)},
@@ -440,7 +440,7 @@ _RERUN_RULES = (
             "rerun_state_machine.check_for_spiky_loss",
         ),
         test=_has_loss_check,
-        why="a step is run again where a check rejects its loss, and there is none",
+        why="a step is rerun if a check rejects its loss, and no check is enabled",
         fix="Set rerun_state_machine.check_for_nan_in_loss=true, or rerun_state_machine.rerun_mode=disabled.",
         fails={
             "rerun_state_machine.rerun_mode": "validate_results",
@@ -457,7 +457,7 @@ _RERUN_RULES = (
         id="R07",
         fields=("rerun_state_machine.spiky_loss_factor",),
         test=lambda factor: None if factor > 1 else f"spiky_loss_factor={factor} is not above 1",
-        why="a loss counts as spiky at so many times the largest of the first hundred, which are not spiky",
+        why="a loss is suspicious at this multiple of the largest of the first hundred losses, which are normal",
         fix="Set it above 1, such as 10.",
         fails={"rerun_state_machine.spiky_loss_factor": 0.5},
         passes={"rerun_state_machine.spiky_loss_factor": 10.0},
@@ -466,7 +466,7 @@ _RERUN_RULES = (
         id="R08",
         fields=("rerun_state_machine.error_injection_rate", "rerun_state_machine.rerun_mode"),
         test=_injection_valid,
-        why="false results test the machine, which makes none while it is disabled",
+        why="injected results test the state machine, which injects none while it is disabled",
         fix="Set rerun_state_machine.rerun_mode=validate_results, or the rate to 0.",
         fails={
             "rerun_state_machine.error_injection_rate": 1000,
@@ -486,8 +486,8 @@ _RERUN_RULES = (
             "rerun_state_machine.error_injection_rate",
         ),
         test=_unused_rerun_settings,
-        why="what it describes is switched off",
-        fix="Set check_for_spiky_loss=true, or an error_injection_rate above 0; or leave these fields out.",
+        why="the feature is disabled",
+        fix="Set check_for_spiky_loss=true, or an error_injection_rate above 0; or remove these fields.",
         severity="warning",
         fails={
             "rerun_state_machine.spiky_loss_factor": 5.0,
@@ -506,7 +506,7 @@ _RERUN_RULES = (
 
 
 PATH_FIELDS = ("inprocess_restart.monitor_process_logdir",)
-"""Fields that name files or folders."""
+"""Fields that hold paths of files or folders."""
 
 _PATHS = tuple(Rule(**path_rule(number, path)) for number, path in enumerate(PATH_FIELDS, start=71))
 
@@ -526,18 +526,18 @@ RULES: tuple[Rule, ...] = (
     _requires_nvrx_version("R40", "ft.enable_ft_package"),
     _requires_nvrx_version("R41", "nvrx_straggler.enabled"),
 )
-"""All rules of this package. A rule whose section is absent does not apply."""
+"""All rules of this package. A rule does not apply if its section is missing."""
 
 
 class SectionError(ValueError):
-    """A section breaks rules; the message has all of them, one a line."""
+    """A section violates rules; the message has one line per rule."""
 
 
-def refuse(values: object, *, section: str) -> None:
-    """Refuse a section by the rules of severity "error" that read nothing else.
+def check_section(values: object, *, section: str) -> None:
+    """Check a section by the rules of severity "error" that read no other section.
 
     Raises:
-        SectionError: with a line *where: what; why. What to do.* for each broken rule.
+        SectionError: rules are violated; one line *path: problem [id]; reason. Fix.* per rule.
         FieldTypeError: values have a wrong type.
     """
     reject_wrong_types(values, path=section)

@@ -1,12 +1,12 @@
-"""The sections of a run, told to a monitor that ends ranks which stay in one for too long. No torch, no NVRx.
+"""Reporting of run sections to a fault-tolerance monitor that kills ranks which exceed a time-out. No torch, no NVRx.
 
-A fault-tolerance launcher starts a monitor beside each rank. The rank tells it when a section begins and ends: `setup`
-from the start to the first step, `step` around each step, `checkpointing` around each save. The monitor has a time-out
-for each section and one for the time outside of all; a rank that exceeds one is killed, and the launcher starts all
-ranks again. The first step, and the first batch of each evaluation, belong to no section: they compile and allocate,
-and the time-out of a step should be a short one.
+A fault-tolerance launcher starts a monitor process for each rank. The rank reports the start and end of each section:
+`setup` until the first step, `step` around each step, `checkpointing` around each save. The monitor has one time-out
+per section and one for the time outside of sections. It kills a rank that exceeds a time-out, and the launcher restarts
+all ranks. The first step, and the first batch of each evaluation, are in no section: they compile and allocate memory,
+and the time-out of a step should be short.
 
-The time-outs can be calculated from the times seen, over all ranks, and then hold for the next starts, too.
+Time-outs can be calculated from the durations observed on all ranks, and are then kept for later starts.
 """
 
 import json
@@ -18,74 +18,75 @@ from types import TracebackType
 from typing import Any, Protocol
 
 SETUP, STEP, CHECKPOINTING = "setup", "step", "checkpointing"
-"""Names of the sections, as the launcher's options have them."""
+"""Names of the sections, as in the options of the launcher."""
 WARM_UP_STEPS = 1
-"""Steps of a process, and batches of an evaluation, that are in no section."""
+"""Number of steps of a process, and of batches of an evaluation, that are in no section."""
 MIN_STEPS = 16
-"""Steps to be seen before the time-out of a step is calculated."""
+"""Number of steps before the time-out of a step is calculated."""
 STATE_FILE = "ft_state.json"
-"""Name of the file that keeps calculated time-outs, beside the checkpoints."""
+"""Name of the file for calculated time-outs, next to the checkpoints."""
 MIN_TIMEOUT_SECONDS = 30.0
-"""Calculated time-outs are not shorter: NVRx takes five times the longest time seen, and a healthy run whose steps last
-tenths of a second would be killed at the first hiccup of its machine."""
+"""Minimum of calculated time-outs. NVRx takes five times the longest duration, and a healthy run with steps of tenths
+of a second would be killed at the first short interruption of its machine."""
 MONITOR_SOCKET = "FT_RANK_MONITOR_IPC_SOCKET"
-"""The variable by which NVRx's launcher tells each rank where its monitor listens."""
+"""Environment variable in which NVRx's launcher passes the socket of its monitor to each rank."""
 
 
 SECTION_OPTION = "--ft-param-rank_section_timeouts=setup:600,step:180,checkpointing:420"
-"""Option of NVRx's launcher that configures all sections, with seconds to start from."""
+"""Option of NVRx's launcher that configures all sections, with initial time-outs in seconds."""
 
 
 class NoMonitorError(RuntimeError):
-    """Fault tolerance was asked for where nothing monitors the ranks."""
+    """Fault tolerance is enabled, but no monitor is running."""
 
 
 class MonitorClient(Protocol):
-    """This rank's line to its monitor; NVRx's RankMonitorClient fits."""
+    """Connection of this rank to its monitor, such as NVRx's RankMonitorClient."""
 
     def init_workload_monitoring(self) -> None:
-        """Connect."""
+        """Connect to the monitor."""
 
     def shutdown_workload_monitoring(self) -> None:
-        """Disconnect: from here on nobody watches."""
+        """Disconnect; the rank is no longer monitored."""
 
     def start_section(self, section: str) -> None:
-        """Begin a section; sections may overlap."""
+        """Start a section; sections may overlap."""
 
     def end_section(self, section: str) -> None:
-        """End it."""
+        """End a section."""
 
     def calculate_and_set_section_timeouts(
         self, selected_sections: Collection[str] | None = None, calc_out_of_section: bool = True
     ) -> bool:
-        """Calculate time-outs from the longest times over all ranks, and use them. Collective over the world."""
+        """Calculate time-outs from the longest durations over all ranks, and apply them. Collective over the world."""
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Return the calculated time-outs, as JSON can hold them."""
+        """Return the calculated time-outs as JSON values."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Use time-outs that were calculated before.
+        """Apply previously calculated time-outs.
 
         Raises:
-            AttributeError, KeyError, TypeError, ValueError: the state is of another shape, such as another version's.
+            AttributeError, KeyError, TypeError, ValueError: the state has another format, such as that of another
+            version.
         """
 
 
 class SectionReporter:
-    """Tells a monitor where this rank is, as long as the block runs; the block begins in `setup`.
+    """Context manager that reports the sections of a run to a monitor. It starts in the section `setup`.
 
-    Every rank has one, and calls the same methods in the same order. Two messages to a process of the same machine for
-    each section. When the block is left without an exception, time-outs are calculated for the last time; an exception
-    leaves that out, because the other ranks may not come.
+    Every rank has one and calls the same methods in the same order. Each section costs two messages to a process of the
+    same machine. If the block ends without an exception, time-outs are calculated a last time. After an exception they
+    are not, because the calculation is collective and the other ranks may not reach it.
 
     Args:
-        client: this rank's line to its monitor; not connected yet.
-        state_path: where calculated time-outs are kept from one start to the next.
-        calculate_timeouts: whether to calculate at all, after each save and at the end. Collective over the world.
-        asynchronous_saves: whether checkpoints are written in the background: the time that a save holds a rank up
-            then says little, and `checkpointing` keeps its time-out.
-        rank: of this process; rank 0 writes the file.
-        say: told what cannot be read or written, which ends nothing.
+        client: connection of this rank to its monitor; not connected yet.
+        state_path: file for calculated time-outs, read at the next start.
+        calculate_timeouts: whether to calculate time-outs, after each save and at the end. Collective over the world.
+        asynchronous_saves: whether checkpoints are written in the background. The duration of a save is then not
+            representative, and the time-out of `checkpointing` is kept.
+        rank: rank of this process; rank 0 writes the file.
+        log: receives a warning if the file cannot be read or written, which does not end the run.
     """
 
     def __init__(
@@ -131,12 +132,12 @@ class SectionReporter:
             self._client.shutdown_workload_monitoring()
 
     def checkpoint_loaded(self) -> None:
-        """Take note that setup read a checkpoint from storage that lasts: only then its time says something."""
+        """Record that setup loaded a checkpoint from persistent storage. Only then is its duration representative."""
         self._loaded = True
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Make a training step in the block."""
+        """Return a context manager around a training step."""
         self.begin_step()
         try:
             yield
@@ -144,34 +145,34 @@ class SectionReporter:
             self.end_step()
 
     def begin_step(self) -> None:
-        """A training step begins: setup is over."""
+        """Start a training step, and end setup."""
         self._leave()
         if self._steps >= WARM_UP_STEPS:
             self._enter_step()
 
     def end_step(self) -> None:
-        """It is done."""
+        """End the training step."""
         self._leave()
         self._steps += 1
 
     def begin_evaluation(self) -> None:
-        """A validation or a test begins: its first batch is in no section."""
+        """Start a validation or a test, whose first batch is in no section."""
         self._batches = 0
 
     def begin_evaluation_step(self) -> None:
-        """A batch of an evaluation begins, which counts as a step; setup is over."""
+        """Start a batch of an evaluation, which counts as a step, and end setup."""
         self._leave()
         if self._batches >= WARM_UP_STEPS:
             self._enter_step()
 
     def end_evaluation_step(self) -> None:
-        """It is done."""
+        """End the batch of an evaluation."""
         self._leave()
         self._batches += 1
 
     @contextmanager
     def checkpointing(self) -> Iterator[None]:
-        """Save in the block, or look after a save in the background. A step that is under way ends first."""
+        """Return a context manager around a save, or around polling a background save. Ends a current step."""
         self._leave_step()
         self._client.start_section(CHECKPOINTING)
         try:
@@ -180,7 +181,10 @@ class SectionReporter:
             self._client.end_section(CHECKPOINTING)
 
     def checkpoint_saved(self) -> None:
-        """Take note of a checkpoint that is whole, and calculate time-outs. Collective over the world if they are."""
+        """Record a complete checkpoint, and calculate time-outs.
+
+        Collective over the world with `calculate_timeouts`.
+        """
         self._saves += 1
         self._calculate(closing=False)
 
@@ -200,7 +204,10 @@ class SectionReporter:
             self._client.end_section(SETUP)
 
     def _calculate(self, *, closing: bool) -> None:
-        """Calculate the time-outs of which enough was seen; the one outside of sections needs a complete run."""
+        """Calculate the time-outs of sections with enough observations.
+
+        The time-out outside of sections needs a complete run.
+        """
         if not self._calculates:
             return
         seen = {
@@ -218,31 +225,33 @@ class SectionReporter:
                 self._write(self._client.state_dict())
 
     def _decode_decision(self) -> Mapping[str, Any] | None:
-        """Return the time-outs of an earlier start; None where there are none, or none that can be read."""
+        """Return the time-outs of a previous start; None if there are none, or if they cannot be read."""
         try:
             state = json.loads(self._state_path.read_text())
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            self._log_text(f"warning: {self._state_path}: {error}; the launcher's time-outs hold")
+            self._log_text(f"warning: {self._state_path}: {error}. The launcher's time-outs apply.")
             return None
         if not isinstance(state, dict):
-            self._log_text(f"warning: {self._state_path}: holds no time-outs; the launcher's hold")
+            self._log_text(
+                f"warning: {self._state_path}: contains no time-outs. The launcher's time-outs apply."
+            )
             return None
         return state
 
     def _load(self, state: Mapping[str, Any]) -> None:
-        """Use time-outs that were kept, if the client can: another version's must not keep a run from starting."""
+        """Apply stored time-outs if the client accepts them: those of another version must not prevent a start."""
         try:
             self._client.load_state_dict(state)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             self._log_text(
-                f"warning: {self._state_path}: holds no time-outs that can be used ({type(error).__name__}: {error}); "
-                "the launcher's hold"
+                f"warning: {self._state_path}: contains no usable time-outs ({type(error).__name__}: {error}). "
+                "The launcher's time-outs apply."
             )
 
     def _write(self, state: Mapping[str, Any]) -> None:
-        """Replace the file as a whole: whoever reads it finds the old time-outs or the new ones."""
+        """Replace the file atomically, so that a reader finds either the old or the new time-outs."""
         part = self._state_path.with_name(f"{self._state_path.name}.part")
         try:
             self._state_path.parent.mkdir(parents=True, exist_ok=True)
@@ -251,19 +260,19 @@ class SectionReporter:
                 file.flush()
                 os.fsync(file.fileno())
             part.replace(self._state_path)
-        except OSError as error:  # such as a full disk: other ranks must not wait for this one
-            self._log_text(f"warning: {self._state_path}: calculated time-outs are not kept: {error}")
+        except OSError as error:  # such as a full disk: other ranks must not block on this one
+            self._log_text(f"warning: {self._state_path}: calculated time-outs are not stored: {error}")
 
 
 def apply_minimum_timeouts(
     state: Mapping[str, Any], *, min_seconds: float = MIN_TIMEOUT_SECONDS
 ) -> dict[str, Any]:
-    """Return the state of NVRx's client with calculated time-outs of sections raised to a least value, in seconds.
+    """Return the state of NVRx's client with calculated time-outs raised to a minimum, in seconds.
 
-    Time-outs of the launcher's options stay as they are.
+    Time-outs from the launcher's options are unchanged.
 
     Raises:
-        AttributeError, KeyError, TypeError, ValueError: the state is of another shape.
+        AttributeError, KeyError, TypeError, ValueError: the state has another format.
     """
     current = dict(state.get("current_timeouts") or {})
     kept = dict(current.get("section") or {})
@@ -280,7 +289,7 @@ def apply_minimum_timeouts(
 
 
 def require_sections(monitored: Collection[str]) -> None:
-    """Refuse a monitor that was started without a time-out for each section, since it rejects unknown sections.
+    """Reject a monitor without a time-out for each section, because the monitor rejects unknown sections.
 
     Args:
         monitored: names of the sections that the launcher configured.
@@ -293,24 +302,24 @@ def require_sections(monitored: Collection[str]) -> None:
         known = ", ".join(sorted(monitored)) or "none"
         raise NoMonitorError(
             f"ft.enable_ft_package: the monitor of this process has no time-out for {', '.join(missing)} (sections "
-            f"configured: {known}). It rejects a section that its launcher does not know. Start ft_launcher with "
+            f"configured: {known}). The monitor rejects sections that are not configured. Start ft_launcher with "
             f"{SECTION_OPTION}, or set ft.enable_ft_package=false."
         )
 
 
 def require_monitor(environment: Mapping[str, str] | None = None) -> None:
-    """Refuse to run without protection where it was asked for.
+    """Reject a process without a monitor.
 
     Args:
-        environment: variables of the process; None: `os.environ`.
+        environment: environment variables of the process; None for `os.environ`.
 
     Raises:
-        NoMonitorError: no launcher has told this process where its monitor is.
+        NoMonitorError: no launcher has passed the socket of a monitor to this process.
     """
     environment = os.environ if environment is None else environment
     if not environment.get(MONITOR_SOCKET):
         raise NoMonitorError(
-            f"ft.enable_ft_package: {MONITOR_SOCKET} is not set, so nothing monitors this process, and a rank that "
-            "hangs would stay. Start the job with NVRx's ft_launcher, which takes torchrun's options, or set "
+            f"ft.enable_ft_package: {MONITOR_SOCKET} is not set, so no monitor is running, and a rank that "
+            "hangs would not be killed. Start the job with NVRx's ft_launcher, which takes torchrun's options, or set "
             "ft.enable_ft_package=false."
         )

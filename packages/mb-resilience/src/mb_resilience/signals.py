@@ -1,4 +1,4 @@
-"""Notice that somebody wants the run to stop, without stopping in the middle of something."""
+"""Signal handlers that record a stop request, so that the training loop can complete its step."""
 
 import signal
 import threading
@@ -13,40 +13,40 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 @dataclass(frozen=True, slots=True)
 class IgnoreSignals:
-    """Called in a worker process of a data loader: it outlives signals that its trainer decides about.
+    """Picklable `worker_init_fn` for a data loader, with which worker processes ignore signals handled by the trainer.
 
-    A terminal, and many a launcher, send a signal to the workers as well; they would die of it under a trainer that
-    wants to finish its step and save. Fits `worker_init_fn`, and can be pickled.
+    A terminal, and many launchers, send a signal to the workers as well. Without this function the workers would
+    terminate while the trainer completes its step and saves.
     """
 
     signals: tuple[signal.Signals, ...] = _STOP_SIGNALS
-    """What to ignore; the trainer ends its workers itself."""
+    """Signals to ignore; the trainer terminates its workers itself."""
 
     def __call__(self, worker: int) -> None:
-        """Ignore the signals in this process, for good."""
+        """Ignore the signals in this process permanently."""
         for number in self.signals:
             signal.signal(number, signal.SIG_IGN)
 
 
 class SignalWatcher:
-    """Remember the first of some signals, as long as the block runs.
+    """Context manager that records the first of several signals.
 
-    The handler only takes a note, so it may interrupt anything. A second SIGINT (Ctrl-C pressed again) raises
-    KeyboardInterrupt at once, wherever the program is. Python lets only the main thread install handlers: entered in
-    another thread, the watcher installs nothing, `installed` is False and `received` stays None.
+    The handler only records the signal, so that it may interrupt any code. A second SIGINT (Ctrl-C pressed again)
+    raises KeyboardInterrupt immediately. Python allows only the main thread to install handlers: entered in another
+    thread, the watcher installs nothing, `installed` is False and `received` remains None.
 
-    The handlers found are put back at the end of the block, so watchers may be nested.
+    The previous handlers are restored at the end of the block. Watchers may be nested.
 
     Args:
-        signals: which signals ask for a stop.
-        same_press_seconds: a SIGINT that follows the first one sooner than this is taken for the same key press.
-            Launchers such as torchrun pass Ctrl-C on to processes that got it from the terminal already.
-        announce: called in the handler with the first signal's name, to tell a person at once; it must be as harmless
-            as `os.write`, because anything may be interrupted.
-        clock: seconds, for `debounce_seconds`.
+        signals: signals that request a stop.
+        debounce_seconds: a SIGINT within this time of the first one counts as the same key press. Launchers such as
+            torchrun forward Ctrl-C to processes that already received it from the terminal.
+        announce: called in the handler with the name of the first signal, to inform the user immediately. It must be as
+            safe as `os.write`, because it may interrupt any code.
+        clock: returns the time in seconds, for `debounce_seconds`.
 
     Raises:
-        OSError: on entering, for a signal that cannot be caught; the handlers are as before.
+        OSError: on entering, for a signal that cannot be caught; the previous handlers are restored.
     """
 
     def __init__(
@@ -67,12 +67,12 @@ class SignalWatcher:
 
     @property
     def received(self) -> str | None:
-        """Name of the first signal received, such as "SIGTERM"; None so far."""
+        """Name of the first signal received, such as "SIGTERM"; None if no signal was received."""
         return self._received
 
     @property
     def installed(self) -> bool:
-        """Whether the handlers are in place."""
+        """Whether the handlers are installed."""
         return bool(self._replaced)
 
     def __enter__(self) -> "SignalWatcher":
@@ -92,7 +92,7 @@ class SignalWatcher:
 
     def _put_back(self) -> None:
         for number, handler in self._replaced.items():
-            # None stands for a handler that was not installed from Python and cannot be put back.
+            # None means a handler that was not installed from Python and cannot be restored.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._replaced.clear()
 

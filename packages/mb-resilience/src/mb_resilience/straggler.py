@@ -1,8 +1,8 @@
-"""Find slow ranks: each times its own work, where it waits for nobody, and all compare at the log interval.
+"""Detection of slow ranks: each rank times its work between collectives, and all ranks compare at the log interval.
 
-A step takes equally long on all ranks, because the fast ones wait for the slow one in its collectives. What differs is
-the time of work between them, such as forward passes, and the time to read data. Both are summed up on each rank; no
-collective and no wait for the device until `report`, which is one collective of eight numbers a rank.
+A step takes equally long on all ranks, because fast ranks wait for the slow one in collectives. The time of work
+between collectives, such as forward passes, and the time to read data differ. Each rank sums up both. There is no
+collective and no device synchronization until `report`, which is one collective of eight numbers per rank.
 """
 
 import math
@@ -15,42 +15,43 @@ from typing import ParamSpec, Protocol, TypeVar
 from mb_resilience.straggler_report import UNITS, RankSpeed, SpeedReport
 
 AllGatherRows = Callable[[Sequence[float]], Sequence[Sequence[float]]]
-"""Gives this rank's numbers and returns those of all ranks, by rank: `straggler_torch.RowAllGather`. Collective."""
+"""Returns the rows of all ranks, by rank, given the row of this rank, such as `straggler_torch.RowAllGather`.
+Collective."""
 
 Item = TypeVar("Item")
 Given = ParamSpec("Given")
 Returned = TypeVar("Returned")
 
 STEP_FLOPS_PER_FORWARD_FLOP = 3
-"""Operations of a whole step for each one of its forward pass: the backward pass has twice as many."""
+"""Ratio of the operations of a step to those of its forward pass: the backward pass has twice as many."""
 
 
 class Stopwatch(Protocol):
-    """Sums up the time of sections."""
+    """Accumulated time of sections."""
 
     def start(self) -> None:
-        """Begin a section; one that has begun and not ended is forgotten."""
+        """Start a section; a section that has not ended is discarded."""
 
     def stop(self) -> None:
         """End the section."""
 
     def read(self) -> float:
-        """Return the seconds of all sections that ended, and begin again at 0. May wait for the device."""
+        """Return the seconds of all sections that ended, and reset to 0. May synchronize with the device."""
 
 
 class TimerSwitch(Protocol):
-    """Says whether the timer is wanted; `StragglerSwitch` fits."""
+    """State in which the timer is requested, such as `StragglerSwitch`."""
 
     @property
     def requested(self) -> bool:
-        """Whether to measure from the next report on."""
+        """Whether to measure after the next report."""
 
 
 class HostStopwatch:
-    """Time on the host, which is all the time there is on a CPU.
+    """Stopwatch for sections on the host, used for CPU devices.
 
     Args:
-        clock: seconds.
+        clock: returns the time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -59,7 +60,7 @@ class HostStopwatch:
         self._seconds = 0.0
 
     def start(self) -> None:
-        """Begin a section."""
+        """Start a section."""
         self._begun = self._clock()
 
     def stop(self) -> None:
@@ -69,45 +70,46 @@ class HostStopwatch:
             self._begun = None
 
     def read(self) -> float:
-        """Return the seconds of all sections that ended, and begin again at 0."""
+        """Return the seconds of all sections that ended, and reset to 0."""
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
 
 def single_rank(row: Sequence[float]) -> Sequence[Sequence[float]]:
-    """Exchange nothing: there is one rank."""
+    """Return the row of a single rank."""
     return [row]
 
 
 def no_device_metrics() -> Mapping[str, float]:
-    """Say nothing of the device."""
+    """Return no device telemetry."""
     return {}
 
 
 def discard(line: str) -> None:
-    """Drop a line: another rank says it."""
+    """Discard a line, on ranks that do not log."""
 
 
 class StragglerTimer:
-    """Times the work of this rank, and compares all ranks at each report.
+    """Timer for the work of this rank, which compares all ranks at each report.
 
-    The work is what runs in `with timer:`, or in functions that were made by `timed`; a section must not contain waits
-    for other ranks, or all would look equally slow. Data that is read through `reading` inside of a section is timed
-    apart, and the section counts from there on.
+    Work is the code in `with timer:`, or in functions wrapped by `wrap_function`. A section must not wait for other
+    ranks; otherwise all ranks appear equally slow. Data read through `wrap_iterator` inside of a section is timed
+    separately, and the section restarts after the read.
 
-    Switched off, sections cost next to nothing. `report` is collective also then: it is where the ranks learn that the
-    timer was switched. It holds no process-wide state: a new one may be made at any time, also after a restart.
+    Sections cost almost nothing while the timer is off. `report` is then still collective, because it is where the
+    ranks receive the state of the switch. There is no process-wide state: a new timer may be created at any time, also
+    after a restart.
 
     Args:
-        rank: of this process.
-        enabled: whether to begin at once.
-        named: how many of the slowest and fastest ranks a report lists.
-        exchange: brings the numbers of all ranks together.
-        stopwatch: times the work; with a GPU, `straggler_torch.CudaStopwatch`.
-        device: what the device says of itself, by the names of `straggler_report.UNITS`; asked at each report.
-        switch: on rank 0, says whether the timer is wanted; the others follow rank 0.
-        write: takes the lines of each report.
-        clock: seconds, for the data.
+        rank: rank of this process.
+        enabled: initial state.
+        minmax_count: number of slowest and fastest ranks in a report.
+        all_gather: gathers the rows of all ranks.
+        stopwatch: times the work; `straggler_torch.CudaStopwatch` for a GPU.
+        device: returns device telemetry by the names of `straggler_report.UNITS`; called at each report.
+        switch: requested state, on rank 0; the other ranks follow rank 0.
+        write: receives the lines of each report.
+        clock: returns the time in seconds, for reading data.
     """
 
     def __init__(  # noqa: PLR0913 (each has a default that does without)
@@ -139,11 +141,11 @@ class StragglerTimer:
 
     @property
     def enabled(self) -> bool:
-        """Whether the timer measures."""
+        """Whether the timer is on."""
         return self._enabled
 
     def pause(self) -> None:
-        """Leave out what comes until `resume`, such as an evaluation."""
+        """Ignore sections until `resume`, such as those of an evaluation."""
         self._paused = True
 
     def resume(self) -> None:
@@ -151,7 +153,7 @@ class StragglerTimer:
         self._paused = False
 
     def __enter__(self) -> "StragglerTimer":
-        """Begin a section. Sections are not nested."""
+        """Start a section. Sections are not nested."""
         if self._enabled and not self._paused:
             self._inside = True
             self._work.start()
@@ -160,14 +162,14 @@ class StragglerTimer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the section; one that raised does not count."""
+        """End the section; a section that raises is not counted."""
         if self._inside and kind is None:
             self._work.stop()
             self._measured = True
         self._inside = False
 
     def wrap_function(self, function: Callable[Given, Returned]) -> Callable[Given, Returned]:
-        """Return the same function, each call of which is a section. It keeps its signature."""
+        """Return a function with the same signature that times each call as a section."""
 
         @wraps(function)
         def section(*args: Given.args, **kwargs: Given.kwargs) -> Returned:
@@ -177,19 +179,20 @@ class StragglerTimer:
         return section
 
     def wrap_iterator(self, iterator: Iterator[Item]) -> "TimedIterator[Item]":
-        """Return an iterator over the same items, the waits for which are timed apart."""
+        """Return an iterator over the same items that times the wait for each item separately."""
         return TimedIterator(iterator, timer=self)
 
     def report(self, total_flops: float = 0.0, log_interval: int = 1) -> SpeedReport | None:
-        """Compare the ranks since the last report, and let them switch on or off together. Collective.
+        """Compare the ranks since the last report, and apply the state of the switch on all ranks. Collective.
 
         Args:
-            total_flops: operations of all ranks since then, forward and backward; 0: not known. From them the speed of
-                a rank is estimated as if each had made an equal part, a third of it in the timed sections.
-            log_interval: steps since then.
+            total_flops: operations of all ranks since the last report, forward and backward; 0 if unknown. The speed of
+            a
+                rank is estimated from an equal share per rank, with a third of it in the timed sections.
+            log_interval: steps since the last report.
 
         Returns:
-            The speeds of all ranks, alike on all of them; None where nobody measured anything.
+            Speeds of all ranks, identical on all ranks; None if no rank has measurements.
         """
         requested = self._enabled if self._switch is None else self._switch.requested
         rows = self._all_gather([float(requested), *self._row(log_interval)])
@@ -202,7 +205,7 @@ class StragglerTimer:
         return found
 
     def _row(self, steps: int) -> list[float]:
-        """Return steps, seconds of work and of data, and what the device says; NaN for what is not known."""
+        """Return steps, seconds of work and of data, and device telemetry; NaN for unknown values."""
         work, data = self._work.read(), self._data.read()
         measured, self._measured = self._measured, False
         read_data, self._read_data = self._read_data, False
@@ -232,7 +235,7 @@ class StragglerTimer:
 
 
 class TimedIterator(Iterator[Item]):
-    """An iterator whose waits a timer counts."""
+    """Iterator that times the wait for each item."""
 
     def __init__(self, iterator: Iterator[Item], *, timer: StragglerTimer) -> None:
         self._iterator = iterator
@@ -244,7 +247,7 @@ class TimedIterator(Iterator[Item]):
 
 
 def _speed(rank: int, row: Sequence[float], *, flops: float) -> RankSpeed | None:
-    """Return the speed of a rank from its numbers; None where it measured nothing."""
+    """Return the speed of a rank from its row; None if it has no measurements."""
     steps, work, data, *logged = row
     if math.isnan(work) or steps <= 0:
         return None

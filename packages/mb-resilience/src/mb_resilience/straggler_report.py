@@ -1,4 +1,4 @@
-"""What was measured of the speed of ranks, in words and as numbers. The standard library only."""
+"""Report on the speed of ranks, as text and as metrics. Standard library only."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,55 +6,55 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSpeed:
-    """One rank since the last report."""
+    """Measurements of one rank since the last report."""
 
     rank: int
     work_seconds: float
-    """In the timed sections, per step."""
+    """Time in the timed sections, per step."""
     data_seconds: float | None = None
-    """Waiting for data, per step; None: this rank reads none, or it was not timed."""
+    """Time waiting for data, per step; None if this rank reads no data, or reading is not timed."""
     teraflops: float | None = None
-    """Estimated TFLOP/s in the timed sections; None: the operations are not known."""
+    """Estimated TFLOP/s in the timed sections; None if the number of operations is unknown."""
     device: Mapping[str, float] = field(default_factory=dict)
-    """What the device says of itself, by name: "temperature" (°C), "power" (W), "utilization" (%), "clock" (MHz)."""
+    """Device telemetry by name: "temperature" (°C), "power" (W), "utilization" (%), "clock" (MHz)."""
 
 
 UNITS: Mapping[str, str] = {"temperature": "°C", "power": "W", "utilization": "%", "clock": "MHz"}
-"""Unit of each thing that a device says of itself."""
+"""Unit of each telemetry value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeedReport:
-    """All ranks that measured something, at least one, in order of their ranks; alike on all ranks."""
+    """Measurements of all ranks that have any, at least one, ordered by rank; identical on all ranks."""
 
     ranks: Sequence[RankSpeed]
     minmax_count: int = 1
-    """How many of the slowest and of the fastest ranks are listed."""
+    """Number of slowest and fastest ranks to list."""
 
     @property
     def by_speed(self) -> list[RankSpeed]:
-        """The ranks, slowest first."""
+        """Ranks, slowest first."""
         return sorted(self.ranks, key=lambda each: -each.work_seconds)
 
     @property
     def slowest(self) -> RankSpeed:
-        """The rank with the longest work."""
+        """Rank with the longest work time."""
         return self.by_speed[0]
 
     @property
     def fastest(self) -> RankSpeed:
-        """The rank with the shortest work."""
+        """Rank with the shortest work time."""
         return self.by_speed[-1]
 
     def lines(self) -> list[str]:
-        """Return one line with the least and the most of everything, and one with more ranks if they are wanted."""
+        """Return a line with the minimum and maximum of each value, and a second line if `minmax_count` exceeds 1."""
         pieces = [
             self._range("work", lambda each: 1000 * each.work_seconds, "ms"),
             self._range("data", lambda each: _times(1000, each.data_seconds), "ms"),
             self._range("speed", lambda each: each.teraflops, "TFLOP/s"),
             *(self._range(name, _of_device(name), unit) for name, unit in UNITS.items()),
         ]
-        found = ["speed of ranks, least to most: " + " | ".join(filter(None, pieces))]
+        found = ["speed of ranks, min to max: " + " | ".join(filter(None, pieces))]
         if 1 < self.minmax_count < len(self.ranks):
             order = self.by_speed
             slow, fast = order[: self.minmax_count], order[: -self.minmax_count - 1 : -1]
@@ -64,7 +64,7 @@ class SpeedReport:
         return found
 
     def metrics(self) -> dict[str, float]:
-        """Return the report as numbers, by names such as "straggler/work-ms-max"."""
+        """Return the report as metrics, by names such as "straggler/work-ms-max"."""
         found = {
             "straggler/slowest-rank": float(self.slowest.rank),
             "straggler/work-ms-min": 1000 * self.fastest.work_seconds,
@@ -79,7 +79,7 @@ class SpeedReport:
         return found
 
     def _range(self, label: str, value: Callable[[RankSpeed], float | None], unit: str) -> str | None:
-        """Return "work 1.00 (rank 0) to 2.00 ms (rank 1)"; None where no rank knows."""
+        """Return "work 1.00 (rank 0) to 2.00 ms (rank 1)"; None if no rank has the value."""
         known = [(number, each.rank) for each in self.ranks if (number := value(each)) is not None]
         if not known:
             return None

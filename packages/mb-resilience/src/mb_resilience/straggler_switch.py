@@ -1,4 +1,4 @@
-"""Port on rank 0 that switches the straggler timer on and off during a run. The standard library only."""
+"""HTTP port on rank 0 that switches the straggler timer on and off during a run. Standard library only."""
 
 import hmac
 import os
@@ -11,26 +11,27 @@ from types import TracebackType
 
 
 class SwitchPortError(OSError):
-    """The port of the switch cannot be used."""
+    """The port of the switch cannot be opened."""
 
 
 class StragglerSwitch:
     """HTTP server on rank 0: each request of "/" with the token toggles the straggler timer.
 
-    The timer follows at its next report. A request without the token is answered with 401 and changes nothing, so that
-    neither another user of the machine nor a web page can toggle it. A context: the port is free again at its end.
+    The timer applies the state at its next report. A request without the token gets the status 401 and has no effect,
+    so that neither another user of the machine nor a web page can toggle the timer. A context manager that closes the
+    port.
 
     Args:
-        port: to listen on; 0: one that is free, see `port`.
-        on: the state at the beginning.
+        port: port to listen on; 0 selects a free port, see `port`.
+        on: initial state.
         host: address to listen on. The default is reachable from this machine only; "" is every interface.
-        token_file: where the token is written for clients, readable by this user only; removed by `close`.
+        token_file: file for the token, readable by this user only; removed by `close`.
 
     Attributes:
-        token: random, of this object; sent by a client as `Authorization: Bearer TOKEN`.
+        token: random token; clients send `Authorization: Bearer TOKEN`.
 
     Raises:
-        SwitchPortError: the port is in use, or this user may not listen on it.
+        SwitchPortError: the port is in use, or this user is not allowed to listen on it.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class StragglerSwitch:
         self._requested = on
         try:
             self._server = _Server((host, port), self._handler())
-        except (OSError, OverflowError) as error:  # the latter for numbers that are no port
+        except (OSError, OverflowError) as error:  # OverflowError: the number is not a valid port
             raise SwitchPortError(
                 f"straggler switch: cannot listen on {host or 'any address'}, port {port} ({error}). "
                 "The timer cannot be switched during the run. Choose another address or port."
@@ -55,16 +56,16 @@ class StragglerSwitch:
 
     @property
     def requested(self) -> bool:
-        """Whether the last request, or the beginning, asked for measuring."""
+        """Whether measuring is on, by the last request or initially."""
         return self._requested
 
     @property
     def port(self) -> int:
-        """The port that is listened on."""
+        """Port of the server."""
         return int(self._server.server_address[1])
 
     def close(self) -> None:
-        """Stop listening, and wait until nobody is answered any more."""
+        """Stop listening, and wait until the last request is answered."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -87,7 +88,7 @@ class StragglerSwitch:
         toggle, expected = self._toggle, f"Bearer {self.token}"
 
         class Handler(BaseHTTPRequestHandler):
-            timeout = 5.0  # seconds: one who connects and says nothing does not keep others out for long
+            timeout = 5.0  # seconds: a client that connects and sends nothing blocks others only briefly
 
             def do_GET(self) -> None:
                 if self.path != "/":
@@ -98,7 +99,7 @@ class StragglerSwitch:
                     self.send_error(401, "the token is missing or wrong")
                     return
                 state = "on" if toggle() else "off"
-                text = f"The timer of slow ranks will be {state} from the next log interval.\n".encode()
+                text = f"The straggler timer will be {state} from the next log interval.\n".encode()
                 self.send_response(200)
                 self.send_header("Content-Type", "text/plain")
                 self.send_header("Content-Length", str(len(text)))
@@ -112,7 +113,7 @@ class StragglerSwitch:
 
 
 def _write_private(path: Path, text: str) -> None:
-    """Write a new file that only this user can read; an existing one, or a link, is replaced and not followed."""
+    """Write a new file that only this user can read. An existing file or link is replaced, and not followed."""
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
         stream.write(text)

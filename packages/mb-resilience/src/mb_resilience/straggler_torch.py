@@ -1,4 +1,4 @@
-"""Timing on a GPU, what it says of itself, and the exchange between ranks. Needs torch."""
+"""CUDA timing, GPU telemetry, and communication between ranks for straggler detection. Needs torch."""
 
 import time
 from collections import deque
@@ -17,11 +17,11 @@ Section = tuple[torch.cuda.Event, torch.cuda.Event, float]
 
 
 class RowAllGather:
-    """Brings the numbers of all ranks of a group together: an `AllGatherRows`. Each call is one collective.
+    """All-gather of one row of numbers per rank; an `AllGatherRows`. Each call is one collective over the group.
 
     Args:
-        group: the ranks; None: all.
-        device: where its collectives take tensors.
+        group: process group; None for all ranks.
+        device: device of the tensors of the collective.
     """
 
     def __init__(self, group: ProcessGroup | None = None, *, device: torch.device | str = "cpu") -> None:
@@ -29,7 +29,7 @@ class RowAllGather:
         self._device = device
 
     def __call__(self, row: Sequence[float]) -> Sequence[Sequence[float]]:
-        """Return the rows of all ranks, by rank in the group. Waits for the device."""
+        """Return the rows of all ranks, by rank in the group. Synchronizes with the device."""
         own = torch.tensor(row, dtype=torch.float64, device=self._device)
         rows = [torch.empty_like(own) for _ in range(torch.distributed.get_world_size(self._group))]
         torch.distributed.all_gather(rows, own, group=self._group)
@@ -37,11 +37,11 @@ class RowAllGather:
 
 
 class BroadcastFromRank0:
-    """Tells all ranks of a group what its rank 0 knows. Each call is one collective of pickled objects.
+    """Broadcast of an object from rank 0 of a group. Each call is one collective of pickled objects over the group.
 
     Args:
-        group: the ranks; None: all.
-        device: where its collectives take tensors; None: torch finds out.
+        group: process group; None for all ranks.
+        device: device of the tensors of the collective; None for torch's default.
     """
 
     def __init__(self, group: ProcessGroup | None = None, *, device: torch.device | None = None) -> None:
@@ -49,7 +49,7 @@ class BroadcastFromRank0:
         self._device = device
 
     def __call__(self, known: Known) -> Known:
-        """Return what rank 0 gave; what others give is not looked at."""
+        """Return the object of rank 0; the objects of other ranks are ignored."""
         box = [known]
         source = torch.distributed.get_global_rank(self._group, 0) if self._group is not None else 0
         torch.distributed.broadcast_object_list(box, src=source, group=self._group, device=self._device)
@@ -61,13 +61,13 @@ def _numbers(row: Tensor) -> list[float]:
 
 
 class CudaStopwatch:
-    """Sums up sections on the stream of the GPU, or on the host where that takes longer.
+    """Stopwatch for sections on a CUDA stream; a section counts with its host time if that is longer.
 
-    Two events are put on the current stream for each section. Nothing waits for the device but `read`, and that only
-    for the last section. Events are used again as soon as the device has passed them.
+    Records two events on the current stream per section. Only `read` synchronizes with the device, up to the end of the
+    last section. Events are reused as soon as the device has passed them.
 
     Args:
-        clock: seconds.
+        clock: returns the time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -78,7 +78,7 @@ class CudaStopwatch:
         self._seconds = 0.0
 
     def start(self) -> None:
-        """Begin a section on the current stream."""
+        """Start a section on the current stream."""
         event = self._open[0] if self._open else self._event()
         event.record()
         self._open = event, self._clock()
@@ -96,7 +96,7 @@ class CudaStopwatch:
             self._settle()
 
     def read(self) -> float:
-        """Return the seconds of all sections that ended, and begin again at 0. Waits for the last of them."""
+        """Return the seconds of all sections that ended, and reset to 0. Synchronizes with the end of the last one."""
         if self._in_flight:
             self._in_flight[-1][1].synchronize()
         while self._in_flight:
@@ -114,32 +114,34 @@ class CudaStopwatch:
 
 
 def make_stopwatch(device: torch.device) -> Stopwatch:
-    """Return what times work on a device."""
+    """Return a stopwatch for a device."""
     return CudaStopwatch() if device.type == "cuda" else HostStopwatch()
 
 
 def gpu_telemetry() -> Mapping[str, float]:
-    """Ask the current GPU for temperature, power, utilisation and clock, through NVML.
+    """Return temperature, power, utilization and clock of the current GPU, through NVML.
 
-    Empty where there is no GPU or no NVML (package nvidia-ml-py); what one GPU does not tell is left out.
+    Empty without a GPU or without NVML (package nvidia-ml-py). Values that the GPU does not provide are omitted.
     """
     if not torch.cuda.is_available():
         return {}
-    requested = (
+    queries = (
         lambda: float(torch.cuda.temperature()),
         lambda: torch.cuda.power_draw() / 1000,
         lambda: float(torch.cuda.utilization()),
         lambda: float(torch.cuda.clock_rate()),
     )
     return {
-        name: value for name, ask in zip(UNITS, requested, strict=True) if (value := _query(ask)) is not None
+        name: value
+        for name, query in zip(UNITS, queries, strict=True)
+        if (value := _query(query)) is not None
     }
 
 
-def _query(ask: Callable[[], float]) -> float | None:
+def _query(query: Callable[[], float]) -> float | None:
     try:
-        return ask()
-    except (RuntimeError, ModuleNotFoundError):  # torch's word for an old NVML, and for none
+        return query()
+    except (RuntimeError, ModuleNotFoundError):  # raised by torch for an old NVML, and without NVML
         return None
     except Exception as error:
         if (

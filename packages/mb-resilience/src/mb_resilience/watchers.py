@@ -1,4 +1,4 @@
-"""A wish to stop that comes with time instead of a signal."""
+"""Sources of stop requests other than signals: a deadline, and a combination of several sources."""
 
 import time
 from collections.abc import Callable
@@ -7,13 +7,13 @@ from mb_resilience.agreed_stop import Watcher
 
 
 class DeadlineWatcher:
-    """Fits `AgreedStop` as its watcher: it wishes to stop once the job has run for so long on this rank.
+    """Watcher that requests a stop when the job has run for a number of minutes on this rank.
 
     Args:
-        minutes: the limit.
-        start_time: when the job began, on `clock`.
-        what: what is said when the time has passed.
-        clock: seconds.
+        minutes: duration of the job.
+        start_time: start of the job, on `clock`.
+        what: name of the limit in the reason, such as the setting.
+        clock: returns the time in seconds.
     """
 
     def __init__(
@@ -30,15 +30,15 @@ class DeadlineWatcher:
 
     @property
     def received(self) -> str | None:
-        """Say that the time has passed; None before."""
+        """Reason of the stop request; None before the deadline."""
         return self._text if self._clock() >= self._end else None
 
 
 class CombinedWatcher:
-    """Fits `AgreedStop` as its watcher: it wishes what the first of several that wishes something does.
+    """Watcher that combines several watchers.
 
     Args:
-        watchers: in the order in which they are asked.
+        watchers: watchers in the order in which they are checked.
     """
 
     def __init__(self, *watchers: Watcher) -> None:
@@ -46,6 +46,6 @@ class CombinedWatcher:
 
     @property
     def received(self) -> str | None:
-        """Return the first wish; None where there is none."""
+        """First stop request among the watchers; None without a request."""
         requests = (watcher.received for watcher in self._watchers)
         return next((request for request in requests if request is not None), None)

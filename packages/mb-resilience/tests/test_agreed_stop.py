@@ -1,4 +1,4 @@
-"""Ranks are threads that sleep at random, the store is a dict."""
+"""Agreement between ranks that are threads with random delays, over a dictionary as the store."""
 
 import random
 import threading
@@ -11,7 +11,7 @@ from mb_resilience import AgreedStop, Rank0TimeoutError, StopOrderError, StopSet
 
 
 @dataclass
-class Told:
+class StubWatcher:
     received: str | None = None
 
 
@@ -36,13 +36,13 @@ class DictStore:
 
 
 def run_ranks(
-    world_size, *, steps, barrier, reported, seed=0, every=1, longest_pause=0.001, store=None, attempt="0"
+    world_size, *, steps, barrier, signals, seed=0, every=1, longest_pause=0.001, store=None, attempt="0"
 ):
-    """Run fake ranks; return, per rank, the step at which it was stopped and why (or None).
+    """Run ranks as threads; return for each rank the step and reason of its stop, or None.
 
     Args:
-        barrier: the ranks meet in every step, as they do in collectives; without it they drift apart.
-        told: rank -> (step in which the signal comes, signal).
+        barrier: synchronize the ranks in every step, as collectives do; without it they drift apart.
+        signals: rank to (step in which the signal arrives, signal).
     """
     store = DictStore() if store is None else store
     meeting = threading.Barrier(world_size, timeout=120)
@@ -50,7 +50,7 @@ def run_ranks(
 
     def rank_main(rank):
         pause = random.Random(seed * 100 + rank)
-        watcher = Told()
+        watcher = StubWatcher()
         stop = AgreedStop(
             watcher,
             store=store,
@@ -65,8 +65,8 @@ def run_ranks(
             if barrier:
                 meeting.wait()
             time.sleep(pause.random() * longest_pause)
-            if rank in reported and reported[rank][0] == step:
-                watcher.received = reported[rank][1]
+            if rank in signals and signals[rank][0] == step:
+                watcher.received = signals[rank][1]
             why = stop(step)
             if why is not None:
                 results[rank] = (step, why)
@@ -81,59 +81,59 @@ def run_ranks(
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_ranks_in_step_stop_together_whoever_was_told_and_whenever(world_size):
+def test_synchronized_ranks_stop_together_for_any_rank_and_step_of_the_signal(world_size):
     for seed in range(70):
         chance = random.Random(seed)
         rank, step = chance.randrange(world_size), chance.randint(1, 6)
-        results = run_ranks(world_size, steps=9, barrier=True, reported={rank: (step, "SIGTERM")}, seed=seed)
+        results = run_ranks(world_size, steps=9, barrier=True, signals={rank: (step, "SIGTERM")}, seed=seed)
         assert len(set(results)) == 1, (seed, results)
         stopped, why = results[0]
         assert step + 1 <= stopped <= step + 2, (seed, results)
         assert why == f"SIGTERM on rank {rank}"
 
 
-def test_ranks_that_drift_apart_stop_together_too():
+def test_ranks_that_drift_apart_stop_together():
     for seed in range(100):
         chance = random.Random(seed)
-        reported = {chance.randrange(3): (chance.randint(1, 20), "SIGTERM")}
-        results = run_ranks(3, steps=60, barrier=False, reported=reported, seed=seed, longest_pause=0.0005)
+        signals = {chance.randrange(3): (chance.randint(1, 20), "SIGTERM")}
+        results = run_ranks(3, steps=60, barrier=False, signals=signals, seed=seed, longest_pause=0.0005)
         assert len(set(results)) == 1, (seed, results)
 
 
-def test_two_ranks_told_at_once_give_one_reason():
+def test_two_signals_in_the_same_step_give_one_reason():
     for seed in range(50):
-        reported = {1: (3, "SIGTERM"), 2: (3, "SIGINT")}
-        results = run_ranks(3, steps=8, barrier=True, reported=reported, seed=seed)
+        signals = {1: (3, "SIGTERM"), 2: (3, "SIGINT")}
+        results = run_ranks(3, steps=8, barrier=True, signals=signals, seed=seed)
         assert len(set(results)) == 1, (seed, results)
         assert results[0][1] in ("SIGTERM on rank 1", "SIGINT on rank 2")
 
 
-def test_rounds_can_be_several_steps_apart():
+def test_round_of_several_steps():
     for seed in range(20):
-        results = run_ranks(3, steps=30, barrier=True, reported={2: (7, "SIGTERM")}, seed=seed, every=5)
+        results = run_ranks(3, steps=30, barrier=True, signals={2: (7, "SIGTERM")}, seed=seed, every=5)
         assert results in ([(15, "SIGTERM on rank 2")] * 3, [(20, "SIGTERM on rank 2")] * 3)
 
 
-def test_nobody_told_means_nobody_stops():
-    assert run_ranks(3, steps=20, barrier=False, reported={}) == [None, None, None]
+def test_without_a_signal_no_rank_stops():
+    assert run_ranks(3, steps=20, barrier=False, signals={}) == [None, None, None]
 
 
-def test_a_signal_at_the_last_step_comes_too_late_for_all():
-    assert run_ranks(2, steps=5, barrier=True, reported={1: (5, "SIGTERM")}) == [None, None]
+def test_signal_in_the_last_step_stops_no_rank():
+    assert run_ranks(2, steps=5, barrier=True, signals={1: (5, "SIGTERM")}) == [None, None]
 
 
-def test_a_new_attempt_is_not_stopped_by_the_wish_of_the_old_one():
+def test_stop_request_does_not_affect_a_new_attempt():
     store = DictStore()
-    first = run_ranks(2, steps=9, barrier=True, reported={1: (2, "SIGTERM")}, store=store, attempt="0")
+    first = run_ranks(2, steps=9, barrier=True, signals={1: (2, "SIGTERM")}, store=store, attempt="0")
     assert first[0] is not None
-    assert run_ranks(2, steps=9, barrier=True, reported={}, store=store, attempt="1") == [None, None]
+    assert run_ranks(2, steps=9, barrier=True, signals={}, store=store, attempt="1") == [None, None]
 
 
-def test_one_rank_needs_no_store_and_stops_at_once():
-    reported = Told()
-    stop = AgreedStop(reported)
+def test_single_rank_needs_no_store_and_stops_immediately():
+    watcher = StubWatcher()
+    stop = AgreedStop(watcher)
     assert stop(1) is None
-    reported.received = "SIGINT"
+    watcher.received = "SIGINT"
     assert stop(2) == "SIGINT on rank 0"
 
 
@@ -141,30 +141,30 @@ def test_one_rank_needs_no_store_and_stops_at_once():
     "arguments",
     [{"world_size": 2}, {"rank": 2, "world_size": 2, "store": DictStore()}, {"every": 0}],
 )
-def test_a_set_up_that_cannot_agree_is_refused(arguments):
+def test_invalid_arguments_are_rejected(arguments):
     with pytest.raises(StopSetupError, match="AgreedStop"):
-        AgreedStop(Told(), **arguments)
+        AgreedStop(StubWatcher(), **arguments)
 
 
 @pytest.mark.parametrize("step", [4, 5, 7])
-def test_steps_must_follow_each_other(step):
-    stop = AgreedStop(Told())
+def test_steps_must_be_consecutive(step):
+    stop = AgreedStop(StubWatcher())
     stop(5)
     with pytest.raises(StopOrderError, match="after step 5"):
         stop(step)
 
 
-def test_going_on_after_the_agreed_stop_is_refused():
-    stop = AgreedStop(Told("SIGTERM"), store=DictStore(), world_size=2)
+def test_step_after_the_agreed_stop_is_rejected():
+    stop = AgreedStop(StubWatcher("SIGTERM"), store=DictStore(), world_size=2)
     assert [stop(1), stop(2)] == [None, "SIGTERM on rank 0"]
     with pytest.raises(StopOrderError, match="stop after step 2"):
         stop(3)
 
 
 @pytest.mark.parametrize("ended_by_rank_0", [0, 1])
-def test_a_silent_rank_0_is_named(ended_by_rank_0):
+def test_unresponsive_rank_0_is_reported(ended_by_rank_0):
     store, now = DictStore(), [0.0]
-    rank_0 = AgreedStop(Told(), store=store, world_size=2)
+    rank_0 = AgreedStop(StubWatcher(), store=store, world_size=2)
     for step in range(1, ended_by_rank_0 + 1):
         rank_0(step)
 
@@ -172,7 +172,7 @@ def test_a_silent_rank_0_is_named(ended_by_rank_0):
         now[0] += seconds
 
     stop = AgreedStop(
-        Told(), store=store, rank=1, world_size=2, timeout_seconds=5, clock=lambda: now[0], sleep=sleep
+        StubWatcher(), store=store, rank=1, world_size=2, timeout_seconds=5, clock=lambda: now[0], sleep=sleep
     )
     assert [stop(step + 1) for step in range(ended_by_rank_0 + 1)] == [None] * (ended_by_rank_0 + 1)
     step = ended_by_rank_0 + 2

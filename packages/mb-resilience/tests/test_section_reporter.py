@@ -7,7 +7,7 @@ from mb_resilience.section_reporter import apply_minimum_timeouts, require_monit
 
 
 class FakeClient:
-    """A monitor's client that writes down what it is told."""
+    """Client of a monitor that records its calls."""
 
     def __init__(self):
         self.reported = []
@@ -41,7 +41,7 @@ def make(folder, client, **settings):
     return SectionReporter(client, state_path=folder / "ft_state.json", **settings)
 
 
-def test_setup_steps_and_saves_are_told_in_order(tmp_path):
+def test_setup_steps_and_saves_are_reported_in_order(tmp_path):
     client = FakeClient()
     with make(tmp_path, client) as sections:
         for _ in range(3):
@@ -54,7 +54,7 @@ def test_setup_steps_and_saves_are_told_in_order(tmp_path):
         "connected", "<setup", "setup>", "<step", "step>", "<step", "step>", "<checkpointing", "checkpointing>",
         "disconnected",
     ]  # fmt: skip
-    assert list(tmp_path.iterdir()) == []  # no time-outs were asked for
+    assert list(tmp_path.iterdir()) == []  # without calculate_timeouts
 
 
 def test_each_evaluation_warms_up_again_and_ends_setup(tmp_path):
@@ -73,7 +73,7 @@ def test_each_evaluation_warms_up_again_and_ends_setup(tmp_path):
                 sections.end_evaluation_step()
     assert client.reported[2:-1] == [
         "begin", "evaluate", "setup>", "evaluate", "<step", "step>", "train", "train", "<step", "step>",
-        "begin", "evaluate", "evaluate", "<step", "step>",  # a validation, and at once
+        "begin", "evaluate", "evaluate", "<step", "step>",  # a validation, followed by
         "begin", "evaluate", "evaluate", "<step", "step>",  # a test
     ]  # fmt: skip
 
@@ -90,7 +90,7 @@ def test_a_save_within_a_step_ends_the_step(tmp_path):
 
 
 def run(folder, *, loaded, steps, saves, fails=False, **settings):
-    """Return the calculations of a run that saves after its steps."""
+    """Return the time-out calculations of a run that saves after its steps."""
     client = FakeClient()
     try:
         with make(folder, client, calculate_timeouts=True, **settings) as sections:
@@ -130,11 +130,11 @@ ALL = ("setup", "step", "checkpointing")
         ({"loaded": True, "steps": 16, "saves": 1, "fails": True}, {}, [(ALL, False)]),
     ],
 )
-def test_time_outs_are_calculated_of_what_was_seen_enough(tmp_path, seen, settings, calculated):
+def test_time_outs_are_calculated_from_enough_observations(tmp_path, seen, settings, calculated):
     assert run(tmp_path, **seen, **settings) == calculated
 
 
-def test_time_outs_are_kept_for_the_next_start(tmp_path):
+def test_time_outs_are_stored_for_the_next_start(tmp_path):
     run(tmp_path, loaded=False, steps=0, saves=1)
     kept = {"current_timeouts": {"section": {"checkpointing": 5.0}}}
     assert json.loads((tmp_path / "ft_state.json").read_text()) == kept
@@ -151,7 +151,7 @@ def test_only_rank_0_writes(tmp_path):
 
 
 @pytest.mark.parametrize("content", ['{"current_', "[1]"])
-def test_a_damaged_file_is_said_and_left_alone(tmp_path, content):
+def test_damaged_file_is_reported_and_ignored(tmp_path, content):
     logged, client = [], FakeClient()
     (tmp_path / "ft_state.json").write_text(content)
     with make(tmp_path, client, log=logged.append):
@@ -160,8 +160,8 @@ def test_a_damaged_file_is_said_and_left_alone(tmp_path, content):
     assert ["ft_state.json" in text for text in logged] == [True]
 
 
-class PickyClient(FakeClient):
-    """One that reads what it is to use, as the client of NVRx does."""
+class ParsingClient(FakeClient):
+    """Client that parses the state, as NVRx's client does."""
 
     def load_state_dict(self, state):
         super().load_state_dict(apply_minimum_timeouts(state))
@@ -179,26 +179,26 @@ class PickyClient(FakeClient):
         {"section": {"section": {}, "is_out_of_section_calculated": True}},
     ],
 )
-def test_time_outs_of_another_shape_are_said_and_the_run_goes_on(tmp_path, timeouts):
-    logged, client = [], PickyClient()
+def test_time_outs_of_another_format_are_reported_and_the_run_continues(tmp_path, timeouts):
+    logged, client = [], ParsingClient()
     (tmp_path / "ft_state.json").write_text(json.dumps({"current_timeouts": timeouts}))
     with make(tmp_path, client, log=logged.append):
         pass
     assert client.reported == ["connected", "<setup", "setup>", "disconnected"]
-    assert ["ft_state.json: holds no time-outs that can be used (" in text for text in logged] == [True]
+    assert ["ft_state.json: contains no usable time-outs (" in text for text in logged] == [True]
 
 
-def test_a_file_that_cannot_be_written_ends_nothing_and_the_old_one_stays(tmp_path):
+def test_file_that_cannot_be_written_does_not_end_the_run_and_the_old_one_remains(tmp_path):
     run(tmp_path, loaded=False, steps=0, saves=1)
     before = (tmp_path / "ft_state.json").read_text()
-    (tmp_path / "ft_state.json.part").mkdir()  # in the way
+    (tmp_path / "ft_state.json.part").mkdir()  # blocks the temporary file
     logged = []
     assert run(tmp_path, loaded=True, steps=0, saves=1, log=logged.append)
-    assert ["calculated time-outs are not kept" in text for text in logged] == [True, True]
+    assert ["calculated time-outs are not stored" in text for text in logged] == [True, True]
     assert (tmp_path / "ft_state.json").read_text() == before
 
 
-def test_calculated_time_outs_are_not_too_short():
+def test_calculated_time_outs_have_a_minimum():
     def state(step, outside):
         sections = {"setup": 2.0, "step": step, "checkpointing": 90.0, "other": None}
         kept = {
@@ -217,13 +217,13 @@ def test_calculated_time_outs_are_not_too_short():
     ]
 
 
-def test_without_a_monitor_there_is_no_fault_tolerance():
+def test_missing_monitor_is_rejected():
     require_monitor({"FT_RANK_MONITOR_IPC_SOCKET": "/tmp/monitor"})
     with pytest.raises(NoMonitorError, match="Start the job with NVRx's ft_launcher"):
         require_monitor({"RANK": "0", "TORCHELASTIC_RESTART_COUNT": "0"})
 
 
-def test_a_monitor_that_lacks_a_section_is_refused():
+def test_monitor_without_a_section_is_rejected():
     require_sections(["checkpointing", "setup", "step", "custom"])
     with pytest.raises(
         NoMonitorError, match="--ft-param-rank_section_timeouts=setup:600,step:180,checkpointing:420"

@@ -3,13 +3,13 @@ from types import SimpleNamespace
 from mb_resilience import AgreedStop, CombinedWatcher, DeadlineWatcher
 
 
-def test_a_run_stops_after_the_first_step_beyond_its_time():
+def test_run_stops_after_the_first_step_beyond_the_deadline():
     now = iter([100.0, 159.9, 160.0]).__next__
     stop = AgreedStop(DeadlineWatcher(1, start_time=100.0, what="max_minutes=1", clock=now))
     assert [stop(step) for step in (1, 2, 3)] == [None, None, "max_minutes=1 has passed on rank 0"]
 
 
-def test_the_first_of_several_wishes_is_told():
+def test_combined_watcher_returns_the_first_request():
     none, term = SimpleNamespace(received=None), SimpleNamespace(received="SIGTERM")
     assert CombinedWatcher(none, none).received is None
     assert CombinedWatcher(none, term, DeadlineWatcher(0, start_time=0.0)).received == "SIGTERM"

@@ -39,14 +39,14 @@ def test_user_buffers_are_released_before_a_restart_if_transformer_engine_is_imp
 HANGS_ONCE = """
 import sys, time
 from pathlib import Path
-from mb_resilience import Sections
-from mb_resilience.nvrx import monitor_client
+from mb_resilience import SectionReporter
+from mb_resilience.nvrx_monitor import monitor_client
 
 folder = Path(sys.argv[1])
 attempts, completed = [*folder.glob("attempt*")], folder / "completed.txt"
 (folder / f"attempt{len(attempts)}").touch()
 first = int(completed.read_text()) if completed.exists() else 0
-with Sections(monitor_client(), state_path=folder / "ft_state.json") as sections:
+with SectionReporter(monitor_client(), state_path=folder / "ft_state.json") as sections:
     for step in range(first, 6):
         with sections.step():
             if step == 3 and not attempts:

@@ -1,4 +1,4 @@
-"""Ranks that all tests of a session share, and the folder that their functions are imported from."""
+"""Fixtures: rank pools that the tests share, and the import path of their functions."""
 
 import sys
 from importlib.util import find_spec
@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # ranks inherit it: they import host_gpt by name
+sys.path.insert(0, str(Path(__file__).parent))  # ranks inherit the path, and import host_gpt by name
 
 from mb_host import RankPool
 
-HOST_ONLY = {"CUDA_VISIBLE_DEVICES": ""}  # the host stands in where there is a GPU, too
+HOST_ONLY = {"CUDA_VISIBLE_DEVICES": ""}  # run on the CPU even if there is a GPU
 HAS_MEGATRON = find_spec("megatron") is not None and find_spec("megatron.core") is not None
 IMPORTS = ["megatron.core", "torch._dynamo"] if HAS_MEGATRON else []
 
@@ -35,6 +35,6 @@ def four_ranks():
 
 @pytest.fixture(scope="session")
 def megatron():
-    """Skip where Megatron Core is not installed; this process never imports it."""
+    """Skip if Megatron Core is not installed; this process never imports it."""
     if not HAS_MEGATRON:
         pytest.skip("needs megatron-core (pip install mb-host[mcore])")

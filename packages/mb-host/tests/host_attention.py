@@ -1,4 +1,4 @@
-"""What the tests of the layers run on a rank: the host's parts beside Megatron's own."""
+"""Functions that run on a rank for the tests of the layers, compared to Megatron's layers."""
 
 import torch
 from megatron.core import parallel_state, tensor_parallel
@@ -43,7 +43,7 @@ def attention(kind: type, **changes) -> torch.nn.Module:
 def attend(
     module: torch.nn.Module, *, masked: bool = False, seen_before: int = SEQUENCE
 ) -> tuple[torch.Tensor, ...]:
-    """Return the output of attention to the same 64-bit tensors, and the three gradients of its square's sum."""
+    """Return the attention output for fixed 64-bit tensors, and the three gradients of its sum of squares."""
     generator = torch.Generator().manual_seed(7)
     shapes = [(SEQUENCE, BATCH, heads, CHANNELS) for heads in (HEADS, GROUPS, GROUPS)]
     inputs = [
@@ -51,15 +51,15 @@ def attend(
     ]
     mask = None
     if masked:  # two documents
-        place = torch.arange(SEQUENCE)
-        mask = (place[:, None] < place) | ((place[:, None] < 5) != (place < 5))
-        mask |= place[:, None] - place > seen_before
+        position = torch.arange(SEQUENCE)
+        mask = (position[:, None] < position) | ((position[:, None] < 5) != (position < 5))
+        mask |= position[:, None] - position > seen_before
     output = module(*inputs, mask)
     return output, *torch.autograd.grad(output.square().sum(), inputs)
 
 
 def largest_difference(masked: bool, changes: dict) -> float:
-    """Compare the host's attention with Megatron's own, output and gradients."""
+    """Compare output and gradients of HostCoreAttention to Megatron's attention."""
     expected = attend(attention(DotProductAttention, **changes), masked=masked)
     parallel_state.destroy_model_parallel()
     found = attend(attention(HostCoreAttention, **changes), masked=masked)
@@ -67,7 +67,7 @@ def largest_difference(masked: bool, changes: dict) -> float:
 
 
 def largest_difference_in_a_masked_window() -> float:
-    """Compare a window beside a mask with Megatron's attention under one mask that says both."""
+    """Compare a window with a mask to Megatron's attention under one combined mask."""
     expected = attend(attention(DotProductAttention), masked=True, seen_before=4)
     parallel_state.destroy_model_parallel()
     found = attend(attention(HostCoreAttention, window_size=(4, 0)), masked=True)
@@ -81,7 +81,7 @@ def dropped() -> dict:
     first, second = attend(module)[0], attend(module)[0]
     return {
         "host's state is kept": torch.equal(before, torch.get_rng_state()),
-        "each call draws anew": not torch.equal(first, second),
+        "each call draws new values": not torch.equal(first, second),
         "without training nothing is dropped": torch.equal(attend(module.eval())[0], attend(module)[0]),
         "sum": first.sum().item(),
     }
@@ -97,7 +97,7 @@ def norms() -> list:
 
 
 def stored_names_of_norms():
-    """Return the names under which a dense layer and one of experts store their norms, by kind of attention."""
+    """Return the checkpoint names of norms of a dense and an expert layer, by kind of attention."""
     kinds = {
         "plain": config(num_moe_experts=4),
         "latent": latent_config(qk_layernorm=False),
@@ -120,7 +120,7 @@ def latent_config(**settings):
 
 
 def parts_of_specs() -> dict:
-    """Name the classes that the specs hold."""
+    """Return the names of the classes in the specs."""
     settings = config(
         num_moe_experts=4,
         moe_layer_freq=[0, 1, 0, 1],
@@ -143,9 +143,9 @@ def parts_of_specs() -> dict:
     }
 
 
-def refused(what: str) -> None:
-    """Do something that the host's parts refuse."""
-    forbidden = {
+def unsupported(case: str) -> None:
+    """Call a layer with an unsupported option."""
+    unsupported_calls = {
         "normalization": lambda: HostNorm(config(normalization="L2Norm"), 8),
         "gamma": lambda: HostNorm(config(layernorm_zero_centered_gamma=True), 8),
         "sinks": lambda: attention(HostCoreAttention, softmax_type="off-by-one"),
@@ -156,11 +156,11 @@ def refused(what: str) -> None:
             *(torch.ones(2, 4, 8),) * 3, torch.ones(2, 2), packed_seq_params=PackedSeqParams()
         ),
     }
-    forbidden[what]()
+    unsupported_calls[case]()
 
 
-def packed_and_apart() -> float:
-    """Return how far sequences in a pack, and their gradients, are from themselves alone; the second is empty."""
+def packed_and_separate() -> float:
+    """Return the largest difference between packed and separate sequences; the second sequence is empty."""
     module = attention(HostCoreAttention)
     lengths = [5, 0, SEQUENCE - 5]
     generator = torch.Generator().manual_seed(7)

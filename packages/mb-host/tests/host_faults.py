@@ -1,4 +1,4 @@
-"""What the tests of the mends run on a rank: checkpoints of the distributed optimizer, and uneven exchange."""
+"""Functions that run on a rank for the tests of the patches."""
 
 import gc
 import inspect
@@ -28,8 +28,8 @@ LAYOUT = Layout(distributed_optimizer=True)
 STEPS = 4
 
 
-def unbroken(root: str, formats: list[str]) -> list[float]:
-    """Train, save in each format, and train on; return the losses after the save."""
+def uninterrupted(root: str, formats: list[str]) -> list[float]:
+    """Train, save in each format, and continue; return the losses after the save."""
     trainer = Trainer(LAYOUT)
     for number in range(STEPS):
         trainer.step(number)
@@ -41,7 +41,7 @@ def unbroken(root: str, formats: list[str]) -> list[float]:
 
 
 def resumed(root: str, optimizer_format: str, fault: str | None) -> list[float]:
-    """Load and train on, with the mend called `fault` left out; return the losses."""
+    """Load and continue without the patch called `fault`; return the losses."""
     with without(fault) if fault else nullcontext():
         trainer = Trainer(LAYOUT, seed=99)
         trainer.load(str(Path(root, optimizer_format)), optimizer_format=optimizer_format)
@@ -49,9 +49,9 @@ def resumed(root: str, optimizer_format: str, fault: str | None) -> list[float]:
 
 
 def patched_afterwards(root: str, optimizer_format: str) -> list[object]:
-    """Take the patches out of modules that are imported, as on a machine with a GPU that has none, and apply them.
+    """Remove the patches from imported modules, as on a machine with a GPU, and apply them again.
 
-    Return the failure of a resume without them, the names of those that were applied, and the losses with them.
+    Return the failure of a resume without them, the names of the applied patches, and the losses with them.
     """
     owners = [DistributedOptimizer, MLASelfAttention, DistributedDataParallel]
     targets = [
@@ -69,31 +69,31 @@ def patched_afterwards(root: str, optimizer_format: str) -> list[object]:
         names = patch_megatron()
     parallel_state.destroy_model_parallel()
     patched = [vars(owner)[name] for owner, name in targets]
-    patch_megatron()  # changes nothing
+    patch_megatron()  # a second call has no effect
     assert patched == [vars(owner)[name] for owner, name in targets]
     return [failure, sorted(names), resumed(root, optimizer_format, None)]
 
 
-def stays(layout: Layout, fault: str | None) -> bool:
-    """Train a model, drop it, and say whether it is there all the same."""
+def is_leaked(layout: Layout, fault: str | None) -> bool:
+    """Train a model, delete it, and return whether it is still alive."""
     with without(fault) if fault else nullcontext():
         trainer = Trainer(layout)
     trainer.step(0)
     model = weakref.ref(trainer.chunks[0])
     del trainer
-    RotaryEmbedding.forward.cache_clear()  # which is the pool's to do, and part of no model
+    RotaryEmbedding.forward.cache_clear()  # a cache that pools clear between runs
     gc.collect()
     return model() is not None
 
 
 def threads_of_a_run(layout: Layout) -> int:
-    """Train a model, and return how many threads there are in this process."""
+    """Train a model and return the number of threads of this process."""
     Trainer(layout).step(0)
     return len([*Path("/proc/self/task").iterdir()])
 
 
 def unequal_parts(fault: str | None) -> tuple[list[float], list[float]]:
-    """Gather one number of rank 0 and two of rank 1; return them, and the gradient of their sum on both ranks."""
+    """Gather one number of rank 0 and two of rank 1; return them and the gradient of their sum."""
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=2)
     group = parallel_state.get_tensor_model_parallel_group()
     part = torch.full((group.rank() + 1,), float(group.rank()), requires_grad=True)
@@ -104,7 +104,7 @@ def unequal_parts(fault: str | None) -> tuple[list[float], list[float]]:
 
 
 def gradient_of_keys(together: bool, fault: str | None) -> list[float]:
-    """Return the sums of the rows of a gradient: of this rank's part of what projects to latent and rotated keys."""
+    """Return the row sums of the gradient of this rank's part of the down projection of keys."""
     size = torch.distributed.get_world_size()
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=size)
     model_parallel_cuda_manual_seed(1)
@@ -128,7 +128,7 @@ def gradient_of_keys(together: bool, fault: str | None) -> list[float]:
     attention = build_module(layer.submodules.self_attention, config=config, layer_number=1)
     rank = torch.distributed.get_rank()
     for number, weight in enumerate(attention.parameters()):
-        if weight.dim() > 1:  # a part of the same matrix under any number of ranks
+        if weight.dim() > 1:  # a part of the same matrix for any number of ranks
             rows, columns = weight.shape
             split = weight.partition_dim
             row = torch.arange(rows)[:, None] + (rank * rows if split == 0 else 0)

@@ -1,6 +1,6 @@
-"""A small GPT trained by Megatron Core on the host: what the parity tests run on each rank.
+"""Small GPT, trained by Megatron Core on the CPU of each rank by the parity tests.
 
-The data are the same in every layout: the batch of a step depends on the step alone, and each rank takes its part.
+The data is the same in every layout: the batch of a step depends only on the step, and each rank reads its part.
 """
 
 import time
@@ -83,7 +83,7 @@ class Trainer:
         return chunk.cuda(torch.cuda.current_device())
 
     def _connect(self) -> None:
-        """Tell the schedule how gradients are finished and overlapped."""
+        """Pass to the schedule how gradients are finalized and overlapped."""
         self.config.finalize_model_grads_func = finalize_model_grads
         self.config.grad_scale_func = self.optimizer.scale_loss
         if self.layout.overlap:

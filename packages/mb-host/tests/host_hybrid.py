@@ -1,4 +1,4 @@
-"""A small hybrid model in the place of the GPT: what its parity tests run on each rank."""
+"""Small hybrid model, trained on each rank by the parity tests."""
 
 import dataclasses
 
@@ -34,7 +34,11 @@ class HybridTrainer(Trainer):
             "linear_num_key_heads": 2,
             "linear_num_value_heads": 4,
         }
-        made = {"init_method", "output_layer_init_method", "embedding_init_method"}  # follow from the others
+        made = {
+            "init_method",
+            "output_layer_init_method",
+            "embedding_init_method",
+        }  # derived from the other fields
         fields = {item.name for item in dataclasses.fields(TransformerConfig) if item.init} - made
         return TransformerConfig(**{**{name: getattr(like_gpt, name) for name in fields}, **own})
 
@@ -67,7 +71,7 @@ def train(folder: str, layout: Layout, steps: int) -> Curve:
 
 
 def norms_of_gated_delta(folder: str, layout: Layout, steps: int) -> list[float]:
-    """Train, and return the weights of the gated-delta layers' norms, of which every rank has a copy."""
+    """Train and return the weights of the gated-delta layers' norms, which are replicated on all ranks."""
     trainer = HybridTrainer(layout)
     trainer.load(folder)
     for number in range(steps):

@@ -1,4 +1,4 @@
-"""Calls of `install`, each in a fork of one process that has imported torch, and what they answered."""
+"""Calls of `install`, each in a fork of one process that has imported torch, and their results."""
 
 import importlib
 import json
@@ -26,7 +26,7 @@ def plain() -> list:
 
 
 def pretend_gpu() -> None:
-    """Answer, on machines without a GPU, the only two questions that `install` asks before it decides."""
+    """Fake a GPU for the two queries that `install` makes before it decides."""
     torch.cuda.is_available, torch.cuda.get_device_name = lambda: True, lambda: "GPU"
 
 
@@ -73,11 +73,11 @@ def with_gpu_packages() -> list:
         mb_host.install()
         return [
             find_spec("transformer_engine"),
-            *(tried(name) for name in ("transformer_engine.pytorch", "apex.optimizers")),
+            *(import_result(name) for name in ("transformer_engine.pytorch", "apex.optimizers")),
         ]
 
 
-def tried(name: str) -> str:
+def import_result(name: str) -> str:
     try:
         return str(importlib.import_module(name))
     except ImportError as error:
@@ -88,7 +88,7 @@ def left_with_gpu() -> list:
     pretend_gpu()
     sys.modules["apex"] = ModuleType("apex")
     mb_host.install()
-    return [tried("apex").startswith("<module")]
+    return [import_result("apex").startswith("<module")]
 
 
 OPTIMIZER = """
@@ -104,7 +104,7 @@ def maybe_move_tensor_to_cpu(tensor): ...
 
 
 def patched_with_gpu(have: bool = False) -> list:
-    """Install on a machine with a GPU; return the patches of the functions of a stand-in for Megatron."""
+    """Install on a machine with a GPU; return the patches of the functions of a fake Megatron."""
     pretend_gpu()
     with tempfile.TemporaryDirectory() as folder:
         for module, text in (
@@ -160,8 +160,8 @@ def arithmetic() -> dict:
     }
 
 
-def sums_by_index() -> list:
-    """Return the mode of torch's deterministic algorithms with one thread, with two, and where it is strict already."""
+def index_additions() -> list:
+    """Return torch's deterministic mode with one thread, with two threads, and if it was already strict."""
     modes = []
     for threads in (1, 2):
         torch.set_num_threads(threads)
@@ -177,7 +177,7 @@ def sums_by_index() -> list:
 CALLS = (
     arithmetic,
     arithmetic_with_gpu,
-    sums_by_index,
+    index_additions,
     with_gpu_packages,
     left_with_gpu,
     plain,

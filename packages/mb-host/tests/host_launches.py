@@ -1,4 +1,4 @@
-"""Functions for the launcher's tests: what ranks may do, good and bad."""
+"""Functions for the launcher's tests: correct and faulty ranks."""
 
 import os
 import signal
@@ -11,15 +11,15 @@ import torch.distributed as dist
 
 
 @dataclass(frozen=True)
-class Place:
+class RankSummary:
     rank: int
     sum_of_ranks: int
 
 
-def place() -> Place:
+def summarize() -> RankSummary:
     total = torch.tensor(dist.get_rank())
     dist.all_reduce(total)
-    return Place(rank=dist.get_rank(), sum_of_ranks=int(total))
+    return RankSummary(rank=dist.get_rank(), sum_of_ranks=int(total))
 
 
 def environment(*names: str) -> tuple:
@@ -69,7 +69,7 @@ def sleep_for_ever() -> None:
 
 
 def start_a_child() -> int:
-    """Leave a process behind and return its id."""
+    """Start a process that outlives the run, and return its ID."""
     return os.spawnlp(os.P_NOWAIT, "sleep", "sleep", "600")
 
 
@@ -94,5 +94,5 @@ def loaded(*names: str) -> list[bool]:
     return [name in sys.modules for name in names]
 
 
-def stands_in() -> tuple:
+def cuda_device() -> tuple:
     return torch.cuda.current_device(), torch.ones(1, device="cuda").device.type

@@ -1,13 +1,13 @@
-"""How ranks share the work of one small GPT, and what a run brings back: torch-free, for both sides."""
+"""Parallel layout of a small model, and the result of a run. Does not import torch."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Degrees of parallelism and how gradients are reduced; `experts` and the hybrid `pattern` are the model's.
+    """Degrees of parallelism and gradient reduction; `experts` and the hybrid `pattern` belong to the model.
 
-    `batched_sends` None is what the pipeline schedule is right with.
+    `batched_sends=None` is the value that the pipeline schedule requires.
     """
 
     tp: int = 1
@@ -25,7 +25,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """The losses of the steps that ran, on ranks of the last pipeline stage, and the median time of a step."""
+    """Losses of all steps, on ranks of the last pipeline stage, and the median step time."""
 
     losses: list[float]
     step_ms: float

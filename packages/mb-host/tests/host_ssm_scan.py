@@ -1,4 +1,4 @@
-"""The scans beside the recurrences that they compute, and beside other people's code: run on a rank."""
+"""Scans compared to recurrences and to Megatron's implementation; functions that run on a rank."""
 
 import torch
 from megatron.core.ssm.gated_delta_net import torch_chunk_gated_delta_rule
@@ -16,7 +16,7 @@ DOUBLE = {"dtype": torch.float64}
 
 
 def largest_differences(scan, recurrence, inputs, *, chunk):
-    """Return how far outputs and gradients are from the recurrence's."""
+    """Return the largest differences of outputs and gradients from the recurrence."""
     outputs = [scan(*inputs, chunk=chunk), recurrence(*inputs)]
     weight = torch.randn_like(outputs[0])
     gradients = [torch.autograd.grad((output * weight).sum(), inputs) for output in outputs]
@@ -79,22 +79,22 @@ def against_megatrons_gated_delta_rule():
 
 
 def short_vectors_in_float16():
-    """Return the gradient that a vector gets through its division by its length, if its squares are below float16's."""
+    """Return the gradient through the normalisation of a vector whose squares underflow in float16."""
     vector = torch.full((4,), 1e-4, dtype=torch.float16, requires_grad=True)
     unit_length(vector)[0].backward()
     return vector.grad.tolist()
 
 
-def refused(what):
-    """Ask a stand-in for what the kernel knows and the host does not."""
+def unsupported(case):
+    """Call a substitute with an argument that only the kernel supports."""
     ones = torch.ones(1, 4, 2, 2)
-    if what == "packed Mamba":
+    if case == "packed Mamba":
         mamba_split_conv1d_scan_combined(ones[0], *[ones] * 5, 2, seq_idx=ones)
-    elif what == "activation":
+    elif case == "activation":
         mamba_split_conv1d_scan_combined(ones[0], *[ones] * 5, 2, activation="relu")
-    elif what == "pattern":
+    elif case == "pattern":
         repeat_groups(ones, "a b", g=1, n=2, r=2)
-    elif what == "state":
+    elif case == "state":
         chunk_gated_delta_rule(*[ones] * 3, *[ones[..., 0]] * 2, output_final_state=True)
     else:
         causal_conv1d(ones[0], ones[0, 0], activation="silu", cu_seqlens=ones)

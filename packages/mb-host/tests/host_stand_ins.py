@@ -1,4 +1,4 @@
-"""What the tests of the stand-ins ask on a rank, where the host stands in for CUDA."""
+"""Functions that run on a rank, where CUDA calls run on the CPU."""
 
 import torch
 from torch import nn
@@ -18,13 +18,13 @@ def device() -> dict:
             "current": torch.cuda.current_device(),
             "count": torch.cuda.device_count(),
             "capability": torch.cuda.get_device_capability(),
-            "name is told": torch.cuda.get_device_name() == properties.name,
+            "has a name": torch.cuda.get_device_name() == properties.name,
             "memory fits": 0 < free <= total == properties.total_memory,
         }
 
 
-def places() -> set[str]:
-    """Return the device types of tensors made on, or moved to, CUDA in every spelling."""
+def devices() -> set[str]:
+    """Return the device types of tensors created on, or moved to, CUDA in every notation."""
     here, cuda = torch.ones(2), torch.device("cuda", torch.cuda.current_device())
     tensors = [
         torch.empty(2, device="cuda"),
@@ -46,7 +46,7 @@ def places() -> set[str]:
 
 
 def untouched() -> tuple:
-    """Return what must go on as in plain torch."""
+    """Return values that must be unchanged from torch."""
     here = torch.ones(2)
     return here.to(torch.float64).dtype, here.to("meta").device.type, torch.empty(2, device="cpu").device.type
 
@@ -77,7 +77,7 @@ def elapsed_without_record() -> float:
 
 
 def random_numbers() -> bool:
-    """Tell whether seeding, reading and setting the device's state all rule what is drawn."""
+    """Return whether seeding, reading and setting the device's state determine the random numbers."""
     torch.cuda.manual_seed(5)
     state, all_states = torch.cuda.get_rng_state(device=0), torch.cuda.get_rng_state_all()
     first = torch.rand(3, device="cuda")
@@ -105,7 +105,7 @@ def compiled() -> tuple:
 
 
 def sharded() -> tuple:
-    """Return the devices of meshes made for CUDA, and how far a sharded layer's gradient is from a whole one's."""
+    """Return the devices of CUDA meshes, and the difference of a sharded layer's gradient from an unsharded one's."""
     world = torch.distributed.distributed_c10d._get_default_group()
     meshes = [
         init_device_mesh("cuda", (2,)),

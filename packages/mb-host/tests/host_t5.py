@@ -1,4 +1,4 @@
-"""A small T5 in the place of the GPT: what its parity tests run on each rank."""
+"""Small T5, trained on each rank by the parity tests."""
 
 import copy
 import dataclasses
@@ -16,11 +16,11 @@ from mb_host.t5 import host_t5_spec
 
 
 class T5Trainer(Trainer):
-    """Model, optimizer and step of one rank; the encoder reads tokens, the decoder writes the next ones unseen."""
+    """Model, optimizer and step of one rank; the encoder reads tokens, the decoder predicts the following ones."""
 
     def _build_config(self) -> TransformerConfig:
         config = model_config(dataclasses.replace(self.layout, experts=None))
-        config.num_query_groups = config.num_attention_heads  # cross-attention knows no groups
+        config.num_query_groups = config.num_attention_heads  # cross-attention does not support query groups
         return config
 
     def _build_chunk(self, vp_stage: int) -> torch.nn.Module:

@@ -1,4 +1,4 @@
-"""The hook that mends a module as soon as it is imported."""
+"""Import hook that calls a function after the import of a module."""
 
 import sys
 
@@ -20,14 +20,14 @@ def finder(tmp_path, monkeypatch):
     return install
 
 
-def test_the_callback_comes_before_the_importer(finder):
+def test_the_callback_runs_before_the_importer_continues(finder):
     finder({"fresh_module": lambda module: setattr(module, "VALUE", 2)})
     from fresh_module import VALUE
 
     assert VALUE == 2
 
 
-def test_other_modules_and_missing_ones_are_left_alone(finder):
+def test_other_modules_and_missing_ones_are_unaffected(finder):
     finder({"fresh_module_that_is_not_there": lambda module: None})
     import fresh_module
 

@@ -1,4 +1,4 @@
-"""Hybrid models: the scans are exact, and every layout has the losses of one process."""
+"""Hybrid models: the scans are exact, and every parallel layout has the losses of one process."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def test_scans_by_chunks_are_the_recurrences(scan, length, chunk, one_rank):
     assert gradients < 1e-11
 
 
-def test_the_gated_delta_rule_is_megatrons(one_rank):
+def test_the_gated_delta_rule_equals_megatrons(one_rank):
     [difference] = one_rank.run(function_in(SCANS, "against_megatrons_gated_delta_rule"))
     assert difference < 1e-6
 
@@ -33,7 +33,7 @@ def test_short_vectors_have_gradients_in_float16(one_rank):
 
 
 @pytest.mark.parametrize(
-    ("what", "message"),
+    ("case", "message"),
     [
         ("packed Mamba", r"packed sequences \(seq_idx\)"),
         ("activation", "activation='relu'"),
@@ -42,17 +42,17 @@ def test_short_vectors_have_gradients_in_float16(one_rank):
         ("packed convolution", "causal_conv1d: activation='silu'"),
     ],
 )
-def test_what_the_scans_cannot_do_is_refused(what, message, one_rank):
+def test_unsupported_arguments_of_the_scans_are_rejected(case, message, one_rank):
     with pytest.raises(RankFailedError, match=f"ValueError: .*{message}"):
-        one_rank.run(function_in(SCANS, "refused"), what)
+        one_rank.run(function_in(SCANS, "unsupported"), case)
 
 
 @pytest.fixture(scope="module")
 def start(one_rank, tmp_path_factory):
-    """Return a function: layout -> (folder of initial weights, losses of one process from them)."""
+    """Return a function: layout -> (directory of initial weights, losses of one process)."""
     known = {}
 
-    def rank_starter(layout):
+    def start_with(layout):
         pattern = layout.pattern.replace("|", "")
         if pattern not in known:
             alone = Layout(pattern=pattern, experts=layout.experts)
@@ -62,7 +62,7 @@ def start(one_rank, tmp_path_factory):
             known[pattern] = (folder, curve.losses)
         return known[pattern]
 
-    return rank_starter
+    return start_with
 
 
 TWO_RANKS = {
@@ -91,6 +91,6 @@ def test_copies_of_a_gated_delta_norm_drift_apart_without_sequence_parallelism(t
     assert (norms[0] == norms[1]) == together
 
 
-def test_it_learns(start):
+def test_the_loss_decreases(start):
     _, losses = start(Layout(pattern=ALL))
     assert losses[-1] < losses[0] - 0.1

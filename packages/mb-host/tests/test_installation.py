@@ -1,4 +1,4 @@
-"""`install` and `quiet` in a process of their own: answers, errors, and silence."""
+"""`install` and `quiet` in separate processes: reports, errors, and filtered messages."""
 
 import json
 import os
@@ -10,13 +10,13 @@ import pytest
 
 
 def run(script: str) -> subprocess.CompletedProcess:
-    """Run a script that sees this folder's modules and no GPU."""
+    """Run a script that can import this folder's modules and has no GPU."""
     script = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n{script}"
     env = {
         **os.environ,
         "CUDA_VISIBLE_DEVICES": "",
         "OMP_NUM_THREADS": "1",
-        # torch's own warning where nvidia-resiliency-ext, which requires pynvml, is installed as well
+        # a warning of torch if nvidia-resiliency-ext, which requires pynvml, is installed
         "PYTHONWARNINGS": "ignore:The pynvml package is deprecated:FutureWarning",
     }
     return subprocess.run(
@@ -25,63 +25,63 @@ def run(script: str) -> subprocess.CompletedProcess:
 
 
 @pytest.fixture(scope="module")
-def answers():
+def values():
     return json.loads(run("import host_installs; host_installs.main()").stdout)
 
 
-def test_without_a_gpu_the_host_stands_in_once_and_for_all(answers):
-    assert answers["plain"] == [True, "no GPU is there, so the host stands in for CUDA", True, False]
+def test_without_a_gpu_cuda_calls_run_on_the_cpu(values):
+    assert values["plain"] == [True, "no GPU is available, so CUDA calls run on the CPU", True, False]
 
 
-def test_with_a_gpu_torch_is_left_as_it_is(answers):
-    assert answers["with_gpu"] == [False, "a GPU is there (GPU), so torch is left as it is", True, True]
+def test_with_a_gpu_torch_is_not_changed(values):
+    assert values["with_gpu"] == [False, "a GPU is available (GPU), so torch is not changed", True, True]
 
 
-def test_with_a_gpu_no_rank_is_forked(answers):
-    assert answers["with_gpu_forked"] == ["a GPU is there (GPU), so torch is left as it is"]
+def test_with_a_gpu_no_rank_is_forked(values):
+    assert values["with_gpu_forked"] == ["a GPU is available (GPU), so torch is not changed"]
 
 
-def test_with_a_gpu_the_host_stands_in_by_force(answers):
-    assert answers["forced"] == [True, "force=True, so the host stands in for CUDA", False, False]
+def test_with_force_cuda_calls_run_on_the_cpu_despite_a_gpu(values):
+    assert values["forced"] == [True, "force=True, so CUDA calls run on the CPU", False, False]
 
 
-def test_without_a_gpu_packages_of_gpu_kernels_are_not_imported(answers):
-    assert answers["with_gpu_packages"] == [None, "ModuleNotFoundError", "ModuleNotFoundError"]
-    assert answers["left_with_gpu"] == [True]
+def test_without_a_gpu_packages_of_gpu_kernels_are_not_imported(values):
+    assert values["with_gpu_packages"] == [None, "ModuleNotFoundError", "ModuleNotFoundError"]
+    assert values["left_with_gpu"] == [True]
 
 
-def test_with_a_gpu_megatron_is_patched_for_optimizers_of_torch_alone(answers):
-    assert answers["patched_with_gpu"] == [
+def test_with_a_gpu_megatron_is_patched_for_optimizers_of_torch_alone(values):
+    assert values["patched_with_gpu"] == [
         ["allocate_optimizer_state"],
         ["separate_step_tensors"],
         ["exclude_step_tensor", "load_without_grad"],
         [],
     ]
-    assert answers["patched_with_gpu_and_apex"] == [[], [], [], []]
+    assert values["patched_with_gpu_and_apex"] == [[], [], [], []]
 
 
 @pytest.mark.parametrize("machine", ["arithmetic", "arithmetic_with_gpu"])
-def test_threads_and_kernels_are_fixed_before_any_parallel_region(answers, machine):
-    found = answers[machine]
+def test_threads_and_kernels_are_fixed_before_any_parallel_region(values, machine):
+    found = values[machine]
     assert found["dynamic"] == [True, False]
     assert all(found["vector math"])
     assert found["team"] == [1, 1]
 
 
-def test_several_threads_add_by_index_in_a_fixed_order(answers):
+def test_index_additions_of_several_threads_are_deterministic(values):
     off, warns, raises = 0, 1, 2
-    assert answers["sums_by_index"] == [off, warns, raises, True]
+    assert values["index_additions"] == [off, warns, raises, True]
 
 
-def test_after_megatron_it_is_too_late(answers):
-    is_runtime_error, message = answers["after_megatron"]
+def test_install_after_the_import_of_megatron_is_an_error(values):
+    is_runtime_error, message = values["after_megatron"]
     assert is_runtime_error
-    assert message.startswith("mb_host.install: megatron.core is imported already")
+    assert message.startswith("mb_host.install: megatron.core is already imported")
 
 
-def test_an_unknown_mend_is_refused(answers):
-    [message] = answers["unknown_patch"]
-    assert message.startswith("patches: no_such_fault unknown")
+def test_an_unknown_patch_is_rejected(values):
+    [message] = values["unknown_patch"]
+    assert message.startswith("patches: no_such_fault: no patch of that name")
 
 
 SILENT = """
@@ -93,7 +93,7 @@ from host_gpt import Trainer
 from host_layouts import Layout
 trainer = Trainer(Layout(distributed_optimizer=True))
 trainer.step(0)
-# a thread of gloo that outlives the interpreter aborts it, and lives as long as anybody holds its group
+# a gloo thread that outlives the interpreter aborts it, and lives as long as its group is referenced
 import gc
 from megatron.core import parallel_state
 del trainer
@@ -103,7 +103,7 @@ gc.collect()
 """
 
 
-def test_megatron_builds_and_trains_a_gpt_without_a_word(megatron):
+def test_megatron_builds_and_trains_a_gpt_without_messages(megatron):
     done = run(SILENT)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -119,6 +119,6 @@ logger.warning("GPTModel IS DEPRECATED."), logger.warning("something new")
 """
 
 
-def test_only_what_is_named_is_silenced():
+def test_only_listed_messages_are_filtered():
     done = run(NOT_QUIET)
     assert done.stderr.splitlines() == ["GPTModel IS DEPRECATED.", "something else", "something new"]

@@ -1,4 +1,4 @@
-"""The host's norm, attention and specs, beside Megatron's own."""
+"""Norm, attention and specs for the CPU, compared to Megatron's."""
 
 from pathlib import Path
 
@@ -21,38 +21,38 @@ pytestmark = pytest.mark.usefixtures("megatron")
     ],
     ids=["causal", "masked", "window", "layer-scaling", "scale"],
 )
-def test_attention_is_megatrons(masked, changes, one_rank):
+def test_attention_equals_megatrons(masked, changes, one_rank):
     [difference] = one_rank.run(function_in(ATTENTION, "largest_difference"), masked, changes)
     assert difference < 1e-12
 
 
-def test_a_window_holds_beside_a_mask(one_rank):
+def test_a_window_restricts_a_mask(one_rank):
     [difference] = one_rank.run(function_in(ATTENTION, "largest_difference_in_a_masked_window"))
     assert difference < 1e-12
 
 
-def test_sequences_in_a_pack_attend_to_themselves_alone(one_rank):
-    [difference] = one_rank.run(function_in(ATTENTION, "packed_and_apart"))
+def test_packed_sequences_attend_only_to_themselves(one_rank):
+    [difference] = one_rank.run(function_in(ATTENTION, "packed_and_separate"))
     assert difference < 1e-12
 
 
-def test_packs_under_context_parallelism_are_refused(two_ranks):
-    with pytest.raises(RankFailedError, match=r"ValueError: .*are given with context parallelism"):
+def test_packs_under_context_parallelism_are_rejected(two_ranks):
+    with pytest.raises(RankFailedError, match=r"ValueError: .*are not supported with context parallelism"):
         two_ranks.run(function_in(ATTENTION, "packed_under_context_parallelism"))
 
 
-def test_dropout_differs_between_ranks_and_leaves_the_host_alone(two_ranks):
+def test_dropout_differs_between_ranks_and_does_not_change_the_global_state(two_ranks):
     first, second = two_ranks.run(function_in(ATTENTION, "dropped"))
     assert first.pop("sum") != second.pop("sum")
     assert first == second == dict.fromkeys(first, True)
 
 
-def test_norms_are_torchs_and_marked(one_rank):
-    [answer] = one_rank.run(function_in(ATTENTION, "norms"))
-    assert answer == ["LayerNorm", "RMSNorm", [True], 1e-6]
+def test_norms_are_from_torch_and_marked(one_rank):
+    [result] = one_rank.run(function_in(ATTENTION, "norms"))
+    assert result == ["LayerNorm", "RMSNorm", [True], 1e-6]
 
 
-def test_specs_hold_the_hosts_parts(one_rank):
+def test_specs_contain_the_components_for_the_cpu(one_rank):
     [parts] = one_rank.run(function_in(ATTENTION, "parts_of_specs"))
     assert parts == {
         "layers of a stage": ["MLP", "MoELayer"],
@@ -64,7 +64,7 @@ def test_specs_hold_the_hosts_parts(one_rank):
     }
 
 
-def test_norms_are_stored_as_under_transformer_engine(one_rank):
+def test_norms_have_the_checkpoint_names_of_transformer_engine(one_rank):
     dense = {"pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_"}
     plain = {"input_layernorm.": "self_attention.linear_qkv.layer_norm_"}
     latent = {
@@ -80,22 +80,22 @@ def test_norms_are_stored_as_under_transformer_engine(one_rank):
 
 
 @pytest.mark.parametrize(
-    ("what", "message"),
+    ("case", "message"),
     [
-        ("normalization", "model.normalization: the host has no L2Norm"),
+        ("normalization", "model.normalization: L2Norm is not available"),
         ("gamma", "model.layernorm_zero_centered_gamma: .*got True"),
         ("sinks", "model.softmax_type: .*got 'off-by-one'"),
         ("ignored", "model.qk_l2_norm: got True"),
         ("ignored in a block", "model.fused_residual_rmsnorm: got True"),
-        ("bias", "attention_bias is given"),
-        ("packed", "packed_seq_params are given with an attention_mask"),
+        ("bias", "attention_bias is not supported"),
+        ("packed", "packed_seq_params are not supported with an attention_mask"),
     ],
 )
-def test_what_the_host_cannot_do_is_refused(what, message, one_rank):
+def test_unsupported_options_are_rejected(case, message, one_rank):
     with pytest.raises(RankFailedError, match=f"ValueError: .*{message}"):
-        one_rank.run(function_in(ATTENTION, "refused"), what)
+        one_rank.run(function_in(ATTENTION, "unsupported"), case)
 
 
-def test_a_mask_under_context_parallelism_is_refused(two_ranks):
+def test_a_mask_under_context_parallelism_is_rejected(two_ranks):
     with pytest.raises(RankFailedError, match=r"ValueError: .*context parallelism of 2"):
         two_ranks.run(function_in(ATTENTION, "mask_under_context_parallelism"))

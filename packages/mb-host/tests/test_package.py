@@ -1,4 +1,4 @@
-"""The package as a whole: its names, and what importing it costs."""
+"""Public names of the package, and the imports that it triggers."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ import pytest
 import mb_host
 
 
-def test_public_names_are_there():
+def test_public_names_resolve():
     assert sorted(mb_host.__all__) == mb_host.__all__
     assert all(callable(getattr(mb_host, name)) for name in mb_host.__all__)
 

@@ -1,4 +1,4 @@
-"""One GPT, one start, many layouts: the losses of every step agree with one process."""
+"""One GPT in many parallel layouts: the losses of every step agree with one process."""
 
 from pathlib import Path
 
@@ -29,10 +29,10 @@ FOUR_RANKS = {
 
 @pytest.fixture(scope="module")
 def start(megatron, one_rank, tmp_path_factory):
-    """Return a function: experts -> (folder of initial weights, losses of one process from them)."""
+    """Return a function: experts -> (directory of initial weights, losses of one process)."""
     known = {}
 
-    def rank_starter(experts):
+    def start_with(experts):
         if experts not in known:
             folder, layout = tmp_path_factory.mktemp("start"), Layout(experts=experts)
             one_rank.run(function_in(GPT, "write_start"), str(folder), layout)
@@ -40,7 +40,7 @@ def start(megatron, one_rank, tmp_path_factory):
             known[experts] = (str(folder), alone)
         return known[experts]
 
-    return rank_starter
+    return start_with
 
 
 def largest_difference(pool, layout, start, record):
@@ -52,7 +52,7 @@ def largest_difference(pool, layout, start, record):
     return difference
 
 
-def test_one_process_learns(start):
+def test_the_loss_of_one_process_decreases(start):
     _, alone = start(None)
     assert len(alone.losses) == STEPS
     assert alone.losses[-1] < 0.9 * alone.losses[0]
@@ -68,7 +68,7 @@ def test_four_ranks_agree_with_one(layout, four_ranks, start, record_property):
     assert largest_difference(four_ranks, layout, start, record_property) < TOLERANCE
 
 
-def test_two_interleaved_stages_that_batch_their_sends_train_wrongly_without_a_word(
+def test_two_interleaved_stages_with_batched_sends_silently_train_incorrectly(
     two_ranks, start, record_property
 ):
     wrong = Layout(pp=2, vp=2, batched_sends=True)

@@ -1,4 +1,4 @@
-"""Processes that ranks would be forked from, and that do not answer."""
+"""Rank servers that do not reply."""
 
 import gc
 import os
@@ -20,7 +20,7 @@ ENDS = RankFileDescriptors(connection=0, lifeline=1, dump=2)
 @pytest.mark.parametrize(
     ("number", "reason"), [(signal.SIGKILL, "has ended"), (signal.SIGSTOP, r"take more than 0\.1 s")]
 )
-def test_what_does_not_answer_is_ended(number, reason):
+def test_a_server_that_does_not_reply_is_killed(number, reason):
     server = RankServer(env=os.environ, reply_seconds=0.1)
     try:
         os.kill(server.pid, number)
@@ -34,7 +34,7 @@ def test_what_does_not_answer_is_ended(number, reason):
         server.close(grace_seconds=0.0)
 
 
-def test_where_the_server_has_ended_another_one_forks(monkeypatch):
+def test_if_the_server_has_ended_another_one_forks(monkeypatch):
     class Ended:
         def fork(self, orders, ends):
             raise ServerEndedError
@@ -48,12 +48,12 @@ def test_where_the_server_has_ended_another_one_forks(monkeypatch):
     assert rank_starter("fork", added={}, env={})(ORDERS, ENDS) == "forked"
 
 
-def test_where_the_system_does_not_fork_the_reason_is_the_answer(monkeypatch):
+def test_if_fork_fails_the_reply_is_the_reason(monkeypatch):
     def no_fork():
         raise BlockingIOError("no process left")
 
     monkeypatch.setattr(os, "fork", no_fork)
     try:
-        assert _fork(ORDERS, [0, 1], [], own=[]) == "the system does not fork: no process left"
+        assert _fork(ORDERS, [0, 1], [], own=[]) == "fork failed: no process left"
     finally:
         gc.unfreeze()

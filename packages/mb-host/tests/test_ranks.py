@@ -1,4 +1,4 @@
-"""The launcher: results, failures, deaths, hangs, and what is left behind."""
+"""Launcher of ranks: results, failures, deaths, hangs, and remaining processes."""
 
 import os
 import subprocess
@@ -17,15 +17,18 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on 
 
 
 def test_results_come_back_by_rank(two_ranks):
-    assert two_ranks.run(host_launches.place) == [host_launches.Place(0, 1), host_launches.Place(1, 1)]
+    assert two_ranks.run(host_launches.summarize) == [
+        host_launches.RankSummary(0, 1),
+        host_launches.RankSummary(1, 1),
+    ]
 
 
-def test_processes_stay_between_runs(two_ranks):
+def test_processes_remain_between_runs(two_ranks):
     assert two_ranks.run(host_launches.process_id) == two_ranks.run(host_launches.process_id)
 
 
-def test_the_host_stands_in_on_every_rank(two_ranks):
-    assert two_ranks.run(host_launches.stands_in) == [(0, "cpu")] * 2
+def test_cuda_calls_run_on_the_cpu_on_every_rank(two_ranks):
+    assert two_ranks.run(host_launches.cuda_device) == [(0, "cpu")] * 2
 
 
 def test_environment_of_a_rank(one_rank):
@@ -33,7 +36,7 @@ def test_environment_of_a_rank(one_rank):
     assert one_rank.run(host_launches.environment, *names) == [("0", "0", "1", "127.0.0.1", "1", "")]
 
 
-def test_where_every_rank_raises_the_processes_stay(two_ranks):
+def test_if_every_rank_raises_the_processes_remain(two_ranks):
     before = two_ranks.run(host_launches.process_id)
     with pytest.raises(RankFailedError, match="ValueError: boom"):
         two_ranks.run(host_launches.raise_everywhere)
@@ -51,7 +54,7 @@ def test_a_result_that_cannot_be_pickled_is_a_failure(two_ranks):
 
 
 def ends(process_id):
-    """Wait for a process to end, and tell whether it does. A zombie, which its new parent may keep, has ended."""
+    """Wait for a process to end; return whether it does. A zombie, which its new parent may keep, has ended."""
     for _ in range(100):
         command = ["ps", "-o", "stat=", "-p", str(process_id)]
         state = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
@@ -61,7 +64,7 @@ def ends(process_id):
     return False
 
 
-def test_nothing_is_left_behind():
+def test_no_process_remains():
     with RankPool(1, env=HOST_ONLY) as pool:
         [rank], [child] = pool.run(host_launches.process_id), pool.run(host_launches.start_a_child)
     assert ends(rank)
@@ -70,7 +73,7 @@ def test_nothing_is_left_behind():
         os.kill(rank, 0)
 
 
-def test_no_rank_is_refused():
+def test_no_rank_is_rejected():
     with pytest.raises(ValueError, match=r"RankPool.world_size: got 0"):
         RankPool(0)
 
@@ -83,7 +86,7 @@ def local_function():
 
 
 @pytest.mark.parametrize("function", [lambda: None, partial(print, 1), local_function(), "print"])
-def test_a_function_that_ranks_cannot_import_is_refused(two_ranks, function):
+def test_a_function_that_ranks_cannot_import_is_rejected(two_ranks, function):
     with pytest.raises(TypeError, match="top of a module's file"):
         two_ranks.run(function)
 
@@ -96,21 +99,21 @@ def test_functions_of_a_test_module_run(two_ranks):
     assert two_ranks.run(double, 3) == [6, 6]
 
 
-def test_a_function_can_be_named_by_its_file(two_ranks, tmp_path):
+def test_a_function_can_be_referenced_by_its_file(two_ranks, tmp_path):
     file = tmp_path / "triple.py"
     file.write_text("def triple(number):\n    return 3 * number\n")
     assert two_ranks.run(function_in(file, "triple"), 3) == [9, 9]
     assert "triple" not in sys.modules
 
 
-def test_a_missing_name_is_told(two_ranks, tmp_path):
+def test_a_missing_name_is_reported(two_ranks, tmp_path):
     file = tmp_path / "nothing.py"
     file.write_text("")
     with pytest.raises(RankFailedError, match=r"AttributeError: .*triple"):
         two_ranks.run(function_in(file, "triple"))
 
 
-def test_a_file_that_is_no_python_is_told(one_rank, tmp_path):
+def test_a_file_that_is_not_python_is_reported(one_rank, tmp_path):
     file = tmp_path / "triple.txt"
     file.write_text("")
     with pytest.raises(
@@ -119,8 +122,8 @@ def test_a_file_that_is_no_python_is_told(one_rank, tmp_path):
         one_rank.run(function_in(file, "triple"))
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"function_in.file: .*triple.py is not there"):
+def test_a_missing_file_is_rejected(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"function_in.file: .*triple.py does not exist"):
         function_in(tmp_path / "triple.py", "triple")
 
 
@@ -173,16 +176,16 @@ def test_pools_share_their_imports(tmp_path, monkeypatch):
 
 
 @linux
-def test_ranks_die_with_the_process_that_forked_them_and_are_forked_anew():
+def test_ranks_die_with_the_rank_server_and_are_forked_again():
     with RankPool(2, env={**HOST_ONLY, "NOT_SHARED": "1"}) as pool:
         with pytest.raises(RankFailedError, match="died of SIGKILL"):
             pool.run(host_launches.kill_parent)
-        assert [place.rank for place in pool.run(host_launches.place)] == [0, 1]
+        assert [summary.rank for summary in pool.run(host_launches.summarize)] == [0, 1]
         assert os.getpid() not in pool.run(host_launches.parent_id)
 
 
 @linux
-def test_where_forking_is_not_safe_a_rank_is_a_fresh_interpreter(tmp_path, monkeypatch):
+def test_if_forking_is_not_safe_a_rank_is_a_new_interpreter(tmp_path, monkeypatch):
     text = "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
     (tmp_path / "starts_a_thread.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
@@ -193,17 +196,17 @@ def test_where_forking_is_not_safe_a_rank_is_a_fresh_interpreter(tmp_path, monke
             pool.run(host_launches.crash, 0)
 
 
-def test_an_import_that_fails_is_told(tmp_path):
+def test_an_import_that_fails_is_reported(tmp_path):
     with (
         RankPool(1, env=HOST_ONLY, imports=["no_such_module"]) as pool,
         pytest.raises(
             RankFailedError, match=r"No module named 'no_such_module', running the start of a rank"
         ),
     ):
-        pool.run(host_launches.place)
+        pool.run(host_launches.summarize)
 
 
-def test_the_first_failure_is_told_first(two_ranks):
+def test_the_first_failure_is_reported_first(two_ranks):
     with pytest.raises(RankFailedError) as caught:
         two_ranks.run(host_launches.raise_on, 1)
     headline, *rest = str(caught.value).splitlines()
@@ -222,23 +225,23 @@ def test_the_first_failure_is_told_first(two_ranks):
         (host_launches.exit_on, "ended its process with exit code 3"),
     ],
 )
-def test_a_death_says_how(function, death):
+def test_a_death_is_reported_with_its_cause(function, death):
     with pytest.raises(RankFailedError, match=f"rank 0 of 1 {death}") as caught:
         run_ranks(function, 1, 0, env=HOST_ONLY)
     assert ("in crash" in caught.value.outcomes[0].detail) == (function is host_launches.crash)
 
 
-def test_a_rank_that_dies_is_told_first_and_replaced(two_ranks):
-    two_ranks.run(host_launches.process_id)  # the ranks are there: their start is not timed
+def test_a_rank_that_dies_is_reported_first_and_replaced(two_ranks):
+    two_ranks.run(host_launches.process_id)  # the ranks are running: their start is not timed
     start = time.monotonic()
     with pytest.raises(RankFailedError, match="rank 1 of 2 died of SIGKILL") as caught:
         two_ranks.run(host_launches.kill, 1)
     assert time.monotonic() - start < 15
     assert caught.value.outcomes[0].state == "died"
-    assert two_ranks.run(host_launches.place)[1].rank == 1
+    assert two_ranks.run(host_launches.summarize)[1].rank == 1
 
 
-def test_a_hang_says_where(two_ranks):
+def test_a_hang_is_reported_with_stacks(two_ranks):
     with pytest.raises(RankTimeoutError) as caught:
         two_ranks.run(host_launches.hang_on, 1, timeout_seconds=2)
     assert str(caught.value).startswith(

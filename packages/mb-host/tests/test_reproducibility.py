@@ -1,4 +1,4 @@
-"""Conditions of arithmetic on the CPU: read, and judged."""
+"""Conditions of arithmetic on the CPU, and reasons for irreproducibility."""
 
 from dataclasses import replace
 
@@ -7,12 +7,12 @@ from mb_host.reproducibility import irreproducibility_reasons, mkl_version, proc
 
 def test_conditions_name_the_variable_that_sets_the_threads():
     assert read_arithmetic({}).threads_requested == "not set"
-    asked = {"OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "2"}
-    assert read_arithmetic(asked).threads_requested == "MKL_NUM_THREADS=2, OMP_NUM_THREADS=3"
+    requested = {"OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "2"}
+    assert read_arithmetic(requested).threads_requested == "MKL_NUM_THREADS=2, OMP_NUM_THREADS=3"
     assert read_arithmetic({}).as_text()["MKL"] == mkl_version()
 
 
-def test_threads_that_may_change_are_a_reason():
+def test_a_variable_number_of_threads_is_a_reason():
     fixed = replace(read_arithmetic({}), threads=4, team=4, dynamic=False)
     assert irreproducibility_reasons(fixed) == ()
     assert irreproducibility_reasons(replace(fixed, team=None)) == ()
@@ -21,7 +21,7 @@ def test_threads_that_may_change_are_a_reason():
     assert limited.startswith("OMP_THREAD_LIMIT: a parallel region received 3 of 4 threads")
 
 
-def test_a_processor_that_the_system_does_not_describe_is_its_architecture(tmp_path):
+def test_the_processor_name_falls_back_to_the_architecture(tmp_path):
     (tmp_path / "cpuinfo").write_text("processor : 0\nmodel name : Some CPU @ 2 GHz\n")
     (tmp_path / "other").write_text("Features : fp\n")
     assert processor_name(tmp_path / "cpuinfo") == "Some CPU @ 2 GHz"

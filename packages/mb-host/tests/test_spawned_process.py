@@ -1,4 +1,4 @@
-"""A process and what it has started."""
+"""A process and its child processes."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ WAIT_SECONDS = 60
 
 @pytest.fixture
 def lifeline():
-    """The ends of a pipe: the first is ready when nobody holds the second any more."""
+    """Ends of a pipe; the first is readable when all copies of the second are closed."""
     ends = os.pipe()
     yield ends
     os.close(ends[0])
@@ -26,7 +26,7 @@ def start(lifeline, script):
     return process
 
 
-def test_what_a_process_has_started_ends_with_it(lifeline):
+def test_child_processes_end_with_their_process(lifeline):
     process = start(lifeline, "sleep 1000 & exit 3")
     assert process.wait(WAIT_SECONDS) == 3
     assert wait([lifeline[0]], timeout=WAIT_SECONDS)
@@ -35,14 +35,14 @@ def test_what_a_process_has_started_ends_with_it(lifeline):
     assert process.poll() == 3
 
 
-def test_a_process_that_runs_is_killed_with_what_it_has_started(lifeline):
+def test_a_running_process_is_killed_with_its_child_processes(lifeline):
     process = start(lifeline, "sleep 1000 & sleep 1000")
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.05)
     process.kill()
     assert process.wait() == -signal.SIGKILL
     assert wait([lifeline[0]], timeout=WAIT_SECONDS)
-    kill_group(process.pid)  # there is none
+    kill_group(process.pid)  # the group is empty
 
 
 def test_a_process_that_is_reaped_elsewhere_has_ended(lifeline):
@@ -51,7 +51,7 @@ def test_a_process_that_is_reaped_elsewhere_has_ended(lifeline):
     assert process.wait(WAIT_SECONDS) == 0
 
 
-def test_nothing_is_killed_by_the_number_of_a_process_that_is_reaped_elsewhere(lifeline):
+def test_nothing_is_killed_by_the_id_of_a_process_that_is_reaped_elsewhere(lifeline):
     process = start(lifeline, "sleep 1000 & exit 0")
     os.waitpid(process.pid, 0)
     assert process.poll() == 0

@@ -1,4 +1,4 @@
-"""T5: every layout has the losses of one process."""
+"""T5: every parallel layout has the losses of one process."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ STEPS = 6
 
 @pytest.fixture(scope="module")
 def start(one_rank, tmp_path_factory):
-    """Return the folder of initial weights, and the losses of one process from them."""
+    """Return the directory of initial weights, and the losses of one process."""
     folder = str(tmp_path_factory.mktemp("start"))
     one_rank.run(function_in(T5, "write_start"), folder, Layout())
     [curve] = one_rank.run(function_in(T5, "train"), folder, Layout(), STEPS)
@@ -37,6 +37,6 @@ def test_two_ranks_agree_with_one(layout, two_ranks, start):
     assert curves[-1].losses == pytest.approx(alone, abs=1e-5, rel=0)
 
 
-def test_it_learns(start):
+def test_the_loss_decreases(start):
     _, losses = start
     assert losses[-1] < losses[0] - 0.05

@@ -1,4 +1,4 @@
-"""Host microseconds per step that the loop adds to a bare `while` around the same work.
+"""Overhead of the loop per step in microseconds, compared to a bare `while` around the same work.
 
 Run: python benchmarks/bench_loop.py. The model, the loss function and the optimizer do next to nothing (about a
 microsecond), so what is left is the loop; one variant averages a real loss, which is a few torch operations. All
@@ -14,7 +14,7 @@ import mb_loop
 
 
 class Nothing:
-    """Model, optimizer and schedule of a step that costs nothing."""
+    """Model, optimizer and schedule of an empty step."""
 
     param_groups = ({"params": (0,), "lr": 0.1},)
     training = True
@@ -32,26 +32,26 @@ class Nothing:
         self.losses = list(losses)
 
     def forward_backward(self, **arguments):
-        """Report the losses given."""
+        """Return the losses that were passed."""
         return self.losses
 
 
 class Listener(mb_loop.Callback):
-    """One callback that reads one number."""
+    """Callback that reads one number."""
 
     def on_train_step_end(self, context):
-        """Take a note."""
+        """Record the number."""
         self.last = context.result.step
 
 
 class Rows(mb_loop.Callback):
-    """Keeps one row of losses per step on the device and reads all of them every hundred steps, as metrics do."""
+    """Callback that stores one row of losses per step on the device and reads all rows every hundred steps."""
 
     def __init__(self):
         self.rows = []
 
     def on_train_step_end(self, context):
-        """Keep a row; read them when it is time."""
+        """Store a row; read all rows every hundred steps."""
         self.rows.append(torch.stack(list(context.result.losses.values())))
         if len(self.rows) == 100:
             torch.stack(self.rows).tolist()
@@ -59,7 +59,7 @@ class Rows(mb_loop.Callback):
 
 
 class Poller:
-    """A checkpointer that is only asked whether it has something to do."""
+    """Checkpointer that is only polled."""
 
     def save(self, step, *, non_persistent):
         """Do nothing."""

@@ -1,11 +1,11 @@
-"""Which waits for the device and which collectives a step has: the loop's, and those of Megatron's own optimizer.
+"""Device synchronisations and collectives of a step, of the loop and of Megatron's optimizer.
 
 Run: python benchmarks/bench_syncs.py (needs megatron-core and mb-host). Each line is one place in the code that reads a
 tensor on the host (`item`, `tolist`, `float`, a copy to the host) or starts a collective, with how often per step. The
 model is one linear layer in Megatron's DistributedDataParallel, on one gloo rank.
 """
 
-# ruff: noqa: PLC0415 (only the rank imports Megatron, after the host stands in for CUDA)
+# ruff: noqa: PLC0415 (only the rank imports Megatron, after mb_host.install)
 
 import traceback
 from collections import Counter
@@ -19,7 +19,7 @@ READS = {"aten::_local_scalar_dense", "aten::item"}
 
 
 def place():
-    """Return the innermost place outside of torch and this file, as "package/file.py function"."""
+    """Return the innermost source location outside of torch and this file, as "package/file.py function"."""
     for frame in reversed(traceback.extract_stack()):
         parts = Path(frame.filename).parts
         if "torch" not in parts and parts[-1] != "contextlib.py" and Path(frame.filename) != Path(__file__):
@@ -27,8 +27,8 @@ def place():
     return "?"
 
 
-def count(rerun_mode=None, **section):  # noqa: C901 (a whole run, with a model of its own)
-    """Train some steps and return Counters of reads and collectives by place."""
+def count(rerun_mode=None, **section):  # noqa: C901 (a complete run, including the model)
+    """Train some steps; return counters of reads and collectives by source location."""
     import torch
     from megatron.core import parallel_state
     from megatron.core.distributed import (
@@ -92,7 +92,7 @@ def count(rerun_mode=None, **section):  # noqa: C901 (a whole run, with a model 
         return model(torch.ones(2, 4)), loss_function
 
     class Recorder(mb_loop.Callback):
-        """Keeps a row per step on the device, as metrics do between two log intervals."""
+        """Callback that stores a row per step on the device, as metrics do between two log intervals."""
 
         def __init__(self):
             self.rows = []

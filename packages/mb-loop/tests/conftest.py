@@ -1,4 +1,4 @@
-"""Two ranks with Megatron Core, shared by the tests that need them."""
+"""Fixture: two ranks with Megatron Core, shared by all tests of a module."""
 
 import pytest
 

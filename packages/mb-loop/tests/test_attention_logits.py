@@ -1,4 +1,4 @@
-"""Attention logits with layers that measure and clip as Megatron's do."""
+"""Attention logits, with fake layers that measure and clip as Megatron's do."""
 
 import pytest
 
@@ -8,7 +8,7 @@ import mb_loop  # noqa: E402
 
 
 class Kernel(torch.nn.Module):
-    """Keeps the largest logit of each of two heads, as Megatron's kernel over Transformer Engine's does."""
+    """Kernel that stores the largest logit of each of two heads, as Megatron's does."""
 
     def __init__(self):
         super().__init__()
@@ -22,7 +22,7 @@ class Kernel(torch.nn.Module):
 
 
 class Attention(torch.nn.Module):
-    """One weight per head; a head above `limit` is scaled down to it."""
+    """Layer with one weight per head; a head above `limit` is scaled down to it."""
 
     def __init__(self, weights, *, limit=100.0, kernel=None):
         super().__init__()
@@ -39,7 +39,7 @@ class Attention(torch.nn.Module):
 
 
 class Optimizer:
-    """Changes nothing; refuses the steps of `bad`."""
+    """Optimizer that changes nothing and skips the steps in `bad`."""
 
     def __init__(self, bad=()):
         self.param_groups, self.bad, self.steps = [], bad, 0
@@ -71,7 +71,7 @@ def train(layers, microbatches, *, bad=(), evaluate=None, clip=False, **settings
     ]
 
 
-def test_the_largest_logit_of_all_microbatches_and_layers_is_reported_and_weights_are_left_alone():
+def test_the_largest_logit_of_all_microbatches_and_layers_is_reported_without_clipping():
     layer = Attention([1.0, 2.0])
     found, weights = train(
         [layer], [torch.tensor([3.0, 4.0]), torch.tensor([60.0, 1.0]), torch.ones(2), torch.ones(2)],
@@ -85,13 +85,13 @@ def test_heads_above_the_threshold_are_scaled_down_after_the_step():
     assert (found, weights) == ([200.0, 100.0], [[1.0, 2.0]])
 
 
-def test_after_a_step_that_the_optimizer_refused_nothing_is_scaled():
+def test_nothing_is_scaled_after_a_skipped_step():
     inputs = [torch.tensor([float("inf"), 1.0]), torch.ones(2)]
     found, weights = train([Attention([1.0, 4.0])], inputs, train_iters=2, clip=True, bad=(1,))
     assert (found, weights) == ([float("inf"), 4.0], [[1.0, 4.0]])
 
 
-def test_logits_of_an_evaluation_do_not_count():
+def test_logits_of_an_evaluation_are_ignored():
     held_out = iter([torch.tensor([900.0, 1.0])] * 9)
     found, weights = train(
         [Attention([1.0, 2.0])], [torch.ones(2)] * 3, evaluate=held_out, clip=True,
@@ -100,7 +100,7 @@ def test_logits_of_an_evaluation_do_not_count():
     assert (found, weights) == ([2.0, 2.0, 2.0], [[1.0, 2.0]])
 
 
-def test_a_model_that_measures_nothing_is_refused():
+def test_a_model_that_measures_nothing_is_rejected():
     model = Attention([1.0], kernel=torch.nn.Identity())
     with pytest.raises(mb_loop.TrainSettingsError, match="none of 1 attention layers measures its logits"):
         mb_loop.AttentionLogits([model])

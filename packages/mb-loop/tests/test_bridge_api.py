@@ -1,4 +1,4 @@
-"""The pieces of a turn, called one by one."""
+"""Building blocks of an iteration, called separately."""
 
 import gc
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ class Saves:
         self.lines = []
 
     def save(self, step, *, non_persistent):
-        self.lines.append(f"{step} temporary" if non_persistent else f"{step}")
+        self.lines.append(f"{step} non-persistent" if non_persistent else f"{step}")
         return [mb_loop.SaveResult(step=step, non_persistent=non_persistent, written=True)]
 
     def poll(self, *, blocking):
@@ -24,7 +24,7 @@ class Saves:
 
 
 class Profile:
-    """A profiler, and the context of its markers."""
+    """Fake profiler and NVTX context."""
 
     def __init__(self, log):
         self.log = log
@@ -36,7 +36,7 @@ class Profile:
         self.log.append("markers")
 
 
-def test_each_piece_after_a_step_happens_at_its_interval_only(monkeypatch):
+def test_periodic_work_runs_at_its_interval_only(monkeypatch):
     log = []
     monkeypatch.setattr(gc, "collect", lambda generation: None)
     monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: log.append("cuda profiler"))
@@ -59,18 +59,18 @@ def test_each_piece_after_a_step_happens_at_its_interval_only(monkeypatch):
     assert operations == 0.0
 
 
-def test_sections_that_are_not_there_mean_nothing_to_do():
+def test_absent_sections_disable_their_work():
     config = SimpleNamespace(train=TrainSection(), straggler=None, profiling=None)
     assert mb_loop.post_training_step_callbacks([], 2.0, None, 1, None, config, False) == 2.0
 
 
-def test_a_save_is_timed_and_holds_the_operations():
+def test_a_save_is_timed_and_stores_the_operations():
     saves, state = Saves(), mb_loop.LoopState.of(train_iters=9)
     state.train_state.step = 4
     seconds = mb_loop.save_checkpoint_and_time(
         state, [], None, None, 3e20, None, True, checkpointer=saves, clock=iter([1.0, 3.5]).__next__
     )
-    assert (saves.lines, seconds) == (["4 temporary"], 2.5)
+    assert (saves.lines, seconds) == (["4 non-persistent"], 2.5)
     assert state.train_state.floating_point_operations_so_far == 3 * 10**20
 
 
@@ -97,7 +97,7 @@ def test_saves_and_exits_are_decided_together(settings, keywords, leave, saved, 
 
 
 def minimal_state(folder=None, *, save=None, log_progress=False, async_save=False, **train):
-    """Return the fewest fields that the seed's functions read of a global state."""
+    """Return the fields of a global state that Megatron-Bridge's functions read."""
     return SimpleNamespace(
         train_state=mb_loop.TrainState(step=4, consumed_train_samples=4000),
         start_time=0.0,
@@ -114,7 +114,7 @@ def minimal_state(folder=None, *, save=None, log_progress=False, async_save=Fals
     )
 
 
-def test_the_seeds_arguments_are_enough_to_save():
+def test_the_arguments_of_megatron_bridge_suffice_to_save():
     saves, state = Saves(), minimal_state()
     mb_loop.save_checkpoint_and_time(
         state=state,
@@ -130,7 +130,7 @@ def test_the_seeds_arguments_are_enough_to_save():
 
 
 @pytest.mark.parametrize(("received", "leave"), [([False, False], False), ([False, True], True)])
-def test_the_seeds_arguments_are_enough_to_decide(received, leave, capsys):
+def test_the_arguments_of_megatron_bridge_suffice_to_decide(received, leave, capsys):
     saves, state = Saves(), minimal_state(exit_signal_handler=True)
     state.signal_handler = SimpleNamespace(signals_received=lambda: received)
     decided = mb_loop.checkpoint_and_decide_exit(
@@ -146,7 +146,7 @@ def test_the_seeds_arguments_are_enough_to_decide(received, leave, capsys):
     assert capsys.readouterr().out == "stopped after step 4: SIGTERM on rank 1\n" * leave
 
 
-def test_nothing_is_saved_where_no_folder_asks_for_it():
+def test_nothing_is_saved_without_a_directory():
     assert not mb_loop.checkpoint_and_decide_exit(minimal_state(), [], None, None, 0.0, {}, None)
 
 
@@ -154,17 +154,17 @@ def test_nothing_is_saved_where_no_folder_asks_for_it():
     ("call", "settings", "context", "message"),
     [
         ("save_checkpoint_and_time", {}, {}, "holds no checkpointer, but this function writes one"),
-        ("checkpoint_and_decide_exit", {"save": "ck"}, {}, "checkpoint.save='ck' asks for checkpoints"),
+        ("checkpoint_and_decide_exit", {"save": "ck"}, {}, "checkpoint.save='ck' requires one"),
         ("checkpoint_and_decide_exit", {}, "ck", "is a str, but the checkpointer is read from a mapping"),
         ("checkpoint_and_decide_exit", {"exit_signal_handler": True}, {}, "the state has no signal_handler"),
     ],
 )
-def test_what_would_be_ignored_is_refused(call, settings, context, message):
+def test_ignored_settings_are_rejected(call, settings, context, message):
     with pytest.raises(mb_loop.TrainSettingsError, match=message):
         getattr(mb_loop, call)(minimal_state(**settings), [], None, None, 0.0, context)
 
 
-def test_two_checkpointers_are_refused():
+def test_two_checkpointers_are_rejected():
     with pytest.raises(mb_loop.TrainSettingsError, match="differs from the argument checkpointer"):
         mb_loop.save_checkpoint_and_time(
             minimal_state(), [], None, None, 0.0, {"checkpointer": Saves()}, checkpointer=Saves()

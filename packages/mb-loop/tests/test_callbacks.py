@@ -35,12 +35,12 @@ def test_the_base_class_has_a_method_for_every_event():
         assert getattr(Callback(), event)(CallbackContext(state=None, model=[])) is None
 
 
-def test_an_unknown_event_names_those_there_are():
+def test_an_unknown_event_lists_the_known_ones():
     with pytest.raises(UnknownEventError, match=r"'on_step'.*on_train_step_end"):
         CallbackManager().register("on_step", print)
 
 
-def test_exceptions_go_through():
+def test_exceptions_propagate():
     manager = CallbackManager()
     manager.register("on_train_start", lambda context: [][0])
     with pytest.raises(IndexError):
@@ -69,8 +69,8 @@ def test_the_context_of_a_step_repeats_its_result():
     ]
 
 
-def test_no_context_is_built_when_nobody_listens():
-    unreadable = SimpleNamespace()  # a context takes the losses out of a result
+def test_no_context_is_built_without_listeners():
+    unreadable = SimpleNamespace()  # building a context reads the losses of the result
     events = EventDispatcher(manager=CallbackManager(), state=SimpleNamespace(), model=[])
     events("on_train_step_end", result=unreadable)
     events.manager.register("on_train_step_end", lambda context: None)
@@ -78,21 +78,23 @@ def test_no_context_is_built_when_nobody_listens():
         events("on_train_step_end", result=unreadable)
 
 
-def test_lines_come_every_so_many_steps_at_least_one():
-    with pytest.raises(ValueError, match=r"LossPrinter\.every: must be 1 or more, is 0"):
+def test_the_interval_of_lines_must_be_positive():
+    with pytest.raises(ValueError, match=r"LossPrinter\.every: is 0, but it is a number of steps"):
         LossPrinter(every=0)
 
 
-def test_a_class_of_ones_own_hears_the_events_that_it_has():
-    class Own:
+def test_a_class_without_the_base_class_receives_its_events():
+    class WithoutBase:
         def on_train_end(self, context):
             handled.append(context.outcome)
 
     handled, state = [], None
-    CallbackManager([Own()]).fire("on_train_end", CallbackContext(state=state, model=[], outcome="it"))
+    CallbackManager([WithoutBase()]).fire(
+        "on_train_end", CallbackContext(state=state, model=[], outcome="it")
+    )
     assert handled == ["it"]
 
 
-def test_an_object_without_any_event_is_refused():
-    with pytest.raises(UnknownEventError, match="callbacks: dict has none of the events"):
+def test_an_object_without_any_event_is_rejected():
+    with pytest.raises(UnknownEventError, match="callbacks: dict handles no event"):
         CallbackManager([{}])

@@ -13,15 +13,15 @@ def end(step, *, non_persistent=False, written=True):
 
 
 @dataclass
-class Writes:
-    """A checkpointer; what ends in the background, or badly, is said beforehand: a list for each call."""
+class ScriptedCheckpointer:
+    """Checkpointer with predefined results: a list per call, for background and failed saves."""
 
     saves: list[list[SaveResult]] = field(default_factory=list)
     polls: list[list[SaveResult]] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
 
     def save(self, step, *, non_persistent):
-        self.lines.append(f"{step} temporary" if non_persistent else f"{step}")
+        self.lines.append(f"{step} non-persistent" if non_persistent else f"{step}")
         return self.saves.pop(0) if self.saves else [end(step, non_persistent=non_persistent)]
 
     def poll(self, *, blocking):
@@ -37,16 +37,16 @@ def saver(writes, *, start_step=0, manager=None, **intervals):
     )
 
 
-def test_a_lasting_save_wins_over_a_temporary_one():
-    writes = Writes()
+def test_persistent_saves_take_precedence():
+    writes = ScriptedCheckpointer()
     saves = saver(writes, save_interval=10, non_persistent_save_interval=5)
     for step in range(1, 21):
         saves.after_step(step, leaving=False)
-    assert writes.lines == ["5 temporary", "10", "15 temporary", "20"]
+    assert writes.lines == ["5 non-persistent", "10", "15 non-persistent", "20"]
 
 
-def test_leaving_saves_the_step_once_and_for_good():
-    writes = Writes()
+def test_leaving_saves_the_step_once_as_a_persistent_checkpoint():
+    writes = ScriptedCheckpointer()
     saves = saver(writes, save_interval=10, non_persistent_save_interval=3)
     saves.after_step(6, leaving=True)
     saves.save(6)
@@ -55,8 +55,8 @@ def test_leaving_saves_the_step_once_and_for_good():
     assert (saves.saved(6), saves.saved(5)) == (True, False)
 
 
-def test_the_end_is_saved_without_an_interval_but_not_with_interval_0_or_when_nothing_was_done():
-    writes = Writes()
+def test_the_last_step_is_saved_without_an_interval_but_not_with_interval_0_or_without_steps():
+    writes = ScriptedCheckpointer()
     saver(writes).finish(7)
     saver(writes, save_interval=0).finish(8)
     saver(writes, start_step=9).finish(9)
@@ -70,27 +70,27 @@ def test_without_a_checkpointer_nothing_is_saved():
     assert not saves.saved(1)
 
 
-def test_a_save_is_announced_after_it_was_made():
-    writes, manager = Writes(), CallbackManager()
-    manager.register("on_checkpoint_save", lambda context: writes.lines.append("announced"))
+def test_the_event_is_fired_after_the_save():
+    writes, manager = ScriptedCheckpointer(), CallbackManager()
+    manager.register("on_checkpoint_save", lambda context: writes.lines.append("event"))
     saves = saver(writes, manager=manager)
     saves.poll()
     saves.save(4)
     saves.poll(blocking=True)
-    assert writes.lines == ["poll", "4", "announced", "wait"]
+    assert writes.lines == ["poll", "4", "event", "wait"]
 
 
-def announcing(writes):
+def saver_with_events(writes):
     manager = CallbackManager()
     manager.register(
-        "on_checkpoint_save", lambda context: writes.lines.append(f"{context.saved_step} is whole")
+        "on_checkpoint_save", lambda context: writes.lines.append(f"{context.saved_step} is complete")
     )
     return saver(writes, manager=manager)
 
 
-def test_a_save_in_the_background_is_announced_when_it_is_whole_and_counts_from_then_on():
-    writes = Writes(saves=[[], [end(4)]], polls=[[], [end(6)]])
-    saves = announcing(writes)
+def test_a_background_save_fires_the_event_and_counts_once_it_is_complete():
+    writes = ScriptedCheckpointer(saves=[[], [end(4)]], polls=[[], [end(6)]])
+    saves = saver_with_events(writes)
     saves.save(4)
     saves.save(4)
     saves.poll()
@@ -98,23 +98,23 @@ def test_a_save_in_the_background_is_announced_when_it_is_whole_and_counts_from_
     saves.save(6)
     known += [saves.saved(4), saves.saved(6)]
     saves.poll()
-    assert writes.lines == ["4", "poll", "6", "4 is whole", "poll", "6 is whole"]
+    assert writes.lines == ["4", "poll", "6", "4 is complete", "poll", "6 is complete"]
     assert [*known, saves.saved(6)] == [False, True, False, True]
 
 
-def test_a_failed_save_is_not_announced_and_the_step_is_not_saved_until_a_later_try_succeeds():
-    writes = Writes(saves=[[end(4, written=False)]], polls=[[], [end(4)]])
-    saves = announcing(writes)
+def test_a_failed_save_fires_no_event_and_the_step_is_not_saved_until_a_retry_succeeds():
+    writes = ScriptedCheckpointer(saves=[[end(4, written=False)]], polls=[[], [end(4)]])
+    saves = saver_with_events(writes)
     saves.save(4)
     saves.save(4)
     saves.poll()
     assert (writes.lines, saves.saved(4)) == (["4", "poll"], False)
     saves.poll(blocking=True)
-    assert (writes.lines[2:], saves.saved(4)) == (["wait", "4 is whole"], True)
+    assert (writes.lines[2:], saves.saved(4)) == (["wait", "4 is complete"], True)
 
 
-def test_a_temporary_checkpoint_is_announced_and_saves_no_step_for_good():
-    writes = Writes()
-    saves = announcing(writes)
+def test_a_non_persistent_checkpoint_fires_the_event_and_does_not_count_as_saved():
+    writes = ScriptedCheckpointer()
+    saves = saver_with_events(writes)
     saves.save_now(4, non_persistent=True)
-    assert (writes.lines, saves.saved(4)) == (["4 temporary", "4 is whole"], False)
+    assert (writes.lines, saves.saved(4)) == (["4 non-persistent", "4 is complete"], False)

@@ -1,4 +1,4 @@
-"""What the loop asks of the device itself: to be waited for, and to give unused memory back."""
+"""Device synchronisation, and release of unused device memory."""
 
 import importlib.util
 from pathlib import Path
@@ -26,13 +26,13 @@ _spec.loader.exec_module(tiny)
 
 @pytest.fixture
 def waits(monkeypatch):
-    """Lets the machine have a GPU, or none, and counts the waits for it."""
+    """Return a function that fakes a GPU, or none, and records synchronisations."""
     log = []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: log.append("wait"))
     return lambda gpu: monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu) or log
 
 
-def passes_of(model):
+def runner_of(model):
     return ForwardBackwardRunner(
         tiny.forward_step,
         data_iterator=tiny.batches(),
@@ -50,14 +50,14 @@ def passes_of(model):
         (2, ["release", "optimizer", "release"]),
     ],
 )
-def test_a_step_gives_memory_back_as_the_level_says(level, order):
+def test_a_step_releases_memory_according_to_the_level(level, order):
     log = []
     model, optimizer = tiny.make_model()
     optimizer.register_step_pre_hook(lambda *_: log.append("optimizer"))
     train = TrainSection(train_iters=1, empty_unused_memory_level=level, global_batch_size=2)
     state = mb_loop.LoopState(cfg=LoopConfig(train=train))
     step = TrainStep(
-        passes_of(model),
+        runner_of(model),
         model=[model],
         optimizer=optimizer,
         scheduler=None,
@@ -70,13 +70,13 @@ def test_a_step_gives_memory_back_as_the_level_says(level, order):
 
 
 @pytest.mark.parametrize(("level", "releases"), [(0, 0), (1, 3), (2, 3)])
-def test_an_evaluation_gives_memory_back_after_each_batch(level, releases):
+def test_an_evaluation_releases_memory_after_each_batch(level, releases):
     log = []
     model, _ = tiny.make_model()
     train = TrainSection(train_iters=1, empty_unused_memory_level=level)
     state = mb_loop.LoopState(cfg=LoopConfig(train=train, validation=ValidationSection(eval_iters=3)))
     run_evaluation(
-        passes_of(model),
+        runner_of(model),
         EventDispatcher(manager=CallbackManager(), state=state, model=[model]),
         groups=None,
         kind="eval",
@@ -86,7 +86,7 @@ def test_an_evaluation_gives_memory_back_after_each_batch(level, releases):
 
 
 @pytest.mark.parametrize(("interval", "steps"), [(None, []), (2, [2, 4])])
-def test_the_loop_waits_at_the_interval(interval, steps):
+def test_the_loop_synchronises_at_the_interval(interval, steps):
     waited, train = [], TrainSection(train_sync_interval=interval)
     state = mb_loop.LoopState.of(train_iters=1)
     due = StepMaintenance(
@@ -102,7 +102,7 @@ def test_the_loop_waits_at_the_interval(interval, steps):
     assert waited == steps
 
 
-def test_a_gpu_is_waited_for_and_nothing_else(waits):
+def test_synchronisation_requires_a_gpu(waits):
     log = waits(gpu=False)
     wait_for_device()
     assert log == []
@@ -111,7 +111,7 @@ def test_a_gpu_is_waited_for_and_nothing_else(waits):
     assert log == ["wait"]
 
 
-def test_a_loop_of_ones_own_waits_only_where_there_is_a_gpu(waits):
+def test_a_custom_loop_synchronises_only_with_a_gpu(waits):
     config = SimpleNamespace(train=TrainSection(train_sync_interval=1), straggler=None, profiling=None)
     log = waits(gpu=False)
     mb_loop.post_training_step_callbacks([], 2.0, None, 1, None, config, False)
@@ -122,7 +122,7 @@ def test_a_loop_of_ones_own_waits_only_where_there_is_a_gpu(waits):
 
 
 @pytest.mark.parametrize(("gpu", "waited"), [(False, []), (True, ["wait", "wait"])])
-def test_a_run_waits_as_often_as_its_interval_says(waits, gpu, waited):
+def test_a_run_synchronises_at_its_interval(waits, gpu, waited):
     log, (model, _) = waits(gpu), tiny.make_model()
     optimizer = SimpleNamespace(zero_grad=model.zero_grad, step=lambda: (True, 1.0, 0), param_groups=[])
     state = mb_loop.LoopState(cfg=LoopConfig(train=TrainSection(train_iters=4, train_sync_interval=2)))

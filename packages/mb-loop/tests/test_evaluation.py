@@ -39,7 +39,7 @@ def test_token_losses_are_weighted():
     assert mb_loop.evaluate(forward_step, None, [torch.nn.Linear(1, 1)], state) == {"lm loss": 3.5}
 
 
-def test_the_model_is_evaluated_without_gradients_and_goes_back_to_training():
+def test_the_model_is_evaluated_without_gradients_and_returns_to_training_mode():
     seen = []
 
     def forward_step(iterator, model):
@@ -51,7 +51,7 @@ def test_the_model_is_evaluated_without_gradients_and_goes_back_to_training():
     assert (seen, model.training) == ([(False, False)], True)
 
 
-def test_the_model_goes_back_to_training_after_an_error():
+def test_the_model_returns_to_training_mode_after_an_error():
     model, _ = tiny.make_model()
     with pytest.raises(mb_loop.DataExhaustedError):
         evaluate(mb_loop.LoopState.of(train_iters=1, eval_iters=2), model, data=tiny.batches(end=1))
@@ -64,7 +64,7 @@ def test_no_batches_mean_no_evaluation(eval_iters):
     assert evaluate(mb_loop.LoopState.of(train_iters=1, eval_iters=eval_iters), model, data=iter(())) == {}
 
 
-def test_evaluation_has_batch_sizes_of_its_own():
+def test_evaluation_has_separate_batch_sizes():
     cfg = LoopConfig(
         train=TrainSection(micro_batch_size=1, global_batch_size=1),
         validation=ValidationSection(eval_iters=1, eval_global_batch_size=4, eval_micro_batch_size=2),
@@ -86,7 +86,7 @@ def test_the_training_batch_is_rounded_down_in_an_evaluation_too(eval_global_bat
     assert state.train_state.consumed_valid_samples == 4
 
 
-def test_a_test_has_events_of_its_own():
+def test_a_test_has_separate_events():
     seen, manager = [], mb_loop.CallbackManager()
     for event in ("on_test_start", "on_test_step_start", "on_test_step_end", "on_test_end", "on_eval_start"):
         manager.register(event, lambda context, event=event: seen.append((event, context.total_loss_dict)))
@@ -114,7 +114,7 @@ def test_results_are_written_between_dashes_and_returned():
     assert lines == [f"{'-' * len(line)}\n{line}\n{'-' * len(line)}"]
 
 
-def test_nothing_is_written_where_there_are_no_losses():
+def test_nothing_is_written_without_losses():
     def schedule(**arguments):
         return []
 
@@ -129,7 +129,7 @@ def whole_set(*numbers):
     return lambda: (tiny.batch(number) for number in numbers)
 
 
-def test_sets_are_evaluated_whole_and_reported_by_name():
+def test_sets_are_evaluated_completely_and_reported_by_name():
     cfg = LoopConfig(
         train=TrainSection(micro_batch_size=1, global_batch_size=1),
         validation=ValidationSection(full_validation=True, multiple_validation_sets=True),
@@ -151,19 +151,19 @@ def test_sets_are_evaluated_whole_and_reported_by_name():
 
 
 @pytest.mark.parametrize("setting", ["full_validation", "multiple_validation_sets"])
-def test_sets_that_are_asked_for_must_be_given(setting):
+def test_required_sets_must_be_passed(setting):
     cfg = LoopConfig(train=TrainSection(), validation=ValidationSection(eval_iters=1, **{setting: True}))
     with pytest.raises(mb_loop.ValidationSetError, match=f"{setting}=True"):
         evaluate(mb_loop.LoopState(cfg=cfg), tiny.make_model()[0])
 
 
-def test_sets_need_names_of_their_own():
+def test_names_of_sets_must_be_unique():
     sets = [mb_loop.ValidationSet(data=tiny.batches, batches=1)] * 2
     with pytest.raises(mb_loop.ValidationSetError, match="has a name twice"):
         evaluate(mb_loop.LoopState.of(train_iters=1), tiny.make_model()[0], data=sets)
 
 
-def test_an_evaluation_whose_time_is_up_ends_whole():
+def test_a_stopped_evaluation_restores_everything():
     seen, manager, model = [], mb_loop.CallbackManager(), tiny.make_model()[0]
     manager.register("on_eval_end", lambda context: seen.append(context.total_loss_dict))
     up = iter([False, True])
@@ -172,20 +172,20 @@ def test_an_evaluation_whose_time_is_up_ends_whole():
     assert (seen, model.training) == ([None], True)
 
 
-@pytest.mark.parametrize("asked", [1, 2, 4])
-def test_an_evaluation_whose_time_is_up_leaves_several_sets_where_a_whole_one_would(asked):
+@pytest.mark.parametrize("calls", [1, 2, 4])
+def test_a_stopped_evaluation_leaves_several_sets_at_the_position_of_a_complete_one(calls):
     cfg = LoopConfig(
         train=TrainSection(micro_batch_size=1, global_batch_size=2),
         validation=ValidationSection(eval_iters=3, multiple_validation_sets=True),
     )
     sets = [mb_loop.ValidationSet(name=name, data=tiny.batches, batches=3) for name in ("books", "code")]
-    state, answers = mb_loop.LoopState(cfg=cfg), iter([*[False] * (asked - 1), True])
+    state, answers = mb_loop.LoopState(cfg=cfg), iter([*[False] * (calls - 1), True])
     state.train_state.consumed_valid_samples = 24
     assert evaluate(state, tiny.make_model()[0], data=sets, stop_evaluation=lambda: next(answers)) == {}
     assert state.train_state.consumed_valid_samples == 24 + 2 * 3 * 2
 
 
-def test_a_run_whose_time_is_up_in_an_evaluation_saves_and_leaves():
+def test_a_run_whose_duration_passes_in_an_evaluation_saves_and_ends():
     saved, model = [], tiny.make_model()[0]
 
     class Saves:

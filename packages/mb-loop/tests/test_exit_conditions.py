@@ -8,7 +8,7 @@ from mb_loop.outcome import LoopExit
 
 
 def limit(minutes):
-    """Return a limit that is asked for the first time after ten minutes."""
+    """Return a limit that is first queried after ten minutes."""
     return DurationLimit(minutes=minutes, clock=lambda: 600.0, start_time=0.0)
 
 
@@ -34,7 +34,7 @@ def test_the_first_condition_wins(settings, reason):
     assert (leave and leave.reason) == reason
 
 
-def test_a_stop_request_is_quoted_and_so_are_slow_ranks():
+def test_messages_quote_stop_requests_and_slow_ranks():
     source = {"stop_requested": lambda step: f"SIGINT on rank {step}"}
     assert ExitConditions(**source).decide(3) == LoopExit(
         reason="signal", message="stopped after step 3: SIGINT on rank 3"
@@ -43,38 +43,38 @@ def test_a_stop_request_is_quoted_and_so_are_slow_ranks():
     assert slow == LoopExit(reason="stragglers", message="stopped after step 3: rank 7 is slow")
 
 
-def test_the_duration_is_agreed_with_the_other_ranks():
-    asked = []
+def test_ranks_agree_on_the_duration():
+    compared = []
 
     def another_rank_is_late(minutes):
-        asked.append(minutes)
+        compared.append(minutes)
         return 30.0
 
     duration = DurationLimit(
         minutes=20, clock=lambda: 600.0, start_time=0.0, max_across_ranks=another_rank_is_late
     )
-    assert (ExitConditions(duration=duration).decide(3).reason, asked) == ("duration", [10.0])
+    assert (ExitConditions(duration=duration).decide(3).reason, compared) == ("duration", [10.0])
 
 
-def test_a_time_that_was_up_in_an_evaluation_is_up_after_the_step():
-    now, asked = [0.0], []
+def test_a_limit_reached_in_an_evaluation_is_reached_after_the_step():
+    now, compared = [0.0], []
     duration = DurationLimit(
         minutes=60,
         clock=lambda: now[0],
         start_time=0.0,
-        max_across_ranks=lambda value: asked.append(value) or value,
+        max_across_ranks=lambda value: compared.append(value) or value,
     )
     while now[0] < 1000:
         now[0] += 1
         assert not duration.reached_after(int(now[0]))
     now[0] = 3700.0
     assert duration.reached()
-    del asked[:]
+    del compared[:]
     assert duration.reached_after(1001)
-    assert asked == []
+    assert compared == []
 
 
-def test_another_may_tell_the_time():
+def test_the_caller_may_limit_the_duration():
     late = {"duration_stop_requested": lambda step: f"time is up on rank {step}"}
     assert ExitConditions(**late).decide(3) == LoopExit(
         reason="duration", message="stopped after step 3: time is up on rank 3"
@@ -82,38 +82,38 @@ def test_another_may_tell_the_time():
     assert ExitConditions(stop_requested=lambda step: "SIGTERM", **late).decide(3).reason == "signal"
 
 
-def steps_and_questions(*, minutes, step_seconds, start=0):
-    """Return after how many steps a run leaves, and how often its ranks compared their clocks."""
-    now, asked = [0.0], []
+def steps_and_comparisons(*, minutes, step_seconds, start=0):
+    """Return the number of steps of a run, and the number of clock comparisons."""
+    now, compared = [0.0], []
     duration = DurationLimit(
         minutes=minutes,
         clock=lambda: now[0],
         start_time=0.0,
-        max_across_ranks=lambda value: asked.append(value) or value,
+        max_across_ranks=lambda value: compared.append(value) or value,
     )
     step = start
     while True:
         step += 1
         now[0] += step_seconds(step)
         if duration.reached_after(step):
-            return step - start, len(asked)
+            return step - start, len(compared)
 
 
 def test_clocks_are_compared_a_few_times_in_a_long_run():
-    steps, questions = steps_and_questions(minutes=240, step_seconds=lambda step: 1.0)
+    steps, comparisons = steps_and_comparisons(minutes=240, step_seconds=lambda step: 1.0)
     assert steps == 240 * 60
-    assert questions < 40
+    assert comparisons < 40
 
 
 @settings(max_examples=30, deadline=None)
 @given(seconds=st.floats(0.5, 90), start=st.integers(0, 1000), wobble=st.floats(1, 2))
-def test_a_run_leaves_at_the_first_step_beyond_its_time_if_steps_are_at_most_twice_as_slow(
+def test_a_run_ends_at_the_first_step_beyond_its_limit_if_steps_are_at_most_twice_as_slow(
     seconds, start, wobble
 ):
     def step_seconds(step):
         return seconds * (wobble if step % 2 else 1)
 
-    steps, _ = steps_and_questions(minutes=60, step_seconds=step_seconds, start=start)
+    steps, _ = steps_and_comparisons(minutes=60, step_seconds=step_seconds, start=start)
     elapsed, exact = 0.0, 0
     while elapsed < 3600:
         exact += 1

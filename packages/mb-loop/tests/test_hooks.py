@@ -9,7 +9,7 @@ from mb_loop.hooks import ForwardPreHooks
 
 @dataclass
 class Chunk:
-    """Behaves as Megatron's DistributedDataParallel: switching twice is an error."""
+    """Fake of Megatron's DistributedDataParallel: enabling or disabling twice is an error."""
 
     log: list[str] = field(default_factory=list)
     config: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(param_sync_func="sync"))
@@ -38,7 +38,7 @@ def test_hooks_exist_only_with_an_overlapped_gather(fsdp, distributed, overlap, 
     assert should_disable_forward_pre_hook(fsdp, distributed, overlap) is expected
 
 
-def test_off_for_the_first_good_step_and_around_saves_and_at_the_end():
+def test_hooks_are_disabled_for_the_first_successful_step_around_saves_and_at_the_end():
     chunk = Chunk()
     hooks = ForwardPreHooks([chunk], used=True)
     hooks.begin()
@@ -56,14 +56,14 @@ def test_off_for_the_first_good_step_and_around_saves_and_at_the_end():
     assert chunk.log == ["off", "on", "off, gathered", "on", "off, gathered"]
 
 
-def test_hooks_come_back_after_an_error_in_a_save():
+def test_hooks_are_enabled_again_after_an_error_in_a_save():
     chunk = Chunk()
     with pytest.raises(OSError), ForwardPreHooks([chunk], used=True).paused():
         raise OSError
     assert chunk.log == ["off, gathered", "on"]
 
 
-def test_a_run_that_never_makes_a_good_step_restores_the_sync_function():
+def test_a_run_without_a_successful_step_restores_the_sync_function():
     chunk = Chunk()
     hooks = ForwardPreHooks([chunk], used=True)
     hooks.begin()
@@ -89,7 +89,7 @@ def test_chunks_that_share_a_config_keep_its_function():
     assert config.param_sync_func == "sync"
 
 
-def test_models_without_hooks_are_left_alone():
+def test_models_without_hooks_are_unchanged():
     hooks = ForwardPreHooks([object()], used=False)
     hooks.begin()
     hooks.after_step(skipped=False)
@@ -97,7 +97,7 @@ def test_models_without_hooks_are_left_alone():
     assert not hooks.on
 
 
-def test_the_functions_switch_every_chunk():
+def test_the_functions_toggle_every_chunk():
     chunks = [Chunk(), Chunk()]
     disable_forward_pre_hook(chunks, param_sync=False)
     enable_forward_pre_hook(chunks)

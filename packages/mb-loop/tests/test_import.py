@@ -6,7 +6,7 @@ import pytest
 import mb_loop
 
 
-def test_import_loads_no_torch():
+def test_import_does_not_import_torch():
     code = (
         "import sys, mb_loop; mb_loop.TrainState(); mb_loop.LoopState; mb_loop.ReplicaMismatchError;"
         "print('torch' in sys.modules)"

@@ -80,7 +80,7 @@ class Functor:
         (Functor(), True),
     ],
 )
-def test_who_wants_the_state(function, expected):
+def test_signatures_that_take_the_state(function, expected):
     assert needs_global_state_injection(function) is expected
 
 
@@ -98,19 +98,19 @@ def test_who_wants_the_state(function, expected):
         Functor(),
     ],
 )
-def test_the_state_is_passed_where_it_is_asked_for_and_later_changes_are_seen(function):
+def test_the_state_is_passed_to_its_parameter_and_later_changes_are_seen(function):
     state = GlobalState(step=1)
     step = prepare_forward_step_func(function, state)
     state.step = 2
     assert step("iterator", "model") == (2, "iterator", "model")
 
 
-def test_functions_without_state_stay_as_they_are():
+def test_functions_without_state_are_unchanged():
     assert prepare_forward_step_func(plain, GlobalState()) is plain
     assert maybe_inject_state(by_name, GlobalState(), needs_injection=False) is by_name
 
 
-def test_a_function_that_says_nothing_may_be_given_the_state_first():
+def test_a_function_without_annotation_may_take_the_state_first():
     assert maybe_inject_state(plain, "state", needs_injection=True)("model") == ("no state", "state", "model")
 
 

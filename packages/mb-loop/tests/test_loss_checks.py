@@ -1,4 +1,4 @@
-"""A loss must be a number where that is asked for."""
+"""Rejection of losses that are NaN or infinite."""
 
 import pytest
 
@@ -13,6 +13,6 @@ def test_a_finite_loss_passes(value):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_a_loss_that_is_no_number_is_refused(value):
+def test_a_loss_that_is_not_a_number_is_rejected(value):
     with pytest.raises(NonFiniteLossError, match=f"loss: is {value}"):
         require_finite_loss(torch.tensor(value))

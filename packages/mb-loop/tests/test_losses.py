@@ -26,17 +26,17 @@ def test_a_stage_without_losses_reports_none_and_needs_no_group(microbatches):
     assert reduce_losses(microbatches, groups=object()) == {}
 
 
-def test_other_shapes_are_refused():
+def test_other_shapes_are_rejected():
     with pytest.raises(LossShapeError, match=r"'loss': has 3 elements"):
         reduce_losses([{"loss": torch.ones(3)}], groups=None)
 
 
-def test_a_loss_that_was_read_by_the_host_is_refused():
+def test_a_loss_that_was_read_by_the_host_is_rejected():
     with pytest.raises(LossShapeError, match=r"'loss': is of type float"):
         reduce_losses([{"loss": 1.0}], groups=None)
 
 
-def test_microbatches_with_different_names_are_refused():
+def test_microbatches_with_different_names_are_rejected():
     one = torch.ones(())
     with pytest.raises(
         LossShapeError, match=r"microbatch 1 reports \['loss', 'aux'\], the first one \['loss'\]"

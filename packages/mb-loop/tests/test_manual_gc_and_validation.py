@@ -28,14 +28,14 @@ def test_the_collector_is_automatic_again_after_an_error():
     assert gc.isenabled()
 
 
-def test_the_collector_is_left_alone_unless_asked():
+def test_the_collector_is_unchanged_by_default():
     manual_gc = ManualGC(TrainSection(manual_gc_interval=1), collect=lambda generation: 1 / 0)
     with manual_gc.managed(), manual_gc.around_evaluation():
         manual_gc.after_step(1)
         assert gc.isenabled()
 
 
-def test_a_negative_interval_is_refused():
+def test_a_negative_interval_is_rejected():
     with pytest.raises(ManualGCError, match="-1"):
         ManualGC(TrainSection(manual_gc=True, manual_gc_interval=-1))
 
@@ -59,16 +59,16 @@ def test_no_batches_mean_no_evaluation(eval_iters):
     assert due_steps(eval_iters=eval_iters, eval_interval=4) == []
 
 
-def test_validation_is_on_when_there_are_batches_to_evaluate():
+def test_validation_is_enabled_if_there_are_batches_to_evaluate():
     assert LoopState.of(train_iters=1, eval_iters=2).train_state == TrainState(do_train=True, do_valid=True)
 
 
-def test_the_line_that_log_readers_know():
+def test_the_log_line_of_a_validation():
     assert validation_line("iteration 10", {"lm loss": 2.0, "mtp": 25.0}) == (
         " validation loss at iteration 10 | lm loss value: 2.000000E+00 | lm loss PPL: 7.389056E+00 | "
         "mtp value: 2.500000E+01 | mtp PPL: 4.851652E+08 | "
     )
 
 
-def test_a_loss_that_is_not_a_number_is_shown_as_it_is():
+def test_a_loss_that_is_nan_is_printed_as_nan():
     assert validation_line("x", {"l": math.nan}) == " validation loss at x | l value: NAN | l PPL: NAN | "

@@ -22,14 +22,14 @@ def run(plan, state, steps):
 
 
 @given(micro=sizes, dp=sizes, passes=sizes)
-def test_a_batch_that_divides_is_used_whole(micro, dp, passes):
+def test_a_divisible_batch_is_used_completely(micro, dp, passes):
     assert step_batch(passes * micro * dp, micro_batch_size=micro, data_parallel_size=dp) == StepBatch(
         num_microbatches=passes, micro_batch_size=micro, samples=passes * micro * dp, dropped=0
     )
 
 
 @given(micro=sizes, dp=sizes, passes=sizes, rest=st.integers(0, 4000))
-def test_rounding_down_uses_and_drops_everything_once(micro, dp, passes, rest):
+def test_rounding_down_uses_or_drops_each_sequence_once(micro, dp, passes, rest):
     wanted = passes * micro * dp + rest % (micro * dp)
     batch = step_batch(
         wanted, micro_batch_size=micro, data_parallel_size=dp, decrease_batch_size_if_needed=True
@@ -49,7 +49,7 @@ def test_rounding_down_uses_and_drops_everything_once(micro, dp, passes, rest):
         ((8, 1, 0, True), "at least 1"),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused(arguments, message):
+def test_sizes_that_do_not_divide_are_rejected(arguments, message):
     batch, micro, dp, decrease = arguments
     with pytest.raises(BatchSizeError, match=message):
         step_batch(
@@ -57,7 +57,7 @@ def test_sizes_that_do_not_fit_are_refused(arguments, message):
         )
 
 
-def test_the_classic_ramp_up():
+def test_ramp_up_as_in_megatron():
     plan = BatchPlan.of(1024, micro_batch_size=8, data_parallel_size=1, rampup_batch_size=[16, 8, 300_000])
     assert plan.sizes == tuple(range(16, 1025, 8))
     first = [plan.at(consumed).samples for consumed in (0, 2380, 2381, 4761, 4762, 299_999, 300_000, 300_001)]
@@ -79,7 +79,7 @@ def test_ramp_up_follows_the_rule_in_exact_arithmetic(first, increment, n, sampl
 
 
 @given(before=st.integers(0, 20), after=st.integers(0, 20))
-def test_a_resumed_ramp_up_goes_on_where_it_was(before, after):
+def test_a_resumed_ramp_up_continues_at_its_position(before, after):
     plan = BatchPlan.of(12, micro_batch_size=1, data_parallel_size=2, rampup_batch_size=[2, 2, 40])
     first, second = TrainState(), TrainState()
     sizes_before = run(plan, first, before)
@@ -88,7 +88,7 @@ def test_a_resumed_ramp_up_goes_on_where_it_was(before, after):
 
 
 @pytest.mark.parametrize("ramp", [[4, 3, 100], [12, 2, 100], [4, 2], [4, 0, 100], [4, 4, 0]])
-def test_a_ramp_that_does_not_reach_the_batch_is_refused(ramp):
+def test_a_ramp_that_does_not_reach_the_batch_is_rejected(ramp):
     with pytest.raises(BatchSizeError, match="rampup_batch_size"):
         BatchPlan.of(8, micro_batch_size=1, data_parallel_size=1, rampup_batch_size=ramp)
 
@@ -98,24 +98,24 @@ def test_every_size_of_a_ramp_must_divide():
         BatchPlan.of(8, micro_batch_size=2, data_parallel_size=2, rampup_batch_size=[4, 2, 100])
 
 
-@given(micro=sizes, dp=sizes, wanted=st.integers(1, 5000), turns=st.lists(st.booleans(), max_size=20))
-def test_counters_equal_hand_arithmetic(micro, dp, wanted, turns):
+@given(micro=sizes, dp=sizes, wanted=st.integers(1, 5000), steps=st.lists(st.booleans(), max_size=20))
+def test_counters_equal_hand_arithmetic(micro, dp, wanted, steps):
     wanted = max(wanted, micro * dp)
     batch = step_batch(
         wanted, micro_batch_size=micro, data_parallel_size=dp, decrease_batch_size_if_needed=True
     )
     state = TrainState()
-    for trained in turns:
+    for trained in steps:
         count(state, batch, trained=trained)
-    used, skipped = wanted // (micro * dp) * (micro * dp), turns.count(False)
+    used, skipped = wanted // (micro * dp) * (micro * dp), steps.count(False)
     assert state == TrainState(
-        step=len(turns),
-        consumed_train_samples=len(turns) * used,
-        skipped_train_samples=len(turns) * (wanted - used) + skipped * used,
+        step=len(steps),
+        consumed_train_samples=len(steps) * used,
+        skipped_train_samples=len(steps) * (wanted - used) + skipped * used,
     )
 
 
-def test_evaluation_takes_the_training_sizes_where_it_has_none():
+def test_evaluation_uses_the_training_sizes_by_default():
     assert evaluation_batch(
         LoopState.of(train_iters=1, micro_batch_size=2, global_batch_size=8).cfg
     ) == StepBatch(num_microbatches=4, micro_batch_size=2, samples=8)
@@ -148,7 +148,7 @@ def test_a_step_schedule_in_samples_and_in_tokens():
     assert [tokens.at(consumed).samples for consumed in (0, 9, 10, 24, 25)] == [4, 4, 8, 8, 16]
 
 
-def test_a_step_schedule_reads_what_megatron_reads():
+def test_a_step_schedule_accepts_the_format_of_megatron():
     plan = schedule("0:768 250B:1536 500B:3072 0.75T:6144", seq_length=8192)
     assert plan.sizes == (768, 1536, 3072, 6144)
     assert plan.thresholds == tuple(tokens * 10**9 // 8192 for tokens in (0, 250, 500, 750))
@@ -159,7 +159,7 @@ def test_a_step_schedule_reads_what_megatron_reads():
     before=st.integers(0, 20),
     after=st.integers(0, 20),
 )
-def test_a_resumed_step_schedule_goes_on_where_it_was(stages, before, after):
+def test_a_resumed_step_schedule_continues_at_its_position(stages, before, after):
     threshold, words = 0, []
     for gap, size in stages:
         words.append(f"{threshold}:{2 * size}")
@@ -174,7 +174,7 @@ def test_a_resumed_step_schedule_goes_on_where_it_was(stages, before, after):
     ("text", "message"),
     [
         ("1B:512", "first must start at 0"),
-        ("0:8 10:16 10:32", "after the one before"),
+        ("0:8 10:16 10:32", "after the previous one"),
         ("0:8 10:0", "positive size"),
         ("8", "not a list of threshold:size"),
         ("", "not a list of threshold:size"),
@@ -182,14 +182,14 @@ def test_a_resumed_step_schedule_goes_on_where_it_was(stages, before, after):
         ("0:8 10:9", "not a multiple of 2"),
     ],
 )
-def test_a_step_schedule_that_cannot_be_followed_is_refused(text, message):
+def test_an_invalid_step_schedule_is_rejected(text, message):
     with pytest.raises(BatchSizeError, match=message):
         schedule(text, dp=2)
 
 
 def test_a_step_schedule_excludes_a_ramp_and_rounding_down():
     for other in ({"rampup_batch_size": [4, 4, 10]}, {"decrease_batch_size_if_needed": True}):
-        with pytest.raises(BatchSizeError, match="names every size itself"):
+        with pytest.raises(BatchSizeError, match="defines every size itself"):
             schedule("0:8", **other)
 
 

@@ -9,7 +9,7 @@ from mb_loop.settings import DdpSection, LoopConfig, OptimizerSection, TrainSect
 
 
 class Sharded:
-    """The method of Megatron's distributed optimizer."""
+    """Optimizer with the method of Megatron's DistributedOptimizer."""
 
     copies = 0
 
@@ -36,7 +36,7 @@ def test_parameters_are_copied_exactly_when_both_settings_and_the_hooks_are_on(r
 
 
 class Chunk:
-    """Hooks that can be switched."""
+    """Hooks that can be toggled."""
 
     def __init__(self, on):
         self.remove_forward_pre_hook_handles = {"module": 1} if on else {}
@@ -73,15 +73,15 @@ def test_graphs_are_captured_once_after_the_warm_up_with_hooks_off():
     assert graphs.log[-1] == "delete"
 
 
-def test_a_step_left_out_at_the_capture_does_not_prevent_it():
+def test_a_skipped_step_does_not_prevent_the_capture():
     graphs = Graphs(2, Chunk(on=False))
     capture = GraphCapture(graphs, hooks=ForwardPreHooks([], used=False), start_step=0)
-    for step in (0, 1, 3, 4):  # step 3 is in the skip list
+    for step in (0, 1, 3, 4):  # step 3 is in iterations_to_skip
         capture.before_step(step)
     assert graphs.log == ["capture, hooks off"]
 
 
-def test_a_capture_without_warm_up_gets_its_hooks_when_they_are_switched_on():
+def test_a_capture_without_warm_up_gets_its_hooks_when_they_are_enabled():
     chunk = Chunk(on=False)
     graphs = Graphs(0, chunk)
     capture = GraphCapture(graphs, hooks=ForwardPreHooks([chunk], used=True), start_step=0)

@@ -1,4 +1,4 @@
-"""Data beside the losses, collected at the end of an evaluation."""
+"""Data in addition to losses, collected at the end of an evaluation."""
 
 import importlib.util
 from pathlib import Path
@@ -17,7 +17,7 @@ _spec.loader.exec_module(tiny)
 
 
 def reports_inputs(iterator, model):
-    """Report a loss, or the inputs of the microbatch where non-loss data is asked for."""
+    """Report a loss, or the inputs of the microbatch if non-loss data is requested."""
     inputs, targets = next(iterator)
 
     def loss_function(outputs, non_loss_data=False):
@@ -39,25 +39,25 @@ def train(forward_step=reports_inputs, *, eval_iters=2, **keywords):
     return [parameter.tolist() for parameter in model.parameters()], state
 
 
-def test_the_last_batch_is_run_again_and_handed_on_with_the_step_and_the_writer():
-    handed = []
-    train(process_non_loss_data_func=lambda *given: handed.append(given), non_loss_writer="writer")
-    assert [(step, writer) for _, step, writer in handed] == [(2, "writer"), (4, "writer")]
-    for (data, _, _), numbers in zip(handed, [(102, 103), (106, 107)], strict=True):
+def test_the_last_batch_is_repeated_and_passed_with_the_step_and_the_writer():
+    processed = []
+    train(process_non_loss_data_func=lambda *given: processed.append(given), non_loss_writer="writer")
+    assert [(step, writer) for _, step, writer in processed] == [(2, "writer"), (4, "writer")]
+    for (data, _, _), numbers in zip(processed, [(102, 103), (106, 107)], strict=True):
         for (inputs, training, with_gradients), number in zip(data, numbers, strict=True):
             assert torch.equal(inputs, tiny.batch(number)[0])
             assert (training, with_gradients) == (False, False)
 
 
-def test_a_function_of_the_model_collects_in_its_place():
-    handed = []
+def test_a_function_of_the_model_replaces_the_loss_function():
+    processed = []
     train(
-        tiny.forward_step,  # its loss function knows no non_loss_data
+        tiny.forward_step,  # its loss function takes no non_loss_data
         non_loss_data_func=lambda chunks: (len(chunks), chunks[0].training),
-        process_non_loss_data_func=lambda *given: handed.append(given),
+        process_non_loss_data_func=lambda *given: processed.append(given),
         non_loss_writer="writer",
     )
-    assert handed == [((1, False), 2, "writer"), ((1, False), 4, "writer")]
+    assert processed == [((1, False), 2, "writer"), ((1, False), 4, "writer")]
 
 
 def test_a_function_of_the_model_alone_is_called_after_each_validation():
@@ -66,20 +66,20 @@ def test_a_function_of_the_model_alone_is_called_after_each_validation():
     assert (steps, state.train_state.step) == ([0, 1], 4)
 
 
-def test_training_and_the_place_in_the_data_are_the_same_with_it_as_without():
+def test_training_and_the_position_in_the_data_do_not_change():
     weights, state = train()
     others, other = train(process_non_loss_data_func=lambda *_: None, non_loss_writer="writer")
     assert (weights, state.train_state) == (others, other.train_state)
 
 
-def test_it_comes_before_the_listeners_of_the_end():
+def test_data_is_processed_before_the_event_of_the_end():
     order, manager = [], mb_loop.CallbackManager()
     manager.register("on_eval_end", lambda context: order.append("end"))
     train(non_loss_data_func=lambda chunks: order.append("data"), callbacks=manager)
     assert order == ["data", "end"] * 2
 
 
-def test_nothing_is_collected_where_the_time_was_up():
+def test_nothing_is_collected_in_a_stopped_evaluation():
     extra = mb_loop.NonLossData(collect=lambda chunks: 1 / 0)
     state = mb_loop.LoopState.of(train_iters=1, eval_iters=2)
     arguments = (reports_inputs, tiny.batches(), [tiny.make_model()[0]], state)
@@ -88,7 +88,7 @@ def test_nothing_is_collected_where_the_time_was_up():
         mb_loop.evaluate(*arguments, non_loss=extra)
 
 
-def test_of_several_sets_the_last_one_with_batches_gives_the_data():
+def test_with_several_sets_the_last_one_with_batches_provides_the_data():
     cfg = LoopConfig(
         train=TrainSection(),
         validation=ValidationSection(full_validation=True, multiple_validation_sets=True),
@@ -100,20 +100,20 @@ def test_of_several_sets_the_last_one_with_batches_gives_the_data():
         for name, number in {"books": 0, "code": 7}.items()
     ]
     sets.append(mb_loop.ValidationSet(name="too small", data=lambda: iter(()), batches=0))
-    handed = []
-    extra = mb_loop.NonLossData(process=lambda data, *_: handed.extend(data), writer="writer")
+    processed = []
+    extra = mb_loop.NonLossData(process=lambda data, *_: processed.extend(data), writer="writer")
     mb_loop.evaluate_and_print_results(
         "x", reports_inputs, sets, [tiny.make_model()[0]], mb_loop.LoopState(cfg=cfg), write=None, non_loss=extra
     )  # fmt: skip
-    assert [torch.equal(inputs, tiny.batch(7)[0]) for inputs, _, _ in handed] == [True]
+    assert [torch.equal(inputs, tiny.batch(7)[0]) for inputs, _, _ in processed] == [True]
 
 
-def test_one_rank_without_a_writer_is_refused():
+def test_one_rank_without_a_writer_is_rejected():
     with pytest.raises(mb_loop.TrainSettingsError, match="is set without a writer"):
         train(process_non_loss_data_func=lambda *_: None)
 
 
-def test_the_plain_schedule_makes_no_backward_pass_for_it():
+def test_the_schedule_without_pipelining_runs_no_backward_pass_for_it():
     model, _ = tiny.make_model()
     found = forward_backward_no_pipelining(
         forward_step_func=reports_inputs,
@@ -138,7 +138,7 @@ def two_stages():
     last = parallel_state.is_pipeline_last_stage()
 
     class Stage(torch.nn.Module):
-        """Doubles what it gets."""
+        """Stage that doubles its input."""
 
         def __init__(self):
             super().__init__()
@@ -160,16 +160,16 @@ def two_stages():
         value = torch.full((1, 1, 1), float(next(iterator)))
         return model(value), loss_function
 
-    handed = []
-    extra = mb_loop.NonLossData(process=lambda *given: handed.append(given), writer="w" if last else None)
+    processed = []
+    extra = mb_loop.NonLossData(process=lambda *given: processed.append(given), writer="w" if last else None)
     state = mb_loop.LoopState.of(train_iters=1, global_batch_size=2, eval_iters=2, seq_length=1)
     losses = mb_loop.evaluate(
         forward_step, iter(range(100)), [Stage()], state,
         forward_backward_func=get_forward_backward_func(), non_loss=extra,
     )  # fmt: skip
     parallel_state.destroy_model_parallel()
-    return losses, handed
+    return losses, processed
 
 
-def test_all_stages_of_a_pipeline_run_the_batch_again(pool):
+def test_all_stages_of_a_pipeline_repeat_the_batch(pool):
     assert pool.run(two_stages) == [({}, []), ({"loss": 6.0}, [([8.0, 12.0], 0, "w")])]

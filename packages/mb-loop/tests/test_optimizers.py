@@ -25,6 +25,6 @@ COMMON = {"is_decoupled_lr": False, "default_config": True}
         ([], (None, None)),
     ],
 )
-def test_the_common_rate_and_that_of_groups_with_a_schedule_of_their_own(groups, rates):
+def test_rates_of_groups_on_the_common_and_on_a_separate_schedule(groups, rates):
     optimizer = Optimizer(*groups)
     assert (learning_rate(optimizer), decoupled_learning_rate(optimizer)) == rates

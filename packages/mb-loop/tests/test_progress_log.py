@@ -59,7 +59,7 @@ def test_the_lines_of_two_jobs(tmp_path):
     ]
 
 
-def test_the_start_is_that_of_the_first_job_since_the_size_changed(tmp_path):
+def test_the_start_is_that_of_the_first_job_since_the_number_of_ranks_changed(tmp_path):
     cfg = config(tmp_path)
     start(cfg, 0, world_size=2)
     save(cfg, minute=1, began=0, operations=1e16)
@@ -71,7 +71,7 @@ def test_the_start_is_that_of_the_first_job_since_the_size_changed(tmp_path):
         get_start_time_from_progress_log(cfg, world_size=4)
 
 
-def test_an_asynchronous_checkpoint_counts_when_it_is_finished(tmp_path):
+def test_an_asynchronous_checkpoint_counts_once_it_is_complete(tmp_path):
     cfg = config(tmp_path)
     start(cfg, 0)
     save(cfg, minute=1, began=0, operations=1e16, asynchronous=True)
@@ -84,7 +84,7 @@ def test_an_asynchronous_checkpoint_counts_when_it_is_finished(tmp_path):
     assert get_start_time_from_progress_log(cfg, world_size=2)[1] == 1e16
 
 
-def test_lines_that_are_cut_short_or_foreign_are_left_out(tmp_path):
+def test_truncated_and_malformed_lines_are_ignored(tmp_path):
     cfg, file = config(tmp_path), tmp_path / "progress.txt"
     file.write_bytes(b"notes of mine\n\xff\n\tJob ID: 7\t# GPUs: two\tStarting job\n")
     start(cfg, 0)
@@ -100,7 +100,7 @@ def test_lines_that_are_cut_short_or_foreign_are_left_out(tmp_path):
     assert get_start_time_from_progress_log(cfg, world_size=2) == (MORNING + timedelta(minutes=4), 1e16)
 
 
-def test_what_is_missing_is_named(tmp_path):
+def test_messages_name_missing_settings_and_lines(tmp_path):
     with pytest.raises(ProgressLogError, match=r"checkpoint.save: is not set"):
         append_to_progress_log(config(None), STARTED, world_size=1)
     with pytest.raises(ProgressLogError, match=r"model.seq_length=None"):
@@ -124,7 +124,7 @@ def job_throughput(folder, line):
 @pytest.mark.parametrize(
     ("asynchronous", "text"), [(False, "Saved checkpoint"), (True, "Saving async checkpoint")]
 )
-def test_the_seeds_two_arguments_are_enough(tmp_path, monkeypatch, asynchronous, text):
+def test_the_arguments_of_megatron_bridge_suffice(tmp_path, monkeypatch, asynchronous, text):
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("SLURM_JOB_ID", "77")
@@ -156,7 +156,7 @@ def test_every_rank_may_call_and_rank_0_writes(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "text"), [("WORLD_SIZE", "0"), ("WORLD_SIZE", "four"), ("RANK", "-1")])
-def test_a_launchers_variable_that_is_no_number_is_refused(tmp_path, monkeypatch, name, text):
+def test_a_launchers_variable_that_is_not_a_number_is_rejected(tmp_path, monkeypatch, name, text):
     monkeypatch.setenv(name, text)
     with pytest.raises(ParallelSetupError, match=f"{name}: '{text}' is not an integer of at least"):
         append_to_progress_log(config(tmp_path), STARTED)

@@ -1,4 +1,4 @@
-"""Two gloo ranks, spawned once, do everything that needs two."""
+"""Tests that need two gloo ranks, which are spawned once."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def rank_main(rank, folder):
     answers["weight"] = [parameter.grad.item() for parameter in model.parameters()]
 
     timed = mb_loop.LoopState.of(train_iters=9, data_parallel_size=2, exit_duration_in_mins=1)
-    clock = iter(range(0, 10_000, [30, 1][rank])).__next__  # only rank 0 ever gets there
+    clock = iter(range(0, 10_000, [30, 1][rank])).__next__  # only the clock of rank 0 reaches the limit
     outcome = mb_loop.train(
         report(value), [model], optimizer, None, None, None, timed, pg_collection=groups, clock=clock
     )
@@ -86,7 +86,7 @@ def stop_by_signal(rank, model, optimizer, groups):
 
 
 def timeouts(model, groups):
-    """Return the time-outs of two groups before a run, and after it."""
+    """Return the timeouts of two groups before and after a run."""
     pair = [dist.group.WORLD, dist.new_group([0, 1])]
 
     def seconds():
@@ -128,7 +128,7 @@ def replicas(rank):
 
 
 class Optimizer:
-    """Answers as it is told; `weights` are what it trains."""
+    """Optimizer with predefined results; `weights` are its parameters."""
 
     def __init__(self, weights, answer):
         self.param_groups, self.answer = [{"params": weights, "lr": 0.5}], answer
@@ -141,7 +141,7 @@ class Optimizer:
 
 
 def submodels(rank):
-    """Return what ranks report whose optimizers disagree; rank 1 trains nothing, or as rank 0 does."""
+    """Return the results of ranks whose optimizers disagree; rank 1 trains nothing, or the same as rank 0."""
     answers = {}
     answer = [(False, 3.0, 7), (True, None, None)][rank]
     for name, trains, settings in (
@@ -164,7 +164,7 @@ def submodels(rank):
 
 
 class Attention(torch.nn.Module):
-    """Has measured these logits already; writes down by which it is told to clip."""
+    """Attention layer with predefined logits; records the logits at each call of clip_qk."""
 
     def __init__(self, measured):
         super().__init__()
@@ -176,14 +176,18 @@ class Attention(torch.nn.Module):
 
 
 def logits(rank):
-    """Return the largest logit of two replicas; of two stages, the first of which has no attention; of none."""
+    """Return the largest logit of two replicas, of two stages (the first without attention), and of no group."""
     world, alone = dist.group.WORLD, SimpleNamespace(size=lambda: 1)
     layers = [Attention([[1.0, 5.0], [3.0, 2.0]][rank]), Attention([[4.0], [0.5]][rank])]
     replicas = mb_loop.AttentionLogits(layers, groups=SimpleNamespace(dp_cp=world, mp=alone), clip=True)
     stages = mb_loop.AttentionLogits(
         [[torch.nn.Linear(1, 1)], [Attention([7.0])]][rank], groups=SimpleNamespace(dp_cp=alone, mp=world)
     )
-    answers = [replicas(done=True).item(), [layer.clipped for layer in layers], stages(done=True).item()]
+    answers = [
+        replicas(successful=True).item(),
+        [layer.clipped for layer in layers],
+        stages(successful=True).item(),
+    ]
     with pytest.raises(mb_loop.TrainSettingsError):
         mb_loop.AttentionLogits([torch.nn.Linear(1, 1)], groups=SimpleNamespace(dp_cp=alone, mp=world))
     return answers
@@ -216,12 +220,12 @@ def test_a_signal_to_one_rank_stops_all_ranks_after_the_same_step(answers):
     assert answers[0]["signal"] == answers[1]["signal"] == expected
 
 
-def test_time_outs_are_set_after_the_first_step(answers):
+def test_timeouts_are_set_after_the_first_step(answers):
     assert [answers[rank]["timeouts"] for rank in range(2)] == [[True, [61.0, 61.0]]] * 2
 
 
-def test_a_time_out_must_be_positive():
-    with pytest.raises(ValueError, match="would end every collective at once"):
+def test_a_timeout_must_be_positive():
+    with pytest.raises(ValueError, match="every collective would time out immediately"):
         mb_loop.TimeoutAfterFirstStep(0)
 
 
@@ -234,20 +238,20 @@ def test_a_corrupted_replica_is_found_at_the_next_check_on_all_ranks(answers):
         )
 
 
-def test_where_a_rank_trains_nothing_the_answers_of_the_optimizer_are_agreed(answers):
+def test_if_a_rank_trains_nothing_the_optimizer_results_are_synchronised(answers):
     for rank in range(2):
         assert answers[rank]["submodels"]["frozen"] == [1, 3.0, 7.0]
     assert [answers[rank]["submodels"]["left alone"] for rank in range(2)] == [[1, 3.0, 7], [0, None, None]]
     assert [answers[rank]["submodels"]["trusted"] for rank in range(2)] == [[1, 3.0, 7], [0, None, None]]
 
 
-def test_attention_logits_are_compared_over_replicas_before_clipping_and_over_stages(answers):
+def test_attention_logits_are_reduced_over_replicas_before_clipping_and_over_stages(answers):
     for rank in range(2):
         assert answers[rank]["logits"] == [5.0, [[3.0, 5.0], [4.0]], 7.0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.uint8])
-def test_a_digest_sees_one_bit_and_the_order(dtype):
+def test_a_digest_depends_on_every_bit_and_the_order(dtype):
     weight = torch.arange(100).to(dtype)
     digest = weight_digest(weight)
     assert digest == weight_digest(weight.clone())

@@ -1,10 +1,10 @@
-"""A graph of a step is captured again where the number of microbatches changes."""
+"""Recapture of full-iteration graphs when the number of microbatches changes."""
 
 from mb_loop.recapture import RecaptureOnChange
 
 
 class Graph:
-    """A schedule that captures its second call of a stage, and from then on replays that."""
+    """Schedule that captures the second call of a stage and replays it afterwards."""
 
     def __init__(self):
         self.calls, self.microbatches = {}, {}
@@ -28,7 +28,7 @@ def trained_on(schedule, numbers, *, forward_only=False):
 RAMP = [2, 2, 2, 4, 4, 4, 4, 1, 1]
 
 
-def test_a_graph_alone_replays_the_number_that_it_was_captured_with():
+def test_a_graph_replays_the_number_that_it_was_captured_with():
     assert trained_on(Graph(), RAMP) == [2] * 9
 
 
@@ -38,16 +38,16 @@ def test_every_step_of_a_growing_batch_has_its_microbatches():
     assert graph.microbatches == {"training": 1}
 
 
-def test_training_and_evaluation_are_captured_by_themselves():
-    graph, forgotten = Graph(), []
-    schedule = RecaptureOnChange(graph, drop_graph=forgotten.append, captured={})
+def test_training_and_evaluation_are_captured_separately():
+    graph, dropped = Graph(), []
+    schedule = RecaptureOnChange(graph, drop_graph=dropped.append, captured={})
     trained_on(schedule, [2, 2])
     trained_on(schedule, [3, 3], forward_only=True)
     trained_on(schedule, [2])
-    assert (forgotten, graph.microbatches) == ([], {"training": 2, "validation": 3})
+    assert (dropped, graph.microbatches) == ([], {"training": 2, "validation": 3})
 
 
-def test_a_second_schedule_of_the_same_graphs_knows_what_was_captured():
+def test_a_second_schedule_of_the_same_graphs_shares_the_captured_numbers():
     graph, captured = Graph(), {}
     for number in (2, 3):
         schedule = RecaptureOnChange(graph, drop_graph=graph.drop_graph, captured=captured)

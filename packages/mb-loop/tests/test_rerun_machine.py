@@ -1,4 +1,4 @@
-"""Megatron's rerun machine, driven by the loop, on two gloo ranks, of which one has the faults."""
+"""Megatron's rerun state machine in the loop, on two gloo ranks, one of which has faults."""
 
 from dataclasses import dataclass
 from itertools import count
@@ -24,7 +24,7 @@ class Section:
 
 
 class Saves:
-    """Keeps what a checkpoint would keep of the machine."""
+    """Checkpointer that stores the state of the machine."""
 
     def __init__(self, rerun_machine):
         self.rerun_machine, self.steps, self.state = rerun_machine, [], None
@@ -41,7 +41,7 @@ class Saves:
 def train(
     *, steps=6, bad_batch=None, bad_times=0, value=float("nan"), waiting=None, step=0, skip=(), **section
 ):
-    """Train on the batches 0, 1, 2, ...; the loss of one of them is bad, the first so many times."""
+    """Train on the batches 0, 1, 2, ...; the loss of one batch is invalid the first `bad_times` times."""
     from mb_loop.mcore import MegatronRerunMachine
 
     torch.manual_seed(3)
@@ -88,7 +88,7 @@ def train(
 
 
 def drawn_again_from_generators():
-    """Keep and put back the states of a tracker for CUDA graphs, which holds generators: same ones, same numbers."""
+    """Save and restore the states of a tracker with generators, as for CUDA graphs: same objects, same numbers."""
     from mb_loop import mcore
 
     generator, own = torch.Generator().manual_seed(5), mcore.get_cuda_rng_tracker
@@ -104,7 +104,7 @@ def drawn_again_from_generators():
 
 @pytest.fixture(scope="module")
 def rank(pool):
-    """Train on both ranks; they end alike, and what the one with the faults did is returned."""
+    """Train on both ranks, check that they end identically, and return the run of the rank with faults."""
 
     def run(**keywords):
         healthy, faulty = pool.run(with_keywords, keywords)
@@ -118,7 +118,7 @@ def rank(pool):
     return run
 
 
-def test_generators_of_a_tracker_for_graphs_are_put_back(pool):
+def test_generators_of_a_tracker_for_graphs_are_restored(pool):
     assert pool.run(drawn_again_from_generators) == [True, True]
 
 
@@ -135,25 +135,25 @@ def test_without_a_fault_nothing_changes(rank):
 
 
 @pytest.mark.parametrize("mode", ["disabled", "validate_results", "report_determinism_stats"])
-def test_the_data_of_steps_left_out_are_used_up_once(rank, mode):
+def test_the_data_of_skipped_steps_is_consumed_once(rank, mode):
     run = rank(rerun_mode=mode, skip=(1, 3, 4))
     assert (run.ending, run.counted) == (("finished", 0, 6), 5)  # the machine counts from 0
     assert sorted(set(run.batches)) == [2, 3, 8, 9, 10, 11]
 
 
-def test_a_fault_after_a_step_left_out_runs_again_on_its_own_data(rank):
+def test_a_fault_after_a_skipped_step_is_repeated_on_its_data(rank):
     run = rank(bad_batch=7, bad_times=1, skip=(3,))
     assert (run.ending, run.saved) == (("rerun", 17, 3), [1, 2, 3])
     assert run.batches == [0, 1, 2, 3, 6, 7, 6, 7]
 
 
-def test_a_passing_fault_ends_with_17_and_without_a_checkpoint(rank):
+def test_a_transient_fault_ends_with_17_and_without_a_checkpoint(rank):
     run = rank(bad_batch=7, bad_times=1)
     assert (run.ending, run.saved) == (("rerun", 17, 3), [1, 2, 3])
     assert run.batches == [0, 1, 2, 3, 4, 5, 6, 7, 6, 7]
 
 
-def test_a_lasting_fault_ends_with_16_and_a_checkpoint_and_is_told_apart_elsewhere(rank):
+def test_a_persistent_fault_ends_with_16_and_a_checkpoint_and_is_distinguished_on_another_device(rank):
     run = rank(bad_batch=7, bad_times=9)
     assert (run.ending, run.saved) == (
         ("rerun", 16, 3),
@@ -174,21 +174,21 @@ def test_a_lasting_fault_ends_with_16_and_a_checkpoint_and_is_told_apart_elsewhe
 @pytest.mark.parametrize(("kind", "code"), [("transient_error", 17), ("persistent_error", 16)])
 def test_injected_faults(rank, kind, code):
     run = rank(error_injection_rate=1, error_injection_type=kind)
-    assert run.ending == ("rerun", code, 1)  # the first step of a process is not looked at
+    assert run.ending == ("rerun", code, 1)  # the first step of a process is not checked
     assert run.saved == ([1, 1] if code == 16 else [1])
 
 
 @pytest.mark.parametrize(("mode", "times"), [("validate_results", 2), ("disabled", 1)])
-def test_a_spiky_loss_is_reported_and_taken(rank, mode, times):
+def test_a_spiky_loss_is_reported_and_accepted(rank, mode, times):
     run = rank(steps=60, bad_batch=110, bad_times=1, value=1e6, check_for_spiky_loss=True, rerun_mode=mode)
     assert (run.ending, run.batches.count(110)) == (("finished", 0, 60), times)
 
 
-def test_nothing_is_checked_unless_asked(rank):
+def test_nothing_is_checked_by_default(rank):
     run = rank(bad_batch=7, bad_times=1, rerun_mode="disabled", check_for_nan_in_loss=False)
     assert run.ending == ("finished", 0, 6)
 
 
-def test_a_loss_that_is_no_number_raises_in_mode_disabled(rank):
+def test_a_loss_that_is_not_a_number_raises_in_mode_disabled(rank):
     with pytest.raises(mb_host.RankFailedError, match="NonFiniteLossError: loss: is nan"):
         rank(bad_batch=7, bad_times=1, rerun_mode="disabled")

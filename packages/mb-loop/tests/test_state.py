@@ -8,7 +8,7 @@ counters = st.integers(0, 2**62)
 
 
 @given(step=counters, consumed=counters, operations=counters, valid=st.booleans())
-def test_a_state_comes_back_as_it_was(step, consumed, operations, valid):
+def test_a_state_round_trips(step, consumed, operations, valid):
     state = TrainState(
         step=step,
         consumed_train_samples=consumed,
@@ -22,7 +22,7 @@ def test_a_state_comes_back_as_it_was(step, consumed, operations, valid):
 
 
 @pytest.mark.parametrize("change", [{"steps": 3}, None])
-def test_a_state_with_other_counters_is_refused_and_changes_nothing(change):
+def test_a_state_with_other_counters_is_rejected_and_changes_nothing(change):
     stored = {**TrainState(step=5).state_dict(), **(change or {})}
     if change is None:
         del stored["step"]

@@ -70,7 +70,7 @@ def test_the_signal_is_the_configured_one_and_the_previous_handler_returns(caugh
 
 def test_with_another_source_an_unhandled_signal_stops_as_well():
     assert run(send=signal.SIGTERM, stop_requested=lambda step: None).step == 2
-    assert run(send=signal.SIGTERM, stop_requested=lambda step: "asked" if step == 2 else None).step == 2
+    assert run(send=signal.SIGTERM, stop_requested=lambda step: "requested" if step == 2 else None).step == 2
 
 
 def test_with_another_source_a_handled_signal_is_the_callers(caught):
@@ -78,12 +78,12 @@ def test_with_another_source_a_handled_signal_is_the_callers(caught):
     assert (outcome.reason, caught) == ("finished", [signal.SIGUSR1])
 
 
-def test_a_signal_that_cannot_be_handled_is_refused():
+def test_a_signal_that_cannot_be_handled_is_rejected():
     with pytest.raises(mb_loop.TrainSettingsError, match=r"train.exit_signal: SIGKILL cannot be handled"):
         run(send=signal.SIGTERM, number=signal.SIGKILL)
 
 
-def test_another_thread_than_the_main_one_is_refused():
+def test_another_thread_than_the_main_one_is_rejected():
     errors = []
 
     def work():

@@ -23,7 +23,7 @@ _spec.loader.exec_module(tiny)
 
 @dataclass
 class MegatronLikeOptimizer:
-    """Refuses the steps of `bad_steps`, as an overflow does."""
+    """Optimizer that skips the steps in `bad_steps`, as on overflow."""
 
     bad_steps: tuple[int, ...] = ()
     steps: int = 0
@@ -80,7 +80,7 @@ def train(state, *, model=None, optimizer=None, scheduler=None, data=None, valid
     )
 
 
-def test_it_runs_to_the_end_and_says_so():
+def test_a_run_to_the_last_step_returns_finished():
     saves, state = (
         Saves(),
         mb_loop.LoopState.of(train_iters=6, global_batch_size=2, save_interval=4, seq_length=10),
@@ -93,7 +93,7 @@ def test_it_runs_to_the_end_and_says_so():
     assert saves.steps == [4, 6]
 
 
-def test_a_step_result_says_everything_about_the_step():
+def test_a_step_result_describes_the_step():
     results, manager = [], mb_loop.CallbackManager()
     manager.register("on_train_step_end", lambda context: results.append(context.result))
     scheduler = MegatronLikeScheduler()
@@ -127,7 +127,7 @@ def test_torch_schedulers_step_once_a_step_and_the_rate_reported_is_the_one_used
     assert rates == [0.01, 0.005, 0.0025]
 
 
-def test_a_group_without_a_rate_of_its_own_reports_none():
+def test_groups_without_a_separate_rate_report_none():
     optimizer = MegatronLikeOptimizer(param_groups=[{"params": [], "lr": 1.0}])
     result = mb_loop.train_step(
         tiny.forward_step,
@@ -140,7 +140,7 @@ def test_a_group_without_a_rate_of_its_own_reports_none():
     assert result[1:] == (0, False, False, 0, 1.25, 3)
 
 
-def test_gradients_are_those_of_the_whole_batch():
+def test_gradients_are_those_of_the_complete_batch():
     model, _ = tiny.make_model()
     model.eval()  # no dropout, so that one pass over everything is an oracle
     state = mb_loop.LoopState.of(train_iters=1, global_batch_size=3)
@@ -177,7 +177,7 @@ def test_token_losses_are_divided_by_their_tokens():
 
 
 def parameters_after(cut, *, steps=8):
-    """Train, stop at `cut`, put everything into a new process's objects, go on."""
+    """Train, stop at `cut`, load the state into new objects, and resume."""
     torch.manual_seed(7)
     losses, manager = [], mb_loop.CallbackManager()
     manager.register("on_train_step_end", lambda context: losses.append(context.result.losses["loss"].item()))
@@ -203,11 +203,11 @@ def parameters_after(cut, *, steps=8):
 
 @settings(max_examples=8, deadline=None)
 @given(cut=st.integers(1, 8))
-def test_stopping_anywhere_and_going_on_is_bit_for_bit_never_stopping(cut):
+def test_a_resumed_run_is_bitwise_equal_to_an_uninterrupted_one(cut):
     assert parameters_after(cut) == parameters_after(8)
 
 
-def test_events_of_a_whole_run_in_order():
+def test_events_of_a_complete_run_in_order():
     seen, manager = [], mb_loop.CallbackManager()
     state = mb_loop.LoopState.of(train_iters=2, eval_iters=2, eval_interval=2, save_interval=1)
     for event in EVENTS:
@@ -241,7 +241,7 @@ def test_events_of_a_whole_run_in_order():
         ({}, {"stop_requested": lambda step: "SIGTERM on rank 0" if step == 4 else None}, ("signal", 4)),
     ],
 )
-def test_every_way_out_saves_once_and_fires_on_train_end(settings, keywords, expected):
+def test_every_exit_saves_once_and_fires_on_train_end(settings, keywords, expected):
     saves, ends, manager = Saves(), [], mb_loop.CallbackManager()
     manager.register("on_train_end", lambda context: ends.append(context.outcome))
     outcome = train(
@@ -256,7 +256,7 @@ def test_every_way_out_saves_once_and_fires_on_train_end(settings, keywords, exp
     assert ends == [outcome]
 
 
-def test_on_train_end_is_fired_without_outcome_when_an_exception_passes():
+def test_on_train_end_is_fired_without_outcome_after_an_exception():
     ends, manager = [], mb_loop.CallbackManager()
     manager.register("on_train_end", lambda context: ends.append(context.outcome))
     with pytest.raises(mb_loop.DataExhaustedError, match="ended within a batch of 2 microbatches"):
@@ -268,7 +268,7 @@ def test_on_train_end_is_fired_without_outcome_when_an_exception_passes():
     assert ends == [None]
 
 
-def test_skipped_steps_use_data_but_leave_the_weights():
+def test_skipped_steps_consume_data_without_changing_the_weights():
     model, optimizer = tiny.make_model()
     before = [parameter.clone() for parameter in model.parameters()]
     data = tiny.batches()
@@ -284,14 +284,14 @@ def test_data_that_ends_in_a_skipped_step_is_an_error():
         train(mb_loop.LoopState.of(train_iters=3, iterations_to_skip=[1, 2]), data=tiny.batches(end=1))
 
 
-def test_nothing_left_to_do_does_nothing_and_saves_nothing():
+def test_a_finished_run_makes_no_step_and_saves_nothing():
     saves, state = Saves(), mb_loop.LoopState.of(train_iters=5)
     state.train_state.step = 5
     assert train(state, checkpointer=saves).saved is False
     assert saves.steps == []
 
 
-def test_a_scheduled_collection_and_device_wait_do_not_disturb():
+def test_scheduled_collections_and_synchronisations_do_not_change_the_run():
     section = TrainSection(
         train_iters=2,
         manual_gc=True,
@@ -342,7 +342,7 @@ def test_no_last_step_is_an_error():
 
 
 @pytest.mark.parametrize(("do_valid", "steps"), [(True, 0), (False, 2)])
-def test_evaluation_batches_that_do_not_fit_are_refused_before_the_first_step(do_valid, steps):
+def test_evaluation_batches_that_do_not_divide_are_rejected_before_the_first_step(do_valid, steps):
     cfg = LoopConfig(
         train=TrainSection(train_iters=2),
         validation=ValidationSection(eval_iters=1, eval_interval=2, eval_global_batch_size=0),
@@ -353,12 +353,12 @@ def test_evaluation_batches_that_do_not_fit_are_refused_before_the_first_step(do
     assert state.train_state.step == steps
 
 
-def test_an_interval_without_multiples_is_refused():
+def test_an_interval_without_multiples_is_rejected():
     with pytest.raises(mb_loop.TrainSettingsError, match="exit_interval: is -2"):
         train(mb_loop.LoopState.of(train_iters=4, exit_interval=-2))
 
 
-def test_data_that_are_no_iterator_are_refused_before_the_first_step():
+def test_data_that_is_not_an_iterator_is_rejected_before_the_first_step():
     state = mb_loop.LoopState.of(train_iters=4, eval_iters=1, eval_interval=2)
     with pytest.raises(mb_loop.DataIteratorError, match="train_data_iterator: is of type range"):
         train(state, data=range(4), valid=tiny.batches())
@@ -369,7 +369,7 @@ def test_data_that_are_no_iterator_are_refused_before_the_first_step():
     assert state.train_state.step == 0
 
 
-def test_the_time_may_be_told_by_the_caller():
+def test_the_caller_may_limit_the_duration():
     state = mb_loop.LoopState.of(train_iters=4, exit_duration_in_mins=1)
     outcome = train(state, duration_stop_requested=lambda step: "time is up on rank 7" if step == 2 else None)
     assert (outcome.reason, outcome.step) == ("duration", 2)
@@ -402,7 +402,7 @@ def test_megatron_chunks_need_megatrons_schedule():
         train(mb_loop.LoopState.of(train_iters=1), model=model)
 
 
-def test_the_plain_schedule_refuses_chunks():
+def test_the_schedule_without_pipelining_rejects_chunks():
     with pytest.raises(ScheduleError, match="2 chunks"):
         forward_backward_no_pipelining(
             forward_step_func=tiny.forward_step, data_iterator=None, model=[None, None], num_microbatches=1
@@ -445,7 +445,7 @@ def test_megatrons_schedule_gets_the_arguments_it_takes():
     ]
 
 
-def test_the_loop_itself_never_reads_a_tensor(monkeypatch):
+def test_the_loop_never_synchronises_with_the_device(monkeypatch):
     def refuse(*_):
         raise AssertionError("read by the host")
 
@@ -456,7 +456,7 @@ def test_the_loop_itself_never_reads_a_tensor(monkeypatch):
     assert train(mb_loop.LoopState.of(train_iters=3), model=model, optimizer=optimizer).step == 3
 
 
-def test_print_writes_steps_and_validations():
+def test_loss_printer_prints_steps_and_validations():
     lines = []
     state = mb_loop.LoopState.of(train_iters=4, eval_iters=1, eval_interval=4)
     train(state, valid=tiny.batches(), callbacks=[mb_loop.LossPrinter(every=2, write=lines.append)])

@@ -1,4 +1,4 @@
-"""The order of a turn, with fakes that write down what they are asked."""
+"""Order of operations within an iteration, with fakes that record their calls."""
 
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -63,7 +63,7 @@ def make_loop(
     )
 
 
-def test_one_turn_in_order():
+def test_one_iteration_in_order():
     log = Log()
     loop = make_loop(log, train_iters=1)
     assert run_train_loop(loop) == LoopExit(reason="finished", message="finished all 1 steps")
@@ -80,7 +80,7 @@ def test_one_turn_in_order():
     ]
 
 
-def test_a_skipped_turn_uses_data_and_still_decides_on_saves_and_exits():
+def test_a_skipped_iteration_consumes_data_and_still_decides_on_saves_and_exits():
     log = Log()
     loop = make_loop(
         log, train_iters=5, skip=[1, 2], stop_requested=lambda step: "enough" if step == 2 else None
@@ -112,12 +112,12 @@ def test_a_rejected_result_leaves_without_counting_the_step():
 
 
 def test_stop_requested_is_called_once_after_every_step():
-    asked = []
-    run_train_loop(make_loop(Log(), train_iters=4, skip=[2], stop_requested=asked.append))
-    assert asked == [1, 2, 3, 4]
+    steps = []
+    run_train_loop(make_loop(Log(), train_iters=4, skip=[2], stop_requested=steps.append))
+    assert steps == [1, 2, 3, 4]
 
 
-def test_the_last_step_finishes_whatever_else_holds():
+def test_the_last_step_finishes_whatever_exit_condition_holds():
     log = Log()
     leave = run_train_loop(
         make_loop(log, train_iters=3, interval=3, stop_requested=lambda step: "now" if step == 3 else None)

@@ -1,4 +1,4 @@
-"""A torch model so small that a test can train it, and what the loop needs around it."""
+"""Small torch model with data and a forward step, for tests."""
 
 import torch
 
@@ -10,7 +10,7 @@ def make_model(seed=0):
 
 
 def batch(index):
-    """Return microbatch number `index` of an endless stream."""
+    """Return microbatch number `index` of an infinite stream."""
     random = torch.Generator().manual_seed(index)
     inputs = torch.randn(2, 3, generator=random)
     return inputs, inputs.sum(dim=1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Megatron Core on a machine without a GPU: the host stands in for CUDA.
+"""Megatron Core on a machine without a GPU: CUDA calls of torch run on the CPU.
 
 >>> import mb_host
 >>> report = mb_host.install()  # before megatron is imported
@@ -6,7 +6,7 @@
 >>> weight = torch.ones(2, 3, device="cuda")  # as Megatron writes it
 >>> weight.cuda().sum().item(), torch.cuda.is_available() == (not report)
 (6.0, True)
->>> mb_host.run_ranks(torch.distributed.get_rank, 2)  # a function on two gloo ranks
+>>> mb_host.run_ranks(torch.distributed.get_rank, 2)  # run a function on two gloo ranks
 [0, 1]
 """
 

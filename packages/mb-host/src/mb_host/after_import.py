@@ -1,4 +1,4 @@
-"""Run a callback when a module has been imported, whoever imports it."""
+"""Import hook that runs a callback after the import of a module."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -8,10 +8,10 @@ from typing import Any
 
 
 class AfterImport:
-    """A `sys.meta_path` finder that calls `callbacks[name](module)` right after `name` is executed.
+    """`sys.meta_path` finder that calls `callbacks[name](module)` right after module `name` is executed.
 
-    The module is found and loaded as if this finder were not there, and the callback runs before any importer can
-    take a name from the module.
+    The module is found and loaded by the other finders, and the callback runs before any importer can read a name from
+    the module.
     """
 
     def __init__(self, callbacks: Mapping[str, Callable[[ModuleType], None]]) -> None:
@@ -20,7 +20,7 @@ class AfterImport:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec that the other finders give, its loader followed by the callback."""
+        """Return the spec of the other finders, with a loader that calls the callback."""
         if name not in self.callbacks:
             return None
         for finder in sys.meta_path:

@@ -1,4 +1,4 @@
-"""Compilation: everything runs as written."""
+"""Replacement of `torch.compile` by the identity."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ import torch
 
 
 def skip_compile(model: Callable[..., Any] | None = None, **_options: object) -> Callable[..., Any]:
-    """Stand in for `torch.compile`, with and without decorator arguments: return the function itself."""
+    """Substitute for `torch.compile`, with and without decorator arguments: return the function itself."""
     if model is None:
         return lambda function: function
     return model
@@ -16,7 +16,6 @@ def skip_compile(model: Callable[..., Any] | None = None, **_options: object) ->
 def replace_compile() -> None:
     """Make `torch.compile` the identity.
 
-    Megatron binds it while it is imported; the real one would pull in the compiler, which doubles the time of that
-    import.
+    Megatron calls it during its import; torch's function would import the compiler, which doubles the import time.
     """
     torch.compile = skip_compile

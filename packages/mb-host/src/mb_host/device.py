@@ -1,4 +1,4 @@
-"""The device: which one is current, what it can do, how much memory it has."""
+"""CUDA device queries: current device, capability, memory."""
 
 import os
 import platform
@@ -13,9 +13,9 @@ HOST = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostProperties:
-    """What `torch.cuda.get_device_properties` answers for the host; sizes in bytes.
+    """Return value of `torch.cuda.get_device_properties` for the CPU; sizes in bytes.
 
-    The compute capability is 0.0, so that every question for a hardware feature is answered with no.
+    The compute capability is 0.0, so that no hardware feature is detected.
     """
 
     name: str
@@ -26,7 +26,7 @@ class HostProperties:
 
 
 def is_cuda_device(device: object) -> bool:
-    """Tell whether torch would read `device` as a CUDA device: a name, an index or a `torch.device`."""
+    """Return whether torch interprets `device` (a name, an index or a `torch.device`) as a CUDA device."""
     if isinstance(device, str):
         return device == "cuda" or device.startswith("cuda:")
     if isinstance(device, torch.device):
@@ -35,9 +35,9 @@ def is_cuda_device(device: object) -> bool:
 
 
 def do_nothing() -> Callable[..., None]:
-    """Return a new function that takes anything and does nothing.
+    """Return a new function that accepts any arguments and does nothing.
 
-    New each time, because dynamo's table of functions refuses one object under two names.
+    A new one each time, because dynamo's function table rejects one object under two names.
     """
     return lambda *_args, **_kwargs: None
 
@@ -51,7 +51,7 @@ def host_memory() -> tuple[int, int]:
 
 
 def host_properties() -> HostProperties:
-    """Return this machine as a device."""
+    """Return the properties of this machine as a device."""
     return HostProperties(
         name=platform.processor() or platform.machine(),
         total_memory=host_memory()[1],
@@ -60,10 +60,10 @@ def host_properties() -> HostProperties:
 
 
 def replace_device() -> None:
-    """Make `torch.cuda` answer for one device with index 0: the host.
+    """Make `torch.cuda` report one device with index 0: the CPU.
 
-    `is_available` keeps answering False, and `current_device` is an int as on a GPU, because callers format it
-    into device names.
+    `is_available` returns False, and `current_device` returns an int as on a GPU, because callers format it into device
+    names.
     """
     cuda: Any = torch.cuda
     cuda.is_available = lambda: False

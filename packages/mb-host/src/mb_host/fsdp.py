@@ -1,4 +1,4 @@
-"""Fully sharded data parallelism, torch's and Megatron's: what either takes for granted on a GPU."""
+"""Adaptation of torch's FSDP2 and of Megatron-FSDP to the CPU."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ from mb_host.kernels import rearrange
 
 
 def replace_meshes() -> None:
-    """Make a mesh of CUDA devices a mesh of host processes, whoever makes it: shards follow their mesh."""
+    """Create device meshes of CUDA devices on the CPU; shards follow their mesh."""
     initialise = DeviceMesh.__init__
 
     @functools.wraps(initialise)
@@ -26,14 +26,14 @@ def replace_meshes() -> None:
 
 
 def stand_in_for_adapter(adapter: ModuleType) -> None:
-    """Give Megatron-FSDP the function of einops that orders ranks in a mesh; without effect where it is there."""
+    """Add the function of einops that Megatron-FSDP uses to order ranks; no effect if einops is installed."""
     names = adapter.__dict__
     if not names["HAVE_EINOPS"]:
         names.update(HAVE_EINOPS=True, einops=SimpleNamespace(rearrange=rearrange))
 
 
 def stand_in_for_reductions(buffers: ModuleType) -> None:
-    """Have Megatron-FSDP scale gradients before it sums them: to do both at once is an operation of NCCL."""
+    """Make Megatron-FSDP scale gradients before it sums them; the fused operation requires NCCL."""
     names = buffers.__dict__
     prepare = names["gradient_reduce_preprocessing"]
 
@@ -50,4 +50,4 @@ STAND_INS: Mapping[str, Callable[[ModuleType], None]] = MappingProxyType(
         "megatron.core.distributed.fsdp.src.megatron_fsdp.param_and_grad_buffer": stand_in_for_reductions,
     }
 )
-"""Module of Megatron -> what makes it run on the host, right after its import."""
+"""Megatron module -> function that adapts it to the CPU, right after its import."""

@@ -1,4 +1,4 @@
-"""Name a function in one process, and find it again in another that never imported its module."""
+"""References to functions, which another process resolves without having imported their module."""
 
 import functools
 import importlib.util
@@ -10,13 +10,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-# As multiprocessing calls the module that was run as a script, when a child imports it.
+# multiprocessing's name for the main script's module in a child process.
 _MAIN_IN_CHILD = "__mp_main__"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionReference:
-    """A module-level function: its module's name, its qualified name, and its module's file (None: built in)."""
+    """Reference to a module-level function: module, qualified name, and file of the module (None: built-in)."""
 
     module: str
     name: str
@@ -30,8 +30,8 @@ def reference_to(function: Callable[..., Any]) -> FunctionReference:
     """Return a reference to `function`.
 
     Raises:
-        TypeError: `function` is not found under its name in its module, or the module has no file (a lambda, a
-            function inside a function, a partial, something typed at a prompt).
+        TypeError: `function` is not an attribute of its module, or the module has no file (a lambda, a nested function,
+            a partial, or a function defined at a prompt).
     """
     module_name = getattr(function, "__module__", None) or ""
     name = getattr(function, "__qualname__", "")
@@ -39,45 +39,45 @@ def reference_to(function: Callable[..., Any]) -> FunctionReference:
     file = getattr(module, "__file__", None)
     if (
         module is None
-        or _look_up(module, name) is not function
+        or _resolve_name(module, name) is not function
         or (module_name == "__main__" and file is None)
     ):
         raise TypeError(
             f"run_ranks: fn must be a function at the top of a module's file (got {function!r}), because every rank "
-            "imports it by file and name; move it there, and pass what it closes over as arguments."
+            "imports it by file and name. Move it there, and pass captured values as arguments."
         )
     return FunctionReference(module=module_name, name=name, file=file and str(Path(file).resolve()))
 
 
 def function_in(file: str | Path, name: str) -> FunctionReference:
-    """Return a reference to the function `name` of the Python file `file`, which only the ranks will import.
+    """Return a reference to the function `name` of the Python file `file`, which only the ranks import.
 
-    For functions whose module imports Megatron, which the launching process need not do.
+    For functions whose module imports Megatron, which the launcher does not need to import.
 
     Raises:
-        FileNotFoundError: There is no such file.
+        FileNotFoundError: The file does not exist.
     """
     path = Path(file).resolve()
     if not path.is_file():
         raise FileNotFoundError(
-            f"function_in.file: {path} is not there, so no rank could import {name} from it; give a Python file."
+            f"function_in.file: {path} does not exist, so no rank can import {name} from it. Pass a Python file."
         )
     return FunctionReference(module=path.stem, name=name, file=str(path))
 
 
 def load(reference: FunctionReference) -> Callable[..., Any]:
-    """Return the function, importing its module by name if that finds the same file, else by its file.
+    """Return the function; import its module by name if that finds the same file, else by file.
 
-    The module gets its name in the other process, so that objects of its classes can be pickled both ways.
+    The module has the same name as in the other process, so that objects of its classes can be pickled both ways.
 
     Raises:
-        AttributeError: The file no longer has that function.
+        AttributeError: The file does not define that function.
     """
     module = _loaded(reference) or _imported(reference) or _executed(reference)
     return functools.reduce(getattr, reference.name.split("."), module)  # type: ignore[return-value]
 
 
-def _look_up(module: ModuleType, name: str) -> object:
+def _resolve_name(module: ModuleType, name: str) -> object:
     found: object = module
     for part in name.split("."):
         found = getattr(found, part, None)
@@ -97,7 +97,7 @@ def _imported(reference: FunctionReference) -> ModuleType | None:
         return None
     try:
         spec = importlib.util.find_spec(reference.module)
-    except (ImportError, ValueError):  # no such parent, or a parent that is no package
+    except (ImportError, ValueError):  # the parent does not exist or is not a package
         return None
     if spec is None or spec.origin is None or str(Path(spec.origin).resolve()) != reference.file:
         return None
@@ -111,12 +111,12 @@ def _executed(reference: FunctionReference) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ImportError(
             f"run_ranks: {reference} cannot be loaded from {reference.file}, because that is not a Python source "
-            "file; move the function into one."
+            "file. Move the function into one."
         )
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     if is_main:
         sys.modules["__main__"] = module
-        module.__spec__ = None  # as of a script: what the rank spawns looks for its file, not for that name
+        module.__spec__ = None  # as in a script: child processes of the rank then import by file, not by name
     spec.loader.exec_module(module)
     return module

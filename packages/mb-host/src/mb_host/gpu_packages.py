@@ -1,6 +1,6 @@
-"""Packages of GPU kernels, which a machine without a GPU may have installed: a container's login node, for example.
+"""Packages of GPU kernels that may be installed on a machine without a GPU, such as the login node of a cluster.
 
-Megatron Core uses such a package wherever it can be imported. Without a GPU its import fails with an error other than
+Megatron Core uses such a package whenever it can be imported. Without a GPU its import fails with an error other than
 ImportError, or its optimizers and layers fail in the first step.
 """
 
@@ -28,7 +28,7 @@ GPU_PACKAGES = (
     "deep_ep",
     "hybrid_ep_cpp",
 )
-"""Top-level modules whose kernels run on a GPU alone and that Megatron Core tries to import."""
+"""Top-level modules whose kernels require a GPU and that Megatron Core tries to import."""
 
 
 def hide_packages(
@@ -36,12 +36,12 @@ def hide_packages(
 ) -> None:
     """Make the import of packages fail with ModuleNotFoundError in this process, as if they were not installed.
 
-    None in `sys.modules` is Python's own mark for that; `importlib.util.find_spec` returns None for it, too. Modules of
-    such a package that are loaded already stay valid where they are referenced, and cannot be imported again.
+    None in `sys.modules` is Python's marker for that; `importlib.util.find_spec` also returns None for it. Modules that
+    are already loaded remain valid where they are referenced, and cannot be imported again.
 
     Args:
         names: top-level names.
-        modules: the table of loaded modules; None: `sys.modules`.
+        modules: table of loaded modules; None: `sys.modules`.
     """
     loaded_modules = cast("MutableMapping[str, ModuleType | None]", sys.modules)
     table = loaded_modules if modules is None else modules

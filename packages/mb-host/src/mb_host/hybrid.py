@@ -1,4 +1,4 @@
-"""The stack of a hybrid model on a host: Megatron's own layers of every kind, with the host's norms and attention.
+"""Layer stack of a hybrid model on the CPU: Megatron's layers with this package's norms and attention.
 
 Needs `megatron.core` (the `mcore` extra), and `mb_host.install()` before it, which gives the Mamba and gated-delta
 layers the torch scans of `mb_host.kernels`.
@@ -36,7 +36,7 @@ from mb_host.layers import HostCoreAttention, HostNorm, reject_ignored
 
 
 class HostHybridStack(HybridStack):  # type: ignore[misc]
-    """Megatron's hybrid stack with the host's final norm: its own is always Transformer Engine's."""
+    """Megatron's hybrid stack with torch's final norm; Megatron always uses Transformer Engine's."""
 
     def __init__(
         self,
@@ -55,13 +55,13 @@ class HostHybridStack(HybridStack):  # type: ignore[misc]
 def host_hybrid_spec(
     config: TransformerConfig, *, vp_stage: int | None = None, pp_rank: int | None = None
 ) -> ModuleSpec:
-    """Return the stack for a layer pattern of attention, MLPs, experts, Mamba, gated-delta layers and MTP.
+    """Return the spec of a stack for a pattern of attention, MLP, expert, Mamba, gated-delta and MTP layers.
 
-    The pattern says which layers a stage has, so the stage is of no account here. Weights bear the names that they
-    have under Transformer Engine, so that checkpoints pass between the two.
+    The pattern determines the layers of a stage, so `vp_stage` and `pp_rank` are ignored. Weights have the names of
+    Transformer Engine's layers, so that checkpoints are compatible with them.
 
     Raises:
-        ValueError: `config` sets something that these layers would silently ignore.
+        ValueError: `config` sets an option that these layers would silently ignore.
     """
     reject_ignored(config)
     return ModuleSpec(
@@ -118,7 +118,7 @@ def _attention(config: TransformerConfig) -> ModuleSpec:
 
 
 def _mixing(attention: ModuleSpec, *, linear: str) -> ModuleSpec:
-    """Return a layer with attention of some kind and no MLP; `linear` is the one that follows the norm."""
+    """Return a layer with an attention module and no MLP; `linear` is the linear layer that follows the norm."""
     return ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(

@@ -1,4 +1,4 @@
-"""`install`: the one call that makes the host stand in for CUDA."""
+"""`install`: redirect CUDA calls of torch to the CPU."""
 
 import sys
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ from mb_host.tensors import replace_tensors
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostReport:
-    """Whether the host stands in for CUDA in this process, and why; true exactly when it does."""
+    """Whether CUDA calls run on the CPU in this process, with the reason. Its truth value is `active`."""
 
     active: bool
     reason: str
@@ -34,34 +34,34 @@ class HostReport:
 
 
 class MegatronAlreadyImportedError(RuntimeError):
-    """Megatron Core was imported before `install`, and has taken names from torch that can no longer be replaced."""
+    """Megatron Core was imported before `install`, and references functions of torch that can no longer be replaced."""
 
 
-# A process has one torch, and what replaces its functions cannot be taken back: so there is one report to remember.
+# Replacing functions of torch is irreversible and affects the process, so there is one report per process.
 _reports: list[HostReport] = []
 
 
 def install(*, force: bool = False, quiet: bool = True, patches: Iterable[str] = ALL_PATCHES) -> HostReport:
-    """Make the host stand in for CUDA in this process, and say whether it does.
+    """Redirect CUDA calls of torch to the CPU in this process, and report whether they are redirected.
 
-    To be called before `megatron` is imported, at the top of a module rather than under a main guard, so that
-    spawned children do it too. Where there is a GPU, torch is left as it is, and `patch_megatron` applies those patches
-    of Megatron Core that do not depend on a missing GPU. A second call changes nothing and returns the first call's
-    report. Packages of GPU kernels (`mb_host.gpu_packages.GPU_PACKAGES`) can no longer be imported: where
-    Transformer Engine is installed without a GPU, Megatron takes torch's optimizers and the host's layers.
+    Call it before `megatron` is imported, at the top of a module rather than under a main guard, so that spawned
+    children call it too. With a GPU, torch is not changed, and `patch_megatron` applies the patches of Megatron Core
+    that do not depend on a missing GPU. A second call has no effect and returns the report of the first call. Packages
+    of GPU kernels (`mb_host.gpu_packages.GPU_PACKAGES`) can no longer be imported, so that Megatron uses torch's
+    optimizers and local layers even if Transformer Engine is installed.
     CPU arithmetic becomes reproducible (`mb_host.reproducibility.make_cpu_arithmetic_reproducible`), also with a GPU,
     because an optimizer may be offloaded to the CPU.
 
     Args:
-        force: Use the host although there is a GPU; `torch.cuda.is_available()` then says False.
-        quiet: Also silence the `LOG_FILTERS` of `mb_host.log_filters`.
+        force: Use the CPU even if there is a GPU; `torch.cuda.is_available()` then returns False.
+        quiet: Also install `mb_host.log_filters.LOG_FILTERS`.
         patches: Names of patches of Megatron Core, out of `mb_host.patches.ALL_PATCHES`. Each is applied when
             Megatron's module is imported; Megatron need not be installed. With a GPU, only those in
             `mb_host.patches.ANY_DEVICE_PATCHES` are applied.
 
     Raises:
-        MegatronAlreadyImportedError: `megatron.core` is loaded already.
-        ValueError: `mends` has an unknown name.
+        MegatronAlreadyImportedError: `megatron.core` is already imported.
+        ValueError: `patches` contains an unknown name.
     """
     if _reports:
         return _reports[0]
@@ -71,12 +71,13 @@ def install(*, force: bool = False, quiet: bool = True, patches: Iterable[str] =
         patch_megatron(chosen)
         make_cpu_arithmetic_reproducible()
         report = HostReport(
-            active=False, reason=f"a GPU is there ({torch.cuda.get_device_name()}), so torch is left as it is"
+            active=False,
+            reason=f"a GPU is available ({torch.cuda.get_device_name()}), so torch is not changed",
         )
     elif "megatron.core" in sys.modules:
         raise MegatronAlreadyImportedError(
-            "mb_host.install: megatron.core is imported already, and holds functions of torch that must be replaced "
-            "first; call mb_host.install() before the first import of megatron."
+            "mb_host.install: megatron.core is already imported, and references functions of torch that must be "
+            "replaced first. Call mb_host.install() before the first import of megatron."
         )
     else:
         if quiet:
@@ -85,8 +86,8 @@ def install(*, force: bool = False, quiet: bool = True, patches: Iterable[str] =
         _replace_torch()
         make_cpu_arithmetic_reproducible()
         sys.meta_path.insert(0, after_import)
-        there = "force=True" if force else "no GPU is there"
-        report = HostReport(active=True, reason=f"{there}, so the host stands in for CUDA")
+        cause = "force=True" if force else "no GPU is available"
+        report = HostReport(active=True, reason=f"{cause}, so CUDA calls run on the CPU")
     _reports.append(report)
     return report
 

@@ -1,7 +1,7 @@
-"""Kernels that only a GPU has, and the torch code that Megatron's state-space and gated-delta layers get instead.
+"""Torch substitutes for GPU kernels of Megatron's state-space and gated-delta layers.
 
-Megatron takes these names from packages that need a GPU (mamba-ssm, flash-linear-attention, and einops, which they
-bring) and refuses to build the layers without them; its own layers run unchanged once the names stand for something.
+Megatron imports these names from packages that need a GPU (mamba-ssm, flash-linear-attention, and their dependency
+einops) and does not build the layers without them. With substitutes under these names, Megatron's layers run unchanged.
 """
 
 import re
@@ -16,11 +16,11 @@ from torch import Tensor
 from mb_host.ssm_scan import causal_convolution, gated_delta_scan, split_conv_scan, unit_length
 
 GATED_DELTA_CHUNK = 64
-"""Tokens of a chunk of the gated-delta scan."""
+"""Tokens per chunk of the gated-delta scan."""
 
 
 class GatedRMSNorm(torch.nn.Module):
-    """RMSNorm over groups of channels, optionally gated; takes the place of mamba-ssm's class of that purpose."""
+    """RMSNorm over groups of channels, optionally gated; substitute for mamba-ssm's class."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class GatedRMSNorm(torch.nn.Module):
         return values.to(inputs.dtype)
 
 
-def mamba_split_conv1d_scan_combined(  # noqa: PLR0913 - the kernel's own
+def mamba_split_conv1d_scan_combined(  # noqa: PLR0913 - the kernel's arguments
     zxbcdt: Tensor,
     conv1d_weight: Tensor,
     conv1d_bias: Tensor,
@@ -66,18 +66,18 @@ def mamba_split_conv1d_scan_combined(  # noqa: PLR0913 - the kernel's own
     ngroups: int = 1,
     norm_before_gate: bool = True,
 ) -> Tensor:
-    """Take the place of mamba-ssm's kernel of this name, as Megatron's mixer calls it; see `split_conv_scan`.
+    """Substitute for mamba-ssm's kernel of this name, as called by Megatron's mixer; see `split_conv_scan`.
 
-    `norm_before_gate` is without effect: no norm is asked of the kernel.
+    `norm_before_gate` has no effect, because Megatron's mixer does not use the norm of the kernel.
 
     Raises:
-        ValueError: packed sequences, or another activation than SiLU.
+        ValueError: The sequences are packed, or the activation is not SiLU.
     """
     if seq_idx is not None or activation not in ("silu", "swish"):
         what = "packed sequences (seq_idx)" if seq_idx is not None else f"activation={activation!r}"
         raise ValueError(
-            f"mamba_split_conv1d_scan_combined: {what} given, because the host's scan knows SiLU and whole sequences "
-            "only. Train without packing, or on a GPU with mamba-ssm."
+            f"mamba_split_conv1d_scan_combined: {what} is not supported, because this scan computes SiLU and complete "
+            "sequences only. Train without packing, or on a GPU with mamba-ssm."
         )
     return split_conv_scan(
         zxbcdt,
@@ -92,7 +92,7 @@ def mamba_split_conv1d_scan_combined(  # noqa: PLR0913 - the kernel's own
     )
 
 
-def chunk_gated_delta_rule(  # noqa: PLR0913 - the kernel's own
+def chunk_gated_delta_rule(  # noqa: PLR0913 - the kernel's arguments
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -104,16 +104,16 @@ def chunk_gated_delta_rule(  # noqa: PLR0913 - the kernel's own
     use_qk_l2norm_in_kernel: bool = False,
     cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, None]:
-    """Take the place of flash-linear-attention's kernel of this name; see `gated_delta_scan`.
+    """Substitute for flash-linear-attention's kernel of this name; see `gated_delta_scan`.
 
     Raises:
-        ValueError: packed sequences, or a state that comes in or is asked for.
+        ValueError: The sequences are packed, or a state is passed or requested.
     """
     if cu_seqlens is not None or initial_state is not None or output_final_state:
         raise ValueError(
             f"chunk_gated_delta_rule: cu_seqlens {'given' if cu_seqlens is not None else 'not given'}, initial_state "
             f"{'given' if initial_state is not None else 'not given'}, output_final_state={output_final_state}, "
-            "because the host's scan takes whole sequences that start at zero. Train without packing."
+            "because this scan computes complete sequences from a zero state. Train without packing."
         )
     dtype = torch.promote_types(q.dtype, torch.float32)
     query, key = (
@@ -139,23 +139,23 @@ def causal_conv1d(
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, None]:
-    """Take the place of flash-linear-attention's convolution: [B, L, D] with a filter [D, W], then SiLU.
+    """Substitute for flash-linear-attention's convolution: [B, L, D] with a filter [D, W], then SiLU.
 
     Raises:
-        ValueError: packed sequences, a state, or another activation than SiLU.
+        ValueError: The sequences are packed, a state is passed or requested, or the activation is not SiLU.
     """
     if cu_seqlens is not None or initial_state is not None or output_final_state or activation != "silu":
         raise ValueError(
             f"causal_conv1d: activation={activation!r}, output_final_state={output_final_state}, a state or packed "
-            "sequences given, because the host's convolution knows SiLU and whole sequences only. Do without packing."
+            "sequences given, because it computes SiLU and complete sequences only. Train without packing."
         )
     return causal_convolution(x, weight, bias), None
 
 
 def rearrange(tensor: Tensor, pattern: str, **sizes: int) -> Tensor:
-    """Take the place of einops' function of this name: split, drop (1), reorder and join dimensions.
+    """Substitute for einops' function of this name: split, drop (1), reorder and join dimensions.
 
-    `rearrange(x, "l b (h p) -> b l h p", p=8)` splits the last dimension; at most one size of a group may be left out.
+    `rearrange(x, "l b (h p) -> b l h p", p=8)` splits the last dimension; at most one size per group may be omitted.
     """
     before, after = (
         [each.strip("()").split() for each in re.findall(r"\([^)]*\)|\S+", side)]
@@ -179,14 +179,14 @@ def rearrange(tensor: Tensor, pattern: str, **sizes: int) -> Tensor:
 
 
 def repeat_groups(tensor: Tensor, pattern: str, *, g: int, n: int, r: int) -> Tensor:
-    """Take the place of einops' `repeat` for the one pattern that Megatron's mixer has: each group r times in a row.
+    """Substitute for einops' `repeat`, for the only pattern in Megatron's mixer: repeat each group r times.
 
     Raises:
-        ValueError: another pattern.
+        ValueError: The pattern is another one.
     """
     if pattern != "l b (g n) -> l b (g r n)":
         raise ValueError(
-            f"repeat_groups: pattern {pattern!r}, because only groups of the last dimension are repeated here. "
+            f"repeat_groups: pattern {pattern!r} is not supported; only groups of the last dimension are repeated. "
             "Install einops."
         )
     groups: Tensor = tensor.unflatten(-1, (g, n))  # type: ignore[no-untyped-call]
@@ -194,13 +194,13 @@ def repeat_groups(tensor: Tensor, pattern: str, *, g: int, n: int, r: int) -> Te
 
 
 def stand_in_for_context_parallel(parts: ModuleType) -> None:
-    """Give Megatron's `mamba_context_parallel` the function of einops it lacks; without effect where it is there."""
+    """Add the function of einops to Megatron's `mamba_context_parallel`; no effect if einops is installed."""
     if not parts.__dict__["HAVE_EINOPS"]:
         parts.__dict__.update(HAVE_EINOPS=True, repeat=repeat_groups)
 
 
 def stand_in_for_mamba(mixer: ModuleType) -> None:
-    """Give Megatron's `mamba_mixer` what it could not import; without effect where it could."""
+    """Add the names that Megatron's `mamba_mixer` could not import."""
     names = mixer.__dict__
     if not names["HAVE_EINOPS"]:
         names.update(HAVE_EINOPS=True, rearrange=rearrange)
@@ -209,7 +209,7 @@ def stand_in_for_mamba(mixer: ModuleType) -> None:
     shard = names["make_sharded_tensors_for_checkpoint"]
 
     class ExtendedRMSNorm(GatedRMSNorm):
-        """The norm with the shards of its weight, split over tensor-parallel ranks."""
+        """Norm with a sharded state dict; the weight is split over tensor-parallel ranks."""
 
         tp_group: Any  # set by the mixer
 
@@ -219,7 +219,7 @@ def stand_in_for_mamba(mixer: ModuleType) -> None:
             sharded_offsets: tuple[Any, ...] = (),
             metadata: Mapping[str, Any] | None = None,
         ) -> Any:
-            """Return the weight as Megatron's checkpoints take it."""
+            """Return the weight as Megatron's sharded tensor."""
             return shard(
                 self.state_dict(prefix="", keep_vars=True),
                 prefix,
@@ -237,7 +237,7 @@ def stand_in_for_mamba(mixer: ModuleType) -> None:
 
 
 def stand_in_for_gated_delta(common: ModuleType) -> None:
-    """Give Megatron's gated-delta layers what they could not import; without effect where they could."""
+    """Add the names that Megatron's gated-delta layers could not import."""
     names = common.__dict__
     if not names["HAVE_FLA"]:
         names.update(
@@ -255,4 +255,4 @@ STAND_INS: Mapping[str, Callable[[ModuleType], None]] = MappingProxyType(
         "megatron.core.ssm.mamba_mixer": stand_in_for_mamba,
     }
 )
-"""Module of Megatron -> what gives it the names it lacks, right after its import."""
+"""Megatron module -> function that adds missing names to it, right after its import."""

@@ -1,9 +1,9 @@
-"""The parts of a GPT layer that Megatron's local spec lacks on a host, and the specs that use them.
+"""Components of a GPT layer that Megatron's local spec lacks on the CPU, and specs that use them.
 
 Needs `megatron.core` (the `mcore` extra), and `mb_host.install()` before it.
 
-Shape letters: S sequence on this rank, T sequence over all context-parallel ranks, B micro-batch, N attention heads
-and G query groups on this tensor-parallel rank, D channels of a head.
+Shape suffixes: S sequence on this rank, T sequence over all context-parallel ranks, B microbatch, N attention heads and
+G query groups on this tensor-parallel rank, D channels of a head.
 """
 
 import math
@@ -29,16 +29,16 @@ from torch.nn.functional import scaled_dot_product_attention
 
 _CAUSAL = (AttnMaskType.causal, AttnMaskType.padding_causal)
 _NORMS = {"LayerNorm": torch.nn.LayerNorm, "RMSNorm": torch.nn.RMSNorm}
-# Fields that Megatron's local spec takes and then ignores.
+# Fields that Megatron's local spec accepts and ignores.
 _IGNORED_BY_LOCAL_SPEC = ("qk_l2_norm", "qk_clip", "fused_residual_rmsnorm")
 
 
 class HostNorm:
-    """Builds torch's LayerNorm or RMSNorm, under sequence parallelism too.
+    """Factory of torch's LayerNorm or RMSNorm, with support for sequence parallelism.
 
-    Megatron's own wrapper of the two refuses sequence parallelism, because nobody marks the weights as such; the
-    mark, set here, makes Megatron sum their gradients over the tensor-parallel ranks. A class that returns something
-    else, because Megatron builds classes and takes functions for finished modules.
+    Megatron's wrapper of the two rejects sequence parallelism, because it does not mark the weights. The mark, set
+    here, makes Megatron sum their gradients over the tensor-parallel ranks. A class whose `__new__` returns another
+    type, because Megatron instantiates classes but treats functions as built modules.
     """
 
     def __new__(  # type: ignore[misc]
@@ -47,17 +47,17 @@ class HostNorm:
         """Return the norm over the last dimension, of size `hidden_size`.
 
         Raises:
-            ValueError: `config` asks for a norm that torch does not have.
+            ValueError: `config` requires a norm that torch does not have.
         """
         if config.normalization not in _NORMS:
             raise ValueError(
-                f"model.normalization: the host has no {config.normalization}, because torch does not; "
-                f"set one of {', '.join(_NORMS)}."
+                f"model.normalization: {config.normalization} is not available on the CPU, because torch does not have "
+                f"it. Set one of {', '.join(_NORMS)}."
             )
         if config.layernorm_zero_centered_gamma:
             raise ValueError(
-                "model.layernorm_zero_centered_gamma: the host has no zero-centred norm (got True), because torch "
-                "does not; set it to False."
+                "model.layernorm_zero_centered_gamma: is not available on the CPU (got True), because torch has no "
+                "zero-centred norm. Set it to False."
             )
         norm: torch.nn.Module = _NORMS[config.normalization](hidden_size, eps=eps)
         for parameter in norm.parameters():
@@ -68,8 +68,8 @@ class HostNorm:
 class HostCoreAttention(MegatronModule):  # type: ignore[misc]
     """Dot-product attention: masks, windows, query groups, dropout, packed sequences and context parallelism.
 
-    Under context parallelism each rank holds two of the 2n equal chunks of the sequence, its own from either end
-    (rank r: chunks r and 2n-1-r); keys and values are gathered from all ranks, whatever `cp_comm_type` says.
+    Under context parallelism each rank holds two of the 2n equal chunks of the sequence (rank r: chunks r and 2n-1-r).
+    Keys and values are gathered from all ranks, whatever `cp_comm_type` is.
     """
 
     def __init__(
@@ -87,12 +87,14 @@ class HostCoreAttention(MegatronModule):  # type: ignore[misc]
         super().__init__(config=config)
         if config.softmax_type != "vanilla":
             raise ValueError(
-                f"model.softmax_type: the host's attention has no softmax sinks (got {config.softmax_type!r}), because "
-                "torch's does not; use Megatron's DotProductAttention, or softmax_type='vanilla'."
+                f"model.softmax_type: softmax sinks are not supported (got {config.softmax_type!r}), because torch's "
+                "attention has none. Use Megatron's DotProductAttention, or softmax_type='vanilla'."
             )
         groups = pg_collection or ProcessGroupCollection.use_mpu_process_groups(required_pgs=["cp"])
         self.cp_group = groups.cp if config.context_parallel_size > 1 else None
-        if pg_collection is not None:  # without, Megatron looks in its parallel_state when weights are saved
+        if (
+            pg_collection is not None
+        ):  # otherwise Megatron reads it from parallel_state when weights are saved
             self.tp_group = pg_collection.tp
         self.attn_mask_type = attn_mask_type
         self.softmax_scale = softmax_scale or 1.0 / math.sqrt(config.kv_channels)
@@ -110,16 +112,16 @@ class HostCoreAttention(MegatronModule):  # type: ignore[misc]
         attention_bias: Tensor | None = None,
         packed_seq_params: PackedSeqParams | None = None,
     ) -> Tensor:
-        """Return the attention's output, [S, B, N*D], of query [S, B, N, D] and key and value [S, B, G, D].
+        """Return the attention output, [S, B, N*D], of query [S, B, N, D] and key and value [S, B, G, D].
 
-        Collective over the context-parallel group. A causal mask is made here where none is given; `attention_mask`
-        is True where attention is forbidden and broadcasts to [B, N, S, T]. A window narrows either of them.
+        Collective over the context-parallel group. Without a mask, causal attention builds one; `attention_mask` is
+        True for masked positions and broadcasts to [B, N, S, T]. A window restricts either mask further.
 
-        Packed sequences stand one behind the other in query [S, N, D], and key and value [S, G, D]; each attends to
-        itself alone, and the output is [S, N*D].
+        Packed sequences are concatenated in query [S, N, D], and key and value [S, G, D]. Each sequence attends only to
+        itself, and the output is [S, N*D].
 
         Raises:
-            ValueError: A bias, a mask under context parallelism, or packed sequences with either of these.
+            ValueError: A bias is passed, a mask under context parallelism, or packed sequences with either of these.
         """
         self._reject(attention_mask, attention_bias, packed_seq_params)
         causal = (attn_mask_type or self.attn_mask_type) in _CAUSAL
@@ -130,7 +132,7 @@ class HostCoreAttention(MegatronModule):  # type: ignore[misc]
     def _packed(
         self, query: Tensor, key: Tensor, value: Tensor, packed: PackedSeqParams, *, causal: bool
     ) -> Tensor:
-        """Attend within each sequence by itself: the work is the sum of their lengths' squares."""
+        """Attend within each packed sequence separately: the cost is the sum of the squared lengths."""
         borders = packed.cu_seqlens_q if packed.cu_seqlens_q_padded is None else packed.cu_seqlens_q_padded
         lengths = torch.diff(borders).tolist()
         parts = zip(*(torch.split(each.unsqueeze(1), lengths) for each in (query, key, value)), strict=True)
@@ -175,25 +177,25 @@ class HostCoreAttention(MegatronModule):  # type: ignore[misc]
     ) -> None:
         if attention_bias is not None:
             raise ValueError(
-                "HostCoreAttention.forward: attention_bias is given, which the host's attention does not know; pass an "
-                "attention_mask, or use Transformer Engine on a GPU."
+                "HostCoreAttention.forward: attention_bias is not supported on the CPU. Pass an attention_mask, or use "
+                "Transformer Engine on a GPU."
             )
         if packed_seq_params is not None and (attention_mask is not None or self.cp_group is not None):
             what = "context parallelism" if attention_mask is None else "an attention_mask"
             raise ValueError(
-                f"HostCoreAttention.forward: packed_seq_params are given with {what}, and nothing tells how the one "
-                "was cut by the other; pack without it."
+                f"HostCoreAttention.forward: packed_seq_params are not supported with {what}, because the split of "
+                "the packed sequences is unknown. Pack without it."
             )
         if attention_mask is not None and self.cp_group is not None:
             raise ValueError(
-                f"HostCoreAttention.forward: attention_mask of shape {tuple(attention_mask.shape)} is given with "
-                f"context parallelism of {self.cp_group.size()}, and nothing tells how it was split; pass None, and "
-                "the mask is causal."
+                f"HostCoreAttention.forward: attention_mask of shape {tuple(attention_mask.shape)} is not supported "
+                f"with context parallelism of {self.cp_group.size()}, because its split is unknown. Pass None for a "
+                "causal mask."
             )
 
     def _positions(self, query_length: int, key_length: int) -> tuple[Tensor, Tensor]:
-        """Return the places in the whole sequence of this rank's queries, and of the keys after gathering."""
-        if self.cp_group is None:  # fewer queries than keys: they are the last ones
+        """Return the positions in the complete sequence of this rank's queries, and of the keys after gathering."""
+        if self.cp_group is None:  # fewer queries than keys: the queries are the last tokens
             return torch.arange(key_length - query_length, key_length), torch.arange(key_length)
         ranks = range(self.cp_group.size())
         by_rank = [zigzag_positions(key_length, rank=rank, ranks=len(ranks)) for rank in ranks]
@@ -205,9 +207,9 @@ class HostCoreAttention(MegatronModule):  # type: ignore[misc]
         return allowed_ST if self.window_left is None else allowed_ST & (distance_ST <= self.window_left)
 
     def _random_state(self) -> AbstractContextManager[None]:
-        """Return the context for dropout: heads differ between ranks, so it draws from the rank's own state.
+        """Return the context for dropout: heads differ between ranks, so each rank uses a separate random state.
 
-        Under sequence parallelism the transformer block is inside that context already.
+        Under sequence parallelism the transformer block is already within that context.
         """
         if not self.training or self.dropout == 0.0 or self.config.sequence_parallel:
             return nullcontext()
@@ -216,17 +218,17 @@ class HostCoreAttention(MegatronModule):  # type: ignore[misc]
 
 
 def zigzag_positions(length: int, *, rank: int, ranks: int) -> Tensor:
-    """Return the places of one context-parallel rank's `length` tokens in the whole sequence, in its order."""
+    """Return the positions in the complete sequence of one context-parallel rank's `length` tokens, in order."""
     half = length // 2
     early, late = rank * half, (2 * ranks - 1 - rank) * half
     return torch.cat([torch.arange(early, early + half), torch.arange(late, late + half)])
 
 
 def host_layer_spec(config: TransformerConfig, *, num_experts: int | None = None) -> ModuleSpec:
-    """Return the spec of one GPT layer, dense or of `num_experts` experts (`config` says all the rest).
+    """Return the spec of one GPT layer, dense or with `num_experts` experts; `config` defines the rest.
 
     Raises:
-        ValueError: `config` sets something that the local layers would silently ignore.
+        ValueError: `config` sets an option that the local layers would silently ignore.
     """
     reject_ignored(config)
     spec = get_gpt_layer_local_spec(
@@ -247,7 +249,7 @@ def host_block_spec(
     Dense and expert layers follow `config.moe_layer_freq`. Needs Megatron's parallel state unless `pp_rank` is given.
 
     Raises:
-        ValueError: `config` sets something that the local layers would silently ignore.
+        ValueError: `config` sets an option that the local layers would silently ignore.
     """
     reject_ignored(config)
     block = get_gpt_decoder_block_spec(
@@ -262,7 +264,7 @@ def host_block_spec(
 
 
 def _with_host_parts(spec: ModuleSpec, config: TransformerConfig) -> ModuleSpec:
-    """Put the host's parts into a layer's spec, in place: specs are new, and one may stand for several layers."""
+    """Replace components of a layer's spec in place; specs are new, and several layers may share one."""
     layer, attention = spec.submodules, spec.submodules.self_attention.submodules
     layer.input_layernorm = layer.pre_mlp_layernorm = HostNorm
     if config.softmax_type == "vanilla":
@@ -275,10 +277,10 @@ def _with_host_parts(spec: ModuleSpec, config: TransformerConfig) -> ModuleSpec:
 
 
 def stored_names(spec: ModuleSpec, config: TransformerConfig) -> dict[str, str]:
-    """Return under which names a layer's norms are stored, where Transformer Engine fuses them with what follows them.
+    """Return the checkpoint names of a layer's norms, which Transformer Engine fuses with the following linear layers.
 
-    Megatron's own table for its local layers takes every layer for a dense one without latent attention, so that the
-    weights of all others could not be read by Transformer Engine's layers, nor the other way round.
+    Megatron's table for its local layers assumes dense layers without latent attention, so that checkpoints of all
+    other layers would be incompatible with Transformer Engine's layers.
     """
     names = {} if has_experts(spec) else {"pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_"}
     if not config.multi_latent_attention:
@@ -290,20 +292,20 @@ def stored_names(spec: ModuleSpec, config: TransformerConfig) -> dict[str, str]:
 
 
 def has_experts(spec: ModuleSpec) -> bool:
-    """Say whether the MLP of a layer's spec is one of experts."""
+    """Return whether the MLP of a layer's spec is a mixture of experts."""
     builder = spec.submodules.mlp
     return isinstance(builder, partial) and builder.func is MoELayer
 
 
 def reject_ignored(config: TransformerConfig) -> None:
-    """Refuse what Megatron's layers without Transformer Engine would take and ignore.
+    """Reject options that Megatron's layers without Transformer Engine accept and ignore.
 
     Raises:
-        ValueError: `config` sets such a thing.
+        ValueError: `config` sets such an option.
     """
     ignored = [name for name in _IGNORED_BY_LOCAL_SPEC if getattr(config, name)]
     if ignored:
         raise ValueError(
-            f"model.{ignored[0]}: got True, which Megatron's layers without Transformer Engine ignore silently; "
-            "set it to False, or train on a GPU with Transformer Engine."
+            f"model.{ignored[0]}: got True, which Megatron's layers without Transformer Engine silently ignore. "
+            "Set it to False, or train on a GPU with Transformer Engine."
         )

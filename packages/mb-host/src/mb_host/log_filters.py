@@ -1,4 +1,4 @@
-"""Third-party notices that the user of a host can do nothing about, silenced at their source, by name."""
+"""Filters for third-party warnings and log messages that users cannot act on."""
 
 import logging
 import re
@@ -9,10 +9,10 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFilter:
-    """One notice to keep quiet.
+    """Filter for one warning or log message.
 
-    `source` is the module that it is said to come from: for a warning a regular expression for the start of the
-    module's name, for a log record the name of the logger. `pattern` matches the start of the text.
+    `source` is, for a warning, a regular expression for the start of the module name; for a log record, the name of the
+    logger. `pattern` is a regular expression for the start of the text. `why` is the reason for the filter.
     """
 
     kind: Literal["warning", "log"]
@@ -26,31 +26,31 @@ LOG_FILTERS: tuple[LogFilter, ...] = (
         kind="warning",
         source=r"megatron\.core",
         pattern=r"(Transformer Engine and )?Apex (are|is) not installed",
-        why="both need CUDA; torch's own norms and optimizers are the right ones here",
+        why="both need CUDA; torch's norms and optimizers are the intended ones here",
     ),
     LogFilter(
         kind="warning",
-        source=r".*megatron.core.inference",  # a path: Python is only compiling the file
+        source=r".*megatron.core.inference",  # a path: the warning comes from compiling the file
         pattern=r"invalid escape sequence",
-        why="a docstring of Megatron's, seen once, when its file is compiled",
+        why="a docstring of Megatron, reported once, when its file is compiled",
     ),
     LogFilter(
         kind="warning",
         source=r"megatron\.core\.hyper_comm_grid",
         pattern=r"absl\.logging is not installed",
-        why="the standard library's logging takes its place",
+        why="the standard library's logging is used instead",
     ),
     LogFilter(
         kind="warning",
         source=r"megatron\.core\.transformer\.transformer_config",
         pattern=r"full scope is deprecated",
-        why="about CUDA graphs, and about a value that Megatron itself has set",
+        why="concerns CUDA graphs, and a value that Megatron itself sets",
     ),
     LogFilter(
         kind="warning",
         source=r"megatron\.core\.models\.mimo",
         pattern=r"MimoModelConfig is experimental",
-        why="said when the class is defined, whether or not anybody uses it",
+        why="issued when the class is defined, even if it is not used",
     ),
     LogFilter(
         kind="warning",
@@ -74,7 +74,7 @@ LOG_FILTERS: tuple[LogFilter, ...] = (
         kind="warning",
         source=r"torch\.distributed\.checkpoint",
         pattern=r"The argument order of load has been changed",
-        why="Megatron's call, which is right for both orders",
+        why="Megatron's call, which is correct for both orders",
     ),
     LogFilter(
         kind="warning",
@@ -86,37 +86,37 @@ LOG_FILTERS: tuple[LogFilter, ...] = (
         kind="log",
         source="torch.utils.cpp_extension",
         pattern=r"No CUDA runtime is found",
-        why="there is none, and nothing is built",
+        why="expected: no extension is built",
     ),
     LogFilter(
         kind="log",
         source="megatron.core.tensor_parallel.random",
         pattern=r"CPU RNG state changed",
-        why="host and device share one generator, so a fork of the device's state moves the host's",
+        why="host and device share one generator, so a fork of the device state changes the host state",
     ),
     LogFilter(
         kind="log",
         source="megatron.core.models.gpt.gpt_model",
         pattern=r"GPTModel IS DEPRECATED",
-        why="a choice of whoever wrote the trainer, repeated for each model chunk",
+        why="a choice of the trainer, repeated for each model chunk",
     ),
     LogFilter(
         kind="log",
         source="megatron.core.distributed.distributed_data_parallel",
         pattern=r"DistributedDataParallel: full_param_layout not provided",
-        why="the same layout is then computed there",
+        why="the same layout is computed there",
     ),
     LogFilter(
         kind="log",
         source="megatron.core.dist_checkpointing.strategies.torch",
         pattern=r"MCore's async save is deprecated",
-        why="said for synchronous saves too",
+        why="also logged for synchronous saves",
     ),
 )
 
 
 class _DropMessages(logging.Filter):
-    """A logging filter that drops the records whose text starts with `pattern`."""
+    """Logging filter that drops records whose text matches `pattern` at its start."""
 
     def __init__(self, pattern: str) -> None:
         super().__init__()
@@ -127,9 +127,9 @@ class _DropMessages(logging.Filter):
 
 
 def quiet() -> None:
-    """Silence every notice of `LOG_FILTERS`, and nothing else; calling it again changes nothing.
+    """Install all filters in `LOG_FILTERS`. A second call has no effect.
 
-    Warning filters are Python's, so a `warnings.catch_warnings` block, or pytest, sets them aside.
+    Warnings use Python's filters, so a `warnings.catch_warnings` block, or pytest, overrides them.
     """
     for log_filter in LOG_FILTERS:
         if log_filter.kind == "warning":

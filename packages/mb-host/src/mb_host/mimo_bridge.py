@@ -1,4 +1,4 @@
-"""Bridges between the modules of a MIMO model: Megatron opens their groups with NCCL by name; here they are gloo's."""
+"""Gloo process groups for bridges between modules of a MIMO model, for which Megatron requests NCCL by name."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -12,28 +12,28 @@ COLOCATED = "megatron.core.models.mimo.comm.colocated_communicator"
 
 
 class HostDistributed:
-    """`torch.distributed` as those modules see it: what opens a group opens one of gloo, all else is as it is."""
+    """Proxy of `torch.distributed` that creates gloo groups; all other attributes are unchanged."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.distributed, name)
 
     def new_group(self, *args: Any, **kwargs: Any) -> Any:
-        """Open a group of gloo, whatever backend is asked for."""
+        """Create a gloo group, whatever backend is requested."""
         return torch.distributed.new_group(*args, **{**kwargs, "backend": "gloo"})
 
     def new_subgroups_by_enumeration(self, *args: Any, **kwargs: Any) -> Any:
-        """Open several groups of gloo, whatever backend is asked for."""
-        open_groups: Any = torch.distributed.new_subgroups_by_enumeration  # has no types
+        """Create several gloo groups, whatever backend is requested."""
+        open_groups: Any = torch.distributed.new_subgroups_by_enumeration  # untyped in torch
         return open_groups(*args, **{**kwargs, "backend": "gloo"})
 
 
 def stand_in_for_bridge(module: ModuleType) -> None:
-    """Let a module open its groups with gloo."""
+    """Make a module create its groups with gloo."""
     module.__dict__["dist"] = HostDistributed()
 
 
 def clear_bridge_groups() -> None:
-    """Forget the groups that Megatron keeps for the next bridge, because the process group they are part of is gone."""
+    """Clear Megatron's cache of bridge groups, which are invalid once the default process group is destroyed."""
     module = sys.modules.get(BRIDGES)
     if module is not None:
         bridge = module.__dict__["BridgeCommunicator"]
@@ -44,4 +44,4 @@ def clear_bridge_groups() -> None:
 STAND_INS: Mapping[str, Callable[[ModuleType], None]] = MappingProxyType(
     {BRIDGES: stand_in_for_bridge, COLOCATED: stand_in_for_bridge}
 )
-"""Module of Megatron -> what makes it run on the host, right after its import."""
+"""Megatron module -> function that adapts it to the CPU, right after its import."""

@@ -1,4 +1,4 @@
-"""What became of each rank, and the errors that tell it."""
+"""Outcomes of ranks, and the errors that report them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,10 +7,10 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankOutcome:
-    """How one rank ended.
+    """Outcome of one rank.
 
-    `state`: it returned, raised, died (its process ended by itself) or was still running and was ended. `summary` is
-    one line that completes "rank 1 ..."; `detail` a traceback or the stacks of its threads, or empty.
+    `state`: the function returned or raised, the process died, or it was still running and was aborted. `summary` is
+    one line that completes "rank 1 ..."; `detail` is a traceback, the stacks of all threads, or empty.
     """
 
     rank: int
@@ -21,7 +21,7 @@ class RankOutcome:
 
 
 class RankFailedError(RuntimeError):
-    """A rank raised or died. `outcomes` has every rank, the first failure first."""
+    """A rank raised or died. `outcomes` contains all ranks, the first failure first."""
 
     def __init__(self, message: str, *, outcomes: Sequence[RankOutcome]) -> None:
         super().__init__(message)
@@ -29,12 +29,12 @@ class RankFailedError(RuntimeError):
 
     @property
     def all_replied(self) -> bool:
-        """Whether every rank raised or returned, so that all processes are there for another run."""
+        """Whether every rank raised or returned, so that all processes can be reused."""
         return all(outcome.state in ("raised", "returned") for outcome in self.outcomes)
 
 
 class RankTimeoutError(TimeoutError):
-    """Ranks were still running when the time was up. `outcomes` has every rank, those still running first."""
+    """Ranks were still running at the timeout. `outcomes` contains all ranks, those still running first."""
 
     def __init__(self, message: str, *, outcomes: Sequence[RankOutcome]) -> None:
         super().__init__(message)
@@ -42,7 +42,7 @@ class RankTimeoutError(TimeoutError):
 
 
 def rank_failed_error(outcomes: Sequence[RankOutcome], *, what: str) -> RankFailedError:
-    """Return the error for outcomes in the order in which they came, of which one or more are failures."""
+    """Return the error for outcomes in order of arrival, at least one of which is a failure."""
     failed = [outcome for outcome in outcomes if outcome.state in ("raised", "died")]
     others = [outcome for outcome in outcomes if outcome not in failed]
     ordered = [*failed, *others]
@@ -53,12 +53,12 @@ def rank_failed_error(outcomes: Sequence[RankOutcome], *, what: str) -> RankFail
 def rank_timeout_error(
     outcomes: Sequence[RankOutcome], *, what: str, timeout_seconds: float
 ) -> RankTimeoutError:
-    """Return the error for outcomes of which one or more were still running, and none is a failure."""
+    """Return the error for outcomes of which at least one was still running, and none is a failure."""
     ordered = sorted(outcomes, key=lambda outcome: (outcome.state != "running", outcome.rank))
     hanging = [str(outcome.rank) for outcome in ordered if outcome.state == "running"]
     headline = (
         f"run_ranks: {what} did not return within {timeout_seconds:g} s on rank {', '.join(hanging)} of "
-        f"{len(ordered)}; the stacks below say where. Raise timeout_seconds if that is no hang."
+        f"{len(ordered)}; the stacks are below. Increase timeout_seconds if this is not a hang."
     )
     return RankTimeoutError(_message(headline, ordered), outcomes=ordered)
 

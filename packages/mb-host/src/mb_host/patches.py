@@ -1,13 +1,12 @@
-"""Faults of Megatron Core, each patched by one function of this file.
+"""Patches for bugs of Megatron Core, one function each.
 
-The first four are in how `DistributedOptimizer` loads a checkpoint when neither Transformer Engine nor Apex is
-installed: it was written for their FusedAdam, which keeps one step per parameter group and whose state the loader
-allocates; torch's AdamW keeps a step tensor per parameter and makes its state at the first step.
+The first four fix how `DistributedOptimizer` loads a checkpoint if neither Transformer Engine nor Apex is installed.
+The loader is written for their FusedAdam, which keeps one step per parameter group and whose state the loader
+allocates; torch's AdamW keeps one step tensor per parameter and creates its state in the first step.
 
-What a patch depends on decides where it is applied. A patch with `host_only` replaces what only gloo or tensors on the
-CPU need, and is applied where the host stands in for CUDA. Every other patch is applied on a machine with a GPU, too;
-`needed` is evaluated when Megatron's module is there, so that the patches of the optimizer depend on which packages can
-be imported, not on the device.
+A patch with `host_only` concerns gloo or tensors on the CPU, and is applied only if CUDA calls run on the CPU. Every
+other patch is also applied on a machine with a GPU. `needed` is evaluated after Megatron's module is imported, so that
+the optimizer patches depend on which packages can be imported, not on the device.
 """
 
 import functools
@@ -29,23 +28,23 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patch:
-    """One patch: `wrap(original)` takes the place of `target`, a dotted path inside `module`, where it is needed."""
+    """Patch that replaces `target`, a dotted path inside `module`, with `wrap(original)` if it is needed."""
 
     wrap: Callable[[Function], Function]
     module: str
     target: str
     needed: Callable[[ModuleType], bool]
     host_only: bool = False
-    """Whether the patch concerns gloo or tensors on the CPU, and is left out where there is a GPU."""
+    """Whether the patch concerns gloo or tensors on the CPU, and is not applied with a GPU."""
 
     @property
     def name(self) -> str:
-        """The name of the function that patches: the fault's name."""
+        """Name of the patch: the name of its function."""
         return self.wrap.__name__
 
 
 def allocate_optimizer_state(state_dict: Function) -> Function:
-    """Give AdamW its state before it is asked for: without, an assertion on the number of steps fails."""
+    """Allocate the state of AdamW before it is read; otherwise an assertion on the number of steps fails."""
 
     @functools.wraps(state_dict)
     def patched(self: Any) -> Any:
@@ -62,9 +61,9 @@ def allocate_optimizer_state(state_dict: Function) -> Function:
 
 
 def separate_step_tensors(load_state_dict: Function) -> Function:
-    """Give each parameter its own step tensor.
+    """Give each parameter a separate step tensor after loading.
 
-    A shared one counts every update once per parameter, and the resumed run drifts without a word.
+    A shared tensor counts every update once per parameter, so that the resumed run diverges without an error.
     """
 
     @functools.wraps(load_state_dict)
@@ -79,7 +78,7 @@ def separate_step_tensors(load_state_dict: Function) -> Function:
 
 
 def exclude_step_tensor(set_states: Function) -> Function:
-    """Keep the step out of what is loaded by parameter: looked up in a checkpoint without it, it is a KeyError."""
+    """Exclude the step from the tensors that are loaded per parameter; a checkpoint without it raises a KeyError."""
 
     @functools.wraps(set_states)
     def patched(self: Any, model_param: Any, tensors: Mapping[str, Any]) -> Any:
@@ -96,12 +95,12 @@ def exclude_step_tensor(set_states: Function) -> Function:
 
 
 def load_without_grad(set_states: Function) -> Function:
-    """Load outside autograd: inside it, main parameters that are views of leaves refuse to be written in place."""
+    """Load without autograd; with it, writing in place to main parameters that are views of leaves raises an error."""
     return torch.no_grad()(set_states)
 
 
 def cpu_tensor_to_numpy(maybe_move_tensor_to_cpu: Function) -> Function:
-    """Make host tensors lists too: the test for a CUDA tensor also guards the conversion that all-to-all needs."""
+    """Convert CPU tensors to numpy as well: Megatron skips this conversion, which all-to-all needs, for CPU tensors."""
 
     @functools.wraps(maybe_move_tensor_to_cpu)
     def patched(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
@@ -113,7 +112,7 @@ def cpu_tensor_to_numpy(maybe_move_tensor_to_cpu: Function) -> Function:
 
 
 def gather_uneven_parts(gather_along_first_dim: Function) -> Function:
-    """Gather parts of unequal length, as experts under expert-tensor parallelism have: gloo knows equal ones only."""
+    """Gather parts of unequal length (expert tensor parallelism) by padding; gloo supports equal lengths only."""
 
     @functools.wraps(gather_along_first_dim)
     def patched(
@@ -121,17 +120,17 @@ def gather_uneven_parts(gather_along_first_dim: Function) -> Function:
     ) -> Any:
         if output_split_sizes is None or group.size() == 1 or len({*output_split_sizes}) == 1:
             return gather_along_first_dim(part, group, output_split_sizes, use_global_buffer)
-        longest = part.new_zeros(max(output_split_sizes), *part.shape[1:])
-        longest[: part.size(0)] = part
-        parts = [torch.empty_like(longest) for _ in output_split_sizes]
-        torch.distributed.all_gather(parts, longest, group=group)
+        padded = part.new_zeros(max(output_split_sizes), *part.shape[1:])
+        padded[: part.size(0)] = part
+        parts = [torch.empty_like(padded) for _ in output_split_sizes]
+        torch.distributed.all_gather(parts, padded, group=group)
         return torch.cat([whole[:size] for whole, size in zip(parts, output_split_sizes, strict=True)])
 
     return patched
 
 
 def scatter_uneven_parts(reduce_scatter_along_first_dim: Function) -> Function:
-    """Add up and scatter parts of unequal length, the reverse of it."""
+    """Reduce and scatter parts of unequal length; the inverse of `gather_uneven_parts`."""
 
     @functools.wraps(reduce_scatter_along_first_dim)
     def patched(
@@ -147,10 +146,10 @@ def scatter_uneven_parts(reduce_scatter_along_first_dim: Function) -> Function:
 
 
 def reduce_rotary_key_gradient(qkv_down_projection: Function) -> Function:
-    """Add up what all heads say of the rotated part of latent attention's keys.
+    """Sum the gradient of the rotary part of latent attention's keys over the heads of all ranks.
 
-    Where the projection is split over tensor-parallel ranks, as without Transformer Engine, that part's gradient would
-    come from each rank's own heads alone, and the model would train wrongly without a word.
+    If the projection is split over tensor-parallel ranks, as without Transformer Engine, the gradient of that part
+    would come from the local heads only, and the model would train incorrectly without an error.
     """
     known = qkv_down_projection.__globals__
 
@@ -162,30 +161,30 @@ def reduce_rotary_key_gradient(qkv_down_projection: Function) -> Function:
             return queries, keys
         whole = known["gather_from_tensor_model_parallel_region"](keys, group=self.tp_group)
         if self.config.sequence_parallel:
-            # as of a projection that every rank has whole: the caller gathers the rotated part, and adds up
+            # Equivalent to an unsplit projection on every rank: the caller gathers the rotary part and sums gradients.
             return queries, known["scatter_to_sequence_parallel_region"](whole, group=self.tp_group)
         latent, rotated = torch.split(whole, sizes, dim=-1)
         rotated = rotated.clone()
         if rotated.requires_grad:
-            add_up = functools.partial(_added_up, group=self.tp_group)
-            rotated.register_hook(add_up)  # type: ignore[no-untyped-call]
+            sum_over_ranks = functools.partial(_summed, group=self.tp_group)
+            rotated.register_hook(sum_over_ranks)  # type: ignore[no-untyped-call]
         return queries, torch.cat([latent, rotated], dim=-1)
 
     return patched
 
 
-def _added_up(gradient: torch.Tensor, *, group: Any) -> torch.Tensor:
+def _summed(gradient: torch.Tensor, *, group: Any) -> torch.Tensor:
     total = gradient.clone()
     torch.distributed.all_reduce(total, group=group)
     return total
 
 
 def weak_backward_hooks(make_hook: Function) -> Function:
-    """Have the hooks of data parallelism know their wrapper weakly, so that a model that is dropped can be freed.
+    """Let backward hooks of data parallelism reference their wrapper weakly, so that unused models are freed.
 
-    What keeps a graph of autograd keeps these hooks, where no garbage collector looks: the distributed optimizer's main
-    parameters are views with a graph, and the dispatcher of a mixture of experts keeps the probabilities of the last
-    step. Without the mend such models stay, and the threads of their process groups with them.
+    An autograd graph keeps these hooks alive, invisibly to Python's garbage collector: the distributed optimizer's main
+    parameters are views with a graph, and the dispatcher of a mixture of experts stores the probabilities of the last
+    step. Without the patch such models are never freed, nor are the threads of their process groups.
     """
 
     @functools.wraps(make_hook)
@@ -202,7 +201,7 @@ def weak_backward_hooks(make_hook: Function) -> Function:
 
 
 def torch_optimizer(module: ModuleType) -> bool:
-    """Tell whether `module` fell back on torch's optimizers."""
+    """Return whether `module` fell back to torch's optimizers."""
     return not module.__dict__["HAVE_APEX_OR_TE"]
 
 
@@ -254,45 +253,44 @@ PATCHES: tuple[Patch, ...] = (
 )
 ALL_PATCHES: tuple[str, ...] = tuple(patch.name for patch in PATCHES)
 ANY_DEVICE_PATCHES: tuple[str, ...] = tuple(patch.name for patch in PATCHES if not patch.host_only)
-"""Names of the patches that are applied on a machine with a GPU, too."""
+"""Names of the patches that are also applied on a machine with a GPU."""
 
-_left_out: ContextVar[frozenset[str]] = ContextVar("mends left out", default=frozenset())
+_disabled: ContextVar[frozenset[str]] = ContextVar("disabled_patches", default=frozenset())
 
 
 @contextmanager
 def without(*names: str) -> Iterator[None]:
-    """Leave the mends called `names` out within the `with` block, in this thread: the fault is back.
+    """Disable patches within the `with` block, in this thread.
 
     Raises:
-        ValueError: There is no mend of that name.
+        ValueError: There is no patch of that name.
     """
     check_names(names)
-    token = _left_out.set(_left_out.get() | frozenset(names))
+    token = _disabled.set(_disabled.get() | frozenset(names))
     try:
         yield
     finally:
-        _left_out.reset(token)
+        _disabled.reset(token)
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Refuse names that are not in `ALL_PATCHES`.
+    """Reject names that are not in `ALL_PATCHES`.
 
     Raises:
-        ValueError: There is no mend of that name.
+        ValueError: There is no patch of that name.
     """
     unknown = sorted(set(names) - set(ALL_PATCHES))
     if unknown:
         raise ValueError(
-            f"patches: {', '.join(unknown)} unknown, because only named faults can be chosen; "
-            f"choose from {', '.join(ALL_PATCHES)}."
+            f"patches: {', '.join(unknown)}: no patch of that name. Choose from {', '.join(ALL_PATCHES)}."
         )
 
 
 def patch_megatron(names: Iterable[str] = ANY_DEVICE_PATCHES) -> tuple[str, ...]:
-    """Apply patches to Megatron Core, whether or not there is a GPU; return their names.
+    """Apply patches to Megatron Core, with or without a GPU; return their names.
 
-    `install` calls this function where there is a GPU. A module that is imported already is patched at once, another
-    right after its import. torch is not changed. A second call does nothing.
+    `install` calls this function if there is a GPU. Modules that are already imported are patched immediately, others
+    right after their import. torch is not changed. A second call has no effect.
 
     Args:
         names: Names out of `ANY_DEVICE_PATCHES`. Other names of `ALL_PATCHES` are accepted and ignored.
@@ -312,34 +310,34 @@ def patch_megatron(names: Iterable[str] = ANY_DEVICE_PATCHES) -> tuple[str, ...]
 
 
 def callbacks(names: Iterable[str]) -> dict[str, Callable[[ModuleType], None]]:
-    """Return, by name of a Megatron module, what puts the mends called `names` into that module."""
+    """Return, by Megatron module, the function that applies the patches called `names` to that module."""
     check_names(names)
     chosen = [patch for patch in PATCHES if patch.name in set(names)]
     return {
-        module: functools.partial(_put, patches=[patch for patch in chosen if patch.module == module])
+        module: functools.partial(_apply, patches=[patch for patch in chosen if patch.module == module])
         for module in {patch.module for patch in chosen}
     }
 
 
-def _put(module: ModuleType, *, patches: Sequence[Patch]) -> None:
+def _apply(module: ModuleType, *, patches: Sequence[Patch]) -> None:
     for patch in patches:
         *path, name = patch.target.split(".")
         owner = functools.reduce(getattr, path, module)
         original = getattr(owner, name)
         if patch.name not in getattr(original, PATCH_MARK, ()) and patch.needed(module):
-            setattr(owner, name, _switched(patch, original=original))
+            setattr(owner, name, _switchable(patch, original=original))
 
 
 PATCH_MARK = "mb_host_patches"
-"""Attribute of a patched function: the names of its patches."""
+"""Attribute of a patched function with the names of its patches."""
 
 
-def _switched(patch: Patch, *, original: Function) -> Function:
+def _switchable(patch: Patch, *, original: Function) -> Function:
     patched = patch.wrap(original)
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        return (original if patch.name in _left_out.get() else patched)(*args, **kwargs)
+        return (original if patch.name in _disabled.get() else patched)(*args, **kwargs)
 
     setattr(call, PATCH_MARK, (*getattr(original, PATCH_MARK, ()), patch.name))
     return call

@@ -1,4 +1,4 @@
-"""Random numbers: the host's generator is the device's generator too."""
+"""Random numbers: the CPU generator is also the device generator."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -9,7 +9,7 @@ from mb_host.device import do_nothing
 
 
 class HostGenerators:
-    """`torch.cuda.default_generators` with the host's one generator at index 0."""
+    """Substitute for `torch.cuda.default_generators`, with the CPU generator at index 0."""
 
     def __getitem__(self, index: int) -> torch.Generator:
         return (torch.default_generator,)[index]
@@ -19,38 +19,38 @@ class HostGenerators:
 
 
 def call_now(callback: Callable[[], object], **_when: object) -> None:
-    """Call `callback` at once, where CUDA would wait for its initialisation."""
+    """Call `callback` immediately; CUDA would defer it until its initialisation."""
     callback()
 
 
 def seed(seed: int) -> None:
-    """Seed the host's generator."""
+    """Seed the CPU generator."""
     torch.default_generator.manual_seed(int(seed))
 
 
 def get_rng_state(device: object = "cuda") -> torch.Tensor:
-    """Return the state of the host's generator, whatever the device."""
+    """Return the state of the CPU generator for any device."""
     return torch.get_rng_state()
 
 
 def set_rng_state(new_state: torch.Tensor, device: object = "cuda") -> None:
-    """Set the state of the host's generator, whatever the device."""
+    """Set the state of the CPU generator for any device."""
     torch.set_rng_state(new_state)
 
 
 def get_rng_state_all() -> list[torch.Tensor]:
-    """Return the state of the one device that there is."""
+    """Return the states of all devices, of which there is one."""
     return [torch.get_rng_state()]
 
 
 def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
-    """Set the state of the one device that there is."""
+    """Set the states of all devices, of which there is one."""
     for new_state in new_states:
         torch.set_rng_state(new_state)
 
 
 def replace_random() -> None:
-    """Make seeding, reading and setting the device's random state act on the host's generator."""
+    """Redirect seeding, reading and setting of the device's random state to the CPU generator."""
     cuda: Any = torch.cuda
     cuda.default_generators = HostGenerators()
     cuda._lazy_init = do_nothing()

@@ -1,4 +1,4 @@
-"""The program of one rank: become a host, then run what the launcher sends until it hangs up."""
+"""Program of one rank: install, then run the launcher's tasks until it closes the connection."""
 
 import atexit
 import faulthandler
@@ -21,7 +21,7 @@ from mb_host.function_reference import load
 from mb_host.installation import install
 from mb_host.rank_messages import RankReply, RankTask
 
-# What a run may leave behind in Megatron: (module, what clears it there). Caches of methods keep their modules.
+# State that a run leaves in Megatron: (module, function that clears it). Method caches reference modules.
 _MEGATRON_STATE = (
     ("megatron.core.parallel_state", "destroy_model_parallel"),
     ("megatron.core.num_microbatches_calculator", "destroy_num_microbatches_calculator"),
@@ -46,11 +46,10 @@ def main(
     lifeline_fds: Sequence[int],
     dump_fd: int,
 ) -> None:
-    """Serve the launcher at the other end of `connection_fd` until it closes it.
+    """Serve the launcher at the other end of `connection_fd` until it closes the connection.
 
-    A fatal signal (the launcher's SIGABRT too) writes the stacks of all threads to `dump_fd`; when the other end of one
-    of `lifeline_fds` is closed, the launcher or the process that forked this one is dead, and this rank's process group
-    ends itself.
+    A fatal signal (including the launcher's SIGABRT) writes the stacks of all threads to `dump_fd`. When the other end
+    of one of `lifeline_fds` is closed, the launcher or the rank server is dead, and this rank kills its process group.
     """
     faulthandler.enable(file=dump_fd, all_threads=True)
     threading.Thread(target=_die_with_launcher, args=(lifeline_fds,), daemon=True).start()
@@ -68,7 +67,7 @@ def main(
 
 
 def _die_with_launcher(lifeline_fds: Sequence[int]) -> None:
-    wait(lifeline_fds)  # of any number: select knows those below 1024 alone
+    wait(lifeline_fds)  # unlike select, supports descriptors above 1024
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
@@ -85,7 +84,7 @@ def _prepare(imports: Sequence[str]) -> RankReply:
 def _run_task(task: RankTask, *, rank: int, world_size: int) -> RankReply:
     try:
         _leave_groups()
-        gc.collect()  # models are cycles: without, two of them would be there at once
+        gc.collect()  # models are reference cycles: otherwise two would be in memory at once
         _join_group(task, rank=rank, world_size=world_size)
         function = load(task.function)
         arguments = pickle.loads(task.arguments)
@@ -106,7 +105,7 @@ def _join_group(task: RankTask, *, rank: int, world_size: int) -> None:
 
 
 def _leave_groups() -> None:
-    """Clear the groups and the process-wide state of Megatron that the last run left."""
+    """Clear process groups and Megatron's process-wide state of the previous run."""
     for module_name, path in _MEGATRON_STATE:
         if (module := sys.modules.get(module_name)) is not None:
             clear: Any = functools.reduce(getattr, path.split("."), module)
@@ -116,7 +115,7 @@ def _leave_groups() -> None:
 
 
 def _exit() -> None:
-    """End the process as the interpreter would, without taking apart the heap, which takes a second."""
+    """Exit as the interpreter does, but without freeing the heap, which takes a second."""
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()

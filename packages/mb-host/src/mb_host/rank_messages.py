@@ -1,4 +1,4 @@
-"""What the launcher, the process that ranks are forked from and a rank say to each other."""
+"""Messages between launcher, rank server and ranks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from mb_host.function_reference import FunctionReference
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSpec:
-    """What a process is told that becomes a rank; `imports` are modules to import before the first run."""
+    """Start parameters of a rank; `imports` are modules to import before the first run."""
 
     rank: int
     world_size: int
@@ -21,9 +21,9 @@ class RankSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFileDescriptors:
-    """File descriptors of the launcher's that a rank takes over.
+    """File descriptors that the launcher passes to a rank.
 
-    It talks over `connection`, leaves its stacks in `dump`, and `lifeline` is closed when the launcher is dead.
+    `connection` carries messages, `dump` receives stacks, and `lifeline` is closed when the launcher dies.
     """
 
     connection: int
@@ -33,7 +33,7 @@ class RankFileDescriptors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTask:
-    """One run: a function, its pickled arguments, and where the ranks meet."""
+    """One run: a function, its pickled arguments, and the rendezvous address."""
 
     function: FunctionReference
     arguments: bytes
@@ -43,9 +43,9 @@ class RankTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankReply:
-    """What a rank says: ready for work, returned (`payload`: the pickled result), or raised.
+    """Reply of a rank: ready, returned (`payload`: the pickled result), or raised.
 
-    After raising, `summary` is the exception on one line and `detail` its traceback.
+    For "raised", `summary` is the exception on one line and `detail` its traceback.
     """
 
     kind: Literal["ready", "returned", "raised"]

@@ -1,4 +1,4 @@
-"""One rank as the launcher sees it: start it, talk to it, end it."""
+"""Rank process, from the launcher's side: start, communication, end."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ _DEATH_SECONDS = 5.0
 
 
 class ProcessHandle(Protocol):
-    """What is asked of a process, mostly as of a `subprocess.Popen`; it leads a process group of its own."""
+    """Process that leads a process group; interface similar to `subprocess.Popen`."""
 
     @property
     def pid(self) -> int: ...  # noqa: D102
@@ -28,14 +28,14 @@ class ProcessHandle(Protocol):
     def send_signal(self, number: int, /) -> None: ...  # noqa: D102
 
     def kill(self) -> None:
-        """Kill it and what it has started, unless it has ended: what it has started has ended with it then."""
+        """Kill the process and its group, unless it has ended; its group is killed when it ends."""
 
 
 class RankProcess:
-    """A running rank, with a process group (of the operating system) of its own.
+    """Running rank, with a separate process group of the operating system.
 
     It does not import the launcher's main module, so the launcher may be a prompt or an unguarded script. `start`
-    makes it a process, which takes over the descriptors that it is given.
+    starts the process, which inherits the descriptors.
     """
 
     def __init__(
@@ -62,40 +62,40 @@ class RankProcess:
 
     @property
     def pid(self) -> int:
-        """The process id."""
+        """Process ID."""
         return self._process.pid
 
     @property
     def exit_code(self) -> int | None:
-        """The exit status, minus the signal's number after a signal; None while it runs."""
+        """Exit status, negative for a signal; None while the process is running."""
         return self._process.poll()
 
-    def send(self, work: RankTask) -> None:
-        """Hand over one run; a rank that has died is found when its reply is awaited."""
+    def send(self, task: RankTask) -> None:
+        """Send one run. The death of a rank is detected when its reply is awaited."""
         with suppress(BrokenPipeError):
-            self.connection.send(work)
+            self.connection.send(task)
 
     def reply(self) -> RankReply | None:
-        """Return the reply that is there, or None; after the rank's death `exit_code` says so."""
+        """Return the available reply, or None; after the death of the rank `exit_code` is set."""
         try:
             return self.connection.recv() if self.connection.poll() else None
         except (
             EOFError,
             ConnectionResetError,
-        ):  # the rank's end is closed as it dies, before it can be reaped
+        ):  # a dying rank closes its end before it can be reaped
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(_DEATH_SECONDS)
             return None
 
     def abort(self) -> None:
-        """Stop the rank where it stands; `stacks` then tells where that was."""
+        """Abort the rank; `stacks` then returns its current stacks."""
         with suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGABRT)
 
     def stacks(self) -> str:
-        """Return the stacks of the rank's threads, the latest call first, if a fatal signal has hit it, or "".
+        """Return the stacks of the rank's threads after a fatal signal, most recent call first, or "".
 
-        Without the thread that watches over the lifeline, which always stands there.
+        Omits the thread that monitors the lifeline.
         """
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_DEATH_SECONDS)
@@ -104,11 +104,11 @@ class RankProcess:
         return "\n\n".join(block for block in blocks if "in _die_with_launcher" not in block)
 
     def close_connection(self) -> None:
-        """Tell the rank that no more work comes."""
+        """Close the connection, which ends the rank's loop."""
         self.connection.close()
 
     def end(self, *, grace_seconds: float) -> None:
-        """Wait so long for the rank to leave, then kill it, and whatever it has started, and reap it."""
+        """Wait `grace_seconds` for the rank to exit, then kill it and its group, and reap it."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(grace_seconds)
         self._process.kill()

@@ -1,4 +1,4 @@
-"""Await an answer of every rank, and make of what happens either outcomes or one error."""
+"""Collection of the replies of all ranks, as outcomes or as one error."""
 
 import signal
 import time
@@ -8,7 +8,7 @@ from multiprocessing.connection import wait
 from mb_host.outcomes import RankOutcome, rank_failed_error, rank_timeout_error
 from mb_host.rank_process import RankProcess
 
-# After the first failure, how long the others may take to fail too: their errors often tell more.
+# After the first failure, other ranks may fail within this time: their errors are often more informative.
 _GRACE_SECONDS = 2.0
 _POLL_SECONDS = 0.05
 
@@ -16,13 +16,13 @@ _POLL_SECONDS = 0.05
 def gather_outcomes(
     processes: Sequence[RankProcess], *, what: str, timeout_seconds: float
 ) -> list[RankOutcome]:
-    """Return the outcomes of all ranks, each of which has answered, in the order of their answers.
+    """Return the outcomes of all ranks in order of arrival.
 
-    `what` names what they were asked to do. Ranks that do not answer in time are aborted.
+    `what` describes the run in messages. Ranks that do not reply in time are aborted.
 
     Raises:
         RankFailedError: A rank raised or died.
-        RankTimeoutError: None did, and a rank has not answered within `timeout_seconds`.
+        RankTimeoutError: No rank failed, and a rank did not reply within `timeout_seconds`.
     """
     outcomes: list[RankOutcome] = []
     pending = list(processes)
@@ -31,8 +31,8 @@ def gather_outcomes(
     while pending and time.monotonic() < deadline:
         arrived = _arrivals(pending)
         outcomes += arrived
-        answered = {outcome.rank for outcome in arrived}
-        pending = [process for process in pending if process.rank not in answered]
+        replied = {outcome.rank for outcome in arrived}
+        pending = [process for process in pending if process.rank not in replied]
         if not failed and any(outcome.state != "returned" for outcome in arrived):
             failed = True
             deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
@@ -45,14 +45,14 @@ def gather_outcomes(
 
 
 def _arrivals(pending: Iterable[RankProcess]) -> list[RankOutcome]:
-    """Wait a moment, and return what has come: deaths first, because what comes with a death is its consequence."""
+    """Wait briefly and return new outcomes: deaths first, because simultaneous errors are their consequence."""
     wait([process.connection for process in pending], timeout=_POLL_SECONDS)
     arrived = [outcome for process in pending if (outcome := _outcome(process))]
     return sorted(arrived, key=lambda outcome: outcome.state != "died")
 
 
 def _outcome(process: RankProcess) -> RankOutcome | None:
-    has_exited = process.exit_code is not None  # asked first: its last words may have come in between
+    has_exited = process.exit_code is not None  # before the reply is read: a last reply may arrive in between
     reply = process.reply()
     if reply is not None and reply.kind == "raised":
         summary = f"raised {reply.summary}"
@@ -79,8 +79,8 @@ def _aborted(pending: Sequence[RankProcess]) -> list[RankOutcome]:
         RankOutcome(
             rank=process.rank,
             state="running",
-            summary="was still running, and was ended here:",
-            detail=process.stacks() or "(it left no stacks)",
+            summary="was still running, and was aborted here:",
+            detail=process.stacks() or "(no stacks available)",
         )
         for process in pending
     ]

@@ -1,4 +1,4 @@
-"""The process that ranks are forked from, as the launcher sees it, and the ranks that it has forked."""
+"""Rank server, from the launcher's side: the process that ranks are forked from, and its forked ranks."""
 
 import atexit
 import os
@@ -15,21 +15,21 @@ from threading import Lock
 from mb_host.rank_messages import RankFileDescriptors, RankSpec
 from mb_host.spawned_process import SpawnedProcess, kill_group
 
-_REPLY_SECONDS = 300.0  # on a machine that is busy, too
+_REPLY_SECONDS = 300.0  # enough for a busy machine
 _LEAVE_SECONDS = 5.0
 _OUTPUT, _ERRORS = 1, 2
 
 
 class CannotForkError(RuntimeError):
-    """There is no process to fork from, or it must not fork: a rank needs an interpreter of its own."""
+    """There is no rank server, or it must not fork: the rank needs a new interpreter."""
 
 
 class ServerEndedError(CannotForkError):
-    """The process to fork from has ended; another one can be started."""
+    """The rank server has ended; another one can be started."""
 
 
 class ForkedProcess:
-    """A rank that a `RankServer` has forked; has what `RankProcess` needs of `subprocess.Popen`."""
+    """Rank forked by a `RankServer`, with the interface of `ProcessHandle`."""
 
     def __init__(self, pid: int, *, status: int) -> None:
         self.pid = pid
@@ -37,16 +37,16 @@ class ForkedProcess:
         self._exit_code: int | None = None
 
     def poll(self) -> int | None:
-        """Return the exit status, minus the signal's number after a signal; None while it runs."""
+        """Return the exit status, negative for a signal; None while the rank is running."""
         if self._exit_code is None and wait([self._status], timeout=0):
             self._read()
         return self._exit_code
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return the exit status, waiting so many seconds for it.
+        """Wait for the rank and return its exit status.
 
         Raises:
-            subprocess.TimeoutExpired: It still runs.
+            subprocess.TimeoutExpired: The rank is still running after `timeout` seconds.
         """
         if self._exit_code is None:
             if not wait([self._status], timeout=timeout):
@@ -56,27 +56,27 @@ class ForkedProcess:
         return self._exit_code
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal, if it still runs."""
+        """Send a signal if the rank is running."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """Kill it and what it has started, unless it has ended; the server has killed what it had started then."""
+        """Kill the rank and its group, unless it has ended; the server then has killed its group."""
         if self.poll() is None:
             kill_group(self.pid)
 
     def _read(self) -> None:
-        """Take the status; where none comes, its server was killed, and it was with it."""
+        """Read the exit status. If there is none, the server was killed together with the rank."""
         self._exit_code = int(os.read(self._status, 16) or -signal.SIGKILL)
         os.close(self._status)
 
 
 class RankServer:
-    """An interpreter that imports what ranks need once, and forks them. Linux only; of the process that made it.
+    """Interpreter that imports the modules of ranks once and forks the ranks. Linux only; owned by its creator process.
 
     Args:
-        env: The whole environment, as far as it is read by imports; each rank gets its own when it is forked.
-        reply_seconds: How long the imports may take.
+        env: Environment during the imports; each rank gets another one when it is forked.
+        reply_seconds: Timeout of the imports.
     """
 
     def __init__(self, *, env: Mapping[str, str], reply_seconds: float = _REPLY_SECONDS) -> None:
@@ -95,24 +95,24 @@ class RankServer:
 
     @property
     def pid(self) -> int:
-        """The process id."""
+        """Process ID."""
         return self._process.pid
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can be asked."""
+        """Whether the server is running and connected."""
         return not self._control.closed and self._process.poll() is None
 
     def fork(self, orders: RankSpec, ends: RankFileDescriptors) -> ForkedProcess:
-        """Return a new rank, once what it needs has been imported.
+        """Fork a rank after importing its modules.
 
         Raises:
-            CannotForkError: Why there is none; `ServerEndedError` where another server may do it.
+            CannotForkError: The rank was not forked; `ServerEndedError` if another server may succeed.
         """
         ours, theirs = os.pipe()
         try:
             with self._lock:
-                answer = self._request(
+                reply = self._request(
                     orders, [ends.connection, ends.lifeline, ends.dump, _OUTPUT, _ERRORS, theirs]
                 )
         except BaseException:
@@ -120,10 +120,10 @@ class RankServer:
             raise
         finally:
             os.close(theirs)
-        if isinstance(answer, str):
+        if isinstance(reply, str):
             os.close(ours)
-            raise CannotForkError(answer)
-        return ForkedProcess(answer, status=ours)
+            raise CannotForkError(reply)
+        return ForkedProcess(reply, status=ours)
 
     def _request(self, orders: RankSpec, ends: Sequence[int]) -> int | str:
         try:
@@ -134,15 +134,15 @@ class RankServer:
                 return self._control.recv()
         except (OSError, EOFError) as error:
             self.close()
-            raise ServerEndedError(f"the process that ranks are forked from has ended ({error!r})") from error
-        except BaseException:  # interrupted: an answer that comes later would be taken for the next one
+            raise ServerEndedError(f"the rank server has ended ({error!r})") from error
+        except BaseException:  # interrupted: a late reply would be read as the next one
             self.close()
             raise
         self.close(grace_seconds=0.0)
         raise CannotForkError(f"the imports take more than {self._reply_seconds:g} s")
 
     def close(self, *, grace_seconds: float = _LEAVE_SECONDS) -> None:
-        """End it, and whatever is left of its ranks; a fork of the process that made it only lets it go."""
+        """End the server and its remaining ranks; in a fork of the owner process, only close the connection."""
         atexit.unregister(self.close)
         self._control.close()
         if os.getpid() != self._owner:
@@ -153,13 +153,13 @@ class RankServer:
         self._process.wait()
 
 
-# One for all pools of a process (by its id: a fork of it has none), so that imports are paid for once; by what a pool
-# adds to the environment, because imports read it. None is ended with its last pool: the next pool would import again.
+# One server per process (by ID, because a fork has none) and per set of variables that a pool adds to the environment,
+# because imports read them. Servers outlive their pools, so that the next pool does not import again.
 _servers: dict[tuple[int, frozenset[tuple[str, str]]], RankServer] = {}
 
 
 def server_for(added: Mapping[str, str], *, env: Mapping[str, str]) -> RankServer:
-    """Return this process's server for pools that add `added` to the environment; `env` is all of it."""
+    """Return this process's server for pools that add `added` to the environment; `env` is the complete environment."""
     key = os.getpid(), frozenset(added.items())
     if key not in _servers or not _servers[key].is_alive:
         _servers[key] = RankServer(env=env)

@@ -1,7 +1,7 @@
-"""The program of the process that ranks are forked from: import once, then fork until the launcher hangs up.
+"""Program of the rank server: import once, then fork ranks until the launcher closes the connection.
 
-A fork takes over the calling thread alone, so this process never has another one: what would start one is left to the
-ranks, and where an import has started one nothing is forked any more.
+A fork copies only the calling thread, so this process has a single thread: anything that starts a thread is left to the
+ranks, and if an import starts a thread, no rank is forked.
 """
 
 import gc
@@ -24,12 +24,12 @@ from mb_host.rank_main import main
 from mb_host.rank_messages import RankSpec
 
 NUMBER_OF_DESCRIPTORS = 6
-"""What comes with orders: a rank's connection, lifeline and dump, the launcher's output and errors, and the status."""
+"""Descriptors sent with a request: a rank's connection, lifeline and dump, the launcher's stdout and stderr, status."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ChildRank:
-    """A rank, and the ends that are this process's: the rank's status goes to one, the other dies with this process."""
+    """Forked rank, with the descriptor for its exit status and a lifeline that closes when this process ends."""
 
     pid: int
     status: int
@@ -37,20 +37,21 @@ class _ChildRank:
 
 
 def serve(control_fd: int) -> None:
-    """Answer each order with the process id of a rank (an int) or with why there can be none (a str).
+    """Reply to each request with the process ID of a rank (an int) or the reason why it was not forked (a str).
 
-    When the launcher hangs up, or has died, all ranks and what they have started are killed.
+    When the launcher closes the connection or dies, all ranks and their child processes are killed.
     """
     control: Connection[int | str, RankSpec] = Connection(control_fd)
-    heard, bell = socket.socketpair()
-    bell.setblocking(False)
-    signal.set_wakeup_fd(bell.fileno(), warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)  # rings the bell
+    # SIGCHLD must interrupt `wait` below: Python writes to the wakeup descriptor only if a handler is installed.
+    wakeup_read, wakeup_write = socket.socketpair()
+    wakeup_write.setblocking(False)
+    signal.set_wakeup_fd(wakeup_write.fileno(), warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
     children: list[_ChildRank] = []
     while True:
-        ready = wait([control, heard])
-        if heard in ready:
-            heard.recv(4096)
+        ready = wait([control, wakeup_read])
+        if wakeup_read in ready:
+            wakeup_read.recv(4096)
             _reap(children)
         if control in ready:
             try:
@@ -58,14 +59,14 @@ def serve(control_fd: int) -> None:
                 ends = _received(control)
             except (EOFError, OSError):
                 _end(children)
-            own = [control.fileno(), heard.fileno(), bell.fileno()]
+            own = [control.fileno(), wakeup_read.fileno(), wakeup_write.fileno()]
             control.send(fork_obstacle(orders) or _fork(orders, ends, children, own=own))
             for end in ends:
                 os.close(end)
 
 
 def _received(control: "Connection[int | str, RankSpec]") -> list[int]:
-    """Return the descriptors that follow an order."""
+    """Receive the descriptors that follow a request."""
     with socket.socket(fileno=os.dup(control.fileno())) as channel:
         _, ends, _, _ = socket.recv_fds(channel, 1, NUMBER_OF_DESCRIPTORS)
     for end in ends:
@@ -74,7 +75,7 @@ def _received(control: "Connection[int | str, RankSpec]") -> list[int]:
 
 
 def fork_obstacle(orders: RankSpec) -> str | None:
-    """Import what the rank needs; return why it cannot be forked here, or None."""
+    """Import the modules that the rank needs; return the reason why it cannot be forked, or None."""
     sys.path[:] = orders.path
     try:
         report = install()
@@ -82,33 +83,33 @@ def fork_obstacle(orders: RankSpec) -> str | None:
             return report.reason
         for name in orders.imports:
             import_module(name)
-    except BaseException as error:  # noqa: BLE001 - the rank meets it again, and tells it
+    except BaseException as error:  # noqa: BLE001 - the rank raises and reports it again
         return f"an import raised {error!r}"
     threads = len([*Path("/proc/self/task").iterdir()])
-    return None if threads == 1 else f"{threads} threads run after the imports"
+    return None if threads == 1 else f"{threads} threads are running after the imports"
 
 
 def _fork(orders: RankSpec, ends: list[int], children: list[_ChildRank], *, own: list[int]) -> int | str:
     lifeline, kept = os.pipe()
     *of_rank, status = ends
-    gc.freeze()  # else a collection in a rank would touch, and so copy, every page
+    gc.freeze()  # otherwise a collection in a rank would write to, and so copy, every page
     try:
         pid = os.fork()
-    except OSError as error:  # no memory or no process left: the ranks that run go on
+    except OSError as error:  # out of memory or processes; running ranks continue
         os.close(lifeline)
         os.close(kept)
-        return f"the system does not fork: {error}"
+        return f"fork failed: {error}"
     if pid == 0:
         others = [end for child in children for end in (child.status, child.lifeline)]
         _run_rank(orders, of_rank, lifeline=lifeline, to_close=[*own, kept, status, *others])
-    os.setpgid(pid, pid)  # here too: the launcher may kill the group at once
+    os.setpgid(pid, pid)  # here as well: the launcher may kill the group immediately
     os.close(lifeline)
     children.append(_ChildRank(pid=pid, status=os.dup(status), lifeline=kept))
     return pid
 
 
 def _run_rank(orders: RankSpec, ends: list[int], *, lifeline: int, to_close: Iterable[int]) -> NoReturn:
-    """Become what a fresh interpreter would be, and serve the launcher."""
+    """Set up the environment of a new interpreter in a forked process, and run the rank."""
     code = 1
     try:
         os.setpgid(0, 0)
@@ -117,8 +118,8 @@ def _run_rank(orders: RankSpec, ends: list[int], *, lifeline: int, to_close: Ite
         for end in to_close:
             os.close(end)
         connection, launcher, dump, output, errors = ends
-        for end, place in ((output, 1), (errors, 2)):
-            os.dup2(end, place)
+        for end, descriptor in ((output, 1), (errors, 2)):
+            os.dup2(end, descriptor)
             os.close(end)
         os.chdir(orders.folder)
         os.environ.clear()
@@ -134,7 +135,7 @@ def _run_rank(orders: RankSpec, ends: list[int], *, lifeline: int, to_close: Ite
             dump_fd=dump,
         )
         code = 0
-    except BaseException:  # noqa: BLE001 - a child must not go on as its parent
+    except BaseException:  # noqa: BLE001 - a child must not continue as its parent
         traceback.print_exc()
     finally:
         sys.stderr.flush()
@@ -142,14 +143,17 @@ def _run_rank(orders: RankSpec, ends: list[int], *, lifeline: int, to_close: Ite
 
 
 def _reseed_numpy() -> None:
-    """Seed numpy as its import would; Python's own generator is seeded by the fork."""
+    """Seed numpy as its import does; Python seeds its generator after a fork."""
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed()
 
 
 def _reap(children: list[_ChildRank]) -> None:
-    """Say how ranks have ended; what they have started ends with them, while their ids are still their own."""
+    """Report the exit status of ended ranks, and kill their child processes.
+
+    Children are killed before the rank is reaped: until then its process group ID cannot be reused.
+    """
     for child in list(children):
         if os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             continue

@@ -1,4 +1,4 @@
-"""Run a function on N gloo ranks, each a process of this machine, and bring back what each returned."""
+"""Run functions on N gloo ranks, each a process on this machine, and return their results."""
 
 import os
 import pickle
@@ -30,33 +30,32 @@ def run_ranks(
     timeout_seconds: float = 120.0,
     env: Mapping[str, str] | None = None,
 ) -> list[Result]:
-    """Run `fn(*args)` on `world_size` new ranks and return their results, by rank: a `RankPool` used once.
+    """Run `fn(*args)` on `world_size` new ranks and return their results by rank.
 
-    See `RankPool` for what a rank is, and for the errors.
+    Equivalent to a `RankPool` that is used once; see there for details and errors.
     """
     with RankPool(world_size, timeout_seconds=timeout_seconds, env=env) as pool:
         return pool.run(fn, *args)
 
 
 class RankPool:
-    """`world_size` processes that stay alive between runs, so that imports are paid for once.
+    """Pool of `world_size` processes that remain alive between runs, so that modules are imported once.
 
-    In each rank `mb_host.install()` has run, RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set, and
-    the default process group is a gloo group, new for each run. What a run leaves of process groups and of Megatron's
-    process-wide state is cleared before the next one; random generators and other modules' state are not. Where a
-    rank died or had to be ended, the next run gets new processes; where each raised or returned, the same ones.
+    In each rank `mb_host.install()` has run, RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set, and the
+    default process group is a gloo group, new for each run. Process groups and Megatron's process-wide state are
+    cleared before the next run; random generators and the state of other modules are not. If a rank died or was
+    aborted, the next run uses new processes; if all ranks raised or returned, the same ones.
 
     Args:
         world_size: Number of ranks.
-        timeout_seconds: How long a run may take on the slowest rank, without the start of the processes.
-        env: Environment variables to add to this process's; OMP_NUM_THREADS is 1 unless it is given here.
-        imports: Modules that the ranks need, to be imported before the first run.
-        start_method: "fork" (Linux): ranks are forked from one process of one thread, which all pools of this process
-            with the same `env` share and which imports torch and `imports` once; it stays until this process ends,
-            so that later pools need not wait for imports. Ranks then share memory for them, and
-            the seed of Python's hashes. What else this process's environment says about imports is taken from its
-            first pool. "spawn": each rank is a fresh interpreter; also where forking is not safe (not Linux, a GPU is
-            there, an import starts a thread).
+        timeout_seconds: Timeout of a run on the slowest rank, without the start of the processes.
+        env: Environment variables to add to those of this process; OMP_NUM_THREADS is 1 unless it is set here.
+        imports: Modules that are imported before the first run.
+        start_method: "fork" (Linux): ranks are forked from a single-threaded rank server, which imports torch and
+            `imports` once. All pools of this process with the same `env` share it, and it remains until this process
+            ends. Ranks share the memory of the imports and the seed of Python's hashes. Other environment variables
+            during the imports are those of the first pool. "spawn": each rank is a new interpreter. Spawn is also used
+            if forking is not safe (not Linux, with a GPU, or if an import starts a thread).
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class RankPool:
     ) -> None:
         if world_size < 1:
             raise ValueError(
-                f"RankPool.world_size: got {world_size}, because a run needs a rank; give 1 or more."
+                f"RankPool.world_size: got {world_size}, but a run needs at least one rank. Pass 1 or more."
             )
         self.world_size = world_size
         self.timeout_seconds = timeout_seconds
@@ -96,15 +95,16 @@ class RankPool:
         *args: object,
         timeout_seconds: float | None = None,
     ) -> list[Result]:
-        """Run `fn(*args)` on every rank and return the results, by rank.
+        """Run `fn(*args)` on every rank and return the results by rank.
 
-        `fn` is a function at the top of a module, or named by `function_in`; arguments and results are pickled.
-        Printing goes where this process prints.
+        `fn` is a module-level function, or a reference from `function_in`; arguments and results are pickled. Ranks
+        share stdout and stderr of this process.
 
         Raises:
-            TypeError: `fn` cannot be found again in another process.
-            RankFailedError: A rank raised or died; the others were given two seconds and then ended.
-            RankTimeoutError: A rank was still running after `timeout_seconds` (the pool's unless given); all ended.
+            TypeError: `fn` cannot be imported in another process.
+            RankFailedError: A rank raised or died; the others are aborted after two seconds.
+            RankTimeoutError: A rank was still running after `timeout_seconds` (default: that of the pool); all ranks
+                are aborted.
         """
         reference = fn if isinstance(fn, FunctionReference) else reference_to(fn)
         arguments = pickle.dumps(args)
@@ -113,9 +113,9 @@ class RankPool:
             self._start()
             self._await_ready()
             with _reserved_port() as port:
-                work = RankTask(function=reference, arguments=arguments, address=_ADDRESS, port=port)
+                task = RankTask(function=reference, arguments=arguments, address=_ADDRESS, port=port)
                 for process in self._processes:
-                    process.send(work)
+                    process.send(task)
                 outcomes = gather_outcomes(self._processes, what=str(reference), timeout_seconds=timeout)
         except RankFailedError as error:
             if not error.all_replied:
@@ -161,14 +161,14 @@ class RankPool:
 
 
 def _environment(added: Mapping[str, str]) -> dict[str, str]:
-    # Under torchrun, TORCHELASTIC_USE_AGENT_STORE would send the ranks to the store of another job.
+    # Under torchrun, TORCHELASTIC_USE_AGENT_STORE would connect the ranks to the store of another job.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
     return {**inherited, "OMP_NUM_THREADS": "1", **added}
 
 
 @contextmanager
 def _reserved_port() -> Iterator[int]:
-    """Hold a free port: bound but not listening, it is given to nobody else, and the store of rank 0 can listen."""
+    """Reserve a free port. Bound but not listening, it is not assigned again, and the store of rank 0 can listen."""
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind((_ADDRESS, 0))

@@ -1,4 +1,4 @@
-"""Reproducible arithmetic on the CPU: threads and kernels that could change from process to process are fixed."""
+"""Reproducible arithmetic on the CPU: a fixed number of threads and fixed kernels in every process."""
 
 import ctypes
 import os
@@ -33,13 +33,13 @@ VECTOR_MATH = (
 
 @cache
 def torch_library() -> ctypes.CDLL | None:
-    """Return torch's CPU library, through which the OpenMP and MKL that it uses are found; None for other builds."""
+    """Return torch's CPU library, which exports the symbols of its OpenMP and MKL; None for other builds."""
     path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     return ctypes.CDLL(str(path)) if path.is_file() else None
 
 
 def call(name: str, *arguments: int) -> int | None:
-    """Call a C function of torch's libraries with integers; None where this build of torch has no such function."""
+    """Call a C function of torch's libraries with integers; return None if this build of torch does not have it."""
     try:
         function = getattr(torch_library(), name)
     except AttributeError:
@@ -48,20 +48,20 @@ def call(name: str, *arguments: int) -> int | None:
 
 
 def make_cpu_arithmetic_reproducible() -> None:
-    """Make equal processes compute equal bits on the CPU. Costs nothing after this call, and starts no thread.
+    """Make identical processes compute identical bits on the CPU. Has no cost after this call, and starts no thread.
 
-    Two things change between processes otherwise. With `OMP_DYNAMIC=true` OpenMP chooses the number of threads by the
-    load average of the machine, and a matrix product of MKL splits its inner dimension by that number. (MKL's own
-    adjustment, `MKL_DYNAMIC`, reads the number of cores once, and no load; it is left as it is.)
+    Otherwise two things differ between processes. With `OMP_DYNAMIC=true` OpenMP chooses the number of threads by the
+    load average of the machine, and a matrix product of MKL splits its inner dimension by that number. (MKL's
+    adjustment, `MKL_DYNAMIC`, reads the number of cores once and does not depend on the load; it is not changed.)
 
-    The other is a race in MKL 2024.2 (pytorch/pytorch#188792). The first call of its vector math in a process detects
+    The second is a race in MKL 2024.2 (pytorch/pytorch#188792). The first call of its vector math in a process detects
     the processor (`mkl_vml_serv_cpu_detect`), stores the raw number, and a few instructions later the index of the
-    kernels that belongs to it. A thread that reads in between takes a number of another scale as its index: with
-    AVX-512 the kernels of AVX2 with relative errors of 1e-4, for its part of that one operation. In a GPT with rotary
-    embeddings that is a cosine of the first attention layer, in the first step after a start. A first call with one
-    element, on one thread, comes before all others.
+    kernels that belongs to it. A thread that reads in between uses the raw number as an index: with
+    AVX-512 it runs AVX2 kernels with relative errors of 1e-4, for its part of that one operation. In a GPT with rotary
+    embeddings this is a cosine of the first attention layer, in the first step after a start. A call with one element,
+    on one thread, before all other calls avoids the race.
 
-    Affects the calling thread and its later children, as OpenMP's settings do.
+    Affects the calling thread and threads that it starts later, as OpenMP's settings do.
     """
     call("omp_set_dynamic", 0)
     for dtype in (torch.float32, torch.float64):
@@ -71,30 +71,30 @@ def make_cpu_arithmetic_reproducible() -> None:
 
 
 def make_index_add_deterministic() -> None:
-    """Make torch add by index in a fixed order on the CPU where it uses several threads; one thread always does.
+    """Make torch's index additions deterministic on the CPU if it uses several threads; one thread always is.
 
     Otherwise `index_put_(accumulate=True)`, the gradient of `tensor[indices]`, adds 32-bit numbers atomically from all
-    threads, in the order in which they arrive. Switches torch's deterministic algorithms on for the process: an
-    operation that has none prints a warning with its name. Deterministic algorithms that are on already are kept.
+    threads, in the order in which they arrive. Enables torch's deterministic algorithms for the process: an
+    operation without a deterministic algorithm prints a warning. If they are already enabled, nothing changes.
     """
     if torch.get_num_threads() == 1 or torch.are_deterministic_algorithms_enabled():
         return
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # costs time
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # saves time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuArithmetic:
-    """Conditions on which the bits of a computation on the CPU depend."""
+    """Conditions that determine the bits of a computation on the CPU."""
 
     threads_requested: str
-    """The environment variable that sets the number of threads, with its value; "not set" without one."""
+    """Environment variables that set the number of threads, with their values; "not set" if there are none."""
     threads: int
     """Threads that torch uses within an operation."""
     team: int | None
-    """Threads that a parallel region received; None where this build of torch does not expose its OpenMP."""
+    """Threads that a parallel region received; None if this build of torch does not expose its OpenMP."""
     dynamic: bool
-    """OpenMP may change the number of threads, by the load of the machine."""
+    """Whether OpenMP may change the number of threads according to the load of the machine."""
     processor: str
     instructions: str
     """Instruction set of torch's kernels, such as AVX512."""
@@ -103,7 +103,7 @@ class CpuArithmetic:
     """Version of MKL; "none" for a build without it."""
 
     def as_text(self) -> dict[str, str]:
-        """Return the conditions by readable names."""
+        """Return the conditions by display name."""
         return {
             "threads requested": self.threads_requested,
             "threads used by torch": str(self.threads),
@@ -117,10 +117,10 @@ class CpuArithmetic:
 
 
 def read_arithmetic(environment: Mapping[str, str] | None = None) -> CpuArithmetic:
-    """Return the conditions of this process. Opens one parallel region, so that torch's threads are started.
+    """Return the conditions of this process. Runs one parallel region, which starts torch's threads.
 
     Args:
-        environment: names the threads that were requested; None reads that of the process.
+        environment: variables with the requested number of threads; None: `os.environ`.
     """
     environment = os.environ if environment is None else environment
     names = [name for name in ("MKL_NUM_THREADS", "OMP_NUM_THREADS") if name in environment]
@@ -137,7 +137,7 @@ def read_arithmetic(environment: Mapping[str, str] | None = None) -> CpuArithmet
 
 
 def team_size() -> int | None:
-    """Return the number of threads that a parallel region of torch's OpenMP receives; None where it is not GNU's."""
+    """Return the number of threads that a parallel region of torch's OpenMP receives; None if it is not GNU's."""
     library = torch_library()
     if library is None or not hasattr(library, "GOMP_parallel"):
         return None
@@ -149,7 +149,7 @@ def team_size() -> int | None:
 
 
 def processor_name(description: str | Path = "/proc/cpuinfo") -> str:
-    """Return the model of the processor, or its architecture where the system does not describe it."""
+    """Return the model of the processor, or its architecture if the system does not provide it."""
     try:
         lines = Path(description).read_text().splitlines()
     except OSError:
@@ -159,19 +159,19 @@ def processor_name(description: str | Path = "/proc/cpuinfo") -> str:
 
 
 def mkl_version() -> str:
-    """Return the version of MKL that torch was built with, "none" without it."""
+    """Return the version of MKL that torch was built with, or "none"."""
     lines = (line.strip(" -") for line in torch.__config__.show().splitlines())
     found = next((line for line in lines if "Math Kernel Library Version" in line), None)
     return "none" if found is None else found.partition("Version ")[2].partition(" ")[0]
 
 
 def irreproducibility_reasons(arithmetic: CpuArithmetic) -> tuple[str, ...]:
-    """Return the reasons for which a run on the CPU cannot be repeated bit for bit; empty: it can."""
+    """Return the reasons why a run on the CPU is not bitwise reproducible; empty if it is."""
     reasons = []
     if arithmetic.dynamic:
         reasons.append(
-            "OMP_DYNAMIC: OpenMP chooses the number of threads by the load of the machine, and the order of sums "
-            "changes with it. Set it to false."
+            "OMP_DYNAMIC: OpenMP chooses the number of threads by the load of the machine, which changes the "
+            "order of sums. Set it to false."
         )
     if arithmetic.team is not None and arithmetic.team != arithmetic.threads:
         reasons.append(

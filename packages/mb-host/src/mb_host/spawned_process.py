@@ -1,4 +1,4 @@
-"""A process of this one's own that leads a process group, which ends with it."""
+"""Child process that leads a process group, which is killed when it ends."""
 
 import os
 import signal
@@ -12,10 +12,10 @@ _POLL_SECONDS = 0.02
 
 
 class SpawnedProcess:
-    """An interpreter with a process group (of the operating system) of its own.
+    """Child process with a separate process group of the operating system.
 
-    What it has started is killed when it is found to have ended, before it is reaped: only until then are its numbers
-    certainly its own. Where another has reaped it, what it has started is left alone.
+    When the process has ended, its group is killed before it is reaped: afterwards its IDs may be reused. If another
+    thread has reaped it, its group is not killed.
     """
 
     def __init__(
@@ -37,11 +37,11 @@ class SpawnedProcess:
 
     @property
     def pid(self) -> int:
-        """The process id."""
+        """Process ID."""
         return self._process.pid
 
     def poll(self) -> int | None:
-        """Return the exit status, minus the signal's number after a signal; None while it runs."""
+        """Return the exit status, negative for a signal; None while the process is running."""
         if self._process.returncode is not None:
             return self._process.returncode
         try:
@@ -49,14 +49,14 @@ class SpawnedProcess:
                 return None
             kill_group(self.pid)
         except ChildProcessError:
-            pass  # reaped elsewhere, as by another thread: its number may be another's by now
+            pass  # reaped elsewhere, such as by another thread: its ID may be reused
         return self._process.wait()
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return the exit status, waiting so many seconds for it.
+        """Wait for the process and return its exit status.
 
         Raises:
-            subprocess.TimeoutExpired: It still runs.
+            subprocess.TimeoutExpired: The process is still running after `timeout` seconds.
         """
         end = None if timeout is None else time.monotonic() + timeout
         while (code := self.poll()) is None:
@@ -66,21 +66,21 @@ class SpawnedProcess:
         return code
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal, if it still runs."""
+        """Send a signal if the process is running."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """Kill it and what it has started, unless it has ended."""
+        """Kill the process and its group, unless it has ended."""
         if self.poll() is None:
             kill_group(self.pid)
 
 
 def has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Say whether a process has ended; it is not reaped, but on macOS, where Python before 3.13 cannot look only.
+    """Return whether a process has ended, without reaping it (except on macOS, where Python before 3.13 cannot).
 
     Raises:
-        ChildProcessError: It was reaped elsewhere.
+        ChildProcessError: The process was reaped elsewhere.
     """
     if sys.platform == "darwin":
         return process.poll() is not None
@@ -88,6 +88,6 @@ def has_ended(process: subprocess.Popen[bytes]) -> bool:
 
 
 def kill_group(leader: int) -> None:
-    """Kill a process group, of which there may be nothing left."""
+    """Kill a process group, which may be empty."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)

@@ -1,9 +1,9 @@
 """State-space and gated-delta scans in torch, computed chunk by chunk, as replacements for GPU kernels.
 
-Shape letters: B sequences, L tokens, H heads, P channels of a value, N channels of a state, key or query, G groups of
-heads that share B and C, C chunks of Q tokens.
+Shape suffixes: B sequences, L tokens, H heads, P channels of a value, N channels of a state, key or query, G groups of
+heads that share inputs and outputs, C chunks of Q tokens.
 
-A half-precision input is computed in float32, as the kernels do; float64 stays float64.
+Half-precision inputs are computed in float32, as in the kernels; float64 inputs in float64.
 """
 
 import torch
@@ -16,16 +16,16 @@ def state_space_scan(
 ) -> Tensor:
     """Return y, [B, L, H, P], with y_t = out_t S_t and S_t = exp(steps_t decay) S_{t-1} + steps_t in_t values_t.
 
-    The state starts at zero. Exact for any chunk: within a chunk all pairs of tokens are computed at once (Q x Q),
-    between chunks only states pass. Source: Dao and Gu, "Transformers are SSMs" (2024), section 6.
+    The state starts at zero. Exact for any chunk size: within a chunk, all pairs of tokens are computed at once (Q x
+    Q); between chunks, only states are carried over. Source: Dao and Gu, "Transformers are SSMs" (2024), section 6.
 
     Args:
-        values_BLHP: what is written.
-        steps_BLH: length of each step, positive.
-        decay_H: rate at which a head forgets, negative.
-        in_BLHN: where each token writes.
-        out_BLHN: where each token reads.
-        chunk: tokens of a chunk; the sequence need not divide by it.
+        values_BLHP: inputs.
+        steps_BLH: step sizes, positive.
+        decay_H: decay rate of each head, negative.
+        in_BLHN: input projection of each token (B of Mamba).
+        out_BLHN: output projection of each token (C of Mamba).
+        chunk: tokens per chunk; need not divide the sequence length.
     """
     length = values_BLHP.size(1)
     log_decays_BLH = steps_BLH * decay_H
@@ -58,19 +58,19 @@ def gated_delta_scan(
     *,
     chunk: int,
 ) -> Tensor:
-    """Return o, [B, L, H, P], with o_t = query_t S_t: a state that is corrected towards values at keys.
+    """Return o, [B, L, H, P], with o_t = query_t S_t, where the state is corrected towards values at keys.
 
     S_t = S' + key_t beta_t (value_t - key_t S') with S' = exp(fade_t) S_{t-1}; the state [N, P] starts at zero.
     Within a chunk the corrections beta (value - key S') of all tokens solve one unit-triangular system. Source: Yang,
     Kautz and Hatamizadeh, "Gated Delta Networks" (2024), section 3.3.
 
     Args:
-        query_BLHN: what is asked for, scaled already.
-        key_BLHN: where each token writes.
-        value_BLHP: what is written.
-        log_decay_BLH: logarithm of what is kept of the state at each token, not positive.
+        query_BLHN: queries, already scaled.
+        key_BLHN: keys.
+        value_BLHP: values.
+        log_decay_BLH: logarithm of the decay of the state at each token, not positive.
         beta_BLH: strength of the correction, 0 to 1.
-        chunk: tokens of a chunk; the sequence need not divide by it.
+        chunk: tokens per chunk; need not divide the sequence length.
     """
     length = value_BLHP.size(1)
     queries, keys, values, log_decays, betas = (
@@ -80,7 +80,7 @@ def gated_delta_scan(
     decay_BHCQQ = _pairwise_decay(cumulative_BHCQ)
     from_start_BHCQ1 = cumulative_BHCQ.exp().unsqueeze(-1)
     to_end_BHCQ1 = (cumulative_BHCQ[..., -1:] - cumulative_BHCQ).exp().unsqueeze(-1)
-    system = (betas * (keys @ keys.mT) * decay_BHCQQ).tril(-1)  # solved as if its diagonal were ones
+    system = (betas * (keys @ keys.mT) * decay_BHCQQ).tril(-1)  # the solver takes the diagonal as ones
     wanted, seen = (
         torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
         for right in (betas * values, betas * from_start_BHCQ1 * keys)
@@ -109,20 +109,20 @@ def split_conv_scan(  # noqa: PLR0913 - the parts of a layer
     head_width: int,
     groups: int,
 ) -> Tensor:
-    """Return the gated output of a Mamba 2 layer, [B, L, H*P], from what its input projection returns.
+    """Return the gated output of a Mamba 2 layer, [B, L, H*P], from the output of its input projection.
 
-    The projection holds, in this order, the gate, the values, `in` and `out` of each group, and the steps. Values,
-    `in` and `out` pass a causal convolution over the last W tokens and SiLU.
+    The projection contains, in this order, the gate, the values, `in` and `out` of each group, and the steps. Values,
+    `in` and `out` go through a causal convolution over the last W tokens and SiLU.
 
     Args:
-        projected_BLD: the projection.
-        conv_weight_DW: filter of each channel that is convolved.
-        conv_bias_D: its bias.
+        projected_BLD: output of the input projection.
+        conv_weight_DW: convolution filter of each channel.
+        conv_bias_D: convolution bias.
         step_bias_H: added to the steps before softplus.
-        decay_H: as `state_space_scan` takes it.
-        skip: how much of its values a head adds to its output, [H] or [H, P].
-        chunk: as `state_space_scan` takes it.
-        head_width: channels P of a head.
+        decay_H: see `state_space_scan`.
+        skip: weight of the skip connection of each head, [H] or [H, P].
+        chunk: see `state_space_scan`.
+        head_width: channels P per head.
         groups: groups of heads that share `in` and `out`.
     """
     heads, dtype = decay_H.size(0), _compute_dtype(projected_BLD)
@@ -139,12 +139,12 @@ def split_conv_scan(  # noqa: PLR0913 - the parts of a layer
     steps_BLH = F.softplus(steps.to(dtype) + step_bias_H.to(dtype))
     scanned = state_space_scan(values_BLHP, steps_BLH, decay_H.to(dtype), in_BLHN, out_BLHN, chunk=chunk)
     skip_HP = skip.to(dtype) if skip.dim() == 2 else skip.to(dtype).unsqueeze(-1)
-    whole = (scanned + values_BLHP * skip_HP).flatten(-2)
-    return (whole * F.silu(gate.to(dtype))).to(projected_BLD.dtype)
+    output = (scanned + values_BLHP * skip_HP).flatten(-2)
+    return (output * F.silu(gate.to(dtype))).to(projected_BLD.dtype)
 
 
 def unit_length(vectors: Tensor, dim: int = -1, eps: float = 1e-6) -> Tensor:
-    """Divide `vectors` by their length along `dim`; computed in float32 at least, where float16 would lose squares."""
+    """Divide `vectors` by their norm along `dim`, in at least float32: squares underflow in float16."""
     values = vectors.to(_compute_dtype(vectors))
     return (values * torch.rsqrt(values.square().sum(dim, keepdim=True) + eps)).to(vectors.dtype)
 
@@ -154,7 +154,7 @@ def _compute_dtype(tensor: Tensor) -> torch.dtype:
 
 
 def causal_convolution(mixed_BLD: Tensor, weight_DW: Tensor, bias_D: Tensor | None) -> Tensor:
-    """Return SiLU of the convolution of each channel, [B, L, D], over its last W tokens; the start sees zeros."""
+    """Return SiLU of the convolution of each channel, [B, L, D], over its last W tokens, zero-padded at the start."""
     padded_BDL = F.pad(mixed_BLD.mT, (weight_DW.size(-1) - 1, 0))
     bias = None if bias_D is None else bias_D.to(mixed_BLD.dtype)
     weight = weight_DW.unsqueeze(1).to(mixed_BLD.dtype)
@@ -162,15 +162,15 @@ def causal_convolution(mixed_BLD: Tensor, weight_DW: Tensor, bias_D: Tensor | No
 
 
 def _chunked(tensor: Tensor, chunk: int) -> Tensor:
-    """Cut [B, L, H] or [B, L, H, X] into [B, H, C, Q, X], X 1 where there is none, filled with zeros at the end."""
-    whole = tensor if tensor.dim() == 4 else tensor.unsqueeze(-1)
-    filled = F.pad(whole, (0, 0, 0, 0, 0, -whole.size(1) % chunk))
-    return _unflatten(filled, 1, (-1, chunk)).permute(0, 3, 1, 2, 4)
+    """Split [B, L, H] (X = 1) or [B, L, H, X] into chunks [B, H, C, Q, X], zero-padded at the end."""
+    four_dims = tensor if tensor.dim() == 4 else tensor.unsqueeze(-1)
+    padded = F.pad(four_dims, (0, 0, 0, 0, 0, -four_dims.size(1) % chunk))
+    return _unflatten(padded, 1, (-1, chunk)).permute(0, 3, 1, 2, 4)
 
 
 def _unflatten(tensor: Tensor, dim: int, sizes: tuple[int, int]) -> Tensor:
-    whole: Tensor = tensor.unflatten(dim, sizes)  # type: ignore[no-untyped-call]
-    return whole
+    unflattened: Tensor = tensor.unflatten(dim, sizes)  # type: ignore[no-untyped-call]
+    return unflattened
 
 
 def _unchunked(tensor_BHCQP: Tensor, length: int) -> Tensor:
@@ -178,7 +178,7 @@ def _unchunked(tensor_BHCQP: Tensor, length: int) -> Tensor:
 
 
 def _pairwise_decay(cumulative_BHCQ: Tensor) -> Tensor:
-    """Return what is left at a token (row) of what an earlier one (column) wrote, zero for later ones."""
+    """Return the decay from each earlier token (column) to each token (row), zero for later columns."""
     size = cumulative_BHCQ.size(-1)
     later = torch.ones(size, size, dtype=torch.bool, device=cumulative_BHCQ.device).triu(1)
     return (

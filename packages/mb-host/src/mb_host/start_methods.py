@@ -1,4 +1,4 @@
-"""The two ways to start a rank: fork it from a process that has the imports, or spawn an interpreter of its own."""
+"""Start methods of ranks: fork from a process that has the imports, or spawn a new interpreter."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ StartMethod = Literal["fork", "spawn"]
 def rank_starter(
     method: StartMethod, *, added: Mapping[str, str], env: Mapping[str, str]
 ) -> Callable[[RankSpec, RankFileDescriptors], ProcessHandle]:
-    """Return what starts a rank; `env` is its environment, of which a pool has added `added`."""
+    """Return a function that starts a rank. `env` is its environment, including the variables `added` by the pool."""
     if method == "spawn" or sys.platform != "linux":
         return spawn
     server = server_for(added, env=env)
@@ -24,16 +24,16 @@ def rank_starter(
         try:
             try:
                 return server.fork(orders, ends)
-            except ServerEndedError:  # since it was found alive
+            except ServerEndedError:  # it ended after it was found alive
                 return server_for(added, env=env).fork(orders, ends)
-        except CannotForkError:  # a fresh interpreter works, or says for itself why it does not
+        except CannotForkError:  # a new interpreter works, or reports the error itself
             return spawn(orders, ends)
 
     return fork
 
 
 def spawn(orders: RankSpec, ends: RankFileDescriptors) -> ProcessHandle:
-    """Start a rank in a fresh interpreter."""
+    """Start a rank in a new interpreter."""
     arguments = (
         f"rank={orders.rank}, world_size={orders.world_size}, imports={orders.imports!r}, "
         f"connection_fd={ends.connection}, lifeline_fds=[{ends.lifeline}], dump_fd={ends.dump}"

@@ -1,4 +1,4 @@
-"""Streams and events: the host works in program order, so waiting is already done."""
+"""CUDA streams and events on the CPU, where work completes in program order."""
 
 import time
 from contextlib import nullcontext
@@ -11,41 +11,41 @@ from mb_host.device import HOST, do_nothing
 
 
 class HostEvent:
-    """A `torch.cuda.Event` that is reached as soon as it is recorded; times are wall-clock."""
+    """Substitute for `torch.cuda.Event` that completes when it is recorded; times are wall-clock times."""
 
     def __init__(self, *_args: object, **_kwargs: object) -> None:
         self._seconds: float | None = None
 
     def record(self, stream: object = None) -> None:
-        """Note the time."""
+        """Record the time."""
         self._seconds = time.perf_counter()
 
     def wait(self, stream: object = None) -> None:
-        """Return at once."""
+        """Return immediately."""
 
     def synchronize(self) -> None:
-        """Return at once."""
+        """Return immediately."""
 
     def query(self) -> bool:
-        """Return True: nothing is pending."""
+        """Return True: no work is pending."""
         return True
 
     def elapsed_time(self, end: "HostEvent") -> float:
         """Return the milliseconds from this event to `end`.
 
         Raises:
-            RuntimeError: One of the two was never recorded.
+            RuntimeError: One of the events was not recorded.
         """
         if self._seconds is None or end._seconds is None:
             raise RuntimeError(
-                "HostEvent.elapsed_time: both events need a time, and one was never recorded; "
-                "call record() on each first."
+                "HostEvent.elapsed_time: one of the events was not recorded, so it has no time. "
+                "Call record() on both first."
             )
         return (end._seconds - self._seconds) * 1e3
 
 
 class HostStream:
-    """A `torch.cuda.Stream` whose work is done when the call that issued it returns."""
+    """Substitute for `torch.cuda.Stream` whose work is complete when the issuing call returns."""
 
     device = HOST
     device_index = 0
@@ -57,7 +57,7 @@ class HostStream:
 
     @staticmethod
     def priority_range() -> tuple[int, int]:
-        """Return the one priority that there is."""
+        """Return the only priority."""
         return 0, 0
 
     def record_event(self, event: HostEvent | None = None) -> HostEvent:
@@ -67,16 +67,16 @@ class HostStream:
         return event
 
     def wait_event(self, event: object) -> None:
-        """Return at once."""
+        """Return immediately."""
 
     def wait_stream(self, stream: object) -> None:
-        """Return at once."""
+        """Return immediately."""
 
     def synchronize(self) -> None:
-        """Return at once."""
+        """Return immediately."""
 
     def query(self) -> bool:
-        """Return True: nothing is pending."""
+        """Return True: no work is pending."""
         return True
 
     def __enter__(self) -> "HostStream":
@@ -89,7 +89,7 @@ class HostStream:
 
 
 def replace_streams() -> None:
-    """Make every stream of `torch.cuda` a `HostStream`, every event a `HostEvent`, and nvtx ranges nothing."""
+    """Replace streams of `torch.cuda` by `HostStream`, events by `HostEvent`, and nvtx ranges by no-ops."""
     cuda: Any = torch.cuda
     the_stream = HostStream()
     cuda.Stream = HostStream

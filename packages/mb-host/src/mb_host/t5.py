@@ -1,4 +1,4 @@
-"""The two blocks of a T5 on a host: Megatron's own layers with the host's norms and attention.
+"""Encoder and decoder of a T5 on the CPU: Megatron's layers with this package's norms and attention.
 
 Needs `megatron.core` (the `mcore` extra), and `mb_host.install()` before it.
 """
@@ -14,12 +14,12 @@ from mb_host.layers import HostCoreAttention, HostNorm, reject_ignored
 def host_t5_spec(
     config: TransformerConfig, *, vp_stage: int | None = None, pp_rank: int | None = None
 ) -> tuple[TransformerBlockSubmodules, TransformerBlockSubmodules]:
-    """Return the layers of encoder and decoder, each with a final norm, which Megatron's own local block lacks.
+    """Return the layers of encoder and decoder, each with a final norm, which Megatron's local block lacks.
 
-    Both have `config.num_layers` layers; a caller with another number takes the first layer's spec as often as needed.
+    Both have `config.num_layers` layers; for another number, repeat the spec of the first layer.
 
     Raises:
-        ValueError: `config` sets something that these layers would silently ignore.
+        ValueError: `config` sets an option that these layers would silently ignore.
     """
     reject_ignored(config)
     encoder, decoder = (
@@ -32,7 +32,7 @@ def host_t5_spec(
 
 
 def _with_host_parts(layer: ModuleSpec) -> ModuleSpec:
-    """Put the host's parts into a layer's spec, in place: the spec is new."""
+    """Replace components of a layer's spec in place; the spec is a new object."""
     parts = layer.submodules
     parts.input_layernorm = parts.pre_mlp_layernorm = HostNorm
     parts.self_attention.submodules.core_attention = HostCoreAttention

@@ -1,4 +1,4 @@
-"""Tensors: whatever is made on "cuda", or moved to it, is on the host."""
+"""Tensor factories and moves: tensors that are created on "cuda" or moved to it are on the CPU."""
 
 import functools
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from mb_host.device import HOST, do_nothing, is_cuda_device
 
 _LIKE = ("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like")
 _NEW = ("new_empty", "new_zeros", "new_ones", "new_full", "new_tensor", "new_empty_strided")
-# What Tensor.type() says on a GPU: optimizers sort parameters by these names.
+# Return values of Tensor.type() on a GPU; optimizers group parameters by these names.
 _CUDA_TYPE_NAMES = {
     torch.float32: "torch.cuda.FloatTensor",
     torch.bfloat16: "torch.cuda.BFloat16Tensor",
@@ -20,7 +20,7 @@ _CUDA_TYPE_NAMES = {
 
 
 def on_host(factory: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `factory` with a CUDA `device` read as the host and `pin_memory` dropped (pinning starts CUDA)."""
+    """Return `factory` with a CUDA `device` replaced by the CPU and without `pin_memory`, which initialises CUDA."""
 
     @functools.wraps(factory)
     def make(*args: Any, **kwargs: Any) -> Any:
@@ -35,7 +35,7 @@ def on_host(factory: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _replace_factories() -> None:
-    # The list also names functions of torch.fft and the like, which live elsewhere.
+    # The list also contains functions of other modules, such as torch.fft.
     constructors = _device_constructors()
     for name, function in list(vars(torch).items()):
         if callable(function) and function in constructors:
@@ -74,10 +74,10 @@ def _replace_moves() -> None:
 
 
 def replace_tensors() -> None:
-    """Make torch's factories, moves and type names speak of the host as a GPU.
+    """Replace torch's tensor factories, moves and type names.
 
-    Wrapping the factories holds in every thread and costs 0.3 microseconds a call; a function mode holds in one
-    thread and costs four times that. `.cuda()` returns the tensor itself, not a copy.
+    Wrapped factories work in every thread and cost 0.3 microseconds per call; a torch function mode works in one thread
+    and costs four times as much. `.cuda()` returns the tensor itself, not a copy.
     """
     _replace_factories()
     _replace_moves()

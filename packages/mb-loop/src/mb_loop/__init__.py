@@ -1,16 +1,16 @@
-"""The training loop: step, evaluation, microbatches, exit conditions, callbacks.
+"""Training loop: step, evaluation, microbatches, exit conditions, callbacks.
 
-The number of microbatches of a step follows from the samples consumed before it:
+The number of microbatches of a step is a function of the samples consumed before it:
 
 >>> from mb_loop import BatchPlan, TrainState
 >>> plan = BatchPlan.of(8, micro_batch_size=1, data_parallel_size=2, rampup_batch_size=[4, 2, 24])
->>> state, passes = TrainState(), []
+>>> state, counts = TrainState(), []
 >>> while state.step < 7:
 ...     batch = plan.at(state.consumed_train_samples)
-...     passes.append(batch.num_microbatches)
+...     counts.append(batch.num_microbatches)
 ...     state.consumed_train_samples += batch.samples
 ...     state.step += 1
->>> passes
+>>> counts
 [2, 2, 2, 3, 3, 4, 4]
 """
 

@@ -1,8 +1,8 @@
-"""The largest attention logits of a step, and the weights that are scaled down where they grew too large. Needs torch.
+"""Largest attention logits of a step, and clipping of the weights that produce them (QK-clip). Imports torch.
 
-Megatron's attention measures them, head by head, over Transformer Engine's kernels, where `qk_clip` or
-`log_max_attention_logit` of the model is set; its `clip_qk` then scales a layer's query and key weights. Source of the
-method: Kimi Team, "Kimi K2: Open Agentic Intelligence" (2025), section 2.1.
+With `qk_clip` or `log_max_attention_logit` of the model, Megatron's attention measures the logits per head through
+Transformer Engine's kernels; its `clip_qk` scales the query and key weights of a layer. Source of the method: Kimi
+Team, "Kimi K2: Open Agentic Intelligence" (2025), section 2.1.
 """
 
 from collections.abc import Sequence
@@ -17,21 +17,21 @@ from mb_loop.errors import TrainSettingsError
 
 @runtime_checkable
 class MaxLogitKernel(Protocol):
-    """A kernel that keeps the largest logit of each of its heads since it was last set to None."""
+    """Attention kernel that stores the largest logit of each head since the value was last set to None."""
 
     current_max_attn_logits: Tensor | None
 
 
 @runtime_checkable
 class ClippableAttention(Protocol):
-    """An attention layer whose `core_attention` may be `MaxLogitKernel`."""
+    """Attention layer whose `core_attention` may be a `MaxLogitKernel`."""
 
     def clip_qk(self) -> None:
-        """Scale down the weights of the heads whose logits are too large."""
+        """Scale down the weights of heads whose logits are too large."""
 
 
 class LogitGroups(Protocol):
-    """The process groups over which logits are compared; Megatron's ProcessGroupCollection fits."""
+    """Process groups over which logits are reduced, such as Megatron's ProcessGroupCollection."""
 
     @property
     def dp_cp(self) -> ProcessGroup:
@@ -43,16 +43,17 @@ class LogitGroups(Protocol):
 
 
 class AttentionLogits:
-    """What attention layers measured in a step. Building one is collective over `groups.mp`.
+    """Reader of the attention logits of a step. The constructor is collective over `groups.mp`.
 
-    Unlike Megatron's function for a whole model it finds its layers below any wrapper and in any family, compares them
-    all in one collective, and leaves the weights alone after a step that the optimizer refused: its logits may be
-    infinite, which would set weights to 0.
+    Unlike Megatron's function for a model, it finds layers below any wrapper and in any model family, reduces all
+    layers in one collective, and does not change the weights after a step that the optimizer skipped: the logits of
+        such a
+    step may be infinite, which would set weights to 0.
 
     Args:
-        model: the chunks.
-        groups: None: one rank.
-        clip: scale weights down, too; otherwise the logits are only measured. Needs whole weights on each rank (LP03).
+        model: model chunks of this rank.
+        groups: process groups; None: a single rank.
+        clip: also scale down weights; otherwise the logits are only measured. Requires unsharded weights (LP03).
 
     Raises:
         TrainSettingsError: no layer of the model measures its logits.
@@ -73,18 +74,18 @@ class AttentionLogits:
         if not count.item():
             raise TrainSettingsError(
                 f"model.qk_clip, model.log_max_attention_logit: none of {len(found)} attention layers measures its "
-                "logits, so neither would act. Use transformer_impl transformer_engine on a GPU, or switch both off."
+                "logits, so neither has an effect. Use transformer_impl transformer_engine on a GPU, or disable both."
             )
 
     def reset(self) -> None:
-        """Begin anew: what was measured, in an evaluation or in passes that are made again, is left out."""
+        """Reset the measured logits, so that those of evaluations and of repeated passes are ignored."""
         for layer in self._layers:
             layer.core_attention.current_max_attn_logits = None
 
     def __call__(self, *, successful: bool) -> Tensor:
-        """Return the largest logit of the whole model as a scalar on the device, and clip if the step was `successful`.
+        """Return the largest logit of the complete model as a device scalar; clip if the step was `successful`.
 
-        Collective over dp_cp and mp. Clipping waits for the device, in Megatron, once a layer.
+        Collective over dp_cp and mp. Clipping synchronises with the device once per layer, within Megatron.
         """
         groups = self._groups
         layers = [layer for layer in self._layers if layer.core_attention.current_max_attn_logits is not None]

@@ -1,4 +1,7 @@
-"""Pieces of a turn for loops of one's own, under the names that people know. `train` does the same. Needs torch."""
+"""Building blocks for custom training loops, under Megatron-Bridge's function names. Imports torch.
+
+`train` performs the same operations.
+"""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,27 +26,27 @@ from mb_loop.stop_signal import stop_message
 
 
 class StragglerReporter(Protocol):
-    """Megatron's StragglerDetector."""
+    """Reporter of slow ranks, such as Megatron's StragglerDetector."""
 
     def report(self, total_flops: float, log_interval: int) -> object:
-        """Report on the steps since the last time."""
+        """Report on the steps since the previous report."""
 
 
 class Profiler(Protocol):
-    """torch.profiler.profile."""
+    """Profiler, such as torch.profiler.profile."""
 
     def stop(self) -> None:
-        """End the profile."""
+        """Stop profiling."""
 
 
 class NvtxContext(Protocol):
-    """torch.autograd.profiler.emit_nvtx, entered."""
+    """Entered context, such as torch.autograd.profiler.emit_nvtx."""
 
     def __exit__(self, kind: None, error: None, trace: None, /) -> object: ...
 
 
 class LoggerSection(Protocol):
-    """The field of the section `logger` that is read."""
+    """Field that is read from section `logger`."""
 
     @property
     def log_interval(self) -> int:
@@ -51,23 +54,23 @@ class LoggerSection(Protocol):
 
 
 class StragglerSection(Protocol):
-    """The field of the section `straggler` that is read."""
+    """Field that is read from section `straggler`."""
 
     @property
     def log_straggler(self) -> bool:
-        """Report the speed of ranks."""
+        """Enable reports of slow ranks."""
 
 
 class ProfilingSection(Protocol):
-    """The field of the section `profiling` that is read."""
+    """Field that is read from section `profiling`."""
 
     @property
     def profile_step_end(self) -> int:
-        """The step after which profiling ends."""
+        """Step after which profiling ends."""
 
 
 class StepEndSettings(Protocol):
-    """A configuration, as far as the end of a step reads it."""
+    """Configuration sections that `post_training_step_callbacks` reads."""
 
     @property
     def train(self) -> TrainSettings:
@@ -75,18 +78,18 @@ class StepEndSettings(Protocol):
 
     @property
     def logger(self) -> LoggerSection:
-        """When to report."""
+        """Report interval."""
 
     @property
     def straggler(self) -> StragglerSection | None:
-        """Whether to report the speed of ranks."""
+        """Reports of slow ranks."""
 
     @property
     def profiling(self) -> ProfilingSection | None:
-        """When profiling ends."""
+        """End of profiling."""
 
 
-def post_training_step_callbacks(  # noqa: PLR0913 (the seed's arguments)
+def post_training_step_callbacks(  # noqa: PLR0913 (Megatron-Bridge's arguments)
     model: Sequence[Any],
     num_floating_point_operations_since_last_log_event: float,
     straggler_timer: StragglerReporter | None,
@@ -99,24 +102,24 @@ def post_training_step_callbacks(  # noqa: PLR0913 (the seed's arguments)
     pg_collection: LossGroups | None = None,
     synchronize: Callable[[], object] = wait_for_device,
 ) -> float:
-    """Do what is due after a step: wait for the device, report, compare replicas, end profiles, collect garbage.
+    """Run periodic work after a step: synchronise, report, compare replicas, stop profilers, collect garbage.
 
-    Collective over the world at the steps where replicas are compared.
+    Collective over the world at steps at which replicas are compared.
 
     Args:
-        model: the chunks.
+        model: model chunks of this rank.
         num_floating_point_operations_since_last_log_event: operations since the last report on slow ranks.
-        straggler_timer: reports; None: nothing is reported.
-        iteration: finished steps.
+        straggler_timer: reporter of slow ranks; None: nothing is reported.
+        iteration: number of finished steps.
         prof: stopped at `profiling.profile_step_end`.
         config: intervals.
-        should_toggle_forward_pre_hook: what `should_disable_forward_pre_hook` says.
-        nsys_nvtx_context: left at `profiling.profile_step_end`, together with the CUDA profiler.
-        pg_collection: replicas are compared over its dp_cp; None: they are not.
-        synchronize: waits for the device, where there is one.
+        should_toggle_forward_pre_hook: return value of `should_disable_forward_pre_hook`.
+        nsys_nvtx_context: exited at `profiling.profile_step_end`, together with the CUDA profiler.
+        pg_collection: replicas are compared over its `dp_cp` group; None: they are not compared.
+        synchronize: waits for the device, if there is one.
 
     Returns:
-        The operations since the last report: 0.0 after one, else as they were.
+        Operations since the last report: 0.0 if this call reported, otherwise the argument.
 
     Raises:
         ReplicaMismatchError: replicas hold different weights.
@@ -143,7 +146,7 @@ def post_training_step_callbacks(  # noqa: PLR0913 (the seed's arguments)
 
 
 class ProgressSection(Protocol):
-    """The field of the section `logger` that saves read."""
+    """Field that saving reads from section `logger`."""
 
     @property
     def log_progress(self) -> bool:
@@ -151,30 +154,30 @@ class ProgressSection(Protocol):
 
 
 class SaveSection(CheckpointSettings, SaveDirectory, Protocol):
-    """The section `checkpoint`: when and where to save."""
+    """Section `checkpoint`: save intervals and directory."""
 
 
 class SaveSettings(LoopSettings, Protocol):
-    """A configuration, as far as saving reads it."""
+    """Configuration sections that saving reads."""
 
     @property
     def checkpoint(self) -> SaveSection:
-        """When and where to save."""
+        """Save intervals and directory."""
 
     @property
     def logger(self) -> ProgressSection | None:
-        """Whether to write progress.txt; None: no."""
+        """Progress log settings; None: no progress.txt."""
 
 
 class SignalHandler(Protocol):
-    """Megatron's DistributedSignalHandler, entered; `mb_loop.DistributedSignalHandler` is one."""
+    """Entered signal handler, such as `mb_loop.DistributedSignalHandler` or Megatron's class of this name."""
 
     def signals_received(self) -> Sequence[bool]:
         """Return for each rank whether it has received the signal. Collective."""
 
 
 class SaveState(Protocol):
-    """The fields of a global state that saving and leaving read.
+    """Fields of a global state that saving and exit decisions read.
 
     With `train.exit_signal_handler` and without `stop_requested`, `checkpoint_and_decide_exit` also reads
     `signal_handler`, a `SignalHandler`.
@@ -193,7 +196,7 @@ class SaveState(Protocol):
         """Seconds since the epoch when the job began."""
 
 
-def save_checkpoint_and_time(  # noqa: PLR0913 (the seed's arguments)
+def save_checkpoint_and_time(  # noqa: PLR0913 (Megatron-Bridge's arguments)
     state: SaveState,
     model: Sequence[Any],
     optimizer: Any,
@@ -209,22 +212,22 @@ def save_checkpoint_and_time(  # noqa: PLR0913 (the seed's arguments)
 ) -> float:
     """Write a checkpoint of the step that the state counts, with complete parameters.
 
-    `on_checkpoint_save` is fired if the checkpoint is complete on return; the end of a background save is reported by
-    the checkpointer's `poll`. With `logger.log_progress` a persistent checkpoint adds a line to progress.txt, on rank
+    `on_checkpoint_save` is fired if the checkpoint is complete on return; the checkpointer's `poll` returns the result
+    of a background save. With `logger.log_progress` a persistent checkpoint adds a line to progress.txt, on rank
     0. Collective over all ranks.
 
     Args:
         state: counters and settings; see `SaveState`.
-        model: the chunks.
+        model: model chunks of this rank.
         optimizer: for the callbacks.
         opt_param_scheduler: for the callbacks.
         num_floating_point_operations_so_far: put into the counters, which are saved.
         checkpointing_context: holds the checkpointer, under "checkpointer"; other keys are not read.
         non_persistent_ckpt: write a non-persistent checkpoint.
         train_data_iterator: not read; the checkpointer knows the position of the data.
-        checkpointer: writes; an alternative to `checkpointing_context`.
+        checkpointer: writes the checkpoint; an alternative to `checkpointing_context`.
         callbacks: notified of the checkpoint.
-        clock: seconds.
+        clock: time in seconds.
 
     Returns:
         The seconds for which training was suspended.
@@ -243,7 +246,7 @@ def save_checkpoint_and_time(  # noqa: PLR0913 (the seed's arguments)
     return clock() - begin
 
 
-def checkpoint_and_decide_exit(  # noqa: PLR0913 (the seed's arguments)
+def checkpoint_and_decide_exit(  # noqa: PLR0913 (Megatron-Bridge's arguments)
     state: SaveState,
     model: Sequence[Any],
     optimizer: Any,
@@ -266,14 +269,14 @@ def checkpoint_and_decide_exit(  # noqa: PLR0913 (the seed's arguments)
 
     Args:
         state: counters and settings; see `SaveState`. Without `start_time` the duration does not count.
-        model: the chunks.
+        model: model chunks of this rank.
         optimizer: for the callbacks.
         opt_param_scheduler: for the callbacks.
         num_floating_point_operations_so_far: put into the counters, which are saved.
         checkpointing_context: holds the checkpointer, under "checkpointer"; other keys are not read.
         train_data_iterator: not read; the checkpointer knows the position of the data.
-        checkpointer: writes; an alternative to `checkpointing_context`. Without either, and without `checkpoint.save`,
-            nothing is saved.
+        checkpointer: writes the checkpoint; an alternative to `checkpointing_context`. Without either, and without
+            `checkpoint.save`, nothing is saved.
         callbacks: notified of saves.
         stop_requested: stop request source, called once; must return the same on all ranks. None: with
             `train.exit_signal_handler`, `state.signal_handler`.
@@ -288,7 +291,7 @@ def checkpoint_and_decide_exit(  # noqa: PLR0913 (the seed's arguments)
     """
     writer = checkpointer_of(checkpointing_context, checkpointer)
     if writer is None and state.cfg.checkpoint.save is not None:
-        raise _no_checkpointer(f"checkpoint.save={state.cfg.checkpoint.save!r} asks for checkpoints")
+        raise _no_checkpointer(f"checkpoint.save={state.cfg.checkpoint.save!r} requires one")
     state.train_state.floating_point_operations_so_far = int(num_floating_point_operations_so_far)
     train, step = state.cfg.train, state.train_state.step
     exits = ExitConditions.of(

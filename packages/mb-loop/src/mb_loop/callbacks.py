@@ -1,4 +1,4 @@
-"""Events of a run, and who hears them."""
+"""Callbacks: events of a run and their listeners."""
 
 from __future__ import annotations
 
@@ -33,110 +33,110 @@ EVENTS: tuple[EventName, ...] = get_args(EventName)
 
 
 class UnknownEventError(ValueError):
-    """There is no event of this name."""
+    """An event name is unknown, or a callback handles no event."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallbackContext:
-    """What a callback is handed. Fields that do not belong to the event are None."""
+    """Argument of a callback. Fields that do not belong to the event are None."""
 
     state: Any
-    """The global state: `state.train_state` has the counters, already advanced when a step ends."""
+    """Global state. At the end of a step, the counters in `state.train_state` are already advanced."""
 
     model: Sequence[Any]
     """Model chunks of this rank."""
 
     user_state: dict[str, Any] = field(default_factory=dict)
-    """One dict that all callbacks of a manager share and may write to."""
+    """Dict that all callbacks of a manager share and may write to."""
 
     optimizer: Any = None
-    """The optimizer, in training events."""
+    """Optimizer, in training events."""
 
     scheduler: Any = None
-    """The scheduler, in training events."""
+    """Scheduler, in training events."""
 
     loss_dict: Mapping[str, Tensor] | None = None
-    """Losses of the step as device tensors (on_train_step_end); empty except on the last pipeline stage."""
+    """Losses of the step as device tensors (on_train_step_end). Empty on all but the last pipeline stage."""
 
     grad_norm: float | Tensor | None = None
     """Gradient norm of the step (on_train_step_end)."""
 
     skipped_iter: bool | None = None
-    """Whether the optimizer refused the step (on_train_step_end)."""
+    """Whether the optimizer skipped the step (on_train_step_end)."""
 
     total_loss_dict: Mapping[str, float] | None = None
-    """Losses of a whole evaluation (on_eval_end, on_test_end)."""
+    """Losses of a complete evaluation (on_eval_end, on_test_end)."""
 
     result: StepResult | None = None
-    """The whole record of the step (on_train_step_end)."""
+    """Complete result of the step (on_train_step_end)."""
 
     outcome: TrainOutcome | None = None
-    """How training ended (on_train_end); None when an exception is on its way out."""
+    """Result of training (on_train_end); None if training ends with an exception."""
 
     saved_step: int | None = None
-    """The step of the checkpoint (on_checkpoint_save): one of before where it was written in the background."""
+    """Step of the checkpoint (on_checkpoint_save). A previous step if the checkpoint was written in the background."""
 
 
 Listener = Callable[[CallbackContext], None]
 
 
 class Callback:
-    """Base class: override the events that you want. Events that you leave alone cost nothing."""
+    """Base class of callbacks. Override the events to handle; events that are not overridden have no cost."""
 
     def on_data_init_start(self, context: CallbackContext) -> None:
-        """Before the data is built, when there is no model yet (fired by a trainer, not by the loop)."""
+        """Called before the data is built; there is no model yet. Fired by a trainer, not by the loop."""
 
     def on_train_start(self, context: CallbackContext) -> None:
-        """Before the first turn of the loop."""
+        """Called before the first iteration."""
 
     def on_train_step_start(self, context: CallbackContext) -> None:
-        """Before a step. Not for steps of the skip list."""
+        """Called before a step, except for steps of `iterations_to_skip`."""
 
     def on_before_optimizer_step(self, context: CallbackContext) -> None:
-        """Before the optimizer step: gradients are reduced over ranks, neither unscaled nor clipped.
+        """Called before the optimizer step: gradients are reduced over ranks, but neither unscaled nor clipped.
 
-        The counters of the state are those of the previous step. Not for a step that the rerun machine rejects.
+        The counters of the state are those of the previous step. Not called for a step that the rerun machine rejects.
         """
 
     def on_train_step_end(self, context: CallbackContext) -> None:
-        """After a step, when its samples are counted."""
+        """Called after a step, once its samples are counted."""
 
     def on_train_end(self, context: CallbackContext) -> None:
-        """On every way out of training, exceptions included."""
+        """Called on every exit from training, including exceptions."""
 
     def on_eval_start(self, context: CallbackContext) -> None:
-        """Before a validation."""
+        """Called before a validation."""
 
     def on_eval_step_start(self, context: CallbackContext) -> None:
-        """Before a global batch of a validation."""
+        """Called before each global batch of a validation."""
 
     def on_eval_step_end(self, context: CallbackContext) -> None:
-        """After a global batch of a validation."""
+        """Called after each global batch of a validation."""
 
     def on_eval_end(self, context: CallbackContext) -> None:
-        """After a validation that went through."""
+        """Called after a validation that ended without an exception."""
 
     def on_test_start(self, context: CallbackContext) -> None:
-        """Before a test."""
+        """Called before a test."""
 
     def on_test_step_start(self, context: CallbackContext) -> None:
-        """Before a global batch of a test."""
+        """Called before each global batch of a test."""
 
     def on_test_step_end(self, context: CallbackContext) -> None:
-        """After a global batch of a test."""
+        """Called after each global batch of a test."""
 
     def on_test_end(self, context: CallbackContext) -> None:
-        """After a test that went through."""
+        """Called after a test that ended without an exception."""
 
     def on_checkpoint_save(self, context: CallbackContext) -> None:
-        """When a checkpoint is whole: after the save, or as soon as a background writer is found to be done."""
+        """Called once a checkpoint is complete: after the save, or when a background save is finalized."""
 
 
 class CallbackManager:
-    """Who hears which event. Listeners are called in the order in which they were added; exceptions go through.
+    """Registry of event listeners, called in the order of registration. Exceptions of listeners propagate.
 
     Args:
-        callbacks: added at once, in order.
+        callbacks: callbacks to add, in order.
     """
 
     def __init__(self, callbacks: Iterable[Callback] = ()) -> None:
@@ -146,10 +146,10 @@ class CallbackManager:
             self.add(callback)
 
     def add(self, callback: Callback) -> None:
-        """Register each event that the callback's class has, other than as `Callback` has it.
+        """Register the methods for events that the class of `callback` defines or overrides.
 
         Raises:
-            UnknownEventError: it is no `Callback`, and has none of the events.
+            UnknownEventError: the object is not a `Callback` and handles no event.
         """
         handled = [
             event
@@ -158,14 +158,14 @@ class CallbackManager:
         ]
         if not handled and not isinstance(callback, Callback):
             raise UnknownEventError(
-                f"callbacks: {type(callback).__name__} has none of the events, so it would never be called. "
-                f"Give its class one of {', '.join(EVENTS)}."
+                f"callbacks: {type(callback).__name__} handles no event, so it would never be called. "
+                f"Define one of {', '.join(EVENTS)}."
             )
         for event in handled:
             self._listeners[event].append(getattr(callback, event))
 
     def register(self, event: EventName, listener: Listener) -> None:
-        """Register a plain function for one event.
+        """Register a function for one event.
 
         Raises:
             UnknownEventError: there is no such event.
@@ -177,7 +177,7 @@ class CallbackManager:
         self._listeners[event].append(listener)
 
     def has_listeners(self, event: EventName) -> bool:
-        """Say whether anybody hears the event."""
+        """Return whether the event has listeners."""
         return bool(self._listeners[event])
 
     def fire(self, event: EventName, context: CallbackContext) -> None:
@@ -188,7 +188,7 @@ class CallbackManager:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventDispatcher:
-    """A manager together with what every context of one run holds."""
+    """Callback manager with the context fields that are constant over a run."""
 
     manager: CallbackManager
     state: Any
@@ -205,7 +205,7 @@ class EventDispatcher:
         total_loss_dict: Mapping[str, float] | None = None,
         saved_step: int | None = None,
     ) -> None:
-        """Fire an event; builds no context when nobody hears it."""
+        """Fire an event. Builds no context if the event has no listeners."""
         if not self.manager.has_listeners(event):
             return
         context = CallbackContext(

@@ -1,4 +1,4 @@
-"""When to save, and never the same step twice."""
+"""Checkpoint schedule: saves that are due, at most once per step."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,39 +12,39 @@ from mb_loop.settings import CheckpointSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveResult:
-    """How a save ended."""
+    """Result of a save."""
 
     step: int
-    """The step that was to be saved."""
+    """Step of the checkpoint."""
     non_persistent: bool
-    """Whether the checkpoint is one that the next temporary one replaces."""
+    """Whether the checkpoint is non-persistent: the next non-persistent one replaces it."""
     written: bool
-    """Whether the checkpoint is whole; False: it came to nothing, and the run goes on."""
+    """Whether the checkpoint is complete; False: the save failed, and the run continues."""
 
 
 class Checkpointer(Protocol):
-    """Who writes checkpoints. Both methods are called on all ranks, after the same step.
+    """Writer of checkpoints. Both methods are called on all ranks, after the same step.
 
-    Both return the saves that have ended since the last call, alike on all ranks: of `save` that is the save itself,
-    unless a background writer has it, and one of before that it waited for.
+    Both return the saves that have ended since the last call, identical on all ranks. For `save` these are the save
+    itself, unless it continues in the background, and a previous save that it waited for.
     """
 
     def save(self, step: int, *, non_persistent: bool) -> Sequence[SaveResult]:
-        """Write a checkpoint of this step, or hand it to a background writer."""
+        """Write a checkpoint of this step, or start a background save."""
 
     def poll(self, *, blocking: bool) -> Sequence[SaveResult]:
-        """Finish background writes that are ready (blocking: all of them)."""
+        """Finalize background saves that are ready (`blocking`: wait for all of them)."""
 
 
 CHECKPOINTER = "checkpointer"
-"""Key of a checkpointing context that holds the checkpointer."""
+"""Key of the checkpointer in a checkpointing context."""
 
 
 def checkpointer_of(context: object, checkpointer: Checkpointer | None) -> Checkpointer | None:
-    """Return the checkpointer that was passed, by name or in a checkpointing context; None: there is none.
+    """Return the checkpointer, passed as an argument or in a checkpointing context; None if there is none.
 
     Raises:
-        TrainSettingsError: the context is not a mapping, or both are given and differ.
+        TrainSettingsError: the context is not a mapping, or both are passed and differ.
     """
     if context is None:
         return checkpointer
@@ -63,14 +63,14 @@ def checkpointer_of(context: object, checkpointer: Checkpointer | None) -> Check
 
 
 class CheckpointSaver:
-    """The save decisions of one run.
+    """Checkpoint schedule of one run.
 
     Args:
-        checkpointer: None: nothing is ever saved.
+        checkpointer: writes checkpoints; None: nothing is saved.
         settings: intervals, in steps.
-        hooks: switched off around each save, so that the parameters are whole.
-        events: hears `on_checkpoint_save` of each checkpoint that is whole.
-        start_step: the step that this run starts from, which needs no save of its own.
+        hooks: disabled during each save, so that all parameters are gathered.
+        events: receives `on_checkpoint_save` for each complete checkpoint.
+        start_step: step at which this run starts; it needs no save.
     """
 
     def __init__(
@@ -91,36 +91,36 @@ class CheckpointSaver:
         self._written: int | None = None
 
     def saved(self, step: int) -> bool:
-        """Say whether this run wrote a lasting checkpoint of the step, and it is whole."""
+        """Return whether this run wrote a complete persistent checkpoint of the step."""
         return self._written == step
 
     def poll(self, *, blocking: bool = False) -> None:
-        """Look after background writes."""
+        """Finalize background saves that are ready (`blocking`: wait for all of them)."""
         if self._checkpointer is not None:
             self._on_saved(self._checkpointer.poll(blocking=blocking))
 
     def save(self, step: int, *, again: bool = False) -> None:
-        """Write a lasting checkpoint, unless one of this step was begun before; `again`: also then, in its place.
+        """Write a persistent checkpoint, unless a save of this step was already started; with `again` also then.
 
-        One that failed is the checkpointer's to try again.
+        The checkpointer is responsible for retries of a failed save.
         """
         if again or self._begun != step:
             self.save_now(step, non_persistent=False)
 
     def after_step(self, step: int, *, leaving: bool) -> None:
-        """Save what is due after a step. A lasting save wins over a temporary one; leaving needs a lasting one."""
+        """Save if due after `step`. Persistent saves take precedence; leaving always writes a persistent checkpoint."""
         if leaving or _divides(self._settings.save_interval, step):
             self.save(step)
         elif _divides(self._settings.non_persistent_save_interval, step):
             self.save_now(step, non_persistent=True)
 
     def finish(self, step: int) -> None:
-        """Save the last step, unless saving is off (interval 0) or no step was made."""
+        """Save the last step, unless saving is disabled (interval 0) or no step was made."""
         if self._settings.save_interval != 0 and step != self._start_step:
             self.save(step)
 
     def save_now(self, step: int, *, non_persistent: bool) -> None:
-        """Write a checkpoint whatever was written before."""
+        """Write a checkpoint regardless of previous saves."""
         if self._checkpointer is None:
             return
         if not non_persistent:

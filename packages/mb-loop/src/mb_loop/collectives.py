@@ -1,15 +1,15 @@
-"""Agreement of all ranks of the world on one value. Needs torch."""
+"""Scalar reductions over all ranks of the world. Imports torch."""
 
 import torch
 
 
 def any_rank(flag: bool) -> bool:
-    """Say whether the flag is set on any rank. Collective over the world; synchronises with the device there."""
+    """Return whether `flag` is set on any rank. Collective over the world; synchronises with the device under NCCL."""
     return max_across_ranks(float(flag)) > 0
 
 
 def max_across_ranks(value: float) -> float:
-    """Return the largest value of all ranks. Collective over the world; synchronises with the device there."""
+    """Return the largest `value` of all ranks. Collective over the world; synchronises with the device under NCCL."""
     if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
         return value
     device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"

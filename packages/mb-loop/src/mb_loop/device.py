@@ -1,9 +1,9 @@
-"""Waiting for the device, where there is one. Needs torch."""
+"""Device synchronisation. Imports torch."""
 
 import torch
 
 
 def wait_for_device() -> None:
-    """Wait until the GPU has done all that it was given; without a GPU there is nothing to wait for."""
+    """Wait for all work on the GPU to complete; does nothing without a GPU."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()

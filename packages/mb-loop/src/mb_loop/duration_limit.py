@@ -1,32 +1,33 @@
-"""Leave after some minutes, agreed by all ranks without asking them after every step. No torch."""
+"""Duration limit that all ranks agree on without a collective per step. Does not import torch."""
 
 from collections.abc import Callable
 
 MaxAcrossRanks = Callable[[float], float]
-"""Returns the largest of what the ranks pass. Collective."""
+"""Returns the largest value over all ranks. Collective."""
 
 MAX_STEPS = 1000
-"""Steps between two questions, at most."""
+"""Maximum number of steps between two comparisons of the clocks."""
 
 
 def single_process(value: float) -> float:
-    """Answer for one process."""
+    """Return the value of the only process."""
     return value
 
 
 class DurationLimit:
-    """A limit on the time that the job runs.
+    """Limit on the time that a job runs, with the same result on all ranks.
 
-    All ranks ask for every step, and hear the same. They compare their clocks rarely: when they did, the step time that
-    they saw together says how many steps half of the remaining time will last, and nobody looks before. So a run of any
-    length needs some dozen questions, and near the end one per step. Steps that get more than twice as slow make it
-    late; where ranks have a channel beside their collectives, it serves better (`duration_stop_requested` of `train`).
+    Every rank queries the limit after every step, but the ranks compare their clocks rarely. From the step time between
+    two comparisons they compute the number of steps that half of the remaining time will last, and do not compare
+    clocks before. A run of any length therefore needs a few dozen comparisons, most of them near the end. If steps
+    become more than twice as slow, the limit is detected late. With a communication channel other than collectives,
+    pass `duration_stop_requested` to `train` instead.
 
     Args:
-        minutes: the limit.
-        clock: seconds.
-        start_time: when the job began, on `clock`.
-        max_across_ranks: agreement of the ranks.
+        minutes: limit in minutes.
+        clock: time in seconds.
+        start_time: start of the job, on `clock`.
+        max_across_ranks: maximum of a value over all ranks.
     """
 
     def __init__(
@@ -46,12 +47,12 @@ class DurationLimit:
         self._reached = False
 
     def reached(self) -> bool:
-        """Say whether the time is up on any rank. Collective, until it is."""
+        """Return whether the limit is reached on any rank. Collective until it is reached."""
         self._reached = self._reached or self._elapsed() >= self.minutes
         return self._reached
 
     def reached_after(self, step: int) -> bool:
-        """Say the same after a step; collective only at the steps where the ranks compare their clocks."""
+        """Return whether the limit is reached after `step`. Collective only when the ranks compare their clocks."""
         if self._reached or step < self._next:
             return self._reached
         elapsed = self._elapsed()
@@ -64,7 +65,10 @@ class DurationLimit:
         return self._max_across_ranks((self._clock() - self._start_time) / 60)
 
     def _steps_until_next_check(self, step: int, elapsed: float) -> int:
-        """Return how many steps need no question; from agreed numbers only, so that it is the same on all ranks."""
+        """Return the number of steps until the next comparison.
+
+        Computed from numbers that all ranks agree on, so that all ranks compare after the same step.
+        """
         if self._last is None or elapsed <= self._last[1]:
             return 1
         minutes_per_step = (elapsed - self._last[1]) / (step - self._last[0])

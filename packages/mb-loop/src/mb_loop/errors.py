@@ -1,24 +1,24 @@
-"""What a run can end with, in a file without torch: a command line knows these errors before it loads any."""
+"""Exceptions of the training loop. Does not import torch, so that a command line can catch them cheaply."""
 
 
 class TrainSettingsError(ValueError):
-    """A setting that the loop cannot do without is missing, or one is not possible here."""
+    """A required setting is missing, or a setting is not possible in this run."""
 
 
 class ParallelSetupError(ValueError):
-    """A parallel run misses what its ranks need to work together."""
+    """A parallel run lacks a process group or a schedule."""
 
 
 class LossShapeError(ValueError):
-    """Loss functions reported something that cannot be averaged."""
+    """A loss function reported a value that cannot be averaged."""
 
 
 class DataIteratorError(TypeError):
-    """Data were given that cannot be read one microbatch after the other."""
+    """The data is not an iterator over microbatches."""
 
 
 class DataExhaustedError(RuntimeError):
-    """The data ended before the steps did."""
+    """The data ended before the last step."""
 
 
 class ReplicaMismatchError(RuntimeError):

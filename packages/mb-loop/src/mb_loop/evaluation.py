@@ -1,4 +1,4 @@
-"""Evaluate a model on some global batches. Needs torch."""
+"""Evaluation of a model on global batches. Imports torch."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,15 +25,15 @@ _EVENTS: dict[EvaluationKind, tuple[EventName, EventName, EventName, EventName]]
 }
 
 StopEvaluation = Callable[[], bool]
-"""Asked before each batch but the first, on all ranks; answers alike on all of them."""
+"""Called before each batch but the first, on all ranks. Returns whether to stop; must return the same on all ranks."""
 
 
 def never_stop() -> bool:
-    """Give it all the time it takes."""
+    """Return False: evaluate all batches."""
     return False
 
 
-def evaluate(  # noqa: PLR0913 (the seed's arguments, and the groups that it found in globals)
+def evaluate(  # noqa: PLR0913 (Megatron-Bridge's arguments, and the groups that it takes from global state)
     forward_step_func: ForwardStep,
     data_iterator: Any,
     model: Sequence[Any],
@@ -49,34 +49,34 @@ def evaluate(  # noqa: PLR0913 (the seed's arguments, and the groups that it fou
 ) -> dict[str, float]:
     """Average the losses of `validation.eval_iters` global batches, with the model in evaluation mode.
 
-    Collective over all ranks of the model; one synchronisation with the host per set, at its end. Each batch counts
-    into `consumed_valid_samples`; an evaluation that the time ended counts as a whole one, so that a resume starts each
-    of several sets where a run with more time would. The mode of each chunk and the forward pre-hooks are restored,
-    also after an error.
+    Collective over all ranks of the model; one host synchronisation per set, at its end. Each batch is counted in
+    `consumed_valid_samples`. An evaluation that is stopped early is counted as a complete one, so that a resumed run
+    starts each validation set where an uninterrupted run would. The mode of each chunk and the forward pre-hooks are
+    restored, also after an exception.
 
     Args:
-        forward_step_func: Megatron's contract; see `forward_backward_no_pipelining`.
+        forward_step_func: a forward step with Megatron's contract; see `forward_backward_no_pipelining`.
         data_iterator: an iterator, a list with one per chunk, None on ranks that read no data; or `ValidationSet`s.
-        model: the chunks.
+        model: model chunks of this rank.
         global_state: counters and settings.
-        forward_backward_func: Megatron's schedule; None: the plain one.
-        pg_collection: losses are averaged over its dp_cp.
-        p2p_communicator: given to the schedule together with `pg_collection`.
-        callbacks: hear the events of `kind`.
+        forward_backward_func: Megatron's schedule; None: `forward_backward_no_pipelining` of this package.
+        pg_collection: losses are averaged over its `dp_cp` group.
+        p2p_communicator: passed to the schedule together with `pg_collection`.
+        callbacks: receive the events of `kind`.
         kind: "eval" or "test".
-        stop_evaluation: ends the evaluation early; what was evaluated by then is thrown away, as an average over fewer
-            batches is no number to compare.
-        non_loss: what to collect beside the losses, once an evaluation, at its end; nothing where the time was up. Of
-            several sets the last one's batch is taken. None: losses only.
+        stop_evaluation: ends the evaluation early. Its losses are discarded, because an average over fewer batches is
+            not comparable.
+        non_loss: data collected in addition to the losses, once at the end of an evaluation that was not stopped early.
+            With several sets, data of the last set's last batch. None: losses only.
 
     Returns:
-        Loss per name, with several sets per "name set"; empty when there is nothing to evaluate, when the time was up,
-        and except on the last pipeline stage.
+        Loss by name, or by "name set" with several sets. Empty on all but the last pipeline stage, if there is nothing
+        to evaluate, and if the evaluation was stopped early.
 
     Raises:
         BatchSizeError: the evaluation batch does not divide.
         DataExhaustedError: the data ended.
-        ValidationSetError: the settings ask for sets, and plain data was given.
+        ValidationSetError: the settings require validation sets, but a plain iterator was passed.
     """
     cfg = global_state.cfg
     parallel = ParallelSetup(
@@ -114,9 +114,9 @@ def run_evaluation(
     non_loss: NonLossData | None = None,
     empty_cache: Callable[[], object] = torch.cuda.empty_cache,
 ) -> dict[str, float]:
-    """Do what `evaluate` says, with the parts put together already; state and model are those of `events`.
+    """Run `evaluate` with components that are already built; state and model are those of `events`.
 
-    From `train.empty_unused_memory_level` 1 on `empty_cache` gives unused device memory back, after each batch.
+    With `train.empty_unused_memory_level` of 1 or more, `empty_cache` releases unused device memory after each batch.
     """
     state: GlobalState = events.state
     release = empty_cache if state.cfg.train.empty_unused_memory_level >= 1 else do_nothing
@@ -127,12 +127,12 @@ def run_evaluation(
         return {}
     start, _, _, end = _EVENTS[kind]
     counters, batch = state.train_state, evaluation_batch(state.cfg)
-    whole_end = counters.consumed_valid_samples + sum(each.batches for each in sets) * batch.samples
+    full_count = counters.consumed_valid_samples + sum(each.batches for each in sets) * batch.samples
     non_loss = NonLossData() if non_loss is None else non_loss
     with forward_pre_hooks(state.cfg, events.model).paused(), _evaluation_mode(events.model), torch.no_grad():
         events(start)
         losses: dict[str, float] = {}
-        whole = True
+        complete = True
         for each in sets:
             forward = EvaluationForward(
                 forward_backward.with_data(each.data()),
@@ -148,18 +148,18 @@ def run_evaluation(
                 after_batch=release,
             )
             if rows is None:
-                losses, whole = {}, False
-                counters.consumed_valid_samples = whole_end
+                losses, complete = {}, False
+                counters.consumed_valid_samples = full_count  # as if every batch had been read
                 break
             suffix = f" {each.name}" if each.name else ""
             losses.update({f"{name}{suffix}": loss for name, loss in _averages(*rows, groups=groups).items()})
-        if whole:
+        if complete:
             non_loss.collect_and_process(forward, model=events.model, step=counters.step)
-        events(end, total_loss_dict=losses if whole else None)
+        events(end, total_loss_dict=losses if complete else None)
     return losses
 
 
-def evaluate_and_print_results(  # noqa: PLR0913 (as evaluate, and the prefix)
+def evaluate_and_print_results(  # noqa: PLR0913 (the arguments of evaluate, and the prefix)
     prefix: str,
     forward_step_func: ForwardStep,
     data_iterator: Any,
@@ -175,12 +175,12 @@ def evaluate_and_print_results(  # noqa: PLR0913 (as evaluate, and the prefix)
     stop_evaluation: StopEvaluation = never_stop,
     non_loss: NonLossData | None = None,
 ) -> str:
-    """Evaluate, and write the result as one line between dashes.
+    """Evaluate and write the result as one line between dashes.
 
-    Collective, like `evaluate`. Pass `write=None` on all ranks but one of the last pipeline stage.
+    Collective, like `evaluate`. Pass `write=None` on all ranks except one rank of the last pipeline stage.
 
     Returns:
-        The line; empty where there are no losses.
+        The line; empty if this rank has no losses.
     """
     losses = evaluate(
         forward_step_func,
@@ -214,26 +214,26 @@ def evaluate_after_training(
     validated: bool = False,
     **keywords: Any,
 ) -> tuple[str, str]:
-    """Evaluate on the validation set and on the test set, where the state says that there is one, and write both lines.
+    """Evaluate on the validation set and the test set, as `do_valid` and `do_test` of the state define.
 
-    Collective. Call it where `train` has "finished", or did nothing because of `validation.skip_train`.
+    Collective. Call it after `train` returned the reason "finished" or "skip_train".
 
     Args:
         forward_step_func: see `evaluate`.
-        model: the chunks.
-        global_state: its `do_valid` and `do_test` decide.
-        valid_data_iterator: data, as for `evaluate`.
-        test_data_iterator: the same, for the test.
-        validated: the last step has been validated already; only the test is left.
-        **keywords: those of `evaluate_and_print_results`, without `kind`.
+        model: model chunks of this rank.
+        global_state: counters and settings; `do_valid` and `do_test` select the evaluations.
+        valid_data_iterator: validation data; see `evaluate`.
+        test_data_iterator: test data; see `evaluate`.
+        validated: the last step is already validated; only the test runs.
+        **keywords: arguments of `evaluate_and_print_results`, without `kind`.
 
     Returns:
-        The two lines; empty where there was nothing.
+        The two lines; an empty string for an evaluation that did not run.
     """
     counters = global_state.train_state
 
-    def line(what: str, data: Any, kind: EvaluationKind) -> str:
-        prefix = f"iteration {counters.step} on {what} set"
+    def line(name: str, data: Any, kind: EvaluationKind) -> str:
+        prefix = f"iteration {counters.step} on {name} set"
         return evaluate_and_print_results(
             prefix, forward_step_func, data, model, global_state, kind=kind, **keywords
         )
@@ -253,7 +253,7 @@ def _run_batches(
     stop_evaluation: StopEvaluation,
     after_batch: Callable[[], object],
 ) -> tuple[list[str], Tensor | None] | None:
-    """Return names and [sum, count] rows of all batches; None when the time was up before the last."""
+    """Return loss names and [sum, count] rows over all batches; None if the evaluation was stopped early."""
     state: GlobalState = events.state
     _, step_start, step_end, _ = _EVENTS[kind]
     names: list[str] = []

@@ -1,4 +1,4 @@
-"""When to leave the loop before the last step."""
+"""Conditions for leaving the training loop before the last step."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,32 +8,32 @@ from mb_loop.outcome import LoopExit
 from mb_loop.settings import TrainSettings
 
 StopRequested = Callable[[int], str | None]
-"""Called once after each step with its number; a text means: leave now. It must answer alike on all ranks."""
+"""Called once after each step with its number. Returns the reason to stop, or None; identical on all ranks."""
 
 
 def no_stop_requested(step: int) -> str | None:
-    """Never wish to leave."""
+    """Return None: no stop is requested."""
     return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExitConditions:
-    """Exit conditions, in their order: a stop_requested, the duration, the interval, slow ranks."""
+    """Exit conditions in the order of their evaluation: stop request, duration, interval, stragglers."""
 
     duration: DurationLimit | None = None
-    """Leave once the job has run for so long on any rank; None: `time` says when."""
+    """Limit on the time that the job runs on any rank; None: `duration_stop_requested` decides."""
 
     duration_stop_requested: StopRequested = no_stop_requested
-    """Asked after every step, as `wish` is: a text says whose time is up."""
+    """Duration limit of the caller. Called after every step unless a stop was requested; the text names the rank."""
 
     interval: int | None = None
     """Leave at multiples of this step."""
 
     stop_requested: StopRequested = no_stop_requested
-    """Asked after every step, also when another condition holds."""
+    """Called after every step, even if another condition holds: sources may be collective."""
 
     straggler_stop_requested: StopRequested = no_stop_requested
-    """Asked after every step that no other condition ends: a text says which ranks are too slow to go on."""
+    """Called after every step at which no other condition holds; the text names the ranks that are too slow."""
 
     @classmethod
     def of(
@@ -47,16 +47,16 @@ class ExitConditions:
         straggler_stop_requested: StopRequested,
         duration_stop_requested: StopRequested | None = None,
     ) -> "ExitConditions":
-        """Return the conditions that the settings ask for.
+        """Return the conditions that the settings define.
 
         Args:
             train: interval and duration.
             clock: seconds.
-            start_time: when the job began, on `clock`; None: the duration counts for nothing.
-            max_across_ranks: agreement of the ranks on the duration.
-            stop_requested: see above.
-            straggler_stop_requested: see above.
-            duration_stop_requested: see above; None: the ranks compare their clocks.
+            start_time: start of the job, on `clock`; None: the duration is not limited.
+            max_across_ranks: maximum of a value over all ranks; makes the ranks agree on the duration.
+            stop_requested: see the field of this name.
+            straggler_stop_requested: see the field of this name.
+            duration_stop_requested: see the field of this name; None: the ranks compare their clocks.
         """
         minutes = train.exit_duration_in_mins
         duration = (
@@ -75,11 +75,11 @@ class ExitConditions:
         )
 
     def duration_reached(self) -> bool:
-        """Say whether the duration has passed on any rank. Collective over the world where there is one."""
+        """Return whether the duration has passed on any rank. Collective over the world when a duration is set."""
         return self.duration is not None and self.duration.reached()
 
     def decide(self, step: int) -> LoopExit | None:
-        """Return the first condition that holds after this step. All ranks must call it for every step."""
+        """Return the first condition that holds after this step, or None. All ranks must call it after every step."""
         text = self.stop_requested(step)
         if text is not None:
             return LoopExit(reason="signal", message=f"stopped after step {step}: {text}")

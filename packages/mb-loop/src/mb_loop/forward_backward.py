@@ -1,4 +1,4 @@
-"""Forward and backward passes of a step, by whichever schedule. Needs torch."""
+"""Forward-backward passes of a step, under any pipeline schedule. Imports torch."""
 
 from collections.abc import Sequence
 from copy import copy
@@ -17,30 +17,32 @@ from mb_loop.settings import LoopSettings
 
 @runtime_checkable
 class GradientBuffer(Protocol):
-    """A chunk that keeps gradients in buffers of its own, as Megatron's DistributedDataParallel does."""
+    """Model chunk with contiguous gradient buffers, such as Megatron's DistributedDataParallel."""
 
     def zero_grad_buffer(self) -> None:
-        """Zero the buffers."""
+        """Zero the gradient buffers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelSetup:
-    """How the ranks of a run work together."""
+    """Schedule, process groups and communication of a parallel run."""
 
     forward_backward_func: ForwardBackward | None = None
-    """Megatron's schedule; None: the plain one."""
+    """Megatron's schedule; None: `forward_backward_no_pipelining` of this package."""
 
     pg_collection: LossGroups | None = None
-    """Losses are averaged over its dp_cp; None: over microbatches only."""
+    """Losses are averaged over its `dp_cp` group; None: over microbatches only."""
 
     p2p_communicator: Any = None
-    """Megatron's pipeline communication; its schedules then take `pg_collection` too, and otherwise find both."""
+    """Megatron's pipeline communicator. When set, `pg_collection` is passed to the schedule as well; otherwise the
+    schedule takes both from Megatron's global state."""
 
     def check(self, cfg: LoopSettings, model: Sequence[Any]) -> None:
-        """Refuse what would train wrongly without a word.
+        """Reject a setup that would train incorrectly without an error.
 
         Raises:
-            ParallelSetupError: several data-parallel ranks without a group, or Megatron chunks without its schedule.
+            ParallelSetupError: there are several data-parallel ranks and no group, or the chunks are wrapped by
+                Megatron's DistributedDataParallel and there is no schedule.
         """
         size = cfg.data_parallel_size
         if size is not None and size > 1 and self.pg_collection is None:
@@ -50,20 +52,21 @@ class ParallelSetup:
             )
         if self.forward_backward_func is None and any(isinstance(chunk, GradientBuffer) for chunk in model):
             raise ParallelSetupError(
-                "forward_backward_func: is None with a Megatron-wrapped model, whose gradients the plain "
-                "schedule would leave unreduced. Pass get_forward_backward_func() of megatron.core.pipeline_parallel."
+                "forward_backward_func: is None with a Megatron-wrapped model, whose gradients this "
+                "package's schedule would not reduce. Pass get_forward_backward_func() of "
+                "megatron.core.pipeline_parallel."
             )
 
 
 class ForwardBackwardRunner:
-    """A schedule together with everything that stays the same from step to step.
+    """Schedule bound to its arguments that are constant over a run.
 
     Args:
-        forward_step: called as (iterator, model).
-        data_iterator: an iterator, a list with one per chunk, or None on ranks that read no data.
-        model: the chunks.
-        seq_length: tokens of a sequence.
-        parallel: the schedule and its communication.
+        forward_step: called as `(iterator, model)`.
+        data_iterator: an iterator, a list with one iterator per chunk, or None on ranks that read no data.
+        model: model chunks of this rank.
+        seq_length: tokens per sequence.
+        parallel: schedule and communication.
     """
 
     def __init__(
@@ -89,7 +92,7 @@ class ForwardBackwardRunner:
             self._arguments["pg_collection"] = parallel.pg_collection
 
     def with_data(self, data_iterator: Any) -> "ForwardBackwardRunner":
-        """Return the same passes on other data."""
+        """Return a copy that reads from another data iterator."""
         other = copy(self)
         other.data_iterator = data_iterator
         return other
@@ -97,19 +100,20 @@ class ForwardBackwardRunner:
     def __call__(
         self, batch: StepBatch, *, forward_only: bool, collect_non_loss_data: bool = False
     ) -> list[dict[str, Tensor]]:
-        """Run the passes of one batch; return what the loss function reported, per microbatch.
+        """Run forward (and backward) on one batch; return the values reported by the loss function, per microbatch.
 
-        With `collect_non_loss_data` it is called as `loss_function(output, non_loss_data=True)`, and anything may come.
+        With `collect_non_loss_data` the loss function is called as `loss_function(output, non_loss_data=True)` and may
+        return any value.
 
         Raises:
-            DataExhaustedError: the iterator ended.
+            DataExhaustedError: the iterator ended within the batch.
         """
-        asked = (
+        arguments = (
             {**self._arguments, "collect_non_loss_data": True} if collect_non_loss_data else self._arguments
         )
         try:
             return self._run(
-                **asked,
+                **arguments,
                 data_iterator=self.data_iterator,
                 num_microbatches=batch.num_microbatches,
                 micro_batch_size=batch.micro_batch_size,

@@ -1,4 +1,4 @@
-"""When CUDA graphs are captured; who captures them is handed in. No torch."""
+"""Schedule of CUDA graph capture. Does not import torch."""
 
 from typing import Protocol
 
@@ -6,29 +6,29 @@ from mb_loop.hooks import ForwardPreHooks
 
 
 class CudaGraphs(Protocol):
-    """Captures the graphs of a model, as Megatron's TECudaGraphHelper does."""
+    """CUDA graphs of a model, such as Megatron's TECudaGraphHelper captures."""
 
     @property
     def warmup_steps(self) -> int:
-        """Steps to be made before the capture."""
+        """Steps before the capture."""
 
     def capture(self) -> None:
-        """Capture; the parameters are whole and the forward pre-hooks off."""
+        """Capture the graphs. All parameters are gathered and the forward pre-hooks are disabled."""
 
     def set_manual_hooks(self) -> None:
-        """Put the work of the forward pre-hooks into the graphs, where no hook can run."""
+        """Register the work of the forward pre-hooks with the graphs, in which hooks do not run."""
 
     def delete(self) -> None:
-        """Let go of the graphs, after the last step."""
+        """Delete the graphs, after the last step."""
 
 
 class GraphCapture:
-    """Captures once, before the first step that has had its warm-up, whichever step that is.
+    """One-time capture of CUDA graphs, before the first step after the warm-up of this process.
 
     Args:
-        graphs: None: nothing is captured.
-        hooks: switched off around the capture.
-        start_step: the step that this run starts from.
+        graphs: graphs to capture; None: nothing is captured.
+        hooks: disabled during the capture.
+        start_step: step at which this run starts.
     """
 
     def __init__(self, graphs: CudaGraphs | None, *, hooks: ForwardPreHooks, start_step: int) -> None:
@@ -39,7 +39,7 @@ class GraphCapture:
         self._hooked = False
 
     def before_step(self, step: int) -> None:
-        """Capture if it is time. `step`: steps made so far."""
+        """Capture if the warm-up is complete. `step`: finished steps."""
         if self._graphs is None:
             return
         if not self._captured and step - self._start_step >= self._graphs.warmup_steps:
@@ -51,6 +51,6 @@ class GraphCapture:
             self._hooked = True
 
     def end(self) -> None:
-        """Let go of captured graphs."""
+        """Delete captured graphs."""
         if self._graphs is not None and self._captured:
             self._graphs.delete()

@@ -1,8 +1,8 @@
-"""Forward pre-hooks of Megatron's overlapped parameter gather: off where parameters must be whole.
+"""Forward pre-hooks of Megatron's overlapped parameter gather.
 
 With the distributed optimizer and `overlap_param_gather`, each module gathers its parameters just before its forward
-pass. Between an optimizer step and the next forward pass they are therefore not whole: saving and evaluating must
-switch the hooks off, which gathers everything, and on again afterwards.
+pass. Between an optimizer step and the next forward pass, parameters are therefore incomplete: saving and evaluating
+must disable the hooks, which gathers all parameters, and enable them again afterwards.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,59 +13,59 @@ from mb_loop.settings import LoopSettings
 
 
 class OverlapConfig(Protocol):
-    """The field of a Megatron model config that the first step switches off."""
+    """Field of a Megatron model config that is cleared for the first step."""
 
     param_sync_func: Callable[..., Any] | list[Callable[..., Any]] | None
 
 
 class HookedChunk(Protocol):
-    """What is used of Megatron's DistributedDataParallel."""
+    """Methods that are used of Megatron's DistributedDataParallel."""
 
     @property
     def config(self) -> OverlapConfig:
-        """The model's config; chunks may share one."""
+        """Config of the model; chunks may share one."""
 
     @property
     def remove_forward_pre_hook_handles(self) -> Mapping[Any, Any]:
-        """One handle per hooked module; empty while the hooks are off."""
+        """One handle per hooked module; empty while the hooks are disabled."""
 
     def enable_forward_pre_hook(self) -> None:
         """Register the hooks."""
 
     def disable_forward_pre_hook(self, param_sync: bool = True) -> None:
-        """Remove the hooks and, if asked, gather all parameters (collective over the data-parallel group)."""
+        """Remove the hooks. With `param_sync`, gather all parameters (collective over the data-parallel group)."""
 
 
 def should_disable_forward_pre_hook(
     use_megatron_fsdp: bool, use_distributed_optimizer: bool, overlap_param_gather: bool
 ) -> bool:
-    """Say whether this run has such hooks at all."""
+    """Return whether a run with these settings uses forward pre-hooks."""
     return not use_megatron_fsdp and use_distributed_optimizer and overlap_param_gather
 
 
 def enable_forward_pre_hook(model: Sequence[HookedChunk]) -> None:
-    """Switch the hooks of every chunk on. They must be off."""
+    """Enable the hooks of every chunk. They must be disabled."""
     for chunk in model:
         chunk.enable_forward_pre_hook()
 
 
 def disable_forward_pre_hook(model: Sequence[HookedChunk], param_sync: bool = True) -> None:
-    """Switch the hooks of every chunk off. They must be on.
+    """Disable the hooks of every chunk. They must be enabled.
 
-    Collective over the data-parallel group when `param_sync`.
+    With `param_sync` collective over the data-parallel group.
     """
     for chunk in model:
         chunk.disable_forward_pre_hook(param_sync=param_sync)
 
 
 class ForwardPreHooks:
-    """The hooks of one run: off for the first good step, on after it, off around saves and evaluations.
+    """Forward pre-hooks of one run: disabled until the first successful step, and around saves and evaluations.
 
-    Whether the hooks are on is read from the chunks each time, so callbacks may toggle them too.
+    The current state is read from the chunks each time, so that callbacks may toggle the hooks as well.
 
     Args:
-        model: the chunks; looked at only when `used`.
-        used: what `should_disable_forward_pre_hook` says.
+        model: model chunks; read only if `used`.
+        used: return value of `should_disable_forward_pre_hook`.
     """
 
     def __init__(self, model: Sequence[HookedChunk], *, used: bool) -> None:
@@ -74,11 +74,11 @@ class ForwardPreHooks:
 
     @property
     def on(self) -> bool:
-        """Whether parameters are being gathered by hooks right now."""
+        """Whether the hooks are currently enabled."""
         return any(chunk.remove_forward_pre_hook_handles for chunk in self._model)
 
     def begin(self) -> None:
-        """Before the first step: off, without a gather, because the parameters are whole and must stay as loaded."""
+        """Disable the hooks before the first step, without a gather: parameters are complete, as loaded."""
         if self.on:
             disable_forward_pre_hook(self._model, param_sync=False)
         self._saved_param_sync = [chunk.config.param_sync_func for chunk in self._model]
@@ -86,7 +86,7 @@ class ForwardPreHooks:
             chunk.config.param_sync_func = None
 
     def after_step(self, *, skipped: bool) -> None:
-        """On after the first step that changed the weights, wherever in the run that is."""
+        """Enable the hooks after the first step that changed the weights."""
         if skipped or self._saved_param_sync is None:
             return
         self._restore_param_sync()
@@ -95,7 +95,7 @@ class ForwardPreHooks:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Whole parameters inside the block. Collective over the data-parallel group when the hooks are on."""
+        """Gather all parameters for the block. Collective over the data-parallel group if the hooks are enabled."""
         was_on = self.on
         if was_on:
             disable_forward_pre_hook(self._model)
@@ -106,7 +106,7 @@ class ForwardPreHooks:
                 enable_forward_pre_hook(self._model)
 
     def end(self) -> None:
-        """After the last step: off for good, parameters whole. Collective when the hooks are on."""
+        """Disable the hooks after the last step and gather all parameters. Collective if the hooks are enabled."""
         self._restore_param_sync()
         if self.on:
             disable_forward_pre_hook(self._model)
@@ -118,7 +118,7 @@ class ForwardPreHooks:
 
 
 def forward_pre_hooks(cfg: LoopSettings, model: Sequence[Any]) -> ForwardPreHooks:
-    """Return the parameter-gather hooks of a model; none at all in most set-ups."""
+    """Return the parameter-gather hooks of a model. Without overlapped parameter gather all methods do nothing."""
     used = should_disable_forward_pre_hook(
         cfg.ddp.use_megatron_fsdp, cfg.optimizer.use_distributed_optimizer, cfg.ddp.overlap_param_gather
     )

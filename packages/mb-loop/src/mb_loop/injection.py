@@ -1,7 +1,7 @@
-"""Hand the global state to forward steps that ask for it.
+"""Injection of the global state into forward steps that have a parameter for it.
 
-A forward step takes `(iterator, model)` or `(state, iterator, model)`, each with or without a further
-`return_schedule_plan`. Which one is found out once per run. An annotated state may stand in another position, too.
+A forward step takes `(iterator, model)` or `(state, iterator, model)`, each with or without an additional
+`return_schedule_plan`. The signature is inspected once per run. An annotated state may be at any position.
 """
 
 import inspect
@@ -13,17 +13,17 @@ ForwardStep = Callable[..., Any]
 
 
 def needs_global_state_injection(forward_step_func: ForwardStep) -> bool:
-    """Say whether the function wants the state.
+    """Return whether the function has a parameter for the state.
 
-    True when a parameter is annotated with a class called GlobalState, with an optional one, or with a string that
-    names it, or when the first parameter is called `state` or `global_state`. For a callable object its `__call__` is
-    looked at.
+    True if a parameter is annotated with a class named GlobalState, with an optional one, or with a string that
+    contains the name, or if the first parameter is named `state` or `global_state`. For a callable object, `__call__`
+    is inspected.
     """
     return _state_position(forward_step_func) is not None
 
 
 def _state_position(forward_step_func: ForwardStep) -> int | None:
-    """Return which parameter takes the state, counted from 0; None: none of them."""
+    """Return the position of the parameter that takes the state, counted from 0, or None."""
     parameters = list(inspect.signature(forward_step_func).parameters.values())
     for position, parameter in enumerate(parameters):
         if _is_global_state(parameter.annotation):
@@ -42,10 +42,10 @@ def _is_global_state(annotation: object) -> bool:
 def maybe_inject_state(
     forward_step_func: ForwardStep, state: object, needs_injection: bool | None = None
 ) -> ForwardStep:
-    """Bind the state to the parameter that asks for it, when that is wanted; None means: look.
+    """Bind the state to the parameter for it, if `needs_injection`; None means: inspect the signature.
 
-    With True and a function that asks for none it is the first argument. The bound function holds the state itself, so
-    it sees every later change.
+    With True and a function without such a parameter, the state becomes the first argument. The bound function
+    references the state object, so that it sees later changes.
     """
     if needs_injection is False:
         return forward_step_func
@@ -65,5 +65,5 @@ def maybe_inject_state(
 
 
 def prepare_forward_step_func(forward_step_func: ForwardStep, state: object) -> ForwardStep:
-    """Return a forward step that is called without the state. Call it once per run, not once per step."""
+    """Return a forward step that takes no state. Call this function once per run, not once per step."""
     return maybe_inject_state(forward_step_func, state)

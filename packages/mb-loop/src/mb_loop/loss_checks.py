@@ -1,4 +1,4 @@
-"""Is a loss a number? A check for forward steps that want to fail at once rather than train on."""
+"""Check for losses that are NaN or infinite, for forward steps that raise immediately."""
 
 from typing import TYPE_CHECKING
 
@@ -11,13 +11,13 @@ class NonFiniteLossError(RuntimeError):
 
 
 def require_finite_loss(loss: "Tensor") -> None:
-    """Refuse a loss with NaN or infinity in it. Local to the rank; synchronises with the device.
+    """Raise if a loss contains NaN or infinity. Local to the rank; synchronises with the device.
 
     Raises:
-        NonFiniteLossError: there is one.
+        NonFiniteLossError: a value is NaN or infinite.
     """
     if not bool(loss.isfinite().all()):
         raise NonFiniteLossError(
             f"loss: is {loss.tolist()}, because the last update made weights too large, or the data has such values. "
-            "Resume from the newest checkpoint with a lower learning rate or more warm-up, or look at the data."
+            "Resume from the newest checkpoint with a lower learning rate or more warm-up, or check the data."
         )

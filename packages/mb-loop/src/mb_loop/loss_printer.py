@@ -1,4 +1,4 @@
-"""A callback that prints losses: enough to watch a small run."""
+"""Callback that prints losses, for small runs."""
 
 from collections.abc import Callable, Mapping
 from typing import SupportsFloat
@@ -7,11 +7,11 @@ from mb_loop.callbacks import Callback, CallbackContext
 
 
 class LossPrinter(Callback):
-    """Print a line for every n-th step, and one for each validation. Reading a loss waits for the device.
+    """Callback that prints a line for every n-th step and for each validation. Printing synchronises with the device.
 
     Args:
         every: steps between lines.
-        write: takes one line.
+        write: prints one line.
 
     Raises:
         ValueError: `every` is not positive.
@@ -20,13 +20,13 @@ class LossPrinter(Callback):
     def __init__(self, every: int = 1, *, write: Callable[[str], None] = print) -> None:
         if every < 1:
             raise ValueError(
-                f"LossPrinter.every: must be 1 or more, is {every}; it counts steps. Set it higher."
+                f"LossPrinter.every: is {every}, but it is a number of steps. Set it to 1 or more."
             )
         self._every = every
         self._write = write
 
     def on_train_step_end(self, context: CallbackContext) -> None:
-        """Print the losses of the step, where there are any."""
+        """Print the losses of the step, if this rank has them."""
         if context.result is not None and context.result.losses and context.result.step % self._every == 0:
             self._write(f"step {context.result.step}: {_values(context.result.losses)}")
 

@@ -1,4 +1,4 @@
-"""From the losses of microbatches to one scalar per name. Needs torch."""
+"""Reduction of the losses of microbatches to one scalar per name. Imports torch."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -11,21 +11,21 @@ from mb_loop.errors import LossShapeError
 
 
 class LossGroups(Protocol):
-    """The process group that losses are averaged over; Megatron's ProcessGroupCollection fits."""
+    """Process group that losses are averaged over, such as in Megatron's ProcessGroupCollection."""
 
     @property
     def dp_cp(self) -> ProcessGroup:
-        """Data-parallel and context-parallel ranks together."""
+        """Data-parallel and context-parallel ranks."""
 
 
 def sum_and_count(microbatches: Sequence[Mapping[str, Tensor]]) -> Tensor:
-    """Pack what the loss function reported for each microbatch into rows [sum, count], one per name (K x 2, float32).
+    """Sum the losses of all microbatches into rows [sum, count], one per name (K x 2, float32). No synchronisation.
 
-    Two elements are [sum, count] already and are added up. One element is a value of its own, so the microbatches
-    are counted: it becomes a plain average. No synchronisation.
+    Losses of two elements are [sum, count] and are added. Losses of one element have a count of one per microbatch, so
+    that the result is their average.
 
     Raises:
-        LossShapeError: another number of elements, a value that is no tensor, or microbatches with different names.
+        LossShapeError: a loss has another number of elements or is not a tensor, or microbatches have different names.
     """
     names = list(microbatches[0])
     for number, losses in enumerate(microbatches):
@@ -41,8 +41,8 @@ def _row(name: str, values: Sequence[Tensor]) -> Tensor:
     for value in values:
         if not isinstance(value, Tensor):
             raise LossShapeError(
-                f"loss {name!r}: is of type {type(value).__name__}, but it stays on the device until it is averaged. "
-                "Report the tensor itself, such as loss.detach(), without item()."
+                f"loss {name!r}: is of type {type(value).__name__}, but losses remain on the device until "
+                "they are averaged. Report the tensor itself, such as loss.detach(), without item()."
             )
     stacked = torch.stack([value.detach().float().reshape(-1) for value in values])
     if stacked.shape[1] == 2:
@@ -60,8 +60,8 @@ def reduce_losses(
 ) -> dict[str, Tensor]:
     """Average losses over the microbatches of a step and over the ranks of `groups.dp_cp`.
 
-    One all-reduce of all names together; no synchronisation with the host. An empty sequence (a pipeline stage without
-    losses) gives an empty dict and no collective. All ranks of the group must report the same names in one order.
+    One all-reduce for all names; no synchronisation with the host. An empty sequence (a pipeline stage without losses)
+    returns an empty dict without a collective. All ranks of the group must report the same names in the same order.
     """
     if not microbatches or not microbatches[0]:
         return {}

@@ -1,4 +1,4 @@
-"""What keeps a long run in order, after steps at intervals of their own. Needs torch."""
+"""Periodic work of a long run: device synchronisation, replica checks, garbage collection. Imports torch."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,14 +13,14 @@ from mb_loop.settings import TrainSettings
 
 
 class StepMaintenance:
-    """Waits for the device, compares replicas, collects garbage.
+    """Periodic device synchronisation, replica comparison and garbage collection.
 
     Args:
-        train: the intervals.
-        model: the chunks.
-        groups: replicas are compared over its dp_cp; None: they are not.
-        hooks: switched off while replicas are compared.
-        manual_gc: of this run.
+        train: intervals, in steps.
+        model: model chunks of this rank.
+        groups: replicas are compared over its `dp_cp` group; None: they are not compared.
+        hooks: disabled while replicas are compared.
+        manual_gc: garbage collector of this run.
         synchronize: waits for the device.
     """
 
@@ -46,15 +46,15 @@ class StepMaintenance:
         )
 
     def at_start(self, step: int) -> None:
-        """Compare replicas before the first step, where that is asked for at all. Collective over the world then.
+        """Compare replicas before the first step, if an interval is set; collective over the world in that case.
 
         Raises:
-            ReplicaMismatchError: as below.
+            ReplicaMismatchError: on all ranks, if replicas differ anywhere.
         """
         self._replicas.at_start(step)
 
     def __call__(self, step: int) -> None:
-        """Do what is due after this step. Collective over the world where replicas are compared.
+        """Run the work that is due after this step. Collective over the world when replicas are compared.
 
         Raises:
             ReplicaMismatchError: on all ranks, if replicas differ anywhere.

@@ -1,4 +1,8 @@
-"""Collect garbage on a schedule, so that all ranks pause together."""
+"""Garbage collection on a schedule, so that all ranks pause at the same step.
+
+Python's collector would otherwise start at a different moment on each rank, and every such pause delays all ranks at
+the next collective.
+"""
 
 import gc
 from collections.abc import Callable, Iterator
@@ -8,15 +12,15 @@ from mb_loop.settings import TrainSettings
 
 
 class ManualGCError(ValueError):
-    """The collection interval makes no sense."""
+    """The collection interval is negative."""
 
 
 class ManualGC:
-    """Python's garbage collector during one run; left alone unless `train.manual_gc` is set.
+    """Scheduled garbage collection during one run; does nothing unless `train.manual_gc` is set.
 
     Args:
         settings: manual_gc, manual_gc_interval (steps), manual_gc_eval.
-        collect: does one collection; takes the generation.
+        collect: runs one collection of the given generation.
 
     Raises:
         ManualGCError: the interval is negative.
@@ -35,7 +39,7 @@ class ManualGC:
 
     @contextmanager
     def managed(self) -> Iterator[None]:
-        """Take the collector over for the block; afterwards it is as before, also after an error."""
+        """Disable automatic collection within the block and restore the previous state on exit."""
         if not self._manual:
             yield
             return
@@ -49,13 +53,13 @@ class ManualGC:
                 gc.enable()
 
     def after_step(self, step: int) -> None:
-        """Collect when the interval divides the step."""
+        """Run a collection if `step` is a multiple of the interval."""
         if self._manual and self._interval and step % self._interval == 0:
             self._collect(2)
 
     @contextmanager
     def around_evaluation(self) -> Iterator[None]:
-        """Collect everything before an evaluation and its short-lived objects after it."""
+        """Collect all generations before an evaluation, and the youngest generation after it."""
         if self._around_evaluation:
             self._collect(2)
         yield

@@ -1,8 +1,8 @@
-"""Megatron Core's rerun machine, driven by the loop. Imports megatron.
+"""Adapter for Megatron Core's rerun state machine. Imports megatron.
 
-The machine looks at the losses of each step. A suspicious one makes it run the step again on the same data and random
-numbers: a different result means a passing fault of the device, the same one either a lasting fault or a wrong model,
-which only another device can tell.
+The machine checks the losses of each step. A suspicious loss makes it run the step again on the same data and random
+state. A different result indicates a transient device fault. The same result indicates either a persistent device fault
+or a wrong model; only a rerun on another device can distinguish the two.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ from mb_loop.loss_checks import require_finite_loss
 
 
 class RerunSettings(Protocol):
-    """The fields of the section `rerun_state_machine` that are read."""
+    """Fields that are read from section `rerun_state_machine`."""
 
     @property
     def rerun_mode(self) -> str:
@@ -36,11 +36,11 @@ class RerunSettings(Protocol):
 
     @property
     def spiky_loss_factor(self) -> float:
-        """A loss is spiky at this multiple of the largest of the first hundred."""
+        """A loss is reported as spiky above this multiple of the largest of the first hundred losses."""
 
     @property
     def error_injection_rate(self) -> int:
-        """One false result per so many checks; 0: none."""
+        """Average number of checks per injected error; 0: no errors are injected."""
 
     @property
     def error_injection_type(self) -> str:
@@ -48,7 +48,7 @@ class RerunSettings(Protocol):
 
     @property
     def check_for_nan_in_loss(self) -> bool:
-        """Refuse losses that are NaN or infinite."""
+        """Reject losses that are NaN or infinite."""
 
     @property
     def check_for_spiky_loss(self) -> bool:
@@ -56,17 +56,18 @@ class RerunSettings(Protocol):
 
 
 class MegatronRerunMachine:
-    """Megatron's machine for one run; the process has one at a time, and a new one replaces it.
+    """Megatron's rerun state machine for one run. A process has one machine; a new instance replaces it.
 
-    Pass it to `train` as `reruns`, and `inspect_loss` to the forward step. Unless the mode is "disabled", a step costs
-    one more collective over the world and one wait for the device, and results are looked at from the second step of
-    the process on. A step runs again on what the data iterator gave the first time.
+    Pass it to `train` as `rerun_machine`, and call `inspect_loss` in the forward step. Unless the mode is "disabled", a
+    step has one additional collective over the world and one device synchronisation, and results are checked from the
+    second step of the process on. A repeated step reads the same data as the first run.
 
-    Exit codes: 17, the result was another one when run again (no checkpoint); 16, it was the same (a checkpoint, to run
-    the step on another device). In mode "disabled" a loss that is no number raises on the rank that sees it.
+    Exit codes: 17 if the repeated step had another result (no checkpoint); 16 if it had the same result (with a
+    checkpoint, to run the step on another device). In mode "disabled" a loss that is NaN or infinite raises on the rank
+    that computes it.
 
     Args:
-        settings: the section `rerun_state_machine`.
+        settings: section `rerun_state_machine`.
     """
 
     def __init__(self, settings: RerunSettings) -> None:
@@ -86,8 +87,10 @@ class MegatronRerunMachine:
         self._machine = get_rerun_state_machine()
 
     def begin(self, step: int, data_iterator: Any) -> Any:
-        """Count from this step, and return an iterator that can give a step's data again; a list gives a list."""
-        self._machine.current_iteration = step - 1  # the machine counts before the passes
+        """Start counting at `step`; return an iterator that can repeat the data of a step. A list returns a list."""
+        self._machine.current_iteration = (
+            step - 1
+        )  # the machine counts a step before its forward-backward passes
         several = data_iterator if isinstance(data_iterator, list) else [data_iterator]
         wrapped = [
             each if each is None or isinstance(each, RerunDataIterator) else RerunDataIterator(each)
@@ -97,19 +100,19 @@ class MegatronRerunMachine:
         return self._iterators
 
     def should_run_forward_backward(self, data_iterator: Any) -> bool:
-        """Say whether to make the passes. Collective over the world unless disabled."""
+        """Return whether to run the forward-backward passes. Collective over the world unless disabled."""
         return bool(self._machine.should_run_forward_backward(data_iterator))
 
     def should_checkpoint_and_exit(self) -> tuple[bool, bool, int]:
-        """Say what the results of the step ask for; alike on all ranks."""
+        """Return (save, leave, exit code) for the results of the step; identical on all ranks."""
         save, leave, code = self._machine.should_checkpoint_and_exit()
         return bool(save), bool(leave), int(code)
 
     @contextmanager
     def discarding(self, data_iterator: Any) -> Iterator[None]:
-        """Drop what the last step read, and keep nothing of what is read in the block; the step counts.
+        """Count a step whose data is discarded within the block. The data is not kept for a repetition.
 
-        Where a loaded state waits for the second run of this step, it waits no longer.
+        A loaded state that is waiting for the repetition of this step is reset.
         """
         several = data_iterator if isinstance(data_iterator, list) else [data_iterator]
         for each in several:
@@ -117,12 +120,12 @@ class MegatronRerunMachine:
                 each.advance()
         self._machine.current_iteration += 1
         self._machine.state, self._machine.data_iterator_checkpoints = RerunState.NOT_RUNNING_YET, None
-        with self.paused():  # so that the iterators keep nothing
+        with self.paused():  # a disabled machine makes its iterators record nothing
             yield
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Run nothing again in the block; a loss that is no number still raises."""
+        """Disable repetitions within the block. A loss that is NaN or infinite still raises."""
         mode = self._machine.mode
         self._machine.mode, self._evaluating = RerunMode.DISABLED, True
         try:
@@ -131,10 +134,10 @@ class MegatronRerunMachine:
             self._machine.mode, self._evaluating = mode, False
 
     def inspect_loss(self, loss: Tensor) -> None:
-        """Look at the loss of one microbatch, within the forward pass. One wait for the device per kind of check.
+        """Check the loss of one microbatch, within the forward pass. One device synchronisation per enabled check.
 
         Raises:
-            NonFiniteLossError: it is no number, and the mode is "disabled" or this is an evaluation.
+            NonFiniteLossError: the loss is NaN or infinite, and the mode is "disabled" or this is an evaluation.
         """
         if self._settings.check_for_nan_in_loss:
             if self._machine.mode is RerunMode.DISABLED:
@@ -154,16 +157,16 @@ class MegatronRerunMachine:
             )
 
     def state_dict(self, *, template: bool = False) -> dict[str, Any] | None:
-        """Return what a checkpoint keeps of the machine under `rerun_state_machine`; None when there is nothing.
+        """Return the state for checkpoints, stored under `rerun_state_machine`; None if there is no state.
 
-        Its entry `sharded` is a ShardedObject of Megatron's, one per rank. With `template`, what a load asks for. All
-        ranks of the world call it alike.
+        Its entry `sharded` is one Megatron ShardedObject per rank. With `template`, return the structure that a load
+        expects. All ranks of the world must call it.
         """
         state: dict[str, Any] | None = self._machine.state_dict(self._iterators, "torch_dist", force=template)
         return state
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """Take over a loaded state where a step waits in it for its second run; anything else is left alone."""
+        """Load a state in which a step is waiting for its repetition; ignore any other state."""
         if self._machine.validate_state_dict(state):
             self._machine.load_state_dict(state)
 
@@ -173,7 +176,7 @@ def _not_a_number(loss: Tensor) -> bool:
 
 
 def _save_random_state() -> dict[str, Any]:
-    """Return the tracked states; of a tracker for CUDA graphs, which has generators, copies of theirs."""
+    """Return the tracked states; copies, if the tracker for CUDA graphs holds generators."""
     states = get_cuda_rng_tracker().get_states()
     return {
         "rng_tracker_states": {
@@ -184,7 +187,7 @@ def _save_random_state() -> dict[str, Any]:
 
 
 def _restore_random_state(state: dict[str, Any]) -> None:
-    """Put tracked states back; in generators themselves, which captured graphs hold on to."""
+    """Restore tracked states; within the generators themselves, because captured graphs reference them."""
     tracker, saved = get_cuda_rng_tracker(), state["rng_tracker_states"]
     generators = {
         name: each for name, each in tracker.get_states().items() if isinstance(each, torch.Generator)

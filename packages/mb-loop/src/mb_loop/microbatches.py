@@ -1,7 +1,7 @@
-"""How many microbatches a step has: constant, rounded down, or ramping up.
+"""Number of microbatches per step: constant, rounded down, or ramping up.
 
-Everything here is arithmetic on whole numbers, without state: the batch of a step follows from the samples consumed
-before it, so a resumed run needs nothing but that counter.
+Stateless integer arithmetic: the batch of a step is a function of the samples consumed before it, so that a resumed run
+needs only that counter.
 """
 
 import re
@@ -13,24 +13,24 @@ from itertools import pairwise
 
 
 class BatchSizeError(ValueError):
-    """The batch sizes do not fit each other."""
+    """Batch sizes are inconsistent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBatch:
-    """The batch of one step, over all ranks."""
+    """Batch of one step, over all ranks."""
 
     num_microbatches: int
     """Forward-backward passes of each rank."""
 
     micro_batch_size: int
-    """Sequences of one rank in one pass."""
+    """Sequences per microbatch and rank."""
 
     samples: int
-    """Sequences that are really used: num_microbatches x micro_batch_size x data-parallel size."""
+    """Sequences that are used: num_microbatches x micro_batch_size x data-parallel size."""
 
     dropped: int = 0
-    """Sequences of the wanted batch that rounding down leaves out."""
+    """Sequences of the requested batch that rounding down leaves out."""
 
 
 def step_batch(
@@ -43,7 +43,7 @@ def step_batch(
     """Split a global batch into microbatches.
 
     Raises:
-        BatchSizeError: a size is not positive, or the batch does not divide (rule V242).
+        BatchSizeError: a size is not positive, or the global batch size is not divisible (rule V242).
     """
     sizes = (
         f"global_batch_size={global_batch_size}, micro_batch_size={micro_batch_size}, dp={data_parallel_size}"
@@ -70,16 +70,16 @@ def step_batch(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlan:
-    """The batch of every step of a run. Build with `of`, which checks all sizes that can occur."""
+    """Batches of all steps of a run. Build with `of`, which checks all sizes that can occur."""
 
     batches: Mapping[int, StepBatch]
-    """Wanted global batch size -> its split."""
+    """Requested global batch size -> its split into microbatches."""
 
     sizes: tuple[int, ...]
-    """Wanted global batch sizes in the order in which they come; one entry when the size is constant."""
+    """Requested global batch sizes in the order of their use; one entry if the size is constant."""
 
     thresholds: tuple[int, ...] = (0,)
-    """Consumed samples from which each of the sizes is used; increasing, the first is 0."""
+    """Consumed samples from which on each size is used; strictly increasing, starting at 0."""
 
     @classmethod
     def of(
@@ -93,20 +93,20 @@ class BatchPlan:
         seq_length: int | None = None,
         decrease_batch_size_if_needed: bool = False,
     ) -> "BatchPlan":
-        """Plan a constant batch, one that grows as `rampup_batch_size=[first, increment, samples]` says, or steps.
+        """Plan a constant batch size, a ramp-up (`rampup_batch_size=[first, increment, samples]`), or a step schedule.
 
         A schedule such as "0:768 250B:1536" replaces `global_batch_size`; see `parse_schedule`.
 
         Raises:
-            BatchSizeError: a size that will occur does not divide, the ramp does not end at the global batch, the
-                schedule cannot be read, or it is combined with a ramp or with rounding down.
+            BatchSizeError: a size that will occur is not divisible, the ramp-up does not end at the global batch size,
+                the schedule cannot be parsed, or it is combined with a ramp or with rounding down.
         """
         if step_batch_size_schedule is not None:
             if rampup_batch_size is not None or decrease_batch_size_if_needed:
                 raise BatchSizeError(
                     f"train.step_batch_size_schedule: {step_batch_size_schedule!r} with rampup_batch_size="
                     f"{rampup_batch_size}, decrease_batch_size_if_needed={decrease_batch_size_if_needed}; the schedule "
-                    "names every size itself. Leave the other two out."
+                    "defines every size itself. Leave the other two out."
                 )
             stages = parse_schedule(step_batch_size_schedule, seq_length=seq_length)
         else:
@@ -133,11 +133,12 @@ class BatchPlan:
 def parse_schedule(text: str, *, seq_length: int | None = None) -> tuple[tuple[int, int], ...]:
     """Return the (threshold in samples, global batch size) pairs of a step schedule.
 
-    The text has pairs "threshold:size", separated by blanks or commas; K, M, B, T stand for powers of a thousand. With
-    a sequence length the thresholds are tokens, and become samples by whole division; without, they are samples.
+    The text consists of pairs "threshold:size", separated by spaces or commas; K, M, B, T are powers of a thousand.
+    With a sequence length, thresholds are tokens and are converted to samples by integer division; without, they are
+    samples.
 
     Raises:
-        BatchSizeError: a pair cannot be read, the first threshold is not 0, or they do not increase.
+        BatchSizeError: a pair cannot be parsed, the first threshold is not 0, or thresholds do not increase.
     """
     where = f"train.step_batch_size_schedule: {text!r}"
     pairs = [_PAIR.fullmatch(word) for word in text.replace(",", " ").split()]
@@ -150,8 +151,8 @@ def parse_schedule(text: str, *, seq_length: int | None = None) -> tuple[tuple[i
     rising = all(low < high for low, high in pairwise(thresholds))
     if thresholds[0] != 0 or not rising or min(size for _, size in stages) < 1:
         raise BatchSizeError(
-            f"{where}: gives sizes from {list(stages)} (samples, size); the first must start at 0, and each begin "
-            "after the one before, with a positive size. Correct the thresholds."
+            f"{where}: gives sizes from {list(stages)} (samples, size); the first must start at 0, and each "
+            "after the previous one, with a positive size. Correct the thresholds."
         )
     return stages
 
@@ -168,7 +169,7 @@ def _number(pair: re.Match[str], name: str) -> int:
 
 
 def _ramp(global_batch_size: int, rampup: Sequence[int] | None) -> tuple[tuple[int, int], ...]:
-    """Return the stages of the classic rule: with n increments over S samples, one increment every S/n samples."""
+    """Return the stages of Megatron's ramp-up: n increments over S samples, one every S/n samples."""
     if rampup is None:
         return ((0, global_batch_size),)
     where = f"train.rampup_batch_size: {list(rampup)} with global_batch_size={global_batch_size}"

@@ -1,4 +1,4 @@
-"""MXFP8 parameters that are gathered through the gradient buffer. No torch."""
+"""Gather of MXFP8 parameters through the gradient buffer. Does not import torch."""
 
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
@@ -7,27 +7,27 @@ from mb_loop.settings import LoopSettings
 
 
 class HookState(Protocol):
-    """The forward pre-hooks: see `ForwardPreHooks`."""
+    """State of the forward pre-hooks; see `ForwardPreHooks`."""
 
     @property
     def on(self) -> bool:
-        """Whether parameters are being gathered by hooks right now."""
+        """Whether the hooks are currently enabled."""
 
 
 @runtime_checkable
 class ShardedOptimizer(Protocol):
-    """The method of Megatron's DistributedOptimizer that fills the shared buffer. Private there, so named only here."""
+    """Optimizer with the (private) method of Megatron's DistributedOptimizer that fills the shared buffer."""
 
     def _copy_main_params_to_param_buffer(self) -> None: ...
 
 
 @runtime_checkable
 class ChainedOptimizerLike(Protocol):
-    """Megatron's ChainedOptimizer."""
+    """Interface of Megatron's ChainedOptimizer."""
 
     @property
     def chained_optimizers(self) -> list[Any]:
-        """Its members."""
+        """Chained optimizers."""
 
 
 def do_nothing() -> None:
@@ -35,10 +35,10 @@ def do_nothing() -> None:
 
 
 def parameter_copy(cfg: LoopSettings, optimizer: Any, *, hooks: HookState) -> Callable[[], None]:
-    """Return what puts the parameters into the gradient buffer, to be called each time the gradients were zeroed.
+    """Return a function that copies the parameters into the gradient buffer; call it after zeroing the gradients.
 
-    Both settings must be on, or there is nothing to do. While the hooks are off (the first step), nothing is copied:
-    nobody would gather the parameters out of the buffer, and they would be taken for gradients.
+    Does nothing unless both settings are enabled. While the hooks are disabled (first step), nothing is copied: the
+    parameters would not be gathered from the buffer and would be used as gradients.
     """
     if not (cfg.optimizer.reuse_grad_buf_for_mxfp8_param_ag and cfg.ddp.overlap_param_gather):
         return do_nothing

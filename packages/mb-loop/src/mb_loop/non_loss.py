@@ -1,4 +1,4 @@
-"""Data beside the losses, which an evaluation collects and hands on. Needs torch."""
+"""Collection of data in addition to losses during an evaluation. Imports torch."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,44 +14,42 @@ from mb_loop.microbatches import StepBatch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NonLossData:
-    """What an evaluation collects beside its losses, and who gets it. All ranks have the same functions.
+    """Data that an evaluation collects in addition to losses, and its processing. All ranks pass the same functions.
 
     Raises:
-        TrainSettingsError: there is something to process and a single rank, which has no writer.
+        TrainSettingsError: `process` is set, and the only rank has no writer.
     """
 
     collect: Callable[[Sequence[Any]], Any] | None = None
-    """Called with the chunks on every rank; returns the data. None: `process` gets what the loss functions give for the
-    last batch, called once more as `loss_function(output, non_loss_data=True)`: a list with an entry per microbatch,
-    empty except on the last pipeline stage."""
+    """Called with the model chunks on every rank; returns the data. None: the data are the return values of
+    `loss_function(output, non_loss_data=True)` for the last batch, which runs again: a list with one entry per
+    microbatch, empty on all but the last pipeline stage."""
 
     process: Callable[[Any, int, Any], object] | None = None
-    """Called as (data, step, writer) on the ranks that have a writer. None: what `collect` returns is dropped."""
+    """Called as `(data, step, writer)` on the ranks that have a writer. None: the data is discarded."""
 
     writer: Any = None
-    """Where `process` writes, such as a SummaryWriter of TensorBoard; None on ranks that write nothing."""
+    """Writer that is passed to `process`, such as TensorBoard's SummaryWriter; None on ranks that write nothing."""
 
     def __post_init__(self) -> None:
-        """Refuse data that would be collected and go nowhere."""
+        """Reject data that would be collected without being written."""
         if self.process is not None and self.writer is None and _ranks() == 1:
             raise TrainSettingsError(
-                "process_non_loss_data_func: is set without a writer, so it would never be called: only ranks that "
-                "have one call it. Pass a writer, such as a SummaryWriter of TensorBoard."
+                "process_non_loss_data_func: is set without a writer, so it would never be called: only ranks with "
+                "a writer call it. Pass a writer, such as a SummaryWriter of TensorBoard."
             )
 
     @property
     def repeats_batch(self) -> bool:
-        """Whether the last batch is run once more."""
+        """Whether the last batch runs a second time."""
         return self.process is not None and self.collect is None
 
-    def collect_and_process(
-        self, forward_backward: "EvaluationForward", *, model: Sequence[Any], step: int
-    ) -> None:
-        """Collect at the end of an evaluation; collective like its forward passes. Process where there is a writer."""
+    def collect_and_process(self, forward: "EvaluationForward", *, model: Sequence[Any], step: int) -> None:
+        """Collect the data at the end of an evaluation, and process it on ranks with a writer. Collective."""
         if self.collect is not None:
             data = self.collect(model)
         elif self.repeats_batch:
-            data = forward_backward.repeat_last_batch()
+            data = forward.repeat_last_batch()
         else:
             return
         if self.process is not None and self.writer is not None:
@@ -59,11 +57,14 @@ class NonLossData:
 
 
 class EvaluationForward:
-    """Forward passes over batches of one size, of which the last can be run once more.
+    """Forward passes over batches of constant size; the last batch can be repeated.
+
+    Repeating the batch, rather than reading another one, leaves the position in the data unchanged. All ranks repeat
+    it: an additional forward pass on one rank alone would block a pipeline.
 
     Args:
-        forward_backward: with their data: an iterator, a list with one per chunk, or None.
-        batch: its size.
+        forward_backward: runs the passes; its data is an iterator, a list with one per chunk, or None.
+        batch: batch size.
         keep: keep the microbatches of the last batch in memory for `repeat_last_batch`.
     """
 
@@ -79,14 +80,14 @@ class EvaluationForward:
         self.batch = batch
 
     def __call__(self) -> list[dict[str, Tensor]]:
-        """Run the next batch; return what the loss function reported, per microbatch."""
+        """Run the next batch; return the values reported by the loss function, per microbatch."""
         for each in self._iterators:
             if each is not None:
                 each.items.clear()
         return self._forward_backward(self.batch, forward_only=True)
 
     def repeat_last_batch(self) -> list[Any]:
-        """Run the last batch again, on what was read for it; return the non-loss data per microbatch."""
+        """Run the last batch again on the recorded data; return the non-loss data per microbatch."""
         again = [None if each is None else iter(each.items) for each in self._iterators]
         return self._reading(self._forward_backward, again)(
             self.batch, forward_only=True, collect_non_loss_data=True
@@ -97,7 +98,7 @@ class EvaluationForward:
 
 
 class _RecordingIterator:
-    """An iterator that keeps what it gave."""
+    """Iterator that records its items."""
 
     def __init__(self, iterator: Iterator[Any]) -> None:
         self._iterator = iterator

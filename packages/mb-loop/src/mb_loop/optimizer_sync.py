@@ -1,4 +1,4 @@
-"""One answer of the optimizer on all model-parallel ranks, where they could differ. Needs torch."""
+"""Synchronisation of optimizer results over the model-parallel ranks. Imports torch."""
 
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
@@ -14,24 +14,24 @@ UpdateSync = Callable[[OptimizerUpdate], OptimizerUpdate]
 
 @runtime_checkable
 class ModelParallelGroup(Protocol):
-    """Megatron's ProcessGroupCollection, where it has this group."""
+    """Process group collection with a model-parallel group, such as Megatron's ProcessGroupCollection."""
 
     @property
     def mp(self) -> ProcessGroup:
-        """The ranks that share one replica of the model."""
+        """Ranks that share one replica of the model."""
 
 
 def unchanged(update: OptimizerUpdate) -> OptimizerUpdate:
-    """Trust the optimizer."""
+    """Return the update of this rank without synchronisation."""
     return update
 
 
 def update_sync(optimizer: Optimizer, groups: object, *, settings: TrainSettings) -> UpdateSync:
-    """Return what makes the answers of the optimizer equal over `groups.mp`.
+    """Return a function that makes optimizer results equal on all ranks of `groups.mp`. Collective over `groups.mp`.
 
-    Megatron's optimizer has agreed on success and norm already wherever each rank trains something. Only where a rank
-    trains no dense or no expert weights while another does (a frozen part) can answers differ: found out here, with one
-    collective, and only then a step costs one more collective and one wait for the device. Collective over `groups.mp`.
+    Megatron's optimizer already agrees on success and norm if every rank trains weights of the same kinds. Results can
+    differ only if a rank trains no dense or no expert weights while another rank does (frozen parts). One collective
+    detects this here; only in that case each step has one more collective and one device synchronisation.
     """
     wanted = settings.check_optimizer_step_success or not settings.skip_sync_grad_norm_across_mp
     if not (wanted and isinstance(groups, ModelParallelGroup)):

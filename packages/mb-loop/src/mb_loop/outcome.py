@@ -1,15 +1,15 @@
-"""How a run ended, as a record for the caller: the library never exits the process."""
+"""Result of a training run. The library never exits the process; the caller does."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 ExitReason = Literal["finished", "signal", "duration", "interval", "stragglers", "rerun", "skip_train"]
-"""Why the loop was left; "signal" stands for any wish that `stop_requested` brought."""
+"""Reason for leaving the loop. "signal" is any stop request returned by `stop_requested`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopExit:
-    """The decision to leave the loop."""
+    """Decision to leave the loop."""
 
     reason: ExitReason
     message: str
@@ -18,19 +18,19 @@ class LoopExit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainOutcome:
-    """What `train` returns."""
+    """Return value of `train`."""
 
     reason: ExitReason
-    """Why training ended. The last step always ends with "finished", whatever else is true then."""
+    """Reason for the end of training. After the last step always "finished", whatever exit condition holds."""
 
     message: str
-    """One line for people."""
+    """Message of one line for the user."""
 
     step: int
-    """Finished steps, counted from the beginning of the training, not of this process."""
+    """Finished steps since the beginning of training, not of this process."""
 
     exit_code: int
-    """What a command line should exit with: 0, or the code of a rerun machine."""
+    """Exit code for a command line: 0, or the code of the rerun machine."""
 
     saved: bool
-    """A lasting checkpoint of exactly `step` was written by this call."""
+    """Whether this call wrote a persistent checkpoint of exactly `step`."""

@@ -1,7 +1,7 @@
-"""The file progress.txt beside the checkpoints: what jobs achieved, over restarts. No torch.
+"""Progress log: the file progress.txt in the checkpoint directory. Does not import torch.
 
-A line has the time, the job, the number of ranks and a text, separated by tabs. Other tools read it, so the wording is
-fixed.
+The file accumulates over restarts. A line consists of time, job, number of ranks and a text, separated by tabs. The
+format is Megatron's and is read by other tools, so the wording is fixed.
 """
 
 import os
@@ -26,55 +26,55 @@ _UNIT = "MODEL_TFLOP/s/GPU"
 
 
 class ProgressLogError(ValueError):
-    """The progress log does not say what is asked of it, or there is no place for it."""
+    """The progress log lacks a required line, or there is no directory for it."""
 
 
 class SaveDirectory(Protocol):
-    """The field of the section `checkpoint` that is read."""
+    """Fields that are read from section `checkpoint`."""
 
     @property
     def save(self) -> str | None:
-        """The folder of the checkpoints."""
+        """Directory of the checkpoints."""
 
     @property
     def async_save(self) -> bool:
-        """Whether checkpoints are written in the background; read where the caller does not pass it."""
+        """Whether checkpoints are written in the background; read if the caller does not pass `asynchronous`."""
 
 
 class SequenceLength(Protocol):
-    """The field of the section `model` that is read."""
+    """Field that is read from section `model`."""
 
     @property
     def seq_length(self) -> int | None:
-        """Tokens of a sequence."""
+        """Tokens per sequence."""
 
 
 class ProgressSettings(Protocol):
-    """A configuration, as far as the log reads it."""
+    """Configuration sections that the progress log reads."""
 
     @property
     def checkpoint(self) -> SaveDirectory:
-        """Where the file is."""
+        """Directory of the file."""
 
     @property
     def model(self) -> SequenceLength:
-        """How many tokens a sample has."""
+        """Sequence length."""
 
 
 class ProgressState(Protocol):
-    """The state of a trainer, as far as the log reads it."""
+    """Fields of a global state that the progress log reads."""
 
     @property
     def train_state(self) -> TrainState:
-        """The counters."""
+        """Counters."""
 
     @property
     def cfg(self) -> ProgressSettings:
-        """The configuration."""
+        """Configuration."""
 
     @property
     def start_time(self) -> float | None:
-        """When this job began, in seconds since the epoch."""
+        """Start of this job, in seconds since the epoch."""
 
 
 def append_to_progress_log(
@@ -85,20 +85,20 @@ def append_to_progress_log(
     job_id: str | None = None,
     now: Callable[[], datetime] = datetime.now,
 ) -> None:
-    """Append a line. Texts that readers know: `STARTED`, and `SAVED_LATER`, a tab and "Iteration: N".
+    """Append a line. Readers understand the texts `STARTED`, and `SAVED_LATER` with a tab and "Iteration: N".
 
-    A line that was cut short before, by a full disk, is ended first, so that no line runs into another.
+    A truncated last line, as after a full disk, is terminated first, so that lines do not merge.
 
     Args:
-        cfg: says where the file is.
-        text: what happened.
-        world_size: ranks of this job; the caller is the one rank that writes. None: the size of the process group,
-            else WORLD_SIZE, else 1; any rank may call, and rank 0 writes.
-        job_id: of the scheduler; None: SLURM_JOB_ID, empty outside of Slurm.
-        now: the time.
+        cfg: directory of the file.
+        text: text of the line.
+        world_size: number of ranks of this job; only the rank that writes may call. None: the size of the process
+            group, else WORLD_SIZE, else 1; any rank may call, and rank 0 writes.
+        job_id: job ID of the scheduler; None: SLURM_JOB_ID, or empty outside of Slurm.
+        now: returns the current time.
 
     Raises:
-        ProgressLogError: there is no folder for checkpoints.
+        ProgressLogError: no checkpoint directory is set.
         OSError: the file cannot be written.
     """
     if world_size is None:
@@ -112,24 +112,24 @@ def append_to_progress_log(
     with file.open("ab+") as stream:
         end = stream.seek(0, SEEK_END)
         stream.seek(max(end - 1, 0))
-        whole = stream.read(1) in (b"", b"\n")
-        stream.write((line if whole else f"\n{line}").encode())
+        terminated = stream.read(1) in (b"", b"\n")
+        stream.write((line if terminated else f"\n{line}").encode())
 
 
 def get_start_time_from_progress_log(
     cfg: ProgressSettings, *, world_size: int | None = None
 ) -> tuple[datetime, float]:
-    """Return when the first of the latest jobs with this number of ranks began, and the operations done by then.
+    """Return the start of the first of the latest consecutive jobs with this number of ranks, and its operations.
 
-    A job with another number of ranks in between restarts the search. Operations are those of the newest checkpoint
-    that was finished before that start. Lines that are cut short or of another form are left out.
+    Only jobs after the last job with another number of ranks count. Operations are those of the newest checkpoint that
+    was completed before that start. Truncated and malformed lines are ignored.
 
     Args:
-        cfg: says where the file is.
-        world_size: ranks; None: the size of the process group, else WORLD_SIZE, else 1.
+        cfg: directory of the file.
+        world_size: number of ranks; None: the size of the process group, else WORLD_SIZE, else 1.
 
     Raises:
-        ProgressLogError: no job with this number of ranks has begun.
+        ProgressLogError: the file has no start of a job with this number of ranks.
         OSError: the file cannot be read.
     """
     world_size = process_ranks.world_size() if world_size is None else world_size
@@ -156,8 +156,8 @@ def _read_starts(file: Path, *, world_size: int) -> "_JobStarts":
             start = entry.moment, operations
     if start is None:
         raise ProgressLogError(
-            f"{file}: has no line {STARTED!r} of a job with {world_size} ranks, so there is no time to count from. "
-            f"Call append_to_progress_log(cfg, {STARTED!r}, world_size={world_size}) when a job begins."
+            f"{file}: has no line {STARTED!r} of a job with {world_size} ranks, so throughput has no start time. "
+            f"Call append_to_progress_log(cfg, {STARTED!r}, world_size={world_size}) at the start of a job."
         )
     return _JobStarts(first=start[0], operations_at_first=start[1], operations_at_last=operations_at_last)
 
@@ -174,22 +174,22 @@ def compute_throughputs_and_append_to_progress_log(
 ) -> None:
     """Append the line of a checkpoint: step, throughput of this job and of all jobs of its size, operations, tokens.
 
-    Throughputs are in 10^12 operations per second and rank, pauses included.
+    Throughputs are in 10^12 operations per second and rank, including interruptions.
 
     Args:
-        state: counters, folder, sequence length and the start of this job.
-        num_floating_point_operations_so_far: since the first step of the training.
+        state: counters, directory, sequence length and the start of this job.
+        num_floating_point_operations_so_far: operations since the first step of training.
         world_size: ranks of this job; the caller is the one rank that writes. None: the size of the process group,
             else WORLD_SIZE, else 1; any rank may call, and rank 0 writes.
-        operations_at_start: the same number when this job began, that is, as loaded. None: that of the newest
-            checkpoint that was finished before the newest line `STARTED`.
-        asynchronous: the save has only started; append `SAVED_LATER` when it is finished. None: as
-            `checkpoint.async_save`.
+        operations_at_start: number of operations at the start of this job, as loaded. None: that of the newest
+            checkpoint that was completed before the newest line `STARTED`.
+        asynchronous: the save is in flight; append `SAVED_LATER` once it is complete. None: `checkpoint.async_save`.
         job_id: of the scheduler; None: SLURM_JOB_ID, empty outside of Slurm.
         now: the time.
 
     Raises:
-        ProgressLogError: no job with so many ranks has begun, the state has no start time, or the model no length.
+        ProgressLogError: the file has no start of a job with this number of ranks, or the start time or the sequence
+            length is not set.
     """
     if world_size is None:
         if rank() != 0:
@@ -198,8 +198,8 @@ def compute_throughputs_and_append_to_progress_log(
     seq_length, moment = state.cfg.model.seq_length, now()
     if state.start_time is None or seq_length is None:
         raise ProgressLogError(
-            f"progress log: start_time={state.start_time}, model.seq_length={seq_length}; without them there is no "
-            "throughput and no number of tokens. Set both."
+            f"progress log: start_time={state.start_time}, model.seq_length={seq_length}; throughput and "
+            "tokens cannot be computed without them. Set both."
         )
     starts = _read_starts(_file(state.cfg), world_size=world_size)
     if operations_at_start is None:
@@ -230,7 +230,7 @@ def _file(cfg: ProgressSettings) -> Path:
     folder = cfg.checkpoint.save
     if folder is None:
         raise ProgressLogError(
-            f"checkpoint.save: is not set (None), but {FILE_NAME} lies beside the checkpoints. Set it, or "
+            f"checkpoint.save: is not set (None), but {FILE_NAME} is stored in this directory. Set it, or "
             "logger.log_progress=false."
         )
     return Path(folder) / FILE_NAME
@@ -238,28 +238,28 @@ def _file(cfg: ProgressSettings) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _JobStarts:
-    """The job starts that throughputs count from."""
+    """Job starts that throughputs are computed from."""
 
     first: datetime
-    """Start of the first of the latest jobs with the same number of ranks."""
+    """Start of the first of the latest consecutive jobs with the same number of ranks."""
     operations_at_first: float
     operations_at_last: float
-    """Operations done when the latest job began."""
+    """Operations at the start of the latest job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LogEntry:
-    """A line of the file."""
+    """Parsed line of the file."""
 
     moment: datetime
     ranks: float
     text: str
     operations: float
-    """Of a checkpoint that is saved; 0.0 in other lines."""
+    """Operations in the line of a checkpoint; 0.0 in other lines."""
 
 
 def _entry(line: str) -> _LogEntry | None:
-    """Read a line; return None for one that is cut short or was written by nobody who keeps to the form."""
+    """Parse a line; return None if it is truncated or malformed."""
     try:
         moment, _, ranks, text, *fields = line.split("\t")
         return _LogEntry(

@@ -1,22 +1,23 @@
-"""Graphs of a whole step that follow a batch whose number of microbatches changes. No torch."""
+"""Recapture of full-iteration CUDA graphs when the number of microbatches changes. Does not import torch."""
 
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
 
 class RecaptureOnChange:
-    """A schedule in a graph, captured again where a call has another number of microbatches than the one before.
+    """Schedule in a CUDA graph that is captured again if the number of microbatches differs from the previous call.
 
-    A captured graph replays the microbatches that it was captured with: without this, a growing batch would train on
-    too few of them, and a smaller one on stale inputs. Training and evaluation have a graph each.
+    A captured graph replays the number of microbatches that it was captured with. Without a recapture, a larger batch
+    would train on too few microbatches, and a smaller one on stale inputs. Training and evaluation have separate
+    graphs.
 
     Args:
-        schedule: Runs, captures and replays, as Megatron Core's FullCudaGraphWrapper; takes keyword arguments, among
-            them `num_microbatches` and `forward_only`.
+        schedule: Runs, captures and replays, as Megatron Core's FullCudaGraphWrapper does; takes keyword arguments,
+            including `num_microbatches` and `forward_only`.
         drop_graph: Drops the graph of a stage, "training" or "validation"; the schedule then warms up and captures
             again.
-            All ranks call it at the same step, because they have the same number of microbatches.
-        captured: Stage -> number of microbatches of its last call. It lives as long as the graphs do.
+            Called at the same step on all ranks, because all ranks have the same number of microbatches.
+        captured: Stage -> number of microbatches of its last call. Must have the lifetime of the graphs.
     """
 
     def __init__(
@@ -31,7 +32,7 @@ class RecaptureOnChange:
         self._captured = captured
 
     def __call__(self, *, num_microbatches: int, forward_only: bool, **arguments: Any) -> Any:
-        """Run the forward-backward passes of a step, after dropping a graph of another number of them."""
+        """Run the forward-backward passes of a step; drop the graph first if the number of microbatches changed."""
         stage = "validation" if forward_only else "training"
         if self._captured.setdefault(stage, num_microbatches) != num_microbatches:
             self._drop_graph(stage)

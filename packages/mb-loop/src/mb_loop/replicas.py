@@ -1,4 +1,4 @@
-"""Are the weights of all replicas the same bits? Needs torch."""
+"""Bitwise comparison of the weights of data-parallel replicas. Imports torch."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -14,7 +14,7 @@ from mb_loop.losses import LossGroups
 
 @runtime_checkable
 class ExpertGroups(Protocol):
-    """The group that replicates experts; Megatron's ProcessGroupCollection fits."""
+    """Process group that replicates experts, such as in Megatron's ProcessGroupCollection."""
 
     @property
     def expt_dp(self) -> ProcessGroup:
@@ -22,31 +22,34 @@ class ExpertGroups(Protocol):
 
 
 _CHUNK = 1 << 22
-_ODD = 0x9E3779B97F4A7C15 - (1 << 64)  # as a signed number; odd, so that each change of one element is seen
+_ODD = 0x9E3779B97F4A7C15 - (
+    1 << 64
+)  # as a signed integer; odd, so that a change of one element always changes the digest
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def weight_digest(weight: Tensor) -> Tensor:
-    """Return 64 bits that depend on every bit of the tensor and on its place (int64 scalar, on the device).
+    """Return a 64-bit digest of the bits and positions of all elements (int64 scalar, on the device).
 
-    Whole-number arithmetic, so exact in any order. One differing element is always seen, several with a chance of
-    2^-64 to cancel out. No synchronisation; the memory of 4 million elements at a time.
+    Integer arithmetic, so the result does not depend on the order of summation. A single differing element always
+    changes the digest; several differences cancel with probability 2^-64. No synchronisation. Temporary memory for 4
+    million elements.
     """
     flat = weight.detach().contiguous().reshape(-1)
     bits = flat.view(_BITS[flat.element_size()])
     digest = torch.zeros((), dtype=torch.int64, device=weight.device)
     for start in range(0, bits.numel(), _CHUNK):
         part = bits[start : start + _CHUNK].to(torch.int64)
-        places = torch.arange(start, start + part.numel(), device=part.device, dtype=torch.int64)
-        digest += (part * (2 * places * _ODD + _ODD)).sum()
+        positions = torch.arange(start, start + part.numel(), device=part.device, dtype=torch.int64)
+        digest += (part * (2 * positions * _ODD + _ODD)).sum()
     return digest
 
 
 def different_weights(model: Sequence[Any], *, dense: ProcessGroup, expert: ProcessGroup | None) -> list[str]:
-    """Return the names of weights that are not the same on all ranks of their group. Collective; one host wait.
+    """Return the names of weights that differ between ranks of their group. Collective; one host synchronisation.
 
     Args:
-        model: the chunks; parameters whose attribute `allreduce` is False are experts', as in Megatron.
+        model: model chunks; parameters whose attribute `allreduce` is False belong to experts, as in Megatron.
         dense: ranks that hold the same dense weights.
         expert: ranks that hold the same experts; None: there are none.
     """
@@ -65,14 +68,14 @@ def different_weights(model: Sequence[Any], *, dense: ProcessGroup, expert: Proc
 
 
 class ReplicaCheck:
-    """Compares the weights of replicas at an interval.
+    """Periodic comparison of the weights of replicas.
 
     Args:
-        model: the chunks.
-        interval: steps; None: never.
-        groups: dense weights are the same over its dp_cp, experts over its `expt_dp` if it has one.
-        hooks: switched off around the check, so that the parameters are whole.
-        any_rank: whether a flag is set on any rank of the world.
+        model: model chunks of this rank.
+        interval: steps between comparisons; None: never.
+        groups: dense weights are compared over its `dp_cp` group, experts over its `expt_dp` group, if present.
+        hooks: disabled during the check, so that all parameters are gathered.
+        any_rank: returns whether a flag is set on any rank of the world.
     """
 
     def __init__(
@@ -91,16 +94,16 @@ class ReplicaCheck:
         self._any_rank = any_rank
 
     def at_start(self, step: int) -> None:
-        """Check once before the first step, if an interval is set. Collective over the world then.
+        """Compare once before the first step, if an interval is set; collective over the world in that case.
 
         Raises:
-            ReplicaMismatchError: as below.
+            ReplicaMismatchError: on all ranks, if replicas differ anywhere.
         """
         if self._interval and self._groups is not None:
             self._check(step, self._groups)
 
     def __call__(self, step: int) -> None:
-        """Check when the interval divides the step. Collective over the world then.
+        """Compare if `step` is a multiple of the interval; collective over the world in that case.
 
         Raises:
             ReplicaMismatchError: on all ranks, if replicas differ anywhere.
@@ -119,8 +122,8 @@ class ReplicaCheck:
                 else "none of this rank's, another rank's"
             )
             raise ReplicaMismatchError(
-                f"weights after step {step}: replicas hold different bits ({shown}), because an update went another "
-                "way on one of them: a faulty device, or code that is random per rank. Resume from a step "
+                f"weights after step {step}: replicas hold different bits ({shown}), because an update had another "
+                "result on one of them: a faulty device, or code that is random per rank. Resume from a step "
                 "that passed the check, without the node that differs."
             )
 

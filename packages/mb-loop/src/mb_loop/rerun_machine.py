@@ -1,4 +1,4 @@
-"""Whether a step is run again: the machine that decides is handed in. No torch."""
+"""Interface of machines that repeat steps with suspicious results. Does not import torch."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -6,41 +6,41 @@ from typing import Any, Protocol
 
 
 class RerunMachine(Protocol):
-    """Decides after the passes of a step whether they are made again; `mb_loop.mcore.MegatronRerunMachine` fits."""
+    """Decides whether the forward-backward passes of a step are repeated; see `mb_loop.mcore.MegatronRerunMachine`."""
 
     def begin(self, step: int, data_iterator: Any) -> Any:
-        """Take note of the steps made so far; return the iterator to read from, which can give its data twice."""
+        """Start after `step` finished steps; return the iterator to read from, which can repeat its data."""
 
     def should_run_forward_backward(self, data_iterator: Any) -> bool:
-        """Say whether to make the passes of this step (again). Asked until it says no."""
+        """Return whether to run the passes of this step (again). Called until it returns False."""
 
     def should_checkpoint_and_exit(self) -> tuple[bool, bool, int]:
-        """Say whether to save, whether to leave without an update, and with which exit code."""
+        """Return (save, leave without an update, exit code)."""
 
     def discarding(self, data_iterator: Any) -> AbstractContextManager[None]:
-        """Use up, in the block, the data of a step that is left out: it counts, and is never run again."""
+        """Count a step whose data is discarded within the block; the step is never repeated."""
 
     def paused(self) -> AbstractContextManager[None]:
-        """Look at no result in the block: an evaluation."""
+        """Check no results within the block, such as an evaluation."""
 
 
 class NoRerunMachine:
-    """Every step is run once, and every result is taken."""
+    """Rerun machine that runs every step once and accepts every result."""
 
     def __init__(self) -> None:
         self._run = False
 
     def begin(self, step: int, data_iterator: Any) -> Any:
-        """Read from the iterator itself."""
+        """Return the iterator itself."""
         return data_iterator
 
     def should_run_forward_backward(self, data_iterator: Any) -> bool:
-        """Say yes, then no, in turns."""
+        """Return True and False alternately."""
         self._run = not self._run
         return self._run
 
     def should_checkpoint_and_exit(self) -> tuple[bool, bool, int]:
-        """Go on."""
+        """Return that training continues."""
         return False, False, 0
 
     @contextmanager

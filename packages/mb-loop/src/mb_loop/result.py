@@ -1,4 +1,4 @@
-"""What one training step leaves behind."""
+"""Result of one training step."""
 
 from __future__ import annotations
 
@@ -12,46 +12,46 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """One training step. Tensors stay on the device: reading one is the reader's synchronisation."""
+    """Result of one training step. Tensors remain on the device; reading one synchronises with the device."""
 
     step: int
-    """Number of this step, one-based: `TrainState.step` once the step is counted."""
+    """One-based number of this step: `TrainState.step` after the step is counted."""
 
     losses: Mapping[str, Tensor]
-    """Scalar per name, averaged over microbatches and over the data- and context-parallel ranks; empty
-    except on the last pipeline stage."""
+    """Scalar per name, averaged over microbatches and over the data- and context-parallel ranks. Empty on all but the
+    last pipeline stage."""
 
     grad_norm: float | Tensor | None = None
-    """Norm of the gradient before clipping; None when the optimizer does not say."""
+    """Norm of the gradient before clipping; None if the optimizer does not return it."""
 
     num_zeros_in_grad: float | Tensor | None = None
-    """Zero entries in the gradient; None when the optimizer does not count them."""
+    """Zero entries in the gradient; None if the optimizer does not count them."""
 
     skipped: bool = False
-    """The optimizer refused the step (overflow): weights and scheduler stay, data is used up."""
+    """The optimizer skipped the step (overflow): weights and scheduler are unchanged, the data is consumed."""
 
     learning_rate: float | Tensor | None = None
-    """The rate that this step was made with."""
+    """Learning rate of this step."""
 
     decoupled_learning_rate: float | Tensor | None = None
-    """The same of parameters that have a schedule of their own, embedding and output layer say; None: none have."""
+    """Learning rate of parameters with a separate schedule, such as the embedding; None: there are none."""
 
     max_attention_logit: Tensor | None = None
-    """The largest attention logit of the whole model, alike on all ranks; None where they are not measured."""
+    """Largest attention logit of the complete model, identical on all ranks; None if it is not measured."""
 
     samples: int
     """Sequences trained on, over all ranks."""
 
     tokens: int | None = None
-    """samples x sequence length, padding included; None when no sequence length is set."""
+    """samples x sequence length, padding included; None if no sequence length is set."""
 
     should_checkpoint: bool = False
-    """A rerun machine asks for a lasting checkpoint now."""
+    """The rerun machine requests a persistent checkpoint now."""
 
     exit_code: int | None = None
-    """A rerun machine asks to end the run with this code; the step then does not count."""
+    """The rerun machine requests to end the run with this code; the step is then not counted."""
 
 
 def no_flops(result: StepResult) -> float:
-    """Count no operations of a step."""
+    """Return 0.0: operations are not counted."""
     return 0.0

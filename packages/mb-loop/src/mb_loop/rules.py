@@ -1,4 +1,4 @@
-"""What the loop cannot do with its settings, as rules to check before launch. The standard library only."""
+"""Rules on the settings of the loop, checked before launch. Standard library only."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A condition on some fields, with what to say when it does not hold."""
+    """Condition on configuration fields, with the message for a violation."""
 
     id: str
     fields: tuple[str, ...]
@@ -19,14 +19,14 @@ class Rule:
     passes: Mapping[str, object]
 
 
-def _collections_possible(manual: bool, interval: int) -> str | None:
+def _valid_gc_interval(manual: bool, interval: int) -> str | None:
     return f"manual_gc_interval={interval} is negative" if manual and interval < 0 else None
 
 
 SHARDS = ("ddp.use_distributed_optimizer", "ddp.use_megatron_fsdp", "dist.use_torch_fsdp2")
 
 
-def _whole_weights(clips: bool, *sharded: bool | None) -> str | None:
+def _unsharded_weights(clips: bool, *sharded: bool | None) -> str | None:
     if not clips or not any(sharded):
         return None
     found = ", ".join(f"{path}=true" for path, on in zip(SHARDS, sharded, strict=True) if on)
@@ -37,7 +37,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="LP02",
         fields=("train.manual_gc", "train.manual_gc_interval"),
-        test=_collections_possible,
+        test=_valid_gc_interval,
         why="no step is a multiple of a negative interval",
         fix="Use 0 (collect around evaluations only) or a number of steps.",
         fails={"train.manual_gc": True, "train.manual_gc_interval": -1},
@@ -46,10 +46,10 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="LP03",
         fields=("model.qk_clip", *SHARDS),
-        test=_whole_weights,
-        why="Megatron's attention scales whole query and key weights, those that the optimizer keeps in float32 "
-        "included, and finds only a part of them on a rank",
-        fix="Switch sharding off, or model.qk_clip; model.log_max_attention_logit alone measures with sharding, too.",
+        test=_unsharded_weights,
+        why="Megatron's attention scales complete query and key weights, including the optimizer's float32 copies, "
+        "but a rank holds only a shard of them",
+        fix="Disable sharding or model.qk_clip. model.log_max_attention_logit alone works with sharding.",
         fails={"model.qk_clip": True, **dict.fromkeys(SHARDS, False), SHARDS[0]: True},
         passes={"model.qk_clip": True, **dict.fromkeys(SHARDS, False)},
     ),

@@ -1,4 +1,4 @@
-"""Forward and backward passes of a model without pipeline stages, for people without Megatron. Needs torch."""
+"""Forward-backward schedule without pipelining, for use without Megatron. Imports torch."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -10,11 +10,12 @@ from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
 ForwardBackward = Callable[..., list[Any]]
-"""Megatron's schedules and `forward_backward_no_pipelining`: keyword arguments in, one loss dict per microbatch out."""
+"""Schedule, as Megatron's or `forward_backward_no_pipelining`: takes keyword arguments, returns one loss dict per
+microbatch."""
 
 
 class ScheduleError(ValueError):
-    """The plain schedule cannot run this model."""
+    """The schedule without pipelining cannot run this model."""
 
 
 def forward_backward_no_pipelining(
@@ -27,21 +28,21 @@ def forward_backward_no_pipelining(
     collect_non_loss_data: bool = False,
     **unused: object,
 ) -> list[Any]:
-    """Run all microbatches of a step and add up their gradients; Megatron's contract for forward steps.
+    """Run all microbatches of a step and accumulate their gradients. Forward steps follow Megatron's contract.
 
     `forward_step_func(iterator, model)` returns (output, loss function). The loss function returns either
     `(loss, reported)`, or `(loss sum, number of tokens, reported)`; the latter is divided by its tokens. Either way
     the gradient is the mean over the microbatches, as with Megatron's `calculate_per_token_loss=False`.
-    With `collect_non_loss_data` the loss function is called as `loss_function(output, non_loss_data=True)`, whatever it
-    returns is collected, and there is no backward pass. Sequence length and the like, which Megatron's schedules need,
-    are accepted and not used.
+    With `collect_non_loss_data` the loss function is called as `loss_function(output, non_loss_data=True)`, its return
+    values are collected, and there is no backward pass. Further arguments of Megatron's schedules, such as the sequence
+    length, are accepted and ignored.
 
     Raises:
-        ScheduleError: several model chunks.
+        ScheduleError: there are several model chunks.
     """
     if len(model) != 1:
         raise ScheduleError(
-            f"model: has {len(model)} chunks, but the plain schedule knows no pipeline. "
+            f"model: has {len(model)} chunks, but this schedule does not support pipelining. "
             "Pass forward_backward_func=get_forward_backward_func() of Megatron Core."
         )
     iterator = data_iterator[0] if isinstance(data_iterator, Sequence) else data_iterator
@@ -60,16 +61,16 @@ def forward_backward_no_pipelining(
     return reported
 
 
-def _loss(answer: tuple[Any, ...]) -> tuple[Tensor, Any]:
-    if len(answer) == 2:
-        loss, report = answer
+def _loss(returned: tuple[Any, ...]) -> tuple[Tensor, Any]:
+    if len(returned) == 2:
+        loss, report = returned
         return loss, report
-    loss_sum, num_tokens, report = answer
+    loss_sum, num_tokens, report = returned
     return loss_sum / torch.as_tensor(num_tokens).clamp(min=1), report
 
 
 def _gradient_sync(module: Module, *, wanted: bool) -> AbstractContextManager[None]:
-    """Let torch's DistributedDataParallel average gradients once per step, not once per microbatch."""
+    """Return a context in which torch's DistributedDataParallel averages gradients only if `wanted`."""
     if isinstance(module, DistributedDataParallel) and not wanted:
         return module.no_sync()
     return nullcontext()

@@ -1,4 +1,4 @@
-"""What the loop reads of a configuration, and a plain state for people who have no trainer around it."""
+"""Protocols of the settings that the loop reads, and plain settings and state for use without a trainer."""
 
 import signal
 from collections.abc import Sequence
@@ -10,55 +10,55 @@ from mb_loop.state import TrainState
 
 
 class TrainSettings(Protocol):
-    """The fields of the section `train` that are read."""
+    """Fields that the loop reads from section `train`."""
 
     @property
     def train_iters(self) -> int | None:
-        """Steps of the whole training."""
+        """Number of training steps."""
 
     @property
     def micro_batch_size(self) -> int | None:
-        """Sequences of one rank in one pass."""
+        """Sequences per microbatch and rank."""
 
     @property
     def global_batch_size(self) -> int | None:
-        """Sequences of one step over all ranks."""
+        """Sequences per step over all ranks."""
 
     @property
     def rampup_batch_size(self) -> Sequence[int] | None:
-        """[first batch, increment, samples]."""
+        """Batch size ramp-up: [first batch size, increment, samples]."""
 
     @property
     def step_batch_size_schedule(self) -> str | None:
-        """Batch sizes by what was consumed, such as "0:768 250B:1536"."""
+        """Global batch sizes by consumed samples or tokens, such as "0:768 250B:1536"."""
 
     @property
     def decrease_batch_size_if_needed(self) -> bool:
-        """Round the batch down instead of refusing it."""
+        """Round the global batch size down instead of raising an error."""
 
     @property
     def iterations_to_skip(self) -> Sequence[int]:
-        """One-based steps whose data is used up without training."""
+        """One-based steps whose data is consumed without training."""
 
     @property
     def exit_interval(self) -> int | None:
-        """Leave at multiples of this step."""
+        """The run ends at multiples of this step."""
 
     @property
     def exit_duration_in_mins(self) -> float | None:
-        """Leave after this many minutes."""
+        """The run ends after this many minutes."""
 
     @property
     def exit_signal_handler(self) -> bool:
-        """Save and leave after the step in which any rank receives `exit_signal`."""
+        """Save and end the run after the step in which any rank receives `exit_signal`."""
 
     @property
     def exit_signal(self) -> signal.Signals:
-        """The signal that requests a stop."""
+        """Signal that requests a stop."""
 
     @property
     def manual_gc(self) -> bool:
-        """Collect garbage on a schedule instead of at any moment."""
+        """Collect garbage on a schedule instead of automatically."""
 
     @property
     def manual_gc_interval(self) -> int:
@@ -66,39 +66,39 @@ class TrainSettings(Protocol):
 
     @property
     def manual_gc_eval(self) -> bool:
-        """Collect around evaluations too."""
+        """Also collect around evaluations."""
 
     @property
     def train_sync_interval(self) -> int | None:
-        """Steps between waits for the device."""
+        """Steps between device synchronisations."""
 
     @property
     def empty_unused_memory_level(self) -> int:
-        """Free the device cache after the backward pass (1) and after the optimizer too (2)."""
+        """Release unused device memory after the backward pass (1), and also after the optimizer step (2)."""
 
     @property
     def check_weight_hash_across_dp_replicas_interval(self) -> int | None:
-        """Steps between comparisons of the weights of replicas."""
+        """Steps between comparisons of the weights of data-parallel replicas."""
 
     @property
     def check_optimizer_step_success(self) -> bool:
-        """A step counts as done only where it was done on all model-parallel ranks."""
+        """Treat a step as successful only if it was successful on all model-parallel ranks."""
 
     @property
     def skip_sync_grad_norm_across_mp(self) -> bool:
-        """Leave the gradient norm as each model-parallel rank has it."""
+        """Keep the gradient norm of each model-parallel rank instead of synchronising it."""
 
 
 class ValidationSettings(Protocol):
-    """The fields of the section `validation` that are read."""
+    """Fields that the loop reads from section `validation`."""
 
     @property
     def eval_iters(self) -> int | None:
-        """Global batches of one evaluation; None or 0: none."""
+        """Global batches per evaluation; None or 0: no evaluation."""
 
     @property
     def eval_interval(self) -> int | None:
-        """Steps between evaluations; None or 0: none in training."""
+        """Steps between evaluations; None or 0: none during training."""
 
     @property
     def start_eval_at_iter(self) -> int | None:
@@ -106,120 +106,120 @@ class ValidationSettings(Protocol):
 
     @property
     def eval_global_batch_size(self) -> int | None:
-        """Sequences of one evaluation batch; None: as in training."""
+        """Sequences per evaluation batch over all ranks; None: as in training."""
 
     @property
     def eval_micro_batch_size(self) -> int | None:
-        """Sequences of one rank in one evaluation pass; None: as in training."""
+        """Sequences per evaluation microbatch and rank; None: as in training."""
 
     @property
     def skip_train(self) -> bool:
-        """Make no training step."""
+        """Skip training."""
 
     @property
     def full_validation(self) -> bool:
-        """Evaluate each validation set to its end."""
+        """Evaluate every validation set completely."""
 
     @property
     def multiple_validation_sets(self) -> bool:
-        """Report each validation set on its own."""
+        """Report each validation set separately."""
 
 
 class CheckpointSettings(Protocol):
-    """The fields of the section `checkpoint` that are read."""
+    """Fields that the loop reads from section `checkpoint`."""
 
     @property
     def save_interval(self) -> int | None:
-        """Steps between lasting checkpoints; 0: not even at the end."""
+        """Steps between persistent checkpoints; 0: none, not even at the end."""
 
     @property
     def non_persistent_save_interval(self) -> int | None:
-        """Steps between temporary checkpoints."""
+        """Steps between non-persistent checkpoints."""
 
 
 class DdpSettings(Protocol):
-    """The fields of the section `ddp` that are read."""
+    """Fields that the loop reads from section `ddp`."""
 
     @property
     def use_megatron_fsdp(self) -> bool:
-        """Megatron's FSDP instead of its DDP."""
+        """Use Megatron-FSDP instead of Megatron's DistributedDataParallel."""
 
     @property
     def overlap_param_gather(self) -> bool:
-        """Parameters are gathered by forward pre-hooks."""
+        """Gather parameters in forward pre-hooks."""
 
 
 class OptimizerSettings(Protocol):
-    """The fields of the section `optimizer` that are read."""
+    """Fields that the loop reads from section `optimizer`."""
 
     @property
     def use_distributed_optimizer(self) -> bool:
-        """Optimizer states are spread over the data-parallel ranks."""
+        """Shard the optimizer state over the data-parallel ranks."""
 
     @property
     def reuse_grad_buf_for_mxfp8_param_ag(self) -> bool:
-        """MXFP8 parameters are gathered through the gradient buffer."""
+        """Gather MXFP8 parameters through the gradient buffer."""
 
 
 class ModelSettings(Protocol):
-    """The field of the section `model` that is read."""
+    """Field that the loop reads from section `model`."""
 
     @property
     def seq_length(self) -> int | None:
-        """Tokens of a sequence."""
+        """Tokens per sequence."""
 
 
 class LoopSettings(Protocol):
-    """A configuration container, as far as the loop reads it."""
+    """Configuration container; the sections that the loop reads."""
 
     @property
     def train(self) -> TrainSettings:
-        """Steps, batch sizes, exits."""
+        """Steps, batch sizes, exit conditions."""
 
     @property
     def validation(self) -> ValidationSettings:
-        """When and how much to evaluate."""
+        """Interval and length of evaluations."""
 
     @property
     def checkpoint(self) -> CheckpointSettings:
-        """When to save."""
+        """Save intervals."""
 
     @property
     def ddp(self) -> DdpSettings:
-        """Whether forward pre-hooks gather parameters."""
+        """Settings that determine whether forward pre-hooks gather parameters."""
 
     @property
     def optimizer(self) -> OptimizerSettings:
-        """Whether forward pre-hooks gather parameters."""
+        """Settings that determine whether forward pre-hooks gather parameters."""
 
     @property
     def model(self) -> ModelSettings:
-        """The sequence length."""
+        """Sequence length."""
 
     @property
     def data_parallel_size(self) -> int | None:
-        """Ranks that read different data; None: not resolved yet, which is an error."""
+        """Number of data-parallel ranks; None: not resolved yet, which is an error."""
 
 
 class GlobalState(Protocol):
-    """The state of a trainer, as far as the loop reads and advances it."""
+    """State of a trainer: the fields that the loop reads and advances."""
 
     @property
     def train_state(self) -> TrainState:
-        """The counters, which the loop advances."""
+        """Counters, advanced by the loop."""
 
     @property
     def cfg(self) -> LoopSettings:
-        """The configuration, which the loop only reads."""
+        """Configuration; never modified by the loop."""
 
     @property
     def start_time(self) -> float | None:
-        """When the job began, on the clock that is given to `train`; None: when `train` is called."""
+        """Start of the job, on the clock that is passed to `train`; None: the time at which `train` is called."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSection:
-    """A plain `train` section."""
+    """Section `train` for use without a trainer."""
 
     train_iters: int | None = None
     micro_batch_size: int | None = 1
@@ -244,7 +244,7 @@ class TrainSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationSection:
-    """A plain `validation` section."""
+    """Section `validation` for use without a trainer."""
 
     eval_iters: int | None = None
     eval_interval: int | None = None
@@ -258,7 +258,7 @@ class ValidationSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSection:
-    """A plain `checkpoint` section."""
+    """Section `checkpoint` for use without a trainer."""
 
     save: str | None = None
     async_save: bool = False
@@ -268,14 +268,14 @@ class CheckpointSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggingSection:
-    """A plain `logger` section."""
+    """Section `logger` for use without a trainer."""
 
     log_progress: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DdpSection:
-    """A plain `ddp` section: no forward pre-hooks."""
+    """Section `ddp` for use without a trainer: no forward pre-hooks."""
 
     use_megatron_fsdp: bool = False
     overlap_param_gather: bool = False
@@ -283,7 +283,7 @@ class DdpSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSection:
-    """A plain `optimizer` section: every rank holds all states."""
+    """Section `optimizer` for use without a trainer: every rank holds the complete state."""
 
     use_distributed_optimizer: bool = False
     reuse_grad_buf_for_mxfp8_param_ag: bool = False
@@ -291,14 +291,14 @@ class OptimizerSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSection:
-    """A plain `model` section."""
+    """Section `model` for use without a trainer."""
 
     seq_length: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopConfig:
-    """A plain configuration."""
+    """Configuration for use without a trainer."""
 
     train: TrainSection
     validation: ValidationSection = ValidationSection()
@@ -312,7 +312,7 @@ class LoopConfig:
 
 @dataclass(slots=True, kw_only=True)
 class LoopState:
-    """A global state for a loop of one's own. `of` takes the usual settings by name; any other goes into `cfg`."""
+    """Global state for use without a trainer. `of` takes common settings by name; set any other in `cfg`."""
 
     cfg: LoopConfig
     train_state: TrainState = field(default_factory=TrainState)
@@ -338,9 +338,9 @@ class LoopState:
         step_batch_size_schedule: str | None = None,
         decrease_batch_size_if_needed: bool = False,
     ) -> "LoopState":
-        """Build a state; None as global batch means one microbatch a step on each rank.
+        """Build a state. With `global_batch_size=None` each rank runs one microbatch per step.
 
-        Validation is on when `eval_iters` is set, and happens in training when `eval_interval` is set too.
+        Validation is enabled by `eval_iters`, and runs during training if `eval_interval` is set as well.
         """
         if global_batch_size is None:
             global_batch_size = micro_batch_size * data_parallel_size
@@ -371,7 +371,7 @@ def batch_plan(cfg: LoopSettings) -> BatchPlan:
     """Return the plan of the training batches.
 
     Raises:
-        BatchSizeError: a size is not set, or the sizes do not fit.
+        BatchSizeError: a size is not set, or the sizes do not divide.
     """
     train = cfg.train
     schedule = train.step_batch_size_schedule
@@ -388,12 +388,13 @@ def batch_plan(cfg: LoopSettings) -> BatchPlan:
 
 
 def evaluation_batch(cfg: LoopSettings) -> StepBatch:
-    """Return the batch of one evaluation step; the training sizes stand in for those that are not set.
+    """Return the batch of one evaluation step; sizes that are not set are those of training.
 
-    The training's global batch is rounded down where the training rounds it; one of its own has to divide.
+    The global batch size of training is rounded down if training rounds it down. A separate evaluation batch size must
+    divide evenly.
 
     Raises:
-        BatchSizeError: a size is not set, or the sizes do not fit.
+        BatchSizeError: a size is not set, or the sizes do not divide.
     """
     wanted, micro = cfg.validation.eval_global_batch_size, cfg.validation.eval_micro_batch_size
     return step_batch(
@@ -410,6 +411,6 @@ def evaluation_batch(cfg: LoopSettings) -> StepBatch:
 def _size(field_path: str, value: int | None) -> int:
     if value is None:
         raise BatchSizeError(
-            f"{field_path}: is not set (None), but the number of microbatches follows from it. Set it."
+            f"{field_path}: is not set (None), but it determines the number of microbatches. Set it."
         )
     return value

@@ -1,4 +1,4 @@
-"""One training step. Needs torch."""
+"""One training step. Imports torch."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -29,23 +29,24 @@ from mb_loop.settings import GlobalState, LoopSettings, batch_plan
 
 
 class TrainStep:
-    """One step: passes, optimizer, scheduler.
+    """Training step: forward-backward, optimizer, scheduler.
 
-    No host synchronisation and no collective of its own but one all-reduce of the losses on the last pipeline stage;
-    `reruns` may have its own, and see `update_sync`. Building one is collective over `groups.mp`, if there is one.
+    Adds no host synchronisation, and one collective: the all-reduce of the losses on the last pipeline stage.
+    `rerun_machine` and `update_sync` may add collectives. The constructor is collective over `groups.mp`, if present.
 
     Args:
-        forward_backward: forward and backward.
-        model: the chunks.
-        optimizer: Megatron's or torch's.
-        scheduler: Megatron's, torch's or None.
-        groups: losses are averaged over its dp_cp; None: over microbatches only.
+        forward_backward: runs the forward-backward passes.
+        model: model chunks of this rank.
+        optimizer: Megatron's or torch's optimizer.
+        scheduler: Megatron's or torch's learning rate scheduler, or None.
+        groups: losses are averaged over its `dp_cp` group; None: over microbatches only.
         cfg: `model.seq_length` and some fields of `train` are read, once.
-        rerun_machine: decides whether the passes are made again.
-        after_zeroing: called each time when the gradients were zeroed.
-        before_update: called once a step when the gradients are reduced, before the optimizer unscales and clips them.
-        attention_logits: what attention measures; None: nothing.
-        empty_cache: gives unused device memory back, as `train.empty_unused_memory_level` says.
+        rerun_machine: decides whether the passes are repeated.
+        after_zeroing: called each time the gradients have been zeroed.
+        before_update: called once per step after the gradients are reduced, before the optimizer unscales and clips
+            them.
+        attention_logits: reads the largest attention logits; None: they are not read.
+        empty_cache: releases unused device memory, according to `train.empty_unused_memory_level`.
     """
 
     def __init__(  # noqa: PLR0913 (the parts of a step, each by name)
@@ -78,7 +79,7 @@ class TrainStep:
         self._synchronize = update_sync(optimizer, groups, settings=cfg.train)
 
     def __call__(self, step: int, batch: StepBatch) -> StepResult:
-        """Make the step of this number with a batch of this size. Collective over all ranks of the model."""
+        """Train step number `step` on one batch. Collective over all ranks of the model."""
         microbatches = []
         while self._rerun_machine.should_run_forward_backward(self._forward_backward.data_iterator):
             for buffer in self._buffers:
@@ -94,6 +95,7 @@ class TrainStep:
         if self._empty_cache_level >= 1:
             self._empty_cache()
 
+        # Read before the scheduler advances: the result holds the rate that this step was made with.
         rate, decoupled = learning_rate(self._optimizer), decoupled_learning_rate(self._optimizer)
         self._before_update()
         update = self._synchronize(step_optimizer(self._optimizer))
@@ -142,10 +144,10 @@ def train_step(  # noqa: PLR0913 (the seed's arguments, and the groups that it f
     p2p_communicator: Any = None,
     rerun_machine: RerunMachine | None = None,
 ) -> tuple[dict[str, Tensor], int, bool, bool, int, Any, Any]:
-    """Make one step outside of `train`; the counters of the state stay as they are.
+    """Train one step outside of `train`. The counters of the state do not change.
 
-    Collective over all ranks of the model. `TrainStep` does the same for many steps and returns a `StepResult`. A rerun
-    machine reads the data through an iterator of its own: pass what its `begin` returned.
+    Collective over all ranks of the model. For many steps use `TrainStep`, which returns a `StepResult`. With a rerun
+    machine, pass the iterator that its `begin` returned as `data_iterator`.
 
     Returns:
         losses, skipped (0 or 1), should_checkpoint, should_exit, exit_code, grad_norm, num_zeros_in_grad.

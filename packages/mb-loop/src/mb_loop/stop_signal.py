@@ -1,4 +1,4 @@
-"""Stop requests by signal: `train.exit_signal_handler`, agreed by all ranks. Needs torch."""
+"""Stop requests by signal (`train.exit_signal_handler`), agreed by all ranks. Imports torch."""
 
 import signal
 import threading
@@ -17,18 +17,18 @@ from mb_loop.settings import TrainSettings
 
 
 class DistributedSignalHandler:
-    """Handler that records a signal, and tells all ranks which of them received it. A context manager.
+    """Context manager that records a signal and reports to all ranks which of them received it.
 
-    Entering replaces the handler of the signal, and with several ranks opens a gloo process group over the world, so
-    that no call waits for the device. Leaving restores the previous handler. Entering, leaving and `signals_received`
-    are collective over the world. The interface is that of Megatron's class of this name.
+    Entering replaces the handler of the signal, and with several ranks creates a gloo process group over the world, so
+    that no call synchronises with the device. Leaving restores the previous handler. Entering, leaving and
+    `signals_received` are collective over the world. The interface is that of Megatron's class of this name.
 
     Args:
-        sig: the signal to record.
+        sig: signal to record.
 
     Raises:
-        TrainSettingsError: on entering, on all ranks: a rank is not in its main thread, where alone Python installs
-            handlers, or the signal cannot be handled.
+        TrainSettingsError: on entering, on all ranks: a rank is not in its main thread, the only thread in which Python
+            installs handlers, or the signal cannot be handled.
     """
 
     def __init__(self, sig: signal.Signals = signal.SIGTERM) -> None:
@@ -42,7 +42,7 @@ class DistributedSignalHandler:
         if any_rank(threading.current_thread() is not threading.main_thread()):
             raise TrainSettingsError(
                 "train.exit_signal_handler: the loop does not run in the main thread of the process, and Python "
-                "installs signal handlers in no other. Run it there, or pass stop_requested and set "
+                "installs signal handlers only there. Run it in the main thread, or pass stop_requested and set "
                 "train.exit_signal_handler=false."
             )
         self._received = False
@@ -62,7 +62,7 @@ class DistributedSignalHandler:
         self._group, self._owns_group = None, False
 
     def signals_received(self) -> list[bool]:
-        """Return for each rank of the world whether it has received the signal since entering. Collective."""
+        """Return for each rank of the world whether it received the signal since entering. Collective."""
         if self._group is None:
             return [self._received]
         flags = torch.zeros(self._group.size(), dtype=torch.int32)
@@ -83,13 +83,13 @@ class DistributedSignalHandler:
 
 
 def stop_message(sig: signal.Signals, received: Sequence[bool]) -> str | None:
-    """Return the signal and the first rank that received it, or None where none did."""
+    """Return the signal and the first rank that received it, or None if no rank did."""
     ranks = [rank for rank, flag in enumerate(received) if flag]
     return f"{signal.Signals(sig).name} on rank {ranks[0]}" if ranks else None
 
 
 class StopRequestSource:
-    """Stop request source of one run: what the caller passed, and `train.exit_signal_handler`.
+    """Stop request source of one run: the caller's source combined with `train.exit_signal_handler`.
 
     The loop handles the signal itself while it runs (`handling_signal`), unless the caller passed a source and the
     signal has a handler on each rank already: then that handler is the caller's, and so is the decision.
@@ -105,7 +105,7 @@ class StopRequestSource:
         self._handler: DistributedSignalHandler | None = None
 
     def __call__(self, step: int) -> str | None:
-        """Return why to stop after this step, or None. Collective over the world while the loop handles the signal."""
+        """Return the reason to stop after this step, or None. Collective while the loop handles the signal."""
         text = (self._stop_requested or no_stop_requested)(step)
         if self._handler is None:
             return text
@@ -114,7 +114,7 @@ class StopRequestSource:
 
     @contextmanager
     def handling_signal(self) -> Iterator[None]:
-        """Handle the signal inside the block, where that is asked for. Collective over the world."""
+        """Handle the signal within the block, if configured. Collective over the world."""
         if not self._handles_signal():
             yield
             return

@@ -1,4 +1,4 @@
-"""A shorter time-out of the process groups once training has begun. Needs torch."""
+"""Timeout of the process groups after the first step. Imports torch."""
 
 from datetime import timedelta
 
@@ -9,12 +9,13 @@ from mb_loop.callbacks import Callback, CallbackContext
 
 
 class TimeoutAfterFirstStep(Callback):
-    """Gives all process groups of this rank another time-out after the first step that this process makes.
+    """Callback that sets another timeout for all process groups after the first step of this process.
 
-    The first step compiles, allocates and reads for long; later ones that take so long hang. Local, on every rank.
+    The first step takes long because it compiles, allocates and reads; a later step of that duration indicates a hang.
+    Local to each rank.
 
     Args:
-        seconds: the time-out from then on, `dist.distributed_timeout_seconds_after_init`.
+        seconds: timeout after the first step, `dist.distributed_timeout_seconds_after_init`.
 
     Raises:
         ValueError: `seconds` is not positive.
@@ -23,13 +24,13 @@ class TimeoutAfterFirstStep(Callback):
     def __init__(self, seconds: float) -> None:
         if seconds <= 0:
             raise ValueError(
-                f"dist.distributed_timeout_seconds_after_init: {seconds} s would end every collective at once. "
-                "Set a positive number, or leave it unset."
+                f"dist.distributed_timeout_seconds_after_init: is {seconds} s, so every collective would time "
+                "out immediately. Set a positive number, or None."
             )
         self._timeout: timedelta | None = timedelta(seconds=seconds)
 
     def on_train_step_end(self, context: CallbackContext) -> None:
-        """Set the time-out, once."""
+        """Set the timeout, once."""
         if self._timeout is not None and torch.distributed.is_initialized():
             for group in distributed_c10d._world.pg_map:
                 distributed_c10d._set_pg_timeout(self._timeout, group)

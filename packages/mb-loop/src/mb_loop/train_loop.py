@@ -1,6 +1,6 @@
-"""The loop itself: what happens in a turn, and in which order. Nothing else; no torch.
+"""Order of operations within one training iteration. Does not import torch.
 
-Each part is a Protocol of what the loop asks of it, so that the order can be tested with fakes.
+Each component is a Protocol with the methods that the loop calls, so that the order can be tested with fakes.
 """
 
 from collections.abc import Callable
@@ -15,63 +15,63 @@ from mb_loop.state import TrainState
 
 
 class GraphController(Protocol):
-    """CUDA graphs: see `GraphCapture`."""
+    """CUDA graph capture; see `GraphCapture`."""
 
     def before_step(self, step: int) -> None:
-        """Capture when it is time."""
+        """Capture the graphs if they are due. `step`: finished steps."""
 
 
 class HookController(Protocol):
-    """Parameter-gather hooks: see `ForwardPreHooks`."""
+    """Parameter-gather hooks; see `ForwardPreHooks`."""
 
     def after_step(self, *, skipped: bool) -> None:
-        """A step was made."""
+        """Update the hooks after an optimizer step."""
 
 
 class SaveController(Protocol):
-    """Save decisions: see `CheckpointSaver`."""
+    """Checkpoint schedule; see `CheckpointSaver`."""
 
     def poll(self) -> None:
-        """Look after background writes."""
+        """Finalize background saves that are ready."""
 
     def save(self, step: int, *, again: bool = False) -> None:
-        """Write a lasting checkpoint, once a step unless `again`."""
+        """Write a persistent checkpoint, at most once per step unless `again` is set."""
 
     def after_step(self, step: int, *, leaving: bool) -> None:
-        """Save what is due."""
+        """Save if a checkpoint is due. `leaving`: the loop ends after this step."""
 
 
 class ExitController(Protocol):
-    """Exit decisions: see `ExitConditions`."""
+    """Exit decision; see `ExitConditions`."""
 
     def decide(self, step: int) -> LoopExit | None:
-        """Decide after each step, on all ranks."""
+        """Return the reason to leave the loop, or None. Called after each step, on all ranks."""
 
 
 class StepEndHandler(Protocol):
-    """Something that happens after steps, at intervals of its own."""
+    """Callable that runs after each step and decides by itself whether it is due."""
 
     def __call__(self, step: int) -> None:
-        """Do what is due after this step."""
+        """Run the work that is due after this step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainLoop:
-    """The parts of one run."""
+    """Components of one training run."""
 
     train_iters: int
     skip_steps: frozenset[int]
     state: TrainState
     plan: BatchPlan
     step: Callable[[int, StepBatch], StepResult]
-    """Make the step of this number."""
+    """Train one step. Called as (step number, batch)."""
     discard: Callable[[StepBatch], None]
-    """Use up the data of a step."""
+    """Consume the data of a step without training on it."""
     events: EventDispatcher
     hooks: HookController
     graphs: GraphController
     flops: Callable[[StepResult], float]
-    """Operations of a step, over all ranks."""
+    """Floating-point operations of a step, summed over all ranks."""
     evaluate: StepEndHandler
     maintenance: StepEndHandler
     saves: SaveController
@@ -79,9 +79,10 @@ class TrainLoop:
 
 
 def run_train_loop(loop: TrainLoop) -> LoopExit:
-    """Run until the last step, or until an exit condition holds. All ranks run the same turns.
+    """Run training iterations until the last step or until an exit condition holds.
 
-    A turn of the skip list uses up its data, fires no events and trains nothing; saves and exits are decided as ever.
+    All ranks run the same iterations. An iteration listed in `skip_steps` consumes its data, fires no events and does
+    not train; saving and leaving are decided as after any other iteration.
     """
     state = loop.state
     previous = None
@@ -89,7 +90,8 @@ def run_train_loop(loop: TrainLoop) -> LoopExit:
         loop.saves.poll()
         batch = loop.plan.at(state.consumed_train_samples)
         if previous is not None and batch != previous:
-            loop.saves.save(state.step)  # the last step with the smaller batch
+            # The batch size changes here: a checkpoint separates the two phases, so that either can be resumed.
+            loop.saves.save(state.step)
         previous = batch
 
         if state.step + 1 in loop.skip_steps:
@@ -100,7 +102,8 @@ def run_train_loop(loop: TrainLoop) -> LoopExit:
             loop.events("on_train_step_start")
             result = loop.step(state.step + 1, batch)
             if result.should_checkpoint:
-                loop.saves.save(state.step, again=True)  # with the rerun machine's state in it
+                # Overwrites a checkpoint of this step: the rerun machine's state must be in it.
+                loop.saves.save(state.step, again=True)
             if result.exit_code is not None:
                 return _rerun_exit(state.step, result.exit_code)
             loop.hooks.after_step(skipped=result.skipped)
@@ -118,7 +121,7 @@ def run_train_loop(loop: TrainLoop) -> LoopExit:
 
 
 def count(state: TrainState, batch: StepBatch, *, trained: bool) -> None:
-    """Advance the counters by one step."""
+    """Advance the counters of `state` by one step."""
     state.step += 1
     state.consumed_train_samples += batch.samples
     state.skipped_train_samples += batch.dropped if trained else batch.dropped + batch.samples

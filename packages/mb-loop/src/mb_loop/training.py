@@ -1,4 +1,4 @@
-"""Put the parts of a run together and run it. Needs torch."""
+"""Entry point of training: build the components of a run and run the loop. Imports torch."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -62,61 +62,64 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
     non_loss_writer: Any = None,
     clock: Callable[[], float] = time.time,
 ) -> TrainOutcome:
-    """Train up to `train.train_iters`, from wherever `global_state.train_state` stands.
+    """Train from the step in `global_state.train_state` up to `train.train_iters`.
 
     Collective: all ranks of the model call it with the same settings and counters. Adds no host synchronisation to a
     step, and one collective: the all-reduce of the losses on the last pipeline stage. With
-    `train.exit_duration_in_mins` and without `duration_stop_requested` ranks compare their clocks a few dozen times in
-    a run, and before each batch of an evaluation; steps that get more than twice as slow then make the end late.
+    `train.exit_duration_in_mins` and without `duration_stop_requested`, ranks compare their clocks a few dozen times
+    per run, and before each batch of an evaluation; if steps become more than twice as slow, the run ends late.
     `rerun_machine`, and models of which some ranks train nothing (`update_sync`), cost one collective and one
     synchronisation a step.
-    On return the forward pre-hooks are off and the parameters whole. `on_train_end` is fired on every way out.
+    On return the forward pre-hooks are disabled and all parameters are gathered. `on_train_end` is fired on every exit,
+    including exceptions.
 
     Args:
         forward_step_func: `(iterator, model)` or `(state, iterator, model)`; see `forward_backward_no_pipelining`.
-        model: the chunks of this rank; one without interleaved pipelining.
-        optimizer: Megatron's, or torch's.
-        scheduler: Megatron's (advances by samples), torch's (by steps), or None.
-        train_data_iterator: an iterator, a list with one per chunk, or None on ranks that read no data.
+        model: model chunks of this rank; one chunk without interleaved pipelining.
+        optimizer: Megatron's or torch's optimizer.
+        scheduler: Megatron's (advances by samples), torch's (advances by steps), or None.
+        train_data_iterator: an iterator, a list with one iterator per chunk, or None on ranks that read no data.
         valid_data_iterator: the same for validation.
-        global_state: counters, which are advanced, and settings, which are read; `LoopState.of(...)` makes one.
-        checkpointing_context: a mapping may hold the checkpointer, under "checkpointer"; other keys are not read.
+        global_state: counters, which are advanced, and settings, which are read; see `LoopState.of`.
+        checkpointing_context: mapping that may hold the checkpointer under "checkpointer"; other keys are ignored.
         process_non_loss_data_func: called as (data, step, writer) after each validation, on ranks with a
-            `non_loss_writer`; the data are what `non_loss_data_func` or else the loss functions give (`NonLossData`).
+            `non_loss_writer`; the data come from `non_loss_data_func`, else from the loss functions (`NonLossData`).
         non_loss_data_func: called with the chunks after each validation, on all ranks; returns the data.
-        forward_backward_func: Megatron's schedule; None: the plain one, without pipelining.
-        pg_collection: losses are averaged over its dp_cp; needed when data_parallel_size > 1.
-        p2p_communicator: given to the schedule together with `pg_collection`.
+        forward_backward_func: Megatron's schedule; None: `forward_backward_no_pipelining` of this package.
+        pg_collection: losses are averaged over its `dp_cp` group; required when data_parallel_size > 1.
+        p2p_communicator: passed to the schedule together with `pg_collection`.
         callbacks: called in order; a manager keeps its `user_state`.
-        checkpointer: None: nothing is saved. Whether a directory is set is its own business.
+        checkpointer: writes checkpoints; None: nothing is saved. The loop does not check that a directory is set.
         stop_requested: stop request source, called once after each step; must return the same on all ranks. None: with
             `train.exit_signal_handler` the loop handles `train.exit_signal` itself, and stops after the step in which
-            any rank receives it. That costs one collective of the hosts per step (gloo, no device synchronisation).
-            Given one as well, the loop handles the signal unless the signal has a handler already.
-        straggler_stop_requested: the same, for slow ranks.
-        duration_stop_requested: the same, for `train.exit_duration_in_mins`; None: ranks compare their clocks by a
-            collective.
+            any rank receives it. That costs one gloo collective per step and no device synchronisation. If a source is
+            passed as well, the loop handles the signal unless the signal already has a handler.
+        straggler_stop_requested: stop request source for slow ranks.
+        duration_stop_requested: stop request source for `train.exit_duration_in_mins`; None: ranks compare their clocks
+            by a collective.
         stop_evaluation: called before each batch of a validation but the first; must return the same on all ranks. True
             abandons the validation, so that a stop request takes effect soon. None: stop when the duration has passed,
             unless there is a `duration_stop_requested`.
-        rerun_machine: runs suspicious steps again; `mb_loop.mcore.MegatronRerunMachine`. None: never.
-        flops: operations of a step over all ranks; added up in `floating_point_operations_so_far`.
-        cuda_graphs: captured after their warm-up; None: no graphs.
-        attention_logits: read after each optimizer step, and weights clipped by them (`qk_clip`); None: neither.
-        non_loss_writer: given to `process_non_loss_data_func`; None: this rank writes nothing.
-        clock: seconds; the one that `global_state.start_time` was read from.
+        rerun_machine: repeats steps with suspicious results, such as `mb_loop.mcore.MegatronRerunMachine`. None: no
+            step is repeated.
+        flops: floating-point operations of a step over all ranks; summed in `floating_point_operations_so_far`.
+        cuda_graphs: CUDA graphs, captured after their warm-up; None: no graphs.
+        attention_logits: reads the largest attention logit after each optimizer step and clips weights (`qk_clip`).
+            None: neither.
+        non_loss_writer: passed to `process_non_loss_data_func`; None: this rank writes nothing.
+        clock: time in seconds; the clock that `global_state.start_time` was read from.
 
     Returns:
-        Why and where training ended, and whether that step is saved.
+        Reason and step at which training ended, and whether that step is saved.
 
     Raises:
         TrainSettingsError: train_iters is not set, exit_interval is below 1, there is no validation data, non-loss
-            data would be collected for nobody, the exit signal cannot be handled, or `checkpointing_context` is
+            data would be collected without a writer, the exit signal cannot be handled, or `checkpointing_context` is
             unusable.
-        DataIteratorError: the data is no iterator.
-        BatchSizeError: the batch sizes do not fit, those of the evaluations included.
-        ParallelSetupError: a parallel run without its group or schedule.
-        ValidationSetError: the settings ask for validation sets, and plain data was given.
+        DataIteratorError: the data is not an iterator.
+        BatchSizeError: the batch sizes of training or evaluation do not divide.
+        ParallelSetupError: a parallel run has no group or no schedule.
+        ValidationSetError: the settings require validation sets, but a plain iterator was passed.
         ReplicaMismatchError: replicas hold different weights.
         DataExhaustedError: the data ended before the steps did.
     """
@@ -133,7 +136,7 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
     )
     parallel.check(cfg, model)
     if cfg.validation.skip_train:
-        return _nothing_to_do(state.step)
+        return _skipped_training(state.step)
 
     manager = callbacks if isinstance(callbacks, CallbackManager) else CallbackManager(callbacks)
     evaluation_events = EventDispatcher(manager=manager, state=global_state, model=model)
@@ -207,18 +210,22 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
 
 
 def _last_step(train: TrainSettings) -> int:
-    """Return the number of the last step; refuse a run without one, and one that would leave at no multiple."""
+    """Return the number of the last step.
+
+    Raises:
+        TrainSettingsError: train_iters is not set, or exit_interval is below 1.
+    """
     if train.train_iters is None:
         raise TrainSettingsError("train.train_iters: is not set (None), so there is no last step. Set it.")
     if train.exit_interval is not None and train.exit_interval < 1:
         raise TrainSettingsError(
-            f"train.exit_interval: is {train.exit_interval}, but a run leaves at multiples of it. "
+            f"train.exit_interval: is {train.exit_interval}, but a run ends at multiples of it. "
             "Set it to 1 or more, or None."
         )
     return train.train_iters
 
 
-def _nothing_to_do(step: int) -> TrainOutcome:
+def _skipped_training(step: int) -> TrainOutcome:
     message = f"validation.skip_train: no step was made after step {step}"
     return TrainOutcome(reason="skip_train", message=message, step=step, exit_code=0, saved=False)
 
@@ -231,7 +238,7 @@ def _run(
     maintenance: StepMaintenance,
     graphs: GraphCapture,
 ) -> TrainOutcome:
-    """Run the turns, save what the end asks for, and fire `on_train_end` whatever happens."""
+    """Run the loop, save the last step if configured, and fire `on_train_end` on every exit."""
     outcome = None
     try:
         maintenance.at_start(loop.state.step)
@@ -242,7 +249,7 @@ def _run(
         graphs.end()
         if leave.reason == "finished":
             saver.finish(loop.state.step)
-        saver.poll(blocking=True)
+        saver.poll(blocking=True)  # before the outcome is built: only a completed save makes the step "saved"
         outcome = TrainOutcome(
             reason=leave.reason,
             message=leave.message,
@@ -259,7 +266,7 @@ _END = object()
 
 
 def _discard(data_iterator: Any, rerun_machine: RerunMachine) -> Callable[[StepBatch], None]:
-    """Use up the microbatches of a step: of every chunk's iterator, or of none on a rank that reads no data."""
+    """Return a function that consumes the microbatches of a step from the iterator of every chunk."""
     iterators = data_iterator if isinstance(data_iterator, list) else [data_iterator]
 
     def discard(batch: StepBatch) -> None:
@@ -288,12 +295,12 @@ def _evaluation(
     cfg = events.state.cfg
     wanted = evaluation_possible(cfg.validation) and cfg.validation.eval_interval
     if events.state.train_state.do_valid and wanted:
-        evaluation_batch(cfg)  # what does not fit is refused now, not at the first evaluation
+        evaluation_batch(cfg)  # raises now rather than at the first evaluation
         validation_sets(forward_backward.data_iterator, cfg.validation)
         if reads_data and forward_backward.data_iterator is None:
             raise TrainSettingsError(
                 f"valid_data_iterator: is None on a rank that reads training data, but validation.eval_interval="
-                f"{cfg.validation.eval_interval} and eval_iters={cfg.validation.eval_iters} ask for validations. "
+                f"{cfg.validation.eval_interval} and eval_iters={cfg.validation.eval_iters} require validations. "
                 "Pass data, or set eval_iters=0."
             )
 

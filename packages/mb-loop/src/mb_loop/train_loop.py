@@ -90,7 +90,7 @@ def run_train_loop(loop: TrainLoop) -> LoopExit:
         loop.saves.poll()
         batch = loop.plan.at(state.consumed_train_samples)
         if previous is not None and batch != previous:
-            # The batch size changes here: a checkpoint separates the two phases, so that either can be resumed.
+            # Save the last step with the previous batch size, as Megatron does during ramp-up.
             loop.saves.save(state.step)
         previous = batch
 

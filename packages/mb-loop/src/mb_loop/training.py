@@ -68,10 +68,9 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
     step, and one collective: the all-reduce of the losses on the last pipeline stage. With
     `train.exit_duration_in_mins` and without `duration_stop_requested`, ranks compare their clocks a few dozen times
     per run, and before each batch of an evaluation; if steps become more than twice as slow, the run ends late.
-    `rerun_machine`, and models of which some ranks train nothing (`update_sync`), cost one collective and one
-    synchronisation a step.
-    On return the forward pre-hooks are disabled and all parameters are gathered. `on_train_end` is fired on every exit,
-    including exceptions.
+    A `rerun_machine`, and models of which some ranks train nothing (`update_sync`), cost one additional collective and
+    synchronisation per step. On return the forward pre-hooks are disabled and all parameters are gathered.
+    `on_train_end` is fired on every exit, including exceptions.
 
     Args:
         forward_step_func: `(iterator, model)` or `(state, iterator, model)`; see `forward_backward_no_pipelining`.

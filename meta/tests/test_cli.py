@@ -60,7 +60,7 @@ CANNOT_BE_READ = [
     (["trian.train_iters=5"], "did you mean train"),
     (["train.train_iters=abc"], "train.train_iters: expected int or null, not 'abc'"),
     (["optimizer.lr=fast"], "optimizer.lr: expected float or null, not 'fast'"),
-    (["mixed_precision=bf17"], "mixed_precision: no recipe 'bf17'; there are bf16_mixed"),
+    (["mixed_precision=bf17"], "mixed_precision: unknown recipe 'bf17'. Use one of bf16_mixed"),
     (["dataset.sources=[nowhere]"], "dataset.sources: nowhere does not exist"),
     (["dataset.sources=[/dev/null]"], "dataset.sources: ['/dev/null'] have no text"),
     (["--config", "missing.yaml"], "missing.yaml"),
@@ -78,8 +78,8 @@ def test_what_cannot_be_read_is_exit_code_2(words, message, empty_folder):
 INTERLEAVED = ["model.pipeline_model_parallel_size=2", "model.virtual_pipeline_model_parallel_size=2"]
 
 MUST_NOT_BE_DONE = [
-    (["train.global_batch_size=7"], "train.global_batch_size: 7 is no multiple of 8"),
-    (["model.tensor_model_parallel_size=2"], "1 process is no multiple of tp x pp x cp = 2 x 1 x 1"),
+    (["train.global_batch_size=7"], "train.global_batch_size: 7 is not a multiple of 8"),
+    (["model.tensor_model_parallel_size=2"], "1 process is not a multiple of tp x pp x cp = 2 x 1 x 1"),
     (["checkpoint.save=/proc/nothing"], "checkpoint.save: cannot write checkpoints to /proc/nothing"),
     (["model.seq_length=128"], "seq_length"),
     (

@@ -102,7 +102,10 @@ def test_what_check_would_refuse_is_planned_as_far_as_it_goes():
 
 def test_what_cannot_be_counted_is_refused_with_the_reason():
     result = mb("plan", "model.pipeline_model_parallel_size=3")
-    assert (result.exit_code, "4 layers cannot be shared by 3 stages" in result.stderr) == (1, True)
+    assert (result.exit_code, "4 layers cannot be divided equally over 3 stages" in result.stderr) == (
+        1,
+        True,
+    )
     assert mb("plan", "model.pipeline_model_parallel_size=0").exit_code == 1
 
 

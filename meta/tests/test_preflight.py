@@ -67,8 +67,8 @@ def test_all_mistakes_are_told_at_once_with_value_reason_advice_and_origin():
     assert (
         """\
 train
-  error V242  train.global_batch_size: 7 is no multiple of 8 (micro batch 8 x data parallel 1)
-      because each replica takes the same number of micro batches
+  error V242  train.global_batch_size: 7 is not a multiple of 8 (micro batch 8 x data parallel 1)
+      because each replica processes the same number of microbatches
       Change train.global_batch_size or train.micro_batch_size, or set train.decrease_batch_size_if_needed=true.
       train.global_batch_size from command line
       train.micro_batch_size from recipe gpt_tiny

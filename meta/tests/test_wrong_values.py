@@ -57,8 +57,8 @@ def test_finalize_of_a_section_alone_names_the_field(section, path, expected):
     with pytest.raises((TypeError, ConfigError)) as caught:
         section.finalize()
     assert str(caught.value) == (
-        f"{path}: expected {expected}, not {value!r}, because the field does not take such a value. "
-        "Set a value of the type that is expected."
+        f"{path}: expected {expected}, not {value!r}, because the field does not accept this value. "
+        "Set a value of the expected type."
     )
 
 

@@ -81,10 +81,10 @@ def test_experts_on_two_ranks_train_as_in_one_process(experts, tmp_path):
         (
             2,
             ["model.tensor_model_parallel_size=3"],
-            "2 processes are no multiple of tp x pp x cp = 3 x 1 x 1",
+            "2 processes are not a multiple of tp x pp x cp = 3 x 1 x 1",
         ),
         (2, [PP2, "model.num_layers=3"], "num_layers"),
-        (4, ["train.global_batch_size=6", "train.micro_batch_size=1"], "6 is no multiple of 4"),
+        (4, ["train.global_batch_size=6", "train.micro_batch_size=1"], "6 is not a multiple of 4"),
         (2, [TP2, "model.num_query_groups=1", "model.num_attention_heads=1"], "num_attention_heads"),
     ],
 )

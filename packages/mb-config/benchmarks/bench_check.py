@@ -1,4 +1,4 @@
-"""How long one check takes from a cold start, against starting Python alone.
+"""Benchmark of one check from a cold start, compared with an empty Python program.
 
 Run: python benchmarks/bench_check.py
 """
@@ -24,20 +24,20 @@ checkpoint: null
 
 
 def seconds(*command: str) -> tuple[float, float]:
-    """Return the shortest of five runs of a command: on the clock, and of the processor (others may use it, too)."""
-    walls, works = [], []
+    """Return the minimum wall time and the minimum CPU time of five runs of a command."""
+    wall_times, cpu_times = [], []
     for _ in range(5):
-        start, before = time.perf_counter(), worked()
+        start, before = time.perf_counter(), cpu_seconds()
         done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
-        walls.append(time.perf_counter() - start)
-        works.append(worked() - before)
+        wall_times.append(time.perf_counter() - start)
+        cpu_times.append(cpu_seconds() - before)
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)} failed: {done.stdout}{done.stderr}")
-    return min(walls), min(works)
+    return min(wall_times), min(cpu_times)
 
 
-def worked() -> float:
-    """Return the processor seconds of all commands so far."""
+def cpu_seconds() -> float:
+    """Return the CPU seconds of all commands so far."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
@@ -63,7 +63,7 @@ def main() -> None:
         if find_spec("mb_trainer") is not None:
             rows["mb check"] = ("-m", "mb_trainer", "check", "gpt_tiny")
         _, empty = seconds(*rows["an empty program"])
-        print(f"{'':<32}{'seconds':>8}{'of processor':>14}{'ratio':>8}")
+        print(f"{'':<32}{'seconds':>8}{'CPU seconds':>14}{'ratio':>8}")
         for name, command in rows.items():
             wall, work = seconds(*command)
             print(f"{name:<32}{wall:>8.2f}{work:>14.2f}{work / empty:>8.0f}")

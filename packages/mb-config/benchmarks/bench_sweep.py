@@ -1,4 +1,4 @@
-"""How many points a second a sweep checks, against checking each point by itself.
+"""Benchmark of a sweep in points per second, compared with checking each point separately.
 
 Run: python benchmarks/bench_sweep.py
 """
@@ -69,7 +69,7 @@ def main() -> None:
     )
     sections = config.sections()
     sweep = run_sweep(sections, AXES, RULES, facts=FACTS)
-    whole = seconds(lambda: run_sweep(sections, AXES, RULES, facts=FACTS))
+    elapsed = seconds(lambda: run_sweep(sections, AXES, RULES, facts=FACTS))
     some = list(
         itertools.islice(itertools.product(*(range(len(axis.values)) for axis in AXES)), 0, None, 200)
     )
@@ -78,14 +78,16 @@ def main() -> None:
         for index in some:
             check(at_point(sections, AXES, index), RULES, facts=FACTS)
 
-    alone = seconds(one_by_one) / len(some)
+    single = seconds(one_by_one) / len(some)
     rejected = sum(group.count for group in sweep.rejected)
     print(
-        f"{sweep.total:,} points, {len(RULES)} rules: {len(sweep.passing):,} pass, {rejected:,} are refused"
+        f"{sweep.total:,} points, {len(RULES)} rules: {len(sweep.passing):,} pass, {rejected:,} are rejected"
     )
     print(f"{'':<24}{'points/s':>12}{'seconds for all':>18}{'ratio':>8}")
-    print(f"{'each point by itself':<24}{1 / alone:>12,.0f}{alone * sweep.total:>18.2f}{1:>8}")
-    print(f"{'run_sweep':<24}{sweep.total / whole:>12,.0f}{whole:>18.2f}{alone * sweep.total / whole:>8.0f}")
+    print(f"{'each point separately':<24}{1 / single:>12,.0f}{single * sweep.total:>18.2f}{1:>8}")
+    print(
+        f"{'run_sweep':<24}{sweep.total / elapsed:>12,.0f}{elapsed:>18.2f}{single * sweep.total / elapsed:>8.0f}"
+    )
 
 
 if __name__ == "__main__":

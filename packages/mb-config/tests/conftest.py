@@ -1,4 +1,4 @@
-"""A small container such as a trainer would define, with sections of its own."""
+"""A small container with custom sections, as a trainer defines it."""
 
 from dataclasses import dataclass, field
 
@@ -58,7 +58,7 @@ class Config(ConfigContainer):
 
 @pytest.fixture
 def make():
-    """Builds a valid `Config`, with other sections as asked for."""
+    """Return a function that builds a valid `Config`, with sections replaced by its arguments."""
 
     def build(**sections):
         parts = {
@@ -72,7 +72,7 @@ def make():
             "checkpoint": None,
         }
         values = {**parts, **sections}
-        kind = Config if isinstance(values["model"], Model) else ConfigContainer  # which takes any model
+        kind = Config if isinstance(values["model"], Model) else ConfigContainer  # accepts any model
         return kind(**values)
 
     return build
@@ -80,11 +80,11 @@ def make():
 
 @pytest.fixture
 def kinds():
-    """The classes of those sections."""
+    """Return the classes of the custom sections."""
     return {"Config": Config, "TextData": TextData, "MockData": MockData, "Adapter": Adapter, "Model": Model}
 
 
 @pytest.fixture
 def bf16():
-    """A precision recipe by hand."""
+    """Return a custom precision recipe."""
     return MixedPrecisionConfig(bf16=True, params_dtype="bfloat16")

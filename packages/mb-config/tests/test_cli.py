@@ -1,4 +1,4 @@
-"""The command line on plain YAML."""
+"""Tests of the command line with plain YAML."""
 
 import json
 
@@ -6,7 +6,7 @@ import pytest
 
 from mb_config.cli import main
 
-GOOD = """\
+VALID = """\
 train: {train_iters: 100, global_batch_size: 8, micro_batch_size: 2}
 model: {_target_: megatron.bridge.Model, num_layers: 4, num_attention_heads: 8}
 optimizer: {lr: 1e-3}
@@ -18,7 +18,7 @@ logger: {comet_api_key: abc}
 @pytest.fixture
 def run(tmp_path, capsys):
     file = tmp_path / "run.yaml"
-    file.write_text(GOOD)
+    file.write_text(VALID)
 
     def call(command, *arguments):
         code = main([command, str(file), *arguments] if command != "explain" else [command, *arguments])
@@ -27,13 +27,13 @@ def run(tmp_path, capsys):
     return call
 
 
-def test_a_good_file(run):
+def test_a_valid_file(run):
     code, out, err = run("check", "--world-size", "2")
     assert (code, out) == (0, "")
     assert err.splitlines() == [
         "0 errors, 0 warnings",
-        "not checked but for the shared rules: model, logger (sections of other packages)",
-        "not in the file, not checked: dataset, tokenizer, checkpoint",
+        "checked by the shared rules only: model, logger (sections of other packages)",
+        "not checked, because absent from the file: dataset, tokenizer, checkpoint",
     ]
 
 
@@ -67,13 +67,13 @@ def test_sections_that_are_not_in_the_file_conflict_with_nothing(tmp_path, capsy
     assert main(["check", str(file)]) == 0
 
 
-def test_another_machine_may_be_named(run):
+def test_a_different_target_machine(run):
     code, out, _ = run("check", "mixed_precision=bf16_with_nvfp4_mixed", "--gpu", "h100", "--te", "2.6")
     assert (code, [line.split(":")[0] for line in out.splitlines()]) == (1, ["error H02", "error V016"])
 
 
 @pytest.mark.parametrize(("name", "nearest"), [("h10", "h100"), ("NVIDIA H1000", "h100"), ("gb20", "gb200")])
-def test_an_unknown_gpu_is_named_once_with_the_option_and_its_neighbours(run, capsys, name, nearest):
+def test_an_unknown_gpu_is_reported_once_with_the_option_and_the_nearest_names(run, capsys, name, nearest):
     with pytest.raises(SystemExit, match="2"):
         run("check", "--gpu", name)
     message = capsys.readouterr().err.splitlines()[-1]
@@ -82,16 +82,16 @@ def test_an_unknown_gpu_is_named_once_with_the_option_and_its_neighbours(run, ca
     assert nearest in message
 
 
-def test_a_slice_of_a_gpu_is_not_the_gpu(run, capsys):
+def test_a_mig_slice_is_not_the_gpu(run, capsys):
     with pytest.raises(SystemExit, match="2"):
         run("check", "--gpu", "NVIDIA H100 80GB HBM3 MIG 1g.10gb")
     assert "is not a known GPU" in capsys.readouterr().err
 
 
-def test_a_version_that_is_none_cannot_be_read(run, capsys):
+def test_an_invalid_version_cannot_be_read(run, capsys):
     with pytest.raises(SystemExit, match="2"):
         run("check", "--te", "abc")
-    assert "'abc' is no version" in capsys.readouterr().err
+    assert "'abc' is not a version" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -109,23 +109,23 @@ def test_a_class_that_is_not_allowed_cannot_be_read(tmp_path, capsys, section, p
     assert f"{file}:2: {path}: " in capsys.readouterr().err
 
 
-def test_an_override_names_no_other_class_either(run):
+def test_an_override_with_a_class_that_is_not_allowed_is_rejected(run):
     code, _, err = run("check", "++model._target_=os.system")
     assert (code, "command line: model._target_: 'os.system' is not allowed" in err) == (2, True)
 
 
 @pytest.mark.parametrize("name", ["mb_models.config.GPTModelConfig", "GPTModelConfig"])
-def test_a_class_of_this_family_and_a_bare_name_are_let_through(tmp_path, name):
+def test_classes_of_this_repository_and_bare_names_are_accepted(tmp_path, name):
     file = tmp_path / "run.yaml"
-    file.write_text(GOOD.replace("megatron.bridge.Model", name))
+    file.write_text(VALID.replace("megatron.bridge.Model", name))
     assert main(["check", str(file)]) == 0
 
 
-def test_the_world_size_may_be_left_out(run):
-    assert "give --world-size" in run("check")[2]
+def test_the_world_size_is_optional(run):
+    assert "pass --world-size" in run("check")[2]
 
 
-def test_a_warning_is_no_failure(run):
+def test_a_warning_is_not_a_failure(run):
     code, out, _ = run("check", "scheduler.lr_warmup_iters=100")
     assert (code, out.split(":")[0]) == (0, "warning V205")
 
@@ -142,18 +142,18 @@ def changes_in(out):
     return {change["field"]: (change["from"], change["to"]) for change in json.loads(out)["changes"]}
 
 
-def test_what_resolving_would_change(run):
+def test_changes_of_resolving(run):
     changes = changes_in(run("check", "--json", "--world-size", "2", "+mixed_precision=bf16_mixed")[1])
     assert changes["model.bf16"] == (False, True)
     assert changes["validation.eval_global_batch_size"] == (None, 8)
 
 
-def test_rules_are_asked_again_once_it_is_resolved(run):
+def test_rules_are_applied_again_to_the_resolved_configuration(run):
     code, out, _ = run("check", "--world-size", "2", "validation.eval_micro_batch_size=3")
     assert (code, out.split(":")[0]) == (1, "error V119")
 
 
-def test_wishes_that_exclude_each_other(run):
+def test_settings_that_exclude_each_other(run):
     code, out, _ = run(
         "check", "--world-size", "2", "mixed_precision=bf16_mixed", "+model.bf16=false", "--json"
     )
@@ -164,10 +164,10 @@ def test_wishes_that_exclude_each_other(run):
 def test_a_file_without_a_training_is_checked_as_it_is(tmp_path, capsys):
     (tmp_path / "part.yaml").write_text("model: {num_layers: 4}\n")
     assert main(["check", str(tmp_path / "part.yaml"), "--world-size", "2"]) == 0
-    assert "checked as it was written, not as it would run" in capsys.readouterr().err
+    assert "checked as written, not as resolved" in capsys.readouterr().err
 
 
-def test_keys_of_the_model_that_megatron_does_not_know(run):
+def test_model_keys_that_megatron_does_not_have(run):
     err = run("check", "+model.num_moe_expert=8")[2]
     assert "unknown to Megatron Core: model.num_moe_expert (did you mean num_moe_experts?)" in err
 
@@ -177,7 +177,7 @@ def test_show_resolved(run):
     assert "# scheduler.lr_decay_steps: 800 # resolve: V202" in lines
 
 
-def test_show_what_differs_from_megatron(run):
+def test_show_differences_from_megatron(run):
     code, out, _ = run("show", "--non-default")
     assert code == 0
     assert "  num_layers: 4 (Mcore default: 0)" in out.splitlines()
@@ -200,11 +200,11 @@ def test_the_environment_is_not_printed(run, monkeypatch):
         (("check", "model.num_layers=x"), "command line: model.num_layers: expected int or null, not 'x'"),
         (("check", "+model.hidden_dropout=high"), "model.hidden_dropout: expected float, not 'high'"),
         (("check", "modle.num_layers=x"), "modle: no such field; did you mean model?"),
-        (("explain", "V24"), "no rule 'V24' here; did you mean V24"),
-        (("explain", "whatever"), "no rule 'whatever' here"),
+        (("explain", "V24"), "unknown rule 'V24'; did you mean V24"),
+        (("explain", "whatever"), "unknown rule 'whatever'"),
     ],
 )
-def test_what_cannot_be_read_has_code_two(run, arguments, message):
+def test_unreadable_input_has_exit_code_two(run, arguments, message):
     code, out, err = run(*arguments)
     assert (code, out) == (2, "")
     assert message in err
@@ -216,7 +216,7 @@ def test_a_missing_file(capsys):
 
 
 @pytest.mark.parametrize("arguments", [["check", "a.yaml", "--nonsense"], ["explain", "V242", "more"], []])
-def test_wrong_usage_has_code_two(arguments, capsys):
+def test_wrong_usage_has_exit_code_two(arguments, capsys):
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == 2

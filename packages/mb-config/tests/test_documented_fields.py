@@ -1,4 +1,4 @@
-"""Names, types and defaults of every field are the documented ones; each difference has its reason here."""
+"""Comparison of names, types and defaults of every field with the documentation; each difference has a reason."""
 
 import ast
 import inspect
@@ -16,20 +16,20 @@ DOCUMENTED = json.loads((Path(__file__).parent / "documented_fields.json").read_
 CONTAINER = DOCUMENTED.pop("ConfigContainer")
 
 DIFFERENCES = {
-    "DistributedInitConfig.local_rank": "0 until the trainer sets it: building a section reads no environment",
+    "DistributedInitConfig.local_rank": "0 until the trainer sets it: constructors read no environment variables",
     "DistributedDataParallelConfig.suggested_communication_unit_size": "null is its default, so null is allowed",
     "SchedulerConfig.lr_warmup_steps": "may be a fraction, as Megatron-Bridge computes it from lr_warmup_fraction",
-    "OptimizerConfig.timers": "says what the callable returns",
+    "OptimizerConfig.timers": "the annotation includes the return type",
     "OptimizerConfigOverrideProviderContext.model": "Any: the section needs no Megatron to be imported",
 }
 OTHER_PACKAGES = {
-    "rerun_state_machine": "None, that is off: the section belongs to another package",
-    "profiling": "None, that is off: the section belongs to another package",
+    "rerun_state_machine": "None disables it: the section belongs to another package",
+    "profiling": "None disables it: the section belongs to another package",
 }
 
 
 def described(item):
-    """Type as text and default in the words of a file."""
+    """Return the type as text and the default as in a file."""
     kind = str(item.type).replace("'", '"')
     if item.default is MISSING and item.default_factory is MISSING:
         return [kind, "<required>"]
@@ -45,7 +45,7 @@ def test_names(name):
 
 
 @pytest.mark.parametrize("name", DOCUMENTED)
-def test_every_field_says_what_it_means(name):
+def test_every_field_has_a_docstring(name):
     body = ast.parse(inspect.getsource(getattr(mb_config, name))).body[0].body
     silent = [
         field.target.id
@@ -69,7 +69,7 @@ def test_sections_of_the_container():
     assert required == {name for name, default in CONTAINER.items() if default == "<required>"}
 
 
-def test_sections_that_are_there_by_default():
+def test_sections_with_defaults():
     items = {item.name: item for item in fields(mb_config.ConfigContainer) if item.init}
     made = {f"{type(described(items[name])[1]).__name__}()": name for name in items}
     wanted = {default: name for name, default in CONTAINER.items() if str(default).endswith("()")}

@@ -1,4 +1,4 @@
-"""Values that a rule rejects and the user did not set are replaced by the rule's fallback."""
+"""Replacement of rejected values that the user did not set by the fallback of the rule."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What fits a field's type, and what it becomes."""
+"""Conversion of values to the types of fields."""
 
 import signal
 from collections.abc import Callable

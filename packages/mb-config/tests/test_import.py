@@ -1,4 +1,4 @@
-"""Importing costs little and loads nothing heavy."""
+"""Import time: importing the package loads no heavy dependency."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ def test_import_is_light():
     assert run(code) == []
 
 
-def test_every_name_but_overrides_leaves_hydra_and_torch_alone():
+def test_public_names_except_overrides_import_neither_hydra_nor_torch():
     code = f"import sys; from mb_config import *; print(*[n for n in {HEAVY} if n in sys.modules])"
     assert run(code) == []
 
@@ -31,11 +31,11 @@ def test_sections_and_rules_need_only_the_standard_library():
     assert run(code + "print(*{'yaml', 'torch', 'dataclasses_json'} & set(sys.modules))") == []
 
 
-def test_every_public_name_is_there():
+def test_every_public_name_exists():
     assert [name for name in mb_config.__all__ if getattr(mb_config, name) is None] == []
     assert sorted(mb_config.__all__) == list(mb_config.__all__)
 
 
-def test_another_name_is_not():
+def test_unknown_names_do_not_exist():
     with pytest.raises(AttributeError, match="nothing"):
         mb_config.nothing  # noqa: B018

@@ -1,4 +1,4 @@
-"""Bad configurations, the rules that each of them breaks, and what mends it: as in a file, on top of a good one."""
+"""Invalid configurations, the rules that each violates, and the fix, as changes to a valid configuration."""
 
 from types import SimpleNamespace
 
@@ -130,7 +130,7 @@ TABLE = [
         {"S06"},
         {"scheduler.lr_wsd_decay_iters": 20},
     ),
-    # the model's numbers
+    # numbers of the model
     ({"model.hidden_dropout": 1.5}, {"MN01a"}, {"model.hidden_dropout": 0.1}),
     ({"model.init_method_std": -1.0}, {"MN02a"}, {"model.init_method_std": 0.02}),
     # precision and optimizer
@@ -264,7 +264,7 @@ TABLE = [
         {"V159"},
         {"model.moe_flex_dispatcher_backend": "hybridep"},
     ),
-    # what a run starts from
+    # fine-tuning
     ({"peft": {"dim": 8}, "checkpoint.save": "/c"}, {"V139a"}, {"checkpoint.pretrained_checkpoint": "/base"}),
     (
         {PACKS: {"packed_sequence_size": 4096}},
@@ -324,7 +324,7 @@ TABLE = [
         {"TR10"},
         {"validation.validation_set_names": ["a", "b"]},
     ),
-    # what a machine has
+    # hardware
     (
         {TP: 16, "facts.world_size": 16, "facts.gpus_per_node": 8, "model.num_attention_heads": 16},
         {"H04"},
@@ -335,14 +335,14 @@ TABLE = [
         {"H05"},
         {"dist.external_gpu_device_mapping": True},
     ),
-    # what nothing reads
+    # unsupported fields
     ({"train.gpu_sniff_test_interval": 10}, {"I03"}, {"train.gpu_sniff_test_interval": None}),
     ({"mixed_precision": MixedPrecisionConfig(fp32=True)}, {"I11"}, {"mixed_precision": None}),
 ]
 
 
 def problems(config, values):
-    """Ids of the rules that the config breaks with these values set in it."""
+    """Return the ids of the rules that the configuration violates with these values."""
     facts = {"world_size": 4, "env": {}}
     for path, value in values.items():
         section, _, name = path.rpartition(".")
@@ -357,11 +357,11 @@ def problems(config, values):
     return {problem.id for problem in check(config.sections(), RULES, facts=facts)}
 
 
-@pytest.mark.parametrize(("bad", "ids", "mend"), TABLE, ids=lambda item: " ".join(map(str, item)))
-def test_a_bad_configuration_breaks_exactly_these_rules_and_is_mended(make, bad, ids, mend):
-    assert problems(make(), bad) == ids
-    assert problems(make(), {**bad, **mend}) == set()
+@pytest.mark.parametrize(("invalid", "ids", "fix"), TABLE, ids=lambda item: " ".join(map(str, item)))
+def test_an_invalid_configuration_violates_exactly_these_rules_and_can_be_fixed(make, invalid, ids, fix):
+    assert problems(make(), invalid) == ids
+    assert problems(make(), {**invalid, **fix}) == set()
 
 
-def test_the_table_speaks_of_rules_that_exist():
+def test_the_rules_of_the_table_exist():
     assert set().union(*(ids for _, ids, _ in TABLE)) <= {rule.id for rule in RULES}

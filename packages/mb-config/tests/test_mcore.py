@@ -1,4 +1,4 @@
-"""Our sections against the installed Megatron Core."""
+"""Comparison of the sections with the installed Megatron Core."""
 
 import copy
 import math
@@ -39,16 +39,16 @@ from mb_config.megatron_defaults import MegatronField, versions  # noqa: E402
 from mb_config.rules.precision import DTYPES  # noqa: E402
 
 
-def test_the_data_on_megatrons_classes_is_what_is_installed(monkeypatch):
+def test_the_data_of_megatrons_classes_matches_the_installed_version(monkeypatch):
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     if installed_version() not in versions():
         pytest.skip(
-            f"no data on {installed_version()} yet: write it with `python -m mb_config.mcore_defaults --out`"
+            f"no data for {installed_version()} yet: generate it with `python -m mb_config.mcore_defaults --out`"
         )
     assert drift_from_data() == {}
 
 
-def test_drift_is_named():
+def test_drift_is_reported():
     def item(default, *kinds):
         return MegatronField(default=default, kinds=frozenset(kinds))
 
@@ -60,8 +60,8 @@ def test_drift_is_named():
     }
     found = {"a": item(1, "int"), "b": item(None, "any"), "c": item(0.2, "float"), "e": item("x", "str")}
     assert drift(known, found) == [
-        "d: is gone",
-        "e: is new, default 'x'",
+        "d: was removed",
+        "e: was added, default 'x'",
         "b: holds any, was int|null",
         "c: default 0.2, was 0.1",
     ]
@@ -74,7 +74,7 @@ def test_the_data_file_is_written(tmp_path, capsys):
     assert mcore_defaults(["--check"]) == 0
 
 
-def test_sections_become_megatrons():
+def test_sections_are_converted_to_megatrons_classes():
     section = OptimizerConfig(lr=1e-3, bf16=True, params_dtype="bfloat16")
     real = to_megatron(section, timers=print)
     assert (type(real), real.lr, real.params_dtype, real.timers) == (
@@ -88,24 +88,24 @@ def test_sections_become_megatrons():
     assert real.fsdp_double_buffer is True
 
 
-def test_a_field_that_megatron_would_drop_is_refused(monkeypatch):
+def test_a_field_that_megatron_does_not_have_is_rejected(monkeypatch):
     kept = [item for item in fields(MegatronDDPConfig) if item.name != "nccl_ub"]
     monkeypatch.setattr(
         "mb_config.mcore.fields", lambda cls: kept if cls is MegatronDDPConfig else fields(cls)
     )
     to_megatron(DistributedDataParallelConfig())
-    with pytest.raises(DroppedFieldError, match="nccl_ub: not known to the installed megatron"):
+    with pytest.raises(DroppedFieldError, match="nccl_ub: not a field of the installed megatron"):
         to_megatron(DistributedDataParallelConfig(nccl_ub=True))
 
 
-def test_another_section_has_no_counterpart():
-    with pytest.raises(TypeError, match="RNGConfig: cannot be made Megatron's"):
+def test_a_section_without_a_counterpart():
+    with pytest.raises(TypeError, match="RNGConfig: has no counterpart in Megatron"):
         to_megatron(RNGConfig())
 
 
 def test_dtypes_by_name():
     assert {name: str(to_dtype(name)) for name in DTYPES} == {name: f"torch.{name}" for name in DTYPES}
-    with pytest.raises(ValueError, match="'bf16': no dtype"):
+    with pytest.raises(ValueError, match="'bf16': is not a dtype"):
         to_dtype("bf16")
 
 
@@ -126,7 +126,7 @@ def test_dtypes_by_name():
         ),
     ],
 )
-def test_what_megatron_refuses_our_rules_refuse_first(section):
+def test_settings_that_megatron_rejects_are_rejected_by_rules_first(section):
     with pytest.raises((AssertionError, ValueError)):
         to_megatron(section)
     with pytest.raises(mb_config.ConfigError):
@@ -134,17 +134,17 @@ def test_what_megatron_refuses_our_rules_refuse_first(section):
 
 
 @pytest.mark.parametrize(
-    ("cls", "wrong", "mended"),
+    ("cls", "wrong", "fixed"),
     [
         (mcore.OptimizerConfig, {"exp_avg_dtype": torch.bfloat16}, {"exp_avg_dtype": torch.float32}),
         (mcore.DistributedDataParallelConfig, {"num_buckets": 0}, {"num_buckets": 2}),
     ],
 )
-def test_checks_wait_for_finalize(cls, wrong, mended):
+def test_checks_wait_for_finalize(cls, wrong, fixed):
     section = cls(**wrong)
     with pytest.raises(AssertionError):
         section.finalize()
-    for name, value in mended.items():
+    for name, value in fixed.items():
         setattr(section, name, value)
     section.finalize()
     once = copy.deepcopy(section)
@@ -153,7 +153,7 @@ def test_checks_wait_for_finalize(cls, wrong, mended):
     assert isinstance(section, MegatronOptimizerConfig | MegatronDDPConfig)
 
 
-def test_a_deferred_config_is_finalised_and_passed_on():
+def test_a_deferred_config_is_finalized_and_returned():
     section = mcore.DistributedDataParallelConfig()
     section.megatron_fsdp_max_pool_double_buffer = True
     assert to_megatron(section, bucket_size=8) is section
@@ -169,7 +169,7 @@ class SlowNorms(OptimizerConfigOverrideProvider):
 
 
 def group_of(provider, name, **settings):
-    """What Megatron's parameter group of this parameter would hold."""
+    """Return the settings of Megatron's parameter group for this parameter."""
     model = torch.nn.ModuleDict(
         {"proj": torch.nn.Linear(3, 3), "norm": torch.nn.LayerNorm(3), "q_layernorm": torch.nn.LayerNorm(3)}
     )
@@ -272,7 +272,7 @@ def decay_after(consumed, steps, scheduler):
 
 @settings(deadline=None)
 @given(run=runs(), parts=st.lists(st.floats(0, 0.6), min_size=1, max_size=3))
-def test_our_formulas_are_megatrons(run, parts):
+def test_the_formulas_equal_megatrons_scheduler(run, parts):
     """Learning rate and weight decay after any number of sequences, in any number of steps."""
     train, section = run
     optimizer = OptimizerConfig(lr=1.0, min_lr=0.1)
@@ -291,7 +291,7 @@ def test_our_formulas_are_megatrons(run, parts):
 
 @settings(deadline=None, max_examples=20)
 @given(run=runs(), first=st.integers(0, 300), rest=st.integers(0, 300))
-def test_a_schedule_that_is_resumed_is_one_that_never_stopped(run, first, rest):
+def test_a_resumed_schedule_equals_an_uninterrupted_one(run, first, rest):
     train, section = run
     optimizer, steps = OptimizerConfig(lr=1.0, min_lr=0.1), scheduler_steps(train, section)
     whole, expected = built(section, optimizer, steps)
@@ -313,7 +313,7 @@ def test_a_schedule_that_is_resumed_is_one_that_never_stopped(run, first, rest):
         ({"train_iters": 2}, {"lr_warmup_iters": 10}, (16, 15, 16)),
     ],
 )
-def test_lengths_that_megatrons_scheduler_is_given(train, scheduler, expected):
+def test_lengths_passed_to_megatrons_scheduler(train, scheduler, expected):
     section = SchedulerConfig(**scheduler)
     steps = scheduler_steps(TrainingConfig(global_batch_size=8, **train), section)
     real, _ = built(section, OptimizerConfig(lr=1.0), steps)

@@ -1,4 +1,4 @@
-"""Megatron's fields and defaults, known without Megatron."""
+"""Data of Megatron's fields and defaults."""
 
 import sys
 from dataclasses import MISSING, fields
@@ -35,36 +35,36 @@ def test_a_field():
     assert megatron_fields("TransformerConfig")["pipeline_dtype"].accepts(None)
 
 
-def test_a_build_number_is_no_other_version():
+def test_a_build_tag_is_ignored():
     assert megatron_defaults("RNGConfig", version="0.19.2+1b1b8e5")["seed"] == 1234
 
 
-def test_what_is_not_known_is_named():
+def test_unknown_versions_and_classes_are_errors():
     with pytest.raises(UnknownMegatronError, match=r"Megatron Core 0.1: there is no data.*0.19.0 or 0.19.2"):
         megatron_fields("RNGConfig", version="0.1")
-    with pytest.raises(UnknownMegatronError, match="GPTConfig: there is no data on this class"):
+    with pytest.raises(UnknownMegatronError, match="GPTConfig: there is no data for this class"):
         megatron_fields("GPTConfig")
 
 
-OURS_ALONE = "read by this trainer, not by Megatron's"
+NOT_IN_MEGATRON = "read by this trainer, not by Megatron's"
 DIFFERENCES = {
     "TrainingConfig": {
-        "check_optimizer_step_success": OURS_ALONE,
-        "skip_sync_grad_norm_across_mp": OURS_ALONE,
-        "eval_iters": "the old place of validation.eval_iters, moved there when a run is resolved",
-        "eval_interval": "the old place of validation.eval_interval",
-        "skip_train": "the old place of validation.skip_train",
-        "num_epochs": OURS_ALONE,
+        "check_optimizer_step_success": NOT_IN_MEGATRON,
+        "skip_sync_grad_norm_across_mp": NOT_IN_MEGATRON,
+        "eval_iters": "deprecated name of validation.eval_iters; resolving moves the value",
+        "eval_interval": "deprecated name of validation.eval_interval",
+        "skip_train": "deprecated name of validation.skip_train",
+        "num_epochs": NOT_IN_MEGATRON,
     },
-    "SchedulerConfig": {"max_steps": OURS_ALONE},
+    "SchedulerConfig": {"max_steps": NOT_IN_MEGATRON},
     "DistributedInitConfig": {
-        "external_gpu_device_mapping": OURS_ALONE,
-        "enable_megatron_core_experimental": OURS_ALONE,
-        "use_decentralized_pg": OURS_ALONE,
-        "eval_context_parallel_size": OURS_ALONE,
+        "external_gpu_device_mapping": NOT_IN_MEGATRON,
+        "enable_megatron_core_experimental": NOT_IN_MEGATRON,
+        "use_decentralized_pg": NOT_IN_MEGATRON,
+        "eval_context_parallel_size": NOT_IN_MEGATRON,
     },
 }
-"""Where a section differs from Megatron's class of the same name, and why."""
+"""Differences between a section and Megatron's class of the same name, with the reason."""
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def block(text, name):
     ]
 
 
-def test_a_changed_value_stands_beside_megatrons(make):
+def test_a_changed_value_is_listed_with_megatrons_default(make):
     text = non_default_values(make(optimizer=OptimizerConfig(lr=1e-3, bf16=True)))
     assert text.splitlines()[0] == "=" * 70
     assert block(text, "optimizer") == [
@@ -125,7 +125,7 @@ def test_a_changed_value_stands_beside_megatrons(make):
     assert "seed: 1234" in block(text, "rng")
 
 
-def test_a_field_of_the_sections_own_is_compared_with_its_own_default(make):
+def test_a_field_that_megatron_does_not_have_is_compared_with_its_default(make):
     config = make()
     config.model.seq_length = 32
     assert "seq_length: 32 (not in Mcore, default: 64)" in block(non_default_values(config), "model")
@@ -138,7 +138,7 @@ def test_a_deepseek_model_is_compared_with_the_latent_attention_class(make):
     assert "q_lora_rank: 512 (not in Mcore)" in plain
 
 
-def test_it_is_logged_in_one_piece(make, caplog):
+def test_the_report_is_one_log_record(make, caplog):
     caplog.set_level("INFO", logger="mb_config")
     config = make()
     config.log_non_default_values()

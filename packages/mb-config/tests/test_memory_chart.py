@@ -1,4 +1,4 @@
-"""The picture of a plan."""
+"""Memory chart of a plan."""
 
 from xml.etree import ElementTree
 
@@ -49,7 +49,7 @@ def test_the_memory_of_a_gpu_is_a_line_above_everything_that_fits():
     assert {"h100 75 GiB", "a < b", "pipeline stages 0 to 1"} <= set(words(root))
 
 
-def test_what_is_not_counted_is_said():
+def test_parts_that_are_not_counted_are_in_the_caption():
     _, root = draw(train=False)
     assert words(root)[-1] == "pipeline stages 0 to 1; not counted: activations"
 
@@ -60,5 +60,5 @@ def test_grid_lines_are_few_and_round():
     assert len(labels) < 16
 
 
-def test_each_memory_has_a_source():
+def test_each_memory_size_has_a_source():
     assert all(memory.size == memory.gigabytes * 10**9 and memory.source for memory in GPU_MEMORY.values())

@@ -1,4 +1,4 @@
-"""Resolving a model of several modules: nothing is asked of the model."""
+"""Resolving the configuration of a MIMO model, which does not read the model section."""
 
 from copy import deepcopy
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ def mimo(make):
     )
 
 
-def test_what_does_not_depend_on_the_model_is_filled_in(mimo):
+def test_fields_that_do_not_depend_on_the_model_are_resolved(mimo):
     mimo.scheduler.lr_warmup_iters = 0
     mimo.scheduler.lr_warmup_fraction = 0.1
     changes = mimo_runtime_config_update(mimo, rules=RULES)
@@ -49,7 +49,7 @@ def test_what_does_not_depend_on_the_model_is_filled_in(mimo):
     }
 
 
-def test_doing_it_again_changes_nothing(mimo):
+def test_resolving_is_idempotent(mimo):
     mimo.scheduler.lr_warmup_iters = 0
     mimo_runtime_config_update(mimo)
     after = deepcopy(mimo)
@@ -60,20 +60,20 @@ def test_doing_it_again_changes_nothing(mimo):
 @pytest.mark.parametrize(
     ("section", "value"), [("mixed_precision", "bf16_mixed"), ("comm_overlap", Modules())]
 )
-def test_what_belongs_to_the_modules_is_refused(mimo, section, value):
+def test_settings_of_the_modules_are_rejected(mimo, section, value):
     setattr(mimo, section, value)
-    with pytest.raises(ConfigError, match=r"V224.*several modules"):
+    with pytest.raises(ConfigError, match=r"V224.*is set for a MIMO model"):
         mimo_runtime_config_update(mimo)
 
 
-def test_the_rules_are_held(mimo):
+def test_violated_rules_are_errors(mimo):
     mimo.rng.seed = 0
     with pytest.raises(ConfigError, match="V240"):
         mimo_runtime_config_update(mimo, rules=RULES)
 
 
 class Traced:
-    """A precision recipe, an overlap section and a fact about the world that tell when they are asked."""
+    """Overlap section that records the values that it receives."""
 
     def __init__(self):
         self.trace = []
@@ -85,7 +85,7 @@ class Traced:
 
 
 def test_order_of_resolving(make):
-    """Overlap sees precision and data-parallel size; the rules see all of it."""
+    """Overlap reads the precision and the data-parallel size; rules read the resolved configuration."""
     overlap = Traced()
     config = make(mixed_precision="bf16_mixed", comm_overlap=overlap)
 
@@ -107,7 +107,7 @@ def test_order_of_resolving(make):
     assert overlap.trace == [("overlap", True, 2), ("rules", True, 8)]
 
 
-def test_the_rules_see_the_resolved_config(make):
+def test_rules_read_the_resolved_configuration(make):
     config = make()
     config.rng.seed = 0
     with pytest.raises(ConfigError, match="V240"):

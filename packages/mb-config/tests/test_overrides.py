@@ -1,4 +1,4 @@
-"""Changes from a command line and from partial files."""
+"""Changes from command lines and partial files."""
 
 import signal
 
@@ -85,16 +85,16 @@ def test_override(make, override, path, value):
         (
             "+train.train_iters=1",
             OverrideError,
-            "train.train_iters: is there already; use = or ++ instead of +",
+            "train.train_iters: is already set; use = or ++ instead of +",
         ),
         ("+train.nothing=1", UnknownKeyError, "train.nothing: no such field"),
-        ("~model", OverrideError, "model: cannot be deleted: a run needs it"),
+        ("~model", OverrideError, "model: cannot be deleted, because it is required"),
         ("~train.nothing", UnknownKeyError, "train.nothing: no such field"),
-        ("~train.train_iters=5", OverrideError, "train.train_iters: is 100, not 5: nothing to delete"),
+        ("~train.train_iters=5", OverrideError, "train.train_iters: is 100, not 5, so it is not deleted"),
         (
             "train.train_iters=1,2",
             OverrideError,
-            "train.train_iters: 'train.train_iters=1,2' gives several values; one run takes one",
+            "train.train_iters: 'train.train_iters=1,2' has several values, but a run takes one",
         ),
         ("db@x=1", OverrideError, "'db@x=1' names a Hydra group; write section.field=value"),
         ("rng=3", WrongTypeError, "rng: expected RNGConfig, not 3"),
@@ -102,35 +102,35 @@ def test_override(make, override, path, value):
         (
             "mixed_precision=bf16",
             UnknownPrecisionError,
-            "mixed_precision: no recipe 'bf16'; there are bf16_mixed",
+            "mixed_precision: unknown recipe 'bf16'. Use one of bf16_mixed",
         ),
     ],
 )
-def test_what_cannot_be_applied_is_refused(make, override, error, message):
+def test_overrides_that_cannot_be_applied_are_rejected(make, override, error, message):
     with pytest.raises(error) as caught:
         after(make(), override)
     assert isinstance(caught.value, ConfigReadError)
     assert str(caught.value).partition("command line: ")[2].startswith(message)
 
 
-def test_a_text_that_is_no_override(make):
-    with pytest.raises(OverrideError, match=r"cannot read the override 'a=\['"):
+def test_a_text_that_is_not_an_override(make):
+    with pytest.raises(OverrideError, match=r"cannot parse the override 'a=\['"):
         after(make(), "a=[")
-    with pytest.raises(OverrideError, match="cannot read the override 'a=999"):
+    with pytest.raises(OverrideError, match="cannot parse the override 'a=999"):
         after(make(), "a=" + 5000 * "9")
 
 
-def test_all_errors_come_together(make):
+def test_all_errors_are_reported_together(make):
     with pytest.raises(ManyReadErrors) as caught:
         after(make(), "train.lr=1", "rng.seed=x", "train.train_iters=5")
     assert [error.path for error in caught.value.errors] == ["train.lr", "rng.seed"]
 
 
-def test_a_field_of_a_section_that_is_off_switches_it_on(make, kinds):
+def test_setting_a_field_of_a_section_that_is_none_creates_the_section(make, kinds):
     assert after(make(), "peft.rank=4").peft == kinds["Adapter"](rank=4)
 
 
-def test_names_stand_for_sections(make, kinds):
+def test_sections_by_name(make, kinds):
     section_factories = {"peft": lambda name: kinds["Adapter"](rank=int(name[4:]))}
     assert after(make(), "peft=lora16", section_factories=section_factories).peft == kinds["Adapter"](rank=16)
 
@@ -146,16 +146,16 @@ def test_a_field_of_a_named_precision_changes_only_that(make):
     assert config.mixed_precision == expected
 
 
-def test_another_class_for_a_section(make, kinds):
+def test_a_different_class_for_a_section(make, kinds):
     config = after(make(), "dataset={_target_:TextData,seq_length:32,paths:[a]}")
     assert config.dataset == kinds["TextData"](seq_length=32, paths=["a"])
 
 
-def test_a_key_of_a_mapping_goes(make):
+def test_a_key_of_a_mapping_is_deleted(make):
     assert after(make(env_vars={"A": 1, "B": 2}), "~env_vars.A").env_vars == {"B": 2}
 
 
-def test_untyped_mappings_take_any_key(make):
+def test_untyped_mappings_accept_any_key(make):
     assert after(make(tokenizer={}), "tokenizer.path=x", "tokenizer.more.deep=1").tokenizer == {
         "path": "x",
         "more": {"deep": 1},
@@ -173,7 +173,7 @@ def test_a_partial_file_merges(make, tmp_path):
     assert provenance.origins["peft.rank"] == f"{file}:8"
 
 
-def test_slips_in_a_partial_file_carry_the_line(make, tmp_path):
+def test_errors_in_a_partial_file_have_the_line(make, tmp_path):
     file = tmp_path / "more.yaml"
     file.write_text("train:\n  train_iters: 7\n  lr: 3\n")
     with pytest.raises(UnknownKeyError) as caught:
@@ -181,7 +181,7 @@ def test_slips_in_a_partial_file_carry_the_line(make, tmp_path):
     assert str(caught.value) == f"{file}:3: train.lr: no such field; did you mean optimizer.lr?"
 
 
-def test_what_was_set_in_code_is_known(make):
+def test_fields_set_in_code_are_in_the_provenance(make):
     provenance = apply_overrides(make(), ["rng.seed=5"])
     assert provenance.origin("train.train_iters") == "code"
     assert provenance.origin("rng.seed") == "command line"

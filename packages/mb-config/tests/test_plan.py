@@ -1,4 +1,4 @@
-"""Parameters, stages and the whole plan. What Megatron really builds is compared in tests/end_to_end."""
+"""Resource plans: parameters and stages. tests/end_to_end compares them with models that Megatron builds."""
 
 from types import SimpleNamespace
 
@@ -78,12 +78,12 @@ def test_a_published_dense_model():
     )
 
 
-def test_a_published_model_of_experts_with_latent_attention():
+def test_a_published_moe_model_with_latent_attention():
     plan = run(DEEPSEEK_V3)
     assert (plan.parameters, plan.active_parameters) == (671_026_404_352, 37_552_282_624)
 
 
-SEES = {
+VISION_LANGUAGE = {
     **TINY,
     "vision_num_layers": 1,
     "vision_hidden_size": 4,
@@ -106,19 +106,21 @@ ENCODER = 3 * 4 * 4 + 4 + 4 * 4 + 4 * 4 * 5 + 16 * 9 + 4 + 2 * 8 + 8
     ],
 )
 def test_encoder_and_language_model(layout, fewest, stages):
-    plan = run({**SEES, **layout}, global_batch_size=4)
+    plan = run({**VISION_LANGUAGE, **layout}, global_batch_size=4)
     assert (plan.world_size, len(plan.stages), plan.num_microbatches) == (fewest, stages, 4)
     assert (plan.bubble_fraction, plan.peak.rank_bytes.activations) == (0.0 if stages == 1 else None, None)
     assert (plan.parts["encoder"], plan.parts["projection"]) == (ENCODER, 8 * 5 + 8 * 9)
 
 
-def test_processes_that_modules_do_not_fill_are_noted():
-    plan = run({**SEES, "language_rank_offset": 2, "tensor_model_parallel_size": 2}, world_size=3)
+def test_processes_that_do_not_fit_the_modules_are_noted():
+    plan = run({**VISION_LANGUAGE, "language_rank_offset": 2, "tensor_model_parallel_size": 2}, world_size=3)
     assert "leave the encoder 2 ranks for tp 2, and the language model 1 for tp 2" in plan.notes[0]
 
 
-def test_replicas_that_do_not_feed_each_other_are_noted():
-    plan = run({**SEES, "language_rank_offset": 2, "vision_tensor_model_parallel_size": 1}, world_size=5)
+def test_replicas_that_do_not_divide_each_other_are_noted():
+    plan = run(
+        {**VISION_LANGUAGE, "language_rank_offset": 2, "vision_tensor_model_parallel_size": 1}, world_size=5
+    )
     assert "have 2 replicas of the encoder and 3 of the language model" in plan.notes[0]
 
 
@@ -152,13 +154,13 @@ def test_an_encoder_and_its_decoder():
     assert any("cross-attention are not counted" in note for note in plan.notes)
 
 
-def test_an_encoder_may_have_layers_of_its_own_and_learned_positions_reach_the_longer_sequence():
+def test_an_encoder_with_its_own_number_of_layers_and_positions_for_the_longer_sequence():
     learned = {**T5_BASE, "position_embedding_type": "learned_absolute", "decoder_seq_length": 600}
     assert run(learned).parts["positions"] == 600 * 768
     assert run({**T5_BASE, "encoder_num_layers": 6}).parts["attention"] == 18 * 4 * 768**2
 
 
-def test_everything_of_a_small_plan():
+def test_all_fields_of_a_small_plan():
     plan = run({**LLAMA_8B, "pipeline_model_parallel_size": 4}, world_size=64)
     assert plan.to_dict() == {
         "parameters": {
@@ -182,14 +184,14 @@ def test_everything_of_a_small_plan():
     }
 
 
-def test_the_fullest_stage_is_the_first_where_activations_weigh_and_the_last_where_the_output_does():
+def test_the_peak_stage_is_the_first_for_large_activations_and_the_last_for_a_large_output_layer():
     wide = {**LLAMA_8B, "pipeline_model_parallel_size": 4}
     assert run(wide, world_size=64).peak_stage == 0
     recomputed = {**wide, "recompute_granularity": "full", "recompute_method": "uniform"}
     assert run(recomputed, world_size=64).peak_stage == 3
 
 
-def test_without_a_world_one_replica_is_planned():
+def test_without_a_world_size_one_replica_is_planned():
     plan = run({**LLAMA_8B, "tensor_model_parallel_size": 2, "context_parallel_size": 2})
     assert (plan.world_size, plan.data_parallel_size, plan.num_microbatches) == (4, 1, 128)
 
@@ -204,41 +206,44 @@ def test_without_a_world_one_replica_is_planned():
         ({"global_batch_size": None}, None, None, None),
     ],
 )
-def test_a_batch_that_changes_is_planned_as_it_ends(train, microbatches, tokens, note):
+def test_a_batch_that_changes_is_planned_with_its_last_size(train, microbatches, tokens, note):
     plan = run(LLAMA_8B, world_size=8, **train)
     assert (plan.num_microbatches, plan.tokens_per_step) == (microbatches, tokens)
     assert [text for text in plan.notes if "batch" in text] == ([] if note is None else [note])
 
 
-def test_experts_may_need_more_processes_than_the_dense_part():
+def test_experts_can_require_more_processes_than_the_dense_part():
     experts = {"num_moe_experts": 16, "expert_model_parallel_size": 4, "tensor_model_parallel_size": 2}
     assert smallest_world({**experts, "context_parallel_size": 2}) == 8
     assert smallest_world({**experts, "expert_tensor_parallel_size": 1, "context_parallel_size": 3}) == 12
-    with pytest.raises(PlanError, match="context_parallel_size: must be 1 or more"):
+    with pytest.raises(PlanError, match="context_parallel_size: must be an integer of at least 1"):
         smallest_world({"context_parallel_size": 0})
 
 
-def test_what_is_not_known_is_none_and_said():
+def test_unknown_values_are_none_and_noted():
     plan = make_plan({"model": {**TINY, "tensor_model_parallel_size": 2}}, world_size=3)
     assert (plan.data_parallel_size, plan.num_microbatches, plan.bubble_fraction) == (None, None, None)
     assert (plan.peak.rank_bytes.activations, plan.peak.rank_bytes.total) == (None, None)
     assert plan.notes == (
-        "3 processes are no multiple of tp x pp x cp = 2",
+        "3 processes are not a multiple of tp x pp x cp = 2",
         "the sequence length is not known",
     )
 
 
-def test_local_layers_are_said_to_keep_more():
-    assert "local layers keep more" in run({**LLAMA_8B, "transformer_impl": "local"}).notes[0]
+def test_a_note_on_activations_of_local_layers():
+    assert (
+        "local layers without fused kernels save more"
+        in run({**LLAMA_8B, "transformer_impl": "local"}).notes[0]
+    )
 
 
-def test_sections_may_be_objects_with_fields_in_a_mapping_beside_them():
+def test_sections_can_be_objects_with_fields_in_a_transformer_mapping():
     model = SimpleNamespace(**{**TINY, "num_layers": 2}, transformer={"mtp_num_layers": 1})
     with_mtp = make_plan({"model": model}).parameters
     assert with_mtp - make_plan({"model": {**TINY, "num_layers": 2}}).parameters == 3 * 16 + 128 + 872
 
 
-def test_ranks_hold_more_of_latent_attention_with_transformer_engine_than_with_local_layers():
+def test_down_projections_of_latent_attention_are_replicated_with_transformer_engine():
     model = {**DEEPSEEK_V3, "tensor_model_parallel_size": 8}
     engine, local = run(model), run({**model, "transformer_impl": "local"})
     assert engine.parameters == local.parameters
@@ -246,7 +251,7 @@ def test_ranks_hold_more_of_latent_attention_with_transformer_engine_than_with_l
     assert engine.stages[0].rank_parameters - local.stages[0].rank_parameters == copied * 7 // 8
 
 
-def test_the_vocabulary_may_come_from_the_tokenizer():
+def test_the_vocabulary_size_can_be_passed():
     model = {name: value for name, value in TINY.items() if name != "vocab_size"}
     assert make_plan({"model": model}, vocab_size=16).parameters == make_plan({"model": TINY}).parameters
 
@@ -274,8 +279,8 @@ PP2 = {"pipeline_model_parallel_size": 2}
 @pytest.mark.parametrize(
     ("change", "blamed"),
     [
-        ({"is_hybrid_model": True}, "model.is_hybrid_model: not counted"),
-        ({"vision_num_layers": 2}, "model.vision_hidden_size: must be 1 or more"),
+        ({"is_hybrid_model": True}, "model.is_hybrid_model: is not supported"),
+        ({"vision_num_layers": 2}, "model.vision_hidden_size: must be an integer of at least 1"),
         (
             {
                 "vision_num_layers": 2,
@@ -284,36 +289,36 @@ PP2 = {"pipeline_model_parallel_size": 2}
                 "image_size": 8,
                 "patch_size": 3,
             },
-            "9 channels for 2 heads, and patches of 3 in pictures of 8 pixels",
+            "9 channels for 2 heads, and patches of 3 in images of 8 pixels",
         ),
-        ({"hybrid_layer_pattern": "M+"}, "'M+' is not counted (+)"),
+        ({"hybrid_layer_pattern": "M+"}, "'M+' is invalid (+)"),
         ({"hybrid_layer_pattern": "|"}, "no layers"),
         ({"hybrid_layer_pattern": ""}, "no layers"),
-        ({"hybrid_layer_pattern": "ME"}, "model.num_moe_experts: not set"),
-        ({"hybrid_layer_pattern": "M*/*/-"}, "further tokens by '*', '-'"),
-        ({"hybrid_layer_pattern": "M*/"}, "further tokens by ''"),
-        ({**PP2, "hybrid_layer_pattern": "M|*|-"}, "is cut into 3 stages"),
-        ({"hybrid_layer_pattern": "M", "tensor_model_parallel_size": 16}, "heads in 8 groups cannot be cut into 16"),
+        ({"hybrid_layer_pattern": "ME"}, "model.num_moe_experts: is not set"),
+        ({"hybrid_layer_pattern": "M*/*/-"}, "multi-token predictions with the layers '*', '-'"),
+        ({"hybrid_layer_pattern": "M*/"}, "multi-token predictions with the layers ''"),
+        ({**PP2, "hybrid_layer_pattern": "M|*|-"}, "has 3 parts for 2 stages"),
+        ({"hybrid_layer_pattern": "M", "tensor_model_parallel_size": 16}, "heads in 8 groups cannot be split into 16"),
         ({**PP2, "decoder_seq_length": 8}, "an encoder and its decoder are one stage"),
-        ({"gtp_weight_remat_size": 2}, "model.gtp_weight_remat_size: not counted"),
-        ({"num_layers": None}, "model.num_layers: must be 1 or more"),
-        ({"hidden_size": True}, "model.hidden_size: must be 1 or more"),
-        ({"vocab_size": None}, "model.vocab_size: not set"),
-        ({"position_embedding_type": "learned_absolute"}, "model.seq_length: not set"),
-        ({"num_moe_experts": 2, "moe_layer_freq": [1]}, "model.moe_layer_freq: [1] says nothing"),
+        ({"gtp_weight_remat_size": 2}, "model.gtp_weight_remat_size: is not supported"),
+        ({"num_layers": None}, "model.num_layers: must be an integer of at least 1"),
+        ({"hidden_size": True}, "model.hidden_size: must be an integer of at least 1"),
+        ({"vocab_size": None}, "model.vocab_size: is not set"),
+        ({"position_embedding_type": "learned_absolute"}, "model.seq_length: is not set"),
+        ({"num_moe_experts": 2, "moe_layer_freq": [1]}, "model.moe_layer_freq: [1] is not valid"),
         ({"num_moe_experts": 3, "expert_model_parallel_size": 2}, "model.num_moe_experts: 3 experts"),
-        ({"vocab_size": 17, "tensor_model_parallel_size": 2}, "model.vocab_size: 17 cannot be cut"),
-        ({"pipeline_model_parallel_size": 3}, "model.num_layers: 4 layers cannot be shared by 3 stages"),
+        ({"vocab_size": 17, "tensor_model_parallel_size": 2}, "model.vocab_size: 17 cannot be split"),
+        ({"pipeline_model_parallel_size": 3}, "model.num_layers: 4 layers cannot be divided equally over 3 stages"),
         ({**PP2, "num_layers_in_first_pipeline_stage": 4, "num_layers_in_last_pipeline_stage": 1},
-         "4 layers, but the stages hold 5"),
+         "is 4, but the stages have 5 layers"),
         ({**PP2, "num_layers_in_first_pipeline_stage": 1, "account_for_loss_in_pipeline_split": True}, "excludes"),
         ({**PP2, "num_layers": 3, "virtual_pipeline_model_parallel_size": 3,
-          "account_for_loss_in_pipeline_split": True}, "2 layers cannot be shared by 3 virtual stages"),
-        ({**PP2, "pipeline_model_parallel_layout": "Ett|xxL"}, "is no layout"),
-        ({**PP2, "pipeline_model_parallel_layout": 7}, "is no layout"),
-        ({**PP2, "pipeline_model_parallel_layout": "Ett|t|tL"}, "3 parts do not fit pp=2"),
-        ({**PP2, "pipeline_model_parallel_layout": "Ett|ttmL"}, "holds 1 layers of multi-token prediction of 0"),
-        ({**PP2, "pipeline_model_parallel_layout": "Ett|tL"}, "4 layers, but the stages hold 3"),
+          "account_for_loss_in_pipeline_split": True}, "2 layers cannot be divided equally over 3 virtual stages"),
+        ({**PP2, "pipeline_model_parallel_layout": "Ett|xxL"}, "is not a layout"),
+        ({**PP2, "pipeline_model_parallel_layout": 7}, "is not a layout"),
+        ({**PP2, "pipeline_model_parallel_layout": "Ett|t|tL"}, "3 parts do not match pp=2"),
+        ({**PP2, "pipeline_model_parallel_layout": "Ett|ttmL"}, "has 1 layers of multi-token prediction, but"),
+        ({**PP2, "pipeline_model_parallel_layout": "Ett|tL"}, "is 4, but the stages have 3 layers"),
         ({"num_layers": HUGE}, "model.num_layers: is 999,999,999, more than 10,000"),
         ({"num_layers": HUGE, "num_moe_experts": 4}, "model.num_layers: is 999,999,999, more than 10,000"),
         ({"mtp_num_layers": HUGE}, "model.mtp_num_layers: is 999,999,999, more than 10,000"),
@@ -322,12 +327,12 @@ PP2 = {"pipeline_model_parallel_size": 2}
         ({"pipeline_model_parallel_size": HUGE}, "model.pipeline_model_parallel_size: 999,999,999 stages"),
         ({**PP2, "virtual_pipeline_model_parallel_size": HUGE},
          "model.virtual_pipeline_model_parallel_size: 1,999,999,998 stages"),
-        ({**PP2, "pipeline_model_parallel_layout": "Et*999999999|L"}, "layout: 999,999,999 parts are more"),
-        ({**PP2, "pipeline_model_parallel_layout": "E(t*9999|)*99999L"}, "layout: 699,993 parts are more"),
-        ({**PP2, "pipeline_model_parallel_layout": "Et*" + 5000 * "9"}, "layout: 1,000,000,000 parts are more"),
+        ({**PP2, "pipeline_model_parallel_layout": "Et*999999999|L"}, "layout: 999,999,999 parts exceed"),
+        ({**PP2, "pipeline_model_parallel_layout": "E(t*9999|)*99999L"}, "layout: 699,993 parts exceed"),
+        ({**PP2, "pipeline_model_parallel_layout": "Et*" + 5000 * "9"}, "layout: 1,000,000,000 parts exceed"),
     ],
 )  # fmt: skip
-def test_sizes_that_cannot_be_counted_are_refused_by_name(change, blamed):
+def test_sizes_that_cannot_be_counted_are_rejected_with_their_path(change, blamed):
     model = {**TINY, **change}
     with pytest.raises(PlanError) as rejected:
         make_plan({"model": model})
@@ -344,7 +349,7 @@ def test_a_hybrid_is_counted_layer_by_layer():
     assert "activations of a hybrid model are not counted" in plan.notes
 
 
-def test_further_tokens_of_a_hybrid_that_share_their_layers_count_once():
+def test_multi_token_predictions_that_share_their_layers_count_once():
     model = {**TINY, "num_moe_experts": 4, "mtp_use_repeated_layer": True}
     one, two = (
         make_plan({"model": {**model, "hybrid_layer_pattern": text}}) for text in ("ME*/E", "ME*/E/E")
@@ -353,9 +358,9 @@ def test_further_tokens_of_a_hybrid_that_share_their_layers_count_once():
     assert two.parameters - two.active_parameters == 2 * (4 - 2) * (2 * 8 * 32 + 32 + 8)
 
 
-def test_a_huge_group_of_microbatches_is_refused_where_there_are_so_many():
+def test_a_huge_group_of_microbatches_is_rejected():
     vp = {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2, "seq_length": 8}
     model = {**TINY, **vp, "microbatch_group_size_per_vp_stage": 10**8 - 1}
     assert run(model, micro_batch_size=1, global_batch_size=8).num_microbatches == 8
-    with pytest.raises(PlanError, match="99,999,999 microbatches in a row are more than the 1,024"):
+    with pytest.raises(PlanError, match="99,999,999 consecutive microbatches exceed the limit of 1,024"):
         run(model, micro_batch_size=1, global_batch_size=10**8)

@@ -1,4 +1,4 @@
-"""Bytes: of parameters, of activations, of microbatches in flight."""
+"""Resource plans: bytes of parameters, activations and microbatches in flight."""
 
 import pytest
 from hypothesis import given, settings
@@ -54,22 +54,22 @@ SELECTIVE = {"recompute_granularity": "selective"}
     ],
     ids=["one rank", "tensor", "sequence", "selective, tensor", "selective, sequence"],
 )
-def test_a_dense_layer_keeps_what_korthikanti_et_al_2022_say_in_table_2(change, size):
+def test_a_dense_layer_saves_the_bytes_of_korthikanti_et_al_2022_table_2(change, size):
     assert layer(change) == size
 
 
-def test_fused_attention_keeps_no_scores_and_context_parallelism_shares_the_tokens():
+def test_fused_attention_saves_no_scores_and_context_parallelism_splits_the_tokens():
     fused = {"attention_backend": "flash"}
     assert layer(fused) == S * (34 * H + 4 * A)
     assert layer({**fused, "context_parallel_size": 2}) == layer(fused) / 2
 
 
-def test_without_dropout_no_masks_are_kept():
+def test_without_dropout_no_masks_are_saved():
     dry = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
     assert layer(dry) == S * H * (32 + 2 * A * S / H)
 
 
-def test_experts_keep_what_they_are_sent():
+def test_experts_save_the_tokens_that_they_receive():
     moe = {
         "num_moe_experts": 8,
         "moe_ffn_hidden_size": H,
@@ -82,7 +82,7 @@ def test_experts_keep_what_they_are_sent():
     assert layer(again, experts=True) == layer(again) - 16 * S * H
 
 
-def test_gated_mlps_and_norms_can_be_computed_again():
+def test_gated_mlps_and_norms_can_be_recomputed():
     gated = {
         "gated_linear_unit": True,
         "ffn_hidden_size": H,
@@ -93,7 +93,7 @@ def test_gated_mlps_and_norms_can_be_computed_again():
     assert layer(gated) - layer(again) == S * 2 * (3 * H + 2 * H)
 
 
-def test_an_activation_that_is_not_fused_keeps_what_is_between():
+def test_an_activation_that_is_not_fused_saves_intermediate_tensors():
     gated = {"gated_linear_unit": True, "ffn_hidden_size": H, "moe_ffn_hidden_size": H, "moe_router_topk": 1}
     fused = {**gated, "bias_activation_fusion": True}
     assert layer(gated) - layer(fused) == 2 * S * 2 * H
@@ -102,7 +102,7 @@ def test_an_activation_that_is_not_fused_keeps_what_is_between():
     assert more == 3 * S * 2 * H
 
 
-def test_latent_attention_keeps_the_compressed_and_the_whole():
+def test_latent_attention_saves_compressed_and_full_tensors():
     mla = {
         "multi_latent_attention": True,
         "q_lora_rank": 100,
@@ -129,7 +129,7 @@ def chunk(change):
     )
 
 
-def test_full_recomputation_keeps_inputs_and_needs_one_group_at_work():
+def test_full_recomputation_saves_inputs_and_one_active_group():
     ends = S * H + 4 * S * H + 4 * S * V
     assert chunk({}) == (4 * layer() + ends, 0.0)
     assert chunk(FULL) == (4 * 2 * S * H + ends, layer())
@@ -140,7 +140,7 @@ def test_full_recomputation_keeps_inputs_and_needs_one_group_at_work():
     assert chunk(spread_out)[0] == 4 * 2 * S * H / 8 + S * H + 4 * S * H + 4 * S * V / 8
 
 
-def test_layers_of_multi_token_prediction_keep_a_layer_and_logits():
+def test_multi_token_prediction_saves_a_layer_and_logits():
     more = chunk({"mtp_num_layers": 1})[0] - chunk({})[0]
     assert more == layer() + 6 * 2 * S * H + 4 * S * V
     assert chunk({**FULL, "mtp_num_layers": 1})[0] - chunk(FULL)[0] == 7 * 2 * S * H + 4 * S * V
@@ -156,7 +156,7 @@ def test_bubbles():
     assert pipeline(4, chunks=2, microbatches=8).bubble == 3 / 19
 
 
-def test_1f1b_holds_as_many_microbatches_as_stages_follow():
+def test_1f1b_holds_one_microbatch_per_following_stage():
     assert [pipeline(4).peak(stage, [1.0]) for stage in range(4)] == [4, 3, 2, 1]
     assert pipeline(4, microbatches=2).peak(0, [1.0], while_working=0.5) == 2.5
 
@@ -170,7 +170,7 @@ def test_interleaving_holds_more_by_the_factor_of_korthikanti_et_al_2022_section
 
 @settings(max_examples=50, deadline=None)
 @given(stages=st.integers(2, 5), chunks=st.integers(1, 4), times=st.integers(1, 12), stage=st.integers(0, 4))
-def test_looking_at_a_few_microbatches_finds_the_peak_of_all(stages, chunks, times, stage):
+def test_a_few_microbatches_determine_the_peak_of_all(stages, chunks, times, stage):
     held, stage = [1.0 + chunk for chunk in range(chunks)], stage % stages
     one = pipeline(stages, chunks=chunks, microbatches=times * stages)
     assert one.peak(stage, held) == slow_peak(one, stage, held)
@@ -246,12 +246,12 @@ def test_bytes_of_a_parameter(model, optimizer, ddp, bytes_each):
         ({**FSDP, "data_parallel_sharding_strategy": "optim_grads_params"}, (True, True, True)),
     ],
 )
-def test_what_is_spread_over_the_replicas(ddp, sharded):
+def test_state_that_is_sharded_over_the_replicas(ddp, sharded):
     store = parameter_storage({}, optimizer={}, ddp=ddp)
     assert (store.weights_sharded, store.gradients_sharded, store.optimizer_sharded) == sharded
 
 
-def test_copies_of_what_is_spread():
+def test_copies_of_sharded_state():
     two = {**FSDP, "num_distributed_optimizer_instances": 2}
     store = parameter_storage({}, optimizer={}, ddp=two)
     assert (store.instances, store.optimizer_instances) == (2, 2)
@@ -259,7 +259,7 @@ def test_copies_of_what_is_spread():
     assert (outer.instances, outer.optimizer_instances) == (2, 1)
 
 
-def test_what_is_left_out_is_said():
+def test_omissions_are_noted():
     assert "8- and 4-bit" in parameter_storage({**BF16, "fp8": "hybrid"}, optimizer=None, ddp=None).notes[0]
     assert (
         "'muon' is not counted" in parameter_storage({}, optimizer={"optimizer": "muon"}, ddp=None).notes[0]
@@ -268,11 +268,11 @@ def test_what_is_left_out_is_said():
     assert "gathered" in parameter_storage({}, optimizer=None, ddp=gathered).notes[0]
 
 
-def test_without_the_optimizer_a_checkpoint_holds_weights():
+def test_a_checkpoint_without_the_optimizer_contains_weights():
     assert parameter_storage(BF16, optimizer=BF16, ddp=None, save_optim=False).saved == 2
 
 
-def test_dense_parameters_and_experts_are_spread_over_ranks_of_their_own():
+def test_dense_parameters_and_experts_are_sharded_over_different_ranks():
     assert sharded_bytes(ParameterCount(0, 1000, 600), 12, dense_over=8, expert_over=2) == 12 * (125 + 300)
 
 

@@ -1,4 +1,4 @@
-"""Problems of several checks in one list: an error is never dropped for a warning."""
+"""Merging of problems from several checks: an error is never replaced by a warning."""
 
 from mb_config.problem_merging import drop_implied, merge_problems
 from mb_config.problems import Problem
@@ -31,7 +31,7 @@ def test_a_repeated_problem_is_listed_once():
     assert merge_problems([problem("V1")], [problem("V1")]) == [problem("V1")]
 
 
-def test_what_resolving_computed_from_a_rejected_value_is_left_out():
+def test_problems_that_follow_from_a_rejected_value_are_omitted():
     computed = problem("V2", origin={"train.a": "resolve: V3"})
     assert merge_problems([problem("V1")], [computed]) == [problem("V1")]
     warned = problem("V1", severity="warning")

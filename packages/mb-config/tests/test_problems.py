@@ -1,4 +1,4 @@
-"""Problems come all together, with values, origins, reasons and what to do."""
+"""Problems: reported together, with values, origins, reasons and fixes."""
 
 import json
 from dataclasses import replace
@@ -33,7 +33,7 @@ def test_problem_holds_values_and_where_they_came_from():
     assert found == [PROBLEM]
 
 
-def test_problem_reads_as_one_sentence_and_what_to_do():
+def test_problem_as_text():
     assert str(PROBLEM) == "a.size: 3 is odd, because pairs are made. Set a.size to an even number."
 
 
@@ -50,7 +50,7 @@ def test_problem_as_json():
     }
 
 
-def test_odd_values_become_json_too():
+def test_other_values_as_json():
     problem = Problem(
         id="X", fields=("a",), message="", why="", fix="", values={"a": (1, {"b": {2}}), "c": len}
     )
@@ -69,7 +69,7 @@ RATIO = Rule(
 
 
 @pytest.mark.parametrize("sections", [{}, {"a": None}, {"a": {}}, {"a": object()}, {"b": {"size": 0}}])
-def test_a_rule_is_left_out_where_its_section_or_first_field_is_absent(sections):
+def test_a_rule_is_skipped_if_its_section_or_first_field_is_absent(sections):
     assert check(sections, [EVEN, RATIO]) == []
 
 
@@ -77,7 +77,7 @@ def test_another_absent_field_reads_as_none():
     assert [problem.message for problem in check({"a": {"size": 0}}, [RATIO])] == ["0 is below None"]
 
 
-def test_an_unknown_fact_leaves_a_rule_out(make):
+def test_a_rule_that_reads_an_unknown_fact_is_skipped(make):
     config = make()
     config.train.global_batch_size = 12
     assert config.check() == []
@@ -99,11 +99,11 @@ def test_validate_returns_warnings(make):
     assert [problem.id for problem in config.validate()] == ["V205"]
 
 
-def test_every_rule_can_be_checked_on_an_empty_world():
+def test_every_rule_can_be_checked_without_sections():
     assert check({}, RULES) == []
 
 
-def test_a_rule_can_speak_of_a_section_as_a_whole():
+def test_a_rule_can_read_a_complete_section():
     rule = Rule(
         id="X1",
         fields=("profiling",),
@@ -139,19 +139,19 @@ def test_a_rule_that_prints_a_secret_prints_it_masked():
     rule = Rule(
         id="X1",
         fields=("logger.comet_api_key", "logger.name"),
-        test=lambda key, name: f"{key!r} is set beside name={name}, that is comet_api_key={key}",
-        why="nobody listens",
+        test=lambda key, name: f"{key!r} is set together with name={name}, that is comet_api_key={key}",
+        why="no service receives it",
         fix="Unset it.",
         fails={"logger.comet_api_key": "x"},
         passes={},
     )
     found = check({"logger": {"comet_api_key": "s3cret-value", "name": "run"}}, [rule])
     assert [problem.message for problem in found] == [
-        "'<masked>' is set beside name=run, that is comet_api_key=<masked>"
+        "'<masked>' is set together with name=run, that is comet_api_key=<masked>"
     ]
     assert "s3cret-value" not in json.dumps(found[0].to_dict())
 
 
-def test_values_are_told_in_the_words_of_a_file_whatever_the_rule_wrote():
+def test_python_literals_in_messages_are_written_as_in_a_file():
     rule = replace(EVEN, test=lambda size: "bf16=False, pp=None, not True")
     assert check({"a": {"size": 3}}, [rule])[0].message == "bf16=false, pp=null, not True"

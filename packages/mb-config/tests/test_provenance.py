@@ -1,4 +1,4 @@
-"""Every field knows where its value came from."""
+"""Origin of every value."""
 
 from dataclasses import dataclass, field
 
@@ -51,7 +51,7 @@ class Recorded:
     _given: set = field(default_factory=set, init=False, compare=False)
 
 
-def test_a_section_of_another_package_may_keep_a_record(make):
+def test_a_section_of_another_package_can_have_a_record(make):
     model = Recorded()
     model._given = {"bf16"}
     assert given_fields(model) == {"bf16"}
@@ -62,7 +62,7 @@ def test_a_section_of_another_package_may_keep_a_record(make):
         runtime_config_update(config, world_size=1, provenance=provenance)
 
 
-def test_resolved_values_are_nobodys_wish(make):
+def test_resolved_values_do_not_count_as_set(make):
     config = make(mixed_precision="bf16_mixed", optimizer=OptimizerConfig(lr=1e-3))
     runtime_config_update(config, world_size=1)
     assert Provenance.of(config).origin("model.bf16") == "resolve: V017"
@@ -71,7 +71,7 @@ def test_resolved_values_are_nobodys_wish(make):
     assert (config.model.bf16, config.model.fp16, config.optimizer.fp16) == (False, True, True)
 
 
-def test_a_value_that_was_changed_after_resolving_is_a_wish(make):
+def test_a_value_that_is_changed_after_resolving_counts_as_set(make):
     config = make(mixed_precision="bf16_mixed")
     runtime_config_update(config, world_size=1)
     config.model.bf16 = False

@@ -1,4 +1,4 @@
-"""Resolving fills in what follows, says so, and never overwrites the user in silence."""
+"""Resolving: computed fields, reported changes, and values of the user that are never overwritten silently."""
 
 from copy import deepcopy
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ def recipe(config):
     return Provenance.of(config, origin="recipe tiny")
 
 
-def test_a_ramp_that_cannot_be_read_is_refused(make):
+def test_an_invalid_ramp_up_is_rejected(make):
     config = make()
     config.train.rampup_batch_size = [2, 4]
     with pytest.raises(ConfigError) as rejected:
@@ -34,7 +34,7 @@ def test_a_ramp_that_cannot_be_read_is_refused(make):
     assert [problem.id for problem in rejected.value.problems] == ["TR02"]
 
 
-def test_every_change_is_returned_and_the_second_call_changes_nothing(make):
+def test_every_change_is_returned_and_resolving_is_idempotent(make):
     config = make(train=TrainingConfig(train_samples=1000, global_batch_size=30, micro_batch_size=3))
     config.scheduler.lr_warmup_iters = 0
     provenance = Provenance()
@@ -79,7 +79,7 @@ def test_precision_reaches_model_optimizer_and_wrapper(make):
 
 
 @pytest.mark.parametrize("how", ["code", "command line", "recipe"])
-def test_a_hand_set_value_is_not_overwritten_by_the_precision_recipe(make, how):
+def test_a_value_set_explicitly_is_not_overwritten_by_the_precision_recipe(make, how):
     config = make(mixed_precision="bf16_mixed")
     if how == "command line":
         provenance = apply_overrides(config, ["ddp.grad_reduce_in_fp32=false"], provenance=recipe(config))
@@ -92,7 +92,7 @@ def test_a_hand_set_value_is_not_overwritten_by_the_precision_recipe(make, how):
 
 
 @pytest.mark.parametrize("name", ["recipe.yaml", "recipes/tiny.yaml", "default.yaml", "resolve.yaml"])
-def test_a_file_counts_as_the_users_whatever_it_is_called(make, name):
+def test_a_file_counts_as_set_by_the_user_for_any_file_name(make, name):
     config = make(mixed_precision="bf16_mixed")
     provenance = recipe(config)
     provenance.note("ddp.grad_reduce_in_fp32", f"{name}:3")
@@ -113,7 +113,7 @@ def test_a_batch_that_is_rounded_down_is_so_in_the_evaluation_too(make):
     assert [problem.id for problem in config.check(world_size=3)] == ["V119"]
 
 
-def test_the_users_precision_beats_a_recipes_fields(make):
+def test_the_users_precision_overrides_fields_of_a_recipe(make):
     config = make(optimizer=OptimizerConfig(lr=1e-3, bf16=True), mixed_precision="bf16_mixed")
     provenance = apply_overrides(config, ["mixed_precision=fp16_mixed"], provenance=recipe(config))
     changes = runtime_config_update(config, world_size=1, provenance=provenance)
@@ -132,7 +132,7 @@ def test_a_value_that_cannot_be_kept_is_a_named_conflict(make):
     assert config.optimizer.bf16 is False
 
 
-def test_none_in_a_recipe_leaves_what_must_not_be_none(make):
+def test_none_in_a_recipe_does_not_overwrite_a_required_value(make):
     config = make(mixed_precision=MixedPrecisionConfig())
     config.model.pipeline_dtype = "float32"
     runtime_config_update(config, world_size=1, provenance=recipe(config))
@@ -177,7 +177,7 @@ def test_what_recipes_set(name, values):
     assert {key: getattr(precision, key) for key in values} == values
 
 
-def test_a_layout_that_does_not_fit_is_refused(make):
+def test_a_layout_that_does_not_fit_is_rejected(make):
     config = make()
     config.model.tensor_model_parallel_size = 2
     with pytest.raises(ConfigError, match=r"V030.*3 processes"):
@@ -201,21 +201,21 @@ def test_wrapper_and_optimizer_shard_together(make, sections, expected):
     )
 
 
-def test_the_users_no_wins_over_a_recipes_yes(make):
+def test_false_set_by_the_user_overrides_true_of_a_recipe(make):
     config = make(optimizer=OptimizerConfig(lr=1e-3, use_distributed_optimizer=True))
     provenance = apply_overrides(config, ["ddp.use_distributed_optimizer=false"], provenance=recipe(config))
     runtime_config_update(config, world_size=1, provenance=provenance)
     assert config.optimizer.use_distributed_optimizer is False
 
 
-def test_two_wishes_for_one_switch_are_a_conflict(make):
+def test_two_values_for_one_setting_are_a_conflict(make):
     ddp = DistributedDataParallelConfig(use_distributed_optimizer=False)
     config = make(ddp=ddp, optimizer=OptimizerConfig(lr=1e-3, use_distributed_optimizer=True))
     with pytest.raises(ConfigError, match=r"V143.*ddp.use_distributed_optimizer: is false"):
         runtime_config_update(config, world_size=1)
 
 
-def test_moved_evaluation_fields_arrive(make):
+def test_deprecated_evaluation_fields_are_moved(make):
     config = make()
     config.train.eval_iters = 3
     runtime_config_update(config, world_size=1)
@@ -223,7 +223,7 @@ def test_moved_evaluation_fields_arrive(make):
     assert config.validation.eval_iters == 3
 
 
-def test_a_moved_field_given_twice_is_a_conflict(make):
+def test_a_deprecated_field_that_is_set_twice_is_a_conflict(make):
     config = make()
     config.train.eval_iters = 3
     config.validation.eval_iters = 4
@@ -239,14 +239,14 @@ def test_te_rng_tracker_and_cpu_initialisation_follow(make):
     assert (config.model.use_te_rng_tracker, config.model.use_cpu_initialization) == (True, True)
 
 
-def test_a_length_that_is_not_given_is_refused(make):
+def test_a_length_that_is_not_given_is_rejected(make):
     with pytest.raises(ConfigError, match="V056"):
         runtime_config_update(
             make(train=TrainingConfig(global_batch_size=8, micro_batch_size=2)), world_size=1
         )
 
 
-def test_an_empty_decay_is_refused(make):
+def test_an_empty_decay_is_rejected(make):
     with pytest.raises(ConfigError, match="V204"):
         runtime_config_update(make(scheduler=SchedulerConfig(lr_decay_iters=0)), world_size=1)
 
@@ -285,13 +285,13 @@ def test_overlap_does_not_overwrite_the_user(make):
     assert (config.ddp.overlap_grad_reduce, config.ddp.bucket_size) == (False, 200)
 
 
-def test_overlap_is_told_what_the_user_set(make):
+def test_overlap_receives_the_fields_that_the_user_set(make):
     config = make(comm_overlap=KeepingOverlap(), ddp=DistributedDataParallelConfig(overlap_grad_reduce=False))
     runtime_config_update(config, world_size=2)
     assert "ddp.overlap_grad_reduce" in config.comm_overlap.kept
 
 
-def test_a_config_handed_on_without_its_defaults_resolves_alike(make, kinds, tmp_path):
+def test_a_config_written_without_defaults_resolves_equally(make, kinds, tmp_path):
     config = make(mixed_precision="bf16_mixed")
     config.to_yaml(tmp_path / "run.yaml", defaults=False)
     other = kinds["Config"].from_yaml(tmp_path / "run.yaml")

@@ -1,4 +1,4 @@
-"""Megatron-FSDP asked for in one place sets both, and what must go with it; the user is never overwritten."""
+"""Resolving for Megatron-FSDP: required fields are set; values of the user are never overwritten."""
 
 import pytest
 
@@ -28,18 +28,18 @@ def of_fsdp(changes):
     return {field: value for field, value in changes.items() if value[1].startswith("V17")}
 
 
-def test_one_switch_sets_both_and_the_distributed_optimizer(make):
+def test_one_field_sets_both_and_the_distributed_optimizer(make):
     config = make(ddp=DistributedDataParallelConfig(use_megatron_fsdp=True))
     assert of_fsdp(resolve(config)) == ALWAYS
     assert resolve(config) == {}
 
 
-def test_the_switch_of_the_start_up_does_the_same(make):
+def test_the_field_of_dist_does_the_same(make):
     config = make(dist=DistributedInitConfig(use_megatron_fsdp=True))
     assert resolve(config)["ddp.use_megatron_fsdp"] == (True, "V170")
 
 
-def test_what_goes_with_it_follows(make):
+def test_required_fields_are_set(make):
     ddp = DistributedDataParallelConfig(use_megatron_fsdp=True, nccl_ub=True)
     optimizer = OptimizerConfig(lr=1e-3, use_precision_aware_optimizer=True)
     assert of_fsdp(resolve(make(ddp=ddp, optimizer=optimizer))) == {
@@ -49,7 +49,7 @@ def test_what_goes_with_it_follows(make):
     }
 
 
-def test_a_precision_recipe_gives_way_and_a_second_time_changes_nothing(make):
+def test_values_of_a_recipe_are_replaced_and_resolving_is_idempotent(make):
     ddp = DistributedDataParallelConfig(use_megatron_fsdp=True)
     config = make(ddp=ddp, mixed_precision="bf16_with_mxfp8_mixed")
     assert "ddp.reuse_grad_buf_for_mxfp8_param_ag" not in resolve(config)
@@ -66,7 +66,7 @@ def test_a_precision_recipe_gives_way_and_a_second_time_changes_nothing(make):
         ({"nccl_ub": True, "fsdp_manual_registration": False}, "V177"),
     ],
 )
-def test_a_value_that_the_user_set_against_it_is_a_conflict(make, values, rule):
+def test_a_conflicting_value_of_the_user_is_a_conflict(make, values, rule):
     config = make(ddp=DistributedDataParallelConfig(use_megatron_fsdp=True, **values))
     with pytest.raises(ConfigError) as caught:
         runtime_config_update(config, world_size=1)
@@ -80,7 +80,7 @@ def test_two_switches_that_disagree_are_a_conflict(make):
         dist=DistributedInitConfig(use_megatron_fsdp=True),
     )
     with pytest.raises(
-        ConfigError, match=r"ddp.use_megatron_fsdp: is false, but dist.use_megatron_fsdp is on"
+        ConfigError, match=r"ddp.use_megatron_fsdp: is false, but dist.use_megatron_fsdp is true"
     ):
         runtime_config_update(config, world_size=1)
 

@@ -1,4 +1,4 @@
-"""What follows from switches of the model."""
+"""Resolving of fields that follow from the model section."""
 
 from dataclasses import dataclass
 
@@ -19,22 +19,22 @@ def experts(kinds):
     return Experts
 
 
-def test_a_flexible_dispatcher_without_a_backend_becomes_the_plain_one(make, experts):
+def test_a_flex_dispatcher_without_a_backend_becomes_alltoall(make, experts):
     config = make(model=experts())
     changes = runtime_config_update(config, world_size=1)
     assert [c.why for c in changes if c.field == "model.moe_token_dispatcher_type"] == [
-        "V158: the flexible dispatcher has no backend"
+        "V158: the flex dispatcher has no backend"
     ]
     assert config.model.moe_token_dispatcher_type == "alltoall"
 
 
-def test_a_flexible_dispatcher_with_a_backend_stays(make, experts):
+def test_a_flex_dispatcher_with_a_backend_is_kept(make, experts):
     config = make(model=experts(moe_flex_dispatcher_backend="deepep"))
     runtime_config_update(config, world_size=1)
     assert config.model.moe_token_dispatcher_type == "flex"
 
 
-def test_a_deterministic_run_brings_the_settings_of_the_libraries(make, experts):
+def test_deterministic_mode_sets_the_variables_of_libraries(make, experts):
     config = make(model=experts(deterministic_mode=True), env_vars={"CUBLAS_WORKSPACE_CONFIG": ":16:8"})
     provenance = Provenance()
     runtime_config_update(config, world_size=1, provenance=provenance)
@@ -46,13 +46,13 @@ def test_a_deterministic_run_brings_the_settings_of_the_libraries(make, experts)
     assert runtime_config_update(config, world_size=1, provenance=provenance) == []
 
 
-def test_settings_against_a_deterministic_run_are_refused():
+def test_nondeterministic_variables_are_rejected_in_deterministic_mode():
     env = {"NCCL_ALGO": "Ring", "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "1"}
     found = check({"model": {"deterministic_mode": True}, "dist": {}}, RULES, facts={"env": env})
     assert [str(problem) for problem in found] == [
-        "model.deterministic_mode: does not go with NVTE_ALLOW_NONDETERMINISTIC_ALGO=1, only with 0, because cuBLAS "
-        "and Transformer Engine then pick kernels that add in changing order. Unset that variable: resolving sets it "
-        "to a value that fits."
+        "model.deterministic_mode: requires NVTE_ALLOW_NONDETERMINISTIC_ALGO=0, not 1, because cuBLAS "
+        "and Transformer Engine otherwise select nondeterministic kernels. Unset that variable: resolving sets it "
+        "to a supported value."
     ]
 
 
@@ -71,7 +71,7 @@ def graphs(make, experts):
     return resolve
 
 
-def test_graphs_of_layers_in_buffers_that_grow_are_not_registered_with_nccl(graphs):
+def test_graphs_of_layers_in_expandable_segments_are_not_registered_with_nccl(graphs):
     assert graphs({"env": GROWING}) == (
         {"NCCL_GRAPH_REGISTER": "0"},
         [
@@ -91,11 +91,11 @@ def test_graphs_of_layers_in_buffers_that_grow_are_not_registered_with_nccl(grap
         ({"env": GROWING}, "full_iteration"),
     ],
 )
-def test_other_runs_leave_the_registration_to_nccl(graphs, facts, kind):
+def test_other_runs_do_not_change_the_registration(graphs, facts, kind):
     assert graphs(facts, kind=kind) == ({}, [])
 
 
-def test_a_registration_that_the_user_asks_for_is_refused():
+def test_a_registration_that_the_user_sets_is_rejected():
     env = {**GROWING, "NCCL_GRAPH_REGISTER": "1"}
     model = {"cuda_graph_impl": "transformer_engine"}
     (problem,) = check({"model": model}, RULES, facts={"env": env})

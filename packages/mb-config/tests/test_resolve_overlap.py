@@ -1,4 +1,4 @@
-"""Overlap is set up by a section of another package; what it says is told, and what the user set stands."""
+"""Resolving of communication overlap: changes of the section are reported, and values of the user are kept."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,8 +9,8 @@ from mb_config import Change, ConfigError, DistributedDataParallelConfig, runtim
 
 
 @dataclass(frozen=True)
-class Told:
-    """A change as another package tells it."""
+class ReportedChange:
+    """A change as the section of another package reports it."""
 
     field: str
     old: Any
@@ -22,21 +22,21 @@ class Told:
 
 @dataclass
 class Overlap:
-    """Overlap that wants gradients overlapped, and cannot overlap the model."""
+    """Overlap section that enables gradient overlap and rejects tensor-parallel overlap."""
 
-    told: bool = True
+    reports: bool = True
     seen: dict[str, Any] = field(default_factory=dict)
 
     def setup(self, model, optimizer, ddp, *, transformer_engine=None, keep=()):
         self.seen = {"transformer_engine": transformer_engine, "keep": list(keep)}
-        told = [Told("comm_overlap.tp_comm_overlap", True, False, "tp is 1", "O01", "warning")]
+        changes = [ReportedChange("comm_overlap.tp_comm_overlap", True, False, "tp is 1", "O01", "warning")]
         if "ddp.overlap_grad_reduce" not in keep and not ddp.overlap_grad_reduce:
             ddp.overlap_grad_reduce = True
-            told.append(Told("ddp.overlap_grad_reduce", False, True))
-        return told if self.told else None
+            changes.append(ReportedChange("ddp.overlap_grad_reduce", False, True))
+        return changes if self.reports else None
 
 
-WISH = Change(
+REJECTED = Change(
     field="comm_overlap.tp_comm_overlap",
     old=True,
     new=False,
@@ -50,29 +50,29 @@ def overlap_changes(changes):
     return [change for change in changes if "overlap" in change.field]
 
 
-def test_reasons_and_refusals_are_told(make):
+def test_reasons_and_rejected_requests_are_returned(make):
     config = make(comm_overlap=Overlap())
     changes = overlap_changes(runtime_config_update(config, world_size=2))
     assert changes == [
         Change(field="ddp.overlap_grad_reduce", old=False, new=True, rule="O05", why="O05: because"),
-        WISH,
+        REJECTED,
     ]
-    assert runtime_config_update(config, world_size=2) == [WISH]
+    assert runtime_config_update(config, world_size=2) == [REJECTED]
 
 
-def test_a_refusal_as_text_and_json():
-    assert str(WISH) == "comm_overlap.tp_comm_overlap: True was asked for, False stands (O01: tp is 1)"
-    assert WISH.to_dict()["severity"] == "warning"
+def test_a_rejected_request_as_text_and_json():
+    assert str(REJECTED) == "comm_overlap.tp_comm_overlap: True is rejected, False is kept (O01: tp is 1)"
+    assert REJECTED.to_dict()["severity"] == "warning"
 
 
-def test_a_setup_that_tells_nothing_is_compared(make):
-    changes = overlap_changes(runtime_config_update(make(comm_overlap=Overlap(told=False)), world_size=2))
+def test_changes_of_a_setup_without_records_are_found_by_comparison(make):
+    changes = overlap_changes(runtime_config_update(make(comm_overlap=Overlap(reports=False)), world_size=2))
     assert [(change.field, change.rule) for change in changes] == [
         ("ddp.overlap_grad_reduce", "comm_overlap")
     ]
 
 
-def test_it_is_told_what_the_user_set_and_what_is_installed(make):
+def test_setup_receives_the_fields_of_the_user_and_the_installed_packages(make):
     config = make(comm_overlap=Overlap(), ddp=DistributedDataParallelConfig(overlap_grad_reduce=False))
     runtime_config_update(config, world_size=2, facts={"transformer_engine": True})
     assert config.comm_overlap.seen["transformer_engine"] is True
@@ -80,16 +80,16 @@ def test_it_is_told_what_the_user_set_and_what_is_installed(make):
     assert config.ddp.overlap_grad_reduce is False
 
 
-class Stubborn:
-    """Overlap that does not ask what the user set."""
+class OverwritingOverlap:
+    """Overlap section that ignores the fields of the user."""
 
     def setup(self, model, optimizer, ddp):
         ddp.overlap_grad_reduce = True
 
 
-def test_a_value_that_was_set_by_hand_stands_and_the_wish_is_told(make):
+def test_a_value_set_explicitly_is_kept_and_the_request_is_reported_as_rejected(make):
     ddp = DistributedDataParallelConfig(overlap_grad_reduce=False)
-    config = make(comm_overlap=Stubborn(), ddp=ddp)
+    config = make(comm_overlap=OverwritingOverlap(), ddp=ddp)
     (change,) = overlap_changes(runtime_config_update(config, world_size=2))
     assert (change.field, change.old, change.new, change.severity) == (
         "ddp.overlap_grad_reduce",
@@ -101,18 +101,18 @@ def test_a_value_that_was_set_by_hand_stands_and_the_wish_is_told(make):
 
 
 class Contradiction:
-    """Overlap with wishes that exclude each other."""
+    """Overlap section with settings that exclude each other."""
 
     def setup(self, model, optimizer, ddp):
         raise ValueError("tp_comm_overlap: contradicts")
 
 
-def test_what_setup_raises_is_not_hidden(make):
+def test_errors_of_setup_are_raised(make):
     with pytest.raises(ValueError, match="tp_comm_overlap: contradicts"):
         runtime_config_update(make(comm_overlap=Contradiction()), world_size=1)
 
 
-def test_it_is_not_asked_about_a_layout_that_does_not_fit(make):
+def test_setup_is_not_called_for_a_layout_that_does_not_fit(make):
     config = make(comm_overlap=Contradiction())
     config.model.tensor_model_parallel_size = 3
     with pytest.raises(ConfigError, match="V030"):
@@ -120,14 +120,14 @@ def test_it_is_not_asked_about_a_layout_that_does_not_fit(make):
 
 
 class ForModels:
-    """Overlap that writes to the model."""
+    """Overlap section that modifies the model."""
 
     def setup(self, model, optimizer, ddp):
         model.tp_comm_overlap = model.tensor_model_parallel_size > 1
         model.overlap_p2p_comm = False
 
 
-def test_a_model_that_is_a_mapping_is_written_too(make):
+def test_a_model_that_is_a_mapping_is_modified(make):
     model = {"tensor_model_parallel_size": 2, "num_layers": 2, "hidden_size": 8}
     config = make(model=model, comm_overlap=ForModels())
     changes = overlap_changes(runtime_config_update(config, world_size=2))

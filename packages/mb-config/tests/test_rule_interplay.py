@@ -1,4 +1,4 @@
-"""Points at which the checks of Megatron trainers get in the way, and what happens here instead."""
+"""Rules that interact with each other or with resolving."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def test_v057_a_length_in_samples_may_be_finalized_and_resolved_twice(make):
     assert config.check(world_size=1) == []
 
 
-def test_v139d_moved_settings_arrive_before_the_evaluation_is_judged(make):
+def test_v139d_deprecated_fields_are_moved_before_the_evaluation_is_checked(make):
     config = make()
     config.train.eval_iters, config.train.skip_train = 3, True
     assert [problem.id for problem in config.check(world_size=1)] == ["V139d"]
@@ -34,7 +34,7 @@ def test_v139d_moved_settings_arrive_before_the_evaluation_is_judged(make):
     assert (config.validation.eval_iters, config.validation.skip_train) == (3, True)
 
 
-def test_v203_a_horizon_beside_another_one_is_refused_not_overwritten(make):
+def test_v203_two_different_horizons_are_rejected_and_not_overwritten(make):
     config = make(scheduler=SchedulerConfig(max_steps=1000, lr_decay_iters=500))
     assert [problem.message for problem in config.check(world_size=1)] == [
         "1000 differs from lr_decay_iters=500"
@@ -54,19 +54,19 @@ def test_v203_the_horizon_of_a_growing_batch_is_what_the_steps_consume():
     assert scheduler_steps(train, SchedulerConfig()).lr_decay_steps == 10 * 4 + 90 * 8
 
 
-def test_v208_weight_decays_that_are_not_given_are_the_optimizers():
+def test_v208_weight_decays_default_to_the_optimizer():
     assert weight_decays(SchedulerConfig(), OptimizerConfig(weight_decay=0.1)) == (0.1, 0.1)
 
 
-def test_v030_a_layout_that_does_not_fit_is_named_not_asserted(make):
+def test_v030_a_layout_that_does_not_fit_is_a_config_error(make):
     config = make()
     config.model.tensor_model_parallel_size = 8
-    with pytest.raises(ConfigError, match=r"12 processes are no multiple of tp x pp x cp = 8 x 1 x 1"):
+    with pytest.raises(ConfigError, match=r"12 processes are not a multiple of tp x pp x cp = 8 x 1 x 1"):
         config.set_data_parallel_size(12)
 
 
 @pytest.mark.parametrize("name", ["V159", "V160"])
-def test_v159_rules_on_gpus_ask_no_device_and_keep_quiet_about_an_unknown_one(name):
+def test_v159_rules_on_gpus_query_no_device_and_skip_an_unknown_gpu(name):
     rules = [rule for rule in RULES if rule.id == name]
     model = {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "deepep"}
     assert check({"model": model}, rules) == []
@@ -74,7 +74,7 @@ def test_v159_rules_on_gpus_ask_no_device_and_keep_quiet_about_an_unknown_one(na
     assert check({"model": model}, rules, facts={"gpu": "something new"}) == []
 
 
-def test_v120_to_v180_every_problem_of_a_sharded_run_comes_at_once(make):
+def test_v120_to_v180_all_problems_of_a_sharded_run_are_reported_together(make):
     config = make()
     config.ddp.use_megatron_fsdp = True
     config.dist.use_torch_fsdp2 = config.dist.use_tp_pp_dp_mapping = True

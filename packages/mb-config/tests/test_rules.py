@@ -1,4 +1,4 @@
-"""Every rule refuses its own bad example and accepts its good one."""
+"""Every rule rejects its failing example and accepts its passing one."""
 
 import re
 from dataclasses import fields
@@ -24,13 +24,13 @@ def values(rule, example):
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
-def test_rule_refuses_and_accepts_its_examples(rule):
+def test_rule_rejects_and_accepts_its_examples(rule):
     assert rule.test(*values(rule, rule.fails))
     assert rule.test(*values(rule, rule.passes)) is None
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
-def test_examples_name_fields_that_the_rule_reads(rule):
+def test_examples_contain_only_fields_that_the_rule_reads(rule):
     assert {*rule.fails, *rule.passes} <= set(rule.fields)
 
 
@@ -45,14 +45,14 @@ FACTS = {
     "transformer_engine_version": "2.20.0",
     "torch_version": "2.11.0",
 }
-ASK_FOR_SOMETHING = {"V056", "V118", "V139a", "V208"}
+REQUIRE_A_VALUE = {"V056", "V118", "V139a", "V208"}
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
 def test_fields_that_are_not_set_are_no_error(rule):
     known = {"env_vars": {}, **{f"facts.{name}": value for name, value in FACTS.items()}}
     message = rule.test(*[known.get(path) for path in rule.fields])
-    assert (message is not None) == (rule.id in ASK_FOR_SOMETHING)
+    assert (message is not None) == (rule.id in REQUIRE_A_VALUE)
 
 
 def test_ids_are_unique():
@@ -61,7 +61,7 @@ def test_ids_are_unique():
 
 
 def our_fields():
-    """Section to names of its fields, of the sections of this package; its own name alone of the others."""
+    """Return section to names of its fields, for the sections of this package."""
     kinds = {
         item.name: item.default_factory
         for item in fields(ConfigContainer)
@@ -72,7 +72,7 @@ def our_fields():
     return {section: {item.name for item in fields(kind)} for section, kind in kinds.items()}
 
 
-def test_fields_exist_in_our_sections_or_are_listed_as_foreign():
+def test_fields_exist_in_the_sections_or_are_listed_as_external():
     ours = our_fields()
     read = {path for rule in RULES for path in rule.fields if not path.startswith("facts.")}
     whole = {path for path in read if "." not in path}
@@ -84,7 +84,7 @@ def test_fields_exist_in_our_sections_or_are_listed_as_foreign():
     assert set(EXTERNAL_FIELDS) <= unknown
 
 
-def test_explain_shows_both_examples_as_a_file_holds_them():
+def test_explain_prints_both_examples_as_in_a_file():
     rule = next(rule for rule in RULES if rule.id == "V242")
     text = explain(rule)
     assert text.splitlines() == [
@@ -92,33 +92,33 @@ def test_explain_shows_both_examples_as_a_file_holds_them():
         "reads:  train.global_batch_size, train.micro_batch_size, train.decrease_batch_size_if_needed, "
         "facts.world_size, model.tensor_model_parallel_size, model.pipeline_model_parallel_size, "
         "model.context_parallel_size",
-        "why:    each replica takes the same number of micro batches",
+        "why:    each replica processes the same number of microbatches",
         "fix:    Change train.global_batch_size or train.micro_batch_size, or set "
         "train.decrease_batch_size_if_needed=true.",
         "fails:",
         "  train:",
         "    global_batch_size: 32",
         "    micro_batch_size: 3",
-        "  facts:  # not in a file: told by options, the launcher or the machine",
+        "  facts:  # not in a file: set by options, the launcher or the machine",
         "    world_size: 8",
         "  model:",
         "    tensor_model_parallel_size: 1",
         "    pipeline_model_parallel_size: 1",
         "    context_parallel_size: 1",
-        "says:   train.global_batch_size: 32 is no multiple of 24 (micro batch 3 x data parallel 8)",
+        "message: train.global_batch_size: 32 is not a multiple of 24 (micro batch 3 x data parallel 8)",
         "passes:",
         *text.partition("passes:\n")[2].splitlines(),
     ]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
-def test_the_examples_of_a_page_are_yaml(rule):
+def test_the_examples_of_an_explanation_are_yaml(rule):
     text = explain(rule)
-    assert yaml.safe_load(text.partition("fails:\n")[2].partition("says:")[0])
+    assert yaml.safe_load(text.partition("fails:\n")[2].partition("message:")[0])
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
-def test_a_problem_reads_as_a_sentence_in_the_words_of_a_file(rule):
+def test_a_problem_is_a_sentence_with_values_as_in_a_file(rule):
     message = rule.test(*values(rule, rule.fails))
     assert re.fullmatch(r"\S.*[^.\s]", message)
     assert not re.search(r"(?<!segments:)\b(True|False|None)\b", message)

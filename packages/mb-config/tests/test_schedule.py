@@ -67,7 +67,7 @@ def test_scheduler_steps(train, scheduler, expected):
         ({"train_iters": 0, "global_batch_size": 8}, "would end at 0 sequences"),
     ],
 )
-def test_a_schedule_without_length_is_refused(train, message):
+def test_a_schedule_without_a_length_is_rejected(train, message):
     with pytest.raises(ValueError, match=message):
         steps(train)
 
@@ -112,7 +112,7 @@ def test_sequences_of_a_batch_in_steps(steps, sizes, apart):
     assert sequences_after(steps, train, seq_length=7) == consumed
 
 
-def test_a_batch_in_steps_needs_units_and_no_blanks():
+def test_a_batch_schedule_with_units_and_without_spaces():
     assert scheduled_stages("0:768, 2.5K:1k 1M:1536") == ((0, 768), (2500, 1000), (1_000_000, 1536))
     assert scheduled_stages("0:4 1K:8", seq_length=256) == ((0, 4), (3, 8))
 
@@ -122,13 +122,13 @@ def test_a_batch_in_steps_needs_units_and_no_blanks():
     [
         ("", "is not a list of threshold:size"),
         ("0:4 much:8", "is not a list of threshold:size"),
-        ("8:4", "says nothing of the first sequences"),
-        ("0:4 20:8 10:16", r"begins stages at \[0, 20, 10\] sequences"),
-        ("0:4 100:8 110:16", r"begins stages at \[0, 6, 6\] sequences"),
+        ("8:4", "does not begin at threshold 0"),
+        ("0:4 20:8 10:16", r"thresholds that do not increase \(\[0, 20, 10\] sequences"),
+        ("0:4 100:8 110:16", r"thresholds that do not increase \(\[0, 6, 6\] sequences"),
         ("0:4 100:0", "has a batch of less than 1"),
     ],
 )
-def test_a_batch_schedule_that_says_nothing_clear_is_refused(text, message):
+def test_an_invalid_batch_schedule_is_rejected(text, message):
     with pytest.raises(ValueError, match=message):
         scheduled_stages(text, seq_length=16 if "110" in text else None)
 
@@ -144,7 +144,7 @@ def test_a_batch_that_is_rounded_down_ends_the_schedule_earlier():
 def test_steps_of_epochs():
     assert epoch_iterations(1.5, dataset_size=100, global_batch_size=8) == 20
     assert epoch_iterations(1, dataset_size=7, global_batch_size=8) == 1
-    with pytest.raises(ValueError, match=r"train.num_epochs: 0 passes over 7 sequences"):
+    with pytest.raises(ValueError, match=r"train.num_epochs: 0 epochs of 7 sequences"):
         epoch_iterations(0, dataset_size=7, global_batch_size=8)
 
 

@@ -1,4 +1,4 @@
-"""No secret is printed or saved in clear, and what a masked one means when it is read back."""
+"""Masking of secrets in output and files, and reading of masked secrets."""
 
 import json
 import time
@@ -44,7 +44,7 @@ CLEAR = "c0ffee-in-clear"
         ("uri", "postgres://me:pass@host/db"),
     ],
 )
-def test_what_is_a_secret(name, value):
+def test_secrets_are_recognized(name, value):
     assert is_secret(name, value)
 
 
@@ -62,11 +62,11 @@ def test_what_is_a_secret(name, value):
         ("path", "s3://bucket/key"),
     ],
 )
-def test_what_is_none(name, value):
+def test_other_values_are_not_secrets(name, value):
     assert not is_secret(name, value)
 
 
-def test_only_the_password_of_an_address_goes():
+def test_only_the_password_of_a_url_is_masked():
     assert masked("uri", "postgres://me:pass@host/db") == f"postgres://me:{MASK}@host/db"
 
 
@@ -82,7 +82,7 @@ def test_free_text():
 
 
 @pytest.mark.parametrize("pattern", ["x", "x.", "a1", "://a:", "x= ", "a='", "http://a:b", " ", "=", "-+."])
-def test_the_time_of_hiding_grows_with_the_length(pattern):
+def test_the_time_of_masking_is_linear_in_the_length(pattern):
     """A text of 100,000 characters takes less than a second, whatever it repeats."""
     text = pattern * (100_000 // len(pattern))
     started = time.process_time()
@@ -91,12 +91,12 @@ def test_the_time_of_hiding_grows_with_the_length(pattern):
     assert time.process_time() - started < 1
 
 
-def test_a_password_is_hidden_whatever_stands_before_the_address():
+def test_a_password_is_masked_for_any_text_before_the_url():
     for scheme in ("http", "1http", "xhttp", "s3+http", "(http"):
         assert masked_text(f"see {scheme}://me:pass@host") == f"see {scheme}://me:{MASK}@host"
 
 
-def test_long_values_are_cut_in_messages():
+def test_long_values_are_truncated_in_messages():
     error = WrongTypeError("x" * 5_000, "int", path="train.train_iters")
     assert len(str(error)) < 300
     assert "4,800 more characters" in str(error)
@@ -112,7 +112,7 @@ def secret(make):
     return config
 
 
-def test_neither_files_nor_listings_hold_it(secret, tmp_path):
+def test_files_and_listings_do_not_contain_it(secret, tmp_path):
     secret.to_yaml(tmp_path / "new" / "run.yaml")
     shown = show(secret, Provenance.of(secret), origin=True)
     texts = [(tmp_path / "new" / "run.yaml").read_text(), shown, non_default_values(secret)]
@@ -120,7 +120,7 @@ def test_neither_files_nor_listings_hold_it(secret, tmp_path):
     assert [MASK in text for text in texts] == [True, True, True]
 
 
-def test_the_text_of_a_config_does_not_hold_it(secret):
+def test_the_repr_of_a_config_does_not_contain_it(secret):
     assert CLEAR not in repr(secret)
     assert repr(RNGConfig(seed=3)) == (
         "RNGConfig(seed=3, te_rng_tracker=False, inference_rng_tracker=False, data_parallel_random_init=False)"
@@ -136,18 +136,18 @@ def test_the_text_of_a_config_does_not_hold_it(secret):
         f"logger.comet_api_key={{a: {CLEAR}}}",
     ],
 )
-def test_errors_do_not_hold_it(secret, override):
+def test_errors_do_not_contain_it(secret, override):
     with pytest.raises((OverrideError, WrongTypeError)) as caught:
         apply_overrides(secret, [override])
     assert CLEAR not in str(caught.value)
 
 
-def test_a_change_does_not_hold_it():
+def test_a_change_does_not_contain_it():
     change = Change(field="logger.comet_api_key", old=None, new=CLEAR, why="...")
     assert CLEAR not in json.dumps(change.to_dict()) + str(change)
 
 
-def test_a_masked_value_that_is_read_counts_as_not_given(secret, kinds, tmp_path):
+def test_a_masked_value_that_is_read_counts_as_not_set(secret, kinds, tmp_path):
     secret.to_yaml(tmp_path / "run.yaml")
     provenance = Provenance()
     config = kinds["Config"].from_yaml(tmp_path / "run.yaml", provenance=provenance)
@@ -157,7 +157,7 @@ def test_a_masked_value_that_is_read_counts_as_not_given(secret, kinds, tmp_path
     )
 
 
-def test_an_overlay_with_a_masked_value_leaves_the_present_one(secret, tmp_path):
+def test_an_overlay_with_a_masked_value_keeps_the_current_one(secret, tmp_path):
     (tmp_path / "over.yaml").write_text(
         f"logger: {{comet_api_key: {MASK}, name: new}}\nenv_vars: {{WANDB_API_KEY: {MASK}}}\n"
     )
@@ -168,15 +168,15 @@ def test_an_overlay_with_a_masked_value_leaves_the_present_one(secret, tmp_path)
 
 
 @pytest.mark.parametrize("data", [{"rank": 1, "targets": ["a", MASK]}, {"rank": MASK}])
-def test_a_masked_value_that_cannot_be_left_out_is_refused(kinds, data):
-    with pytest.raises(MaskedValueError, match=r"was hidden when the file was written.*Give it again"):
+def test_a_masked_value_that_cannot_be_omitted_is_rejected(kinds, data):
+    with pytest.raises(MaskedValueError, match=r"is masked, because files.*Set the value again"):
         from_dict(kinds["Adapter"], data)
 
 
-def test_a_masked_value_on_a_command_line_is_a_slip(secret):
+def test_a_masked_value_on_a_command_line_is_an_error(secret):
     with pytest.raises(MaskedValueError):
         apply_overrides(secret, [f"logger.comet_api_key='{MASK}'"])
 
 
-def test_secrets_are_there_for_who_asks(secret):
+def test_secrets_are_written_on_request(secret):
     assert to_dict(secret, secrets=True)["env_vars"]["WANDB_API_KEY"] == CLEAR

@@ -1,4 +1,4 @@
-"""Sections are data: they remember what was given, and finalize() may be called again."""
+"""Sections: dataclasses that record which fields were set, with an idempotent finalize()."""
 
 import copy
 import pickle
@@ -37,7 +37,7 @@ def test_number_of_fields(name, count):
     assert len(fields(getattr(mb_config, name))) == count
 
 
-def test_what_was_given_is_remembered_equal_to_the_default_or_not():
+def test_fields_that_are_set_are_recorded_even_if_equal_to_the_default():
     ddp = DistributedDataParallelConfig(grad_reduce_in_fp32=False)
     ddp.bucket_size = None
     assert given_fields(ddp) == {"grad_reduce_in_fp32", "bucket_size"}
@@ -47,7 +47,7 @@ def test_what_was_given_is_remembered_equal_to_the_default_or_not():
     )
 
 
-def test_a_copy_keeps_its_own_record():
+def test_a_copy_has_a_separate_record():
     first = TrainingConfig(train_iters=1)
     second = copy.copy(first)
     second.global_batch_size = 4
@@ -60,12 +60,12 @@ def test_other_dataclasses_and_objects(kinds):
     assert given_fields(object()) == frozenset()
 
 
-def test_a_required_section_is_named():
+def test_a_missing_required_section_is_an_error():
     with pytest.raises(TypeError, match="train"):
         ConfigContainer(model=None, optimizer=None, scheduler=None, dataset=None, logger=None, tokenizer=None)
 
 
-def test_samples_become_iterations_once_and_again():
+def test_samples_are_converted_to_iterations_idempotently():
     train = TrainingConfig(train_samples=1000, global_batch_size=30)
     train.finalize()
     train.finalize()
@@ -85,7 +85,7 @@ def test_samples_become_iterations_once_and_again():
         {"train_samples": 8, "global_batch_size": 8, "rampup_batch_size": [8, 8, 8]},
     ],
 )
-def test_a_length_that_makes_no_sense_is_refused(values):
+def test_an_invalid_length_is_rejected(values):
     with pytest.raises(ConfigError, match="train"):
         TrainingConfig(**values).finalize()
 
@@ -99,7 +99,7 @@ def test_a_length_that_makes_no_sense_is_refused(values):
         (MixedPrecisionConfig(fp8="hybrid", fp4="e2m1"), "V015"),
     ],
 )
-def test_finalize_checks_the_section_alone(section, rule):
+def test_finalize_checks_only_the_section(section, rule):
     with pytest.raises(ConfigError) as caught:
         section.finalize()
     assert [problem.id for problem in caught.value.problems] == [rule]
@@ -112,7 +112,7 @@ def test_finalize_of_defaults_changes_nothing():
         assert section == before
 
 
-def test_precision_twins_mirror_each_other():
+def test_precision_aliases_are_equal():
     assert MixedPrecisionConfig(fp8_param=True).fp8_param_gather is True
     precision = MixedPrecisionConfig()
     precision.fp8_param_gather = True
@@ -124,23 +124,23 @@ def test_precision_twins_mirror_each_other():
     assert (precision.fp8_param, precision.fp4_param) == (True, False)
 
 
-def test_twins_that_disagree_are_refused():
+def test_aliases_that_differ_are_rejected():
     with pytest.raises(ConfigError, match="fp8_param"):
         MixedPrecisionConfig(fp8_param=True, fp8_param_gather=False).finalize()
 
 
-def test_constructing_reads_no_environment(monkeypatch):
+def test_constructors_read_no_environment_variables(monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "3")
     assert DistributedInitConfig().local_rank == 0
 
 
-def test_lazy_init_is_another_name():
+def test_lazy_init_is_an_alias():
     dist = DistributedInitConfig()
     dist.lazy_init = True
     assert (dist.lazy_mpu_init, dist.lazy_init) == (True, True)
 
 
-def test_the_signal_is_a_signal():
+def test_the_signal_is_an_enum_member():
     assert TrainingConfig().exit_signal is signal.SIGTERM
 
 

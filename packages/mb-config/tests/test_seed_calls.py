@@ -1,4 +1,4 @@
-"""Calls as Megatron-Bridge documents them: parameter `cfg`, world size from the environment, rules last."""
+"""Calls as documented by Megatron-Bridge: parameter `cfg`, world size from the environment, rules last."""
 
 import inspect
 
@@ -20,7 +20,7 @@ def test_the_parameter_is_named_cfg(make):
 
 
 @pytest.mark.parametrize(("environment", "size"), [(None, 1), ("2", 2)])
-def test_the_number_of_processes_is_the_environments(make, monkeypatch, environment, size):
+def test_the_number_of_processes_is_that_of_the_environment(make, monkeypatch, environment, size):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     if environment is not None:
         monkeypatch.setenv("WORLD_SIZE", environment)
@@ -33,11 +33,13 @@ def test_the_number_of_processes_is_the_environments(make, monkeypatch, environm
 @pytest.mark.parametrize("text", ["", "two", "0", "-1", "²"])
 def test_an_environment_without_a_number_is_an_error(make, monkeypatch, text):
     monkeypatch.setenv("WORLD_SIZE", text)
-    with pytest.raises(ConfigReadError, match=r"WORLD_SIZE: is .*Pass world_size"):
+    with pytest.raises(
+        ConfigReadError, match=r"WORLD_SIZE: .* is not a number of processes. Pass world_size"
+    ):
         make().set_data_parallel_size()
 
 
-def test_updating_ends_with_one_error_that_has_every_problem(make):
+def test_updating_raises_one_error_with_every_problem(make):
     config = make(mixed_precision=MixedPrecisionConfig(bf16=True))
     config.optimizer.bf16 = False
     config.train.micro_batch_size = 3
@@ -49,7 +51,7 @@ def test_updating_ends_with_one_error_that_has_every_problem(make):
 
 
 @pytest.mark.parametrize("kind", ["fp8", "fp4"])
-def test_the_two_names_of_a_switch_mirror_each_other_on_every_write(kind):
+def test_the_two_names_of_a_field_are_equal_after_every_assignment(kind):
     one, other = f"{kind}_param", f"{kind}_param_gather"
     for first, second in ((one, other), (other, one)):
         section = MixedPrecisionConfig(**{first: True})

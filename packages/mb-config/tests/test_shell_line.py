@@ -1,4 +1,4 @@
-"""Overrides as a shell hands them over: the message has the line that works."""
+"""Overrides as a shell passes them: messages contain the corrected command line."""
 
 import re
 import shlex
@@ -21,13 +21,13 @@ from mb_config.shell_line import without_dashes
         ("gpt_tiny a = 'x y' b=1", "gpt_tiny 'a=x y' b=1"),
     ],
 )
-def test_an_override_with_spaces_is_answered_with_the_line_that_works(typed, line):
+def test_the_message_for_an_override_with_spaces_has_the_corrected_line(typed, line):
     with pytest.raises(OverrideError, match=rf"Write {re.escape(line)}$"):
         reject_spaced(shlex.split(typed))
 
 
 @pytest.mark.parametrize("typed", ["gpt_tiny", "a=1 b=2", "a= b=2", "a= ~b", "a=x=y", "~a.b +c=1", ""])
-def test_words_that_stand_alone_are_left_alone(typed):
+def test_other_arguments_are_accepted(typed):
     reject_spaced(shlex.split(typed))
 
 
@@ -47,11 +47,11 @@ def test_spaces_are_reported_before_anything_is_applied():
         (["check", "--te", "2.20"], None),
     ],
 )
-def test_an_override_with_dashes_is_answered_with_the_line_that_works(words, line):
+def test_the_message_for_an_override_with_dashes_has_the_corrected_line(words, line):
     assert without_dashes(words) == line
 
 
-def test_the_program_reports_it_too(tmp_path, capsys):
+def test_the_command_line_reports_it(tmp_path, capsys):
     file = tmp_path / "run.yaml"
     file.write_text("train: {train_iters: 3}\n")
     with pytest.raises(SystemExit, match="2"):
@@ -66,7 +66,7 @@ def test_the_program_reports_it_too(tmp_path, capsys):
         ("100,0,0", "'data_parallel_sharding_strategy=\"100,0,0\"'"),
     ],
 )
-def test_a_value_that_needs_quotes_is_answered_with_the_line_that_works(value, line):
+def test_the_message_for_a_value_that_needs_quotes_has_the_corrected_line(value, line):
     ddp = DistributedDataParallelConfig()
     with pytest.raises(OverrideError, match=re.escape(line)):
         apply_overrides(ddp, [f"data_parallel_sharding_strategy={value}"])
@@ -80,11 +80,11 @@ def test_letters_outside_ascii_need_no_quotes():
     assert ddp.data_parallel_sharding_strategy == "/tmp/größe"
 
 
-def test_a_home_folder_is_left_to_the_shell():
+def test_a_home_directory_is_expanded_by_the_shell():
     with pytest.raises(OverrideError, match=r'Write data_parallel_sharding_strategy="\$HOME/ck"$'):
         apply_overrides(DistributedDataParallelConfig(), ["data_parallel_sharding_strategy=~/ck"])
 
 
-def test_an_override_without_a_name_is_refused():
+def test_an_override_without_a_name_is_rejected():
     with pytest.raises(OverrideError, match="names no field"):
         apply_overrides(TrainingConfig(), ["=3"])

@@ -1,4 +1,4 @@
-"""Sweeps over many variations of a configuration."""
+"""Sweeps over combinations of values."""
 
 import itertools
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ def rule(name, *fields, test, severity="error"):
     )  # fmt: skip
 
 
-def test_passing_points_and_why_the_others_are_refused():
+def test_passing_points_and_reasons_for_the_rejected_ones():
     axes = [Axis(path=TP, values=(1, 2, 3)), Axis(path=PP, values=(1, 16))]
     sweep = run_sweep({"model": MODEL}, axes, RULES, facts=WORLD8)
     assert (sweep.total, [sweep.values(index) for index in sweep.passing]) == (
@@ -39,7 +39,7 @@ def test_passing_points_and_why_the_others_are_refused():
         RejectedGroup(rules=("V030", "P02"), count=1, first=(2, 0)),
         RejectedGroup(rules=("V030", "P02", "P05"), count=1, first=(2, 1)),
     )
-    assert sweep.problems["P02"].message == "8 attention heads cannot be cut into tp=3 equal parts"
+    assert sweep.problems["P02"].message == "8 attention heads cannot be split into tp=3 equal parts"
 
 
 def test_rules_that_read_no_axis_are_evaluated_once_and_the_others_once_for_each_value_they_read():
@@ -57,14 +57,14 @@ def test_rules_that_read_no_axis_are_evaluated_once_and_the_others_once_for_each
     ]  # fmt: skip
 
 
-def test_a_rule_that_reads_nothing_of_the_sweep_refuses_every_point():
+def test_a_rule_that_reads_no_axis_rejects_every_point():
     broken = rule("A", "a.still", test=lambda value: "no")
     warned = rule("W", "a.x", test=lambda value: "hm", severity="warning")
     sweep = run_sweep({"a": {"still": 0, "x": 0}}, [Axis(path="a.x", values=(1, 2))], [broken, warned])
     assert sweep.rejected == (RejectedGroup(rules=("A",), count=2, first=(0,)),)
 
 
-def test_rules_of_one_id_are_one():
+def test_rules_with_equal_ids_are_merged():
     twins = [rule("A", "a.x", test=lambda x, at=at: "no" if x >= at else None) for at in (1, 2)]
     sweep = run_sweep({"a": {"x": 0}}, [Axis(path="a.x", values=(0, 1, 2))], twins)
     assert sweep.rejected == (RejectedGroup(rules=("A",), count=2, first=(1,)),)
@@ -76,7 +76,7 @@ class Part:
     more: object = None
 
 
-def test_at_a_point_only_what_changes_is_copied():
+def test_at_a_point_only_changed_sections_are_copied():
     sections = {"a": Part(more={"deep": 1, "other": 2}), "b": Part()}
     axes = [Axis(path="a.more.deep", values=(5,)), Axis(path="c", values=("whole",))]
     there = at_point(sections, axes, (0, 0))
@@ -111,7 +111,7 @@ RULES_OF_ALL_KINDS = [
     ),
     still=st.integers(0, 1),
 )
-def test_a_sweep_finds_what_checking_each_point_finds(chosen, still):
+def test_a_sweep_equals_checking_each_point(chosen, still):
     sections = {
         "a": Part(x=0, more={"deep": 0}),
         "b": SimpleNamespace(x=still, y=3),
@@ -132,13 +132,13 @@ def test_a_sweep_finds_what_checking_each_point_finds(chosen, still):
 
 @pytest.mark.parametrize(
     ("paths", "message"),
-    [(("a.x", "a.x"), "is swept over twice"), (("a", "a.x"), "is swept over twice")],
+    [(("a.x", "a.x"), "is on two axes"), (("a", "a.x"), "is on two axes")],
 )
-def test_an_axis_stands_once(paths, message):
+def test_two_axes_for_one_field_are_an_error(paths, message):
     with pytest.raises(ValueError, match=message):
         run_sweep({"a": {"x": 1}}, [Axis(path=path, values=(1,)) for path in paths], [])
 
 
-def test_an_axis_has_values():
+def test_an_axis_without_values_is_an_error():
     with pytest.raises(ValueError, match=r"a\.x: has no values"):
         run_sweep({"a": {"x": 1}}, [Axis(path="a.x", values=())], [])

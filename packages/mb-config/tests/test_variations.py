@@ -1,4 +1,4 @@
-"""What is to vary, as it is written."""
+"""Parsing of values to sweep over."""
 
 from dataclasses import dataclass, field
 
@@ -51,12 +51,12 @@ def test_commas_choices_and_ranges_are_several_values():
     assert several("model.kind=null,p2p") == (None, "p2p")
 
 
-def test_a_list_is_several_values_where_the_field_takes_none():
+def test_a_list_is_several_values_if_the_field_takes_no_list():
     assert several("model.tp=[1,2,4]") == (1, 2, 4)
     assert several("ddp.bucket_size=[1,null]") == (1, None)
 
 
-def test_a_list_is_one_value_where_the_field_takes_it():
+def test_a_list_is_one_value_if_the_field_takes_lists():
     for word in (
         "model.sizes=[1,2]",
         "model.kind=[a,b]",
@@ -68,7 +68,7 @@ def test_a_list_is_one_value_where_the_field_takes_it():
     assert several("model.sizes=[1,2],[3]") == ([1, 2], [3])
 
 
-def test_words_keep_their_order_and_prefixes():
+def test_overrides_keep_their_order_and_prefixes():
     words = ["model.tp=2", "+model.extra.x=1,2", "not an override", "~model.kind"]
     assert read_variations(words, Run()) == (
         ["model.tp=2", "not an override", "~model.kind"],
@@ -76,8 +76,8 @@ def test_words_keep_their_order_and_prefixes():
     )
 
 
-def test_values_without_end_are_refused():
-    with pytest.raises(OverrideError, match="does not say which values"):
+def test_values_that_are_not_finite_are_rejected():
+    with pytest.raises(OverrideError, match="has no finite list of values"):
         read_variations(["model.tp=interval(0,1)"], Run())
 
 
@@ -95,7 +95,7 @@ def test_lists_in_a_file_that_names_its_class():
     assert found == [Variation(path="model.depth", values=(1, 2))]
 
 
-def test_values_become_what_the_field_holds():
+def test_values_are_converted_to_the_type_of_the_field():
     variations = [
         Variation(path="model.tp", values=(1, 2)),
         Variation(path="model.extra.x", values=("it's", [1.5, None]), prefix="+"),
@@ -113,11 +113,11 @@ def test_a_section_by_name_becomes_the_section():
     assert axis.values in ((get_mixed_precision_config("bf16_mixed"),), ("bf16_mixed",))
 
 
-def test_every_value_that_does_not_fit_is_told():
+def test_every_value_that_does_not_fit_is_reported():
     with pytest.raises(ConfigReadError) as rejected:
         to_axes(Run(), [Variation(path="model.tp", values=(1, "two", 3.5))])
     assert all(text in str(rejected.value) for text in ("two", "3.5"))
 
 
-def test_values_as_hydra_writes_them():
+def test_values_in_hydras_grammar():
     assert to_hydra_text({"a": [1, None, True, "b\\'c"]}) == "{a:[1,null,true,'b\\\\\\'c']}"

@@ -9,7 +9,7 @@
 ... }
 >>> for problem in check(sections, RULES, facts={"world_size": 2}):
 ...     print(problem.id, problem.message)
-V242 8 is no multiple of 6 (micro batch 3 x data parallel 2)
+V242 8 is not a multiple of 6 (micro batch 3 x data parallel 2)
 """
 
 from typing import TYPE_CHECKING

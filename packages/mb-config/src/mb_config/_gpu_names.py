@@ -1,4 +1,4 @@
-"""Names of GPUs as people and drivers write them. The same file in mb-config and mb-overlap."""
+"""GPU names as users and drivers write them. The same file is in mb-config and mb-overlap."""
 
 import re
 from collections.abc import Collection
@@ -10,10 +10,10 @@ class UnknownGpuError(ValueError):
 
 
 def find_short_name(text: str, known: Collection[str]) -> str | None:
-    """Return the short name of a GPU ("h100") in a name that a person or nvidia-smi writes; None: it is not known.
+    """Return the short name ("h100") of a GPU name as users or nvidia-smi write it, or None if it is unknown.
 
-    "h100", "H100-SXM5-80GB" and "NVIDIA H100 80GB HBM3" are the same GPU. A slice of a GPU (MIG) is not known: it has
-    part of the units.
+    "h100", "H100-SXM5-80GB" and "NVIDIA H100 80GB HBM3" are the same GPU. A MIG slice is not in the table, because it
+    has only some of the GPU's units.
     """
     words = re.findall(r"[a-z0-9]+", text.lower())
     return None if "mig" in words else next((word for word in words if word in known), None)
@@ -23,13 +23,13 @@ def short_name(text: str, known: Collection[str], *, field: str = "gpu") -> str:
     """Return the short name of a GPU, as `find_short_name` does.
 
     Raises:
-        UnknownGpuError: the name is not known; the message names the nearest ones.
+        UnknownGpuError: If the name is not known; the message contains the nearest ones.
     """
     found = find_short_name(text, known)
     if found is None:
         near = get_close_matches(text.lower(), known, n=3, cutoff=0.5) or list(known)
         raise UnknownGpuError(
-            f"{field}: {text!r} is not a known GPU, so nothing could be checked for it. Use a name that nvidia-smi "
+            f"{field}: {text!r} is not a known GPU, so no rule can be checked for it. Use a name that nvidia-smi "
             f"prints, or a short name such as {', '.join(near)}."
         )
     return found

@@ -1,4 +1,4 @@
-"""The global batch over a training: constant, growing in equal steps, or in the steps of a schedule."""
+"""Global batch sizes over a training run: constant, a linear ramp-up, or the steps of a schedule."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import NamedTuple
 
 
 class BatchStage(NamedTuple):
-    """A batch size, and from where on it is used."""
+    """A batch size and the position in the data at which it starts."""
 
     first: int
-    """Sequences consumed before."""
+    """Sequences consumed before the stage."""
 
     size: int
     """Sequences in a global batch."""
 
 
 def scheduled_stages(text: str, *, seq_length: int | None = None) -> tuple[BatchStage, ...]:
-    """Stages of a schedule "threshold:size ...", as Megatron Core reads it.
+    """Return the stages of a schedule "threshold:size ...", as Megatron Core reads it.
 
-    K, M, B and T stand for powers of a thousand. With a sequence length thresholds are tokens, and become sequences by
-    whole division; without one they are sequences.
+    K, M, B and T are powers of a thousand. With a sequence length, thresholds are tokens and are converted to sequences
+    by integer division; without one they are sequences.
 
     Raises:
-        ValueError: it cannot be read, does not begin at 0, or thresholds do not increase.
+        ValueError: If the text cannot be parsed, does not begin at 0, or its thresholds do not increase.
     """
     pairs = [_PAIR.fullmatch(word) for word in text.replace(",", " ").split()]
     if not pairs or None in pairs:
@@ -36,16 +36,18 @@ def scheduled_stages(text: str, *, seq_length: int | None = None) -> tuple[Batch
         if pair
     )
     if stages[0].first != 0:
-        raise ValueError(f"{text!r} says nothing of the first sequences")
+        raise ValueError(f"{text!r} does not begin at threshold 0")
     if not all(low.first < high.first for low, high in pairwise(stages)):
-        raise ValueError(f"{text!r} begins stages at {[stage.first for stage in stages]} sequences")
+        raise ValueError(
+            f"{text!r} has thresholds that do not increase ({[stage.first for stage in stages]} sequences)"
+        )
     if min(stage.size for stage in stages) < 1:
         raise ValueError(f"{text!r} has a batch of less than 1")
     return stages
 
 
 def growing_stages(ramp: list[int], *, global_batch_size: int) -> tuple[BatchStage, ...]:
-    """Stages of `rampup_batch_size` [first, increment, S]: one increment after every S / n sequences, n of them."""
+    """Return the stages of `rampup_batch_size` [first, increment, S]: n increments, one after every S / n sequences."""
     first, increment, length = ramp
     blocks = (global_batch_size - first) // increment
     return tuple(

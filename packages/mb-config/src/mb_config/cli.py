@@ -1,4 +1,4 @@
-"""`mb-config`: check, show and explain a YAML configuration without torch."""
+"""Command line `mb-config`: check, show and explain a YAML configuration without torch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _EXAMPLES = """examples:
   mb-config show run.yaml --origin --world-size 8
   mb-config explain V242
 
-exit codes: 0 no problem that refuses the run, 1 problems, 2 could not be read
+exit codes: 0 no errors, 1 errors, 2 the input could not be read
 """
 
 
@@ -45,7 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = {"check": _check, "show": _show, "explain": _explain}
     try:
         if options.command != "explain":
-            options.overrides += rest  # argparse takes no second group of words after an option
+            options.overrides += (
+                rest  # argparse accepts no second group of positional arguments after an option
+            )
         return commands[options.command](options)
     except ConfigReadError as error:
         print(error, file=sys.stderr)
@@ -72,23 +74,27 @@ def _parser() -> argparse.ArgumentParser:
         "--te", metavar="VERSION", type=_version, help="version of Transformer Engine to check for"
     )
     checking.add_argument("--json", action="store_true", help="print one JSON object")
-    showing = commands.add_parser("show", help="print the whole configuration")
-    showing.add_argument("--origin", action="store_true", help="say where each value came from")
-    showing.add_argument("--world-size", type=int, metavar="N", help="resolve it for so many processes first")
+    showing = commands.add_parser("show", help="print the complete configuration")
+    showing.add_argument("--origin", action="store_true", help="print the origin of each value")
     showing.add_argument(
-        "--non-default", action="store_true", help="only what differs from Megatron Core, and other sections"
+        "--world-size", type=int, metavar="N", help="resolve for this number of processes first"
+    )
+    showing.add_argument(
+        "--non-default",
+        action="store_true",
+        help="print only values that differ from Megatron Core, and other sections",
     )
     for command in (checking, showing):
         command.add_argument("file", metavar="FILE", help="YAML file")
         command.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="changes, in Hydra's grammar")
     explaining = commands.add_parser("explain", help="explain a rule")
-    explaining.add_argument("rule", metavar="RULE", help="its number, such as V242")
+    explaining.add_argument("rule", metavar="RULE", help="id of the rule, such as V242")
     return parser
 
 
 def _version(text: str) -> str:
     if re.fullmatch(r"\d+(\.\d+)*(\.?[A-Za-z]+\d*)*(\+[\w.-]+)?", text) is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no version, such as 2.20")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a version such as 2.20")
     return text
 
 
@@ -96,7 +102,7 @@ def _gpu(text: str) -> str:
     try:
         return gpu_short_name(text, field="--gpu")
     except UnknownGpuError as error:
-        raise argparse.ArgumentTypeError(str(error).removeprefix("--gpu: ")) from error  # argparse names it
+        raise argparse.ArgumentTypeError(str(error).removeprefix("--gpu: ")) from error  # argparse adds it
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -137,7 +143,7 @@ def _explain(options: argparse.Namespace) -> int:
     if rule is None:
         near = get_close_matches(options.rule.lower(), by_id, n=3)
         hint = f"; did you mean {' or '.join(by_id[name].id for name in near)}?" if near else ""
-        raise ConfigReadError(f"no rule {options.rule!r} here{hint}")
+        raise ConfigReadError(f"unknown rule {options.rule!r}{hint}")
     print(explain(rule))
     return 0
 
@@ -159,14 +165,14 @@ def _summary(plain: PlainConfig, findings: PlainCheckResult, *, world_size: int 
     lines = [f"{errors} errors, {len(findings.problems) - errors} warnings"]
     if plain.external:
         lines.append(
-            f"not checked but for the shared rules: {', '.join(plain.external)} (sections of other packages)"
+            f"checked by the shared rules only: {', '.join(plain.external)} (sections of other packages)"
         )
     if plain.absent:
-        lines.append(f"not in the file, not checked: {', '.join(plain.absent)}")
+        lines.append(f"not checked, because absent from the file: {', '.join(plain.absent)}")
     if plain.suspicious_keys:
         lines.append(f"unknown to Megatron Core: {', '.join(plain.suspicious_keys)}")
     if world_size is not None and findings.unresolved:
-        lines.append(f"checked as it was written, not as it would run: {findings.unresolved}")
+        lines.append(f"checked as written, not as resolved: {findings.unresolved}")
     if world_size is None:
-        lines.append("rules on the number of processes were left out: give --world-size")
+        lines.append("rules on the number of processes were skipped: pass --world-size")
     return "\n".join(lines)

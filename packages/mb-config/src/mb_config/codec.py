@@ -1,7 +1,7 @@
-"""Sections to plain data and back, with keys and types checked first.
+"""Conversion between sections and plain data, with checks of keys and types.
 
-dataclasses-json does the conversion. Alone it ignores unknown nested keys, takes True for an int and None for
-anything, and names no path: so the data is walked first.
+dataclasses-json does the conversion. By itself it ignores unknown nested keys, accepts True for an int and None for any
+type, and reports no path. The data is therefore checked before it is passed on.
 """
 
 from __future__ import annotations
@@ -37,15 +37,19 @@ NO_TARGETS: Mapping[str, type] = MappingProxyType({})
 
 
 def to_dict(section: Any, *, secrets: bool = False, defaults: bool = True) -> dict[str, Any]:
-    """Plain data for YAML or JSON: `from_dict` gives an equal object.
+    """Convert a section to plain data for YAML or JSON. `from_dict` returns an equal object.
 
-    A value whose class does not follow from its field's type carries it as `_target_`. Computed fields are left out.
-    Secrets are masked unless `secrets` is set. Without `defaults`, only what somebody chose is written, and whatever
-    has no default.
+    A value whose class does not follow from the type of its field has the class as `_target_`. Computed fields are
+    omitted.
+
+    Args:
+        section: A dataclass.
+        secrets: Write secrets in clear text instead of masking them.
+        defaults: Also write fields that were not set explicitly. Fields without a default are always written.
 
     Raises:
-        WrongTypeError: a field holds what no file can hold, such as a function.
-        ConfigReadError: something in it holds itself.
+        WrongTypeError: If a field holds a value that no file can hold, such as a function.
+        ConfigReadError: If the data contains itself.
     """
     reject_deep_nesting(section)
     data = DataClassJsonMixin.to_dict(section)
@@ -57,13 +61,13 @@ def from_dict(cls: type[T], data: Mapping[str, Any], *, targets: Mapping[str, ty
 
     Args:
         cls: A dataclass whose fields may be dataclasses, unions of them, or Any.
-        data: Keys are field names. A secret that was masked when the data was written counts as not given.
+        data: Mapping of field names to values. A masked secret counts as not set.
         targets: Classes that `_target_` may name, by dotted name. The classes in a field's own type are always
             allowed, under their dotted or bare name. Nothing is imported by name.
 
     Raises:
-        ConfigReadError: an unknown or missing key, a wrong type, a class that is not allowed; all of them at once.
-            Among them MaskedValueError, where a masked secret has no default to go by.
+        ConfigReadError: If there are unknown or missing keys, values of a wrong type, or classes that are not allowed.
+            The error contains all of them, including a MaskedValueError for each masked secret without a default.
     """
     reject_deep_nesting(data)
     reader = ConfigReader(root=cls, targets=targets)
@@ -73,39 +77,39 @@ def from_dict(cls: type[T], data: Mapping[str, Any], *, targets: Mapping[str, ty
 
 
 def target_name(cls: type) -> str:
-    """The dotted name under which a class is written."""
+    """Return the dotted name under which a class is written."""
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
 @dataclass(kw_only=True)
 class ConfigReader:
-    """One walk over data. Errors are collected, so that a file with three slips is mended in one go."""
+    """Builder of dataclasses from plain data. Errors are collected, so that one run reports all mistakes of a file."""
 
     root: Any
-    """The whole config or its class: where to look for the field that may have been meant."""
+    """The complete configuration or its class; suggestions for unknown fields are searched in it."""
 
     targets: Mapping[str, type] = field(default_factory=lambda: NO_TARGETS)
     """Classes that `_target_` may name."""
 
     locate: Callable[[str], str] = lambda path: ""
-    """Place in a file of a field's path."""
+    """Function that returns the position of a field in a file."""
 
     hidden: set[str] = field(default_factory=set)
-    """Paths of masked secrets: they were left out."""
+    """Paths of masked secrets, which are omitted."""
 
     errors: list[ConfigReadError] = field(default_factory=list)
-    """What was wrong so far. With errors noted, results are not to be used."""
+    """Errors so far. Results are invalid once there is one."""
 
     def note(self, error: ConfigReadError) -> None:
-        """Keep an error and say where it is."""
+        """Append an error and add its position."""
         error.origin = error.origin or self.locate(error.path)
         self.errors.append(error)
 
     def build(self, cls: type[T], data: Mapping[str, Any], *, path: str) -> T:
-        """Construct `cls` from the data at `path`, with whatever is nested in it."""
+        """Build `cls` and the dataclasses nested in it from the data at `path`."""
         types = hints(cls)
         writable = {f.name: f for f in fields(cls) if f.init}  # type: ignore[arg-type]
-        before = len(self.errors)
+        before = len(self.errors)  # nested builds append to the same list
         values: dict[str, Any] = {}
         for key, value in data.items():
             here = join(path, key)
@@ -128,10 +132,10 @@ class ConfigReader:
         return section
 
     def unmasked(self, value: Any, *, path: str) -> Any:
-        """The value without the masked entries of mappings in it.
+        """Return the value without the masked entries of its mappings.
 
         Raises:
-            MaskedValueError: a masked value that is no entry of a mapping.
+            MaskedValueError: If a masked value is not an entry of a mapping.
         """
         if is_masked(value):
             raise MaskedValueError(path=path)
@@ -146,13 +150,13 @@ class ConfigReader:
         return {key: self.unmasked(item, path=join(path, key)) for key, item in kept.items()}
 
     def value(self, value: Any, annotation: Any, *, path: str) -> Any:
-        """The value as a field of this type wants it."""
+        """Return the value converted to the type of its field."""
         if is_open(annotation) and isinstance(value, Mapping) and TARGET in value:
             return self._nested(value, (), path)
         return fit(value, annotation, path=path, nested=self._nested)
 
     def target(self, data: Mapping[str, Any], candidates: tuple[type, ...], *, path: str) -> type:
-        """The class that the data is for."""
+        """Return the class to build from the data."""
         name = data.get(TARGET)
         if name is None and len(candidates) == 1:
             return candidates[0]
@@ -164,18 +168,20 @@ class ConfigReader:
         if name is None:
             raise TargetError(f"needs {TARGET}, {listed_targets(fitting)}", path=path)
         if not isinstance(name, str):
-            raise TargetError(f"expected a class's name, not {truncate_repr(name)}", path=join(path, TARGET))
+            raise TargetError(
+                f"expected the name of a class, not {truncate_repr(name)}", path=join(path, TARGET)
+            )
         if name not in allowed:
             nearest = nearest_targets(name, fitting)
             hint = f" Did you mean {' or '.join(nearest)}?" if nearest else ""
             raise TargetError(
-                f"{truncate_repr(masked(TARGET, name))} is not allowed.{hint} Allowed is {listed_targets(fitting)}.",
+                f"{truncate_repr(masked(TARGET, name))} is not allowed.{hint} Use {listed_targets(fitting)}.",
                 path=join(path, TARGET),
             )
         cls = allowed[name]
         if candidates and not issubclass(cls, candidates):
             expected = " or ".join(candidate.__name__ for candidate in candidates)
-            raise TargetError(f"{name} is no {expected}", path=join(path, TARGET))
+            raise TargetError(f"{name} is not a {expected}", path=join(path, TARGET))
         return cls
 
     def _leave_out(self, path: str, *, required: bool) -> None:
@@ -188,18 +194,18 @@ class ConfigReader:
 
 
 LISTED_TARGETS = 8
-"""Classes that a message lists."""
+"""Maximum number of classes in a message."""
 
 
 def listed_targets(names: Iterable[str]) -> str:
-    """Return the classes by their bare names where these are unique, at most `LISTED_TARGETS` of them."""
+    """Return at most `LISTED_TARGETS` classes as text, by their bare names where these are unique."""
     shown = _bare_names(names)
     rest = len(shown) - LISTED_TARGETS
     return f"one of {', '.join(shown[:LISTED_TARGETS])}" + (f" and {rest} more" if rest > 0 else "")
 
 
 def nearest_targets(name: str, names: Iterable[str]) -> list[str]:
-    """Return at most two classes whose name is like `name`."""
+    """Return at most two classes with a name similar to `name`."""
     by_last = {shown.rpartition(".")[2]: shown for shown in _bare_names(names)}
     wanted = name.rpartition(".")[2][:100]
     return [by_last[found] for found in get_close_matches(wanted, by_last, n=2, cutoff=0.6)]
@@ -212,9 +218,10 @@ def _bare_names(names: Iterable[str]) -> list[str]:
 
 
 def only_fitting(candidates: tuple[type, ...], data: Mapping[str, Any]) -> type | None:
-    """The one class that the data can be meant for: it gets all that it requires, and it alone knows every key.
+    """Return the only class that fits the data, or None if there are several.
 
-    Keys that no class knows decide nothing, so that a misspelt one is told as such. None where several classes fit.
+    A class fits if the data has every field that it requires; classes that know every key are preferred. Keys that no
+    class knows are ignored here, so that a misspelled key is reported as such.
     """
     complete = [cls for cls in candidates if all(f.name in data for f in fields(cls) if _is_required(f))]
     knowing = [cls for cls in complete if set(data) <= {f.name for f in fields(cls)}]
@@ -224,13 +231,13 @@ def only_fitting(candidates: tuple[type, ...], data: Mapping[str, Any]) -> type 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ConfigWriter:
-    """Turns what dataclasses-json wrote into what a file shall hold."""
+    """Converter from the output of dataclasses-json to the contents of a file."""
 
     secrets: bool
     defaults: bool
 
     def section(self, section: Any, data: Mapping[str, Any], *, path: str) -> dict[str, Any]:
-        """The fields of a dataclass."""
+        """Return the fields of a dataclass."""
         annotations = hints(type(section))
         return {
             item.name: self.item(
@@ -244,7 +251,7 @@ class _ConfigWriter:
         }
 
     def item(self, value: Any, data: Any, annotation: Any, *, path: str) -> Any:
-        """One value, with whatever is nested in it."""
+        """Return one value with the values nested in it."""
         if is_dataclass(value) and not isinstance(value, type):
             plain = self.section(value, data, path=path)
             known = dataclasses_of(annotation) == (type(value),)
@@ -277,7 +284,7 @@ class _ConfigWriter:
 
 
 def join(path: str, key: object) -> str:
-    """The path of a key below a path."""
+    """Return the path of a key below a path."""
     return f"{path}.{key}" if path else str(key)
 
 
@@ -286,7 +293,7 @@ def _is_required(item: Field[Any]) -> bool:
 
 
 def _inner(annotation: Any) -> Any:
-    """The item type of a container type, as far as one is given."""
+    """Return the item type of a container type, or Any if it has none."""
     for option in options(annotation):
         arguments = [argument for argument in get_args(option) if argument is not Ellipsis]
         if arguments:

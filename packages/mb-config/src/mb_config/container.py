@@ -1,4 +1,4 @@
-"""All sections of a run in one object."""
+"""Container of all sections of a configuration."""
 
 from __future__ import annotations
 
@@ -33,36 +33,36 @@ T = TypeVar("T", bound="ConfigContainer")
 
 
 def world_size_of_environment(environment: Mapping[str, str] | None = None) -> int:
-    """Return WORLD_SIZE of the environment, as torchrun sets it; 1 without it.
+    """Return WORLD_SIZE of the environment, as torchrun sets it, or 1 if it is not set.
 
     Raises:
-        ConfigReadError: it is no positive number.
+        ConfigReadError: If it is not a positive integer.
     """
     text = (os.environ if environment is None else environment).get("WORLD_SIZE", "1")
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise ConfigReadError(
-            f"WORLD_SIZE: is {truncate_repr(text)}, no number of processes. Pass world_size."
+            f"WORLD_SIZE: {truncate_repr(text)} is not a number of processes. Pass world_size."
         )
     return int(text)
 
 
 @dataclass(kw_only=True)
 class ConfigContainer(Section):
-    """Every section of a run. A subclass gives the sections of other packages their types.
+    """All sections of a configuration. A subclass adds the types of the sections of other packages.
 
     For example `@dataclass(kw_only=True) class Config(ConfigContainer): model: GPTModelConfig`.
 
-    A section typed Any holds whatever it is given; from a file, a plain mapping unless `_target_` names its class.
+    A section of type Any accepts any value. Read from a file, it is a plain mapping unless `_target_` names its class.
     """
 
     rng: RNGConfig = field(default_factory=RNGConfig)
     """Random numbers."""
 
     rerun_state_machine: Any = None
-    """Checking of results by running a step again; None: off."""
+    """Validation of results by re-running a step; None: off."""
 
     train: TrainingConfig
-    """Length, batches, ways to stop."""
+    """Training length, batch sizes, exit conditions."""
 
     model: Any
     """The model."""
@@ -73,7 +73,7 @@ class ConfigContainer(Section):
     optimizer_config_override_provider: OptimizerConfigOverrideProvider = field(
         default_factory=OptimizerConfigOverrideProvider
     )
-    """Learning rates and weight decays of single parameters."""
+    """Learning rates and weight decays of individual parameters."""
 
     ddp: DistributedDataParallelConfig = field(default_factory=DistributedDataParallelConfig)
     """The data-parallel wrapper."""
@@ -82,19 +82,19 @@ class ConfigContainer(Section):
     """Evaluation."""
 
     scheduler: SchedulerConfig
-    """Learning rate and weight decay over time."""
+    """Schedule of the learning rate and the weight decay."""
 
     dataset: Any
     """The data."""
 
     logger: Any
-    """What is logged, and where."""
+    """Logging: metrics, intervals and destinations."""
 
     tokenizer: Any
     """The tokenizer."""
 
     checkpoint: Any
-    """Saving and loading."""
+    """Saving and loading of checkpoints."""
 
     dist: DistributedInitConfig = field(default_factory=DistributedInitConfig)
     """Process groups."""
@@ -118,39 +118,39 @@ class ConfigContainer(Section):
     """Overlap of communication with computation; None: Megatron's defaults."""
 
     mixed_precision: MixedPrecisionConfig | str | None = None
-    """A precision recipe or its name; None: the dtypes stay as model and optimizer have them."""
+    """A precision recipe or its name; None: the dtypes of model and optimizer are used."""
 
     tensor_inspect: Any = None
     """Inspection of tensors; None: off."""
 
     inprocess_restart: Any = None
-    """Restart without a new process; None: off."""
+    """Restart within the same process; None: off."""
 
     env_vars: dict[str, str | int | float | bool] = field(default_factory=dict)
-    """Environment variables to set at start where the shell has not set them."""
+    """Environment variables to set at startup unless the shell sets them."""
 
     data_parallel_size: int | None = field(default=None, init=False, compare=False)
-    """Computed when the config is resolved: replicas of the model."""
+    """Number of model replicas, computed when the configuration is resolved."""
 
     def to_dict(self, *, secrets: bool = False, defaults: bool = True) -> dict[str, Any]:
-        """Plain data; secrets are masked unless asked for. Without `defaults`, only what somebody chose."""
+        """Convert to plain data, as `mb_config.to_dict` does."""
         return to_dict(self, secrets=secrets, defaults=defaults)
 
     @classmethod
     def from_dict(cls: type[T], data: Mapping[str, Any], targets: Mapping[str, type] = NO_TARGETS) -> T:
-        """The container that `to_dict` described; `targets` are the classes that `_target_` may name.
+        """Build a container from the output of `to_dict`. `targets` are the classes that `_target_` may name.
 
         Raises:
-            ConfigReadError: everything that could not be read.
+            ConfigReadError: If data could not be read; contains every error.
         """
         return from_dict(cls, data, targets=targets)
 
     def to_yaml(self, path: str | Path | None = None, *, defaults: bool = True) -> str:
-        """YAML text, also written to `path` (its folders are made) if one is given; secrets are masked.
+        """Return the configuration as YAML text with masked secrets, and write it to `path` if one is given.
 
-        A masked secret counts as not given when the file is read: set the environment variable of its service
-        (COMET_API_KEY, WANDB_API_KEY, HF_TOKEN). All else that is read back counts as chosen by the user: to hand on a
-        config that is not resolved yet, leave the defaults out.
+        Parent directories are created. A masked secret counts as not set when the file is read: set the environment
+        variable of its service (COMET_API_KEY, WANDB_API_KEY, HF_TOKEN). Every other value in the file counts as set by
+        the user. Pass `defaults=False` to write a configuration that is to be resolved later.
         """
         text = dump_yaml(self.to_dict(defaults=defaults))
         if path is not None:
@@ -166,10 +166,10 @@ class ConfigContainer(Section):
         *,
         provenance: Provenance | None = None,
     ) -> T:
-        """The container in a YAML file. `provenance` is told the line of each field.
+        """Build a container from a YAML file. `provenance` receives the line of each field.
 
         Raises:
-            ConfigReadError: everything that could not be read, with file and line.
+            ConfigReadError: If data could not be read; contains every error with file and line.
         """
         file = read_yaml(path)
         reader = ConfigReader(root=cls, targets=targets, locate=file.locate)
@@ -181,14 +181,14 @@ class ConfigContainer(Section):
         return config
 
     def log_non_default_values(self) -> None:
-        """Log what differs from Megatron Core's defaults, and the other sections, at level INFO.
+        """Log the values that differ from Megatron Core's defaults, and the other sections, at level INFO.
 
-        Call it on one rank. `non_default_values` gives the same text.
+        Call this on one rank. `non_default_values` returns the same text.
         """
         logging.getLogger(__name__).info("\n%s", non_default_values(self))
 
     def sections(self) -> dict[str, Any]:
-        """Section name to section, for `check`; those that are off are left out."""
+        """Return section name to section, for `check`. Sections that are None are omitted."""
         every = {item.name: getattr(self, item.name) for item in fields(self) if item.init}
         return {name: section for name, section in every.items() if section is not None}
 
@@ -202,15 +202,15 @@ class ConfigContainer(Section):
         gpu: str | None = None,
         provenance: Provenance | None = None,
     ) -> list[Problem]:
-        """Every problem, also values of a wrong type, without changing anything. Nothing is asked of this machine.
+        """Return every problem, including values of a wrong type. Does not modify anything or query this machine.
 
         Args:
-            rules: What to apply.
-            world_size: Number of processes; None: unknown, and rules on it are left out. So with the next two.
-            versions: Versions of `transformer_engine` and `torch`; None for one that is not installed.
+            rules: Rules to apply.
+            world_size: Number of processes. Rules that read it are skipped if it is None; likewise for the facts below.
+            versions: Versions of `transformer_engine` and `torch`; None for a package that is not installed.
             gpu: Short name of the GPUs, such as "h100".
-            env: The shell's environment variables, which win over the section `env_vars`.
-            provenance: Where the values came from.
+            env: Environment variables of the shell, which take precedence over the section `env_vars`.
+            provenance: Origins of the values.
         """
         facts = collect_facts(
             world_size=world_size, env=env, env_vars=self.env_vars, versions=versions, gpu=gpu
@@ -227,10 +227,10 @@ class ConfigContainer(Section):
         gpu: str | None = None,
         provenance: Provenance | None = None,
     ) -> list[Problem]:
-        """Refuse a config that breaks a rule; warnings are returned. Arguments as of `check`.
+        """Raise if the configuration violates a rule, and return the warnings. The arguments are those of `check`.
 
         Raises:
-            ConfigError: holds every problem, warnings too.
+            ConfigError: If there is an error; contains every problem, including warnings.
         """
         problems = self.check(
             rules, world_size=world_size, env=env, versions=versions, gpu=gpu, provenance=provenance
@@ -240,13 +240,13 @@ class ConfigContainer(Section):
         return problems
 
     def get_data_parallel_size(self, world_size: int) -> int:
-        """Replicas of the model on `world_size` processes: world / (tp x pp x cp).
+        """Return the number of model replicas on `world_size` processes: world / (tp x pp x cp).
 
         Raises:
-            ConfigError: the sizes do not divide the world (V030).
+            ConfigError: If the parallel sizes do not divide the world size (V030).
         """
         tp, pp, cp = (value_at(path, {"model": self.model}) for path in SIZES)
-        size = data_parallel_size(world_size, tp, pp, cp)  # type: ignore[arg-type]  # V030 and P01 speak otherwise
+        size = data_parallel_size(world_size, tp, pp, cp)  # type: ignore[arg-type]  # V030 and P01 report wrong values
         if size is None:
             rules = [rule for rule in RULES if rule.id in ("V030", "P01")]
             raise ConfigError(self.check(rules, world_size=world_size))
@@ -257,13 +257,13 @@ class ConfigContainer(Section):
         return RULES
 
     def set_data_parallel_size(self, world_size: int | None = None) -> None:
-        """Set `data_parallel_size`, and the one of `comm_overlap` where it has one.
+        """Set `data_parallel_size`, and that of `comm_overlap` if it has one.
 
         Args:
-            world_size: Number of processes; None: the environment's WORLD_SIZE, which torchrun sets, or 1.
+            world_size: Number of processes; None: WORLD_SIZE of the environment, which torchrun sets, or 1.
 
         Raises:
-            ConfigError: the sizes do not divide the world (V030).
+            ConfigError: If the parallel sizes do not divide the world size (V030).
         """
         processes = world_size_of_environment() if world_size is None else world_size
         self.data_parallel_size = self.get_data_parallel_size(processes)

@@ -1,4 +1,4 @@
-"""A config as YAML, with the origin of each value beside it."""
+"""Configuration as YAML text, optionally with the origin of each value."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from mb_config.provenance import Provenance
 
 
 def show(config: Any, provenance: Provenance | None = None, *, origin: bool = False) -> str:
-    """The config as YAML text that loads back; secrets are masked. What resolving computed stands below, as comments.
+    """Return the configuration as YAML text that can be loaded again. Secrets are masked.
+
+    Values computed by resolving are appended as comments.
 
     Args:
         config: A dataclass of sections.
-        provenance: Where the values came from; without it, what the sections themselves remember.
-        origin: Put the origin behind each value, as a comment.
+        provenance: Origins of the values; None: what the sections themselves record.
+        origin: Append the origin of each value as a comment.
     """
     known = Provenance.of(config) if provenance is None else provenance
     rows = list(_rows(to_dict(config), path="", depth=0))
@@ -31,7 +33,7 @@ def show(config: Any, provenance: Provenance | None = None, *, origin: bool = Fa
 
 
 def _rows(data: Mapping[str, Any], *, path: str, depth: int) -> Iterator[tuple[str, str | None]]:
-    """Lines, each with the path of its value; None for the head of a section."""
+    """Yield lines, each with the path of its value, or None for the first line of a section."""
     indent = "  " * depth
     for key, value in data.items():
         here = join(path, key)
@@ -43,7 +45,7 @@ def _rows(data: Mapping[str, Any], *, path: str, depth: int) -> Iterator[tuple[s
 
 
 def _computed(config: Any, known: Provenance, *, origin: bool, path: str = "") -> Iterator[str]:
-    """Fields that no file sets, where they have a value."""
+    """Yield the fields that no file sets and that have a value."""
     for item in fields(config):
         value, here = getattr(config, item.name), join(path, item.name)
         if not item.init and value is not None:

@@ -1,4 +1,4 @@
-"""Errors that mean: what was asked for could not be read."""
+"""Errors raised when input cannot be read."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from mb_config.message_text import MAX_MESSAGE_LENGTH, truncate, truncate_repr
 
 
 class ConfigReadError(ValueError):
-    """Base of all errors of reading. `path` is the field, `errors` are the parts when there were several.
+    """Base class of all read errors. `path` is the field; `errors` are the individual errors if there are several.
 
-    No message holds a secret in clear, as far as its name or looks show that it is one. Long values are cut.
+    Messages contain no secrets that can be recognized by name or form. Long values are truncated.
     """
 
     def __init__(self, message: str, *, path: str = "", origin: str = "") -> None:
@@ -26,11 +26,11 @@ class ConfigReadError(ValueError):
 
 
 class ConfigKeyError(ConfigReadError):
-    """A key that does not belong, or one that is missing."""
+    """An unknown or a missing key."""
 
 
 class UnknownKeyError(ConfigKeyError, KeyError):
-    """There is no such field; `nearest` are the paths that may have been meant."""
+    """An unknown field. `nearest` contains the paths with similar names."""
 
     def __init__(
         self, message: str, *, path: str = "", origin: str = "", nearest: Sequence[str] = ()
@@ -42,13 +42,13 @@ class UnknownKeyError(ConfigKeyError, KeyError):
 
 
 class MissingKeyError(ConfigKeyError, KeyError):
-    """A field without default was not given."""
+    """A field without a default is not set."""
 
     __str__ = ConfigReadError.__str__
 
 
 class WrongTypeError(ConfigReadError, TypeError):
-    """A value that does not fit its field's type."""
+    """A value that does not match the type of its field."""
 
     def __init__(self, value: object, expected: str, *, path: str, origin: str = "") -> None:
         shown = masked(leaf(path), value)
@@ -58,37 +58,37 @@ class WrongTypeError(ConfigReadError, TypeError):
 
 
 class MaskedValueError(ConfigReadError):
-    """A secret that was hidden when the file was written, where it cannot be left out."""
+    """A masked secret that cannot be omitted."""
 
     def __init__(self, *, path: str, origin: str = "") -> None:
         super().__init__(
-            "was hidden when the file was written, because no file holds secrets in clear. Give it again, "
-            "or delete the line and set the environment variable that it stands for.",
+            "is masked, because files contain no secrets in clear text. Set the value again, or delete the line and "
+            "set the environment variable of the service.",
             path=path,
             origin=origin,
         )
 
 
 class TargetError(ConfigReadError):
-    """A `_target_` that is missing or not in the allow-list. Nothing was imported."""
+    """A `_target_` that is missing or not in the allow-list. Nothing is imported."""
 
 
 class OverrideError(ConfigReadError):
-    """An override that does not parse, or that asks for what overrides cannot do."""
+    """An override that cannot be parsed or applied."""
 
 
 class ConfigFileError(ConfigReadError):
-    """A file that is no YAML mapping."""
+    """A file that is not a YAML mapping."""
 
 
 class ConfigFileNotFoundError(ConfigReadError, FileNotFoundError):
-    """There is no such file."""
+    """The file does not exist."""
 
     __str__ = ConfigReadError.__str__
 
 
 class ManyReadErrors(ConfigReadError):
-    """Several errors of reading at once, in `errors`."""
+    """Several read errors, in `errors`."""
 
     def __init__(self, errors: Sequence[ConfigReadError]) -> None:
         super().__init__(f"{len(errors)} errors")
@@ -98,7 +98,7 @@ class ManyReadErrors(ConfigReadError):
 
 
 def raise_all(errors: Sequence[ConfigReadError]) -> None:
-    """Raise the error, or all of them as one; none, nothing."""
+    """Raise a single error as it is, or several as one `ManyReadErrors`. Do nothing if there are none."""
     if len(errors) == 1:
         raise errors[0]
     if errors:

@@ -1,4 +1,4 @@
-"""A page about a rule, with its examples as a YAML file would hold them."""
+"""Explanation of a rule, with its examples as YAML."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from mb_config.problems import RuleLike, plain
 from mb_config.yaml_file import dump_yaml
 
 _FACTS = "facts:"
-_NOT_IN_A_FILE = "facts:  # not in a file: told by options, the launcher or the machine"
+_NOT_IN_A_FILE = "facts:  # not in a file: set by options, the launcher or the machine"
 
 
 def explain(rule: RuleLike) -> str:
-    """What a rule reads, why, what to do, an example that fails with what is said about it, and one that passes."""
+    """Return the fields, reason and fix of a rule, an example that fails with its message, and one that passes."""
     message = rule.test(*(rule.fails.get(path) for path in rule.fields))
     return "\n".join(
         [
@@ -24,7 +24,7 @@ def explain(rule: RuleLike) -> str:
             f"fix:    {rule.fix}",
             "fails:",
             _yaml(rule.fails),
-            f"says:   {rule.fields[0].removeprefix('facts.')}: {message}",
+            f"message: {rule.fields[0].removeprefix('facts.')}: {message}",
             "passes:",
             _yaml(rule.passes),
         ]

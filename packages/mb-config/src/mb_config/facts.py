@@ -1,4 +1,4 @@
-"""What rules may ask that no section holds."""
+"""Facts: inputs of rules that no section contains."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def collect_facts(
     gpu: str | None = None,
     gpus_per_node: int | None = None,
 ) -> dict[str, object]:
-    """Facts for `check`; one that is not known is left out, and with it the rules that ask for it.
+    """Return the facts for `check`. A fact that is not known is omitted, and rules that read it are skipped.
 
     Args:
         world_size: Number of processes.
-        env: The shell's environment variables.
+        env: Environment variables of the shell.
         env_vars: The section of that name, which adds variables that the shell does not set.
-        versions: Versions of `transformer_engine` and `torch` where the run is meant to start; None: not installed.
-        gpu: Short name of its GPUs, such as "h100".
-        gpus_per_node: GPUs that NVLink connects there; None: those of the common system of `gpu`, where it is known.
+        versions: Versions of `transformer_engine` and `torch` on the target machine; None: not installed.
+        gpu: Short name of the GPUs of the target machine, such as "h100".
+        gpus_per_node: GPUs that NVLink connects there; None: those of the common system of `gpu`, if known.
     """
     added = env_vars if isinstance(env_vars, Mapping) else {}
     facts: dict[str, object] = {"env": {**{str(name): str(value) for name, value in added.items()}, **env}}

@@ -1,4 +1,4 @@
-"""Values that a machine cannot honour: replaced where the user did not set them."""
+"""Replacement of values that a machine does not support and the user did not set."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class FallbackRule(RuleLike, Protocol):
 
     @property
     def fallback(self) -> Mapping[str, object]:
-        """Path -> value that the rule accepts; empty: the rule only rejects."""
+        """Path to a value that the rule accepts; empty: the rule only rejects."""
 
 
 def apply_fallbacks(
@@ -27,18 +27,18 @@ def apply_fallbacks(
     facts: Mapping[str, object],
     provenance: Provenance | None = None,
 ) -> list[Change]:
-    """Replace values that `rules` reject by their fallbacks, in place, and return the changes.
+    """Replace values that `rules` reject by their fallbacks in place, and return the changes.
 
-    A default or a recipe's value is replaced. A rule is skipped where the user set one of the values that its fallback
-    would replace: checking then reports it. Rules are applied in order, each on what the previous ones left. Nothing
-    is replaced in a configuration with values of a wrong type.
+    Defaults and values of a recipe are replaced. A rule is skipped if the user set one of the values that its fallback
+    would replace; checking then reports it. Rules are applied in order, each to the result of the previous ones.
+    Nothing is replaced in a configuration with values of a wrong type.
 
     Args:
         cfg: The sections.
-        rules: With their fallbacks.
-        facts: What rules may ask, as for `check`.
-        provenance: Where the values came from; receives each change. Without it, values that the sections remember as
-            set in code are the user's.
+        rules: Rules with their fallbacks.
+        facts: Facts that rules read, as for `check`.
+        provenance: Origins of the values; receives each change. Without it, values that the sections record as set
+            in code count as set by the user.
     """
     state = ResolverState(config=cfg, provenance=Provenance() if provenance is None else provenance)
     if wrong_types(cfg):

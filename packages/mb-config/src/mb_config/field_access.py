@@ -1,4 +1,7 @@
-"""Fields of a section, be it an object or a plain mapping: a model that was read without its package is one."""
+"""Access to the fields of sections that are objects or plain mappings.
+
+A model section that is read without its package is a plain mapping with Megatron's field names.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ UNKNOWN = object()
 
 
 def has_field(config: Any, path: str) -> bool:
-    """True if section and field are there; a mapping `model` has all fields of Megatron's class."""
+    """Return True if the section has the field. A `model` that is a mapping has all fields of Megatron's class."""
     section, name = _split(config, path)
     if isinstance(section, Mapping):
         return name in section or name in _megatron_defaults(section, path)
@@ -22,10 +25,10 @@ def has_field(config: Any, path: str) -> bool:
 
 
 def get_field(config: Any, path: str) -> Any:
-    """The value at `section.field`; of a mapping, what Megatron's class has where it says nothing.
+    """Return the value at `section.field`. A mapping without the field returns the default of Megatron's class.
 
     Raises:
-        KeyError, AttributeError: there is no such field.
+        KeyError, AttributeError: If there is no such field.
     """
     section, name = _split(config, path)
     if not isinstance(section, Mapping):
@@ -34,7 +37,7 @@ def get_field(config: Any, path: str) -> Any:
 
 
 def set_field(config: Any, path: str, value: object) -> None:
-    """Set a computed value: it does not count as given."""
+    """Set a computed value. It does not count as set by the user."""
     section, name = _split(config, path)
     if isinstance(section, dict):
         section[name] = value
@@ -43,7 +46,7 @@ def set_field(config: Any, path: str, value: object) -> None:
 
 
 def default_of(config: Any, path: str) -> Any:
-    """The field's own default, MISSING where it has none, `UNKNOWN` where nobody can tell."""
+    """Return the default of a field, MISSING if it has none, or `UNKNOWN` if it cannot be determined."""
     section, name = _split(config, path)
     if isinstance(section, Mapping):
         return _megatron_defaults(section, path).get(name, UNKNOWN)
@@ -56,7 +59,7 @@ def default_of(config: Any, path: str) -> Any:
 
 
 def field_values(section: Any) -> Iterator[tuple[str, Any]]:
-    """Name and value of each field of an object or a mapping."""
+    """Yield the name and the value of each field of an object or a mapping."""
     if isinstance(section, Mapping):
         yield from section.items()
     elif is_dataclass(section):

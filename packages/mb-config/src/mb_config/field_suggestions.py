@@ -1,4 +1,4 @@
-"""Which field somebody may have meant."""
+"""Suggestions for misspelled field names."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from mb_config.field_types import dataclasses_of, hints
 def unknown_key_error(
     path: str, siblings: Iterable[str], root: object, *, origin: str = ""
 ) -> UnknownKeyError:
-    """The error for a key that is not there, with the nearest names.
+    """Return the error for an unknown key, with the nearest names.
 
-    Looks among the `siblings` of the key first, then for the last part of its path in all sections of `root`
+    Searches the `siblings` of the key first, then the last part of its path in all sections of `root`
     (a dataclass or an instance of one).
     """
     nearest = nearest_paths(path, siblings, root)
     owners = owners_of(path, root)
     if owners:
         message = (
-            f"no such field here: only {' and '.join(owners)} {'has' if len(owners) == 1 else 'have'} it. "
+            f"no such field in this class: only {' and '.join(owners)} {'has' if len(owners) == 1 else 'have'} it. "
             f"Write _target_: {owners[0]} in {path.rpartition('.')[0]}"
         )
         return UnknownKeyError(message, path=path, origin=origin, nearest=nearest)
@@ -31,7 +31,7 @@ def unknown_key_error(
 
 
 def owners_of(path: str, root: object) -> list[str]:
-    """Names of the classes that the section of a path may have and that have its field, at most three."""
+    """Return at most three of the possible classes of a section that have the field of a path."""
     section, _, leaf = path.partition(".")
     if not leaf or not is_dataclass(root):
         return []
@@ -41,7 +41,7 @@ def owners_of(path: str, root: object) -> list[str]:
 
 
 def nearest_paths(path: str, siblings: Iterable[str], root: object) -> list[str]:
-    """At most three paths, the likeliest first."""
+    """Return at most three paths, the most similar first."""
     parent, _, leaf = path.rpartition(".")
     names = list(siblings)
     close = get_close_matches(leaf, names, n=2, cutoff=0.85) or get_close_matches(
@@ -55,7 +55,7 @@ def nearest_paths(path: str, siblings: Iterable[str], root: object) -> list[str]
 
 
 def section_fields(value: object) -> list[str]:
-    """Names that may follow a section's name: fields of a dataclass (or its class), keys of a mapping."""
+    """Return the names in a section: fields of a dataclass or its class, or keys of a mapping."""
     if isinstance(value, Mapping):
         return [str(key) for key in value]
     if is_dataclass(value):

@@ -1,4 +1,4 @@
-"""Types of fields: whether a value from a file or a command line fits one, and what it becomes."""
+"""Conversion of values from files and command lines to the types of fields."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["Nested", "dataclasses_of", "describe", "fit", "hints", "is_open", "o
 
 
 def fit(value: Any, annotation: Any, *, path: str, nested: Nested | None = None) -> Any:
-    """Return the value as the field takes it, as `mb_config.value_types.fit` does.
+    """Return the value converted to the type of the field, as `mb_config.value_types.fit` does.
 
     Raises:
-        WrongTypeError: names `path`, the value and the type.
+        WrongTypeError: If the value does not match; contains `path`, the value and the type.
     """
     try:
         return value_types.fit(value, annotation, path=path, nested=nested)

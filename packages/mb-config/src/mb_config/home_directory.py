@@ -1,4 +1,4 @@
-"""The home directory of the user in fields that name files or folders."""
+"""Expansion of the home directory in fields that name files or directories."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from mb_config.paths import expand_home
 
 
 def expand_home_in(config: Any, fields: Iterable[str]) -> None:
-    """Replace a leading `~` by the home directory in the named fields of a configuration, in place.
+    """Replace a leading `~` by the home directory in the given fields of a configuration, in place.
 
-    A field counts as set by whoever set it. Sections and fields that are absent are left out.
+    The origin of a field does not change. Sections and fields that are absent are skipped.
 
     Args:
         config: A container of sections.

@@ -1,4 +1,4 @@
-"""Overrides as Hydra writes them. The one file that imports hydra-core, which takes 0.4 s."""
+"""Parser for overrides in Hydra's grammar. Only this file imports hydra-core at its top, which takes 0.4 s."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Override:
     """The value as numbers, text, lists and mappings; None for null."""
 
     text: str
-    """The value as it was written."""
+    """The value as written."""
 
     has_value: bool
     """False for `~a`."""
@@ -43,10 +43,10 @@ class Override:
 
 
 class NonAsciiEscapes:
-    """Stand-ins for letters outside ASCII, which Hydra's grammar takes in quoted texts only.
+    """Encoding of non-ASCII letters, which Hydra's grammar accepts in quoted strings only.
 
-    Each becomes a word of ASCII letters and digits that the text does not contain otherwise. What cannot be printed
-    stays, and is refused outside of quotes.
+    Each letter is replaced by a sequence of ASCII letters and digits that does not occur in the text otherwise.
+    Unprintable characters are not encoded; Hydra rejects them outside of quotes.
     """
 
     def __init__(self, text: str) -> None:
@@ -60,11 +60,11 @@ class NonAsciiEscapes:
         return letter if letter.isascii() or not letter.isprintable() else f"{self._mark}{ord(letter)}z"
 
     def decode(self, text: str) -> str:
-        """Return a text with its letters."""
+        """Return a text with its original letters."""
         return re.sub(rf"{self._mark}(\d+)z", lambda found: chr(int(found[1])), text)
 
     def decode_all(self, value: Any) -> Any:
-        """Return a value with the letters of all texts in it."""
+        """Return a value with the original letters in all of its texts."""
         if isinstance(value, str):
             return self.decode(value)
         if isinstance(value, list):
@@ -78,7 +78,7 @@ def parse_override(text: str) -> Override:
     """Parse one override.
 
     Raises:
-        OverrideError: no override, a sweep over several values, or a Hydra group.
+        OverrideError: If the text is not an override, is a sweep over several values, or names a Hydra group.
     """
     letters = NonAsciiEscapes(text)
     try:
@@ -86,21 +86,21 @@ def parse_override(text: str) -> Override:
     except (
         HydraException,
         ValueError,
-    ) as error:  # Python refuses integers of thousands of digits with the latter
+    ) as error:  # Python rejects integers of thousands of digits with the latter
         shown = masked_text(text)
         reason = (
             letters.decode(str(error)).splitlines()[0]
             if shown == text
-            else "its value is no value in Hydra's grammar"
+            else "its value is not valid in Hydra's grammar"
         )
         raise OverrideError(
-            f"cannot read the override {truncate_repr(shown)}: {truncate(reason)}. Write {_working(text, shown)}"
+            f"cannot parse the override {truncate_repr(shown)}: {truncate(reason)}. Write {_working(text, shown)}"
         ) from (error if shown == text else None)
     if parsed.is_sweep_override():
         shown = masked_text(text)
-        advice = f" As one text: {_working(text, shown)}" if shown == text else ""
+        advice = f" As one string: {_working(text, shown)}" if shown == text else ""
         raise OverrideError(
-            f"{truncate_repr(shown)} gives several values; one run takes one.{advice}",
+            f"{truncate_repr(shown)} has several values, but a run takes one.{advice}",
             path=parsed.key_or_group,
         )
     if parsed.package is not None or "/" in parsed.key_or_group:
@@ -122,7 +122,7 @@ def parse_override(text: str) -> Override:
 
 
 def _working(text: str, shown: str) -> str:
-    """Return an override that sets the field to the text that was given, if that is what is meant."""
+    """Return an override that sets the field to the given text, or a template if that is not the likely intent."""
     path, sign, value = text.partition("=")
     plain = (
         _PATH.fullmatch(path) is not None and bool(sign) and not value.startswith(("'", '"', "[", "{", "("))

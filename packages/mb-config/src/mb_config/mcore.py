@@ -1,4 +1,4 @@
-"""Megatron Core's own objects, made of our sections. Importing this file imports torch and Megatron."""
+"""Conversion of sections to Megatron Core's objects. Importing this file imports torch and Megatron."""
 
 from __future__ import annotations
 
@@ -28,35 +28,35 @@ __all__ = [
 
 
 class DroppedFieldError(TypeError):
-    """The installed Megatron Core has no such field, so the value would be lost."""
+    """A field does not exist in the installed Megatron Core, so its value would be lost."""
 
 
 class OptimizerConfig(MegatronOptimizerConfig):  # type: ignore[misc]
-    """Megatron's own class whose checks wait for `finalize()`, so that fields may be set one after the other."""
+    """Megatron's class with its checks deferred to `finalize()`, so that fields can be set one after the other."""
 
     def __post_init__(self) -> None:
-        """Nothing is checked yet."""
+        """Skip Megatron's checks, which `finalize` runs."""
 
     def finalize(self) -> None:
-        """Run Megatron's checks and fill in what it derives. Doing it again changes nothing.
+        """Run Megatron's checks and compute its derived fields. Idempotent.
 
         Raises:
-            AssertionError, ValueError, RuntimeError: Megatron's.
+            AssertionError, ValueError, RuntimeError: Raised by Megatron.
         """
         super().__post_init__()
 
 
 class DistributedDataParallelConfig(MegatronDDPConfig):  # type: ignore[misc]
-    """Megatron's own class whose checks wait for `finalize()`, so that fields may be set one after the other."""
+    """Megatron's class with its checks deferred to `finalize()`, so that fields can be set one after the other."""
 
     def __post_init__(self) -> None:
-        """Nothing is checked yet."""
+        """Skip Megatron's checks, which `finalize` runs."""
 
     def finalize(self) -> None:
-        """Run Megatron's checks and fill in what it derives. Doing it again changes nothing.
+        """Run Megatron's checks and compute its derived fields. Idempotent.
 
         Raises:
-            AssertionError, ValueError: Megatron's.
+            AssertionError, ValueError: Raised by Megatron.
         """
         super().__post_init__()
 
@@ -66,16 +66,16 @@ Section = optimizer.OptimizerConfig | ddp.DistributedDataParallelConfig
 
 
 def to_megatron(section: Section, **runtime: Any) -> Any:
-    """Build Megatron's dataclass from ours; its checks run.
+    """Build Megatron's dataclass from a section. Megatron's checks run.
 
     Args:
-        section: The section; it is not changed. One of the two classes above is finalised and returned as it is.
+        section: The section; it is not modified. An instance of the two classes above is finalized and returned itself.
         runtime: Fields that only exist at run time, such as `timers`.
 
     Raises:
-        DroppedFieldError: a field with a value other than its default does not exist in the installed Megatron Core.
-        TypeError: another section.
-        AssertionError, ValueError, RuntimeError: Megatron's, for what no rule of ours has caught.
+        DroppedFieldError: If a field that is not at its default does not exist in the installed Megatron Core.
+        TypeError: If the section has no counterpart.
+        AssertionError, ValueError, RuntimeError: Raised by Megatron for values that no rule rejects.
     """
     if isinstance(section, OptimizerConfig | DistributedDataParallelConfig):
         for name, value in runtime.items():
@@ -91,7 +91,7 @@ def to_megatron(section: Section, **runtime: Any) -> Any:
     if lost:
         home = f"{target.__module__}.{target.__name__}"
         raise DroppedFieldError(
-            f"{', '.join(lost)}: not known to the installed {home}, because it is another version of Megatron Core. "
+            f"{', '.join(lost)}: not a field of the installed {home}, because it is another version of Megatron Core. "
             f"Leave these fields at their defaults or install a version that has them."
         )
     taken = {name: _convert(name, value) for name, value in values.items() if name in known}
@@ -99,24 +99,24 @@ def to_megatron(section: Section, **runtime: Any) -> Any:
 
 
 def to_dtype(name: str) -> torch.dtype:
-    """The torch dtype of a name such as "bfloat16".
+    """Return the torch dtype of a name such as "bfloat16".
 
     Raises:
-        ValueError: torch has no such dtype.
+        ValueError: If torch has no such dtype.
     """
     if name not in DTYPES:
         raise ValueError(
-            f"{name!r}: no dtype, because torch has none of that name. Use one such as 'bfloat16'."
+            f"{name!r}: is not a dtype, because torch has none of that name. Use a name such as 'bfloat16'."
         )
     dtype: torch.dtype = vars(torch)[name]
     return dtype
 
 
 def standard_overrides(settings: object) -> dict[ParamKey, ParamGroupOverride]:
-    """Megatron's own exceptions: no weight decay for biases and one-dimensional parameters, decoupled learning rates.
+    """Return Megatron's standard overrides: no weight decay for biases and 1-D parameters, decoupled learning rates.
 
     Args:
-        settings: Anything with `apply_wd_to_qk_layernorm`, `decoupled_lr` and `decoupled_min_lr`.
+        settings: Object with `apply_wd_to_qk_layernorm`, `decoupled_lr` and `decoupled_min_lr`.
     """
     overrides: dict[ParamKey, ParamGroupOverride] = get_standard_config_overrides(settings)
     return overrides
@@ -125,21 +125,21 @@ def standard_overrides(settings: object) -> dict[ParamKey, ParamGroupOverride]:
 def build_scheduler(
     optimizer: Any, *, scheduler: SchedulerConfig, settings: optimizer.OptimizerConfig, steps: SchedulerSteps
 ) -> OptimizerParamScheduler:
-    """Megatron's scheduler for `optimizer`, at its start. `step(increment)` counts sequences.
+    """Build Megatron's scheduler for `optimizer` at step 0. `step(increment)` counts sequences.
 
-    Weight decays that are not given are those of `settings`, a lowest learning rate that is not given is 0.
+    Weight decays that are None are those of `settings`; a minimum learning rate of None is 0.
 
     Args:
-        optimizer: Megatron's optimizer, or anything with `param_groups`; their learning rates are set.
+        optimizer: Megatron's optimizer or an object with `param_groups`; their learning rates are set.
         scheduler: The section of the schedule.
         settings: The section of the optimizer.
         steps: Lengths, as `mb_config.scheduler_steps` computes them.
 
     Raises:
-        ValueError: `settings.lr` is not set.
+        ValueError: If `settings.lr` is None.
     """
     if settings.lr is None:
-        raise ValueError("optimizer.lr: is not set, because nothing can be guessed for it. Set optimizer.lr.")
+        raise ValueError("optimizer.lr: is not set, and there is no default. Set optimizer.lr.")
     start, end = weight_decays(scheduler, settings)
     return OptimizerParamScheduler(
         optimizer,
@@ -166,7 +166,7 @@ def _target(section: object) -> Any:
     if isinstance(section, ddp.DistributedDataParallelConfig):
         return MegatronDDPConfig
     raise TypeError(
-        f"{type(section).__name__}: cannot be made Megatron's, because only the optimizer and ddp sections have a "
+        f"{type(section).__name__}: has no counterpart in Megatron, because only the optimizer and ddp sections have a "
         f"counterpart here. Pass an OptimizerConfig or a DistributedDataParallelConfig."
     )
 

@@ -1,7 +1,7 @@
-"""Write down what the installed Megatron's configuration classes hold. A door: reading it imports torch and Megatron.
+"""Record the fields of the configuration classes of the installed Megatron. Importing this file imports torch.
 
 python -m mb_config.mcore_defaults --out FOLDER     writes FOLDER/<version>.json
-python -m mb_config.mcore_defaults --check          1 if the data that comes with this package says otherwise
+python -m mb_config.mcore_defaults --check          exits with 1 if the data in this package differs
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _SETTINGS = "megatron.training.config."
 
 
 def installed_version() -> str:
-    """Version of the installed Megatron Core, without its build."""
+    """Return the version of the installed Megatron Core, without its build tag."""
     return str(megatron.core.__version__).partition("+")[0]
 
 
 def describe_installed() -> str:
-    """The data file of the installed Megatron, as JSON text with a line per field."""
+    """Return the data file of the installed Megatron as JSON text with a line per field."""
     blocks = []
     for name, module in CLASSES.items():
         cls = getattr(_module(module), name)
@@ -58,9 +58,9 @@ def describe_installed() -> str:
 
 
 def drift(known: Mapping[str, MegatronField], found: Mapping[str, MegatronField]) -> list[str]:
-    """How two lists of fields differ, a line each; none: not at all."""
-    lines = [f"{name}: is gone" for name in known if name not in found]
-    lines += [f"{name}: is new, default {found[name].default!r}" for name in found if name not in known]
+    """Return the differences between two sets of fields, one line each."""
+    lines = [f"{name}: was removed" for name in known if name not in found]
+    lines += [f"{name}: was added, default {found[name].default!r}" for name in found if name not in known]
     for name in (name for name in known if name in found):
         old, new = known[name], found[name]
         if old.default != new.default or type(old.default) is not type(new.default):
@@ -71,10 +71,10 @@ def drift(known: Mapping[str, MegatronField], found: Mapping[str, MegatronField]
 
 
 def drift_from_data(*, version: str | None = None) -> dict[str, list[str]]:
-    """How the installed Megatron differs from the data on `version` (its own), by class; empty: not at all.
+    """Return the differences between the installed Megatron and the data of `version` (default: its own) by class.
 
     Raises:
-        UnknownMegatronError: there is no data on that version.
+        UnknownMegatronError: If there is no data for that version.
     """
     found = parse(describe_installed())
     wanted = installed_version() if version is None else version
@@ -83,11 +83,11 @@ def drift_from_data(*, version: str | None = None) -> dict[str, list[str]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the data of the installed version, or compare; return the exit code."""
+    """Write or compare the data of the installed version, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m mb_config.mcore_defaults", description=__doc__)
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--out", type=Path, metavar="FOLDER", help="write <version>.json there")
-    what.add_argument("--check", action="store_true", help="compare with the data in this package")
+    action = parser.add_mutually_exclusive_group(required=True)
+    action.add_argument("--out", type=Path, metavar="FOLDER", help="write <version>.json there")
+    action.add_argument("--check", action="store_true", help="compare with the data in this package")
     options_ = parser.parse_args(arguments)
     if options_.check:
         changed = drift_from_data()
@@ -101,17 +101,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _in_short(text: str) -> str:
-    """The text, or the name of another version in this package that has exactly the same."""
+    """Return the text, or a reference to another version in this package with equal data."""
     version, found = installed_version(), parse(text)
     for other in versions():
-        alike = {name: megatron_fields(name, version=other) for name in found} == found
-        if alike and version != other == data_version(other):
+        equal = {name: megatron_fields(name, version=other) for name in found} == found
+        if equal and version != other == data_version(other):
             return f'{{"megatron_core": "{version}", "same_as": "{other}"}}\n'
     return text
 
 
 def _module(name: str) -> types.ModuleType:
-    """The module; of the trainer's settings only the file, as its package takes ten seconds to import."""
+    """Import a module. Settings of Megatron's trainer are loaded from the file, as its package takes 10 s to import."""
     if not name.startswith(_SETTINGS):
         return import_module(name)
     spec = importlib.util.find_spec("megatron")
@@ -135,7 +135,7 @@ def _default(item: Field[Any]) -> Any:
 
 
 def _kinds(annotation: Any) -> str:
-    """Words for what a field may hold; a type that says more than they can is `any`."""
+    """Return the kinds of values of a field; a type that they cannot express is `any`."""
     found: set[str] = set()
     for choice in options(annotation):
         origin = typing.get_origin(choice)

@@ -1,16 +1,16 @@
-"""Length limits of texts in messages."""
+"""Length limits for texts in messages."""
 
 from __future__ import annotations
 
 MAX_VALUE_LENGTH = 200
-"""Characters of one value in a message."""
+"""Maximum number of characters of one value in a message."""
 
 MAX_MESSAGE_LENGTH = 1_000
-"""Characters of the message about one field."""
+"""Maximum number of characters of the message about one field."""
 
 
 def truncate(text: str, most: int = MAX_VALUE_LENGTH) -> str:
-    """Return the text, or its beginning and end with the number of characters between them."""
+    """Return the text, or its beginning and end with the number of omitted characters."""
     if len(text) <= most:
         return text
     tail = most // 4
@@ -19,7 +19,7 @@ def truncate(text: str, most: int = MAX_VALUE_LENGTH) -> str:
 
 
 def truncate_repr(value: object, most: int = MAX_VALUE_LENGTH) -> str:
-    """Return `repr(value)`, cut."""
+    """Return `repr(value)`, truncated."""
     if isinstance(value, str) and len(value) > 2 * most:
         return repr(truncate(value, most))
     try:

@@ -1,4 +1,4 @@
-"""How deep plain data may be nested: data that holds itself must not end in a stack overflow."""
+"""Limit on the nesting of plain data, so that data that contains itself does not overflow the stack."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 from mb_config.errors import ConfigReadError
 
 MAX_DEPTH = 64
-"""Levels. A configuration has about five."""
+"""Maximum number of levels. A configuration has about five."""
 
 
 def reject_deep_nesting(data: Any) -> None:
-    """Walk mappings, lists and dataclasses.
+    """Reject mappings, lists and dataclasses that contain themselves or are nested too deeply.
 
     Raises:
-        ConfigReadError: something holds itself, or is nested deeper than `DEEPEST`; with the path.
+        ConfigReadError: If a value contains itself, or is nested deeper than `MAX_DEPTH`; has the path.
     """
     open_ids: list[int] = []
     stack: list[Iterator[tuple[str, Any]]] = [iter([("", data)])]
@@ -30,7 +30,7 @@ def reject_deep_nesting(data: Any) -> None:
         if not _is_nested(value):
             continue
         if id(value) in open_ids:
-            raise ConfigReadError("holds itself, so it has no end", path=path)
+            raise ConfigReadError("contains itself", path=path)
         if len(open_ids) >= MAX_DEPTH:
             raise ConfigReadError(f"is nested deeper than {MAX_DEPTH} levels", path=f"{path[:80]}...")
         open_ids.append(id(value))

@@ -1,4 +1,4 @@
-"""What a run sets differently from Megatron Core: the block that a trainer logs when it starts."""
+"""Report of values that differ from Megatron Core's defaults, which a trainer logs at startup."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _RULER = "=" * 70
 
 
 def non_default_values(config: Any, *, version: str | None = None) -> str:
-    """A block of text: where optimizer, ddp and model differ from Megatron Core, then what the other sections hold.
+    """Return the differences of optimizer, ddp and model from Megatron Core, and the values of the other sections.
 
-    Fields that Megatron Core does not have are compared with the section's own defaults. A model with
+    Fields that Megatron Core does not have are compared with the defaults of the section. A model with
     `multi_latent_attention` is compared with Megatron's MLATransformerConfig. Secrets are masked; None, functions and
-    names that begin with an underscore are left out.
+    names that begin with an underscore are omitted.
 
     Args:
-        config: A container, or anything with sections as attributes. Sections may be mappings or absent.
-        version: Of Megatron Core; None: the newest that there is data on.
+        config: A container or an object with sections as attributes. Sections may be mappings or absent.
+        version: Version of Megatron Core; None: the newest one with data.
 
     Raises:
-        UnknownMegatronError: there is no data on that version.
+        UnknownMegatronError: If there is no data for that version.
     """
     lines = [_RULER, f"Configuration, compared with Megatron Core {version or versions()[-1]}", _RULER]
     for name, cls in _COMPARED.items():
@@ -43,7 +43,7 @@ def non_default_values(config: Any, *, version: str | None = None) -> str:
 
 
 def megatron_class_name(model: Any) -> str:
-    """Megatron's class that a model section stands for."""
+    """Return the name of Megatron's class for a model section."""
     latent = _values(model).get("multi_latent_attention")
     return "MLATransformerConfig" if latent else "TransformerConfig"
 
@@ -65,7 +65,7 @@ def _differences(section: Any, theirs: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _differ(value: Any, default: Any) -> bool:
-    """An int equals the float of its value; what cannot be compared is compared as text."""
+    """Return True if two values differ. An int equals the float of its value; other types are compared as text."""
     plain = plain_value(value)
     return bool(plain != default) and str(plain) != str(default)
 

@@ -1,4 +1,4 @@
-"""Change a config from a command line or from a part of a YAML file."""
+"""Changes to a configuration from a command line or a partial YAML file."""
 
 from __future__ import annotations
 
@@ -43,20 +43,21 @@ def apply_overrides(
     targets: Mapping[str, type] = NO_TARGETS,
     provenance: Provenance | None = None,
 ) -> Provenance:
-    """Apply overrides in Hydra's grammar, in order, to `config` in place.
+    """Apply overrides in Hydra's grammar to `config` in place, in order.
 
-    `a.b=c` changes a field (a section that is off is switched on with its defaults), `+a.b=c` adds what is not there,
-    `++a.b=c` does either, `~a.b` empties: an optional field becomes None, another its default, a key goes.
+    `a.b=c` changes a field; a section that is None is created with its defaults. `+a.b=c` adds a field or key that is
+    not set, and `++a.b=c` changes or adds. `~a.b` deletes: an optional field becomes None, another field its default,
+    and the key of a mapping is removed.
 
     Args:
         config: A dataclass of sections.
-        overrides: As on a command line.
+        overrides: Overrides as on a command line.
         section_factories: Section path to the function that makes the section from a name.
-        targets: Classes that a `_target_` may name.
-        provenance: Is told of every field set; a new one is made without it.
+        targets: Classes that `_target_` may name.
+        provenance: Receives the origin of every field that is set; None: a new one is created.
 
     Raises:
-        ConfigReadError: all overrides that could not be applied; throw the config away then.
+        ConfigReadError: If overrides could not be applied; contains every error. Discard `config` in this case.
     """
     record = Provenance.of(config) if provenance is None else provenance
     texts = list(overrides)
@@ -65,6 +66,7 @@ def apply_overrides(
     reject_spaced(texts)
     from mb_config.hydra_grammar import parse_override  # noqa: PLC0415 - 0.4 s that only command lines need
 
+    # Errors of all overrides are collected in the reader, so that one run reports them together.
     reader = ConfigReader(root=config, targets=targets, locate=lambda path: COMMAND_LINE)
     for text in texts:
         editor = _SectionEditor(reader=reader, section_factories=section_factories, provenance=record)
@@ -84,10 +86,11 @@ def apply_yaml(
     targets: Mapping[str, type] = NO_TARGETS,
     provenance: Provenance | None = None,
 ) -> Provenance:
-    """Merge a partial YAML file into `config` in place: it changes what it names.
+    """Merge a partial YAML file into `config` in place. Fields that the file does not contain are unchanged.
 
     Raises:
-        ConfigReadError: everything that could not be read, with file and line; throw the config away then.
+        ConfigReadError: If data could not be read; contains every error with file and line. Discard `config` in this
+            case.
     """
     record = Provenance.of(config) if provenance is None else provenance
     file = read_yaml(path)
@@ -101,7 +104,7 @@ def apply_yaml(
 
 @dataclass(kw_only=True)
 class _SectionEditor:
-    """Merges plain data into sections."""
+    """Merger of plain data into sections."""
 
     reader: ConfigReader
     section_factories: SectionFactories
@@ -118,14 +121,14 @@ class _SectionEditor:
         self.adding = override.kind in ("add", "force")
         self.text = override.text
         if override.kind == "add" and _lookup(config, override.keys) is not None:
-            raise OverrideError("is there already; use = or ++ instead of +", path=override.path)
+            raise OverrideError("is already set; use = or ++ instead of +", path=override.path)
         data: Any = override.value
         for key in reversed(override.keys):
             data = {key: data}
         self.merge(config, data, path="")
 
     def merge(self, target: Any, data: Mapping[str, Any], *, path: str, free: bool = False) -> None:
-        """Set what `data` names in a section or a mapping; errors are noted, and the rest is still done."""
+        """Set the values of `data` in a section or a mapping. Errors are collected; remaining values are still set."""
         for key, value in data.items():
             try:
                 if is_masked(value):
@@ -138,7 +141,7 @@ class _SectionEditor:
                 self.reader.note(error)
 
     def _leave_hidden(self, path: str) -> None:
-        """A file's masked secret changes nothing; on a command line it can only be a slip."""
+        """Skip a masked secret of a file. On a command line it can only be a mistake, and is an error."""
         if self.text is not None:
             raise MaskedValueError(path=path)
         self.reader.hidden.add(path)
@@ -174,7 +177,7 @@ class _SectionEditor:
         self._note(path, value)
 
     def _read(self, value: Any, annotation: Any, *, path: str) -> Any:
-        """The value as the field wants it; on a command line 123 is text too where text is wanted."""
+        """Return the value converted to the type of the field. On a command line, 123 is also accepted as text."""
         try:
             return self.reader.value(value, annotation, path=path)
         except WrongTypeError:
@@ -184,7 +187,7 @@ class _SectionEditor:
             return self.text
 
     def _expand(self, section: Any, key: str, value: Any, *, path: str) -> Any:
-        """The present value; a name is replaced by its section when a field of it is to be set."""
+        """Return the current value. A name is replaced by its section if one of its fields is to be set."""
         current = getattr(section, key)
         if isinstance(current, str) and isinstance(value, Mapping) and path in self.section_factories:
             current = self.section_factories[path](current)
@@ -216,7 +219,7 @@ class _SectionEditor:
         if override.has_value and current != override.value:
             current_text, given_text = masked(key, current), masked(key, override.value)
             raise OverrideError(
-                f"is {truncate_repr(current_text)}, not {truncate_repr(given_text)}: nothing to delete",
+                f"is {truncate_repr(current_text)}, not {truncate_repr(given_text)}, so it is not deleted",
                 path=override.path,
             )
         if isinstance(owner, dict):
@@ -239,7 +242,7 @@ def _lookup(config: Any, keys: Iterable[str]) -> Any:
 
 
 def _emptied(section: Any, key: str, *, path: str) -> Any:
-    """What a field holds after `~`."""
+    """Return the value of a field after `~`."""
     kinds = options(hints(type(section))[key])
     item = next(item for item in fields(section) if item.name == key)
     if type(None) in kinds or is_open(hints(type(section))[key]):
@@ -248,4 +251,4 @@ def _emptied(section: Any, key: str, *, path: str) -> Any:
         return item.default
     if item.default_factory is not MISSING:
         return item.default_factory()
-    raise OverrideError("cannot be deleted: a run needs it", path=path)
+    raise OverrideError("cannot be deleted, because it is required", path=path)

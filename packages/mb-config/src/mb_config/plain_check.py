@@ -1,4 +1,4 @@
-"""What can be said about a plain configuration: rules on what was asked for, resolving, rules on what came of it."""
+"""Check of a plain configuration as written, and again as resolved."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from mb_config.resolve import Change, runtime_config_update
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainCheckResult:
-    """The result."""
+    """Result of checking a plain configuration."""
 
     problems: Sequence[Problem]
-    """Every broken rule, errors and warnings."""
+    """Every violated rule, errors and warnings."""
 
     changes: Sequence[Change]
-    """What resolving would set; none where it was not done."""
+    """Changes that resolving makes; empty if the configuration was not resolved."""
 
     unresolved: str
-    """Why it was not done; empty where it was."""
+    """Reason why the configuration was not resolved; empty if it was."""
 
 
 def check_plain_config(
     plain: PlainConfig, rules: Sequence[RuleLike], *, facts: Mapping[str, object]
 ) -> PlainCheckResult:
-    """Check, resolve a copy, and check that. `plain` is not changed.
+    """Check a configuration, resolve a copy, and check the copy. `plain` is not modified.
 
     Args:
-        plain: As `read_plain` returns it. Overlap is the affair of another package: it is not set up.
-        rules: Asked twice; the second time `facts.resolved` is true.
-        facts: What rules may ask. Without `world_size`, resolving is tried with the fewest processes that hold the
-            model, only to find settings that exclude each other.
+        plain: Result of `read_plain_config`. Communication overlap belongs to another package and is not set up.
+        rules: Rules, applied twice; the second time `facts.resolved` is true.
+        facts: Facts that rules read. Without `world_size`, resolving uses the smallest number of processes that holds
+            the model, and only to find settings that exclude each other.
     """
     as_written = check(plain.sections(), rules, facts=facts, provenance=plain.provenance)
     world_size = facts.get("world_size")
@@ -47,7 +47,7 @@ def check_plain_config(
     if not isinstance(world_size, int):
         unresolved = "the number of processes is not known"
     elif not plain.resolves():
-        unresolved = "a section that it starts from is not in the file"
+        unresolved = "a section that resolving requires is not in the file"
     try:
         size = world_size if isinstance(world_size, int) else smallest_world(config.model)
         changes = runtime_config_update(config, world_size=size, provenance=provenance, facts=facts, rules=())
@@ -69,5 +69,5 @@ def check_plain_config(
 
 
 def _reads_only(problem: Problem, sections: Mapping[str, object]) -> bool:
-    """Return True if a problem follows from sections that are in the file, for any number of processes."""
+    """Return True if a problem reads only sections of the file, and so holds for any number of processes."""
     return all(path.partition(".")[0] in sections for path in problem.fields)

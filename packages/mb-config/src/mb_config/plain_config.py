@@ -1,4 +1,4 @@
-"""Read a configuration without the packages that own its other sections: those stay plain mappings."""
+"""Configurations read without the packages of their other sections, which are plain mappings."""
 
 from __future__ import annotations
 
@@ -27,42 +27,42 @@ _REQUIRED = ("train", "model", "optimizer", "scheduler", "dataset", "logger", "t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainConfig:
-    """A configuration as far as this package knows it."""
+    """A configuration whose sections of other packages are plain mappings."""
 
     config: ConfigContainer
-    """Sections of other packages are mappings; a section of ours that the file lacks has its defaults."""
+    """The configuration. Sections of this package that are not in the file have their defaults."""
 
     provenance: Provenance
-    """Where each value came from."""
+    """Origin of each value."""
 
     known: tuple[str, ...]
-    """Sections of ours that are there."""
+    """Sections of this package in the file."""
 
     external: tuple[str, ...]
-    """Sections of other packages that are there: read by the shared rules only."""
+    """Sections of other packages in the file, checked by the shared rules only."""
 
     absent: tuple[str, ...]
-    """Sections that a run needs and that are not there."""
+    """Required sections that are not in the file."""
 
     suspicious_keys: tuple[str, ...]
-    """Keys of the model that Megatron does not know and that look like one that it does, each with that one."""
+    """Keys of the model that are similar to one of Megatron's fields, each with that field."""
 
     def sections(self) -> dict[str, Any]:
-        """What there is to check."""
+        """Return the sections to check."""
         return {name: getattr(self.config, name) for name in (*self.known, *self.external)}
 
     def resolves(self) -> bool:
-        """True if the file has all that resolving starts from."""
+        """Return True if the file has the sections that resolving requires."""
         return not {"train", "model", "optimizer", "scheduler"} & set(self.absent)
 
 
 def read_plain_config(path: str | Path, overrides: Iterable[str] = ()) -> PlainConfig:
-    """Read a YAML file and apply overrides. A class named by `_target_` is neither imported nor needed.
+    """Read a YAML file and apply overrides. A class named by `_target_` is not imported and need not be installed.
 
-    It is one of Megatron's or of a package of this family (`mb_*`), or has a bare name; no others are let through.
+    Classes of `megatron.*` and `mb_*` and bare names are accepted.
 
     Raises:
-        ConfigReadError: everything that could not be read.
+        ConfigReadError: If data could not be read; contains every error.
     """
     file = read_yaml(path)
     raise_all(list(_disallowed_targets(file.data, locate=file.locate)))
@@ -95,7 +95,7 @@ def _disallowed_targets(
     for key, item in value.items() if isinstance(value, Mapping) else ():
         here = join(path, key)
         if key == TARGET and not (isinstance(item, str) and _ALLOWED_TARGET.fullmatch(item)):
-            allowed = "classes of megatron.* and mb_*, or a class's bare name"
+            allowed = "classes of megatron.* and mb_*, and bare class names"
             yield TargetError(
                 f"{truncate_repr(item)} is not allowed; allowed are {allowed}", path=here, origin=locate(here)
             )
@@ -141,7 +141,7 @@ def _wrong_type(config: ConfigContainer, path: str) -> ConfigReadError | None:
 
 
 def _wrong_model_types(model: Any, *, known: set[str]) -> list[ConfigReadError]:
-    """Errors for values of a mapping `model` that Megatron's field of that name cannot hold."""
+    """Return the errors for values of a mapping `model` that do not match the type of Megatron's field."""
     if not isinstance(model, Mapping):
         return []
     theirs = megatron_fields(megatron_class_name(model))

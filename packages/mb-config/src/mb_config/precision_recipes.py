@@ -1,4 +1,4 @@
-"""The named precision recipes. Every name may be written with underscores or with hyphens."""
+"""Named precision recipes. Names may be written with underscores or hyphens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mb_config.sections.precision import MixedPrecisionConfig
 
 
 class UnknownPrecisionError(ConfigReadError, KeyError):
-    """There is no precision recipe of that name."""
+    """The name of a precision recipe is unknown."""
 
     __str__ = ConfigReadError.__str__
 
@@ -22,21 +22,22 @@ def bf16_mixed() -> MixedPrecisionConfig:
 
 
 def fp16_mixed() -> MixedPrecisionConfig:
-    """Compute in float16 with an adapted loss scale, reduce gradients in float16."""
+    """Compute in float16 with dynamic loss scaling, reduce gradients in float16."""
     return get_mixed_precision_config("fp16_mixed")
 
 
 def get_mixed_precision_config(name: str | MixedPrecisionConfig) -> MixedPrecisionConfig:
-    """A fresh config for a name; a config is returned as it is.
+    """Return a new configuration for a name. A configuration is returned unchanged.
 
     Raises:
-        UnknownPrecisionError: no such name; lists them all.
+        UnknownPrecisionError: If there is no such name; lists all names.
     """
     if isinstance(name, MixedPrecisionConfig):
         return name
     values: Any = PRECISIONS.get(canonical(name))
     if values is None:
         raise UnknownPrecisionError(
-            f"no recipe {truncate_repr(name)}; there are {', '.join(PRECISIONS)}", path="mixed_precision"
+            f"unknown recipe {truncate_repr(name)}. Use one of {', '.join(PRECISIONS)}",
+            path="mixed_precision",
         )
     return MixedPrecisionConfig(**values)

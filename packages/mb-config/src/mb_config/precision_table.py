@@ -1,4 +1,4 @@
-"""What each named precision recipe sets, as data. The rest of a recipe are the defaults of `MixedPrecisionConfig`."""
+"""Fields that each named precision recipe sets. All other fields have the defaults of `MixedPrecisionConfig`."""
 
 from __future__ import annotations
 
@@ -67,16 +67,16 @@ PRECISIONS: Mapping[str, Mapping[str, object]] = {
     "bf16_with_nvfp4_mixed": {**_BF16, **_NVFP4},
     "nemotron_3_super_bf16_with_nvfp4_mixed": {**_BF16, **_SUPER},
 }
-"""Name, with underscores, to the fields that it sets."""
+"""Recipe name, with underscores, to the fields that it sets."""
 
 
 def canonical(name: str) -> str:
-    """The name with underscores: hyphens mean the same."""
+    """Return the name with underscores instead of hyphens."""
     return name.replace("-", "_")
 
 
 def precision_field(precision: object, name: str) -> object:
-    """One field of what `mixed_precision` holds: a recipe's name, a section or a mapping; None where it has none."""
+    """Return a field of `mixed_precision`, which is a recipe name, a section or a mapping; None if it is not set."""
     if isinstance(precision, str):
         return PRECISIONS.get(canonical(precision), {}).get(name)
     if isinstance(precision, Mapping):

@@ -1,4 +1,4 @@
-"""Merge the problems of several checks of one configuration."""
+"""Merging of problems from several checks of one configuration."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def merge_problems(as_written: Sequence[Problem], as_resolved: Sequence[Problem]
     """Return the problems of a configuration as written and as resolved, each once.
 
     A repeated problem has the id of another one and shares a field with it. The more severe of the two is kept: an
-    error replaces a warning, and a warning never hides an error. Errors of resolved values that follow from other
-    values are left out where those are rejected already.
+    error replaces a warning, and a warning never hides an error. Errors of values that resolving computed are
+    omitted if the configuration as written already has errors.
     """
     rejected = any(problem.severity == "error" for problem in as_written)
     later = [
@@ -28,7 +28,7 @@ def merge_problems(as_written: Sequence[Problem], as_resolved: Sequence[Problem]
 
 
 def drop_implied(problems: Sequence[Problem], implied_by: Mapping[str, Sequence[str]]) -> list[Problem]:
-    """Return the problems without those that another one in the list implies.
+    """Remove problems that another one in the list implies.
 
     Args:
         problems: Problems of one check.
@@ -52,5 +52,5 @@ def _covers(one: Problem, other: Problem) -> bool:
 
 
 def _follows(problem: Problem) -> bool:
-    """Return True if resolving computed the value to blame."""
+    """Return True if resolving computed the first value of the problem."""
     return problem.origin.get(problem.fields[0], "").startswith("resolve")

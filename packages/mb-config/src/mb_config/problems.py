@@ -1,4 +1,4 @@
-"""Apply rules to sections and report every problem at once."""
+"""Application of rules to sections. All problems are reported together."""
 
 from __future__ import annotations
 
@@ -18,78 +18,78 @@ _PYTHON_WORDS = re.compile(r"(?<==)(?:True|False|None)\b")
 
 
 class RuleLike(Protocol):
-    """What `check` needs of a rule; any record with these members will do."""
+    """Interface of a rule as `check` uses it. Any record with these members is accepted."""
 
     @property
     def id(self) -> str:
-        """Its number."""
+        """Id of the rule."""
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Paths of the values that it reads, the one to blame first."""
+        """Paths of the values that the rule reads. Messages begin with the first one."""
 
     @property
     def test(self) -> Callable[..., str | None]:
-        """Takes those values in that order; returns None, or what is wrong."""
+        """Function of those values in that order. Returns None, or a text that describes the problem."""
 
     @property
     def why(self) -> str:
-        """Completes "because ..."."""
+        """The reason, as the end of a sentence "because ..."."""
 
     @property
     def fix(self) -> str:
-        """What to do, as a sentence."""
+        """The fix, as a sentence."""
 
     @property
     def severity(self) -> Literal["error", "warning"]:
-        """Whether it refuses the run."""
+        """An error prevents the run."""
 
     @property
     def fails(self) -> Mapping[str, object]:
-        """Values that it refuses."""
+        """Example of values that the rule rejects."""
 
     @property
     def passes(self) -> Mapping[str, object]:
-        """Values that it accepts."""
+        """Example of values that the rule accepts."""
 
 
 class OriginLookup(Protocol):
-    """Tells where the value of a field came from."""
+    """Lookup of the origin of a value."""
 
     def origin(self, path: str) -> str:
-        """The place, such as `run.yaml:12`."""
+        """Return the origin, such as `run.yaml:12`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One rule that a configuration breaks."""
+    """A rule that a configuration violates."""
 
     id: str
-    """The rule."""
+    """Id of the rule."""
 
     severity: Literal["error", "warning"] = "error"
-    """Whether it refuses the run."""
+    """An error prevents the run."""
 
     fields: tuple[str, ...]
-    """Paths that the rule reads, the one to blame first."""
+    """Paths that the rule reads. The message is about the first one."""
 
     message: str
     """What is wrong, with the values."""
 
     why: str
-    """The reason, completing "because ..."."""
+    """The reason, as the end of a sentence "because ..."."""
 
     fix: str
-    """What to do."""
+    """The fix."""
 
     values: Mapping[str, object] = field(default_factory=lambda: NOTHING)
     """Value of each path."""
 
     origin: Mapping[str, str] = field(default_factory=lambda: NOTHING)
-    """Where each value came from, as far as that is known."""
+    """Origin of each value, if known."""
 
     def to_dict(self) -> dict[str, object]:
-        """Plain containers, ready for JSON; secrets are masked."""
+        """Return the problem as plain data for JSON. Secrets are masked."""
         return {
             "id": self.id,
             "severity": self.severity,
@@ -102,7 +102,7 @@ class Problem:
         }
 
     def _shown(self, path: str, value: object) -> object:
-        """The value without secrets; of an environment, the variables that the text speaks of."""
+        """Return the value without secrets. Of an environment, only variables that the text names are kept."""
         if path == "facts.env" and isinstance(value, Mapping):
             words = {*re.findall(r"\w+", f"{self.message} {self.why} {self.fix}")}
             value = {name: item for name, item in value.items() if name in words}
@@ -113,7 +113,7 @@ class Problem:
 
 
 class ConfigError(ValueError):
-    """A configuration that was read but must not run. `problems` holds each reason; the text lists them all."""
+    """An invalid configuration. `problems` contains every problem; the text lists them all."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(problems)
@@ -127,14 +127,14 @@ def check(
     facts: Mapping[str, object] = NOTHING,
     provenance: OriginLookup | None = None,
 ) -> list[Problem]:
-    """Every problem, in the order of the rules. Changes nothing.
+    """Return every problem, in the order of the rules. Does not modify anything.
 
     Args:
         sections: Section name to section: an object with attributes, or a mapping.
-        rules: A rule is applied when each section that it reads is there and its first field exists; another
-            field that a section lacks reads as None. A fact that is not known leaves the rule out.
-        facts: What no section holds, read by rules as `facts.<name>`: `world_size`, `env`.
-        provenance: Fills in where the values came from.
+        rules: Rules. A rule is applied if every section that it reads is present and its first field exists. Other
+            fields that a section does not have are None. A rule that reads an unknown fact is skipped.
+        facts: Values that no section contains, which rules read as `facts.<name>`: `world_size`, `env`.
+        provenance: Origins of the values.
     """
     known = {**sections, "facts": facts}
     found = (_apply(rule, known, provenance) for rule in rules)
@@ -144,11 +144,11 @@ def check(
 def reject(
     sections: Mapping[str, object], rules: Iterable[RuleLike], *, facts: Mapping[str, object] = NOTHING
 ) -> None:
-    """Raise `ConfigError` with every problem that is an error; warnings pass.
+    """Raise `ConfigError` if there are errors. Warnings are ignored.
 
     Raises:
-        ConfigError: holds every problem that is an error.
-        FieldTypeError: a section has values of a wrong type.
+        ConfigError: If rules are violated; contains every error.
+        FieldTypeError: If a section has values of a wrong type.
     """
     for name, section in sections.items():
         if getattr(section, "checks_types", False) is True:
@@ -179,12 +179,12 @@ def _apply(rule: RuleLike, sections: Mapping[str, object], provenance: OriginLoo
 
 
 def in_file_words(text: str) -> str:
-    """A rule of any package may write values as Python does; a reader has them in a file: `=true`, `=null`."""
+    """Replace Python's literals after `=` by those of YAML, such as `=true` and `=null`, as they are in a file."""
     return _PYTHON_WORDS.sub(lambda found: _FILE_WORDS[found[0]], text)
 
 
 def _without_secrets(message: str, values: Mapping[str, object]) -> str:
-    """A rule need not know which of its values must not be printed."""
+    """Mask secrets in a message, so that rules need not know which of their values are secret."""
     for path, value in values.items():
         if is_secret(leaf(path), value):
             message = message.replace(str(value), MASK)
@@ -192,7 +192,7 @@ def _without_secrets(message: str, values: Mapping[str, object]) -> str:
 
 
 def _shortened(message: str, values: Mapping[str, object]) -> str:
-    """A rule need not know how long its values are."""
+    """Truncate long values in a message, so that rules need not limit their length."""
     if len(message) <= MAX_VALUE_LENGTH:
         return message
     for value in values.values():
@@ -203,7 +203,7 @@ def _shortened(message: str, values: Mapping[str, object]) -> str:
 
 
 def applies(rule: RuleLike, sections: Mapping[str, object]) -> bool:
-    """Whether everything that a rule reads is there; facts are the section `facts`."""
+    """Return True if everything that a rule reads is present. Facts are the section `facts`."""
     return all(_readable(path, sections) for path in rule.fields) and _exists(rule.fields[0], sections)
 
 
@@ -219,12 +219,12 @@ def _exists(path: str, sections: Mapping[str, object]) -> bool:
     name, _, leaf = path.partition(".")
     section = sections[name]
     if not leaf:
-        return True  # a rule on the section as a whole
+        return True  # the rule reads the complete section
     return leaf in section if isinstance(section, Mapping) else hasattr(section, leaf.partition(".")[0])
 
 
 def value_at(path: str, sections: Mapping[str, object]) -> object:
-    """The value of a dotted path in sections that are objects or mappings; None where there is no such field."""
+    """Return the value at a dotted path in sections that are objects or mappings, or None if there is no such field."""
     name, *leaves = path.split(".")
     value = sections[name]
     for key in leaves:
@@ -237,7 +237,7 @@ def _owned(paths: Iterable[str]) -> list[str]:
 
 
 def plain(value: object) -> object:
-    """A value as containers, numbers and text."""
+    """Return a value as containers, numbers and text."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Where each value came from, kept beside the config."""
+"""Provenance: the origin of each value, stored separately from the configuration."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from mb_config.section import given_fields
 
 DEFAULT = "default"
-_RECIPE, _RESOLVE = "recipe ", "resolve: "  # with what follows the word: a file may be called recipe.yaml
+_RECIPE, _RESOLVE = "recipe ", "resolve: "  # with the separator: a file may be named recipe.yaml
 
 
 @dataclass(slots=True)
@@ -20,13 +20,13 @@ class Provenance:
     """
 
     origins: dict[str, str] = field(default_factory=dict)
-    """Every field whose origin is known; the others are defaults."""
+    """Origin of each field. Fields that are not listed have their defaults."""
 
     @classmethod
     def of(cls, config: object, *, origin: str = "code") -> Provenance:
-        """Everything that was given to the sections of `config` so far comes from `origin`.
+        """Return a provenance in which all fields that are set in `config` come from `origin`.
 
-        What resolving set and nobody changed since comes from there.
+        Values that resolving set and that are unchanged since come from resolving.
         """
         known = cls(dict.fromkeys(given_paths(config), origin))
         for path, resolved in _resolved(config).items():
@@ -35,20 +35,20 @@ class Provenance:
         return known
 
     def note(self, path: str, origin: str) -> None:
-        """Record that the field now holds a value from `origin`."""
+        """Record the origin of the current value of a field."""
         self.origins[path] = origin
 
     def origin(self, path: str) -> str:
-        """Where the field's value came from."""
+        """Return the origin of the value of a field."""
         return self.origins.get(path, DEFAULT)
 
     def by_user(self, path: str) -> bool:
-        """True for a value from a file, the command line or code: whatever is no default, recipe or resolving."""
+        """Return True for a value from a file, the command line or code, not from a default, a recipe or resolving."""
         origin = self.origin(path)
         return origin != DEFAULT and not origin.startswith((_RECIPE, _RESOLVE))
 
     def by_recipe(self, path: str) -> bool:
-        """True for a recipe's value."""
+        """Return True for a value from a recipe."""
         return self.origin(path).startswith(_RECIPE)
 
 
@@ -59,15 +59,15 @@ class _ResolvedValue:
 
 
 def remember_resolved(config: object, path: str, value: object, *, rule: str) -> None:
-    """Note beside the config that resolving set a field, for sections that keep no record of their own."""
+    """Record in the configuration that resolving set a field, for sections that do not record it themselves."""
     if hasattr(config, "__dict__"):
         object.__setattr__(config, "_resolved", {**_resolved(config), path: _ResolvedValue(value, rule)})
 
 
 def given_paths(config: object) -> Iterator[str]:
-    """Paths of the fields that somebody chose, in a section and in the sections inside it.
+    """Yield the paths of the fields that the user set, in a section and the sections nested in it.
 
-    Keys of a mapping count as chosen. What resolving set and nobody changed since does not.
+    Keys of a mapping count as set. Values that resolving set and that are unchanged since do not.
     """
     resolved = _resolved(config)
     for path in _given(config, path=""):

@@ -1,4 +1,4 @@
-"""Resolving: the one step that fills in what follows from the rest, and says what it changed."""
+"""Resolver: computes the fields that follow from other fields, and returns every change."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MIRRORED_FIELDS = (
 )
 _MOVED_FIELDS = ("eval_iters", "eval_interval", "skip_train")
 _LENGTH_RULE_IDS = ("V118", "V204", "TR02", "TR08")
-"""Rules without which the lengths of the schedule cannot be computed."""
+"""Rules that must hold so that the lengths of the schedule can be computed."""
 _STEPS = ("lr_decay_steps", "lr_warmup_steps", "wd_incr_steps", "wsd_decay_steps")
 
 
@@ -40,32 +40,35 @@ def runtime_config_update(
     facts: Mapping[str, object] = NOTHING,
     rules: Iterable[RuleLike] | None = None,
 ) -> list[Change]:
-    """Resolve `cfg` in place for `world_size` processes and return every change. Doing it again changes nothing.
+    """Resolve `cfg` in place for `world_size` processes and return every change. Idempotent.
 
-    In this order: precision, data-parallel size, communication overlap, the model's switches, Megatron-FSDP, wrapper
-    and optimizer made equal, evaluation defaults, length, schedule, and last the rules. What the user set (in a file,
-    on the command line, in code) is kept where that is legal. Behind the changes stand, with severity "warning",
-    wishes for overlap that this layout cannot grant; these are told each time.
+    The order is: precision, data-parallel size, communication overlap, model, Megatron-FSDP, fields that the
+    data-parallel wrapper and the optimizer share, evaluation, training length, schedule, rules. Values that the user
+    set in a file, on the command line or in code are kept if they are legal. Overlap settings that the parallel layout
+    does not support are appended to the changes with severity "warning" at each call.
 
     Args:
-        cfg: The sections; a model may be a plain mapping with Megatron's field names. Overlap is
-            `cfg.comm_overlap.setup(model, optimizer, ddp)`, if there is such a method; `keep` (the paths that the
-            user set) and `transformer_engine` are handed to it where it takes them. What it returns says why: records
-            with `field`, `new`, `why`, `rule` and `severity`.
-        world_size: Number of processes; None: the environment's WORLD_SIZE, which torchrun sets, or 1.
-        provenance: Where the values came from; is told of each change. Without it, what the sections remember was
-            set in code.
-        facts: What rules may ask, as for `check`; overlap is told `facts["transformer_engine"]`.
-        rules: To be held by the resolved config; None: `cfg.installed_rules()`, () for callers that check themselves.
+        cfg: The sections. A model may be a plain mapping with Megatron's field names. If `cfg.comm_overlap` has a
+            method `setup(model, optimizer, ddp)`, it is called; it also receives `keep` (the paths that the user set)
+            and `transformer_engine` if it has these parameters. It may return records with `field`, `new`, `why`,
+            `rule` and `severity`, which explain its changes.
+        world_size: Number of processes; None: WORLD_SIZE of the environment, which torchrun sets, or 1.
+        provenance: Origins of the values; receives each change. Without it, values that the sections record as set
+            count as set in code.
+        facts: Facts that rules read, as for `check`. Overlap receives `facts["transformer_engine"]`.
+        rules: Rules that the resolved configuration must satisfy; None: `cfg.installed_rules()`. Pass () to check
+            separately.
 
     Raises:
-        ConfigError: wishes that exclude each other, a layout that does not fit, or a broken rule; the config is partly
-            resolved then.
-        UnknownPrecisionError: `mixed_precision` names no recipe.
-        ValueError: what `setup` raises for wishes that contradict each other.
+        ConfigError: If settings exclude each other, the parallel layout does not fit the world size, or a rule is
+            violated. `cfg` is partly resolved in this case.
+        UnknownPrecisionError: If `mixed_precision` is not the name of a recipe.
+        ValueError: If `setup` raises it for settings that contradict each other.
     """
     state = _begin(cfg, provenance)
     processes = world_size_of_environment() if world_size is None else world_size
+    # The order matters: overlap reads the precision and the data-parallel size, Megatron-FSDP overrides fields that
+    # the recipe and overlap set, and the lengths of the schedule need the final batch sizes.
     resolve_precision(state)
     _set_data_parallel_size(state, processes)
     resolve_overlap(state, facts=facts)
@@ -87,21 +90,23 @@ def mimo_runtime_config_update(
     facts: Mapping[str, object] = NOTHING,
     rules: Iterable[RuleLike] | None = None,
 ) -> list[Change]:
-    """`runtime_config_update` for a model of several modules, each with a layout of its own (MIMO).
+    """Resolve the configuration of a MIMO model, whose modules have separate parallel layouts.
 
-    Nothing is asked of `cfg.model` but whether it is deterministic. The data-parallel size is 1; wrapper and
-    optimizer are made equal, and evaluation defaults, length and schedule are filled in as for other models. Precision
-    and overlap belong to the modules: a `mixed_precision` or `comm_overlap` is refused.
+    Of `cfg.model`, only deterministic mode is read. The data-parallel size is 1. Shared fields of the data-parallel
+    wrapper and the optimizer, evaluation, length and schedule are resolved as for other models. Precision and overlap
+    are settings of the modules, so `mixed_precision` and `comm_overlap` are rejected.
 
     Raises:
-        ConfigError: as `runtime_config_update`.
+        ConfigError: As for `runtime_config_update`.
     """
     state = _begin(cfg, provenance)
     for name in ("mixed_precision", "comm_overlap"):
         _reject_for_mimo(state, name)
     before, cfg.data_parallel_size = cfg.data_parallel_size, 1
     if before != 1:
-        state.record("data_parallel_size", before, 1, rule="V221", why="modules have layouts of their own")
+        state.record(
+            "data_parallel_size", before, 1, rule="V221", why="each module has its own parallel layout"
+        )
     resolve_model(state, facts=facts)
     for rule, first, second in _MIRRORED_FIELDS[:2]:
         _make_equal(state, rule, first, second)
@@ -112,10 +117,10 @@ def mimo_runtime_config_update(
 
 
 def _begin(config: ConfigContainer, provenance: Provenance | None) -> ResolverState:
-    """Return the record of a resolution.
+    """Return the initial state of the resolver.
 
     Raises:
-        ConfigError: values have a wrong type, so that nothing can be computed from them.
+        ConfigError: If values have a wrong type, so that nothing can be computed from them.
     """
     state = ResolverState(config=config, provenance=Provenance() if provenance is None else provenance)
     wrong = wrong_types(config, provenance=state.provenance)
@@ -128,6 +133,7 @@ def _finish(
     state: ResolverState, rules: Iterable[RuleLike] | None, facts: Mapping[str, object]
 ) -> list[Change]:
     config = state.config
+    # Conflicts are collected up to here, so that one error reports them together with the violated rules.
     applied = config.installed_rules() if rules is None else rules
     found = check(config.sections(), applied, facts={**facts, "resolved": True}, provenance=state.provenance)
     errors = [problem for problem in found if problem.severity == "error"]
@@ -142,8 +148,8 @@ def _reject_for_mimo(state: ResolverState, name: str) -> None:
         state.conflict(
             (name,),
             rule="V224",
-            message="is set for a model of several modules",
-            why="each module has its own layout and precision, and nothing would read it",
+            message="is set for a MIMO model",
+            why="each module has its own parallel layout and precision, so that the section would have no effect",
             fix=f"Leave {name} unset.",
         )
 
@@ -163,7 +169,10 @@ def _set_data_parallel_size(state: ResolverState, world_size: int) -> None:
 
 
 def _make_equal(state: ResolverState, rule: str, first: str, second: str) -> None:
-    """The side that carries more weight decides; at the same weight the one that is on, unless both were chosen."""
+    """Set two fields to the value with the higher priority.
+
+    At equal priority the value is True, unless both values were set by a recipe or the user, which is a conflict.
+    """
     if not (state.has(first) and state.has(second)) or state.get(first) == state.get(second):
         return
     priorities = state.priority(first), state.priority(second)
@@ -172,7 +181,7 @@ def _make_equal(state: ResolverState, rule: str, first: str, second: str) -> Non
             (first, second),
             rule=rule,
             message=f"is {format_value(state.get(first))}, but {second} is {format_value(state.get(second))}",
-            why="the two are one switch",
+            why="both fields control one setting",
             fix="Set both to the same value, or only one of them.",
         )
         return
@@ -182,13 +191,15 @@ def _make_equal(state: ResolverState, rule: str, first: str, second: str) -> Non
         else state.get(first if priorities[0] > priorities[1] else second)
     )
     for path in (first, second):
-        state.set(path, value, rule=rule, why=f"{first} and {second} are one switch")
+        state.set(path, value, rule=rule, why=f"{first} and {second} control one setting")
 
 
 def _initialise_on_cpu(state: ResolverState) -> None:
     path = "model.use_cpu_initialization"
     if state.has(path) and state.get("dist.lazy_mpu_init"):
-        state.set(path, True, rule="V133", why="dist.lazy_mpu_init leaves the process groups to the caller")
+        state.set(
+            path, True, rule="V133", why="with dist.lazy_mpu_init the caller creates the process groups"
+        )
 
 
 def _evaluation(state: ResolverState) -> None:
@@ -201,11 +212,11 @@ def _evaluation(state: ResolverState) -> None:
                 (old, new),
                 rule="V139d",
                 message=f"is {format_value(state.get(old))}, but {new} is {format_value(state.get(new))}",
-                why="the first is the old place of the second",
+                why="the first is the deprecated name of the second",
                 fix=f"Set only {new}.",
             )
         else:
-            state.set(new, state.get(old), rule="V139d", why=f"{old} is its old place")
+            state.set(new, state.get(old), rule="V139d", why=f"{old} is its deprecated name")
     for name in ("global_batch_size", "micro_batch_size"):
         if state.get(f"validation.eval_{name}") is None:
             state.set(
@@ -235,10 +246,10 @@ def _schedule(state: ResolverState, *, facts: Mapping[str, object] = NOTHING) ->
         "optimizer.min_lr": config.optimizer.min_lr or 0.0,
     }
     for path, value in defaults.items():
-        state.set(path, value, rule="V208", why="the schedule needs a number")
+        state.set(path, value, rule="V208", why="the schedule requires a number")
     rounded = (
         ("V242",) if config.train.decrease_batch_size_if_needed else ()
-    )  # a batch may round down to none
+    )  # a batch may be rounded down to 0
     needed = [
         rule for rule in (*schedule.RULES, *batch_sizes.RULES) if rule.id in (*_LENGTH_RULE_IDS, *rounded)
     ]

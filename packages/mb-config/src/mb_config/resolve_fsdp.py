@@ -1,4 +1,4 @@
-"""What Megatron-FSDP needs switched on or off beside it."""
+"""Resolution of fields that Megatron-FSDP requires."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ _SHARED_BUFFER = ("ddp.reuse_grad_buf_for_mxfp8_param_ag", "optimizer.reuse_grad
 
 
 def resolve_fsdp(state: ResolverState) -> None:
-    """Make the sections fit Megatron-FSDP where `ddp` or `dist` asks for it; otherwise nothing changes.
+    """Set the fields that Megatron-FSDP requires, if `ddp` or `dist` enables it.
 
-    A value that the user set against it is a conflict, as is one of the two switches set to true and the other
-    to false.
+    A different value set by the user is a conflict. So is one of the two switches set to true and the other to false.
     """
     requested = [path for path in ON if state.get(path)]
     if not requested:
         return
     for path in ON:
-        _need(state, path, True, rule="V170", requested=requested[0], why="the two are one switch")
+        _need(state, path, True, rule="V170", requested=requested[0], why="both fields control one setting")
     for path in _DISTRIBUTED:
         _need(
             state,
@@ -27,21 +26,21 @@ def resolve_fsdp(state: ResolverState) -> None:
             True,
             rule="V171",
             requested=requested[0],
-            why="Megatron-FSDP shards the optimizer's state",
+            why="Megatron-FSDP shards the optimizer state",
         )
     if state.get("optimizer.use_precision_aware_optimizer"):
-        why = "the precision-aware optimizer reads its gradients beside the parameters"
+        why = "the precision-aware optimizer reads decoupled gradients"
         _need(
             state, "ddp.megatron_fsdp_use_decoupled_grad", True, rule="V172", requested=requested[0], why=why
         )
     if not state.get("ddp.disable_symmetric_registration"):
-        why = "buffers that are registered symmetrically are summed"
+        why = "collectives on symmetrically registered buffers compute sums"
         _need(state, "ddp.average_in_collective", False, rule="V173", requested=requested[0], why=why)
     for path in _SHARED_BUFFER:
-        why = "Megatron-FSDP gathers through buffers of its own"
+        why = "Megatron-FSDP has separate buffers for the all-gather"
         _need(state, path, False, rule="V174", requested=requested[0], why=why)
     if state.get("ddp.nccl_ub"):
-        why = "buffers of NCCL are registered in few calls"
+        why = "NCCL buffers are registered in few calls"
         _need(state, "ddp.fsdp_manual_registration", True, rule="V177", requested=requested[0], why=why)
 
 
@@ -54,7 +53,7 @@ def _need(state: ResolverState, path: str, value: bool, *, rule: str, requested:
     state.conflict(
         (path, requested),
         rule=rule,
-        message=f"is {str(not value).lower()}, but {requested} is on",
+        message=f"is {str(not value).lower()}, but {requested} is true",
         why=why,
-        fix=f"Leave {path} unset, or switch Megatron-FSDP off.",
+        fix=f"Leave {path} unset, or disable Megatron-FSDP.",
     )

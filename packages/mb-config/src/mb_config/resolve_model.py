@@ -1,4 +1,4 @@
-"""What follows from switches of the model."""
+"""Resolution of fields that follow from the model section."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ _DISPATCHER, _BACKEND = "model.moe_token_dispatcher_type", "model.moe_flex_dispa
 
 
 def resolve_model(state: ResolverState, *, facts: Mapping[str, object] = NOTHING) -> None:
-    """Settings of libraries for deterministic runs (V142) and graphs (V152b), and a dispatcher with a backend (V158).
+    """Set library variables for deterministic mode (V142) and CUDA graphs (V152b), and the MoE dispatcher (V158).
 
-    `facts["env"]` are the environment variables of the run; without it only those of the configuration are known.
+    `facts["env"]` contains the environment variables of the run. Without it, only those of the configuration are
+    known.
     """
     if state.has("model.deterministic_mode") and state.get("model.deterministic_mode"):
         _settings_of_libraries(state)
@@ -24,7 +25,7 @@ def resolve_model(state: ResolverState, *, facts: Mapping[str, object] = NOTHING
     if not (state.has(_DISPATCHER) and state.has(_BACKEND)):
         return
     if state.get(_DISPATCHER) == "flex" and state.get(_BACKEND) is None:
-        state.set(_DISPATCHER, "alltoall", rule="V158", why="the flexible dispatcher has no backend")
+        state.set(_DISPATCHER, "alltoall", rule="V158", why="the flex dispatcher has no backend")
 
 
 def _settings_of_libraries(state: ResolverState) -> None:
@@ -32,7 +33,7 @@ def _settings_of_libraries(state: ResolverState) -> None:
     for name, values in LIBRARY_SETTINGS.items():
         if name not in variables:
             variables[name] = values[0]
-            why = "the library then repeats its bits; the shell's value wins"
+            why = "the library is then deterministic; a value in the shell takes precedence"
             state.record(f"env_vars.{name}", None, values[0], rule="V142", why=why)
 
 

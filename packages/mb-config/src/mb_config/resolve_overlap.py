@@ -1,4 +1,4 @@
-"""Let the overlap section write to model, optimizer and wrapper, and keep what the user set there."""
+"""Application of the communication overlap section to model, optimizer and ddp; values that the user set are kept."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _SECTIONS = ("model", "optimizer", "ddp")
 
 
 class OverlapChange(Protocol):
-    """What a `setup` may say of one field, or of one wish that it does not grant."""
+    """Record that a `setup` method returns for a changed field or a rejected request."""
 
     @property
     def field(self) -> str:
-        """Its path."""
+        """Path of the field."""
 
     @property
     def old(self) -> object:
-        """The value before, or the wish."""
+        """The previous value, or the requested one."""
 
     @property
     def new(self) -> object:
-        """The value now."""
+        """The new value."""
 
     @property
     def why(self) -> str:
@@ -38,20 +38,20 @@ class OverlapChange(Protocol):
 
     @property
     def rule(self) -> str:
-        """The rule that decided."""
+        """Id of the rule."""
 
     @property
     def severity(self) -> str:
-        """`warning` for a wish that is not granted."""
+        """`warning` for a rejected request."""
 
 
 def resolve_overlap(state: ResolverState, *, facts: Mapping[str, object] = NOTHING) -> None:
-    """Call `config.comm_overlap.setup`, note each change with the reason that it gives, and each refused wish.
+    """Call `config.comm_overlap.setup`, and record each change with its reason and each rejected request.
 
-    A field that the user set has its value back afterwards; that the overlap wanted another is noted as refused.
+    Fields that the user set are restored afterwards, and the value from `setup` is recorded as rejected.
 
     Raises:
-        ValueError: what `setup` raises for wishes that contradict each other.
+        ValueError: If `setup` raises it for settings that contradict each other.
     """
     setup = getattr(state.config.comm_overlap, "setup", None)
     if state.problems or setup is None:
@@ -65,6 +65,7 @@ def resolve_overlap(state: ResolverState, *, facts: Mapping[str, object] = NOTHI
     takes = signature(setup).parameters
     offered = {"keep": chosen, "transformer_engine": facts.get("transformer_engine"), "facts": facts}
     views = {name: _view(getattr(state.config, name)) for name in _SECTIONS}
+    # `setup` assigns fields like a user would. Its assignments must not count as set by the user.
     with unrecorded(*views.values()):
         returned = setup(*views.values(), **{key: value for key, value in offered.items() if key in takes})
     reported = [] if returned is None else list(cast(Iterable[OverlapChange], returned))
@@ -75,7 +76,7 @@ def resolve_overlap(state: ResolverState, *, facts: Mapping[str, object] = NOTHI
 
 
 def _view(section: Any) -> Any:
-    """The section itself; of a mapping an object with its values, and Megatron's where it says nothing."""
+    """Return the section itself, or an object with the values of a mapping and Megatron's defaults."""
     if not isinstance(section, Mapping):
         return section
     return SimpleNamespace(**{**megatron_defaults(megatron_class_name(section)), **section})
@@ -89,7 +90,7 @@ def _record_changes(
     *,
     reasons: Mapping[str, OverlapChange],
 ) -> None:
-    """Compare the sections with what they were: what a `setup` returns explains the changes, and proves none."""
+    """Record the differences from the previous values. The records of `setup` only explain them."""
     for name, view in views.items():
         mapping = view is not getattr(state.config, name)
         for leaf, new in list(field_values(view)):
@@ -102,7 +103,7 @@ def _record_changes(
             if path in chosen:
                 _restore(state, view, path, old)
                 state.reject(
-                    path, requested=new, kept=old, rule=rule, why=f"{why}; the value was set by hand"
+                    path, requested=new, kept=old, rule=rule, why=f"{why}; the value was set explicitly"
                 )
             elif mapping:
                 state.set(path, new, rule=rule, why=why)

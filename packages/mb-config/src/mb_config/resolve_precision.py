@@ -1,4 +1,4 @@
-"""Spread the precision recipe over model, optimizer and wrapper."""
+"""Resolution of the precision recipe into model, optimizer and ddp."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from mb_config.rules.formatting import format_value
 
 _TARGETS = ("model", "optimizer", "ddp")
 _CORE = ("bf16", "fp16", "params_dtype")
-"""Fields without which the recipe would not be the recipe: to hold another value is a conflict."""
+"""Fields that define the recipe. A different value set by the user is a conflict."""
 
 
 def resolve_precision(state: ResolverState) -> None:
-    """Give each field of the recipe to every section that has it. `mixed_precision` itself stays as it is.
+    """Copy each field of the recipe to every section that has it. `mixed_precision` itself is not modified.
 
-    A value that carries at least as much weight as the recipe is kept; in `_CORE` it is a conflict. None leaves a
-    field alone whose own default is not None.
+    A value of at least the recipe's priority is kept; in `_CORE` it is a conflict. A field of the recipe that is None
+    is not copied to a field whose default is not None.
 
     Raises:
-        UnknownPrecisionError: no recipe of that name.
-        ConfigError: the recipe contradicts itself (V013 to V015, V122).
+        UnknownPrecisionError: If there is no recipe of that name.
+        ConfigError: If the recipe is inconsistent (V013 to V015, V122).
     """
     chosen = state.config.mixed_precision
     if chosen is None:
@@ -50,6 +50,6 @@ def _apply(state: ResolverState, path: str, value: object, *, name: str, priorit
             (path, "mixed_precision"),
             rule="V017",
             message=f"is {format_value(state.get(path))}, but the precision recipe {name} sets {format_value(value)}",
-            why="the recipe would not be that recipe any more",
+            why="this field defines the recipe",
             fix=f"Leave {path} unset, or choose another mixed_precision.",
         )

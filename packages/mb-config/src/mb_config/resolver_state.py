@@ -1,4 +1,4 @@
-"""The work sheet of resolving: what changed, and who may overwrite whom."""
+"""State of the resolver: changes, conflicts, and the priority of each value."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from mb_config.provenance import DEFAULT, Provenance, given_paths, remember_reso
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One field that resolving set, or one wish that it did not grant."""
+    """A field that resolving set, or a request that it rejected."""
 
     field: str
-    """Its path."""
+    """Path of the field."""
 
     old: object
-    """The value before."""
+    """The previous value."""
 
     new: object
-    """The value now."""
+    """The new value."""
 
     why: str
-    """The reason, with the rule's number."""
+    """The reason, with the id of the rule."""
 
     rule: str = ""
-    """That number."""
+    """Id of the rule."""
 
     severity: Literal["info", "warning"] = "info"
-    """A warning is no change but a wish that was not granted: `field` is the wish, `new` is what stands instead."""
+    """A warning is a rejected request: `old` is the requested value, `new` the value that is kept."""
 
     def to_dict(self) -> dict[str, object]:
-        """Plain containers, ready for JSON; `severity` is there where it is a warning."""
+        """Return the change as plain data for JSON. `severity` is included for warnings only."""
         values = {"from": self._shown(self.old), "to": self._shown(self.new)}
         plain = {k: v if isinstance(v, int | float | str | None) else str(v) for k, v in values.items()}
         warned = {"severity": self.severity} if self.severity == "warning" else {}
@@ -43,7 +43,7 @@ class Change:
     def __str__(self) -> str:
         old, new = self._shown(self.old), self._shown(self.new)
         if self.severity == "warning":
-            return f"{self.field}: {old} was asked for, {new} stands ({self.why})"
+            return f"{self.field}: {old} is rejected, {new} is kept ({self.why})"
         return f"{self.field}: {old} -> {new} ({self.why})"
 
     def _shown(self, value: object) -> object:
@@ -52,45 +52,45 @@ class Change:
 
 @dataclass(kw_only=True)
 class ResolverState:
-    """A config being resolved. Nothing that the user set is overwritten here without a conflict being noted."""
+    """A configuration that is being resolved. Values that the user set are not overwritten without a conflict."""
 
     config: Any
     """The sections."""
 
     provenance: Provenance
-    """Where their values came from; is told of each change."""
+    """Origins of their values; receives each change."""
 
     changes: list[Change] = field(default_factory=list)
-    """What was set so far."""
+    """Changes so far."""
 
     rejected: list[Change] = field(default_factory=list)
-    """Wishes that were not granted."""
+    """Rejected requests."""
 
     problems: list[Problem] = field(default_factory=list)
     """Conflicts found so far."""
 
     def __post_init__(self) -> None:
-        """What sections remember and the provenance does not know was set in code."""
+        """Record values that are set in a section and missing from the provenance as set in code."""
         for path in given_paths(self.config):
             if self.provenance.origin(path) == DEFAULT:
                 self.provenance.note(path, "code")
 
     def priority(self, path: str) -> Literal[0, 1, 2]:
-        """Weight of a value's origin: 2 the user's, 1 a recipe's, 0 a default or resolved."""
+        """Return the priority of a value by its origin: 2 for the user, 1 for a recipe, 0 for default and resolved."""
         if self.provenance.by_user(path):
             return 2
         return 1 if self.provenance.by_recipe(path) else 0
 
     def has(self, path: str) -> bool:
-        """True if section and field are there."""
+        """Return True if the section has the field."""
         return has_field(self.config, path)
 
     def get(self, path: str) -> Any:
-        """The value at `section.field`."""
+        """Return the value at `section.field`."""
         return get_field(self.config, path)
 
     def set(self, path: str, value: object, *, rule: str, why: str) -> None:
-        """Set a field; an equal value is no change."""
+        """Set a field. An equal value is not recorded as a change."""
         old = self.get(path)
         if old is value or (type(old) is type(value) and old == value):
             return
@@ -98,21 +98,21 @@ class ResolverState:
         self.record(path, old, value, rule=rule, why=why)
 
     def record(self, path: str, old: object, new: object, *, rule: str, why: str) -> None:
-        """Note a change that was made."""
+        """Record a change that was made."""
         self.changes.append(Change(field=path, old=old, new=new, rule=rule, why=f"{rule}: {why}"))
         self.provenance.note(path, f"resolve: {rule}")
         remember_resolved(self.config, path, new, rule=rule)
 
     def reject(self, path: str, *, requested: object, kept: object, rule: str, why: str) -> None:
-        """Note a wish that is not granted. It is no change, and it is told each time."""
+        """Record a rejected request. It is not a change, and it is reported at each call."""
         self.rejected.append(
             Change(field=path, old=requested, new=kept, rule=rule, why=f"{rule}: {why}", severity="warning")
         )
 
     def net_changes(self) -> list[Change]:
-        """One change a field, from its first value to its last, then the wishes that were not granted.
+        """Return one change per field, from its first value to its last, followed by the rejected requests.
 
-        A field that ends as it began has none.
+        Fields whose value is the same as before are omitted.
         """
         net: dict[str, Change] = {}
         for change in self.changes:
@@ -120,7 +120,7 @@ class ResolverState:
         return [*(change for change in net.values() if change.old != change.new), *self.rejected]
 
     def conflict(self, paths: tuple[str, ...], *, rule: str, message: str, why: str, fix: str) -> None:
-        """Note two wishes that exclude each other."""
+        """Record two settings that exclude each other."""
         self.problems.append(
             Problem(
                 id=rule,

@@ -1,4 +1,4 @@
-"""The arithmetic of the schedule. Its unit is the sequence: a step counts as one global batch of them."""
+"""Arithmetic of the learning-rate schedule. Its unit is the sequence; a step is one global batch of sequences."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from mb_config.sections.training import TrainingConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerSteps:
-    """Lengths that Megatron's scheduler wants, in sequences."""
+    """Lengths for Megatron's scheduler, in sequences."""
 
     lr_decay_steps: int
-    """Where the decay of the learning rate ends."""
+    """End of the decay of the learning rate."""
 
     lr_warmup_steps: int | float
-    """Where its warm-up ends, before the end of the decay; a fraction of the horizon need not be a whole number."""
+    """End of the warm-up, before the end of the decay. A fraction of the horizon need not be an integer."""
 
     wd_incr_steps: int
-    """Where the growth of the weight decay ends."""
+    """End of the increase of the weight decay."""
 
     wsd_decay_steps: int | None
-    """Length of the last phase of WSD; None for other shapes without one."""
+    """Length of the decay phase of WSD; None for styles without one."""
 
 
 def scheduler_steps(
@@ -37,21 +37,21 @@ def scheduler_steps(
     data_parallel_size: int | None = None,
     seq_length: int | None = None,
 ) -> SchedulerSteps:
-    """Lengths of the schedule; neither section is changed.
+    """Compute the lengths of the schedule. The sections are not modified.
 
-    Lengths in steps become the sequences that so many steps consume: fewer than steps x global batch where the batch
-    grows (`rampup_batch_size`) or is rounded down, others where it follows `step_batch_size_schedule`. A warm-up as a
-    fraction is not rounded to whole sequences, as in Megatron-Bridge. A warm-up that reaches the end of the decay is
-    cut to one sequence less (rule V205 warns of it).
+    Lengths in steps are converted to the sequences that these steps consume. These are fewer than steps x global batch
+    size if the batch grows (`rampup_batch_size`) or is rounded down, and follow `step_batch_size_schedule` if it is
+    set. A warm-up given as a fraction is not rounded to full sequences, as in Megatron-Bridge. A warm-up that reaches
+    the end of the decay is reduced to one sequence less (rule V205 warns about it).
 
     Args:
-        train: The section of the training.
-        scheduler: The section of the schedule.
-        data_parallel_size: Replicas of the model, needed only for a batch that is rounded down.
-        seq_length: Tokens of a sequence, needed only for `step_batch_size_schedule`, whose thresholds are tokens then.
+        train: The training section.
+        scheduler: The scheduler section.
+        data_parallel_size: Number of model replicas; required only for a batch that is rounded down.
+        seq_length: Tokens per sequence. If it is set, thresholds of `step_batch_size_schedule` are in tokens.
 
     Raises:
-        ValueError: the length of the training or the global batch is not given, or the decay has no length (V204).
+        ValueError: If the training length or the global batch size is not set, or the decay has no length (V204).
     """
     if train.train_samples is not None:
         return _in_sequences(train.train_samples, scheduler)
@@ -69,12 +69,12 @@ def sequences_after(
     data_parallel_size: int | None = None,
     seq_length: int | None = None,
 ) -> int:
-    """Sequences that the first `steps` steps consume.
+    """Return the number of sequences that the first `steps` steps consume.
 
-    The batch grows as `rampup_batch_size` or `step_batch_size_schedule` say (see `mb_config.batch_stages`).
+    The batch size follows `rampup_batch_size` or `step_batch_size_schedule`; see `mb_config.batch_stages`.
 
     Raises:
-        ValueError: the global batch is not given, or the schedule cannot be read.
+        ValueError: If the global batch size is not set, or the schedule cannot be parsed.
     """
     unit = (train.micro_batch_size or 1) * (data_parallel_size or 1)
     unit = unit if train.decrease_batch_size_if_needed else 1
@@ -88,14 +88,14 @@ def sequences_after(
 
 
 def epoch_iterations(num_epochs: float, *, dataset_size: int, global_batch_size: int) -> int:
-    """Steps of a number of passes over a dataset (V206): a pass ends with a batch that is not full.
+    """Return the number of steps in `num_epochs` epochs (V206). The last batch of an epoch may be smaller.
 
     Raises:
-        ValueError: a number that is not positive.
+        ValueError: If a number is not positive.
     """
     if num_epochs <= 0 or dataset_size <= 0 or global_batch_size <= 0:
         raise ValueError(
-            f"train.num_epochs: {num_epochs} passes over {dataset_size} sequences in batches of {global_batch_size} "
+            f"train.num_epochs: {num_epochs} epochs of {dataset_size} sequences in batches of {global_batch_size} "
             f"have no length, because each of the three must be above 0. Correct the one that is not."
         )
     return math.ceil(num_epochs * math.ceil(dataset_size / global_batch_size))
@@ -153,7 +153,10 @@ def _whole(length: float) -> int | float:
 
 
 def weight_decays(scheduler: SchedulerConfig, optimizer: OptimizerConfig) -> tuple[float, float]:
-    """Weight decay at the start and at the end; what is not given is the optimizer's, or a constant's other end."""
+    """Return the weight decay at the start and at the end.
+
+    A value that is None is that of the optimizer, or for a constant weight decay that of the other end.
+    """
     start, end = scheduler.start_weight_decay, scheduler.end_weight_decay
     if scheduler.weight_decay_incr_style == "constant":
         start, end = (end if start is None else start), (start if end is None else end)
@@ -195,7 +198,7 @@ def _annealed(consumed: int, horizon: int, last: int, style: str) -> float:
 
 
 def _shape(style: str, ratio: float) -> float:
-    """Part of the range that is left after `ratio` of the decay."""
+    """Return the remaining fraction of the range after `ratio` of the decay."""
     if style == "linear":
         return 1.0 - ratio
     if style == "cosine":

@@ -1,4 +1,4 @@
-"""The base of every section: a dataclass that remembers which of its fields somebody chose."""
+"""Base class of the sections: dataclasses that record which of their fields were set."""
 
 from __future__ import annotations
 
@@ -14,39 +14,38 @@ T = TypeVar("T", bound="Section")
 
 
 class Section(StrictFields):
-    """Remembers the names given to the constructor or assigned later.
+    """Base class that records the fields that are passed to the constructor or assigned later.
 
-    A name counts as given whether or not its value equals the default: `DistributedDataParallelConfig(
-    grad_reduce_in_fp32=False)` is a wish, `DistributedDataParallelConfig()` is none. Copies keep the record;
-    equality ignores it. The text of a section (`repr`) holds no secret in clear.
+    A field counts as set even if its value equals the default: `OptimizerConfig(bf16=False)` sets a field,
+    `OptimizerConfig()` does not. Copies keep the record; equality ignores it. The `repr` of a section masks secrets.
     """
 
     _given: frozenset[str]
 
     def __init_subclass__(cls) -> None:
-        """Have a repr before the dataclass decorator would write one."""
+        """Define `__repr__` before the dataclass decorator would add one."""
         super().__init_subclass__()
         if "__repr__" not in vars(cls):
             cls.__repr__ = _text  # type: ignore[method-assign]
 
     def __new__(cls: type[T], *args: object, **kwargs: object) -> T:
-        """Note the names of the arguments."""
+        """Record the names of the arguments."""
         section = super().__new__(cls, *args, **kwargs)
         object.__setattr__(section, "_given", frozenset(kwargs))
         return section
 
     def __setattr__(self, name: str, value: object) -> None:
-        later = name in vars(self)  # the first assignment is the constructor's own
+        later = name in vars(self)  # the first assignment is made by the constructor
         super().__setattr__(name, value)
         if later:
             object.__setattr__(self, "_given", self._given | {name})
 
 
 def given_fields(section: object) -> frozenset[str]:
-    """Names of the fields that somebody chose.
+    """Return the names of the fields that were set.
 
-    A section of another package may keep its record too: as `_given`, a set of names. Of a dataclass that keeps none:
-    the fields whose value differs from the class default.
+    A section of another package may have such a record as well: a set of names in `_given`. For dataclasses without
+    one, the fields whose value differs from the class default are returned.
     """
     if not is_dataclass(section) or isinstance(section, type):
         return frozenset()
@@ -57,20 +56,20 @@ def given_fields(section: object) -> frozenset[str]:
 
 
 def set_given(section: object, names: Iterable[str]) -> None:
-    """Replace the record of `section` (a reader knows better than the constructor what was written)."""
+    """Replace the record of `section`, for readers that know which fields are in a file."""
     if _keeps_record(section):
         object.__setattr__(section, "_given", frozenset(names))
 
 
 def assign_computed(section: object, name: str, value: object) -> None:
-    """Assign a computed value: it does not count as given."""
+    """Assign a computed value. It does not count as set."""
     with unrecorded(section):
         setattr(section, name, value)
 
 
 @contextmanager
 def unrecorded(*sections: object) -> Iterator[None]:
-    """While this is open, assignments to `sections` do not count as given."""
+    """Return a context manager in which assignments to `sections` do not count as set."""
     before = [(section, given_fields(section)) for section in sections if _keeps_record(section)]
     try:
         yield
@@ -80,7 +79,7 @@ def unrecorded(*sections: object) -> Iterator[None]:
 
 
 def _text(section: Any) -> str:
-    """A dataclass as Python would write it, without secrets, its own and those of the dataclasses in it."""
+    """Return the `repr` of a dataclass with secrets masked, including those of nested dataclasses."""
     parts = []
     for field in fields(section):
         value = getattr(section, field.name)

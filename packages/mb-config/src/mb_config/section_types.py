@@ -1,4 +1,4 @@
-"""Types of the values in sections: what Python code set is held to the same types as a file."""
+"""Type check of the values in sections. Values set in Python are checked like values of a file."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def check_config(
     facts: Mapping[str, object] = NOTHING,
     provenance: OriginLookup | None = None,
 ) -> list[Problem]:
-    """Return every problem of a container: values of a wrong type, then violated rules. Changes nothing.
+    """Return every problem of a container: values of a wrong type, then violated rules. Does not modify anything.
 
-    A rule that reads a value of a wrong type is left out.
+    Rules that read a value of a wrong type are skipped.
 
     Args:
         config: The container.
         rules: As for `check`, with the arguments below.
         sections: Its sections by name.
-        facts: Values that no section holds.
-        provenance: Where the values came from.
+        facts: Values that no section contains.
+        provenance: Origins of the values.
     """
     wrong = wrong_types(config, provenance=provenance)
     paths = [problem.fields[0] for problem in wrong]
@@ -40,7 +40,7 @@ def check_config(
 
 
 def wrong_types(config: Any, *, provenance: OriginLookup | None = None) -> list[Problem]:
-    """Return a problem for each field whose value does not have its type, in the sections of a container too."""
+    """Return a problem for each value of a wrong type in a container and its sections."""
     found = (WrongTypeError(error.value, error.expected, path=error.path) for error in _mismatches(config))
     return [
         Problem(
@@ -56,7 +56,7 @@ def wrong_types(config: Any, *, provenance: OriginLookup | None = None) -> list[
 
 
 def _mismatches(config: Any) -> Iterator[MismatchError]:
-    """Yield the errors of a container: of its sections, and of the values that shared rules read in plain mappings."""
+    """Yield the errors in the sections of a container, and in the values of plain mappings that shared rules read."""
     yield from mismatches(config)
     cls: Any = type(config)
     for name in _open_fields(cls):
@@ -69,7 +69,7 @@ def _mismatches(config: Any) -> Iterator[MismatchError]:
 
 @cache
 def _open_fields(cls: Any) -> tuple[str, ...]:
-    """Return the fields of a container whose type is left open."""
+    """Return the fields of a container that accept any type."""
     annotations = hints(cls)
     return tuple(item.name for item in fields(cls) if is_open(annotations[item.name]))
 
@@ -90,5 +90,5 @@ def _is_section(value: object) -> bool:
 
 
 def _reads(rule: RuleLike, path: str) -> bool:
-    path = path.partition("[")[0]  # a wrong item makes its whole list unreadable
+    path = path.partition("[")[0]  # a wrong item makes the entire list unreadable
     return any(f"{one}.".startswith(f"{path}.") or f"{path}.".startswith(f"{one}.") for one in rule.fields)

@@ -1,4 +1,4 @@
-"""Slips in how overrides are typed in a shell, with the line that works."""
+"""Detection of overrides that are mistyped in a shell, with the corrected command line."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ _DASHED = re.compile(r"--?(?P<path>[A-Za-z_]\w*(\.\w+)+)(?P<value>=.*)?", re.DOT
 
 
 def reject_spaced(arguments: Sequence[str]) -> None:
-    """Reject overrides with spaces around their sign, which a shell splits into several words.
+    """Reject overrides with spaces around `=`, which a shell splits into several arguments.
 
     Raises:
-        OverrideError: some are split; names the line that works.
+        OverrideError: If an override is split; contains the corrected command line.
     """
     joined = _joined(arguments)
     if joined != list(arguments):
         typed, line = " ".join(arguments), shlex.join(joined)
         raise OverrideError(
-            f"{truncate(masked_text(typed))!r} has spaces around the sign, and the shell makes several words of it. "
+            f"{truncate(masked_text(typed))!r} has spaces around '=', at which the shell splits it. "
             f"Write {truncate(masked_text(line))}"
         )
 
 
 def without_dashes(arguments: Sequence[str]) -> str | None:
-    """Return the line that works where overrides are written as options (`--optimizer.lr=1`); None where none is."""
+    """Return the corrected command line if overrides are written as options (`--optimizer.lr=1`), otherwise None."""
     line: list[str] = []
     for number, word in enumerate(arguments):
         match = _DASHED.fullmatch(word)
@@ -44,7 +44,7 @@ def without_dashes(arguments: Sequence[str]) -> str | None:
 
 
 def quoted_override(path: str, value: str) -> str:
-    """Return the override that sets a field to this text, quoted for a shell."""
+    """Return the override that sets a field to a text, quoted for a shell."""
     if value.startswith("~/"):
         return f'{path}="$HOME{value[1:]}"'
     text = value.replace("\\", "\\\\").replace('"', '\\"')
@@ -52,7 +52,7 @@ def quoted_override(path: str, value: str) -> str:
 
 
 def _joined(arguments: Sequence[str]) -> list[str]:
-    """Put together what a shell split at the spaces around a sign."""
+    """Join the arguments that a shell split at the spaces around `=` or `:`."""
     joined: list[str] = []
     for word in arguments:
         before = joined[-1] if joined else ""

@@ -1,4 +1,4 @@
-"""Check many variations of one configuration at once."""
+"""Sweeps: rules applied to every combination of several values."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from typing import Any
 from mb_config.problems import NOTHING, Problem, RuleLike, applies, check, value_at
 
 Index = tuple[int, ...]
-"""A point: for each axis, which of its values."""
+"""A point of the grid: the index of a value on each axis."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """A field and the values that it takes in turn."""
+    """A field and the values to sweep over."""
 
     path: str
-    """`section.field`, a whole section, or `facts.world_size`."""
+    """`section.field`, a section, or `facts.world_size`."""
     values: tuple[Any, ...]
-    """As the section holds them, not as they are written."""
+    """Typed values, as the section contains them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RejectedGroup:
-    """Points that the same rules refuse."""
+    """Points that are rejected by the same rules."""
 
     rules: tuple[str, ...]
-    """Ids, in the order of the rules."""
+    """Ids of the rules, in their order."""
     count: int
     first: Index
     """The first of these points."""
@@ -37,15 +37,15 @@ class RejectedGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepResult:
-    """What became of every point."""
+    """Result of a sweep: the passing and the rejected points."""
 
     axes: tuple[Axis, ...]
     passing: tuple[Index, ...]
-    """Points that no rule refuses; the last axis moves fastest."""
+    """Points that no rule rejects; the last axis varies fastest."""
     rejected: tuple[RejectedGroup, ...]
-    """All others, the largest group first."""
+    """All other points, the largest group first."""
     problems: Mapping[str, Problem]
-    """What each refusing rule says at the first point that it refuses."""
+    """Problem of each violated rule at the first point that it rejects."""
 
     @property
     def total(self) -> int:
@@ -64,19 +64,19 @@ def run_sweep(
     *,
     facts: Mapping[str, object] = NOTHING,
 ) -> SweepResult:
-    """Apply the rules that are errors to every combination of the axes' values; changes nothing.
+    """Apply the rules of severity "error" to every combination of the values of the axes. Does not modify anything.
 
-    A rule is evaluated once for each combination of the axes that it reads, not for each point: rules that read none of
-    them once in all. Nothing is resolved.
+    A rule is evaluated once for each combination of the axes that it reads, not for each point; a rule that reads no
+    axis is evaluated once. The configuration is not resolved.
 
     Args:
-        sections: As for `check`.
-        axes: Fields that vary; their values in `sections` do not matter.
-        rules: As for `check`; warnings refuse nothing.
-        facts: As for `check`; an axis may be one of them.
+        sections: Sections as for `check`.
+        axes: Fields to vary. Their values in `sections` are ignored.
+        rules: Rules as for `check`; warnings are ignored.
+        facts: Facts as for `check`; an axis may be one of them.
 
     Raises:
-        ValueError: an axis has no values, or two axes are about the same field.
+        ValueError: If an axis has no values, or two axes set the same field.
     """
     fixed = _checked(axes)
     walk = _GridTraversal(sections=sections, facts=facts, axes=fixed)
@@ -106,7 +106,7 @@ def run_sweep(
 
 
 def at_point(sections: Mapping[str, object], axes: Sequence[Axis], index: Index) -> dict[str, object]:
-    """Return the sections at a point; only what an axis changes is copied, and `sections` stays as it is."""
+    """Return the sections at a point. Only sections that an axis changes are copied; `sections` is not modified."""
     changed = dict(sections)
     for axis, number in zip(axes, index, strict=True):
         name, *keys = axis.path.split(".")
@@ -136,14 +136,14 @@ def _checked(axes: Iterable[Axis]) -> tuple[Axis, ...]:
         for other in fixed[:number]:
             if _related(axis.path, other.path):
                 raise ValueError(
-                    f"{axis.path}: is swept over twice (with {other.path}), because each point sets a field once. Keep "
-                    "one of the two."
+                    f"{axis.path}: is on two axes (with {other.path}), because a point sets a field once. Remove one "
+                    "of the two."
                 )
     return fixed
 
 
 def _related(one: str, two: str) -> bool:
-    """Say whether two paths are the same, or one is inside the other."""
+    """Return True if two paths are equal, or one contains the other."""
     return one == two or one.startswith(f"{two}.") or two.startswith(f"{one}.")
 
 
@@ -154,7 +154,7 @@ def _touched(rule: RuleLike, axes: Sequence[Axis]) -> tuple[int, ...]:
 
 
 def _merged(groups: Iterable[RejectedGroup]) -> list[RejectedGroup]:
-    """Join groups of the same ids: several rules may share one."""
+    """Merge groups with equal ids, as several rules may share one id."""
     merged: dict[tuple[str, ...], RejectedGroup] = {}
     for group in groups:
         known = merged.get(group.rules)
@@ -167,22 +167,22 @@ def _merged(groups: Iterable[RejectedGroup]) -> list[RejectedGroup]:
 
 @dataclass(kw_only=True)
 class _GridTraversal:
-    """A walk over all points, axis by axis, so that what one axis decides is decided once for all points behind it."""
+    """Depth-first traversal of the grid. A rule is evaluated as soon as all axes that it reads are set."""
 
     sections: Mapping[str, object]
     facts: Mapping[str, object]
     axes: tuple[Axis, ...]
     passing: list[Index] = field(default_factory=list)
     rejected: dict[tuple[int, ...], tuple[int, Index]] = field(default_factory=dict)
-    """Rules, by their order, to the number of points that exactly these refuse, and the first."""
+    """Indices of rules to the number of points that exactly these rules reject, and the first point."""
     tests: list[list[tuple[int, Callable[[list[int]], bool]]]] = field(default_factory=list)
-    """For each axis, rules that are decided by it and the axes before."""
+    """For each axis, the rules whose last input it is."""
 
     def __post_init__(self) -> None:
         self.tests = [[] for _ in self.axes]
 
     def visit(self, depth: int, index: list[int], violated: tuple[int, ...]) -> None:
-        """Go through all values of the axes from `depth` on."""
+        """Visit all values of the axes from `depth` on."""
         if depth == len(self.axes):
             self._arrive(tuple(index), violated)
             return
@@ -201,14 +201,14 @@ class _GridTraversal:
         self.rejected[key] = (count + 1, first)
 
     def memoized(self, rule: RuleLike, by: tuple[int, ...]) -> Callable[[list[int]], bool]:
-        """Return a test of a point that evaluates the rule once for each combination of the axes `by`."""
+        """Return a function that tests a point and caches the result for each combination of the axes `by`."""
         evaluate = self._evaluate(rule)
         known: dict[object, bool] = {}
         only = by[0] if len(by) == 1 else None
 
         def rejects(index: list[int]) -> bool:
             key = index[only] if only is not None else tuple([index[number] for number in by])
-            answer = known.get(key)
+            answer = known.get(key)  # most points differ only in axes that the rule does not read
             if answer is None:
                 answer = known[key] = evaluate(index)
             return answer
@@ -216,7 +216,10 @@ class _GridTraversal:
         return rejects
 
     def _evaluate(self, rule: RuleLike) -> Callable[[Sequence[int]], bool]:
-        """Return the rule as a function of a point: by its fields alone if they are axes, else by copied sections."""
+        """Return the rule as a function of a point.
+
+        If its fields are axes themselves, the test is called directly. Otherwise sections are copied for each call.
+        """
         axis_numbers = {axis.path: number for number, axis in enumerate(self.axes)}
         if not all(self._plain(path, axis_numbers) for path in rule.fields):
             return lambda index: self.rejects(rule, index)
@@ -239,7 +242,7 @@ class _GridTraversal:
         return evaluate
 
     def _plain(self, path: str, axis_numbers: Mapping[str, int]) -> bool:
-        """Say whether a path is a field that is swept over itself, and always there, or not touched at all."""
+        """Return True if a path is an axis and always set, or is not affected by any axis."""
         if path not in axis_numbers:
             return not any(_related(path, axis.path) for axis in self.axes)
         section, _, leaf = path.partition(".")
@@ -254,9 +257,9 @@ class _GridTraversal:
         return check({name: it for name, it in known.items() if it is not None}, [rule], facts=facts)
 
     def rejects(self, rule: RuleLike, index: Sequence[int]) -> bool:
-        """Say whether the rule refuses a point."""
+        """Return True if the rule rejects a point."""
         return bool(self._found(rule, tuple(index)))
 
     def problem(self, rule: RuleLike, index: Index) -> Problem:
-        """Return what the rule says at a point that it refuses."""
+        """Return the problem of a rule at a point that it rejects."""
         return self._found(rule, index)[0]

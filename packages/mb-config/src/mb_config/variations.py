@@ -1,4 +1,4 @@
-"""What is to vary, as people write it: `a=1,2,4` in Hydra's grammar, or a list where a field takes none."""
+"""Parsing of values to sweep over: `a=1,2,4` in Hydra's grammar, or a list for a field that does not take one."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from mb_config.sweep import Axis
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variation:
-    """A field and the values that it is to take, as they were written."""
+    """A field and the values to sweep over, as written."""
 
     path: str
     values: tuple[Any, ...]
     """Numbers, text, lists and mappings."""
     prefix: str = ""
-    """ "", "+" or "++", as before an override."""
+    """Prefix of the override: "", "+" or "++"."""
 
     def override(self, number: int) -> str:
         """Return the override that sets one of the values."""
@@ -31,13 +31,13 @@ class Variation:
 
 
 def read_variations(overrides: Iterable[str], config: object) -> tuple[list[str], list[Variation]]:
-    """Tell apart overrides that set one value and those that set several, in order.
+    """Separate overrides that set one value from those that set several, in order.
 
-    `a=1,2`, `a=choice(1,2)` and `a=range(1,5)` are several. So is `a=[1,2]` where the field of `config` takes no list;
-    where it takes one, the list is its value, and several lists are written `a=[1,2],[3]`.
+    `a=1,2`, `a=choice(1,2)` and `a=range(1,5)` are several values. `a=[1,2]` is several values if the field of `config`
+    does not accept lists; otherwise the list is one value, and several lists are written `a=[1,2],[3]`.
 
     Raises:
-        OverrideError: a word is no override, or its values cannot be counted, as those of `interval(0,1)`.
+        OverrideError: If an argument is not an override, or its values are not finite, such as `interval(0,1)`.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser  # noqa: PLC0415 - 0.4 s, as in overrides
     from hydra.core.override_parser.types import ValueType  # noqa: PLC0415
@@ -53,14 +53,14 @@ def read_variations(overrides: Iterable[str], config: object) -> tuple[list[str]
         try:
             parsed = OverridesParser.create().parse_override(letters.encoded)
         except HydraException:
-            single.append(override)  # applying it says what is wrong
+            single.append(override)  # applying it raises the error
             continue
         path = parsed.key_or_group
         values: Sequence[Any] | None = None
         if parsed.is_sweep_override():
             if parsed.value_type in countless:
                 raise OverrideError(
-                    f"{override!r} does not say which values; write them out, as in {path}=1,2", path=path
+                    f"{override!r} has no finite list of values; write them out, as in {path}=1,2", path=path
                 )
             values = letters.decode_all(list(parsed.sweep_iterator()))
         elif isinstance(parsed.value(), list) and not _takes_list(
@@ -78,10 +78,10 @@ def read_variations(overrides: Iterable[str], config: object) -> tuple[list[str]
 def split_yaml(
     data: Mapping[str, Any], root: type, *, targets: Mapping[str, type] = NO_TARGETS
 ) -> tuple[dict[str, Any], list[Variation]]:
-    """Take lists out of a file's data where the fields of `root` take none.
+    """Extract lists from the data of a file for fields of `root` that do not accept lists.
 
     Returns:
-        The data with the first value in the place of each such list, and the lists.
+        The data with each such list replaced by its first value, and the lists.
     """
     several: list[Variation] = []
     reduced = _reduce(data, [root], targets, path="", several=several)
@@ -95,10 +95,10 @@ def to_axes(
     section_factories: SectionFactories = SECTION_FACTORIES,
     targets: Mapping[str, type] = NO_TARGETS,
 ) -> tuple[Axis, ...]:
-    """Return the values as the fields of `config` hold them, typed and checked; `config` is not changed.
+    """Convert the values to the types of the fields of `config`. `config` is not modified.
 
     Raises:
-        ConfigReadError: every value that a field does not take.
+        ConfigReadError: If fields do not accept values; contains an error for each.
     """
     errors: list[ConfigReadError] = []
     axes = []
@@ -124,7 +124,7 @@ def to_axes(
 
 
 def to_hydra_text(value: object) -> str:
-    """Return a value as Hydra's grammar writes it."""
+    """Return a value in Hydra's grammar."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, int | float):
@@ -160,7 +160,7 @@ def _reduce(
 
 
 def _classes(parents: Sequence[type], key: str, target: object, targets: Mapping[str, type]) -> list[type]:
-    """Return the classes that the section at a key may have."""
+    """Return the possible classes of the section at a key."""
     if isinstance(target, str) and target in targets:
         return [targets[target]]
     annotations = [hints(parent)[key] for parent in parents if key in hints(parent)]
@@ -168,7 +168,7 @@ def _classes(parents: Sequence[type], key: str, target: object, targets: Mapping
 
 
 def _parents(config: object, path: str) -> list[type]:
-    """Return the classes that the owner of a field may have: what stands there, or what may."""
+    """Return the class of the section that contains a field, or its possible classes if it is not set."""
     current, classes = config, [type(config)]
     for key in path.split(".")[:-1]:
         current = getattr(current, key, None)
@@ -178,7 +178,7 @@ def _parents(config: object, path: str) -> list[type]:
 
 
 def _takes_list(parents: Sequence[type], key: str) -> bool:
-    """Say whether a field takes a list as a value; one that is not known is left to those who read values."""
+    """Return True if a field accepts a list. True for unknown fields, which are reported when values are read."""
     annotations = [hints(parent)[key] for parent in parents if key in hints(parent)]
     return not annotations or any(
         is_open(annotation) or any(_is_list(option) for option in options(annotation))

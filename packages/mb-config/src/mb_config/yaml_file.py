@@ -1,4 +1,4 @@
-"""YAML files that remember on which line each key stands."""
+"""YAML files with the line number of each key."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from mb_config.nesting import MAX_DEPTH
 
 _MERGE = "tag:yaml.org,2002:merge"
 _MAX_VALUES = 100_000
-"""Values of one file, those that aliases repeat included."""
+"""Maximum number of values in a file, including those that aliases repeat."""
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's plain values, and `1e-3` is a number (in YAML 1.1 it is text). Not nested without end."""
+    """Safe loader that reads `1e-3` as a number (text in YAML 1.1) and limits the nesting."""
 
     _depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """Count levels: PyYAML itself would go on until Python's stack is full."""
+        """Count levels. PyYAML itself recurses until Python's stack overflows."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
@@ -44,10 +44,10 @@ _Loader.add_implicit_resolver(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class YamlFile:
-    """What a file says, and where."""
+    """Contents of a YAML file, with line numbers."""
 
     name: str
-    """The path as it was given."""
+    """The path of the file, as given."""
 
     data: Mapping[str, Any]
     """The top mapping; empty for an empty file."""
@@ -56,32 +56,32 @@ class YamlFile:
     """Line, counted from 1, of each dotted path."""
 
     def locate(self, path: str) -> str:
-        """`run.yaml:12` for a path in the file, or for the nearest part of it that is there."""
+        """Return `run.yaml:12` for a path in the file, or for the longest part of it that is in the file."""
         while path and path not in self.lines:
             path = path[: max(path.rfind("."), path.rfind("["), 0)]
         return f"{self.name}:{self.lines[path]}" if path else self.name
 
 
 def read_yaml(path: str | Path) -> YamlFile:
-    """Read one YAML mapping.
+    """Read a YAML mapping from a file.
 
     Raises:
-        ConfigFileNotFoundError: no such file.
-        ConfigFileError: no YAML, no mapping, or a key given twice; with the line.
+        ConfigFileNotFoundError: If the file does not exist.
+        ConfigFileError: If the file is not valid YAML, not a mapping, or contains a key twice; has the line.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError as error:
         raise ConfigFileNotFoundError("no such file", origin=str(path)) from error
     except UnicodeDecodeError as error:
-        raise ConfigFileError("is no text in UTF-8", origin=str(path)) from error
+        raise ConfigFileError("is not UTF-8 text", origin=str(path)) from error
     except OSError as error:
         raise ConfigFileError(str(error), origin=str(path)) from error
     return parse_yaml(text, name=str(path))
 
 
 def parse_yaml(text: str, *, name: str = "YAML text") -> YamlFile:
-    """The same for text."""
+    """Parse a YAML mapping from text; see `read_yaml`."""
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
@@ -89,42 +89,42 @@ def parse_yaml(text: str, *, name: str = "YAML text") -> YamlFile:
         data = loader.construct_document(node) if node is not None else {}
     except yaml.MarkedYAMLError as error:
         line = "" if error.problem_mark is None else f":{error.problem_mark.line + 1}"
-        raise ConfigFileError(f"no valid YAML: {error.problem}", origin=f"{name}{line}") from error
+        raise ConfigFileError(f"invalid YAML: {error.problem}", origin=f"{name}{line}") from error
     except yaml.YAMLError as error:
-        raise ConfigFileError(f"no valid YAML: {error}", origin=name) from error
+        raise ConfigFileError(f"invalid YAML: {error}", origin=name) from error
     except ConfigFileError:
         raise
-    except ValueError as error:  # a value in the form of a date that does not exist
-        raise ConfigFileError(f"no valid YAML: {error}", origin=name) from error
+    except ValueError as error:  # a value in the form of a nonexistent date
+        raise ConfigFileError(f"invalid YAML: {error}", origin=name) from error
     if data is None:
         data = {}
     if not isinstance(data, Mapping):
-        raise ConfigFileError(f"expected keys and values at the top, not {type(data).__name__}", origin=name)
+        raise ConfigFileError(f"expected a mapping at the top level, not {type(data).__name__}", origin=name)
     return YamlFile(name=name, data=data, lines=lines)
 
 
 def dump_yaml(data: Mapping[str, Any]) -> str:
-    """YAML text, keys in the order given."""
+    """Return YAML text with the keys in the given order."""
     return yaml.safe_dump(dict(data), sort_keys=False, allow_unicode=True, width=110)
 
 
 @dataclass(kw_only=True)
 class _Lines:
-    """Finds the line of each path in a parsed file, and refuses aliases that have no end."""
+    """Line numbers of the paths in a parsed file. Rejects aliases that contain themselves."""
 
     name: str
     found: dict[str, int] = field(default_factory=dict)
     above: list[Any] = field(default_factory=list)
-    """The nodes around the present one."""
+    """Ancestors of the current node."""
 
     def read(self, node: Any) -> dict[str, int]:
-        """Line of each path below a node."""
+        """Return the line of each path below a node."""
         self._walk(node, "")
         return self.found
 
     def _walk(self, node: Any, path: str) -> None:
         if any(node is other for other in self.above):
-            raise self._error("holds itself through an alias, so it has no end", path, node)
+            raise self._error("contains itself through an alias", path, node)
         if len(self.above) > MAX_DEPTH:
             raise self._error(f"is nested deeper than {MAX_DEPTH} levels", path[:80], node)
         self.above.append(node)
@@ -140,7 +140,7 @@ class _Lines:
         seen: dict[str, int] = {}
         merged = [value for key, value in node.value if key.tag == _MERGE]
         for item in (item for value in merged for item in _parts(value)):
-            self._walk(item, path)  # what the mapping itself says comes later and stands
+            self._walk(item, path)  # keys of the mapping itself are read later and take precedence
         for key, value in node.value:
             if key.tag == _MERGE:
                 continue
@@ -161,5 +161,5 @@ class _Lines:
 
 
 def _parts(node: Any) -> list[Any]:
-    """The mappings that a merge key names, the first to win last."""
+    """Return the mappings of a merge key in reverse order, because the first one takes precedence."""
     return list(reversed(node.value)) if isinstance(node, yaml.SequenceNode) else [node]

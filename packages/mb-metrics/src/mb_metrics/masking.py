@@ -1,7 +1,7 @@
-"""Values that must never be printed or saved in clear.
+"""Masking of values that must not be printed or saved in clear text.
 
-A secret goes by its name (`comet_api_key`, `hf_token`, `WANDB_API_KEY`, `db_password`) or by its looks (a token of a
-known service, a password inside an address). What stands for it in texts and files is `MASK`.
+A secret is recognized by its name (`comet_api_key`, `hf_token`, `WANDB_API_KEY`, `db_password`) or by its form (a token
+of a known service, a password inside a URL). It is replaced by `MASK` in texts and files.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _PUBLIC = re.compile(
     r"(^|_)((bos|cls|eod|eos|image|mask|pad|sep|stop|unk)_token|(json|sort|text)_key)$", re.IGNORECASE
 )
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+|[A-Z]*PASSWORD")
-"""A name as environment variables have them, of at least two words."""
+"""Names of environment variables of at least two words."""
 _WORDS = {"AUTH", "COOKIE", "CREDENTIAL", "CREDENTIALS", "KEY", "PASS", "PASSWD", "PASSPHRASE", "PASSWORD"}
 _WORDS |= {"PAT", "PWD", "SECRET", "TOKEN", "WEBHOOK"}
 _LOCATION = frozenset({"DIR", "FILE", "FOLDER", "PATH"})
-"""Last words of variables that say where a secret is, not what it is."""
+"""Last words of variables that contain the location of a secret, not the secret."""
 _LOOKS = re.compile(
     r"^(hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}"
     r"|wandb_v\d_\w{16,}|local-[0-9a-f]{40}|nvapi-[\w-]{16,}|A(KIA|SIA)[A-Z0-9]{12,}|xox[abprs]-[\w-]{10,}"
@@ -30,15 +30,15 @@ _LOOKS = re.compile(
     re.DOTALL,
 )
 _ADDRESS = re.compile(r"(?P<user>(?<=[A-Za-z0-9+.-])://[^/@\s:]*):[^/@\s]+@")
-"""Anchored at "://", and the next one at the start of a name: each text is searched in time linear in its length."""
+"""Anchored at "://"; the next pattern at the start of a name. Each text is searched in linear time."""
 _ASSIGNED = re.compile(r"(?<![\w.-])(?P<name>[\w.-]+)(?P<sign>\s*=\s*)(?P<value>'[^']*'|\"[^\"]*\"|[^\s,}]+)")
 
 
 def is_secret(name: str, value: object) -> bool:
-    """True for what is under a secret's name, and for text that looks like a secret under any name.
+    """Return True for a value under the name of a secret, and for text in the form of a secret under any name.
 
-    A number is one under `password` but not under `token`. Names of special tokens (`eos_token`) hide nothing, nor do
-    True, False, None and empty text. In the name of an environment variable one word is enough (`DB_PASS_2`).
+    A number is a secret under `password` but not under `token`. Names of special tokens (`eos_token`) are not secrets,
+    nor are True, False, None and empty text. In the name of an environment variable one word is enough (`DB_PASS_2`).
     """
     if _is_secret_variable(name) and isinstance(value, str | int | float) and not isinstance(value, bool):
         return value != ""
@@ -59,17 +59,17 @@ def _is_secret_variable(name: str) -> bool:
 
 
 def is_masked(value: object) -> bool:
-    """True for text in which a secret was hidden."""
+    """Return True for text that contains a masked secret."""
     return isinstance(value, str) and MASK in value
 
 
 def leaf(path: str) -> str:
-    """The name that a dotted path ends in, without an index."""
+    """Return the last name of a dotted path, without an index."""
     return path.rpartition(".")[2].partition("[")[0]
 
 
 def masked(name: str, value: Any) -> Any:
-    """The value, or what may be shown of it; mappings and lists are searched."""
+    """Return the value with secrets masked. Mappings and lists are searched."""
     if is_secret(name, value):
         return _masked_value(value)
     if isinstance(value, Mapping):
@@ -82,7 +82,7 @@ def masked(name: str, value: Any) -> Any:
 
 
 def masked_text(text: str) -> str:
-    """Free text, such as an override that does not parse, without what is assigned to a secret's name in it."""
+    """Mask the values assigned to names of secrets in free text, such as an override that cannot be parsed."""
 
     def hide(match: re.Match[str]) -> str:
         name, value = match["name"].rpartition(".")[2], match["value"].strip("'\"")
@@ -93,7 +93,7 @@ def masked_text(text: str) -> str:
 
 
 def _masked_value(value: object) -> str:
-    """Of an address only the password goes."""
+    """Return `MASK`; in a URL only the password is masked."""
     if isinstance(value, str) and _LOOKS.match(value) is None and _ADDRESS.search(value):
         return _ADDRESS.sub(rf"\g<user>:{MASK}@", value)
     return MASK

@@ -1,6 +1,6 @@
-"""Rules for fields that name files or folders: local paths only, with the home directory spelled out.
+"""Rules for fields that name files or directories: local paths only, with the home directory expanded.
 
-Standard library only. The same file is in each package that has such fields; a test of the repository compares them.
+Standard library only. Every package with such fields has an identical copy; a test compares them.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Any
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _HOME = re.compile(r"(?<!\S)~(?=/|$)|^~[^/]+")
-FIX = "Name a local path, or a folder into which the storage is mounted on every node."
+FIX = "Set a local path, or a directory on which the storage is mounted on every node."
 
 
 def is_url(value: object) -> bool:
-    """Return whether a value is text that begins with the scheme of a URL, such as `s3://`."""
+    """Return True for text that begins with the scheme of a URL, such as `s3://`."""
     return isinstance(value, str) and _URL.match(value.strip()) is not None
 
 
 def paths_in(value: object) -> Iterator[str]:
-    """Yield every text in a value: the value, or what lists, tuples and mappings hold; of a mapping, not the keys."""
+    """Yield every text in a value: the value itself, items of lists and tuples, and values of mappings."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -33,9 +33,9 @@ def paths_in(value: object) -> Iterator[str]:
 
 
 def expand_home(value: Any) -> Any:
-    """Return a value with the home directory in place of a leading `~` in each path; the value itself without one.
+    """Return a value with a leading `~` of each path replaced by the home directory.
 
-    A path of a user who does not exist remains as it is.
+    Paths without `~`, and paths of users who do not exist, are not changed.
     """
     if isinstance(value, str):
         return _expanded(value)
@@ -47,11 +47,11 @@ def expand_home(value: Any) -> Any:
 
 
 def path_problem(value: object) -> str | None:
-    """Return what keeps the paths in a value from being used as they are; None if nothing does."""
+    """Return the problem of the first path in a value that is not a usable local path, or None."""
     for text in paths_in(value):
-        for word in text.split():  # a blend may be one text: weights and prefixes in turn
+        for word in text.split():  # a blend may be one text of alternating weights and prefixes
             if is_url(word):
-                return f"{word} is a URL, and would become a local folder named {word.partition('//')[0]}"
+                return f"{word} is a URL, and would create a local directory named {word.partition('//')[0]}"
         if _HOME.search(text):
             expanded = _expanded(text)
             found = "no such user" if expanded == text else f"use {expanded}"
@@ -60,7 +60,7 @@ def path_problem(value: object) -> str | None:
 
 
 def path_rule(number: int, path: str) -> dict[str, Any]:
-    """Return the arguments of the rule that a field holds local paths, for the class `Rule` of a package."""
+    """Return the arguments of the rule on a field with local paths, for the class `Rule` of a package."""
     return {
         "id": f"PA{number:02}",
         "fields": (path,),
@@ -73,7 +73,7 @@ def path_rule(number: int, path: str) -> dict[str, Any]:
 
 
 def _expanded(text: str) -> str:
-    """Return a text, which may be weights and prefixes in turn, with each `~` that begins a word expanded."""
+    """Expand each `~` that begins a word of a text, which may consist of alternating weights and prefixes."""
     try:
         return _HOME.sub(lambda found: str(Path(found[0]).expanduser()), text)
     except RuntimeError:  # no such user

@@ -1,4 +1,4 @@
-"""Sections that reject names that are no field. Every package with sections has this file, byte for byte."""
+"""Base class for sections that rejects names of unknown fields. Every package with sections has an identical copy."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 
 class UnknownFieldError(AttributeError, TypeError):
-    """A section has no field of this name. `nearest` are the fields that may be meant, the likeliest first.
+    """A section has no field of this name. `nearest` contains similar fields, the most similar first.
 
-    An AttributeError, as Python raises for attributes, and a TypeError, as it raises for arguments of a constructor.
+    It is an AttributeError, as Python raises for attributes, and a TypeError, as it raises for constructor arguments.
     """
 
     def __init__(self, section: type, field: str) -> None:
@@ -22,7 +22,7 @@ class UnknownFieldError(AttributeError, TypeError):
         hint = f"Did you mean {' or '.join(self.nearest)}?" if self.nearest else "help() lists its fields."
         super().__init__(
             f"{shown}: {section.__name__} has no such field. {hint} "
-            "An attribute that is no setting begins with an underscore."
+            "Names of attributes that are not fields must begin with an underscore."
         )
 
 
@@ -56,7 +56,7 @@ def reject_unknown(cls: type, names: Iterable[str]) -> None:
     """Reject names that the constructor of a dataclass does not take.
 
     Raises:
-        UnknownFieldError: one of them is no field, and no parameter of a constructor that the class defines itself.
+        UnknownFieldError: If a name is neither a field nor a parameter of a custom constructor.
     """
     for name in names:
         if name not in _field_names(cls) and not _is_parameter(cls, name):
@@ -64,14 +64,14 @@ def reject_unknown(cls: type, names: Iterable[str]) -> None:
 
 
 def _field_names(cls: type) -> dict[str, Any]:
-    """Return the fields and the annotated names of a class, its own and inherited ones."""
+    """Return the fields and the annotated names of a class, including inherited ones."""
     annotated = {name: None for base in cls.__mro__ for name in vars(base).get("__annotations__", ())}
     return {**getattr(cls, "__dataclass_fields__", {}), **annotated}
 
 
 def _is_parameter(cls: type, name: str) -> bool:
-    """Return True for parameters of a custom constructor, and for other names of a field, which are properties."""
-    constructor = cls.__init__  # type: ignore[misc] # of a class, not of an instance
+    """Return True for parameters of a custom constructor, and for aliases of a field, which are properties."""
+    constructor = cls.__init__  # type: ignore[misc] # the class, not an instance
     parameters = inspect.signature(constructor).parameters
     takes_any = any(item.kind is item.VAR_KEYWORD for item in parameters.values())
     return hasattr(cls, name) or name in parameters or takes_any

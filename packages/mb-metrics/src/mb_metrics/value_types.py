@@ -1,4 +1,4 @@
-"""Comparison of values in sections with their annotations. Every package with sections has this file, byte for byte."""
+"""Comparison of values in sections with their annotations. Every package with sections has an identical copy."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 Nested: TypeAlias = Callable[[Mapping[str, Any], tuple[type, ...], str], object]
-"""Builds an object of one of these dataclasses from a mapping at a path."""
+"""Function that builds an object of one of these dataclasses from a mapping at a path."""
 
-WHY = "the field does not take such a value"
-FIX = "Set a value of the type that is expected."
+WHY = "the field does not accept this value"
+FIX = "Set a value of the expected type."
 _INTEGERS = range(-(2**63), 2**63)
-"""What NumPy, torch and file formats take."""
+"""Range that NumPy, torch and file formats support."""
 _SECRET = re.compile(r"(^|_)(key|token|secret|password|credentials?)$", re.IGNORECASE)
 _SHOWN = 200
 _PLAIN = (str, bytes, int, float, complex, list, tuple, set, frozenset, Mapping, type, type(None))
@@ -33,14 +33,14 @@ class MismatchError(TypeError):
 
 
 class FieldTypeError(TypeError, ValueError):
-    """Values of a section do not have the types of their fields; the message has a line for each."""
+    """Values of a section do not have the types of their fields. The message has a line for each value."""
 
 
 def reject_wrong_types(section: object, *, path: str) -> None:
     """Reject a section with values of a wrong type. `path` is its name in a configuration.
 
     Raises:
-        FieldTypeError: there is one.
+        FieldTypeError: If there are values of a wrong type.
     """
     lines = [str(error) for error in mismatches(section, path=path)]
     if lines:
@@ -48,7 +48,7 @@ def reject_wrong_types(section: object, *, path: str) -> None:
 
 
 def mismatches(section: Any, *, path: str = "") -> Iterator[MismatchError]:
-    """Yield an error for each field whose value does not have its type, in the sections of a section too."""
+    """Yield an error for each value of a wrong type in a section and the sections nested in it."""
     cls: Any = type(section)
     for name, annotation, exact in _fields(cls):
         value = getattr(section, name)
@@ -69,12 +69,12 @@ def mismatches(section: Any, *, path: str = "") -> Iterator[MismatchError]:
 
 
 def hints(cls: Any) -> dict[str, Any]:
-    """Return the resolved annotations of the fields of `cls`, inherited ones too."""
+    """Return the resolved annotations of the fields of `cls`, including inherited ones."""
     return get_type_hints(cls)
 
 
 def options(annotation: Any) -> tuple[Any, ...]:
-    """Return the members of a union; any other type is its only member."""
+    """Return the members of a union, or a tuple of the type itself."""
     if get_origin(annotation) in (Union, types.UnionType):
         return get_args(annotation)
     return (annotation,)
@@ -86,23 +86,23 @@ def dataclasses_of(annotation: Any) -> tuple[type, ...]:
 
 
 def is_open(annotation: Any) -> bool:
-    """Return True for a type that any value has: Any or object."""
+    """Return True for Any and object."""
     return any(option in (Any, object) for option in options(annotation))
 
 
 def describe(annotation: Any) -> str:
-    """Return the type in words for an error message."""
+    """Return a description of the type for error messages."""
     return " or ".join(_word(option) for option in options(annotation))
 
 
 def fit(value: Any, annotation: Any, *, path: str, nested: Nested | None = None) -> Any:
-    """Return the value as the field takes it.
+    """Return the value converted to the type of the field.
 
-    An int fits float and becomes one, text fits Path and becomes one, a list fits a tuple, a name fits an enum;
-    True is no int and "3" is no number. A mapping for a dataclass goes through `nested`.
+    An int is converted to float, text to Path, a list to a tuple, and a name to an enum member. True is not accepted as
+    an int, nor "3" as a number. A mapping for a dataclass is passed to `nested`.
 
     Raises:
-        MismatchError: the value does not fit.
+        MismatchError: If the value does not match the type.
     """
     choices = options(annotation)
     if type(value) is int and int in choices and value not in _INTEGERS:
@@ -221,10 +221,10 @@ def _word(choice: Any) -> str:
 
 @cache
 def _fields(cls: type) -> tuple[tuple[str, Any, frozenset[type]], ...]:
-    """Return each field with its annotation and the classes whose own instances always fit."""
+    """Return each field with its annotation and the classes whose direct instances always match."""
     try:
         annotations = hints(cls)
-    except NameError:  # they name what is imported for type checkers only
+    except NameError:  # annotations with names that are imported for type checkers only
         annotations = {}
     found = []
     for item in fields(cls):
@@ -236,17 +236,17 @@ def _fields(cls: type) -> tuple[tuple[str, Any, frozenset[type]], ...]:
 
 
 def _has_fields(value: object, candidates: tuple[type, ...]) -> bool:
-    """Return True if an object has every field of a class, so that it can replace an instance."""
+    """Return True if an object has every field of one of the classes, so that it can replace an instance."""
     names = ([item.name for item in fields(cls)] for cls in candidates)
     return any(each and all(hasattr(value, name) for name in each) for each in names)
 
 
 def _shown(path: str, value: object) -> str:
-    """Return the text of a value without secrets, cut."""
+    """Return the text of a value, truncated and with secrets masked."""
     if _SECRET.search(path):
         return "<masked>"
     try:
         text = repr(value)
-    except ValueError:  # an integer of more digits than Python converts
+    except ValueError:  # an integer with more digits than Python converts
         return "an integer of thousands of digits"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text) - _SHOWN:,} more characters)"

@@ -1,6 +1,6 @@
-"""Fields and defaults of Megatron's configuration classes, known without Megatron: a data file per version.
+"""Fields and defaults of Megatron's configuration classes as data, one file per version of Megatron Core.
 
-`python -m mb_config.mcore_defaults` writes the file of the installed version, and `--check` says how the two differ.
+`python -m mb_config.mcore_defaults` writes the file of the installed version; `--check` prints the differences.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ CLASSES: Mapping[str, str] = {
     "RerunStateMachineConfig": "megatron.training.config.resilience_config",
     "StragglerDetectionConfig": "megatron.training.config.resilience_config",
 }
-"""The classes in the files, and where Megatron has them."""
+"""Class in the data files to its module in Megatron."""
 
 
 class UnknownMegatronError(LookupError):
-    """There is no data on that class or version of Megatron Core."""
+    """There is no data for the class or version of Megatron Core."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,15 +42,15 @@ class MegatronField:
     """One field of one of Megatron's classes."""
 
     default: Any
-    """Plain data: dtypes, enum members and functions are text."""
+    """The default as plain data: dtypes, enum members and functions are text."""
 
     kinds: frozenset[str]
-    """What it may hold: any of int, float, bool, str, null, list, dict, or any."""
+    """Kinds of values: any of int, float, bool, str, null, list, dict, or any."""
 
     def accepts(self, value: object) -> bool:
-        """True unless the value is of a kind that the field's type excludes; an int will do for a float.
+        """Return True unless the type of the field excludes the value. An int is accepted for a float.
 
-        The default always fits: some of Megatron's annotations forget None.
+        The default is always accepted, because some of Megatron's annotations omit None.
         """
         if value == self.default and type(value) is type(self.default):
             return True
@@ -59,39 +59,41 @@ class MegatronField:
 
 
 def versions() -> tuple[str, ...]:
-    """Versions of Megatron Core that there is data on, the newest last."""
+    """Return the versions of Megatron Core with data, the newest last."""
     names = (item.name.removesuffix(".json") for item in files(__name__).iterdir() if item.name[0].isdigit())
     return tuple(sorted(names, key=lambda name: [int(part) for part in name.split(".")]))
 
 
 def megatron_fields(name: str, *, version: str | None = None) -> Mapping[str, MegatronField]:
-    """The fields of a class such as `TransformerConfig`, in Megatron's order.
+    """Return the fields of a class such as `TransformerConfig`, in Megatron's order.
 
-    Of the newest version that there is data on, unless one is given.
+    Args:
+        name: Name of the class.
+        version: Version of Megatron Core; None: the newest one with data.
 
     Raises:
-        UnknownMegatronError: no such class or version; lists those that there are.
+        UnknownMegatronError: If there is no such class or version; lists the known ones.
     """
     known = versions()
     wanted = known[-1] if version is None else version.partition("+")[0]
     if wanted not in known:
         raise UnknownMegatronError(
-            f"Megatron Core {wanted}: there is no data on it, because none was generated. "
-            f"Use {' or '.join(known)}, or write it with `python -m mb_config.mcore_defaults`."
+            f"Megatron Core {wanted}: there is no data for this version. "
+            f"Use {' or '.join(known)}, or generate it with `python -m mb_config.mcore_defaults`."
         )
     classes = _read(wanted)
     if name not in classes:
-        raise UnknownMegatronError(f"{name}: there is no data on this class. Use {', '.join(classes)}.")
+        raise UnknownMegatronError(f"{name}: there is no data for this class. Use {', '.join(classes)}.")
     return classes[name]
 
 
 def megatron_defaults(name: str, *, version: str | None = None) -> dict[str, Any]:
-    """Field name to default, as plain data; see `megatron_fields`."""
+    """Return field name to default as plain data; see `megatron_fields`."""
     return {key: item.default for key, item in megatron_fields(name, version=version).items()}
 
 
 def plain_value(value: Any) -> Any:
-    """A value as the data files have it: dtypes, enum members, paths and functions are text, dataclasses mappings."""
+    """Return a value as in the data files: dtypes, enum members, paths, functions as text, dataclasses as mappings."""
     if value is None or isinstance(value, bool | int | float | str):
         return value.name if isinstance(value, Enum) else value
     if isinstance(value, list | tuple | set | frozenset):
@@ -112,7 +114,7 @@ def _word(value: Any) -> str:
 
 
 def parse(text: str) -> dict[str, dict[str, MegatronField]]:
-    """The classes of one data file."""
+    """Parse a data file into its classes."""
     return {
         name: {
             key: MegatronField(default=default, kinds=frozenset(kinds.split("|")))
@@ -123,7 +125,7 @@ def parse(text: str) -> dict[str, dict[str, MegatronField]]:
 
 
 def data_version(version: str) -> str:
-    """The version whose file holds the data on this one: itself, or one that is exactly alike."""
+    """Return the version whose file contains the data of this one: itself, or one with equal data."""
     return str(json.loads(_text(version)).get("same_as", version))
 
 

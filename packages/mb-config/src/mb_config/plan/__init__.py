@@ -1,1 +1,1 @@
-"""What a run will need, by arithmetic alone: parameters, bytes on a rank, microbatches, idle time. Builds nothing."""
+"""Resource plan of a run by arithmetic: parameters, bytes per rank, microbatches, pipeline bubble. Builds no model."""

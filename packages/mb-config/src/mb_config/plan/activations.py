@@ -1,11 +1,11 @@
-"""Bytes that a microbatch leaves on a rank between its forward and its backward pass.
+"""Activation memory of a microbatch between its forward and its backward pass.
 
-After Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (2022), sections 4 and 5: what
-autograd keeps of one layer, tensor by tensor, without the small ones (statistics of norms, rotary tables, router
-scores). With s tokens, b sequences, h hidden, a heads, t tensor-parallel ranks and 2-byte numbers a dense layer with
-dropout keeps sbh(10 + 24/t + 5as/ht), with sequence parallelism sbh/t (34 + 5as/h), as there; gated MLPs, grouped and
-latent attention, experts and fused attention (which keeps no scores, Dao et al. 2022) follow tensor by tensor. Norms
-are taken for fused kernels; torch's own keep up to twice their input more.
+Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (2022), sections 4 and 5.
+The sum contains each tensor that autograd saves for a layer, without small ones (statistics of norms, rotary tables,
+router scores). With s tokens, b sequences, hidden size h, a heads, t tensor-parallel ranks and 2-byte numbers, a dense
+layer with dropout saves sbh(10 + 24/t + 5as/ht), and with sequence parallelism sbh/t (34 + 5as/h), as in the paper.
+Gated MLPs, grouped and latent attention, experts and fused attention (which saves no scores, Dao et al. 2022) are
+counted tensor by tensor. Norms are assumed to be fused kernels; torch's norms save up to twice their input in addition.
 """
 
 from __future__ import annotations
@@ -17,37 +17,37 @@ from mb_config.plan.model_chunks import ModelChunk
 from mb_config.plan.model_shape import ExpertShape, LatentAttention, ModelShape, read_field
 
 SELECTIVE_DEFAULT = ("core_attn",)
-"""What Megatron recomputes when `selective` is asked for without a list."""
+"""Modules that Megatron recomputes for `selective` without a list."""
 
 _FUSED = ("auto", "flash", "fused")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivationSettings:
-    """What decides how much is kept, besides the sizes."""
+    """Settings other than sizes that determine the activation memory."""
 
     number_bytes: int
-    """Of an activation."""
+    """Bytes of an element of an activation."""
     sequence_parallel: bool
     hidden_dropout: bool
     attention_dropout: bool
     scores_kept: bool
-    """Attention is not fused: the scores of all pairs of tokens are kept."""
+    """Attention is not fused: the scores of all pairs of tokens are saved."""
     fused_activation: bool
-    """A gated MLP's activation is one kernel: neither of its halves is kept by itself."""
+    """The activation of a gated MLP is one kernel, which saves neither of its halves separately."""
     recompute: str | None
     """None, "selective" or "full"."""
     method: str | None
-    """Of "full": "uniform" or "block"."""
+    """Method of "full": "uniform" or "block"."""
     recompute_layers: int
     modules: frozenset[str]
-    """What "selective" computes again."""
+    """Modules that "selective" recomputes."""
     spread_inputs: bool
-    """Inputs of recomputed layers are spread over the tensor-parallel ranks."""
+    """Inputs of recomputed layers are sharded over the tensor-parallel ranks."""
 
 
 def read_activation_settings(model: object, *, number_bytes: int) -> ActivationSettings:
-    """Read it from a model section."""
+    """Read the settings from a model section."""
     recompute = read_field(model, "recompute_granularity")
     fused = read_field(model, "transformer_impl", "transformer_engine") != "local"
     backend = read_field(model, "attention_backend", "auto")
@@ -75,17 +75,17 @@ class Microbatch:
     """Tokens of a microbatch on one rank."""
 
     tokens: int
-    """Sequences times the part of a sequence that a context-parallel rank holds."""
+    """Sequences times the tokens of a sequence on a context-parallel rank."""
     seq_length: int
-    """Tokens that one token may attend to."""
+    """Tokens that one token can attend to."""
 
 
 def layer_bytes(
     shape: ModelShape, settings: ActivationSettings, batch: Microbatch, *, experts: bool
 ) -> Mapping[str, float]:
-    """Return the bytes that one layer keeps of a microbatch, by module, if nothing of it is computed again.
+    """Return the bytes that one layer saves for a microbatch, by module, without recomputation.
 
-    The modules are those that `recompute_modules` knows, and "rest" for what only "full" gives back.
+    The modules are those of `recompute_modules`, and "rest" for tensors that only "full" recomputes.
     """
     wide, e = batch.tokens * settings.number_bytes, settings.number_bytes
     narrow = wide / shape.tp if settings.sequence_parallel else wide
@@ -102,7 +102,7 @@ def layer_bytes(
 
 
 def _widths(shape: ModelShape, settings: ActivationSettings) -> int:
-    """Return how many times its inner width an MLP keeps: before and after the activation, and what is between."""
+    """Return the number of tensors of inner width that an MLP saves: before, within and after the activation."""
     if not shape.gated:
         return 2
     return 3 if settings.fused_activation else 5
@@ -127,7 +127,7 @@ def _latent(shape: ModelShape, latent: LatentAttention, wide: float) -> dict[str
 
 
 def _scores(shape: ModelShape, settings: ActivationSettings, batch: Microbatch) -> float:
-    """Return the bytes of the scores (softmax, dropout's mask and result), or of fused attention's float32 sums."""
+    """Return the bytes of the scores (softmax, dropout mask and result), or of the float32 statistics if fused."""
     heads = shape.heads / shape.tp
     if not settings.scores_kept:
         return 4 * heads * batch.tokens
@@ -138,18 +138,18 @@ def _scores(shape: ModelShape, settings: ActivationSettings, batch: Microbatch) 
 def _experts(
     shape: ModelShape, experts: ExpertShape, settings: ActivationSettings, wide: float
 ) -> dict[str, float]:
-    """Return what experts keep when all are equally busy; without a fused kernel also what the router weighs."""
+    """Return the bytes of experts under equal load, including the weighted outputs unless the kernel is fused."""
     widths = _widths(shape, settings) - 1 + (0 if settings.fused_activation else 1)
-    visits = wide * experts.visited * (experts.capacity_factor or 1.0) / shape.tp
+    routed = wide * experts.top_k * (experts.capacity_factor or 1.0) / shape.tp
     return {
-        "moe": (shape.hidden * shape.etp + widths * experts.width) * visits,
-        "moe_act": experts.width * visits,
+        "moe": (shape.hidden * shape.etp + widths * experts.width) * routed,
+        "moe_act": experts.width * routed,
         "shared_experts": _widths(shape, settings) * experts.shared_width * wide / shape.tp,
     }
 
 
 def kept_bytes(parts: Mapping[str, float], settings: ActivationSettings) -> float:
-    """Return what stays of a layer under selective recomputation."""
+    """Return the bytes that a layer saves under selective recomputation."""
     again = set(settings.modules)
     if "moe" in again:
         again |= {"moe_act", "shared_experts"}
@@ -159,30 +159,30 @@ def kept_bytes(parts: Mapping[str, float], settings: ActivationSettings) -> floa
 def chunk_bytes(
     chunk: ModelChunk, shape: ModelShape, settings: ActivationSettings, batch: Microbatch
 ) -> tuple[float, float]:
-    """Return the bytes that a microbatch leaves in a chunk, and what recomputation needs on top, once, at its peak."""
+    """Return the bytes that a chunk saves for a microbatch, and the peak of recomputation, which occurs once."""
     layers = [layer_bytes(shape, settings, batch, experts=kind) for kind in (False, True)]
     kinds = [shape.has_experts(layer) for layer in chunk.layers]
     ends = _ends(chunk, shape, settings, batch)
     last = kept_bytes(layers[shape.has_experts(shape.num_layers - 1)], settings) if chunk.mtp else 0.0
-    whole = [kept_bytes(layers[kind], settings) for kind in kinds]
+    saved = [kept_bytes(layers[kind], settings) for kind in kinds]
     if settings.recompute != "full":
-        return sum(whole) + ends + last * chunk.mtp, 0.0
+        return sum(saved) + ends + last * chunk.mtp, 0.0
     start = float(shape.hidden * batch.tokens * settings.number_bytes)
     if settings.sequence_parallel or settings.spread_inputs:
         start /= shape.tp
     ends += start * chunk.mtp
     number = settings.recompute_layers
     if settings.method == "block":
-        again = min(number, len(whole))
-        return again * start + sum(whole[again:]) + ends, max([last, *whole[:again]])
-    groups = [sum(whole[first : first + number]) for first in range(0, len(whole), number)]
+        again = min(number, len(saved))
+        return again * start + sum(saved[again:]) + ends, max([last, *saved[:again]])
+    groups = [sum(saved[first : first + number]) for first in range(0, len(saved), number)]
     return len(groups) * start + ends, max([last, *groups])
 
 
 def _ends(chunk: ModelChunk, shape: ModelShape, settings: ActivationSettings, batch: Microbatch) -> float:
-    """Return what the embedding keeps (dropout's mask) and the output layer (two inputs, float32 logits).
+    """Return the bytes of the embedding (dropout mask) and the output layer (two inputs, float32 logits).
 
-    The same for each depth of multi-token prediction, with the projection of its two inputs.
+    Each depth of multi-token prediction saves the same, and the projection of its two inputs.
     """
     wide = batch.tokens * settings.number_bytes
     narrow = wide / shape.tp if settings.sequence_parallel else wide

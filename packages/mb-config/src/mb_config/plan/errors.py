@@ -1,5 +1,5 @@
-"""Why there is no plan."""
+"""Errors of resource plans."""
 
 
 class PlanError(ValueError):
-    """Sizes that cannot be counted: one is missing, does not divide, or belongs to a model that is not known here."""
+    """A size is missing, does not divide, or belongs to an unsupported model, so that there is no plan."""

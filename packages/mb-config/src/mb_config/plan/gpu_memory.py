@@ -1,4 +1,4 @@
-"""Memory of GPUs, as their makers state it."""
+"""Memory sizes of GPUs from the data sheets of their vendors."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True)
 class GpuMemory:
-    """Memory of one GPU."""
+    """Memory size of a GPU model."""
 
     gigabytes: int
-    """In units of 10^9 bytes, as data sheets state it."""
+    """Memory in units of 10^9 bytes, as in data sheets."""
     source: str
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """Memory in bytes."""
         return self.gigabytes * 10**9
 
 
@@ -38,4 +38,4 @@ GPU_MEMORY: Mapping[str, GpuMemory] = MappingProxyType(
         "mi300x": GpuMemory(192, "AMD Instinct MI300X data sheet"),
     }
 )
-"""Short lower-case name to memory. What a driver reserves of it, some hundred megabytes, is not taken off."""
+"""Short lower-case name to memory. The part reserved by the driver, some hundred megabytes, is not subtracted."""

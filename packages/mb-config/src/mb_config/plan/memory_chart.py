@@ -1,4 +1,4 @@
-"""The memory of each pipeline stage as a picture: SVG text that needs nothing else."""
+"""Chart of the memory of each pipeline stage, as standalone SVG text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from html import escape
 from mb_config.plan.resource_plan import ResourcePlan, StagePlan
 
 KINDS = ("weights", "gradients", "optimizer", "activations")
-"""Parts of a bar, from the bottom."""
+"""Segments of a bar, from the bottom."""
 
 GIB = 2**30
 _WIDTH, _LEFT, _RIGHT, _TOP, _PLOT = 760, 64, 24, 84, 300
@@ -31,16 +31,16 @@ _STYLE = """
 def render_memory_chart(
     plan: ResourcePlan, *, title: str = "Memory per GPU", limit_bytes: int | None = None, limit: str = ""
 ) -> str:
-    """Draw a stacked bar for each pipeline stage: the fullest moment of one of its ranks, in GiB.
+    """Render a stacked bar for each pipeline stage: the peak memory of one of its ranks, in GiB.
 
     Args:
-        plan: What to draw; a part that is not counted is left out of its bar, and said under the picture.
-        title: The heading.
-        limit_bytes: Memory of a GPU, drawn as a line.
-        limit: Its name.
+        plan: The plan. Parts that are not counted are omitted from the bars and listed in the caption.
+        title: Title of the chart.
+        limit_bytes: Memory of a GPU, shown as a horizontal line.
+        limit: Label of that line.
 
     Returns:
-        An SVG document; its colours follow the reader's light or dark mode.
+        An SVG document, whose colours follow the light or dark mode of the viewer.
     """
     tallest = max([_height(stage) for stage in plan.stages] + [limit_bytes or 0]) / GIB
     step = _tick(tallest)
@@ -87,7 +87,7 @@ def _height(stage: StagePlan) -> int:
 
 
 def _tick(tallest: float) -> float:
-    """Return a round distance between grid lines, so that there are about five."""
+    """Return a round distance between grid lines that results in about five lines."""
     step = 0.001
     for factor in (2, 2.5, 2) * 8:
         if tallest / step <= 6:

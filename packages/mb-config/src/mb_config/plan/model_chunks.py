@@ -1,4 +1,4 @@
-"""Which layers stand on which pipeline stage, as Megatron Core cuts them."""
+"""Assignment of layers to pipeline stages and virtual stages, as in Megatron Core."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ _LETTERS = {"E": "embedding", "t": "decoder", "m": "mtp", "L": "loss"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelChunk:
-    """What one virtual stage holds."""
+    """Contents of one virtual stage."""
 
     stage: int
     """Pipeline rank."""
     virtual: int
-    """Place among the chunks of that rank."""
+    """Index among the chunks of that rank."""
     layers: tuple[int, ...]
-    """Decoder layers, counted from 0 over the whole model."""
+    """Decoder layers, counted from 0 over the complete model."""
     embedding: bool
-    """The embedding that tokens enter through."""
+    """The chunk has the input embedding."""
     mtp: int
-    """Layers of multi-token prediction, which bring a copy of the embedding with them."""
+    """Number of multi-token prediction layers, which require a copy of the embedding."""
     final_norm: bool
     output: bool
-    """The output layer and the loss."""
+    """The chunk has the output layer and the loss."""
     letters: str = ""
-    """Layers of a hybrid model, in place of decoder layers."""
+    """Letters of the layers of a hybrid model."""
 
 
 def split_into_chunks(model: object, shape: ModelShape) -> tuple[ModelChunk, ...]:
-    """Cut the layers of a model: chunks by stage, then by virtual stage.
+    """Split the layers of a model into chunks, sorted by stage, then by virtual stage.
 
-    `model` is the section that `shape` was read from; read here are `num_layers_in_first_pipeline_stage`,
+    `model` is the section that `shape` was read from. The fields read are `num_layers_in_first_pipeline_stage`,
     `num_layers_in_last_pipeline_stage`, `account_for_embedding_in_pipeline_split`,
     `account_for_loss_in_pipeline_split` and `pipeline_model_parallel_layout`.
 
     Raises:
-        PlanError: the layers cannot be cut so.
+        PlanError: If the layers cannot be split in this way.
     """
     if shape.pattern is not None:
         return _cut_pattern(shape.pattern, shape)
@@ -60,8 +60,8 @@ def split_into_chunks(model: object, shape: ModelShape) -> tuple[ModelChunk, ...
         mtp = {(shape.pp - 1, vp - 1): shape.mtp_layers}
     if sum(counts.values()) != shape.num_layers:
         raise PlanError(
-            f"model.num_layers: {shape.num_layers} layers, but the stages hold {sum(counts.values())}, because each "
-            "layer stands on one stage. Change the layers of the stages."
+            f"model.num_layers: is {shape.num_layers}, but the stages have {sum(counts.values())} layers in total. "
+            "Change the layers of the stages."
         )
     chunks = []
     start = 0
@@ -105,13 +105,13 @@ def _cut_pattern(pattern: HybridPattern, shape: ModelShape) -> tuple[ModelChunk,
 
 
 def read_layout(layout: object) -> list[list[str]]:
-    """Return a pipeline layout as rows of "embedding", "decoder", "mtp" and "loss", one for each virtual stage.
+    """Return a pipeline layout as rows of "embedding", "decoder", "mtp" and "loss", one row per virtual stage.
 
-    Takes Megatron's text ("Et*3|(tt|)*2m|L": a bar ends a stage, `x*n` and `(...)*n` repeat), or such rows of names
-    or of enum members with those names.
+    Accepts Megatron's text format ("Et*3|(tt|)*2m|L": a bar ends a stage, `x*n` and `(...)*n` repeat), or rows of names
+    or of enum members with these names.
 
     Raises:
-        PlanError: it is none of these.
+        PlanError: If the layout has none of these forms.
     """
     if isinstance(layout, str):
         text = layout.replace(",", "").replace(" ", "")
@@ -124,13 +124,13 @@ def read_layout(layout: object) -> list[list[str]]:
         if {item for row in rows for item in row} <= set(_LETTERS.values()):
             return rows
     raise PlanError(
-        f"model.pipeline_model_parallel_layout: {layout!r} is no layout, because one is written with E (embedding), t "
-        "(layer), m (multi-token prediction), L (loss) and | between stages. Correct it."
+        f"model.pipeline_model_parallel_layout: {layout!r} is not a layout. Its letters are E (embedding), t "
+        "(layer), m (multi-token prediction) and L (loss), with | between stages. Correct it."
     )
 
 
 def _repeated(text: str, pattern: str) -> str:
-    """Write out what a pattern repeats: its first group as often as its second says."""
+    """Expand the repetitions of a pattern, whose first group is the text and whose second group is the count."""
     found = re.findall(pattern, text)
     times = [int(number) if len(number) < 10 else 10**9 for _, number in found]
     parts = sum(len(part) * number for (part, _), number in zip(found, times, strict=True))
@@ -146,14 +146,14 @@ def _virtual(rows: list[list[str]], shape: ModelShape, *, requested: int | None)
     vp, rest = divmod(len(rows), shape.pp)
     if rest or (requested is not None and requested != vp):
         raise PlanError(
-            f"model.pipeline_model_parallel_layout: {len(rows)} parts do not fit pp={shape.pp} and vp={requested}, "
-            "because there is one part for each virtual stage. Change the layout or the sizes."
+            f"model.pipeline_model_parallel_layout: {len(rows)} parts do not match pp={shape.pp} and vp={requested}. "
+            "There must be one part for each virtual stage. Change the layout or the sizes."
         )
     mtp = sum(row.count("mtp") for row in rows)
     if mtp != shape.mtp_layers:
         raise PlanError(
-            f"model.pipeline_model_parallel_layout: holds {mtp} layers of multi-token prediction of "
-            f"{shape.mtp_layers}, because each stands on one stage. Correct it or model.mtp_num_layers."
+            f"model.pipeline_model_parallel_layout: has {mtp} layers of multi-token prediction, but "
+            f"mtp_num_layers={shape.mtp_layers}. Correct it or model.mtp_num_layers."
         )
     return vp
 
@@ -171,8 +171,8 @@ def _counts(model: object, shape: ModelShape) -> dict[tuple[int, int], int]:
         if embedding or loss:
             raise PlanError(
                 "model.num_layers_in_first_pipeline_stage: excludes account_for_embedding_in_pipeline_split and "
-                f"account_for_loss_in_pipeline_split (first={first}, last={last}), because both say how long a stage "
-                "is. Use one of the two."
+                f"account_for_loss_in_pipeline_split (first={first}, last={last}), because both set the number of "
+                "layers of a stage. Use one of the two."
             )
         between = stages - (first is not None) - (last is not None)
         rest = shape.num_layers - (first or 0) - (last or 0)
@@ -194,7 +194,7 @@ def _counts(model: object, shape: ModelShape) -> dict[tuple[int, int], int]:
 def _share(layers: int, parts: int, what: str) -> int:
     if layers < 0 or layers % parts:
         raise PlanError(
-            f"model.num_layers: {layers} layers cannot be shared by {parts} {what}, because each takes the same "
-            "number. Change the layers, pp, vp, or the layout."
+            f"model.num_layers: {layers} layers cannot be divided equally over {parts} {what}. "
+            "Change the layers, pp, vp, or the layout."
         )
     return layers // parts

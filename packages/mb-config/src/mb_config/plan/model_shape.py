@@ -1,4 +1,4 @@
-"""The sizes of a model, read from any section with the field names of Megatron Core."""
+"""Sizes of a model, read from a section with the field names of Megatron Core."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mb_config.plan.hybrid_pattern import HybridPattern, layers_ahead, layers_of
 from mb_config.plan.size_limits import reject_huge_model
 
 UNCOUNTED = {
-    "experimental_attention_variant": "its layers have parameters of their own",
+    "experimental_attention_variant": "the parameters of its layers are not counted",
     "heterogeneous_block_specs": "its layers differ in size",
     "is_hybrid_model": "state-space layers are not counted",
     "hybrid_override_pattern": "state-space layers are not counted",
@@ -20,7 +20,7 @@ UNCOUNTED = {
     "moe_latent_size": "its projections are not counted",
     "mimo_submodules": "submodules of other models are not counted",
 }
-"""Fields that change the number of parameters in ways that are not known here, and why there is no plan then."""
+"""Fields that change the number of parameters in an unsupported way, to the reason."""
 
 
 WEIGHT_SHARDS = (
@@ -29,7 +29,7 @@ WEIGHT_SHARDS = (
     "gtp_weight_remat_size",
     "expert_gtp_weight_remat_size",
 )
-"""Sizes above 1 spread weights over further ranks, which is not counted."""
+"""Fields that shard weights over additional ranks if above 1, which is not supported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,17 +37,17 @@ class LatentAttention:
     """Sizes of multi-latent attention."""
 
     q_rank: int | None
-    """Width to which queries are compressed; None: they are not."""
+    """Rank of the query compression; None: no compression."""
     kv_rank: int
-    """Width to which keys and values are compressed."""
+    """Rank of the key and value compression."""
     qk_head: int
-    """Part of a query's or key's head without position."""
+    """Width of the part of a query or key head without position."""
     qk_position: int
-    """Part of it with a rotary position, which all heads of a key share."""
+    """Width of the part with a rotary position, which all key heads share."""
     v_head: int
-    """Width of a value's head."""
+    """Width of a value head."""
     down_copied: bool
-    """Every tensor-parallel rank holds the compressing projections whole, as with Transformer Engine."""
+    """Every tensor-parallel rank holds full copies of the down projections, as with Transformer Engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,36 +55,36 @@ class ExpertShape:
     """Sizes of a mixture of experts."""
 
     number: int
-    """Routed experts of a layer."""
+    """Routed experts per layer."""
     width: int
-    """Inner width of one."""
-    visited: int
-    """Experts that a token visits."""
+    """Inner width of an expert."""
+    top_k: int
+    """Experts per token (top-k)."""
     layers: tuple[bool, ...]
-    """For each layer, whether it has experts."""
+    """True for each layer with experts."""
     shared_width: int
-    """Inner width of the shared experts together; 0: none."""
+    """Total inner width of the shared experts; 0: none."""
     shared_gate: bool
-    """A learned gate weighs the shared experts."""
+    """The shared experts have a learned gate."""
     capacity_factor: float | None
-    """Tokens that an expert takes over its even share, where it is filled up to it; None: what comes."""
+    """Tokens per expert relative to an equal share, if experts are padded to it; None: no padding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionShape:
-    """Sizes of an encoder of pictures and of its projection, and the ranks that share it."""
+    """Sizes of an image encoder and its projection, and its tensor-parallel size."""
 
     layers: int
     hidden: int
     heads: int
     ffn: int
-    """Inner width of its MLPs."""
+    """Inner width of the MLPs."""
     projection: int
     """Inner width of the projection."""
     patch: int
-    """Pixels of a patch's side."""
+    """Side of a patch in pixels."""
     num_patches: int
-    """Patches of a picture."""
+    """Patches per image."""
     tp: int
     language_first: int
     """First rank of the language model; 0: the encoder is on the same ranks."""
@@ -92,43 +92,43 @@ class VisionShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """Sizes of a model, decoder-only (which may see) or a T5, and the ranks that share it."""
+    """Sizes of a decoder-only model, a vision-language model or a T5, and its parallel sizes."""
 
     num_layers: int
-    """Of a T5: of its decoder."""
+    """Number of layers; of a T5, those of the decoder."""
     encoder_layers: int
-    """Of a T5, whose decoder then attends to the encoder, too; 0: there is no encoder."""
+    """Layers of a T5 encoder, to which the decoder cross-attends; 0: no encoder."""
     hidden: int
     heads: int
     groups: int
-    """Key and value heads."""
+    """Number of key and value heads."""
     head: int
     """Width of a head."""
     ffn: int
     """Inner width of a dense MLP."""
     gated: bool
     norm_tensors: int
-    """Tensors in a norm: 1 (RMSNorm) or 2 (LayerNorm)."""
+    """Tensors per norm: 1 (RMSNorm) or 2 (LayerNorm)."""
     bias: bool
-    """Biases on the linear layers."""
+    """Linear layers have biases."""
     qkv_bias: bool
     qk_norm: bool
     output_gate: bool
     softmax_sink: bool
-    """A learned number for each head in the softmax."""
+    """The softmax has a learned value for each head."""
     latent: LatentAttention | None
     experts: ExpertShape | None
     pattern: HybridPattern | None
-    """Layers of a hybrid model; None: they are all alike, or some have experts."""
+    """Layers of a hybrid model; None: not a hybrid model."""
     vision: VisionShape | None = None
-    """What sees, before the language model; None: nothing."""
+    """Vision encoder; None: no encoder."""
     mtp_layers: int
     """Depths of multi-token prediction."""
     mtp_repeated: bool
     """All depths share one layer."""
     tied: bool
     vocab: int
-    """Rows of the embedding, padding included."""
+    """Rows of the embedding, including padding."""
     positions: int
     """Rows of the learned position embedding; 0: none."""
     tp: int
@@ -140,16 +140,16 @@ class ModelShape:
 
     @property
     def model_ranks(self) -> int:
-        """Ranks that hold one replica of the dense part."""
+        """Number of ranks that hold one replica of the dense parameters."""
         return self.tp * self.pp * self.cp
 
     @property
     def expert_ranks(self) -> int:
-        """Ranks that hold one replica of the experts."""
+        """Number of ranks that hold one replica of the experts."""
         return self.etp * self.ep * self.pp
 
     def has_experts(self, layer: int) -> bool:
-        """Say whether a layer, counted from 0, has experts."""
+        """Return True if a layer, counted from 0, has experts."""
         return self.experts is not None and self.experts.layers[layer]
 
 
@@ -157,7 +157,7 @@ _ABSENT = object()
 
 
 def read_field(section: object, name: str, default: Any = None) -> Any:
-    """Return a field of an object or a mapping, or of its `transformer` mapping, or the default where it has none."""
+    """Return a field of an object or a mapping, or of its mapping `transformer`, or the default."""
     found = _own(section, name)
     if found is _ABSENT:
         extra = _own(section, "transformer")
@@ -172,24 +172,26 @@ def _own(section: object, name: str) -> Any:
 
 
 def read_shape(model: object, *, vocab_size: int | None = None) -> ModelShape:
-    """Read the sizes of a model section, with Megatron Core's defaults for what it does not say.
+    """Read the sizes of a model section, with Megatron Core's defaults for fields that it does not set.
 
     Args:
-        model: Any object or mapping with the field names of Megatron's TransformerConfig and GPTModel; what it
-            lacks is looked up in its mapping `transformer`, if it has one.
-        vocab_size: Rows of the embedding where the section does not say them (a tokenizer's, padded).
+        model: An object or mapping with the field names of Megatron's TransformerConfig and GPTModel. Missing fields
+            are read from its mapping `transformer`, if it has one.
+        vocab_size: Rows of the embedding if the section does not set them (padded size of the tokenizer).
 
     Raises:
-        PlanError: a size is missing, is not positive, is huge, or belongs to a model that is not counted here.
+        PlanError: If a size is missing, not positive or above the limits, or the model is not supported.
     """
     reject_huge_model(lambda name: read_field(model, name))
     for name, why in UNCOUNTED.items():
         if read_field(model, name):
-            raise PlanError(f"model.{name}: not counted ({name}={read_field(model, name)!r}), because {why}.")
+            raise PlanError(
+                f"model.{name}: is not supported ({name}={read_field(model, name)!r}), because {why}."
+            )
     for name in WEIGHT_SHARDS:
         if (read_field(model, name) or 1) > 1:
             raise PlanError(
-                f"model.{name}: not counted ({name}={read_field(model, name)}), because it spreads weights."
+                f"model.{name}: is not supported ({name}={read_field(model, name)}), because it shards weights."
             )
     hidden, heads = _size(model, "hidden_size"), _size(model, "num_attention_heads")
     ffn = _optional(model, "ffn_hidden_size") or 4 * hidden
@@ -197,7 +199,7 @@ def read_shape(model: object, *, vocab_size: int | None = None) -> ModelShape:
     encoder_layers = _encoder_layers(model)
     if encoder_layers and pp > 1:
         raise PlanError(
-            f"model.pipeline_model_parallel_size: is {pp}, because an encoder and its decoder are one stage. Set it "
+            f"model.pipeline_model_parallel_size: is {pp}, but an encoder and its decoder are one stage. Set it "
             "to 1."
         )
     bias = bool(read_field(model, "add_bias_linear", True))
@@ -243,7 +245,7 @@ def _pattern(model: object, pattern: str, hidden: int) -> HybridPattern:
 
     if "E" in pattern and not read_field(model, "num_moe_experts"):
         raise PlanError(
-            f"model.num_moe_experts: not set, because {pattern!r} has layers with experts (E). Set it, or write "
+            f"model.num_moe_experts: is not set, but {pattern!r} has layers with experts (E). Set it, or use "
             "other layers."
         )
     width = size("mamba_head_dim", 64)
@@ -265,8 +267,8 @@ def _vision(model: object, hidden: int, tp: int) -> VisionShape:
     heads = _size(model, "vision_num_attention_heads")
     if width % heads or side % patch:
         raise PlanError(
-            f"model.vision_hidden_size: {width} channels for {heads} heads, and patches of {patch} in pictures of "
-            f"{side} pixels, do not divide, because each head and each patch is whole. Change the sizes."
+            f"model.vision_hidden_size: {width} channels for {heads} heads, and patches of {patch} in images of "
+            f"{side} pixels, do not divide. Heads and patches must have equal sizes. Change the sizes."
         )
     return VisionShape(
         layers=_size(model, "vision_num_layers"),
@@ -282,10 +284,10 @@ def _vision(model: object, hidden: int, tp: int) -> VisionShape:
 
 
 def smallest_world(model: object) -> int:
-    """Return the smallest number of processes that hold a whole model, by the parallel sizes of its section.
+    """Return the smallest number of processes that holds a model, from the parallel sizes of its section.
 
     Raises:
-        PlanError: a parallel size is not positive.
+        PlanError: If a parallel size is not positive.
     """
     tp, pp = _degree(model, "tensor_model_parallel_size"), _degree(model, "pipeline_model_parallel_size")
     experts = _degree(model, "expert_model_parallel_size") * (
@@ -300,7 +302,7 @@ def smallest_world(model: object) -> int:
 
 
 def _encoder_layers(model: object) -> int:
-    """A model with an encoder says how long its decoder's sequences are, and maybe how many layers the encoder has."""
+    """Return the layers of a T5 encoder. A model with `decoder_seq_length` has an encoder."""
     if read_field(model, "decoder_seq_length") is None:
         return _optional(model, "encoder_num_layers") or 0
     return _optional(model, "encoder_num_layers") or _size(model, "num_layers")
@@ -323,7 +325,7 @@ def _experts(model: object, ffn: int) -> ExpertShape:
     return ExpertShape(
         number=_size(model, "num_moe_experts"),
         width=_optional(model, "moe_ffn_hidden_size") or ffn,
-        visited=read_field(model, "moe_router_topk", 2),
+        top_k=read_field(model, "moe_router_topk", 2),
         layers=_expert_layers(read_field(model, "moe_layer_freq", 1), layers),
         shared_width=read_field(model, "moe_shared_expert_intermediate_size") or 0,
         shared_gate=bool(read_field(model, "moe_shared_expert_gate", False)),
@@ -337,8 +339,8 @@ def _expert_layers(frequency: Any, layers: int) -> tuple[bool, ...]:
     if isinstance(frequency, list | tuple) and len(frequency) == layers:
         return tuple(bool(flag) for flag in frequency)
     raise PlanError(
-        f"model.moe_layer_freq: {frequency!r} says nothing about {layers} layers, because it must be a number of "
-        "layers or hold one entry for each. Correct it."
+        f"model.moe_layer_freq: {frequency!r} is not valid for {layers} layers. It must be a positive integer or "
+        "a list with one entry for each layer. Correct it."
     )
 
 
@@ -351,7 +353,7 @@ def _positions(model: object) -> int:
     )
     if rows is None:
         raise PlanError(
-            "model.seq_length: not set, because it sizes the learned position embedding. Set it or "
+            "model.seq_length: is not set, but the learned position embedding has its size. Set it or "
             "model.max_position_embeddings."
         )
     return int(rows)
@@ -361,7 +363,7 @@ def _vocabulary(model: object, given: int | None) -> int:
     rows = read_field(model, "vocab_size") or given
     if rows is None:
         raise PlanError(
-            "model.vocab_size: not set, because the embedding's size follows from it or from the tokenizer. Set it."
+            "model.vocab_size: is not set, but the size of the embedding follows from it or from the tokenizer. Set it."
         )
     return int(rows)
 
@@ -369,7 +371,7 @@ def _vocabulary(model: object, given: int | None) -> int:
 def _size(model: object, name: str) -> int:
     size = read_field(model, name)
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise PlanError(f"model.{name}: must be 1 or more, not {size!r}, because it is a size. Set it.")
+        raise PlanError(f"model.{name}: must be an integer of at least 1, not {size!r}. Set it.")
     return size
 
 

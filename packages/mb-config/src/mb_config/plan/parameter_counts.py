@@ -1,4 +1,4 @@
-"""How many parameters each part of a model has, in all and on one rank."""
+"""Number of parameters of each part of a model, in total and per rank."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ from mb_config.plan.model_shape import ExpertShape, LatentAttention, ModelShape
 
 @dataclass(frozen=True, slots=True)
 class ParameterCount:
-    """Numbers of parameters; they add up."""
+    """Numbers of parameters, which can be added and multiplied."""
 
-    whole: int = 0
-    """Over all tensor- and expert-parallel ranks of a stage, each once."""
+    all_ranks: int = 0
+    """Parameters over all tensor- and expert-parallel ranks of a stage, each counted once."""
     dense: int = 0
-    """On one rank, routed experts left out: what the data-parallel ranks replicate."""
+    """Parameters per rank without routed experts, which the data-parallel ranks replicate."""
     expert: int = 0
-    """On one rank, of routed experts: what the expert-data-parallel ranks replicate."""
+    """Parameters per rank of routed experts, which the expert-data-parallel ranks replicate."""
 
     def __add__(self, other: ParameterCount) -> ParameterCount:
-        return ParameterCount(self.whole + other.whole, self.dense + other.dense, self.expert + other.expert)
+        return ParameterCount(
+            self.all_ranks + other.all_ranks, self.dense + other.dense, self.expert + other.expert
+        )
 
     def __mul__(self, times: int) -> ParameterCount:
-        return ParameterCount(self.whole * times, self.dense * times, self.expert * times)
+        return ParameterCount(self.all_ranks * times, self.dense * times, self.expert * times)
 
     @property
     def rank(self) -> int:
-        """On one rank, all together."""
+        """Parameters per rank."""
         return self.dense + self.expert
 
 
@@ -53,13 +55,13 @@ def total(parts: Parts) -> ParameterCount:
 
 
 def chunk_parts(chunk: ModelChunk, shape: ModelShape) -> dict[str, ParameterCount]:
-    """Count what one virtual stage holds, copies of the embedding included; of a T5, which has one stage, everything.
+    """Count the parameters of one virtual stage, including copies of the embedding. A T5 has one stage.
 
     A stage with multi-token prediction and the last stage of a model with tied embeddings hold a copy of the
     embedding, unless they are the first.
 
     Raises:
-        PlanError: a size does not divide by the ranks that share it.
+        PlanError: If a size does not divide by its number of ranks.
     """
     if shape.pattern is not None:
         parts = [letter_parts(shape, shape.pattern, letter) for letter in chunk.letters]
@@ -86,7 +88,7 @@ def scaled(parts: Parts, times: int) -> dict[str, ParameterCount]:
 
 
 def embedding_parts(shape: ModelShape) -> dict[str, ParameterCount]:
-    """Count word embedding and learned positions; the latter are whole on every rank."""
+    """Count the word embedding and the learned positions, which are replicated on every rank."""
     positions = shape.positions * shape.hidden
     learned = {"positions": ParameterCount(positions, positions)} if positions else {}
     return {"embedding": _rows(shape), **learned}
@@ -128,13 +130,13 @@ def letter_parts(shape: ModelShape, pattern: HybridPattern, letter: str) -> dict
 
 
 def _mamba(shape: ModelShape, pattern: HybridPattern) -> ParameterCount:
-    """Count a Mamba 2 layer: all of it is shared by heads and groups."""
+    """Count a Mamba 2 layer, which is sharded by heads and groups."""
     inner = pattern.mamba_heads * pattern.mamba_head
     mixed = inner + 2 * pattern.mamba_groups * pattern.state
     if pattern.mamba_groups % shape.tp or pattern.mamba_heads % shape.tp:
         raise PlanError(
-            f"model.mamba_num_groups: {pattern.mamba_heads} heads in {pattern.mamba_groups} groups cannot be cut into "
-            f"{shape.tp} equal parts, because each rank holds the same number. Change them or the parallel size."
+            f"model.mamba_num_groups: {pattern.mamba_heads} heads in {pattern.mamba_groups} groups cannot be split "
+            f"into {shape.tp} equal parts. Change them or the parallel size."
         )
     own = mixed * (MAMBA_FILTER + 1) + 3 * pattern.mamba_heads + inner
     return (
@@ -145,7 +147,7 @@ def _mamba(shape: ModelShape, pattern: HybridPattern) -> ParameterCount:
 
 
 def _gated_delta(shape: ModelShape, pattern: HybridPattern) -> ParameterCount:
-    """Count a gated-delta layer; its inner norm is whole on every rank."""
+    """Count a gated-delta layer, whose inner norm is replicated on every rank."""
     values = pattern.value_heads * pattern.value_head
     mixed = 2 * pattern.key_channels + values
     inner_norm = shape.norm_tensors * pattern.value_head
@@ -159,10 +161,10 @@ def _gated_delta(shape: ModelShape, pattern: HybridPattern) -> ParameterCount:
 
 
 def encoder_parts(shape: ModelShape, *, decoder_layers: int) -> dict[str, ParameterCount]:
-    """Count what a T5 has beside the layers of a decoder-only model.
+    """Count the parameters that a T5 has in addition to the layers of a decoder-only model.
 
-    The encoder with its final norm, a norm and cross-attention in each layer of the decoder, without grouped queries,
-    and the bias of a tied output layer.
+    These are the encoder with its final norm, a norm and cross-attention (without grouped queries) in each decoder
+    layer, and the bias of a tied output layer.
     """
     norms = shape.norm_tensors * shape.hidden
     inner = shape.heads * shape.head
@@ -181,9 +183,9 @@ def encoder_parts(shape: ModelShape, *, decoder_layers: int) -> dict[str, Parame
 
 
 def mtp_layer(shape: ModelShape) -> ParameterCount:
-    """Count what predicts one further token: three norms, the projection of two inputs, a layer as the last one.
+    """Count a multi-token prediction layer: three norms, the projection of two inputs, and a copy of the last layer.
 
-    In a hybrid model, the layers after / in the pattern.
+    In a hybrid model the copy is replaced by the layers after / in the pattern.
     """
     norms = 3 * shape.norm_tensors * shape.hidden
     if shape.pattern is None:
@@ -197,8 +199,7 @@ def mtp_layer(shape: ModelShape) -> ParameterCount:
 def _split(number: int, *, rows: int, over: int, what: str) -> ParameterCount:
     if rows % over:
         raise PlanError(
-            f"model.{what}: {rows} cannot be cut into {over} equal parts, because each rank holds the same number. "
-            "Change it or the parallel size."
+            f"model.{what}: {rows} cannot be split into {over} equal parts. Change it or the parallel size."
         )
     return ParameterCount(number, number // over)
 
@@ -206,7 +207,7 @@ def _split(number: int, *, rows: int, over: int, what: str) -> ParameterCount:
 def column(
     shape: ModelShape, inputs: int, outputs: int, *, bias: bool, over: int | None = None
 ) -> ParameterCount:
-    """Count a linear layer whose outputs are shared by tensor-parallel ranks, bias too."""
+    """Count a column-parallel linear layer, whose outputs and bias are sharded over tensor-parallel ranks."""
     return _split(
         (inputs + bias) * outputs, rows=outputs, over=over or shape.tp, what="tensor_model_parallel_size"
     )
@@ -215,7 +216,7 @@ def column(
 def row(
     shape: ModelShape, inputs: int, outputs: int, *, bias: bool, over: int | None = None
 ) -> ParameterCount:
-    """Count a linear layer whose inputs are shared by tensor-parallel ranks; its bias is whole on each."""
+    """Count a row-parallel linear layer, whose inputs are sharded over tensor-parallel ranks and whose bias is not."""
     weight = _split(inputs * outputs, rows=inputs, over=over or shape.tp, what="tensor_model_parallel_size")
     return weight + ParameterCount(outputs * bias, outputs * bias)
 
@@ -271,14 +272,16 @@ def _mlp(shape: ModelShape, width: int, *, over: int | None = None) -> Parameter
 def _experts(shape: ModelShape, experts: ExpertShape) -> dict[str, ParameterCount]:
     if experts.number % shape.ep:
         raise PlanError(
-            f"model.num_moe_experts: {experts.number} experts cannot be shared by ep={shape.ep} ranks, because each "
-            "holds the same number. Change one of the two."
+            f"model.num_moe_experts: {experts.number} experts cannot be divided equally over ep={shape.ep} ranks. "
+            "Change one of the two."
         )
     one = _mlp(shape, experts.width, over=shape.etp)
     router = (shape.hidden + shape.bias) * experts.number
     parts = {
         "router": ParameterCount(router, router),
-        "experts": ParameterCount(one.whole * experts.number, 0, one.dense * (experts.number // shape.ep)),
+        "experts": ParameterCount(
+            one.all_ranks * experts.number, 0, one.dense * (experts.number // shape.ep)
+        ),
     }
     if experts.shared_width:
         gate = shape.hidden if experts.shared_gate else 0
@@ -287,20 +290,20 @@ def _experts(shape: ModelShape, experts: ExpertShape) -> dict[str, ParameterCoun
 
 
 def active(parts: Parts, shape: ModelShape) -> int:
-    """Return the parameters that one token meets: all but the routed experts that it does not visit.
+    """Return the parameters that one token uses: all except the routed experts that it is not sent to.
 
-    `parts` are the whole model's; layers of multi-token prediction count with the experts that are visited.
+    `parts` are those of the complete model. Multi-token prediction layers count with the experts that a token uses.
     """
-    everything = total(parts).whole
+    everything = total(parts).all_ranks
     if shape.experts is None:
         return everything
-    idle = shape.experts.number - shape.experts.visited
-    one = _mlp(shape, shape.experts.width, over=1).whole
+    inactive = shape.experts.number - shape.experts.top_k
+    one = _mlp(shape, shape.experts.width, over=1).all_ranks
     layers = sum(shape.experts.layers)
     if shape.pattern is not None:
         ahead = layers_ahead(shape.pattern.pattern)
         built = ahead[:1] if shape.mtp_repeated else ahead
-        return everything - idle * one * "".join([layers_of(shape.pattern.pattern), *built]).count("E")
+        return everything - inactive * one * "".join([layers_of(shape.pattern.pattern), *built]).count("E")
     if shape.has_experts(shape.num_layers - 1):
         layers += min(shape.mtp_layers, 1) if shape.mtp_repeated else shape.mtp_layers
-    return everything - idle * one * layers
+    return everything - inactive * one * layers

@@ -1,4 +1,4 @@
-"""Bytes that a parameter takes: its weight, its gradient and the optimizer's state, and over how many ranks."""
+"""Bytes per parameter of weights, gradients and optimizer state, and their sharding over ranks."""
 
 from __future__ import annotations
 
@@ -9,42 +9,42 @@ from mb_config.plan.model_shape import read_field
 from mb_config.plan.parameter_counts import ParameterCount
 
 MOMENTS = {"adam": 2, "adamw": 2, "sgd": 1, "lion": 1}
-"""Optimizer to the tensors of a parameter's size that it keeps besides the master weight."""
+"""Optimizer to the number of state tensors of the size of a parameter, without the master weight."""
 
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int16": 2, "uint8": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterStorage:
-    """Bytes of one parameter, and what is spread over the ranks that hold replicas."""
+    """Bytes per parameter, and the sharding over the ranks that hold replicas."""
 
     weights: int
     gradients: int
     optimizer: float | None
-    """On the device: master weight and moments; None: not counted for this optimizer."""
+    """Master weight and moments on the device; None: not counted for this optimizer."""
     host: float
-    """The optimizer's state that stands on the host."""
+    """Optimizer state on the host."""
     saved: int | None
-    """In a checkpoint: weight, master weight and moments; None: not counted."""
+    """Weight, master weight and moments in a checkpoint; None: not counted."""
     weights_sharded: bool
     gradients_sharded: bool
     optimizer_sharded: bool
     instances: int
-    """Copies of what is sharded, over the replicas."""
+    """Number of copies of sharded state over the replicas."""
     optimizer_instances: int
-    """Copies of the sharded optimizer state, over the replicas."""
+    """Number of copies of the sharded optimizer state over the replicas."""
     notes: tuple[str, ...] = ()
-    """What is left out, for people."""
+    """Omissions, as text for users."""
 
 
 def dtype_bytes(dtype: Any) -> int:
-    """Return the bytes of a dtype by its name, as in "bfloat16", or of torch's, read as text."""
+    """Return the bytes of a dtype by its name, such as "bfloat16", or of a torch dtype."""
     name = str(dtype).removeprefix("torch.")
     return 1 if name.startswith("float8") else _BYTES.get(name, 4)
 
 
 def compute_bytes(model: object, optimizer: object) -> int:
-    """Return the bytes of a weight as the model computes with it: 2 with bf16 or fp16, else those of params_dtype."""
+    """Return the bytes of a weight in computation: 2 with bf16 or fp16, otherwise those of params_dtype."""
     sections = [section for section in (model, optimizer) if section is not None]
     if any(read_field(section, name, False) for section in sections for name in ("bf16", "fp16")):
         return 2
@@ -54,12 +54,12 @@ def compute_bytes(model: object, optimizer: object) -> int:
 def parameter_storage(
     model: object, *, optimizer: object, ddp: object, save_optim: bool = True
 ) -> ParameterStorage:
-    """Return the bytes of one parameter under these sections, any of which but the model may be None.
+    """Return the bytes per parameter for these sections, of which all but the model may be None.
 
-    Megatron keeps a gradient of a weight's size in its own buffer (float32 with `grad_reduce_in_fp32`), and with
-    half-precision weights a float32 master weight; Adam adds two moments. The distributed optimizer spreads master
-    weights and moments over the data-parallel ranks. Megatron-FSDP spreads, by strategy, these (optim), gradients
-    too (optim_grads) and weights too (optim_grads_params): stages 1 to 3 of Rajbhandari et al., "ZeRO: Memory
+    Megatron stores gradients in a separate buffer in the dtype of the weights (float32 with `grad_reduce_in_fp32`), and
+    float32 master weights for half-precision weights. Adam adds two moments. The distributed optimizer shards master
+    weights and moments over the data-parallel ranks. Megatron-FSDP shards these (optim), also gradients
+    (optim_grads), and also weights (optim_grads_params): stages 1 to 3 of Rajbhandari et al., "ZeRO: Memory
     Optimizations Toward Training Trillion Parameter Models" (2020), section 5.
     """
     weights = compute_bytes(model, optimizer)
@@ -78,7 +78,7 @@ def parameter_storage(
     offloaded = _offloaded(optimizer)
     sharded = strategy not in ("", "no_shard")
     if strategy == "optim_grads_params":
-        notes += ("Megatron-FSDP: weights gathered for the layers in work are not counted",)
+        notes += ("Megatron-FSDP: gathered weights of the active layers are not counted",)
     instances = read_field(ddp, "num_distributed_optimizer_instances", 1) or 1
     outer = fsdp and read_field(ddp, "outer_dp_sharding_strategy", "no_shard") == "optim"
     return ParameterStorage(
@@ -99,11 +99,13 @@ def parameter_storage(
 def _format_notes(model: object) -> tuple[str, ...]:
     if not (read_field(model, "fp8") or read_field(model, "fp4")):
         return ()
-    return ("8- and 4-bit formats: weights and activations are counted in 2 bytes, scaled copies are not",)
+    return (
+        "8- and 4-bit formats: weights and activations are counted with 2 bytes, quantized copies are not counted",
+    )
 
 
 def _main_bytes(weights: int, optimizer: object, fsdp: object) -> int:
-    """Return the bytes of a master weight: none beside a float32 weight, except under Megatron-FSDP."""
+    """Return the bytes of a master weight: 0 for a float32 weight, except under Megatron-FSDP."""
     if fsdp is not None:
         dtype = read_field(fsdp, "megatron_fsdp_main_params_dtype", "float32")
         return 0 if dtype is None else dtype_bytes(dtype)
@@ -146,13 +148,13 @@ def _offloaded(optimizer: object) -> float:
 
 
 def _saved(weights: int, state: int | None, *, distributed: bool) -> int | None:
-    """Return the bytes in a checkpoint; the distributed optimizer saves float32 weights as its own, too."""
+    """Return the bytes in a checkpoint. The distributed optimizer also saves float32 weights as main parameters."""
     if state is None:
         return None
     return weights + state + (4 if weights == 4 and distributed else 0)
 
 
 def sharded_bytes(count: ParameterCount, size: float, *, dense_over: int, expert_over: int) -> int:
-    """Return the bytes of a rank's parameters at `size` bytes each, spread over so many ranks, without padding."""
+    """Return the bytes per rank of parameters of `size` bytes each, sharded over ranks, without padding."""
     dense, expert = -(-count.dense // dense_over), -(-count.expert // expert_over)
     return round((dense + expert) * size)

@@ -1,4 +1,4 @@
-"""Microbatches, how many of them a pipeline stage holds at once, and how long it waits."""
+"""Pipeline schedules: microbatches, microbatches in flight per stage, and the pipeline bubble."""
 
 from __future__ import annotations
 
@@ -11,34 +11,36 @@ from mb_config.plan.model_shape import read_field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineSchedule:
-    """A schedule of forward and backward passes: 1F1B, interleaved where a stage has several chunks."""
+    """A 1F1B schedule, interleaved if a stage has several chunks."""
 
     stages: int
     chunks: int
-    """Virtual stages on a rank."""
+    """Virtual stages per rank."""
     microbatches: int
     group: int
-    """Microbatches that a virtual stage runs in a row."""
+    """Consecutive microbatches of a virtual stage."""
     ahead: int = 0
-    """Further forward passes before the first backward pass, as for overlapped expert exchange."""
+    """Additional forward passes before the first backward pass, as for overlapped expert communication."""
 
     @property
     def bubble(self) -> float:
-        """Share of a step that a stage waits, 0 to 1, where all stages take equally long.
+        """Fraction of a step in which a stage is idle, 0 to 1, for stages of equal duration.
 
         (p - 1) / (v m + p - 1) with p stages, v chunks on each and m microbatches. Source: Narayanan et al.,
         "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM" (2021), section 2.2, which
-        states the waiting over the working time, (p - 1) / (v m).
+        gives the ratio of idle to compute time, (p - 1) / (v m).
         """
         waiting = self.stages - 1
         return waiting / (self.chunks * self.microbatches + waiting)
 
     def peak(self, stage: int, held: Sequence[float], *, while_working: float = 0.0) -> float:
-        """Return the most that a stage holds at once when each microbatch in chunk c leaves `held[c]` behind.
+        """Return the peak memory of a stage if each microbatch in chunk c saves `held[c]`.
 
-        A microbatch's part is kept from its forward to its backward pass through a chunk; `while_working` comes on
-        top. Follows the order of passes in Megatron Core's schedules.
+        The memory of a microbatch is held from its forward to its backward pass through a chunk; `while_working` is
+        added to the peak. The order of passes is that of Megatron Core's schedules.
         """
+        # Replay the passes: warm-up forward passes first, then one forward and one backward pass alternate. The peak is
+        # reached right after a forward pass.
         forward = self._order(reverse=False)
         warmup = min(self._warmup(stage), len(forward))
         live = sum(held[chunk] for chunk in forward[:warmup])
@@ -56,7 +58,7 @@ class PipelineSchedule:
         return (self.stages - stage - 1) * 2 + (self.chunks - 1) * self.group + self.ahead
 
     def _order(self, *, reverse: bool) -> list[int]:
-        """Return the chunk of each pass, for as many microbatches as it takes until the pattern repeats."""
+        """Return the chunk of each pass, for enough microbatches that the pattern repeats."""
         if self.chunks == 1:
             return [0] * min(self.microbatches, self.stages + 1)
         enough = self.group * (2 + (self._warmup(0) // (self.chunks * self.group)) + 1)
@@ -69,7 +71,7 @@ class PipelineSchedule:
 
 
 def batch_sizes(train: object) -> tuple[int, ...]:
-    """Return the global batches of a training in order, of a ramp-up the first and the last; () where none is known."""
+    """Return the global batch sizes of a training in order, the first and last of a ramp-up, or () if not known."""
     text, last = read_field(train, "step_batch_size_schedule"), read_field(train, "global_batch_size")
     if text is not None:
         try:
@@ -85,7 +87,7 @@ def batch_sizes(train: object) -> tuple[int, ...]:
 def count_microbatches(
     global_batch: int | None, micro_batch: int | None, data_parallel: int | None
 ) -> int | None:
-    """Return the microbatches of a step on each replica; None where a size is missing or does not divide."""
+    """Return the microbatches per step and replica, or None if a size is missing or does not divide."""
     if (
         not global_batch
         or not micro_batch

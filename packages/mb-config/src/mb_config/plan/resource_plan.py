@@ -1,4 +1,4 @@
-"""The plan of a run, from its sections alone."""
+"""Resource plan of a run, computed from its sections."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mb_config.plan.vision_encoder import ModuleLayout, module_layout, vision_pa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankBytes:
-    """Device memory of one rank at its fullest, in bytes; None: not counted."""
+    """Peak device memory of one rank, in bytes; None: not counted."""
 
     weights: int
     gradients: int
@@ -28,7 +28,7 @@ class RankBytes:
 
     @property
     def total(self) -> int | None:
-        """All together."""
+        """Sum of all parts; None if a part is not counted."""
         if self.optimizer is None or self.activations is None:
             return None
         return self.weights + self.gradients + self.optimizer + self.activations
@@ -36,59 +36,59 @@ class RankBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePlan:
-    """What one pipeline stage holds."""
+    """Resources of one pipeline stage."""
 
     layers: int
-    """Layers, those of an encoder included."""
+    """Number of layers, including those of an encoder."""
     parameters: int
-    """Over the ranks of the stage, each once; copies of the embedding included."""
+    """Parameters over the ranks of the stage, each counted once, including copies of the embedding."""
     rank_parameters: int
-    """On one of its ranks."""
+    """Parameters on one rank of the stage."""
     rank_bytes: RankBytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourcePlan:
-    """What a run will need. Nothing here was built or measured."""
+    """Computed resources of a run. Nothing is built or measured."""
 
     parameters: int
-    """Of the whole model, each once."""
+    """Parameters of the complete model, each counted once."""
     active_parameters: int
-    """That one token meets: without the experts that it does not visit."""
+    """Parameters that one token uses: without the experts that it is not routed to."""
     embedding_parameters: int
-    """Of word and position embeddings and the output layer."""
+    """Parameters of word and position embeddings and the output layer."""
     parts: Mapping[str, int]
     """Part of the model, such as "attention" or "experts", to its parameters."""
     stages: tuple[StagePlan, ...]
     """By pipeline rank."""
     world_size: int
-    """Processes."""
+    """Number of processes."""
     data_parallel_size: int | None
-    """Replicas of the model; None: the world does not divide, or is not known."""
+    """Number of model replicas; None: the world size does not divide, or is not known."""
     num_microbatches: int | None
-    """Of a step, on each replica; None: the batch does not divide, or is not known."""
+    """Microbatches per step and replica; None: the batch does not divide, or is not known."""
     tokens_per_step: int | None
     bubble_fraction: float | None
-    """Share of a step that pipeline stages wait, 0 to 1, with stages of equal speed."""
+    """Fraction of a step in which pipeline stages are idle, 0 to 1, for stages of equal speed."""
     checkpoint_bytes: int | None
-    """Of one checkpoint on disk; None: not counted."""
+    """Bytes of one checkpoint on disk; None: not counted."""
     host_bytes: int
-    """Optimizer state of one rank on the host."""
+    """Bytes of the optimizer state of one rank on the host."""
     notes: tuple[str, ...]
-    """What was left out or assumed."""
+    """Omissions and assumptions."""
 
     @property
     def peak_stage(self) -> int:
-        """The stage whose ranks need most; by parameters where bytes are not counted."""
+        """Index of the stage with the highest memory per rank, or with the most parameters if bytes are not counted."""
         return max(range(len(self.stages)), key=lambda number: _weight(self.stages[number]))
 
     @property
     def peak(self) -> StagePlan:
-        """That stage."""
+        """Stage with the highest memory per rank."""
         return self.stages[self.peak_stage]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain containers, ready for JSON; bytes are those of the peak stage."""
+        """Return the plan as plain data for JSON. Bytes are those of the peak stage."""
         memory = self.peak.rank_bytes
         return {
             "parameters": {
@@ -120,17 +120,17 @@ def _weight(stage: StagePlan) -> tuple[int, int]:
 def make_plan(
     sections: Mapping[str, object], *, world_size: int | None = None, vocab_size: int | None = None
 ) -> ResourcePlan:
-    """Plan a run from its sections; none is changed.
+    """Compute the resource plan of a run from its sections, which are not modified.
 
     Args:
-        sections: "model" and, where there are, "train", "optimizer", "ddp", "dataset" and "checkpoint": objects or
-            mappings with Megatron Core's field names, with the precision already written into them (a recipe such as
-            bf16_mixed is not looked at).
-        world_size: Processes of the run; None: the fewest that hold the model.
-        vocab_size: Rows of the embedding where the model does not say them.
+        sections: "model" and optionally "train", "optimizer", "ddp", "dataset" and "checkpoint": objects or mappings
+            with Megatron Core's field names. The precision must be resolved, as a recipe such as bf16_mixed is not
+            read.
+        world_size: Number of processes; None: the smallest number that holds the model.
+        vocab_size: Rows of the embedding if the model section does not set them.
 
     Raises:
-        PlanError: the model's sizes cannot be counted. What else is missing leaves its figure None.
+        PlanError: If the sizes of the model are missing or unsupported. Other missing values result in None.
     """
     model, train = sections["model"], sections.get("train")
     world = smallest_world(model) if world_size is None else world_size
@@ -153,7 +153,7 @@ def make_plan(
     over = _shard_ranks(store, shape, world=world, data_parallel=data_parallel)
     memory = [_rank_bytes(count, store, over, kept) for count, kept in zip(counts, held, strict=True)]
     once = add_parts(*(chunk_parts(chunk, shape) for chunk in _undivided(chunks, shape)), vision_parts(shape))
-    parts = {name: count.whole for name, count in once.items()}
+    parts = {name: count.all_ranks for name, count in once.items()}
     pipeline = _pipeline(model, chunks, shape, microbatches) if len(counts) == shape.pp else None
     length = _seq_length(sections)
     return ResourcePlan(
@@ -200,7 +200,7 @@ def _seq_length(sections: Mapping[str, object]) -> int | None:
 def _stages_hold(
     chunks: tuple[ModelChunk, ...], shape: ModelShape, layout: ModuleLayout | None
 ) -> tuple[list[ParameterCount], list[int]]:
-    """Return the parameters of each stage, and its layers; what sees is a stage of its own, or in the first."""
+    """Return the parameters and the layers of each stage. A vision encoder is a separate stage or in the first one."""
     counts = [_stage_count(chunks, shape, stage) for stage in range(shape.pp)]
     layers = _layers(chunks, shape)
     if shape.vision is None:
@@ -217,7 +217,7 @@ def _stage_count(chunks: tuple[ModelChunk, ...], shape: ModelShape, stage: int) 
 
 
 def _layers(chunks: tuple[ModelChunk, ...], shape: ModelShape) -> list[int]:
-    """Return the layers of each stage, those of a T5's encoder included."""
+    """Return the layers of each stage, including those of a T5 encoder."""
     return [
         shape.encoder_layers + sum(len(chunk.layers) for chunk in chunks if chunk.stage == stage)
         for stage in range(shape.pp)
@@ -230,7 +230,7 @@ def _stages(
     return tuple(
         StagePlan(
             layers=own,
-            parameters=count.whole,
+            parameters=count.all_ranks,
             rank_parameters=count.rank,
             rank_bytes=held,
         )
@@ -239,8 +239,8 @@ def _stages(
 
 
 def _undivided(chunks: tuple[ModelChunk, ...], shape: ModelShape) -> tuple[ModelChunk, ...]:
-    """Return the whole model as one chunk, so that no embedding is counted twice."""
-    whole = ModelChunk(
+    """Return the complete model as one chunk, so that embeddings are counted once."""
+    model_chunk = ModelChunk(
         stage=0,
         virtual=0,
         layers=tuple(range(shape.num_layers)),
@@ -250,7 +250,7 @@ def _undivided(chunks: tuple[ModelChunk, ...], shape: ModelShape) -> tuple[Model
         output=True,
         letters="".join(chunk.letters for chunk in chunks),
     )
-    return (whole,)
+    return (model_chunk,)
 
 
 def _pipeline(
@@ -260,7 +260,9 @@ def _pipeline(
         return None
     group = read_field(model, "microbatch_group_size_per_vp_stage") or shape.pp
     in_a_row = min(group, microbatches)
-    reject_more_than("microbatch_group_size_per_vp_stage", in_a_row, "microbatches in a row", most=MAX_STAGES)
+    reject_more_than(
+        "microbatch_group_size_per_vp_stage", in_a_row, "consecutive microbatches", most=MAX_STAGES
+    )
     return PipelineSchedule(
         stages=shape.pp,
         chunks=len(chunks) // shape.pp,
@@ -279,7 +281,7 @@ def _activations(
     microbatches: int | None,
     stages: int,
 ) -> list[int | None]:
-    """Return the most that each stage keeps of its microbatches, in bytes."""
+    """Return the peak activation memory of each stage, in bytes."""
     model, length = sections["model"], _seq_length(sections)
     size = read_field(sections.get("train"), "micro_batch_size")
     pipeline = _pipeline(model, chunks, shape, microbatches)
@@ -299,7 +301,7 @@ def _activations(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ShardRanks:
-    """Ranks over which each kind of state is spread: (dense, experts); None: the ranks are not known."""
+    """Number of ranks that shard each kind of state, as (dense, experts); None: not known."""
 
     weights: tuple[int, int] | None
     gradients: tuple[int, int] | None
@@ -363,20 +365,20 @@ def _notes(
         notes += [] if problem is None else [problem]
         if layout.first:
             notes.append(
-                "stage 0 is the encoder, 1 the language model; how long one waits for the other is not counted"
+                "stage 0 is the encoder, 1 the language model; idle time between the two is not counted"
             )
     elif world % shape.model_ranks:
-        notes.append(f"{world} processes are no multiple of tp x pp x cp = {shape.model_ranks}")
+        notes.append(f"{world} processes are not a multiple of tp x pp x cp = {shape.model_ranks}")
     if local:
-        notes.append("activations: local layers keep more than is counted, where their kernels are not fused")
+        notes.append("activations: local layers without fused kernels save more than is counted")
     if shape.encoder_layers:
         notes.append(
-            "activations of an encoder and of cross-attention are not counted; tokens are the encoder's"
+            "activations of an encoder and of cross-attention are not counted; tokens are those of the encoder"
         )
     if shape.pattern is not None:
         notes.append("activations of a hybrid model are not counted")
     if shape.vision is not None:
-        notes.append("activations of a model that sees are not counted")
+        notes.append("activations of a vision-language model are not counted")
     if length is None:
         notes.append("the sequence length is not known")
     return tuple(notes)

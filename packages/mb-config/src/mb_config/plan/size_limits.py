@@ -1,4 +1,4 @@
-"""Sizes beyond which nothing is planned, because layers and stages are looked at one by one."""
+"""Limits on the sizes of a plan, because layers and stages are processed one by one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mb_config.rules.sizes import MAX_LAYERS
 from mb_config.rules.sizes import RULES as SIZE_RULES
 
 MAX_STAGES = 1_024
-"""Pipeline stages, virtual ones too; also microbatches that one of them runs in a row."""
+"""Maximum number of pipeline stages, including virtual ones, and of consecutive microbatches of a virtual stage."""
 
 _PLANNED = ("model", "train", "dataset", "tokenizer")
 _LAYERS = ("num_layers", "encoder_num_layers", "vision_num_layers", "mtp_num_layers")
@@ -19,10 +19,10 @@ _STAGES = ("pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size
 
 
 def reject_sizes(sections: Mapping[str, object]) -> None:
-    """Refuse sizes that no machine has memory for.
+    """Reject sizes that exceed the memory of any machine.
 
     Raises:
-        PlanError: names each of them.
+        PlanError: If there are such sizes; contains each of them.
     """
     known = {name: sections[name] for name in _PLANNED if sections.get(name) is not None}
     problems = check(known, SIZE_RULES)
@@ -31,13 +31,13 @@ def reject_sizes(sections: Mapping[str, object]) -> None:
 
 
 def reject_huge_model(size_of: Callable[[str], Any]) -> None:
-    """Refuse a model with more layers or stages than can be looked at.
+    """Reject a model with more layers or stages than the limits.
 
     Args:
-        size_of: Returns a field of the model's section; None: it does not say.
+        size_of: Function that returns a field of the model section, or None if it is not set.
 
     Raises:
-        PlanError: there are more.
+        PlanError: If a limit is exceeded.
     """
     for name in _LAYERS:
         reject_more_than(name, size_of(name) or 0, "layers", most=MAX_LAYERS)
@@ -46,13 +46,13 @@ def reject_huge_model(size_of: Callable[[str], Any]) -> None:
 
 
 def reject_more_than(name: str, number: int, things: str, *, most: int) -> None:
-    """Refuse a number of things above `most`.
+    """Reject a number above `most`.
 
     Raises:
-        PlanError: it is.
+        PlanError: If the number is above `most`.
     """
     if number > most:
         raise PlanError(
-            f"model.{name}: {number:,} {things} are more than the {most:,} that are planned, because each is looked at "
-            "by itself. Lower it."
+            f"model.{name}: {number:,} {things} exceed the limit of {most:,}, because each is processed separately. "
+            "Lower it."
         )

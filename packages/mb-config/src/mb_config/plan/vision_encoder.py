@@ -1,4 +1,4 @@
-"""The encoder of pictures that stands before a language model, and its projection: sizes, and parameters by part."""
+"""Vision encoder and projection of a vision-language model: rank layout and parameters by part."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ COLOURS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleLayout:
-    """Ranks of the two modules of a model that sees."""
+    """Ranks of the two modules of a vision-language model."""
 
     first: int
     """First rank of the language model; 0: both modules are on all ranks."""
@@ -20,7 +20,7 @@ class ModuleLayout:
     language_tp: int
 
     def problem(self, world: int) -> str | None:
-        """Say why the modules cannot stand on so many processes; None: they can."""
+        """Return why the modules do not fit this number of processes, or None if they do."""
         vision, language = self.first or world, world - self.first
         if language < 1 or vision % self.vision_tp or language % self.language_tp:
             return (
@@ -37,7 +37,7 @@ class ModuleLayout:
 
 
 def module_layout(shape: ModelShape) -> ModuleLayout | None:
-    """Return the layouts that the modules have of their own; None: they have the same, or there is one module."""
+    """Return the layout of modules with separate ranks or parallel sizes, or None if there is one layout."""
     vision = shape.vision
     if vision is None or (vision.language_first == 0 and vision.tp == shape.tp):
         return None
@@ -45,13 +45,13 @@ def module_layout(shape: ModelShape) -> ModuleLayout | None:
 
 
 def vision_parts(shape: ModelShape) -> dict[str, ParameterCount]:
-    """Count the encoder and the projection; nothing where the model sees nothing.
+    """Count the parameters of the encoder and the projection. Returns an empty mapping for a model without an encoder.
 
-    Layers and projection are shared by tensor-parallel ranks; what makes patches into vectors, positions and norms are
-    whole on each. All linear layers have biases, norms two tensors.
+    Layers and projection are sharded over tensor-parallel ranks. Patch embedding, positions and norms are replicated.
+    All linear layers have biases, and norms have two tensors.
 
     Raises:
-        PlanError: a size does not divide by the ranks that share it.
+        PlanError: If a size does not divide by its number of ranks.
     """
     vision = shape.vision
     if vision is None:
@@ -75,9 +75,12 @@ def vision_parts(shape: ModelShape) -> dict[str, ParameterCount]:
         experts=None,
         tp=vision.tp,
     )
-    whole = (COLOURS * vision.patch**2 + 1) * hidden + vision.num_patches * hidden + 2 * hidden
+    replicated = (COLOURS * vision.patch**2 + 1) * hidden + vision.num_patches * hidden + 2 * hidden
     projection = column(layers, hidden, vision.projection, bias=True) + row(
         layers, vision.projection, shape.hidden, bias=True
     )
     layer = total(layer_parts(layers, experts=False))
-    return {"encoder": layer * vision.layers + ParameterCount(whole, whole), "projection": projection}
+    return {
+        "encoder": layer * vision.layers + ParameterCount(replicated, replicated),
+        "projection": projection,
+    }

@@ -1,4 +1,4 @@
-"""The rules on the sections that every trainer shares, one file per subject."""
+"""Rules on the shared sections, one file per topic."""
 
 from mb_config.rules import (
     batch_sizes,

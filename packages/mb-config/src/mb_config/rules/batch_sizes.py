@@ -1,4 +1,4 @@
-"""Rules on batches: whole micro batches on every replica, in every stage of a training."""
+"""Rules on batch sizes: an integer number of microbatches on every replica, in every stage of the training."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mb_config.rules.parallelism import SIZES, data_parallel_size
 from mb_config.rules.rule import Rule
 
 MAX_STEPS = 10_000
-"""Steps of a growing batch: each is looked at by itself."""
+"""Maximum number of steps of a ramp-up, because each is checked separately."""
 
 
 def _batch_sizes(batch: int | None, micro: int | None) -> str | None:
@@ -17,25 +17,25 @@ def _batch_sizes(batch: int | None, micro: int | None) -> str | None:
         for name, value in (("global_batch_size", batch), ("micro_batch_size", micro))
         if value is None or value < 1
     ]
-    return f"needs two batch sizes of at least 1 ({', '.join(wrong)})" if wrong else None
+    return f"both batch sizes must be at least 1 ({', '.join(wrong)})" if wrong else None
 
 
 def _ramp(rampup: object, batch: int | None) -> str | None:
     if rampup is None:
         return None
     if not isinstance(rampup, list | tuple) or len(rampup) != 3 or min(rampup) < 1:
-        return f"needs three positive numbers, not {rampup}"
+        return f"must be three positive numbers, not {rampup}"
     first, increment, _ = rampup
     if batch is None:
         return None
     if first > batch or (batch - first) % increment:
-        return f"steps of {increment} from {first} do not end at {batch}"
+        return f"increments of {increment} from {first} do not reach {batch}"
     steps = (batch - first) // increment
-    return f"makes {steps:,} steps, more than {MAX_STEPS:,}" if steps > MAX_STEPS else None
+    return f"has {steps:,} steps, more than {MAX_STEPS:,}" if steps > MAX_STEPS else None
 
 
 def is_valid_ramp(rampup: object, batch: int | None) -> bool:
-    """Say whether a ramp-up, if any, can be read and ends at the batch."""
+    """Return True if there is no ramp-up, or it is valid and ends at the batch."""
     return _ramp(rampup, batch) is None
 
 
@@ -55,7 +55,7 @@ def _ramp_divides(
     unit = micro * dp
     wrong = [size for size in (rampup[0], rampup[0] + rampup[1]) if (size < unit if lenient else size % unit)]
     return (
-        f"its batch of {wrong[0]} is no multiple of {unit} (micro batch {micro} x data parallel {dp})"
+        f"the batch size {wrong[0]} is not a multiple of {unit} (micro batch {micro} x data parallel {dp})"
         if wrong
         else None
     )
@@ -71,9 +71,9 @@ def _scheduled(
     if text is None:
         return None
     others = {"rampup_batch_size": ramp, "decrease_batch_size_if_needed": lenient, "train_samples": samples}
-    beside = [f"{name}={format_value(value)}" for name, value in others.items() if value]
-    if beside:
-        return f"does not go with {', '.join(beside)}"
+    conflicting = [f"{name}={format_value(value)}" for name, value in others.items() if value]
+    if conflicting:
+        return f"cannot be combined with {', '.join(conflicting)}"
     try:
         scheduled_stages(text, seq_length=seq_length)
     except ValueError as error:
@@ -82,7 +82,7 @@ def _scheduled(
 
 
 def is_valid_schedule(text: str) -> bool:
-    """Say whether a schedule can be read, its thresholds taken as sequences."""
+    """Return True if a schedule can be parsed, with its thresholds as sequences."""
     return _scheduled(text, None, None, None, None) is None
 
 
@@ -95,15 +95,13 @@ def _schedule_divides(
     wrong = [stage.size for stage in scheduled_stages(text) if stage.size % (micro * dp)]
     if not wrong:
         return None
-    return (
-        f"its batch of {wrong[0]} is no multiple of {micro * dp} (micro batch {micro} x data parallel {dp})"
-    )
+    return f"the batch size {wrong[0]} is not a multiple of {micro * dp} (micro batch {micro} x data parallel {dp})"
 
 
 def _v247(samples: int | None, batch: int | None) -> str | None:
     if samples is None or batch is None or samples <= 0 or samples >= batch:
         return None
-    return f"{samples} sequences fill no batch of {batch}"
+    return f"{samples} sequences are less than one batch of {batch}"
 
 
 def _v242(
@@ -116,7 +114,7 @@ def _v242(
 def _uneven(batch: int | None, micro: int | None, dp: int, *, lenient: bool) -> str | None:
     if not batch or not micro or batch % (micro * dp) == 0 or (lenient and batch > micro * dp):
         return None
-    wrong = "cannot be rounded down to a multiple" if lenient else "is no multiple"
+    wrong = "cannot be rounded down to a multiple" if lenient else "is not a multiple"
     return f"{batch} {wrong} of {micro * dp} (micro batch {micro} x data parallel {dp})"
 
 
@@ -133,12 +131,12 @@ def _v119(  # noqa: PLR0913 - one value per field
     eval_cp: int | None,
 ) -> str | None:
     if eval_batch is None and eval_micro is None and eval_cp is None:
-        return None  # as in training, where V242 speaks
-    lenient = lenient and eval_batch in (None, batch)  # a batch of its own is not rounded down
+        return None  # as in training, which V242 checks
+    lenient = lenient and eval_batch in (None, batch)  # a separate batch size is not rounded down
     batch, micro = eval_batch or batch, eval_micro or micro
     dp = data_parallel_size(world, tp, pp, eval_cp or cp)
     if dp is None and eval_cp is not None:
-        return f"the evaluation's layout does not fit ({world} processes, tp={tp}, pp={pp}, cp={eval_cp})"
+        return f"the parallel layout of the evaluation does not fit ({world} processes, tp={tp}, pp={pp}, cp={eval_cp})"
     return None if dp is None else _uneven(batch, micro, dp, lenient=lenient)
 
 
@@ -151,8 +149,8 @@ RULES: tuple[Rule, ...] = (
         id="TR02",
         fields=("train.rampup_batch_size", "train.global_batch_size"),
         test=_ramp,
-        why="the batch grows from the first size by equal steps up to the global batch",
-        fix="Give [first batch, step, sequences] whose steps end at train.global_batch_size.",
+        why="the batch size grows from the first value to the global batch size in equal increments",
+        fix="Set [first batch, increment, sequences] such that the increments end at train.global_batch_size.",
         fails={"train.rampup_batch_size": [8, 5, 1000], "train.global_batch_size": 32},
         passes={"train.rampup_batch_size": [8, 8, 1000], "train.global_batch_size": 32},
     ),
@@ -167,8 +165,8 @@ RULES: tuple[Rule, ...] = (
             *SIZES,
         ),
         test=_ramp_divides,
-        why="each replica takes the same number of micro batches, while the batch grows too",
-        fix="Choose a first batch and a step that are multiples of it.",
+        why="each replica processes the same number of microbatches, also during the ramp-up",
+        fix="Choose a first batch and an increment that are multiples of it.",
         fails={**_BATCH, **_LAYOUT, "train.rampup_batch_size": [16, 16, 1000]},
         passes={
             **_BATCH,
@@ -187,8 +185,8 @@ RULES: tuple[Rule, ...] = (
             "model.seq_length",
         ),
         test=_scheduled,
-        why="it alone names every batch size and where it begins, in tokens, from 0 on and upwards",
-        fix='Write it like "0:768 250B:1536", with train.train_iters, and without the other fields.',
+        why="it sets every batch size and the token at which it starts, beginning at 0 and increasing",
+        fix='Write it as "0:768 250B:1536", with train.train_iters, and without the other fields.',
         fails={"train.step_batch_size_schedule": "1B:512"},
         passes={"train.step_batch_size_schedule": "0:256 1B:512", "model.seq_length": 4096},
     ),
@@ -196,8 +194,8 @@ RULES: tuple[Rule, ...] = (
         id="TR09",
         fields=("train.step_batch_size_schedule", "train.micro_batch_size", "facts.world_size", *SIZES),
         test=_schedule_divides,
-        why="each replica takes the same number of micro batches, in every stage",
-        fix="Choose batches that are multiples of it.",
+        why="each replica processes the same number of microbatches in every stage",
+        fix="Choose batch sizes that are multiples of it.",
         fails={**_STAGES, **_LAYOUT, "train.step_batch_size_schedule": "0:32 1M:48"},
         passes={**_STAGES, **_LAYOUT, "train.step_batch_size_schedule": "0:32 1M:64"},
     ),
@@ -205,7 +203,7 @@ RULES: tuple[Rule, ...] = (
         id="V247",
         fields=("train.train_samples", "train.global_batch_size"),
         test=_v247,
-        why="a batch that is not full is dropped, so that no step would be trained",
+        why="incomplete batches are dropped, so that no step would be trained",
         fix="Lower train.global_batch_size or raise train.train_samples.",
         fails={"train.train_samples": 100, "train.global_batch_size": 128},
         passes={"train.train_samples": 1000, "train.global_batch_size": 128},
@@ -214,7 +212,7 @@ RULES: tuple[Rule, ...] = (
         id="V118",
         fields=("train.global_batch_size", "train.micro_batch_size"),
         test=_batch_sizes,
-        why="training and evaluation both take their batches from them",
+        why="training and evaluation both use them",
         fix="Set train.global_batch_size and train.micro_batch_size.",
         fails={"train.global_batch_size": 8},
         passes={"train.global_batch_size": 8, "train.micro_batch_size": 2},
@@ -229,7 +227,7 @@ RULES: tuple[Rule, ...] = (
             *SIZES,
         ),
         test=_v242,
-        why="each replica takes the same number of micro batches",
+        why="each replica processes the same number of microbatches",
         fix="Change train.global_batch_size or train.micro_batch_size, "
         "or set train.decrease_batch_size_if_needed=true.",
         fails={**_BATCH, "train.micro_batch_size": 3, **_LAYOUT},
@@ -248,7 +246,7 @@ RULES: tuple[Rule, ...] = (
             "dist.eval_context_parallel_size",
         ),
         test=_v119,
-        why="each replica takes the same number of micro batches in an evaluation too",
+        why="each replica processes the same number of microbatches in evaluations as well",
         fix="Change validation.eval_global_batch_size or validation.eval_micro_batch_size.",
         fails={
             "validation.eval_global_batch_size": 6,

@@ -1,4 +1,4 @@
-"""Rules on cutting each sequence over processes."""
+"""Rules on context parallelism."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CP = "model.context_parallel_size"
 def _v137(length: int | None, cp: int | None) -> str | None:
     if length is None or not cp or cp < 2 or length % (2 * cp) == 0:
         return None
-    return f"{length} is no multiple of 2 x cp = {2 * cp}"
+    return f"{length} is not a multiple of 2 x cp = {2 * cp}"
 
 
 def _v154(kind: object, cp: int | None, layers: int | None) -> str | None:
@@ -26,7 +26,7 @@ def _v154(kind: object, cp: int | None, layers: int | None) -> str | None:
 def _v155(kind: object, sizes: list[int] | None) -> str | None:
     kinds = [kind] if isinstance(kind, str) else list(kind) if isinstance(kind, list | tuple) else []
     if sizes is None and any("a2a+p2p" in str(entry) for entry in kinds):
-        return "a2a+p2p is asked for, but the sizes of the hierarchy are not given"
+        return "a2a+p2p requires the sizes of the hierarchy, which are not set"
     return None
 
 
@@ -37,7 +37,7 @@ def _v156(sizes: list[int] | None, cp: int | None) -> str | None:
 
 
 def _v157(decentralized: bool | None, sizes: list[int] | None) -> str | None:
-    return f"does not go with the hierarchy {list(sizes)}" if decentralized and sizes else None
+    return f"cannot be combined with the hierarchy {list(sizes)}" if decentralized and sizes else None
 
 
 RULES: tuple[Rule, ...] = (
@@ -45,7 +45,7 @@ RULES: tuple[Rule, ...] = (
         id="V137",
         fields=("model.seq_length", _CP),
         test=_v137,
-        why="each context-parallel rank takes two chunks of the sequence, to balance the causal mask",
+        why="each context-parallel rank processes two chunks of the sequence, to balance the causal mask",
         fix="Make model.seq_length a multiple of twice model.context_parallel_size.",
         fails={"model.seq_length": 2050, _CP: 2},
         passes={"model.seq_length": 2048, _CP: 2},
@@ -54,8 +54,8 @@ RULES: tuple[Rule, ...] = (
         id="V154",
         fields=("model.cp_comm_type", _CP, "model.num_layers"),
         test=_v154,
-        why="a list names the kind of exchange for each layer",
-        fix="Give model.cp_comm_type as one name, or one per layer.",
+        why="a list contains the communication type of each layer",
+        fix="Set model.cp_comm_type to one name, or to one name per layer.",
         fails={"model.cp_comm_type": ["p2p", "a2a"], _CP: 2, "model.num_layers": 4},
         passes={"model.cp_comm_type": "p2p", _CP: 2, "model.num_layers": 4},
     ),
@@ -72,7 +72,7 @@ RULES: tuple[Rule, ...] = (
         id="V156",
         fields=("model.hierarchical_context_parallel_sizes", _CP),
         test=_v156,
-        why="the levels of the hierarchy together make up the context-parallel group",
+        why="the levels of the hierarchy form the context-parallel group",
         fix="Make the product of the sizes equal model.context_parallel_size.",
         fails={"model.hierarchical_context_parallel_sizes": [2, 2], _CP: 8},
         passes={"model.hierarchical_context_parallel_sizes": [2, 4], _CP: 8},

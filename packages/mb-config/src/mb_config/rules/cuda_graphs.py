@@ -1,4 +1,4 @@
-"""Rules on CUDA graphs. Modules may be named in the new field, the legacy one, or both, as text, list or enum."""
+"""Rules on CUDA graphs. Modules may be set in the new field, the legacy field or both, as text, list or enum."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ IMPLEMENTATIONS = ("none", "local", "transformer_engine", "full_iteration")
 MODULES = ("attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba")
 _LEGACY_MODULES = ("full_iteration", "full_iteration_inference")
 _WHOLE_LAYER = ("", "full")
-"""Names that mean no list: the whole layer."""
+"""Names without a list of modules, for the entire layer."""
 
 _FIELDS = ("model.cuda_graph_impl", "model.cuda_graph_modules", "model.cuda_graph_scope")
 
 
 def module_names(value: object) -> set[str]:
-    """Names in text ("attn,mlp"), in a list, or in an enum's member; none for None, "" and "full" (V153)."""
+    """Return the names in text ("attn,mlp"), a list, or an enum member; empty for None, "" and "full" (V153)."""
     entries = list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
     texts = [str(entry).rpartition(".")[2] for entry in entries]
     return {name.strip() for text in texts for name in text.split(",")} - set(_WHOLE_LAYER)
 
 
 def full_iteration(implementation: str | None, modules: object, scope: object) -> bool:
-    """True if one graph is to hold the whole step (V151)."""
+    """Return True if one graph captures the full iteration (V151)."""
     if implementation == "full_iteration":
         return True
     return implementation == "local" and "full_iteration" in module_names(modules) | module_names(scope)
@@ -33,21 +33,21 @@ def full_iteration(implementation: str | None, modules: object, scope: object) -
 def _v150(implementation: str | None) -> str | None:
     if implementation is None or implementation in IMPLEMENTATIONS:
         return None
-    return f"{implementation!r} is no implementation; there are {', '.join(IMPLEMENTATIONS)}"
+    return f"{implementation!r} is not one of {', '.join(IMPLEMENTATIONS)}"
 
 
 def _unused(implementation: str | None, modules: object, scope: object) -> str | None:
     named = module_names(modules) | module_names(scope)
     if implementation != "none" or not named:
         return None
-    return f"is none, so that naming {', '.join(sorted(named))} has no effect"
+    return f"is none, so that the modules {', '.join(sorted(named))} have no effect"
 
 
 def _v151(implementation: str | None, modules: object, scope: object) -> str | None:
     named = (module_names(modules) | module_names(scope)) - {"full_iteration"}
     if not named or not full_iteration(implementation, modules, scope):
         return None
-    return f"holds the full iteration, but {', '.join(sorted(named))} is named"
+    return f"captures the full iteration, but the modules {', '.join(sorted(named))} are set"
 
 
 def _v152(implementation: str | None, modules: object, scope: object, inference: object) -> str | None:
@@ -56,7 +56,9 @@ def _v152(implementation: str | None, modules: object, scope: object, inference:
     trained = module_names(modules) | module_names(scope)
     if not trained and str(inference).rpartition(".")[2] in ("layer", "block"):
         return None
-    return f"local captures no training graph by module ({', '.join(sorted(trained)) or 'no module named'})"
+    return (
+        f"local does not capture training graphs by module ({', '.join(sorted(trained)) or 'no modules set'})"
+    )
 
 
 def _inference_scope(inference: object, implementation: str | None) -> str | None:
@@ -68,7 +70,7 @@ def _inference_scope(inference: object, implementation: str | None) -> str | Non
 
 
 def _two_places(scope: object, modules: object) -> str | None:
-    return "is set beside cuda_graph_modules" if scope is not None and module_names(modules) else None
+    return "is set together with cuda_graph_modules" if scope is not None and module_names(modules) else None
 
 
 def _v153(implementation: str | None, modules: object, scope: object) -> str | None:
@@ -83,15 +85,15 @@ def _v127(check_nan: bool | None, *graph: object) -> str | None:
     implementation = graph[0] if isinstance(graph[0], str) else None
     if not check_nan or not full_iteration(implementation, *graph[1:]):
         return None
-    return "does not go with a CUDA graph of the full iteration"
+    return "cannot be combined with a CUDA graph of the full iteration"
 
 
 GRAPH_REGISTER = "NCCL_GRAPH_REGISTER"
-"""Variable by which NCCL registers the buffers of captured collectives, unless it is 0."""
+"""Variable with which NCCL registers the buffers of captured collectives, unless it is 0."""
 
 
 def registers_growing_buffers(implementation: str | None, env: Mapping[str, str]) -> str | None:
-    """Return the variable that lets captured buffers grow, where graphs of layers are captured; None otherwise."""
+    """Return the variable that enables expandable segments if graphs of layers are captured, otherwise None."""
     return expandable_segments(env) if implementation == "transformer_engine" else None
 
 
@@ -113,7 +115,7 @@ RULES: tuple[Rule, ...] = (
         id="V150",
         fields=("model.cuda_graph_impl",),
         test=_v150,
-        why="Megatron Core knows no other way to capture a graph",
+        why="Megatron Core has no other implementation",
         fix="Use a name from the list.",
         fails={"model.cuda_graph_impl": "te"},
         passes={"model.cuda_graph_impl": "none"},
@@ -123,7 +125,7 @@ RULES: tuple[Rule, ...] = (
         fields=_FIELDS,
         test=_unused,
         why="nothing is captured without an implementation",
-        fix="Set model.cuda_graph_impl=transformer_engine, or name no modules.",
+        fix="Set model.cuda_graph_impl=transformer_engine, or leave the modules unset.",
         severity="warning",
         fails=dict(zip(_FIELDS, ("none", ["attn"], None), strict=True)),
         passes=dict(zip(_FIELDS, ("none", "full", None), strict=True)),
@@ -132,8 +134,8 @@ RULES: tuple[Rule, ...] = (
         id="V151",
         fields=_FIELDS,
         test=_v151,
-        why="one graph of the whole step has no graphs of modules inside it",
-        fix="Name no modules, or set model.cuda_graph_impl=transformer_engine.",
+        why="a graph of the full iteration contains no graphs of modules",
+        fix="Leave the modules unset, or set model.cuda_graph_impl=transformer_engine.",
         fails=dict(zip(_FIELDS, ("full_iteration", ["attn"], None), strict=True)),
         passes=dict(zip(_FIELDS, ("full_iteration", "", None), strict=True)),
     ),
@@ -141,7 +143,7 @@ RULES: tuple[Rule, ...] = (
         id="V152",
         fields=(*_FIELDS, "model.inference_cuda_graph_scope"),
         test=_v152,
-        why="graphs of single modules are captured by Transformer Engine",
+        why="graphs of individual modules are captured by Transformer Engine",
         fix="Set model.cuda_graph_impl=transformer_engine, or full_iteration.",
         fails={"model.cuda_graph_impl": "local", "model.cuda_graph_modules": ["attn"]},
         passes={"model.cuda_graph_impl": "transformer_engine", "model.cuda_graph_modules": ["attn"]},
@@ -162,9 +164,9 @@ RULES: tuple[Rule, ...] = (
         id="V152b",
         fields=("model.cuda_graph_impl", "facts.env"),
         test=_registered,
-        why="NCCL would register buffers of a captured collective that torch's allocator moves, and the replay would "
-        "access memory that is not there",
-        fix=f"Set {GRAPH_REGISTER}=0 or leave it unset (resolving sets it), or leave expandable_segments out.",
+        why="NCCL would register buffers of a captured collective that torch's allocator remaps, and the replay would "
+        "access unmapped memory",
+        fix=f"Set {GRAPH_REGISTER}=0 or leave it unset (resolving sets it), or remove expandable_segments.",
         fails={
             "model.cuda_graph_impl": "transformer_engine",
             "facts.env": {"PYTORCH_ALLOC_CONF": "expandable_segments:True", GRAPH_REGISTER: "1"},
@@ -178,7 +180,7 @@ RULES: tuple[Rule, ...] = (
         id="V152c",
         fields=("model.cuda_graph_impl", "model.transformer_impl", "facts.cpu"),
         test=_local_layers,
-        why="graphs of layers are captured by Transformer Engine, of its own layers",
+        why="the layers of Megatron Core cannot be captured by Transformer Engine",
         fix="Set model.transformer_impl=transformer_engine, or model.cuda_graph_impl=full_iteration or none.",
         fails={
             "model.cuda_graph_impl": "transformer_engine",
@@ -195,7 +197,7 @@ RULES: tuple[Rule, ...] = (
         id="V153a",
         fields=("model.cuda_graph_scope", "model.cuda_graph_modules"),
         test=_two_places,
-        why="the first is the old name of the second",
+        why="the first is the deprecated name of the second",
         fix="Set only model.cuda_graph_modules.",
         fails={"model.cuda_graph_scope": "attn", "model.cuda_graph_modules": ["mlp"]},
         passes={"model.cuda_graph_scope": None, "model.cuda_graph_modules": ["mlp"]},
@@ -204,8 +206,8 @@ RULES: tuple[Rule, ...] = (
         id="V153",
         fields=_FIELDS,
         test=_v153,
-        why="Megatron Core knows these parts of a layer by name",
-        fix="Use names from the list; leave it empty for whole layers.",
+        why="Megatron Core captures these modules of a layer by name",
+        fix="Use names from the list, or leave it empty to capture entire layers.",
         fails=dict(zip(_FIELDS, ("transformer_engine", "attn,mpl", None), strict=True)),
         passes=dict(zip(_FIELDS, ("transformer_engine", "attn,mlp", None), strict=True)),
     ),
@@ -213,7 +215,7 @@ RULES: tuple[Rule, ...] = (
         id="V127",
         fields=("rerun_state_machine.check_for_nan_in_loss", *_FIELDS),
         test=_v127,
-        why="the check reads the loss on the host, in the middle of the graph",
+        why="the check reads the loss on the host, within the graph",
         fix="Set rerun_state_machine.check_for_nan_in_loss=false.",
         fails={
             "rerun_state_machine.check_for_nan_in_loss": True,

@@ -1,4 +1,4 @@
-"""Rules on what Megatron Core's data-parallel wrapper accepts."""
+"""Rules on the settings of Megatron Core's data-parallel wrapper."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from mb_config.rules.versions import at_least
 
 
 def _implied(on: object, needed: object, name: str) -> str | None:
-    return f"needs {name}" if on and not needed else None
+    return f"requires {name}" if on and not needed else None
 
 
 def _patterns(patterns: tuple[str, ...] | None, fp32: bool | None) -> str | None:
-    return f"{list(patterns)} come beside grad_reduce_in_fp32" if patterns and fp32 else None
+    return f"{list(patterns)} are set together with grad_reduce_in_fp32" if patterns and fp32 else None
 
 
 def _buckets(count: int | None, size: int | None) -> str | None:
@@ -23,18 +23,20 @@ def _buckets(count: int | None, size: int | None) -> str | None:
         return None
     if count < 1:
         return f"must be at least 1, not {count}"
-    return f"{count} comes beside bucket_size={size}" if size is not None else None
+    return f"{count} is set together with bucket_size={size}" if size is not None else None
 
 
 def _growing_buffers(user_buffers: bool | None, env: Mapping[str, str], torch: str) -> str | None:
     variable = expandable_segments(env)
     if not user_buffers or variable is None or at_least(torch, 2, 11):
         return None
-    return f"does not go with {variable}={env[variable]} on torch {torch}"
+    return f"cannot be combined with {variable}={env[variable]} on torch {torch}"
 
 
 def _own_no_sync(overlap: bool | None, no_sync: object) -> str | None:
-    return f"does not go with model.no_sync_func={no_sync}" if overlap and no_sync is not None else None
+    return (
+        f"cannot be combined with model.no_sync_func={no_sync}" if overlap and no_sync is not None else None
+    )
 
 
 SECTION_RULES: tuple[Rule, ...] = (
@@ -42,7 +44,7 @@ SECTION_RULES: tuple[Rule, ...] = (
         id="V050",
         fields=("ddp.reuse_grad_buf_for_mxfp8_param_ag", "ddp.fp8_param_gather"),
         test=lambda reuse, gather: _implied(reuse, gather, "fp8_param_gather"),
-        why="the buffer is shared with the gather of FP8 parameters",
+        why="the buffer is shared with the all-gather of FP8 parameters",
         fix="Set ddp.fp8_param_gather=true or ddp.reuse_grad_buf_for_mxfp8_param_ag=false.",
         fails={"ddp.reuse_grad_buf_for_mxfp8_param_ag": True},
         passes={"ddp.reuse_grad_buf_for_mxfp8_param_ag": True, "ddp.fp8_param_gather": True},
@@ -51,8 +53,8 @@ SECTION_RULES: tuple[Rule, ...] = (
         id="V050a",
         fields=("ddp.param_name_patterns_for_fp32_local_accumulation", "ddp.grad_reduce_in_fp32"),
         test=_patterns,
-        why="all gradients are in float32 then anyway",
-        fix="Set ddp.grad_reduce_in_fp32=false, or no patterns.",
+        why="all gradients are then in float32",
+        fix="Set ddp.grad_reduce_in_fp32=false, or remove the patterns.",
         fails={
             "ddp.param_name_patterns_for_fp32_local_accumulation": ("all",),
             "ddp.grad_reduce_in_fp32": True,
@@ -63,7 +65,7 @@ SECTION_RULES: tuple[Rule, ...] = (
         id="V050b",
         fields=("ddp.num_buckets", "ddp.bucket_size"),
         test=_buckets,
-        why="one follows from the other",
+        why="each determines the other",
         fix="Set one of them, and the other to null.",
         fails={"ddp.num_buckets": 4, "ddp.bucket_size": 1000},
         passes={"ddp.num_buckets": 4},
@@ -72,8 +74,8 @@ SECTION_RULES: tuple[Rule, ...] = (
         id="V050d",
         fields=("ddp.bucket_size",),
         test=lambda size: f"must be at least 1, not {size}" if size is not None and size < 1 else None,
-        why="it counts the parameters of one bucket",
-        fix="Set ddp.bucket_size to a count such as 40000000, or to null.",
+        why="it is the number of parameters per bucket",
+        fix="Set ddp.bucket_size to a number such as 40000000, or to null.",
         fails={"ddp.bucket_size": -5},
         passes={"ddp.bucket_size": 40_000_000},
     ),
@@ -85,7 +87,7 @@ SECTION_RULES: tuple[Rule, ...] = (
             "ddp.megatron_fsdp_grad_comm_dtype",
         ),
         test=unknown_dtypes,
-        why="torch knows no other dtype for it",
+        why="torch has no other dtype for it",
         fix="Use a name from the list.",
         fails={"ddp.megatron_fsdp_main_params_dtype": "fp32"},
         passes={"ddp.megatron_fsdp_main_params_dtype": "float32"},
@@ -94,8 +96,8 @@ SECTION_RULES: tuple[Rule, ...] = (
         id="V050c",
         fields=("ddp.nccl_ub", "facts.env", "facts.torch_version"),
         test=_growing_buffers,
-        why="torch below 2.11 cannot register memory that grows in place",
-        fix="Leave expandable_segments out of that variable, or set ddp.nccl_ub=false.",
+        why="torch below 2.11 cannot register memory of expandable segments",
+        fix="Remove expandable_segments from that variable, or set ddp.nccl_ub=false.",
         fails={
             "ddp.nccl_ub": True,
             "facts.env": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
@@ -115,7 +117,7 @@ RULES: tuple[Rule, ...] = (
         id="V248",
         fields=("ddp.overlap_grad_reduce", "model.no_sync_func"),
         test=_own_no_sync,
-        why="the wrapper brings the function that holds the reduction back until the last microbatch",
+        why="the wrapper sets the function that delays the reduction until the last microbatch",
         fix="Leave model.no_sync_func unset or set ddp.overlap_grad_reduce=false.",
         fails={"ddp.overlap_grad_reduce": True, "model.no_sync_func": "my.no_sync"},
         passes={"ddp.overlap_grad_reduce": True, "model.no_sync_func": None},

@@ -1,4 +1,4 @@
-"""Rules on runs that must give the same bits again."""
+"""Rules on deterministic mode."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ LIBRARY_SETTINGS: Mapping[str, tuple[str, ...]] = {
     "CUBLAS_WORKSPACE_CONFIG": (":4096:8", ":16:8"),
     "NVTE_ALLOW_NONDETERMINISTIC_ALGO": ("0",),
 }
-"""Values under which cuBLAS and Transformer Engine repeat their bits; resolving sets the first where none is set."""
+"""Values with which cuBLAS and Transformer Engine are deterministic. Resolving sets the first one if none is set."""
 
 
 def _v140(deterministic: bool | None, fusion: bool | None) -> str | None:
-    return "does not go with cross_entropy_loss_fusion" if deterministic and fusion else None
+    return "cannot be combined with cross_entropy_loss_fusion" if deterministic and fusion else None
 
 
 def _v141(deterministic: bool | None, env: Mapping[str, str], backend: str | None) -> str | None:
@@ -24,7 +24,7 @@ def _v141(deterministic: bool | None, env: Mapping[str, str], backend: str | Non
     if not deterministic or backend == "gloo" or found in ALGORITHMS:
         return None
     state = "it is unset" if found is None else f"it is {found}"
-    return f"needs NCCL_ALGO in the environment, one of {', '.join(ALGORITHMS)}, but {state}"
+    return f"requires the environment variable NCCL_ALGO to be one of {', '.join(ALGORITHMS)}, but {state}"
 
 
 def _v142(deterministic: bool | None, env: Mapping[str, str]) -> str | None:
@@ -32,7 +32,7 @@ def _v142(deterministic: bool | None, env: Mapping[str, str]) -> str | None:
         return None
     for name, allowed in LIBRARY_SETTINGS.items():
         if env.get(name, allowed[0]) not in allowed:
-            return f"does not go with {name}={env[name]}, only with {' or '.join(allowed)}"
+            return f"requires {name}={' or '.join(allowed)}, not {env[name]}"
     return None
 
 
@@ -41,7 +41,7 @@ RULES: tuple[Rule, ...] = (
         id="V140",
         fields=("model.deterministic_mode", "model.cross_entropy_loss_fusion"),
         test=_v140,
-        why="the fused loss adds in changing order",
+        why="the order of additions in the fused loss varies",
         fix="Set model.cross_entropy_loss_fusion=false or model.deterministic_mode=false.",
         fails={"model.deterministic_mode": True, "model.cross_entropy_loss_fusion": True},
         passes={"model.deterministic_mode": True, "model.cross_entropy_loss_fusion": False},
@@ -50,7 +50,7 @@ RULES: tuple[Rule, ...] = (
         id="V141",
         fields=("model.deterministic_mode", "facts.env", "dist.distributed_backend"),
         test=_v141,
-        why="NCCL otherwise picks an algorithm, and with it the order of additions, by itself",
+        why="NCCL otherwise selects the algorithm, and with it the order of additions",
         fix="Set NCCL_ALGO=Ring in the shell or in env_vars, or model.deterministic_mode=false.",
         fails={"model.deterministic_mode": True, "facts.env": {"NCCL_ALGO": "Ring,Tree"}},
         passes={"model.deterministic_mode": True, "facts.env": {"NCCL_ALGO": "Ring"}},
@@ -59,8 +59,8 @@ RULES: tuple[Rule, ...] = (
         id="V142",
         fields=("model.deterministic_mode", "facts.env"),
         test=_v142,
-        why="cuBLAS and Transformer Engine then pick kernels that add in changing order",
-        fix="Unset that variable: resolving sets it to a value that fits.",
+        why="cuBLAS and Transformer Engine otherwise select nondeterministic kernels",
+        fix="Unset that variable: resolving sets it to a supported value.",
         fails={"model.deterministic_mode": True, "facts.env": {"CUBLAS_WORKSPACE_CONFIG": ":0:0"}},
         passes={"model.deterministic_mode": True, "facts.env": {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}},
     ),

@@ -13,20 +13,24 @@ _RECORDER = {
     "flight_recorder_include_only_active": True,
     "flight_recorder_extra_dump_on_exec": True,
 }
-"""Settings of NCCL's flight recorder, which runs when it has a path."""
+"""Settings of NCCL's flight recorder, which is active if it has a path."""
 
 
 _TIME_OUTS = ("dist.distributed_timeout_minutes", "dist.distributed_timeout_seconds_after_init")
 
 
 def _v134(decentralized: bool | None, gloo: bool | None) -> str | None:
-    return "needs gloo groups off (use_gloo_process_groups=true)" if decentralized and gloo else None
+    return (
+        "requires gloo groups to be disabled (use_gloo_process_groups=true)"
+        if decentralized and gloo
+        else None
+    )
 
 
 def _differ(ours: object, theirs: object) -> str | None:
     if ours is None or theirs is None or ours == theirs:
         return None
-    return f"ddp has {format_value(ours)}, the optimizer {format_value(theirs)}"
+    return f"is {format_value(ours)} in ddp, but {format_value(theirs)} in optimizer"
 
 
 def _v240(seed: int | None) -> str | None:
@@ -48,7 +52,7 @@ def _time_outs(*values: int | None) -> str | None:
 
 
 def _needs(on: object, needed: object, name: str) -> str | None:
-    return f"needs {name}" if on and not needed else None
+    return f"requires {name}" if on and not needed else None
 
 
 RULES: tuple[Rule, ...] = (
@@ -56,7 +60,7 @@ RULES: tuple[Rule, ...] = (
         id="V134",
         fields=("dist.use_decentralized_pg", "dist.use_gloo_process_groups"),
         test=_v134,
-        why="groups that are handed over have no gloo twins",
+        why="explicitly passed process groups have no gloo counterparts",
         fix="Set dist.use_gloo_process_groups=false.",
         fails={"dist.use_decentralized_pg": True, "dist.use_gloo_process_groups": True},
         passes={"dist.use_decentralized_pg": True, "dist.use_gloo_process_groups": False},
@@ -65,7 +69,7 @@ RULES: tuple[Rule, ...] = (
         id="PG01",
         fields=("dist.eval_context_parallel_size", "dist.use_decentralized_pg"),
         test=lambda size, on: _needs(size is not None, on, "use_decentralized_pg"),
-        why="the evaluation then has process groups of its own",
+        why="the evaluation then uses separate process groups",
         fix="Set dist.use_decentralized_pg=true or dist.eval_context_parallel_size=null.",
         fails={"dist.eval_context_parallel_size": 2},
         passes={"dist.eval_context_parallel_size": 2, "dist.use_decentralized_pg": True},
@@ -74,7 +78,7 @@ RULES: tuple[Rule, ...] = (
         id="PG02",
         fields=("dist.sharp_enabled_group", "dist.use_sharp"),
         test=lambda group, on: _needs(group is not None, on, "use_sharp"),
-        why="it says where to reduce in the network",
+        why="it selects the group with in-network reduction",
         fix="Set dist.use_sharp=true or dist.sharp_enabled_group=null.",
         fails={"dist.sharp_enabled_group": "dp"},
         passes={"dist.sharp_enabled_group": "dp", "dist.use_sharp": True},
@@ -89,7 +93,7 @@ RULES: tuple[Rule, ...] = (
             *FSDP_ON,
         ),
         test=lambda on, *sharded: _needs(on, any(sharded), "use_distributed_optimizer"),
-        why="only sharded parameters are gathered",
+        why="only sharded parameters are all-gathered",
         fix="Set ddp.use_distributed_optimizer=true or ddp.overlap_param_gather=false.",
         fails={"ddp.overlap_param_gather": True},
         passes={"ddp.overlap_param_gather": True, "ddp.use_distributed_optimizer": True},
@@ -98,7 +102,7 @@ RULES: tuple[Rule, ...] = (
         id="PG04",
         fields=("ddp.overlap_param_gather", "ddp.overlap_grad_reduce"),
         test=lambda on, needed: _needs(on, needed, "overlap_grad_reduce"),
-        why="the gather follows the buckets of the overlapped reduction",
+        why="the all-gather uses the buckets of the overlapped reduction",
         fix="Set ddp.overlap_grad_reduce=true or ddp.overlap_param_gather=false.",
         fails={"ddp.overlap_param_gather": True, "ddp.overlap_grad_reduce": False},
         passes={"ddp.overlap_param_gather": True, "ddp.overlap_grad_reduce": True},
@@ -107,8 +111,8 @@ RULES: tuple[Rule, ...] = (
         id="PG05",
         fields=("dist.flight_recorder_dump_path", *(f"dist.{name}" for name in _RECORDER)),
         test=_recorder,
-        why="the flight recorder runs only when it knows where to write",
-        fix="Set dist.flight_recorder_dump_path, or leave the other settings of the recorder unset.",
+        why="the flight recorder is active only with a dump path",
+        fix="Set dist.flight_recorder_dump_path, or leave the other settings of the flight recorder unset.",
         fails={
             "dist.flight_recorder_trace_buffer_size": 100,
             "dist.flight_recorder_dump_on_timeout": False,
@@ -125,8 +129,8 @@ RULES: tuple[Rule, ...] = (
         id="PG06",
         fields=_TIME_OUTS,
         test=_time_outs,
-        why="a collective that may take no time gives up at once",
-        fix="Set whole minutes and seconds from 1 on, or dist.distributed_timeout_seconds_after_init=null.",
+        why="a collective with a timeout of 0 fails immediately",
+        fix="Set minutes and seconds to at least 1, or dist.distributed_timeout_seconds_after_init=null.",
         fails={"dist.distributed_timeout_minutes": 0, "dist.distributed_timeout_seconds_after_init": -1},
         passes={"dist.distributed_timeout_minutes": 1, "dist.distributed_timeout_seconds_after_init": 1},
     ),
@@ -134,7 +138,7 @@ RULES: tuple[Rule, ...] = (
         id="V143",
         fields=("ddp.use_distributed_optimizer", "optimizer.use_distributed_optimizer"),
         test=_differ,
-        why="wrapper and optimizer shard together; resolving makes them equal",
+        why="the wrapper and the optimizer share this setting; resolving makes both equal",
         fix="Set both to the same value.",
         severity="warning",
         fails={"ddp.use_distributed_optimizer": True, "optimizer.use_distributed_optimizer": False},
@@ -144,7 +148,7 @@ RULES: tuple[Rule, ...] = (
         id="V144",
         fields=("ddp.overlap_param_gather", "optimizer.overlap_param_gather"),
         test=_differ,
-        why="wrapper and optimizer gather together; resolving makes them equal",
+        why="the wrapper and the optimizer share this setting; resolving makes both equal",
         fix="Set both to the same value.",
         severity="warning",
         fails={"ddp.overlap_param_gather": True, "optimizer.overlap_param_gather": False},
@@ -154,7 +158,7 @@ RULES: tuple[Rule, ...] = (
         id="V240",
         fields=("rng.seed",),
         test=_v240,
-        why="Megatron Core refuses any other seed",
+        why="Megatron Core rejects other seeds",
         fix="Set a positive rng.seed.",
         fails={"rng.seed": 0},
         passes={"rng.seed": 1234},

@@ -1,4 +1,4 @@
-"""Rules on the environment variables that a configuration sets."""
+"""Rules on the section `env_vars`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from mb_config.rules.rule import Rule
 
 def _v001(variables: Mapping[object, object]) -> str | None:
     wrong = [name for name in variables if not isinstance(name, str) or not name.strip() or "=" in name]
-    return f"{wrong[0]!r} is no name of a variable" if wrong else None
+    return f"{wrong[0]!r} is not the name of a variable" if wrong else None
 
 
 def _v002(variables: Mapping[str, object]) -> str | None:
     for name, value in variables.items():
         if not isinstance(value, str | int | float):  # a bool is an int
-            return f"{name} is a {type(value).__name__}, neither text, number nor switch"
+            return f"{name} is a {type(value).__name__}, not text, a number or a boolean"
     return None
 
 
@@ -24,7 +24,7 @@ RULES: tuple[Rule, ...] = (
         id="V001",
         fields=("env_vars",),
         test=_v001,
-        why="a variable is found by a name that is not empty and has no equals sign",
+        why="names of variables are not empty and contain no equals sign",
         fix="Write NAME: value.",
         fails={"env_vars": {"": "1"}},
         passes={"env_vars": {"NCCL_ALGO": "Ring"}},
@@ -33,8 +33,8 @@ RULES: tuple[Rule, ...] = (
         id="V002",
         fields=("env_vars",),
         test=_v002,
-        why="the environment holds text",
-        fix="Give each variable one text, number or switch.",
+        why="the values of environment variables are text",
+        fix="Set each variable to text, a number or a boolean.",
         fails={"env_vars": {"NCCL_ALGO": ["Ring", "Tree"]}},
         passes={"env_vars": {"CUDA_DEVICE_MAX_CONNECTIONS": 1}},
     ),

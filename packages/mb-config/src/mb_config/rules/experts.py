@@ -1,4 +1,4 @@
-"""Rules on how tokens reach experts on other ranks."""
+"""Rules on the token dispatcher of mixture-of-experts models."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mb_config.rules.rule import Rule
 
 _FIELDS = ("model.moe_flex_dispatcher_backend", "model.moe_token_dispatcher_type", "facts.gpu")
 _DEEPEP_BLACKWELL = ("b200", "b300")
-"""GPUs of a later generation for which DeepEP is built too."""
+"""Blackwell GPUs for which DeepEP is built."""
 
 
 def _v159(backend: str | None, dispatcher: str | None, gpu: str) -> str | None:

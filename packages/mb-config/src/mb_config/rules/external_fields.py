@@ -1,4 +1,4 @@
-"""What rules of this package read of sections that belong to other packages."""
+"""Fields of other packages' sections that the rules of this package read."""
 
 from __future__ import annotations
 
@@ -83,4 +83,4 @@ EXTERNAL_FIELDS: Mapping[str, Any] = {
     "tokenizer.tokenizer_type": _TEXT,
     "tokenizer.vocab_size": _SIZE,
 }
-"""Types of the fields of other packages that rules of this one read."""
+"""Path to type of each field."""

@@ -1,4 +1,4 @@
-"""Rules on what a run starts from and is turned into: weights, adapters, packed data."""
+"""Rules on fine-tuning: initial weights, adapters, packed sequences, export."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ _PACKING = ("dataset.packed_sequence_specs", "train.micro_batch_size", "train.gl
 
 
 def _v128(restore: bool | None, fusion: bool | None) -> str | None:
-    return "does not go with gradient_accumulation_fusion" if restore and fusion else None
+    return "cannot be combined with gradient_accumulation_fusion" if restore and fusion else None
 
 
 def _local_copies(restore: bool | None, kind: str | None) -> str | None:
-    return "does not go with non_persistent_ckpt_type=local" if restore and kind == "local" else None
+    return "cannot be combined with non_persistent_ckpt_type=local" if restore and kind == "local" else None
 
 
 def _v129(export: bool | None, *sources: object) -> str | None:
     if not export or any(sources):
         return None
-    return "is on, but no Hugging Face model is named"
+    return "is true, but no Hugging Face model is set"
 
 
 def _v137_tokens(root: object, cp: int | None, per_token: bool | None) -> str | None:
     if root is None or (cp or 1) == 1 or per_token:
         return None
-    return f"is fine-tuned on under cp={cp} without calculate_per_token_loss"
+    return f"requires calculate_per_token_loss for fine-tuning with cp={cp}"
 
 
 def _v137_average(root: object, cp: int | None, average: bool | None) -> str | None:
     if root is None or (cp or 1) == 1 or not average:
         return None
-    return f"is fine-tuned on under cp={cp} with average_in_collective"
+    return f"requires average_in_collective=false for fine-tuning with cp={cp}"
 
 
 def _spec(specs: object, name: str) -> int | None:
@@ -51,7 +51,7 @@ def _v048(specs: object) -> str | None:
         return None
     size, longest, multiple = (_spec(specs, name) for name in _PACK_FIELDS)
     if multiple is not None and multiple < 1:
-        return f"pad_seq_to_mult={multiple} is no multiple"
+        return f"pad_seq_to_mult={multiple} is below 1"
     if longest is None or size is None or 0 < longest <= size:
         return None
     return f"max_single_sequence_length={longest} is not from 1 to packed_sequence_size={size}"
@@ -68,12 +68,12 @@ def _v139(specs: object, micro: int | None, batch: int | None) -> str | None:
         return None
     size = _spec(specs, "packed_sequence_size")
     if size is not None and size <= 0:
-        return f"packs of {size} tokens hold nothing"
+        return f"packed_sequence_size={size} is not positive"
     if micro is None or micro == 1:
         return None
     same = f"global_batch_size={batch // micro}, " if batch is not None else ""
     packs = f" and packs of {size * micro} tokens" if size is not None else ""
-    return f"packs are whole micro batches (micro_batch_size={micro}): the same is {same}micro_batch_size=1{packs}"
+    return f"each pack is a microbatch, but micro_batch_size={micro}: the equivalent is {same}micro_batch_size=1{packs}"
 
 
 RULES: tuple[Rule, ...] = (
@@ -81,7 +81,7 @@ RULES: tuple[Rule, ...] = (
         id="V128",
         fields=("model.restore_modelopt_state", "model.gradient_accumulation_fusion"),
         test=_v128,
-        why="layers that ModelOpt restored have no fused gradient",
+        why="layers restored by ModelOpt do not support fused gradients",
         fix="Set model.gradient_accumulation_fusion=false.",
         fails={"model.restore_modelopt_state": True, "model.gradient_accumulation_fusion": True},
         passes={"model.restore_modelopt_state": True, "model.gradient_accumulation_fusion": False},
@@ -90,7 +90,7 @@ RULES: tuple[Rule, ...] = (
         id="V128a",
         fields=("model.restore_modelopt_state", "checkpoint.non_persistent_ckpt_type"),
         test=_local_copies,
-        why="ModelOpt's own state is not in local checkpoints",
+        why="local checkpoints do not contain the state of ModelOpt",
         fix="Set checkpoint.non_persistent_ckpt_type=global or null.",
         fails={"model.restore_modelopt_state": True, "checkpoint.non_persistent_ckpt_type": "local"},
         passes={"model.restore_modelopt_state": True, "checkpoint.non_persistent_ckpt_type": "global"},
@@ -99,7 +99,7 @@ RULES: tuple[Rule, ...] = (
         id="V129",
         fields=_EXPORT,
         test=_v129,
-        why="configuration and tokenizer of the exported model are copied from one",
+        why="the configuration and the tokenizer of the exported model are copied from it",
         fix="Set checkpoint.hf_source_path.",
         fails={_EXPORT[0]: True},
         passes={_EXPORT[0]: True, _EXPORT[1]: "/models/llama"},
@@ -108,7 +108,7 @@ RULES: tuple[Rule, ...] = (
         id="V137a",
         fields=("dataset.dataset_root", "model.context_parallel_size", "model.calculate_per_token_loss"),
         test=_v137_tokens,
-        why="a rank whose chunk holds no answer would divide by its 0 tokens",
+        why="a rank without answer tokens in its chunk would divide by 0",
         fix="Set model.calculate_per_token_loss=true.",
         fails={"dataset.dataset_root": "/data", "model.context_parallel_size": 2},
         passes={
@@ -121,7 +121,7 @@ RULES: tuple[Rule, ...] = (
         id="V137b",
         fields=("dataset.dataset_root", "model.context_parallel_size", "ddp.average_in_collective"),
         test=_v137_average,
-        why="a rank whose chunk holds no answer would weigh as much as the others",
+        why="a rank without answer tokens in its chunk would have the same weight as the others",
         fix="Set ddp.average_in_collective=false.",
         fails={
             "dataset.dataset_root": "/data",
@@ -134,8 +134,8 @@ RULES: tuple[Rule, ...] = (
         id="V048",
         fields=("dataset.packed_sequence_specs",),
         test=_v048,
-        why="a pack is filled with sequences that fit into it",
-        fix="Correct that number.",
+        why="a pack is filled with sequences of at most its size",
+        fix="Correct this number.",
         fails={
             "dataset.packed_sequence_specs": {
                 "packed_sequence_size": 4096,
@@ -148,7 +148,7 @@ RULES: tuple[Rule, ...] = (
         id="V139",
         fields=_PACKING,
         test=_v139,
-        why="a pack is one row of tokens, and attention is told where its sequences begin",
+        why="a pack is one row of tokens with the start positions of its sequences",
         fix="Set train.micro_batch_size=1 and a positive packed_sequence_size.",
         fails=dict(zip(_PACKING, ({"packed_sequence_size": 4096}, 4, 128), strict=True)),
         passes=dict(zip(_PACKING, ({"packed_sequence_size": 16384}, 1, 32), strict=True)),
@@ -157,7 +157,7 @@ RULES: tuple[Rule, ...] = (
         id="V139a",
         fields=("peft", "checkpoint.pretrained_checkpoint"),
         test=lambda adapters, weights: None if weights else "is set without pretrained weights",
-        why="adapters change a model that is there already",
+        why="adapters are trained on top of pretrained weights",
         fix="Set checkpoint.pretrained_checkpoint.",
         fails={"peft": {"dim": 8}},
         passes={"peft": {"dim": 8}, "checkpoint.pretrained_checkpoint": "/checkpoints/base"},
@@ -166,8 +166,8 @@ RULES: tuple[Rule, ...] = (
         id="V243",
         fields=("model.vocab_size", "tokenizer.vocab_size"),
         test=_v243,
-        why="every token needs a row of the embedding",
-        fix="Leave model.vocab_size unset, or raise it.",
+        why="every token requires a row of the embedding",
+        fix="Leave model.vocab_size unset, or increase it.",
         fails={"model.vocab_size": 1000, "tokenizer.vocab_size": 1001},
         passes={"model.vocab_size": 1024, "tokenizer.vocab_size": 1001},
     ),
@@ -175,8 +175,8 @@ RULES: tuple[Rule, ...] = (
         id="V243a",
         fields=("model.vocab_size", "dataset.vocab_size", "tokenizer.tokenizer_type"),
         test=lambda rows, entries, other: None if other else _v243(rows, entries),
-        why="the dataset's tokenizer has so many entries, and every token needs a row of the embedding",
-        fix="Leave model.vocab_size unset, raise it, or lower dataset.vocab_size.",
+        why="the tokenizer of the dataset has this number of entries, and every token requires a row of the embedding",
+        fix="Leave model.vocab_size unset, increase it, or lower dataset.vocab_size.",
         fails={"model.vocab_size": 100, "dataset.vocab_size": 4096},
         passes={
             "model.vocab_size": 257,
@@ -187,8 +187,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="V246",
         fields=("ft.enable_ft_package", "checkpoint.save"),
-        test=lambda on, save: "needs a folder of checkpoints" if on and not save else None,
-        why="a restarted run goes on from there, with the time-outs that were learnt",
+        test=lambda on, save: "requires a checkpoint directory" if on and not save else None,
+        why="a restarted run resumes from it and reads the measured timeouts",
         fix="Set checkpoint.save or ft.enable_ft_package=false.",
         fails={"ft.enable_ft_package": True},
         passes={"ft.enable_ft_package": True, "checkpoint.save": "checkpoints"},

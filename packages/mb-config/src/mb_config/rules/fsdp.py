@@ -1,4 +1,4 @@
-"""Rules on Megatron-FSDP. What it needs switched on or off, resolving sets (V170 to V174, V177)."""
+"""Rules on Megatron-FSDP. Resolving sets the fields that it requires (V170 to V174, V177)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from mb_config.rules.rule import Rule
 
 ON = ("ddp.use_megatron_fsdp", "dist.use_megatron_fsdp")
-"""Either of the two switches it on."""
+"""Fields that enable Megatron-FSDP; one is sufficient."""
 
 _CHECKPOINT = ("checkpoint.ckpt_format", "checkpoint.save", "checkpoint.load")
 STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
@@ -20,8 +20,8 @@ def _v130(
     if form != "fsdp_dtensor" or not (save or load):
         return None
     if not any(megatrons):
-        return "is fsdp_dtensor, but use_megatron_fsdp is off"
-    return "is fsdp_dtensor, but use_torch_fsdp2 is on" if torchs else None
+        return "is fsdp_dtensor, but use_megatron_fsdp is false"
+    return "is fsdp_dtensor, but use_torch_fsdp2 is true" if torchs else None
 
 
 def _v175(form: str | None, save: object, load: object, *on: bool | None) -> str | None:
@@ -33,32 +33,32 @@ def _v175(form: str | None, save: object, load: object, *on: bool | None) -> str
 def _v176(ddp: bool | None, dist: bool | None, env: Mapping[str, str]) -> str | None:
     if not (ddp or dist) or env.get("CUDA_DEVICE_MAX_CONNECTIONS") != "1":
         return None
-    return "does not go with CUDA_DEVICE_MAX_CONNECTIONS=1"
+    return "cannot be combined with CUDA_DEVICE_MAX_CONNECTIONS=1"
 
 
 def _v177(manual: bool | None, user_buffers: bool | None) -> str | None:
-    return "needs nccl_ub" if manual and not user_buffers else None
+    return "requires nccl_ub" if manual and not user_buffers else None
 
 
 def _v178(strategy: str | None, interval: int | None, *on: bool | None) -> str | None:
     if not any(on) or strategy != "optim_grads_params" or not interval:
         return None
-    return f"is {strategy}, but whole weights are to be compared every {interval} steps"
+    return f"is {strategy}, but the comparison of weights every {interval} steps requires unsharded weights"
 
 
 def _v179(mapping: bool | None, *on: bool | None) -> str | None:
-    return "does not go with Megatron-FSDP" if mapping and any(on) else None
+    return "cannot be combined with Megatron-FSDP" if mapping and any(on) else None
 
 
 def _v180(version: object) -> str | None:
-    return None if version in (None, 1) else f"there is no Megatron-FSDP of version {version}"
+    return None if version in (None, 1) else f"Megatron-FSDP has no version {version}"
 
 
 def _strategies(inner: str | None, outer: str | None) -> str | None:
     if inner is not None and inner not in STRATEGIES:
-        return f"{inner!r} is none of {', '.join(STRATEGIES)}"
+        return f"{inner!r} is not one of {', '.join(STRATEGIES)}"
     if outer is not None and outer not in _OUTER:
-        return f"outer_dp_sharding_strategy={outer!r} is none of {', '.join(_OUTER)}"
+        return f"outer_dp_sharding_strategy={outer!r} is not one of {', '.join(_OUTER)}"
     return None
 
 
@@ -66,9 +66,9 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="V120",
         fields=("dist.use_torch_fsdp2", *ON),
-        test=lambda torchs, *on: "is on together with use_megatron_fsdp" if torchs and any(on) else None,
-        why="a parameter is sharded by one of them",
-        fix="Switch one of them off.",
+        test=lambda torchs, *on: "cannot be combined with use_megatron_fsdp" if torchs and any(on) else None,
+        why="each parameter is sharded by one of them",
+        fix="Set one of them to false.",
         fails={"dist.use_torch_fsdp2": True, "dist.use_megatron_fsdp": True},
         passes={"dist.use_megatron_fsdp": True},
     ),
@@ -76,7 +76,7 @@ RULES: tuple[Rule, ...] = (
         id="V130",
         fields=(*_CHECKPOINT, "dist.use_torch_fsdp2", *ON),
         test=_v130,
-        why="that format holds the shards of Megatron-FSDP",
+        why="this format stores the shards of Megatron-FSDP",
         fix="Set checkpoint.ckpt_format=torch_dist, or ddp.use_megatron_fsdp=true and dist.use_torch_fsdp2=false.",
         fails={"checkpoint.ckpt_format": "fsdp_dtensor", "checkpoint.save": "checkpoints"},
         passes={
@@ -89,7 +89,7 @@ RULES: tuple[Rule, ...] = (
         id="V175",
         fields=(*_CHECKPOINT, *ON),
         test=_v175,
-        why="other formats do not know how its shards are cut",
+        why="other formats do not support its sharding",
         fix="Set checkpoint.ckpt_format=fsdp_dtensor.",
         fails={
             "checkpoint.ckpt_format": "torch_dist",
@@ -106,8 +106,8 @@ RULES: tuple[Rule, ...] = (
         id="V176",
         fields=(*ON, "facts.env"),
         test=_v176,
-        why="with one queue the gather of parameters cannot run beside computation",
-        fix="Unset CUDA_DEVICE_MAX_CONNECTIONS in the shell and in env_vars, or give it another value.",
+        why="with one queue the parameter all-gather cannot overlap with computation",
+        fix="Unset CUDA_DEVICE_MAX_CONNECTIONS in the shell and in env_vars, or set it to a different value.",
         fails={"ddp.use_megatron_fsdp": True, "facts.env": {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}},
         passes={"ddp.use_megatron_fsdp": True, "facts.env": {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}},
     ),
@@ -115,7 +115,7 @@ RULES: tuple[Rule, ...] = (
         id="V177",
         fields=("ddp.fsdp_manual_registration", "ddp.nccl_ub"),
         test=_v177,
-        why="it registers the buffers that nccl_ub asks for",
+        why="it registers the buffers of nccl_ub",
         fix="Set ddp.nccl_ub=true or ddp.fsdp_manual_registration=false.",
         fails={"ddp.fsdp_manual_registration": True},
         passes={"ddp.fsdp_manual_registration": True, "ddp.nccl_ub": True},
@@ -128,7 +128,7 @@ RULES: tuple[Rule, ...] = (
             *ON,
         ),
         test=_v178,
-        why="no rank holds whole weights to compare",
+        why="no rank holds the complete weights",
         fix="Set train.check_weight_hash_across_dp_replicas_interval=null.",
         fails={
             "ddp.data_parallel_sharding_strategy": "optim_grads_params",
@@ -145,7 +145,7 @@ RULES: tuple[Rule, ...] = (
         id="V179",
         fields=("dist.use_tp_pp_dp_mapping", *ON),
         test=_v179,
-        why="its device mesh has the ranks in the order tp-cp-ep-dp-pp",
+        why="its device mesh orders the ranks tp-cp-ep-dp-pp",
         fix="Set dist.use_tp_pp_dp_mapping=false.",
         fails={"dist.use_tp_pp_dp_mapping": True, "ddp.use_megatron_fsdp": True},
         passes={"dist.use_tp_pp_dp_mapping": True},
@@ -154,7 +154,7 @@ RULES: tuple[Rule, ...] = (
         id="V180",
         fields=("ddp.megatron_fsdp_version",),
         test=_v180,
-        why="Megatron Core 0.19 has one, which needs no number",
+        why="Megatron Core 0.19 has one version, which is not configurable",
         fix="Remove ddp.megatron_fsdp_version.",
         fails={"ddp.megatron_fsdp_version": 2},
         passes={"ddp.megatron_fsdp_version": None},
@@ -163,7 +163,7 @@ RULES: tuple[Rule, ...] = (
         id="F01",
         fields=("ddp.data_parallel_sharding_strategy", "ddp.outer_dp_sharding_strategy"),
         test=_strategies,
-        why="Megatron-FSDP shards in these ways",
+        why="Megatron-FSDP has no other strategy",
         fix="Use a name from the list.",
         fails={"ddp.data_parallel_sharding_strategy": "full"},
         passes={"ddp.data_parallel_sharding_strategy": "optim_grads_params"},

@@ -1,4 +1,4 @@
-"""Rules on what a GPU can do. The GPU is a fact, told by its short name: no device is asked.
+"""Rules on the capabilities of GPUs. The GPU is a fact, given by its short name; no device is queried.
 
 The compute capabilities are those of NVIDIA's table "CUDA GPU Compute Capability".
 """
@@ -42,33 +42,33 @@ NVLINK_GPUS: Mapping[str, int] = {
     "gb200": 72,
     "gb300": 72,
 }
-"""Short name of a GPU to the GPUs that its common system connects by NVLink: a board of eight, or a rack."""
+"""Short name of a GPU to the number of GPUs that its common system connects by NVLink: a board or a rack."""
 
 
 KNOWN: tuple[str, ...] = tuple(dict.fromkeys([*CAPABILITIES, *GPU_MEMORY]))
-"""Short names of the GPUs of which the compute capability or the memory is known."""
+"""Short names of the GPUs with a known compute capability or memory size."""
 
 
 def capability(gpu: str) -> tuple[int, int] | None:
-    """Compute capability of a GPU by its name; None for one that is not in the table."""
+    """Return the compute capability of a GPU by its name, or None if it is not in the table."""
     return CAPABILITIES.get(find_short_name(gpu, KNOWN) or "")
 
 
 def gpu_short_name(name: str, *, field: str = "gpu") -> str:
-    """Return the short name ("h100") of a GPU name as people or nvidia-smi write it ("NVIDIA H100 80GB HBM3").
+    """Return the short name ("h100") of a GPU name as users or nvidia-smi write it ("NVIDIA H100 80GB HBM3").
 
     Args:
-        name: the name.
-        field: where it was given, for the message.
+        name: The name.
+        field: Field or option with the name, for the message.
 
     Raises:
-        UnknownGpuError: it is not known; the message names the nearest ones.
+        UnknownGpuError: If the name is not known; the message contains the nearest ones.
     """
     return short_name(name, KNOWN, field=field)
 
 
 def nvlink_gpus(gpu: str) -> int | None:
-    """Return the number of GPUs that the common system of a GPU connects by NVLink; None: it is not known."""
+    """Return the number of GPUs that the common system of a GPU connects by NVLink, or None if it is not known."""
     return NVLINK_GPUS.get(find_short_name(gpu, KNOWN) or "")
 
 
@@ -77,7 +77,7 @@ def _across_nodes(tp: int | None, expert_tp: int | None, gpus: int, world_size: 
     wide = [f"{name}={size}" for name, size in sizes.items() if size is not None and size > gpus]
     if not wide or world_size <= gpus:
         return None
-    return f"groups are wider than the {gpus} GPUs of a node ({', '.join(wide)})"
+    return f"groups exceed the {gpus} GPUs of a node ({', '.join(wide)})"
 
 
 def _shared_gpus(processes: int, gpus: int, mapped: bool | None) -> str | None:
@@ -106,7 +106,7 @@ def _too_old(gpu: str, *, bf16: object, fp8: object, fp8_recipe: object, fp4: ob
     )
     for requested, what, needed in needs:
         if requested and found < needed:
-            return f"{what} needs compute capability {_dotted(needed)}, but {gpu} has {_dotted(found)}"
+            return f"{what} requires compute capability {_dotted(needed)}, but {gpu} has {_dotted(found)}"
     return None
 
 
@@ -128,8 +128,8 @@ RULES: tuple[Rule, ...] = (
         id="H01",
         fields=("facts.gpu",),
         test=_unknown,
-        why="no rule on GPUs can be checked for an unknown one, so the check would prove nothing",
-        fix="Use one of these names, a name that nvidia-smi prints, or none.",
+        why="rules on GPUs cannot be checked for an unknown GPU",
+        fix="Use one of these names or a name that nvidia-smi prints, or leave it unset.",
         fails={"facts.gpu": "h10"},
         passes={"facts.gpu": "h100"},
     ),
@@ -137,8 +137,8 @@ RULES: tuple[Rule, ...] = (
         id="H02",
         fields=("mixed_precision", "facts.gpu"),
         test=_recipe_fits,
-        why="its tensor cores do not compute in that format",
-        fix="Choose another mixed_precision or another GPU.",
+        why="its tensor cores do not support this format",
+        fix="Choose a different mixed_precision or GPU.",
         fails={"mixed_precision": "bf16_with_mxfp8_mixed", "facts.gpu": "h100"},
         passes={"mixed_precision": "bf16_with_mxfp8_mixed", "facts.gpu": "b200"},
     ),
@@ -146,8 +146,8 @@ RULES: tuple[Rule, ...] = (
         id="H03",
         fields=("model.bf16", "model.fp8", "model.fp8_recipe", "model.fp4", "facts.gpu"),
         test=_model_fits,
-        why="its tensor cores do not compute in that format",
-        fix="Choose another precision of the model or another GPU.",
+        why="its tensor cores do not support this format",
+        fix="Choose a different precision of the model or a different GPU.",
         fails={"model.bf16": True, "model.fp8": "hybrid", "facts.gpu": "a100"},
         passes={"model.bf16": True, "model.fp8": "hybrid", "facts.gpu": "h100"},
     ),
@@ -160,9 +160,9 @@ RULES: tuple[Rule, ...] = (
             "facts.world_size",
         ),
         test=_across_nodes,
-        why="every layer waits for collectives of that group, and between nodes these are many times slower than over "
+        why="every layer waits for collectives of this group, which are many times slower between nodes than over "
         "NVLink",
-        fix="Lower it to the GPUs of a node, and raise model.pipeline_model_parallel_size or context_parallel_size.",
+        fix="Lower it to the GPUs of a node, and increase model.pipeline_model_parallel_size or context_parallel_size.",
         severity="warning",
         fails={
             "model.tensor_model_parallel_size": 16,
@@ -179,9 +179,9 @@ RULES: tuple[Rule, ...] = (
         id="H05",
         fields=("facts.local_world_size", "facts.gpus_per_node", "dist.external_gpu_device_mapping"),
         test=_shared_gpus,
-        why="each process of a machine takes the GPU with its local rank as index",
+        why="each process of a machine uses the GPU with its local rank as index",
         fix="Start at most one process for each visible GPU (CUDA_VISIBLE_DEVICES), or set "
-        "dist.external_gpu_device_mapping=true where the launcher gives each process its own.",
+        "dist.external_gpu_device_mapping=true if the launcher makes one GPU visible to each process.",
         fails={"facts.local_world_size": 8, "facts.gpus_per_node": 4},
         passes={"facts.local_world_size": 4, "facts.gpus_per_node": 4},
     ),

@@ -1,4 +1,4 @@
-"""Rules on micro batches where stages of a pipeline are interleaved: Megatron Core's schedule takes them in groups."""
+"""Rules on microbatches of the interleaved pipeline schedule, which processes them in groups."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mb_config.rules.rule import Rule
 
 
 def _sizes(batch: int | None, ramp: list[int] | None, text: str | None) -> list[int]:
-    """Every global batch of a training; none where other rules refuse what it follows from."""
+    """Return every global batch size of a training, or none if other rules reject the fields that determine it."""
     if text is not None:
         return [stage.size for stage in scheduled_stages(text)] if is_valid_schedule(text) else []
     if not batch or not is_valid_ramp(ramp, batch):
@@ -20,18 +20,18 @@ def _sizes(batch: int | None, ramp: list[int] | None, text: str | None) -> list[
 
 
 def _uneven_groups(sizes: list[int], *, unit: int, pp: int, group: int, lenient: bool) -> str | None:
-    """Say what Megatron Core 0.19's interleaved schedule would raise in the first step with a batch of such a size."""
+    """Return the error of Megatron Core 0.19's interleaved schedule in the first step with one of the batch sizes."""
     if group < pp:
         return f"microbatch_group_size_per_vp_stage={group} is below pp={pp}"
     for size in sizes:
         number, rest = divmod(size, unit)
         if rest and not lenient:
-            continue  # V242, V119, TR03 or TR09
-        each = f"{size} gives each replica {number} micro batch{'es' if number != 1 else ''}"
+            continue  # reported by V242, V119, TR03 or TR09
+        each = f"{size} results in {number} microbatch{'es' if number != 1 else ''} per replica"
         if number < group:
-            return f"{each}, below a group of {group}"
+            return f"{each}, less than a group of {group}"
         if 0 < number % group < pp:
-            return f"{each}: {number % group} behind the last whole group of {group}, below pp={pp}"
+            return f"{each}, of which {number % group} remain after the last full group of {group}, less than pp={pp}"
     return None
 
 
@@ -74,8 +74,8 @@ def _evaluation(  # noqa: PLR0913 - one value per field
 ) -> str | None:
     as_trained = eval_batch in (None, batch) and eval_micro in (None, micro) and eval_cp in (None, cp)
     if iters == 0 or (as_trained and text is None):
-        return None  # as in training, where TR11 speaks
-    lenient = lenient and eval_batch in (None, batch)  # a batch of its own is not rounded down
+        return None  # as in training, which TR11 checks
+    lenient = lenient and eval_batch in (None, batch)  # a separate batch size is not rounded down
     return _training(
         eval_batch or batch, eval_micro or micro, None, None, lenient, group, vp, world, tp, pp, eval_cp or cp
     )
@@ -83,8 +83,8 @@ def _evaluation(  # noqa: PLR0913 - one value per field
 
 _GROUP = ("model.microbatch_group_size_per_vp_stage", "model.virtual_pipeline_model_parallel_size")
 _WHY = (
-    "a virtual stage takes its micro batches in groups of microbatch_group_size_per_vp_stage (null: pp), and each "
-    "group, the last one too, must fill the pipeline"
+    "a virtual stage processes its microbatches in groups of microbatch_group_size_per_vp_stage (null: pp), and each "
+    "group, including the last one, must fill the pipeline"
 )
 _LAYOUT = {"facts.world_size": 2, SIZES[0]: 1, SIZES[1]: 2, SIZES[2]: 1, _GROUP[1]: 2}
 
@@ -103,7 +103,7 @@ RULES: tuple[Rule, ...] = (
         ),
         test=_training,
         why=_WHY,
-        fix="Choose batches, in every stage of a training, that are multiples of "
+        fix="Choose batch sizes that, in every stage of the training, are multiples of "
         "micro_batch_size x data parallel x group, or set model.virtual_pipeline_model_parallel_size=null.",
         fails={**_LAYOUT, "train.global_batch_size": 3, "train.micro_batch_size": 1},
         passes={**_LAYOUT, "train.global_batch_size": 4, "train.micro_batch_size": 1},

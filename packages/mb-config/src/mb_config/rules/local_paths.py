@@ -1,4 +1,4 @@
-"""Fields that name files or folders: local paths only."""
+"""Rules on fields that name files or directories: local paths only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PATH_FIELDS = (
     "dist.nccl_communicator_config_path",
     "dist.flight_recorder_dump_path",
 )
-"""Fields that name files or folders."""
+"""Fields that name files or directories."""
 
 RULES: tuple[Rule, ...] = tuple(
     Rule(**path_rule(number, path)) for number, path in enumerate(PATH_FIELDS, start=61)

@@ -1,4 +1,4 @@
-"""Rules on numbers that every Megatron model section has, whatever its family."""
+"""Rules on numbers that every Megatron model section has."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mb_config.rules.rule import Rule, rules_for_each
 def _probability(value: float | None) -> str | None:
     if value is None or 0 <= value < 1:
         return None
-    return f"must be from 0 up to, not including, 1, not {value}"
+    return f"must be in [0, 1), not {value}"
 
 
 def _positive(value: float | None) -> str | None:
@@ -16,7 +16,7 @@ def _positive(value: float | None) -> str | None:
 
 
 def _share(value: float | None) -> str | None:
-    return None if value is None or 0 < value <= 1 else f"must be above 0 and at most 1, not {value}"
+    return None if value is None or 0 < value <= 1 else f"must be in (0, 1], not {value}"
 
 
 RULES: tuple[Rule, ...] = (
@@ -33,8 +33,8 @@ RULES: tuple[Rule, ...] = (
         "MN02",
         ("model.init_method_std", "model.layernorm_epsilon"),
         _positive,
-        why="weights start with that spread, and a norm divides by no less than that",
-        fix="a number such as 0.02 for the spread, 1e-5 for the norm",
+        why="it is the standard deviation of initial weights, or the lower bound of the divisor of a norm",
+        fix="a number such as 0.02 (standard deviation) or 1e-5 (epsilon)",
         fails=-1.0,
         passes=0.02,
     ),
@@ -42,7 +42,7 @@ RULES: tuple[Rule, ...] = (
         id="MN03",
         fields=("model.rotary_percent",),
         test=_share,
-        why="it is the part of each attention head that rotary position embeddings rotate",
+        why="it is the fraction of each attention head to which rotary position embeddings apply",
         fix="Set model.rotary_percent to a number such as 1.0 or 0.5.",
         fails={"model.rotary_percent": -0.5},
         passes={"model.rotary_percent": 0.5},

@@ -1,4 +1,4 @@
-"""Rules on what Megatron Core's optimizer accepts."""
+"""Rules on the settings of Megatron Core's optimizer."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _MOMENTS = (
 )
 
 ALGORITHMS = ("adam", "sgd", "lion", "muon", "adaptive_muon", "soap")
-"""Values of `optimizer.optimizer` that Megatron Core knows; `dist_` before one shards by whole layers."""
+"""Values of `optimizer.optimizer` in Megatron Core. The prefix `dist_` shards by entire layers."""
 
 
 def _low_precision(aware: bool | None, *dtypes: str | None) -> str | None:
     low = format_assignments(_MOMENTS, dtypes, where=_below_float32)
-    return f"is off beside {low}" if low and not aware else None
+    return f"is false, but {low} is set" if low and not aware else None
 
 
 def _below_float32(dtype: str | None) -> bool:
@@ -29,11 +29,11 @@ def _below_float32(dtype: str | None) -> bool:
 
 
 def _aware(aware: bool | None, algorithm: str | None) -> str | None:
-    return f"does not go with optimizer={algorithm}" if aware and algorithm != "adam" else None
+    return f"cannot be combined with optimizer={algorithm}" if aware and algorithm != "adam" else None
 
 
 def _aware_of_shards(aware: bool | None, *sharded: bool | None) -> str | None:
-    return "needs use_distributed_optimizer" if aware and not any(sharded) else None
+    return "requires use_distributed_optimizer" if aware and not any(sharded) else None
 
 
 def _negative_decay(decay: float | None) -> str | None:
@@ -45,7 +45,7 @@ def _known_algorithm(name: str | None) -> str | None:
         return None
     near = get_close_matches(str(name)[:100], ALGORITHMS, n=1)
     nearest = f"; nearest: {near[0]}" if near else ""
-    return f"{name!r} is none of {', '.join(ALGORITHMS)}{nearest}"
+    return f"{name!r} is not one of {', '.join(ALGORITHMS)}{nearest}"
 
 
 def _negative_clip(limit: float | None) -> str | None:
@@ -55,17 +55,17 @@ def _negative_clip(limit: float | None) -> str | None:
 def _kept_part(value: float | None) -> str | None:
     if value is None or 0 <= value < 1:
         return None
-    return f"must be from 0 up to, not including, 1, not {value}"
+    return f"must be in [0, 1), not {value}"
 
 
 def _extra_memory(recipe: str | None, reuse: bool | None) -> str | None:
-    return "is mxfp8, and the gradient buffer is not reused" if recipe == "mxfp8" and not reuse else None
+    return "is mxfp8, but the gradient buffer is not reused" if recipe == "mxfp8" and not reuse else None
 
 
 def _needs_fused_adam(aware: bool | None, offload: bool | None, transformer_engine: bool) -> str | None:
     if not aware or offload or transformer_engine:
         return None
-    return "needs Transformer Engine (transformer_engine=false)"
+    return "requires Transformer Engine (transformer_engine=false)"
 
 
 _COMMON: tuple[Rule, ...] = (
@@ -73,8 +73,8 @@ _COMMON: tuple[Rule, ...] = (
         id="V146",
         fields=("optimizer.fp16", "optimizer.bf16"),
         test=both_half_formats,
-        why="a model computes in one of the two",
-        fix="Switch one of them off.",
+        why="a model computes in one format",
+        fix="Set one of them to false.",
         fails={"optimizer.fp16": True, "optimizer.bf16": True},
         passes={"optimizer.bf16": True},
     ),
@@ -82,8 +82,8 @@ _COMMON: tuple[Rule, ...] = (
         id="V051",
         fields=("optimizer.use_precision_aware_optimizer", *_MOMENTS),
         test=_low_precision,
-        why="only the precision-aware optimizer keeps its state below float32",
-        fix="Set optimizer.use_precision_aware_optimizer=true, or float32.",
+        why="only the precision-aware optimizer supports state below float32",
+        fix="Set optimizer.use_precision_aware_optimizer=true, or set the dtypes to float32.",
         fails={"optimizer.exp_avg_dtype": "bfloat16"},
         passes={"optimizer.use_precision_aware_optimizer": True, "optimizer.exp_avg_dtype": "bfloat16"},
     ),
@@ -91,8 +91,8 @@ _COMMON: tuple[Rule, ...] = (
         id="V051a",
         fields=("optimizer.use_precision_aware_optimizer", "optimizer.optimizer"),
         test=_aware,
-        why="it is a form of Adam",
-        fix="Set optimizer.optimizer=adam, or switch it off.",
+        why="it is a variant of Adam",
+        fix="Set optimizer.optimizer=adam, or set it to false.",
         fails={"optimizer.use_precision_aware_optimizer": True, "optimizer.optimizer": "sgd"},
         passes={"optimizer.use_precision_aware_optimizer": True, "optimizer.optimizer": "adam"},
     ),
@@ -103,10 +103,10 @@ _COMMON: tuple[Rule, ...] = (
             "optimizer.reuse_grad_buf_for_mxfp8_param_ag",
         ),
         test=lambda early, reuse: (
-            "does not go with reuse_grad_buf_for_mxfp8_param_ag" if early and reuse else None
+            "cannot be combined with reuse_grad_buf_for_mxfp8_param_ag" if early and reuse else None
         ),
-        why="the gather would use the gradient buffer while the step still reads it",
-        fix="Switch one of the two off.",
+        why="the all-gather would use the gradient buffer while the optimizer step reads it",
+        fix="Set one of the two to false.",
         fails={
             "optimizer.overlap_param_gather_with_optimizer_step": True,
             "optimizer.reuse_grad_buf_for_mxfp8_param_ag": True,
@@ -117,7 +117,7 @@ _COMMON: tuple[Rule, ...] = (
         id="V051c",
         fields=("optimizer.fp8_recipe", "optimizer.reuse_grad_buf_for_mxfp8_param_ag"),
         test=_extra_memory,
-        why="a second buffer of the size of the parameters is kept for the gather",
+        why="a second buffer of the size of the parameters is allocated for the all-gather",
         fix="Set reuse_grad_buf_for_mxfp8_param_ag=true and fp8_param_gather=true, in mixed_precision or in ddp.",
         severity="warning",
         fails={"optimizer.fp8_recipe": "mxfp8"},
@@ -131,8 +131,8 @@ _COMMON: tuple[Rule, ...] = (
             "facts.transformer_engine",
         ),
         test=_needs_fused_adam,
-        why="the Adam that keeps its state below float32 is Transformer Engine's",
-        fix="Install transformer-engine[pytorch], set optimizer.optimizer_cpu_offload=true, or switch it off.",
+        why="only Transformer Engine implements Adam with state below float32",
+        fix="Install transformer-engine[pytorch], set optimizer.optimizer_cpu_offload=true, or set it to false.",
         fails={"optimizer.use_precision_aware_optimizer": True, "facts.transformer_engine": False},
         passes={"optimizer.use_precision_aware_optimizer": True, "facts.transformer_engine": True},
     ),
@@ -140,7 +140,7 @@ _COMMON: tuple[Rule, ...] = (
         id="V208a",
         fields=("optimizer.weight_decay",),
         test=_negative_decay,
-        why="the schedule of the weight decay starts there",
+        why="the weight-decay schedule starts from it",
         fix="Set optimizer.weight_decay to 0 or more.",
         fails={"optimizer.weight_decay": -0.1},
         passes={"optimizer.weight_decay": 0.1},
@@ -149,7 +149,7 @@ _COMMON: tuple[Rule, ...] = (
         id="OP01",
         fields=("optimizer.optimizer",),
         test=_known_algorithm,
-        why="Megatron Core builds no other optimizer",
+        why="Megatron Core implements no other optimizer",
         fix="Use a name from the list; adam with optimizer.decoupled_weight_decay=true is AdamW.",
         fails={"optimizer.optimizer": "adamw2"},
         passes={"optimizer.optimizer": "adam"},
@@ -158,8 +158,8 @@ _COMMON: tuple[Rule, ...] = (
         id="OP02",
         fields=("optimizer.clip_grad",),
         test=_negative_clip,
-        why="a norm is not negative, and 0 switches clipping off",
-        fix="Set optimizer.clip_grad to the largest norm to let through, such as 1.0, or to 0.",
+        why="a norm is not negative, and 0 disables clipping",
+        fix="Set optimizer.clip_grad to the maximum norm, such as 1.0, or to 0.",
         fails={"optimizer.clip_grad": -1.0},
         passes={"optimizer.clip_grad": 1.0},
     ),
@@ -167,7 +167,7 @@ _COMMON: tuple[Rule, ...] = (
         "OP03",
         ("optimizer.adam_beta1", "optimizer.adam_beta2", "optimizer.sgd_momentum"),
         _kept_part,
-        why="it is the part of a running average that a step keeps",
+        why="it is the decay of a running average",
         fix="a number such as 0.9",
         fails=1.0,
         passes=0.95,
@@ -176,7 +176,7 @@ _COMMON: tuple[Rule, ...] = (
         id="DT02",
         fields=("optimizer.params_dtype", *_MOMENTS),
         test=unknown_dtypes,
-        why="torch knows no other dtype for it",
+        why="torch has no other dtype for it",
         fix="Use a name from the list.",
         fails={"optimizer.params_dtype": "bf16"},
         passes={"optimizer.params_dtype": "bfloat16"},
@@ -185,14 +185,14 @@ _COMMON: tuple[Rule, ...] = (
 
 
 def _sharded(*elsewhere: str) -> Rule:
-    """The rule on shards; `elsewhere` are further switches that lead to them when the config is resolved."""
+    """Return the rule on sharded state. `elsewhere` are other fields that enable sharding when resolved."""
     aware, sharded = "optimizer.use_precision_aware_optimizer", "optimizer.use_distributed_optimizer"
     return Rule(
         id="V051e",
         fields=(aware, sharded, *elsewhere),
         test=_aware_of_shards,
-        why="it works on sharded state",
-        fix="Set optimizer.use_distributed_optimizer=true, or switch it off.",
+        why="it requires sharded state",
+        fix="Set optimizer.use_distributed_optimizer=true, or set it to false.",
         fails={aware: True, sharded: False},
         passes={aware: True, sharded: True},
     )

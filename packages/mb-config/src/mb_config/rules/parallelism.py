@@ -1,4 +1,4 @@
-"""Rules on how the model is cut over processes."""
+"""Rules on tensor, pipeline, expert and data parallelism."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _ALL_SIZES = (
 
 
 def data_parallel_size(world: int, tp: int | None, pp: int | None, cp: int | None) -> int | None:
-    """Replicas of the model: world / (tp x pp x cp); None if that is no whole number of at least 1.
+    """Return the number of model replicas, world / (tp x pp x cp), or None if that is not an integer of at least 1.
 
-    A size of None counts as 1. Expert parallelism is no factor: it is cut out of the data-parallel ranks.
+    A size of None counts as 1. Expert parallelism is not a factor, because it uses the data-parallel ranks.
     """
     sizes = [1 if size is None else size for size in (tp, pp, cp)]
     if min(sizes) < 1 or world < 1 or world % prod(sizes) != 0:
@@ -39,12 +39,12 @@ def _processes(world: int) -> str:
 def _v030(world: int, tp: int | None, pp: int | None, cp: int | None) -> str | None:
     if data_parallel_size(world, tp, pp, cp) is not None:
         return None
-    return f"{_processes(world)} no multiple of tp x pp x cp = {tp or 1} x {pp or 1} x {cp or 1}"
+    return f"{_processes(world)} not a multiple of tp x pp x cp = {tp or 1} x {pp or 1} x {cp or 1}"
 
 
 def _positive(*sizes: int | None) -> str | None:
     wrong = format_assignments(_ALL_SIZES, sizes, where=_below_one)
-    return f"{wrong}: a parallel size is at least 1" if wrong else None
+    return f"parallel sizes must be at least 1 ({wrong})" if wrong else None
 
 
 def _below_one(size: int | None) -> bool:
@@ -54,7 +54,7 @@ def _below_one(size: int | None) -> bool:
 def _divides(what: str, number: int | None, size: int | None, name: str) -> str | None:
     if number is None or not size or size < 1 or number % size == 0:
         return None
-    return f"{number} {what} cannot be cut into {name}={size} equal parts"
+    return f"{number} {what} cannot be split into {name}={size} equal parts"
 
 
 def _groups(groups: int | None, tp: int | None) -> str | None:
@@ -66,43 +66,43 @@ def _groups(groups: int | None, tp: int | None) -> str | None:
 def _heads_per_group(groups: int | None, heads: int | None) -> str | None:
     if not groups or heads is None or heads % groups == 0:
         return None
-    return f"{heads} attention heads do not share {groups} query groups evenly"
+    return f"{heads} attention heads cannot be divided equally over {groups} query groups"
 
 
 def _layers(layers: int | None, pp: int | None, vp: int | None, *uneven: object) -> str | None:
     stages = (pp or 1) * (vp or 1)
     if layers is None or any(uneven) or stages < 1 or layers % stages == 0:
         return None
-    return f"{layers} layers cannot be cut into pp x vp = {pp or 1} x {vp or 1} equal parts"
+    return f"{layers} layers cannot be split into pp x vp = {pp or 1} x {vp or 1} equal parts"
 
 
 def _sequence_parallel(on: bool | None, tp: int | None) -> str | None:
-    return "needs tensor parallelism (tp=1)" if on and (tp or 1) == 1 else None
+    return "requires tensor parallelism (tp=1)" if on and (tp or 1) == 1 else None
 
 
 def _virtual(vp: int | None, pp: int | None) -> str | None:
-    return f"vp={vp} needs pipeline parallelism (pp=1)" if vp and vp > 1 and (pp or 1) == 1 else None
+    return f"vp={vp} requires pipeline parallelism (pp=1)" if vp and vp > 1 and (pp or 1) == 1 else None
 
 
 def _experts(experts: int | None, ep: int | None) -> str | None:
     if not ep or ep < 2:
         return None
     if not experts:
-        return f"ep={ep} needs a model with experts (num_moe_experts={experts or 'null'})"
+        return f"ep={ep} requires a model with experts (num_moe_experts={experts or 'null'})"
     return _divides("experts", experts, ep, "ep")
 
 
 def _expert_world(ep: int | None, etp: int | None, tp: int | None, pp: int | None, world: int) -> str | None:
     sizes = [ep or 1, etp or tp or 1, pp or 1]
-    as_dense = (ep or 1) == 1 and sizes[1] == (tp or 1)  # then V030 says it
+    as_dense = (ep or 1) == 1 and sizes[1] == (tp or 1)  # reported by V030
     if as_dense or world % prod(sizes) == 0:
         return None
-    return f"{_processes(world)} no multiple of ep x etp x pp = {' x '.join(map(str, sizes))}"
+    return f"{_processes(world)} not a multiple of ep x etp x pp = {' x '.join(map(str, sizes))}"
 
 
 def _expert_sequence(experts: int | None, tp: int | None, on: bool | None) -> str | None:
     return (
-        f"{experts} experts under tp={tp} without sequence_parallel"
+        f"{experts} experts with tp={tp} require sequence_parallel"
         if experts and (tp or 1) > 1 and not on
         else None
     )
@@ -121,8 +121,8 @@ RULES: tuple[Rule, ...] = (
         id="V030",
         fields=("facts.world_size", *SIZES),
         test=_v030,
-        why="each replica of the model takes tp x pp x cp processes",
-        fix="Start another number of processes or change the parallel sizes.",
+        why="each replica of the model uses tp x pp x cp processes",
+        fix="Change the number of processes or the parallel sizes.",
         fails={"facts.world_size": 12, SIZES[0]: 2, SIZES[1]: 2, SIZES[2]: 2},
         passes={"facts.world_size": 16, SIZES[0]: 2, SIZES[1]: 2, SIZES[2]: 2},
     ),
@@ -130,8 +130,8 @@ RULES: tuple[Rule, ...] = (
         id="P01",
         fields=_ALL_SIZES,
         test=_positive,
-        why="it counts processes",
-        fix="Set it to 1 to switch that parallelism off.",
+        why="it is a number of processes",
+        fix="Set it to 1 to disable this kind of parallelism.",
         fails={SIZES[0]: 0},
         passes={SIZES[0]: 1},
     ),
@@ -139,7 +139,7 @@ RULES: tuple[Rule, ...] = (
         id="P02",
         fields=("model.num_attention_heads", SIZES[0]),
         test=lambda heads, tp: _divides("attention heads", heads, tp, "tp"),
-        why="tensor parallelism gives each rank whole heads",
+        why="tensor parallelism assigns entire heads to each rank",
         fix="Change model.num_attention_heads or model.tensor_model_parallel_size.",
         fails={"model.num_attention_heads": 6, SIZES[0]: 4},
         passes={"model.num_attention_heads": 8, SIZES[0]: 4},
@@ -148,7 +148,7 @@ RULES: tuple[Rule, ...] = (
         id="P03",
         fields=("model.num_query_groups", SIZES[0]),
         test=_groups,
-        why="keys and values are either cut over the ranks or copied to them evenly",
+        why="keys and values are either split over the ranks or replicated evenly",
         fix="Change model.num_query_groups or model.tensor_model_parallel_size.",
         fails={"model.num_query_groups": 6, SIZES[0]: 4},
         passes={"model.num_query_groups": 2, SIZES[0]: 4},
@@ -157,7 +157,7 @@ RULES: tuple[Rule, ...] = (
         id="P04",
         fields=("model.num_query_groups", "model.num_attention_heads"),
         test=_heads_per_group,
-        why="each group of queries shares one key and value",
+        why="each query group shares one key and value head",
         fix="Make model.num_attention_heads a multiple of model.num_query_groups.",
         fails={"model.num_query_groups": 3, "model.num_attention_heads": 8},
         passes={"model.num_query_groups": 2, "model.num_attention_heads": 8},
@@ -166,8 +166,8 @@ RULES: tuple[Rule, ...] = (
         id="P05",
         fields=("model.num_layers", SIZES[1], "model.virtual_pipeline_model_parallel_size", *_UNEVEN),
         test=_layers,
-        why="each pipeline stage, and each virtual one, holds the same number of layers",
-        fix="Change model.num_layers or the pipeline sizes, or give an uneven layout.",
+        why="each pipeline stage, including virtual ones, has the same number of layers",
+        fix="Change model.num_layers or the pipeline sizes, or set an uneven layout.",
         fails={"model.num_layers": 6, SIZES[1]: 4},
         passes={"model.num_layers": 8, SIZES[1]: 2, "model.virtual_pipeline_model_parallel_size": 2},
     ),
@@ -184,7 +184,7 @@ RULES: tuple[Rule, ...] = (
         id="P07",
         fields=("model.virtual_pipeline_model_parallel_size", SIZES[1]),
         test=_virtual,
-        why="virtual stages interleave on real ones",
+        why="virtual stages are interleaved on pipeline stages",
         fix="Set model.virtual_pipeline_model_parallel_size=null or model.pipeline_model_parallel_size above 1.",
         fails={"model.virtual_pipeline_model_parallel_size": 2, SIZES[1]: 1},
         passes={"model.virtual_pipeline_model_parallel_size": 2, SIZES[1]: 2},
@@ -193,7 +193,7 @@ RULES: tuple[Rule, ...] = (
         id="P08",
         fields=("model.num_moe_experts", "model.expert_model_parallel_size"),
         test=_experts,
-        why="expert parallelism gives each rank whole experts",
+        why="expert parallelism assigns entire experts to each rank",
         fix="Change model.num_moe_experts or model.expert_model_parallel_size.",
         fails={"model.num_moe_experts": 6, "model.expert_model_parallel_size": 4},
         passes={"model.num_moe_experts": 8, "model.expert_model_parallel_size": 4},
@@ -208,8 +208,8 @@ RULES: tuple[Rule, ...] = (
             "facts.world_size",
         ),
         test=_expert_world,
-        why="each copy of the experts takes ep x etp x pp processes",
-        fix="Start another number of processes or change the expert-parallel sizes.",
+        why="each replica of the experts uses ep x etp x pp processes",
+        fix="Change the number of processes or the expert-parallel sizes.",
         fails={"model.expert_model_parallel_size": 8, "facts.world_size": 4},
         passes={"model.expert_model_parallel_size": 4, "facts.world_size": 4},
     ),
@@ -217,7 +217,7 @@ RULES: tuple[Rule, ...] = (
         id="P10",
         fields=("model.num_moe_experts", SIZES[0], "model.sequence_parallel"),
         test=_expert_sequence,
-        why="Megatron Core routes tokens under tensor parallelism only when the sequence is scattered",
+        why="with tensor parallelism, Megatron Core's token dispatchers require a scattered sequence",
         fix="Set model.sequence_parallel=true or model.tensor_model_parallel_size=1.",
         fails={"model.num_moe_experts": 8, SIZES[0]: 2, "model.sequence_parallel": False},
         passes={"model.num_moe_experts": 8, SIZES[0]: 2, "model.sequence_parallel": True},

@@ -1,4 +1,4 @@
-"""Rules on precision: recipes, dtypes, and what model and optimizer must have in common."""
+"""Rules on precision: recipes, dtypes, and consistency of model and optimizer."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ DTYPES = ("float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_
 
 
 def both_half_formats(first: object, second: object) -> str | None:
-    """Say whether two formats are asked for at once."""
-    return "fp16 and bf16 are both on" if first and second else None
+    """Return a message if both half-precision formats are set."""
+    return "fp16 and bf16 are both true" if first and second else None
 
 
 def _v011(precision: object) -> str | None:
     if not isinstance(precision, str) or canonical(precision) in PRECISIONS:
         return None
-    return f"{precision!r} is none of {', '.join(PRECISIONS)}"
+    return f"{precision!r} is not one of {', '.join(PRECISIONS)}"
 
 
 def _fp4_is_old(fp4: object, version: str) -> str | None:
     if not fp4 or at_least(version, 2, 7):
         return None
-    return f"FP4 needs Transformer Engine 2.7, not {version}"
+    return f"FP4 requires Transformer Engine 2.7, not {version}"
 
 
 def _v015(fp8: str | None, fp4: str | None) -> str | None:
-    return f"{fp8} comes beside fp4={fp4}" if fp8 and fp4 else None
+    return f"{fp8} is set together with fp4={fp4}" if fp8 and fp4 else None
 
 
 def _aliases_differ(param: bool | None, gather: bool | None) -> str | None:
     if param is None or gather is None or param == gather:
         return None
-    return f"is {format_value(param)}, but its twin is {format_value(gather)}"
+    return f"is {format_value(param)}, but its alias is {format_value(gather)}"
 
 
 def unknown_dtypes(*names: str | None) -> str | None:
-    """Name the first that is no dtype."""
+    """Return a message for the first name that is not a dtype."""
     wrong = [name for name in names if name is not None and name not in DTYPES]
-    return f"{wrong[0]!r} is none of {', '.join(DTYPES)}" if wrong else None
+    return f"{wrong[0]!r} is not one of {', '.join(DTYPES)}" if wrong else None
 
 
 def _v147(
@@ -60,7 +60,7 @@ def _format(bf16: object, fp16: object) -> str:
 def _v122(gather: bool | None, recipe: str | None, reuse: bool | None) -> str | None:
     if not gather or recipe != "mxfp8" or reuse:
         return None
-    return "is on with fp8_recipe=mxfp8, but the gradient buffer is not reused"
+    return "is true with fp8_recipe=mxfp8, but the gradient buffer is not reused"
 
 
 def _mxfp8_gather(
@@ -68,13 +68,11 @@ def _mxfp8_gather(
 ) -> str | None:
     if not gather or not fp8 or recipe != "mxfp8" or reuse or any(fsdp):
         return None
-    return "is off, but MXFP8 parameters are to be gathered (fp8_param_gather=true, fp8_recipe=mxfp8)"
+    return "is false, but MXFP8 parameters are all-gathered (fp8_param_gather=true, fp8_recipe=mxfp8)"
 
 
 def _unsharded_fp8(gather: bool | None, param: bool | None, *sharded: bool | None) -> str | None:
-    return (
-        "is on without the distributed optimizer or FSDP" if (gather or param) and not any(sharded) else None
-    )
+    return "requires the distributed optimizer or FSDP" if (gather or param) and not any(sharded) else None
 
 
 def _v149(offloading: bool | None, version: str, env: Mapping[str, str]) -> str | None:
@@ -82,13 +80,13 @@ def _v149(offloading: bool | None, version: str, env: Mapping[str, str]) -> str 
     if not offloading or not at_least(version, 2, 10) or interface == "1":
         return None
     found = "it is unset" if interface is None else f"it is {interface}"
-    return f"needs NVTE_CPU_OFFLOAD_V1=1 with Transformer Engine {version}, but {found}"
+    return f"requires NVTE_CPU_OFFLOAD_V1=1 with Transformer Engine {version}, but {found}"
 
 
 def _v148(offloading: bool | None, implementation: str | None) -> str | None:
     if not offloading or implementation in (None, "transformer_engine"):
         return None
-    return f"needs model.transformer_impl=transformer_engine, not {implementation}"
+    return f"requires model.transformer_impl=transformer_engine, not {implementation}"
 
 
 RECIPE_RULES: tuple[Rule, ...] = (
@@ -96,7 +94,7 @@ RECIPE_RULES: tuple[Rule, ...] = (
         id="V013",
         fields=("mixed_precision.fp8_param", "mixed_precision.fp8_param_gather"),
         test=_aliases_differ,
-        why="the two are names of one switch",
+        why="both are names of one field",
         fix="Set only mixed_precision.fp8_param_gather.",
         fails={"mixed_precision.fp8_param": True, "mixed_precision.fp8_param_gather": False},
         passes={"mixed_precision.fp8_param": True, "mixed_precision.fp8_param_gather": True},
@@ -105,7 +103,7 @@ RECIPE_RULES: tuple[Rule, ...] = (
         id="V014",
         fields=("mixed_precision.fp4_param", "mixed_precision.fp4_param_gather"),
         test=_aliases_differ,
-        why="the two are names of one switch",
+        why="both are names of one field",
         fix="Set only mixed_precision.fp4_param_gather.",
         fails={"mixed_precision.fp4_param": True, "mixed_precision.fp4_param_gather": False},
         passes={"mixed_precision.fp4_param": True, "mixed_precision.fp4_param_gather": True},
@@ -114,7 +112,7 @@ RECIPE_RULES: tuple[Rule, ...] = (
         id="V015",
         fields=("mixed_precision.fp8", "mixed_precision.fp4"),
         test=_v015,
-        why="a product is computed in one of the two",
+        why="a matrix product is computed in one format",
         fix="Set one of them to null.",
         fails={"mixed_precision.fp8": "hybrid", "mixed_precision.fp4": "e2m1"},
         passes={"mixed_precision.fp8": "hybrid", "mixed_precision.fp4": None},
@@ -127,7 +125,7 @@ RECIPE_RULES: tuple[Rule, ...] = (
             "mixed_precision.reuse_grad_buf_for_mxfp8_param_ag",
         ),
         test=_v122,
-        why="MXFP8 parameters are gathered through it",
+        why="MXFP8 parameters are all-gathered through it",
         fix="Set mixed_precision.reuse_grad_buf_for_mxfp8_param_ag=true or fp8_param_gather=false.",
         fails={"mixed_precision.fp8_param_gather": True, "mixed_precision.fp8_recipe": "mxfp8"},
         passes={"mixed_precision.fp8_param_gather": True, "mixed_precision.fp8_recipe": "tensorwise"},
@@ -140,7 +138,7 @@ RECIPE_RULES: tuple[Rule, ...] = (
             "mixed_precision.autocast_dtype",
         ),
         test=unknown_dtypes,
-        why="torch knows no other dtype for it",
+        why="torch has no other dtype for it",
         fix="Use a name from the list.",
         fails={"mixed_precision.params_dtype": "bf16"},
         passes={"mixed_precision.params_dtype": "bfloat16"},
@@ -163,7 +161,7 @@ RULES: tuple[Rule, ...] = (
         fields=("mixed_precision", "facts.transformer_engine_version"),
         test=lambda precision, version: _fp4_is_old(precision_field(precision, "fp4"), version),
         why="earlier versions have no 4-bit kernels",
-        fix="Install Transformer Engine 2.7 or later, or choose another mixed_precision.",
+        fix="Install Transformer Engine 2.7 or later, or choose a different mixed_precision.",
         fails={"mixed_precision": "bf16_with_nvfp4_mixed", "facts.transformer_engine_version": "2.6.1"},
         passes={"mixed_precision": "bf16_with_nvfp4_mixed", "facts.transformer_engine_version": "2.7.0.dev0"},
     ),
@@ -187,7 +185,7 @@ RULES: tuple[Rule, ...] = (
             "dist.use_megatron_fsdp",
         ),
         test=_mxfp8_gather,
-        why="MXFP8 parameters are gathered through the gradient buffer unless Megatron-FSDP gathers them",
+        why="MXFP8 parameters are all-gathered through the gradient buffer unless Megatron-FSDP gathers them",
         fix="Set ddp.reuse_grad_buf_for_mxfp8_param_ag=true or ddp.fp8_param_gather=false.",
         fails={"ddp.fp8_param_gather": True, "model.fp8": "e4m3", "model.fp8_recipe": "mxfp8"},
         passes={"ddp.fp8_param_gather": True, "model.fp8": "hybrid", "model.fp8_recipe": "tensorwise"},
@@ -204,7 +202,7 @@ RULES: tuple[Rule, ...] = (
             "dist.use_torch_fsdp2",
         ),
         test=_unsharded_fp8,
-        why="only these quantise the updated weights again",
+        why="only these quantize the updated weights",
         fix="Set ddp.use_distributed_optimizer=true, or mixed_precision.fp8_param_gather=false.",
         fails={"ddp.fp8_param_gather": True, "ddp.use_distributed_optimizer": False},
         passes={"ddp.fp8_param_gather": True, "ddp.use_distributed_optimizer": True},
@@ -213,8 +211,8 @@ RULES: tuple[Rule, ...] = (
         id="V145",
         fields=("model.fp16", "model.bf16"),
         test=both_half_formats,
-        why="a model computes in one of the two",
-        fix="Switch one of them off.",
+        why="a model computes in one format",
+        fix="Set one of them to false.",
         fails={"model.fp16": True, "model.bf16": True},
         passes={"model.bf16": True},
     ),
@@ -228,8 +226,8 @@ RULES: tuple[Rule, ...] = (
             "optimizer.fp16",
         ),
         test=_v147,
-        why="it keeps its state beside the model's own parameters",
-        fix="Give model and optimizer the same precision, or switch it off.",
+        why="its state extends the parameters of the model",
+        fix="Set the same precision for model and optimizer, or set it to false.",
         fails={"optimizer.use_precision_aware_optimizer": True, "model.bf16": True},
         passes={
             "optimizer.use_precision_aware_optimizer": True,
@@ -241,8 +239,8 @@ RULES: tuple[Rule, ...] = (
         id="V148",
         fields=("model.fine_grained_activation_offloading", "model.transformer_impl"),
         test=_v148,
-        why="only Transformer Engine's layers offload activations one by one",
-        fix="Set model.transformer_impl=transformer_engine or switch the offloading off.",
+        why="only the layers of Transformer Engine support fine-grained offloading",
+        fix="Set model.transformer_impl=transformer_engine, or model.fine_grained_activation_offloading=false.",
         fails={"model.fine_grained_activation_offloading": True, "model.transformer_impl": "local"},
         passes={
             "model.fine_grained_activation_offloading": True,
@@ -257,7 +255,7 @@ RULES: tuple[Rule, ...] = (
             "facts.env",
         ),
         test=_v149,
-        why="Megatron Core offloads through the first of its two interfaces, which is off from version 2.10 on",
+        why="Megatron Core uses the first of its two offloading interfaces, which is disabled since version 2.10",
         fix="Set NVTE_CPU_OFFLOAD_V1=1 in the shell or in env_vars.",
         fails={
             "model.fine_grained_activation_offloading": True,

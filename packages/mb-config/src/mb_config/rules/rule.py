@@ -1,4 +1,4 @@
-"""The record of a rule."""
+"""Record of a rule."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One condition on a configuration: a pure function on the values of some fields."""
+    """A condition on a configuration: a pure function of the values of some fields."""
 
     id: str
-    """Its number, as in `V137`."""
+    """Id, such as `V137`."""
 
     fields: tuple[str, ...]
-    """Paths that it reads, the one to blame first: `section.field`, or `facts.world_size`."""
+    """Paths that the rule reads: `section.field` or `facts.world_size`. Messages begin with the first one."""
 
     test: Callable[..., str | None]
-    """Takes those values in that order; returns None, or what is wrong with the values in it."""
+    """Function of those values in that order. Returns None, or a text with the problem and the values."""
 
     why: str
-    """Completes "because ..."."""
+    """The reason, as the end of a sentence "because ..."."""
 
     fix: str
-    """What to do, as a sentence."""
+    """The fix, as a sentence."""
 
     severity: Literal["error", "warning"] = "error"
-    """Whether it refuses the run."""
+    """An error prevents the run."""
 
     fails: Mapping[str, object]
-    """An example that it refuses."""
+    """Example that the rule rejects."""
 
     passes: Mapping[str, object]
-    """An example that it accepts."""
+    """Example that the rule accepts."""
 
 
 def rules_for_each(
@@ -47,7 +47,7 @@ def rules_for_each(
     fails: object,
     passes: object,
 ) -> tuple[Rule, ...]:
-    """The same condition on each of several fields: a rule for each, `number` with a letter behind it."""
+    """Return one rule per field with the same condition. The ids are `number` with a letter appended."""
     return tuple(
         Rule(
             id=f"{number}{letter}",

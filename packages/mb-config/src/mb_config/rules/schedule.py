@@ -23,7 +23,7 @@ def _v060(start: float | None, end: float | None) -> str | None:
 
 
 def _v061(override: bool | None, stored: bool | None) -> str | None:
-    return "is on together with use_checkpoint_opt_param_scheduler" if override and stored else None
+    return "cannot be combined with use_checkpoint_opt_param_scheduler" if override and stored else None
 
 
 def _v062(*values: float | None) -> str | None:
@@ -35,20 +35,16 @@ def _v062(*values: float | None) -> str | None:
 def _v063(fraction: float | None, iters: int | None, samples: int | None) -> str | None:
     if fraction is None or (not iters and not samples):
         return None
-    return f"{fraction} comes beside lr_warmup_iters={iters or 0}, lr_warmup_samples={samples or 0}"
+    return f"{fraction} is set together with lr_warmup_iters={iters or 0}, lr_warmup_samples={samples or 0}"
 
 
 def _fraction(fraction: float | None) -> str | None:
-    return (
-        None
-        if fraction is None or 0 <= fraction < 1
-        else f"must be from 0 up to, not including, 1, not {fraction}"
-    )
+    return None if fraction is None or 0 <= fraction < 1 else f"must be in [0, 1), not {fraction}"
 
 
 def _negative(*values: float | None) -> str | None:
     wrong = format_assignments(_LENGTHS_OF_PHASES, values, where=_below_zero)
-    return f"{wrong}: a length is not negative" if wrong else None
+    return f"lengths must not be negative ({wrong})" if wrong else None
 
 
 def _below_zero(value: float | None) -> bool:
@@ -59,13 +55,13 @@ def _v200(samples: int | None, *values: int | None) -> str | None:
     if samples is None or not any(values):
         return None
     given = format_assignments((*_ITERATIONS, "scheduler.max_steps"), values, where=bool)
-    return f"the length is in sequences, but {given} count steps"
+    return f"the length is in sequences, but {given} is in steps"
 
 
 def _v201(samples: int | None, *values: int | None) -> str | None:
     if samples is not None or not any(values):
         return None
-    return f"the length is in steps, but {format_assignments(_SAMPLES, values, where=bool)} count sequences"
+    return f"the length is in steps, but {format_assignments(_SAMPLES, values, where=bool)} is in sequences"
 
 
 def _v203(max_steps: int | None, iters: int | None, decay: int | None) -> str | None:
@@ -93,7 +89,7 @@ def _v205(warmup_iters: int | None, warmup_samples: int | None, *values: int | N
     warmup = warmup_iters if samples is None else warmup_samples
     if not horizon or not warmup or horizon <= 0 or warmup < horizon:
         return None
-    return f"a warm-up of {warmup} does not fit before the end of the decay at {horizon}"
+    return f"the warm-up of {warmup} does not end before the end of the decay at {horizon}"
 
 
 def _learning_rate(lr: float | None, low: float | None, first: float | None) -> str | None:
@@ -109,34 +105,34 @@ def _learning_rate(lr: float | None, low: float | None, first: float | None) -> 
 def _constant_decay(style: str | None, start: float | None, end: float | None) -> str | None:
     if style != "constant" or start is None or end is None or start == end:
         return None
-    return f"is constant, but goes from {start} to {end}"
+    return f"is constant, but the values differ ({start}, {end})"
 
 
 def _weight_decay_range(
     style: str | None, start: float | None, end: float | None, decay: float | None
 ) -> str | None:
     if style == "constant" or decay is None or (start is None) == (end is None):
-        return None  # both given: V060; none: a constant
+        return None  # both set: checked by V060; none: a constant
     first, last = (decay if start is None else start), (decay if end is None else end)
-    return f"goes from {first} to {last}" if last < first else None
+    return f"decreases from {first} to {last}" if last < first else None
 
 
 def _wsd_unused(style: str | None, *lengths: int | None) -> str | None:
     given = [value for value in lengths if value]
-    return f"is {style}, which has no last phase of {given[0]}" if given and style != "WSD" else None
+    return f"is {style}, which has no decay phase (length {given[0]})" if given and style != "WSD" else None
 
 
 def _wsd_without_length(style: str | None, *lengths: int | None) -> str | None:
     if style != "WSD" or any(lengths):
         return None
-    return "has no length of its last phase, so that the decay takes the whole training and nothing is stable"
+    return "is WSD without a length of the decay phase, so that the decay takes the full training"
 
 
 def _wsd_too_long(iters: int | None, samples: int | None, *values: int | None) -> str | None:
     horizon, last = _horizon(*values), iters if values[1] is None else samples
     if not horizon or not last or last <= horizon:
         return None
-    return f"a last phase of {last} does not fit into a horizon of {horizon}"
+    return f"the decay phase of {last} exceeds the horizon of {horizon}"
 
 
 _LENGTHS = (
@@ -152,7 +148,7 @@ SECTION_RULES: tuple[Rule, ...] = (
         id="V059",
         fields=("scheduler.max_steps",),
         test=_v059,
-        why="it counts steps",
+        why="it is a number of steps",
         fix="Set a positive scheduler.max_steps, or null.",
         fails={"scheduler.max_steps": 0},
         passes={"scheduler.max_steps": 100},
@@ -161,7 +157,7 @@ SECTION_RULES: tuple[Rule, ...] = (
         id="V060",
         fields=("scheduler.start_weight_decay", "scheduler.end_weight_decay"),
         test=_v060,
-        why="the weight decay may only grow from a value of 0 or more",
+        why="the weight decay can only increase, from a value of 0 or more",
         fix="Set scheduler.end_weight_decay to at least scheduler.start_weight_decay.",
         fails={"scheduler.start_weight_decay": 0.1, "scheduler.end_weight_decay": 0.01},
         passes={"scheduler.start_weight_decay": 0.01, "scheduler.end_weight_decay": 0.1},
@@ -170,8 +166,8 @@ SECTION_RULES: tuple[Rule, ...] = (
         id="V061",
         fields=("scheduler.override_opt_param_scheduler", "scheduler.use_checkpoint_opt_param_scheduler"),
         test=_v061,
-        why="a resumed schedule is either the configured or the stored one",
-        fix="Switch one of the two off.",
+        why="a resumed run uses either the configured or the stored schedule",
+        fix="Set one of the two to false.",
         fails={
             "scheduler.override_opt_param_scheduler": True,
             "scheduler.use_checkpoint_opt_param_scheduler": True,
@@ -182,8 +178,8 @@ SECTION_RULES: tuple[Rule, ...] = (
         id="V062",
         fields=_LENGTHS_OF_PHASES,
         test=_v062,
-        why="one schedule has one unit",
-        fix="Give all lengths of the schedule in steps (..._iters) or all in sequences (..._samples).",
+        why="a schedule has one unit",
+        fix="Set all lengths of the schedule in steps (..._iters), or all in sequences (..._samples).",
         fails={"scheduler.lr_decay_iters": 100, "scheduler.lr_warmup_samples": 8},
         passes={"scheduler.lr_decay_iters": 100, "scheduler.lr_warmup_iters": 8},
     ),
@@ -191,7 +187,7 @@ SECTION_RULES: tuple[Rule, ...] = (
         id="V063",
         fields=("scheduler.lr_warmup_fraction", "scheduler.lr_warmup_iters", "scheduler.lr_warmup_samples"),
         test=_v063,
-        why="each of them alone gives the warm-up",
+        why="each of them sets the warm-up",
         fix="Set scheduler.lr_warmup_fraction=null, or the other two to 0.",
         fails={"scheduler.lr_warmup_fraction": 0.1, "scheduler.lr_warmup_iters": 10},
         passes={"scheduler.lr_warmup_fraction": 0.1, "scheduler.lr_warmup_iters": 0},
@@ -200,7 +196,7 @@ SECTION_RULES: tuple[Rule, ...] = (
         id="S01",
         fields=("scheduler.lr_warmup_fraction",),
         test=_fraction,
-        why="it is a part of the horizon",
+        why="it is a fraction of the horizon",
         fix="Set scheduler.lr_warmup_fraction to a number such as 0.1.",
         fails={"scheduler.lr_warmup_fraction": 10.0},
         passes={"scheduler.lr_warmup_fraction": 0.1},
@@ -209,7 +205,7 @@ SECTION_RULES: tuple[Rule, ...] = (
         id="S02",
         fields=_LENGTHS_OF_PHASES,
         test=_negative,
-        why="it counts steps or sequences",
+        why="it is a number of steps or sequences",
         fix="Set it to 0 or more.",
         fails={"scheduler.lr_warmup_iters": -1},
         passes={"scheduler.lr_warmup_iters": 1},
@@ -222,8 +218,8 @@ SECTION_RULES: tuple[Rule, ...] = (
             "scheduler.lr_wsd_decay_samples",
         ),
         test=_wsd_unused,
-        why="only the shape WSD ends in a phase of its own",
-        fix="Set scheduler.lr_decay_style=WSD, or leave the length of its last phase unset.",
+        why="only the style WSD has a separate decay phase",
+        fix="Set scheduler.lr_decay_style=WSD, or leave the length of the decay phase unset.",
         fails={"scheduler.lr_decay_style": "cosine", "scheduler.lr_wsd_decay_iters": 20},
         passes={"scheduler.lr_decay_style": "WSD", "scheduler.lr_wsd_decay_iters": 20},
     ),
@@ -235,8 +231,8 @@ SECTION_RULES: tuple[Rule, ...] = (
             "scheduler.lr_wsd_decay_samples",
         ),
         test=_wsd_without_length,
-        why="the shape is warm-up, stable phase and decay, and only the length of the decay says where it begins",
-        fix="Set scheduler.lr_wsd_decay_iters (or lr_wsd_decay_samples), such as a tenth of the training.",
+        why="the phases are warm-up, stable and decay, and the start of the decay follows from its length",
+        fix="Set scheduler.lr_wsd_decay_iters (or lr_wsd_decay_samples), for example to 10 % of the training.",
         severity="warning",
         fails={"scheduler.lr_decay_style": "WSD"},
         passes={"scheduler.lr_decay_style": "WSD", "scheduler.lr_wsd_decay_iters": 20},
@@ -249,8 +245,8 @@ SECTION_RULES: tuple[Rule, ...] = (
             "scheduler.end_weight_decay",
         ),
         test=_constant_decay,
-        why="a constant has one value",
-        fix="Set scheduler.weight_decay_incr_style=linear, or the same value twice.",
+        why="a constant weight decay has one value",
+        fix="Set scheduler.weight_decay_incr_style=linear, or set both to the same value.",
         fails={
             "scheduler.weight_decay_incr_style": "constant",
             "scheduler.start_weight_decay": 0.01,
@@ -270,8 +266,8 @@ RULES: tuple[Rule, ...] = (
         id="V200",
         fields=("train.train_samples", *_ITERATIONS, "scheduler.max_steps"),
         test=_v200,
-        why="one run has one unit",
-        fix="Use the fields ..._samples, or give train.train_iters.",
+        why="a run has one unit",
+        fix="Use the fields ..._samples, or set train.train_iters.",
         fails={"train.train_samples": 1000, "scheduler.lr_warmup_iters": 10},
         passes={"train.train_samples": 1000, "scheduler.lr_warmup_iters": 0},
     ),
@@ -279,8 +275,8 @@ RULES: tuple[Rule, ...] = (
         id="V201",
         fields=("train.train_samples", *_SAMPLES),
         test=_v201,
-        why="one run has one unit",
-        fix="Use the fields ..._iters, or give train.train_samples.",
+        why="a run has one unit",
+        fix="Use the fields ..._iters, or set train.train_samples.",
         fails={"scheduler.lr_decay_samples": 1000},
         passes={"train.train_samples": 1000, "scheduler.lr_decay_samples": 1000},
     ),
@@ -288,7 +284,7 @@ RULES: tuple[Rule, ...] = (
         id="V203",
         fields=("scheduler.max_steps", "train.train_iters", "scheduler.lr_decay_iters"),
         test=_v203,
-        why="it is the horizon of the full run, of which this one is a part",
+        why="it is the horizon of the full run",
         fix="Set scheduler.max_steps to at least train.train_iters, and scheduler.lr_decay_iters=null.",
         fails={"scheduler.max_steps": 50, "train.train_iters": 100},
         passes={"scheduler.max_steps": 1000, "train.train_iters": 100},
@@ -297,7 +293,7 @@ RULES: tuple[Rule, ...] = (
         id="V204",
         fields=_LENGTHS,
         test=_v204,
-        why="a schedule needs a horizon",
+        why="a schedule requires a horizon",
         fix="Set train.train_iters or scheduler.lr_decay_iters above 0.",
         fails={"train.train_iters": 10, "scheduler.lr_decay_iters": 0},
         passes={"train.train_iters": 10},
@@ -306,7 +302,7 @@ RULES: tuple[Rule, ...] = (
         id="V205",
         fields=("scheduler.lr_warmup_iters", "scheduler.lr_warmup_samples", *_LENGTHS),
         test=_v205,
-        why="the learning rate would still rise where the decay ends; it is cut to one sequence less",
+        why="the learning rate would still increase at the end of the decay; the warm-up is cut to one sequence less",
         fix="Shorten the warm-up or train longer.",
         severity="warning",
         fails={"scheduler.lr_warmup_iters": 10, "train.train_iters": 2},
@@ -316,8 +312,8 @@ RULES: tuple[Rule, ...] = (
         id="V208",
         fields=("optimizer.lr", "optimizer.min_lr", "scheduler.lr_warmup_init"),
         test=_learning_rate,
-        why="the schedule rises to optimizer.lr and falls to optimizer.min_lr",
-        fix="Set optimizer.lr, and the others not above it.",
+        why="the learning rate increases to optimizer.lr and decreases to optimizer.min_lr",
+        fix="Set optimizer.lr, and the other fields to at most that value.",
         fails={"optimizer.lr": 1e-4, "optimizer.min_lr": 1e-3},
         passes={"optimizer.lr": 1e-3, "optimizer.min_lr": 1e-4},
     ),
@@ -330,8 +326,8 @@ RULES: tuple[Rule, ...] = (
             "optimizer.weight_decay",
         ),
         test=_weight_decay_range,
-        why="the weight decay may only grow, and the end that is not given is optimizer.weight_decay",
-        fix="Give both scheduler.start_weight_decay and scheduler.end_weight_decay.",
+        why="the weight decay can only increase, and a value that is not set is optimizer.weight_decay",
+        fix="Set both scheduler.start_weight_decay and scheduler.end_weight_decay.",
         fails={
             "scheduler.weight_decay_incr_style": "linear",
             "scheduler.end_weight_decay": 0.001,
@@ -347,8 +343,8 @@ RULES: tuple[Rule, ...] = (
         id="S05",
         fields=("scheduler.lr_wsd_decay_iters", "scheduler.lr_wsd_decay_samples", *_LENGTHS),
         test=_wsd_too_long,
-        why="the last phase would begin before the first step",
-        fix="Shorten scheduler.lr_wsd_decay_iters or scheduler.lr_wsd_decay_samples.",
+        why="the decay phase would begin before the first step",
+        fix="Lower scheduler.lr_wsd_decay_iters or scheduler.lr_wsd_decay_samples.",
         fails={"scheduler.lr_wsd_decay_iters": 200, "train.train_iters": 100},
         passes={"scheduler.lr_wsd_decay_iters": 20, "train.train_iters": 100},
     ),

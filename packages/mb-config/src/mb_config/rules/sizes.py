@@ -1,4 +1,4 @@
-"""Rules on sizes that no machine has memory for: a typing error is reported before anything is computed or built."""
+"""Rules on sizes that exceed the memory of any machine, so that typos are reported before anything is computed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WIDTH, _EXPERTS, _TOKENS, _MANY, _PARAMETERS = 2**20, 2**16, 10**9, 10**8, 10**
 _LIMITS: Mapping[str, tuple[int, str, tuple[str, ...]]] = {
     "SZ01": (
         MAX_LAYERS,
-        "each layer is built on its own, and the deepest models have some hundred",
+        "each layer is built separately, and the deepest models have some hundred",
         (
             "model.num_layers",
             "model.encoder_num_layers",
@@ -26,7 +26,7 @@ _LIMITS: Mapping[str, tuple[int, str, tuple[str, ...]]] = {
     ),
     "SZ02": (
         _WIDTH,
-        "a square weight of this width needs 2 TiB in bfloat16, more than any GPU has",
+        "a square weight of this width requires 2 TiB in bfloat16, more than any GPU has",
         (
             "model.hidden_size",
             "model.ffn_hidden_size",
@@ -72,7 +72,7 @@ _LIMITS: Mapping[str, tuple[int, str, tuple[str, ...]]] = {
     ),
     "SZ05": (
         _TOKENS,
-        "the activations of one sequence of this length need more memory than a data center has",
+        "the activations of one sequence of this length exceed the memory of a data center",
         (
             "model.seq_length",
             "model.max_position_embeddings",
@@ -93,10 +93,10 @@ _LIMITS: Mapping[str, tuple[int, str, tuple[str, ...]]] = {
     ),
     "SZ07": (10**8, "no cluster has so many GPUs", ("facts.world_size",)),
 }
-"""Number of the rule -> its largest value, the reason, and the fields that it limits."""
+"""Id of the rule to its maximum, the reason, and the limited fields."""
 
 SIZES = tuple(path for _, _, paths in _LIMITS.values() for path in paths)
-"""The fields that are limited."""
+"""Fields with a limit."""
 
 _FACTORS = (
     "model.hidden_size",
@@ -120,7 +120,11 @@ def _parameters(
     width = hidden or 0
     of_layers = prod((layers or 0, width, 4 * width + 2 * (inner or 4 * width) * (experts or 1)))
     total = of_layers + 2 * width * (vocabulary or 0)
-    return f"makes about {total:.1e} parameters, more than {_PARAMETERS:.0e}" if total > _PARAMETERS else None
+    return (
+        f"results in about {total:.1e} parameters, more than {_PARAMETERS:.0e}"
+        if total > _PARAMETERS
+        else None
+    )
 
 
 def _limit(number: str, path: str, most: int, why: str) -> Rule:
@@ -146,10 +150,10 @@ RULES: tuple[Rule, ...] = (
         id="SZ08",
         fields=_FACTORS,
         test=_parameters,
-        why="the weights alone need thousands of TiB",
+        why="the weights require thousands of TiB",
         fix="Lower one of the sizes.",
         fails=dict(zip(_FACTORS, (10**6, 10**4, 10**6, 1, 10**8), strict=True)),
         passes=dict(zip(_FACTORS, (4096, 32, 16384, None, 128_000), strict=True)),
     ),
 )
-"""The largest trained models have some 10**12 parameters; every limit leaves a factor of a hundred or more."""
+"""The largest trained models have about 10**12 parameters; every limit is at least a hundred times larger."""

@@ -1,4 +1,4 @@
-"""Rules on length and evaluation."""
+"""Rules on training length, intervals and evaluation."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ def _v056(iters: int | None, samples: int | None, epochs: float | None, batch: i
         if value is not None
     ]
     if not given:
-        return "the length of the training is not given"
+        return "the training length is not set"
     if len(given) == 1 or (samples and batch and epochs is None and iters == samples // batch):
         return None
-    return f"the length is given more than once ({', '.join(given)})"
+    return f"the training length is set more than once ({', '.join(given)})"
 
 
 def _v057(samples: int | None, batch: int | None, rampup: list[int] | None) -> str | None:
@@ -25,9 +25,9 @@ def _v057(samples: int | None, batch: int | None, rampup: list[int] | None) -> s
     if samples <= 0:
         return f"must be above 0, not {samples}"
     if batch is None:
-        return f"needs train.global_batch_size (train_samples={samples}, global_batch_size=null)"
+        return f"requires train.global_batch_size (train_samples={samples}, global_batch_size=null)"
     if rampup is not None:
-        return f"does not go with a growing batch (train_samples={samples}, rampup_batch_size={rampup})"
+        return f"cannot be combined with a ramp-up (train_samples={samples}, rampup_batch_size={rampup})"
     return None
 
 
@@ -36,7 +36,7 @@ def _v058(epochs: float | None, batch: int | None) -> str | None:
         return None
     if epochs <= 0:
         return f"must be above 0, not {epochs}"
-    return "needs train.global_batch_size" if batch is None else None
+    return "requires train.global_batch_size" if batch is None else None
 
 
 def _not_negative(iters: int | None) -> str | None:
@@ -47,13 +47,13 @@ def _names(names: list[str] | None, several: bool | None) -> str | None:
     if names is None:
         return None
     if not several:
-        return f"{format_value(names)} without multiple_validation_sets=true"
-    return f"{format_value(names)} has a name twice" if len(set(names)) < len(names) else None
+        return f"{format_value(names)} requires multiple_validation_sets=true"
+    return f"{format_value(names)} contains a name twice" if len(set(names)) < len(names) else None
 
 
 def _v139d(*values: object) -> str | None:
     moved = format_assignments(MOVED, values, where=_is_set)
-    return f"{moved} stands in the old place" if moved else None
+    return f"uses a deprecated name ({moved})" if moved else None
 
 
 def _is_set(value: object) -> bool:
@@ -72,7 +72,7 @@ def _positive(value: int | None) -> str | None:
 
 def _skipped(steps: list[int] | None) -> str | None:
     wrong = [step for step in steps or () if step < 1]
-    return f"{wrong[0]} is no step" if wrong else None
+    return f"{wrong[0]} is not a step" if wrong else None
 
 
 _INTERVALS = (
@@ -84,7 +84,7 @@ _INTERVALS = (
 )
 
 MOVED = ("eval_iters", "eval_interval", "skip_train")
-"""Fields that both `train` and `validation` have; those of `validation` count."""
+"""Fields that both `train` and `validation` have; those of `train` are deprecated."""
 
 
 LENGTH_RULES: tuple[Rule, ...] = (
@@ -92,7 +92,7 @@ LENGTH_RULES: tuple[Rule, ...] = (
         id="V056",
         fields=("train.train_iters", "train.train_samples", "train.num_epochs", "train.global_batch_size"),
         test=_v056,
-        why="exactly one of the three decides when the training ends",
+        why="exactly one of the three sets the end of the training",
         fix="Set train.train_iters or train.train_samples, and the others to null.",
         fails={"train.train_iters": 10, "train.train_samples": 1000, "train.global_batch_size": 30},
         passes={"train.train_samples": 1000, "train.global_batch_size": 30},
@@ -101,8 +101,8 @@ LENGTH_RULES: tuple[Rule, ...] = (
         id="V057",
         fields=("train.train_samples", "train.global_batch_size", "train.rampup_batch_size"),
         test=_v057,
-        why="the steps are train_samples divided by the global batch",
-        fix="Set a positive train.train_samples and train.global_batch_size, and no ramp-up.",
+        why="the number of steps is train_samples / global_batch_size",
+        fix="Set a positive train.train_samples and train.global_batch_size without a ramp-up.",
         fails={"train.train_samples": 1000},
         passes={"train.train_samples": 1000, "train.global_batch_size": 30},
     ),
@@ -110,7 +110,7 @@ LENGTH_RULES: tuple[Rule, ...] = (
         id="V058",
         fields=("train.num_epochs", "train.global_batch_size"),
         test=_v058,
-        why="the steps of an epoch are the dataset divided by the global batch",
+        why="the number of steps per epoch is the dataset size / global_batch_size",
         fix="Set a positive train.num_epochs and train.global_batch_size.",
         fails={"train.num_epochs": 0},
         passes={"train.num_epochs": 1.5, "train.global_batch_size": 8},
@@ -119,7 +119,7 @@ LENGTH_RULES: tuple[Rule, ...] = (
         id="TR01",
         fields=("train.train_iters",),
         test=_not_negative,
-        why="it counts steps",
+        why="it is a number of steps",
         fix="Set train.train_iters to 0 or more.",
         fails={"train.train_iters": -1},
         passes={"train.train_iters": 100},
@@ -132,8 +132,8 @@ RULES: tuple[Rule, ...] = (
         id="TR10",
         fields=("validation.validation_set_names", "validation.multiple_validation_sets"),
         test=_names,
-        why="names tell several sets apart",
-        fix="Give each set a name of its own, and set validation.multiple_validation_sets=true.",
+        why="names identify multiple validation sets",
+        fix="Use a unique name for each set, and set validation.multiple_validation_sets=true.",
         fails={"validation.validation_set_names": ["books"], "validation.multiple_validation_sets": False},
         passes={
             "validation.validation_set_names": ["books", "web"],
@@ -144,7 +144,7 @@ RULES: tuple[Rule, ...] = (
         "TR04",
         _INTERVALS,
         _positive,
-        why="it counts steps or minutes between two events, and null means never",
+        why="it is an interval in steps or minutes, and null disables it",
         fix="1 or more, or to null",
         fails=0,
         passes=100,
@@ -154,7 +154,7 @@ RULES: tuple[Rule, ...] = (
         fields=("train.iterations_to_skip",),
         test=_skipped,
         why="steps are counted from 1",
-        fix="List the steps to pass over, such as [17, 18].",
+        fix="Set a list of the steps to skip, such as [17, 18].",
         fails={"train.iterations_to_skip": [-1]},
         passes={"train.iterations_to_skip": [17, 18]},
     ),
@@ -162,7 +162,7 @@ RULES: tuple[Rule, ...] = (
         "TR06",
         ("validation.eval_iters", "validation.start_eval_at_iter"),
         _not_negative,
-        why="it counts batches or steps",
+        why="it is a number of batches or steps",
         fix="0 or more, or to null",
         fails=-1,
         passes=0,
@@ -171,7 +171,7 @@ RULES: tuple[Rule, ...] = (
         "TR07",
         ("validation.eval_global_batch_size", "validation.eval_micro_batch_size"),
         _positive,
-        why="it counts sequences, and null means as many as in training",
+        why="it is a number of sequences, and null means as in training",
         fix="1 or more, or to null",
         fails=0,
         passes=8,
@@ -180,7 +180,7 @@ RULES: tuple[Rule, ...] = (
         id="V139d",
         fields=tuple(f"train.{name}" for name in MOVED),
         test=_v139d,
-        why="they belong to validation; resolving moves them there",
+        why="these fields belong to validation; resolving moves them",
         fix="Set validation.eval_iters, validation.eval_interval and validation.skip_train instead.",
         severity="warning",
         fails={"train.eval_iters": 3},
@@ -190,7 +190,7 @@ RULES: tuple[Rule, ...] = (
         id="V139b",
         fields=("dataset.seq_length", "model.seq_length"),
         test=lambda dataset, model: _same_length(model, dataset),
-        why="the model reads each sequence whole",
+        why="the model processes complete sequences",
         fix="Set both lengths to the same value.",
         fails={"model.seq_length": 2048, "dataset.seq_length": 4096},
         passes={"model.seq_length": 2048, "dataset.seq_length": 2048},

@@ -1,4 +1,4 @@
-"""The rule on types of values, as `mb_config.section_types` applies it to every field."""
+"""Rule on the types of values, which `mb_config.section_types` applies to every field."""
 
 from __future__ import annotations
 
@@ -25,6 +25,6 @@ WRONG_TYPE = Rule(
     fails={"train.global_batch_size": "eight"},
     passes={"train.global_batch_size": 8},
 )
-"""Every field has a type; the example is one of them."""
+"""The rule applies to every field; its example is one of them."""
 
 RULES = (WRONG_TYPE,)

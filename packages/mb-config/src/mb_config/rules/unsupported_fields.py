@@ -1,4 +1,4 @@
-"""Fields that exist under their Megatron name, but that nothing reads: setting one is refused, not ignored."""
+"""Fields with a Megatron name that this version does not implement. Setting one is rejected, not ignored."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _inert(number: str, field: str, *, default: object, example: object, instead
         id=number,
         fields=(field,),
         test=test,
-        why="nothing in this version reads it",
+        why="this option is not implemented; ignoring it silently would hide the problem until the run is in progress",
         fix=instead,
         fails={field: example},
         passes={field: default},
@@ -27,14 +27,14 @@ RULES: tuple[Rule, ...] = (
         "train.gpu_sniff_test_interval",
         default=None,
         example=100,
-        instead="Leave it unset and watch the step time in the log.",
+        instead="Leave it unset and monitor the step time in the log.",
     ),
     _inert(
         "I04",
         "train.exit_signal_handler_for_training",
         default=False,
         example=True,
-        instead="Leave it unset and use train.exit_signal_handler, which saves and stops.",
+        instead="Leave it unset and use train.exit_signal_handler, which saves a checkpoint and exits.",
     ),
     _inert(
         "I08",
@@ -55,7 +55,7 @@ RULES: tuple[Rule, ...] = (
         "train.num_epochs",
         default=None,
         example=3.0,
-        instead="Leave it unset and give the length as train.train_iters or train.train_samples.",
+        instead="Leave it unset and set the length as train.train_iters or train.train_samples.",
     ),
     _inert(
         "I11",

@@ -1,12 +1,12 @@
-"""Compare versions by their numbers."""
+"""Comparison of versions by their numbers."""
 
 from __future__ import annotations
 
 
 def at_least(version: str, *minimum: int) -> bool:
-    """True if `version` is not below the numbers of `minimum`.
+    """Return True if `version` is at least `minimum`.
 
-    What follows the numbers is ignored: 2.7.0.dev0 is at least 2.7, as a build from source is meant to be.
+    Suffixes are ignored: 2.7.0.dev0 is at least 2.7, so that builds from source are accepted.
     """
     return _numbers(version) >= minimum
 

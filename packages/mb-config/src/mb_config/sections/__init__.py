@@ -1,1 +1,1 @@
-"""The sections that every Megatron trainer shares, one file per subject."""
+"""Sections that every Megatron trainer shares, one file per topic."""

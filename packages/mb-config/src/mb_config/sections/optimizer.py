@@ -1,4 +1,4 @@
-"""The optimizer: algorithm, precision, loss scaling, sharding, offloading."""
+"""Section of the optimizer: algorithm, precision, loss scaling, sharding, offloading."""
 
 from __future__ import annotations
 
@@ -13,25 +13,28 @@ from mb_config.section import Section
 
 @dataclass(kw_only=True)
 class OptimizerConfig(Section):
-    """Megatron Core's optimizer settings, dtypes as strings. `mb_config.mcore.to_megatron` makes the real one."""
+    """Settings of Megatron Core's optimizer, dtypes as text.
+
+    `mb_config.mcore.to_megatron` converts it to Megatron's class.
+    """
 
     lr: float | None = None
-    """Highest learning rate, reached after the warm-up."""
+    """Maximum learning rate, reached after the warm-up."""
 
     min_lr: float | None = None
-    """Lowest learning rate, at which the decay ends; None: 0."""
+    """Minimum learning rate, reached at the end of the decay; None: 0."""
 
     decoupled_lr: float | None = None
-    """Highest learning rate of the input and output layers; None: as the others."""
+    """Maximum learning rate of the input and output layers; None: `lr`."""
 
     decoupled_min_lr: float | None = None
-    """Lowest learning rate of the input and output layers; None: as the others."""
+    """Minimum learning rate of the input and output layers; None: `min_lr`."""
 
     weight_decay: float = 0.01
-    """Weight decay of matrices."""
+    """Weight decay of parameters of two or more dimensions."""
 
     apply_wd_to_qk_layernorm: bool = False
-    """Decay the norms of queries and keys too."""
+    """Apply weight decay to the norms of queries and keys."""
 
     fp8_recipe: str | None = None
     """Scaling recipe of FP8 weights: delayed, tensorwise, mxfp8, blockwise."""
@@ -52,7 +55,7 @@ class OptimizerConfig(Section):
     """Allow gradients, master weights and moments below float32."""
 
     store_param_remainders: bool = True
-    """Keep only the 16 bits of the master weight that the bfloat16 parameter lacks."""
+    """Store only the 16 bits of the master weight that the bfloat16 parameter does not contain."""
 
     main_grads_dtype: str = "float32"
     """Dtype of main gradients."""
@@ -67,22 +70,22 @@ class OptimizerConfig(Section):
     """Dtype of Adam's second moment."""
 
     optimizer: str = "adam"
-    """Algorithm: adam, sgd, lion, muon and others that Megatron Core knows."""
+    """Algorithm: adam, sgd, lion, muon and others that Megatron Core implements."""
 
     loss_scale: float | None = None
-    """Fixed loss scale; None: adapted while training in float16."""
+    """Constant loss scale; None: dynamic in float16."""
 
     initial_loss_scale: float = 2.0**32
-    """First value of the adapted loss scale."""
+    """Initial value of the dynamic loss scale."""
 
     min_loss_scale: float = 1.0
-    """Lower bound of the adapted loss scale."""
+    """Lower bound of the dynamic loss scale."""
 
     loss_scale_window: float = 1000.0
-    """Good steps in a row before the loss scale grows."""
+    """Consecutive steps without overflow before the loss scale is increased."""
 
     hysteresis: int = 2
-    """Bad steps before the loss scale shrinks."""
+    """Steps with overflow before the loss scale is decreased."""
 
     adam_beta1: float = 0.9
     """Adam: decay of the first moment."""
@@ -94,7 +97,7 @@ class OptimizerConfig(Section):
     """Adam: added to the denominator."""
 
     decoupled_weight_decay: bool = True
-    """Decay apart from the gradient (AdamW) instead of through it."""
+    """Apply weight decay separately from the gradient (AdamW)."""
 
     sgd_momentum: float = 0.9
     """SGD: momentum."""
@@ -103,13 +106,13 @@ class OptimizerConfig(Section):
     """Muon: momentum."""
 
     muon_split_qkv: bool = True
-    """Muon: treat queries, keys and values apart."""
+    """Muon: treat queries, keys and values separately."""
 
     muon_nesterov: bool = False
     """Muon: Nesterov momentum."""
 
     muon_scale_mode: str = "spectral"
-    """Muon: how the update is scaled."""
+    """Muon: scaling of the update."""
 
     muon_fp32_matmul_prec: str = "medium"
     """Muon: precision of its float32 products."""
@@ -121,13 +124,13 @@ class OptimizerConfig(Section):
     """Muon: steps of the Newton-Schulz iteration."""
 
     muon_tp_mode: str = "blockwise"
-    """Muon: how tensor-parallel weights are orthogonalised."""
+    """Muon: orthogonalization of tensor-parallel weights."""
 
     muon_extra_scale_factor: float = 1.0
-    """Muon: a further factor on the update."""
+    """Muon: additional factor on the update."""
 
     muon_scalar_optimizer: str = "adam"
-    """Muon: algorithm for what is no matrix, adam or lion."""
+    """Muon: algorithm for parameters that are not matrices, adam or lion."""
 
     lion_beta1: float = 0.95
     """Lion: weight of the momentum in the update."""
@@ -145,7 +148,7 @@ class OptimizerConfig(Section):
     """SOAP: use the KL form of Shampoo."""
 
     adaptive_muon_moment2_method: str = "adamuon"
-    """Adaptive Muon: how the second moment is kept."""
+    """Adaptive Muon: form of the second moment."""
 
     adaptive_muon_beta2: float = 0.95
     """Adaptive Muon: decay of the second moment."""
@@ -154,40 +157,40 @@ class OptimizerConfig(Section):
     """Adaptive Muon: added to the denominator."""
 
     use_distributed_optimizer: bool = False
-    """Shard the optimizer's state over data-parallel ranks; resolving keeps it equal to ddp's."""
+    """Shard the optimizer state over data-parallel ranks. Resolving makes it equal to the field of ddp."""
 
     use_layer_wise_distributed_optimizer: bool = False
-    """Shard by whole layers, for optimizers such as Muon."""
+    """Shard by entire layers, for optimizers such as Muon."""
 
     overlap_param_gather: bool = False
-    """Gather parameters during the forward pass; resolving keeps it equal to ddp's."""
+    """Overlap the parameter all-gather with the forward pass. Resolving makes it equal to the field of ddp."""
 
     overlap_param_gather_with_optimizer_step: bool = False
     """Gather the first bucket during the optimizer step."""
 
     optimizer_cpu_offload: bool = False
-    """Keep the optimizer's state on the CPU and step there."""
+    """Keep the optimizer state on the CPU and run its step there."""
 
     optimizer_offload_fraction: float = 0.0
-    """Part of the state to keep there, 0 to 1."""
+    """Fraction of the state on the CPU, 0 to 1."""
 
     use_torch_optimizer_for_cpu_offload: bool = False
-    """Use torch's optimizer for that part."""
+    """Use torch's optimizer for the fraction on the CPU."""
 
     overlap_cpu_optimizer_d2h_h2d: bool = False
-    """Copy to and from the CPU while its step runs."""
+    """Overlap copies from and to the device with the step on the CPU."""
 
     pin_cpu_grads: bool = True
-    """Pin the CPU's copy of the gradients."""
+    """Use pinned memory for the CPU copy of the gradients."""
 
     pin_cpu_params: bool = True
-    """Pin the CPU's copy of the parameters."""
+    """Use pinned memory for the CPU copy of the parameters."""
 
     clip_grad: float = 1.0
-    """Largest global norm of the gradient; 0: no clipping."""
+    """Maximum global gradient norm; 0: no clipping."""
 
     grad_norm_skip_threshold: float = math.inf
-    """Skip a step whose gradient norm is above this."""
+    """Skip steps with a gradient norm above this value."""
 
     log_num_zeros_in_grad: bool = False
     """Count the zeros in the gradient at each step."""
@@ -196,18 +199,18 @@ class OptimizerConfig(Section):
     """Put a barrier before timers of the first level."""
 
     timers: Callable[..., object] | None = None
-    """Megatron's timers, handed in by the trainer; never written to a file."""
+    """Megatron's timers, passed by the trainer; never written to a file."""
 
     config_logger_dir: str = ""
-    """Folder to which Megatron dumps the settings of its entry points; empty: nowhere."""
+    """Directory to which Megatron writes the settings of its entry points; empty: disabled."""
 
     optimizer_cuda_graph: bool = False
     """Run the optimizer step as a CUDA graph."""
 
     def finalize(self) -> None:
-        """Check the section alone. Changes nothing.
+        """Check the section by itself. Does not modify it.
 
         Raises:
-            ConfigError: settings that Megatron Core would refuse (V051).
+            ConfigError: If Megatron Core would reject the settings (V051).
         """
         reject({"optimizer": self}, SECTION_RULES)

@@ -1,4 +1,4 @@
-"""Which parameters get a learning rate or weight decay of their own."""
+"""Overrides of learning rate and weight decay for individual parameters."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from mb_config.sections.scheduler import SchedulerConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerConfigOverrideProviderContext:
-    """What a provider may look at."""
+    """Inputs of a provider."""
 
     scheduler_config: SchedulerConfig
-    """The schedule."""
+    """The scheduler section."""
 
     optimizer_config: OptimizerConfig
-    """The optimizer's section."""
+    """The optimizer section."""
 
     model: Any
     """The model, or the list of its chunks on this pipeline stage."""
@@ -26,9 +26,9 @@ class OptimizerConfigOverrideProviderContext:
 
 @dataclass(kw_only=True)
 class OptimizerConfigOverrideProvider(Section):
-    """Override `build_config_overrides` to give parameters a learning rate or weight decay of their own.
+    """Provider of learning rates and weight decays for individual parameters. Override `build_config_overrides`.
 
-    Megatron does not add its own exceptions to what it is given: start from `super()`.
+    Start from `super()`, because Megatron does not add its standard overrides to the returned ones.
 
         class SlowRouter(OptimizerConfigOverrideProvider):
             def build_config_overrides(self, context):
@@ -37,11 +37,11 @@ class OptimizerConfigOverrideProvider(Section):
     """
 
     def build_config_overrides(self, context: OptimizerConfigOverrideProviderContext) -> dict[Any, Any]:
-        """Map Megatron's `ParamKey` to its `ParamGroupOverride`.
+        """Return Megatron's `ParamKey` to `ParamGroupOverride`.
 
-        Here: no weight decay for biases and parameters of one dimension (with `apply_wd_to_qk_layernorm`, all of these
-        but the norms of queries and keys), and `decoupled_lr` for embedding and output layer. Needs Megatron Core.
+        The default is no weight decay for biases and 1-D parameters (except the norms of queries and keys with
+        `apply_wd_to_qk_layernorm`), and `decoupled_lr` for the embedding and the output layer. Requires Megatron Core.
         """
-        from mb_config.mcore import standard_overrides  # noqa: PLC0415 - Megatron, when its optimizer is built
+        from mb_config.mcore import standard_overrides  # noqa: PLC0415 - imports Megatron
 
         return standard_overrides(context.optimizer_config)

@@ -1,4 +1,4 @@
-"""The precision of a run, in one place: it is spread over model, optimizer and ddp when the config is resolved."""
+"""Section of the precision recipe, which resolving copies to model, optimizer and ddp."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ _ALIASES = {
 
 @dataclass(kw_only=True)
 class MixedPrecisionConfig(Section):
-    """One precision recipe. `mb_config.precision_table` holds the named ones.
+    """A precision recipe. `mb_config.precision_table` contains the named ones.
 
-    `fp8_param` and `fp8_param_gather` are two names of one switch: assigning one assigns the other. So with fp4.
+    `fp8_param` and `fp8_param_gather` are two names of one field: assigning one assigns the other. The same holds for
+    the FP4 pair.
     """
 
     fp32: bool = False
-    """Marks a run in float32. Nothing reads it: refused."""
+    """Mark a float32 run. Not supported: rejected if set."""
 
     fp16: bool = False
     """Compute in float16."""
@@ -33,16 +34,16 @@ class MixedPrecisionConfig(Section):
     """Compute in bfloat16."""
 
     params_dtype: str | None = None
-    """Dtype of the parameters; None: leave the model's."""
+    """Dtype of the parameters; None: that of the model."""
 
     pipeline_dtype: str | None = None
-    """Dtype sent between pipeline stages."""
+    """Dtype of tensors sent between pipeline stages."""
 
     autocast_dtype: str | None = None
     """Dtype of torch's autocast."""
 
     autocast_enabled: bool = False
-    """Run under torch's autocast. Nothing reads it, `model.enable_autocast` does: refused."""
+    """Run under torch's autocast. Not supported, use `model.enable_autocast`: rejected if set."""
 
     grad_reduce_in_fp32: bool = True
     """Accumulate and reduce gradients in float32."""
@@ -54,31 +55,31 @@ class MixedPrecisionConfig(Section):
     """FP8 scaling: tensorwise, delayed, mxfp8, blockwise."""
 
     first_last_layers_bf16: bool = False
-    """Keep the outermost layers in bfloat16."""
+    """Keep the first and last layers in bfloat16."""
 
     fp8_margin: int = 0
     """Margin of the FP8 scale, in powers of two."""
 
     fp8_amax_history_len: int = 1
-    """Steps of history for the largest value."""
+    """Length of the amax history, in steps."""
 
     fp8_amax_compute_algo: str = "most_recent"
-    """Which value of that history counts: most_recent or max."""
+    """Value used from the amax history: most_recent or max."""
 
     fp8_wgrad: bool = True
     """Compute weight gradients in FP8."""
 
     fp8_dot_product_attention: bool = False
-    """Compute the core of attention in FP8."""
+    """Compute dot-product attention in FP8."""
 
     fp8_multi_head_attention: bool = False
-    """Compute the whole of attention in FP8."""
+    """Compute the entire attention layer in FP8."""
 
     fp8_param: bool | None = None
-    """The model's name of `fp8_param_gather`."""
+    """Name of `fp8_param_gather` in the model section."""
 
     fp8_param_gather: bool = False
-    """Keep and gather parameters in FP8."""
+    """Store and gather parameters in FP8."""
 
     fp4: str | None = None
     """FP4 format, e2m1; None: no FP4."""
@@ -87,37 +88,37 @@ class MixedPrecisionConfig(Section):
     """FP4 scaling."""
 
     fp4_param: bool | None = None
-    """The model's name of `fp4_param_gather`."""
+    """Name of `fp4_param_gather` in the model section."""
 
     fp4_param_gather: bool = False
-    """Keep and gather parameters in FP4."""
+    """Store and gather parameters in FP4."""
 
     loss_scale: float | None = None
-    """Fixed loss scale; None: adapted while training in float16."""
+    """Constant loss scale; None: dynamic in float16."""
 
     initial_loss_scale: float | None = 2.0**32
-    """First value of the adapted loss scale."""
+    """Initial value of the dynamic loss scale."""
 
     min_loss_scale: float = 1.0
-    """Lower bound of the adapted loss scale."""
+    """Lower bound of the dynamic loss scale."""
 
     loss_scale_window: float = 1000.0
-    """Good steps in a row before the loss scale grows."""
+    """Consecutive steps without overflow before the loss scale is increased."""
 
     hysteresis: int = 2
-    """Bad steps before the loss scale shrinks."""
+    """Steps with overflow before the loss scale is decreased."""
 
     num_layers_at_start_in_bf16: int = 0
-    """First layers to keep in bfloat16."""
+    """Number of first layers to keep in bfloat16."""
 
     num_layers_at_end_in_bf16: int = 0
-    """Last layers to keep in bfloat16."""
+    """Number of last layers to keep in bfloat16."""
 
     reuse_grad_buf_for_mxfp8_param_ag: bool = False
     """Gather MXFP8 parameters through the gradient buffer."""
 
     def __post_init__(self) -> None:
-        """Let the one given of each pair of twins decide."""
+        """Copy the field that is set of each pair of aliases to the other one."""
         for name in ("fp8_param", "fp4_param"):
             if getattr(self, name) is not None and _ALIASES[name] not in self._given:
                 assign_computed(self, _ALIASES[name], getattr(self, name))
@@ -132,10 +133,10 @@ class MixedPrecisionConfig(Section):
             super().__setattr__(alias, value)
 
     def finalize(self) -> None:
-        """Fill in the twins. Calling it again changes nothing.
+        """Set aliases that are None. Idempotent.
 
         Raises:
-            ConfigError: FP4 and FP8 together, or twins that disagree (V013 to V015).
+            ConfigError: If FP4 and FP8 are combined, or aliases differ (V013 to V015).
         """
         reject({"mixed_precision": self}, RECIPE_RULES)
         for name in ("fp8_param", "fp4_param"):

@@ -1,4 +1,4 @@
-"""The course of the learning rate and of the weight decay."""
+"""Section of the learning-rate and weight-decay schedule."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from mb_config.section import Section
 
 @dataclass(kw_only=True)
 class SchedulerConfig(Section):
-    """Shape and length of the schedule. Lengths are in optimizer steps or in sequences, never in both."""
+    """Style and lengths of the schedule. All lengths are in optimizer steps, or all in sequences."""
 
     lr_decay_style: Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"] = "linear"
-    """Shape of the decay after the warm-up; WSD is warm-up, stable, decay."""
+    """Style of the decay after the warm-up; WSD is warm-up, stable, decay."""
 
     lr_wsd_decay_style: Literal["exponential", "linear", "cosine", "minus_sqrt"] = "exponential"
-    """Shape of the last phase of WSD."""
+    """Style of the decay phase of WSD."""
 
     lr_decay_iters: int | None = None
     """Step at which the decay ends; None: `train.train_iters`."""
@@ -27,13 +27,13 @@ class SchedulerConfig(Section):
     """Sequence at which the decay ends; None: `train.train_samples`."""
 
     lr_wsd_decay_iters: int | None = None
-    """Steps of the last phase of WSD; None: the whole horizon."""
+    """Steps of the decay phase of WSD; None: the full horizon."""
 
     lr_wsd_decay_samples: int | None = None
-    """Sequences of the last phase of WSD; None: the whole horizon."""
+    """Sequences of the decay phase of WSD; None: the full horizon."""
 
     lr_warmup_fraction: float | None = None
-    """Warm-up as a fraction of the horizon, instead of the next two fields."""
+    """Warm-up as a fraction of the horizon, as an alternative to the next two fields."""
 
     lr_warmup_iters: int = 0
     """Steps of linear warm-up."""
@@ -48,13 +48,13 @@ class SchedulerConfig(Section):
     """Computed: the horizon of the decay, in sequences."""
 
     lr_warmup_steps: int | float | None = field(default=None, init=False, compare=False)
-    """Computed: the warm-up, in sequences; a fraction of the horizon need not be a whole number."""
+    """Computed: the warm-up, in sequences. A fraction of the horizon need not be an integer."""
 
     override_opt_param_scheduler: bool = False
-    """On resume, take the configured schedule, not the stored one."""
+    """On resume, use the configured schedule instead of the stored one."""
 
     use_checkpoint_opt_param_scheduler: bool = False
-    """On resume, take the stored schedule, not the configured one."""
+    """On resume, use the stored schedule instead of the configured one."""
 
     start_weight_decay: float | None = None
     """Weight decay at the start; None: `optimizer.weight_decay`."""
@@ -63,24 +63,24 @@ class SchedulerConfig(Section):
     """Weight decay at the end, not below the start; None: `optimizer.weight_decay`."""
 
     weight_decay_incr_style: Literal["constant", "linear", "cosine"] = "constant"
-    """How the weight decay goes from start to end."""
+    """Style of the increase of the weight decay."""
 
     no_weight_decay_cond_type: Literal["qwen3_next"] | None = None
-    """A special choice of parameters without weight decay. Nothing reads it yet: refused."""
+    """Model-specific selection of parameters without weight decay. Not implemented yet: rejected if set."""
 
     wd_incr_steps: int | None = field(default=None, init=False, compare=False)
     """Computed: the horizon of the weight decay, in sequences."""
 
     wsd_decay_steps: int | None = field(default=None, init=False, compare=False)
-    """Computed: the last phase of WSD, in sequences."""
+    """Computed: the decay phase of WSD, in sequences."""
 
     max_steps: int | None = None
-    """Horizon in steps of a run that is cut short, so that its schedule is that of the full run."""
+    """Horizon in steps of the full run, for a run that ends earlier with the same schedule."""
 
     def finalize(self) -> None:
-        """Check the section alone. Changes nothing.
+        """Check the section by itself. Does not modify it.
 
         Raises:
-            ConfigError: fields that exclude each other (V059 to V063).
+            ConfigError: If fields exclude each other (V059 to V063).
         """
         reject({"scheduler": self}, SECTION_RULES)

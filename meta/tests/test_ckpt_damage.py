@@ -86,7 +86,7 @@ def test_show_and_diff_name_what_they_passed_over_and_what_they_took(root):
     assert shown[1].startswith(f"{root}/iter_0000020: step 20")
     assert compared[1:3] == [f"there: {root}/iter_0000020", f"here: {root}/iter_0000010"]
     found = CliRunner().invoke(app, ["ckpt", "show", str(root), "--json"]).stdout
-    assert json.loads(found)["passed_over"][0]["path"] == f"{root}/iter_0000030"
+    assert json.loads(found)["skipped"][0]["path"] == f"{root}/iter_0000030"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import yaml
 from runs import events, train_here
 
 from mb_checkpoint import CheckpointConfig, CheckpointFolderError, CheckpointNotFoundError
-from mb_checkpoint.locks import writing
+from mb_checkpoint.locks import writer_lock
 from mb_trainer.commands.sample import sample
 from mb_trainer.finished import last_checkpoint_of_all, resumed_step
 from mb_trainer.sampling import newest_of
@@ -122,7 +122,7 @@ def test_a_step_that_is_named_holds_until_something_newer_is_saved(words, base, 
 def test_two_runs_do_not_save_in_one_folder(words, tmp_path):
     shared = tmp_path / "shared"
     with (
-        writing(shared, run="runs/other"),
+        writer_lock(shared, run="runs/other"),
         pytest.raises(CheckpointFolderError, match=r"shared: process \d+ on .*\(runs/other\)"),
     ):
         train_here([*words, f"checkpoint.save={shared}"], tmp_path / "new")

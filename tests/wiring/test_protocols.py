@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
     from mb_checkpoint import CheckpointManager, DefaultCheckpointManager
-    from mb_checkpoint.context import RerunsLike, StateLike, TrainStateLike
+    from mb_checkpoint.context import RerunStateMachineLike, StateLike, TrainStateLike
     from mb_host.layers import host_block_spec
     from mb_host.t5 import host_t5_spec
     from mb_launch.first_cause import EndedProcess
@@ -131,7 +131,7 @@ if TYPE_CHECKING:
     def _(reruns: MegatronRerunMachine) -> RerunMachine:
         return reruns
 
-    def _(reruns: MegatronRerunMachine) -> RerunsLike:
+    def _(reruns: MegatronRerunMachine) -> RerunStateMachineLike:
         return reruns
 
     def _(section: RerunStateMachineConfig) -> RerunSettings:

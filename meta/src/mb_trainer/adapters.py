@@ -4,7 +4,7 @@ from typing import Any
 
 from megatron.core.process_groups_config import ProcessGroupCollection
 
-from mb_checkpoint import CheckpointConfig, CheckpointLoadContext, Selection, load_checkpoint
+from mb_checkpoint import CheckpointConfig, CheckpointLoadContext, SelectedCheckpoint, load_checkpoint
 from mb_loop import TrainState
 from mb_models.peft.config import LoRA, PeftError
 from mb_models.peft.lora import merge
@@ -13,7 +13,7 @@ from mb_trainer.state import GlobalState
 
 
 def load_merged(
-    selection: Selection, chunks: list[Any], config: ConfigContainer, groups: ProcessGroupCollection
+    selection: SelectedCheckpoint, chunks: list[Any], config: ConfigContainer, groups: ProcessGroupCollection
 ) -> None:
     """Load the model that the adapters of a run belong to, and the adapters, and merge them. Collective.
 
@@ -25,7 +25,7 @@ def load_merged(
 
 
 def load_adapted(
-    selection: Selection, chunks: list[Any], config: ConfigContainer, groups: ProcessGroupCollection
+    selection: SelectedCheckpoint, chunks: list[Any], config: ConfigContainer, groups: ProcessGroupCollection
 ) -> LoRA:
     """Load the model that the adapters of a run belong to, and the adapters beside it; return what they are.
 

@@ -16,7 +16,7 @@ from mb_checkpoint import (
     SavedCheckpoint,
     ScheduledSave,
 )
-from mb_checkpoint.context import RerunsLike
+from mb_checkpoint.context import RerunStateMachineLike
 from mb_data import keep_tokenizer
 from mb_loop import SaveResult
 from mb_metrics.names import FAILED_SAVES
@@ -79,7 +79,7 @@ class Saves:
         whole: Callable[[], AbstractContextManager[None]],
         data: Any = None,
         kept: Callable[[SavedCheckpoint], None] | None = None,
-        reruns: RerunsLike | None = None,
+        reruns: RerunStateMachineLike | None = None,
         progress: Progress | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -4,17 +4,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
-from mb_checkpoint import Selection
-from mb_checkpoint.agreement import on_rank_zero
-from mb_checkpoint.soundness import first_sound
-from mb_checkpoint.sources import find_checkpoint, sound_checkpoint
+from mb_checkpoint import SelectedCheckpoint
+from mb_checkpoint.collectives import on_rank_zero
+from mb_checkpoint.integrity import first_intact
+from mb_checkpoint.sources import find_checkpoint, intact_checkpoint
 from mb_trainer.config import CheckpointConfig
 from mb_trainer.console import Voice
 
-Find = Callable[[Mapping[Path, str]], Selection | None]
+Find = Callable[[Mapping[Path, str]], SelectedCheckpoint | None]
 
 
-def last_checkpoint(checkpoint: CheckpointConfig, *, steps: int, voice: Voice) -> Selection | None:
+def last_checkpoint(checkpoint: CheckpointConfig, *, steps: int, voice: Voice) -> SelectedCheckpoint | None:
     """Return the sound checkpoint that a run of so many steps would go on from, if it has them all; else None.
 
     One process alone; it reads the checkpoint, unless `checkpoint.verify_integrity` is false.
@@ -34,12 +34,12 @@ def last_checkpoint(checkpoint: CheckpointConfig, *, steps: int, voice: Voice) -
             read += count
             bar.update(read)
 
-        return first_sound(find, contents=checkpoint.verify_integrity, progress=note)
+        return first_intact(find, contents=checkpoint.verify_integrity, progress=note)
 
 
 def last_checkpoint_of_all(
     checkpoint: CheckpointConfig, *, steps: int, seems_there: bool = True
-) -> Selection | None:
+) -> SelectedCheckpoint | None:
     """Return what `last_checkpoint` does, on every rank alike; they share the reading. Collective over the world.
 
     `seems_there` says whether it is worth looking, on rank 0: each rank has seen the folder at a moment of its own.
@@ -48,10 +48,10 @@ def last_checkpoint_of_all(
         return None
     find = at_the_end(checkpoint, steps=steps)
 
-    def look(rejected: Mapping[Path, str]) -> tuple[Literal["resumed"], Selection | None]:
+    def look(rejected: Mapping[Path, str]) -> tuple[Literal["resumed"], SelectedCheckpoint | None]:
         return "resumed", find(rejected)
 
-    with sound_checkpoint(look, checkpoint) as (_, chosen):
+    with intact_checkpoint(look, checkpoint) as (_, chosen):
         return chosen
 
 
@@ -68,7 +68,7 @@ def resumed_step(checkpoint: CheckpointConfig) -> int:
 def at_the_end(checkpoint: CheckpointConfig, *, steps: int) -> Find:
     """Return what names the checkpoint that would be resumed from, if it has so many steps."""
 
-    def find(rejected: Mapping[Path, str]) -> Selection | None:
+    def find(rejected: Mapping[Path, str]) -> SelectedCheckpoint | None:
         source, chosen = find_checkpoint(checkpoint, rejected)
         if source != "resumed" or chosen is None or chosen.step is None or chosen.step < steps:
             return None

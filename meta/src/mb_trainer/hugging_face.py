@@ -17,7 +17,7 @@ from mb_checkpoint import (
     CheckpointConfig,
     CheckpointLoadContext,
     CheckpointSaveContext,
-    Selection,
+    SelectedCheckpoint,
     load_checkpoint,
     save_checkpoint,
 )
@@ -172,7 +172,7 @@ def copy_tokenizer(source: Path, target: Path) -> None:
 
 
 def read_weights(
-    selection: Selection, chunk: Any, config: ConfigContainer, groups: ProcessGroupCollection
+    selection: SelectedCheckpoint, chunk: Any, config: ConfigContainer, groups: ProcessGroupCollection
 ) -> None:
     """Load a checkpoint that is sound into a whole model, one kind of parameter after the other.
 

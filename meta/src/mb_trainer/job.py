@@ -12,9 +12,9 @@ import mb_overlap
 from mb_checkpoint import check_writable
 from mb_checkpoint.layout import (
     is_iteration_directory,
+    non_persistent_roots,
     step_of,
     steps_in,
-    temporary_roots,
     why_not_a_checkpoint,
 )
 from mb_config import DistributedInitConfig, Provenance
@@ -164,7 +164,10 @@ def outcome_if_complete(job: Job, voice: Voice) -> TrainOutcome | None:
 def say_complete(job: Job, last: Path, voice: Voice) -> TrainOutcome:
     """Say that there is nothing to do, and return that as an outcome; `last` is the checkpoint that has all steps."""
     steps, checkpoint = job.config.train.train_iters or 0, job.config.checkpoint
-    if checkpoint.save is not None and last.parent in (Path(checkpoint.save), *temporary_roots(checkpoint)):
+    if checkpoint.save is not None and last.parent in (
+        Path(checkpoint.save),
+        *non_persistent_roots(checkpoint),
+    ):
         message = f"{job.folder.path}: the run is complete ({steps} steps); nothing to do."
         voice.say(
             f"{message} Train longer with train.train_iters=N --resume-with-changes, or elsewhere with --out."
@@ -371,7 +374,7 @@ def goes_on(checkpoint: CheckpointConfig) -> bool:
     if checkpoint.finetune:
         return False
     lasting = [] if checkpoint.load is None else [Path(checkpoint.load)]
-    if any(why_not_a_checkpoint(root) is None for root in (*lasting, *temporary_roots(checkpoint))):
+    if any(why_not_a_checkpoint(root) is None for root in (*lasting, *non_persistent_roots(checkpoint))):
         return True
     local = checkpoint.non_persistent_local_ckpt_dir
     wanted = checkpoint.non_persistent_ckpt_type == "local" and local is not None
@@ -392,7 +395,8 @@ def last_step(checkpoint: CheckpointConfig) -> int | None:
         if checkpoint.ckpt_step is not None:
             return checkpoint.ckpt_step
         return max(
-            (step for root in (load, *temporary_roots(checkpoint)) for step in steps_in(root)), default=None
+            (step for root in (load, *non_persistent_roots(checkpoint)) for step in steps_in(root)),
+            default=None,
         )
     except OSError:
         return None  # who loads it says why it cannot be read

@@ -6,7 +6,7 @@ from typing import Any
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from mb_checkpoint import CheckpointLoadContext, CheckpointManager, DefaultCheckpointManager
-from mb_checkpoint.agreement import on_rank_zero
+from mb_checkpoint.collectives import on_rank_zero
 from mb_checkpoint.context import CheckpointProbe
 from mb_loop.mcore import MegatronRerunMachine
 from mb_trainer.checkpointing import adapter_filter
@@ -68,7 +68,7 @@ def load(
         return
     if peft is not None:
         voice.say(f"model under the adapters: {state.cfg.checkpoint.pretrained_checkpoint}")
-    for passed in loaded.passed_over:
+    for passed in loaded.skipped:
         voice.say(f"passed over {passed.path}: {passed.reason}")
     for note in loaded.notes:
         voice.say(note)

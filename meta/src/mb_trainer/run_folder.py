@@ -18,10 +18,10 @@ import mb_config.rules.local_paths
 import mb_data.rules
 import mb_metrics.rules
 import mb_resilience.rules
+from mb_checkpoint.foreign_formats import is_same_folder
 from mb_checkpoint.layout import steps_in, why_not_a_checkpoint
-from mb_checkpoint.locks import PATIENCE_SECONDS, taken
+from mb_checkpoint.locks import LOCK_TIMEOUT_SECONDS, acquire_lock
 from mb_checkpoint.paths import is_url
-from mb_checkpoint.recognition import is_same_folder
 from mb_config import Provenance
 from mb_config.home_directory import expand_home_in
 from mb_config.paths import expand_home
@@ -335,7 +335,7 @@ def why_unwritable(folder: RunFolder) -> str | None:
 
 
 @contextmanager
-def own(folder: RunFolder, *, patience: float = PATIENCE_SECONDS) -> Iterator[None]:
+def own(folder: RunFolder, *, patience: float = LOCK_TIMEOUT_SECONDS) -> Iterator[None]:
     """Keep other trainers out of a run folder while the block runs; a process that dies lets go of it.
 
     What a killed run had started holds it some seconds longer, so this waits `patience` seconds at the most. On file
@@ -346,7 +346,7 @@ def own(folder: RunFolder, *, patience: float = PATIENCE_SECONDS) -> Iterator[No
     """
     descriptor = os.open(folder.path, os.O_RDONLY)
     try:
-        if not taken(descriptor, patience=patience):
+        if not acquire_lock(descriptor, timeout_seconds=patience):
             raise RunFolderError(
                 f"{folder.path}: another trainer is at work in this run folder; two would overwrite each other's "
                 "checkpoints and mix their metrics. Wait until it has ended, or choose another folder with --out."

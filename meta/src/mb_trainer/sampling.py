@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch
 
-from mb_checkpoint import Selection, load_model_weights
-from mb_checkpoint.soundness import newest_sound
+from mb_checkpoint import SelectedCheckpoint, load_model_weights
+from mb_checkpoint.integrity import newest_intact
 from mb_data import kept_tokenizer
 from mb_data.tokenizers import Tokenizer
 from mb_launch import World, pick_device
@@ -89,7 +89,7 @@ def sample_run(
         yield from stream_text(tokenizer, prompt, numbers)
 
 
-def newest_of(run: Path, *, purpose: str, say: Callable[[str], object]) -> Selection:
+def newest_of(run: Path, *, purpose: str, say: Callable[[str], object]) -> SelectedCheckpoint:
     """Return the newest sound checkpoint of a run folder, or of a folder of checkpoints; `say` what was passed over.
 
     Raises:
@@ -97,14 +97,14 @@ def newest_of(run: Path, *, purpose: str, say: Callable[[str], object]) -> Selec
         mb_checkpoint.CheckpointNotFoundError, mb_checkpoint.IncompleteCheckpointError: there are only damaged ones.
     """
     checkpoints = checkpoints_in(run)
-    selection = newest_sound(checkpoints) if checkpoints.is_dir() else None
+    selection = newest_intact(checkpoints) if checkpoints.is_dir() else None
     if selection is None:
         raise NoCheckpointError(
             f"{run}: has no checkpoint to {purpose}. Name the folder of a run that saved one, such as runs/gpt_tiny."
         )
-    for passed in selection.passed_over:
+    for passed in selection.skipped:
         say(f"passed over {passed.path}: {passed.reason}")
-    if selection.passed_over:
+    if selection.skipped:
         say(f"taken instead: {selection.path}")
     return selection
 

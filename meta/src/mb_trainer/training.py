@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from mb_checkpoint import DefaultCheckpointManager, create_checkpoint_manager
-from mb_checkpoint.locks import writing
+from mb_checkpoint.locks import writer_lock
 from mb_config import non_default_values
 from mb_host.reproducibility import CpuArithmetic, irreproducibility_reasons, read_arithmetic
 from mb_launch import barrier, pick_device
@@ -146,7 +146,7 @@ def open_folder(job: Job, voice: Voice) -> Iterator[None]:
             job.folder.path.mkdir(parents=True, exist_ok=True)
             stack.enter_context(own(job.folder))
             for root in saved_in(job.config):
-                stack.enter_context(writing(root, run=str(job.folder.path.absolute())))
+                stack.enter_context(writer_lock(root, run=str(job.folder.path.absolute())))
             if not job.config.validation.skip_train:
                 part = (
                     job.folder.path / "run_config.yaml.part"

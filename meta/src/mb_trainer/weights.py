@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from mb_checkpoint import CheckpointConfig
-from mb_checkpoint.layout import RUN_CONFIG, is_iteration_directory, step_of, steps_in, temporary_roots
+from mb_checkpoint.layout import RUN_CONFIG, is_iteration_directory, non_persistent_roots, step_of, steps_in
 from mb_config import Provenance
 from mb_trainer.config import ConfigContainer
 
@@ -144,7 +144,9 @@ def own_folders(checkpoint: CheckpointConfig) -> list[Path]:
     try:
         if is_iteration_directory(load):
             return [load]
-        found = [item for root in (load, *temporary_roots(checkpoint)) for item in steps_in(root).items()]
+        found = [
+            item for root in (load, *non_persistent_roots(checkpoint)) for item in steps_in(root).items()
+        ]
     except OSError:
         return []  # who loads it says why it cannot be read
     return [folder for _, folder in sorted(found, reverse=True)]

@@ -113,7 +113,7 @@ def folder_goes_away(section):
         run.manager.close()
 
 
-def writer_of(section):
+def describe_writer(section):
     """Save once; return the class of what wrote it."""
     run = new_run({}, **{**BACKGROUND, **section})
     run.train(1)

@@ -50,17 +50,16 @@ def _norm(run):
     return run.model[0].module.decoder.final_layernorm
 
 
-def lacking_of_grouped_experts():
+def missing_state_of_grouped_experts():
     """Return what a checkpoint of nothing lacks of the state that grouped experts keep beside their weights."""
     from megatron.core.dist_checkpointing.mapping import ShardedObject
 
-    from mb_checkpoint import mcore
-    from mb_checkpoint.extra_state import lacking
+    from mb_checkpoint import extra_state, mcore
 
     names = [f"experts.linear_fc1.{name}" for name in ("_extra_state", "_extra_state1", "weight1")]
     entries = {name: ShardedObject(name, number, (1,), (0,)) for number, name in enumerate(names)}
-    contents = mcore.Contents(common={}, shapes={}, objects=frozenset())
-    return lacking({"model": entries}, contents)["model"]
+    contents = mcore.CheckpointContents(common={}, shapes={}, objects=frozenset())
+    return extra_state.missing_entries({"model": entries}, contents)["model"]
 
 
 class EngineTracker:

@@ -26,7 +26,7 @@ from fsdp_state import FsdpRun  # noqa: E402
 from tiny_state import Run  # noqa: E402
 
 from mb_checkpoint import select_checkpoint  # noqa: E402
-from mb_checkpoint.manifest import read_manifest, wrong_contents  # noqa: E402
+from mb_checkpoint.manifest import find_hash_mismatches, read_manifest  # noqa: E402
 
 
 def fork_ranks(world, folder, work, *, grace=0.2, limit=90.0):
@@ -152,7 +152,7 @@ class Matrix:
             assert newest.step == 20, "a save that was reported is lost"
         for step in {10, newest.step}:
             path = self.root / f"iter_{step:07d}"
-            assert not wrong_contents(path, read_manifest(path).files), f"step {step} was changed"
+            assert not find_hash_mismatches(path, read_manifest(path).files), f"step {step} was changed"
         resumed = fork_ranks(self.world, self.folder, lambda _: self.resume())
         assert resumed == [[newest.step, [float(newest.step)], "SavedCheckpoint", 30]] * self.world, resumed
 

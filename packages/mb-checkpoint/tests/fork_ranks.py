@@ -24,7 +24,7 @@ WANTED += ("megatron.core.models.mimo",)
 """Imported before the forks: the last four are what Megatron and torch import at the first use, for seconds."""
 GRACE_SECONDS = 2.0
 """How long the other ranks go on after one has failed."""
-START_SECONDS = 60.0
+STARTUP_SECONDS = 60.0
 """What a run may take beyond its limit: the imports before the first one, and the forks."""
 
 
@@ -65,7 +65,7 @@ class Forge:
         """
         try:
             self._connection.send_bytes(pickle.dumps((world, timeout_seconds, pickle.dumps((work, args)))))
-            if not self._connection.poll(timeout_seconds + START_SECONDS):
+            if not self._connection.poll(timeout_seconds + STARTUP_SECONDS):
                 self.close()  # an answer that comes later would be taken for the next one
                 raise RanksFailedError(
                     f"the process that forks the ranks has not answered in {timeout_seconds} s"
@@ -168,9 +168,9 @@ def _be_rank(rank, world, port, task, answers):
             place = f"tcp://127.0.0.1:{port}"
             dist.init_process_group("gloo", init_method=place, rank=rank, world_size=world)
         work, args = pickle.loads(task)
-        answer = True, pickle.dumps(work(*args))
+        result = True, pickle.dumps(work(*args))
     except BaseException:  # noqa: BLE001  # a child must not go on as its parent
-        answer = False, traceback.format_exc()
+        result = False, traceback.format_exc()
     sys.stdout.flush()
-    answers.send_bytes(pickle.dumps(answer))
+    answers.send_bytes(pickle.dumps(result))
     signal.pause()

@@ -41,7 +41,7 @@ def whole_weights(run):
     """Return the weights by their names in the model, as lists; of shards what all ranks have together."""
     from torch.distributed.tensor import DTensor
 
-    from mb_checkpoint.agreement import gather
+    from mb_checkpoint.collectives import gather
 
     found = {}
     for name, value in run.weights().items():
@@ -51,12 +51,12 @@ def whole_weights(run):
     return found
 
 
-def other_model(shape, section, wishes):
+def other_model(shape, section, options):
     """Load into a model that is not the one that was saved; return notes, which of its matrices stayed, and which have
     a state in the optimizer."""
     run = new_run({"seed": 99, **shape}, **section)
     before = whole_weights(run)
-    record = run.load(**wishes)
+    record = run.load(**options)
     after = whole_weights(run)
     same = [name for name in before if before[name] == after[name]]
     known = [name for name, value in run.weights().items() if value in run.optimizer.state]
@@ -80,7 +80,7 @@ def offsets(shape):
     from mb_checkpoint import fsdp, mcore
 
     run = new_run(shape)
-    groups = mcore.Groups.of(None)
+    groups = mcore.CheckpointGroups.of(None)
     ours = fsdp.weights(run.model, groups)
     theirs, missing = {}, []
     for name, parameter in run.weights().items():
@@ -128,7 +128,7 @@ def cut_once_more():
     for parameter in run.weights().values():
         if torch.distributed.get_rank() == 1:
             parameter.megatron_fsdp_slice = slice(0, 1)
-    fsdp.weights(run.model, mcore.Groups.of(None))
+    fsdp.weights(run.model, mcore.CheckpointGroups.of(None))
 
 
 def read_apart(folder):
@@ -158,14 +158,14 @@ def other_cuts():
     import torch
 
     from mb_checkpoint import mcore
-    from mb_checkpoint.restore_shards import refuse_other_cuts
+    from mb_checkpoint.restore_shards import reject_fused_layer_resharding
 
     model = torch.nn.Sequential()
     model.in_proj = torch.nn.Linear(1, 1)
     new_run({})
     layout = {"parallel_layout": {"tensor_model_parallel_size": 2}}
-    contents = mcore.Contents(common=layout, shapes={}, objects=frozenset())
-    refuse_other_cuts(Path("run"), [model], mcore.Groups.of(None), contents)
+    contents = mcore.CheckpointContents(common=layout, shapes={}, objects=frozenset())
+    reject_fused_layer_resharding(Path("run"), [model], mcore.CheckpointGroups.of(None), contents)
 
 
 def made_for_what_fits(folder):
@@ -177,20 +177,20 @@ def made_for_what_fits(folder):
     from rank_work import error_of
 
     from mb_checkpoint import CheckpointConfig, CheckpointLoadContext, mcore
-    from mb_checkpoint.contents import contents_of
-    from mb_checkpoint.restore_shards import RestoreShards
+    from mb_checkpoint.metadata import read_contents
+    from mb_checkpoint.restore_shards import ShardRestorer
 
     run = new_run({"fsdp": "optim_grads_params"})
     context = CheckpointLoadContext(
         state=run.state, model=run.model, optimizer=run.optimizer, opt_param_scheduler=run.scheduler
     )
     section = CheckpointConfig(ckpt_format="fsdp_dtensor", strict_fsdp_dtensor_load=True)
-    whole = contents_of(Path(folder), shards=True)
+    whole = read_contents(Path(folder), shards=True)
 
     def load(lacking):
         shapes = {name: shape for name, shape in whole.shapes.items() if lacking not in name}
-        groups, contents = mcore.Groups.of(None), replace(whole, shapes=shapes)
-        RestoreShards(context, section, groups, Path(folder), contents=contents, resume=True).run()
+        groups, contents = mcore.CheckpointGroups.of(None), replace(whole, shapes=shapes)
+        ShardRestorer(context, section, groups, Path(folder), contents=contents, resume=True).run()
 
     found = [error_of(load, name)[:2] for name in ("model.module.embedding", "word_embeddings.weight.exp")]
     return found, sum(len(part.optimizer.state) for part in mcore.optimizer_parts(run.optimizer))

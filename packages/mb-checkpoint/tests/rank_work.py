@@ -65,11 +65,11 @@ def resumed_from_a_node(folder):
     ]
 
 
-def outcome_of_load(shape, section, wishes):
+def outcome_of_load(shape, section, options):
     """Load; return whether the weights and the optimizer changed, where the counters stand, and the record."""
     run = new_run({"seed": 99, **shape}, **section)
     before = run.fingerprint()
-    record = run.load(**wishes)
+    record = run.load(**options)
     after = run.fingerprint()
     changed = [name for name in ("weights", "optimizer", "torch", "trackers") if before[name] != after[name]]
     return changed, run.state.train_state.step, record
@@ -126,9 +126,9 @@ def full_disk(shape, section):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def load_only(shape, section, wishes):
+def load_only(shape, section, options):
     """Load and return the record."""
-    return new_run(shape, **section).load(**wishes)
+    return new_run(shape, **section).load(**options)
 
 
 def replicas_that_drew_differently(section):
@@ -146,7 +146,7 @@ def replicas_that_drew_differently(section):
 
 def rank_zero_fails():
     """Let rank 0 fail, and show what each rank sees."""
-    from mb_checkpoint.agreement import on_rank_zero
+    from mb_checkpoint.collectives import on_rank_zero
 
     def work():
         raise FileNotFoundError(2, "No such file", "x")
@@ -156,7 +156,7 @@ def rank_zero_fails():
 
 def rank_zero_fails_strangely(reason):
     """Let rank 0 fail with an exception that no other process can rebuild, or that cannot be taken apart."""
-    from mb_checkpoint.agreement import on_rank_zero
+    from mb_checkpoint.collectives import on_rank_zero
 
     class LocalError(Exception):
         def __reduce__(self):
@@ -170,7 +170,7 @@ def rank_zero_fails_strangely(reason):
     return error_of(on_rank_zero, work)
 
 
-def save_with(section, wishes):
+def save_with(section, options):
     """Save with a wish in the context."""
     from mb_checkpoint import CheckpointConfig, CheckpointSaveContext, save_checkpoint
 
@@ -181,7 +181,7 @@ def save_with(section, wishes):
         optimizer=None,
         opt_param_scheduler=None,
         num_floating_point_operations_so_far=0,
-        **wishes,
+        **options,
     )
     return save_checkpoint(context, CheckpointConfig(**section))
 
@@ -294,8 +294,8 @@ def corrupt_by_padded_buckets(section):
     """Save and load what the guard refuses; return whether the optimizer came back as it was."""
     from mb_checkpoint import mcore
 
-    guard = mcore.refuse_padded_buckets
-    mcore.refuse_padded_buckets = lambda *_: None
+    guard = mcore.reject_padded_buckets
+    mcore.reject_padded_buckets = lambda *_: None
     try:
         shape = {"dist_opt": True, "bucket_size": 3000}
         run = new_run(shape, **section)
@@ -306,7 +306,7 @@ def corrupt_by_padded_buckets(section):
         again.load()
         return before == again.fingerprint()["optimizer"]
     finally:
-        mcore.refuse_padded_buckets = guard
+        mcore.reject_padded_buckets = guard
 
 
 def saved_after_each_step(shape, section, steps):

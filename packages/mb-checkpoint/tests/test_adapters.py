@@ -4,7 +4,7 @@ import pytest
 
 from mb_checkpoint.adapters import (
     apply_peft_adapter_filter_to_state_dict,
-    refuse_empty_selection,
+    reject_empty_selection,
     without,
 )
 from mb_checkpoint.errors import CheckpointConfigError
@@ -44,9 +44,9 @@ def test_the_rest_is_everything_else():
 )
 def test_a_filter_that_leaves_nothing_is_rejected(keep, accepted, says):
     with pytest.raises(CheckpointConfigError, match=f"^peft.is_adapter: {says}"):
-        refuse_empty_selection(keep, accepted=accepted, total=3)
+        reject_empty_selection(keep, accepted=accepted, total=3)
 
 
 @pytest.mark.parametrize(("keep", "accepted"), [(None, 0), (is_adapter, 3), (without(is_adapter), 2)])
 def test_a_filter_that_leaves_something_is_accepted(keep, accepted):
-    refuse_empty_selection(keep, accepted=accepted, total=3)
+    reject_empty_selection(keep, accepted=accepted, total=3)

@@ -5,11 +5,11 @@ import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+import complete_checkpoint
 import pytest
-import whole
 
 from mb_checkpoint import CheckpointFolderError, check_writable, layout, select_checkpoint, write_atomically
-from mb_checkpoint.commit import commit, open_staging, remove_folder, seal
+from mb_checkpoint.commit import commit, fsync_and_write_manifest, open_staging, remove_folder
 from mb_checkpoint.manifest import Manifest
 
 FILE_EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree", "tempfile.mkstemp"}
@@ -34,16 +34,16 @@ def test_a_failing_write_leaves_the_old_file_and_nothing_else(tmp_path):
 
 
 def test_a_commit_leaves_the_checkpoint_and_two_trackers(tmp_path):
-    whole.save(tmp_path, 10)
+    complete_checkpoint.save(tmp_path, 10)
     assert names(tmp_path) == ["iter_0000010", "latest_checkpointed_iteration.txt", "latest_train_state.pt"]
     assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "10"
     assert select_checkpoint(tmp_path).path == tmp_path / "iter_0000010"
 
 
 def test_the_same_step_can_be_saved_again(tmp_path):
-    whole.save(tmp_path, 10)
+    complete_checkpoint.save(tmp_path, 10)
     (tmp_path / "iter_0000010" / "old").touch()
-    whole.save(tmp_path, 10)
+    complete_checkpoint.save(tmp_path, 10)
     assert "old" not in names(tmp_path / "iter_0000010")
     assert select_checkpoint(tmp_path).step == 10
 
@@ -51,7 +51,7 @@ def test_the_same_step_can_be_saved_again(tmp_path):
 def test_what_interrupted_saves_left_is_removed_by_the_next_one(tmp_path):
     open_staging(tmp_path, 5)
     (tmp_path / ".removing_iter_0000001").mkdir()
-    whole.save(tmp_path, 10)
+    complete_checkpoint.save(tmp_path, 10)
     (tmp_path / ".replaced_iter_0000010").mkdir()
     assert names(open_staging(tmp_path, 20).parent)[1:2] == ["iter_0000010"]
 
@@ -59,7 +59,11 @@ def test_what_interrupted_saves_left_is_removed_by_the_next_one(tmp_path):
 def test_sealing_tells_what_it_reads(tmp_path):
     (tmp_path / "data").write_bytes(bytes(5))
     told = []
-    assert seal(tmp_path, Manifest(step=1, files=()), progress=told.append).total_bytes == sum(told) == 5
+    assert (
+        fsync_and_write_manifest(tmp_path, Manifest(step=1, files=()), progress=told.append).total_bytes
+        == sum(told)
+        == 5
+    )
 
 
 def test_two_who_remove_the_same_folder_are_not_in_each_others_way(tmp_path):
@@ -79,11 +83,11 @@ def test_what_cannot_be_removed_is_an_error(tmp_path):
 
 
 def test_a_kill_between_data_and_tracker_leaves_the_previous_checkpoint_in_force(tmp_path):
-    whole.save(tmp_path, 10)
-    whole.fill(tmp_path / "iter_0000020", 20)  # renamed, but no tracker names it yet
+    complete_checkpoint.save(tmp_path, 10)
+    complete_checkpoint.fill(tmp_path / "iter_0000020", 20)  # renamed, but no tracker names it yet
     found = select_checkpoint(tmp_path)
     assert (found.step, found.found_by) == (10, "tracker")
-    assert [entry.path.name for entry in found.passed_over] == ["iter_0000020"]
+    assert [entry.path.name for entry in found.skipped] == ["iter_0000020"]
 
 
 def committed_or_killed_at(point, root, staging, step):
@@ -99,7 +103,7 @@ def committed_or_killed_at(point, root, staging, step):
                     os._exit(9)
 
         sys.addaudithook(die)
-        seal(staging, Manifest(step=step, files=()))
+        fsync_and_write_manifest(staging, Manifest(step=step, files=()))
         commit(root, step, staging)
         os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -109,14 +113,14 @@ def committed_or_killed_at(point, root, staging, step):
 @pytest.mark.parametrize("step", [20, 10], ids=["a new step", "the same step again"])
 def test_a_kill_at_any_file_operation_of_a_commit_loses_nothing(tmp_path, step):
     template = tmp_path / "template"
-    whole.save(template, 10)
-    staging = whole.fill(open_staging(template, step), step).name
+    complete_checkpoint.save(template, 10)
+    staging = complete_checkpoint.fill(open_staging(template, step), step).name
     survived, points = False, 0
     while not survived:
         root = shutil.copytree(template, tmp_path / str(points))
         survived = committed_or_killed_at(points, root, root / staging, step)
         assert select_checkpoint(root).step in ({step} if survived else {10, step})
-        whole.save(root, 30)
+        complete_checkpoint.save(root, 30)
         assert layout.step_of(max(root.glob("iter_*"))) == 30
         points += 1
     assert points > 10

@@ -8,7 +8,7 @@ import tiny_work
 from rank_work import error_of
 
 from mb_checkpoint import DataloaderStateError, read_dataloader_state
-from mb_checkpoint.dataloader import encode_position, file_name, positioned
+from mb_checkpoint.dataloader import encode_position, position_file_name, positioned
 
 
 class Stream:
@@ -28,7 +28,7 @@ def put(folder, *positions):
     """Write the positions of ranks 0, 1, ..."""
     folder.mkdir(parents=True, exist_ok=True)
     for rank, position in enumerate(positions):
-        (folder / file_name(rank)).write_bytes(encode_position(Stream(position)))
+        (folder / position_file_name(rank)).write_bytes(encode_position(Stream(position)))
     return folder
 
 

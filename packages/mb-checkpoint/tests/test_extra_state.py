@@ -22,7 +22,7 @@ def test_what_it_holds_is_taken_and_left_where_nothing_keeps_it(one_rank, tmp_pa
 
 
 def test_each_of_grouped_experts_keeps_its_own(one_rank):
-    assert one_rank.run(work.lacking_of_grouped_experts) == [
+    assert one_rank.run(work.missing_state_of_grouped_experts) == [
         {"experts.linear_fc1._extra_state": 0, "experts.linear_fc1._extra_state1": 1}
     ]
 

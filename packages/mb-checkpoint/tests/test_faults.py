@@ -1,4 +1,4 @@
-"""Kills, full disks, refusals and read errors at the file operations of saves and loads: nothing is ever lost.
+"""Kills, full disks, violations and read errors at the file operations of saves and loads: nothing is ever lost.
 
 Here a part of all points. All of them (under Megatron-FSDP one in 61), in about an hour: MB_ALL_FAULTS=1 pytest
 test_faults.py

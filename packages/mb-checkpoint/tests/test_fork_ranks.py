@@ -24,7 +24,7 @@ def test_each_run_after_the_end_says_so_and_closing_twice_is_no_error():
 
 
 def test_no_answer_is_said_and_ends_the_process(monkeypatch):
-    monkeypatch.setattr(fork_ranks, "START_SECONDS", 0.0)
+    monkeypatch.setattr(fork_ranks, "STARTUP_SECONDS", 0.0)
     forge = Forge()
     os.kill(forge._process.pid, signal.SIGSTOP)
     with pytest.raises(RanksFailedError, match=r"has not answered in 0.1 s"):

@@ -25,8 +25,8 @@ SHAPES = {
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_resumed_run_equals_one_that_went_on(two_ranks, tmp_path, name):
-    shape, wishes = SHAPES[name]
-    section = {**SECTION, **wishes}
+    shape, options = SHAPES[name]
+    section = {**SECTION, **options}
     straight = two_ranks.run(fsdp_work.saved_state, shape, {"save": str(tmp_path), **section}, 2)
     after = two_ranks.run(
         fsdp_work.went_on, shape, {"load": str(tmp_path), "save": str(tmp_path), **section}, 2

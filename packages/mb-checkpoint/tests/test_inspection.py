@@ -1,11 +1,11 @@
-"""Checkpoints looked at from outside: listed, described, verified bit by bit, compared."""
+"""Checkpoints looked at from outside: listed, described, verified bit by bit, verified."""
 
 from contextlib import suppress
 from pathlib import Path
 
+import complete_checkpoint
 import pytest
 import torch
-import whole
 
 from mb_checkpoint import (
     CheckpointNotFoundError,
@@ -19,13 +19,13 @@ from mb_checkpoint import (
     verify_checkpoint,
 )
 from mb_checkpoint.commit import open_staging
-from mb_checkpoint.locks import writing
+from mb_checkpoint.locks import writer_lock
 from mb_checkpoint.trackers import check_trackers
 
 
 def test_a_listing_says_which_one_is_next_and_what_is_wrong(tmp_path):
     for step in (10, 20, 30):
-        whole.save(tmp_path, step)
+        complete_checkpoint.save(tmp_path, step)
     (tmp_path / "iter_0000020" / "metadata.json").unlink()
     found = [(each.step, each.tracked, each.problems) for each in list_checkpoints(tmp_path)]
     assert found == [(30, True, ()), (20, False, ("lacks metadata.json",)), (10, False, ())]
@@ -34,11 +34,11 @@ def test_a_listing_says_which_one_is_next_and_what_is_wrong(tmp_path):
 
 def test_temporary_ones_are_listed_verified_and_described_too(tmp_path):
     often = tmp_path / "non_persistent"
-    paths = [whole.save(often, 4)]
+    paths = [complete_checkpoint.save(often, 4)]
     assert (describe_checkpoint(tmp_path).path, verify_checkpoint(tmp_path)) == (paths[0], {paths[0]: []})
-    paths = [whole.save(tmp_path, 10), *paths]
-    paths = [whole.save(often, 12), whole.save(tmp_path, 12), *paths]
-    found = [(each.path, each.temporary, each.tracked) for each in list_checkpoints(tmp_path)]
+    paths = [complete_checkpoint.save(tmp_path, 10), *paths]
+    paths = [complete_checkpoint.save(often, 12), complete_checkpoint.save(tmp_path, 12), *paths]
+    found = [(each.path, each.non_persistent, each.tracked) for each in list_checkpoints(tmp_path)]
     assert found == list(zip(paths, [True, False, False, True], [False, True, False, False], strict=True))
     assert [describe_checkpoint(tmp_path, step=step).path for step in (12, 10, 4)] == paths[1:]
     assert describe_checkpoint(tmp_path).path == paths[1]
@@ -46,7 +46,7 @@ def test_temporary_ones_are_listed_verified_and_described_too(tmp_path):
 
 
 def test_a_description_has_counters_and_tensors(tmp_path):
-    whole.save(tmp_path, 10)
+    complete_checkpoint.save(tmp_path, 10)
     found = describe_checkpoint(tmp_path)
     assert (found.step, dict(found.train_state), found.manifest.step) == (10, {"step": 10}, 10)
     assert found.tensors == {"weight": StoredTensor(shape=(4,), dtype="float32")}
@@ -61,23 +61,23 @@ def damage(file, at=None):
 
 def test_a_damaged_index_or_train_state_is_passed_over_and_that_is_said(tmp_path):
     for step in (10, 20, 30, 40):
-        whole.save(tmp_path, step)
+        complete_checkpoint.save(tmp_path, step)
     damage(tmp_path / "iter_0000040" / ".metadata")
     damage(tmp_path / "iter_0000030" / "train_state.pt")
     (tmp_path / "iter_0000020" / "train_state.pt").unlink()
     found = describe_checkpoint(tmp_path)
-    passed = {each.path.name: each.reason for each in found.passed_over}
+    passed = {each.path.name: each.reason for each in found.skipped}
     assert (found.step, list(passed)) == (10, ["iter_0000040", "iter_0000030", "iter_0000020"])
     assert passed["iter_0000030"] == "train_state.pt differs from the manifest (SHA-256)"
     with pytest.raises(IncompleteCheckpointError, match=r"\.metadata differs from the manifest"):
         describe_checkpoint(tmp_path, step=40)
     between = diff_checkpoints(tmp_path, tmp_path / "iter_0000010")
     assert [path.name for path in between.paths] == ["iter_0000010"] * 2
-    assert between.passed_over == found.passed_over
+    assert between.skipped == found.skipped
 
 
 def test_a_changed_byte_anywhere_in_an_index_of_another_program_is_no_crash(tmp_path):
-    index = whole.fill(tmp_path / "iter_0000010", 10) / ".metadata"
+    index = complete_checkpoint.fill(tmp_path / "iter_0000010", 10) / ".metadata"
     content = index.read_bytes()
     for position in range(0, len(content), 23):
         index.write_bytes(content)
@@ -87,7 +87,7 @@ def test_a_changed_byte_anywhere_in_an_index_of_another_program_is_no_crash(tmp_
 
 
 def test_an_unreadable_tensor_is_one_error_that_names_it(tmp_path):
-    one, other = whole.save(tmp_path, 10), whole.save(tmp_path, 20)
+    one, other = complete_checkpoint.save(tmp_path, 10), complete_checkpoint.save(tmp_path, 20)
     (data,) = one.glob("*.distcp")
     data.write_bytes(bytes(data.stat().st_size))
     with pytest.raises(IncompleteCheckpointError, match="iter_0000010: weight cannot be read"):
@@ -95,7 +95,7 @@ def test_an_unreadable_tensor_is_one_error_that_names_it(tmp_path):
 
 
 def test_a_configuration_that_is_no_text_is_compared_all_the_same(tmp_path):
-    one, other = whole.fill(tmp_path / "a", 10), whole.fill(tmp_path / "b", 10)
+    one, other = complete_checkpoint.fill(tmp_path / "a", 10), complete_checkpoint.fill(tmp_path / "b", 10)
     (one / "run_config.yaml").write_bytes(b"a: 1\nb: \xff\n")
     (other / "run_config.yaml").write_bytes(b"a: 1\n")
     assert diff_checkpoints(one, other).config == ("- b: \N{REPLACEMENT CHARACTER}",)
@@ -104,7 +104,7 @@ def test_a_configuration_that_is_no_text_is_compared_all_the_same(tmp_path):
 def test_random_states_and_other_objects_are_compared_with_the_values(tmp_path):
     weight = torch.zeros(4)
     folders = [
-        whole.save(tmp_path / name, 10, tensors={"weight": weight, "rng": rng, **more})
+        complete_checkpoint.save(tmp_path / name, 10, tensors={"weight": weight, "rng": rng, **more})
         for name, rng, more in (("a", [1], {}), ("b", [2], {}), ("c", [1], {"more": "x"}))
     ]
     one, other, third = folders
@@ -115,7 +115,7 @@ def test_random_states_and_other_objects_are_compared_with_the_values(tmp_path):
 
 def test_trackers_that_are_damaged_or_name_what_is_gone_are_found(tmp_path):
     for step in (10, 20):
-        whole.save(tmp_path, step)
+        complete_checkpoint.save(tmp_path, step)
     assert check_trackers(tmp_path) == []
     state, text = tmp_path / "latest_train_state.pt", tmp_path / "latest_checkpointed_iteration.txt"
     state.write_bytes(b"")
@@ -137,27 +137,27 @@ def test_trackers_that_are_damaged_or_name_what_is_gone_are_found(tmp_path):
 
 def test_one_unreadable_folder_does_not_hide_the_others(tmp_path, monkeypatch):
     for step in (10, 20):
-        whole.save(tmp_path, step)
+        complete_checkpoint.save(tmp_path, step)
     monkeypatch.chdir(tmp_path)
     bad = Path("iter_0000010")
-    with whole.unreadable(bad):
+    with complete_checkpoint.unreadable(bad):
         listed = [(each.step, each.problems) for each in list_checkpoints(Path())]
         verified = verify_checkpoint(Path())
-        kept_back = prune(Path(), keep=1).kept_back
+        not_removed = prune(Path(), keep=1).not_removed
     problem = "the folder cannot be read (Permission denied)"
     assert listed == [(20, ()), (10, (problem,))]
     assert verified == {Path("iter_0000020"): [], bad: [problem]}
-    assert [path for path, _ in kept_back] == [bad]
+    assert [path for path, _ in not_removed] == [bad]
 
 
 def test_what_a_killed_save_left_is_listed_and_pruned_unless_somebody_saves_there(tmp_path):
-    whole.save(tmp_path, 10)
-    left = whole.fill(open_staging(tmp_path, 20), 20)
+    complete_checkpoint.save(tmp_path, 10)
+    left = complete_checkpoint.fill(open_staging(tmp_path, 20), 20)
     first, _ = list_checkpoints(tmp_path)
     assert (first.path, first.step, first.unfinished, first.total_bytes > 1000) == (left, 20, True, True)
     assert prune(tmp_path, keep=1).removed == ()
-    with writing(tmp_path, run="here"):
-        assert prune(tmp_path, keep=1, unfinished=True).kept_back == ((left, "a process saves there"),)
+    with writer_lock(tmp_path, run="here"):
+        assert prune(tmp_path, keep=1, unfinished=True).not_removed == ((left, "a process saves there"),)
     assert prune(tmp_path, keep=1, unfinished=True, dry_run=True).removed == (left,)
     assert left.is_dir()
     assert prune(tmp_path, keep=1, unfinished=True).removed == (left,)
@@ -165,7 +165,7 @@ def test_what_a_killed_save_left_is_listed_and_pruned_unless_somebody_saves_ther
 
 
 def test_a_folder_of_somebody_else_is_no_unfinished_save(tmp_path):
-    whole.save(tmp_path, 10)
+    complete_checkpoint.save(tmp_path, 10)
     foreign = tmp_path / ".saving_iter_x"
     foreign.mkdir()
     assert [each.step for each in list_checkpoints(tmp_path)] == [10]
@@ -180,7 +180,7 @@ def test_nothing_to_describe_or_verify_is_an_error(tmp_path):
 
 
 def test_a_flipped_bit_in_any_file_is_found_by_verify(tmp_path):
-    folder = whole.save(tmp_path, 10)
+    folder = complete_checkpoint.save(tmp_path, 10)
     assert verify_checkpoint(tmp_path) == {folder: []}
     for path in sorted(folder.iterdir()):
         content = path.read_bytes()
@@ -196,13 +196,13 @@ def test_a_flipped_bit_in_any_file_is_found_by_verify(tmp_path):
 
 
 def test_a_checkpoint_of_another_program_cannot_be_verified_and_that_is_said(tmp_path):
-    folder = whole.fill(tmp_path / "iter_0000010", 10)
+    folder = complete_checkpoint.fill(tmp_path / "iter_0000010", 10)
     assert verify_checkpoint(tmp_path) == {folder: ["has no manifest.json: contents cannot be verified"]}
 
 
 def test_a_flipped_bit_in_a_tracker_changes_nothing(tmp_path):
     for step in (10, 20):
-        whole.save(tmp_path, step)
+        complete_checkpoint.save(tmp_path, step)
     for name in ("latest_train_state.pt", "latest_checkpointed_iteration.txt"):
         content = (tmp_path / name).read_bytes()
         for position in range(0, len(content) * 8, 1 if len(content) < 10 else 499):
@@ -214,12 +214,12 @@ def test_a_flipped_bit_in_a_tracker_changes_nothing(tmp_path):
 
 
 def test_two_equal_checkpoints_do_not_differ(tmp_path):
-    one, other = whole.save(tmp_path / "a", 10), whole.save(tmp_path / "b", 10)
+    one, other = complete_checkpoint.save(tmp_path / "a", 10), complete_checkpoint.save(tmp_path / "b", 10)
     assert not diff_checkpoints(one, other, values=True)
 
 
 def test_a_difference_names_counters_values_and_lines(tmp_path):
-    one, other = whole.save(tmp_path, 10), whole.save(tmp_path, 20)
+    one, other = complete_checkpoint.save(tmp_path, 10), complete_checkpoint.save(tmp_path, 20)
     (one / "run_config.yaml").write_text("a: 1\nb: 2\n")
     (other / "run_config.yaml").write_text("a: 1\nb: 3\n")
     found = diff_checkpoints(one, other, values=True)
@@ -231,8 +231,10 @@ def test_a_difference_names_counters_values_and_lines(tmp_path):
 
 
 def test_a_tensor_of_another_shape_is_named(tmp_path):
-    one = whole.save(tmp_path / "a", 10)
-    other = whole.save(tmp_path / "b", 10, tensors={"weight": torch.zeros(5), "bias": torch.zeros(2)})
+    one = complete_checkpoint.save(tmp_path / "a", 10)
+    other = complete_checkpoint.save(
+        tmp_path / "b", 10, tensors={"weight": torch.zeros(5), "bias": torch.zeros(2)}
+    )
     assert diff_checkpoints(one, other).tensors == {
         "bias": ("absent", "float32 [2]"),
         "weight": ("float32 [4]", "float32 [5]"),
@@ -240,7 +242,7 @@ def test_a_tensor_of_another_shape_is_named(tmp_path):
 
 
 def test_a_damaged_checkpoint_is_not_described(tmp_path):
-    folder = whole.save(tmp_path, 10)
+    folder = complete_checkpoint.save(tmp_path, 10)
     (folder / "train_state.pt").unlink()
     with pytest.raises(IncompleteCheckpointError, match=r"lacks train_state\.pt"):
         describe_checkpoint(folder)

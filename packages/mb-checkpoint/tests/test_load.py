@@ -19,8 +19,8 @@ def saved(one_rank, tmp_path_factory):
     return folder
 
 
-def load(one_rank, section, **wishes):
-    ((changed, step, record),) = one_rank.run(rank_work.outcome_of_load, {}, section, wishes)
+def load(one_rank, section, **options):
+    ((changed, step, record),) = one_rank.run(rank_work.outcome_of_load, {}, section, options)
     return changed, step, record.source, record.step, record.notes
 
 

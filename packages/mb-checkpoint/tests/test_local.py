@@ -7,7 +7,7 @@ import rank_work
 import tiny_work
 from rank_work import error_of
 
-from mb_checkpoint.dataloader import encode_position, file_name
+from mb_checkpoint.dataloader import encode_position, position_file_name
 
 NVRX = importlib.util.find_spec("nvidia_resiliency_ext") is not None
 needs_nvrx = pytest.mark.skipif(not NVRX, reason="nvidia-resiliency-ext is not installed")
@@ -92,8 +92,8 @@ def test_a_local_checkpoint_that_one_rank_cannot_write_is_an_error_of_the_disk_o
 
 
 def test_one_module_of_several_is_not_saved_locally(one_rank, tmp_path):
-    wishes = {"module_name": "vision"}
-    ((kind, *_),) = one_rank.run(error_of, tiny_work.onto_a_full_shelf, tmp_path, wishes)
+    options = {"module_name": "vision"}
+    ((kind, *_),) = one_rank.run(error_of, tiny_work.onto_a_full_shelf, tmp_path, options)
     assert kind == "NotImplementedError"
 
 
@@ -110,20 +110,22 @@ ANEW = ("data loader: no position was stored; it starts anew",)
     ],
     ids=["all", "one", "none", "counters and positions alone"],
 )
-def test_local_checkpoints_hold_the_positions_of_data_loaders(two_ranks, tmp_path, loaders, wishes, expected):
-    found = two_ranks.run(tiny_work.local_stream_positions, tmp_path, loaders, wishes)
+def test_local_checkpoints_hold_the_positions_of_data_loaders(
+    two_ranks, tmp_path, loaders, options, expected
+):
+    found = two_ranks.run(tiny_work.local_stream_positions, tmp_path, loaders, options)
     assert found == [(position, notes, 12, values) for position, notes, values in expected]
 
 
 def test_positions_in_a_folder_of_their_own_are_taken_for_local_checkpoints_too(one_rank, tmp_path):
-    file = tmp_path / "elsewhere" / "iter_0000012" / file_name(0)
+    file = tmp_path / "elsewhere" / "iter_0000012" / position_file_name(0)
     file.parent.mkdir(parents=True)
     file.write_bytes(encode_position(tiny_work.Loader(7)))
-    wishes = {"dataloader_load": tmp_path / "elsewhere"}
-    ((position, *_),) = one_rank.run(tiny_work.local_stream_positions, tmp_path / "run", (0,), wishes)
+    options = {"dataloader_load": tmp_path / "elsewhere"}
+    ((position, *_),) = one_rank.run(tiny_work.local_stream_positions, tmp_path / "run", (0,), options)
     assert position == 7
     file.unlink()
-    ((position, *_),) = one_rank.run(tiny_work.local_stream_positions, tmp_path / "again", (0,), wishes)
+    ((position, *_),) = one_rank.run(tiny_work.local_stream_positions, tmp_path / "again", (0,), options)
     assert position == 100
 
 

@@ -2,8 +2,8 @@
 
 import hashlib
 
+import complete_checkpoint
 import pytest
-import whole
 
 from mb_checkpoint import ManifestError
 from mb_checkpoint.manifest import (
@@ -12,11 +12,11 @@ from mb_checkpoint.manifest import (
     Manifest,
     decode_manifest,
     encode_manifest,
+    files_of_rank,
+    find_hash_mismatches,
+    find_size_mismatches,
     hash_file,
     read_manifest,
-    share_of,
-    wrong_contents,
-    wrong_sizes,
 )
 
 
@@ -55,7 +55,7 @@ def test_a_manifest_of_a_later_format_is_refused_by_number(monkeypatch):
 
 
 def test_a_saved_checkpoint_lists_every_file_as_sha256sum_would(tmp_path):
-    folder = whole.save(tmp_path, 10)
+    folder = complete_checkpoint.save(tmp_path, 10)
     manifest = read_manifest(folder)
     files = sorted(path.name for path in folder.iterdir() if path.name != "manifest.json")
     assert [each.name for each in manifest.files] == files
@@ -70,15 +70,18 @@ def test_a_folder_without_a_manifest_has_none(tmp_path):
 
 
 def test_missing_short_and_changed_files_are_named(tmp_path):
-    folder = whole.save(tmp_path, 10)
+    folder = complete_checkpoint.save(tmp_path, 10)
     manifest = read_manifest(folder)
     (folder / "metadata.json").unlink()
     (folder / ".metadata").write_bytes(b"12")
     state = folder / "train_state.pt"
     state.write_bytes(state.read_bytes()[:-1] + b"x")
     size = next(each.size for each in manifest.files if each.name == ".metadata")
-    assert wrong_sizes(folder, manifest) == [f".metadata has 2 of {size} bytes", "lacks metadata.json"]
-    assert wrong_contents(folder, manifest.files) == [
+    assert find_size_mismatches(folder, manifest) == [
+        f".metadata has 2 of {size} bytes",
+        "lacks metadata.json",
+    ]
+    assert find_hash_mismatches(folder, manifest.files) == [
         ".metadata differs from the manifest (SHA-256)",
         "metadata.json cannot be read (No such file or directory)",
         "train_state.pt differs from the manifest (SHA-256)",
@@ -91,11 +94,11 @@ def test_reading_is_told_as_it_goes_by_one_thread_at_a_time(tmp_path):
         (tmp_path / name).write_bytes(bytes(size))
     entries = [hash_file(tmp_path / name, name=name) for name in sizes]
     told = []
-    assert wrong_contents(tmp_path, entries, progress=told.append) == []
+    assert find_hash_mismatches(tmp_path, entries, progress=told.append) == []
     assert sorted(told) == [5, *[CHUNK_BYTES] * 4]
 
 
 def test_several_readers_share_the_bytes():
     manifest = Manifest(step=1, files=tuple(entry(str(size), size) for size in (50, 30, 20, 10)))
-    shares = [[each.size for each in share_of(manifest, rank=rank, world_size=2)] for rank in range(2)]
+    shares = [[each.size for each in files_of_rank(manifest, rank=rank, world_size=2)] for rank in range(2)]
     assert shares == [[50, 10], [30, 20]]

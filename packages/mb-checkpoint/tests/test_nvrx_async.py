@@ -24,10 +24,10 @@ def test_a_run_resumed_from_its_background_save_equals_a_straight_one(two_ranks,
     assert [first[0] + second[0] for first, second in zip(before, after, strict=True)] == [
         losses for losses, _ in straight
     ]
-    assert two_ranks.run(async_work.writer_of, section) == ["NvrxWriter"] * 2
+    assert two_ranks.run(async_work.describe_writer, section) == ["NvrxWriter"] * 2
 
 
 @pytest.mark.skipif(usable(), reason="shows what happens without nvidia-resiliency-ext 0.6 or newer")
 def test_without_it_the_writer_of_this_package_takes_its_place(one_rank, tmp_path):
     section = {"save": str(tmp_path), "async_strategy": "nvrx"}
-    assert one_rank.run(async_work.writer_of, section) == ["Writer"]
+    assert one_rank.run(async_work.describe_writer, section) == ["Writer"]

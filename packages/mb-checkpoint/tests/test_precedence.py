@@ -1,12 +1,12 @@
 """Which source wins, by the fields of the section alone: nothing is loaded, and Megatron is not needed."""
 
+import complete_checkpoint
 import pytest
-import whole
 
 from mb_checkpoint import CheckpointConfig, CheckpointNotFoundError, IncompleteCheckpointError
 from mb_checkpoint.sources import find_checkpoint, resumes_by_tracker
 
-TEMPORARY = {"non_persistent_ckpt_type": "global"}
+NON_PERSISTENT = {"non_persistent_ckpt_type": "global"}
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def places(tmp_path):
         base: (5,),
     }.items():
         for step in steps:
-            whole.save(root, step)
+            complete_checkpoint.save(root, step)
     return {"run": str(run), "other": str(other), "base": str(base), "empty": str(tmp_path / "empty")}
 
 
@@ -53,13 +53,13 @@ def test_precedence(places, section, expected):
 
 
 def test_one_checkpoint_s_own_folder_leaves_no_choice(places):
-    section = {"load": f"{places['run']}/iter_0000010", "save": places["run"], **TEMPORARY}
+    section = {"load": f"{places['run']}/iter_0000010", "save": places["run"], **NON_PERSISTENT}
     assert found(places, **section) == ("resumed", 10)
     assert not resumes_by_tracker(CheckpointConfig(**section))
 
 
 def test_a_released_checkpoint_gives_weights_and_is_no_run_to_resume(tmp_path):
-    (whole.fill(tmp_path / "release", 0) / "train_state.pt").unlink()
+    (complete_checkpoint.fill(tmp_path / "release", 0) / "train_state.pt").unlink()
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("release")
     source, chosen = find_checkpoint(CheckpointConfig(load=str(tmp_path)))
     assert (source, chosen.path.name) == ("weights", "release")
@@ -74,7 +74,7 @@ def test_a_sound_temporary_checkpoint_stands_in_for_damaged_ones_and_says_so(pla
     damage(tmp_path / "run")
     source, chosen = find_checkpoint(CheckpointConfig(load=places["run"]))
     assert (source, chosen.step) == ("resumed", 30)
-    assert "no complete checkpoint (iter_0000020: lacks .metadata" in chosen.passed_over[-1].reason
+    assert "no complete checkpoint (iter_0000020: lacks .metadata" in chosen.skipped[-1].reason
 
 
 def test_with_all_damaged_the_lasting_ones_are_the_error(places, tmp_path):
@@ -103,7 +103,7 @@ def test_what_was_asked_for_and_is_missing_is_an_error(places, section, error, m
 
 
 def test_starting_weights_that_are_named_by_their_folder_must_be_whole(places):
-    damage(tmp := whole.Path(places["base"]))
+    damage(tmp := complete_checkpoint.Path(places["base"]))
     with pytest.raises(IncompleteCheckpointError, match=r"lacks \.metadata"):
         found(places, pretrained_checkpoint=str(tmp / "iter_0000005"))
 

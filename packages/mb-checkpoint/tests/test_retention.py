@@ -2,17 +2,17 @@
 
 import errno
 
+import complete_checkpoint
 import pytest
-import whole
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mb_checkpoint import CheckpointNotFoundError
 from mb_checkpoint.commit import open_staging
-from mb_checkpoint.compared import Compared
 from mb_checkpoint.layout import steps_in
-from mb_checkpoint.locks import WRITER, claimed, reading, writing
+from mb_checkpoint.locks import WRITER, exclusive_lock, reader_lock, writer_lock
 from mb_checkpoint.retention import prune, steps_to_remove
+from mb_checkpoint.verified_cache import VerifiedCache
 
 STEPS = st.sets(st.integers(min_value=0, max_value=10**6), min_size=1)
 
@@ -22,36 +22,36 @@ STEPS = st.sets(st.integers(min_value=0, max_value=10**6), min_size=1)
 )
 def test_the_newest_stay(tmp_path, keep, left):
     for step in (10, 20, 30, 40):
-        whole.save(tmp_path, step)
+        complete_checkpoint.save(tmp_path, step)
     done = prune(tmp_path, keep=keep, protected=40)
     assert list(steps_in(tmp_path)) == left
     assert len(done.removed) == 4 - len(left)
-    assert done.kept_back == ()
+    assert done.not_removed == ()
 
 
 def test_folders_newer_than_the_tracker_are_left_alone(tmp_path):
     for step in (10, 20, 30):
-        whole.save(tmp_path, step)
+        complete_checkpoint.save(tmp_path, step)
     prune(tmp_path, keep=1, protected=20)
     assert list(steps_in(tmp_path)) == [30, 20]
 
 
 def test_a_folder_that_resists_is_reported(tmp_path):
     for step in (10, 20):
-        whole.save(tmp_path, step)
+        complete_checkpoint.save(tmp_path, step)
     (tmp_path / ".removing_iter_0000010").write_text("a file in the way")
-    ((path, reason),) = prune(tmp_path, keep=1, protected=20).kept_back
+    ((path, reason),) = prune(tmp_path, keep=1, protected=20).not_removed
     assert (path.name, "Not a directory" in reason) == ("iter_0000010", True)
 
 
 def test_what_a_reader_or_a_tracker_uses_stays(tmp_path):
     for step in (10, 20, 30, 40):
-        whole.save(tmp_path, step)
+        complete_checkpoint.save(tmp_path, step)
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("20")  # a person went back
-    with reading(tmp_path / "iter_0000010"):
+    with reader_lock(tmp_path / "iter_0000010"):
         done = prune(tmp_path, keep=1, protected=40)
     assert list(steps_in(tmp_path)) == [40, 20, 10]
-    assert [(path.name, why) for path, why in done.kept_back] == [
+    assert [(path.name, why) for path, why in done.not_removed] == [
         ("iter_0000010", "it is being read"),
         ("iter_0000020", "a tracker names it"),
     ]
@@ -61,7 +61,7 @@ def test_what_a_reader_or_a_tracker_uses_stays(tmp_path):
 
 def test_milestones_stay(tmp_path):
     for step in (10, 20, 30, 40, 50):
-        whole.save(tmp_path, step)
+        complete_checkpoint.save(tmp_path, step)
     prune(tmp_path, keep=1, protected=50, retain_interval=20)
     assert list(steps_in(tmp_path)) == [50, 40, 20]
 
@@ -69,9 +69,9 @@ def test_milestones_stay(tmp_path):
 def saved(root, *steps):
     """Save checkpoints of these steps; return what reads the next file for nothing and the sizes it has read."""
     for step in steps:
-        whole.save(root, step)
+        complete_checkpoint.save(root, step)
     sizes = []
-    return Compared(progress=sizes.append), sizes
+    return VerifiedCache(progress=sizes.append), sizes
 
 
 def damage(folder):
@@ -115,45 +115,45 @@ def test_where_nothing_is_whole_nothing_goes(tmp_path):
 
 
 def test_contents_are_read_once_and_only_where_something_is_to_go(tmp_path):
-    compared, sizes = saved(tmp_path, 10, 20, 30)
-    prune(tmp_path, keep=3, protected=30, compared=compared)
+    verified, sizes = saved(tmp_path, 10, 20, 30)
+    prune(tmp_path, keep=3, protected=30, verified=verified)
     assert sizes == []
-    prune(tmp_path, keep=2, protected=30, compared=compared)
+    prune(tmp_path, keep=2, protected=30, verified=verified)
     first = len(sizes)
     assert first > 0
     saved(tmp_path, 40)
-    compared.trust(tmp_path / "iter_0000040")
-    prune(tmp_path, keep=2, protected=40, compared=compared)
+    verified.trust(tmp_path / "iter_0000040")
+    prune(tmp_path, keep=2, protected=40, verified=verified)
     assert (len(sizes), list(steps_in(tmp_path))) == (first, [40, 30])
 
 
 def test_what_is_known_is_forgotten_with_the_folder_it_was_known_of(tmp_path):
-    compared, _ = saved(tmp_path, 10)
+    verified, _ = saved(tmp_path, 10)
     folder = tmp_path / "iter_0000010"
-    compared.trust(folder)
+    verified.trust(folder)
     damage(folder)
-    assert compared.problems(folder) == []
+    assert verified.problems(folder) == []
     saved(tmp_path, 11)
     (tmp_path / "iter_0000011" / "train_state.pt").replace(folder / "train_state.pt")
     (tmp_path / "iter_0000011" / "manifest.json").replace(folder / "manifest.json")
-    assert compared.problems(folder)
+    assert verified.problems(folder)
     (folder / "manifest.json").write_text("{}")
-    assert "is no manifest" in compared.problems(folder)[0]
+    assert "is no manifest" in verified.problems(folder)[0]
 
 
 def test_a_damaged_one_is_read_once_too(tmp_path):
-    compared, sizes = saved(tmp_path, 10, 20, 30)
+    verified, sizes = saved(tmp_path, 10, 20, 30)
     damage(tmp_path / "iter_0000020")
-    first = prune(tmp_path, keep=2, protected=30, compared=compared).damaged
+    first = prune(tmp_path, keep=2, protected=30, verified=verified).damaged
     read = len(sizes)
-    assert prune(tmp_path, keep=2, protected=30, compared=compared).damaged == first != ()
+    assert prune(tmp_path, keep=2, protected=30, verified=verified).damaged == first != ()
     assert (len(sizes), list(steps_in(tmp_path))) == (read, [30, 20, 10])
 
 
 def test_what_is_known_counts_where_sizes_alone_are_compared(tmp_path):
-    compared, sizes = saved(tmp_path, 10, 20, 30, 40)
-    compared.distrust(tmp_path / "iter_0000030", "has a flipped bit")
-    done = prune(tmp_path, keep=2, protected=40, compared=compared, contents=False)
+    verified, sizes = saved(tmp_path, 10, 20, 30, 40)
+    verified.distrust(tmp_path / "iter_0000030", "has a flipped bit")
+    done = prune(tmp_path, keep=2, protected=40, verified=verified, contents=False)
     assert [(path.name, reason) for path, reason in done.damaged] == [("iter_0000030", "has a flipped bit")]
     assert (sizes, list(steps_in(tmp_path))) == ([], [40, 30, 20])
 
@@ -167,15 +167,15 @@ def test_sizes_alone_are_compared_where_that_is_asked(tmp_path):
 
 def test_a_dry_run_deletes_nothing(tmp_path):
     for step in (10, 20):
-        whole.save(tmp_path, step)
+        complete_checkpoint.save(tmp_path, step)
     done = prune(tmp_path, keep=1, protected=20, dry_run=True)
     assert ([path.name for path in done.removed], list(steps_in(tmp_path))) == (["iter_0000010"], [20, 10])
 
 
 def test_a_folder_is_claimed_unless_somebody_reads_it(tmp_path):
-    with claimed(tmp_path) as claim:
+    with exclusive_lock(tmp_path) as claim:
         assert claim == "mine"
-    with reading(tmp_path), claimed(tmp_path) as claim:
+    with reader_lock(tmp_path), exclusive_lock(tmp_path) as claim:
         assert claim == "taken"
 
 
@@ -185,9 +185,9 @@ def test_without_locks_old_ones_go_and_what_may_be_under_way_stays(tmp_path, mon
     monkeypatch.setattr("fcntl.flock", no_locks)
     done = prune(tmp_path, keep=1, unfinished=True)
     assert [path.name for path in done.removed] == ["iter_0000010"]
-    ((path, reason),) = done.kept_back
+    ((path, reason),) = done.not_removed
     assert (path, staging.is_dir(), "this file system has no locks" in reason) == (staging, True, True)
-    with writing(tmp_path, run="here"):
+    with writer_lock(tmp_path, run="here"):
         assert (tmp_path / WRITER).is_file()
 
 
@@ -196,7 +196,7 @@ def no_locks(_descriptor, _operation):
 
 
 def test_a_folder_that_is_gone_is_read_without_a_lock(tmp_path):
-    with reading(tmp_path / "gone"):
+    with reader_lock(tmp_path / "gone"):
         pass
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from mb_checkpoint import CheckpointConfig
 from mb_checkpoint.errors import CheckpointConfigError
-from mb_checkpoint.rules import RULES, Rule, refusals
+from mb_checkpoint.rules import RULES, Rule, violations
 
 HONOURED = {
     "trust",
@@ -88,11 +88,11 @@ def test_each_field_is_honoured_or_refused_or_means_nothing_alone():
 
 
 def test_the_defaults_are_accepted():
-    assert refusals(CheckpointConfig()) == []
+    assert violations(CheckpointConfig()) == []
 
 
 def test_refusals_come_all_together_with_value_reason_and_remedy():
-    lines = refusals(CheckpointConfig(async_save=True, ckpt_step=5, most_recent_k=None))
+    lines = violations(CheckpointConfig(async_save=True, ckpt_step=5, most_recent_k=None))
     assert [line.rsplit(" ", 1)[1] for line in lines] == ["[V066]", "[V068]", "[CK01]"]
     assert lines[1] == (
         "checkpoint.ckpt_step: ckpt_step=5, but load is not set, because a step is looked for in the folder that load "
@@ -134,12 +134,12 @@ def test_every_number_of_the_section_has_bounds():
     section = {"save": "x", "load": "x", "non_persistent_ckpt_type": "global"}
 
     def accepted(value):
-        return {name for name in numbers if not refusals(CheckpointConfig(**{**section, name: value}))}
+        return {name for name in numbers if not violations(CheckpointConfig(**{**section, name: value}))}
 
     assert accepted(0) == ZERO_IS_FINE
     assert accepted(-1) == MINUS_ONE_IS_FINE
     assert accepted(10**12) == HUGE_IS_FINE
-    assert refusals(CheckpointConfig(async_hang_seconds=float("nan")))
+    assert violations(CheckpointConfig(async_hang_seconds=float("nan")))
 
 
 def test_a_hugging_face_copy_needs_whole_weights_on_the_shared_disk():

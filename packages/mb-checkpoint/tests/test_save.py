@@ -84,8 +84,8 @@ def test_a_failing_save_leaves_the_previous_checkpoint_and_nothing_else(two_rank
         ({}, {}, "ValueError"),
     ],
 )
-def test_what_is_not_stored_is_refused(one_rank, section, wishes, kind):
-    assert one_rank.run(rank_work.error_of, rank_work.save_with, section, wishes)[0][0] == kind
+def test_what_is_not_stored_is_refused(one_rank, section, options, kind):
+    assert one_rank.run(rank_work.error_of, rank_work.save_with, section, options)[0][0] == kind
 
 
 def test_a_section_that_cannot_be_carried_out_is_refused_with_every_reason(one_rank):
@@ -114,9 +114,9 @@ def test_a_group_that_was_not_passed_cannot_share_the_writing(one_rank, tmp_path
     ids=["lasting", "temporary"],
 )
 def test_a_failure_that_does_not_end_the_run_is_told_with_its_folder(
-    one_rank, tmp_path, section, wishes, root
+    one_rank, tmp_path, section, options, root
 ):
-    found = one_rank.run(tiny_work.fails_to_save, tmp_path, section, wishes)
+    found = one_rank.run(tiny_work.fails_to_save, tmp_path, section, options)
     assert found == [(str(tmp_path / root), True, [("on_checkpoint_save_failed", 20)])]
 
 

@@ -2,17 +2,17 @@
 
 from pathlib import Path
 
+import complete_checkpoint
 import pytest
-import whole
 
 from mb_checkpoint import CheckpointNotFoundError, IncompleteCheckpointError, select_checkpoint
 from mb_checkpoint.layout import WEIGHTS
-from mb_checkpoint.select import problems_in
+from mb_checkpoint.select import find_problems
 
 
-def outcome(path, **wishes):
-    found = select_checkpoint(path, **wishes)
-    return found.path.name, found.found_by, [(each.path.name, each.reason) for each in found.passed_over]
+def outcome(path, **options):
+    found = select_checkpoint(path, **options)
+    return found.path.name, found.found_by, [(each.path.name, each.reason) for each in found.skipped]
 
 
 def test_nothing_there_is_none(tmp_path):
@@ -21,40 +21,40 @@ def test_nothing_there_is_none(tmp_path):
 
 
 def test_the_tracker_decides(tmp_path):
-    whole.save(tmp_path, 10)
-    whole.save(tmp_path, 20)
+    complete_checkpoint.save(tmp_path, 10)
+    complete_checkpoint.save(tmp_path, 20)
     assert outcome(tmp_path) == ("iter_0000020", "tracker", [])
 
 
 def test_a_folder_that_is_a_checkpoint_is_taken_as_it_is(tmp_path):
-    whole.save(tmp_path, 20)
-    whole.save(tmp_path, 30)
+    complete_checkpoint.save(tmp_path, 20)
+    complete_checkpoint.save(tmp_path, 30)
     assert outcome(tmp_path / "iter_0000020") == ("iter_0000020", "path", [])
 
 
 def test_a_wanted_step_beats_the_tracker(tmp_path):
-    whole.save(tmp_path, 10)
-    whole.save(tmp_path, 20)
+    complete_checkpoint.save(tmp_path, 10)
+    complete_checkpoint.save(tmp_path, 20)
     assert outcome(tmp_path, step=10) == ("iter_0000010", "ckpt_step", [])
 
 
 def test_a_wanted_step_that_is_missing_is_an_error_that_lists_the_steps(tmp_path):
-    whole.save(tmp_path, 10)
-    whole.save(tmp_path, 20)
+    complete_checkpoint.save(tmp_path, 10)
+    complete_checkpoint.save(tmp_path, 20)
     with pytest.raises(CheckpointNotFoundError, match="steps there: 20, 10"):
         select_checkpoint(tmp_path, step=15)
 
 
 def test_a_tracker_to_a_missing_folder_falls_back_to_the_newest_complete_one(tmp_path):
-    whole.save(tmp_path, 10)
-    whole.save(tmp_path, 20)
+    complete_checkpoint.save(tmp_path, 10)
+    complete_checkpoint.save(tmp_path, 20)
     (tmp_path / "iter_0000020").rename(tmp_path / "gone")
     assert outcome(tmp_path) == ("iter_0000010", "newest complete", [("iter_0000020", "no such folder")])
 
 
 def test_missing_and_short_files_are_passed_over_with_the_reason(tmp_path):
     for step in (10, 20, 30):
-        whole.save(tmp_path, step)
+        complete_checkpoint.save(tmp_path, step)
     (tmp_path / "iter_0000030" / "metadata.json").unlink()
     (data,) = (tmp_path / "iter_0000020").glob("*.distcp")
     size = data.stat().st_size
@@ -71,7 +71,7 @@ def test_missing_and_short_files_are_passed_over_with_the_reason(tmp_path):
 
 def test_a_missing_data_file_and_a_damaged_index_are_found(tmp_path):
     for step in (10, 20, 30):
-        whole.fill(tmp_path / f"iter_{step:07d}", step)
+        complete_checkpoint.fill(tmp_path / f"iter_{step:07d}", step)
     (data,) = (tmp_path / "iter_0000030").glob("*.distcp")
     data.unlink()
     (tmp_path / "iter_0000020" / ".metadata").write_bytes(b"\x80\x04")
@@ -82,41 +82,41 @@ def test_a_missing_data_file_and_a_damaged_index_are_found(tmp_path):
 
 def test_a_lost_manifest_is_noticed_and_other_programs_have_none(tmp_path):
     for step in (10, 20):
-        whole.save(tmp_path, step)
+        complete_checkpoint.save(tmp_path, step)
     (tmp_path / "iter_0000020" / "manifest.json").unlink()
     name, _, ((lost, reason),) = outcome(tmp_path)
     assert (name, lost) == ("iter_0000010", "iter_0000020")
     assert reason.startswith("lacks manifest.json, with which it was committed")
-    assert problems_in(whole.fill(tmp_path / "iter_0000030", 30)) == []
+    assert find_problems(complete_checkpoint.fill(tmp_path / "iter_0000030", 30)) == []
 
 
 @pytest.mark.parametrize("file", ["", ".metadata", "train_state.pt"])
 def test_what_this_user_may_not_read_is_passed_over(tmp_path, monkeypatch, file):
     for step in (10, 20):
-        whole.save(tmp_path, step)
+        complete_checkpoint.save(tmp_path, step)
     monkeypatch.chdir(tmp_path)
     passed = [("iter_0000020", f"{file or 'the folder'} cannot be read (Permission denied)")]
-    with whole.unreadable(Path("iter_0000020") / file):
+    with complete_checkpoint.unreadable(Path("iter_0000020") / file):
         assert outcome(Path()) == ("iter_0000010", "newest complete", passed)
 
 
 def test_a_changed_byte_anywhere_in_an_index_is_no_crash(tmp_path):
-    index = whole.fill(tmp_path / "iter_0000010", 10) / ".metadata"
+    index = complete_checkpoint.fill(tmp_path / "iter_0000010", 10) / ".metadata"
     content = index.read_bytes()
     for position in range(0, len(content), 3):
         index.write_bytes(content[:position] + bytes([content[position] ^ 0x51]) + content[position + 1 :])
-        assert isinstance(problems_in(index.parent), list)
+        assert isinstance(find_problems(index.parent), list)
 
 
 def test_a_damaged_tracker_gives_way_to_the_other_one(tmp_path):
-    whole.save(tmp_path, 10)
+    complete_checkpoint.save(tmp_path, 10)
     (tmp_path / "latest_train_state.pt").write_bytes(b"")
     name, found_by, passed = outcome(tmp_path)
     assert (name, found_by, passed[0][0]) == ("iter_0000010", "tracker", "latest_train_state.pt")
 
 
 def test_two_damaged_trackers_give_way_to_the_newest_complete_folder(tmp_path):
-    whole.save(tmp_path, 10)
+    complete_checkpoint.save(tmp_path, 10)
     (tmp_path / "latest_train_state.pt").unlink()
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("soon")
     passed = [("latest_checkpointed_iteration.txt", "holds 'soon', neither a step nor 'release'")]
@@ -124,25 +124,25 @@ def test_two_damaged_trackers_give_way_to_the_newest_complete_folder(tmp_path):
 
 
 def test_complete_folders_without_any_tracker_are_found(tmp_path):
-    whole.fill(tmp_path / "iter_0000010", 10)
+    complete_checkpoint.fill(tmp_path / "iter_0000010", 10)
     assert outcome(tmp_path) == ("iter_0000010", "newest complete", [])
 
 
 def test_a_release_folder_is_followed(tmp_path):
-    (whole.fill(tmp_path / "release", 0) / "train_state.pt").unlink()
+    (complete_checkpoint.fill(tmp_path / "release", 0) / "train_state.pt").unlink()
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("release")
     assert outcome(tmp_path) == ("release", "tracker", [])
 
 
 def test_a_tracker_with_nothing_complete_is_an_error_that_says_what_is_wrong(tmp_path):
-    whole.save(tmp_path, 10)
+    complete_checkpoint.save(tmp_path, 10)
     (tmp_path / "iter_0000010" / ".metadata").unlink()
     with pytest.raises(CheckpointNotFoundError, match=r"iter_0000010: lacks \.metadata"):
         select_checkpoint(tmp_path)
 
 
 def test_a_named_checkpoint_that_is_not_whole_is_an_error(tmp_path):
-    whole.fill(tmp_path / "iter_0000010", 10)
+    complete_checkpoint.fill(tmp_path / "iter_0000010", 10)
     (tmp_path / "iter_0000010" / "train_state.pt").unlink()
     with pytest.raises(IncompleteCheckpointError, match=r"lacks train_state\.pt"):
         select_checkpoint(tmp_path / "iter_0000010")

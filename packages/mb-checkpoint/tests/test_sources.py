@@ -6,7 +6,7 @@ import pytest
 import tiny_work
 from rank_work import error_of
 
-TEMPORARY = {"non_persistent_ckpt_type": "global"}
+NON_PERSISTENT = {"non_persistent_ckpt_type": "global"}
 SHORT = {"non_persistent_ckpt": True}
 
 
@@ -21,7 +21,7 @@ SHORT = {"non_persistent_ckpt": True}
     ids=["two where all lasting ones stay", "as many as lasting ones", "no milestones", "in the background"],
 )
 def test_temporary_checkpoints_lie_apart_and_few_of_them_stay(one_rank, tmp_path, section, left):
-    (paths,) = one_rank.run(tiny_work.save_steps, tmp_path, [1, 2, 3], {**TEMPORARY, **section}, SHORT)
+    (paths,) = one_rank.run(tiny_work.save_steps, tmp_path, [1, 2, 3], {**NON_PERSISTENT, **section}, SHORT)
     assert paths == [f"non_persistent/iter_000000{step}" for step in (1, 2, 3)]
     there = sorted(path.name for path in (tmp_path / "non_persistent").glob("iter_*"))
     assert there == [f"iter_000000{step}" for step in left]
@@ -40,19 +40,19 @@ def test_temporary_checkpoints_lie_apart_and_few_of_them_stay(one_rank, tmp_path
 def test_the_newer_of_a_lasting_and_a_temporary_checkpoint_is_resumed(
     one_rank, tmp_path, lasting, temporary, taken, passed
 ):
-    one_rank.run(tiny_work.save_steps, tmp_path, lasting, TEMPORARY, {})
-    one_rank.run(tiny_work.save_steps, tmp_path, temporary, TEMPORARY, SHORT)
-    ((source, step, values, skipped),) = one_rank.run(tiny_work.load, tmp_path, TEMPORARY)
+    one_rank.run(tiny_work.save_steps, tmp_path, lasting, NON_PERSISTENT, {})
+    one_rank.run(tiny_work.save_steps, tmp_path, temporary, NON_PERSISTENT, SHORT)
+    ((source, step, values, skipped),) = one_rank.run(tiny_work.load, tmp_path, NON_PERSISTENT)
     assert (source, step, values) == ("resumed", taken, [float(taken)])
     assert [(name, reason[:10]) for name, reason in skipped] == passed
 
 
 def test_a_folder_of_their_own_and_a_named_step(one_rank, tmp_path):
-    section = {**TEMPORARY, "non_persistent_global_ckpt_dir": str(tmp_path / "scratch")}
+    section = {**NON_PERSISTENT, "non_persistent_global_ckpt_dir": str(tmp_path / "scratch")}
     root = tmp_path / "run"
     one_rank.run(tiny_work.save_steps, root, [10], section, {})
     for step in (12, 14):
-        one_rank.run(tiny_work.save_temporary, root, step, section)
+        one_rank.run(tiny_work.save_non_persistent, root, step, section)
     assert one_rank.run(tiny_work.load, root, section)[0][1] == 14
     assert one_rank.run(tiny_work.load, root, {**section, "ckpt_step": 10})[0][1] == 10
     assert one_rank.run(tiny_work.load, root / "iter_0000010", {**section, "save": None})[0][1] == 10
@@ -61,8 +61,8 @@ def test_a_folder_of_their_own_and_a_named_step(one_rank, tmp_path):
 def test_the_log_names_the_folder_of_a_temporary_checkpoint_and_not_that_of_the_lasting_ones(
     one_rank, tmp_path
 ):
-    section = {**TEMPORARY, "non_persistent_global_ckpt_dir": str(tmp_path / "fast")}
-    (message,) = one_rank.run(tiny_work.message_of_temporary, tmp_path / "run", section)
+    section = {**NON_PERSISTENT, "non_persistent_global_ckpt_dir": str(tmp_path / "fast")}
+    (message,) = one_rank.run(tiny_work.message_of_non_persistent, tmp_path / "run", section)
     assert message == f"successfully saved checkpoint from iteration       4 to {tmp_path / 'fast'}"
 
 

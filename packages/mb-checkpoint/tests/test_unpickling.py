@@ -17,9 +17,9 @@ from mb_checkpoint import (
     trusted,
 )
 from mb_checkpoint.config import CheckpointConfig
-from mb_checkpoint.dataloader import encode_position, file_name
+from mb_checkpoint.dataloader import encode_position, position_file_name
 from mb_checkpoint.load import trusted_folders
-from mb_checkpoint.select import problems_in, read_tensor_index
+from mb_checkpoint.select import find_problems, read_tensor_index
 from mb_checkpoint.shards import read_entries, read_index
 from mb_checkpoint.trust import is_trusted
 from mb_checkpoint.unpickling import load_object, read_metadata, weights_only
@@ -80,7 +80,7 @@ def test_a_listing_says_that_the_index_names_code(checkpoint, marker):
     (checkpoint / ".metadata").write_bytes(pickle.dumps(Payload(marker)))
     (listed,) = list_checkpoints(checkpoint.parent)
     assert listed.problems
-    assert "names posix.mkdir" in "; ".join(problems_in(checkpoint, wanted=(".metadata",)))
+    assert "names posix.mkdir" in "; ".join(find_problems(checkpoint, wanted=(".metadata",)))
     assert not marker.exists()
 
 
@@ -169,7 +169,7 @@ class Loader:
 
 
 def test_a_position_that_names_code_is_refused(checkpoint, marker):
-    torch.save({"dataloader_state_dict": Payload(marker)}, checkpoint / file_name(0))
+    torch.save({"dataloader_state_dict": Payload(marker)}, checkpoint / position_file_name(0))
     with pytest.raises(UnsafeCheckpointError, match=r"posix\.mkdir"):
         read_dataloader_state(checkpoint, dp_rank=0)
     assert not marker.exists()
@@ -182,6 +182,6 @@ def test_a_position_that_could_not_be_read_back_is_not_stored(checkpoint, marker
     with pytest.raises(DataloaderStateError, match=r"save_state of Loader returns objects of .*mkdir"):
         encode_position(Loader(Payload(marker)))
     content = encode_position(Loader({"read": 3, "order": torch.arange(2)}))
-    (checkpoint / file_name(0)).write_bytes(content)
+    (checkpoint / position_file_name(0)).write_bytes(content)
     assert read_dataloader_state(checkpoint, dp_rank=0)["read"] == 3
     assert encode_position(Loader(Payload(marker)), trust=True)

@@ -10,14 +10,14 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from mb_checkpoint.device_sync import wait_for_devices
 from mb_checkpoint.writing import (
+    BufferSlot,
     DataFile,
     HashingStream,
     Piece,
-    Slot,
+    collect_results,
     compact,
-    put_result,
-    take_results,
     write_files,
+    write_result,
 )
 
 
@@ -55,17 +55,17 @@ def test_content_outside_of_the_index_is_hashed_too(tmp_path):
 
 
 def test_a_slot_must_be_looked_up_first(tmp_path):
-    slot = Slot(offset=0, shape=(1,), dtype=torch.float32)
+    slot = BufferSlot(offset=0, shape=(1,), dtype=torch.float32)
     with pytest.raises(TypeError, match="stands for a tensor"):
         write_files(tmp_path, [file_of(slot)])
 
 
 def test_what_a_rank_wrote_is_taken_once(tmp_path):
     written = write_files(tmp_path, [file_of(torch.ones(1))])
-    put_result(tmp_path, 0, written)
-    assert take_results(tmp_path, 1) == [written]
+    write_result(tmp_path, 0, written)
+    assert collect_results(tmp_path, 1) == [written]
     with pytest.raises(FileNotFoundError):
-        take_results(tmp_path, 1)
+        collect_results(tmp_path, 1)
 
 
 class Full(io.BytesIO):
@@ -84,21 +84,21 @@ def test_the_cause_of_a_failed_write_is_kept():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="shared memory without a name needs Linux")
 def test_staged_tensors_do_not_follow_their_originals_and_the_memory_is_used_again():
-    from mb_checkpoint.arena import Arena
+    from mb_checkpoint.staging_buffer import StagingBuffer
 
-    arena = Arena()
+    buffer = StagingBuffer()
     tensors = [torch.arange(7, dtype=torch.int64), torch.ones(3, 5).t(), torch.empty(0, 4), torch.tensor(2.5)]
     expected = [tensor.clone() for tensor in tensors]
-    staged = arena.stage([file_of(*tensors)])
-    size = arena.size
+    staged = buffer.stage([file_of(*tensors)])
+    size = buffer.size
     for tensor in tensors:
         tensor.zero_()
-    (file,) = arena.resolve(staged)
+    (file,) = buffer.resolve(staged)
     assert all(torch.equal(piece.data, each) for piece, each in zip(file.pieces, expected, strict=True))
     del file
-    arena.stage([file_of(torch.ones(2))])
-    assert arena.size == size
-    arena.close()
+    buffer.stage([file_of(torch.ones(2))])
+    assert buffer.size == size
+    buffer.close()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full")
@@ -158,15 +158,15 @@ def test_threads_that_write_read_tensors_after_the_queued_work_of_their_gpus(tmp
 
 @pytest.mark.skipif(sys.platform != "linux", reason="shared memory without a name needs Linux")
 def test_the_writer_process_gets_tensors_after_the_queued_work_of_their_gpus():
-    from mb_checkpoint.arena import Arena
+    from mb_checkpoint.staging_buffer import StagingBuffer
 
-    stream, arena = Stream(), Arena()
+    stream, buffer = Stream(), StagingBuffer()
     tensors, expected = updated_later(stream)
-    (file,) = arena.resolve(arena.stage([file_of(*tensors)], synchronize=stream.synchronize))
+    (file,) = buffer.resolve(buffer.stage([file_of(*tensors)], synchronize=stream.synchronize))
     assert all(torch.equal(piece.data, each) for piece, each in zip(file.pieces, expected, strict=True))
     assert stream.waited_for == ["cuda:0", "cuda:1"]
     del file
-    arena.close()
+    buffer.close()
 
 
 def test_nothing_waits_for_tensors_on_the_host(tmp_path):

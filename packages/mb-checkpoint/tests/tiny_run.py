@@ -188,14 +188,14 @@ class TinyRun:
         )
         return self.manager.save(context)
 
-    def load(self, **wishes):
+    def load(self, **options):
         """Load through the manager and return its record."""
         context = CheckpointLoadContext(
             state=self.state,
             model=self.model,
             optimizer=self.optimizer,
             opt_param_scheduler=self.scheduler,
-            **wishes,
+            **options,
         )
         self.manager.load(context)
         return self.manager.loaded

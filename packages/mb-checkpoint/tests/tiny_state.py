@@ -96,8 +96,8 @@ class Shelf:
     def load(self):
         common, parts, objects = self.kept[max(self.kept)]
 
-        def fill(asked):
-            return {**common, **dict_list_map_outplace(lambda each: parts[name_of(each)], asked)}
+        def fill(requested):
+            return {**common, **dict_list_map_outplace(lambda each: parts[name_of(each)], requested)}
 
         return LocalState(common=common, objects=frozenset(objects), fill=fill)
 
@@ -137,7 +137,7 @@ class Run:
             CheckpointConfig(**{"save": str(root), "load": str(root), "most_recent_k": 2, **section})
         )
 
-    def to_save(self, **wishes):
+    def to_save(self, **options):
         return CheckpointSaveContext(
             state=self.state,
             model=[self.model],
@@ -145,23 +145,23 @@ class Run:
             opt_param_scheduler=self.scheduler,
             num_floating_point_operations_so_far=0,
             pg_collection=self.groups,
-            **wishes,
+            **options,
         )
 
-    def to_load(self, **wishes):
+    def to_load(self, **options):
         return CheckpointLoadContext(
             state=self.state,
             model=[self.model],
             optimizer=None,
             opt_param_scheduler=self.scheduler,
             pg_collection=self.groups,
-            **wishes,
+            **options,
         )
 
-    def save(self, **wishes):
-        done = self.manager.save(self.to_save(**wishes))
+    def save(self, **options):
+        done = self.manager.save(self.to_save(**options))
         return self.manager.finalize_async_saves(blocking=True, terminate=True) or done
 
-    def load(self, **wishes):
-        self.manager.load(self.to_load(**wishes))
+    def load(self, **options):
+        self.manager.load(self.to_load(**options))
         return self.manager.loaded

@@ -12,21 +12,21 @@ def run_of(folder, step, **section):
     return Run(folder, step, **section)
 
 
-def save_steps(folder, steps, section, wishes):
+def save_steps(folder, steps, section, options):
     """Save some steps; return their folders and what is left below the root."""
     paths = []
     for step in steps:
-        saved = run_of(folder, step, **section).save(**wishes)
+        saved = run_of(folder, step, **section).save(**options)
         paths.append(str(saved.path.relative_to(folder)))
     return paths
 
 
-def save_temporary(root, step, section):
+def save_non_persistent(root, step, section):
     """Save a temporary checkpoint; return its folder."""
     return str(run_of(root, step, **section).save(non_persistent_ckpt=True).path)
 
 
-def message_of_temporary(root, section):
+def message_of_non_persistent(root, section):
     """Save a temporary checkpoint; return what the log says of it."""
     return run_of(root, 4, **section).save(non_persistent_ckpt=True).message
 
@@ -48,11 +48,11 @@ def random_states_of_context_ranks(folder):
     return drawn, random.random()
 
 
-def load(folder, section, wishes=None):
+def load(folder, section, options=None):
     """Load; return source, step, the values of the weights, and the folders passed over with reasons."""
     run = run_of(folder, 1, **section)
-    loaded = run.load(**(wishes or {}))
-    passed = [(each.path.name, each.reason) for each in loaded.passed_over]
+    loaded = run.load(**(options or {}))
+    passed = [(each.path.name, each.reason) for each in loaded.skipped]
     return loaded.source, loaded.step, sorted(run.model.values()), passed
 
 
@@ -77,10 +77,10 @@ def load_with_later_properties(folder):
 
 def save_adapters(folder, step):
     """Save what a filter accepts; return the names of the stored weights."""
-    from mb_checkpoint.mcore import contents_of
+    from mb_checkpoint.mcore import read_contents
 
     saved = run_of(folder, step).save(adapter_key_filter=is_adapter)
-    return sorted(contents_of(saved.path).model_shapes)
+    return sorted(read_contents(saved.path).model_shapes)
 
 
 def load_adapters(folder, base):
@@ -112,21 +112,21 @@ def contents_apart(folder, shards):
     """Look into a checkpoint that the second rank does not find."""
     import torch.distributed as dist
 
-    from mb_checkpoint.contents import contents_of
+    from mb_checkpoint.metadata import read_contents
 
-    contents_of(Path(folder) / ("gone" * dist.get_rank()), shards=shards)
+    read_contents(Path(folder) / ("gone" * dist.get_rank()), shards=shards)
 
 
-def sealed_anew(path):
+def rewrite_manifest(path):
     """Let the manifest say what is in the folder now, as if it had been so when it was written."""
     from dataclasses import replace
 
     from mb_checkpoint import read_manifest
-    from mb_checkpoint.commit import seal
+    from mb_checkpoint.commit import fsync_and_write_manifest
 
     facts = replace(read_manifest(path), files=())
     (path / "manifest.json").unlink()
-    seal(path, facts)
+    fsync_and_write_manifest(path, facts)
 
 
 class Lost(Exception):
@@ -190,7 +190,7 @@ def stream_of_three(folder):
     if dist.get_rank() == 0:
         content = (saved.path / "train_dataloader_dprank001.pt").read_bytes()
         (saved.path / "train_dataloader_dprank002.pt").write_bytes(content)
-        sealed_anew(saved.path)
+        rewrite_manifest(saved.path)
     dist.barrier()
     run_of(folder, 1).load(train_data_iterator=Loader())
 
@@ -274,7 +274,7 @@ def lose_a_node(folder, section, lost):
     dist.barrier()
     run = local_run(folder, 1, **section)
     loaded = run.load()
-    passed = [each.path.name for each in loaded.passed_over]
+    passed = [each.path.name for each in loaded.skipped]
     return loaded.source, loaded.step, sorted(run.model.values()), passed
 
 
@@ -298,7 +298,7 @@ def load_local_code(folder):
     local_run(folder, 1).load()
 
 
-def with_a_shelf(folder, shared, local, section, wishes):
+def with_a_shelf(folder, shared, local, section, options):
     """Save shared checkpoints and local ones into memory, and load; return what was taken and passed over."""
     from tiny_state import Shelf
 
@@ -313,12 +313,12 @@ def with_a_shelf(folder, shared, local, section, wishes):
         save_local(run.to_save(), CheckpointConfig(save_rng=False), shelf)
     run = run_of(folder, 1)
     section = CheckpointConfig(load=str(folder), **section)
-    loaded = load_checkpoint(run.to_load(**wishes), section, local=shelf)
-    passed = [each.path.name for each in loaded.passed_over]
+    loaded = load_checkpoint(run.to_load(**options), section, local=shelf)
+    passed = [each.path.name for each in loaded.skipped]
     return loaded.source, run.state.train_state.step, sorted(run.model.values()), passed
 
 
-def local_stream_positions(folder, with_loaders, wishes):
+def local_stream_positions(folder, with_loaders, options):
     """Save into memory with data loaders on some ranks, load with one on each; return where it goes on, and more."""
     import torch.distributed as dist
     from tiny_state import Shelf
@@ -331,7 +331,7 @@ def local_stream_positions(folder, with_loaders, wishes):
     stored = Loader(100 + rank) if rank in with_loaders else None
     save_local(run.to_save(train_data_iterator=stored), CheckpointConfig(save_rng=False), shelf)
     run, loader = run_of(folder, 1), Loader()
-    context = run.to_load(train_data_iterator=loader, **wishes)
+    context = run.to_load(train_data_iterator=loader, **options)
     loaded = load_checkpoint(context, CheckpointConfig(load=str(folder), load_rng=False), local=shelf)
     return loader.position, loaded.notes[1:], loaded.step, sorted(run.model.values())
 
@@ -385,7 +385,7 @@ def only_local_ones(folder):
     return shared, loaded.source, loaded.step, sorted(run.model.values())
 
 
-def onto_a_full_shelf(folder, wishes):
+def onto_a_full_shelf(folder, options):
     """Save a local checkpoint where there is no room on the last rank."""
     import torch.distributed as dist
     from tiny_state import Shelf
@@ -395,7 +395,7 @@ def onto_a_full_shelf(folder, wishes):
 
     section = CheckpointConfig(non_persistent_local_ckpt_dir=str(folder))
     full = dist.get_rank() == dist.get_world_size() - 1
-    save_local(run_of(folder, 12).to_save(**wishes), section, Shelf(full=full))
+    save_local(run_of(folder, 12).to_save(**options), section, Shelf(full=full))
 
 
 def load_from_another_trainer(folder):
@@ -428,11 +428,11 @@ def trust_the_sizes(folder):
     return [load(folder, {"verify_integrity": wish})[1] for wish in (False, True)]
 
 
-def load_a_part(folder, wishes):
+def load_a_part(folder, options):
     """Save one of two tensors, and load it as the whole model; return the values of both."""
     run_of(folder, 20).save(adapter_key_filter=is_adapter)
     run = run_of(folder, 1)
-    notes = run.load(**wishes).notes
+    notes = run.load(**options).notes
     return run.model.own[0, 0].item(), run.model.shared[0].item(), notes
 
 
@@ -446,7 +446,7 @@ def weights_of_a_part(folder):
     return run.model.own[0, 0].item(), run.model.shared[0].item()
 
 
-def fails_to_save(folder, section, wishes):
+def fails_to_save(folder, section, options):
     """Save where the configuration cannot be written; return the root that the failure names, and the events."""
     events = []
 
@@ -459,7 +459,7 @@ def fails_to_save(folder, section, wishes):
 
     run = run_of(folder, 20, **section)
     run.state.cfg.to_yaml = refuse
-    failed = run.manager.save(run.to_save(**wishes), Events())
+    failed = run.manager.save(run.to_save(**options), Events())
     return str(failed.root), "No space left on device" in failed.message, events
 
 
@@ -467,10 +467,10 @@ def two_jobs_at_once(folder):
     """Give a writer a second job while the first is under way."""
     import torch
 
-    from mb_checkpoint.background import Writer
+    from mb_checkpoint.background_writer import BackgroundWriter
     from mb_checkpoint.writing import DataFile, Piece
 
-    writer = Writer(start_method="fork")
+    writer = BackgroundWriter(start_method="fork")
     files = (DataFile(name="x", pieces=(Piece(index=None, data=torch.ones(3)),)),)
     try:
         writer.write(folder, 0, files)

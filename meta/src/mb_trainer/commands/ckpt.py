@@ -11,7 +11,7 @@ from mb_checkpoint import (
     IncompleteCheckpointError,
     ListedCheckpoint,
     ManifestError,
-    PassedOver,
+    SkippedCheckpoint,
     TrainStateError,
     describe_checkpoint,
     diff_checkpoints,
@@ -95,7 +95,7 @@ def line_of(each: ListedCheckpoint) -> str:
     state = "; ".join(each.problems) or ("newest by the tracker" if each.tracked else "whole")
     if not each.has_manifest and not each.unfinished:
         state = f"{state}, no manifest: nothing tells whether its files are as they were"
-    if each.temporary:
+    if each.non_persistent:
         state = f"temporary, {state}"
     return f"{each.step:>9}  {size(each.total_bytes):>9}  {each.path.name}  {state}"
 
@@ -105,7 +105,7 @@ def tracker_lines(root: Path) -> list[str]:
     return [f"{each.path.name} {each.text}" for each in check_trackers(root)]
 
 
-def passed_lines(passed: Sequence[PassedOver]) -> list[str]:
+def passed_lines(passed: Sequence[SkippedCheckpoint]) -> list[str]:
     """Return a line for each checkpoint that was not taken."""
     return [f"passed over {each.path}: {each.reason}" for each in passed]
 
@@ -115,7 +115,7 @@ def show(folder: Path, *, step: int | None, as_json: bool) -> int:
 
     def work() -> int:
         found = describe_checkpoint(checkpoints_of(folder), step=step)
-        lines = passed_lines(found.passed_over)
+        lines = passed_lines(found.skipped)
         lines.append(f"{found.path}: step {found.step}, {size(found.total_bytes)}")
         lines += [f"  {name}: {value}" for name, value in found.train_state.items()]
         if found.manifest is None:
@@ -196,7 +196,7 @@ def diff(old: Path, new: Path, *, values: bool, as_json: bool) -> int:
         changes += [f"run_config.yaml {line}" for line in found.config]
         changes += [f"value.{name}: differs by {most:g} at the most" for name, most in found.values.items()]
         changes += [f"object.{name}: {how}" for name, how in found.objects.items()]
-        lines = passed_lines(found.passed_over)
+        lines = passed_lines(found.skipped)
         lines += [f"{where}: {path}" for where, path in zip(("there", "here"), found.paths, strict=True)]
         lines += changes or ["no difference" if values else "no difference but for values"]
         answer(plain(found), as_json, lines)
@@ -215,10 +215,10 @@ def prune(folder: Path, *, keep: int, retain_interval: int | None, dry_run: bool
         )
         verb = "would delete" if dry_run else "deleted"
         lines = [f"{verb} {path}" for path in done.removed]
-        lines += [f"kept {path}: {reason}" for path, reason in done.kept_back]
+        lines += [f"kept {path}: {reason}" for path, reason in done.not_removed]
         lines += [f"not counted {path}: {reason}" for path, reason in done.damaged]
         answer(plain(done), as_json, lines or ["nothing to delete"])
-        return 1 if any(reason != "a tracker names it" for _, reason in done.kept_back) else 0
+        return 1 if any(reason != "a tracker names it" for _, reason in done.not_removed) else 0
 
     return reported(reading(work))
 

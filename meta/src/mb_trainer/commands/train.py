@@ -9,8 +9,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from mb_checkpoint.foreign_formats import why_no_source
 from mb_checkpoint.paths import expand_home, is_url
-from mb_checkpoint.recognition import why_no_source
 from mb_config import ConfigError, Problem
 from mb_config.masking import leaf, masked
 from mb_launch import is_launched, requested_port, set_omp_threads

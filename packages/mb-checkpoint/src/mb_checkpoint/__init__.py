@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from mb_checkpoint.errors import TrainStateError as TrainStateError
     from mb_checkpoint.errors import UnsafeCheckpointError as UnsafeCheckpointError
     from mb_checkpoint.factory import create_checkpoint_manager as create_checkpoint_manager
-    from mb_checkpoint.inspection import Description as Description
-    from mb_checkpoint.inspection import Difference as Difference
+    from mb_checkpoint.inspection import CheckpointDescription as CheckpointDescription
+    from mb_checkpoint.inspection import CheckpointDifference as CheckpointDifference
     from mb_checkpoint.inspection import ListedCheckpoint as ListedCheckpoint
     from mb_checkpoint.inspection import StoredTensor as StoredTensor
     from mb_checkpoint.inspection import describe_checkpoint as describe_checkpoint
@@ -62,11 +62,11 @@ if TYPE_CHECKING:
     from mb_checkpoint.manifest import FileEntry as FileEntry
     from mb_checkpoint.manifest import Manifest as Manifest
     from mb_checkpoint.manifest import read_manifest as read_manifest
-    from mb_checkpoint.retention import Pruned as Pruned
+    from mb_checkpoint.retention import PruneResult as PruneResult
     from mb_checkpoint.retention import prune as prune
     from mb_checkpoint.save import save_checkpoint as save_checkpoint
-    from mb_checkpoint.select import PassedOver as PassedOver
-    from mb_checkpoint.select import Selection as Selection
+    from mb_checkpoint.select import SelectedCheckpoint as SelectedCheckpoint
+    from mb_checkpoint.select import SkippedCheckpoint as SkippedCheckpoint
     from mb_checkpoint.select import select_checkpoint as select_checkpoint
     from mb_checkpoint.train_state import read_train_state as read_train_state
     from mb_checkpoint.trust import trusted as trusted
@@ -74,6 +74,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "CheckpointConfig": "config",
     "CheckpointConfigError": "errors",
+    "CheckpointDescription": "inspection",
+    "CheckpointDifference": "inspection",
     "CheckpointFolderError": "errors",
     "CheckpointLayoutError": "errors",
     "CheckpointLoadContext": "context",
@@ -86,8 +88,6 @@ _HOMES = {
     "CheckpointShapeError": "errors",
     "DataloaderStateError": "errors",
     "DefaultCheckpointManager": "manager",
-    "Description": "inspection",
-    "Difference": "inspection",
     "FailedSave": "context",
     "FileEntry": "manifest",
     "IncompleteCheckpointError": "errors",
@@ -96,11 +96,11 @@ _HOMES = {
     "LocalStoreError": "errors",
     "Manifest": "manifest",
     "ManifestError": "errors",
-    "PassedOver": "select",
-    "Pruned": "retention",
+    "PruneResult": "retention",
     "SavedCheckpoint": "context",
     "ScheduledSave": "context",
-    "Selection": "select",
+    "SelectedCheckpoint": "select",
+    "SkippedCheckpoint": "select",
     "StoredTensor": "inspection",
     "TrainStateError": "errors",
     "UnsafeCheckpointError": "errors",

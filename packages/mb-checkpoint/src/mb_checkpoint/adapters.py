@@ -30,7 +30,7 @@ def _filtered(section: Mapping[str, Any], keep: KeyFilter) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Without:
+class AllButAdapters:
     """Filter of everything that another filter rejects."""
 
     adapters: KeyFilter
@@ -40,12 +40,12 @@ class Without:
         return not self.adapters(name)
 
 
-def without(keep: KeyFilter) -> KeyFilter:
+def all_but(keep: KeyFilter) -> KeyFilter:
     """Return the filter of everything that is no adapter."""
-    return Without(keep)
+    return AllButAdapters(keep)
 
 
-def refuse_empty_selection(keep: KeyFilter | None, *, accepted: int, total: int) -> None:
+def reject_empty_selection(keep: KeyFilter | None, *, accepted: int, total: int) -> None:
     """Reject a filter by which a run has no adapters, or nothing but adapters.
 
     Args:
@@ -58,12 +58,12 @@ def refuse_empty_selection(keep: KeyFilter | None, *, accepted: int, total: int)
     """
     if keep is None:
         return
-    if isinstance(keep, Without) and not accepted:
+    if isinstance(keep, AllButAdapters) and not accepted:
         raise CheckpointConfigError(
             "peft.is_adapter: accepts every parameter of the model, so that no weight would be loaded from "
             "checkpoint.pretrained_checkpoint. Return True only for parameters that install has added."
         )
-    if accepted == (total if isinstance(keep, Without) else 0):
+    if accepted == (total if isinstance(keep, AllButAdapters) else 0):
         raise CheckpointConfigError(
             "peft.is_adapter: accepts no parameter of the model, so that checkpoints would hold no weights. Return "
             "True for the parameters that install has added."

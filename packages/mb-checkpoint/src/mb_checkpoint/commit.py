@@ -58,7 +58,7 @@ def fsync_path(path: Path) -> None:
         os.close(descriptor)
 
 
-def seal(
+def fsync_and_write_manifest(
     staging: Path,
     facts: Manifest,
     *,

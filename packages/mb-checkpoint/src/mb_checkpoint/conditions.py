@@ -6,9 +6,9 @@ from importlib.util import find_spec
 from math import inf
 from pathlib import Path
 
-from mb_checkpoint.layout import TEMPORARY, is_iteration_directory, steps_in, why_not_a_checkpoint
+from mb_checkpoint.foreign_formats import is_same_folder, why_no_source
+from mb_checkpoint.layout import NON_PERSISTENT, is_iteration_directory, steps_in, why_not_a_checkpoint
 from mb_checkpoint.paths import is_url
-from mb_checkpoint.recognition import is_same_folder, why_no_source
 
 DISTRIBUTED_FORMATS = ("torch_dist", "fsdp_dtensor")
 
@@ -23,7 +23,7 @@ def pretrained_exists(path: str | None) -> str | None:
         return f"{path} cannot be read ({type(error).__name__}: {error.strerror})"
 
 
-def load_has_a_checkpoint(
+def load_has_checkpoint(
     load: str | None,
     save: str | None,
     finetune: bool,
@@ -43,21 +43,21 @@ def load_has_a_checkpoint(
     reason = why_no_source(load, resume=not finetune)
     if reason is None or finetune:
         return reason
-    roots = [root for root in (shared, save and f"{save}/{TEMPORARY}") if root]
+    roots = [root for root in (shared, save and f"{save}/{NON_PERSISTENT}") if root]
     if any(why_not_a_checkpoint(Path(root)) is None for root in roots):
         return None
     of_this_node = kind == "local" and local and next(Path(local).rglob("iter_*_local.pt"), None)
     return None if of_this_node else reason
 
 
-def pretrained_has_a_checkpoint(pretrained: str | None, manager: str | None, _: object) -> str | None:
+def pretrained_has_checkpoint(pretrained: str | None, manager: str | None, _: object) -> str | None:
     """Return why no weights can be read from `pretrained_checkpoint`; a missing folder is V064's."""
     if pretrained is None or manager is not None or is_url(pretrained) or not Path(pretrained).is_dir():
         return None
     return why_no_source(pretrained, resume=False)
 
 
-def step_is_there(step: int | None, load: str | None, manager: str | None, _: object) -> str | None:
+def step_exists(step: int | None, load: str | None, manager: str | None, _: object) -> str | None:
     """Return why a run cannot begin at `ckpt_step`."""
     if step is None or load is None or manager is not None or is_url(load):
         return None
@@ -72,7 +72,7 @@ def step_is_there(step: int | None, load: str | None, manager: str | None, _: ob
     return None if step in found else f"{load} has no step {step}; steps there: {listed}"
 
 
-def finetuning_starts_somewhere(finetune: bool, pretrained: str | None, load: str | None) -> str | None:
+def finetune_has_weights(finetune: bool, pretrained: str | None, load: str | None) -> str | None:
     """Say whether there are weights to fine-tune."""
     if not finetune or pretrained is not None:
         return None
@@ -90,7 +90,7 @@ def main_params_without_optimizer(from_checkpoint: bool, load_optim: bool) -> st
     return "load_main_params_from_ckpt=true together with load_optim=true" if both else None
 
 
-def async_has_a_target(async_save: bool, save: str | None, persistent_worker: bool) -> str | None:
+def async_save_has_folder(async_save: bool, save: str | None, persistent_worker: bool) -> str | None:
     """Say whether a background save knows where to write and with which worker."""
     if async_save and save is None:
         return "async_save=true, but save is not set"
@@ -108,13 +108,13 @@ def hugging_face_has_weights(also_save: bool, ckpt_format: str, temporary: str |
     return None
 
 
-def step_has_a_folder(ckpt_step: int | None, load: str | None) -> str | None:
+def ckpt_step_has_folder(ckpt_step: int | None, load: str | None) -> str | None:
     """Say whether the wanted step can be looked for."""
     return f"ckpt_step={ckpt_step}, but load is not set" if ckpt_step is not None and load is None else None
 
 
-def one_reshardable_form(fully_reshardable: bool, memory_efficient: bool) -> str | None:
-    """Say whether two forms of the optimizer state are asked for."""
+def single_reshardable_form(fully_reshardable: bool, memory_efficient: bool) -> str | None:
+    """Say whether two forms of the optimizer state are requested."""
     both = fully_reshardable and memory_efficient
     return "both reshardable forms of the optimizer state are switched on" if both else None
 
@@ -131,35 +131,35 @@ def format_without_gloo(gloo: bool, distributed_optimizer: bool, ckpt_format: st
     return f"no Gloo groups, a distributed optimizer and ckpt_format={ckpt_format}" if wrong else None
 
 
-def keeps_some(most_recent_k: int | None) -> str | None:
+def most_recent_k_is_valid(most_recent_k: int | None) -> str | None:
     """Say whether a number of checkpoints to keep makes sense."""
     good = most_recent_k is not None and (most_recent_k == -1 or most_recent_k >= 1)
     return None if good else f"most_recent_k={most_recent_k}"
 
 
-def known_format(ckpt_format: str) -> str | None:
+def format_is_supported(ckpt_format: str) -> str | None:
     """Say whether this version writes that layout."""
     return None if ckpt_format in DISTRIBUTED_FORMATS else f"ckpt_format={ckpt_format}"
 
 
-def shards_are_shared(ckpt_format: str, kind: str | None) -> str | None:
+def fsdp_dtensor_is_not_local(ckpt_format: str, kind: str | None) -> str | None:
     """Say whether checkpoints of each node can hold that layout."""
     wrong = ckpt_format == "fsdp_dtensor" and kind == "local"
     return "ckpt_format=fsdp_dtensor with non_persistent_ckpt_type=local" if wrong else None
 
 
-def shards_are_read_alone(ckpt_format: str, parallel_load: bool) -> str | None:
+def fsdp_dtensor_without_parallel_load(ckpt_format: str, parallel_load: bool) -> str | None:
     """Say whether the ranks could exchange what they read."""
     wrong = ckpt_format == "fsdp_dtensor" and parallel_load
     return "ckpt_format=fsdp_dtensor with fully_parallel_load=true" if wrong else None
 
 
-def strictness_without_lists(strictness: str) -> str | None:
+def strictness_returns_no_lists(strictness: str) -> str | None:
     """Say whether the load would hand back lists that nobody reads."""
     return f"dist_ckpt_strictness={strictness}" if strictness.startswith("return_") else None
 
 
-def intervals_count(*intervals: int | None) -> str | None:
+def intervals_are_positive(*intervals: int | None) -> str | None:
     """Say whether the steps between two checkpoints are a number of steps."""
     names = ("save_interval", "non_persistent_save_interval")
     wrong = [
@@ -170,7 +170,7 @@ def intervals_count(*intervals: int | None) -> str | None:
     return ", ".join(wrong) or None
 
 
-def temporary_has_a_kind(interval: int | None, kind: str | None) -> str | None:
+def non_persistent_type_is_set(interval: int | None, kind: str | None) -> str | None:
     """Say whether temporary checkpoints have a place."""
     wrong = interval is not None and kind is None
     return (
@@ -178,36 +178,36 @@ def temporary_has_a_kind(interval: int | None, kind: str | None) -> str | None:
     )
 
 
-def temporary_beside_lasting(interval: int | None, save: str | None) -> str | None:
-    """Say whether temporary checkpoints are asked of a run that saves none."""
+def non_persistent_needs_save(interval: int | None, save: str | None) -> str | None:
+    """Say whether temporary checkpoints are requested of a run that saves none."""
     wrong = interval is not None and save is None
     return f"non_persistent_save_interval={interval}, but save is not set" if wrong else None
 
 
-def kind_exists(kind: str | None) -> str | None:
+def non_persistent_type_is_supported(kind: str | None) -> str | None:
     """Say whether somebody writes temporary checkpoints of that kind."""
     return "non_persistent_ckpt_type=in_memory" if kind == "in_memory" else None
 
 
-def local_has_a_folder(kind: str | None, folder: str | None) -> str | None:
+def local_dir_is_set(kind: str | None, folder: str | None) -> str | None:
     """Say whether local checkpoints know where to go."""
     wrong = kind == "local" and folder is None
     return "non_persistent_ckpt_type=local, but non_persistent_local_ckpt_dir is not set" if wrong else None
 
 
-def local_has_a_library(kind: str | None, installed: bool | None) -> str | None:
+def local_library_is_installed(kind: str | None, installed: bool | None) -> str | None:
     """Say whether what writes local checkpoints is installed; nothing where that is not known."""
     missing = kind == "local" and installed is False
     return "non_persistent_ckpt_type=local, but nvidia-resiliency-ext is not installed" if missing else None
 
 
-def copies_of_something(replication: bool, kind: str | None) -> str | None:
+def replication_needs_local(replication: bool, kind: str | None) -> str | None:
     """Say whether there is something to copy to other nodes."""
     wrong = replication and kind != "local"
     return f"replication=true with non_persistent_ckpt_type={kind}" if wrong else None
 
 
-def known_strategy(strategy: str) -> str | None:
+def async_strategy_is_known(strategy: str) -> str | None:
     """Say whether that background writer exists."""
     return None if strategy in ("mcore", "nvrx") else f"async_strategy={strategy}"
 
@@ -221,7 +221,7 @@ def between(name: str, low: float, high: float = inf) -> Callable[[float | None]
     return test
 
 
-def manager_can_be_found(name: str | None) -> str | None:
+def manager_package_exists(name: str | None) -> str | None:
     """Say whether a dotted name may be that of a class; its package is looked for, and nothing is imported."""
     if name is None:
         return None

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mb_checkpoint.errors import CheckpointConfigError
-from mb_checkpoint.rules import refusals
+from mb_checkpoint.rules import violations
 from mb_checkpoint.strict_fields import StrictFields
 from mb_checkpoint.value_types import reject_wrong_types
 
@@ -107,7 +107,7 @@ class CheckpointConfig(StrictFields):
     load_rng: bool = True
     """Restore the random generators, where stored and where the layout is the same."""
     load_main_params_from_ckpt: bool = False
-    """Without optimizer state, take the float32 master weights from the stored values instead of from the
+    """AllButAdapters optimizer state, take the float32 master weights from the stored values instead of from the
     rounded weights."""
     exit_on_missing_checkpoint: bool = False
     """Refuse to start from random weights when `load` or `pretrained_checkpoint` holds no checkpoint."""
@@ -191,6 +191,6 @@ class CheckpointConfig(StrictFields):
             FieldTypeError: values have a wrong type.
         """
         reject_wrong_types(self, path="checkpoint")
-        lines = refusals(self)
+        lines = violations(self)
         if lines:
             raise CheckpointConfigError("\n".join(lines))

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from mb_checkpoint.adapters import KeyFilter
-from mb_checkpoint.retention import Pruned
-from mb_checkpoint.select import PassedOver
+from mb_checkpoint.retention import PruneResult
+from mb_checkpoint.select import SkippedCheckpoint
 
 
 class TrainStateLike(Protocol):
@@ -77,7 +77,7 @@ class CallbackManagerLike(Protocol):
         ...
 
 
-class RerunsLike(Protocol):
+class RerunStateMachineLike(Protocol):
     """A machine that runs suspicious steps again; `mb_loop.mcore.MegatronRerunMachine` fits."""
 
     def state_dict(self, *, template: bool = False) -> dict[str, Any] | None:
@@ -115,7 +115,7 @@ class CheckpointSaveContext:
     own, `module_layouts` names each one's parallel sizes, and every rank is one of its own in `tp`."""
     module_name: str | None = None
     """Name of one module among several; refused by this version."""
-    rerun_state_machine: RerunsLike | None = None
+    rerun_state_machine: RerunStateMachineLike | None = None
     """Its state is stored beside the rest."""
 
 
@@ -146,7 +146,7 @@ class CheckpointLoadContext:
     """As for saving."""
     module_name: str | None = None
     """As for saving."""
-    rerun_state_machine: RerunsLike | None = None
+    rerun_state_machine: RerunStateMachineLike | None = None
     """Takes over what was stored of it when a run is resumed in the same layout."""
 
 
@@ -162,7 +162,7 @@ class SavedCheckpoint:
     """From the call to the commit; in the background the training went on meanwhile."""
     total_bytes: int = 0
     """Size of the files of all ranks; known on every rank."""
-    pruned: Pruned = field(default_factory=Pruned)
+    pruned: PruneResult = field(default_factory=PruneResult)
     """What happened to older ones; known on rank 0."""
 
     @property
@@ -225,10 +225,10 @@ class LoadedCheckpoint:
     """FLOPs spent so far; 0 unless resumed."""
     path: Path | None = None
     """Folder that was read."""
-    passed_over: tuple[PassedOver, ...] = ()
+    skipped: tuple[SkippedCheckpoint, ...] = ()
     """What was looked at and not taken, with reasons."""
     notes: tuple[str, ...] = ()
-    """What was in the checkpoint or asked for, and was not restored, with reasons."""
+    """What was in the checkpoint or requested, and was not restored, with reasons."""
 
 
 @runtime_checkable

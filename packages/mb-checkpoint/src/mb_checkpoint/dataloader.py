@@ -35,7 +35,7 @@ def positioned(iterator: Any | None) -> PositionedIterable | None:
     return iterable if isinstance(iterable, PositionedIterable) else None
 
 
-def file_name(dp_rank: int) -> str:
+def position_file_name(dp_rank: int) -> str:
     """Return the name of the file of a data-parallel rank."""
     return f"train_dataloader_dprank{dp_rank:03d}.pt"
 
@@ -91,7 +91,7 @@ def read_dataloader_state(
         stored = _ranks_in(place)
         if not stored:
             continue
-        _refuse_other_size(place, stored, dp_rank=dp_rank, dp_size=dp_size)
+        _reject_other_dp_size(place, stored, dp_rank=dp_rank, dp_size=dp_size)
         content = stored[dp_rank].read_bytes()
         return load_object(io.BytesIO(content), path=stored[dp_rank])["dataloader_state_dict"]
     return None
@@ -102,7 +102,7 @@ def _ranks_in(place: Path) -> dict[int, Path]:
     return {int(match[1]): path for match, path in found if match is not None}
 
 
-def _refuse_other_size(place: Path, stored: Collection[int], *, dp_rank: int, dp_size: int | None) -> None:
+def _reject_other_dp_size(place: Path, stored: Collection[int], *, dp_rank: int, dp_size: int | None) -> None:
     lost = [rank for rank in stored if dp_size is not None and rank >= dp_size]
     if dp_rank not in stored:
         reason = f"none of rank {dp_rank}"

@@ -2,7 +2,7 @@
 
 A copy waits only for the stream that it is issued on. A thread starts on the default stream of a device, which does not
 wait for the stream that training runs on (CUDA graphs, communication that overlaps); another process has streams of its
-own. Without a wait both can read a parameter before the kernels that update it have run. A copy with
+own. AllButAdapters a wait both can read a parameter before the kernels that update it have run. A copy with
 `non_blocking=True` returns before the bytes have arrived, and the host may only read them after a wait.
 """
 

@@ -12,7 +12,7 @@ class CheckpointSaveError(OSError):
 
 
 class CheckpointNotFoundError(FileNotFoundError):
-    """There is no checkpoint, or not the wanted one, where one was asked for."""
+    """There is no checkpoint, or not the wanted one, where one was requested."""
 
 
 class CheckpointReadError(OSError):
@@ -44,7 +44,7 @@ class CheckpointConfigError(ValueError):
 
 
 class LocalStoreError(RuntimeError):
-    """Local checkpoints are asked for, and the library that writes them cannot be imported."""
+    """Local checkpoints are requested, and the library that writes them cannot be imported."""
 
 
 class TrainStateError(ValueError):

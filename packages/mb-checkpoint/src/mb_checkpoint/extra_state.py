@@ -14,14 +14,16 @@ NAME = re.compile(r"(.+\.)?_extra_state\d*")
 """Names of its entries: as torch calls it, with a number from the second of grouped experts on."""
 
 
-def lacking(sections: Mapping[str, Any], contents: mcore.Contents) -> dict[str, dict[str, Any]]:
+def missing_entries(
+    sections: Mapping[str, Any], contents: mcore.CheckpointContents
+) -> dict[str, dict[str, Any]]:
     """Return, by section and name, this rank's extra state that a checkpoint lacks, with the values it has now.
 
     Args:
         sections: sharded weights of this rank.
         contents: of the checkpoint.
     """
-    stored = mcore.stored_part(sections, contents)
+    stored = mcore.entries_in_checkpoint(sections, contents)
     return {
         section: {
             name: entry.data
@@ -32,7 +34,7 @@ def lacking(sections: Mapping[str, Any], contents: mcore.Contents) -> dict[str, 
     }
 
 
-def without(sections: Mapping[str, Any], left: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def without_entries(sections: Mapping[str, Any], left: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the sections without the entries of `left`."""
     return {
         section: {name: entry for name, entry in entries.items() if name not in left[section]}
@@ -40,7 +42,7 @@ def without(sections: Mapping[str, Any], left: Mapping[str, Mapping[str, Any]]) 
     }
 
 
-def starting_fresh(left: Mapping[str, Mapping[str, Any]]) -> int:
+def count_nonempty(left: Mapping[str, Mapping[str, Any]]) -> int:
     """Count the modules whose extra state says something, as 8-bit scales do, and which the checkpoint knows not."""
     values = [value for entries in left.values() for value in entries.values()]
     return sum(value is not None and value.numel() > 0 for value in values)

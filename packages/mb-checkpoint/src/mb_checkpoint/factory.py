@@ -41,20 +41,20 @@ def create_checkpoint_manager(
             checkpoint_config, write_assets=write_assets, log_outcomes=log_outcomes
         )
     wanted = _class(name, allowed_modules)
-    _refuse_other_arguments(name, wanted, (object(),), "its constructor", "__init__(self, checkpoint_config)")
+    _reject_other_signature(name, wanted, (object(),), "its constructor", "__init__(self, checkpoint_config)")
     found = wanted(checkpoint_config)
     if not isinstance(found, CheckpointManager):
         lacks = [method for method in _METHODS if not hasattr(found, method)]
         raise CheckpointConfigError(
             f"{FIELD}: {name} lacks {', '.join(lacks)}. Add what CheckpointManager has."
         )
-    _refuse_other_arguments(
+    _reject_other_signature(
         name, found.save, (object(), object()), "save", "save(self, ctx, callback_manager=None)"
     )
     return found
 
 
-def _refuse_other_arguments(
+def _reject_other_signature(
     name: str, called: Callable[..., Any], given: tuple[object, ...], what: str, wanted: str
 ) -> None:
     try:

@@ -21,10 +21,10 @@ from torch.distributed.tensor import DTensor
 
 from mb_checkpoint import mcore
 from mb_checkpoint.adapters import KeyFilter
-from mb_checkpoint.agreement import RanksFailedError, on_every_rank
+from mb_checkpoint.collectives import RanksFailedError, on_every_rank
 from mb_checkpoint.errors import CheckpointLayoutError
 from mb_checkpoint.param_groups import Policy, changes_of, fit_group
-from mb_checkpoint.shards import Shard, whole
+from mb_checkpoint.shards import Shard, full_shard
 
 FORMAT = "fsdp_dtensor"
 MODEL = "model.module."
@@ -45,7 +45,7 @@ def is_wrapped(model: Sequence[Any]) -> bool:
     return any(isinstance(chunk, FullyShardedDataParallel) for chunk in model)
 
 
-def refuse_other_wrapping(model: Sequence[Any], ckpt_format: str) -> None:
+def reject_format_mismatch(model: Sequence[Any], ckpt_format: str) -> None:
     """Refuse a layout that does not fit how the model is wrapped.
 
     Raises:
@@ -62,7 +62,7 @@ def refuse_other_wrapping(model: Sequence[Any], ckpt_format: str) -> None:
     )
 
 
-def refuse_other_checkpoint(model: Sequence[Any], path: Path) -> None:
+def reject_torch_dist_checkpoint(model: Sequence[Any], path: Path) -> None:
     """Refuse a checkpoint of another layout for a model in Megatron-FSDP.
 
     Raises:
@@ -76,7 +76,9 @@ def refuse_other_checkpoint(model: Sequence[Any], path: Path) -> None:
         )
 
 
-def weights(model: Sequence[Any], groups: mcore.Groups, *, keep: KeyFilter | None = None) -> dict[str, Shard]:
+def weights(
+    model: Sequence[Any], groups: mcore.CheckpointGroups, *, keep: KeyFilter | None = None
+) -> dict[str, Shard]:
     """Return this rank's weights and buffers by their names in a checkpoint.
 
     A model without Megatron-FSDP has whole ones. Of a model in it this ends the gathering of its weights. `keep`
@@ -87,16 +89,16 @@ def weights(model: Sequence[Any], groups: mcore.Groups, *, keep: KeyFilter | Non
             shards of one in it are not where Megatron-FSDP says, on any rank.
     """
     if not is_wrapped(model):
-        _refuse_spread(model, groups)
-    inner = _bare(model)
-    _refuse_other_runs(inner)
+        _reject_model_parallel(model, groups)
+    inner = _unwrapped(model)
+    _reject_unknown_slices(inner)
     found: dict[str, Shard] = {}
     gated = _gated(inner)
     for name, value in _state(inner).items():
         if keep is None or keep(name):
             placed = _pieces(name, _local(value), value, gated=gated)
             found |= {MODEL + piece: shard for piece, shard in placed}
-    return _with_global_experts(inner, found)
+    return _with_global_expert_ids(inner, found)
 
 
 def optimizer_entries(model: Sequence[Any], optimizer: Any) -> dict[str, Any]:
@@ -104,7 +106,7 @@ def optimizer_entries(model: Sequence[Any], optimizer: Any) -> dict[str, Any]:
 
     A rank has no state of a parameter of which it has no elements.
     """
-    inner = _bare(model)
+    inner = _unwrapped(model)
     entries: dict[str, Any] = {}
     gated = _gated(inner)
     names = {id(value): name for name, value in _state(inner).items()}
@@ -119,7 +121,7 @@ def optimizer_entries(model: Sequence[Any], optimizer: Any) -> dict[str, Any]:
                         entries[f"{STATE}{piece}.{key}"] = shard
         if getattr(part, "grad_scaler", None):  # only of half precision
             entries[SCALER] = part.grad_scaler.state_dict()
-    return _with_global_experts(inner, entries)
+    return _with_global_expert_ids(inner, entries)
 
 
 def make_state(model: Sequence[Any], optimizer: Any) -> list[Any]:
@@ -128,7 +130,7 @@ def make_state(model: Sequence[Any], optimizer: Any) -> list[Any]:
     Returns those of its parts that had none.
     """
     made = []
-    _state(_bare(model))  # from here on the parameters of the model are those of the optimizer
+    _state(_unwrapped(model))  # from here on the parameters of the model are those of the optimizer
     for part in mcore.optimizer_parts(optimizer):
         if part.optimizer.state:
             continue
@@ -144,9 +146,9 @@ def make_state(model: Sequence[Any], optimizer: Any) -> list[Any]:
     return made
 
 
-def forget_state(model: Sequence[Any], optimizer: Any, stored: Container[str]) -> None:
+def drop_state_not_stored(model: Sequence[Any], optimizer: Any, stored: Container[str]) -> None:
     """Remove the state of parameters of which a checkpoint has none, so that the optimizer makes it anew."""
-    inner = _bare(model)
+    inner = _unwrapped(model)
     gated = _gated(inner)
     names = {id(value): name for name, value in _state(inner).items()}
     for part in mcore.optimizer_parts(optimizer):
@@ -156,20 +158,22 @@ def forget_state(model: Sequence[Any], optimizer: Any, stored: Container[str]) -
                 for key, value in values.items()
                 for piece, _ in _of_state(names[id(parameter)], value, parameter, gated=gated)
             }
-            if not any(name in stored for name in _with_global_experts(inner, own)):
+            if not any(name in stored for name in _with_global_expert_ids(inner, own)):
                 del part.optimizer.state[parameter]
 
 
-def put_back_settings(
+def restore_settings(
     model: Sequence[Any], optimizer: Any, loaded: Mapping[str, Any], *, policy: Policy
 ) -> list[str]:
     """Restore what the optimizer counts in its parameter groups, and the loss scaler; return settings that change."""
-    inner = _bare(model)
+    inner = _unwrapped(model)
     names = {id(value): name for name, value in _state(inner).items()}
     changed: set[str] = set()
     for part in mcore.optimizer_parts(optimizer):
         for group in part.optimizer.param_groups:
-            own = _with_global_experts(inner, {GROUP_OF + names[id(each)]: None for each in group["params"]})
+            own = _with_global_expert_ids(
+                inner, {GROUP_OF + names[id(each)]: None for each in group["params"]}
+            )
             stored = next((loaded[name] for name in own if name in loaded), None)
             if stored is not None:
                 changed |= changes_of(stored, group)
@@ -179,7 +183,7 @@ def put_back_settings(
     return sorted(changed)
 
 
-def take_over(model: Sequence[Any]) -> None:
+def install_weights(model: Sequence[Any]) -> None:
     """Have a model in Megatron-FSDP compute with the shards that a load has filled. Collective over its groups."""
     for chunk in model:
         if isinstance(chunk, FullyShardedDataParallel):
@@ -189,10 +193,10 @@ def take_over(model: Sequence[Any]) -> None:
 
 def fused_layers(model: Sequence[Any]) -> bool:
     """Say whether a layer joins several projections in a way that only the same tensor-parallel size can cut."""
-    return any(hasattr(module, "in_proj") for module in _bare(model).modules())
+    return any(hasattr(module, "in_proj") for module in _unwrapped(model).modules())
 
 
-def _refuse_spread(model: Sequence[Any], groups: mcore.Groups) -> None:
+def _reject_model_parallel(model: Sequence[Any], groups: mcore.CheckpointGroups) -> None:
     sizes = {"tensor": groups.tp.size(), "pipeline": groups.pp.size(), "expert": groups.ep_size}
     if len(model) > 1 or any(size > 1 for size in sizes.values()):
         raise CheckpointLayoutError(
@@ -202,15 +206,15 @@ def _refuse_spread(model: Sequence[Any], groups: mcore.Groups) -> None:
         )
 
 
-def _refuse_other_runs(inner: Any) -> None:
+def _reject_unknown_slices(inner: Any) -> None:
     """Look at every weight before anything is done with one, so that all ranks refuse alike. Collective."""
     try:
-        on_every_rank(lambda: [_Cut.of(value) for value in _state(inner).values()])
+        on_every_rank(lambda: [_ShardLayout.of(value) for value in _state(inner).values()])
     except RanksFailedError as error:
         raise CheckpointLayoutError(str(error)) from error
 
 
-def _bare(model: Sequence[Any]) -> Any:
+def _unwrapped(model: Sequence[Any]) -> Any:
     """Return the model inside all wrappers; there is one chunk, as Megatron-FSDP knows no pipeline stages."""
     return unwrap_model(model[0], _WRAPPERS)
 
@@ -252,14 +256,14 @@ def _of_state(
         yield from _pieces(name, local, parameter, gated=gated)
         return
     ends = ("_w", "_v") if name in gated else ("",)  # a count, such as that of the steps
-    yield from ((name + end, whole(local)) for end in ends)
+    yield from ((name + end, full_shard(local)) for end in ends)
 
 
 def _pieces(
     name: str, local: torch.Tensor, like: torch.Tensor, *, gated: frozenset[str]
 ) -> Iterator[tuple[str, Shard]]:
     """Yield where this rank's part of a tensor lies that is spread as a parameter is; of a gate and its input, both."""
-    cut = _Cut.of(like)
+    cut = _ShardLayout.of(like)
     if name not in gated:
         yield name, cut.block(local, cut.start)
         return
@@ -273,7 +277,7 @@ def _pieces(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Cut:
+class _ShardLayout:
     """How a tensor is cut: by tensor-parallel ranks in one dimension, and each part into runs of elements."""
 
     own: tuple[int, ...]
@@ -288,7 +292,7 @@ class _Cut:
     """Dimension that is cut for these ranks."""
 
     @classmethod
-    def of(cls, like: Any) -> "_Cut":
+    def of(cls, like: Any) -> "_ShardLayout":
         """Read it off a parameter.
 
         Raises:
@@ -327,7 +331,7 @@ class _Cut:
         return Shard(data=local, offsets=tuple(offsets), shape=self.shape)
 
 
-def _with_global_experts(inner: Any, entries: dict[str, Any]) -> dict[str, Any]:
+def _with_global_expert_ids(inner: Any, entries: dict[str, Any]) -> dict[str, Any]:
     """Give experts their number in the whole model."""
     experts = getattr(inner.config, "num_moe_experts", None)
     if not experts:

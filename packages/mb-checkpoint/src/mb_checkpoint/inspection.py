@@ -16,8 +16,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from mb_checkpoint.errors import CheckpointNotFoundError, IncompleteCheckpointError, ManifestError
 from mb_checkpoint.layout import (
     MANIFEST,
+    NON_PERSISTENT,
     RUN_CONFIG,
-    TEMPORARY,
     TENSOR_INDEX,
     TRAIN_STATE,
     has_checkpoint,
@@ -26,12 +26,12 @@ from mb_checkpoint.layout import (
     staging_directories,
     steps_in,
 )
-from mb_checkpoint.manifest import Manifest, read_manifest, wrong_contents
+from mb_checkpoint.manifest import Manifest, find_hash_mismatches, read_manifest
 from mb_checkpoint.select import (
     DAMAGED,
-    PassedOver,
-    Selection,
-    problems_in,
+    SelectedCheckpoint,
+    SkippedCheckpoint,
+    find_problems,
     read_tensor_index,
     select_checkpoint,
     tracked_steps,
@@ -54,7 +54,7 @@ class ListedCheckpoint:
     """What keeps it from being whole, by the sizes of its files."""
     has_manifest: bool = True
     """Whether its contents can be compared; not so where another program wrote it."""
-    temporary: bool = False
+    non_persistent: bool = False
     """Whether it lies among the temporary ones, which tracker and pruning of the lasting ones do not know."""
     unfinished: bool = False
     """Whether it is what a save has written so far, or had when its process died; not a checkpoint."""
@@ -69,7 +69,7 @@ class StoredTensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Description:
+class CheckpointDescription:
     """What a checkpoint says about itself."""
 
     path: Path
@@ -81,12 +81,12 @@ class Description:
     tensors: Mapping[str, StoredTensor]
     objects: int
     """Entries that are no tensors."""
-    passed_over: tuple[PassedOver, ...] = ()
+    skipped: tuple[SkippedCheckpoint, ...] = ()
     """What was looked at before, and not taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class CheckpointDifference:
     """In what two checkpoints differ; empty where they do not."""
 
     train_state: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
@@ -101,7 +101,7 @@ class Difference:
     """Name of what is no tensor, such as random states, to how it differs, where values were compared."""
     paths: tuple[Path, ...] = ()
     """The two folders."""
-    passed_over: tuple[PassedOver, ...] = ()
+    skipped: tuple[SkippedCheckpoint, ...] = ()
     """What was not taken for one of the two."""
 
     def __bool__(self) -> bool:
@@ -114,21 +114,21 @@ def list_checkpoints(root: Path | str) -> list[ListedCheckpoint]:
     Of one step the temporary one comes first: a load takes it.
     """
     lasting = Path(root)
-    found = [*_listed(lasting / TEMPORARY, temporary=True), *_listed(lasting, temporary=False)]
+    found = [*_listed(lasting / NON_PERSISTENT, non_persistent=True), *_listed(lasting, non_persistent=False)]
     return sorted(found, key=lambda each: each.step or 0, reverse=True)
 
 
-def _listed(root: Path, *, temporary: bool) -> list[ListedCheckpoint]:
+def _listed(root: Path, *, non_persistent: bool) -> list[ListedCheckpoint]:
     tracked = tracked_steps(root)
     return [
         ListedCheckpoint(
             path=path,
             step=step,
             total_bytes=_size(path),
-            tracked=step in tracked and not temporary,
-            problems=tuple(problems_in(path)),
-            has_manifest=_is_there(path / MANIFEST),
-            temporary=temporary,
+            tracked=step in tracked and not non_persistent,
+            problems=tuple(find_problems(path)),
+            has_manifest=_exists(path / MANIFEST),
+            non_persistent=non_persistent,
         )
         for step, path in steps_in(root).items()
     ] + [
@@ -139,14 +139,14 @@ def _listed(root: Path, *, temporary: bool) -> list[ListedCheckpoint]:
             tracked=False,
             problems=("a save that has not ended: under way, or its process died",),
             has_manifest=False,
-            temporary=temporary,
+            non_persistent=non_persistent,
             unfinished=True,
         )
         for path in staging_directories(root)
     ]
 
 
-def _is_there(file: Path) -> bool:
+def _exists(file: Path) -> bool:
     """Say whether a file is there; yes, where that cannot be known."""
     try:
         return file.is_file()
@@ -154,7 +154,7 @@ def _is_there(file: Path) -> bool:
         return True
 
 
-def describe_checkpoint(path: Path | str, *, step: int | None = None) -> Description:
+def describe_checkpoint(path: Path | str, *, step: int | None = None) -> CheckpointDescription:
     """Describe the checkpoint that a path stands for (`select_checkpoint` says which that is).
 
     Of a folder with lasting and temporary checkpoints, one of the latter only where no lasting one is meant.
@@ -170,7 +170,7 @@ def describe_checkpoint(path: Path | str, *, step: int | None = None) -> Descrip
         )
     tensors, objects = _entries(chosen.path)
     state = chosen.path / TRAIN_STATE
-    return Description(
+    return CheckpointDescription(
         path=chosen.path,
         step=chosen.step,
         total_bytes=_size(chosen.path),
@@ -178,11 +178,11 @@ def describe_checkpoint(path: Path | str, *, step: int | None = None) -> Descrip
         train_state=read_train_state(state) if state.is_file() else {},
         tensors=tensors,
         objects=objects,
-        passed_over=chosen.passed_over,
+        skipped=chosen.skipped,
     )
 
 
-def _readable(place: Path, *, step: int | None) -> Selection | None:
+def _readable(place: Path, *, step: int | None) -> SelectedCheckpoint | None:
     """Choose a checkpoint of which all that is read here, but the tensors, is as it was written."""
     rejected: dict[Path, str] = {}
     while True:
@@ -191,7 +191,7 @@ def _readable(place: Path, *, step: int | None) -> Selection | None:
         if chosen is None or manifest is None:
             return chosen
         small = [entry for entry in manifest.files if entry.name in (TENSOR_INDEX, TRAIN_STATE, RUN_CONFIG)]
-        problems = wrong_contents(chosen.path, small)
+        problems = find_hash_mismatches(chosen.path, small)
         if not problems:
             return chosen
         rejected[chosen.path] = "; ".join(problems)
@@ -218,8 +218,8 @@ def _entries(folder: Path) -> tuple[dict[str, StoredTensor], int]:
 def _place(root: Path, *, step: int | None) -> Path:
     """Return the folder to look in: that of the temporary ones, if only they have the step, or anything at all."""
     lasting = step in steps_in(root) if step is not None else has_checkpoint(root) or steps_in(root)
-    there = steps_in(root / TEMPORARY)
-    return root / TEMPORARY if not lasting and (step in there if step is not None else there) else root
+    there = steps_in(root / NON_PERSISTENT)
+    return root / NON_PERSISTENT if not lasting and (step in there if step is not None else there) else root
 
 
 def verify_checkpoint(
@@ -238,7 +238,7 @@ def verify_checkpoint(
         CheckpointNotFoundError: There is no checkpoint.
     """
     root = Path(path)
-    roots = (root, root / TEMPORARY)
+    roots = (root, root / NON_PERSISTENT)
     folders = (
         [root]
         if is_iteration_directory(root)
@@ -257,7 +257,7 @@ def verify_checkpoint(
 
 
 def _verified(folder: Path, progress: Callable[[int], object]) -> list[str]:
-    problems = problems_in(folder)
+    problems = find_problems(folder)
     if problems:
         return problems
     try:
@@ -266,10 +266,10 @@ def _verified(folder: Path, progress: Callable[[int], object]) -> list[str]:
         return [str(error)]
     if manifest is None:
         return ["has no manifest.json: contents cannot be verified"]
-    return wrong_contents(folder, manifest.files, progress=progress)
+    return find_hash_mismatches(folder, manifest.files, progress=progress)
 
 
-def diff_checkpoints(old: Path | str, new: Path | str, *, values: bool = False) -> Difference:
+def diff_checkpoints(old: Path | str, new: Path | str, *, values: bool = False) -> CheckpointDifference:
     """Say in what two checkpoints differ.
 
     Args:
@@ -284,22 +284,22 @@ def diff_checkpoints(old: Path | str, new: Path | str, *, values: bool = False) 
     there, here = describe_checkpoint(old), describe_checkpoint(new)
     layouts = [dict(each.manifest.layout) if each.manifest is not None else {} for each in (there, here)]
     same = [name for name, tensor in there.tensors.items() if here.tensors.get(name) == tensor]
-    return Difference(
-        train_state=_changed(there.train_state, here.train_state),
-        layout=_changed(*layouts),
+    return CheckpointDifference(
+        train_state=_differing(there.train_state, here.train_state),
+        layout=_differing(*layouts),
         config=_changed_lines(there.path / RUN_CONFIG, here.path / RUN_CONFIG),
         tensors={
             name: (_shown(one), _shown(other))
-            for name, (one, other) in _changed(there.tensors, here.tensors).items()
+            for name, (one, other) in _differing(there.tensors, here.tensors).items()
         },
         values=_changed_values(there, here, same) if values else {},
         objects=_changed_objects(there.path, here.path) if values else {},
         paths=(there.path, here.path),
-        passed_over=(*there.passed_over, *here.passed_over),
+        skipped=(*there.skipped, *here.skipped),
     )
 
 
-def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     return {
         name: (old.get(name), new.get(name))
         for name in sorted(old.keys() | new.keys())
@@ -317,7 +317,9 @@ def _shown(tensor: StoredTensor | None) -> str:
     return "absent" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
 
 
-def _changed_values(old: Description, new: Description, names: list[str]) -> dict[str, float]:
+def _changed_values(
+    old: CheckpointDescription, new: CheckpointDescription, names: list[str]
+) -> dict[str, float]:
     changed = {}
     for name in names:
         one, other = (_tensor(each, name) for each in (old, new))
@@ -326,7 +328,7 @@ def _changed_values(old: Description, new: Description, names: list[str]) -> dic
     return changed
 
 
-def _tensor(checkpoint: Description, name: str) -> torch.Tensor:
+def _tensor(checkpoint: CheckpointDescription, name: str) -> torch.Tensor:
     stored = checkpoint.tensors[name]
     into = {name: torch.empty(stored.shape, dtype=getattr(torch, stored.dtype))}
     with warnings.catch_warnings():

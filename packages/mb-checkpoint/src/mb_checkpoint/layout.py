@@ -6,15 +6,15 @@ from typing import Protocol
 
 TRAIN_STATE = "train_state.pt"
 RUN_CONFIG = "run_config.yaml"
-FORMAT_MARK = "metadata.json"
+FORMAT_MARKER = "metadata.json"
 TENSOR_INDEX = ".metadata"
 MANIFEST = "manifest.json"
-TEMPORARY = "non_persistent"
+NON_PERSISTENT = "non_persistent"
 DATALOADER = "energon"
 STATE_TRACKER = "latest_train_state.pt"
 STEP_TRACKER = "latest_checkpointed_iteration.txt"
 
-MARKS = (RUN_CONFIG, TRAIN_STATE, FORMAT_MARK, TENSOR_INDEX)
+MARKER_FILES = (RUN_CONFIG, TRAIN_STATE, FORMAT_MARKER, TENSOR_INDEX)
 WEIGHTS = (TENSOR_INDEX,)
 RESUMABLE = (TENSOR_INDEX, TRAIN_STATE)
 _COMMON = "common.pt"
@@ -68,7 +68,7 @@ def is_iteration_directory(path: Path) -> bool:
 
     A run_config.yaml alone is none where checkpoints lie beside it: a folder in which a run writes all it has.
     """
-    if any((path / mark).is_file() for mark in MARKS if mark != RUN_CONFIG):
+    if any((path / mark).is_file() for mark in MARKER_FILES if mark != RUN_CONFIG):
         return True
     return (path / RUN_CONFIG).is_file() and not _has_tracker(path) and not steps_in(path)
 
@@ -89,8 +89,8 @@ def why_not_a_checkpoint(path: Path) -> str | None:
     A run_config.yaml alone has no weights: `is_iteration_directory` accepts it, and a load reports what is missing.
     """
     try:
-        marked = any((path / mark).is_file() for mark in MARKS if mark != RUN_CONFIG)
-        found = marked or _has_tracker(path) or any(steps_in(root) for root in (path, path / TEMPORARY))
+        marked = any((path / mark).is_file() for mark in MARKER_FILES if mark != RUN_CONFIG)
+        found = marked or _has_tracker(path) or any(steps_in(root) for root in (path, path / NON_PERSISTENT))
         config_alone = not found and (path / RUN_CONFIG).is_file()
     except OSError as error:
         return f"cannot be read ({type(error).__name__}: {error.strerror})"
@@ -109,7 +109,7 @@ def is_hugging_face_directory(path: Path) -> bool:
     return any(next(path.glob(pattern), None) is not None for pattern in HUGGING_FACE_WEIGHTS)
 
 
-class TemporaryPlaces(Protocol):
+class NonPersistentDirs(Protocol):
     """The fields of the checkpoint section that say where temporary checkpoints lie."""
 
     @property
@@ -129,12 +129,12 @@ class TemporaryPlaces(Protocol):
         """Folder of the global ones."""
 
 
-def temporary_roots(places: TemporaryPlaces) -> list[Path]:
+def non_persistent_roots(places: NonPersistentDirs) -> list[Path]:
     """Return where global temporary checkpoints may lie: the folder configured, else those beside lasting ones."""
     if places.non_persistent_global_ckpt_dir is not None:
         return [Path(places.non_persistent_global_ckpt_dir)]
     parents = dict.fromkeys(parent for parent in (places.save, places.load) if parent is not None)
-    return [Path(parent) / TEMPORARY for parent in parents]
+    return [Path(parent) / NON_PERSISTENT for parent in parents]
 
 
 def steps_in(root: Path) -> dict[int, Path]:
@@ -156,16 +156,16 @@ def steps_in(root: Path) -> dict[int, Path]:
 
 def format_of(directory: Path) -> str:
     """Return the layout of a checkpoint's tensors: Megatron Core marks its own, and fsdp_dtensor has no mark."""
-    return "torch_dist" if (directory / FORMAT_MARK).is_file() else "fsdp_dtensor"
+    return "torch_dist" if (directory / FORMAT_MARKER).is_file() else "fsdp_dtensor"
 
 
-def missing_marks(directory: Path, wanted: tuple[str, ...] = RESUMABLE) -> list[str]:
+def missing_files(directory: Path, wanted: tuple[str, ...] = RESUMABLE) -> list[str]:
     """Say which wanted files a checkpoint folder lacks, or has and does not let read, a line for each.
 
     What Megatron Core wrote must have its mark, too.
     """
     try:
-        needed = (FORMAT_MARK, *wanted) if (directory / _COMMON).is_file() else wanted
+        needed = (FORMAT_MARKER, *wanted) if (directory / _COMMON).is_file() else wanted
         return [line for name in needed if (line := _trouble_with(directory / name)) is not None]
     except OSError as error:  # a folder that may not be entered hides whether a file is there
         return [f"the folder cannot be read ({error.strerror})"]

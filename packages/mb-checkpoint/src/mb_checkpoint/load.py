@@ -6,31 +6,31 @@ from pathlib import Path
 from typing import Any
 
 from mb_checkpoint import extra_state, fsdp, mcore
-from mb_checkpoint.adapters import KeyFilter, without
-from mb_checkpoint.agreement import need_process_group
+from mb_checkpoint.adapters import KeyFilter, all_but
+from mb_checkpoint.collectives import require_process_group
 from mb_checkpoint.config import CheckpointConfig
-from mb_checkpoint.contents import contents_of, holds_shards, read_alike
 from mb_checkpoint.context import CheckpointLoadContext, LoadedCheckpoint
 from mb_checkpoint.dataloader import read_dataloader_state
 from mb_checkpoint.errors import CheckpointLayoutError, CheckpointNotFoundError
 from mb_checkpoint.layout import MANIFEST, TRAIN_STATE, WEIGHTS
 from mb_checkpoint.local import LocalStoreLike, load_local
-from mb_checkpoint.position import restore_position
-from mb_checkpoint.restore import Restore, check_shapes, of_all_ranks
-from mb_checkpoint.restore_shards import RestoreShards, load_shards
-from mb_checkpoint.select import Selection, select_checkpoint
+from mb_checkpoint.metadata import is_fsdp_dtensor, read_contents, read_on_all_ranks
+from mb_checkpoint.restore import StateRestorer, check_shapes, merge_over_ranks
+from mb_checkpoint.restore_dataloader import restore_position
+from mb_checkpoint.restore_shards import ShardRestorer, load_shards
+from mb_checkpoint.select import SelectedCheckpoint, select_checkpoint
 from mb_checkpoint.sources import (
     Source,
     find_checkpoint,
     find_pretrained,
+    intact_checkpoint,
     resumes_by_tracker,
-    sound_checkpoint,
 )
 from mb_checkpoint.train_state import FLOPS, read_train_state
 from mb_checkpoint.trust import trusted
 
 MODELOPT_STATE = "modelopt_state"
-NOT_COMPARED = (
+NO_MANIFEST_NOTE = (
     "no manifest.json, as another program wrote it: whether its files are as they were is not known"
 )
 
@@ -59,11 +59,11 @@ def load_checkpoint(
         DataloaderStateError: The position of a data loader could not be restored on a rank; the rest was.
         CheckpointLayoutError: Its optimizer state cannot be read by this parallel layout; or one of model and
             checkpoint is of Megatron-FSDP, and the other is not.
-        NotImplementedError: One module of several was asked for.
+        NotImplementedError: One module of several was requested.
     """
     if ctx.module_name is not None:
         raise NotImplementedError("checkpoint load: module_name (one module of several) is not carried out.")
-    need_process_group()
+    require_process_group()
     with trusted(*trusted_folders(config)):
         return _find_and_load(ctx, config, local=local)
 
@@ -76,18 +76,18 @@ def trusted_folders(config: CheckpointConfig) -> tuple[Path, ...]:
 def _find_and_load(
     ctx: CheckpointLoadContext, config: CheckpointConfig, *, local: LocalStoreLike | None
 ) -> LoadedCheckpoint:
-    groups = mcore.Groups.of(ctx.pg_collection)
-    mcore.refuse_padded_buckets(ctx.optimizer, mcore.content_metadata(ctx.optimizer, config))
+    groups = mcore.CheckpointGroups.of(ctx.pg_collection)
+    mcore.reject_padded_buckets(ctx.optimizer, mcore.content_metadata(ctx.optimizer, config))
     base, pretrained = None, config.pretrained_checkpoint
     if ctx.adapter_key_filter is not None and pretrained is not None:
         base = _load_base(ctx, config, groups, pretrained, adapters=ctx.adapter_key_filter)
         config = replace(config, pretrained_checkpoint=None)
     newest = local.latest() if local is not None and resumes_by_tracker(config) else None
 
-    def find(rejected: Mapping[Path, str]) -> tuple[Source, Selection | None]:
+    def find(rejected: Mapping[Path, str]) -> tuple[Source, SelectedCheckpoint | None]:
         return find_checkpoint(config, rejected, may_be_empty=newest is not None)
 
-    with sound_checkpoint(find, config) as (source, chosen):
+    with intact_checkpoint(find, config) as (source, chosen):
         if local is not None and newest is not None and (source != "resumed" or newest >= (_step(chosen))):
             return load_local(ctx, config, groups, local.load(), passed=chosen)
         if chosen is not None:
@@ -97,14 +97,14 @@ def _find_and_load(
     return LoadedCheckpoint(source="nothing", notes=("no checkpoint found: random weights, step 0",))
 
 
-def _step(chosen: Selection | None) -> int:
+def _step(chosen: SelectedCheckpoint | None) -> int:
     return -1 if chosen is None or chosen.step is None else chosen.step
 
 
 def _load_base(
     ctx: CheckpointLoadContext,
     config: CheckpointConfig,
-    groups: mcore.Groups,
+    groups: mcore.CheckpointGroups,
     pretrained: str,
     *,
     adapters: KeyFilter,
@@ -115,33 +115,33 @@ def _load_base(
         model=ctx.model,
         optimizer=ctx.optimizer,
         opt_param_scheduler=None,
-        adapter_key_filter=without(adapters),
+        adapter_key_filter=all_but(adapters),
     )
-    with sound_checkpoint(lambda rejected: find_pretrained(pretrained, rejected), config) as (_, chosen):
+    with intact_checkpoint(lambda rejected: find_pretrained(pretrained, rejected), config) as (_, chosen):
         return _load(base, config, groups, chosen, resume=False)
 
 
 def _load(
     ctx: CheckpointLoadContext,
     config: CheckpointConfig,
-    groups: mcore.Groups,
-    chosen: Selection,
+    groups: mcore.CheckpointGroups,
+    chosen: SelectedCheckpoint,
     *,
     resume: bool,
 ) -> LoadedCheckpoint:
-    read_alike(chosen.path, lambda: _refuse_quantized(chosen.path))
-    shards = holds_shards(chosen.path)
-    contents = contents_of(chosen.path, shards=shards)
+    read_on_all_ranks(chosen.path, lambda: _reject_modelopt_state(chosen.path))
+    shards = is_fsdp_dtensor(chosen.path)
+    contents = read_contents(chosen.path, shards=shards)
     counters: dict[str, Any] = {}
     if resume:
-        counters = read_alike(chosen.path, lambda: read_train_state(chosen.path / TRAIN_STATE))
+        counters = read_on_all_ranks(chosen.path, lambda: read_train_state(chosen.path / TRAIN_STATE))
         if mcore.EXACT_FLOPS in contents.common:
             counters[FLOPS] = contents.common[mcore.EXACT_FLOPS]
-    notes = [] if (chosen.path / MANIFEST).is_file() else [NOT_COMPARED]
+    notes = [] if (chosen.path / MANIFEST).is_file() else [NO_MANIFEST_NOTE]
     if not ctx.skip_load_to_model_and_opt:
         if not shards:
-            fsdp.refuse_other_checkpoint(ctx.model, chosen.path)
-        restore = RestoreShards if shards else Restore
+            fsdp.reject_torch_dist_checkpoint(ctx.model, chosen.path)
+        restore = ShardRestorer if shards else StateRestorer
         notes += restore(ctx, config, groups, chosen.path, contents=contents, resume=resume).run()
     if resume:
         ctx.state.train_state.load_state_dict(counters)
@@ -160,12 +160,12 @@ def _load(
         step=int(counters.get("step", 0)),
         floating_point_operations_so_far=counters.get(FLOPS, 0),
         path=chosen.path,
-        passed_over=chosen.passed_over,
+        skipped=chosen.skipped,
         notes=tuple(notes),
     )
 
 
-def _refuse_quantized(path: Path) -> None:
+def _reject_modelopt_state(path: Path) -> None:
     """Refuse a checkpoint of a model that ModelOpt changed: loading its weights alone would lose the quantization."""
     if (path / MODELOPT_STATE).exists():
         raise CheckpointLayoutError(
@@ -182,7 +182,7 @@ def load_model_weights(
     strict: bool = True,
     pg_collection: Any | None = None,
     verify_integrity: bool = True,
-) -> Selection:
+) -> SelectedCheckpoint:
     """Load the weights alone, for sampling or evaluation; return which checkpoint they came from.
 
     Collective over all ranks. The model may be laid out otherwise than the run that saved it.
@@ -203,40 +203,49 @@ def load_model_weights(
         CheckpointLayoutError: It is of Megatron-FSDP, and the model is spread over ranks without it; or the other way
             round.
     """
-    need_process_group()
+    require_process_group()
 
-    def find(rejected: Mapping[Path, str]) -> tuple[Source, Selection | None]:
+    def find(rejected: Mapping[Path, str]) -> tuple[Source, SelectedCheckpoint | None]:
         return "weights", select_checkpoint(path, step=step, wanted=WEIGHTS, rejected=rejected)
 
-    with sound_checkpoint(find, CheckpointConfig(verify_integrity=verify_integrity)) as (_, chosen):
+    with intact_checkpoint(find, CheckpointConfig(verify_integrity=verify_integrity)) as (_, chosen):
         if chosen is None:
             raise CheckpointNotFoundError(f"{path}: no checkpoint there. Name a run's checkpoint folder.")
         chunks = list(model) if isinstance(model, Sequence) else [model]
-        groups = mcore.Groups.of(pg_collection)
-        read_alike(chosen.path, lambda: _refuse_quantized(chosen.path))
-        shards = holds_shards(chosen.path)
-        contents = contents_of(chosen.path, shards=shards)
+        groups = mcore.CheckpointGroups.of(pg_collection)
+        read_on_all_ranks(chosen.path, lambda: _reject_modelopt_state(chosen.path))
+        shards = is_fsdp_dtensor(chosen.path)
+        contents = read_contents(chosen.path, shards=shards)
         load = load_shards if shards else _load_sections
         load(chosen.path, chunks, groups, contents=contents, strict=strict)
     return chosen
 
 
 def _load_sections(
-    path: Path, chunks: Sequence[Any], groups: mcore.Groups, *, contents: mcore.Contents, strict: bool
+    path: Path,
+    chunks: Sequence[Any],
+    groups: mcore.CheckpointGroups,
+    *,
+    contents: mcore.CheckpointContents,
+    strict: bool,
 ) -> None:
     """Load weights alone from Megatron Core's own layout. Collective; raises as `load_model_weights`."""
-    fsdp.refuse_other_checkpoint(chunks, path)
+    fsdp.reject_torch_dist_checkpoint(chunks, path)
     sections = mcore.model_sections(chunks, groups, contents.metadata)
     check_shapes(
-        of_all_ranks(mcore.shapes_of(sections)),
+        merge_over_ranks(mcore.shapes_of(sections)),
         contents.model_shapes,
         path=path,
         may_lack=not strict,
         may_have_more=not strict,
     )
-    left = extra_state.lacking(sections, contents) if strict else {}
-    asked = extra_state.without(sections, left) if strict else mcore.stored_part(sections, contents)
-    loaded = mcore.read(dict(asked), path, groups, config=CheckpointConfig())
+    left = extra_state.missing_entries(sections, contents) if strict else {}
+    requested = (
+        extra_state.without_entries(sections, left)
+        if strict
+        else mcore.entries_in_checkpoint(sections, contents)
+    )
+    loaded = mcore.read(dict(requested), path, groups, config=CheckpointConfig())
     for section, values in left.items():
         loaded[section] |= values
     mcore.load_model_sections(chunks, loaded, strict=strict)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mb_checkpoint import fsdp, mcore
-from mb_checkpoint.agreement import RanksFailedError, gather, need_process_group, on_every_rank
+from mb_checkpoint.collectives import RanksFailedError, gather, on_every_rank, require_process_group
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import (
     CheckpointLoadContext,
@@ -20,10 +20,10 @@ from mb_checkpoint.context import (
 from mb_checkpoint.dataloader import positioned, read_dataloader_state
 from mb_checkpoint.errors import CheckpointSaveError, LocalStoreError
 from mb_checkpoint.layout import iteration_directory
-from mb_checkpoint.position import restore_position
-from mb_checkpoint.restore import Restore
-from mb_checkpoint.save import refuse_one_module, sharded_state
-from mb_checkpoint.select import PassedOver, Selection
+from mb_checkpoint.restore import StateRestorer
+from mb_checkpoint.restore_dataloader import restore_position
+from mb_checkpoint.save import reject_module_name, sharded_state
+from mb_checkpoint.select import SelectedCheckpoint, SkippedCheckpoint
 from mb_checkpoint.train_state import FLOPS
 
 POSITION = "train_dataloader"
@@ -64,13 +64,13 @@ def open_local_store(config: CheckpointConfig, group: Any) -> LocalStoreLike:
         LocalStoreError: nvidia-resiliency-ext is not installed on a rank, or cannot be imported.
     """
     try:
-        door = on_every_rank(lambda: import_module("mb_checkpoint.nvrx"))
+        module = on_every_rank(lambda: import_module("mb_checkpoint.nvrx"))
     except RanksFailedError as error:
         raise LocalStoreError(
             "checkpoint.non_persistent_ckpt_type: local checkpoints are written by nvidia-resiliency-ext, which cannot "
             f"be imported ({error}). Install mb-checkpoint[nvrx], or set it to global."
         ) from error
-    store: LocalStoreLike = door.LocalStore(config, group)
+    store: LocalStoreLike = module.LocalStore(config, group)
     return store
 
 
@@ -88,14 +88,14 @@ def save_local(
         CheckpointLayoutError, NotImplementedError: As `save_checkpoint`.
     """
     began = clock()
-    need_process_group()
-    refuse_one_module(ctx)
-    fsdp.refuse_other_wrapping(ctx.model, config.ckpt_format)
+    require_process_group()
+    reject_module_name(ctx)
+    fsdp.reject_format_mismatch(ctx.model, config.ckpt_format)
     counters = {**ctx.state.train_state.state_dict(), FLOPS: int(ctx.num_floating_point_operations_so_far)}
     step = int(counters["step"])
-    groups = mcore.Groups.of(ctx.pg_collection)
+    groups = mcore.CheckpointGroups.of(ctx.pg_collection)
     metadata = mcore.content_metadata(ctx.optimizer, config)
-    mcore.refuse_padded_buckets(ctx.optimizer, metadata)
+    mcore.reject_padded_buckets(ctx.optimizer, metadata)
     root = Path(config.non_persistent_local_ckpt_dir or "")
     state = sharded_state(ctx, config, step, groups=groups, metadata=metadata)
     state |= {"content_metadata": metadata, COUNTERS: counters}
@@ -117,22 +117,22 @@ def _local_bytes(folder: Path, step: int) -> int:
     return sum(file.stat().st_size for file in folder.glob(f"iter_{step:07d}_*local.pt"))
 
 
-def _position(ctx: CheckpointSaveContext, groups: mcore.Groups) -> dict[str, Any]:
+def _position(ctx: CheckpointSaveContext, groups: mcore.CheckpointGroups) -> dict[str, Any]:
     """Return the position of each rank's data loader; nothing where no rank has one that keeps it. Collective."""
     iterable = positioned(ctx.train_data_iterator)
     if not any(gather(iterable is not None)):
         return {}
     stands = on_every_rank(lambda: None if iterable is None else iterable.save_state())
-    return {POSITION: mcore.own_object(POSITION, stands, groups)}
+    return {POSITION: mcore.per_rank_object(POSITION, stands, groups)}
 
 
 def load_local(
     ctx: CheckpointLoadContext,
     config: CheckpointConfig,
-    groups: mcore.Groups,
+    groups: mcore.CheckpointGroups,
     stored: LocalState,
     *,
-    passed: Selection | None,
+    passed: SelectedCheckpoint | None,
 ) -> LoadedCheckpoint:
     """Resume from a checkpoint on this node's disk. Collective; raises as `load_checkpoint`.
 
@@ -144,14 +144,14 @@ def load_local(
         passed: The shared one that is older, for the record.
     """
     root = Path(config.non_persistent_local_ckpt_dir or "")
-    fsdp.refuse_other_checkpoint(ctx.model, root)
-    contents = mcore.Contents(common=stored.common, shapes=None, objects=stored.objects)
-    place = mcore.own_object(POSITION, None, groups)
+    fsdp.reject_torch_dist_checkpoint(ctx.model, root)
+    contents = mcore.CheckpointContents(common=stored.common, shapes=None, objects=stored.objects)
+    place = mcore.per_rank_object(POSITION, None, groups)
     with_position = all(gather(place.unique_key in stored.objects))
     positions: list[Any] = []
 
-    def read(asked: dict[str, Any]) -> dict[str, Any]:
-        loaded = stored.fill({**asked, POSITION: place} if with_position else asked)
+    def read(requested: dict[str, Any]) -> dict[str, Any]:
+        loaded = stored.fill({**requested, POSITION: place} if with_position else requested)
         positions.append(loaded.pop(POSITION, None))
         return loaded
 
@@ -159,24 +159,26 @@ def load_local(
     if ctx.skip_load_to_model_and_opt:
         read({})
     else:
-        notes = Restore(ctx, config, groups, root, contents=contents, resume=True, read=read).run()
+        notes = StateRestorer(ctx, config, groups, root, contents=contents, resume=True, read=read).run()
     counters = dict(stored.common[COUNTERS])
     step = int(counters["step"])
     ctx.state.train_state.load_state_dict(counters)
     notes += restore_position(ctx, lambda: _position_of(ctx, groups, positions[0], step=step))
-    older = () if passed is None else (PassedOver(path=passed.path, reason="older than the local one"),)
+    older = (
+        () if passed is None else (SkippedCheckpoint(path=passed.path, reason="older than the local one"),)
+    )
     return LoadedCheckpoint(
         source="resumed",
         step=step,
         floating_point_operations_so_far=counters.get(FLOPS, 0),
         path=root,
-        passed_over=older,
+        skipped=older,
         notes=tuple(notes),
     )
 
 
 def _position_of(
-    ctx: CheckpointLoadContext, groups: mcore.Groups, stored: Any | None, *, step: int
+    ctx: CheckpointLoadContext, groups: mcore.CheckpointGroups, stored: Any | None, *, step: int
 ) -> Any | None:
     """Return the position in the folder that the context names, else that in the checkpoint."""
     if ctx.dataloader_load is None:

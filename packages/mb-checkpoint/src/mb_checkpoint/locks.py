@@ -16,7 +16,7 @@ WRITER = ".writer"
 
 
 @contextmanager
-def reading(directory: Path) -> Iterator[None]:
+def reader_lock(directory: Path) -> Iterator[None]:
     """Hold a shared lock on a checkpoint folder. It ends with the block or with the process, however that ends.
 
     On file systems without locks on folders, and for folders that this user may not open, it does nothing.
@@ -34,23 +34,23 @@ def reading(directory: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-Claim = Literal["mine", "taken", "unknown"]
+LockState = Literal["mine", "taken", "unknown"]
 """Whose a folder is: ours for now, another process's, or nobody can tell, for the file system knows no locks."""
 
-PATIENCE_SECONDS = 10.0
+LOCK_TIMEOUT_SECONDS = 10.0
 """How long a writer waits for a lock: `prune` holds it while it deletes, and what a killed run had started holds it for
 some seconds."""
-NAP_SECONDS = 0.1
+POLL_SECONDS = 0.1
 
 
 @contextmanager
-def claimed(directory: Path) -> Iterator[Claim]:
-    """Keep new readers and writers out during the block; yield "taken" where `reading` or `writing` holds the lock."""
+def exclusive_lock(directory: Path) -> Iterator[LockState]:
+    """Hold an exclusive lock on a folder for the block; yield whether it was acquired."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            claim: Claim = "mine"
+            claim: LockState = "mine"
         except BlockingIOError:
             claim = "taken"
         except OSError:
@@ -61,11 +61,11 @@ def claimed(directory: Path) -> Iterator[Claim]:
 
 
 @contextmanager
-def writing(
+def writer_lock(
     root: Path,
     *,
     run: str,
-    patience: float = PATIENCE_SECONDS,
+    timeout_seconds: float = LOCK_TIMEOUT_SECONDS,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[None]:
@@ -77,7 +77,7 @@ def writing(
     Args:
         root: The folder with trackers and `iter_*` folders.
         run: What people know this process by, such as its run folder.
-        patience: Seconds to wait for one who is about to let go: a deleting `prune`, the children of a killed run.
+        timeout_seconds: Seconds to wait for one who is about to let go: a deleting `prune`, the children of a killed run.
         clock: Seconds from any start.
         sleep: Waits so many seconds.
 
@@ -87,10 +87,10 @@ def writing(
     root.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(root, os.O_RDONLY)
     try:
-        if not taken(descriptor, patience=patience, clock=clock, sleep=sleep):
+        if not acquire_lock(descriptor, timeout_seconds=timeout_seconds, clock=clock, sleep=sleep):
             raise CheckpointFolderError(
-                f"checkpoint.save: {root}: {writer_of(root)} saves there, and two would delete each other's unfinished "
-                "checkpoints. Wait until it has ended, or choose another folder with checkpoint.save."
+                f"checkpoint.save: {root}: {describe_writer(root)} saves there, and two would delete each "
+                "other's unfinished checkpoints. Wait until it has ended, or choose another folder with checkpoint.save."
             )
         with suppress(OSError):
             (root / WRITER).write_text(f"process {os.getpid()} on {socket.gethostname()} ({run})")
@@ -103,33 +103,33 @@ def writing(
         os.close(descriptor)
 
 
-def taken(
+def acquire_lock(
     descriptor: int,
     *,
-    patience: float = PATIENCE_SECONDS,
+    timeout_seconds: float = LOCK_TIMEOUT_SECONDS,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> bool:
     """Lock an open folder for this process alone, and say whether that was possible; also yes where there are no locks.
 
-    Waits `patience` seconds at the most.
+    Waits `timeout_seconds` seconds at the most.
     """
-    until = clock() + patience
+    until = clock() + timeout_seconds
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if clock() >= until:
                 return False
-            sleep(NAP_SECONDS)
+            sleep(POLL_SECONDS)
         except OSError:
             return True
         else:
             return True
 
 
-def writer_of(root: Path) -> str:
-    """Return what the process that holds the lock of `writing` has written about itself."""
+def describe_writer(root: Path) -> str:
+    """Return what the process that holds the lock of `writer_lock` has written about itself."""
     try:
         return (root / WRITER).read_text(errors="replace").strip() or "another process"
     except OSError:

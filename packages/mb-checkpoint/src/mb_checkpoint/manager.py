@@ -10,9 +10,10 @@ from typing import Any, Protocol
 import torch.distributed as dist
 
 from mb_checkpoint import mcore
-from mb_checkpoint.agreement import on_every_rank
-from mb_checkpoint.background import Writer
-from mb_checkpoint.compared import Compared
+from mb_checkpoint.async_save import AsyncSave
+from mb_checkpoint.background_writer import BackgroundWriter
+from mb_checkpoint.collectives import on_every_rank
+from mb_checkpoint.commit_barrier import CommitBarrier
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import (
     CallbackManagerLike,
@@ -26,9 +27,7 @@ from mb_checkpoint.context import (
 from mb_checkpoint.errors import CheckpointConfigError, CheckpointSaveError
 from mb_checkpoint.load import load_checkpoint
 from mb_checkpoint.local import LocalStoreLike, open_local_store, save_local
-from mb_checkpoint.pending import PendingSave
-from mb_checkpoint.rounds import Rounds
-from mb_checkpoint.rules import refusals
+from mb_checkpoint.rules import violations
 from mb_checkpoint.save import (
     PlannerLike,
     cleaned_up,
@@ -39,14 +38,15 @@ from mb_checkpoint.save import (
     writing_group,
 )
 from mb_checkpoint.sources import find_checkpoint
-from mb_checkpoint.worker import Answer, Job
+from mb_checkpoint.verified_cache import VerifiedCache
+from mb_checkpoint.worker import JobResult, WriterJob
 from mb_checkpoint.writing import DataFile
 
 logger = logging.getLogger(__name__)
 
 
-class BackgroundLike(Protocol):
-    """What writes in the background; `background.Writer` fits."""
+class BackgroundWriterLike(Protocol):
+    """What writes in the background; `background_writer.BackgroundWriter` fits."""
 
     @property
     def staged_bytes(self) -> int:
@@ -59,10 +59,10 @@ class BackgroundLike(Protocol):
     def write(self, folder: Path, rank: int, files: Sequence[DataFile]) -> None:
         """Copy the tensors and let them be written."""
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: WriterJob) -> None:
         """Hand over the next job."""
 
-    def answer(self) -> Answer | None:
+    def result(self) -> JobResult | None:
         """Return what became of the last one, once."""
 
     def stop(self) -> None:
@@ -101,7 +101,7 @@ class DefaultCheckpointManager:
         clock: Callable[[], float] = time.perf_counter,
         log_outcomes: bool = True,
     ) -> None:
-        problems = refusals(checkpoint_config)
+        problems = violations(checkpoint_config)
         if problems:
             raise CheckpointConfigError("\n".join(problems))
         self._config = checkpoint_config
@@ -110,12 +110,12 @@ class DefaultCheckpointManager:
         self._log_outcomes = log_outcomes
         self._validated = False
         self._planner: PlannerLike | None = None
-        self._writer: BackgroundLike | None = _writer(checkpoint_config)
-        self._pending: PendingSave | None = None
+        self._writer: BackgroundWriterLike | None = _writer(checkpoint_config)
+        self._pending: AsyncSave | None = None
         self._events: CallbackManagerLike | None = None
         self._local: LocalStoreLike | None = None
-        self._compared = Compared()
-        self._told: set[tuple[Path, str]] = set()
+        self._verified = VerifiedCache()
+        self._reported: set[tuple[Path, str]] = set()
         self.loaded: LoadedCheckpoint | None = None
 
     def save(
@@ -133,15 +133,15 @@ class DefaultCheckpointManager:
         began = self._clock()
         self.finalize_async_saves(blocking=True)
         self._events = callback_manager
-        self._choose_planner(mcore.Groups.of(ctx.pg_collection))
-        wishes: dict[str, Any] = {
+        self._choose_planner(mcore.CheckpointGroups.of(ctx.pg_collection))
+        options: dict[str, Any] = {
             "write_assets": self._write_assets,
             "planner": self._planner,
             "validate": not self._validated,
             "clock": self._clock,
         }
         try:
-            done = self._begin(ctx, wishes)
+            done = self._begin(ctx, options)
         except CheckpointSaveError as error:
             failed = FailedSave(
                 root=destination(ctx, self._config),
@@ -152,16 +152,16 @@ class DefaultCheckpointManager:
             return self._failed(failed, cause=error)
         self._validated = True
         if isinstance(done, SavedCheckpoint):
-            self._announce(done)
+            self._report(done)
         return done
 
     def load(self, ctx: CheckpointLoadContext) -> tuple[int, float]:
         """Load; return step and FLOPs, (0, 0) unless a run was resumed. Collective; raises as `load_checkpoint`."""
         self.loaded = load_checkpoint(ctx, self._config, local=self._local_store(ctx.pg_collection))
         if self.loaded.path is not None and self._config.verify_integrity:
-            self._compared.trust(self.loaded.path)
-        for damaged in self.loaded.passed_over:
-            self._compared.distrust(damaged.path, damaged.reason)
+            self._verified.trust(self.loaded.path)
+        for damaged in self.loaded.skipped:
+            self._verified.distrust(damaged.path, damaged.reason)
         return self.loaded.step, self.loaded.floating_point_operations_so_far
 
     def finalize_async_saves(
@@ -182,7 +182,7 @@ class DefaultCheckpointManager:
             if isinstance(done, FailedSave):
                 return self._failed(done, cause=None)
             if done is not None:
-                self._announce(done)
+                self._report(done)
             return done
         finally:
             if terminate and self._writer is not None and self._pending is None:
@@ -206,51 +206,55 @@ class DefaultCheckpointManager:
         """
         return find_checkpoint(self._config)[1] is not None
 
-    def _choose_planner(self, groups: mcore.Groups) -> None:
-        """Choose who plans and writes, at the first save: nvidia-resiliency-ext where asked for and there."""
+    def _choose_planner(self, groups: mcore.CheckpointGroups) -> None:
+        """Choose who plans and writes, at the first save: nvidia-resiliency-ext where requested and there."""
         if self._planner is not None:
             return
         self._planner = new_planner(self._config, groups)
         dtensors = self._config.ckpt_format == "fsdp_dtensor"  # planned by torch, and written by this package
-        if isinstance(self._writer, Writer) and self._config.async_strategy == "nvrx" and not dtensors:
-            door = import_module("mb_checkpoint.nvrx_async")  # Megatron Core must not be imported for less
-            if door.is_available():
+        if (
+            isinstance(self._writer, BackgroundWriter)
+            and self._config.async_strategy == "nvrx"
+            and not dtensors
+        ):
+            module = import_module("mb_checkpoint.nvrx_async")  # Megatron Core must not be imported for less
+            if module.is_available():
                 shared = writing_group(self._config, groups)
-                self._planner = self._writer = door.NvrxWriter(self._config, shared, self._writer)
+                self._planner = self._writer = module.NvrxWriter(self._config, shared, self._writer)
             elif dist.get_rank() == 0:
                 logger.info(
                     "checkpoint.async_strategy: nvidia-resiliency-ext 0.6 or newer is not installed; mcore it is"
                 )
 
-    def _begin(self, ctx: CheckpointSaveContext, wishes: dict[str, Any]) -> SavedCheckpoint | ScheduledSave:
+    def _begin(self, ctx: CheckpointSaveContext, options: dict[str, Any]) -> SavedCheckpoint | ScheduledSave:
         local = self._local_store(ctx.pg_collection) if ctx.non_persistent_ckpt else None
         if local is not None:
             return save_local(ctx, self._config, local, clock=self._clock)
         if self._writer is not None:
-            return self._schedule(ctx, self._writer, wishes)
-        return save_checkpoint(ctx, self._config, **wishes, compared=self._compared)
+            return self._schedule(ctx, self._writer, options)
+        return save_checkpoint(ctx, self._config, **options, verified=self._verified)
 
     def _local_store(self, pg_collection: Any | None) -> LocalStoreLike | None:
-        """Return where local checkpoints are, opened at the first need; None where they are not asked for."""
+        """Return where local checkpoints are, opened at the first need; None where they are not requested."""
         if self._local is None and self._config.non_persistent_ckpt_type == "local":
-            self._local = open_local_store(self._config, mcore.Groups.of(pg_collection).dp_cp)
+            self._local = open_local_store(self._config, mcore.CheckpointGroups.of(pg_collection).dp_cp)
         return self._local
 
     def _schedule(
-        self, ctx: CheckpointSaveContext, writer: BackgroundLike, wishes: dict[str, Any]
+        self, ctx: CheckpointSaveContext, writer: BackgroundWriterLike, options: dict[str, Any]
     ) -> ScheduledSave:
-        prepared = prepare(ctx, self._config, **wishes)
+        prepared = prepare(ctx, self._config, **options)
         save = prepared.save
         with cleaned_up(save.root, save.step, save.staging):
             on_every_rank(lambda: writer.write(save.staging, dist.get_rank(), prepared.files))
         world = dist.get_world_size()
-        rounds = Rounds(
+        rounds = CommitBarrier(
             dist.distributed_c10d._get_default_store() if world > 1 else None,
             rank=dist.get_rank(),
             world_size=world,
             name=save.staging.name,
         )
-        self._pending = PendingSave(save, writer=writer, rounds=rounds, clock=self._clock)
+        self._pending = AsyncSave(save, writer=writer, rounds=rounds, clock=self._clock)
         return ScheduledSave(
             root=save.root,
             step=save.step,
@@ -258,16 +262,16 @@ class DefaultCheckpointManager:
             staged_bytes=writer.staged_bytes,
         )
 
-    def _announce(self, saved: SavedCheckpoint) -> None:
+    def _report(self, saved: SavedCheckpoint) -> None:
         if dist.get_rank() == 0:
             if self._log_outcomes:
                 logger.info(saved.message)
-            for path, reason in saved.pruned.kept_back:
+            for path, reason in saved.pruned.not_removed:
                 logger.warning("could not delete the old checkpoint %s: %s", path, reason)
             for path, reason in saved.pruned.damaged:
-                if (path, reason) not in self._told:  # each save finds it again
+                if (path, reason) not in self._reported:  # each save finds it again
                     logger.warning("does not count among the checkpoints to keep: %s: %s", path, reason)
-                self._told.add((path, reason))
+                self._reported.add((path, reason))
         if self._events is not None:
             self._events.fire("on_checkpoint_save", saved)
 
@@ -281,10 +285,10 @@ class DefaultCheckpointManager:
         return failed
 
 
-def _writer(config: CheckpointConfig) -> Writer | None:
+def _writer(config: CheckpointConfig) -> BackgroundWriter | None:
     if not config.async_save:
         return None
-    return Writer(
+    return BackgroundWriter(
         start_method=config.async_write_results_mp_mode,
         nice=config.async_ckpt_cpu_priority,
         io_class=config.async_ckpt_io_priority,

@@ -110,7 +110,7 @@ def hash_file(path: Path, *, name: str, progress: Callable[[int], object] = lamb
     return FileEntry(name=name, size=size, sha256=digest.hexdigest())
 
 
-def wrong_sizes(directory: Path, manifest: Manifest) -> list[str]:
+def find_size_mismatches(directory: Path, manifest: Manifest) -> list[str]:
     """Compare the sizes on disk with the manifest; one line per file that is missing, shorter or longer."""
     problems = []
     for entry in manifest.files:
@@ -122,7 +122,7 @@ def wrong_sizes(directory: Path, manifest: Manifest) -> list[str]:
     return problems
 
 
-def wrong_contents(
+def find_hash_mismatches(
     directory: Path,
     entries: Iterable[FileEntry],
     *,
@@ -154,7 +154,7 @@ def wrong_contents(
         return [line for line in pool.map(problem, list(entries)) if line is not None]
 
 
-def share_of(manifest: Manifest, *, rank: int, world_size: int) -> list[FileEntry]:
+def files_of_rank(manifest: Manifest, *, rank: int, world_size: int) -> list[FileEntry]:
     """Return the files that one of several readers checks: about the same number of bytes for each."""
     shares: list[list[FileEntry]] = [[] for _ in range(world_size)]
     filled = [0] * world_size

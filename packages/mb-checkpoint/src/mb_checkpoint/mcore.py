@@ -46,14 +46,14 @@ _OPTIMIZER = re.compile(r"(chained_\d+\.)?optimizer\.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Groups:
+class CheckpointGroups:
     """The process groups that decide what this rank stores."""
 
     tp: GroupLike
     pp: GroupLike
     dp_cp: Any
     expt_dp: Any | None
-    """Ranks that hold the same experts; None where nobody asked for that group."""
+    """Ranks that hold the same experts; None where nobody requested that group."""
     ep_size: int
     dp_rank: int
     dp_size: int
@@ -63,11 +63,11 @@ class Groups:
     """Module -> its parallel sizes, where modules have ranks of their own; the groups above are then no module's."""
 
     @classmethod
-    def of(cls, pg_collection: Any | None) -> "Groups":
+    def of(cls, pg_collection: Any | None) -> "CheckpointGroups":
         """Take them from a collection, or Megatron's own ones where there is none."""
         names = ["tp", "pp", "dp", "cp", "dp_cp", "ep", "expt_dp"]
         found = pg_collection or ProcessGroupCollection.use_mpu_process_groups(required_pgs=names)
-        # a collection lacks the attributes of groups that nobody asked for
+        # a collection lacks the attributes of groups that nobody requested
         expert, data, context = (getattr(found, name, None) for name in ("ep", "dp", "cp"))
         firsts = [found.tp.rank(), found.pp.rank(), context.rank() if context else 0]
         return cls(
@@ -86,7 +86,7 @@ class Groups:
         """Return the ranks that share the writing or reading: `dp` with context-parallel, or `ep_dp`.
 
         Raises:
-            ValueError: The group asked for is not in the collection.
+            ValueError: The group requested is not in the collection.
         """
         if wish == "dp":
             return self.dp_cp
@@ -127,7 +127,9 @@ def section_names(model: Sequence[Any]) -> list[str]:
     return ["model"] if len(model) == 1 else [f"model{index}" for index in range(len(model))]
 
 
-def model_sections(model: Sequence[Any], groups: Groups, metadata: Mapping[str, Any]) -> dict[str, Any]:
+def model_sections(
+    model: Sequence[Any], groups: CheckpointGroups, metadata: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the sharded weights of each chunk."""
     metadata = {**metadata, "dp_cp_group": groups.dp_cp}
     return {
@@ -145,7 +147,7 @@ def load_model_sections(model: Sequence[Any], loaded: Mapping[str, Any], *, stri
 def optimizer_section(
     optimizer: Any,
     sections: Mapping[str, Any],
-    groups: Groups,
+    groups: CheckpointGroups,
     metadata: Mapping[str, Any],
     *,
     is_loading: bool,
@@ -225,14 +227,14 @@ def content_metadata(optimizer: Any | None, config: CheckpointConfig) -> dict[st
     return metadata
 
 
-def refuse_padded_buckets(optimizer: Any | None, metadata: Mapping[str, Any]) -> None:
+def reject_padded_buckets(optimizer: Any | None, metadata: Mapping[str, Any]) -> None:
     """Refuse the one combination that Megatron Core writes wrongly without saying so.
 
     `fully_reshardable` joins the buckets of a buffer without their paddings and then cuts it up as if they
     were there: each parameter behind the first padding is stored shifted. Padding of the last bucket is harmless.
 
     Raises:
-        CheckpointLayoutError: The optimizer has such buckets and this form is asked for.
+        CheckpointLayoutError: The optimizer has such buckets and this form is requested.
     """
     if metadata.get(SHARDING_KEY) != "fully_reshardable":
         return
@@ -266,7 +268,7 @@ def quiet() -> Iterator[None]:
 
 
 def read(
-    state: dict[str, Any], directory: Path, groups: Groups, *, config: CheckpointConfig
+    state: dict[str, Any], directory: Path, groups: CheckpointGroups, *, config: CheckpointConfig
 ) -> dict[str, Any]:
     """Read what a sharded state dict asks for. Collective over all ranks."""
     strategy: Any = TorchDistLoadShardedStrategy(stream_ckpt_dequant=config.stream_ckpt_dequant)
@@ -286,7 +288,7 @@ def read(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contents:
+class CheckpointContents:
     """What a checkpoint folder says that it holds, read without its tensors."""
 
     common: Mapping[str, Any]
@@ -318,7 +320,7 @@ class Contents:
         return {key: shape for key, shape in (self.shapes or {}).items() if not _OPTIMIZER.match(key)}
 
 
-def contents_of(directory: Path) -> Contents:
+def read_contents(directory: Path) -> CheckpointContents:
     """Read what a checkpoint holds. Every rank reads the files by itself.
 
     The index is read by torch alone: Megatron's `load_sharded_metadata` passes each stored tensor property to
@@ -328,7 +330,7 @@ def contents_of(directory: Path) -> Contents:
     index = read_index(directory)
     with quiet(), weights_only(directory, classes=_SAFE):
         common = load_common_state_dict(str(directory))
-    return Contents(common=common, shapes=index.shapes, objects=index.objects)
+    return CheckpointContents(common=common, shapes=index.shapes, objects=index.objects)
 
 
 def shapes_of(sections: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -341,7 +343,7 @@ def shapes_of(sections: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def stored_part(sections: Mapping[str, Any], contents: Contents) -> dict[str, Any]:
+def entries_in_checkpoint(sections: Mapping[str, Any], contents: CheckpointContents) -> dict[str, Any]:
     """Return the sharded weights without the entries that a checkpoint lacks, or all where that is not known."""
     if contents.shapes is None:
         return {section: dict(entries) for section, entries in sections.items()}
@@ -386,18 +388,18 @@ class MegatronRng:
         )
 
 
-def rng_object(state: object, groups: Groups, *, per_replica: bool) -> ShardedObject:
+def rng_object(state: object, groups: CheckpointGroups, *, per_replica: bool) -> ShardedObject:
     """Return the place of this rank's random state: one per (pp, tp), or per (pp, tp, dp x cp) rank.
 
     With `state=None` it asks for the stored one instead.
     """
     if per_replica:
-        return own_object(RNG_KEY, state, groups)
+        return per_rank_object(RNG_KEY, state, groups)
     shape, offset = (groups.pp.size(), groups.tp.size()), (groups.pp.rank(), groups.tp.rank())
     return ShardedObject(RNG_KEY, state, shape, offset, replica_id=groups.dp_cp.rank())
 
 
-def own_object(key: str, value: object, groups: Groups) -> ShardedObject:
+def per_rank_object(key: str, value: object, groups: CheckpointGroups) -> ShardedObject:
     """Return the place of something that each rank has one of: by (pp, tp, dp x cp) rank. With None it asks for it."""
     axes = (groups.pp, groups.tp, groups.dp_cp)
     shape, offset = tuple(axis.size() for axis in axes), tuple(axis.rank() for axis in axes)

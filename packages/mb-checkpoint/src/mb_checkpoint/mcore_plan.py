@@ -35,10 +35,10 @@ class WritePlan:
     index: Metadata | None
     """Index of the pieces of all ranks, without places; on rank 0 only."""
     finalize_fns: list[Any] = field(default_factory=list)
-    """Megatron adds its own last steps here. Nobody calls them: `mb_checkpoint.finish` takes their place."""
+    """Megatron adds its own last steps here. Nobody calls them: `mb_checkpoint.finalize` takes their place."""
 
 
-class Planner:
+class TorchDistSavePlanner:
     """Plans the saves of one run.
 
     Args:
@@ -151,6 +151,6 @@ def _sized(items: Sequence[WriteItem]) -> Iterator[tuple[int, WriteItem]]:
         yield size, item
 
 
-def mark_format(directory: Path) -> None:
+def write_format_marker(directory: Path) -> None:
     """Write the file by which Megatron Core knows the layout of a checkpoint."""
     save_config(BACKEND, str(directory))

@@ -23,11 +23,11 @@ from nvidia_resiliency_ext.checkpointing.local.replication.strategies import (  
 )
 
 from mb_checkpoint.config import CheckpointConfig
-from mb_checkpoint.contents import read_alike
 from mb_checkpoint.device_sync import wait_for_current_device
 from mb_checkpoint.local import LocalState
+from mb_checkpoint.metadata import read_on_all_ranks
 from mb_checkpoint.trust import is_trusted
-from mb_checkpoint.unpickling import refuse_code, weights_only
+from mb_checkpoint.unpickling import reject_code, weights_only
 
 _CLASSES = [MCoreTensorAwareStateDict, ShardedObject, ShardedTensor]
 """What a local checkpoint holds beside tensors and builtins."""
@@ -59,7 +59,7 @@ class _Manager(LocalCheckpointManager):  # type: ignore[misc,unused-ignore]  # w
             return
         with torch.serialization.safe_globals(_CLASSES):
             for file in sorted(self.local_ckpt_dir.glob("*.pt")):
-                refuse_code(file)
+                reject_code(file)
 
     def _load(self, ckpt_id: Any) -> Any:
         with weights_only(Path(self.local_ckpt_dir), classes=_CLASSES):
@@ -134,12 +134,12 @@ class LocalStore:
         Raises:
             CheckpointReadError: The files of a rank name code that reading them would execute.
         """
-        read_alike(Path(self._manager.local_ckpt_dir), self._manager.check)
+        read_on_all_ranks(Path(self._manager.local_ckpt_dir), self._manager.check)
         aware, _ = self._manager.load()
         options = self._options
 
-        def fill(asked: dict[str, Any]) -> dict[str, Any]:
-            filled: dict[str, Any] = aware.to_state_dict(asked, **options)
+        def fill(requested: dict[str, Any]) -> dict[str, Any]:
+            filled: dict[str, Any] = aware.to_state_dict(requested, **options)
             return filled
 
         objects = [

@@ -17,12 +17,12 @@ from megatron.core.dist_checkpointing.strategies.nvrx import has_nvrx_async_supp
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy, get_async_strategy
 from torch.distributed.checkpoint.api import CheckpointException
 
-from mb_checkpoint.background import Writer
+from mb_checkpoint.background_writer import BackgroundWriter
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.device_sync import wait_for_current_device
 from mb_checkpoint.mcore import quiet
 from mb_checkpoint.mcore_plan import WritePlan
-from mb_checkpoint.worker import Answer, Job
+from mb_checkpoint.worker import JobResult, WriterJob
 from mb_checkpoint.writing import DataFile
 
 FAILURES = (OSError, RuntimeError, CheckpointException, CheckpointingException)
@@ -36,7 +36,7 @@ def is_available() -> bool:
 class NvrxWriter:
     """Plans a save and has it written by nvidia-resiliency-ext; then finishes it with a writer of this package.
 
-    Fits `save.PlannerLike` and `manager.BackgroundLike`. All methods but `submit` are called on all ranks alike; polls
+    Fits `save.PlannerLike` and `manager.BackgroundWriterLike`. All methods but `submit` are called on all ranks alike; polls
     while data is written are collective, as that library has it.
 
     Args:
@@ -45,7 +45,7 @@ class NvrxWriter:
         finisher: Finishes the save.
     """
 
-    def __init__(self, config: CheckpointConfig, dp_cp: Any | None, finisher: Writer) -> None:
+    def __init__(self, config: CheckpointConfig, dp_cp: Any | None, finisher: BackgroundWriter) -> None:
         own = TorchDistSaveShardedStrategy(
             "torch_dist",
             1,
@@ -92,7 +92,7 @@ class NvrxWriter:
         return WritePlan(files=(), index=None)
 
     def write(self, folder: Path, rank: int, files: Sequence[DataFile]) -> None:
-        """Pass the planned save on; arguments are those of `Writer.write` and not used.
+        """Pass the planned save on; arguments are those of `BackgroundWriter.write` and not used.
 
         Waits for the device: the persistent process of that library copies the tensors on a stream of its own.
         """
@@ -100,22 +100,22 @@ class NvrxWriter:
         self._queue.schedule_async_request(self._request)
         self._request, self._writing = None, True
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: WriterJob) -> None:
         """Let the save be finished."""
         self._finisher.submit(job)
 
-    def answer(self) -> Answer | None:
+    def result(self) -> JobResult | None:
         """Return what became of the data, then of the end of the save."""
         if not self._writing:
-            return self._finisher.answer()
+            return self._finisher.result()
         try:
             if not self._queue.maybe_finalize_async_calls(blocking=False):
                 return None
         except FAILURES as error:
             self._writing = False
-            return Answer(failure=f"{type(error).__name__}: {error}")
+            return JobResult(failure=f"{type(error).__name__}: {error}")
         self._writing = False
-        return Answer()
+        return JobResult()
 
     def stop(self) -> None:
         """End both processes; the next save starts others."""

@@ -66,7 +66,7 @@ def fit_group(stored: Group, own: Group, *, policy: Policy) -> dict[str, Any]:
         shown = ", ".join(
             f"{key}: {own.get(key)} here, {stored.get(key)} in the checkpoint" for key in different
         )
-        raise CheckpointScheduleError(_refusal(f"a parameter group has another schedule ({shown})"))
+        raise CheckpointScheduleError(_schedule_message(f"a parameter group has another schedule ({shown})"))
     merged = {**stored, **{key: value for key, value in own.items() if key not in COUNTED & stored.keys()}}
     return merged | ({key: stored[key] for key in SCHEDULE if key in stored} if policy == "stored" else {})
 
@@ -184,14 +184,16 @@ def is_rounded(stored: Any, own: Any) -> bool:
     )
 
 
-def refuse_other_schedule(changes: Mapping[str, tuple[Any, Any]]) -> None:
+def reject_schedule_change(changes: Mapping[str, tuple[Any, Any]]) -> None:
     """Reject a schedule that is neither the stored one nor chosen over it.
 
     Raises:
         CheckpointScheduleError: There are changes.
     """
     if changes:
-        raise CheckpointScheduleError(_refusal(f"differs from the checkpoint's ({describe(changes)})"))
+        raise CheckpointScheduleError(
+            _schedule_message(f"differs from the checkpoint's ({describe(changes)})")
+        )
 
 
 def describe(changes: Mapping[str, tuple[Any, Any]]) -> str:
@@ -201,7 +203,7 @@ def describe(changes: Mapping[str, tuple[Any, Any]]) -> str:
     )
 
 
-def _refusal(problem: str) -> str:
+def _schedule_message(problem: str) -> str:
     return (
         f"scheduler: {problem}. A resumed run follows one of the two, and neither is chosen. Set "
         "scheduler.override_opt_param_scheduler=true to use the configured values, or "

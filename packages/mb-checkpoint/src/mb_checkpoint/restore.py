@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mb_checkpoint import extra_state, masters, mcore
-from mb_checkpoint.adapters import apply_peft_adapter_filter_to_state_dict, refuse_empty_selection
-from mb_checkpoint.agreement import gather
-from mb_checkpoint.chains import fit_chain, parts_of
+from mb_checkpoint import extra_state, main_params, mcore
+from mb_checkpoint.adapters import apply_peft_adapter_filter_to_state_dict, reject_empty_selection
+from mb_checkpoint.chained_optimizer import fit_chained_state, parts_of
+from mb_checkpoint.collectives import gather
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import CheckpointLoadContext
 from mb_checkpoint.errors import CheckpointLayoutError, CheckpointShapeError
@@ -16,12 +16,12 @@ from mb_checkpoint.param_groups import (
     describe,
     group_changes,
     groups_of,
-    refuse_other_schedule,
+    reject_schedule_change,
     schedule_changes,
 )
-from mb_checkpoint.reruns import RERUN_KEY, rerun_request, take_over
+from mb_checkpoint.rerun_state import RERUN_KEY, rerun_request, take_over
 from mb_checkpoint.rng import restore_rng_state
-from mb_checkpoint.sources import SHOWN
+from mb_checkpoint.sources import MAX_SHOWN
 
 
 def check_shapes(
@@ -35,7 +35,7 @@ def check_shapes(
     """Compare the tensors that all ranks ask for with those that a checkpoint holds.
 
     Args:
-        wanted: Global shape of each tensor that any rank asks for (`of_all_ranks`), so that all refuse alike.
+        wanted: Global shape of each tensor that any rank asks for (`merge_over_ranks`), so that all refuse alike.
         stored: Those that the checkpoint holds.
         path: Its folder, for the message.
         may_lack: The checkpoint need not hold all of them.
@@ -52,9 +52,9 @@ def check_shapes(
         if here != there and not left:
             lines.append(f"{key}: {_shape(there)} in the checkpoint, {_shape(here)} in the model")
     if lines:
-        more = f"; and {len(lines) - SHOWN} more" if len(lines) > SHOWN else ""
+        more = f"; and {len(lines) - MAX_SHOWN} more" if len(lines) > MAX_SHOWN else ""
         raise CheckpointShapeError(
-            f"{path}: made by a model of another shape: {'; '.join(lines[:SHOWN])}{more}. Set the model as in "
+            f"{path}: made by a model of another shape: {'; '.join(lines[:MAX_SHOWN])}{more}. Set the model as in "
             "that checkpoint's run_config.yaml, or load another checkpoint."
         )
 
@@ -63,7 +63,7 @@ def _shape(shape: tuple[int, ...] | None) -> str:
     return "absent" if shape is None else str(list(shape))
 
 
-def of_all_ranks(own: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+def merge_over_ranks(own: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
     """Return the shapes that any rank asks for. Collective."""
     wanted: dict[str, tuple[int, ...]] = {}
     for shapes in gather(own):
@@ -71,22 +71,22 @@ def of_all_ranks(own: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...
     return wanted
 
 
-class Restore:
+class StateRestorer:
     """One load of tensors and objects: what to ask for, and where to put what comes back."""
 
     def __init__(
         self,
         ctx: CheckpointLoadContext,
         config: CheckpointConfig,
-        groups: mcore.Groups,
+        groups: mcore.CheckpointGroups,
         path: Path,
         *,
-        contents: mcore.Contents,
+        contents: mcore.CheckpointContents,
         resume: bool,
         read: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
     ) -> None:
         self._ctx, self._config, self._groups, self._path = ctx, config, groups, path
-        self._read = read or (lambda asked: mcore.read(asked, path, groups, config=config))
+        self._read = read or (lambda requested: mcore.read(requested, path, groups, config=config))
         self._resume = resume
         self._contents = contents
         self._notes: list[str] = []
@@ -97,10 +97,10 @@ class Restore:
         whole = mcore.model_sections(ctx.model, self._groups, metadata)
         keep = ctx.adapter_key_filter
         sections = whole if keep is None else apply_peft_adapter_filter_to_state_dict(whole, keep)
-        wanted = of_all_ranks(mcore.shapes_of(sections))
+        wanted = merge_over_ranks(mcore.shapes_of(sections))
         if keep is not None:
-            total = of_all_ranks(mcore.shapes_of(whole))
-            refuse_empty_selection(keep, accepted=len(wanted), total=len(total))
+            total = merge_over_ranks(mcore.shapes_of(whole))
+            reject_empty_selection(keep, accepted=len(wanted), total=len(total))
         if self._contents.shapes is not None:
             check_shapes(
                 wanted,
@@ -109,37 +109,39 @@ class Restore:
                 may_lack=not ctx.strict,
                 may_have_more=not ctx.strict or keep is not None,
             )
-        left = extra_state.lacking(sections, self._contents) if ctx.strict else {}
-        asked: dict[str, Any] = (
-            extra_state.without(sections, left) if ctx.strict else self._stored_part(sections)
+        left = extra_state.missing_entries(sections, self._contents) if ctx.strict else {}
+        requested: dict[str, Any] = (
+            extra_state.without_entries(sections, left) if ctx.strict else self._stored_part(sections)
         )
         with_optimizer = self._wants_optimizer()
         self._compare_schedules()
         has_masters = mcore.has_state(ctx.optimizer) and not with_optimizer
         exact = has_masters and self._config.load_main_params_from_ckpt
         if exact:
-            asked = masters.in_float32(asked)
+            requested = main_params.in_float32(requested)
         if with_optimizer:
-            asked["optimizer"] = mcore.optimizer_section(
+            requested["optimizer"] = mcore.optimizer_section(
                 ctx.optimizer, whole, self._groups, metadata, is_loading=True
             )
-            self._leave_groups_out(asked["optimizer"])
+            self._leave_groups_out(requested["optimizer"])
         if self._wants_rng():
             per_replica = self._rng_key(per_replica=True) in self._contents.objects
-            asked[mcore.RNG_KEY] = mcore.rng_object(None, self._groups, per_replica=per_replica)
-        asked |= self._rerun_request()
+            requested[mcore.RNG_KEY] = mcore.rng_object(None, self._groups, per_replica=per_replica)
+        requested |= self._rerun_request()
         none: dict[str, Any] = {name: {} for name in sections}  # a stage without adapters reads nothing
-        loaded = none | self._read(asked)
+        loaded = none | self._read(requested)
         for section, values in left.items():
             loaded[section] |= values
-        if fresh := extra_state.starting_fresh(left):
+        if fresh := extra_state.count_nonempty(left):
             self._leave(f"8-bit scales: the checkpoint holds none for {fresh} modules; they start fresh")
-        take_over(ctx.rerun_state_machine, loaded, asked=RERUN_KEY in asked)
-        self._put_back(loaded, with_optimizer=with_optimizer, exact=exact, with_rng=mcore.RNG_KEY in asked)
+        take_over(ctx.rerun_state_machine, loaded, requested=RERUN_KEY in requested)
+        self._put_back(
+            loaded, with_optimizer=with_optimizer, exact=exact, with_rng=mcore.RNG_KEY in requested
+        )
         return self._notes
 
     def _stored_part(self, sections: Mapping[str, Any]) -> dict[str, Any]:
-        part = mcore.stored_part(sections, self._contents)
+        part = mcore.entries_in_checkpoint(sections, self._contents)
         lacking = sum(len(section) - len(part[name]) for name, section in sections.items())
         if lacking:
             self._leave(
@@ -197,9 +199,9 @@ class Restore:
             loaded["optimizer"] = self._fitted(loaded["optimizer"])
         mcore.load_model_sections(ctx.model, loaded, strict=ctx.strict and ctx.adapter_key_filter is None)
         if with_optimizer:
-            ctx.optimizer.load_state_dict(loaded["optimizer"])  # type: ignore[union-attr]  # asked for, so there
+            ctx.optimizer.load_state_dict(loaded["optimizer"])  # type: ignore[union-attr]  # requested, so there
         elif mcore.has_state(ctx.optimizer):
-            masters.refresh(ctx.optimizer, ctx.model, loaded if exact else None)
+            main_params.refresh(ctx.optimizer, ctx.model, loaded if exact else None)
         if self._resume and self._config.load_optim and ctx.opt_param_scheduler is not None:
             self._put_back_scheduler(loaded)
         if with_rng:
@@ -209,7 +211,7 @@ class Restore:
         """Return the optimizer state for the parameter groups of this run; note settings that change."""
         optimizer = self._ctx.optimizer
         own = mcore.parameter_groups(optimizer)
-        fitted = fit_chain(stored, own, policy=self._policy() or "configured")
+        fitted = fit_chained_state(stored, own, policy=self._policy() or "configured")
         groups = [groups_of(part)["param_groups"] for part in parts_of(fitted)]
         if self._policy() == "stored":
             mcore.set_schedule(optimizer, groups)
@@ -218,15 +220,15 @@ class Restore:
             self._leave(f"optimizer: the configured values apply: {', '.join(changed)}")
         return fitted
 
-    def _leave_groups_out(self, asked: Mapping[Any, Any]) -> None:
-        """Remove parameter groups from what is asked for where their number differs: Megatron cannot merge them.
+    def _leave_groups_out(self, requested: Mapping[Any, Any]) -> None:
+        """Remove parameter groups from what is requested where their number differs: Megatron cannot merge them.
 
         They are in the part of a checkpoint that is read as a whole.
         """
         common = self._contents.common.get("optimizer")
         if not isinstance(common, Mapping) or mcore.distributed_parts(self._ctx.optimizer):
             return  # the distributed optimizer reads its groups as one object
-        stored, here = parts_of(common), parts_of(asked)
+        stored, here = parts_of(common), parts_of(requested)
         if len(stored) != len(here):
             return
         for part, own in zip(stored, here, strict=True):
@@ -256,7 +258,7 @@ class Restore:
             return
         changes = schedule_changes(stored, self._ctx.opt_param_scheduler.state_dict())  # type: ignore[union-attr]
         if policy == "equal":
-            refuse_other_schedule(changes)
+            reject_schedule_change(changes)
         elif changes:
             whose = "configured" if policy == "configured" else "stored"
             self._leave(f"scheduler: the {whose} values apply: {describe(changes)}")

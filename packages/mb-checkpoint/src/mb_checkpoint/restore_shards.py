@@ -4,41 +4,50 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mb_checkpoint import fsdp, masters, mcore
-from mb_checkpoint.adapters import refuse_empty_selection
-from mb_checkpoint.contents import read_alike
+from mb_checkpoint import fsdp, main_params, mcore
+from mb_checkpoint.adapters import reject_empty_selection
 from mb_checkpoint.errors import CheckpointLayoutError, CheckpointShapeError
-from mb_checkpoint.reruns import RERUN_KEY, entries_of, rebuilt
-from mb_checkpoint.restore import Restore, check_shapes, of_all_ranks
+from mb_checkpoint.metadata import read_on_all_ranks
+from mb_checkpoint.rerun_state import RERUN_KEY, entries_of, rebuilt
+from mb_checkpoint.restore import StateRestorer, check_shapes, merge_over_ranks
 from mb_checkpoint.rng import restore_rng_state
 from mb_checkpoint.shards import Shard, read_entries
-from mb_checkpoint.sources import SHOWN
+from mb_checkpoint.sources import MAX_SHOWN
 
 
 def load_shards(
-    path: Path, model: Sequence[Any], groups: mcore.Groups, *, contents: mcore.Contents, strict: bool
+    path: Path,
+    model: Sequence[Any],
+    groups: mcore.CheckpointGroups,
+    *,
+    contents: mcore.CheckpointContents,
+    strict: bool,
 ) -> None:
     """Load weights alone, into a model in Megatron-FSDP or a whole one. Collective; raises as `load_model_weights`."""
-    refuse_other_cuts(path, model, groups, contents)
-    asked = fsdp.weights(model, groups)
-    compare(shapes_of(asked), contents.model_shapes, path=path, may_lack=not strict, may_have_more=not strict)
-    read_in_place(path, {name: shard for name, shard in asked.items() if name in contents.model_shapes})
-    fsdp.take_over(model)
+    reject_fused_layer_resharding(path, model, groups, contents)
+    requested = fsdp.weights(model, groups)
+    compare(
+        shapes_of(requested), contents.model_shapes, path=path, may_lack=not strict, may_have_more=not strict
+    )
+    read_in_place(path, {name: shard for name, shard in requested.items() if name in contents.model_shapes})
+    fsdp.install_weights(model)
 
 
-def read_in_place(path: Path, asked: Mapping[str, Shard | None]) -> dict[str, Any]:
+def read_in_place(path: Path, requested: Mapping[str, Shard | None]) -> dict[str, Any]:
     """Read as `read_entries`. Collective.
 
     Raises:
         CheckpointReadError: A rank could not read; what has been read is in the blocks.
     """
     after = "some of it is in the model already"
-    return read_alike(path, lambda: read_entries(path, asked), after=after)
+    return read_on_all_ranks(path, lambda: read_entries(path, requested), after=after)
 
 
-def shapes_of(asked: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+def shapes_of(requested: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Return the shape of each tensor that any rank asks for. Collective."""
-    return of_all_ranks({name: entry.shape for name, entry in asked.items() if isinstance(entry, Shard)})
+    return merge_over_ranks(
+        {name: entry.shape for name, entry in requested.items() if isinstance(entry, Shard)}
+    )
 
 
 def compare(
@@ -65,12 +74,12 @@ def compare(
 def shown(names: Iterable[str]) -> str:
     """Return the first of some names, and how many more there are."""
     listed = sorted(names)
-    more = f" and {len(listed) - SHOWN} more" if len(listed) > SHOWN else ""
-    return ", ".join(listed[:SHOWN]) + more
+    more = f" and {len(listed) - MAX_SHOWN} more" if len(listed) > MAX_SHOWN else ""
+    return ", ".join(listed[:MAX_SHOWN]) + more
 
 
-def refuse_other_cuts(
-    path: Path, model: Sequence[Any], groups: mcore.Groups, contents: mcore.Contents
+def reject_fused_layer_resharding(
+    path: Path, model: Sequence[Any], groups: mcore.CheckpointGroups, contents: mcore.CheckpointContents
 ) -> None:
     """Refuse another tensor-parallel size where layers are stored as that size cuts them.
 
@@ -86,60 +95,60 @@ def refuse_other_cuts(
         )
 
 
-class RestoreShards(Restore):
+class ShardRestorer(StateRestorer):
     """One load of shards: what to ask for, and where to put what comes back."""
 
     def run(self) -> list[str]:
         """Compare, read in place, put back; return the notes on what was left. Collective."""
         ctx, contents = self._ctx, self._contents
-        refuse_other_cuts(self._path, ctx.model, self._groups, contents)
+        reject_fused_layer_resharding(self._path, ctx.model, self._groups, contents)
         with_optimizer = self._wants_optimizer()
         self._compare_schedules()
         stored = contents.shapes or {} if with_optimizer else contents.model_shapes
-        asked = self._asked(with_optimizer=with_optimizer)
+        requested = self._requested(with_optimizer=with_optimizer)
         if with_optimizer:
-            fsdp.forget_state(ctx.model, ctx.optimizer, stored)
+            fsdp.drop_state_not_stored(ctx.model, ctx.optimizer, stored)
         known = {**(contents.shapes or {}), **dict.fromkeys(contents.objects)}
         wanted = {
             name: entry if isinstance(entry, Shard) else None
-            for name, entry in asked.items()
+            for name, entry in requested.items()
             if name in known
         }
         random = [self._rng_name()] if self._wants_rng() else []
         reruns = self._rerun_request().get(RERUN_KEY, {})
         wanted |= dict.fromkeys([*random, *entries_of(reruns)])
         loaded = read_in_place(self._path, wanted)
-        self._settle(loaded, with_optimizer=with_optimizer)
+        self._configure_process(loaded, with_optimizer=with_optimizer)
         if reruns and ctx.rerun_state_machine is not None:
             ctx.rerun_state_machine.load_state_dict(rebuilt(reruns, loaded))
         for name in random:
             restore_rng_state(loaded[name], mcore.MegatronRng())
         return self._notes
 
-    def _asked(self, *, with_optimizer: bool) -> dict[str, Any]:
+    def _requested(self, *, with_optimizer: bool) -> dict[str, Any]:
         """Return what to ask for. The optimizer's state is made only once the weights fit. Collective."""
         ctx, contents = self._ctx, self._contents
         strict = ctx.strict and self._config.strict_fsdp_dtensor_load
         filtered = ctx.adapter_key_filter is not None
         may = {"may_lack": not strict, "may_have_more": not strict or filtered}
-        asked: dict[str, Any] = dict(fsdp.weights(ctx.model, self._groups, keep=ctx.adapter_key_filter))
-        wanted, stored = shapes_of(asked), contents.model_shapes
+        requested: dict[str, Any] = dict(fsdp.weights(ctx.model, self._groups, keep=ctx.adapter_key_filter))
+        wanted, stored = shapes_of(requested), contents.model_shapes
         if filtered:
             total = shapes_of(dict(fsdp.weights(ctx.model, self._groups, keep=None)))
-            refuse_empty_selection(ctx.adapter_key_filter, accepted=len(wanted), total=len(total))
+            reject_empty_selection(ctx.adapter_key_filter, accepted=len(wanted), total=len(total))
         compare(wanted, stored, path=self._path, **may)
         if with_optimizer:
             of_optimizer = {
                 name: shape for name, shape in (contents.shapes or {}).items() if name not in stored
             }
             entries = self._optimizer_entries(of_optimizer, **may)
-            asked, stored = asked | entries, stored | of_optimizer
+            requested, stored = requested | entries, stored | of_optimizer
             wanted |= shapes_of(entries)
         if lacking := wanted.keys() - stored.keys():
             self._leave(f"tensors: the checkpoint lacks {shown(lacking)}; they stay as they are")
         if not filtered and (more := stored.keys() - wanted.keys()):
             self._leave(f"tensors: the checkpoint also holds {shown(more)}; left out")
-        return asked
+        return requested
 
     def _optimizer_entries(
         self, stored: Mapping[str, tuple[int, ...]], *, may_lack: bool, may_have_more: bool
@@ -162,18 +171,18 @@ class RestoreShards(Restore):
             raise
         return entries
 
-    def _settle(self, loaded: Mapping[str, Any], *, with_optimizer: bool) -> None:
+    def _configure_process(self, loaded: Mapping[str, Any], *, with_optimizer: bool) -> None:
         """Put back what is no tensor, and have model and optimizer follow what was read into them."""
         ctx = self._ctx
         if with_optimizer:
-            changed = fsdp.put_back_settings(
+            changed = fsdp.restore_settings(
                 ctx.model, ctx.optimizer, loaded, policy=self._policy() or "configured"
             )
             if changed:
                 self._leave(f"optimizer: the configured values apply: {', '.join(changed)}")
-        fsdp.take_over(ctx.model)
+        fsdp.install_weights(ctx.model)
         if not fsdp.is_wrapped(ctx.model) and mcore.has_state(ctx.optimizer):
-            masters.refresh(ctx.optimizer, ctx.model, None)
+            main_params.refresh(ctx.optimizer, ctx.model, None)
             if self._config.load_main_params_from_ckpt:
                 self._leave(
                     "master weights: taken from the model's weights, as only torch_dist is read otherwise"
@@ -220,6 +229,6 @@ class RestoreShards(Restore):
         return rng_name(self._groups, self._groups.dp_cp.rank() if self._rng_count() > 1 else 0)
 
 
-def rng_name(groups: mcore.Groups, replica: int | str) -> str:
+def rng_name(groups: mcore.CheckpointGroups, replica: int | str) -> str:
     """Return the name of a random state: by pipeline and tensor rank, and replica."""
     return f"{mcore.RNG_KEY}.({groups.pp.rank()}, {groups.tp.rank()}).{replica}"

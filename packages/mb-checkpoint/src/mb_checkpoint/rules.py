@@ -4,39 +4,39 @@ from math import inf
 
 from mb_checkpoint.conditions import (
     async_format,
-    async_has_a_target,
+    async_save_has_folder,
+    async_strategy_is_known,
     between,
-    copies_of_something,
-    finetuning_starts_somewhere,
+    ckpt_step_has_folder,
+    finetune_has_weights,
+    format_is_supported,
     format_without_gloo,
+    fsdp_dtensor_is_not_local,
+    fsdp_dtensor_without_parallel_load,
     hugging_face_has_weights,
-    intervals_count,
-    keeps_some,
-    kind_exists,
-    known_format,
-    known_strategy,
-    load_has_a_checkpoint,
-    local_has_a_folder,
-    local_has_a_library,
+    intervals_are_positive,
+    load_has_checkpoint,
+    local_dir_is_set,
+    local_library_is_installed,
     main_params_without_optimizer,
-    manager_can_be_found,
-    one_reshardable_form,
+    manager_package_exists,
+    most_recent_k_is_valid,
+    non_persistent_needs_save,
+    non_persistent_type_is_set,
+    non_persistent_type_is_supported,
     pretrained_exists,
-    pretrained_has_a_checkpoint,
-    shards_are_read_alone,
-    shards_are_shared,
-    step_has_a_folder,
-    step_is_there,
-    strictness_without_lists,
-    temporary_beside_lasting,
-    temporary_has_a_kind,
+    pretrained_has_checkpoint,
+    replication_needs_local,
+    single_reshardable_form,
+    step_exists,
+    strictness_returns_no_lists,
 )
-from mb_checkpoint.not_carried_out import NOT_YET
 from mb_checkpoint.paths import path_rule
 from mb_checkpoint.rule import Rule as Rule
-from mb_checkpoint.versions import breaks_megatron, too_old_for_local, torch_cannot_load
+from mb_checkpoint.unsupported import UNSUPPORTED_OPTIONS
+from mb_checkpoint.versions import incompatible_with_megatron, too_old_for_local, torch_cannot_load
 
-MOST_THREADS = 1024
+MAX_THREADS = 1024
 """Threads of one rank beyond which a number is a slip."""
 
 
@@ -95,9 +95,9 @@ NUMBERS = (
         37,
         "dist_ckpt_workers",
         1,
-        MOST_THREADS,
+        MAX_THREADS,
         why="each rank that writes starts that many threads",
-        fix=f"Set checkpoint.dist_ckpt_workers to 1 to {MOST_THREADS}.",
+        fix=f"Set checkpoint.dist_ckpt_workers to 1 to {MAX_THREADS}.",
         passes=1,
     ),
     _number(
@@ -159,7 +159,7 @@ CONSISTENCY = (
             _MANAGER,
             "facts.same_machine",
         ),
-        test=load_has_a_checkpoint,
+        test=load_has_checkpoint,
         why="a run that names its source must not begin with random weights; only a load equal to save may be empty",
         fix="Correct checkpoint.load, or leave it out to resume from the run's own folder.",
         fails={**_SOURCE, "checkpoint.load": "/no/such/run", "checkpoint.save": "runs/new/checkpoints"},
@@ -172,7 +172,7 @@ CONSISTENCY = (
     Rule(
         id="CK42",
         fields=("checkpoint.pretrained_checkpoint", _MANAGER, "facts.same_machine"),
-        test=pretrained_has_a_checkpoint,
+        test=pretrained_has_checkpoint,
         why="a run that asks for starting weights must not begin with random ones",
         fix="Name a folder with trackers and iter_* folders, or one iter_* folder.",
         fails={"checkpoint.pretrained_checkpoint": "/", _MANAGER: None, "facts.same_machine": True},
@@ -181,7 +181,7 @@ CONSISTENCY = (
     Rule(
         id="CK43",
         fields=("checkpoint.ckpt_step", "checkpoint.load", _MANAGER, "facts.same_machine"),
-        test=step_is_there,
+        test=step_exists,
         why="the run would have nothing to load",
         fix="Name one of these steps, or leave checkpoint.ckpt_step out for the newest.",
         fails={
@@ -209,7 +209,7 @@ CONSISTENCY = (
     Rule(
         id="V066",
         fields=("checkpoint.async_save", "checkpoint.save", "checkpoint.use_persistent_ckpt_worker"),
-        test=async_has_a_target,
+        test=async_save_has_folder,
         why="a background save needs a folder, and a worker that outlives the single save",
         fix="Set checkpoint.save and checkpoint.use_persistent_ckpt_worker=true, or async_save=false.",
         fails={
@@ -247,7 +247,7 @@ CONSISTENCY = (
     Rule(
         id="V068",
         fields=("checkpoint.ckpt_step", "checkpoint.load"),
-        test=step_has_a_folder,
+        test=ckpt_step_has_folder,
         why="a step is looked for in the folder that load names",
         fix="Set checkpoint.load, or leave out checkpoint.ckpt_step.",
         fails={"checkpoint.ckpt_step": 100, "checkpoint.load": None},
@@ -259,7 +259,7 @@ CONSISTENCY = (
             "checkpoint.dist_ckpt_optim_fully_reshardable",
             "checkpoint.distrib_optim_fully_reshardable_mem_efficient",
         ),
-        test=one_reshardable_form,
+        test=single_reshardable_form,
         why="they are two ways to write the same thing",
         fix="Set checkpoint.distrib_optim_fully_reshardable_mem_efficient=false.",
         fails={
@@ -274,7 +274,7 @@ CONSISTENCY = (
     Rule(
         id="V244",
         fields=("checkpoint.finetune", "checkpoint.pretrained_checkpoint", "checkpoint.load"),
-        test=finetuning_starts_somewhere,
+        test=finetune_has_weights,
         why="fine-tuning starts from weights",
         fix="Set checkpoint.pretrained_checkpoint, or checkpoint.finetune=false.",
         fails={
@@ -321,7 +321,7 @@ CONSISTENCY = (
     Rule(
         id="CK01",
         fields=("checkpoint.most_recent_k",),
-        test=keeps_some,
+        test=most_recent_k_is_valid,
         why="-1 keeps every checkpoint and a positive number keeps that many; 0 would delete the newest one",
         fix="Set checkpoint.most_recent_k=-1, or to 1 or more.",
         fails={"checkpoint.most_recent_k": 0},
@@ -330,16 +330,16 @@ CONSISTENCY = (
     Rule(
         id="CK02",
         fields=("checkpoint.storage_writers_per_rank",),
-        test=between("storage_writers_per_rank", 1, MOST_THREADS),
+        test=between("storage_writers_per_rank", 1, MAX_THREADS),
         why="each rank that writes starts that many threads, and a file for each",
-        fix=f"Set checkpoint.storage_writers_per_rank to 1 to {MOST_THREADS}.",
+        fix=f"Set checkpoint.storage_writers_per_rank to 1 to {MAX_THREADS}.",
         fails={"checkpoint.storage_writers_per_rank": 0},
         passes={"checkpoint.storage_writers_per_rank": 2},
     ),
     Rule(
         id="CK03",
         fields=("checkpoint.ckpt_format",),
-        test=known_format,
+        test=format_is_supported,
         why="mb-checkpoint writes and reads Megatron Core's torch_dist, and fsdp_dtensor under Megatron-FSDP",
         fix="Set checkpoint.ckpt_format=torch_dist.",
         fails={"checkpoint.ckpt_format": "torch_dcp"},
@@ -348,7 +348,7 @@ CONSISTENCY = (
     Rule(
         id="CK04",
         fields=("checkpoint.dist_ckpt_strictness",),
-        test=strictness_without_lists,
+        test=strictness_returns_no_lists,
         why="the return_* settings hand lists of names to the caller, and nobody reads them here",
         fix="Set checkpoint.dist_ckpt_strictness=log_all or raise_all.",
         fails={"checkpoint.dist_ckpt_strictness": "return_all"},
@@ -357,7 +357,7 @@ CONSISTENCY = (
     Rule(
         id="CK05",
         fields=("checkpoint.non_persistent_save_interval", "checkpoint.non_persistent_ckpt_type"),
-        test=temporary_has_a_kind,
+        test=non_persistent_type_is_set,
         why="a temporary checkpoint lies on the shared file system or on each node",
         fix="Set checkpoint.non_persistent_ckpt_type=global.",
         fails={
@@ -372,7 +372,7 @@ CONSISTENCY = (
     Rule(
         id="CK14",
         fields=("checkpoint.non_persistent_save_interval", "checkpoint.save"),
-        test=temporary_beside_lasting,
+        test=non_persistent_needs_save,
         why="a run that saves nothing saves no temporary checkpoints either",
         fix="Set checkpoint.save, or checkpoint.non_persistent_save_interval=null.",
         fails={"checkpoint.non_persistent_save_interval": 5, "checkpoint.save": None},
@@ -381,7 +381,7 @@ CONSISTENCY = (
     Rule(
         id="CK06",
         fields=("checkpoint.non_persistent_ckpt_type",),
-        test=kind_exists,
+        test=non_persistent_type_is_supported,
         why="no trainer keeps checkpoints in memory; it would fail at the first save",
         fix="Set checkpoint.non_persistent_ckpt_type=global or local.",
         fails={"checkpoint.non_persistent_ckpt_type": "in_memory"},
@@ -390,7 +390,7 @@ CONSISTENCY = (
     Rule(
         id="CK07",
         fields=("checkpoint.non_persistent_ckpt_type", "checkpoint.non_persistent_local_ckpt_dir"),
-        test=local_has_a_folder,
+        test=local_dir_is_set,
         why="local checkpoints lie in a folder of each node",
         fix="Set checkpoint.non_persistent_local_ckpt_dir.",
         fails={
@@ -405,7 +405,7 @@ CONSISTENCY = (
     Rule(
         id="CK08",
         fields=("checkpoint.replication", "checkpoint.non_persistent_ckpt_type"),
-        test=copies_of_something,
+        test=replication_needs_local,
         why="only local temporary checkpoints are copied to other nodes",
         fix="Set checkpoint.non_persistent_ckpt_type=local or checkpoint.replication=false.",
         fails={"checkpoint.replication": True, "checkpoint.non_persistent_ckpt_type": "global"},
@@ -414,7 +414,7 @@ CONSISTENCY = (
     Rule(
         id="CK09",
         fields=("checkpoint.async_strategy",),
-        test=known_strategy,
+        test=async_strategy_is_known,
         why="Megatron Core knows these two names",
         fix="Set checkpoint.async_strategy=mcore.",
         fails={"checkpoint.async_strategy": "thread"},
@@ -423,7 +423,7 @@ CONSISTENCY = (
     Rule(
         id="CK10",
         fields=("checkpoint.save_interval", "checkpoint.non_persistent_save_interval"),
-        test=intervals_count,
+        test=intervals_are_positive,
         why="it counts the steps between two checkpoints",
         fix="Set it to 1 or more, or to null for none but the last.",
         fails={"checkpoint.save_interval": 0, "checkpoint.non_persistent_save_interval": None},
@@ -432,7 +432,7 @@ CONSISTENCY = (
     Rule(
         id="CK13",
         fields=("checkpoint.non_persistent_ckpt_type", "facts.nvidia_resiliency_ext_installed"),
-        test=local_has_a_library,
+        test=local_library_is_installed,
         why="local checkpoints are written and read by that library",
         fix="Install mb-checkpoint[nvrx], or set checkpoint.non_persistent_ckpt_type=global.",
         fails={
@@ -447,7 +447,7 @@ CONSISTENCY = (
     Rule(
         id="CK50",
         fields=("facts.nvidia_resiliency_ext_version",),
-        test=breaks_megatron,
+        test=incompatible_with_megatron,
         why="a run needs Megatron Core, whether or not it uses nvidia-resiliency-ext",
         fix='Install another version (pip install "nvidia-resiliency-ext==0.3.0"), or uninstall it.',
         fails={"facts.nvidia_resiliency_ext_version": "0.4.1"},
@@ -480,7 +480,7 @@ CONSISTENCY = (
     Rule(
         id="CK11",
         fields=("checkpoint.ckpt_format", "checkpoint.non_persistent_ckpt_type"),
-        test=shards_are_shared,
+        test=fsdp_dtensor_is_not_local,
         why="local checkpoints are stored as Megatron Core's own pieces, which Megatron-FSDP has none of",
         fix="Set checkpoint.non_persistent_ckpt_type=global.",
         fails={
@@ -495,7 +495,7 @@ CONSISTENCY = (
     Rule(
         id="CK12",
         fields=("checkpoint.ckpt_format", "checkpoint.fully_parallel_load"),
-        test=shards_are_read_alone,
+        test=fsdp_dtensor_without_parallel_load,
         why="under Megatron-FSDP each rank reads its own shards and no others, so there is nothing to exchange",
         fix="Set checkpoint.fully_parallel_load=false.",
         fails={"checkpoint.ckpt_format": "fsdp_dtensor", "checkpoint.fully_parallel_load": True},
@@ -504,7 +504,7 @@ CONSISTENCY = (
     Rule(
         id="CK15",
         fields=("checkpoint.custom_manager_class",),
-        test=manager_can_be_found,
+        test=manager_package_exists,
         why="the class is imported by that name when the run starts",
         fix="Give module and class, such as mine.storage.Manager, and install it or add its folder to PYTHONPATH.",
         fails={"checkpoint.custom_manager_class": "no_such_package.Manager"},
@@ -523,10 +523,10 @@ PATH_FIELDS = (
 
 _PATHS = tuple(Rule(**path_rule(number, path)) for number, path in enumerate(PATH_FIELDS, start=1))
 
-RULES: tuple[Rule, ...] = (*CONSISTENCY, *NUMBERS, *NOT_YET, *_PATHS)
+RULES: tuple[Rule, ...] = (*CONSISTENCY, *NUMBERS, *UNSUPPORTED_OPTIONS, *_PATHS)
 
 
-def refusals(section: object) -> list[str]:
+def violations(section: object) -> list[str]:
     """Apply every rule that reads only the checkpoint section; return one line per error, none when all is well.
 
     For those who use the package without a container of sections; nothing is changed.

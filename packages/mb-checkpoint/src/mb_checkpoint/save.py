@@ -13,32 +13,38 @@ import torch.distributed as dist
 
 from mb_checkpoint import fsdp, mcore, mcore_plan
 from mb_checkpoint.adapters import apply_peft_adapter_filter_to_state_dict
-from mb_checkpoint.agreement import RanksFailedError, gather, need_process_group, on_every_rank, on_rank_zero
+from mb_checkpoint.async_save import InFlightSave, describe_saved
+from mb_checkpoint.collectives import (
+    RanksFailedError,
+    gather,
+    on_every_rank,
+    on_rank_zero,
+    require_process_group,
+)
 from mb_checkpoint.commit import discard, open_staging
-from mb_checkpoint.compared import Compared
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import CheckpointSaveContext, SavedCheckpoint, describe_failure
-from mb_checkpoint.dataloader import encode_position, file_name, positioned
+from mb_checkpoint.dataloader import encode_position, position_file_name, positioned
 from mb_checkpoint.errors import CheckpointSaveError
-from mb_checkpoint.finish import FinishJob, finish
-from mb_checkpoint.layout import RUN_CONFIG, TRAIN_STATE, staging_directory, temporary_roots
+from mb_checkpoint.finalize import FinalizeJob, finalize_save
+from mb_checkpoint.layout import RUN_CONFIG, TRAIN_STATE, non_persistent_roots, staging_directory
 from mb_checkpoint.manifest import Manifest
-from mb_checkpoint.pending import Save, saved
-from mb_checkpoint.reruns import rerun_entry
+from mb_checkpoint.rerun_state import rerun_entry
 from mb_checkpoint.rng import collect_rng_state, rng_digest
 from mb_checkpoint.save_shards import ShardSavePlanner, entries_to_save
 from mb_checkpoint.train_state import FLOPS, encode_train_state
-from mb_checkpoint.writing import DataFile, Piece, put_result, write_files
+from mb_checkpoint.verified_cache import VerifiedCache
+from mb_checkpoint.writing import DataFile, Piece, write_files, write_result
 
 CHECKPOINT_VERSION = 3.0
-KEPT_TEMPORARY = 2
+KEPT_NON_PERSISTENT = 2
 """Temporary checkpoints that stay where all lasting ones do."""
 WRITERS = ("mb-checkpoint", "megatron-core", "torch")
 """Packages whose versions are recorded."""
 
 
 class PlannerLike(Protocol):
-    """Who plans a save; `mcore_plan.Planner` fits."""
+    """Who plans a save; `mcore_plan.TorchDistSavePlanner` fits."""
 
     def plan(
         self, state: dict[str, Any], directory: Path, *, metadata: dict[str, Any], validate: bool
@@ -47,10 +53,10 @@ class PlannerLike(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class PreparedSave:
     """A save that needs nothing more of the running training than its tensors."""
 
-    save: Save
+    save: InFlightSave
     files: tuple[DataFile, ...]
     """What this rank writes; the tensors are those of the training."""
 
@@ -63,7 +69,7 @@ def save_checkpoint(
     planner: PlannerLike | None = None,
     validate: bool = True,
     clock: Callable[[], float] = time.perf_counter,
-    compared: Compared | None = None,
+    verified: VerifiedCache | None = None,
 ) -> SavedCheckpoint:
     """Save a run; when this returns, the checkpoint is on the disk and the trackers name it.
 
@@ -77,17 +83,17 @@ def save_checkpoint(
         planner: Plans of earlier saves; None plans anew.
         validate: Let Megatron check that the ranks' pieces cover each tensor once.
         clock: Seconds from any start.
-        compared: What this process knows of the checkpoints there, by which older ones go; None: nothing. Of those that
-            it does not know, sizes alone are compared: the other ranks wait, and reading them whole takes too long.
+        verified: What this process knows of the checkpoints there, by which older ones go; None: nothing. Of those that
+            it does not know, sizes alone are verified: the other ranks wait, and reading them whole takes too long.
 
     Raises:
         CheckpointSaveError: Something could not be written. Earlier checkpoints and the trackers are as
             before, and what was written is removed; where only a tracker could not be written, the whole
             checkpoint stays beside them.
-        CheckpointLayoutError: The optimizer state cannot be stored rightly in the form asked for, or one of model and
+        CheckpointLayoutError: The optimizer state cannot be stored rightly in the form requested, or one of model and
             layout is Megatron-FSDP's, and the other is not.
         NotImplementedError: One module of several.
-        ValueError: `config.save` is not set, or a temporary checkpoint is asked for and its kind is not set.
+        ValueError: `config.save` is not set, or a temporary checkpoint is requested and its kind is not set.
     """
     prepared = prepare(
         ctx, config, write_assets=write_assets, planner=planner, validate=validate, clock=clock
@@ -95,11 +101,11 @@ def save_checkpoint(
     save, job = prepared.save, prepared.save.job
     rank = dist.get_rank()
     with cleaned_up(save.root, save.step, save.staging):
-        on_every_rank(lambda: put_result(save.staging, rank, write_files(save.staging, prepared.files)))
+        on_every_rank(lambda: write_result(save.staging, rank, write_files(save.staging, prepared.files)))
         finished = on_rank_zero(
-            lambda: finish(replace(job, contents=False), compared) if job is not None else None
+            lambda: finalize_save(replace(job, contents=False), verified) if job is not None else None
         )
-    return saved(save, finished, seconds=clock() - save.began)
+    return describe_saved(save, finished, seconds=clock() - save.began)
 
 
 def prepare(
@@ -110,22 +116,22 @@ def prepare(
     planner: PlannerLike | None,
     validate: bool,
     clock: Callable[[], float],
-) -> Prepared:
+) -> PreparedSave:
     """Do what needs all ranks and the state as it is now: plan, make the staging folder, write the small files.
 
     Collective over all ranks. Args and errors as `save_checkpoint`.
     """
     began = clock()
-    target = _target(ctx, config)
+    target = _destination(ctx, config)
     root = target.root
-    need_process_group()
+    require_process_group()
     counters = {**ctx.state.train_state.state_dict(), FLOPS: ctx.num_floating_point_operations_so_far}
     train_state = encode_train_state(counters)
     step = int(counters["step"])
-    groups = mcore.Groups.of(ctx.pg_collection)
-    fsdp.refuse_other_wrapping(ctx.model, config.ckpt_format)
+    groups = mcore.CheckpointGroups.of(ctx.pg_collection)
+    fsdp.reject_format_mismatch(ctx.model, config.ckpt_format)
     metadata = mcore.content_metadata(ctx.optimizer, config)
-    mcore.refuse_padded_buckets(ctx.optimizer, metadata)
+    mcore.reject_padded_buckets(ctx.optimizer, metadata)
     planner = planner or new_planner(config, groups)
     facts = _facts(ctx, config, groups, step=step, metadata=metadata)
 
@@ -136,7 +142,7 @@ def prepare(
         (staging / TRAIN_STATE).write_bytes(train_state)
         ctx.state.cfg.to_yaml(str(staging / RUN_CONFIG))
         if config.ckpt_format != fsdp.FORMAT:
-            mcore_plan.mark_format(staging)
+            mcore_plan.write_format_marker(staging)
         if write_assets is not None and config.save_tokenizer_assets:
             write_assets(staging)
 
@@ -148,7 +154,7 @@ def prepare(
         on_rank_zero(describe)
     job = None
     if dist.get_rank() == 0:
-        job = FinishJob(
+        job = FinalizeJob(
             root=root,
             staging=staging,
             world_size=dist.get_world_size(),
@@ -158,8 +164,8 @@ def prepare(
             retain_interval=None if ctx.non_persistent_ckpt else config.save_retain_interval,
             contents=config.verify_integrity,
         )
-    save = Save(root=root, step=step, staging=staging, began=began, job=job)
-    return Prepared(save=save, files=(*plan.files, *position))
+    save = InFlightSave(root=root, step=step, staging=staging, began=began, job=job)
+    return PreparedSave(save=save, files=(*plan.files, *position))
 
 
 def destination(ctx: CheckpointSaveContext, config: CheckpointConfig) -> Path:
@@ -170,21 +176,21 @@ def destination(ctx: CheckpointSaveContext, config: CheckpointConfig) -> Path:
     """
     if ctx.non_persistent_ckpt and config.non_persistent_ckpt_type == "local":
         return Path(config.non_persistent_local_ckpt_dir or "")
-    return _target(ctx, config).root
+    return _destination(ctx, config).root
 
 
-def new_planner(config: CheckpointConfig, groups: mcore.Groups) -> PlannerLike:
+def new_planner(config: CheckpointConfig, groups: mcore.CheckpointGroups) -> PlannerLike:
     """Return a planner as the section asks for it."""
     if config.ckpt_format == fsdp.FORMAT:
         return ShardSavePlanner(config)
-    return mcore_plan.Planner(
+    return mcore_plan.TorchDistSavePlanner(
         dp_cp=writing_group(config, groups),
         writers=config.storage_writers_per_rank,
         constant=config.ckpt_assume_constant_structure,
     )
 
 
-def writing_group(config: CheckpointConfig, groups: mcore.Groups) -> Any | None:
+def writing_group(config: CheckpointConfig, groups: mcore.CheckpointGroups) -> Any | None:
     """Return the ranks that share the writing of what they all have; None where the first of them writes it."""
     if not config.fully_parallel_save:
         return None
@@ -206,7 +212,7 @@ def cleaned_up(root: Path, step: int, staging: Path) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class SaveDestination:
     """Where a checkpoint goes."""
 
     root: Path
@@ -214,24 +220,24 @@ class Target:
     """How many stay there; -1: all."""
 
 
-def _target(ctx: CheckpointSaveContext, config: CheckpointConfig) -> Target:
+def _destination(ctx: CheckpointSaveContext, config: CheckpointConfig) -> SaveDestination:
     if config.save is None:
         raise ValueError(
             "checkpoint.save: not set, so there is no folder to save to. Set it, or do not save."
         )
-    refuse_one_module(ctx)
+    reject_module_name(ctx)
     if not ctx.non_persistent_ckpt:
-        return Target(root=Path(config.save), keep=_kept(config))
+        return SaveDestination(root=Path(config.save), keep=_kept(config))
     if config.non_persistent_ckpt_type != "global":
         raise ValueError(
             f"checkpoint.non_persistent_ckpt_type: {config.non_persistent_ckpt_type}, and a temporary checkpoint on "
-            "the shared file system was asked for. Set it to global."
+            "the shared file system was requested. Set it to global."
         )
-    keep = KEPT_TEMPORARY if _kept(config) < 0 else max(1, _kept(config))
-    return Target(root=temporary_roots(config)[0], keep=keep)
+    keep = KEPT_NON_PERSISTENT if _kept(config) < 0 else max(1, _kept(config))
+    return SaveDestination(root=non_persistent_roots(config)[0], keep=keep)
 
 
-def refuse_one_module(ctx: CheckpointSaveContext) -> None:
+def reject_module_name(ctx: CheckpointSaveContext) -> None:
     """Refuse to store one module of several.
 
     Raises:
@@ -248,13 +254,15 @@ def _kept(config: CheckpointConfig) -> int:
     return -1 if config.most_recent_k is None else config.most_recent_k
 
 
-def _position(ctx: CheckpointSaveContext, groups: mcore.Groups, *, trust: bool) -> tuple[DataFile, ...]:
+def _position(
+    ctx: CheckpointSaveContext, groups: mcore.CheckpointGroups, *, trust: bool
+) -> tuple[DataFile, ...]:
     """Return the file with the position of the data loader, on the one rank of each data-parallel replica."""
     iterable = positioned(ctx.train_data_iterator)
     if iterable is None or not groups.is_first_of_replica:
         return ()
     piece = Piece(index=None, data=encode_position(iterable, trust=trust))
-    return (DataFile(name=file_name(groups.dp_rank), pieces=(piece,)),)
+    return (DataFile(name=position_file_name(groups.dp_rank), pieces=(piece,)),)
 
 
 def sharded_state(
@@ -262,7 +270,7 @@ def sharded_state(
     config: CheckpointConfig,
     step: int,
     *,
-    groups: mcore.Groups,
+    groups: mcore.CheckpointGroups,
     metadata: dict[str, Any],
 ) -> dict[str, Any]:
     """Return what this rank has of a run, in the form that the layout wants. Collective."""
@@ -287,7 +295,7 @@ def sharded_state(
     return {**state, **rerun_entry(ctx.rerun_state_machine)}
 
 
-def _rng(groups: mcore.Groups) -> Any:
+def _rng(groups: mcore.CheckpointGroups) -> Any:
     """Store one random state per (pp, tp) where the data-parallel replicas agree, else each rank's own."""
     own = collect_rng_state(mcore.MegatronRng())
     places = gather((groups.pp.rank(), groups.tp.rank(), rng_digest(own)))
@@ -298,7 +306,7 @@ def _rng(groups: mcore.Groups) -> Any:
 def _facts(
     ctx: CheckpointSaveContext,
     config: CheckpointConfig,
-    groups: mcore.Groups,
+    groups: mcore.CheckpointGroups,
     *,
     step: int,
     metadata: dict[str, Any],

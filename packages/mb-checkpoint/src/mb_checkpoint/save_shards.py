@@ -7,11 +7,11 @@ from typing import Any
 import torch.distributed as dist
 
 from mb_checkpoint import fsdp, mcore
-from mb_checkpoint.agreement import gather
+from mb_checkpoint.collectives import gather
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import CheckpointSaveContext
 from mb_checkpoint.mcore_plan import WritePlan, split_by_size
-from mb_checkpoint.reruns import RERUN_KEY, entries_of, rerun_entry
+from mb_checkpoint.rerun_state import RERUN_KEY, entries_of, rerun_entry
 from mb_checkpoint.restore_shards import rng_name
 from mb_checkpoint.rng import collect_rng_state, rng_digest
 from mb_checkpoint.shards import ShardPlanner, content
@@ -64,7 +64,7 @@ def entries_to_save(
     config: CheckpointConfig,
     common: Mapping[str, Any],
     *,
-    groups: mcore.Groups,
+    groups: mcore.CheckpointGroups,
     metadata: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return what this rank has of a run, by its names in a checkpoint. Collective.
@@ -83,7 +83,7 @@ def entries_to_save(
     return entries | entries_of(rerun_entry(ctx.rerun_state_machine).get(RERUN_KEY, {}))
 
 
-def _rng(groups: mcore.Groups) -> dict[str, Any]:
+def _rng(groups: mcore.CheckpointGroups) -> dict[str, Any]:
     """Store one random state per (pp, tp) where the data-parallel replicas agree, else each rank's own."""
     own = collect_rng_state(mcore.MegatronRng())
     places = gather((groups.pp.rank(), groups.tp.rank(), rng_digest(own)))

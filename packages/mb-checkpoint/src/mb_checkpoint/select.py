@@ -16,6 +16,7 @@ from mb_checkpoint.errors import (
     TrainStateError,
     UnsafeCheckpointError,
 )
+from mb_checkpoint.foreign_formats import recognize_foreign
 from mb_checkpoint.layout import (
     MANIFEST,
     RESUMABLE,
@@ -28,12 +29,11 @@ from mb_checkpoint.layout import (
     is_iteration_directory,
     is_staging_directory,
     iteration_directory,
-    missing_marks,
+    missing_files,
     step_of,
     steps_in,
 )
-from mb_checkpoint.manifest import read_manifest, wrong_sizes
-from mb_checkpoint.recognition import recognize_foreign
+from mb_checkpoint.manifest import find_size_mismatches, read_manifest
 from mb_checkpoint.train_state import read_train_state
 from mb_checkpoint.unpickling import read_metadata
 
@@ -52,7 +52,7 @@ DAMAGED = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PassedOver:
+class SkippedCheckpoint:
     """A tracker or a checkpoint folder that was not taken, and the reason."""
 
     path: Path
@@ -60,7 +60,7 @@ class PassedOver:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
+class SelectedCheckpoint:
     """The checkpoint to read."""
 
     path: Path
@@ -69,7 +69,7 @@ class Selection:
     """Step that the folder's name says; None for a folder with another name, such as `release`."""
     found_by: Literal["path", "ckpt_step", "tracker", "newest complete"]
     """What led to it."""
-    passed_over: tuple[PassedOver, ...] = ()
+    skipped: tuple[SkippedCheckpoint, ...] = ()
     """What was looked at before, in that order."""
 
 
@@ -79,7 +79,7 @@ def select_checkpoint(
     step: int | None = None,
     wanted: tuple[str, ...] = RESUMABLE,
     rejected: Mapping[Path, str] | None = None,
-) -> Selection | None:
+) -> SelectedCheckpoint | None:
     """Return the checkpoint that a path stands for; None when there is nothing at all.
 
     A folder that is itself a checkpoint is taken as it is. Else `step` names one, else the trackers do. When a
@@ -101,30 +101,34 @@ def select_checkpoint(
     if step is not None:
         named = steps_in(root).get(step, iteration_directory(root, step))
         return _exactly(named, found_by="ckpt_step", wanted=wanted, bad=bad)
-    passed: list[PassedOver] = []
+    passed: list[SkippedCheckpoint] = []
     target = _tracker_target(root, passed)
     if target is not None:
         problems = _problems(target, wanted=wanted, bad=bad)
         if not problems:
             passed += _newer_than(root, step_of(target))
-            return Selection(path=target, step=step_of(target), found_by="tracker", passed_over=tuple(passed))
-        passed.append(PassedOver(path=target, reason="; ".join(problems)))
+            return SelectedCheckpoint(
+                path=target, step=step_of(target), found_by="tracker", skipped=tuple(passed)
+            )
+        passed.append(SkippedCheckpoint(path=target, reason="; ".join(problems)))
     return _newest_complete(root, passed, wanted=wanted, bad=bad)
 
 
-def problems_in(directory: Path, *, wanted: tuple[str, ...] = RESUMABLE) -> list[str]:
+def find_problems(directory: Path, *, wanted: tuple[str, ...] = RESUMABLE) -> list[str]:
     """Say what keeps a checkpoint folder from being whole: missing files, and files of another size than they had.
 
     Reads the manifest; in checkpoints without one, the index of the tensors. Never the tensors.
     """
     if not directory.is_dir():
         return ["no such folder"]
-    problems = missing_marks(directory, wanted)
+    problems = missing_files(directory, wanted)
     if problems:
         return problems
     try:
         manifest = read_manifest(directory)
-        return _compared_with_index(directory) if manifest is None else wrong_sizes(directory, manifest)
+        return (
+            _compared_with_index(directory) if manifest is None else find_size_mismatches(directory, manifest)
+        )
     except (ManifestError, OSError) as error:
         return [str(error)]
 
@@ -132,7 +136,7 @@ def problems_in(directory: Path, *, wanted: tuple[str, ...] = RESUMABLE) -> list
 def _problems(directory: Path, *, wanted: tuple[str, ...], bad: Mapping[Path, str]) -> list[str]:
     if directory in bad:
         return [bad[directory]]
-    return problems_in(directory, wanted=_marks_of(directory, wanted))
+    return find_problems(directory, wanted=_marks_of(directory, wanted))
 
 
 def _compared_with_index(directory: Path) -> list[str]:
@@ -198,7 +202,7 @@ def _exactly(
     found_by: Literal["path", "ckpt_step"],
     wanted: tuple[str, ...],
     bad: Mapping[Path, str],
-) -> Selection:
+) -> SelectedCheckpoint:
     if not directory.is_dir():
         there = ", ".join(str(step) for step in steps_in(directory.parent)) or "none"
         raise CheckpointNotFoundError(
@@ -210,7 +214,7 @@ def _exactly(
             f"{directory}: not a whole checkpoint: {'; '.join(problems)}. Name another one, or the folder above "
             "to get the newest complete one."
         )
-    return Selection(path=directory, step=step_of(directory), found_by=found_by)
+    return SelectedCheckpoint(path=directory, step=step_of(directory), found_by=found_by)
 
 
 def _marks_of(directory: Path, wanted: tuple[str, ...]) -> tuple[str, ...]:
@@ -218,7 +222,7 @@ def _marks_of(directory: Path, wanted: tuple[str, ...]) -> tuple[str, ...]:
     return WEIGHTS if directory.name == "release" else wanted
 
 
-def _tracker_target(root: Path, passed: list[PassedOver]) -> Path | None:
+def _tracker_target(root: Path, passed: list[SkippedCheckpoint]) -> Path | None:
     state, text = root / STATE_TRACKER, root / STEP_TRACKER
     if state.is_file():
         try:
@@ -226,20 +230,22 @@ def _tracker_target(root: Path, passed: list[PassedOver]) -> Path | None:
             if _may_be_copy(state, target / TRAIN_STATE):
                 return target
             reason = f"is no copy of the {TRAIN_STATE} of {target.name}, which it names"
-            passed.append(PassedOver(path=state, reason=reason))
+            passed.append(SkippedCheckpoint(path=state, reason=reason))
         except (TrainStateError, OSError) as error:
-            passed.append(PassedOver(path=state, reason=str(error)))
+            passed.append(SkippedCheckpoint(path=state, reason=str(error)))
     if text.is_file():
         try:
             content = text.read_text(errors="replace").strip()
         except OSError as error:
-            passed.append(PassedOver(path=text, reason=str(error)))
+            passed.append(SkippedCheckpoint(path=text, reason=str(error)))
             return None
         if content == "release":
             return root / "release"
         if content.isdecimal():
             return _folder_of(root, int(content))
-        passed.append(PassedOver(path=text, reason=f"holds {content[:40]!r}, neither a step nor 'release'"))
+        passed.append(
+            SkippedCheckpoint(path=text, reason=f"holds {content[:40]!r}, neither a step nor 'release'")
+        )
     return None
 
 
@@ -266,29 +272,31 @@ def _folder_of(root: Path, step: int) -> Path:
     return steps_in(root).get(step, iteration_directory(root, step))
 
 
-def _newer_than(root: Path, step: int | None) -> list[PassedOver]:
+def _newer_than(root: Path, step: int | None) -> list[SkippedCheckpoint]:
     reason = "newer than the tracker: its save was never committed"
     newer = [(found, path) for found, path in steps_in(root).items() if step is not None and found > step]
-    return [PassedOver(path=path, reason=reason) for _, path in newer]
+    return [SkippedCheckpoint(path=path, reason=reason) for _, path in newer]
 
 
 def _newest_complete(
-    root: Path, passed: list[PassedOver], *, wanted: tuple[str, ...], bad: Mapping[Path, str]
-) -> Selection | None:
+    root: Path, passed: list[SkippedCheckpoint], *, wanted: tuple[str, ...], bad: Mapping[Path, str]
+) -> SelectedCheckpoint | None:
     seen = {entry.path for entry in passed}
     for step, directory in steps_in(root).items():
         if directory in seen:
             continue
         problems = _problems(directory, wanted=wanted, bad=bad)
         if not problems:
-            return Selection(path=directory, step=step, found_by="newest complete", passed_over=tuple(passed))
-        passed.append(PassedOver(path=directory, reason="; ".join(problems)))
+            return SelectedCheckpoint(
+                path=directory, step=step, found_by="newest complete", skipped=tuple(passed)
+            )
+        passed.append(SkippedCheckpoint(path=directory, reason="; ".join(problems)))
     if not has_checkpoint(root) and not passed:
         return None
     raise CheckpointNotFoundError(_why_none_is_complete(root, passed, resume=TRAIN_STATE in wanted))
 
 
-def _why_none_is_complete(root: Path, passed: list[PassedOver], *, resume: bool) -> str:
+def _why_none_is_complete(root: Path, passed: list[SkippedCheckpoint], *, resume: bool) -> str:
     listing = "; ".join(f"{entry.path.name}: {entry.reason}" for entry in passed)
     foreign = recognize_foreign(root)
     if foreign is not None:

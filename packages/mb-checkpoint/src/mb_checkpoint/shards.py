@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
-from mb_checkpoint.agreement import gather, on_rank_zero
+from mb_checkpoint.collectives import gather, on_rank_zero
 from mb_checkpoint.unpickling import SafeFileSystemReader, load_object, read_metadata
 
 
@@ -56,7 +56,7 @@ Entries = Mapping[str, Any]
 """Name -> `Shard`, or an object that is stored as it is."""
 
 
-def whole(tensor: torch.Tensor) -> Shard:
+def full_shard(tensor: torch.Tensor) -> Shard:
     """Return a tensor that every rank has."""
     return Shard(data=tensor, offsets=(0,) * tensor.dim(), shape=tuple(tensor.shape))
 
@@ -74,7 +74,7 @@ class ShardPlanner:
             flatten_state_dict=False, flatten_sharded_tensors=False, dedup_save_to_lowest_rank=to_lowest
         )
         self._constant = constant
-        self._asked: list[WriteItem] = []
+        self._requested: list[WriteItem] = []
         self._given: list[WriteItem] = []
         self._index: Metadata | None = None
 
@@ -84,14 +84,14 @@ class ShardPlanner:
         Raises:
             ValueError: The blocks of a tensor overlap, or leave a part of it out.
         """
-        asked = [
+        requested = [
             write_item(name, entry)
             for name, entry in entries.items()
             if not isinstance(entry, Shard) or entry.data.numel()
         ]
-        if not (self._constant and all(gather(bool(self._asked) and asked == self._asked))):
-            self._given = self._divided(SavePlan(asked))
-            self._asked = asked
+        if not (self._constant and all(gather(bool(self._requested) and requested == self._requested))):
+            self._given = self._divided(SavePlan(requested))
+            self._requested = requested
         return self._given, self._index
 
     def _divided(self, own: SavePlan) -> list[WriteItem]:
@@ -136,7 +136,7 @@ def content(entry: Any) -> torch.Tensor | bytes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Index:
+class StoredIndex:
     """What a checkpoint of torch's says that it holds."""
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -145,23 +145,23 @@ class Index:
     """Names of all that is no tensor."""
 
 
-def read_index(folder: Path) -> Index:
+def read_index(folder: Path) -> StoredIndex:
     """Read the names and shapes of what a checkpoint holds."""
     entries = read_metadata(folder).state_dict_metadata
     shapes = {
         name: tuple(each.size) for name, each in entries.items() if isinstance(each, TensorStorageMetadata)
     }
-    return Index(shapes=shapes, objects=frozenset(entries.keys() - shapes.keys()))
+    return StoredIndex(shapes=shapes, objects=frozenset(entries.keys() - shapes.keys()))
 
 
-def read_entries(folder: Path, asked: Mapping[str, Shard | None]) -> dict[str, Any]:
+def read_entries(folder: Path, requested: Mapping[str, Shard | None]) -> dict[str, Any]:
     """Fill blocks with what a checkpoint holds of them, and return its objects by name.
 
     No collective: each rank reads for itself. Stored values are converted to the dtype of the block.
 
     Args:
         folder: Of the checkpoint.
-        asked: Name -> the block to fill, or None for an object; the checkpoint has each of them, in that shape.
+        requested: Name -> the block to fill, or None for an object; the checkpoint has each of them, in that shape.
 
     Raises:
         UnsafeCheckpointError: The index or an object names code that reading it would execute.
@@ -169,24 +169,24 @@ def read_entries(folder: Path, asked: Mapping[str, Shard | None]) -> dict[str, A
     reader = SafeFileSystemReader(folder)
     index = reader.read_metadata()
     reader.set_up_storage_reader(index, is_coordinator=False)
-    planner = _Reader(asked, folder=folder)
+    planner = _InPlaceLoadPlanner(requested, folder=folder)
     plan = planner.plan(index)
     reader.read_data(reader.prepare_local_plan(plan), planner).wait()
     return planner.objects
 
 
-class _Reader(DefaultLoadPlanner):
+class _InPlaceLoadPlanner(DefaultLoadPlanner):
     """Brings what torch reads to its place."""
 
-    def __init__(self, asked: Mapping[str, Shard | None], *, folder: Path) -> None:
+    def __init__(self, requested: Mapping[str, Shard | None], *, folder: Path) -> None:
         super().__init__()
-        self._asked, self._folder = asked, folder
-        self._blocks = {name: entry.data for name, entry in asked.items() if entry is not None}
+        self._requested, self._folder = requested, folder
+        self._blocks = {name: entry.data for name, entry in requested.items() if entry is not None}
         self.objects: dict[str, Any] = {}
 
     def plan(self, index: Metadata) -> LoadPlan:
         items: list[ReadItem] = []
-        for name, entry in self._asked.items():
+        for name, entry in self._requested.items():
             chunks = [] if entry is None else [entry.chunk] * bool(entry.data.numel())
             stored = index.state_dict_metadata[name]
             if isinstance(stored, TensorStorageMetadata):

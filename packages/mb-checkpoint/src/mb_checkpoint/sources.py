@@ -8,29 +8,29 @@ from typing import Literal, TypeVar
 
 import torch.distributed as dist
 
-from mb_checkpoint.agreement import gather, on_rank_zero
+from mb_checkpoint.collectives import gather, on_rank_zero
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.errors import CheckpointNotFoundError, ManifestError
+from mb_checkpoint.foreign_formats import is_readable_here, is_same_folder, recognize_foreign, why_no_source
 from mb_checkpoint.layout import (
     RESUMABLE,
     WEIGHTS,
     is_iteration_directory,
-    temporary_roots,
+    non_persistent_roots,
 )
-from mb_checkpoint.locks import reading
-from mb_checkpoint.manifest import read_manifest, share_of, wrong_contents
-from mb_checkpoint.recognition import is_readable_here, is_same_folder, recognize_foreign, why_no_source
-from mb_checkpoint.select import PassedOver, Selection, select_checkpoint
+from mb_checkpoint.locks import reader_lock
+from mb_checkpoint.manifest import files_of_rank, find_hash_mismatches, read_manifest
+from mb_checkpoint.select import SelectedCheckpoint, SkippedCheckpoint, select_checkpoint
 
-SHOWN = 5
+MAX_SHOWN = 5
 """Differing tensors, or damaged files, that a message names."""
 
 Source = Literal["resumed", "weights", "nothing"]
-Found = TypeVar("Found", bound=Selection | None)
+Found = TypeVar("Found", bound=SelectedCheckpoint | None)
 
 
 @contextmanager
-def sound_checkpoint(
+def intact_checkpoint(
     find: Callable[[Mapping[Path, str]], tuple[Source, Found]], config: CheckpointConfig
 ) -> Iterator[tuple[Source, Found]]:
     """Choose a checkpoint whose files hold what they held when they were written, and keep it from being deleted.
@@ -50,7 +50,7 @@ def sound_checkpoint(
         if chosen is None:
             yield source, chosen
             return
-        with reading(chosen.path):
+        with reader_lock(chosen.path):
             damage = _damage(chosen.path, contents=config.verify_integrity)
             if damage is None:
                 yield source, chosen
@@ -67,8 +67,8 @@ def _damage(path: Path, *, contents: bool) -> str | None:
         manifest = read_manifest(path) if contents else None
         if manifest is None:
             return []
-        return wrong_contents(
-            path, share_of(manifest, rank=dist.get_rank(), world_size=dist.get_world_size())
+        return find_hash_mismatches(
+            path, files_of_rank(manifest, rank=dist.get_rank(), world_size=dist.get_world_size())
         )
 
     try:
@@ -76,13 +76,13 @@ def _damage(path: Path, *, contents: bool) -> str | None:
     except (ManifestError, OSError) as error:
         own = [str(error)]
     found = [line for lines in gather(own) for line in lines]
-    more = f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-    return "; ".join(found[:SHOWN]) + more if found else None
+    more = f"; and {len(found) - MAX_SHOWN} more" if len(found) > MAX_SHOWN else ""
+    return "; ".join(found[:MAX_SHOWN]) + more if found else None
 
 
 def find_checkpoint(
     config: CheckpointConfig, rejected: Mapping[Path, str] | None = None, *, may_be_empty: bool = False
-) -> tuple[Source, Selection | None]:
+) -> tuple[Source, SelectedCheckpoint | None]:
     """Say what a load with this configuration would read, and whether it resumes a run. Not collective.
 
     `load` beats `pretrained_checkpoint`; a temporary checkpoint beats a lasting one that is older; a step or a folder
@@ -115,14 +115,14 @@ def find_checkpoint(
 
 def find_pretrained(
     path: str, rejected: Mapping[Path, str] | None = None
-) -> tuple[Literal["weights"], Selection]:
+) -> tuple[Literal["weights"], SelectedCheckpoint]:
     """Return the checkpoint with the weights to start from. Not collective.
 
     Raises:
         CheckpointNotFoundError: There is none.
         IncompleteCheckpointError: The one that was named is not whole.
     """
-    _refuse_foreign("pretrained_checkpoint", path, resume=False)
+    _reject_foreign("pretrained_checkpoint", path, resume=False)
     chosen = select_checkpoint(path, wanted=WEIGHTS, rejected=rejected)
     if chosen is None:
         reason = why_no_source(path, resume=False) or f"no checkpoint in {path}"
@@ -133,7 +133,7 @@ def find_pretrained(
     return "weights", chosen
 
 
-def _refuse_foreign(field: str, path: str, *, resume: bool) -> None:
+def _reject_foreign(field: str, path: str, *, resume: bool) -> None:
     """Refuse a folder that another program wrote in a form that is not read here."""
     foreign = recognize_foreign(Path(path))
     if foreign is not None and not is_readable_here(Path(path), resume=resume):
@@ -150,14 +150,16 @@ def resumes_by_tracker(config: CheckpointConfig) -> bool:
     return not named and not config.finetune
 
 
-def _to_resume(config: CheckpointConfig, load: str, rejected: Mapping[Path, str]) -> Selection | None:
-    _refuse_foreign("load", load, resume=not config.finetune)
+def _to_resume(
+    config: CheckpointConfig, load: str, rejected: Mapping[Path, str]
+) -> SelectedCheckpoint | None:
+    _reject_foreign("load", load, resume=not config.finetune)
     wanted = WEIGHTS if config.finetune else RESUMABLE
     if config.ckpt_step is not None or is_iteration_directory(Path(load)):
         return select_checkpoint(load, step=config.ckpt_step, wanted=wanted, rejected=rejected)
-    found: list[Selection] = []
+    found: list[SelectedCheckpoint] = []
     trouble: list[CheckpointNotFoundError] = []
-    for root in (Path(load), *temporary_roots(config)):
+    for root in (Path(load), *non_persistent_roots(config)):
         try:
             chosen = select_checkpoint(root, wanted=wanted, rejected=rejected)
         except CheckpointNotFoundError as error:
@@ -172,16 +174,20 @@ def _to_resume(config: CheckpointConfig, load: str, rejected: Mapping[Path, str]
     return _newest(found, trouble)
 
 
-def _newest(found: list[Selection], trouble: list[CheckpointNotFoundError]) -> Selection:
+def _newest(found: list[SelectedCheckpoint], trouble: list[CheckpointNotFoundError]) -> SelectedCheckpoint:
     """Take the one of the highest step; of the same step, the temporary one, which is later in the list."""
     best = max(enumerate(found), key=lambda each: (_rank(each[1]), each[0]))[1]
-    passed = [entry for each in found for entry in each.passed_over]
+    passed = [entry for each in found for entry in each.skipped]
     passed += [
-        PassedOver(path=each.path, reason=f"older than {best.path}") for each in found if each is not best
+        SkippedCheckpoint(path=each.path, reason=f"older than {best.path}")
+        for each in found
+        if each is not best
     ]
-    passed += [PassedOver(path=Path(str(error).partition(":")[0]), reason=str(error)) for error in trouble]
-    return replace(best, passed_over=tuple(passed))
+    passed += [
+        SkippedCheckpoint(path=Path(str(error).partition(":")[0]), reason=str(error)) for error in trouble
+    ]
+    return replace(best, skipped=tuple(passed))
 
 
-def _rank(selection: Selection) -> int:
+def _rank(selection: SelectedCheckpoint) -> int:
     return -1 if selection.step is None else selection.step

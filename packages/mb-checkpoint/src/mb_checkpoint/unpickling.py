@@ -184,7 +184,7 @@ def _unsafe(path: Path, name: str) -> UnsafeCheckpointError:
     )
 
 
-def refuse_code(path: Path) -> None:
+def reject_code(path: Path) -> None:
     """Check a file of torch.save without reading its tensors.
 
     Raises:

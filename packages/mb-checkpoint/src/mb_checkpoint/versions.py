@@ -2,13 +2,13 @@
 
 import re
 
-LEAST = (0, 3)
+MIN_VERSION = (0, 3)
 """Least version with the local checkpoints that this package writes."""
 
-LEAST_TORCH = (2, 7)
+MIN_TORCH = (2, 7)
 """Least torch whose distributed checkpoints Megatron Core 0.19 can load."""
 
-BREAKS_IMPORT = {
+INCOMPATIBLE_VERSIONS = {
     (0, 4): "Megatron Core reads its __version__ while it is imported, which it lacks",
     (
         0,
@@ -24,19 +24,19 @@ def release(version: str) -> tuple[int, int] | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
-def breaks_megatron(version: str | None) -> str | None:
+def incompatible_with_megatron(version: str | None) -> str | None:
     """Return the reason why Megatron Core cannot be imported next to an installed version; None where it can."""
-    reason = BREAKS_IMPORT.get(release(version or "") or LEAST)
+    reason = INCOMPATIBLE_VERSIONS.get(release(version or "") or MIN_VERSION)
     return f"nvidia-resiliency-ext {version} is installed; {reason}" if reason else None
 
 
 def torch_cannot_load(version: str) -> str | None:
     """Return a message where the installed torch cannot load what Megatron Core saves."""
-    return f"torch {version} is installed" if (release(version) or LEAST_TORCH) < LEAST_TORCH else None
+    return f"torch {version} is installed" if (release(version) or MIN_TORCH) < MIN_TORCH else None
 
 
 def too_old_for_local(kind: str | None, version: str | None) -> str | None:
-    """Return a message where local checkpoints are asked of an installed version that is too old for them."""
-    if kind != "local" or (release(version or "") or LEAST) >= LEAST:
+    """Return a message where local checkpoints are requested of an installed version that is too old for them."""
+    if kind != "local" or (release(version or "") or MIN_VERSION) >= MIN_VERSION:
         return None
     return f"non_persistent_ckpt_type=local, but nvidia-resiliency-ext {version} is installed"

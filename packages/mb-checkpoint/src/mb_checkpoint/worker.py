@@ -14,37 +14,37 @@ from threading import Lock
 
 import torch
 
-from mb_checkpoint.arena import Arena
-from mb_checkpoint.compared import Compared
-from mb_checkpoint.finish import Finished, FinishJob, finish
-from mb_checkpoint.writing import DataFile, put_result, write_files
+from mb_checkpoint.finalize import FinalizedSave, FinalizeJob, finalize_save
+from mb_checkpoint.staging_buffer import StagingBuffer
+from mb_checkpoint.verified_cache import VerifiedCache
+from mb_checkpoint.writing import DataFile, write_files, write_result
 
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _PR_SET_PDEATHSIG = 1
-_HANDED_DOWN = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that a terminal or a scheduler sends to all processes, and that the training process answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteJob:
-    """The data files of one rank; their tensors lie in the arena."""
+    """The data files of one rank; their tensors lie in the buffer."""
 
     folder: Path
     rank: int
     files: tuple[DataFile, ...]
 
 
-Job = WriteJob | FinishJob
+WriterJob = WriteJob | FinalizeJob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class JobResult:
     """What became of a job."""
 
     failure: str | None = None
     """Why it could not be done."""
-    finished: Finished | None = None
-    """Of a `FinishJob`."""
+    finished: FinalizedSave | None = None
+    """Of a `FinalizeJob`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,51 +59,57 @@ class WorkerSettings:
     """0 to 3; 3: only when the disk is idle."""
 
 
-def serve_fresh(connection: int, arena: int, parent: int, nice: int, io_class: int | None) -> None:
+def serve_in_fresh_interpreter(
+    connection: int, buffer: int, parent: int, nice: int, io_class: int | None
+) -> None:
     """Serve in an interpreter that was started for it."""
-    serve(Connection(connection), arena, WorkerSettings(parent=parent, nice=nice, io_class=io_class), None)
+    serve(Connection(connection), buffer, WorkerSettings(parent=parent, nice=nice, io_class=io_class), None)
 
 
-def serve(connection: Connection, arena: int, settings: WorkerSettings, inherited: Connection | None) -> None:
+def serve(
+    connection: Connection, buffer: int, settings: WorkerSettings, inherited: Connection | None
+) -> None:
     """Take jobs from the connection until it is closed. Runs in a process of its own, and never returns into it.
 
     `inherited` is the parent's end of the connection, where a fork left a copy of it here.
     """
-    _settle(settings)
+    _configure_process(settings)
     if inherited is not None:
         inherited.close()  # else this end would never hear that the other one is gone
-    memory = Arena(arena)
-    memory.served = True
+    memory = StagingBuffer(buffer)
+    memory.ready = True
     count = _counted(memory)
-    compared = Compared(progress=count)
+    verified = VerifiedCache(progress=count)
     while True:
         try:
-            job: Job = pickle.loads(memory.fetch(connection.recv()))
+            job: WriterJob = pickle.loads(memory.read_bytes_at(connection.recv()))
         except (EOFError, OSError):
             os._exit(0)
-        answer = _done(job, memory, compared, count)
+        result = _done(job, memory, verified, count)
         del job
         try:
-            connection.send(answer)
+            connection.send(result)
         except OSError:
             os._exit(0)
 
 
-def _done(job: Job, memory: Arena, compared: Compared, count: Callable[[int], None]) -> Answer:
+def _done(
+    job: WriterJob, memory: StagingBuffer, verified: VerifiedCache, count: Callable[[int], None]
+) -> JobResult:
     try:
-        if isinstance(job, FinishJob):
-            return Answer(finished=finish(job, compared, progress=count))
-        put_result(
+        if isinstance(job, FinalizeJob):
+            return JobResult(finished=finalize_save(job, verified, progress=count))
+        write_result(
             job.folder,
             job.rank,
             write_files(job.folder, memory.resolve(job.files), progress=count),
         )
-        return Answer()
+        return JobResult()
     except Exception as error:  # noqa: BLE001  # not swallowed: the training process tells all ranks
-        return Answer(failure=f"{type(error).__name__}: {error}")
+        return JobResult(failure=f"{type(error).__name__}: {error}")
 
 
-def _counted(memory: Arena) -> Callable[[int], None]:
+def _counted(memory: StagingBuffer) -> Callable[[int], None]:
     turn = Lock()
 
     def count(size: int) -> None:  # called in several threads
@@ -113,12 +119,12 @@ def _counted(memory: Arena) -> Callable[[int], None]:
     return count
 
 
-def _settle(settings: WorkerSettings) -> None:
+def _configure_process(settings: WorkerSettings) -> None:
     """Make this process one that dies with its parent, steps aside, and leaves the parent's objects alone."""
     gc.disable()  # objects of the parent that live on a device must not be collected here
     gc.freeze()
     torch.set_num_threads(1)
-    for number in _HANDED_DOWN:
+    for number in _IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -20,7 +20,7 @@ from mb_checkpoint.manifest import FileEntry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slot:
+class BufferSlot:
     """Where a tensor lies in memory that another process sees too."""
 
     offset: int
@@ -35,7 +35,7 @@ class Piece:
 
     index: MetadataIndex | None
     """Where a reader finds it in the index of the checkpoint; None: it is not in the index."""
-    data: "torch.Tensor | bytes | Slot"
+    data: "torch.Tensor | bytes | BufferSlot"
     """A tensor of this rank on any device, where a copy of one lies, or an object in its stored form."""
 
 
@@ -48,7 +48,7 @@ class DataFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class WrittenFiles:
     """What a rank wrote."""
 
     files: tuple[FileEntry, ...] = ()
@@ -94,7 +94,7 @@ def write_files(
     *,
     progress: Callable[[int], object] = lambda _bytes: None,
     synchronize: Synchronize | None = None,
-) -> Written:
+) -> WrittenFiles:
     """Write the files of one rank, one thread each, and force them to the disk.
 
     Waits for the GPUs that hold the tensors before the threads start. Tensors are brought to the host one at a time.
@@ -111,7 +111,7 @@ def write_files(
     wait_for_devices((piece.data for file in files for piece in file.pieces), synchronize=synchronize)
     with ThreadPoolExecutor(max(1, len(files))) as pool:
         parts = list(pool.map(lambda file: _write_file(folder, file, progress), files))
-    return Written(
+    return WrittenFiles(
         files=tuple(entry for entry, _ in parts),
         results=tuple(result for _, results in parts for result in results),
     )
@@ -136,11 +136,11 @@ def _write_file(
     return stream.entry(file.name), results
 
 
-def _write_data(data: torch.Tensor | bytes | Slot, stream: HashingStream) -> None:
+def _write_data(data: torch.Tensor | bytes | BufferSlot, stream: HashingStream) -> None:
     if isinstance(data, bytes):
         stream.write(data)
         return
-    if isinstance(data, Slot):
+    if isinstance(data, BufferSlot):
         raise TypeError(f"writing: {data} stands for a tensor; look it up in its memory first.")
     try:
         torch.save(compact(data), stream)  # type: ignore[arg-type]  # it needs write and flush
@@ -162,12 +162,12 @@ def compact(tensor: torch.Tensor) -> torch.Tensor:
     return here if alone and here.is_contiguous() else here.clone(memory_format=torch.contiguous_format)
 
 
-def put_result(folder: Path, rank: int, written: Written) -> None:
+def write_result(folder: Path, rank: int, written: WrittenFiles) -> None:
     """Leave what a rank wrote where the rank that commits finds it."""
     _result_file(folder, rank).write_bytes(pickle.dumps(written))
 
 
-def take_results(folder: Path, world_size: int) -> list[Written]:
+def collect_results(folder: Path, world_size: int) -> list[WrittenFiles]:
     """Return what each rank left, and remove it. The folder is that of a save of this run: its pickles are our own.
 
     Raises:

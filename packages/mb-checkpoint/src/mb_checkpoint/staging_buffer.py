@@ -9,14 +9,14 @@ from dataclasses import replace
 import torch
 
 from mb_checkpoint.device_sync import Synchronize, wait_for_devices
-from mb_checkpoint.writing import DataFile, Piece, Slot, compact
+from mb_checkpoint.writing import BufferSlot, DataFile, Piece, compact
 
 HEADER_BYTES = 64
 ALIGNMENT = 64
 _COUNTER = struct.Struct("=Q")
 
 
-class Arena:
+class StagingBuffer:
     """A block of shared memory without a name, with a counter of progress at its head. Linux only.
 
     Its size is that of the largest save of this rank so far; nothing else is kept on the host.
@@ -47,12 +47,12 @@ class Arena:
         _COUNTER.pack_into(self._map, 0, value)
 
     @property
-    def served(self) -> bool:
+    def ready(self) -> bool:
         """Whether the writer is there and listens."""
         return bool(self._map[_COUNTER.size])
 
-    @served.setter
-    def served(self, value: bool) -> None:
+    @ready.setter
+    def ready(self, value: bool) -> None:
         self._map[_COUNTER.size] = int(value)
 
     def stage(
@@ -92,7 +92,7 @@ class Arena:
         """Forget what the block holds."""
         self._end = HEADER_BYTES
 
-    def hold(self, content: bytes) -> tuple[int, int]:
+    def append_bytes(self, content: bytes) -> tuple[int, int]:
         """Put bytes behind what the block holds; return their place, for `fetch` in another process.
 
         Raises:
@@ -102,7 +102,7 @@ class Arena:
         self._map[self._end : self._end + len(content)] = content
         return self._end, len(content)
 
-    def fetch(self, place: tuple[int, int]) -> bytes:
+    def read_bytes_at(self, place: tuple[int, int]) -> bytes:
         """Return the bytes at a place."""
         self._grow(os.fstat(self.descriptor).st_size)
         return self._map[place[0] : place[0] + place[1]]
@@ -120,9 +120,9 @@ class Arena:
         os.close(self.descriptor)
 
     def _resolved(self, piece: Piece) -> Piece:
-        return replace(piece, data=self._view(piece.data)) if isinstance(piece.data, Slot) else piece
+        return replace(piece, data=self._view(piece.data)) if isinstance(piece.data, BufferSlot) else piece
 
-    def _view(self, slot: Slot) -> torch.Tensor:
+    def _view(self, slot: BufferSlot) -> torch.Tensor:
         count = 1
         for length in slot.shape:
             count *= length
@@ -155,8 +155,8 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
     return compact(tensor) if "dequantize" in type(tensor).__dict__ else tensor.detach()
 
 
-def _slot(tensor: torch.Tensor, offset: int) -> Slot:
-    return Slot(offset=offset, shape=tuple(tensor.shape), dtype=tensor.dtype)
+def _slot(tensor: torch.Tensor, offset: int) -> BufferSlot:
+    return BufferSlot(offset=offset, shape=tuple(tensor.shape), dtype=tensor.dtype)
 
 
 def _bytes(tensor: torch.Tensor) -> int:

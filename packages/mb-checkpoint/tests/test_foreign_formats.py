@@ -1,11 +1,11 @@
 """Which folders are recognized, what is advised, and which folder is the nearest."""
 
+import complete_checkpoint
 import pytest
-import whole
 
 from mb_checkpoint import CheckpointConfig
 from mb_checkpoint.errors import CheckpointNotFoundError
-from mb_checkpoint.recognition import nearest_folder, recognize_foreign, why_no_source
+from mb_checkpoint.foreign_formats import nearest_folder, recognize_foreign, why_no_source
 from mb_checkpoint.rules import RULES
 from mb_checkpoint.sources import find_checkpoint
 
@@ -85,7 +85,7 @@ def test_megatron_bridge_is_told_from_this_package_by_its_run_config(tmp_path):
 
 
 def test_own_checkpoints_and_empty_folders_are_not_foreign(tmp_path):
-    whole.save(tmp_path, 100)
+    complete_checkpoint.save(tmp_path, 100)
     assert recognize_foreign(tmp_path) is None
     assert recognize_foreign(tmp_path / "nowhere") is None
     assert why_no_source(str(tmp_path), resume=True) is None
@@ -93,7 +93,7 @@ def test_own_checkpoints_and_empty_folders_are_not_foreign(tmp_path):
 
 def test_the_nearest_folder_with_a_checkpoint_is_named(tmp_path):
     (tmp_path / "runs" / "gpt_tinny").mkdir(parents=True)
-    whole.fill(tmp_path / "runs" / "gpt_tiny" / "checkpoints" / STEP, 100)
+    complete_checkpoint.fill(tmp_path / "runs" / "gpt_tiny" / "checkpoints" / STEP, 100)
     right = tmp_path / "runs" / "gpt_tiny"
     assert nearest_folder(tmp_path / "runs" / "gpt_tini" / "checkpoints") == right / "checkpoints"
     assert nearest_folder(tmp_path / "runs") == right / "checkpoints"
@@ -110,7 +110,7 @@ def test_a_folder_with_a_configuration_alone_is_not_a_checkpoint(tmp_path):
     assert why_no_source(str(tmp_path / "gpt_tinny"), resume=True).endswith(
         "gpt_tinny has a run_config.yaml and no checkpoint"
     )
-    whole.fill(tmp_path / "gpt" / STEP, 100)
+    complete_checkpoint.fill(tmp_path / "gpt" / STEP, 100)
     assert nearest_folder(tmp_path / "gpt_tinn") == tmp_path / "gpt"
 
 
@@ -146,12 +146,12 @@ def test_a_load_may_be_empty_where_the_run_has_non_persistent_checkpoints(tmp_pa
     assert verdict("CK41", *named) is None
     assert verdict("CK41", load, save, True, None, None, None, "mine.Manager", True) is None
     assert "no such folder" in verdict("CK41", load, save, True, "local", None, local, None, True)
-    whole.fill(tmp_path / "save" / "non_persistent" / STEP, 100)
+    complete_checkpoint.fill(tmp_path / "save" / "non_persistent" / STEP, 100)
     assert verdict("CK41", load, save, False, "global", None, None, None, True) is None
 
 
 def test_a_step_is_looked_for_among_those_that_are_there(tmp_path):
-    whole.fill(tmp_path / STEP, 100)
+    complete_checkpoint.fill(tmp_path / STEP, 100)
     assert verdict("CK43", 100, str(tmp_path), None, True) is None
     assert verdict("CK43", 100, str(tmp_path / STEP), None, True) is None
     assert verdict("CK43", 7, str(tmp_path), None, True).endswith("has no step 7; steps there: 100")

@@ -8,27 +8,27 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mb_checkpoint.commit import discard
+from mb_checkpoint.commit_barrier import CommitBarrier
 from mb_checkpoint.context import FailedSave, SavedCheckpoint, describe_failure
-from mb_checkpoint.finish import Finished, FinishJob
+from mb_checkpoint.finalize import FinalizedSave, FinalizeJob
 from mb_checkpoint.layout import iteration_directory
-from mb_checkpoint.rounds import Rounds
-from mb_checkpoint.worker import Answer, Job
+from mb_checkpoint.worker import JobResult, WriterJob
 
-NAP_SECONDS = 0.01
+POLL_SECONDS = 0.01
 
 
-class WriterLike(Protocol):
-    """A background writer with a job under way; `background.Writer` fits."""
+class AsyncWriterLike(Protocol):
+    """A background writer with a job under way; `background_writer.BackgroundWriter` fits."""
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: WriterJob) -> None:
         """Hand over the next job."""
 
-    def answer(self) -> Answer | None:
+    def result(self) -> JobResult | None:
         """Return what became of the last one, once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Save:
+class InFlightSave:
     """What a save is, on every rank."""
 
     root: Path
@@ -36,11 +36,11 @@ class Save:
     staging: Path
     began: float
     """On the clock of the save."""
-    job: FinishJob | None
+    job: FinalizeJob | None
     """On rank 0: how to finish."""
 
 
-class PendingSave:
+class AsyncSave:
     """One background save; poll it on all ranks alike, the same number of times.
 
     Args:
@@ -53,10 +53,10 @@ class PendingSave:
 
     def __init__(
         self,
-        save: Save,
+        save: InFlightSave,
         *,
-        writer: WriterLike,
-        rounds: Rounds,
+        writer: AsyncWriterLike,
+        rounds: CommitBarrier,
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -67,7 +67,7 @@ class PendingSave:
         self._sleep = sleep
         self._reported = False
         self._finishing = False
-        self._finished: Finished | None = None
+        self._finished: FinalizedSave | None = None
 
     @property
     def step(self) -> int:
@@ -86,13 +86,13 @@ class PendingSave:
                 return self._record(json.loads(outcome))
             if not blocking:
                 return None
-            self._sleep(NAP_SECONDS)
+            self._sleep(POLL_SECONDS)
 
     def _report(self) -> None:
-        answer = None if self._reported else self._writer.answer()
-        if answer is not None:
+        result = None if self._reported else self._writer.result()
+        if result is not None:
             self._reported = True
-            self._rounds.report(answer.failure or "")
+            self._rounds.report(result.failure or "")
 
     def _outcome(self) -> str | None:
         """Return on rank 0, once it is known, how the save ended, as JSON: reasons of a failure, and bytes written."""
@@ -104,7 +104,7 @@ class PendingSave:
         written = 0 if self._finished is None else self._finished.total_bytes
         return json.dumps({"failures": failures, "total_bytes": written})
 
-    def _begin_commit(self, job: FinishJob) -> list[str] | None:
+    def _begin_commit(self, job: FinalizeJob) -> list[str] | None:
         reports = self._rounds.reports()
         if reports is None:
             return None
@@ -118,11 +118,11 @@ class PendingSave:
         return failures or None
 
     def _commit(self) -> list[str] | None:
-        answer = self._writer.answer()
-        if answer is None:
+        result = self._writer.result()
+        if result is None:
             return None
-        self._finished = answer.finished
-        return [] if answer.failure is None else [f"rank 0: {answer.failure}"]
+        self._finished = result.finished
+        return [] if result.failure is None else [f"rank 0: {result.failure}"]
 
     def _record(self, outcome: Mapping[str, Any]) -> SavedCheckpoint | FailedSave:
         save, seconds = self._save, self._clock() - self._save.began
@@ -132,10 +132,12 @@ class PendingSave:
                 discard(save.staging)
             message = describe_failure(save.root, save.step, "; ".join(failures))
             return FailedSave(root=save.root, step=save.step, message=message, seconds=seconds)
-        return saved(save, self._finished, seconds=seconds, total_bytes=outcome["total_bytes"])
+        return describe_saved(save, self._finished, seconds=seconds, total_bytes=outcome["total_bytes"])
 
 
-def saved(save: Save, finished: Finished | None, *, seconds: float, total_bytes: int = 0) -> SavedCheckpoint:
+def describe_saved(
+    save: InFlightSave, finished: FinalizedSave | None, *, seconds: float, total_bytes: int = 0
+) -> SavedCheckpoint:
     """Return the record of a committed save; without `finished`, which rank 0 has, its size is `total_bytes`."""
     if finished is None:
         return SavedCheckpoint(

@@ -4,8 +4,8 @@ import os
 import warnings
 from contextlib import ExitStack
 
+import complete_checkpoint
 import pytest
-import whole
 
 from mb_checkpoint import (
     CheckpointFolderError,
@@ -13,9 +13,9 @@ from mb_checkpoint import (
     IncompleteCheckpointError,
     TrainStateError,
 )
-from mb_checkpoint.locks import WRITER, claimed, reading, writing
+from mb_checkpoint.integrity import first_intact, newest_intact
+from mb_checkpoint.locks import WRITER, exclusive_lock, reader_lock, writer_lock
 from mb_checkpoint.select import select_checkpoint
-from mb_checkpoint.soundness import first_sound, newest_sound
 from mb_checkpoint.train_state import read_train_state
 
 
@@ -29,36 +29,36 @@ def flip(folder):
 
 def test_a_flipped_bit_is_passed_over_for_the_newest_sound_one(tmp_path):
     for step in (10, 20, 30):
-        whole.save(tmp_path, step)
+        complete_checkpoint.save(tmp_path, step)
     flip(tmp_path / "iter_0000030")
     (tmp_path / "iter_0000020" / "manifest.json").write_text("{}")
     read = []
-    found = newest_sound(tmp_path, progress=read.append)
-    assert [each.path.name for each in (found, *found.passed_over)] == [
+    found = newest_intact(tmp_path, progress=read.append)
+    assert [each.path.name for each in (found, *found.skipped)] == [
         "iter_0000010",
         "iter_0000030",
         "iter_0000020",
     ]
-    assert found.passed_over[0].reason == "__0_0.distcp differs from the manifest (SHA-256)"
+    assert found.skipped[0].reason == "__0_0.distcp differs from the manifest (SHA-256)"
     assert sum(read) > (tmp_path / "iter_0000010" / "__0_0.distcp").stat().st_size
 
 
 def test_contents_need_not_be_compared(tmp_path):
-    whole.save(tmp_path, 10)
+    complete_checkpoint.save(tmp_path, 10)
     flip(tmp_path / "iter_0000010")
-    found = first_sound(lambda rejected: select_checkpoint(tmp_path, rejected=rejected), contents=False)
-    assert (found.step, newest_sound(tmp_path / "none")) == (10, None)
+    found = first_intact(lambda rejected: select_checkpoint(tmp_path, rejected=rejected), contents=False)
+    assert (found.step, newest_intact(tmp_path / "none")) == (10, None)
 
 
 def test_nothing_sound_is_an_error_that_names_each(tmp_path):
-    whole.save(tmp_path, 10)
+    complete_checkpoint.save(tmp_path, 10)
     flip(tmp_path / "iter_0000010")
     with pytest.raises(
         CheckpointNotFoundError, match=r"no complete checkpoint \(iter_0000010: __0_0.distcp differs"
     ):
-        newest_sound(tmp_path)
+        newest_intact(tmp_path)
     with pytest.raises(IncompleteCheckpointError, match=r"not a whole checkpoint: __0_0.distcp differs"):
-        newest_sound(tmp_path / "iter_0000010")
+        newest_intact(tmp_path / "iter_0000010")
 
 
 def test_a_damaged_train_state_is_an_error_and_no_warning(tmp_path):
@@ -70,19 +70,22 @@ def test_a_damaged_train_state_is_an_error_and_no_warning(tmp_path):
 
 def test_one_process_at_a_time_saves_below_a_folder_and_says_who_it_is(tmp_path):
     root = tmp_path / "new" / "checkpoints"
-    with writing(root, run="runs/a"):
-        whole.save(root, 10)
-        with reading(root / "iter_0000010"):
+    with writer_lock(root, run="runs/a"):
+        complete_checkpoint.save(root, 10)
+        with reader_lock(root / "iter_0000010"):
             refused = rf"{root}: process {os.getpid()} on .* \(runs/a\) saves there"
-            with pytest.raises(CheckpointFolderError, match=refused), writing(root, run="runs/b", patience=0):
+            with (
+                pytest.raises(CheckpointFolderError, match=refused),
+                writer_lock(root, run="runs/b", timeout_seconds=0),
+            ):
                 pass
         (root / WRITER).unlink()
         with (
             pytest.raises(CheckpointFolderError, match="another process saves"),
-            writing(root, run="b", patience=0),
+            writer_lock(root, run="b", timeout_seconds=0),
         ):
             pass
-    with writing(root, run="runs/b"):
+    with writer_lock(root, run="runs/b"):
         assert (root / WRITER).is_file()
     assert not (root / WRITER).exists()
 
@@ -95,15 +98,15 @@ def test_a_writer_waits_for_one_who_is_about_to_let_go(tmp_path):
         if now[0] > 3:
             held.close()
 
-    held.enter_context(claimed(tmp_path))
-    with writing(tmp_path, run="b", patience=5, clock=lambda: now[0], sleep=sleep):
+    held.enter_context(exclusive_lock(tmp_path))
+    with writer_lock(tmp_path, run="b", timeout_seconds=5, clock=lambda: now[0], sleep=sleep):
         assert 3 < now[0] < 4
 
 
 def test_a_writer_does_not_wait_for_ever(tmp_path):
     waits = []
-    patience = {"patience": 5, "clock": lambda: sum(waits), "sleep": waits.append}
+    timing = {"timeout_seconds": 5, "clock": lambda: sum(waits), "sleep": waits.append}
     refused = pytest.raises(CheckpointFolderError, match=r"\(runs/a\) saves there")
-    with writing(tmp_path, run="runs/a"), refused, writing(tmp_path, run="runs/b", **patience):
+    with writer_lock(tmp_path, run="runs/a"), refused, writer_lock(tmp_path, run="runs/b", **timing):
         pass
     assert 5 <= sum(waits) < 6

@@ -40,7 +40,7 @@ def refresh(optimizer: Any, model: Sequence[Any], stored: Mapping[str, Any] | No
     Args:
         optimizer: Megatron's.
         model: Model chunks of this rank.
-        stored: Loaded weights, which were asked for by `in_float32`; None takes the model's.
+        stored: Loaded weights, which were requested by `in_float32`; None takes the model's.
     """
     divided = bool(mcore.distributed_parts(optimizer))
     optimizer.reload_model_params(state_dict=stored if divided else None)

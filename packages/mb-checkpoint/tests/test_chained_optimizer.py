@@ -3,7 +3,7 @@
 import pytest
 
 from mb_checkpoint import CheckpointLayoutError
-from mb_checkpoint.chains import fit_chain
+from mb_checkpoint.chained_optimizer import fit_chained_state
 
 DENSE = {"wd_mult": 1.0, "is_expert_parallel": False, "lr": 0.1, "step": 3, "params": [0]}
 EXPERT = {**DENSE, "is_expert_parallel": True, "params": [0]}
@@ -16,19 +16,19 @@ def inside(*groups):
 
 def test_as_many_as_were_stored_keep_their_tensors_rates_and_steps():
     stored = {0: {**inside(DENSE), "param_state": "a"}, 1: {**inside(EXPERT), "param_state": "b"}}
-    assert fit_chain(stored, [[OWN_DENSE], [OWN_EXPERT]]) == stored
+    assert fit_chained_state(stored, [[OWN_DENSE], [OWN_EXPERT]]) == stored
     plain = {"state": {}, "param_groups": [DENSE]}
-    assert fit_chain(plain, [[OWN_DENSE]]) == plain
+    assert fit_chained_state(plain, [[OWN_DENSE]]) == plain
 
 
 def test_two_become_one_with_rates_and_steps_as_stored():
     stored = {0: inside(DENSE), 1: inside(EXPERT), "param_state": "tensors"}
-    assert fit_chain(stored, [[OWN_DENSE]]) == {**inside(DENSE), "param_state": "tensors"}
+    assert fit_chained_state(stored, [[OWN_DENSE]]) == {**inside(DENSE), "param_state": "tensors"}
 
 
 def test_one_becomes_two():
     stored = {**inside(DENSE), 0: {"param_state": "a"}, 1: {"param_state": "b"}}
-    assert fit_chain(stored, [[OWN_DENSE], [OWN_EXPERT]]) == {
+    assert fit_chained_state(stored, [[OWN_DENSE], [OWN_EXPERT]]) == {
         0: {**inside(DENSE), "param_state": "a"},
         1: {**inside(EXPERT), "param_state": "b"},
     }
@@ -37,10 +37,10 @@ def test_one_becomes_two():
 def test_a_group_without_counterpart_is_refused():
     stored = {0: inside(DENSE), 1: inside(EXPERT), "param_state": "tensors"}
     with pytest.raises(CheckpointLayoutError, match=r"'wd_mult': 0\.0"):
-        fit_chain(stored, [[{**OWN_DENSE, "wd_mult": 0.0}]])
+        fit_chained_state(stored, [[{**OWN_DENSE, "wd_mult": 0.0}]])
 
 
 def test_other_optimizers_cannot_be_put_together_anew():
     stored = {0: {"state": {}, "param_groups": [DENSE]}, 1: {"state": {}, "param_groups": [EXPERT]}}
     with pytest.raises(CheckpointLayoutError, match="stored as 2 parts and this run has 1"):
-        fit_chain(stored, [[OWN_DENSE]])
+        fit_chained_state(stored, [[OWN_DENSE]])

@@ -10,13 +10,13 @@ from mb_checkpoint.errors import CheckpointLayoutError
 from mb_checkpoint.param_groups import Policy, fit_groups, groups_of, with_groups
 
 
-def fit_chain(
+def fit_chained_state(
     stored: Mapping[Any, Any], groups: Sequence[Sequence[Mapping[str, Any]]], *, policy: Policy = "equal"
 ) -> dict[Any, Any]:
     """Return the state that the optimizers of this run expect: as many parts, with this run's parameter groups.
 
     Args:
-        stored: The optimizer section as it was read: the tensors as this run asked for them, the rest as it was stored;
+        stored: The optimizer section as it was read: the tensors as this run requested them, the rest as it was stored;
             of several optimizers, each under its number.
         groups: Parameter groups of each optimizer of this run.
         policy: Whose schedule applies, as `param_groups.fit_groups`.
@@ -42,9 +42,9 @@ def fit_chain(
     common = {key: entry for part in parts for key, entry in part.items() if key != "param_state"}
     fitted = []
     for number, own in enumerate(groups):
-        asked = shared if len(groups) == 1 else stored[number]
+        requested = shared if len(groups) == 1 else stored[number]
         chosen = {**parts[0]["optimizer"], "param_groups": fit_groups(known, own, policy=policy)}
-        fitted.append({**common, **asked, "optimizer": chosen})
+        fitted.append({**common, **requested, "optimizer": chosen})
     return fitted[0] if len(fitted) == 1 else dict(enumerate(fitted))
 
 

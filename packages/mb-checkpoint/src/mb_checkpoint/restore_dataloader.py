@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from mb_checkpoint.agreement import RanksFailedError, gather, on_every_rank
+from mb_checkpoint.collectives import RanksFailedError, gather, on_every_rank
 from mb_checkpoint.context import CheckpointLoadContext
 from mb_checkpoint.dataloader import positioned
 from mb_checkpoint.errors import DataloaderStateError
@@ -16,7 +16,7 @@ def restore_position(ctx: CheckpointLoadContext, stored: Callable[[], Any | None
 
     Args:
         ctx: With the iterator, on the ranks that have one.
-        stored: Returns the position of this rank, or None; asked only where there is a loader for it.
+        stored: Returns the position of this rank, or None; requested only where there is a loader for it.
 
     Raises:
         DataloaderStateError: It could not be read or taken over on a rank.

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 from mb_checkpoint.layout import (
-    FORMAT_MARK,
+    FORMAT_MARKER,
     MANIFEST,
     RUN_CONFIG,
     TENSOR_INDEX,
@@ -18,7 +18,7 @@ from mb_checkpoint.layout import (
     why_not_a_checkpoint,
 )
 
-MOST_ENTRIES = 500
+MAX_ENTRIES = 500
 """Entries of one folder that are read at the most: a folder that is named by mistake may hold millions."""
 
 _PEFT_MARK = "adapter_config.json"
@@ -76,7 +76,7 @@ def _recognize_distributed(folder: Path, *, named: Path) -> ForeignCheckpoint | 
     if (folder / RUN_CONFIG).is_file() and not _written_by_bridge(folder / RUN_CONFIG):
         return None
     program = "Megatron-Bridge" if (folder / RUN_CONFIG).is_file() else "Megatron-LM"
-    if (folder / FORMAT_MARK).is_file():
+    if (folder / FORMAT_MARKER).is_file():
         return _distributed(program, folder, named=named, format="torch_dist")
     if (folder / RUN_CONFIG).is_file():
         return _distributed(program, folder, named=named, format="fsdp_dtensor")
@@ -151,7 +151,7 @@ def _step_folders(root: Path) -> list[Path]:
 
 
 def _children(folder: Path, name: re.Pattern[str]) -> Iterator[Path]:
-    found = [each for each in islice(folder.iterdir(), MOST_ENTRIES) if name.fullmatch(each.name)]
+    found = [each for each in islice(folder.iterdir(), MAX_ENTRIES) if name.fullmatch(each.name)]
     return (each for each in sorted(found, reverse=True) if each.is_dir())
 
 
@@ -194,16 +194,16 @@ def is_readable_here(path: Path, *, resume: bool) -> bool:
 def nearest_folder(path: Path) -> Path | None:
     """Return the existing folder that a path may mean: one with a checkpoint first, else one with a similar name.
 
-    Candidates are the folders next to `path`, those in it, and the `checkpoints` of each. Without either, the
+    Candidates are the folders next to `path`, those in it, and the `checkpoints` of each. AllButAdapters either, the
     lowest existing parent of `path`, or None where `path` exists.
     """
     existing = next((each for each in (path, *path.parents) if each.is_dir()), None)
     if existing is None:
         return None
-    children = [each for each in islice(existing.iterdir(), MOST_ENTRIES) if each.is_dir()]
+    children = [each for each in islice(existing.iterdir(), MAX_ENTRIES) if each.is_dir()]
     if existing == path and path.parent != path:
         children += [
-            each for each in islice(path.parent.iterdir(), MOST_ENTRIES) if each.is_dir() and each != path
+            each for each in islice(path.parent.iterdir(), MAX_ENTRIES) if each.is_dir() and each != path
         ]
     candidates = [each for child in children for each in (child, child / "checkpoints") if each.is_dir()]
     with_checkpoint = [each for each in candidates if why_not_a_checkpoint(each) is None]

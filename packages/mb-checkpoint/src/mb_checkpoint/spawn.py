@@ -9,7 +9,7 @@ from multiprocessing.context import ForkProcess
 from typing import Protocol
 
 
-class Child(Protocol):
+class ChildProcess(Protocol):
     """A running process."""
 
     @property
@@ -37,7 +37,7 @@ def fork(target: Callable[..., None], arguments: Sequence[object]) -> ForkProces
     return process
 
 
-class FreshProcess:
+class FreshInterpreter:
     """A new interpreter that calls a function of a module, in a session of its own.
 
     Args:

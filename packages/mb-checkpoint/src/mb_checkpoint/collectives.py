@@ -9,7 +9,7 @@ import torch.distributed as dist
 T = TypeVar("T")
 
 
-def need_process_group() -> None:
+def require_process_group() -> None:
     """Make sure that torch.distributed is initialised, with one process too.
 
     Raises:
@@ -40,7 +40,7 @@ def on_rank_zero(work: Callable[[], T]) -> T:
     return outcome[0]  # type: ignore[return-value]  # rank 0 put a T there
 
 
-NAMED = 3
+MAX_RANKS_NAMED = 3
 """Ranks that the message of a failure names."""
 
 
@@ -65,7 +65,7 @@ def on_every_rank(work: Callable[[], T]) -> T:
         words, cause = f"{type(error).__name__}: {error}", error
     failures = [f"rank {rank}: {each}" for rank, each in enumerate(gather(words)) if each]
     if failures:
-        raise RanksFailedError("; ".join(failures[:NAMED])) from cause
+        raise RanksFailedError("; ".join(failures[:MAX_RANKS_NAMED])) from cause
     return results[0]
 
 

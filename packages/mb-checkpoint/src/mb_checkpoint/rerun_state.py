@@ -3,24 +3,24 @@
 from collections.abc import Mapping
 from typing import Any
 
-from mb_checkpoint.context import RerunsLike
+from mb_checkpoint.context import RerunStateMachineLike
 
 RERUN_KEY = "rerun_state_machine"
 
 
-def rerun_entry(machine: RerunsLike | None) -> dict[str, Any]:
+def rerun_entry(machine: RerunStateMachineLike | None) -> dict[str, Any]:
     """Return what a save adds to the state; nothing without a machine, or where it has nothing to keep."""
     state = None if machine is None else machine.state_dict()
     return {} if state is None else {RERUN_KEY: state}
 
 
 def rerun_request(
-    machine: RerunsLike | None, *, objects: frozenset[str], same_layout: bool
+    machine: RerunStateMachineLike | None, *, objects: frozenset[str], same_layout: bool
 ) -> tuple[dict[str, Any], str | None]:
     """Return what a load asks for, and a note where what is stored belongs to another layout.
 
     Args:
-        machine: asks for as many shards as there are ranks; None: nothing is asked for.
+        machine: asks for as many shards as there are ranks; None: nothing is requested.
         objects: unique keys of the stored objects.
         same_layout: tensor and pipeline parallel sizes are those of the checkpoint.
     """
@@ -36,9 +36,9 @@ def rerun_request(
     return {}, None
 
 
-def take_over(machine: RerunsLike | None, loaded: Mapping[str, Any], *, asked: bool) -> None:
-    """Hand a loaded state to the machine, where it was asked for."""
-    if machine is not None and asked:
+def take_over(machine: RerunStateMachineLike | None, loaded: Mapping[str, Any], *, requested: bool) -> None:
+    """Hand a loaded state to the machine, where it was requested."""
+    if machine is not None and requested:
         machine.load_state_dict(loaded[RERUN_KEY])
 
 
@@ -53,7 +53,7 @@ def entries_of(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rebuilt(template: Mapping[str, Any], loaded: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state that was asked for by a template, from the entries that were read."""
+    """Return the state that was requested by a template, from the entries that were read."""
     return {name: loaded[_entry(name, value)] for name, value in template.items()}
 
 

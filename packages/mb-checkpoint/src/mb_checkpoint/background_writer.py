@@ -10,16 +10,16 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from mb_checkpoint.arena import Arena
-from mb_checkpoint.child import Child, FreshProcess, fork
-from mb_checkpoint.worker import Answer, Job, WorkerSettings, WriteJob, serve
+from mb_checkpoint.spawn import ChildProcess, FreshInterpreter, fork
+from mb_checkpoint.staging_buffer import StagingBuffer
+from mb_checkpoint.worker import JobResult, WorkerSettings, WriteJob, WriterJob, serve
 from mb_checkpoint.writing import DataFile
 
-START_SECONDS = 120.0
+STARTUP_SECONDS = 120.0
 """How long a fresh interpreter may take to import torch on a busy machine."""
 
 
-class Writer:
+class BackgroundWriter:
     """A process that lives as long as the run and does one job at a time; a dead one is replaced at the next job.
 
     Linux only. Memory: one copy of what this rank writes in a save, on the host, used again by each save.
@@ -29,7 +29,7 @@ class Writer:
             afterwards. Anything else: a fresh interpreter, which is ready after some seconds, beside the training.
         nice: CPU priority of the process, 0 to 19.
         io_class: Input/output class, 0 to 3; None leaves the system's.
-        hang_seconds: Without a written byte for so long, the process counts as hanging and is ended.
+        hang_seconds: AllButAdapters a written byte for so long, the process counts as hanging and is ended.
         clock: Seconds from any start.
     """
 
@@ -46,8 +46,8 @@ class Writer:
         self._settings = WorkerSettings(parent=os.getpid(), nice=nice, io_class=io_class)
         self._hang_seconds = hang_seconds
         self._clock = clock
-        self._arena = Arena()
-        self._process: Child | None = None
+        self._buffer = StagingBuffer()
+        self._process: ChildProcess | None = None
         self._connection: Connection | None = None
         self._busy = False
         self._seen = (0, 0.0)
@@ -62,7 +62,7 @@ class Writer:
     @property
     def staged_bytes(self) -> int:
         """Host memory that is held for copies."""
-        return self._arena.size
+        return self._buffer.size
 
     def start(self) -> None:
         """Start the process unless it is there; done by itself before a job."""
@@ -70,17 +70,17 @@ class Writer:
             return
         self._end()
         self._connection, theirs = multiprocessing.Pipe()
-        self._arena.served = False
-        ours, arena, settings = self._connection, self._arena.descriptor, self._settings
+        self._buffer.ready = False
+        ours, buffer, settings = self._connection, self._buffer.descriptor, self._settings
         if self._start_method == "fork":
-            self._process = fork(serve, (theirs, arena, settings, ours))
+            self._process = fork(serve, (theirs, buffer, settings, ours))
         else:
-            handed = (theirs.fileno(), arena)
-            self._process = FreshProcess(
+            inherited = (theirs.fileno(), buffer)
+            self._process = FreshInterpreter(
                 "mb_checkpoint.worker",
-                "serve_fresh",
-                (*handed, settings.parent, settings.nice, settings.io_class),
-                handed,
+                "serve_in_fresh_interpreter",
+                (*inherited, settings.parent, settings.nice, settings.io_class),
+                inherited,
             )
         theirs.close()
 
@@ -92,9 +92,9 @@ class Writer:
             RuntimeError: A job is under way.
         """
         self._free()
-        self.submit(WriteJob(folder=folder, rank=rank, files=self._arena.stage(files)))
+        self.submit(WriteJob(folder=folder, rank=rank, files=self._buffer.stage(files)))
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: WriterJob) -> None:
         """Hand over a job.
 
         Raises:
@@ -108,12 +108,12 @@ class Writer:
             self._clock(),
         )  # a number that no progress has: the clock starts when it is first looked at
         if not isinstance(job, WriteJob):
-            self._arena.clear()
-        place = self._arena.hold(pickle.dumps(job))  # a pipe that nobody reads would stop us
+            self._buffer.clear()
+        place = self._buffer.append_bytes(pickle.dumps(job))  # a pipe that nobody reads would stop us
         self._connection.send(place)  # type: ignore[union-attr]  # start() made it
         self._busy = True
 
-    def answer(self) -> Answer | None:
+    def result(self) -> JobResult | None:
         """Return what became of the job, once; None while it is under way.
 
         A process that died or hangs is an answer too, and is gone afterwards.
@@ -122,15 +122,15 @@ class Writer:
             return None
         alive = (
             self._process.is_alive()
-        )  # asked before the pipe: what it sent before its death is still there
+        )  # requested before the pipe: what it sent before its death is still there
         try:
-            found: Answer | None = self._connection.recv() if self._connection.poll() else None
+            found: JobResult | None = self._connection.recv() if self._connection.poll() else None
         except (EOFError, OSError):
             found, alive = None, False
         if found is None and not alive:
-            found = Answer(failure=self._epitaph())
+            found = JobResult(failure=self._describe_exit())
         elif found is None and self._hangs():
-            found = Answer(
+            found = JobResult(
                 failure=f"the writer process wrote nothing for {self._hang_seconds:g} s and was ended"
             )
         if found is not None:
@@ -148,7 +148,7 @@ class Writer:
         """End the process and give the memory back; there will be no next job."""
         atexit.unregister(self.close)
         self.stop()
-        self._arena.close()
+        self._buffer.close()
 
     def _free(self) -> None:
         if self._busy:
@@ -157,14 +157,14 @@ class Writer:
             )
 
     def _hangs(self) -> bool:
-        if not self._arena.served:  # still importing
-            return self._clock() - self._seen[1] > max(self._hang_seconds, START_SECONDS)
-        progress, now = self._arena.progress + 1, self._clock()
+        if not self._buffer.ready:  # still importing
+            return self._clock() - self._seen[1] > max(self._hang_seconds, STARTUP_SECONDS)
+        progress, now = self._buffer.progress + 1, self._clock()
         if progress != self._seen[0]:
             self._seen = (progress, now)
         return now - self._seen[1] > self._hang_seconds
 
-    def _epitaph(self) -> str:
+    def _describe_exit(self) -> str:
         if self._process is None:
             return "the writer process is gone"
         self._process.join(5.0)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from mb_checkpoint import fsdp, mcore
-from mb_checkpoint.agreement import RanksFailedError, on_every_rank, on_rank_zero
+from mb_checkpoint.collectives import RanksFailedError, on_every_rank, on_rank_zero
 from mb_checkpoint.errors import CheckpointReadError
 from mb_checkpoint.layout import format_of
 from mb_checkpoint.shards import read_entries, read_index
@@ -23,12 +23,12 @@ COMMON = (
 """Objects of Megatron-FSDP's layout that are the same on all ranks."""
 
 
-def holds_shards(path: Path) -> bool:
+def is_fsdp_dtensor(path: Path) -> bool:
     """Say whether a checkpoint is in the layout of Megatron-FSDP. Collective: rank 0 looks, and all go its way."""
     return on_rank_zero(lambda: format_of(path)) == fsdp.FORMAT
 
 
-def contents_of(path: Path, *, shards: bool) -> mcore.Contents:
+def read_contents(path: Path, *, shards: bool) -> mcore.CheckpointContents:
     """Read what a checkpoint holds, each rank by itself. Collective.
 
     Args:
@@ -38,10 +38,10 @@ def contents_of(path: Path, *, shards: bool) -> mcore.Contents:
     Raises:
         CheckpointReadError: A rank could not read it.
     """
-    return read_alike(path, lambda: _of_shards(path) if shards else mcore.contents_of(path))
+    return read_on_all_ranks(path, lambda: _of_shards(path) if shards else mcore.read_contents(path))
 
 
-def read_alike(path: Path, read: Callable[[], T], *, after: str = "nothing was changed") -> T:
+def read_on_all_ranks(path: Path, read: Callable[[], T], *, after: str = "nothing was changed") -> T:
     """Read on every rank; where one cannot, raise on all, as they would wait for it. Collective.
 
     Args:
@@ -61,7 +61,7 @@ def read_alike(path: Path, read: Callable[[], T], *, after: str = "nothing was c
         ) from error
 
 
-def _of_shards(path: Path) -> mcore.Contents:
+def _of_shards(path: Path) -> mcore.CheckpointContents:
     index = read_index(path)
     common = read_entries(path, {name: None for name in COMMON if name in index.objects})
-    return mcore.Contents(common=common, shapes=index.shapes, objects=index.objects)
+    return mcore.CheckpointContents(common=common, shapes=index.shapes, objects=index.objects)

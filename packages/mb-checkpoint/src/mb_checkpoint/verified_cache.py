@@ -6,11 +6,11 @@ from pathlib import Path
 
 from mb_checkpoint.errors import ManifestError
 from mb_checkpoint.layout import MANIFEST
-from mb_checkpoint.manifest import read_manifest, wrong_contents
-from mb_checkpoint.select import problems_in
+from mb_checkpoint.manifest import find_hash_mismatches, read_manifest
+from mb_checkpoint.select import find_problems
 
 
-class Compared:
+class VerifiedCache:
     """Says what is wrong with a checkpoint: sizes are looked at each time, contents are read and hashed once.
 
     A folder that was replaced since is another one: what is remembered is the manifest's own hash.
@@ -38,7 +38,7 @@ class Compared:
             directory: Its folder.
             contents: Compare contents where they are not known; False looks at sizes alone there.
         """
-        found = problems_in(directory)
+        found = find_problems(directory)
         seal = _seal(directory)
         known, problems = self._known.get(directory.absolute(), (None, ()))
         if found or seal is None:
@@ -52,7 +52,7 @@ class Compared:
         except (ManifestError, OSError) as error:
             return [str(error)]
         if manifest is not None:
-            found = wrong_contents(directory, manifest.files, progress=self._progress)
+            found = find_hash_mismatches(directory, manifest.files, progress=self._progress)
         self._remember(directory, seal, found)
         return found
 

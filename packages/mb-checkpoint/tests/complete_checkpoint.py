@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed.checkpoint as dcp
 
-from mb_checkpoint.commit import commit, open_staging, seal
+from mb_checkpoint.commit import commit, fsync_and_write_manifest, open_staging
 from mb_checkpoint.manifest import Manifest
 from mb_checkpoint.train_state import encode_train_state
 
@@ -29,11 +29,11 @@ def fill(directory: Path, step: int, tensors: dict | None = None) -> Path:
 def save(root: Path, step: int, tensors: dict | None = None) -> Path:
     """Write and commit a checkpoint."""
     staging = fill(open_staging(root, step), step, tensors)
-    seal(staging, Manifest(step=step, files=()))
+    fsync_and_write_manifest(staging, Manifest(step=step, files=()))
     return commit(root, step, staging)
 
 
-NOBODY = 65534
+UNPRIVILEGED_UID = 65534
 
 
 @contextmanager
@@ -42,11 +42,11 @@ def unreadable(path: Path) -> Iterator[None]:
     mode, root = path.stat().st_mode, os.geteuid() == 0
     if root:
         for each in (Path(), *Path().rglob("*")):
-            os.chown(each, NOBODY, NOBODY)
+            os.chown(each, UNPRIVILEGED_UID, UNPRIVILEGED_UID)
     path.chmod(0)
     try:
         if root:
-            os.seteuid(NOBODY)
+            os.seteuid(UNPRIVILEGED_UID)
         yield
     finally:
         if root:

@@ -7,15 +7,15 @@ from pathlib import Path
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
 
-from mb_checkpoint.commit import commit, seal
-from mb_checkpoint.compared import Compared
+from mb_checkpoint.commit import commit, fsync_and_write_manifest
 from mb_checkpoint.manifest import FileEntry, Manifest
-from mb_checkpoint.retention import Pruned, prune
-from mb_checkpoint.writing import take_results
+from mb_checkpoint.retention import PruneResult, prune
+from mb_checkpoint.verified_cache import VerifiedCache
+from mb_checkpoint.writing import collect_results
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FinishJob:
+class FinalizeJob:
     """What one process needs to finish a save; it can be sent to another process."""
 
     root: Path
@@ -36,25 +36,25 @@ class FinishJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
+class FinalizedSave:
     """A committed checkpoint."""
 
     path: Path
     total_bytes: int
-    pruned: Pruned
+    pruned: PruneResult
 
 
-def finish(
-    job: FinishJob,
-    compared: Compared | None = None,
+def finalize_save(
+    job: FinalizeJob,
+    verified: VerifiedCache | None = None,
     *,
     progress: Callable[[int], object] = lambda _bytes: None,
-) -> Finished:
+) -> FinalizedSave:
     """Commit what all ranks have written, then let old ones go. Call it in one process.
 
     Args:
         job: What to finish.
-        compared: What this process knows of the checkpoints there, and learns now; None: nothing.
+        verified: What this process knows of the checkpoints there, and learns now; None: nothing.
         progress: Told each number of bytes that are read to be hashed, where another writer wrote them.
 
     Raises:
@@ -62,19 +62,19 @@ def finish(
     """
     entries: list[FileEntry] = []
     if job.index is not None:
-        written = take_results(job.staging, job.world_size)
+        written = collect_results(job.staging, job.world_size)
         FileSystemWriter(job.staging).finish(job.index, [list(each.results) for each in written])
         entries = [entry for each in written for entry in each.files]
-    manifest = seal(job.staging, job.facts, written=entries, progress=progress)
+    manifest = fsync_and_write_manifest(job.staging, job.facts, written=entries, progress=progress)
     path = commit(job.root, job.facts.step, job.staging)
-    known = compared or Compared()
+    known = verified or VerifiedCache()
     known.trust(path)
     pruned = prune(
         job.root,
         keep=job.keep,
         protected=job.facts.step,
         retain_interval=job.retain_interval,
-        compared=known,
+        verified=known,
         contents=job.contents,
     )
-    return Finished(path=path, total_bytes=manifest.total_bytes, pruned=pruned)
+    return FinalizedSave(path=path, total_bytes=manifest.total_bytes, pruned=pruned)

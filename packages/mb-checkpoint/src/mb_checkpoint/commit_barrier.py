@@ -28,11 +28,11 @@ class KeyValueStore(Protocol):
         """Remove a key."""
 
 
-class Rank0SilentError(TimeoutError):
+class RankZeroTimeoutError(TimeoutError):
     """Rank 0 has not polled, although this rank has polled again."""
 
 
-class Rounds:
+class CommitBarrier:
     """The polls of one background save, counted alike on all ranks.
 
     Args:
@@ -63,21 +63,21 @@ class Rounds:
         self._timeout_seconds = timeout_seconds
         self._clock = clock
         self._sleep = sleep
-        self._alone: str | None = None
+        self._local_report: str | None = None
         self._round = 0
-        self._acting: tuple[int, str] | None = None
+        self._decision: tuple[int, str] | None = None
 
     def report(self, words: str) -> None:
         """Tell rank 0 that this rank is done; no words: it went well, else why it did not."""
         if self._store is None:
-            self._alone = words
+            self._local_report = words
         else:
             self._store.set(self._keys[self._rank], words)
 
     def reports(self) -> list[str] | None:
         """Return what all ranks reported, by rank, once; None while one is missing. For rank 0."""
         if self._store is None:
-            return None if self._alone is None else [self._alone]
+            return None if self._local_report is None else [self._local_report]
         if not self._store.check(self._keys):
             return None
         found = [self._store.get(key).decode() for key in self._keys]
@@ -89,29 +89,29 @@ class Rounds:
         """End this round: rank 0 passes the outcome once it knows it; return it where all ranks act on it.
 
         Raises:
-            Rank0SilentError: Rank 0 did not end the round before in time.
+            RankZeroTimeoutError: Rank 0 did not end the round before in time.
         """
         self._round += 1
         if self._store is None:
             return outcome
         if self._rank == 0:
-            if self._acting is None:
-                self._acting = None if outcome is None else (self._round + 1, outcome)
-                self._store.set(self._decided_key, json.dumps([self._round, self._acting]))
+            if self._decision is None:
+                self._decision = None if outcome is None else (self._round + 1, outcome)
+                self._store.set(self._decided_key, json.dumps([self._round, self._decision]))
                 return None
-        elif self._acting is None and self._round > 1:
-            self._acting = self._wait_for(self._store, self._round - 1)
-        return self._acting[1] if self._acting is not None and self._round >= self._acting[0] else None
+        elif self._decision is None and self._round > 1:
+            self._decision = self._wait_for(self._store, self._round - 1)
+        return self._decision[1] if self._decision is not None and self._round >= self._decision[0] else None
 
     def _wait_for(self, store: KeyValueStore, wanted: int) -> tuple[int, str] | None:
         begin, pause = self._clock(), 0.0005
         while True:
             if store.check([self._decided_key]):
-                decided, acting = json.loads(store.get(self._decided_key))
+                decided, decision = json.loads(store.get(self._decided_key))
                 if decided >= wanted:
-                    return None if acting is None else (int(acting[0]), str(acting[1]))
+                    return None if decision is None else (int(decision[0]), str(decision[1]))
             if self._clock() - begin > self._timeout_seconds:
-                raise Rank0SilentError(
+                raise RankZeroTimeoutError(
                     f"checkpoint: rank {self._rank} polls for the {self._round}th time, and rank 0 has not polled for "
                     f"the {wanted}th time within {self._timeout_seconds:g} s; it hangs or died. Look at its log."
                 )

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mb_checkpoint.rounds import Rank0SilentError, Rounds
+from mb_checkpoint.commit_barrier import CommitBarrier, RankZeroTimeoutError
 
 
 class Store(dict):
@@ -46,7 +46,7 @@ def test_ranks_that_drift_act_at_the_same_poll(pauses):
     store, acted = Store(), {}
 
     def run(rank):
-        rounds = Rounds(store, rank=rank, world_size=3, name="x")
+        rounds = CommitBarrier(store, rank=rank, world_size=3, name="x")
         acted[rank] = polls_until_outcome(rounds, rank, pauses[rank], "done")
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(3)]
@@ -59,7 +59,7 @@ def test_ranks_that_drift_act_at_the_same_poll(pauses):
 
 
 def test_one_rank_needs_no_store():
-    rounds = Rounds(None, rank=0, world_size=1, name="x")
+    rounds = CommitBarrier(None, rank=0, world_size=1, name="x")
     assert (rounds.reports(), rounds.decide(None)) == (None, None)
     rounds.report("disk full")
     assert (rounds.reports(), rounds.decide("failed")) == (["disk full"], "failed")
@@ -67,7 +67,7 @@ def test_one_rank_needs_no_store():
 
 def test_reports_come_by_rank_and_leave_nothing_in_the_store():
     store = Store()
-    ranks = [Rounds(store, rank=rank, world_size=2, name="x") for rank in range(2)]
+    ranks = [CommitBarrier(store, rank=rank, world_size=2, name="x") for rank in range(2)]
     ranks[1].report("bad disk")
     assert ranks[0].reports() is None
     ranks[0].report("")
@@ -76,7 +76,7 @@ def test_reports_come_by_rank_and_leave_nothing_in_the_store():
 
 def test_a_rank_0_that_is_silent_is_named():
     seconds = iter(range(0, 1000, 10))
-    rounds = Rounds(
+    rounds = CommitBarrier(
         Store(),
         rank=3,
         world_size=4,
@@ -86,5 +86,7 @@ def test_a_rank_0_that_is_silent_is_named():
         sleep=lambda _: None,
     )
     assert rounds.decide(None) is None
-    with pytest.raises(Rank0SilentError, match="rank 3 polls for the 2th time, and rank 0 has not polled"):
+    with pytest.raises(
+        RankZeroTimeoutError, match="rank 3 polls for the 2th time, and rank 0 has not polled"
+    ):
         rounds.decide(None)

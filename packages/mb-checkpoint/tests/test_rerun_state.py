@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mb_checkpoint.reruns import RERUN_KEY, rerun_entry, rerun_request, take_over
+from mb_checkpoint.rerun_state import RERUN_KEY, rerun_entry, rerun_request, take_over
 
 SHARD = SimpleNamespace(unique_key="machine/shard_0_2")
 
@@ -28,7 +28,7 @@ def test_a_machine_that_has_nothing_to_keep_is_not_stored():
 
 
 @pytest.mark.parametrize(
-    ("machine", "objects", "same_layout", "asked", "noted"),
+    ("machine", "objects", "same_layout", "requested", "noted"),
     [
         (Machine(), {"machine/shard_0_2", "other/shard_0_1"}, True, True, False),
         (Machine(), {"machine/shard_0_4"}, True, False, True),  # stored by four ranks
@@ -37,15 +37,15 @@ def test_a_machine_that_has_nothing_to_keep_is_not_stored():
         (None, {"machine/shard_0_2"}, True, False, False),
     ],
 )
-def test_what_is_asked_for(machine, objects, same_layout, asked, noted):
+def test_what_is_asked_for(machine, objects, same_layout, requested, noted):
     request, note = rerun_request(machine, objects=frozenset(objects), same_layout=same_layout)
-    assert (RERUN_KEY in request, note is not None) == (asked, noted)
+    assert (RERUN_KEY in request, note is not None) == (requested, noted)
 
 
 def test_a_loaded_state_is_taken_over_where_it_was_asked_for():
     machine, loaded = Machine(), {RERUN_KEY: {"state": "waiting"}}
-    take_over(machine, loaded, asked=False)
+    take_over(machine, loaded, requested=False)
     assert machine.loaded is None
-    take_over(machine, loaded, asked=True)
-    take_over(None, loaded, asked=True)
+    take_over(machine, loaded, requested=True)
+    take_over(None, loaded, requested=True)
     assert machine.loaded == {"state": "waiting"}

@@ -5,7 +5,7 @@ import pytest
 from mb_checkpoint.adapters import (
     apply_peft_adapter_filter_to_state_dict,
     reject_empty_selection,
-    without,
+    all_but,
 )
 from mb_checkpoint.errors import CheckpointConfigError
 
@@ -30,15 +30,15 @@ def test_only_model_sections_are_filtered_and_extra_states_go():
 
 
 def test_the_rest_is_everything_else():
-    rest = apply_peft_adapter_filter_to_state_dict(STATE, without(is_adapter))
+    rest = apply_peft_adapter_filter_to_state_dict(STATE, all_but(is_adapter))
     assert (rest["model"], rest["model12"]) == ({"linear.weight": 1}, {})
 
 
 @pytest.mark.parametrize(
     ("keep", "accepted", "says"),
     [
-        (without(is_adapter), 0, "accepts every parameter of the model"),
-        (without(is_adapter), 3, "accepts no parameter of the model"),
+        (all_but(is_adapter), 0, "accepts every parameter of the model"),
+        (all_but(is_adapter), 3, "accepts no parameter of the model"),
         (is_adapter, 0, "accepts no parameter of the model"),
     ],
 )
@@ -47,6 +47,6 @@ def test_a_filter_that_leaves_nothing_is_rejected(keep, accepted, says):
         reject_empty_selection(keep, accepted=accepted, total=3)
 
 
-@pytest.mark.parametrize(("keep", "accepted"), [(None, 0), (is_adapter, 3), (without(is_adapter), 2)])
+@pytest.mark.parametrize(("keep", "accepted"), [(None, 0), (is_adapter, 3), (all_but(is_adapter), 2)])
 def test_a_filter_that_leaves_something_is_accepted(keep, accepted):
     reject_empty_selection(keep, accepted=accepted, total=3)

@@ -101,7 +101,7 @@ ANEW = ("data loader: no position was stored; it starts anew",)
 
 
 @pytest.mark.parametrize(
-    ("loaders", "wishes", "expected"),
+    ("loaders", "options", "expected"),
     [
         ((0, 1), {}, [(100, (), [12.0]), (101, (), [12.0])]),
         ((0,), {}, [(100, ANEW, [12.0]), (0, ANEW, [12.0])]),

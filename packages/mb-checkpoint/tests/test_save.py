@@ -77,7 +77,7 @@ def test_a_failing_save_leaves_the_previous_checkpoint_and_nothing_else(two_rank
 
 
 @pytest.mark.parametrize(
-    ("section", "wishes", "kind"),
+    ("section", "options", "kind"),
     [
         ({"save": "x"}, {"non_persistent_ckpt": True}, "ValueError"),
         ({"save": "x"}, {"module_name": "vision"}, "NotImplementedError"),
@@ -106,7 +106,7 @@ def test_a_group_that_was_not_passed_cannot_share_the_writing(one_rank, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("section", "wishes", "root"),
+    ("section", "options", "root"),
     [
         ({}, {}, "."),
         ({"non_persistent_ckpt_type": "global"}, {"non_persistent_ckpt": True}, "non_persistent"),

@@ -1,8 +1,8 @@
-"""How long a save keeps a training step waiting, as a multiple of a normal step; and what the checksums cost.
+"""Time for which a save blocks a training step, as a multiple of a normal step, and cost of the checksums.
 
 One process, a GPT of about 50 million parameters with AdamW on the CPU, all in one run of about two minutes: a
 synchronous save, a save in the background, and torch's own `torch.distributed.checkpoint.async_save` of the same
-tensors. Normal steps are taken before, between and after the saves, so that other work on the machine meets all rows.
+tensors. Normal steps are taken before, between and after the saves, so that other work on the machine affects all rows.
 
 Usage: python bench_save.py [HIDDEN [LAYERS]]
 """
@@ -34,25 +34,25 @@ SAVES = 3
 
 
 def normal_steps(run: tiny_run.TinyRun, count: int = 2) -> list[float]:
-    """Train while nothing is being saved; return the seconds of each step."""
+    """Train while no save is in flight; return the seconds of each step."""
     return [seconds(lambda: run.train(1)) for _ in range(count)]
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Return how long it takes."""
+    """Return the duration in seconds."""
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
 
 
 def with_manager(run: tiny_run.TinyRun, folder: str, **section: object) -> tiny_run.TinyRun:
-    """Give the run another manager."""
+    """Replace the manager of the run."""
     run.manager = DefaultCheckpointManager(CheckpointConfig(save=folder, most_recent_k=1, **section))
     return run
 
 
 def background(run: tiny_run.TinyRun) -> tuple[list[float], list[float], float]:
-    """Save in the background between steps; return the stalls, the steps meanwhile, and the cost of a poll."""
+    """Save in the background between steps; return the stalls, the steps during the save, and the cost of a poll."""
     stalls, slowed, polls = [], [], []
     for _ in range(SAVES):
         stalls.append(seconds(run.save))

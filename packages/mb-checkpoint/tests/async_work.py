@@ -1,4 +1,4 @@
-"""What the ranks of a pool do about background saves; light to import, as `rank_work`."""
+"""Work of the ranks of a pool in tests of background saves; fast to import, like `rank_work`."""
 
 import os
 import signal
@@ -32,8 +32,8 @@ def first_part_in_background(shape, section, steps):
     return losses, scheduled.message, saved
 
 
-def training_goes_on(section):
-    """Begin to save, train meanwhile and poll after each step; return the polls with an outcome, and the seconds."""
+def train_during_save(section):
+    """Start a save, train and poll after each step; return the polls with an outcome, and the seconds."""
     run = new_run({}, **{**BACKGROUND, **section})
     run.train(1)
     began = time.perf_counter()
@@ -60,8 +60,8 @@ def training_goes_on(section):
     return first, outcomes, again, same
 
 
-def with_trouble(section, trouble, where):
-    """Begin to save with trouble in the writer of rank `where`; return the outcome, and that of the next save."""
+def save_with_writer_failure(section, trouble, where):
+    """Start a save with a failure in the writer of rank `where`; return the outcome, and that of the next save."""
     import torch
 
     run = new_run({}, **{**BACKGROUND, **section})
@@ -96,8 +96,8 @@ def with_trouble(section, trouble, where):
     )
 
 
-def folder_goes_away(section):
-    """Begin to save, and put a file where the staging folder was; return the outcome."""
+def lose_staging_folder(section):
+    """Start a save, and replace the staging folder by a file; return the outcome."""
     import shutil
 
     run = new_run({}, **{**BACKGROUND, **section})
@@ -114,7 +114,7 @@ def folder_goes_away(section):
 
 
 def describe_writer(section):
-    """Save once; return the class of what wrote it."""
+    """Save once; return the class of the writer."""
     run = new_run({}, **{**BACKGROUND, **section})
     run.train(1)
     run.save()

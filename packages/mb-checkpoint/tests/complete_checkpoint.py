@@ -1,4 +1,4 @@
-"""Small whole checkpoints for tests that need no Megatron: one tensor, written by torch itself."""
+"""Small complete checkpoints for tests that need no Megatron: one tensor, written by torch itself."""
 
 import os
 import warnings
@@ -15,7 +15,7 @@ from mb_checkpoint.train_state import encode_train_state
 
 
 def fill(directory: Path, step: int, tensors: dict | None = None) -> Path:
-    """Write what a checkpoint folder must hold."""
+    """Write the files of a checkpoint to a folder."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         dcp.save(tensors or {"weight": torch.full((4,), float(step))}, checkpoint_id=directory, no_dist=True)
@@ -38,7 +38,7 @@ UNPRIVILEGED_UID = 65534
 
 @contextmanager
 def unreadable(path: Path) -> Iterator[None]:
-    """Take the rights to a file or folder below the working directory away; root is nobody meanwhile."""
+    """Remove all permissions of a file or folder below the working directory; root becomes an unprivileged user."""
     mode, root = path.stat().st_mode, os.geteuid() == 0
     if root:
         for each in (Path(), *Path().rglob("*")):

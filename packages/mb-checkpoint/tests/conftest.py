@@ -9,27 +9,27 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(scope="session")
-def forge():
+def fork_server():
     pytest.importorskip("mb_host")
     if sys.platform != "linux":
         pytest.skip("ranks are forked, with signals of Linux")
-    from fork_ranks import Forge
+    from fork_ranks import ForkServer
 
-    forge = Forge()
-    yield forge
-    forge.close()
-
-
-@pytest.fixture(scope="session")
-def one_rank(forge):
-    return forge.ranks(1)
+    fork_server = ForkServer()
+    yield fork_server
+    fork_server.close()
 
 
 @pytest.fixture(scope="session")
-def two_ranks(forge):
-    return forge.ranks(2)
+def one_rank(fork_server):
+    return fork_server.ranks(1)
 
 
 @pytest.fixture(scope="session")
-def four_ranks(forge):
-    return forge.ranks(4)
+def two_ranks(fork_server):
+    return fork_server.ranks(2)
+
+
+@pytest.fixture(scope="session")
+def four_ranks(fork_server):
+    return fork_server.ranks(4)

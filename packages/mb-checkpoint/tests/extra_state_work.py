@@ -1,11 +1,11 @@
-"""What ranks do in test_extra_state.py: a module keeps something beside its weights, as Transformer Engine's do."""
+"""Work of the ranks in test_extra_state.py: a norm with extra state, as modules of Transformer Engine have."""
 
 import torch
 from rank_work import new_run
 
 
-class KeepingNorm(torch.nn.RMSNorm):
-    """A norm with extra state."""
+class NormWithExtraState(torch.nn.RMSNorm):
+    """Norm with extra state."""
 
     kept = torch.tensor([7.0])
 
@@ -17,14 +17,14 @@ class KeepingNorm(torch.nn.RMSNorm):
 
 
 def save(section, keeps):
-    """Save a run whose last norm keeps something, or not."""
+    """Save a run whose last norm has extra state, or not."""
     run = _run({}, section, keeps)
     run.train(1)
     run.save()
 
 
 def load(section, keeps, value):
-    """Load into such a run; return what its norm keeps then, the step, and the notes."""
+    """Load into such a run; return the extra state of its norm, the step, and the notes."""
     run = _run({"seed": 99}, section, keeps)
     norm = _norm(run)
     norm.kept = torch.tensor(value)
@@ -33,7 +33,7 @@ def load(section, keeps, value):
 
 
 def load_weights(section, keeps):
-    """Load the weights alone; return the step."""
+    """Load only the weights; return the step."""
     from mb_checkpoint import load_model_weights
 
     return load_model_weights(section["load"], _run({"seed": 99}, {}, keeps).model).step
@@ -42,7 +42,7 @@ def load_weights(section, keeps):
 def _run(shape, section, keeps):
     run = new_run(shape, **section)
     if keeps:
-        _norm(run).__class__ = KeepingNorm
+        _norm(run).__class__ = NormWithExtraState
     return run
 
 
@@ -51,7 +51,7 @@ def _norm(run):
 
 
 def missing_state_of_grouped_experts():
-    """Return what a checkpoint of nothing lacks of the state that grouped experts keep beside their weights."""
+    """Return the extra state of grouped experts that an empty checkpoint lacks."""
     from megatron.core.dist_checkpointing.mapping import ShardedObject
 
     from mb_checkpoint import extra_state, mcore
@@ -63,7 +63,7 @@ def missing_state_of_grouped_experts():
 
 
 class EngineTracker:
-    """A tracker without Megatron's attribute for CUDA graphs, as Transformer Engine's is."""
+    """Tracker without Megatron's attribute for CUDA graphs, like that of Transformer Engine."""
 
     def __init__(self):
         self.states = {"model-parallel-rng": torch.Generator().manual_seed(5)}
@@ -76,7 +76,7 @@ class EngineTracker:
 
 
 def states_of_another_tracker():
-    """Store the states of such a tracker and set them again; return their kinds, before and after."""
+    """Store the states of such a tracker and restore them; return their types before and after."""
     from mb_checkpoint import mcore
 
     tracker, own = EngineTracker(), mcore.get_cuda_rng_tracker

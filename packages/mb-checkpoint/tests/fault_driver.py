@@ -1,4 +1,4 @@
-"""Goes through the file operations of a save or a load, makes trouble at each, and looks at what is left.
+"""Injection of a fault at each file operation of a save or a load, and check of the remaining checkpoints.
 
 Imports torch and Megatron once and forks the ranks of every run. As a program it prints a JSON summary.
 Usage: fault_driver.py FOLDER RANKS:[fsdp-]sync|async|load:STRIDE ... (stride 1: every operation)
@@ -64,14 +64,14 @@ def _be_rank(rank, world, folder, work):
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
         (folder / f"report_{rank}").write_text(json.dumps(work(rank)))
         code = 0
-    except BaseException:  # noqa: BLE001  # a child must not go on as its parent
+    except BaseException:  # noqa: BLE001  # a child must not continue as its parent
         if os.environ.get("FAULTS_LOUD"):
             traceback.print_exc()
     os._exit(code)
 
 
 def saved(outcome):
-    """Say in a word what became of a save."""
+    """Return the outcome of a save in one word."""
     return type(outcome).__name__
 
 

@@ -1,6 +1,6 @@
-"""Trouble at the n-th file operation below a folder: a kill, a torn write, a full disk, a refusal, a read error.
+"""Faults at the n-th file operation below a folder: kill, torn write, full disk, permission error, read error.
 
-Wraps what Python offers to change and read files, in this process and those it forks afterwards.
+Wraps Python's functions that change and read files, in this process and in processes that it forks afterwards.
 """
 
 import builtins
@@ -11,7 +11,7 @@ import signal
 from dataclasses import dataclass
 
 KILLS = ("kill", "torn")
-"""The training process dies, at a whole operation or in the middle of a write; its writer with it."""
+"""The training process dies, at an operation or in the middle of a write; its writer with it."""
 OPERATIONS = {
     "open-read",
     "read",

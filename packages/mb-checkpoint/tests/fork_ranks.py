@@ -1,7 +1,7 @@
-"""Ranks that are forked from one process which has imported Megatron already, so that its imports are paid for once.
+"""Ranks that are forked from a process which has already imported Megatron, so that its imports are paid for once.
 
-Each run is made by new ranks, with a gloo group on a TCP store, as `torchrun` makes one; nothing of a run is left for
-the next one.
+Each run uses new ranks, with a gloo group on a TCP store, like those of `torchrun`; no state of a run remains for the
+next one.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ WANTED = ("tiny_run", "tiny_state", "numpy.random", "torch._dynamo", "torch.util
 WANTED += ("megatron.core.models.mimo",)
 """Imported before the forks: the last four are what Megatron and torch import at the first use, for seconds."""
 GRACE_SECONDS = 2.0
-"""How long the other ranks go on after one has failed."""
+"""Time that the other ranks continue after one has failed."""
 STARTUP_SECONDS = 60.0
 """What a run may take beyond its limit: the imports before the first one, and the forks."""
 
@@ -32,8 +32,8 @@ class RanksFailedError(RuntimeError):
     """A rank raised, died, or took too long."""
 
 
-class Forge:
-    """The process that ranks are forked from. Linux only."""
+class ForkServer:
+    """Process from which ranks are forked. Linux only."""
 
     def __init__(self):
         self._connection, theirs = Pipe()
@@ -51,10 +51,10 @@ class Forge:
 
     def ranks(self, world):
         """Return a number of ranks."""
-        return Ranks(self, world)
+        return ForkedRanks(self, world)
 
     def call(self, work, *args, timeout_seconds):
-        """Return `work(*args)` of a process without a group, which may fork ranks of its own."""
+        """Return `work(*args)` of a process without a group, which may fork ranks itself."""
         return self.run(0, work, *args, timeout_seconds=timeout_seconds)[0]
 
     def run(self, world, work, *args, timeout_seconds=120.0):
@@ -85,18 +85,18 @@ class Forge:
         self._process.wait()
 
 
-class Ranks:
-    """A number of ranks; has the `run` of `mb_host.RankPool`."""
+class ForkedRanks:
+    """Fixed number of ranks, with the `run` of `mb_host.RankPool`."""
 
-    def __init__(self, forge, world):
-        self._forge, self._world = forge, world
+    def __init__(self, fork_server, world):
+        self._fork_server, self._world = fork_server, world
 
     def run(self, work, *args):
-        return self._forge.run(self._world, work, *args)
+        return self._fork_server.run(self._world, work, *args)
 
 
 def serve(descriptor):
-    """Import what all ranks need, then fork ranks for each run until the other end hangs up."""
+    """Import what all ranks need, then fork ranks for each run until the connection is closed."""
     connection = Connection(descriptor)
     import mb_host
 
@@ -115,7 +115,7 @@ def serve(descriptor):
 def _run(world, timeout, task, connection):
     with (
         socket.socket() as holder
-    ):  # bound and not listening: given to nobody else, and rank 0's store can listen
+    ):  # bound and not listening: assigned to no other socket, and rank 0's store can listen
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("127.0.0.1", 0))
         ranks = {}
@@ -158,7 +158,7 @@ def _answers(ranks, timeout):
 
 
 def _be_rank(rank, world, port, task, answers):
-    """Work, answer, and stay until killed: the store of rank 0 must not go before the others."""
+    """Work, send the result, and wait to be killed: the store of rank 0 must outlive the other ranks."""
     import torch.distributed as dist
 
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # with the process that forked this one
@@ -169,7 +169,7 @@ def _be_rank(rank, world, port, task, answers):
             dist.init_process_group("gloo", init_method=place, rank=rank, world_size=world)
         work, args = pickle.loads(task)
         result = True, pickle.dumps(work(*args))
-    except BaseException:  # noqa: BLE001  # a child must not go on as its parent
+    except BaseException:  # noqa: BLE001  # a child must not continue as its parent
         result = False, traceback.format_exc()
     sys.stdout.flush()
     answers.send_bytes(pickle.dumps(result))

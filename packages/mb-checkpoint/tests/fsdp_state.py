@@ -1,4 +1,4 @@
-"""The smallest state under Megatron-FSDP, as `tiny_state.Run`: every weight is the step.
+"""Smallest state under Megatron-FSDP, like `tiny_state.TinyStateRun`: every weight equals the step.
 
 Imports Megatron: for processes in which `mb_host.install()` has run.
 """
@@ -10,7 +10,7 @@ from mb_checkpoint import CheckpointConfig, DefaultCheckpointManager
 
 
 class FsdpRun:
-    """What a rank saves and loads."""
+    """State that a rank saves and loads."""
 
     def __init__(self, root, step, **section):
         self._run = TinyRun(Shape(fsdp="optim_grads_params", layers=1, hidden=16))

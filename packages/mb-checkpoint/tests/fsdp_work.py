@@ -1,10 +1,10 @@
-"""What the ranks do under Megatron-FSDP; light to import, as `rank_work`."""
+"""Work of the ranks under Megatron-FSDP; fast to import, like `rank_work`."""
 
 from rank_work import new_run
 
 
 def saved_state(shape, section, steps):
-    """Train, save, train on; return losses and the fingerprint at the end, and the files of the checkpoint."""
+    """Train, save, continue training; return losses and the fingerprint at the end, and the files of the checkpoint."""
     run = new_run(shape, **section)
     before = run.train(steps)
     saved = run.save()
@@ -13,32 +13,32 @@ def saved_state(shape, section, steps):
     return before, run.train(steps), run.fingerprint(), files
 
 
-def went_on(shape, section, steps):
-    """Load into a run with other weights, and train on; return losses, fingerprint and the record."""
+def resume_training(shape, section, steps):
+    """Load into a run with other weights, and train; return losses, fingerprint and the record."""
     run = new_run({"seed": 99, **shape}, **section)
     loaded = run.load()
     return run.train(steps), run.fingerprint(), loaded
 
 
 def weights_of(shape, folder):
-    """Load the weights alone into a run with other ones; return them whole by their names in the model."""
+    """Load only the weights into a run with other ones; return the full tensors by their names in the model."""
     from mb_checkpoint import load_model_weights
 
     run = new_run({"seed": 99, **shape})
     load_model_weights(folder, run.model)
-    return whole_weights(run)
+    return full_weights(run)
 
 
 def trained_weights(shape, section, steps):
-    """Train and save; return the weights whole, by their names in the model."""
+    """Train and save; return the full weights by their names in the model."""
     run = new_run(shape, **section)
     run.train(steps)
     run.save()
-    return whole_weights(run)
+    return full_weights(run)
 
 
-def whole_weights(run):
-    """Return the weights by their names in the model, as lists; of shards what all ranks have together."""
+def full_weights(run):
+    """Return the weights by their names in the model, as lists; shards of all ranks are concatenated."""
     from torch.distributed.tensor import DTensor
 
     from mb_checkpoint.collectives import gather
@@ -52,19 +52,18 @@ def whole_weights(run):
 
 
 def other_model(shape, section, options):
-    """Load into a model that is not the one that was saved; return notes, which of its matrices stayed, and which have
-    a state in the optimizer."""
+    """Load into a model of another shape; return notes, unchanged matrices, and those with optimizer state."""
     run = new_run({"seed": 99, **shape}, **section)
-    before = whole_weights(run)
+    before = full_weights(run)
     record = run.load(**options)
-    after = whole_weights(run)
+    after = full_weights(run)
     same = [name for name in before if before[name] == after[name]]
     known = [name for name, value in run.weights().items() if value in run.optimizer.state]
     return record.notes, sorted(name for name in same if "layernorm" not in name), known
 
 
 def resumed_without_optimizer(shape, section):
-    """Load, and train on; return the notes and how many of the optimizer's tensors there were before the step."""
+    """Load and train; return the notes and the number of optimizer tensors before the step."""
     run = new_run({"seed": 99, **shape}, **section)
     notes, had = run.load().notes, len(run.optimizer_tensors())
     run.train(1)
@@ -72,7 +71,7 @@ def resumed_without_optimizer(shape, section):
 
 
 def offsets(shape):
-    """Return where each weight lies by this package and by Megatron-FSDP, for those of which this rank has any."""
+    """Return the positions of the weights of this rank by this package and by Megatron-FSDP."""
     from megatron.core.distributed.fsdp.src.megatron_fsdp.uneven_dtensor import (
         gather_and_compute_chunk_metadata,
     )
@@ -85,7 +84,7 @@ def offsets(shape):
     theirs, missing = {}, []
     for name, parameter in run.weights().items():
         place = gather_and_compute_chunk_metadata(parameter)
-        key = fsdp.MODEL + name.replace("module.", "")
+        key = fsdp.MODEL_PREFIX + name.replace("module.", "")
         if key not in ours:
             missing.append(name.rpartition("layers.0.")[2])
         elif parameter.detach().to_local().numel():
@@ -95,7 +94,7 @@ def offsets(shape):
 
 
 def overlapping():
-    """Plan two blocks that cover the same elements, and leave others out."""
+    """Plan two blocks that overlap and leave a gap."""
     import torch
 
     from mb_checkpoint.shards import Shard, ShardPlanner
@@ -106,7 +105,7 @@ def overlapping():
 
 
 def same_plan():
-    """Plan twice what stays the same, and once what does not; return what this rank writes each time."""
+    """Plan twice with equal entries, and once with others; return the items that this rank writes each time."""
     import torch
 
     from mb_checkpoint.shards import Shard, ShardPlanner
@@ -118,8 +117,8 @@ def same_plan():
     return plans[0] is plans[1], [sorted(item.index.fqn for item in plan) for plan in plans]
 
 
-def cut_once_more():
-    """Look at weights of which the second rank has other runs than Megatron-FSDP says."""
+def mismatched_slices():
+    """Collect weights of which the second rank has other slices than Megatron-FSDP reports."""
     import torch
 
     from mb_checkpoint import fsdp, mcore
@@ -131,7 +130,7 @@ def cut_once_more():
     fsdp.weights(run.model, mcore.CheckpointGroups.of(None))
 
 
-def read_apart(folder):
+def read_missing_object(folder):
     """Read an object of a checkpoint that the second rank does not find."""
     from pathlib import Path
 
@@ -142,8 +141,8 @@ def read_apart(folder):
     read_in_place(Path(folder) / ("gone" * torch.distributed.get_rank()), {"iteration": None})
 
 
-def nothing_in_common():
-    """Ask for a tensor of which a checkpoint knows nothing."""
+def request_unknown_tensor():
+    """Request a tensor that a checkpoint does not hold."""
     from pathlib import Path
 
     from mb_checkpoint.restore_shards import compare
@@ -151,8 +150,8 @@ def nothing_in_common():
     compare({"ours": (3,)}, {"theirs": (3,)}, path=Path("run"), may_lack=True, may_have_more=True)
 
 
-def other_cuts():
-    """Ask for a layer that joins projections, as another number of tensor-parallel ranks stored it."""
+def fused_layer_of_other_tp_size():
+    """Request a fused layer that another number of tensor-parallel ranks stored."""
     from pathlib import Path
 
     import torch
@@ -168,9 +167,8 @@ def other_cuts():
     reject_fused_layer_resharding(Path("run"), [model], mcore.CheckpointGroups.of(None), contents)
 
 
-def made_for_what_fits(folder):
-    """Load what does not fit, by its weights and then by its optimizer's state; return the errors, and of how many
-    parameters the optimizer has a state afterwards."""
+def reject_before_making_state(folder):
+    """Load mismatching weights, then optimizer state; return the errors and the number of parameters with state."""
     from dataclasses import replace
     from pathlib import Path
 
@@ -185,19 +183,19 @@ def made_for_what_fits(folder):
         state=run.state, model=run.model, optimizer=run.optimizer, opt_param_scheduler=run.scheduler
     )
     section = CheckpointConfig(ckpt_format="fsdp_dtensor", strict_fsdp_dtensor_load=True)
-    whole = read_contents(Path(folder), shards=True)
+    stored = read_contents(Path(folder), shards=True)
 
     def load(lacking):
-        shapes = {name: shape for name, shape in whole.shapes.items() if lacking not in name}
-        groups, contents = mcore.CheckpointGroups.of(None), replace(whole, shapes=shapes)
+        shapes = {name: shape for name, shape in stored.shapes.items() if lacking not in name}
+        groups, contents = mcore.CheckpointGroups.of(None), replace(stored, shapes=shapes)
         ShardRestorer(context, section, groups, Path(folder), contents=contents, resume=True).run()
 
     found = [error_of(load, name)[:2] for name in ("model.module.embedding", "word_embeddings.weight.exp")]
     return found, sum(len(part.optimizer.state) for part in mcore.optimizer_parts(run.optimizer))
 
 
-def adapters_of_a_whole_one(folder):
-    """Load what a filter accepts out of a checkpoint that has more, strictly; return the notes and what changed."""
+def adapters_from_complete_checkpoint(folder):
+    """Load adapters from a checkpoint that holds more, strictly; return the notes and the changed tensors."""
     run = new_run(
         {"fsdp": "optim_grads_params", "seed": 99},
         load=folder,
@@ -206,15 +204,15 @@ def adapters_of_a_whole_one(folder):
         load_optim=False,
         load_rng=False,
     )
-    before = whole_weights(run)
+    before = full_weights(run)
     notes = run.load(adapter_key_filter=lambda name: "linear_proj" in name).notes
-    after = whole_weights(run)
+    after = full_weights(run)
     return notes, sorted(name.rpartition("layers.")[2] for name in before if before[name] != after[name])
 
 
-def onto_a_shelf(ckpt_format):
+def save_fsdp_to_local_store(ckpt_format):
     """Save a model in Megatron-FSDP as a local checkpoint."""
-    from tiny_state import Shelf
+    from tiny_state import MemoryLocalStore
 
     from mb_checkpoint import CheckpointConfig, CheckpointSaveContext
     from mb_checkpoint.local import save_local
@@ -227,4 +225,4 @@ def onto_a_shelf(ckpt_format):
         opt_param_scheduler=run.scheduler,
         num_floating_point_operations_so_far=0,
     )
-    save_local(context, CheckpointConfig(ckpt_format=ckpt_format), Shelf())
+    save_local(context, CheckpointConfig(ckpt_format=ckpt_format), MemoryLocalStore())

@@ -1,6 +1,6 @@
-"""What the ranks of a pool do; light to import, so that a test can name these functions without Megatron.
+"""Work of the ranks of a pool; fast to import, so that a test can name these functions without Megatron.
 
-A shape is a dict of `tiny_run.Shape`'s fields, a section one of `CheckpointConfig`'s.
+A shape is a dict of the fields of `tiny_run.Shape`, a section one of those of `CheckpointConfig`.
 """
 
 import random
@@ -11,20 +11,20 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 
-def straight(shape, steps):
-    """Train without a break; return losses and fingerprint."""
+def train_uninterrupted(shape, steps):
+    """Train without an interruption; return losses and fingerprint."""
     run = new_run(shape)
     return run.train(steps), run.fingerprint()
 
 
 def first_part(shape, section, steps):
-    """Train and save; return losses and what the save returned."""
+    """Train and save; return losses and the result of the save."""
     run = new_run(shape, **section)
     return run.train(steps), run.save()
 
 
 def second_part(shape, section, steps):
-    """Load into a run with other weights and generators, and go on; return losses, fingerprint, record."""
+    """Load into a run with other weights and generators, and train; return losses, fingerprint, record."""
     run = new_run({"seed": 99, **shape}, **section)
     loaded = run.load()
     return run.train(steps), run.fingerprint(), loaded
@@ -37,7 +37,7 @@ def new_run(shape, **section):
     return TinyRun(Shape(**shape), **section)
 
 
-def resumed_from_a_node(folder):
+def resume_from_local_disk(folder):
     """Train, save on this node's disk, and resume; return whether the library was there when the model was built, and
     whether weights and optimizer are as they were."""
     import sys
@@ -66,7 +66,7 @@ def resumed_from_a_node(folder):
 
 
 def outcome_of_load(shape, section, options):
-    """Load; return whether the weights and the optimizer changed, where the counters stand, and the record."""
+    """Load; return the changed parts (weights, optimizer and so on), the step of the counters, and the record."""
     run = new_run({"seed": 99, **shape}, **section)
     before = run.fingerprint()
     record = run.load(**options)
@@ -76,7 +76,7 @@ def outcome_of_load(shape, section, options):
 
 
 def outcome_of_weights(shape, folder, seed):
-    """Load weights into a bare model; return a digest of them and the step."""
+    """Load weights into a model; return a digest of them and the step."""
     from tiny_run import digest
 
     from mb_checkpoint import load_model_weights
@@ -94,7 +94,7 @@ def weights(shape, steps):
 
 
 def error_of(work, *args):
-    """Do the work and return type, message and family of its exception."""
+    """Call a function and return type, message and family of its exception."""
     try:
         work(*args)
     except Exception as error:  # noqa: BLE001  # whatever it is, the test compares it
@@ -102,7 +102,7 @@ def error_of(work, *args):
     return "no error", "", False
 
 
-def failing_config(shape, section):
+def save_with_failing_config(shape, section):
     """Save twice; the second time the configuration cannot be written."""
     run = new_run(shape, **section)
     run.train(1)
@@ -132,7 +132,7 @@ def load_only(shape, section, options):
 
 
 def replicas_that_drew_differently(section):
-    """Let each rank draw another number of times, save, draw, load, draw: equal if each got its own state."""
+    """Draw a different number of times on each rank, save, draw, load, draw: equal if each got its own state."""
     import torch
 
     run = new_run({}, **section)
@@ -145,7 +145,7 @@ def replicas_that_drew_differently(section):
 
 
 def rank_zero_fails():
-    """Let rank 0 fail, and show what each rank sees."""
+    """Raise on rank 0, and return the error of each rank."""
     from mb_checkpoint.collectives import on_rank_zero
 
     def work():
@@ -154,8 +154,8 @@ def rank_zero_fails():
     return error_of(on_rank_zero, work)
 
 
-def rank_zero_fails_strangely(reason):
-    """Let rank 0 fail with an exception that no other process can rebuild, or that cannot be taken apart."""
+def rank_zero_fails_unpicklable(reason):
+    """Raise on rank 0 an exception that no other process can rebuild, or that cannot be pickled."""
     from mb_checkpoint.collectives import on_rank_zero
 
     class LocalError(Exception):
@@ -171,7 +171,7 @@ def rank_zero_fails_strangely(reason):
 
 
 def save_with(section, options):
-    """Save with a wish in the context."""
+    """Save with options in the context."""
     from mb_checkpoint import CheckpointConfig, CheckpointSaveContext, save_checkpoint
 
     run = new_run({})
@@ -187,7 +187,7 @@ def save_with(section, options):
 
 
 def without_process_group(section):
-    """Save after the default process group is gone."""
+    """Save after the default process group was destroyed."""
     import torch
 
     run = new_run({}, **section)
@@ -224,7 +224,7 @@ def events_and_assets(section):
 
 
 def train_and_save(shape, section, steps, extra=None):
-    """Train and save, and save the same state once more with another section."""
+    """Train and save, and save the same state again with another section."""
     run = new_run(shape, **section)
     run.train(steps)
     run.save()
@@ -233,7 +233,7 @@ def train_and_save(shape, section, steps, extra=None):
 
 
 def load_and_save(shape, section, target):
-    """Load into a run with other weights and save it elsewhere, at once; return the notes of the load."""
+    """Load into a run with other weights and save it elsewhere; return the notes of the load."""
     run = new_run({"seed": 99, **shape}, **section)
     loaded = run.load()
     manager_of(run, target).save()
@@ -241,7 +241,7 @@ def load_and_save(shape, section, target):
 
 
 def manager_of(run, section):
-    """Give a run another manager."""
+    """Replace the manager of a run."""
     from mb_checkpoint import CheckpointConfig, DefaultCheckpointManager
 
     run.manager = DefaultCheckpointManager(CheckpointConfig(**section))
@@ -249,7 +249,7 @@ def manager_of(run, section):
 
 
 def load_weights_and_states(shape, section, report):
-    """Load, and write digests of the weights and of the whole optimizer state of each parameter on rank 0."""
+    """Load, and write digests of the weights and of the full optimizer state of each parameter on rank 0."""
     import torch
     from tiny_run import digest
 
@@ -257,9 +257,9 @@ def load_weights_and_states(shape, section, report):
     run.load()
     lines = [digest(dict(run.model[0].named_parameters()))]
     for part in run.optimizer.chained_optimizers:
-        whole = part.get_parameter_state_dp_zero(use_gloo_comm=False)
+        states = part.get_parameter_state_dp_zero(use_gloo_comm=False)
         if torch.distributed.get_rank() == 0:
-            for buffers in whole.values():
+            for buffers in states.values():
                 if not isinstance(buffers, dict):
                     continue
                 for tensors in buffers.values():
@@ -272,8 +272,8 @@ def load_weights_and_states(shape, section, report):
         Path(report).write_text("\n".join(lines))
 
 
-def changed_after_the_save(section):
-    """Begin to save, change the configuration and the counters at once; return what the checkpoint says."""
+def change_after_save(section):
+    """Start a save, then change the configuration and the counters; return the stored ones."""
     from pathlib import Path
 
     from mb_checkpoint import read_train_state
@@ -291,7 +291,7 @@ def changed_after_the_save(section):
 
 
 def corrupt_by_padded_buckets(section):
-    """Save and load what the guard refuses; return whether the optimizer came back as it was."""
+    """Save and load what `reject_padded_buckets` rejects; return whether the optimizer state is unchanged."""
     from mb_checkpoint import mcore
 
     guard = mcore.reject_padded_buckets

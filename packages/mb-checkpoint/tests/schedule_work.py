@@ -1,4 +1,4 @@
-"""What the ranks do in tests of changed schedules; light to import, as `rank_work`."""
+"""Work of the ranks in tests of changed schedules; fast to import, like `rank_work`."""
 
 from rank_work import new_run
 

@@ -1,11 +1,11 @@
-"""Which entries of a state dict belong to adapters."""
+"""Selection of adapter entries in a state dict."""
 
 import pytest
 
 from mb_checkpoint.adapters import (
+    all_but,
     apply_peft_adapter_filter_to_state_dict,
     reject_empty_selection,
-    all_but,
 )
 from mb_checkpoint.errors import CheckpointConfigError
 
@@ -35,15 +35,15 @@ def test_the_rest_is_everything_else():
 
 
 @pytest.mark.parametrize(
-    ("keep", "accepted", "says"),
+    ("keep", "accepted", "expected"),
     [
         (all_but(is_adapter), 0, "accepts every parameter of the model"),
         (all_but(is_adapter), 3, "accepts no parameter of the model"),
         (is_adapter, 0, "accepts no parameter of the model"),
     ],
 )
-def test_a_filter_that_leaves_nothing_is_rejected(keep, accepted, says):
-    with pytest.raises(CheckpointConfigError, match=f"^peft.is_adapter: {says}"):
+def test_a_filter_that_leaves_nothing_is_rejected(keep, accepted, expected):
+    with pytest.raises(CheckpointConfigError, match=f"^peft.is_adapter: {expected}"):
         reject_empty_selection(keep, accepted=accepted, total=3)
 
 

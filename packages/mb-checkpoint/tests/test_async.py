@@ -1,4 +1,4 @@
-"""Saves in the background: what is saved, what may go on meanwhile, and how trouble is told."""
+"""Background saves: staged contents, training during a save, and failures of the writer."""
 
 from pathlib import Path
 
@@ -14,10 +14,10 @@ LAYOUTS = {"one process, a fresh interpreter": "spawn", "DP2, distributed optimi
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_run_resumed_from_a_background_save_equals_a_straight_one(layout, request, tmp_path):
-    """The weights are spoilt as soon as save returns, so this also shows that they were staged."""
+    """The weights are overwritten as soon as save returns, so this also shows that they were staged."""
     ranks = request.getfixturevalue("one_rank" if layout.startswith("one") else "two_ranks")
     shape, folder = {"dist_opt": not layout.startswith("one")}, str(tmp_path)
-    straight = ranks.run(rank_work.straight, shape, 4)
+    straight = ranks.run(rank_work.train_uninterrupted, shape, 4)
     section = {"save": folder, "async_write_results_mp_mode": LAYOUTS[layout]}
     before = ranks.run(async_work.first_part_in_background, shape, section, 2)
     after = ranks.run(rank_work.second_part, shape, {"load": folder}, 2)
@@ -29,27 +29,27 @@ def test_a_run_resumed_from_a_background_save_equals_a_straight_one(layout, requ
     assert before[0][2].message == f"successfully saved checkpoint from iteration       2 to {folder}"
 
 
-def test_training_goes_on_and_the_outcome_is_told_once(one_rank, tmp_path):
-    ((first, outcomes, again, same),) = one_rank.run(async_work.training_goes_on, {"save": str(tmp_path)})
+def test_training_continues_and_the_outcome_is_returned_once(one_rank, tmp_path):
+    ((first, outcomes, again, same),) = one_rank.run(async_work.train_during_save, {"save": str(tmp_path)})
     assert outcomes == [("SavedCheckpoint", 1, True)]
     assert again is None
     assert same, "the memory for copies is used again"
-    assert first < 3.0, "the first save must not wait for a process that imports everything anew"
+    assert first < 3.0, "the first save must not wait for a process that imports everything again"
 
 
 TROUBLES = {
     "killed": "the writer process died by SIGKILL",
-    "stopped": "the writer process wrote nothing for 1 s and was ended",
+    "stopped": "the writer process wrote nothing for 1 s and was killed",
 }
 
 
 @pytest.mark.parametrize("trouble", TROUBLES)
-def test_a_writer_that_dies_or_hangs_is_told_on_every_rank_and_replaced(two_ranks, tmp_path, trouble):
+def test_a_writer_that_dies_or_hangs_is_reported_on_every_rank_and_replaced(two_ranks, tmp_path, trouble):
     section = {"save": str(tmp_path), "async_hang_seconds": 1.0}
-    outcomes = two_ranks.run(async_work.with_trouble, section, trouble, 1)
+    outcomes = two_ranks.run(async_work.save_with_writer_failure, section, trouble, 1)
     assert [each[0] for each in outcomes] == ["FailedSave"] * 2
     assert all(f"rank 1: {TROUBLES[trouble]}" in each[1] for each in outcomes)
-    assert len({each[2] for each in outcomes}) == 1, "all ranks hear of it at the same poll"
+    assert len({each[2] for each in outcomes}) == 1, "all ranks receive it at the same poll"
     assert [each[3:5] for each in outcomes] == [("SavedCheckpoint", 3)] * 2
     there = sum(file.stat().st_size for file in (tmp_path / "iter_0000003").iterdir())
     assert [each[5] for each in outcomes] == [
@@ -59,23 +59,21 @@ def test_a_writer_that_dies_or_hangs_is_told_on_every_rank_and_replaced(two_rank
     assert select_checkpoint(tmp_path).step == 3
 
 
-def test_an_error_of_the_writer_is_told_with_its_cause(one_rank, tmp_path):
-    (message,) = one_rank.run(async_work.folder_goes_away, {"save": str(tmp_path)})
+def test_an_error_of_the_writer_is_reported_with_its_cause(one_rank, tmp_path):
+    (message,) = one_rank.run(async_work.lose_staging_folder, {"save": str(tmp_path)})
     assert "rank 0: FileNotFoundError: [Errno 2] No such file or directory" in message
 
 
-def test_a_failed_save_ends_the_run_only_where_that_is_asked_for(one_rank, tmp_path):
+def test_a_failed_save_ends_the_run_only_on_request(one_rank, tmp_path):
     section = {"save": str(tmp_path), "on_save_error": "raise"}
-    ((kind, message, _),) = one_rank.run(rank_work.error_of, async_work.folder_goes_away, section)
+    ((kind, message, _),) = one_rank.run(rank_work.error_of, async_work.lose_staging_folder, section)
     assert (kind, "FileNotFoundError" in message) == ("CheckpointSaveError", True)
 
 
 def test_configuration_and_counters_are_those_of_the_moment_of_the_save(one_rank, tmp_path):
-    assert one_rank.run(rank_work.changed_after_the_save, {"save": str(tmp_path)}) == [
-        ("as of the save\n", 8)
-    ]
+    assert one_rank.run(rank_work.change_after_save, {"save": str(tmp_path)}) == [("as of the save\n", 8)]
 
 
 def test_a_writer_does_one_job_at_a_time(one_rank, tmp_path):
     ((kind, message, _),) = one_rank.run(rank_work.error_of, tiny_work.two_jobs_at_once, tmp_path)
-    assert (kind, "a save is under way. Wait for it" in message) == ("RuntimeError", True)
+    assert (kind, "a save is in progress. Call finalize_async_saves" in message) == ("RuntimeError", True)

@@ -1,4 +1,4 @@
-"""Optimizer states divided among another number of optimizers."""
+"""Optimizer states stored by another number of chained optimizers."""
 
 import pytest
 
@@ -34,13 +34,13 @@ def test_one_becomes_two():
     }
 
 
-def test_a_group_without_counterpart_is_refused():
+def test_a_group_without_counterpart_is_rejected():
     stored = {0: inside(DENSE), 1: inside(EXPERT), "param_state": "tensors"}
     with pytest.raises(CheckpointLayoutError, match=r"'wd_mult': 0\.0"):
         fit_chained_state(stored, [[{**OWN_DENSE, "wd_mult": 0.0}]])
 
 
-def test_other_optimizers_cannot_be_put_together_anew():
+def test_the_state_of_other_optimizers_cannot_be_regrouped():
     stored = {0: {"state": {}, "param_groups": [DENSE]}, 1: {"state": {}, "param_groups": [EXPERT]}}
     with pytest.raises(CheckpointLayoutError, match="stored as 2 parts and this run has 1"):
         fit_chained_state(stored, [[OWN_DENSE]])

@@ -1,4 +1,4 @@
-"""A run that resumes with another learning rate, weight decay or other settings of the optimizer."""
+"""Resuming with another learning rate, weight decay or other settings of the optimizer."""
 
 import math
 
@@ -51,7 +51,7 @@ def test_the_stored_values_apply_where_they_are_chosen(one_rank, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "overrides", "says"),
+    ("changes", "overrides", "expected"),
     [
         (
             {"lr": 4e-2},
@@ -66,11 +66,11 @@ def test_the_stored_values_apply_where_they_are_chosen(one_rank, tmp_path):
     ],
     ids=["all", "one group"],
 )
-def test_without_a_choice_another_schedule_is_rejected(one_rank, tmp_path, changes, overrides, says):
+def test_without_a_choice_another_schedule_is_rejected(one_rank, tmp_path, changes, overrides, expected):
     [(kind, message, _)] = one_rank.run(
         rank_work.error_of, schedule_work.resumed, {}, str(tmp_path), {}, changes, overrides
     )
-    assert (kind, says in message) == ("CheckpointScheduleError", True), message
+    assert (kind, expected in message) == ("CheckpointScheduleError", True), message
     assert "Set scheduler.override_opt_param_scheduler=true" in message
 
 
@@ -113,7 +113,7 @@ def test_new_overrides_are_rejected_where_the_stored_schedule_is_chosen(one_rank
     ],
     ids=["a fraction", "rounded by an earlier version", "rounded, and the configured one is chosen"],
 )
-def test_a_warm_up_that_is_no_whole_number_of_sequences_is_resumed(one_rank, tmp_path, saved, wanted, warmup):
+def test_a_warm_up_of_a_fractional_number_of_sequences_is_resumed(one_rank, tmp_path, saved, wanted, warmup):
     [(notes, same, used, state)] = one_rank.run(schedule_work.resumed, {}, str(tmp_path), saved, wanted)
     assert (notes, same, state["lr_warmup_steps"]) == ((), True, warmup)
     assert used[0]["lr"] == pytest.approx(1e-2, rel=1e-3)

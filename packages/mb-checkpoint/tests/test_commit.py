@@ -1,4 +1,4 @@
-"""A reader sees a whole checkpoint or none, whenever the writer dies."""
+"""A reader sees either a complete checkpoint or none, whenever the writer dies."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_file_is_replaced_whole(tmp_path):
+def test_a_file_is_replaced_atomically(tmp_path):
     path = tmp_path / "tracker"
     write_atomically(path, b"10")
     write_atomically(path, b"20")
@@ -56,12 +56,12 @@ def test_what_interrupted_saves_left_is_removed_by_the_next_one(tmp_path):
     assert names(open_staging(tmp_path, 20).parent)[1:2] == ["iter_0000010"]
 
 
-def test_sealing_tells_what_it_reads(tmp_path):
+def test_writing_the_manifest_reports_progress(tmp_path):
     (tmp_path / "data").write_bytes(bytes(5))
-    told = []
+    reported = []
     assert (
-        fsync_and_write_manifest(tmp_path, Manifest(step=1, files=()), progress=told.append).total_bytes
-        == sum(told)
+        fsync_and_write_manifest(tmp_path, Manifest(step=1, files=()), progress=reported.append).total_bytes
+        == sum(reported)
         == 5
     )
 
@@ -131,24 +131,24 @@ def test_a_folder_that_does_not_exist_yet_is_checked_and_not_made(tmp_path):
     assert names(tmp_path) == []
 
 
-def test_a_file_in_the_way_is_refused(tmp_path):
+def test_a_file_in_the_way_is_rejected(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointFolderError, match="file is not a folder"):
         check_writable(tmp_path / "file" / "checkpoints")
 
 
-def test_a_path_that_cannot_be_looked_at_is_refused(tmp_path):
+def test_a_path_that_cannot_be_looked_at_is_rejected(tmp_path):
     with pytest.raises(CheckpointFolderError, match="File name too long"):
         check_writable(tmp_path / ("x" * 300))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc, where even root cannot make files")
-def test_a_folder_that_takes_no_file_is_refused():
+def test_a_folder_that_takes_no_file_is_rejected():
     with pytest.raises(CheckpointFolderError, match=r"/proc takes no file \("):
         check_writable("/proc/checkpoints")
 
 
-def test_a_tracker_can_be_read_by_whoever_can_read_other_files(tmp_path):
+def test_a_tracker_has_the_permissions_of_other_files(tmp_path):
     (tmp_path / "other").touch()
     write_atomically(tmp_path / "tracker", b"10")
     assert (tmp_path / "tracker").stat().st_mode == (tmp_path / "other").stat().st_mode

@@ -11,7 +11,7 @@ from mb_checkpoint.commit_barrier import CommitBarrier, RankZeroTimeoutError
 
 
 class Store(dict):
-    """A store in memory, as torch's."""
+    """Store in memory, with the interface of torch's."""
 
     def set(self, key, value):
         self[key] = value.encode()
@@ -42,7 +42,7 @@ def polls_until_outcome(rounds, rank, pauses, outcome):
 
 @settings(max_examples=10, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=5), min_size=3, max_size=3))
-def test_ranks_that_drift_act_at_the_same_poll(pauses):
+def test_drifting_ranks_act_at_the_same_poll(pauses):
     store, acted = Store(), {}
 
     def run(rank):
@@ -74,7 +74,7 @@ def test_reports_come_by_rank_and_leave_nothing_in_the_store():
     assert (ranks[0].reports(), dict(store)) == (["", "bad disk"], {})
 
 
-def test_a_rank_0_that_is_silent_is_named():
+def test_an_unresponsive_rank_0_is_named():
     seconds = iter(range(0, 1000, 10))
     rounds = CommitBarrier(
         Store(),
@@ -86,7 +86,5 @@ def test_a_rank_0_that_is_silent_is_named():
         sleep=lambda _: None,
     )
     assert rounds.decide(None) is None
-    with pytest.raises(
-        RankZeroTimeoutError, match="rank 3 polls for the 2th time, and rank 0 has not polled"
-    ):
+    with pytest.raises(RankZeroTimeoutError, match="rank 3 is at poll 2, and rank 0 has not reached poll 1"):
         rounds.decide(None)

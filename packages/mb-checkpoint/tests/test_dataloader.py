@@ -1,4 +1,4 @@
-"""The position of a data loader: whose it is, where it lies, and when there is none."""
+"""Positions of data loaders: files per rank, locations, and missing positions."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ from mb_checkpoint.dataloader import encode_position, position_file_name, positi
 
 
 class Stream:
-    """Keeps its position."""
+    """Data loader with a position."""
 
     def __init__(self, position=None):
         self.position = position
@@ -66,16 +66,16 @@ def test_a_checkpoint_without_a_step_has_its_positions_in_the_folder_itself(tmp_
     assert read_dataloader_state(Path("release"), dp_rank=0, folder=tmp_path / "elsewhere") == {"position": 3}
 
 
-def test_another_data_parallel_size_is_refused(tmp_path):
+def test_another_data_parallel_size_is_rejected(tmp_path):
     checkpoint = put(tmp_path / "iter_0000010", 1, 2)
     with pytest.raises(DataloaderStateError, match="positions of 2 data-parallel ranks, and none of rank 2"):
         read_dataloader_state(checkpoint, dp_rank=2)
 
 
-def test_a_position_that_no_rank_would_take_over_is_refused(tmp_path):
+def test_a_position_that_no_rank_would_take_over_is_rejected(tmp_path):
     checkpoint = put(tmp_path / "iter_0000010", 1, 2, 3)
     with pytest.raises(
-        DataloaderStateError, match="of 3 data-parallel ranks, and this run has 2: where rank 2 stood"
+        DataloaderStateError, match="of 3 data-parallel ranks, and this run has 2: the position of rank 2"
     ):
         read_dataloader_state(checkpoint, dp_rank=0, dp_size=2)
     assert read_dataloader_state(checkpoint, dp_rank=2, dp_size=3) == {"position": 3}
@@ -84,4 +84,4 @@ def test_a_position_that_no_rank_would_take_over_is_refused(tmp_path):
 def test_a_smaller_run_does_not_lose_a_position_in_silence(two_ranks, tmp_path):
     for kind, message, _ in two_ranks.run(error_of, tiny_work.stream_of_three, tmp_path):
         assert kind == "DataloaderStateError", message
-        assert "this run has 2: where rank 2 stood in the data would be lost" in message
+        assert "this run has 2: the position of rank 2 would be lost" in message

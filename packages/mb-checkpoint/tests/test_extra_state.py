@@ -1,4 +1,4 @@
-"""Layers that keep something beside their weights read what layers stored that do not, and the other way round."""
+"""Layers with extra state read checkpoints of layers without, and vice versa."""
 
 import extra_state_work as work
 import pytest

@@ -1,4 +1,4 @@
-"""A manager of one's own, by its dotted name."""
+"""Custom checkpoint managers by dotted name."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from mb_checkpoint.errors import CheckpointConfigError
 
 
 class Own:
-    """A store that is no folder."""
+    """Store that is not a folder."""
 
     def __init__(self, checkpoint_config):
         self.config = checkpoint_config
@@ -98,15 +98,15 @@ def test_the_documented_protocol_is_enough(here):
         ("own_managers.Other", "own_managers has no Other"),
         ("own_managers.WithoutLoad", "lacks load, finalize_async_saves"),
         ("own_managers.OneArgument", "save does not take what a manager's does"),
-        (".x", "'.x' is no module and class"),
-        ("a..b", "'a..b' is no module and class"),
+        (".x", "'.x' is not a module and class"),
+        ("a..b", "'a..b' is not a module and class"),
         ("os.path.sep", "os.path.sep is no class but '/'"),
         ("json.JSONDecoder", "its constructor does not take what a manager's does"),
         ("math.floor", "math.floor is no class but <built-in"),
         ("builtins.dict", r"its constructor does not take .*\(no signature found"),
     ],
 )
-def test_a_wrong_class_is_refused_with_the_reason(here, name, message):
+def test_a_wrong_class_is_rejected_with_the_reason(here, name, message):
     with pytest.raises(CheckpointConfigError, match=f"checkpoint.custom_manager_class: .*{message}"):
         create_checkpoint_manager(section(name))
 

@@ -1,6 +1,6 @@
-"""Kills, full disks, violations and read errors at the file operations of saves and loads: nothing is ever lost.
+"""Kills, full disks, permission and read errors at the file operations of saves and loads: no checkpoint is ever lost.
 
-Here a part of all points. All of them (under Megatron-FSDP one in 61), in about an hour: MB_ALL_FAULTS=1 pytest
+Runs a sample of all points. All of them (under Megatron-FSDP one in 61) take about an hour: MB_ALL_FAULTS=1 pytest
 test_faults.py
 """
 
@@ -14,10 +14,14 @@ FSDP = {"2:fsdp-sync": 61, "2:fsdp-async": 61, "2:fsdp-load": 61} if ALL else {"
 """Under Megatron-FSDP other tensors are planned and the same code writes them; a point costs twenty times as much."""
 
 
-def test_after_trouble_at_any_file_operation_a_run_resumes_and_nothing_committed_is_lost(forge, tmp_path):
+def test_after_trouble_at_any_file_operation_a_run_resumes_and_nothing_committed_is_lost(
+    fork_server, tmp_path
+):
     plain = {name: 1 if ALL else stride for name, stride in PART.items()}
     wanted = [f"{name}:{stride}" for name, stride in (plain | FSDP).items()]
-    found = forge.call(fault_points.matrices, tmp_path, wanted, timeout_seconds=4 * 3600 if ALL else 300)
+    found = fork_server.call(
+        fault_points.matrices, tmp_path, wanted, timeout_seconds=4 * 3600 if ALL else 300
+    )
     print({name: each["by"] for name, each in found.items()})
     assert [problem for each in found.values() for problem in each["problems"]] == []
     assert sum(each["points"] for each in found.values()) > (3000 if ALL else 60)

@@ -1,4 +1,4 @@
-"""Which folders are recognized, what is advised, and which folder is the nearest."""
+"""Recognition of foreign checkpoints, advice, and suggestion of the nearest folder."""
 
 import complete_checkpoint
 import pytest
@@ -40,7 +40,7 @@ FOREIGN = {
         "a Megatron-LM checkpoint in the format torch_dist",
         "start from its weights",
     ),
-    "hugging face": (["config.json", "model.safetensors"], "a model in Hugging Face form", "mb import-hf"),
+    "hugging face": (["config.json", "model.safetensors"], "a model in Hugging Face format", "mb import-hf"),
     "peft": (
         ["adapter_config.json", "adapter_model.safetensors"],
         "adapters of Hugging Face PEFT",
@@ -60,7 +60,7 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize(("files", "kind", "advice"), FOREIGN.values(), ids=FOREIGN)
-def test_a_checkpoint_of_another_program_is_named_with_what_to_do(tmp_path, files, kind, advice):
+def test_the_error_of_a_foreign_checkpoint_names_its_kind_and_the_fix(tmp_path, files, kind, advice):
     make(tmp_path, *files, "latest_checkpointed_iteration.txt", text="100")
     with pytest.raises(CheckpointNotFoundError) as refused:
         find_checkpoint(CheckpointConfig(load=str(tmp_path)))
@@ -69,7 +69,7 @@ def test_a_checkpoint_of_another_program_is_named_with_what_to_do(tmp_path, file
     assert kind in why_no_source(str(tmp_path), resume=True)
 
 
-def test_megatron_bridge_is_told_from_this_package_by_its_run_config(tmp_path):
+def test_megatron_bridge_is_distinguished_from_this_package_by_its_run_config(tmp_path):
     make(tmp_path, f"{STEP}/.metadata", f"{STEP}/metadata.json")
     make(
         tmp_path,
@@ -120,7 +120,7 @@ def test_an_empty_folder_with_another_name_is_not_suggested(tmp_path):
     assert why_no_source(str(missing), resume=True) == f"no such folder: {missing}"
 
 
-def test_a_source_that_the_system_refuses_to_read_is_an_answer():
+def test_an_unreadable_source_is_a_reason():
     assert "cannot be read (OSError" in why_no_source("/" + "x" * 300, resume=True)
 
 
@@ -150,7 +150,7 @@ def test_a_load_may_be_empty_where_the_run_has_non_persistent_checkpoints(tmp_pa
     assert verdict("CK41", load, save, False, "global", None, None, None, True) is None
 
 
-def test_a_step_is_looked_for_among_those_that_are_there(tmp_path):
+def test_a_step_is_searched_for_among_the_existing_ones(tmp_path):
     complete_checkpoint.fill(tmp_path / STEP, 100)
     assert verdict("CK43", 100, str(tmp_path), None, True) is None
     assert verdict("CK43", 100, str(tmp_path / STEP), None, True) is None
@@ -159,7 +159,7 @@ def test_a_step_is_looked_for_among_those_that_are_there(tmp_path):
 
 
 @pytest.mark.parametrize("number", ["V064", "CK41", "CK42", "CK43"])
-def test_a_url_is_left_to_the_rule_on_paths(number):
+def test_urls_are_checked_by_the_rules_on_paths_only(number):
     rule = next(rule for rule in RULES if rule.id == number)
     given = {**dict.fromkeys(rule.fields), rule.fields[0]: "s3://bucket/x"}
     if number == "CK43":

@@ -1,4 +1,4 @@
-"""Checkpoints looked at from outside: listed, described, verified bit by bit, verified."""
+"""Inspection of checkpoints: listing, description, verification of every bit, comparison."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -23,7 +23,7 @@ from mb_checkpoint.locks import writer_lock
 from mb_checkpoint.trackers import check_trackers
 
 
-def test_a_listing_says_which_one_is_next_and_what_is_wrong(tmp_path):
+def test_a_listing_reports_the_tracked_checkpoint_and_problems(tmp_path):
     for step in (10, 20, 30):
         complete_checkpoint.save(tmp_path, step)
     (tmp_path / "iter_0000020" / "metadata.json").unlink()
@@ -59,7 +59,7 @@ def damage(file, at=None):
     file.write_bytes(content)
 
 
-def test_a_damaged_index_or_train_state_is_passed_over_and_that_is_said(tmp_path):
+def test_a_damaged_index_or_train_state_is_skipped_and_listed(tmp_path):
     for step in (10, 20, 30, 40):
         complete_checkpoint.save(tmp_path, step)
     damage(tmp_path / "iter_0000040" / ".metadata")
@@ -150,7 +150,7 @@ def test_one_unreadable_folder_does_not_hide_the_others(tmp_path, monkeypatch):
     assert [path for path, _ in not_removed] == [bad]
 
 
-def test_what_a_killed_save_left_is_listed_and_pruned_unless_somebody_saves_there(tmp_path):
+def test_what_a_killed_save_left_is_listed_and_pruned_unless_a_process_saves_there(tmp_path):
     complete_checkpoint.save(tmp_path, 10)
     left = complete_checkpoint.fill(open_staging(tmp_path, 20), 20)
     first, _ = list_checkpoints(tmp_path)
@@ -164,7 +164,7 @@ def test_what_a_killed_save_left_is_listed_and_pruned_unless_somebody_saves_ther
     assert not left.exists()
 
 
-def test_a_folder_of_somebody_else_is_no_unfinished_save(tmp_path):
+def test_a_foreign_folder_is_not_an_unfinished_save(tmp_path):
     complete_checkpoint.save(tmp_path, 10)
     foreign = tmp_path / ".saving_iter_x"
     foreign.mkdir()
@@ -195,7 +195,7 @@ def test_a_flipped_bit_in_any_file_is_found_by_verify(tmp_path):
     assert verify_checkpoint(tmp_path) == {folder: []}
 
 
-def test_a_checkpoint_of_another_program_cannot_be_verified_and_that_is_said(tmp_path):
+def test_a_checkpoint_of_another_program_is_reported_as_not_verifiable(tmp_path):
     folder = complete_checkpoint.fill(tmp_path / "iter_0000010", 10)
     assert verify_checkpoint(tmp_path) == {folder: ["has no manifest.json: contents cannot be verified"]}
 

@@ -1,4 +1,4 @@
-"""What one process alone makes sure of: that a checkpoint is sound, and that nobody else saves in its folder."""
+"""Integrity of checkpoints in a single process, and exclusion of a second writer."""
 
 import os
 import warnings
@@ -20,14 +20,14 @@ from mb_checkpoint.train_state import read_train_state
 
 
 def flip(folder):
-    """Change a bit of the tensors; the size stays."""
+    """Change a bit of the tensors without changing the size."""
     (data,) = folder.glob("*.distcp")
     content = bytearray(data.read_bytes())
     content[-1] ^= 1
     data.write_bytes(content)
 
 
-def test_a_flipped_bit_is_passed_over_for_the_newest_sound_one(tmp_path):
+def test_a_checkpoint_with_a_flipped_bit_is_skipped_for_the_newest_intact_one(tmp_path):
     for step in (10, 20, 30):
         complete_checkpoint.save(tmp_path, step)
     flip(tmp_path / "iter_0000030")
@@ -50,25 +50,28 @@ def test_contents_need_not_be_compared(tmp_path):
     assert (found.step, newest_intact(tmp_path / "none")) == (10, None)
 
 
-def test_nothing_sound_is_an_error_that_names_each(tmp_path):
+def test_no_intact_checkpoint_is_an_error_that_names_each(tmp_path):
     complete_checkpoint.save(tmp_path, 10)
     flip(tmp_path / "iter_0000010")
     with pytest.raises(
         CheckpointNotFoundError, match=r"no complete checkpoint \(iter_0000010: __0_0.distcp differs"
     ):
         newest_intact(tmp_path)
-    with pytest.raises(IncompleteCheckpointError, match=r"not a whole checkpoint: __0_0.distcp differs"):
+    with pytest.raises(IncompleteCheckpointError, match=r"incomplete checkpoint: __0_0.distcp differs"):
         newest_intact(tmp_path / "iter_0000010")
 
 
 def test_a_damaged_train_state_is_an_error_and_no_warning(tmp_path):
     (tmp_path / "latest_train_state.pt").write_bytes(bytes(range(128, 256)))
-    with warnings.catch_warnings(record=True) as said, pytest.raises(TrainStateError, match="cannot be read"):
+    with (
+        warnings.catch_warnings(record=True) as caught,
+        pytest.raises(TrainStateError, match="cannot be read"),
+    ):
         read_train_state(tmp_path / "latest_train_state.pt")
-    assert said == []
+    assert caught == []
 
 
-def test_one_process_at_a_time_saves_below_a_folder_and_says_who_it_is(tmp_path):
+def test_one_process_at_a_time_saves_below_a_folder_and_describes_itself(tmp_path):
     root = tmp_path / "new" / "checkpoints"
     with writer_lock(root, run="runs/a"):
         complete_checkpoint.save(root, 10)
@@ -90,7 +93,7 @@ def test_one_process_at_a_time_saves_below_a_folder_and_says_who_it_is(tmp_path)
     assert not (root / WRITER).exists()
 
 
-def test_a_writer_waits_for_one_who_is_about_to_let_go(tmp_path):
+def test_a_writer_waits_for_a_lock_that_is_about_to_be_released(tmp_path):
     now, held = [0.0], ExitStack()
 
     def sleep(seconds):
@@ -103,7 +106,7 @@ def test_a_writer_waits_for_one_who_is_about_to_let_go(tmp_path):
         assert 3 < now[0] < 4
 
 
-def test_a_writer_does_not_wait_for_ever(tmp_path):
+def test_a_writer_waits_for_a_limited_time(tmp_path):
     waits = []
     timing = {"timeout_seconds": 5, "clock": lambda: sum(waits), "sleep": waits.append}
     refused = pytest.raises(CheckpointFolderError, match=r"\(runs/a\) saves there")

@@ -1,4 +1,4 @@
-"""Names on disk, and what counts as a checkpoint."""
+"""Names on disk, and the files that make a folder a checkpoint."""
 
 from pathlib import Path
 
@@ -28,18 +28,18 @@ def test_one_mark_makes_a_folder_a_checkpoint(tmp_path, mark):
     assert layout.has_checkpoint(tmp_path)
 
 
-@pytest.mark.parametrize("beside", ["iter_0000010/x", "latest_checkpointed_iteration.txt"])
-def test_a_config_beside_checkpoints_is_that_of_their_run(tmp_path, beside):
+@pytest.mark.parametrize("sibling", ["iter_0000010/x", "latest_checkpointed_iteration.txt"])
+def test_a_config_next_to_checkpoints_belongs_to_their_run(tmp_path, sibling):
     (tmp_path / "run_config.yaml").touch()
-    (tmp_path / beside).parent.mkdir(exist_ok=True)
-    (tmp_path / beside).touch()
+    (tmp_path / sibling).parent.mkdir(exist_ok=True)
+    (tmp_path / sibling).touch()
     assert not layout.is_iteration_directory(tmp_path)
-    assert layout.has_checkpoint(tmp_path) == (not beside.startswith("iter"))
+    assert layout.has_checkpoint(tmp_path) == (not sibling.startswith("iter"))
     assert layout.why_not_a_checkpoint(tmp_path) is None
 
 
 @pytest.mark.parametrize("tracker", ["latest_train_state.pt", "latest_checkpointed_iteration.txt"])
-def test_a_tracker_says_that_there_is_a_checkpoint(tmp_path, tracker):
+def test_a_tracker_implies_a_checkpoint(tmp_path, tracker):
     assert not layout.has_checkpoint(tmp_path)
     (tmp_path / tracker).touch()
     assert layout.has_checkpoint(tmp_path)

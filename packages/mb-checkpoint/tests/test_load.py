@@ -1,4 +1,4 @@
-"""What a load takes, what it leaves and says so, and what it refuses."""
+"""Loading: restored state, notes on state that is not restored, and rejected checkpoints."""
 
 import shutil
 from pathlib import Path
@@ -12,7 +12,7 @@ OPTIMIZER_FRESH = "optimizer: {}; it starts fresh"
 
 @pytest.fixture(scope="module")
 def saved(one_rank, tmp_path_factory):
-    """A run of one process with checkpoints of steps 2 and 4."""
+    """Single-process run with checkpoints of steps 2 and 4."""
     folder = str(tmp_path_factory.mktemp("saved"))
     one_rank.run(rank_work.first_part, {}, {"save": folder}, 2)
     one_rank.run(rank_work.first_part, {}, {"save": folder}, 4)
@@ -24,7 +24,7 @@ def load(one_rank, section, **options):
     return changed, step, record.source, record.step, record.notes
 
 
-def test_a_run_is_resumed_whole(one_rank, saved):
+def test_a_run_is_resumed_completely(one_rank, saved):
     everything = ["weights", "optimizer", "torch", "trackers"]
     assert load(one_rank, {"load": saved}) == (everything, 4, "resumed", 4, ())
 
@@ -33,7 +33,7 @@ def test_a_wanted_step_is_resumed(one_rank, saved):
     assert load(one_rank, {"load": saved, "ckpt_step": 2})[1:4] == (2, "resumed", 2)
 
 
-def test_a_model_that_modelopt_changed_is_refused(one_rank, saved, tmp_path):
+def test_a_model_that_modelopt_changed_is_rejected(one_rank, saved, tmp_path):
     folder = shutil.copytree(saved, tmp_path / "copy")
     (folder / "iter_0000004" / "modelopt_state").mkdir()
     kind, message, _ = error(one_rank, rank_work.load_only, {}, {"load": str(folder)}, {})
@@ -41,7 +41,7 @@ def test_a_model_that_modelopt_changed_is_refused(one_rank, saved, tmp_path):
     assert "holds modelopt_state, the state of a model quantized or pruned by ModelOpt" in message
 
 
-def test_nothing_to_load_is_no_error_and_says_so(one_rank, tmp_path):
+def test_nothing_to_load_is_a_note_and_not_an_error(one_rank, tmp_path):
     notes = ("no checkpoint found: random weights, step 0",)
     section = {"load": str(tmp_path), "save": str(tmp_path)}
     assert load(one_rank, section) == ([], 0, "nothing", 0, notes)
@@ -90,7 +90,7 @@ def test_sampling_loads_weights_alone(one_rank, saved):
 
 def test_weights_of_one_process_fit_two_tensor_parallel_ranks_and_the_random_state_does_not(two_ranks, saved):
     outcomes = two_ranks.run(rank_work.outcome_of_load, {"tp": 2}, {"load": saved}, {})
-    note = "random state: stored for another parallel layout; this run goes on with its own"
+    note = "random state: stored for another parallel layout; this run keeps its own"
     assert [(step, record.notes) for _, step, record in outcomes] == [(4, (note,))] * 2
 
 
@@ -132,7 +132,7 @@ def error(ranks, work, *args):
     return ranks.run(rank_work.error_of, work, *args)[0]
 
 
-def test_a_model_of_another_shape_is_refused_with_names_and_both_shapes(one_rank, saved):
+def test_a_model_of_another_shape_is_rejected_with_names_and_both_shapes(one_rank, saved):
     shape = {"hidden": 64}
     kind, message, _ = error(one_rank, rank_work.load_only, shape, {"load": saved}, {})
     assert kind == "CheckpointShapeError"
@@ -140,7 +140,7 @@ def test_a_model_of_another_shape_is_refused_with_names_and_both_shapes(one_rank
     assert "more. Set the model as in" in message
 
 
-def test_a_model_with_another_number_of_layers_is_refused(one_rank, saved):
+def test_a_model_with_another_number_of_layers_is_rejected(one_rank, saved):
     kind, message, _ = error(one_rank, rank_work.load_only, {"layers": 4}, {"load": saved}, {})
     assert (kind, "[2, 32] in the checkpoint, [4, 32] in the model" in message) == (
         "CheckpointShapeError",
@@ -148,7 +148,7 @@ def test_a_model_with_another_number_of_layers_is_refused(one_rank, saved):
     )
 
 
-def test_an_optimizer_of_another_layout_is_refused_on_every_rank(one_rank, two_ranks, tmp_path):
+def test_an_optimizer_of_another_layout_is_rejected_on_every_rank(one_rank, two_ranks, tmp_path):
     one_rank.run(rank_work.first_part, {"dist_opt": True}, {"save": str(tmp_path)}, 1)
     shape = {"dist_opt": True, "tp": 2}
     errors = two_ranks.run(rank_work.error_of, rank_work.load_only, shape, {"load": str(tmp_path)}, {})
@@ -157,7 +157,7 @@ def test_an_optimizer_of_another_layout_is_refused_on_every_rank(one_rank, two_r
     ] * 2
 
 
-def test_padded_buckets_are_refused_in_the_form_that_megatron_writes_wrongly(two_ranks, tmp_path):
+def test_padded_buckets_are_rejected_in_the_form_that_megatron_writes_wrongly(two_ranks, tmp_path):
     shape = {"dist_opt": True, "bucket_size": 3000}
     section = {"save": str(tmp_path), "dist_ckpt_optim_fully_reshardable": True}
     kind, message, _ = error(two_ranks, rank_work.first_part, shape, section, 1)
@@ -165,7 +165,7 @@ def test_padded_buckets_are_refused_in_the_form_that_megatron_writes_wrongly(two
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_guard_is_needed_because_megatron_loses_the_optimizer_without_an_error(two_ranks, tmp_path):
+def test_the_check_is_needed_because_megatron_loses_the_optimizer_without_an_error(two_ranks, tmp_path):
     section = {"save": str(tmp_path), "load": str(tmp_path), "dist_ckpt_optim_fully_reshardable": True}
     assert two_ranks.run(rank_work.corrupt_by_padded_buckets, section) == [False, False]
 
@@ -188,17 +188,17 @@ def test_weights_from_an_empty_folder_are_an_error(one_rank, tmp_path):
     assert kind == "CheckpointNotFoundError"
 
 
-def test_one_module_of_several_is_not_carried_out(one_rank, saved):
+def test_one_module_of_several_is_not_supported(one_rank, saved):
     kind, *_ = error(one_rank, rank_work.load_only, {}, {"load": saved}, {"module_name": "vision"})
     assert kind == "NotImplementedError"
 
 
 @pytest.mark.parametrize("shape", [{}, {"dist_opt": True}], ids=["plain", "distributed optimizer"])
-@pytest.mark.parametrize(("wish", "expected"), [(False, [False, True]), (True, [True, False])])
+@pytest.mark.parametrize(("value", "expected"), [(False, [False, True]), (True, [True, False])])
 def test_master_weights_are_the_rounded_ones_or_those_that_were_stored(
-    one_rank, tmp_path, shape, wish, expected
+    one_rank, tmp_path, shape, value, expected
 ):
-    section = {"load_main_params_from_ckpt": wish}
+    section = {"load_main_params_from_ckpt": value}
     assert one_rank.run(rank_work.master_weights, str(tmp_path), shape, section) == [expected]
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints on each node's own disk: newer than the shared ones, and there after a node lost its disk."""
+"""Checkpoints on the disk of each node: newer than the shared ones, and available after the loss of a disk."""
 
 import importlib.util
 
@@ -33,7 +33,7 @@ def test_a_local_file_is_written_when_the_copies_to_the_host_have_arrived(one_ra
 
 
 @needs_nvrx
-def test_an_interrupted_local_save_is_not_in_the_way(two_ranks, tmp_path):
+def test_an_interrupted_local_save_does_not_block_the_next(two_ranks, tmp_path):
     two_ranks.run(tiny_work.lose_a_node, tmp_path, {}, None)
     for rank in range(2):
         (tmp_path / f"node{rank}" / str(rank) / f"iter_0000016_{rank}_local.dirty.pt").touch()
@@ -41,14 +41,14 @@ def test_an_interrupted_local_save_is_not_in_the_way(two_ranks, tmp_path):
 
 
 @needs_nvrx
-def test_code_in_a_local_checkpoint_is_refused_on_all_ranks(two_ranks, tmp_path):
+def test_code_in_a_local_checkpoint_is_rejected_on_all_ranks(two_ranks, tmp_path):
     for kind, message, _ in two_ranks.run(error_of, tiny_work.load_local_code, tmp_path):
         assert kind == "CheckpointReadError"
         assert "names posix.mkdir, which reading it would execute" in message
     assert not (tmp_path / "executed").exists()
 
 
-def test_local_checkpoints_without_their_library_are_refused_with_the_reason(one_rank, tmp_path):
+def test_local_checkpoints_without_their_library_are_rejected_with_the_reason(one_rank, tmp_path):
     ((kind, message, _),) = one_rank.run(error_of, tiny_work.save_local_without_nvrx, tmp_path, 2)
     assert (kind, "Install mb-checkpoint[nvrx], or set it to global." in message) == ("LocalStoreError", True)
 
@@ -66,26 +66,28 @@ def test_local_checkpoints_without_their_library_are_refused_with_the_reason(one
     ],
     ids=["newer", "older", "of the same step", "alone", "none", "a named step", "weights alone"],
 )
-def test_a_local_checkpoint_is_taken_unless_a_shared_one_is_newer_or_named(
+def test_a_local_checkpoint_is_selected_unless_a_shared_one_is_newer_or_named(
     one_rank, tmp_path, shared, local, section, taken, passed
 ):
     ((source, step, values, skipped),) = one_rank.run(
-        tiny_work.with_a_shelf, tmp_path, shared, local, section, {}
+        tiny_work.load_with_local_store, tmp_path, shared, local, section, {}
     )
     assert (source, step, values, skipped) == (taken[0], taken[1], [taken[2]], passed)
 
 
 def test_a_load_that_is_not_strict_takes_the_weights_of_a_local_checkpoint(one_rank, tmp_path):
-    found = one_rank.run(tiny_work.with_a_shelf, tmp_path, [10], [12], {}, {"strict": False})
+    found = one_rank.run(tiny_work.load_with_local_store, tmp_path, [10], [12], {}, {"strict": False})
     assert found == [("resumed", 12, [12.0], ["iter_0000010"])]
 
 
 def test_a_manager_loads_where_there_are_only_local_ones(one_rank, tmp_path):
-    assert one_rank.run(tiny_work.only_local_ones, tmp_path) == [(False, "resumed", 12, [12.0])]
+    assert one_rank.run(tiny_work.load_only_local, tmp_path) == [(False, "resumed", 12, [12.0])]
 
 
-def test_a_local_checkpoint_that_one_rank_cannot_write_is_an_error_of_the_disk_on_all(two_ranks, tmp_path):
-    for kind, message, is_os_error in two_ranks.run(error_of, tiny_work.onto_a_full_shelf, tmp_path, {}):
+def test_a_local_checkpoint_that_one_rank_cannot_write_is_an_oserror_on_all(two_ranks, tmp_path):
+    for kind, message, is_os_error in two_ranks.run(
+        error_of, tiny_work.save_to_full_local_store, tmp_path, {}
+    ):
         assert (kind, is_os_error) == ("CheckpointSaveError", True)
         assert f"checkpoint save at step 12 to {tmp_path} failed" in message
         assert "rank 1: OSError: [Errno 28] No space left on device" in message
@@ -93,19 +95,19 @@ def test_a_local_checkpoint_that_one_rank_cannot_write_is_an_error_of_the_disk_o
 
 def test_one_module_of_several_is_not_saved_locally(one_rank, tmp_path):
     options = {"module_name": "vision"}
-    ((kind, *_),) = one_rank.run(error_of, tiny_work.onto_a_full_shelf, tmp_path, options)
+    ((kind, *_),) = one_rank.run(error_of, tiny_work.save_to_full_local_store, tmp_path, options)
     assert kind == "NotImplementedError"
 
 
-ANEW = ("data loader: no position was stored; it starts anew",)
+NO_POSITION = ("data loader: no position was stored; it starts from the beginning",)
 
 
 @pytest.mark.parametrize(
     ("loaders", "options", "expected"),
     [
         ((0, 1), {}, [(100, (), [12.0]), (101, (), [12.0])]),
-        ((0,), {}, [(100, ANEW, [12.0]), (0, ANEW, [12.0])]),
-        ((), {}, [(0, ANEW, [12.0])] * 2),
+        ((0,), {}, [(100, NO_POSITION, [12.0]), (0, NO_POSITION, [12.0])]),
+        ((), {}, [(0, NO_POSITION, [12.0])] * 2),
         ((0, 1), {"skip_load_to_model_and_opt": True}, [(100, (), [1.0]), (101, (), [1.0])]),
     ],
     ids=["all", "one", "none", "counters and positions alone"],
@@ -117,7 +119,7 @@ def test_local_checkpoints_hold_the_positions_of_data_loaders(
     assert found == [(position, notes, 12, values) for position, notes, values in expected]
 
 
-def test_positions_in_a_folder_of_their_own_are_taken_for_local_checkpoints_too(one_rank, tmp_path):
+def test_positions_in_a_separate_folder_are_restored_with_local_checkpoints(one_rank, tmp_path):
     file = tmp_path / "elsewhere" / "iter_0000012" / position_file_name(0)
     file.parent.mkdir(parents=True)
     file.write_bytes(encode_position(tiny_work.Loader(7)))
@@ -130,18 +132,18 @@ def test_positions_in_a_folder_of_their_own_are_taken_for_local_checkpoints_too(
 
 
 @needs_nvrx
-def test_on_each_node_a_run_goes_on_with_the_sample_after_the_last(two_ranks, tmp_path):
-    found = two_ranks.run(tiny_work.on_each_node, tmp_path, [12, 14])
+def test_on_each_node_a_run_resumes_with_the_sample_after_the_last(two_ranks, tmp_path):
+    found = two_ranks.run(tiny_work.resume_from_each_node, tmp_path, [12, 14])
     assert found == [(14, [14.0], 14 + rank, ()) for rank in range(2)]
 
 
 @needs_nvrx
 def test_a_full_disk_of_one_node_fails_the_save_on_all_and_loses_nothing(two_ranks, tmp_path):
-    for kind, message, taken, after in two_ranks.run(tiny_work.a_full_node, tmp_path):
+    for kind, message, taken, after in two_ranks.run(tiny_work.fill_disk_of_one_node, tmp_path):
         assert (kind, taken, after) == ("FailedSave", 12, 16)
         assert "rank 1: " in message
 
 
 @needs_nvrx
 def test_the_library_may_be_imported_after_the_model_was_trained(one_rank, tmp_path):
-    assert one_rank.run(rank_work.resumed_from_a_node, str(tmp_path)) == [(False, [True] * 5)]
+    assert one_rank.run(rank_work.resume_from_local_disk, str(tmp_path)) == [(False, [True] * 5)]

@@ -1,4 +1,4 @@
-"""Every file is listed with its size and hash, and no changed bit goes unnoticed."""
+"""Every file is listed with its size and hash, and every changed bit is detected."""
 
 import hashlib
 
@@ -46,7 +46,7 @@ def test_a_changed_bit_anywhere_in_a_manifest_is_noticed():
             decode_manifest(bytes(changed), source="x")
 
 
-def test_a_manifest_of_a_later_format_is_refused_by_number(monkeypatch):
+def test_a_manifest_of_a_later_format_is_rejected_by_number(monkeypatch):
     monkeypatch.setattr("mb_checkpoint.manifest.FORMAT", 2)
     content = encode_manifest(MANIFEST)
     monkeypatch.undo()
@@ -88,14 +88,14 @@ def test_missing_short_and_changed_files_are_named(tmp_path):
     ]
 
 
-def test_reading_is_told_as_it_goes_by_one_thread_at_a_time(tmp_path):
+def test_progress_is_reported_by_one_thread_at_a_time(tmp_path):
     sizes = {"a": 3 * CHUNK_BYTES + 5, "b": CHUNK_BYTES, "c": 0}
     for name, size in sizes.items():
         (tmp_path / name).write_bytes(bytes(size))
     entries = [hash_file(tmp_path / name, name=name) for name in sizes]
-    told = []
-    assert find_hash_mismatches(tmp_path, entries, progress=told.append) == []
-    assert sorted(told) == [5, *[CHUNK_BYTES] * 4]
+    reported = []
+    assert find_hash_mismatches(tmp_path, entries, progress=reported.append) == []
+    assert sorted(reported) == [5, *[CHUNK_BYTES] * 4]
 
 
 def test_several_readers_share_the_bytes():

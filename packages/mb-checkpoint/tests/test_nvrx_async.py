@@ -1,4 +1,4 @@
-"""The background writer of nvidia-resiliency-ext, where a version is installed that Megatron Core can use."""
+"""Background writer of nvidia-resiliency-ext, if a version is installed that Megatron Core can use."""
 
 import importlib.metadata
 
@@ -17,7 +17,7 @@ def usable():
 @pytest.mark.skipif(not usable(), reason="nvidia-resiliency-ext 0.6 or newer is not installed")
 def test_a_run_resumed_from_its_background_save_equals_a_straight_one(two_ranks, tmp_path):
     shape, folder = {"dist_opt": True}, str(tmp_path)
-    straight = two_ranks.run(rank_work.straight, shape, 4)
+    straight = two_ranks.run(rank_work.train_uninterrupted, shape, 4)
     section = {"save": folder, "async_strategy": "nvrx"}
     before = two_ranks.run(async_work.first_part_in_background, shape, section, 2)
     after = two_ranks.run(rank_work.second_part, shape, {"load": folder}, 2)
@@ -28,6 +28,6 @@ def test_a_run_resumed_from_its_background_save_equals_a_straight_one(two_ranks,
 
 
 @pytest.mark.skipif(usable(), reason="shows what happens without nvidia-resiliency-ext 0.6 or newer")
-def test_without_it_the_writer_of_this_package_takes_its_place(one_rank, tmp_path):
+def test_without_it_the_writer_of_this_package_is_used(one_rank, tmp_path):
     section = {"save": str(tmp_path), "async_strategy": "nvrx"}
     assert one_rank.run(async_work.describe_writer, section) == ["Writer"]

@@ -1,4 +1,4 @@
-"""Which source wins, by the fields of the section alone: nothing is loaded, and Megatron is not needed."""
+"""Precedence of the sources, by the fields of the section: nothing is loaded, and Megatron is not needed."""
 
 import complete_checkpoint
 import pytest
@@ -11,7 +11,7 @@ NON_PERSISTENT = {"non_persistent_ckpt_type": "global"}
 
 @pytest.fixture
 def places(tmp_path):
-    """A run with steps 10 and 20 and a temporary 30, another run's temporary 40, and weights of step 5."""
+    """Run with steps 10 and 20 and a non-persistent 30, another run's non-persistent 40, and weights of step 5."""
     run, other, base = tmp_path / "run", tmp_path / "other", tmp_path / "base"
     for root, steps in {
         run: (10, 20),
@@ -70,14 +70,14 @@ def damage(root):
         path.unlink()
 
 
-def test_a_sound_temporary_checkpoint_stands_in_for_damaged_ones_and_says_so(places, tmp_path):
+def test_an_intact_non_persistent_checkpoint_replaces_damaged_ones_and_they_are_listed(places, tmp_path):
     damage(tmp_path / "run")
     source, chosen = find_checkpoint(CheckpointConfig(load=places["run"]))
     assert (source, chosen.step) == ("resumed", 30)
     assert "no complete checkpoint (iter_0000020: lacks .metadata" in chosen.skipped[-1].reason
 
 
-def test_with_all_damaged_the_lasting_ones_are_the_error(places, tmp_path):
+def test_with_all_damaged_the_error_names_the_persistent_ones(places, tmp_path):
     damage(tmp_path / "run")
     damage(tmp_path / "run" / "non_persistent")
     with pytest.raises(CheckpointNotFoundError, match=r"run: no complete checkpoint \(iter_0000020: lacks"):
@@ -97,18 +97,18 @@ def test_with_all_damaged_the_lasting_ones_are_the_error(places, tmp_path):
         ({"load": "run", "ckpt_step": 30}, CheckpointNotFoundError, "steps there: 20, 10"),
     ],
 )
-def test_what_was_asked_for_and_is_missing_is_an_error(places, section, error, message):
+def test_a_requested_checkpoint_that_is_missing_is_an_error(places, section, error, message):
     with pytest.raises(error, match=message):
         found(places, **section)
 
 
-def test_starting_weights_that_are_named_by_their_folder_must_be_whole(places):
+def test_initial_weights_that_are_named_by_their_folder_must_be_complete(places):
     damage(tmp := complete_checkpoint.Path(places["base"]))
     with pytest.raises(IncompleteCheckpointError, match=r"lacks \.metadata"):
         found(places, pretrained_checkpoint=str(tmp / "iter_0000005"))
 
 
-def test_a_checkpoint_that_the_caller_found_damaged_is_passed_over(places, tmp_path):
+def test_a_checkpoint_that_the_caller_found_damaged_is_skipped(places, tmp_path):
     bad = {tmp_path / "run" / "non_persistent" / "iter_0000030": "differs from the manifest"}
     source, chosen = find_checkpoint(CheckpointConfig(load=places["run"]), bad)
     assert (source, chosen.step) == ("resumed", 20)

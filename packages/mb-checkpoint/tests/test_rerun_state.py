@@ -1,4 +1,4 @@
-"""When the state of a rerun machine is stored, and when it is taken over."""
+"""Conditions for storing and restoring the state of a rerun state machine."""
 
 from types import SimpleNamespace
 
@@ -10,7 +10,7 @@ SHARD = SimpleNamespace(unique_key="machine/shard_0_2")
 
 
 class Machine:
-    """Keeps one shard per rank, unless it is switched off."""
+    """State machine with one shard per rank, unless it is disabled."""
 
     def __init__(self, *, on=True):
         self.on, self.loaded = on, None
@@ -22,7 +22,7 @@ class Machine:
         self.loaded = state
 
 
-def test_a_machine_that_has_nothing_to_keep_is_not_stored():
+def test_a_machine_without_state_is_not_stored():
     assert rerun_entry(Machine()) == {RERUN_KEY: {"state": "waiting", "sharded": SHARD}}
     assert rerun_entry(Machine(on=False)) == rerun_entry(None) == {}
 
@@ -37,12 +37,12 @@ def test_a_machine_that_has_nothing_to_keep_is_not_stored():
         (None, {"machine/shard_0_2"}, True, False, False),
     ],
 )
-def test_what_is_asked_for(machine, objects, same_layout, requested, noted):
+def test_the_request_depends_on_the_stored_shards(machine, objects, same_layout, requested, noted):
     request, note = rerun_request(machine, objects=frozenset(objects), same_layout=same_layout)
     assert (RERUN_KEY in request, note is not None) == (requested, noted)
 
 
-def test_a_loaded_state_is_taken_over_where_it_was_asked_for():
+def test_a_loaded_state_is_restored_if_it_was_requested():
     machine, loaded = Machine(), {RERUN_KEY: {"state": "waiting"}}
     take_over(machine, loaded, requested=False)
     assert machine.loaded is None

@@ -1,4 +1,4 @@
-"""Another parallel layout reads a checkpoint exactly: what it then saves is the same, tensor by tensor, bit for bit."""
+"""Another parallel layout reads a checkpoint exactly: its own save is equal, tensor by tensor, bit for bit."""
 
 import pytest
 import rank_work
@@ -20,7 +20,7 @@ LAYOUTS = {
 
 
 def same(one, other):
-    """Say whether two checkpoints hold the same weights and optimizer state; the random states may differ."""
+    """Return whether two checkpoints hold the same weights and optimizer state; the random states may differ."""
     found = diff_checkpoints(one, other, values=True)
     return dict(found.tensors), dict(found.values), dict(found.train_state)
 

@@ -1,4 +1,4 @@
-"""Train, save, resume, train: the same numbers as without a break, dropout on."""
+"""Train, save, resume, train: the same numbers as in an uninterrupted run, with dropout."""
 
 import pytest
 import rank_work
@@ -22,7 +22,7 @@ LAYOUTS = {
 def test_a_resumed_run_equals_a_straight_one_bit_for_bit(layout, request, tmp_path):
     ranks = request.getfixturevalue("one_rank" if layout.startswith("one") else "two_ranks")
     (shape, section, cut), folder = LAYOUTS[layout], str(tmp_path)
-    straight = ranks.run(rank_work.straight, shape, 2 * cut)
+    straight = ranks.run(rank_work.train_uninterrupted, shape, 2 * cut)
     before = ranks.run(rank_work.first_part, shape, {"save": folder, **section}, cut)
     after = ranks.run(rank_work.second_part, shape, {"load": folder, **section}, cut)
     assert [first[0] + second[0] for first, second in zip(before, after, strict=True)] == [

@@ -1,4 +1,4 @@
-"""Old checkpoints go, the one that the trackers name stays."""
+"""Old checkpoints are deleted, and the one that the trackers name is kept."""
 
 import errno
 
@@ -20,7 +20,7 @@ STEPS = st.sets(st.integers(min_value=0, max_value=10**6), min_size=1)
 @pytest.mark.parametrize(
     ("keep", "left"), [(-1, [40, 30, 20, 10]), (2, [40, 30]), (1, [40]), (9, [40, 30, 20, 10])]
 )
-def test_the_newest_stay(tmp_path, keep, left):
+def test_the_newest_are_kept(tmp_path, keep, left):
     for step in (10, 20, 30, 40):
         complete_checkpoint.save(tmp_path, step)
     done = prune(tmp_path, keep=keep, protected=40)
@@ -36,7 +36,7 @@ def test_folders_newer_than_the_tracker_are_left_alone(tmp_path):
     assert list(steps_in(tmp_path)) == [30, 20]
 
 
-def test_a_folder_that_resists_is_reported(tmp_path):
+def test_a_folder_that_cannot_be_deleted_is_reported(tmp_path):
     for step in (10, 20):
         complete_checkpoint.save(tmp_path, step)
     (tmp_path / ".removing_iter_0000010").write_text("a file in the way")
@@ -44,7 +44,7 @@ def test_a_folder_that_resists_is_reported(tmp_path):
     assert (path.name, "Not a directory" in reason) == ("iter_0000010", True)
 
 
-def test_what_a_reader_or_a_tracker_uses_stays(tmp_path):
+def test_checkpoints_that_a_reader_or_a_tracker_uses_are_kept(tmp_path):
     for step in (10, 20, 30, 40):
         complete_checkpoint.save(tmp_path, step)
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("20")  # a person went back
@@ -59,7 +59,7 @@ def test_what_a_reader_or_a_tracker_uses_stays(tmp_path):
     assert list(steps_in(tmp_path)) == [40, 20]
 
 
-def test_milestones_stay(tmp_path):
+def test_multiples_of_the_retain_interval_are_kept(tmp_path):
     for step in (10, 20, 30, 40, 50):
         complete_checkpoint.save(tmp_path, step)
     prune(tmp_path, keep=1, protected=50, retain_interval=20)
@@ -67,7 +67,7 @@ def test_milestones_stay(tmp_path):
 
 
 def saved(root, *steps):
-    """Save checkpoints of these steps; return what reads the next file for nothing and the sizes it has read."""
+    """Save checkpoints of these steps; return a cache and the list of the sizes it has read."""
     for step in steps:
         complete_checkpoint.save(root, step)
     sizes = []
@@ -75,14 +75,14 @@ def saved(root, *steps):
 
 
 def damage(folder):
-    """Flip a bit of the tensors, which no size tells."""
+    """Flip a bit of the tensors, which a comparison of sizes does not detect."""
     (data,) = folder.glob("*.distcp")
     content = bytearray(data.read_bytes())
     content[len(content) // 2] ^= 64
     data.write_bytes(content)
 
 
-def test_damaged_ones_do_not_count_and_stay_until_enough_whole_ones_are_newer(tmp_path):
+def test_damaged_ones_do_not_count_and_are_kept_until_enough_intact_ones_are_newer(tmp_path):
     saved(tmp_path, 10, 20, 30, 40)
     damage(tmp_path / "iter_0000030")
     done = prune(tmp_path, keep=2, protected=40)
@@ -94,7 +94,7 @@ def test_damaged_ones_do_not_count_and_stay_until_enough_whole_ones_are_newer(tm
     assert list(steps_in(tmp_path)) == [50, 40]
 
 
-def test_the_newest_whole_one_stays_where_none_is_named(tmp_path):
+def test_the_newest_intact_one_is_kept_by_default(tmp_path):
     saved(tmp_path, 10, 20, 30)
     damage(tmp_path / "iter_0000030")
     done = prune(tmp_path, keep=1)
@@ -103,18 +103,18 @@ def test_the_newest_whole_one_stays_where_none_is_named(tmp_path):
     assert list(steps_in(tmp_path)) == [30, 20]
 
 
-def test_where_nothing_is_whole_nothing_goes(tmp_path):
+def test_nothing_is_deleted_if_nothing_is_intact(tmp_path):
     saved(tmp_path, 10, 20)
     for folder in steps_in(tmp_path).values():
         damage(folder)
     with pytest.raises(
-        CheckpointNotFoundError, match=r"whole checkpoint to keep, so none is deleted \(iter_0000020"
+        CheckpointNotFoundError, match=r"no intact checkpoint to keep, so none is deleted \(iter_0000020"
     ):
         prune(tmp_path, keep=1)
     assert (prune(tmp_path, keep=1, protected=20).removed, list(steps_in(tmp_path))) == ((), [20, 10])
 
 
-def test_contents_are_read_once_and_only_where_something_is_to_go(tmp_path):
+def test_contents_are_read_once_and_only_before_a_deletion(tmp_path):
     verified, sizes = saved(tmp_path, 10, 20, 30)
     prune(tmp_path, keep=3, protected=30, verified=verified)
     assert sizes == []
@@ -127,7 +127,7 @@ def test_contents_are_read_once_and_only_where_something_is_to_go(tmp_path):
     assert (len(sizes), list(steps_in(tmp_path))) == (first, [40, 30])
 
 
-def test_what_is_known_is_forgotten_with_the_folder_it_was_known_of(tmp_path):
+def test_the_cache_ignores_the_result_of_a_replaced_folder(tmp_path):
     verified, _ = saved(tmp_path, 10)
     folder = tmp_path / "iter_0000010"
     verified.trust(folder)
@@ -138,10 +138,10 @@ def test_what_is_known_is_forgotten_with_the_folder_it_was_known_of(tmp_path):
     (tmp_path / "iter_0000011" / "manifest.json").replace(folder / "manifest.json")
     assert verified.problems(folder)
     (folder / "manifest.json").write_text("{}")
-    assert "is no manifest" in verified.problems(folder)[0]
+    assert "is not a manifest" in verified.problems(folder)[0]
 
 
-def test_a_damaged_one_is_read_once_too(tmp_path):
+def test_damaged_checkpoints_are_also_read_once(tmp_path):
     verified, sizes = saved(tmp_path, 10, 20, 30)
     damage(tmp_path / "iter_0000020")
     first = prune(tmp_path, keep=2, protected=30, verified=verified).damaged
@@ -150,7 +150,7 @@ def test_a_damaged_one_is_read_once_too(tmp_path):
     assert (len(sizes), list(steps_in(tmp_path))) == (read, [30, 20, 10])
 
 
-def test_what_is_known_counts_where_sizes_alone_are_compared(tmp_path):
+def test_cached_results_count_if_only_sizes_are_compared(tmp_path):
     verified, sizes = saved(tmp_path, 10, 20, 30, 40)
     verified.distrust(tmp_path / "iter_0000030", "has a flipped bit")
     done = prune(tmp_path, keep=2, protected=40, verified=verified, contents=False)
@@ -158,7 +158,7 @@ def test_what_is_known_counts_where_sizes_alone_are_compared(tmp_path):
     assert (sizes, list(steps_in(tmp_path))) == ([], [40, 30, 20])
 
 
-def test_sizes_alone_are_compared_where_that_is_asked(tmp_path):
+def test_comparing_only_sizes_reads_no_contents(tmp_path):
     saved(tmp_path, 10, 20, 30)
     damage(tmp_path / "iter_0000020")
     prune(tmp_path, keep=2, protected=30, contents=False)
@@ -172,14 +172,14 @@ def test_a_dry_run_deletes_nothing(tmp_path):
     assert ([path.name for path in done.removed], list(steps_in(tmp_path))) == (["iter_0000010"], [20, 10])
 
 
-def test_a_folder_is_claimed_unless_somebody_reads_it(tmp_path):
+def test_a_folder_is_locked_unless_a_process_reads_it(tmp_path):
     with exclusive_lock(tmp_path) as claim:
         assert claim == "mine"
     with reader_lock(tmp_path), exclusive_lock(tmp_path) as claim:
         assert claim == "taken"
 
 
-def test_without_locks_old_ones_go_and_what_may_be_under_way_stays(tmp_path, monkeypatch):
+def test_without_locks_old_ones_are_deleted_and_unfinished_ones_are_kept(tmp_path, monkeypatch):
     saved(tmp_path, 10, 20)
     staging = open_staging(tmp_path, 30)
     monkeypatch.setattr("fcntl.flock", no_locks)
@@ -201,7 +201,7 @@ def test_a_folder_that_is_gone_is_read_without_a_lock(tmp_path):
 
 
 @given(STEPS, st.integers(min_value=1, max_value=5))
-def test_never_the_protected_one_and_never_more_than_wanted(steps, keep):
+def test_the_protected_step_and_enough_others_are_kept(steps, keep):
     protected = sorted(steps)[len(steps) // 2]
     removed = steps_to_remove(list(steps), keep=keep, protected=protected)
     up_to_it = [step for step in steps if step <= protected]
@@ -211,12 +211,12 @@ def test_never_the_protected_one_and_never_more_than_wanted(steps, keep):
 
 
 @pytest.mark.parametrize("spacing", [0, -2])
-def test_a_spacing_of_no_steps_is_refused(spacing):
+def test_an_interval_below_one_step_is_rejected(spacing):
     with pytest.raises(ValueError, match=f"save_retain_interval: {spacing} is no spacing"):
         steps_to_remove([1, 2], keep=1, protected=2, retain_interval=spacing)
 
 
 @pytest.mark.parametrize("keep", [0, -2])
-def test_keeping_none_is_refused(keep):
+def test_keeping_no_checkpoint_is_rejected(keep):
     with pytest.raises(ValueError, match="would delete the newest one"):
         steps_to_remove([1, 2], keep=keep, protected=2)

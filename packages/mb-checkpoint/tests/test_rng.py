@@ -1,4 +1,4 @@
-"""Random generators go on where they were."""
+"""Random number generators continue at their restored state."""
 
 import random
 
@@ -11,7 +11,7 @@ numpy = pytest.importorskip("numpy")
 
 
 class Tracker:
-    """One named state."""
+    """Tracker with one named state."""
 
     def __init__(self):
         self.states = {"model-parallel-rng": torch.Generator().manual_seed(5).get_state()}
@@ -45,13 +45,13 @@ def test_a_state_survives_a_file_without_trusting_pickles(tmp_path):
     assert draws() == expected
 
 
-def test_a_digest_tells_two_states_apart():
+def test_different_states_have_different_digests():
     before = collect_rng_state()
     assert rng_digest(before) == rng_digest(collect_rng_state())
     random.random()
     assert rng_digest(before) != rng_digest(collect_rng_state())
 
 
-def test_a_state_without_generators_is_refused():
+def test_a_state_without_generators_is_rejected():
     with pytest.raises(KeyError, match="random_rng_state"):
         restore_rng_state({})

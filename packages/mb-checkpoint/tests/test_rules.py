@@ -1,4 +1,4 @@
-"""Every rule on its own examples, and the section as the fact that rules read."""
+"""Every rule on its own examples, and the rules of the section together."""
 
 import dataclasses
 from typing import get_args, get_type_hints
@@ -71,7 +71,7 @@ def verdict(rule: Rule, values):
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
-def test_a_rule_refuses_and_accepts_its_own_examples(rule):
+def test_a_rule_rejects_and_accepts_its_own_examples(rule):
     assert verdict(rule, rule.passes) is None
     assert verdict(rule, rule.fails)
 
@@ -80,7 +80,7 @@ def test_rule_ids_are_unique():
     assert len({rule.id for rule in RULES}) == len(RULES)
 
 
-def test_each_field_is_honoured_or_refused_or_means_nothing_alone():
+def test_each_field_is_applied_or_rejected_or_depends_on_another():
     refused = {field.removeprefix("checkpoint.") for rule in RULES for field in rule.fields}
     fields = {field.name for field in dataclasses.fields(CheckpointConfig)}
     assert fields - refused - HONOURED == set(MEANINGLESS_ALONE) - refused
@@ -91,12 +91,12 @@ def test_the_defaults_are_accepted():
     assert violations(CheckpointConfig()) == []
 
 
-def test_refusals_come_all_together_with_value_reason_and_remedy():
+def test_all_violations_are_listed_with_value_reason_and_fix():
     lines = violations(CheckpointConfig(async_save=True, ckpt_step=5, most_recent_k=None))
     assert [line.rsplit(" ", 1)[1] for line in lines] == ["[V066]", "[V068]", "[CK01]"]
     assert lines[1] == (
-        "checkpoint.ckpt_step: ckpt_step=5, but load is not set, because a step is looked for in the folder that load "
-        "names. Set checkpoint.load, or leave out checkpoint.ckpt_step. [V068]"
+        "checkpoint.ckpt_step: ckpt_step=5, but load is not set, because the step is searched for in the folder of "
+        "checkpoint.load. Set checkpoint.load, or leave out checkpoint.ckpt_step. [V068]"
     )
 
 
@@ -109,7 +109,7 @@ def test_refusals_come_all_together_with_value_reason_and_remedy():
         (False, None, False, False),
     ],
 )
-def test_a_background_save_needs_a_folder_and_a_lasting_worker(async_save, save, worker, wrong):
+def test_a_background_save_needs_a_folder_and_a_persistent_worker(async_save, save, worker, wrong):
     (rule,) = (rule for rule in RULES if rule.id == "V066")
     assert bool(rule.test(async_save, save, worker)) is wrong
 
@@ -142,25 +142,25 @@ def test_every_number_of_the_section_has_bounds():
     assert violations(CheckpointConfig(async_hang_seconds=float("nan")))
 
 
-def test_a_hugging_face_copy_needs_whole_weights_on_the_shared_disk():
+def test_a_hugging_face_copy_needs_complete_weights_on_the_shared_disk():
     (rule,) = (rule for rule in RULES if rule.id == "V067")
     assert rule.test(True, "torch_dist", "local")
     assert not rule.test(True, "torch_dist", "global")
 
 
-def test_starting_weights_where_the_system_refuses_to_look_are_refused(tmp_path):
+def test_unreadable_initial_weights_are_rejected(tmp_path):
     (rule,) = (rule for rule in RULES if rule.id == "V064")
     assert rule.test(str(tmp_path)) is None
     assert "cannot be read (OSError: " in rule.test(str(tmp_path / ("x" * 300)))
 
 
-def test_local_checkpoints_without_their_library_are_refused_only_where_that_is_known():
+def test_local_checkpoints_without_their_library_are_rejected_only_where_that_is_known():
     (rule,) = (rule for rule in RULES if rule.id == "CK13")
     assert [rule.test("local", installed) is None for installed in (True, None, False)] == [True, True, False]
     assert rule.test("global", False) is None
 
 
-def test_fine_tuning_needs_weights_where_it_looks_for_them(tmp_path):
+def test_fine_tuning_needs_weights(tmp_path):
     (rule,) = (rule for rule in RULES if rule.id == "V244")
     assert rule.test(True, None, str(tmp_path / "nowhere")).endswith("nowhere has no checkpoint")
     (tmp_path / "progress.txt").touch()  # a run that ended before its first save
@@ -171,7 +171,7 @@ def test_fine_tuning_needs_weights_where_it_looks_for_them(tmp_path):
     assert rule.test(True, None, str(tmp_path.with_name("x" * 300)))  # the system refuses to look there
 
 
-def test_the_section_alone_is_held_to_its_rules():
+def test_finalize_applies_the_rules_of_the_section():
     CheckpointConfig().finalize()
     with pytest.raises(CheckpointConfigError) as refused:
         CheckpointConfig(ckpt_step=3, load_main_params_from_ckpt=True).finalize()

@@ -1,4 +1,4 @@
-"""What a save writes, and that a failing one changes nothing."""
+"""Files that a save writes; a failing save changes nothing."""
 
 from pathlib import Path
 
@@ -53,20 +53,20 @@ def test_two_writers_a_rank_give_two_files_a_rank(two_ranks, tmp_path):
 )
 def test_ways_to_write_that_differ_only_in_speed(two_ranks, tmp_path, section):
     shape, folder = {"dist_opt": True}, str(tmp_path)
-    straight = two_ranks.run(rank_work.straight, shape, 3)
+    straight = two_ranks.run(rank_work.train_uninterrupted, shape, 3)
     two_ranks.run(rank_work.saved_after_each_step, shape, {"save": folder, **section}, 3)
     reading = {"load": folder, "fully_parallel_load": True, **section}
     after = two_ranks.run(rank_work.second_part, shape, reading, 0)
     assert [fingerprint for _, fingerprint, _ in after] == [fingerprint for _, fingerprint in straight]
 
 
-def test_old_checkpoints_go(one_rank, tmp_path):
+def test_old_checkpoints_are_deleted(one_rank, tmp_path):
     for steps in (1, 2, 3):
         one_rank.run(rank_work.first_part, {}, {"save": str(tmp_path), "most_recent_k": 2}, steps)
     assert list(steps_in(tmp_path)) == [3, 2]
 
 
-@pytest.mark.parametrize("work", [rank_work.failing_config, rank_work.full_disk])
+@pytest.mark.parametrize("work", [rank_work.save_with_failing_config, rank_work.full_disk])
 def test_a_failing_save_leaves_the_previous_checkpoint_and_nothing_else(two_ranks, tmp_path, work):
     section = {"save": str(tmp_path), "on_save_error": "raise"}
     errors = two_ranks.run(rank_work.error_of, work, {}, section)
@@ -84,11 +84,11 @@ def test_a_failing_save_leaves_the_previous_checkpoint_and_nothing_else(two_rank
         ({}, {}, "ValueError"),
     ],
 )
-def test_what_is_not_stored_is_refused(one_rank, section, options, kind):
+def test_options_that_are_not_stored_are_rejected(one_rank, section, options, kind):
     assert one_rank.run(rank_work.error_of, rank_work.save_with, section, options)[0][0] == kind
 
 
-def test_a_section_that_cannot_be_carried_out_is_refused_with_every_reason(one_rank):
+def test_an_invalid_section_is_rejected_with_every_reason(one_rank):
     section = {"async_save": True, "most_recent_k": 0, "save_params_interval": 5}
     ((kind, message, _),) = one_rank.run(rank_work.error_of, rank_work.load_only, {}, section, {})
     assert (kind, [line[-6:] for line in message.splitlines()]) == (
@@ -111,9 +111,9 @@ def test_a_group_that_was_not_passed_cannot_share_the_writing(one_rank, tmp_path
         ({}, {}, "."),
         ({"non_persistent_ckpt_type": "global"}, {"non_persistent_ckpt": True}, "non_persistent"),
     ],
-    ids=["lasting", "temporary"],
+    ids=["persistent", "non_persistent"],
 )
-def test_a_failure_that_does_not_end_the_run_is_told_with_its_folder(
+def test_a_failure_that_does_not_end_the_run_is_reported_with_its_folder(
     one_rank, tmp_path, section, options, root
 ):
     found = one_rank.run(tiny_work.fails_to_save, tmp_path, section, options)
@@ -135,8 +135,8 @@ def test_a_failure_of_rank_0_is_raised_as_it_is_on_every_rank(two_ranks):
 
 
 @pytest.mark.parametrize("reason", ["local", "refuses"])
-def test_an_exception_that_cannot_travel_arrives_as_its_text(two_ranks, reason):
+def test_an_exception_that_cannot_be_pickled_is_raised_with_its_text(two_ranks, reason):
     assert (
-        two_ranks.run(rank_work.rank_zero_fails_strangely, reason)
+        two_ranks.run(rank_work.rank_zero_fails_unpicklable, reason)
         == [("RuntimeError", "LocalError: only here", False)] * 2
     )

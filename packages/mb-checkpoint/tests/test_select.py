@@ -1,4 +1,4 @@
-"""Which checkpoint is read, and what is said about those that are not."""
+"""Selection of the checkpoint to read, and the reasons for skipping others."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ def outcome(path, **options):
     return found.path.name, found.found_by, [(each.path.name, each.reason) for each in found.skipped]
 
 
-def test_nothing_there_is_none(tmp_path):
+def test_an_empty_folder_selects_none(tmp_path):
     assert select_checkpoint(tmp_path) is None
     assert select_checkpoint(tmp_path / "missing") is None
 
@@ -52,7 +52,7 @@ def test_a_tracker_to_a_missing_folder_falls_back_to_the_newest_complete_one(tmp
     assert outcome(tmp_path) == ("iter_0000010", "newest complete", [("iter_0000020", "no such folder")])
 
 
-def test_missing_and_short_files_are_passed_over_with_the_reason(tmp_path):
+def test_checkpoints_with_missing_or_short_files_are_skipped_with_the_reason(tmp_path):
     for step in (10, 20, 30):
         complete_checkpoint.save(tmp_path, step)
     (tmp_path / "iter_0000030" / "metadata.json").unlink()
@@ -91,7 +91,7 @@ def test_a_lost_manifest_is_noticed_and_other_programs_have_none(tmp_path):
 
 
 @pytest.mark.parametrize("file", ["", ".metadata", "train_state.pt"])
-def test_what_this_user_may_not_read_is_passed_over(tmp_path, monkeypatch, file):
+def test_unreadable_checkpoints_are_skipped(tmp_path, monkeypatch, file):
     for step in (10, 20):
         complete_checkpoint.save(tmp_path, step)
     monkeypatch.chdir(tmp_path)
@@ -134,14 +134,14 @@ def test_a_release_folder_is_followed(tmp_path):
     assert outcome(tmp_path) == ("release", "tracker", [])
 
 
-def test_a_tracker_with_nothing_complete_is_an_error_that_says_what_is_wrong(tmp_path):
+def test_a_tracker_without_a_complete_checkpoint_is_an_error_with_the_reasons(tmp_path):
     complete_checkpoint.save(tmp_path, 10)
     (tmp_path / "iter_0000010" / ".metadata").unlink()
     with pytest.raises(CheckpointNotFoundError, match=r"iter_0000010: lacks \.metadata"):
         select_checkpoint(tmp_path)
 
 
-def test_a_named_checkpoint_that_is_not_whole_is_an_error(tmp_path):
+def test_an_incomplete_checkpoint_that_is_named_is_an_error(tmp_path):
     complete_checkpoint.fill(tmp_path / "iter_0000010", 10)
     (tmp_path / "iter_0000010" / "train_state.pt").unlink()
     with pytest.raises(IncompleteCheckpointError, match=r"lacks train_state\.pt"):

@@ -1,4 +1,4 @@
-"""Which checkpoint a run starts from, temporary ones included, and that damage is passed over."""
+"""Selection of the checkpoint that a run starts from, including non-persistent ones; damaged ones are skipped."""
 
 import re
 
@@ -18,9 +18,14 @@ SHORT = {"non_persistent_ckpt": True}
         ({"most_recent_k": 3, "save_retain_interval": 1}, [1, 2, 3]),
         ({"most_recent_k": 1, "async_save": True, "async_write_results_mp_mode": "fork"}, [3]),
     ],
-    ids=["two where all lasting ones stay", "as many as lasting ones", "no milestones", "in the background"],
+    ids=[
+        "two where all persistent ones stay",
+        "as many as persistent ones",
+        "no milestones",
+        "in the background",
+    ],
 )
-def test_temporary_checkpoints_lie_apart_and_few_of_them_stay(one_rank, tmp_path, section, left):
+def test_non_persistent_checkpoints_have_their_own_folder_and_few_are_kept(one_rank, tmp_path, section, left):
     (paths,) = one_rank.run(tiny_work.save_steps, tmp_path, [1, 2, 3], {**NON_PERSISTENT, **section}, SHORT)
     assert paths == [f"non_persistent/iter_000000{step}" for step in (1, 2, 3)]
     there = sorted(path.name for path in (tmp_path / "non_persistent").glob("iter_*"))
@@ -29,7 +34,7 @@ def test_temporary_checkpoints_lie_apart_and_few_of_them_stay(one_rank, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("lasting", "temporary", "taken", "passed"),
+    ("persistent", "non_persistent", "selected", "reasons"),
     [
         ([10], [12], 12, [("iter_0000010", "older than")]),
         ([10, 20], [12], 20, [("iter_0000012", "older than")]),
@@ -37,14 +42,14 @@ def test_temporary_checkpoints_lie_apart_and_few_of_them_stay(one_rank, tmp_path
         ([], [12], 12, []),
     ],
 )
-def test_the_newer_of_a_lasting_and_a_temporary_checkpoint_is_resumed(
-    one_rank, tmp_path, lasting, temporary, taken, passed
+def test_the_newer_of_a_persistent_and_a_non_persistent_checkpoint_is_resumed(
+    one_rank, tmp_path, persistent, non_persistent, selected, reasons
 ):
-    one_rank.run(tiny_work.save_steps, tmp_path, lasting, NON_PERSISTENT, {})
-    one_rank.run(tiny_work.save_steps, tmp_path, temporary, NON_PERSISTENT, SHORT)
+    one_rank.run(tiny_work.save_steps, tmp_path, persistent, NON_PERSISTENT, {})
+    one_rank.run(tiny_work.save_steps, tmp_path, non_persistent, NON_PERSISTENT, SHORT)
     ((source, step, values, skipped),) = one_rank.run(tiny_work.load, tmp_path, NON_PERSISTENT)
-    assert (source, step, values) == ("resumed", taken, [float(taken)])
-    assert [(name, reason[:10]) for name, reason in skipped] == passed
+    assert (source, step, values) == ("resumed", selected, [float(selected)])
+    assert [(name, reason[:10]) for name, reason in skipped] == reasons
 
 
 def test_a_folder_of_their_own_and_a_named_step(one_rank, tmp_path):
@@ -58,7 +63,7 @@ def test_a_folder_of_their_own_and_a_named_step(one_rank, tmp_path):
     assert one_rank.run(tiny_work.load, root / "iter_0000010", {**section, "save": None})[0][1] == 10
 
 
-def test_the_log_names_the_folder_of_a_temporary_checkpoint_and_not_that_of_the_lasting_ones(
+def test_the_log_names_the_folder_of_a_non_persistent_checkpoint_and_not_that_of_persistent_ones(
     one_rank, tmp_path
 ):
     section = {**NON_PERSISTENT, "non_persistent_global_ckpt_dir": str(tmp_path / "fast")}
@@ -71,13 +76,15 @@ def test_ranks_that_share_a_sequence_get_their_own_random_states_back(two_ranks,
     assert ((one, other), one != other) == ((again, other_again), True)
 
 
-def test_a_temporary_checkpoint_needs_a_kind(one_rank, tmp_path):
+def test_a_non_persistent_checkpoint_needs_a_type(one_rank, tmp_path):
     ((kind, message, _),) = one_rank.run(error_of, tiny_work.save_steps, tmp_path, [1], {}, SHORT)
     assert (kind, "Set it to global" in message) == ("ValueError", True)
 
 
-def test_a_flipped_bit_in_any_file_is_found_by_a_load_which_takes_the_one_before(one_rank, tmp_path):
-    ((outcomes, whole),) = one_rank.run(tiny_work.flipped_bits, tmp_path)
+def test_a_flipped_bit_in_any_file_is_found_by_a_load_which_selects_the_previous_checkpoint(
+    one_rank, tmp_path
+):
+    ((outcomes, unchanged),) = one_rank.run(tiny_work.flipped_bits, tmp_path)
     files = [
         ".metadata",
         "__0_0.distcp",
@@ -87,21 +94,21 @@ def test_a_flipped_bit_in_any_file_is_found_by_a_load_which_takes_the_one_before
         "train_state.pt",
     ]
     assert outcomes == {name: ("resumed", 10, [10.0], True) for name in files}
-    assert whole == ("resumed", 20)
+    assert unchanged == ("resumed", 20)
 
 
 def test_a_flipped_bit_in_a_checkpoint_that_was_named_is_an_error_on_every_rank(two_ranks, tmp_path):
-    errors = two_ranks.run(error_of, tiny_work.flipped_bit_in_a_named_one, tmp_path)
+    errors = two_ranks.run(error_of, tiny_work.flipped_bit_in_a_named_checkpoint, tmp_path)
     found = [(kind, "__0_0.distcp differs from the manifest" in message) for kind, message, _ in errors]
     assert found == [("IncompleteCheckpointError", True)] * 2
 
 
 @pytest.mark.parametrize("field", ["load", "pretrained_checkpoint"])
-def test_a_hugging_face_folder_is_refused_by_name(one_rank, tmp_path, field):
+def test_a_hugging_face_folder_is_rejected_by_name(one_rank, tmp_path, field):
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").touch()
     ((kind, message, _),) = one_rank.run(error_of, tiny_work.load, tmp_path / "none", {field: str(tmp_path)})
-    assert (kind, "in Hugging Face form" in message) == ("CheckpointNotFoundError", True)
+    assert (kind, "in Hugging Face format" in message) == ("CheckpointNotFoundError", True)
 
 
 def test_adapters_alone_are_stored_and_the_base_comes_from_the_pretrained_checkpoint(two_ranks, tmp_path):
@@ -131,22 +138,22 @@ def test_a_missing_position_is_an_error(two_ranks, tmp_path):
         assert "positions of 1 data-parallel ranks, and none of rank 1" in message
 
 
-def test_a_position_that_one_rank_cannot_tell_fails_the_save_on_all(two_ranks, tmp_path):
-    for kind, message, left in two_ranks.run(tiny_work.a_stream_that_is_lost, tmp_path):
+def test_a_position_that_one_rank_cannot_save_fails_the_save_on_all(two_ranks, tmp_path):
+    for kind, message, left in two_ranks.run(tiny_work.save_lost_stream, tmp_path):
         assert (kind, left) == ("FailedSave", [])
-        assert "rank 1: Lost: the stream is gone" in message
+        assert "rank 1: LostStreamError: the stream is gone" in message
 
 
 @pytest.mark.parametrize("shards", [False, True], ids=["torch_dist", "fsdp_dtensor"])
-def test_what_one_rank_cannot_look_into_is_an_error_on_all(two_ranks, tmp_path, shards):
+def test_a_checkpoint_that_one_rank_cannot_read_is_an_error_on_all(two_ranks, tmp_path, shards):
     folder = two_ranks.run(tiny_work.save_steps, tmp_path, [10], {}, {})[0][0]
-    found = two_ranks.run(error_of, tiny_work.contents_apart, str(tmp_path / folder), shards)
+    found = two_ranks.run(error_of, tiny_work.read_missing_contents, str(tmp_path / folder), shards)
     for kind, message, is_os_error in found:
         assert (kind, is_os_error) == ("CheckpointReadError", True)
         assert re.search(r"could not be read \(rank 1: .*gone.*\), and nothing was changed", message)
 
 
-def test_modules_with_ranks_of_their_own_are_described_one_by_one(two_ranks, tmp_path):
+def test_modules_with_separate_ranks_are_recorded_separately(two_ranks, tmp_path):
     for layout in two_ranks.run(tiny_work.layout_of_modules, tmp_path):
         assert layout == {
             "vision.tensor_model_parallel_size": 1,
@@ -158,12 +165,10 @@ def test_modules_with_ranks_of_their_own_are_described_one_by_one(two_ranks, tmp
         }
 
 
-def test_a_checkpoint_that_megatron_wrote_by_itself_is_resumed_and_gives_weights_without_counters(
-    one_rank, tmp_path
-):
+def test_a_checkpoint_that_megatron_wrote_is_resumed_and_gives_weights_without_counters(one_rank, tmp_path):
     ((source, step, values, scheduled, notes),) = one_rank.run(tiny_work.load_from_another_trainer, tmp_path)
     assert (source, step, values, scheduled) == ("resumed", 30, [30.0], 240)
-    assert notes[0].startswith("no manifest.json, as another program wrote it")
+    assert notes[0].startswith("no manifest.json (written by another program)")
     assert notes[1:] == ("random state: the checkpoint holds none",)
 
     (tmp_path / "iter_0000030" / "train_state.pt").unlink()
@@ -173,7 +178,7 @@ def test_a_checkpoint_that_megatron_wrote_by_itself_is_resumed_and_gives_weights
     assert (kind, "It has no train_state.pt" in message) == ("CheckpointNotFoundError", True)
 
 
-def test_a_scheduler_without_a_stored_state_starts_fresh_and_that_is_said(one_rank, tmp_path):
+def test_a_scheduler_without_a_stored_state_starts_fresh_with_a_note(one_rank, tmp_path):
     notes = ("scheduler: the checkpoint holds none; it starts fresh",)
     assert one_rank.run(tiny_work.load_with_a_scheduler, tmp_path) == [(0, notes)]
 
@@ -192,16 +197,16 @@ def test_adapters_need_the_weights_that_they_belong_to(one_rank, tmp_path):
     )
 
 
-def test_hashes_are_compared_unless_that_is_declined(one_rank, tmp_path):
-    assert one_rank.run(tiny_work.trust_the_sizes, tmp_path) == [[20, 10]]
+def test_hashes_are_compared_unless_disabled(one_rank, tmp_path):
+    assert one_rank.run(tiny_work.load_with_and_without_hashes, tmp_path) == [[20, 10]]
 
 
-NOTES = ("weights: the checkpoint lacks 1 of this rank's entries; they stay as they are",)
+NOTES = ("weights: the checkpoint lacks 1 of this rank's entries; they remain unchanged",)
 
 
-def test_tensors_that_the_checkpoint_lacks_stay_where_that_is_allowed(one_rank, tmp_path):
-    assert one_rank.run(tiny_work.load_a_part, tmp_path, {"strict": False}) == [(1.0, 20.0, NOTES)]
-    ((kind, message, _),) = one_rank.run(error_of, tiny_work.load_a_part, tmp_path, {})
+def test_tensors_that_the_checkpoint_lacks_remain_unchanged_without_strict(one_rank, tmp_path):
+    assert one_rank.run(tiny_work.load_partial, tmp_path, {"strict": False}) == [(1.0, 20.0, NOTES)]
+    ((kind, message, _),) = one_rank.run(error_of, tiny_work.load_partial, tmp_path, {})
     assert (kind, "own: absent in the checkpoint, [2, 3] in the model" in message) == (
         "CheckpointShapeError",
         True,
@@ -212,7 +217,7 @@ def test_weights_alone_may_come_from_a_part_too(one_rank, tmp_path):
     assert one_rank.run(tiny_work.weights_of_a_part, tmp_path) == [(1.0, 20.0)]
 
 
-def test_a_base_that_lacks_weights_is_refused_by_their_names(one_rank, tmp_path):
+def test_a_base_that_lacks_weights_is_rejected_by_their_names(one_rank, tmp_path):
     one_rank.run(tiny_work.save_adapters, tmp_path / "base", 8)
     ((kind, message, _),) = one_rank.run(
         error_of, tiny_work.load_adapters, tmp_path / "run", tmp_path / "base"

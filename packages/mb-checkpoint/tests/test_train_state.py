@@ -45,7 +45,7 @@ def test_tensors_are_taken_as_counters():
     assert decode_train_state(content, source="test") == {"step": 4}
 
 
-def test_a_rewritten_file_is_read_anew(tmp_path):
+def test_a_rewritten_file_is_read_again(tmp_path):
     path = tmp_path / "train_state.pt"
     path.write_bytes(encode_train_state({"step": 1}))
     read_train_state(path)["step"] = 99
@@ -53,12 +53,12 @@ def test_a_rewritten_file_is_read_anew(tmp_path):
     assert read_train_state(path) == {"step": 2}
 
 
-def test_what_is_no_number_is_refused():
+def test_a_counter_that_is_not_a_number_is_rejected():
     with pytest.raises(TrainStateError, match="history is \\[1, 2\\], a list"):
         encode_train_state({"step": 1, "history": [1, 2]})
 
 
-def test_a_state_without_a_step_is_refused():
+def test_a_state_without_a_step_is_rejected():
     with pytest.raises(TrainStateError, match="needs 'step', has only \\['loss'\\]"):
         encode_train_state({"loss": 1.0})
 

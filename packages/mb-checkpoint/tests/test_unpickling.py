@@ -1,4 +1,4 @@
-"""Files of a checkpoint are read without executing what they contain."""
+"""Files of a checkpoint are read without executing their contents."""
 
 import io
 import os
@@ -26,7 +26,7 @@ from mb_checkpoint.unpickling import load_object, read_metadata, weights_only
 
 
 class Payload:
-    """Makes a folder when it is unpickled."""
+    """Object that creates a folder when it is unpickled."""
 
     def __init__(self, marker: Path) -> None:
         self.marker = marker
@@ -42,7 +42,7 @@ def marker(tmp_path):
 
 @pytest.fixture
 def checkpoint(tmp_path):
-    """A checkpoint of torch's with a tensor and an object."""
+    """torch checkpoint with a tensor and an object."""
     folder = tmp_path / "checkpoints" / "iter_0000002"
     dcp.save({"weight": torch.arange(4.0), "counters": "two"}, checkpoint_id=folder, no_dist=True)
     return folder
@@ -69,14 +69,14 @@ READERS = {
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_an_index_that_names_code_is_refused(checkpoint, marker, reader):
+def test_an_index_that_names_code_is_rejected(checkpoint, marker, reader):
     (checkpoint / ".metadata").write_bytes(pickle.dumps(Payload(marker)))
     with pytest.raises(UnsafeCheckpointError, match=r"names posix\.mkdir, which reading it would execute"):
         READERS[reader](checkpoint)
     assert not marker.exists()
 
 
-def test_a_listing_says_that_the_index_names_code(checkpoint, marker):
+def test_a_listing_reports_that_the_index_names_code(checkpoint, marker):
     (checkpoint / ".metadata").write_bytes(pickle.dumps(Payload(marker)))
     (listed,) = list_checkpoints(checkpoint.parent)
     assert listed.problems
@@ -90,7 +90,7 @@ def test_an_index_that_is_none_is_damaged(checkpoint):
         read_metadata(checkpoint)
 
 
-def test_an_object_that_names_code_is_refused_by_our_reader_and_by_torchs(checkpoint, marker):
+def test_an_object_that_names_code_is_rejected_by_this_reader_and_by_torchs(checkpoint, marker):
     put_object(checkpoint, Payload(marker))
     with pytest.raises(UnsafeCheckpointError, match=r"posix\.mkdir"):
         read_entries(checkpoint, {"counters": None})
@@ -99,13 +99,13 @@ def test_an_object_that_names_code_is_refused_by_our_reader_and_by_torchs(checkp
     assert not marker.exists()
 
 
-def test_an_error_of_the_block_that_is_no_refusal_stays_as_it_is(checkpoint):
+def test_other_errors_of_the_block_are_not_converted(checkpoint):
     with pytest.raises(LookupError, match="as it was"), weights_only(checkpoint):
         raise LookupError("as it was")
     assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
 
 
-def test_the_setting_of_the_user_is_put_back(checkpoint, monkeypatch):
+def test_the_environment_variable_of_the_user_is_restored(checkpoint, monkeypatch):
     monkeypatch.setenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "0")
     with weights_only(checkpoint):
         assert os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] == "1"
@@ -128,7 +128,7 @@ def test_an_index_that_was_read_under_trust_is_checked_without_it(checkpoint, ma
         pass
 
 
-def test_below_a_trusted_folder_everything_is_unpickled(checkpoint, marker):
+def test_everything_below_a_trusted_folder_is_unpickled(checkpoint, marker):
     put_object(checkpoint, Payload(marker))
     with trusted(checkpoint.parent):
         read_entries(checkpoint, {"counters": None})
@@ -168,7 +168,7 @@ class Loader:
         self.state = state
 
 
-def test_a_position_that_names_code_is_refused(checkpoint, marker):
+def test_a_position_that_names_code_is_rejected(checkpoint, marker):
     torch.save({"dataloader_state_dict": Payload(marker)}, checkpoint / position_file_name(0))
     with pytest.raises(UnsafeCheckpointError, match=r"posix\.mkdir"):
         read_dataloader_state(checkpoint, dp_rank=0)

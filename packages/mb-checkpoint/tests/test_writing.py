@@ -1,4 +1,4 @@
-"""Files of tensors and bytes: hashed on the way to the disk, staged as they were, failures with their cause."""
+"""Data files: hashed while they are written, staged before training changes the tensors, failures with their cause."""
 
 import hashlib
 import io
@@ -49,18 +49,18 @@ def test_a_view_is_stored_without_what_it_views():
     assert compact(base).data_ptr() == base.data_ptr()
 
 
-def test_content_outside_of_the_index_is_hashed_too(tmp_path):
+def test_content_outside_of_the_index_is_also_hashed(tmp_path):
     written = write_files(tmp_path, [DataFile(name="state.pt", pieces=(Piece(index=None, data=b"abc"),))])
     assert (written.results, written.files[0].size) == ((), 3)
 
 
-def test_a_slot_must_be_looked_up_first(tmp_path):
+def test_a_slot_must_be_resolved_first(tmp_path):
     slot = BufferSlot(offset=0, shape=(1,), dtype=torch.float32)
-    with pytest.raises(TypeError, match="stands for a tensor"):
+    with pytest.raises(TypeError, match="is a position in a staging buffer"):
         write_files(tmp_path, [file_of(slot)])
 
 
-def test_what_a_rank_wrote_is_taken_once(tmp_path):
+def test_the_result_of_a_rank_is_collected_once(tmp_path):
     written = write_files(tmp_path, [file_of(torch.ones(1))])
     write_result(tmp_path, 0, written)
     assert collect_results(tmp_path, 1) == [written]
@@ -69,7 +69,7 @@ def test_what_a_rank_wrote_is_taken_once(tmp_path):
 
 
 class Full(io.BytesIO):
-    """A file on a full disk."""
+    """File on a full disk."""
 
     def write(self, content):
         raise OSError(28, "No space left on device")
@@ -108,7 +108,7 @@ def test_a_tensor_on_a_full_disk_is_an_error_of_the_disk_and_not_one_of_torch(tm
 
 
 class Stream:
-    """A simulated stream of a GPU: work that is queued until somebody waits for the device."""
+    """Simulated stream of a GPU: work that is queued until the device is synchronized."""
 
     def __init__(self):
         self.queued, self.waited_for = [], []
@@ -121,7 +121,7 @@ class Stream:
 
 
 class OnGpu(torch.Tensor):
-    """A tensor that reports a GPU as its device, and whose bytes are those of a tensor on the host."""
+    """Tensor that reports a GPU as its device, with the bytes of a tensor on the host."""
 
     @staticmethod
     def __new__(cls, bytes_, device):
@@ -169,7 +169,7 @@ def test_the_writer_process_gets_tensors_after_the_queued_work_of_their_gpus():
     buffer.close()
 
 
-def test_nothing_waits_for_tensors_on_the_host(tmp_path):
+def test_tensors_on_the_host_need_no_synchronization(tmp_path):
     stream = Stream()
     write_files(tmp_path, [file_of(torch.ones(1))], synchronize=stream.synchronize)
     wait_for_devices([b"no tensor", torch.ones(1)], synchronize=stream.synchronize)

@@ -1,4 +1,4 @@
-"""A tiny GPT on Megatron Core that trains on made-up tokens: what the tests save, kill and resume.
+"""Tiny GPT on Megatron Core that trains on synthetic tokens.
 
 Imports Megatron: for the processes of a rank pool, after `mb_host.install()`.
 """
@@ -39,7 +39,7 @@ VOCAB, SEQ, GLOBAL_BATCH, MICRO_BATCH = 64, 16, 8, 2
 
 @dataclass
 class Counters:
-    """A train state."""
+    """Train state."""
 
     step: int = 0
     consumed_train_samples: int = 0
@@ -55,7 +55,7 @@ class Counters:
 
 @dataclass
 class Config:
-    """A configuration that writes itself; `fails` stands for a disk that is full by then."""
+    """Configuration that writes itself; `fails` simulates a full disk."""
 
     text: str = "train: {}\n"
     fails: bool = False
@@ -74,7 +74,7 @@ class State:
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What differs between the runs."""
+    """Parameters that differ between the runs."""
 
     tp: int = 1
     pp: int = 1
@@ -211,7 +211,7 @@ class TinyRun:
         return dict(pair for chunk in self.model for pair in chunk.named_parameters())
 
     def fingerprint(self):
-        """Return short texts that are equal only if what they stand for is equal to the last bit."""
+        """Return short texts that are equal only if the state is equal to the last bit."""
         trackers = tensor_parallel.get_cuda_rng_tracker().get_states()
         return {
             "weights": digest(self.weights()),
@@ -238,7 +238,7 @@ def fsdp_config(shape):
 
 
 def optimizer_tensors(optimizer):
-    """Return the master weights and every tensor that the optimizer keeps for them, by place and name."""
+    """Return the main parameters and every tensor of the optimizer state, by index and name."""
     found = {}
     for chained in getattr(optimizer, "chained_optimizers", [optimizer]):
         parameters = [each for group in chained.optimizer.param_groups for each in group["params"]]

@@ -1,4 +1,4 @@
-"""A state of two tensors on Megatron Core's sharded tensors: as little as a checkpoint can hold.
+"""State of two tensors on Megatron Core's sharded tensors: the minimum of a checkpoint.
 
 Imports Megatron: for processes in which `mb_host.install()` has run.
 """
@@ -29,7 +29,7 @@ ALONE = SimpleNamespace(rank=lambda: 0, size=lambda: 1)
 
 
 class TinyModel:
-    """A tensor divided among the ranks, and one that all have."""
+    """Model with a tensor sharded over the ranks, and a replicated one."""
 
     def __init__(self, value):
         self.own, self.shared = torch.full((2, 3), float(value)), torch.full((5,), float(value))
@@ -49,7 +49,7 @@ class TinyModel:
 
 
 class Counters:
-    """A train state."""
+    """Train state."""
 
     def __init__(self, step):
         self.step = step
@@ -62,7 +62,7 @@ class Counters:
 
 
 class Schedule:
-    """A scheduler."""
+    """Scheduler."""
 
     def __init__(self):
         self.steps = 0
@@ -74,8 +74,8 @@ class Schedule:
         self.steps = state["num_steps"]
 
 
-class Shelf:
-    """Local checkpoints in memory, where a library would put them on a disk of the node; fits `LocalStoreLike`."""
+class MemoryLocalStore:
+    """Local checkpoints in memory instead of on a disk of the node; matches `LocalStoreLike`."""
 
     def __init__(self, *, full=False):
         self.full, self.kept = full, {}
@@ -124,8 +124,8 @@ def written_by_another_trainer(folder, step):
     (folder / "latest_checkpointed_iteration.txt").write_text(str(step))
 
 
-class Run:
-    """What a rank saves and loads."""
+class TinyStateRun:
+    """State that a rank saves and loads."""
 
     def __init__(self, root, step, **section):
         self.model = TinyModel(step)

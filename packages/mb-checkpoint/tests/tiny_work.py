@@ -1,4 +1,4 @@
-"""What the ranks of a pool do with the tiny state; light to import, as `rank_work`."""
+"""Work of the ranks of a pool on the tiny state; fast to import, like `rank_work`."""
 
 import sys
 from pathlib import Path
@@ -7,13 +7,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 
 def run_of(folder, step, **section):
-    from tiny_state import Run
+    from tiny_state import TinyStateRun
 
-    return Run(folder, step, **section)
+    return TinyStateRun(folder, step, **section)
 
 
 def save_steps(folder, steps, section, options):
-    """Save some steps; return their folders and what is left below the root."""
+    """Save some steps; return their folders relative to the root."""
     paths = []
     for step in steps:
         saved = run_of(folder, step, **section).save(**options)
@@ -22,17 +22,17 @@ def save_steps(folder, steps, section, options):
 
 
 def save_non_persistent(root, step, section):
-    """Save a temporary checkpoint; return its folder."""
+    """Save a non-persistent checkpoint; return its folder."""
     return str(run_of(root, step, **section).save(non_persistent_ckpt=True).path)
 
 
 def message_of_non_persistent(root, section):
-    """Save a temporary checkpoint; return what the log says of it."""
+    """Save a non-persistent checkpoint; return its log message."""
     return run_of(root, 4, **section).save(non_persistent_ckpt=True).message
 
 
 def random_states_of_context_ranks(folder):
-    """Save where two ranks share a sequence and drew differently; draw, load, draw: equal if each got its own state."""
+    """Save on two ranks that share a sequence; draw, load, draw: equal if each rank got its own state back."""
     import random
 
     import torch.distributed as dist
@@ -49,7 +49,7 @@ def random_states_of_context_ranks(folder):
 
 
 def load(folder, section, options=None):
-    """Load; return source, step, the values of the weights, and the folders passed over with reasons."""
+    """Load; return source, step, the values of the weights, and the skipped folders with reasons."""
     run = run_of(folder, 1, **section)
     loaded = run.load(**(options or {}))
     passed = [(each.path.name, each.reason) for each in loaded.skipped]
@@ -76,7 +76,7 @@ def load_with_later_properties(folder):
 
 
 def save_adapters(folder, step):
-    """Save what a filter accepts; return the names of the stored weights."""
+    """Save the weights that a filter accepts; return their names."""
     from mb_checkpoint.mcore import read_contents
 
     saved = run_of(folder, step).save(adapter_key_filter=is_adapter)
@@ -95,7 +95,7 @@ def is_adapter(name):
 
 
 class Loader:
-    """An iterator whose iterable keeps its position."""
+    """Iterator whose iterable has a position."""
 
     def __init__(self, position=0):
         self.iterable = self
@@ -108,8 +108,8 @@ class Loader:
         self.position = state["position"]
 
 
-def contents_apart(folder, shards):
-    """Look into a checkpoint that the second rank does not find."""
+def read_missing_contents(folder, shards):
+    """Read the contents of a checkpoint that the second rank does not find."""
     import torch.distributed as dist
 
     from mb_checkpoint.metadata import read_contents
@@ -118,7 +118,7 @@ def contents_apart(folder, shards):
 
 
 def rewrite_manifest(path):
-    """Let the manifest say what is in the folder now, as if it had been so when it was written."""
+    """Replace the manifest by one of the current files of the folder."""
     from dataclasses import replace
 
     from mb_checkpoint import read_manifest
@@ -129,17 +129,17 @@ def rewrite_manifest(path):
     fsync_and_write_manifest(path, facts)
 
 
-class Lost(Exception):
-    """A stream that is gone."""
+class LostStreamError(Exception):
+    """The stream of a data loader is lost."""
 
 
-def a_stream_that_is_lost(folder):
-    """Save where the second rank's loader cannot tell its position; return what became of it and what is there."""
+def save_lost_stream(folder):
+    """Save while the second rank's loader cannot return its position; return the outcome and the remaining files."""
     import torch.distributed as dist
 
     class Broken(Loader):
         def save_state(self):
-            raise Lost("the stream is gone")
+            raise LostStreamError("the stream is gone")
 
     loader = (Loader, Broken)[dist.get_rank()]()
     failed = run_of(folder, 10).save(train_data_iterator=loader)
@@ -148,7 +148,7 @@ def a_stream_that_is_lost(folder):
 
 
 def layout_of_modules(folder):
-    """Save a model whose modules have ranks of their own; return the manifest's layout."""
+    """Save a model whose modules have separate ranks; return the manifest's layout."""
     from mb_checkpoint import read_manifest
 
     run = run_of(folder, 10)
@@ -160,7 +160,7 @@ def layout_of_modules(folder):
 
 
 def stream_positions(folder, missing):
-    """Save with a data loader, load into another; return what the second one continues with."""
+    """Save with a data loader, load into another; return the files and the restored position."""
     from dataclasses import replace
 
     import torch.distributed as dist
@@ -183,7 +183,7 @@ def stream_positions(folder, missing):
 
 
 def stream_of_three(folder):
-    """Load, with two ranks and data loaders, what three ranks stored of theirs."""
+    """Load with two ranks the data loader positions of three ranks."""
     import torch.distributed as dist
 
     saved = run_of(folder, 10).save(train_data_iterator=Loader())
@@ -196,7 +196,7 @@ def stream_of_three(folder):
 
 
 def flipped_bits(folder):
-    """Flip a bit in each file of the newest of two checkpoints; return which load found it, and the step taken."""
+    """Flip a bit in each file of the newest of two checkpoints; return whether load found it, and the selected step."""
     from mb_checkpoint import select_checkpoint
 
     for step in (10, 20):
@@ -214,7 +214,7 @@ def flipped_bits(folder):
     return outcomes, load(folder, {})[:2]
 
 
-def flipped_bit_in_a_named_one(folder):
+def flipped_bit_in_a_named_checkpoint(folder):
     """Flip a bit in a checkpoint that is loaded by its own path."""
     import torch.distributed as dist
 
@@ -229,7 +229,7 @@ def flipped_bit_in_a_named_one(folder):
 
 
 def local_run(folder, step, **section):
-    """Return a run whose temporary checkpoints lie in a folder of this rank, as if each rank were a node."""
+    """Return a run with non-persistent checkpoints in a folder of this rank, as if each rank were a node."""
     import torch.distributed as dist
 
     place = str(folder / f"node{dist.get_rank()}")
@@ -261,7 +261,7 @@ def save_local_without_nvrx(folder, step):
 
 
 def lose_a_node(folder, section, lost):
-    """Save a shared and two local checkpoints, lose a node's folder, load; return what was taken."""
+    """Save a shared and two local checkpoints, delete a node's folder, load; return the selection."""
     import shutil
 
     import torch.distributed as dist
@@ -279,7 +279,7 @@ def lose_a_node(folder, section, lost):
 
 
 def load_local_code(folder):
-    """Save a local checkpoint, put code in place of it on rank 1, and load."""
+    """Save a local checkpoint, replace it by a file with code on rank 1, and load."""
     import os
 
     import torch
@@ -298,46 +298,46 @@ def load_local_code(folder):
     local_run(folder, 1).load()
 
 
-def with_a_shelf(folder, shared, local, section, options):
-    """Save shared checkpoints and local ones into memory, and load; return what was taken and passed over."""
-    from tiny_state import Shelf
+def load_with_local_store(folder, shared, local, section, options):
+    """Save shared checkpoints and local ones in memory, and load; return the selected and skipped checkpoints."""
+    from tiny_state import MemoryLocalStore
 
     from mb_checkpoint import CheckpointConfig, load_checkpoint
     from mb_checkpoint.local import save_local
 
-    shelf = Shelf()
+    store = MemoryLocalStore()
     for step in shared:
         run_of(folder, step).save()
     for step in local:
         run = run_of(folder, step)
-        save_local(run.to_save(), CheckpointConfig(save_rng=False), shelf)
+        save_local(run.to_save(), CheckpointConfig(save_rng=False), store)
     run = run_of(folder, 1)
     section = CheckpointConfig(load=str(folder), **section)
-    loaded = load_checkpoint(run.to_load(**options), section, local=shelf)
+    loaded = load_checkpoint(run.to_load(**options), section, local=store)
     passed = [each.path.name for each in loaded.skipped]
     return loaded.source, run.state.train_state.step, sorted(run.model.values()), passed
 
 
 def local_stream_positions(folder, with_loaders, options):
-    """Save into memory with data loaders on some ranks, load with one on each; return where it goes on, and more."""
+    """Save in memory with data loaders on some ranks, load with one on each; return the restored state."""
     import torch.distributed as dist
-    from tiny_state import Shelf
+    from tiny_state import MemoryLocalStore
 
     from mb_checkpoint import CheckpointConfig, load_checkpoint
     from mb_checkpoint.local import save_local
 
-    shelf, rank = Shelf(), dist.get_rank()
+    store, rank = MemoryLocalStore(), dist.get_rank()
     run = run_of(folder, 12)
     stored = Loader(100 + rank) if rank in with_loaders else None
-    save_local(run.to_save(train_data_iterator=stored), CheckpointConfig(save_rng=False), shelf)
+    save_local(run.to_save(train_data_iterator=stored), CheckpointConfig(save_rng=False), store)
     run, loader = run_of(folder, 1), Loader()
     context = run.to_load(train_data_iterator=loader, **options)
-    loaded = load_checkpoint(context, CheckpointConfig(load=str(folder), load_rng=False), local=shelf)
+    loaded = load_checkpoint(context, CheckpointConfig(load=str(folder), load_rng=False), local=store)
     return loader.position, loaded.notes[1:], loaded.step, sorted(run.model.values())
 
 
-def on_each_node(folder, steps):
-    """Save local checkpoints with data loaders, load into a run with another one; return step, values and position."""
+def resume_from_each_node(folder, steps):
+    """Save local checkpoints with data loaders, load into a run with another one; return the restored state."""
     import torch.distributed as dist
 
     for step in steps:
@@ -348,9 +348,11 @@ def on_each_node(folder, steps):
     return loaded.step, sorted(run.model.values()), loader.position, loaded.notes
 
 
-def a_full_node(folder):
-    """Save two local checkpoints; the second does not fit on the second rank's disk. Return what became of it, which
-    one is read then, and the step of a save after that."""
+def fill_disk_of_one_node(folder):
+    """Save two local checkpoints, the second with a full disk on the second rank.
+
+    Returns the outcome, the step that is loaded afterwards, and the step of a save after that.
+    """
     import resource
 
     import torch.distributed as dist
@@ -365,14 +367,14 @@ def a_full_node(folder):
     return type(failed).__name__, failed.message, taken, save_local(folder, 16)
 
 
-def only_local_ones(folder):
-    """Save into memory alone, and load with a manager; return what it finds before, and what is taken."""
-    from tiny_state import Shelf
+def load_only_local(folder):
+    """Save only in memory, and load with a manager; return `has_checkpoint` before, and the loaded state."""
+    from tiny_state import MemoryLocalStore
 
     import mb_checkpoint.manager
 
-    shelf = Shelf()
-    mb_checkpoint.manager.open_local_store = lambda config, group: shelf  # this process ends with this run
+    store = MemoryLocalStore()
+    mb_checkpoint.manager.open_local_store = lambda config, group: store  # this process ends with this run
     section = {
         "non_persistent_ckpt_type": "local",
         "non_persistent_local_ckpt_dir": str(folder),
@@ -385,21 +387,21 @@ def only_local_ones(folder):
     return shared, loaded.source, loaded.step, sorted(run.model.values())
 
 
-def onto_a_full_shelf(folder, options):
-    """Save a local checkpoint where there is no room on the last rank."""
+def save_to_full_local_store(folder, options):
+    """Save a local checkpoint while the disk of the last rank is full."""
     import torch.distributed as dist
-    from tiny_state import Shelf
+    from tiny_state import MemoryLocalStore
 
     from mb_checkpoint import CheckpointConfig
     from mb_checkpoint.local import save_local
 
     section = CheckpointConfig(non_persistent_local_ckpt_dir=str(folder))
     full = dist.get_rank() == dist.get_world_size() - 1
-    save_local(run_of(folder, 12).to_save(**options), section, Shelf(full=full))
+    save_local(run_of(folder, 12).to_save(**options), section, MemoryLocalStore(full=full))
 
 
 def load_from_another_trainer(folder):
-    """Load what Megatron itself wrote; return what was restored and the notes."""
+    """Load a checkpoint that Megatron itself wrote; return the restored state and the notes."""
     from tiny_state import Schedule, written_by_another_trainer
 
     written_by_another_trainer(folder, 30)
@@ -410,7 +412,7 @@ def load_from_another_trainer(folder):
 
 
 def load_with_a_scheduler(folder):
-    """Save without a scheduler, load with one; return where it stands and the notes."""
+    """Save without a scheduler, load with one; return its steps and the notes."""
     from tiny_state import Schedule
 
     run_of(folder, 20).save()
@@ -419,17 +421,17 @@ def load_with_a_scheduler(folder):
     return run.scheduler.steps, run.load().notes
 
 
-def trust_the_sizes(folder):
-    """Flip a bit in a file that a load does not need; return the step that is taken without and with the hashes."""
+def load_with_and_without_hashes(folder):
+    """Flip a bit in a file that a load does not need; return the step that is selected without and with the hashes."""
     for step in (10, 20):
         run_of(folder, step).save()
     changed = folder / "iter_0000020" / "run_config.yaml"
     changed.write_bytes(bytes([changed.read_bytes()[0] ^ 1]) + changed.read_bytes()[1:])
-    return [load(folder, {"verify_integrity": wish})[1] for wish in (False, True)]
+    return [load(folder, {"verify_integrity": value})[1] for value in (False, True)]
 
 
-def load_a_part(folder, options):
-    """Save one of two tensors, and load it as the whole model; return the values of both."""
+def load_partial(folder, options):
+    """Save one of two tensors, and load it as the complete model; return the values of both."""
     run_of(folder, 20).save(adapter_key_filter=is_adapter)
     run = run_of(folder, 1)
     notes = run.load(**options).notes
@@ -464,7 +466,7 @@ def fails_to_save(folder, section, options):
 
 
 def two_jobs_at_once(folder):
-    """Give a writer a second job while the first is under way."""
+    """Give a writer a second job while the first is in progress."""
     import torch
 
     from mb_checkpoint.background_writer import BackgroundWriter

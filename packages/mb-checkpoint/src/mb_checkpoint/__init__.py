@@ -1,6 +1,6 @@
-"""Crash-consistent checkpoints for Megatron trainers.
+"""Crash-consistent checkpoints for trainers on Megatron Core.
 
-What a reader finds is whole, and the trackers name it last:
+A checkpoint becomes visible only when it is complete, and the trackers are updated last:
 
 >>> import tempfile
 >>> from pathlib import Path

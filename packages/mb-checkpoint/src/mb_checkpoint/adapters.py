@@ -1,4 +1,4 @@
-"""Checkpoints of adapters alone: which entries of a model's state stay."""
+"""Selection of adapter weights in the state dict of a model."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -8,16 +8,18 @@ from typing import Any
 from mb_checkpoint.errors import CheckpointConfigError
 
 KeyFilter = Callable[[str], bool]
-"""Says whether a parameter, by its name in the model, belongs to an adapter."""
+"""Predicate on the name of a parameter: True if the parameter belongs to an adapter."""
 _SECTION = re.compile(r"model\d*")
 
 
 def apply_peft_adapter_filter_to_state_dict(state_dict: Mapping[str, Any], keep: KeyFilter) -> dict[str, Any]:
-    """Return a state dict whose model sections hold what `keep` accepts, without extra states; the rest is unchanged.
+    """Return a state dict whose model sections hold the entries that `keep` accepts, without extra states.
+
+    Other sections are returned unchanged.
 
     Args:
         state_dict: Sections by name; `model`, `model0`, `model1`, ... are those of the model.
-        keep: Says of a name whether it stays.
+        keep: Returns True for the name of an entry that stays.
     """
     return {
         name: _filtered(section, keep) if _SECTION.fullmatch(name) else section
@@ -31,30 +33,30 @@ def _filtered(section: Mapping[str, Any], keep: KeyFilter) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class AllButAdapters:
-    """Filter of everything that another filter rejects."""
+    """Filter that accepts everything that another filter rejects."""
 
     adapters: KeyFilter
 
     def __call__(self, name: str) -> bool:
-        """Whether a parameter belongs to the model under the adapters."""
+        """Return whether a parameter belongs to the base model."""
         return not self.adapters(name)
 
 
 def all_but(keep: KeyFilter) -> KeyFilter:
-    """Return the filter of everything that is no adapter."""
+    """Return the filter that accepts every parameter that is not an adapter."""
     return AllButAdapters(keep)
 
 
 def reject_empty_selection(keep: KeyFilter | None, *, accepted: int, total: int) -> None:
-    """Reject a filter by which a run has no adapters, or nothing but adapters.
+    """Reject a filter that accepts no parameter of the model, or every parameter as an adapter.
 
     Args:
         keep: The filter; None accepts everything.
-        accepted: Number of weights of the model, on all ranks, that it accepts.
+        accepted: Number of weights of the model, over all ranks, that the filter accepts.
         total: Number of all weights.
 
     Raises:
-        CheckpointConfigError: There are none.
+        CheckpointConfigError: The filter leaves no weights to save or to load.
     """
     if keep is None:
         return

@@ -1,4 +1,4 @@
-"""A background save under way: from staged tensors to a committed checkpoint, or to a reason why not."""
+"""Background save in flight: from staged tensors to a committed checkpoint or a failure."""
 
 import json
 import time
@@ -18,37 +18,37 @@ POLL_SECONDS = 0.01
 
 
 class AsyncWriterLike(Protocol):
-    """A background writer with a job under way; `background_writer.BackgroundWriter` fits."""
+    """Background writer with a job in progress; `background_writer.BackgroundWriter` matches."""
 
     def submit(self, job: WriterJob) -> None:
-        """Hand over the next job."""
+        """Submit the next job."""
 
     def result(self) -> JobResult | None:
-        """Return what became of the last one, once."""
+        """Return the result of the last job, once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InFlightSave:
-    """What a save is, on every rank."""
+    """Parameters of a save in flight, on every rank."""
 
     root: Path
     step: int
     staging: Path
     began: float
-    """On the clock of the save."""
+    """Start time on the clock of the save."""
     job: FinalizeJob | None
-    """On rank 0: how to finish."""
+    """Finalization, on rank 0."""
 
 
 class AsyncSave:
-    """One background save; poll it on all ranks alike, the same number of times.
+    """Background save in flight; poll it on all ranks the same number of times.
 
     Args:
-        save: What is being saved.
-        writer: Has the data of this rank as its job; None: this rank has nothing to write.
-        rounds: Agreement with the other ranks.
-        clock: The one that `save.began` is on.
-        sleep: Waits so many seconds.
+        save: Parameters of the save.
+        writer: Writer that has the data of this rank as its job.
+        barrier: Agreement with the other ranks.
+        clock: Clock of `save.began`.
+        sleep: Function that waits for a number of seconds.
     """
 
     def __init__(
@@ -56,13 +56,13 @@ class AsyncSave:
         save: InFlightSave,
         *,
         writer: AsyncWriterLike,
-        rounds: CommitBarrier,
+        barrier: CommitBarrier,
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._save = save
         self._writer = writer
-        self._rounds = rounds
+        self._barrier = barrier
         self._clock = clock
         self._sleep = sleep
         self._reported = False
@@ -71,17 +71,17 @@ class AsyncSave:
 
     @property
     def step(self) -> int:
-        """Its step."""
+        """Step of the save."""
         return self._save.step
 
     def poll(self, *, blocking: bool) -> SavedCheckpoint | FailedSave | None:
-        """Return what became of the save, on all ranks at the same poll; None while it is under way.
+        """Return the result of the save, at the same poll on all ranks; None while it is in progress.
 
-        No collective. Blocking waits for the outcome.
+        Not a collective. With `blocking`, waits for the result.
         """
         while True:
             self._report()
-            outcome = self._rounds.decide(self._outcome())
+            outcome = self._barrier.decide(self._outcome())
             if outcome is not None:
                 return self._record(json.loads(outcome))
             if not blocking:
@@ -92,10 +92,10 @@ class AsyncSave:
         result = None if self._reported else self._writer.result()
         if result is not None:
             self._reported = True
-            self._rounds.report(result.failure or "")
+            self._barrier.report(result.failure or "")
 
     def _outcome(self) -> str | None:
-        """Return on rank 0, once it is known, how the save ended, as JSON: reasons of a failure, and bytes written."""
+        """Return on rank 0, once known, the outcome as JSON: reasons of a failure, and the number of bytes written."""
         if self._save.job is None:
             return None
         failures = self._commit() if self._finishing else self._begin_commit(self._save.job)
@@ -105,10 +105,10 @@ class AsyncSave:
         return json.dumps({"failures": failures, "total_bytes": written})
 
     def _begin_commit(self, job: FinalizeJob) -> list[str] | None:
-        reports = self._rounds.reports()
+        reports = self._barrier.reports()
         if reports is None:
             return None
-        failures = [f"rank {rank}: {words}" for rank, words in enumerate(reports) if words]
+        failures = [f"rank {rank}: {failure}" for rank, failure in enumerate(reports) if failure]
         if not failures:
             try:
                 self._writer.submit(job)
@@ -138,7 +138,7 @@ class AsyncSave:
 def describe_saved(
     save: InFlightSave, finished: FinalizedSave | None, *, seconds: float, total_bytes: int = 0
 ) -> SavedCheckpoint:
-    """Return the record of a committed save; without `finished`, which rank 0 has, its size is `total_bytes`."""
+    """Return the record of a committed save; on ranks without `finished`, the size is `total_bytes`."""
     if finished is None:
         return SavedCheckpoint(
             path=iteration_directory(save.root, save.step),

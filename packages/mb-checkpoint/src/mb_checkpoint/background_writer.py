@@ -1,4 +1,4 @@
-"""The training process's side of its writer process: start it, hand it jobs, notice when it fails, dies or hangs."""
+"""Client of the writer process: starts it, submits jobs, and detects failures, exits and hangs."""
 
 import atexit
 import multiprocessing
@@ -16,21 +16,22 @@ from mb_checkpoint.worker import JobResult, WorkerSettings, WriteJob, WriterJob,
 from mb_checkpoint.writing import DataFile
 
 STARTUP_SECONDS = 120.0
-"""How long a fresh interpreter may take to import torch on a busy machine."""
+"""Time that a fresh interpreter may take to import torch on a busy machine."""
 
 
 class BackgroundWriter:
-    """A process that lives as long as the run and does one job at a time; a dead one is replaced at the next job.
+    """Long-lived writer process that runs one job at a time; a dead process is replaced at the next job.
 
-    Linux only. Memory: one copy of what this rank writes in a save, on the host, used again by each save.
+    Linux only. Host memory: one copy of the data that this rank writes in a save, reused by each save.
 
     Args:
-        start_method: "fork": a copy of this process, there at once; it keeps a copy of all memory that this one changes
-            afterwards. Anything else: a fresh interpreter, which is ready after some seconds, beside the training.
+        start_method: "fork": a copy of this process, available at once; it keeps a copy of all memory that this process
+            changes afterwards. Any other value: a fresh interpreter, which is ready after some seconds and starts in
+            parallel to the training.
         nice: CPU priority of the process, 0 to 19.
-        io_class: Input/output class, 0 to 3; None leaves the system's.
-        hang_seconds: AllButAdapters a written byte for so long, the process counts as hanging and is ended.
-        clock: Seconds from any start.
+        io_class: Input/output scheduling class, 0 to 3; None keeps the default of the system.
+        hang_seconds: A process that writes no byte for this time is considered hung and is killed.
+        clock: Monotonic clock in seconds.
     """
 
     def __init__(
@@ -56,19 +57,19 @@ class BackgroundWriter:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the writer; None while there is none."""
+        """Process id of the writer; None while no process is running."""
         return self._process.pid if self._process is not None else None
 
     @property
     def staged_bytes(self) -> int:
-        """Host memory that is held for copies."""
+        """Size in bytes of the host memory allocated for copies."""
         return self._buffer.size
 
     def start(self) -> None:
-        """Start the process unless it is there; done by itself before a job."""
+        """Start the process unless it is running. Called automatically before a job."""
         if self._process is not None and self._process.is_alive():
             return
-        self._end()
+        self._kill()
         self._connection, theirs = multiprocessing.Pipe()
         self._buffer.ready = False
         ours, buffer, settings = self._connection, self._buffer.descriptor, self._settings
@@ -85,79 +86,81 @@ class BackgroundWriter:
         theirs.close()
 
     def write(self, folder: Path, rank: int, files: Sequence[DataFile]) -> None:
-        """Copy the tensors and let the process write them. When this returns, they may change.
+        """Copy the tensors to host memory and submit a job that writes them. The tensors may change after this call.
 
         Raises:
             OSError: There is not enough memory for the copies, or no process can be started.
-            RuntimeError: A job is under way.
+            RuntimeError: A job is in progress.
         """
-        self._free()
+        self._require_idle()
         self.submit(WriteJob(folder=folder, rank=rank, files=self._buffer.stage(files)))
 
     def submit(self, job: WriterJob) -> None:
-        """Hand over a job.
+        """Submit a job.
 
         Raises:
-            RuntimeError: One is under way.
+            RuntimeError: A job is in progress.
             OSError: No process can be started.
         """
-        self._free()
+        self._require_idle()
         self.start()
         self._seen = (
             0,
             self._clock(),
-        )  # a number that no progress has: the clock starts when it is first looked at
+        )  # no progress equals 0 (it is counted from 1), so the clock starts at the first check
         if not isinstance(job, WriteJob):
             self._buffer.clear()
-        place = self._buffer.append_bytes(pickle.dumps(job))  # a pipe that nobody reads would stop us
-        self._connection.send(place)  # type: ignore[union-attr]  # start() made it
+        # The job goes through the buffer and only its position through the pipe, because a large message would block
+        # this process until the writer reads it.
+        position = self._buffer.append_bytes(pickle.dumps(job))
+        self._connection.send(position)  # type: ignore[union-attr]  # start() made it
         self._busy = True
 
     def result(self) -> JobResult | None:
-        """Return what became of the job, once; None while it is under way.
+        """Return the result of the job, once; None while the job is in progress.
 
-        A process that died or hangs is an answer too, and is gone afterwards.
+        The death or hang of the process is returned as a failure; the process is gone afterwards.
         """
         if not self._busy or self._process is None or self._connection is None:
             return None
         alive = (
             self._process.is_alive()
-        )  # requested before the pipe: what it sent before its death is still there
+        )  # read before the pipe: a result sent just before the death is still in the pipe
         try:
             found: JobResult | None = self._connection.recv() if self._connection.poll() else None
         except (EOFError, OSError):
             found, alive = None, False
         if found is None and not alive:
             found = JobResult(failure=self._describe_exit())
-        elif found is None and self._hangs():
+        elif found is None and self._is_hanging():
             found = JobResult(
-                failure=f"the writer process wrote nothing for {self._hang_seconds:g} s and was ended"
+                failure=f"the writer process wrote nothing for {self._hang_seconds:g} s and was killed"
             )
         if found is not None:
             self._busy = False
             if found.failure is not None:
-                self._end()
+                self._kill()
         return found
 
     def stop(self) -> None:
-        """End the process, whatever it does; the next job starts another."""
+        """Kill the process, even during a job; the next job starts another one."""
         self._busy = False
-        self._end()
+        self._kill()
 
     def close(self) -> None:
-        """End the process and give the memory back; there will be no next job."""
+        """Kill the process and release the memory. The writer cannot be used afterwards."""
         atexit.unregister(self.close)
         self.stop()
         self._buffer.close()
 
-    def _free(self) -> None:
+    def _require_idle(self) -> None:
         if self._busy:
             raise RuntimeError(
-                "checkpoint writer: a save is under way. Wait for it with finalize_async_saves."
+                "checkpoint writer: a save is in progress. Call finalize_async_saves(blocking=True) first."
             )
 
-    def _hangs(self) -> bool:
-        if not self._buffer.ready:  # still importing
+    def _is_hanging(self) -> bool:
+        if not self._buffer.ready:  # still importing torch
             return self._clock() - self._seen[1] > max(self._hang_seconds, STARTUP_SECONDS)
         progress, now = self._buffer.progress + 1, self._clock()
         if progress != self._seen[0]:
@@ -174,7 +177,7 @@ class BackgroundWriter:
         )
         return f"the writer process died {how}"
 
-    def _end(self) -> None:
+    def _kill(self) -> None:
         if self._process is not None:
             self._process.kill()
             self._process.join()

@@ -1,6 +1,7 @@
-"""Megatron keeps the experts' parameters in an optimizer of their own where they are spread over ranks, and only there.
+"""Conversion of optimizer states between different numbers of chained optimizers.
 
-A state that was stored by another number of optimizers is put together, or divided, for those of this run.
+Megatron Core keeps the parameters of experts in an optimizer of their own if, and only if, the experts are distributed
+over ranks. A state that another number of optimizers has stored is merged, or split, for the optimizers of this run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,17 +14,18 @@ from mb_checkpoint.param_groups import Policy, fit_groups, groups_of, with_group
 def fit_chained_state(
     stored: Mapping[Any, Any], groups: Sequence[Sequence[Mapping[str, Any]]], *, policy: Policy = "equal"
 ) -> dict[Any, Any]:
-    """Return the state that the optimizers of this run expect: as many parts, with this run's parameter groups.
+    """Return a stored state in the form that the optimizers of this run load, with this run's parameter groups.
 
     Args:
-        stored: The optimizer section as it was read: the tensors as this run requested them, the rest as it was stored;
-            of several optimizers, each under its number.
+        stored: The optimizer section as read: tensors as requested by this run, everything else as stored; with several
+            optimizers, each under its number.
         groups: Parameter groups of each optimizer of this run.
-        policy: Whose schedule applies, as `param_groups.fit_groups`.
+        policy: Schedule to apply; see `param_groups.fit_groups`.
 
     Raises:
-        CheckpointLayoutError: The number of optimizers differs, and they are no distributed ones; or as `fit_groups`.
-        CheckpointScheduleError: As `fit_groups`.
+        CheckpointLayoutError: The numbers of optimizers differ and the optimizers are not distributed ones; or see
+            `fit_groups`.
+        CheckpointScheduleError: See `fit_groups`.
     """
     parts = parts_of(stored)
     if len(parts) == len(groups):
@@ -34,7 +36,7 @@ def fit_chained_state(
     if not parts or "optimizer" not in parts[0]:
         raise CheckpointLayoutError(
             f"optimizer: stored as {len(parts)} parts and this run has {len(groups)}, because the expert-parallel "
-            "sizes differ; only the distributed optimizer can be put together anew. Use the same size, or "
+            "sizes differ; only the state of the distributed optimizer can be regrouped. Use the same size, or "
             "checkpoint.load_optim=false."
         )
     shared = {key: entry for key, entry in stored.items() if not isinstance(key, int)}
@@ -69,5 +71,5 @@ def parts_of(stored: Mapping[Any, Any]) -> list[Mapping[Any, Any]]:
 
 
 def _has_groups(part: Mapping[Any, Any]) -> bool:
-    """Say whether a part is the whole state of an optimizer: the distributed one keeps the torch one's inside."""
+    """Return whether a part is the complete state of an optimizer; the distributed one nests the state of torch's."""
     return "param_groups" in part.get("optimizer", part)

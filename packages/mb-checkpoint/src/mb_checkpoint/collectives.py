@@ -1,4 +1,4 @@
-"""Work that one rank does and all ranks learn of, failure included, so that nobody waits for the dead."""
+"""Work on one or every rank, with result and failure sent to all ranks, so that none blocks on a failed one."""
 
 import pickle
 from collections.abc import Callable
@@ -10,14 +10,14 @@ T = TypeVar("T")
 
 
 def require_process_group() -> None:
-    """Make sure that torch.distributed is initialised, with one process too.
+    """Check that torch.distributed is initialized, which is required with a single process as well.
 
     Raises:
-        RuntimeError: It is not.
+        RuntimeError: It is not initialized.
     """
     if not dist.is_initialized():
         raise RuntimeError(
-            "mb_checkpoint: torch.distributed is not initialised, and a distributed checkpoint needs it even "
+            "mb_checkpoint: torch.distributed is not initialized. A distributed checkpoint needs it even "
             "with one process. Call torch.distributed.init_process_group first."
         )
 
@@ -25,15 +25,15 @@ def require_process_group() -> None:
 def on_rank_zero(work: Callable[[], T]) -> T:
     """Run `work` on global rank 0 and return its result on every rank; its exception is raised on every rank.
 
-    Collective over the default group. Result and exception travel as pickles; an exception that cannot be
-    pickled arrives elsewhere as a RuntimeError with its text.
+    Collective over the default group. Result and exception are sent as pickles; an exception that cannot be pickled is
+    raised on the other ranks as a RuntimeError with its text.
     """
     outcome: list[object] = [None, None]
     if dist.get_rank() == 0:
         try:
             outcome[0] = work()
         except Exception as error:  # noqa: BLE001  # not swallowed: raised below, here and on every other rank
-            outcome[1] = error if _travels(error) else RuntimeError(f"{type(error).__name__}: {error}")
+            outcome[1] = error if _is_picklable(error) else RuntimeError(f"{type(error).__name__}: {error}")
     dist.broadcast_object_list(outcome, src=0)
     if isinstance(outcome[1], BaseException):
         raise outcome[1]
@@ -41,43 +41,43 @@ def on_rank_zero(work: Callable[[], T]) -> T:
 
 
 MAX_RANKS_NAMED = 3
-"""Ranks that the message of a failure names."""
+"""Number of failed ranks that an error message names."""
 
 
 class RanksFailedError(OSError):
-    """Work that every rank did failed on some; the message says where and why."""
+    """Work on every rank failed on some of them; the message names the ranks and their errors."""
 
 
 def on_every_rank(work: Callable[[], T]) -> T:
-    """Run `work` on every rank and return its result here; where it fails on one, raise on all.
+    """Run `work` on every rank and return its result here; if it fails on one rank, raise on all ranks.
 
-    Collective over the default group. `work` itself must not be, or must fail on all ranks alike: a rank that has
-    failed goes on to where the others come with their results.
+    Collective over the default group. `work` must not be collective itself, unless it fails on all ranks together: a
+    rank that has failed proceeds directly to the exchange of results.
 
     Raises:
-        RanksFailedError: It raised on a rank; the message names the first such ranks and their errors.
+        RanksFailedError: `work` raised on a rank; the message names the first such ranks and their errors.
     """
     results: list[T] = []
-    words, cause = "", None
+    failure, cause = "", None
     try:
         results.append(work())
     except Exception as error:  # noqa: BLE001  # not swallowed: raised below, here and on every other rank
-        words, cause = f"{type(error).__name__}: {error}", error
-    failures = [f"rank {rank}: {each}" for rank, each in enumerate(gather(words)) if each]
+        failure, cause = f"{type(error).__name__}: {error}", error
+    failures = [f"rank {rank}: {each}" for rank, each in enumerate(gather(failure)) if each]
     if failures:
         raise RanksFailedError("; ".join(failures[:MAX_RANKS_NAMED])) from cause
     return results[0]
 
 
 def gather(value: T) -> list[T]:
-    """Return the value of each rank, in order of rank. Collective over the default group."""
+    """Return the value of each rank, in rank order. Collective over the default group."""
     values: list[T | None] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
-    return values  # type: ignore[return-value]  # every place is filled
+    return values  # type: ignore[return-value]  # every entry is filled
 
 
-def _travels(error: Exception) -> bool:
+def _is_picklable(error: Exception) -> bool:
     try:
         return isinstance(pickle.loads(pickle.dumps(error)), type(error))
-    except Exception:  # noqa: BLE001  # the error's own code runs; the other ranks wait for an answer, whatever it does
+    except Exception:  # noqa: BLE001  # custom pickling code may raise anything, and the other ranks wait
         return False

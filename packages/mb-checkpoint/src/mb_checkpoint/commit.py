@@ -1,4 +1,7 @@
-"""Writing so that a reader sees a whole checkpoint or none: staging folder, manifest, fsync, rename, trackers last."""
+"""Atomic commit of a checkpoint: staging folder, manifest, fsync, rename, and trackers last.
+
+A reader sees either the complete checkpoint or none.
+"""
 
 import os
 import secrets
@@ -23,22 +26,24 @@ from mb_checkpoint.manifest import FileEntry, Manifest, encode_manifest, hash_fi
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file with new content: at any moment a reader sees the old or the new, never a part.
+    """Replace the content of a file atomically: a reader sees either the old or the new content.
 
-    Temporary file beside it, flush, fsync, rename, fsync of the folder.
+    Writes a temporary file in the same folder, flushes and fsyncs it, renames it, and fsyncs the folder.
 
     Raises:
-        OSError: Nothing could be written; the old file is as before and no temporary file is left.
+        OSError: Writing failed; the old file is unchanged and no temporary file remains.
     """
-    with staged(path, content) as put:
-        put()
+    with staged(path, content) as rename:
+        rename()
     fsync_path(path.parent)
 
 
 @contextmanager
 def staged(path: Path, content: bytes) -> Iterator[Callable[[], object]]:
-    """Write a temporary file beside `path`, on the disk already, and yield what renames it into place."""
-    name = path.with_name(f".{path.name}.{secrets.token_hex(8)}")  # with the permissions that other files get
+    """Write a temporary file next to `path`, fsync it, and yield a function that renames it to `path`."""
+    name = path.with_name(
+        f".{path.name}.{secrets.token_hex(8)}"
+    )  # not tempfile, whose files only the owner can read
     try:
         with name.open("xb") as stream:
             stream.write(content)
@@ -50,7 +55,7 @@ def staged(path: Path, content: bytes) -> Iterator[Callable[[], object]]:
 
 
 def fsync_path(path: Path) -> None:
-    """Force a file's content, or a folder's list of names, to the disk."""
+    """Force the content of a file, or the entries of a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -65,13 +70,13 @@ def fsync_and_write_manifest(
     written: Sequence[FileEntry] = (),
     progress: Callable[[int], object] = lambda _bytes: None,
 ) -> Manifest:
-    """Force everything in a complete staging folder to the disk and write its manifest; return it.
+    """Force all files of a complete staging folder to the disk, write its manifest and return it.
 
     Args:
-        staging: The folder; all its files are there.
-        facts: The manifest but for the files.
-        written: Files that are hashed and on the disk already; the others are read and hashed here.
-        progress: Told each number of bytes that are read.
+        staging: The staging folder with all its files.
+        facts: The manifest without the list of files.
+        written: Files that are already hashed and on the disk; the others are read and hashed here.
+        progress: Called with the number of bytes of each chunk that is read.
     """
     known = {entry.name: entry for entry in written}
     folders = [staging]
@@ -93,10 +98,10 @@ def fsync_and_write_manifest(
 
 
 def check_writable(path: Path | str) -> None:
-    """Make sure that checkpoints can be written below a path, which need not exist yet; nothing is left there.
+    """Check that checkpoints can be written to a path, which need not exist yet. Leaves no file behind.
 
     Raises:
-        CheckpointFolderError: The path, or its nearest existing parent, is no folder or takes no file.
+        CheckpointFolderError: The path, or its nearest existing parent, is not a folder or is not writable.
     """
     wanted = Path(path)
     try:
@@ -125,10 +130,10 @@ def check_writable(path: Path | str) -> None:
 
 
 def open_staging(root: Path, step: int, *, attempt: str | None = None) -> Path:
-    """Make the empty staging folder of a step and remove what interrupted saves left behind.
+    """Create the empty staging folder of a step and remove the remains of interrupted saves.
 
-    One writer per root: whoever calls this owns every staging folder below it. `attempt` names this try; None makes a
-    name up.
+    A root has a single writer: the caller owns every staging folder in it. `attempt` is the name of this attempt; None
+    generates one.
     """
     root.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(root)
@@ -138,7 +143,7 @@ def open_staging(root: Path, step: int, *, attempt: str | None = None) -> Path:
 
 
 def _remove_leftovers(root: Path) -> None:
-    """Remove unfinished saves, half-deleted folders, and replaced folders whose successor is in place."""
+    """Remove unfinished saves, partially deleted folders, and replaced folders whose successor is in place."""
     for left in (*root.glob(".saving_iter_*"), *root.glob(".removing_iter_*")):
         remove_folder(left)
     for left in root.glob(".replaced_iter_*"):
@@ -147,10 +152,10 @@ def _remove_leftovers(root: Path) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder of which another process may remove parts, or all, at the same time.
+    """Remove a folder that another process may be removing at the same time.
 
     Raises:
-        OSError: Something in it cannot be removed; what is gone already is no error.
+        OSError: An entry cannot be removed. An entry that is already gone is not an error.
     """
 
     def unless_gone(_call: object, _name: str, error: BaseException) -> None:
@@ -161,35 +166,36 @@ def remove_folder(path: Path) -> None:
 
 
 def commit(root: Path, step: int, staging: Path) -> Path:
-    """Turn a sealed staging folder into the checkpoint that the trackers name; return its folder.
+    """Rename a staging folder with a manifest to its final name, update the trackers and return the new folder.
 
-    The rename makes it visible, the trackers make it the one to resume from. A kill before the trackers
-    leaves the previous checkpoint in force; a kill after them leaves this one. An older folder of the same
-    step stays readable until the new one is in place.
+    The rename makes the checkpoint visible; the trackers make it the one to resume from. If the process dies before the
+    trackers are written, the previous checkpoint remains current; afterwards this one is. An older folder of the same
+    step remains readable until the new one is in place.
     """
     final, replaced = iteration_directory(root, step), replaced_directory(root, step)
     if final.exists():
         shutil.rmtree(replaced, ignore_errors=True)
         final.rename(replaced)
     staging.rename(final)
-    fsync_path(root)
+    fsync_path(root)  # the rename must be durable before a tracker names the folder
     write_trackers(root, step)
     shutil.rmtree(replaced, ignore_errors=True)
     return final
 
 
 def write_trackers(root: Path, step: int) -> None:
-    """Point both trackers at the folder of a step, each atomically; neither moves unless there is room for both."""
+    """Point both trackers to the folder of a step, each atomically; both are staged before the first one is renamed."""
+    # Both temporary files are on the disk before the first rename: a full disk leaves both trackers unchanged.
     state = (iteration_directory(root, step) / TRAIN_STATE).read_bytes()
     with (
-        staged(root / STATE_TRACKER, state) as put_state,
-        staged(root / STEP_TRACKER, b"%d" % step) as put_step,
+        staged(root / STATE_TRACKER, state) as rename_state,
+        staged(root / STEP_TRACKER, b"%d" % step) as rename_step,
     ):
-        put_state()
-        put_step()
+        rename_state()
+        rename_step()
     fsync_path(root)
 
 
 def discard(staging: Path) -> None:
-    """Remove the staging folder of a failed save as far as that is possible."""
+    """Remove the staging folder of a failed save, as far as possible."""
     shutil.rmtree(staging, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""What the rules ask of their fields: None, or what is wrong with the values. Standard library only."""
+"""Conditions of the rules: each returns None or a description of the problem with its values. Standard library only."""
 
 import sys
 from collections.abc import Callable
@@ -14,7 +14,7 @@ DISTRIBUTED_FORMATS = ("torch_dist", "fsdp_dtensor")
 
 
 def pretrained_exists(path: str | None) -> str | None:
-    """Say whether the folder of the starting weights is there and can be reached."""
+    """Check that the folder of the initial weights exists and is accessible."""
     try:
         if path is None or is_url(path) or Path(path).is_dir():
             return None
@@ -33,10 +33,10 @@ def load_has_checkpoint(
     manager: str | None,
     _: object,
 ) -> str | None:
-    """Return why a run cannot resume from `load`; only the run's own `save` may be empty.
+    """Return why a run cannot resume from `load`; only a `load` equal to `save` may be empty.
 
-    Non-persistent checkpoints of the same run, in their own folders, also count. What a custom manager reads is not
-    known.
+    Non-persistent checkpoints of the same run, in their own folders, also count. Custom managers are not checked,
+    because the files that they read are not known.
     """
     if load is None or manager is not None or is_url(load) or is_same_folder(load, save):
         return None
@@ -51,14 +51,14 @@ def load_has_checkpoint(
 
 
 def pretrained_has_checkpoint(pretrained: str | None, manager: str | None, _: object) -> str | None:
-    """Return why no weights can be read from `pretrained_checkpoint`; a missing folder is V064's."""
+    """Return why no weights can be read from `pretrained_checkpoint`; rule V064 covers a missing folder."""
     if pretrained is None or manager is not None or is_url(pretrained) or not Path(pretrained).is_dir():
         return None
     return why_no_source(pretrained, resume=False)
 
 
 def step_exists(step: int | None, load: str | None, manager: str | None, _: object) -> str | None:
-    """Return why a run cannot begin at `ckpt_step`."""
+    """Return why a run cannot start at `ckpt_step`."""
     if step is None or load is None or manager is not None or is_url(load):
         return None
     try:
@@ -67,13 +67,13 @@ def step_exists(step: int | None, load: str | None, manager: str | None, _: obje
             return None
         found = steps_in(root)
     except OSError:
-        return None  # the load reports why it cannot be read
+        return None  # the load reports the error
     listed = ", ".join(map(str, found)) or "none"
     return None if step in found else f"{load} has no step {step}; steps there: {listed}"
 
 
 def finetune_has_weights(finetune: bool, pretrained: str | None, load: str | None) -> str | None:
-    """Say whether there are weights to fine-tune."""
+    """Check that fine-tuning has initial weights."""
     if not finetune or pretrained is not None:
         return None
     if load is None:
@@ -85,13 +85,13 @@ def finetune_has_weights(finetune: bool, pretrained: str | None, load: str | Non
 
 
 def main_params_without_optimizer(from_checkpoint: bool, load_optim: bool) -> str | None:
-    """Say whether the master weights would come from two places."""
+    """Check that the main parameters have a single source."""
     both = from_checkpoint and load_optim
     return "load_main_params_from_ckpt=true together with load_optim=true" if both else None
 
 
 def async_save_has_folder(async_save: bool, save: str | None, persistent_worker: bool) -> str | None:
-    """Say whether a background save knows where to write and with which worker."""
+    """Check that a background save has a folder and a persistent worker."""
     if async_save and save is None:
         return "async_save=true, but save is not set"
     if async_save and not persistent_worker:
@@ -99,68 +99,68 @@ def async_save_has_folder(async_save: bool, save: str | None, persistent_worker:
     return None
 
 
-def hugging_face_has_weights(also_save: bool, ckpt_format: str, temporary: str | None) -> str | None:
-    """Say whether a Hugging Face form can be made of what is saved."""
+def hugging_face_has_weights(also_save: bool, ckpt_format: str, non_persistent: str | None) -> str | None:
+    """Check that the saved weights can be exported in Hugging Face format."""
     if also_save and ckpt_format == "fsdp_dtensor":
         return "also_save_hf_checkpoint=true with ckpt_format=fsdp_dtensor"
-    if also_save and temporary == "local":
+    if also_save and non_persistent == "local":
         return "also_save_hf_checkpoint=true with non_persistent_ckpt_type=local"
     return None
 
 
 def ckpt_step_has_folder(ckpt_step: int | None, load: str | None) -> str | None:
-    """Say whether the wanted step can be looked for."""
+    """Check that `ckpt_step` comes with a folder to search."""
     return f"ckpt_step={ckpt_step}, but load is not set" if ckpt_step is not None and load is None else None
 
 
 def single_reshardable_form(fully_reshardable: bool, memory_efficient: bool) -> str | None:
-    """Say whether two forms of the optimizer state are requested."""
+    """Check that at most one form of the optimizer state is selected."""
     both = fully_reshardable and memory_efficient
-    return "both reshardable forms of the optimizer state are switched on" if both else None
+    return "both reshardable forms of the optimizer state are enabled" if both else None
 
 
 def async_format(async_save: bool, ckpt_format: str) -> str | None:
-    """Say whether the layout can be written in the background."""
+    """Check that the layout can be written in the background."""
     wrong = async_save and ckpt_format not in DISTRIBUTED_FORMATS
     return f"async_save=true with ckpt_format={ckpt_format}" if wrong else None
 
 
 def format_without_gloo(gloo: bool, distributed_optimizer: bool, ckpt_format: str) -> str | None:
-    """Say whether the optimizer state can be gathered without Gloo groups."""
+    """Check that the optimizer state can be gathered without Gloo groups."""
     wrong = not gloo and distributed_optimizer and ckpt_format not in DISTRIBUTED_FORMATS
     return f"no Gloo groups, a distributed optimizer and ckpt_format={ckpt_format}" if wrong else None
 
 
 def most_recent_k_is_valid(most_recent_k: int | None) -> str | None:
-    """Say whether a number of checkpoints to keep makes sense."""
+    """Check the number of checkpoints to keep."""
     good = most_recent_k is not None and (most_recent_k == -1 or most_recent_k >= 1)
     return None if good else f"most_recent_k={most_recent_k}"
 
 
 def format_is_supported(ckpt_format: str) -> str | None:
-    """Say whether this version writes that layout."""
+    """Check that this version writes the layout."""
     return None if ckpt_format in DISTRIBUTED_FORMATS else f"ckpt_format={ckpt_format}"
 
 
 def fsdp_dtensor_is_not_local(ckpt_format: str, kind: str | None) -> str | None:
-    """Say whether checkpoints of each node can hold that layout."""
+    """Check that local checkpoints can hold the layout."""
     wrong = ckpt_format == "fsdp_dtensor" and kind == "local"
     return "ckpt_format=fsdp_dtensor with non_persistent_ckpt_type=local" if wrong else None
 
 
 def fsdp_dtensor_without_parallel_load(ckpt_format: str, parallel_load: bool) -> str | None:
-    """Say whether the ranks could exchange what they read."""
+    """Check that the layout supports exchanging tensors between ranks on load."""
     wrong = ckpt_format == "fsdp_dtensor" and parallel_load
     return "ckpt_format=fsdp_dtensor with fully_parallel_load=true" if wrong else None
 
 
 def strictness_returns_no_lists(strictness: str) -> str | None:
-    """Say whether the load would hand back lists that nobody reads."""
+    """Check that the load does not return lists, which have no consumer."""
     return f"dist_ckpt_strictness={strictness}" if strictness.startswith("return_") else None
 
 
 def intervals_are_positive(*intervals: int | None) -> str | None:
-    """Say whether the steps between two checkpoints are a number of steps."""
+    """Check that the intervals between checkpoints are positive."""
     names = ("save_interval", "non_persistent_save_interval")
     wrong = [
         f"{name}={value}"
@@ -171,7 +171,7 @@ def intervals_are_positive(*intervals: int | None) -> str | None:
 
 
 def non_persistent_type_is_set(interval: int | None, kind: str | None) -> str | None:
-    """Say whether temporary checkpoints have a place."""
+    """Check that non-persistent checkpoints have a type."""
     wrong = interval is not None and kind is None
     return (
         f"non_persistent_save_interval={interval}, but non_persistent_ckpt_type is not set" if wrong else None
@@ -179,41 +179,41 @@ def non_persistent_type_is_set(interval: int | None, kind: str | None) -> str | 
 
 
 def non_persistent_needs_save(interval: int | None, save: str | None) -> str | None:
-    """Say whether temporary checkpoints are requested of a run that saves none."""
+    """Check that a run with non-persistent checkpoints saves at all."""
     wrong = interval is not None and save is None
     return f"non_persistent_save_interval={interval}, but save is not set" if wrong else None
 
 
 def non_persistent_type_is_supported(kind: str | None) -> str | None:
-    """Say whether somebody writes temporary checkpoints of that kind."""
+    """Check that non-persistent checkpoints of this type are supported."""
     return "non_persistent_ckpt_type=in_memory" if kind == "in_memory" else None
 
 
 def local_dir_is_set(kind: str | None, folder: str | None) -> str | None:
-    """Say whether local checkpoints know where to go."""
+    """Check that local checkpoints have a folder."""
     wrong = kind == "local" and folder is None
     return "non_persistent_ckpt_type=local, but non_persistent_local_ckpt_dir is not set" if wrong else None
 
 
 def local_library_is_installed(kind: str | None, installed: bool | None) -> str | None:
-    """Say whether what writes local checkpoints is installed; nothing where that is not known."""
+    """Check that the library for local checkpoints is installed; None if that is not known."""
     missing = kind == "local" and installed is False
     return "non_persistent_ckpt_type=local, but nvidia-resiliency-ext is not installed" if missing else None
 
 
 def replication_needs_local(replication: bool, kind: str | None) -> str | None:
-    """Say whether there is something to copy to other nodes."""
+    """Check that replication is used with local checkpoints only."""
     wrong = replication and kind != "local"
     return f"replication=true with non_persistent_ckpt_type={kind}" if wrong else None
 
 
 def async_strategy_is_known(strategy: str) -> str | None:
-    """Say whether that background writer exists."""
+    """Check that the background writer exists."""
     return None if strategy in ("mcore", "nvrx") else f"async_strategy={strategy}"
 
 
 def between(name: str, low: float, high: float = inf) -> Callable[[float | None], str | None]:
-    """Return what says whether a number lies within two bounds, which are included; None is no number and passes."""
+    """Return a check that a number is within two inclusive bounds; None passes."""
 
     def test(value: float | None) -> str | None:
         return None if value is None or low <= value <= high else f"{name}={value}"
@@ -222,12 +222,12 @@ def between(name: str, low: float, high: float = inf) -> Callable[[float | None]
 
 
 def manager_package_exists(name: str | None) -> str | None:
-    """Say whether a dotted name may be that of a class; its package is looked for, and nothing is imported."""
+    """Check that a dotted name can be that of a class. Searches for its package without importing it."""
     if name is None:
         return None
     package, *rest = name.split(".")
     if not rest or not all(part.isidentifier() for part in (package, *rest)):
-        return f"{name!r} is no module and class"
+        return f"{name!r} is not a module and class"
     if package in sys.modules or find_spec(package) is not None:
         return None
     return f"{name!r}: there is no package {package} here"

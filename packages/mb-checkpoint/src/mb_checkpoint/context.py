@@ -1,4 +1,4 @@
-"""What a save or a load is given, what it gives back, and the protocol of a checkpoint manager."""
+"""Arguments and results of saving and loading, and the protocol of a checkpoint manager."""
 
 import shutil
 from collections.abc import Mapping, Sequence
@@ -12,27 +12,27 @@ from mb_checkpoint.select import SkippedCheckpoint
 
 
 class TrainStateLike(Protocol):
-    """The counters of a run: `step`, `consumed_train_samples` and so on, as Python numbers."""
+    """Counters of a run: `step`, `consumed_train_samples` and so on, as Python numbers."""
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Return the counters; `step` must be among them."""
+        """Return the counters, which include `step`."""
         ...
 
     def load_state_dict(self, state_dict: Mapping[str, Any], /) -> None:
-        """Take the counters over."""
+        """Replace the counters."""
         ...
 
 
 class ConfigLike(Protocol):
-    """The whole configuration of the run."""
+    """Complete configuration of the run."""
 
     def to_yaml(self, path: str, /) -> object:
-        """Write it to a file."""
+        """Write the configuration to a file."""
         ...
 
 
 class StateLike(Protocol):
-    """The run as a checkpoint sees it."""
+    """State of the run outside model and optimizer."""
 
     @property
     def train_state(self) -> TrainStateLike:
@@ -46,22 +46,22 @@ class StateLike(Protocol):
 
 
 class SchedulerLike(Protocol):
-    """A learning-rate schedule."""
+    """Learning-rate scheduler."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where it stands."""
+        """Return the state of the scheduler."""
         ...
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Go on from there."""
+        """Restore the state of the scheduler."""
         ...
 
 
 class GroupLike(Protocol):
-    """A process group; torch's fits."""
+    """Process group; torch's process groups match."""
 
     def rank(self) -> int:
-        """Return this process's place in the group."""
+        """Return the rank of this process in the group."""
         ...
 
     def size(self) -> int:
@@ -70,58 +70,58 @@ class GroupLike(Protocol):
 
 
 class CallbackManagerLike(Protocol):
-    """Where events go."""
+    """Receiver of events."""
 
     def fire(self, event: str, context: Any, /) -> None:
-        """Call what is registered for the event."""
+        """Call the functions that are registered for the event."""
         ...
 
 
 class RerunStateMachineLike(Protocol):
-    """A machine that runs suspicious steps again; `mb_loop.mcore.MegatronRerunMachine` fits."""
+    """State machine that reruns suspicious steps; `mb_loop.mcore.MegatronRerunMachine` matches."""
 
     def state_dict(self, *, template: bool = False) -> dict[str, Any] | None:
-        """Return what a checkpoint keeps of it, or None; with `template` what a load asks for. Alike on all ranks."""
+        """Return the state to store, or None; with `template` the state to request on load. Identical on all ranks."""
         ...
 
     def load_state_dict(self, state: dict[str, Any] | None, /) -> None:
-        """Take a loaded state over."""
+        """Restore a loaded state."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSaveContext:
-    """What to save."""
+    """State to save."""
 
     state: StateLike
     """Counters and configuration."""
     model: Sequence[Any]
     """Model chunks of this rank: one, or one for each virtual pipeline stage."""
     optimizer: Any | None
-    """Megatron optimizer; None saves the weights alone."""
+    """Megatron optimizer; None saves only the weights."""
     opt_param_scheduler: SchedulerLike | None
-    """Learning-rate schedule."""
+    """Learning-rate scheduler."""
     num_floating_point_operations_so_far: float
     """FLOPs to store; they replace the counter of the train state."""
     train_data_iterator: Any | None = None
-    """Its position is stored where its `iterable` has `save_state` and `restore_state`. Others are placed by the
-    sample counters of the train state."""
+    """Its position is stored if its `iterable` has `save_state` and `restore_state`. Other iterators are positioned by
+    the sample counters of the train state."""
     non_persistent_ckpt: bool = False
-    """Make it a temporary checkpoint, of the kind that the section names."""
+    """Save a non-persistent checkpoint, of the type that the section names."""
     adapter_key_filter: KeyFilter | None = None
-    """Store only the parameters that it accepts by name; the optimizer has no others anyway."""
+    """Store only the parameters whose names it accepts; the optimizer has no others in any case."""
     pg_collection: Any | None = None
-    """Process groups with `tp`, `pp`, `dp_cp` (and `ep`); None takes Megatron's own. Where modules have ranks of their
-    own, `module_layouts` names each one's parallel sizes, and every rank is one of its own in `tp`."""
+    """Process groups with `tp`, `pp`, `dp_cp` (and `ep`); None uses Megatron's own. If modules have separate ranks,
+    `module_layouts` maps each module to its parallel sizes, and the `tp` group contains every rank."""
     module_name: str | None = None
-    """Name of one module among several; refused by this version."""
+    """Name of one module among several; not supported by this version."""
     rerun_state_machine: RerunStateMachineLike | None = None
-    """Its state is stored beside the rest."""
+    """State machine whose state is stored as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointLoadContext:
-    """What to load into."""
+    """State to load into."""
 
     state: StateLike
     """Its train state is overwritten when a run is resumed."""
@@ -132,108 +132,107 @@ class CheckpointLoadContext:
     opt_param_scheduler: SchedulerLike | None
     """Learning-rate schedule."""
     strict: bool = True
-    """Refuse a checkpoint whose tensors are not exactly those of the model; False leaves those alone that only one of
-    both has."""
+    """Reject a checkpoint whose tensors are not exactly those of the model; False leaves the others unchanged."""
     train_data_iterator: Any | None = None
-    """Put where it stood, as for saving."""
+    """Its position is restored, as for saving."""
     dataloader_load: Path | None = None
-    """Folder with positions, where they are not in the checkpoint."""
+    """Folder with positions, if they are not in the checkpoint."""
     adapter_key_filter: KeyFilter | None = None
-    """What it accepts comes from `load`; all other weights from `pretrained_checkpoint`."""
+    """Parameters that it accepts come from `load`; all others from `pretrained_checkpoint`."""
     skip_load_to_model_and_opt: bool = False
-    """Restore the train state only."""
+    """Restore only the train state."""
     pg_collection: Any | None = None
     """As for saving."""
     module_name: str | None = None
     """As for saving."""
     rerun_state_machine: RerunStateMachineLike | None = None
-    """Takes over what was stored of it when a run is resumed in the same layout."""
+    """State machine whose state is restored if a run is resumed in the same parallel layout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedCheckpoint:
-    """A save that is complete."""
+    """Completed save."""
 
     path: Path
     """Folder of the checkpoint."""
     step: int
     """Its step."""
     seconds: float
-    """From the call to the commit; in the background the training went on meanwhile."""
+    """Time from the call to the commit; in a background save, training continues during most of it."""
     total_bytes: int = 0
-    """Size of the files of all ranks; known on every rank."""
+    """Size of the files of all ranks; available on every rank."""
     pruned: PruneResult = field(default_factory=PruneResult)
-    """What happened to older ones; known on rank 0."""
+    """Deletion of older checkpoints; available on rank 0."""
 
     @property
     def message(self) -> str:
-        """The line that other tools look for in a log."""
+        """Log line that other tools search for."""
         return f"successfully saved checkpoint from iteration {self.step:7d} to {self.path.parent}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledSave:
-    """A save that goes on in the background; nothing names it yet."""
+    """Background save in flight; no tracker names it yet."""
 
     root: Path
-    """Folder that will receive it."""
+    """Folder that will receive the checkpoint."""
     step: int
     """Its step."""
     seconds: float
-    """How long this rank was kept from training."""
+    """Time for which training was blocked on this rank."""
     staged_bytes: int
-    """Host memory of this rank that holds the copies."""
+    """Size in bytes of the host memory of this rank that holds the copies."""
 
     @property
     def message(self) -> str:
-        """The line that other tools look for in a log."""
+        """Log line that other tools search for."""
         return f"scheduled an async checkpoint save at iteration {self.step:7d} to {self.root}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedSave:
-    """A save that came to nothing; earlier checkpoints and the trackers are as before."""
+    """Failed save; earlier checkpoints and the trackers are unchanged."""
 
     root: Path
-    """Folder that should have received it."""
+    """Folder that should have received the checkpoint."""
     step: int
     """Its step."""
     message: str
-    """What went wrong and on which rank, what it means, and what to do."""
+    """Problem with the failed ranks, consequence, and fix."""
     seconds: float
-    """From the call to the failure."""
+    """Time from the call to the failure."""
 
 
 def describe_failure(root: Path, step: int, reason: str) -> str:
-    """Return the message of a save that failed."""
+    """Return the message of a failed save."""
     free = f"{shutil.disk_usage(root).free / 2**30:.1f} GiB free" if root.is_dir() else "no such folder"
     return (
         f"checkpoint save at step {step} to {root} failed ({free}): {reason}. Earlier checkpoints and the trackers are "
-        "as before. Make room or repair the folder."
+        "unchanged. Free disk space or repair the folder."
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedCheckpoint:
-    """A load that is complete, or the news that there was nothing to load."""
+    """Result of a load, also if there was nothing to load."""
 
     source: Literal["resumed", "weights", "nothing"]
-    """Everything of an interrupted run, the weights of another run, or nothing."""
+    """State that was loaded: all of an interrupted run, the weights of another run, or nothing."""
     step: int = 0
-    """Step to go on from; 0 unless resumed."""
+    """Step to resume at; 0 unless resumed."""
     floating_point_operations_so_far: float = 0
     """FLOPs spent so far; 0 unless resumed."""
     path: Path | None = None
     """Folder that was read."""
     skipped: tuple[SkippedCheckpoint, ...] = ()
-    """What was looked at and not taken, with reasons."""
+    """Checkpoints that were examined and not selected, with reasons."""
     notes: tuple[str, ...] = ()
-    """What was in the checkpoint or requested, and was not restored, with reasons."""
+    """State that was stored or requested, and was not restored, with reasons."""
 
 
 @runtime_checkable
 class CheckpointManager(Protocol):
-    """Store of checkpoints, with the members of Megatron-Bridge's protocol of the same name.
+    """Manager of checkpoints, with the members of Megatron-Bridge's protocol of the same name.
 
     The constructor takes the checkpoint section. The trainer passes every argument.
     """
@@ -243,18 +242,18 @@ class CheckpointManager(Protocol):
         ...
 
     def load(self, ctx: CheckpointLoadContext) -> tuple[int, float]:
-        """Load; collective over all ranks. Returns step and FLOPs, (0, 0) when nothing was loaded."""
+        """Load; collective over all ranks. Returns step and FLOPs, (0, 0) if nothing was loaded."""
         ...
 
     def finalize_async_saves(self, state: Any = None, blocking: bool = False, terminate: bool = False) -> Any:
-        """Finish background saves that are done, or all of them when blocking; return what became of one, or None."""
+        """Finalize completed background saves, or with `blocking` all of them; return the result of one, or None."""
         ...
 
 
 @runtime_checkable
 class CheckpointProbe(Protocol):
-    """Optional member of a checkpoint manager: without it, `load` is called and returns (0, 0) where nothing is."""
+    """Optional member of a checkpoint manager: without it, `load` is called and returns (0, 0) if there is nothing."""
 
     def has_checkpoint(self) -> bool:
-        """Return whether `load` would find something. Called on one rank."""
+        """Return whether `load` would find a checkpoint. Called on one rank."""
         ...

@@ -1,4 +1,4 @@
-"""The position of a data loader that keeps its own: one file for each data-parallel rank."""
+"""Position of a stateful data loader: one file for each data-parallel rank."""
 
 import io
 import re
@@ -17,19 +17,19 @@ _FILE = re.compile(r"train_dataloader_dprank(\d+)\.pt")
 
 @runtime_checkable
 class PositionedIterable(Protocol):
-    """What an iterator's `iterable` must have for its position to be stored."""
+    """Interface that the `iterable` of an iterator must have for its position to be stored."""
 
     def save_state(self) -> Any:
-        """Return where it stands."""
+        """Return the current position."""
         ...
 
     def restore_state(self, state: Any, /) -> None:
-        """Go on from there."""
+        """Continue from a position."""
         ...
 
 
 def positioned(iterator: Any | None) -> PositionedIterable | None:
-    """Return what keeps the position of a data iterator (or of the first of several); None where nothing does."""
+    """Return the stateful iterable of a data iterator, or of the first of several; None if there is none."""
     first = iterator[0] if isinstance(iterator, (list, tuple)) and iterator else iterator
     iterable = getattr(first, "iterable", None)
     return iterable if isinstance(iterable, PositionedIterable) else None
@@ -44,11 +44,11 @@ def encode_position(iterable: PositionedIterable, *, trust: bool = False) -> byt
     """Return the content of the file.
 
     Args:
-        iterable: Has the position.
-        trust: A resume will unpickle it without restrictions, so that it may hold objects of any class.
+        iterable: Data loader with a position.
+        trust: A resume unpickles the position without restrictions, so that it may hold objects of any class.
 
     Raises:
-        DataloaderStateError: The state could not be read back without executing code.
+        DataloaderStateError: The state cannot be read back without executing code.
     """
     buffer = io.BytesIO()
     torch.save({"dataloader_state_dict": iterable.save_state()}, buffer)
@@ -65,52 +65,55 @@ def encode_position(iterable: PositionedIterable, *, trust: bool = False) -> byt
 def read_dataloader_state(
     checkpoint: Path, *, dp_rank: int, dp_size: int | None = None, folder: Path | None = None
 ) -> Any | None:
-    """Return the position that a data-parallel rank stored with a checkpoint; None where none was stored.
+    """Return the position that a data-parallel rank stored with a checkpoint; None if none was stored.
 
-    The file may hold tensors and builtins; other objects only in a block of `trusted`.
+    The file may hold tensors and builtins; other objects are read only within a `trusted` block.
 
     Args:
-        checkpoint: The folder of the checkpoint.
+        checkpoint: Folder of the checkpoint.
         dp_rank: Data-parallel rank of this process.
-        dp_size: Data-parallel ranks of this run; None: not compared with those that stored theirs.
-        folder: Where positions were stored apart from the checkpoint, in `iter_*` folders; None: in the checkpoint, or
-            where other trainers put them, in `energon/` beside it.
+        dp_size: Number of data-parallel ranks of this run; None skips the comparison with the number of stored
+            positions.
+        folder: Folder with positions in `iter_*` folders, separate from the checkpoint; None reads from the checkpoint,
+            or from `energon/` next to it, where other trainers store positions.
 
     Raises:
-        DataloaderStateError: Other ranks stored theirs and this one did not, or ranks that this run has not stored
-            theirs: the data-parallel size has changed.
+        DataloaderStateError: The data-parallel size has changed: this rank has no stored position while others have, or
+            positions are stored for ranks that this run does not have.
         UnsafeCheckpointError: The file names code that reading it would execute.
     """
     step = step_of(checkpoint)
-    places = [checkpoint]
+    folders = [checkpoint]
     if step is not None:
-        places.append(iteration_directory(checkpoint.parent / DATALOADER, step))
+        folders.append(iteration_directory(checkpoint.parent / DATALOADER, step))
     if folder is not None:
-        places = [folder if step is None else iteration_directory(folder, step)]
-    for place in places:
-        stored = _ranks_in(place)
+        folders = [folder if step is None else iteration_directory(folder, step)]
+    for folder in folders:
+        stored = _ranks_in(folder)
         if not stored:
             continue
-        _reject_other_dp_size(place, stored, dp_rank=dp_rank, dp_size=dp_size)
+        _reject_other_dp_size(folder, stored, dp_rank=dp_rank, dp_size=dp_size)
         content = stored[dp_rank].read_bytes()
         return load_object(io.BytesIO(content), path=stored[dp_rank])["dataloader_state_dict"]
     return None
 
 
-def _ranks_in(place: Path) -> dict[int, Path]:
-    found = ((_FILE.fullmatch(path.name), path) for path in place.glob("train_dataloader_dprank*.pt"))
+def _ranks_in(folder: Path) -> dict[int, Path]:
+    found = ((_FILE.fullmatch(path.name), path) for path in folder.glob("train_dataloader_dprank*.pt"))
     return {int(match[1]): path for match, path in found if match is not None}
 
 
-def _reject_other_dp_size(place: Path, stored: Collection[int], *, dp_rank: int, dp_size: int | None) -> None:
+def _reject_other_dp_size(
+    folder: Path, stored: Collection[int], *, dp_rank: int, dp_size: int | None
+) -> None:
     lost = [rank for rank in stored if dp_size is not None and rank >= dp_size]
     if dp_rank not in stored:
         reason = f"none of rank {dp_rank}"
     elif lost:
-        reason = f"this run has {dp_size}: where rank {max(lost)} stood in the data would be lost"
+        reason = f"this run has {dp_size}: the position of rank {max(lost)} would be lost"
     else:
         return
     raise DataloaderStateError(
-        f"{place}: positions of {len(stored)} data-parallel ranks, and {reason}. Use the data-parallel size of the run "
-        "that saved it."
+        f"{folder}: positions of {len(stored)} data-parallel ranks, and {reason}. Use the data-parallel size "
+        "of the run that saved it."
     )

@@ -1,34 +1,34 @@
-"""Errors of this package; each is also the builtin error that a caller would catch."""
+"""Exceptions of this package; each one subclasses the builtin exception that a caller would catch."""
 
 from pickle import UnpicklingError
 
 
 class CheckpointFolderError(OSError):
-    """The folder that should receive checkpoints cannot be written."""
+    """The destination folder of checkpoints is not writable."""
 
 
 class CheckpointSaveError(OSError):
-    """A checkpoint could not be written; the earlier ones and the trackers are as before."""
+    """A checkpoint could not be written; earlier checkpoints and the trackers are unchanged."""
 
 
 class CheckpointNotFoundError(FileNotFoundError):
-    """There is no checkpoint, or not the wanted one, where one was requested."""
+    """A requested checkpoint does not exist."""
 
 
 class CheckpointReadError(OSError):
-    """A rank could not read the checkpoint that was chosen."""
+    """A rank could not read the selected checkpoint."""
 
 
 class IncompleteCheckpointError(ValueError):
-    """A checkpoint folder lacks files, or a file is shorter than its index says."""
+    """A checkpoint folder lacks files, or a file is shorter than its index requires."""
 
 
 class UnsafeCheckpointError(IncompleteCheckpointError, UnpicklingError):
-    """A file of a checkpoint names code that reading it would execute; nothing of it was executed."""
+    """A file of a checkpoint names code that reading it would execute; no code was executed."""
 
 
 class CheckpointShapeError(ValueError):
-    """The checkpoint was made by a model of another shape."""
+    """The checkpoint belongs to a model of another shape."""
 
 
 class CheckpointLayoutError(RuntimeError):
@@ -36,15 +36,15 @@ class CheckpointLayoutError(RuntimeError):
 
 
 class CheckpointScheduleError(ValueError):
-    """The schedule of this run differs from the stored one, and neither is chosen."""
+    """The schedule of this run differs from the stored one, and the configuration selects neither."""
 
 
 class CheckpointConfigError(ValueError):
-    """The checkpoint section asks for what cannot work or is not carried out."""
+    """The checkpoint section has invalid or unsupported values."""
 
 
 class LocalStoreError(RuntimeError):
-    """Local checkpoints are requested, and the library that writes them cannot be imported."""
+    """Local checkpoints are enabled, and the library that writes them cannot be imported."""
 
 
 class TrainStateError(ValueError):
@@ -52,7 +52,7 @@ class TrainStateError(ValueError):
 
 
 class ManifestError(ValueError):
-    """A manifest.json is damaged, or of a format that this version does not know."""
+    """A manifest.json is damaged, or has a format that this version does not support."""
 
 
 class DataloaderStateError(RuntimeError):

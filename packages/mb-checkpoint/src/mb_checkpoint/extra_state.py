@@ -1,7 +1,8 @@
-"""What modules keep beside their weights, where a checkpoint holds none of it.
+"""Extra state of modules (`_extra_state`) that a checkpoint does not hold.
 
-Transformer Engine's modules keep an entry each, empty but for 8-bit scales. Megatron's own layers and torch's norms
-have fewer or none, so that what they stored, or what was imported, lacks entries that a GPU's layers ask for.
+Modules of Transformer Engine have one such entry each, which is empty except for 8-bit scales. Megatron's own layers
+and torch's norms have fewer or none, so that checkpoints written by them, or imported ones, lack entries that the
+layers on a GPU request.
 """
 
 import re
@@ -11,17 +12,17 @@ from typing import Any
 from mb_checkpoint import mcore
 
 NAME = re.compile(r"(.+\.)?_extra_state\d*")
-"""Names of its entries: as torch calls it, with a number from the second of grouped experts on."""
+"""Names of extra-state entries: torch's name, with a number for the second and later of grouped experts."""
 
 
 def missing_entries(
     sections: Mapping[str, Any], contents: mcore.CheckpointContents
 ) -> dict[str, dict[str, Any]]:
-    """Return, by section and name, this rank's extra state that a checkpoint lacks, with the values it has now.
+    """Return, by section and name, the extra state of this rank that a checkpoint lacks, with its current values.
 
     Args:
-        sections: sharded weights of this rank.
-        contents: of the checkpoint.
+        sections: Sharded weights of this rank.
+        contents: Contents of the checkpoint.
     """
     stored = mcore.entries_in_checkpoint(sections, contents)
     return {
@@ -43,6 +44,6 @@ def without_entries(sections: Mapping[str, Any], left: Mapping[str, Mapping[str,
 
 
 def count_nonempty(left: Mapping[str, Mapping[str, Any]]) -> int:
-    """Count the modules whose extra state says something, as 8-bit scales do, and which the checkpoint knows not."""
+    """Count the entries with a value, such as 8-bit scales, that the checkpoint lacks."""
     values = [value for entries in left.values() for value in entries.values()]
     return sum(value is not None and value.numel() > 0 for value in values)

@@ -1,4 +1,4 @@
-"""The manager that a section asks for: the default one, or a class of one's own by its dotted name."""
+"""Factory of checkpoint managers: the default one, or a custom class by its dotted name."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -21,19 +21,18 @@ def create_checkpoint_manager(
     write_assets: Callable[[Path], None] | None = None,
     log_outcomes: bool = True,
 ) -> CheckpointManager:
-    """Make the checkpoint manager of a run.
+    """Create the checkpoint manager of a run.
 
     Args:
-        checkpoint_config: The section; `custom_manager_class` names a class, None the default one.
-        allowed_modules: Packages and modules that the name may begin with; None: any. Importing a module runs it, so
-            set this where the section comes from somebody else.
-        write_assets: For the default manager.
-        log_outcomes: For the default manager.
+        checkpoint_config: The section; `custom_manager_class` names a class, None selects the default one.
+        allowed_modules: Packages and modules that the name may begin with; None allows any. Importing a module executes
+            it, so set this if the section comes from an untrusted source.
+        write_assets: Passed to the default manager.
+        log_outcomes: Passed to the default manager.
 
     Raises:
-        CheckpointConfigError: The name is none of a module and a class, its module is not allowed or cannot be
-            imported, it has no such class, or what is there is no checkpoint manager; or the default manager refuses
-            the section.
+        CheckpointConfigError: The name is not that of a class in a module, its module is not allowed or cannot be
+            imported, or the class is not a checkpoint manager; or the default manager rejects the section.
     """
     name = checkpoint_config.custom_manager_class
     if name is None:

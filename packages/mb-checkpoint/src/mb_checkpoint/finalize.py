@@ -1,4 +1,4 @@
-"""The end of a save, when every rank has written its data: index, manifest, commit, and old checkpoints go."""
+"""End of a save, after every rank has written its data: index, manifest, commit, and deletion of old checkpoints."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,23 +16,24 @@ from mb_checkpoint.writing import collect_results
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinalizeJob:
-    """What one process needs to finish a save; it can be sent to another process."""
+    """Arguments of `finalize_save`; can be sent to another process."""
 
     root: Path
     staging: Path
     world_size: int
-    """Ranks that left their results in the staging folder."""
+    """Number of ranks that left their results in the staging folder."""
     index: Metadata | None
-    """Tensors and objects of all ranks, without their places in files; None: another writer wrote data and index."""
+    """Tensors and objects of all ranks, without their positions in files; None if another writer wrote data and
+    index."""
     facts: Manifest
-    """The manifest but for the files."""
+    """The manifest without the list of files."""
     keep: int
-    """How many checkpoints stay; -1: all."""
+    """Number of checkpoints to keep; -1 keeps all."""
     retain_interval: int | None
-    """Multiples of it stay for ever."""
+    """Multiples of this step are never deleted."""
     contents: bool = True
-    """Before old ones go, compare those that stay with their hashes, once in the life of a process; False: where this
-    process does not know them, sizes alone."""
+    """Before deleting, verify the hashes of the remaining checkpoints, once in the lifetime of a process; False
+    compares only the sizes of those that this process has not verified."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,15 +51,15 @@ def finalize_save(
     *,
     progress: Callable[[int], object] = lambda _bytes: None,
 ) -> FinalizedSave:
-    """Commit what all ranks have written, then let old ones go. Call it in one process.
+    """Commit the data that all ranks have written, then delete old checkpoints. Runs in one process.
 
     Args:
-        job: What to finish.
-        verified: What this process knows of the checkpoints there, and learns now; None: nothing.
-        progress: Told each number of bytes that are read to be hashed, where another writer wrote them.
+        job: The save to finalize.
+        verified: Cache of verified checkpoints, which is updated; None starts with an empty one.
+        progress: Called with the number of bytes of each chunk that is read for hashing, where another writer wrote it.
 
     Raises:
-        OSError: Something could not be written; earlier checkpoints are as before.
+        OSError: Writing failed; earlier checkpoints are unchanged.
     """
     entries: list[FileEntry] = []
     if job.index is not None:

@@ -1,4 +1,4 @@
-"""Recognition of checkpoint folders by file names, also those of other programs. Standard library only."""
+"""Recognition of checkpoint folders, including those of other programs, by file names. Standard library only."""
 
 import re
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from mb_checkpoint.layout import (
 )
 
 MAX_ENTRIES = 500
-"""Entries of one folder that are read at the most: a folder that is named by mistake may hold millions."""
+"""Maximum number of entries of a folder that are read: a folder named by mistake may hold millions."""
 
 _PEFT_MARK = "adapter_config.json"
 _BRIDGE_TARGET = re.compile(rb"_target_: *['\"]?megatron\.bridge\.")
@@ -28,24 +28,24 @@ _HEAD_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignCheckpoint:
-    """A checkpoint that another program wrote."""
+    """Checkpoint written by another program."""
 
     kind: str
     """Program and format, as a noun phrase."""
     to_load: str
-    """What to do where a run is to be resumed from it."""
+    """Advice for resuming a run from it."""
     to_start: str
-    """What to do where its weights are to be the starting weights."""
+    """Advice for using its weights as initial weights."""
 
     def advice(self, *, resume: bool) -> str:
-        """Return what to do with it: to resume from it, or to start from its weights."""
+        """Return the advice for resuming from it, or for starting from its weights."""
         return self.to_load if resume else self.to_start
 
 
 def recognize_foreign(path: Path) -> ForeignCheckpoint | None:
-    """Return which other program wrote the checkpoint at `path`; None for this package's own and for no checkpoint.
+    """Return the foreign checkpoint at `path`; None for this package's own checkpoints and for other folders.
 
-    Reads names of files, and of a `run_config.yaml` the beginning. A folder with steps is recognized by its newest.
+    Reads file names, and the beginning of a `run_config.yaml`. A folder with steps is recognized by its newest one.
 
     Raises:
         OSError: The folder cannot be read.
@@ -88,13 +88,14 @@ def _hugging_face(folder: Path) -> ForeignCheckpoint:
         f"Convert it with `mb import-hf {folder} --out DIR` and set "
         "checkpoint.pretrained_checkpoint=DIR/checkpoints"
     )
-    return ForeignCheckpoint(kind="a model in Hugging Face form", to_load=steps, to_start=steps)
+    return ForeignCheckpoint(kind="a model in Hugging Face format", to_load=steps, to_start=steps)
 
 
 def _peft_adapters(folder: Path) -> ForeignCheckpoint:
     steps = (
-        "They are no complete model: merge them into it with PEFT's merge_and_unload() and save_pretrained(), convert "
-        "the result with `mb import-hf MERGED --out DIR` and set checkpoint.pretrained_checkpoint=DIR/checkpoints"
+        "They are not a complete model: merge them into it with PEFT's merge_and_unload() and save_pretrained(), "
+        "convert the result with `mb import-hf MERGED --out DIR`, and set "
+        "checkpoint.pretrained_checkpoint=DIR/checkpoints"
     )
     return ForeignCheckpoint(
         kind=f"adapters of Hugging Face PEFT ({folder / _PEFT_MARK})", to_load=steps, to_start=steps
@@ -103,8 +104,8 @@ def _peft_adapters(folder: Path) -> ForeignCheckpoint:
 
 def _legacy_megatron(ranks: Path) -> ForeignCheckpoint:
     steps = (
-        "Keep it, and convert a copy with Megatron-LM: its own command with --load, --ckpt-convert-format torch_dist "
-        "and --ckpt-convert-save DIR. Then set checkpoint.pretrained_checkpoint=DIR"
+        "Keep it, and convert a copy with Megatron-LM: run its training command with --load, "
+        "--ckpt-convert-format torch_dist and --ckpt-convert-save DIR. Then set checkpoint.pretrained_checkpoint=DIR"
     )
     kind = f"a Megatron-LM checkpoint in the legacy format `torch` ({ranks.parent.name}/{ranks.name})"
     return ForeignCheckpoint(kind=kind, to_load=steps, to_start=steps)
@@ -132,7 +133,7 @@ def _torch_dcp(folder: Path, *, named: Path) -> ForeignCheckpoint:
         to_load=f"A run cannot be resumed from it. Keep it; where Megatron-FSDP wrote it, start from its weights with "
         f"checkpoint.pretrained_checkpoint={named} and ddp.use_megatron_fsdp=true, without checkpoint.load",
         to_start="Where Megatron-FSDP wrote it, its weights are read with ddp.use_megatron_fsdp=true; else export them "
-        "in Hugging Face form with the program that wrote it, and convert those with `mb import-hf`",
+        "in Hugging Face format with the program that wrote it, and convert those with `mb import-hf`",
     )
 
 
@@ -144,7 +145,7 @@ def _written_by_bridge(run_config: Path) -> bool:
 
 
 def _step_folders(root: Path) -> list[Path]:
-    """Return folders below a root that may each be a checkpoint: Megatron's names, newest first, then others."""
+    """Return folders below a root that may be checkpoints: Megatron's names, newest first, then others."""
     release = root / "release"
     named = [*steps_in(root).values(), *([release] if release.is_dir() else [])]
     return [*named, *_children(root, re.compile(r"(?:step|global_step|checkpoint)[-_]?\d+"))]
@@ -156,11 +157,11 @@ def _children(folder: Path, name: re.Pattern[str]) -> Iterator[Path]:
 
 
 def why_no_source(named: str, *, resume: bool) -> str | None:
-    """Return why nothing can be loaded from a folder that a configuration names; None where something can.
+    """Return why nothing can be loaded from a folder that the configuration names; None if a load is possible.
 
     Args:
         named: Value of `checkpoint.load` or `checkpoint.pretrained_checkpoint`.
-        resume: A run is to be resumed, counters included; False: weights are enough.
+        resume: Whether a run is to be resumed, with counters; False: weights suffice.
     """
     path = Path(named)
     try:
@@ -182,7 +183,7 @@ def why_no_source(named: str, *, resume: bool) -> str | None:
 
 
 def is_readable_here(path: Path, *, resume: bool) -> bool:
-    """Say whether any checkpoint below a path that another program wrote has all files that a load needs."""
+    """Return whether a checkpoint of another program at or below a path has all files that a load needs."""
     needed = (TENSOR_INDEX, TRAIN_STATE) if resume else (TENSOR_INDEX,)
     folders = (path, *steps_in(path).values(), path / "release")
     return any(
@@ -194,8 +195,8 @@ def is_readable_here(path: Path, *, resume: bool) -> bool:
 def nearest_folder(path: Path) -> Path | None:
     """Return the existing folder that a path may mean: one with a checkpoint first, else one with a similar name.
 
-    Candidates are the folders next to `path`, those in it, and the `checkpoints` of each. AllButAdapters either, the
-    lowest existing parent of `path`, or None where `path` exists.
+    Candidates are the siblings and children of `path`, and the `checkpoints` folder of each. Without a candidate,
+    returns the nearest existing parent of `path`, or None if `path` exists.
     """
     existing = next((each for each in (path, *path.parents) if each.is_dir()), None)
     if existing is None:
@@ -217,5 +218,5 @@ def nearest_folder(path: Path) -> Path | None:
 
 
 def is_same_folder(one: str | None, other: str | None) -> bool:
-    """Say whether two paths name one folder, which need not exist."""
+    """Return whether two paths name the same folder, which need not exist."""
     return one is not None and other is not None and Path(one).resolve() == Path(other).resolve()

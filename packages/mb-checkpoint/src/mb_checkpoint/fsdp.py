@@ -1,8 +1,8 @@
-"""The door to Megatron-FSDP: where the shards of a model and of its optimizer lie in the whole.
+"""Access to Megatron-FSDP: positions of the local shards of a model and its optimizer in the global tensors.
 
-Weights have the names that other trainers on Megatron Core give them in this layout, in half precision and without
-alike. What a gate and its input share (SwiGLU) is stored as two tensors, `_w` and `_v`, and experts have their number
-in the whole model, so that another parallel layout finds them.
+Weights have the names that other trainers on Megatron Core use in this layout, with and without half precision. A fused
+gate and input projection (SwiGLU) is stored as two tensors, `_w` and `_v`, and experts have their global number, so
+that another parallel layout finds them.
 """
 
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -27,10 +27,10 @@ from mb_checkpoint.param_groups import Policy, changes_of, fit_group
 from mb_checkpoint.shards import Shard, full_shard
 
 FORMAT = "fsdp_dtensor"
-MODEL = "model.module."
-STATE = "optimizer.state.module.module.module."
-GROUP_OF = "optimizer.param_to_group_meta.module.module.module."
-SCALER = "optimizer.grad_scaler"
+MODEL_PREFIX = "model.module."
+STATE_PREFIX = "optimizer.state.module.module.module."
+GROUP_PREFIX = "optimizer.param_to_group_meta.module.module.module."
+SCALER_NAME = "optimizer.grad_scaler"
 _WRAPPERS = (
     DistributedDataParallel,
     TorchFullyShardedDataParallel,
@@ -41,15 +41,15 @@ _WRAPPERS = (
 
 
 def is_wrapped(model: Sequence[Any]) -> bool:
-    """Say whether the chunks are Megatron-FSDP's."""
+    """Return whether the chunks are wrapped by Megatron-FSDP."""
     return any(isinstance(chunk, FullyShardedDataParallel) for chunk in model)
 
 
 def reject_format_mismatch(model: Sequence[Any], ckpt_format: str) -> None:
-    """Refuse a layout that does not fit how the model is wrapped.
+    """Reject a layout that does not fit the wrapper of the model.
 
     Raises:
-        CheckpointLayoutError: Megatron-FSDP with another layout than its own, or its layout without it.
+        CheckpointLayoutError: Megatron-FSDP with a layout other than its own, or its layout without it.
     """
     wrapped = is_wrapped(model)
     if wrapped == (ckpt_format == FORMAT):
@@ -63,7 +63,7 @@ def reject_format_mismatch(model: Sequence[Any], ckpt_format: str) -> None:
 
 
 def reject_torch_dist_checkpoint(model: Sequence[Any], path: Path) -> None:
-    """Refuse a checkpoint of another layout for a model in Megatron-FSDP.
+    """Reject a checkpoint in the torch_dist layout for a model in Megatron-FSDP.
 
     Raises:
         CheckpointLayoutError: The model is in Megatron-FSDP.
@@ -71,22 +71,22 @@ def reject_torch_dist_checkpoint(model: Sequence[Any], path: Path) -> None:
     if is_wrapped(model):
         raise CheckpointLayoutError(
             f"{path}: is in Megatron Core's layout torch_dist, and the model is sharded by Megatron-FSDP, because only "
-            f"{FORMAT} can be read into its shards. Go on without Megatron-FSDP (ddp.use_megatron_fsdp=false), or load "
-            "the weights into the model before it is wrapped."
+            f"{FORMAT} can be read into its shards. Resume without Megatron-FSDP (ddp.use_megatron_fsdp=false), or "
+            "load the weights into the model before it is wrapped."
         )
 
 
 def weights(
     model: Sequence[Any], groups: mcore.CheckpointGroups, *, keep: KeyFilter | None = None
 ) -> dict[str, Shard]:
-    """Return this rank's weights and buffers by their names in a checkpoint.
+    """Return the weights and buffers of this rank by their names in a checkpoint.
 
-    A model without Megatron-FSDP has whole ones. Of a model in it this ends the gathering of its weights. `keep`
-    chooses by their names in the model. Collective.
+    A model without Megatron-FSDP has full tensors. For a model in Megatron-FSDP, this ends the gathering of its
+    weights. `keep` selects by the names in the model. Collective.
 
     Raises:
-        CheckpointLayoutError: A model without Megatron-FSDP is spread over tensor- or pipeline-parallel ranks; or the
-            shards of one in it are not where Megatron-FSDP says, on any rank.
+        CheckpointLayoutError: A model without Megatron-FSDP uses tensor or pipeline parallelism; or, on any rank, the
+            shards of a model in Megatron-FSDP are not the slices that Megatron-FSDP reports.
     """
     if not is_wrapped(model):
         _reject_model_parallel(model, groups)
@@ -97,14 +97,14 @@ def weights(
     for name, value in _state(inner).items():
         if keep is None or keep(name):
             placed = _pieces(name, _local(value), value, gated=gated)
-            found |= {MODEL + piece: shard for piece, shard in placed}
+            found |= {MODEL_PREFIX + piece: shard for piece, shard in placed}
     return _with_global_expert_ids(inner, found)
 
 
 def optimizer_entries(model: Sequence[Any], optimizer: Any) -> dict[str, Any]:
-    """Return this rank's optimizer state by its names in a checkpoint: shards, and the settings of each parameter.
+    """Return the optimizer state of this rank by its names in a checkpoint: shards, and settings of each parameter.
 
-    A rank has no state of a parameter of which it has no elements.
+    A rank has no state for a parameter of which it holds no elements.
     """
     inner = _unwrapped(model)
     entries: dict[str, Any] = {}
@@ -115,19 +115,19 @@ def optimizer_entries(model: Sequence[Any], optimizer: Any) -> dict[str, Any]:
             settings = {key: value for key, value in group.items() if key != "params"}
             for parameter in group["params"]:
                 name = names[id(parameter)]
-                entries[GROUP_OF + name] = settings
+                entries[GROUP_PREFIX + name] = settings
                 for key, value in part.optimizer.state.get(parameter, {}).items():
                     for piece, shard in _of_state(name, value, parameter, gated=gated):
-                        entries[f"{STATE}{piece}.{key}"] = shard
+                        entries[f"{STATE_PREFIX}{piece}.{key}"] = shard
         if getattr(part, "grad_scaler", None):  # only of half precision
-            entries[SCALER] = part.grad_scaler.state_dict()
+            entries[SCALER_NAME] = part.grad_scaler.state_dict()
     return _with_global_expert_ids(inner, entries)
 
 
 def make_state(model: Sequence[Any], optimizer: Any) -> list[Any]:
-    """Make the state that an optimizer makes in its first step, where it has none; no weight changes.
+    """Create the state that an optimizer creates in its first step, if it has none; the weights do not change.
 
-    Returns those of its parts that had none.
+    Returns those of its parts that had no state.
     """
     made = []
     _state(_unwrapped(model))  # from here on the parameters of the model are those of the optimizer
@@ -147,14 +147,14 @@ def make_state(model: Sequence[Any], optimizer: Any) -> list[Any]:
 
 
 def drop_state_not_stored(model: Sequence[Any], optimizer: Any, stored: Container[str]) -> None:
-    """Remove the state of parameters of which a checkpoint has none, so that the optimizer makes it anew."""
+    """Remove the state of parameters for which a checkpoint has none, so that the optimizer creates it again."""
     inner = _unwrapped(model)
     gated = _gated(inner)
     names = {id(value): name for name, value in _state(inner).items()}
     for part in mcore.optimizer_parts(optimizer):
         for parameter, values in list(part.optimizer.state.items()):
             own = {
-                f"{STATE}{piece}.{key}": None
+                f"{STATE_PREFIX}{piece}.{key}": None
                 for key, value in values.items()
                 for piece, _ in _of_state(names[id(parameter)], value, parameter, gated=gated)
             }
@@ -165,26 +165,26 @@ def drop_state_not_stored(model: Sequence[Any], optimizer: Any, stored: Containe
 def restore_settings(
     model: Sequence[Any], optimizer: Any, loaded: Mapping[str, Any], *, policy: Policy
 ) -> list[str]:
-    """Restore what the optimizer counts in its parameter groups, and the loss scaler; return settings that change."""
+    """Restore counters of the parameter groups and the loss scaler; return the settings that differ."""
     inner = _unwrapped(model)
     names = {id(value): name for name, value in _state(inner).items()}
     changed: set[str] = set()
     for part in mcore.optimizer_parts(optimizer):
         for group in part.optimizer.param_groups:
             own = _with_global_expert_ids(
-                inner, {GROUP_OF + names[id(each)]: None for each in group["params"]}
+                inner, {GROUP_PREFIX + names[id(each)]: None for each in group["params"]}
             )
             stored = next((loaded[name] for name in own if name in loaded), None)
             if stored is not None:
                 changed |= changes_of(stored, group)
                 group.update(fit_group(stored, group, policy=policy))
-        if getattr(part, "grad_scaler", None) and SCALER in loaded:
-            part.grad_scaler.load_state_dict(loaded[SCALER])
+        if getattr(part, "grad_scaler", None) and SCALER_NAME in loaded:
+            part.grad_scaler.load_state_dict(loaded[SCALER_NAME])
     return sorted(changed)
 
 
 def install_weights(model: Sequence[Any]) -> None:
-    """Have a model in Megatron-FSDP compute with the shards that a load has filled. Collective over its groups."""
+    """Copy the loaded main parameters into the model's weights and start gathering them."""
     for chunk in model:
         if isinstance(chunk, FullyShardedDataParallel):
             chunk.module.install_optimized_model_weights()
@@ -192,7 +192,7 @@ def install_weights(model: Sequence[Any]) -> None:
 
 
 def fused_layers(model: Sequence[Any]) -> bool:
-    """Say whether a layer joins several projections in a way that only the same tensor-parallel size can cut."""
+    """Return whether a layer fuses several projections, which only the same tensor-parallel size can split."""
     return any(hasattr(module, "in_proj") for module in _unwrapped(model).modules())
 
 
@@ -201,13 +201,13 @@ def _reject_model_parallel(model: Sequence[Any], groups: mcore.CheckpointGroups)
     if len(model) > 1 or any(size > 1 for size in sizes.values()):
         raise CheckpointLayoutError(
             f"checkpoint load: a checkpoint in the layout {FORMAT}, and a model without Megatron-FSDP that is spread "
-            f"over ranks ({sizes}), because such a model's weights are read whole. Use one tensor-, pipeline- and "
-            "expert-parallel rank, or Megatron-FSDP."
+            f"over ranks ({sizes}), because the weights of such a model are loaded unsharded. Use one tensor-, "
+            "pipeline- and expert-parallel rank, or Megatron-FSDP."
         )
 
 
 def _reject_unknown_slices(inner: Any) -> None:
-    """Look at every weight before anything is done with one, so that all ranks refuse alike. Collective."""
+    """Check every weight before any collective work, so that all ranks reject together. Collective."""
     try:
         on_every_rank(lambda: [_ShardLayout.of(value) for value in _state(inner).values()])
     except RanksFailedError as error:
@@ -215,12 +215,12 @@ def _reject_unknown_slices(inner: Any) -> None:
 
 
 def _unwrapped(model: Sequence[Any]) -> Any:
-    """Return the model inside all wrappers; there is one chunk, as Megatron-FSDP knows no pipeline stages."""
+    """Return the model inside all wrappers; there is one chunk, since Megatron-FSDP has no pipeline stages."""
     return unwrap_model(model[0], _WRAPPERS)
 
 
 def _state(inner: Any) -> dict[str, torch.Tensor]:
-    """Return parameters and lasting buffers by name; under Megatron-FSDP the parameters are the optimizer's."""
+    """Return parameters and persistent buffers by name; under Megatron-FSDP the parameters are the optimizer's."""
     entries = inner.state_dict(keep_vars=True)
     return {
         name: value
@@ -235,7 +235,7 @@ def _local(value: torch.Tensor) -> torch.Tensor:
 
 
 def _gated(inner: Any) -> frozenset[str]:
-    """Return the names of the weights that hold a gate and its input."""
+    """Return the names of the weights that fuse a gate and its input."""
     found = set()
     for name, module in inner.named_modules():
         if hasattr(module, "linear_fc1") and module.config.gated_linear_unit:
@@ -247,7 +247,7 @@ def _gated(inner: Any) -> frozenset[str]:
 def _of_state(
     name: str, value: Any, parameter: torch.Tensor, *, gated: frozenset[str]
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the pieces of a value that the optimizer keeps for a parameter."""
+    """Yield the shards of a value that the optimizer keeps for a parameter."""
     if not isinstance(value, torch.Tensor):
         yield name, value
         return
@@ -262,41 +262,43 @@ def _of_state(
 def _pieces(
     name: str, local: torch.Tensor, like: torch.Tensor, *, gated: frozenset[str]
 ) -> Iterator[tuple[str, Shard]]:
-    """Yield where this rank's part of a tensor lies that is spread as a parameter is; of a gate and its input, both."""
-    cut = _ShardLayout.of(like)
+    """Yield this rank's shards of a tensor that is sharded like a parameter; two for a fused gate and input."""
+    layout = _ShardLayout.of(like)
     if name not in gated:
-        yield name, cut.block(local, cut.start)
+        yield name, layout.block(local, layout.start)
         return
-    half = replace(cut, own=(cut.own[0] // 2, *cut.own[1:]), shape=(cut.shape[0] // 2, *cut.shape[1:]))
+    half = replace(
+        layout, own=(layout.own[0] // 2, *layout.own[1:]), shape=(layout.shape[0] // 2, *layout.shape[1:])
+    )
     size, flat = torch.Size(half.own).numel(), local.reshape(-1)
     for end, first in (("_w", 0), ("_v", size)):
-        low = min(max(cut.start, first), cut.start + flat.numel())
-        high = max(low, min(cut.start + flat.numel(), first + size))
-        part = flat[low - cut.start : high - cut.start].view(-1, *half.own[1:])
+        low = min(max(layout.start, first), layout.start + flat.numel())
+        high = max(low, min(layout.start + flat.numel(), first + size))
+        part = flat[low - layout.start : high - layout.start].view(-1, *half.own[1:])
         yield name + end, half.block(part, low - first)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ShardLayout:
-    """How a tensor is cut: by tensor-parallel ranks in one dimension, and each part into runs of elements."""
+    """Sharding of a tensor: split along one dimension by tensor parallelism, each part into contiguous slices."""
 
     own: tuple[int, ...]
     """Shape of the part of this tensor-parallel rank."""
     shape: tuple[int, ...]
-    """Of the whole."""
+    """Global shape."""
     start: int
-    """Element of that part at which this rank's run begins."""
+    """First element of that part in the slice of this rank."""
     rank: int
-    """Tensor-parallel."""
+    """Tensor-parallel rank."""
     split: int | None
-    """Dimension that is cut for these ranks."""
+    """Dimension that tensor parallelism splits."""
 
     @classmethod
     def of(cls, like: Any) -> "_ShardLayout":
-        """Read it off a parameter.
+        """Derive the layout from a parameter.
 
         Raises:
-            CheckpointLayoutError: The run is not what this rank has.
+            CheckpointLayoutError: The slice does not match the elements of this rank.
         """
         shape = tuple(like.shape)
         if not isinstance(like, DTensor):
@@ -308,21 +310,22 @@ class _ShardLayout:
         run = slice(0, size) if complete else parameter.megatron_fsdp_slice
         if run.stop - run.start != size:
             raise CheckpointLayoutError(
-                f"a weight of shape {shape}: this rank has {size} elements of it and Megatron-FSDP says {run}, because "
-                "its shards are cut once more between groups of ranks. Set ddp.outer_dp_sharding_strategy=no_shard."
+                f"a weight of shape {shape}: this rank has {size} elements of it and Megatron-FSDP reports {run}, "
+                "because its shards are divided again between groups of ranks. Set "
+                "ddp.outer_dp_sharding_strategy=no_shard."
             )
         split = next((each for each, size in enumerate(own) if size != shape[each]), None)
-        place = parameter.megatron_fsdp_dist_index.tp_dim
+        tp_dim = parameter.megatron_fsdp_dist_index.tp_dim
         return cls(
             own=own,
             shape=shape,
             start=run.start,
-            rank=0 if split is None else parameter.device_mesh.get_local_rank(place),
+            rank=0 if split is None else parameter.device_mesh.get_local_rank(tp_dim),
             split=split,
         )
 
     def block(self, local: torch.Tensor, start: int) -> Shard:
-        """Place whole rows of that part, from an element on."""
+        """Return complete rows of that part, beginning at an element, as a shard."""
         offsets = [0] * len(self.own)
         if local.numel() and self.own:
             offsets[0] = start // torch.Size(self.own[1:]).numel()
@@ -332,7 +335,7 @@ class _ShardLayout:
 
 
 def _with_global_expert_ids(inner: Any, entries: dict[str, Any]) -> dict[str, Any]:
-    """Give experts their number in the whole model."""
+    """Rename experts to their global numbers."""
     experts = getattr(inner.config, "num_moe_experts", None)
     if not experts:
         return entries

@@ -1,4 +1,4 @@
-"""Looking at checkpoints without a model: list, describe, verify, compare. One process, no Megatron."""
+"""Inspection of checkpoints without a model: list, describe, verify and compare. Single process, without Megatron."""
 
 import os
 import warnings
@@ -43,7 +43,7 @@ from mb_checkpoint.unpickling import SafeFileSystemReader
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedCheckpoint:
-    """One line of a listing."""
+    """Entry of a listing."""
 
     path: Path
     step: int | None
@@ -51,18 +51,18 @@ class ListedCheckpoint:
     tracked: bool
     """Whether a tracker names it."""
     problems: tuple[str, ...]
-    """What keeps it from being whole, by the sizes of its files."""
+    """Reasons why it is incomplete, by the sizes of its files."""
     has_manifest: bool = True
-    """Whether its contents can be compared; not so where another program wrote it."""
+    """Whether its contents can be verified; False if another program wrote it."""
     non_persistent: bool = False
-    """Whether it lies among the temporary ones, which tracker and pruning of the lasting ones do not know."""
+    """Whether it is a non-persistent checkpoint, which the trackers and the pruning of persistent ones ignore."""
     unfinished: bool = False
-    """Whether it is what a save has written so far, or had when its process died; not a checkpoint."""
+    """Whether it is the staging folder of a save in progress, or of one whose process died; not a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTensor:
-    """A tensor in a checkpoint."""
+    """Shape and dtype of a tensor in a checkpoint."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -70,51 +70,54 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointDescription:
-    """What a checkpoint says about itself."""
+    """Contents of a checkpoint."""
 
     path: Path
     step: int | None
     total_bytes: int
     manifest: Manifest | None
-    """None in checkpoints of other programs."""
+    """None for checkpoints of other programs."""
     train_state: Mapping[str, bool | int | float]
     tensors: Mapping[str, StoredTensor]
     objects: int
-    """Entries that are no tensors."""
+    """Number of entries that are not tensors."""
     skipped: tuple[SkippedCheckpoint, ...] = ()
-    """What was looked at before, and not taken."""
+    """Newer candidates that were not selected, with reasons."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointDifference:
-    """In what two checkpoints differ; empty where they do not."""
+    """Differences between two checkpoints; false if there are none."""
 
     train_state: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     layout: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     config: tuple[str, ...] = ()
-    """Lines that only one of the two run_config.yaml has, with - or + before them."""
+    """Lines that only one of the two run_config.yaml files has, prefixed with - or +."""
     tensors: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """Name to shape and type there and here; "absent" where one lacks it."""
+    """Name -> shape and dtype in the old and in the new checkpoint; "absent" if one lacks the tensor."""
     values: Mapping[str, float] = field(default_factory=dict)
-    """Name to the largest difference of an element, where values were compared."""
+    """Name -> largest absolute difference of an element, if values were compared."""
     objects: Mapping[str, str] = field(default_factory=dict)
-    """Name of what is no tensor, such as random states, to how it differs, where values were compared."""
+    """Name of an entry that is not a tensor, such as random states -> kind of difference, if values were compared."""
     paths: tuple[Path, ...] = ()
-    """The two folders."""
+    """Folders of the two checkpoints."""
     skipped: tuple[SkippedCheckpoint, ...] = ()
-    """What was not taken for one of the two."""
+    """Candidates that were not selected for one of the two, with reasons."""
 
     def __bool__(self) -> bool:
         return any((self.train_state, self.layout, self.config, self.tensors, self.values, self.objects))
 
 
 def list_checkpoints(root: Path | str) -> list[ListedCheckpoint]:
-    """List the checkpoints of a folder and the temporary ones in it, newest first, whole or not, unfinished saves too.
+    """List persistent and non-persistent checkpoints, newest first, including incomplete and unfinished ones.
 
-    Of one step the temporary one comes first: a load takes it.
+    Of the same step the non-persistent one comes first, because a load prefers it.
     """
-    lasting = Path(root)
-    found = [*_listed(lasting / NON_PERSISTENT, non_persistent=True), *_listed(lasting, non_persistent=False)]
+    persistent = Path(root)
+    found = [
+        *_listed(persistent / NON_PERSISTENT, non_persistent=True),
+        *_listed(persistent, non_persistent=False),
+    ]
     return sorted(found, key=lambda each: each.step or 0, reverse=True)
 
 
@@ -137,7 +140,7 @@ def _listed(root: Path, *, non_persistent: bool) -> list[ListedCheckpoint]:
             step=staged_step(path),
             total_bytes=_size(path),
             tracked=False,
-            problems=("a save that has not ended: under way, or its process died",),
+            problems=("unfinished save: in progress, or its process died",),
             has_manifest=False,
             non_persistent=non_persistent,
             unfinished=True,
@@ -147,7 +150,7 @@ def _listed(root: Path, *, non_persistent: bool) -> list[ListedCheckpoint]:
 
 
 def _exists(file: Path) -> bool:
-    """Say whether a file is there; yes, where that cannot be known."""
+    """Return whether a file exists; True if that cannot be determined."""
     try:
         return file.is_file()
     except OSError:
@@ -155,15 +158,15 @@ def _exists(file: Path) -> bool:
 
 
 def describe_checkpoint(path: Path | str, *, step: int | None = None) -> CheckpointDescription:
-    """Describe the checkpoint that a path stands for (`select_checkpoint` says which that is).
+    """Describe the checkpoint that `select_checkpoint` selects for a path.
 
-    Of a folder with lasting and temporary checkpoints, one of the latter only where no lasting one is meant.
+    A non-persistent checkpoint is selected only if no persistent one matches.
 
     Raises:
         CheckpointNotFoundError: There is none.
-        IncompleteCheckpointError: The one that was named is not whole.
+        IncompleteCheckpointError: The path or the step names one checkpoint, and it is incomplete.
     """
-    chosen = _readable(_place(Path(path), step=step), step=step)
+    chosen = _readable(_root_of(Path(path), step=step), step=step)
     if chosen is None:
         raise CheckpointNotFoundError(
             f"{path}: no checkpoint there. Name a run's folder, its checkpoint folder or an iter_* folder."
@@ -182,11 +185,11 @@ def describe_checkpoint(path: Path | str, *, step: int | None = None) -> Checkpo
     )
 
 
-def _readable(place: Path, *, step: int | None) -> SelectedCheckpoint | None:
-    """Choose a checkpoint of which all that is read here, but the tensors, is as it was written."""
+def _readable(root: Path, *, step: int | None) -> SelectedCheckpoint | None:
+    """Select a checkpoint whose index, counters and configuration match the manifest."""
     rejected: dict[Path, str] = {}
     while True:
-        chosen = select_checkpoint(place, step=step, rejected=rejected)
+        chosen = select_checkpoint(root, step=step, rejected=rejected)
         manifest = None if chosen is None else read_manifest(chosen.path)
         if chosen is None or manifest is None:
             return chosen
@@ -198,7 +201,7 @@ def _readable(place: Path, *, step: int | None) -> SelectedCheckpoint | None:
 
 
 def _entries(folder: Path) -> tuple[dict[str, StoredTensor], int]:
-    """Return the tensors of a checkpoint, and how many other entries it has."""
+    """Return the tensors of a checkpoint, and the number of other entries."""
     entries = read_tensor_index(folder).state_dict_metadata
     try:
         tensors = {
@@ -215,24 +218,26 @@ def _entries(folder: Path) -> tuple[dict[str, StoredTensor], int]:
     return tensors, len(entries) - len(tensors)
 
 
-def _place(root: Path, *, step: int | None) -> Path:
-    """Return the folder to look in: that of the temporary ones, if only they have the step, or anything at all."""
-    lasting = step in steps_in(root) if step is not None else has_checkpoint(root) or steps_in(root)
+def _root_of(root: Path, *, step: int | None) -> Path:
+    """Return the folder to search: that of the non-persistent checkpoints if no persistent one matches."""
+    persistent = step in steps_in(root) if step is not None else has_checkpoint(root) or steps_in(root)
     there = steps_in(root / NON_PERSISTENT)
-    return root / NON_PERSISTENT if not lasting and (step in there if step is not None else there) else root
+    return (
+        root / NON_PERSISTENT if not persistent and (step in there if step is not None else there) else root
+    )
 
 
 def verify_checkpoint(
     path: Path | str, *, progress: Callable[[int], object] = lambda _bytes: None
 ) -> dict[Path, list[str]]:
-    """Read every file of every checkpoint below a path and return what is wrong with each; nothing for a sound one.
+    """Read every file of every checkpoint below a path; return the problems of each, an empty list if it is intact.
 
-    Trackers are named where they are damaged or name a checkpoint that is gone. Temporary ones are read, too. One
-    without a manifest is compared with its index only, and that is said.
+    Trackers are included if they are damaged or name a missing checkpoint. Non-persistent checkpoints are read as well.
+    A checkpoint without a manifest is compared only with its index, which is reported as a problem.
 
     Args:
         path: A folder with `iter_*` folders, or one of these.
-        progress: Told each number of bytes read.
+        progress: Called with the number of bytes of each chunk that is read.
 
     Raises:
         CheckpointNotFoundError: There is no checkpoint.
@@ -270,16 +275,17 @@ def _verified(folder: Path, progress: Callable[[int], object]) -> list[str]:
 
 
 def diff_checkpoints(old: Path | str, new: Path | str, *, values: bool = False) -> CheckpointDifference:
-    """Say in what two checkpoints differ.
+    """Return the differences between two checkpoints.
 
     Args:
         old: A checkpoint, as for `describe_checkpoint`.
         new: Another one.
-        values: Read the tensors that both have and compare them, one at a time; and the bytes of all other entries.
+        values: Also read the tensors that both have and compare them, one at a time, and the bytes of all other
+            entries.
 
     Raises:
-        CheckpointNotFoundError, IncompleteCheckpointError: As `describe_checkpoint`; the latter also where a value
-            cannot be read.
+        CheckpointNotFoundError, IncompleteCheckpointError: See `describe_checkpoint`; the latter also if a value cannot
+            be read.
     """
     there, here = describe_checkpoint(old), describe_checkpoint(new)
     layouts = [dict(each.manifest.layout) if each.manifest is not None else {} for each in (there, here)]
@@ -332,7 +338,7 @@ def _tensor(checkpoint: CheckpointDescription, name: str) -> torch.Tensor:
     stored = checkpoint.tensors[name]
     into = {name: torch.empty(stored.shape, dtype=getattr(torch, stored.dtype))}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says that it runs in one process
+        warnings.simplefilter("ignore")  # torch warns that it runs in one process
         with _named(checkpoint.path, name):
             load(into, storage_reader=SafeFileSystemReader(checkpoint.path), no_dist=True)
     return into[name]
@@ -340,19 +346,19 @@ def _tensor(checkpoint: CheckpointDescription, name: str) -> torch.Tensor:
 
 @contextmanager
 def _named(folder: Path, name: str) -> Iterator[None]:
-    """Say which entry of which checkpoint could not be read. torch's exception is none that `Exception` catches."""
+    """Raise an error that names entry and checkpoint. torch's own exception does not derive from `Exception`."""
     try:
         yield
     except (CheckpointException, RuntimeError, OSError, *DAMAGED) as error:
         causes = error.failures.values() if isinstance(error, CheckpointException) else ()
         reason = next((str(each[0]) for each in causes), str(error))
         raise IncompleteCheckpointError(
-            f"{folder}: {name} cannot be read ({reason:.200}). See what is damaged with verify_checkpoint."
+            f"{folder}: {name} cannot be read ({reason:.200}). Find the damaged files with verify_checkpoint."
         ) from error
 
 
 def _changed_objects(old: Path, new: Path) -> dict[str, str]:
-    """Compare the stored bytes of what is no tensor; nothing is unpickled."""
+    """Compare the stored bytes of entries that are not tensors; nothing is unpickled."""
     there, here = (_objects(folder) for folder in (old, new))
     changed = {}
     for name in sorted(there.keys() | here.keys()):
@@ -364,27 +370,27 @@ def _changed_objects(old: Path, new: Path) -> dict[str, str]:
 
 
 def _objects(folder: Path) -> dict[str, tuple[str, int, int]]:
-    """Return file, offset and length of each entry that is no tensor."""
+    """Return file, offset and length of each entry that is not a tensor."""
     index = read_tensor_index(folder)
     return {
-        each.fqn: (place.relative_path, place.offset, place.length)
-        for each, place in (index.storage_data or {}).items()
+        each.fqn: (position.relative_path, position.offset, position.length)
+        for each, position in (index.storage_data or {}).items()
         if not isinstance(index.state_dict_metadata.get(each.fqn), TensorStorageMetadata)
     }
 
 
-def _stored_bytes(folder: Path, name: str, place: tuple[str, int, int]) -> bytes:
-    file, offset, length = place
+def _stored_bytes(folder: Path, name: str, position: tuple[str, int, int]) -> bytes:
+    file, offset, length = position
     with _named(folder, name), (folder / file).open("rb") as stream:
         stream.seek(offset)
         return stream.read(length)
 
 
 def _size(folder: Path) -> int:
-    """Return the bytes below a folder, as far as it can be read."""
+    """Return the bytes below a folder, excluding unreadable files."""
     total = 0
-    for place, _, names in os.walk(folder):
+    for parent, _, names in os.walk(folder):
         for name in names:
             with suppress(OSError):
-                total += Path(place, name).stat().st_size
+                total += Path(parent, name).stat().st_size
     return total

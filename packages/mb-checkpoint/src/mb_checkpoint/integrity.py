@@ -1,4 +1,4 @@
-"""The newest checkpoint whose files hold what they held when they were written, as one process alone finds it."""
+"""Search for the newest checkpoint whose files match the manifest, in a single process."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,7 +9,7 @@ from mb_checkpoint.manifest import find_hash_mismatches, read_manifest
 from mb_checkpoint.select import SelectedCheckpoint, select_checkpoint
 
 MAX_SHOWN = 5
-"""Damaged files that a reason names."""
+"""Number of damaged files that a reason names."""
 
 
 def first_intact(
@@ -18,17 +18,17 @@ def first_intact(
     contents: bool = True,
     progress: Callable[[int], object] = lambda _bytes: None,
 ) -> SelectedCheckpoint | None:
-    """Return what `find` names, damaged ones passed over for older ones; None where it names nothing.
+    """Return the first checkpoint of `find` whose files match the manifest; None if `find` returns None.
 
-    Not collective: this process reads all files of what is found. Ranks of a run share that in `load_checkpoint`.
+    Not collective: this process reads all files. The ranks of a run share that work in `load_checkpoint`.
 
     Args:
-        find: Returns what would be read, but for the folders it is told are damaged, with the reason.
-        contents: Compare contents with the manifest; False: what `find` looks at is enough.
-        progress: Told each number of bytes read.
+        find: Returns the checkpoint to read, given the folders that are known to be damaged, with the reason.
+        contents: Verify contents; False accepts the first result of `find`.
+        progress: Called with the number of bytes of each chunk that is read.
 
     Raises:
-        CheckpointNotFoundError, IncompleteCheckpointError: Whatever `find` raises.
+        CheckpointNotFoundError, IncompleteCheckpointError: Raised by `find`.
     """
     rejected: dict[Path, str] = {}
     while True:
@@ -45,10 +45,10 @@ def first_intact(
 def newest_intact(
     path: Path | str, *, progress: Callable[[int], object] = lambda _bytes: None
 ) -> SelectedCheckpoint | None:
-    """Return the newest sound checkpoint that a path stands for, as `select_checkpoint` does; None without any.
+    """Return the newest intact checkpoint that a path refers to, as `select_checkpoint` does; None without any.
 
     Raises:
-        CheckpointNotFoundError: There are some, and none is sound.
+        CheckpointNotFoundError: There are checkpoints, but none is intact.
         IncompleteCheckpointError: The path is one checkpoint, and it is damaged.
     """
     return first_intact(lambda rejected: select_checkpoint(path, rejected=rejected), progress=progress)

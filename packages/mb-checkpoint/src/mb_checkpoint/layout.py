@@ -1,4 +1,4 @@
-"""Names of files and folders, and what a folder must hold to count as a checkpoint."""
+"""Names of files and folders, and the files that a folder must hold to be a checkpoint."""
 
 import re
 from pathlib import Path
@@ -24,49 +24,50 @@ _STEP_FOLDER = re.compile(r"(?:\.replaced_)?iter_(\d{7,})")
 
 
 def iteration_directory(root: Path, step: int) -> Path:
-    """Return the folder of a step: `<root>/iter_0000100`, at least seven digits."""
+    """Return the folder of a step: `<root>/iter_0000100`, with at least seven digits."""
     return root / f"iter_{step:07d}"
 
 
 def step_of(directory: Path) -> int | None:
-    """Return the step that a folder's name says, the hidden replaced form included; None for other names."""
+    """Return the step in the name of a folder, including the hidden replaced form; None for other names."""
     match = _STEP_FOLDER.fullmatch(directory.name)
     return int(match[1]) if match else None
 
 
 def staging_directory(root: Path, step: int, attempt: str) -> Path:
-    """Return where a step is written until it is whole; hidden, and no tool's `iter_*` finds it.
+    """Return the folder in which a step is written until it is complete; hidden, so that `iter_*` does not match it.
 
-    Each attempt has a folder of its own, so that a writer of an earlier one that is not dead yet cannot get into it.
+    Each attempt has a separate folder, so that a writer that survives an earlier attempt cannot write to it.
     """
     return root / f"{_STAGING}{iteration_directory(root, step).name}.{attempt}"
 
 
 def is_staging_directory(path: Path) -> bool:
-    """Say whether a path is that of a step while it is written."""
+    """Return whether a path is a staging folder."""
     return path.name.startswith(f"{_STAGING}iter_")
 
 
 def staged_step(path: Path) -> int | None:
-    """Return the step that is, or was, written in a staging folder."""
+    """Return the step of a staging folder."""
     return step_of(path.with_name(path.name.removeprefix(_STAGING).partition(".")[0]))
 
 
 def staging_directories(root: Path) -> list[Path]:
-    """Return the folders below a root in which a step is written, or was when its process died, by name."""
+    """Return the staging folders below a root, by name: of saves in progress, and of processes that died."""
     found = root.glob(f"{_STAGING}iter_*")
     return sorted(path for path in found if path.is_dir() and staged_step(path) is not None)
 
 
 def replaced_directory(root: Path, step: int) -> Path:
-    """Return where the older folder of the same step waits while the new one takes its name."""
+    """Return the temporary name of the older folder of a step while the new folder takes its name."""
     return root / f"{_REPLACED}{iteration_directory(root, step).name}"
 
 
 def is_iteration_directory(path: Path) -> bool:
-    """Say whether the folder itself is one checkpoint: it holds any of the four marks.
+    """Return whether the folder itself is a checkpoint: it holds any of the four marker files.
 
-    A run_config.yaml alone is none where checkpoints lie beside it: a folder in which a run writes all it has.
+    A run_config.yaml alone does not count if checkpoints are next to it, as in a folder that receives all output of a
+    run.
     """
     if any((path / mark).is_file() for mark in MARKER_FILES if mark != RUN_CONFIG):
         return True
@@ -74,7 +75,7 @@ def is_iteration_directory(path: Path) -> bool:
 
 
 def has_checkpoint(path: Path) -> bool:
-    """Say whether a path names a checkpoint, or a folder whose trackers name one."""
+    """Return whether a path is a checkpoint, or a folder with trackers."""
     return is_iteration_directory(path) or _has_tracker(path)
 
 
@@ -83,10 +84,10 @@ def _has_tracker(path: Path) -> bool:
 
 
 def why_not_a_checkpoint(path: Path) -> str | None:
-    """Say what keeps a load from finding weights below a path; None where there are some, whole or not.
+    """Return why a load finds no weights below a path; None if there are some, complete or not.
 
-    Looks for one checkpoint, for trackers, and for step folders without any, beside them or among the temporary ones.
-    A run_config.yaml alone has no weights: `is_iteration_directory` accepts it, and a load reports what is missing.
+    Searches for a checkpoint, for trackers, and for step folders without trackers, persistent or non-persistent. A
+    run_config.yaml alone has no weights: `is_iteration_directory` accepts it, and a load reports the missing files.
     """
     try:
         marked = any((path / mark).is_file() for mark in MARKER_FILES if mark != RUN_CONFIG)
@@ -103,18 +104,18 @@ HUGGING_FACE_WEIGHTS = ("model*.safetensors", "model.safetensors.index.json", "p
 
 
 def is_hugging_face_directory(path: Path) -> bool:
-    """Say whether the folder holds a model in Hugging Face form: a config.json and weights."""
+    """Return whether the folder holds a model in Hugging Face format: a config.json and weights."""
     if not (path / "config.json").is_file():
         return False
     return any(next(path.glob(pattern), None) is not None for pattern in HUGGING_FACE_WEIGHTS)
 
 
 class NonPersistentDirs(Protocol):
-    """The fields of the checkpoint section that say where temporary checkpoints lie."""
+    """Fields of the checkpoint section that determine the location of non-persistent checkpoints."""
 
     @property
     def save(self) -> str | None:
-        """Folder of the lasting checkpoints."""
+        """Folder of the persistent checkpoints."""
 
     @property
     def load(self) -> str | None:
@@ -122,26 +123,26 @@ class NonPersistentDirs(Protocol):
 
     @property
     def non_persistent_ckpt_type(self) -> str | None:
-        """Kind of temporary checkpoints."""
+        """Type of non-persistent checkpoints."""
 
     @property
     def non_persistent_global_ckpt_dir(self) -> str | None:
-        """Folder of the global ones."""
+        """Folder of the global non-persistent checkpoints."""
 
 
-def non_persistent_roots(places: NonPersistentDirs) -> list[Path]:
-    """Return where global temporary checkpoints may lie: the folder configured, else those beside lasting ones."""
-    if places.non_persistent_global_ckpt_dir is not None:
-        return [Path(places.non_persistent_global_ckpt_dir)]
-    parents = dict.fromkeys(parent for parent in (places.save, places.load) if parent is not None)
+def non_persistent_roots(config: NonPersistentDirs) -> list[Path]:
+    """Return the folders of global non-persistent checkpoints: the configured one, else below `save` and `load`."""
+    if config.non_persistent_global_ckpt_dir is not None:
+        return [Path(config.non_persistent_global_ckpt_dir)]
+    parents = dict.fromkeys(parent for parent in (config.save, config.load) if parent is not None)
     return [Path(parent) / NON_PERSISTENT for parent in parents]
 
 
 def steps_in(root: Path) -> dict[int, Path]:
     """Return the step folders of a root, newest first.
 
-    A step whose folder is only there under its replaced name (the process died between two renames) counts
-    under that name, so that nothing committed is out of reach.
+    A step that exists only under its replaced name (the process died between two renames) is returned under that name,
+    so that every committed checkpoint remains reachable.
     """
     if not root.is_dir():
         return {}
@@ -155,23 +156,23 @@ def steps_in(root: Path) -> dict[int, Path]:
 
 
 def format_of(directory: Path) -> str:
-    """Return the layout of a checkpoint's tensors: Megatron Core marks its own, and fsdp_dtensor has no mark."""
+    """Return the layout of a checkpoint: Megatron Core writes a marker file, and fsdp_dtensor has none."""
     return "torch_dist" if (directory / FORMAT_MARKER).is_file() else "fsdp_dtensor"
 
 
 def missing_files(directory: Path, wanted: tuple[str, ...] = RESUMABLE) -> list[str]:
-    """Say which wanted files a checkpoint folder lacks, or has and does not let read, a line for each.
+    """Return a line for each requested file that a checkpoint folder lacks or that is unreadable.
 
-    What Megatron Core wrote must have its mark, too.
+    Checkpoints of Megatron Core must also have its marker file.
     """
     try:
         needed = (FORMAT_MARKER, *wanted) if (directory / _COMMON).is_file() else wanted
-        return [line for name in needed if (line := _trouble_with(directory / name)) is not None]
-    except OSError as error:  # a folder that may not be entered hides whether a file is there
+        return [line for name in needed if (line := _read_problem(directory / name)) is not None]
+    except OSError as error:  # without the right to enter the folder, the existence of its files is unknown
         return [f"the folder cannot be read ({error.strerror})"]
 
 
-def _trouble_with(file: Path) -> str | None:
+def _read_problem(file: Path) -> str | None:
     if not file.is_file():
         return f"lacks {file.name}"
     try:

@@ -1,4 +1,4 @@
-"""Loading: choose a checkpoint, compare it with the model, read it, put everything back."""
+"""Loading: select a checkpoint, compare it with the model, read it, and restore the state of the run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -31,38 +31,40 @@ from mb_checkpoint.trust import trusted
 
 MODELOPT_STATE = "modelopt_state"
 NO_MANIFEST_NOTE = (
-    "no manifest.json, as another program wrote it: whether its files are as they were is not known"
+    "no manifest.json (written by another program): the integrity of its files cannot be verified"
 )
 
 
 def load_checkpoint(
     ctx: CheckpointLoadContext, config: CheckpointConfig, *, local: LocalStoreLike | None = None
 ) -> LoadedCheckpoint:
-    """Resume an interrupted run from `config.load`, else take the weights of `config.pretrained_checkpoint`.
+    """Resume an interrupted run from `config.load`, else load the weights of `config.pretrained_checkpoint`.
 
-    Resuming restores weights, optimizer, scheduler, counters and random states of each rank. What the
-    configuration declines, what the checkpoint lacks and what does not fit this parallel layout is left as it
-    is and named in `notes`. The counters are put into `ctx.state.train_state`; whoever computes microbatches
-    reads `consumed_train_samples` there. Collective over all ranks.
+    Resuming restores weights, optimizer, scheduler, counters and random states of each rank. State that the
+    configuration excludes, that the checkpoint lacks, or that does not fit this parallel layout is left unchanged and
+    listed in `notes`. The counters are loaded into `ctx.state.train_state`, whose `consumed_train_samples` determines
+    the number of microbatches. Collective over all ranks.
 
     Args:
-        ctx: What to load into.
-        config: From where, and what of it.
-        local: Temporary checkpoints on this node's disk; the newest one is taken unless a shared one is newer.
+        ctx: State to load into.
+        config: Source, and selection of the state to restore.
+        local: Non-persistent checkpoints on this node's disk; the newest one is used unless a shared one is newer.
 
     Raises:
-        CheckpointNotFoundError: The wanted step or the starting weights are missing, or nothing was found
-            and `exit_on_missing_checkpoint` is set.
-        IncompleteCheckpointError: The one checkpoint that was named is not whole.
+        CheckpointNotFoundError: The requested step or the initial weights are missing, or nothing was found and
+            `exit_on_missing_checkpoint` is set.
+        IncompleteCheckpointError: The configuration names one checkpoint, and it is incomplete or damaged.
         CheckpointReadError: A rank could not read it.
         CheckpointShapeError: It belongs to a model of another shape; nothing was changed.
-        DataloaderStateError: The position of a data loader could not be restored on a rank; the rest was.
-        CheckpointLayoutError: Its optimizer state cannot be read by this parallel layout; or one of model and
-            checkpoint is of Megatron-FSDP, and the other is not.
-        NotImplementedError: One module of several was requested.
+        DataloaderStateError: The position of a data loader could not be restored on a rank; all other state was.
+        CheckpointLayoutError: Its optimizer state cannot be read by this parallel layout; or only one of model and
+            checkpoint is in the layout of Megatron-FSDP.
+        NotImplementedError: `module_name` is set.
     """
     if ctx.module_name is not None:
-        raise NotImplementedError("checkpoint load: module_name (one module of several) is not carried out.")
+        raise NotImplementedError(
+            "checkpoint load: module_name (one module of several) is not supported. Omit it."
+        )
     require_process_group()
     with trusted(*trusted_folders(config)):
         return _find_and_load(ctx, config, local=local)
@@ -109,7 +111,7 @@ def _load_base(
     *,
     adapters: KeyFilter,
 ) -> LoadedCheckpoint:
-    """Load all weights but those of the adapters. Collective."""
+    """Load all weights except those of the adapters. Collective."""
     base = CheckpointLoadContext(
         state=ctx.state,
         model=ctx.model,
@@ -166,11 +168,11 @@ def _load(
 
 
 def _reject_modelopt_state(path: Path) -> None:
-    """Refuse a checkpoint of a model that ModelOpt changed: loading its weights alone would lose the quantization."""
+    """Reject a checkpoint of a model that ModelOpt changed: loading only its weights would lose the quantization."""
     if (path / MODELOPT_STATE).exists():
         raise CheckpointLayoutError(
             f"{path}: holds {MODELOPT_STATE}, the state of a model quantized or pruned by ModelOpt, which this version "
-            "does not restore. Load the checkpoint that the model had before, or use Megatron-Bridge."
+            "does not restore. Load a checkpoint of the original model, or use Megatron-Bridge."
         )
 
 
@@ -183,25 +185,25 @@ def load_model_weights(
     pg_collection: Any | None = None,
     verify_integrity: bool = True,
 ) -> SelectedCheckpoint:
-    """Load the weights alone, for sampling or evaluation; return which checkpoint they came from.
+    """Load only the weights, for sampling or evaluation; return the checkpoint.
 
-    Collective over all ranks. The model may be laid out otherwise than the run that saved it.
+    Collective over all ranks. The parallel layout may differ from that of the run that saved it.
 
     Args:
         path: A checkpoint folder, or a folder whose trackers name one.
         model: A model, or the list of its chunks.
-        step: Take this step instead of the newest.
-        strict: Refuse tensors that only the checkpoint or only the model has; False leaves both kinds as they are.
-        pg_collection: Process groups; None takes Megatron's own.
-        verify_integrity: Compare contents with the manifest; False where that has just been done.
+        step: Load this step instead of the newest.
+        strict: Reject tensors that only the checkpoint or only the model has; False leaves both kinds unchanged.
+        pg_collection: Process groups; None uses Megatron's own.
+        verify_integrity: Verify contents against the manifest; False if the caller has just done so.
 
     Raises:
         CheckpointNotFoundError: There is none.
-        IncompleteCheckpointError: The one that was named is not whole.
+        IncompleteCheckpointError: The path or the step names one checkpoint, and it is incomplete or damaged.
         CheckpointReadError: A rank could not read it.
         CheckpointShapeError: It belongs to a model of another shape; nothing was changed.
-        CheckpointLayoutError: It is of Megatron-FSDP, and the model is spread over ranks without it; or the other way
-            round.
+        CheckpointLayoutError: It is in the layout of Megatron-FSDP, and the model is distributed without it; or vice
+            versa.
     """
     require_process_group()
 
@@ -229,7 +231,7 @@ def _load_sections(
     contents: mcore.CheckpointContents,
     strict: bool,
 ) -> None:
-    """Load weights alone from Megatron Core's own layout. Collective; raises as `load_model_weights`."""
+    """Load only weights from Megatron Core's torch_dist layout. Collective; raises as `load_model_weights`."""
     fsdp.reject_torch_dist_checkpoint(chunks, path)
     sections = mcore.model_sections(chunks, groups, contents.metadata)
     check_shapes(

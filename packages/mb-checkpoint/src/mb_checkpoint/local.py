@@ -1,4 +1,4 @@
-"""Temporary checkpoints on each node's own disk: quick, not shared, and lost with the node unless copied to another."""
+"""Non-persistent checkpoints on the disk of each node: fast, not shared, and lost with the node unless replicated."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -29,36 +29,36 @@ from mb_checkpoint.train_state import FLOPS
 POSITION = "train_dataloader"
 """Entry with the position of each rank's data loader."""
 COUNTERS = "train_state_metadata"
-"""Entry with the counters, as there is no train_state.pt."""
+"""Entry with the counters, since a local checkpoint has no train_state.pt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalState:
-    """A local checkpoint in memory."""
+    """Local checkpoint in memory."""
 
     common: Mapping[str, Any]
-    """The part that is the same on all ranks."""
+    """State that is identical on all ranks."""
     objects: frozenset[str]
     """Unique keys of the stored objects of this rank."""
     fill: Callable[[dict[str, Any]], dict[str, Any]]
-    """Returns the state that a sharded state dict asks for. Collective."""
+    """Function that returns the state that a sharded state dict requests. Collective."""
 
 
 class LocalStoreLike(Protocol):
-    """Where local checkpoints are; `nvrx.LocalStore` fits. All methods are collective."""
+    """Store of local checkpoints; `nvrx.LocalStore` matches. All methods are collective."""
 
     def save(self, state: dict[str, Any], step: int) -> Path:
-        """Write a state. Where one rank cannot, all come back from it, with an error or without."""
+        """Write a state. If one rank fails, every rank still returns, with or without an error."""
 
     def latest(self) -> int | None:
-        """Return the newest whole step."""
+        """Return the newest complete step."""
 
     def load(self) -> LocalState:
-        """Fetch it."""
+        """Load the newest complete step."""
 
 
 def open_local_store(config: CheckpointConfig, group: Any) -> LocalStoreLike:
-    """Open the store that the section asks for. Collective.
+    """Open the store that the section configures. Collective.
 
     Raises:
         LocalStoreError: nvidia-resiliency-ext is not installed on a rank, or cannot be imported.
@@ -81,11 +81,11 @@ def save_local(
     *,
     clock: Callable[[], float] = time.perf_counter,
 ) -> SavedCheckpoint:
-    """Save a temporary checkpoint on each node's own disk. Collective, and waits for the disks.
+    """Save a non-persistent checkpoint on the disk of each node. Collective; blocks until it is written.
 
     Raises:
-        CheckpointSaveError: A rank could not write it; the one before is as it was.
-        CheckpointLayoutError, NotImplementedError: As `save_checkpoint`.
+        CheckpointSaveError: A rank could not write it; the previous one is unchanged.
+        CheckpointLayoutError, NotImplementedError: See `save_checkpoint`.
     """
     began = clock()
     require_process_group()
@@ -113,17 +113,17 @@ def save_local(
 
 
 def _local_bytes(folder: Path, step: int) -> int:
-    """Return the size of what this rank holds of a step, copies of other ranks' state included."""
+    """Return the size of a step on this rank, including copies of other ranks' state."""
     return sum(file.stat().st_size for file in folder.glob(f"iter_{step:07d}_*local.pt"))
 
 
 def _position(ctx: CheckpointSaveContext, groups: mcore.CheckpointGroups) -> dict[str, Any]:
-    """Return the position of each rank's data loader; nothing where no rank has one that keeps it. Collective."""
+    """Return the position of each rank's data loader; empty if no rank has a stateful one. Collective."""
     iterable = positioned(ctx.train_data_iterator)
     if not any(gather(iterable is not None)):
         return {}
-    stands = on_every_rank(lambda: None if iterable is None else iterable.save_state())
-    return {POSITION: mcore.per_rank_object(POSITION, stands, groups)}
+    position = on_every_rank(lambda: None if iterable is None else iterable.save_state())
+    return {POSITION: mcore.per_rank_object(POSITION, position, groups)}
 
 
 def load_local(
@@ -137,21 +137,21 @@ def load_local(
     """Resume from a checkpoint on this node's disk. Collective; raises as `load_checkpoint`.
 
     Args:
-        ctx: What to load into.
+        ctx: State to load into.
         config: The section.
         groups: Process groups.
         stored: The checkpoint.
-        passed: The shared one that is older, for the record.
+        passed: The older shared checkpoint, which is recorded as skipped.
     """
     root = Path(config.non_persistent_local_ckpt_dir or "")
     fsdp.reject_torch_dist_checkpoint(ctx.model, root)
     contents = mcore.CheckpointContents(common=stored.common, shapes=None, objects=stored.objects)
-    place = mcore.per_rank_object(POSITION, None, groups)
-    with_position = all(gather(place.unique_key in stored.objects))
+    stored_position = mcore.per_rank_object(POSITION, None, groups)
+    with_position = all(gather(stored_position.unique_key in stored.objects))
     positions: list[Any] = []
 
     def read(requested: dict[str, Any]) -> dict[str, Any]:
-        loaded = stored.fill({**requested, POSITION: place} if with_position else requested)
+        loaded = stored.fill({**requested, POSITION: stored_position} if with_position else requested)
         positions.append(loaded.pop(POSITION, None))
         return loaded
 

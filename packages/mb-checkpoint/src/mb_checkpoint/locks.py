@@ -1,4 +1,4 @@
-"""A reader says that it is reading, so that nobody deletes a checkpoint under its hands; a writer, that it writes."""
+"""Locks on folders: a reader prevents the deletion of its checkpoint, and a writer excludes other writers."""
 
 import fcntl
 import os
@@ -12,14 +12,14 @@ from typing import Literal
 from mb_checkpoint.errors import CheckpointFolderError
 
 WRITER = ".writer"
-"""File in a folder of checkpoints that says, to people, which process writes there; the lock is on the folder."""
+"""File in a folder of checkpoints that describes the writing process to users; the lock itself is on the folder."""
 
 
 @contextmanager
 def reader_lock(directory: Path) -> Iterator[None]:
-    """Hold a shared lock on a checkpoint folder. It ends with the block or with the process, however that ends.
+    """Hold a shared lock on a checkpoint folder for the block. The system releases it if the process dies.
 
-    On file systems without locks on folders, and for folders that this user may not open, it does nothing.
+    Does nothing on file systems without folder locks, and for folders that this user cannot open.
     """
     try:
         descriptor = os.open(directory, os.O_RDONLY)
@@ -35,27 +35,27 @@ def reader_lock(directory: Path) -> Iterator[None]:
 
 
 LockState = Literal["mine", "taken", "unknown"]
-"""Whose a folder is: ours for now, another process's, or nobody can tell, for the file system knows no locks."""
+"""State of a lock: acquired by this process, held by another one, or unknown on file systems without locks."""
 
 LOCK_TIMEOUT_SECONDS = 10.0
-"""How long a writer waits for a lock: `prune` holds it while it deletes, and what a killed run had started holds it for
-some seconds."""
+"""Time that a writer waits for a lock: `prune` holds it while it deletes, and child processes of a killed run hold it
+for some seconds."""
 POLL_SECONDS = 0.1
 
 
 @contextmanager
 def exclusive_lock(directory: Path) -> Iterator[LockState]:
-    """Hold an exclusive lock on a folder for the block; yield whether it was acquired."""
+    """Exclude readers and writers during the block; yield "taken" if `reader_lock` or `writer_lock` holds the lock."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            claim: LockState = "mine"
+            lock: LockState = "mine"
         except BlockingIOError:
-            claim = "taken"
+            lock = "taken"
         except OSError:
-            claim = "unknown"
-        yield claim
+            lock = "unknown"
+        yield lock
     finally:
         os.close(descriptor)
 
@@ -69,28 +69,29 @@ def writer_lock(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[None]:
-    """Be the only one that saves below a folder of checkpoints, which is made, while the block runs.
+    """Hold the exclusive right to save below a folder of checkpoints for the block; create the folder.
 
-    The lock ends with the block or with the process, however that ends; readers are not kept out. On file systems
-    without locks on folders it does nothing.
+    The system releases the lock if the process dies. Readers are not excluded. Does nothing on file systems without
+    folder locks.
 
     Args:
         root: The folder with trackers and `iter_*` folders.
-        run: What people know this process by, such as its run folder.
-        timeout_seconds: Seconds to wait for one who is about to let go: a deleting `prune`, the children of a killed run.
-        clock: Seconds from any start.
-        sleep: Waits so many seconds.
+        run: Description of this process for users, such as its run folder.
+        timeout_seconds: Time to wait for a holder that is about to release: a deleting `prune`, the children of a
+            killed run.
+        clock: Monotonic clock in seconds.
+        sleep: Function that waits for a number of seconds.
 
     Raises:
-        CheckpointFolderError: Another process saves there, and goes on.
+        CheckpointFolderError: Another process saves there.
     """
     root.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(root, os.O_RDONLY)
     try:
         if not acquire_lock(descriptor, timeout_seconds=timeout_seconds, clock=clock, sleep=sleep):
             raise CheckpointFolderError(
-                f"checkpoint.save: {root}: {describe_writer(root)} saves there, and two would delete each "
-                "other's unfinished checkpoints. Wait until it has ended, or choose another folder with checkpoint.save."
+                f"checkpoint.save: {root}: {describe_writer(root)} saves there. Two writers would delete each other's "
+                "unfinished checkpoints. Wait until it has ended, or set checkpoint.save to another folder."
             )
         with suppress(OSError):
             (root / WRITER).write_text(f"process {os.getpid()} on {socket.gethostname()} ({run})")
@@ -110,9 +111,9 @@ def acquire_lock(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> bool:
-    """Lock an open folder for this process alone, and say whether that was possible; also yes where there are no locks.
+    """Acquire an exclusive lock on an open folder; return whether it succeeded, True without lock support.
 
-    Waits `timeout_seconds` seconds at the most.
+    Waits up to `timeout_seconds`.
     """
     until = clock() + timeout_seconds
     while True:
@@ -129,7 +130,7 @@ def acquire_lock(
 
 
 def describe_writer(root: Path) -> str:
-    """Return what the process that holds the lock of `writer_lock` has written about itself."""
+    """Return the description that the holder of `writer_lock` has written."""
     try:
         return (root / WRITER).read_text(errors="replace").strip() or "another process"
     except OSError:

@@ -1,4 +1,4 @@
-"""The door to Megatron Core's master weights: float32 copies of weights that the model holds with fewer bits."""
+"""Access to Megatron Core's main parameters: float32 copies of weights that the model holds in lower precision."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ from mb_checkpoint import mcore
 
 
 def in_float32(sections: Mapping[str, Any]) -> dict[str, Any]:
-    """Return sharded weights that ask for float32, so that a checkpoint's values arrive as they were stored."""
+    """Return sharded weights that request float32, so that values are loaded with their stored precision."""
     return {
         section: {name: _in_float32(entry) for name, entry in entries.items()}
         for section, entries in sections.items()
@@ -35,12 +35,12 @@ def _is_low_precision(data: Any) -> bool:
 
 
 def refresh(optimizer: Any, model: Sequence[Any], stored: Mapping[str, Any] | None) -> None:
-    """Make the master weights follow the model's weights, or take them from the values of a checkpoint.
+    """Update the main parameters from the weights of the model, or from the values of a checkpoint.
 
     Args:
-        optimizer: Megatron's.
+        optimizer: Megatron's optimizer.
         model: Model chunks of this rank.
-        stored: Loaded weights, which were requested by `in_float32`; None takes the model's.
+        stored: Loaded weights, as requested by `in_float32`; None uses those of the model.
     """
     divided = bool(mcore.distributed_parts(optimizer))
     optimizer.reload_model_params(state_dict=stored if divided else None)
@@ -57,7 +57,7 @@ def refresh(optimizer: Any, model: Sequence[Any], stored: Mapping[str, Any] | No
 
 
 def _values(model: Sequence[Any], stored: Mapping[str, Any]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield each parameter of this rank with its stored value, where there is one."""
+    """Yield each parameter of this rank that has a stored value, with that value."""
     for section, chunk in zip(mcore.section_names(model), unwrap_model(list(model)), strict=True):
         for name, parameter in chunk.named_parameters():
             if name in stored[section]:

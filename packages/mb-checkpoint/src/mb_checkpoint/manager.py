@@ -1,4 +1,4 @@
-"""The default checkpoint manager: the section and what must be remembered between two saves."""
+"""Default checkpoint manager: the section and the state that is kept between saves."""
 
 import logging
 import time
@@ -46,51 +46,50 @@ logger = logging.getLogger(__name__)
 
 
 class BackgroundWriterLike(Protocol):
-    """What writes in the background; `background_writer.BackgroundWriter` fits."""
+    """Background writer; `background_writer.BackgroundWriter` matches."""
 
     @property
     def staged_bytes(self) -> int:
-        """Host memory that is held for copies."""
+        """Size in bytes of the host memory allocated for copies."""
 
     @property
     def pid(self) -> int | None:
         """Process id of the writer."""
 
     def write(self, folder: Path, rank: int, files: Sequence[DataFile]) -> None:
-        """Copy the tensors and let them be written."""
+        """Copy the tensors and submit a job that writes them."""
 
     def submit(self, job: WriterJob) -> None:
-        """Hand over the next job."""
+        """Submit the next job."""
 
     def result(self) -> JobResult | None:
-        """Return what became of the last one, once."""
+        """Return the result of the last job, once."""
 
     def stop(self) -> None:
-        """End the process; the next job starts another."""
+        """Kill the process; the next job starts another one."""
 
     def close(self) -> None:
-        """End the process for good."""
+        """Kill the process and release its resources."""
 
 
 class DefaultCheckpointManager:
     """Checkpoints in the layout torch_dist, or that of Megatron-FSDP, below one folder.
 
-    With `async_save` a save copies this rank's tensors to host memory and returns; a process of its own writes them.
-    One save at a time: a second one waits for the first. `finalize_async_saves` is called after each step.
+    With `async_save`, a save copies the tensors of this rank to host memory and returns; a separate process writes
+    them. Only one save is in flight: a second one waits for the first. Call `finalize_async_saves` after each step.
 
     Args:
-        checkpoint_config: The section. Refused as a whole when it asks for what cannot work or is not
-            carried out by this version.
-        write_assets: Called on rank 0 with the folder of each checkpoint before it is committed, to add files
-            such as the tokenizer's.
-        clock: Seconds from any start.
-        log_outcomes: Log on rank 0 what each save came to; False where the caller reports what is returned.
+        checkpoint_config: The section. Rejected if it has invalid or unsupported values.
+        write_assets: Called on rank 0 with the folder of each checkpoint before it is committed, to add files such as
+            those of the tokenizer.
+        clock: Monotonic clock in seconds.
+        log_outcomes: Log the result of each save on rank 0; False if the caller reports the returned results.
 
     Attributes:
-        loaded: What the last `load` did; None before.
+        loaded: Result of the last `load`; None before.
 
     Raises:
-        CheckpointConfigError: The section cannot be carried out; every reason is in the message.
+        CheckpointConfigError: The section is invalid; the message has a line for each reason.
     """
 
     def __init__(
@@ -121,14 +120,14 @@ class DefaultCheckpointManager:
     def save(
         self, ctx: CheckpointSaveContext, callback_manager: CallbackManagerLike | None = None
     ) -> SavedCheckpoint | ScheduledSave | FailedSave:
-        """Save, or begin to save in the background; `on_checkpoint_save` is fired when a checkpoint is whole.
+        """Save, or start a background save; `on_checkpoint_save` is fired when a checkpoint is complete.
 
-        Collective. A save of before that is still under way is waited for. Megatron checks the coverage of the pieces
-        at the first save only: later ones have the same pieces.
+        Collective. Waits for a previous save that is still in flight. Megatron validates the coverage of the tensors by
+        the ranks' pieces only at the first save, because later saves have the same pieces.
 
         Raises:
-            CheckpointSaveError: It failed, and `on_save_error` is "raise"; otherwise that is returned.
-            CheckpointLayoutError, NotImplementedError, ValueError: As `save_checkpoint`.
+            CheckpointSaveError: The save failed, and `on_save_error` is "raise"; otherwise a FailedSave is returned.
+            CheckpointLayoutError, NotImplementedError, ValueError: See `save_checkpoint`.
         """
         began = self._clock()
         self.finalize_async_saves(blocking=True)
@@ -167,10 +166,11 @@ class DefaultCheckpointManager:
     def finalize_async_saves(
         self, state: Any = None, blocking: bool = False, terminate: bool = False
     ) -> SavedCheckpoint | FailedSave | None:
-        """Return what became of the background save, once, on all ranks at the same call; None: under way, or none.
+        """Return the result of the background save, once, at the same call on all ranks; None if there is none yet.
 
-        Call it on all ranks alike. No collective: while a save is under way it costs a round trip to the store of the
-        process group, otherwise nothing. Blocking waits for the save; terminate ends the background process, too.
+        Call it on all ranks the same number of times. Not a collective: while a save is in flight, a call costs a round
+        trip to the store of the process group, otherwise nothing. With `blocking`, waits for the save; with
+        `terminate`, also ends the background process.
 
         Raises:
             CheckpointSaveError: The save failed, and `on_save_error` is "raise".
@@ -189,25 +189,25 @@ class DefaultCheckpointManager:
                 self._writer.stop()
 
     def close(self) -> None:
-        """End the background process at once; a save under way is lost. For a run that is ending with an error."""
+        """Kill the background process; a save in flight is lost. For a run that ends with an error."""
         self._pending = None
         if self._writer is not None:
             self._writer.close()
             self._writer = None
 
     def has_checkpoint(self) -> bool:
-        """Say whether `load` would find something on the shared file system. Not collective.
+        """Return whether `load` would find a checkpoint on the shared file system. Not collective.
 
-        Local checkpoints are not looked for, because only all ranks together can tell whether one is whole: a trainer
-        calls `load` in any case and reads `loaded.source`.
+        Local checkpoints are not checked, because only all ranks together can determine whether one is complete. A
+        trainer calls `load` in any case and reads `loaded.source`.
 
         Raises:
-            CheckpointNotFoundError, IncompleteCheckpointError: As `load`.
+            CheckpointNotFoundError, IncompleteCheckpointError: See `load`.
         """
         return find_checkpoint(self._config)[1] is not None
 
     def _choose_planner(self, groups: mcore.CheckpointGroups) -> None:
-        """Choose who plans and writes, at the first save: nvidia-resiliency-ext where requested and there."""
+        """Select planner and writer at the first save: nvidia-resiliency-ext if configured and installed."""
         if self._planner is not None:
             return
         self._planner = new_planner(self._config, groups)
@@ -217,13 +217,13 @@ class DefaultCheckpointManager:
             and self._config.async_strategy == "nvrx"
             and not dtensors
         ):
-            module = import_module("mb_checkpoint.nvrx_async")  # Megatron Core must not be imported for less
+            module = import_module("mb_checkpoint.nvrx_async")  # imports Megatron Core, which is slow
             if module.is_available():
                 shared = writing_group(self._config, groups)
                 self._planner = self._writer = module.NvrxWriter(self._config, shared, self._writer)
             elif dist.get_rank() == 0:
                 logger.info(
-                    "checkpoint.async_strategy: nvidia-resiliency-ext 0.6 or newer is not installed; mcore it is"
+                    "checkpoint.async_strategy: nvidia-resiliency-ext 0.6 or newer is not installed. Using mcore."
                 )
 
     def _begin(self, ctx: CheckpointSaveContext, options: dict[str, Any]) -> SavedCheckpoint | ScheduledSave:
@@ -235,7 +235,7 @@ class DefaultCheckpointManager:
         return save_checkpoint(ctx, self._config, **options, verified=self._verified)
 
     def _local_store(self, pg_collection: Any | None) -> LocalStoreLike | None:
-        """Return where local checkpoints are, opened at the first need; None where they are not requested."""
+        """Return the store of local checkpoints, opened on first use; None if they are not configured."""
         if self._local is None and self._config.non_persistent_ckpt_type == "local":
             self._local = open_local_store(self._config, mcore.CheckpointGroups.of(pg_collection).dp_cp)
         return self._local
@@ -248,13 +248,13 @@ class DefaultCheckpointManager:
         with cleaned_up(save.root, save.step, save.staging):
             on_every_rank(lambda: writer.write(save.staging, dist.get_rank(), prepared.files))
         world = dist.get_world_size()
-        rounds = CommitBarrier(
+        barrier = CommitBarrier(
             dist.distributed_c10d._get_default_store() if world > 1 else None,
             rank=dist.get_rank(),
             world_size=world,
             name=save.staging.name,
         )
-        self._pending = AsyncSave(save, writer=writer, rounds=rounds, clock=self._clock)
+        self._pending = AsyncSave(save, writer=writer, barrier=barrier, clock=self._clock)
         return ScheduledSave(
             root=save.root,
             step=save.step,
@@ -269,8 +269,8 @@ class DefaultCheckpointManager:
             for path, reason in saved.pruned.not_removed:
                 logger.warning("could not delete the old checkpoint %s: %s", path, reason)
             for path, reason in saved.pruned.damaged:
-                if (path, reason) not in self._reported:  # each save finds it again
-                    logger.warning("does not count among the checkpoints to keep: %s: %s", path, reason)
+                if (path, reason) not in self._reported:  # each save reports it again
+                    logger.warning("checkpoint %s does not count as one to keep: %s", path, reason)
                 self._reported.add((path, reason))
         if self._events is not None:
             self._events.fire("on_checkpoint_save", saved)

@@ -1,4 +1,4 @@
-"""manifest.json: every file of a checkpoint with its size and SHA-256, and what the checkpoint is."""
+"""manifest.json: size and SHA-256 of every file of a checkpoint, with its layout, content and versions."""
 
 import hashlib
 import json
@@ -14,36 +14,36 @@ from mb_checkpoint.layout import MANIFEST
 
 FORMAT = 1
 CHUNK_BYTES = 1 << 20
-_SEAL = "manifest_sha256"
+_HASH_KEY = "manifest_sha256"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileEntry:
-    """One file of a checkpoint."""
+    """File of a checkpoint."""
 
     name: str
     """Path inside the checkpoint folder, with forward slashes."""
     size: int
     """Bytes."""
     sha256: str
-    """Of the content, in hexadecimal; `sha256sum` gives the same."""
+    """Hash of the content in hexadecimal, as printed by `sha256sum`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a checkpoint consists of."""
+    """Record of the files and the properties of a checkpoint."""
 
     step: int
     files: tuple[FileEntry, ...]
-    """Every file but the manifest itself, by name."""
+    """Every file except the manifest itself, by name."""
     ckpt_format: str = "torch_dist"
     """Layout of the tensor files."""
     layout: Mapping[str, int] = field(default_factory=dict)
-    """Parallel sizes of the run that wrote it; of modules with ranks of their own as `<module>.<size>`."""
+    """Parallel sizes of the run that wrote it; `<module>.<size>` if modules have separate ranks."""
     content: Mapping[str, Any] = field(default_factory=dict)
-    """Sections that are stored, and how the optimizer's is divided."""
+    """Stored sections, and the sharding of the optimizer state."""
     versions: Mapping[str, str] = field(default_factory=dict)
-    """Versions of what wrote it."""
+    """Versions of the packages that wrote it."""
 
     @property
     def total_bytes(self) -> int:
@@ -52,23 +52,23 @@ class Manifest:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Return the content of a manifest.json: JSON with sorted keys, sealed with a hash of itself."""
+    """Return the content of a manifest.json: JSON with sorted keys and a hash of itself."""
     body = {"format": FORMAT, **asdict(manifest)}
-    seal = hashlib.sha256(_rendered(body)).hexdigest()
-    return _rendered({**body, _SEAL: seal})
+    own_hash = hashlib.sha256(_rendered(body)).hexdigest()
+    return _rendered({**body, _HASH_KEY: own_hash})
 
 
 def decode_manifest(content: bytes, *, source: str) -> Manifest:
-    """Return what a manifest.json says. A single changed byte anywhere in it is noticed.
+    """Parse the content of a manifest.json. A single changed byte is detected.
 
     Raises:
-        ManifestError: The content was changed, or is of another format; `source` names it in the message.
+        ManifestError: The content was changed, or has another format; the message names `source`.
     """
     try:
         body = json.loads(content)
-        seal = body.pop(_SEAL)
-        whole = content == _rendered({**body, _SEAL: seal})
-        if not whole or seal != hashlib.sha256(_rendered(body)).hexdigest():
+        own_hash = body.pop(_HASH_KEY)
+        unchanged = content == _rendered({**body, _HASH_KEY: own_hash})
+        if not unchanged or own_hash != hashlib.sha256(_rendered(body)).hexdigest():
             raise ManifestError(f"{source}: was changed after it was written. Take another checkpoint.")
         number = body.pop("format")
         if number != FORMAT:
@@ -80,12 +80,12 @@ def decode_manifest(content: bytes, *, source: str) -> Manifest:
         raise
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise ManifestError(
-            f"{source}: is no manifest ({type(error).__name__}: {error}). Take another checkpoint."
+            f"{source}: is not a manifest ({type(error).__name__}: {error}). Take another checkpoint."
         ) from error
 
 
 def read_manifest(directory: Path) -> Manifest | None:
-    """Return the manifest of a checkpoint folder; None where there is none, as in checkpoints of other programs.
+    """Return the manifest of a checkpoint folder; None if there is none, as in checkpoints of other programs.
 
     Raises:
         ManifestError: It is damaged.
@@ -96,7 +96,7 @@ def read_manifest(directory: Path) -> Manifest | None:
 
 
 def hash_file(path: Path, *, name: str, progress: Callable[[int], object] = lambda _bytes: None) -> FileEntry:
-    """Read a file and return its entry; `progress` is told each number of bytes read.
+    """Hash a file and return its entry; `progress` is called with the number of bytes of each chunk.
 
     Raises:
         OSError: It cannot be read.
@@ -111,7 +111,7 @@ def hash_file(path: Path, *, name: str, progress: Callable[[int], object] = lamb
 
 
 def find_size_mismatches(directory: Path, manifest: Manifest) -> list[str]:
-    """Compare the sizes on disk with the manifest; one line per file that is missing, shorter or longer."""
+    """Compare the sizes on disk with the manifest; return a line for each missing, truncated or longer file."""
     problems = []
     for entry in manifest.files:
         path = directory / entry.name
@@ -129,23 +129,23 @@ def find_hash_mismatches(
     threads: int = 4,
     progress: Callable[[int], object] = lambda _bytes: None,
 ) -> list[str]:
-    """Read files and compare their hashes with the manifest's; one line per file that differs or cannot be read.
+    """Compare the hashes of files with the manifest; return a line for each file that differs or is unreadable.
 
     Args:
         directory: The checkpoint folder.
-        entries: What to compare, all of a manifest or a share of it.
-        threads: Files that are read at the same time.
-        progress: Told each number of bytes read, by one thread at a time.
+        entries: Entries to compare, all of a manifest or a share of them.
+        threads: Number of files that are read concurrently.
+        progress: Called with the number of bytes of each chunk, by one thread at a time.
     """
-    turn = Lock()
+    lock = Lock()
 
-    def told(count: int) -> None:
-        with turn:
+    def report(count: int) -> None:
+        with lock:
             progress(count)
 
     def problem(entry: FileEntry) -> str | None:
         try:
-            found = hash_file(directory / entry.name, name=entry.name, progress=told)
+            found = hash_file(directory / entry.name, name=entry.name, progress=report)
         except OSError as error:
             return f"{entry.name} cannot be read ({error.strerror})"
         return None if found == entry else f"{entry.name} differs from the manifest (SHA-256)"
@@ -155,7 +155,7 @@ def find_hash_mismatches(
 
 
 def files_of_rank(manifest: Manifest, *, rank: int, world_size: int) -> list[FileEntry]:
-    """Return the files that one of several readers checks: about the same number of bytes for each."""
+    """Return the files that one of several readers checks: about the same number of bytes for each reader."""
     shares: list[list[FileEntry]] = [[] for _ in range(world_size)]
     filled = [0] * world_size
     for entry in sorted(manifest.files, key=lambda each: (-each.size, each.name)):

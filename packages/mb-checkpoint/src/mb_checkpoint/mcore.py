@@ -1,4 +1,4 @@
-"""The door to Megatron Core: sharded state of model and optimizer, written and read as torch_dist."""
+"""Access to Megatron Core: sharded state of model and optimizer, written and read as torch_dist."""
 
 import contextlib
 import re
@@ -40,34 +40,34 @@ RNG_KEY = "rng_state"
 _SAFE = (Call, Caller, QuickStats, RerunValidationStatus)
 """Classes in the state of the rerun machine that Megatron Core does not register with torch as safe."""
 EXACT_FLOPS = "num_floating_point_operations_so_far"
-"""Entry with the whole number of FLOPs, of which float64 in train_state.pt keeps 15 digits."""
+"""Entry with the exact integer number of FLOPs, of which float64 in train_state.pt keeps 15 digits."""
 SHARDING_KEY = "distrib_optim_sharding_type"
 _OPTIMIZER = re.compile(r"(chained_\d+\.)?optimizer\.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointGroups:
-    """The process groups that decide what this rank stores."""
+    """Process groups that determine the part of the state that this rank stores."""
 
     tp: GroupLike
     pp: GroupLike
     dp_cp: Any
     expt_dp: Any | None
-    """Ranks that hold the same experts; None where nobody requested that group."""
+    """Ranks that hold the same experts; None if that group was not created."""
     ep_size: int
     dp_rank: int
     dp_size: int
     is_first_of_replica: bool
-    """Whether this rank is the first of all that work on the same data."""
+    """Whether this rank is the first of those that work on the same data."""
     module_layouts: Mapping[str, Mapping[str, int]] | None = None
-    """Module -> its parallel sizes, where modules have ranks of their own; the groups above are then no module's."""
+    """Module -> its parallel sizes, if modules have separate ranks; the groups above then belong to no module."""
 
     @classmethod
     def of(cls, pg_collection: Any | None) -> "CheckpointGroups":
-        """Take them from a collection, or Megatron's own ones where there is none."""
+        """Create from a collection, or from Megatron's own groups if there is none."""
         names = ["tp", "pp", "dp", "cp", "dp_cp", "ep", "expt_dp"]
         found = pg_collection or ProcessGroupCollection.use_mpu_process_groups(required_pgs=names)
-        # a collection lacks the attributes of groups that nobody requested
+        # a collection lacks the attributes of groups that were not created
         expert, data, context = (getattr(found, name, None) for name in ("ep", "dp", "cp"))
         firsts = [found.tp.rank(), found.pp.rank(), context.rank() if context else 0]
         return cls(
@@ -82,13 +82,13 @@ class CheckpointGroups:
             module_layouts=getattr(found, "module_layouts", None),
         )
 
-    def sharing(self, wish: str) -> Any:
+    def sharing(self, kind: str) -> Any:
         """Return the ranks that share the writing or reading: `dp` with context-parallel, or `ep_dp`.
 
         Raises:
-            ValueError: The group requested is not in the collection.
+            ValueError: The requested group is not in the collection.
         """
-        if wish == "dp":
+        if kind == "dp":
             return self.dp_cp
         if self.expt_dp is None:
             raise ValueError(
@@ -98,9 +98,9 @@ class CheckpointGroups:
         return self.expt_dp
 
     def layout(self, model: Sequence[Any]) -> dict[str, int]:
-        """Return what must be equal for a layout-bound optimizer state to be readable.
+        """Return the sizes that must match for a layout-bound optimizer state to be readable.
 
-        Of modules with ranks of their own that is the whole layout of each, as `<module>.<size>`.
+        If modules have separate ranks, that is the full layout of each, as `<module>.<size>`.
         """
         if self.module_layouts is not None:
             sizes = {
@@ -117,7 +117,7 @@ class CheckpointGroups:
         }
 
     def described(self, model: Sequence[Any]) -> dict[str, int]:
-        """Return the layout for those who look at a checkpoint: that, and what may differ."""
+        """Return the layout to record in the manifest: `layout`, and the sizes that may differ."""
         sizes = {"data_parallel_size": self.dp_cp.size()} if self.module_layouts is None else {}
         return {**self.layout(model), **sizes, "world_size": dist.get_world_size()}
 
@@ -139,7 +139,7 @@ def model_sections(
 
 
 def load_model_sections(model: Sequence[Any], loaded: Mapping[str, Any], *, strict: bool) -> None:
-    """Put loaded weights into the model chunks."""
+    """Load weights into the model chunks."""
     for name, chunk in zip(section_names(model), unwrap_model(list(model)), strict=True):
         chunk.load_state_dict(loaded[name], strict=strict)
 
@@ -152,28 +152,28 @@ def optimizer_section(
     *,
     is_loading: bool,
 ) -> Any:
-    """Return the sharded optimizer state that goes with sharded weights. Collective in some formats."""
+    """Return the sharded optimizer state that corresponds to sharded weights. Collective in some formats."""
     metadata = {**metadata, "dp_cp_group": groups.dp_cp}
     return optimizer.sharded_state_dict(dict(sections), is_loading=is_loading, metadata=metadata)
 
 
 def has_state(optimizer: Any | None) -> bool:
-    """Say whether there is an optimizer, and it is no stand-in for a rank without parameters."""
+    """Return whether there is an optimizer other than the stub of a rank without parameters."""
     return optimizer is not None and not getattr(optimizer, "is_stub_optimizer", False)
 
 
 def optimizer_parts(optimizer: Any | None) -> list[Any]:
-    """Return the optimizers inside this one."""
+    """Return the chained optimizers, or the single optimizer, as a list."""
     return list(getattr(optimizer, "chained_optimizers", [optimizer]))  # only Megatron's chain has the list
 
 
 def distributed_parts(optimizer: Any | None) -> list[Any]:
-    """Return the optimizers inside this one whose state is divided among data-parallel ranks."""
+    """Return the chained optimizers whose state is sharded over data-parallel ranks."""
     return [part for part in optimizer_parts(optimizer) if isinstance(part, DistributedOptimizer)]
 
 
 def parameter_groups(optimizer: Any) -> list[list[dict[str, Any]]]:
-    """Return the parameter groups of each optimizer inside this one, parameters as their numbers in its state."""
+    """Return the parameter groups of each chained optimizer, with parameters as indices into its state."""
     found = []
     for part in optimizer_parts(optimizer):
         first, groups = 0, []
@@ -186,14 +186,14 @@ def parameter_groups(optimizer: Any) -> list[list[dict[str, Any]]]:
 
 
 def set_schedule(optimizer: Any, groups: Sequence[Sequence[Mapping[str, Any]]]) -> None:
-    """Give the parameter groups of each optimizer inside this one the schedule of others, which are in their order."""
+    """Copy the schedule of fitted groups, in the same order, to the parameter groups of each chained optimizer."""
     for part, fitted in zip(optimizer_parts(optimizer), groups, strict=True):
         for group, other in zip(part.param_groups, fitted, strict=True):
             group.update({key: other[key] for key in SCHEDULE if key in other})
 
 
 def schedule_policy(scheduler: Any | None) -> Policy | None:
-    """Return whose schedule applies after a load, by the flags of Megatron's scheduler; None for another scheduler."""
+    """Return the schedule to apply after a load, by the flags of Megatron's scheduler; None for another scheduler."""
     if not isinstance(scheduler, OptimizerParamScheduler):
         return None
     if scheduler.override_opt_param_scheduler:
@@ -206,17 +206,17 @@ def load_scheduler(scheduler: Any, stored: Mapping[str, Any]) -> None:
     policy = schedule_policy(scheduler)
     warmup = stored.get("lr_warmup_steps")
     if policy == "equal" and is_rounded(warmup, scheduler.lr_warmup_steps):
-        scheduler.lr_warmup_steps = warmup  # of a version that rounded: the schedule continues as it was
+        scheduler.lr_warmup_steps = warmup  # saved by a version that rounded: keep that schedule
     scheduler.load_state_dict(dict(stored))
     if policy is not None:
         scheduler.step(increment=0)  # Megatron restores the weight decay after it has set the groups
 
 
 def content_metadata(optimizer: Any | None, config: CheckpointConfig) -> dict[str, Any]:
-    """Return how the content is laid out; stored in the checkpoint, and needed again to read it.
+    """Return the layout of the content, which is stored in the checkpoint and required to read it.
 
-    The distributed optimizer's state is stored bucket by bucket (`dp_reshardable`), which any data-parallel
-    size can read, unless `dist_ckpt_optim_fully_reshardable` asks for the form that any layout can read.
+    The state of the distributed optimizer is stored bucket by bucket (`dp_reshardable`), which any data-parallel size
+    can read, unless `dist_ckpt_optim_fully_reshardable` selects the form that any parallel layout can read.
     """
     if config.ckpt_format == "fsdp_dtensor":
         return {SHARDING_KEY: config.ckpt_format} if has_state(optimizer) else {}
@@ -228,13 +228,14 @@ def content_metadata(optimizer: Any | None, config: CheckpointConfig) -> dict[st
 
 
 def reject_padded_buckets(optimizer: Any | None, metadata: Mapping[str, Any]) -> None:
-    """Refuse the one combination that Megatron Core writes wrongly without saying so.
+    """Reject the combination that Megatron Core writes incorrectly without an error.
 
-    `fully_reshardable` joins the buckets of a buffer without their paddings and then cuts it up as if they
-    were there: each parameter behind the first padding is stored shifted. Padding of the last bucket is harmless.
+    `fully_reshardable` concatenates the buckets of a buffer without their padding and then slices the result as if the
+    padding were present: each parameter after the first padding is stored shifted. Padding of the last bucket is
+    harmless.
 
     Raises:
-        CheckpointLayoutError: The optimizer has such buckets and this form is requested.
+        CheckpointLayoutError: The optimizer has such buckets and this form is selected.
     """
     if metadata.get(SHARDING_KEY) != "fully_reshardable":
         return
@@ -255,12 +256,12 @@ _NOISE = (
     "torch.distributed is disabled, unavailable or uninitialized",
     "The argument order of (save|load) has been changed",
 )
-"""Warnings that torch gives Megatron Core for how it calls torch; nobody else can act on them."""
+"""Warnings of torch about calls that Megatron Core makes; users cannot act on them."""
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silence what torch says to Megatron: the warnings above."""
+    """Suppress the warnings above."""
     with warnings.catch_warnings():
         for message in _NOISE:
             warnings.filterwarnings("ignore", message=message)
@@ -270,7 +271,7 @@ def quiet() -> Iterator[None]:
 def read(
     state: dict[str, Any], directory: Path, groups: CheckpointGroups, *, config: CheckpointConfig
 ) -> dict[str, Any]:
-    """Read what a sharded state dict asks for. Collective over all ranks."""
+    """Read the state that a sharded state dict requests. Collective over all ranks."""
     strategy: Any = TorchDistLoadShardedStrategy(stream_ckpt_dequant=config.stream_ckpt_dequant)
     if config.fully_parallel_load:
         algorithm = config.ckpt_fully_parallel_load_exchange_algo
@@ -289,42 +290,42 @@ def read(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointContents:
-    """What a checkpoint folder says that it holds, read without its tensors."""
+    """Contents of a checkpoint folder, read without its tensors."""
 
     common: Mapping[str, Any]
-    """The part that is the same on all ranks."""
+    """State that is identical on all ranks."""
     shapes: Mapping[str, tuple[int, ...]] | None
-    """Global shape of each stored tensor; None where it is not known."""
+    """Global shape of each stored tensor; None if unknown."""
     objects: frozenset[str]
     """Unique keys of the stored objects."""
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """How the content is laid out."""
+        """Layout of the content."""
         return dict(self.common.get("content_metadata") or {})
 
     @property
     def layout(self) -> Mapping[str, int] | None:
-        """Parallel sizes of the run that wrote it, None where they are not recorded."""
+        """Parallel sizes of the run that wrote it; None if not recorded."""
         found: Mapping[str, int] | None = self.common.get("parallel_layout")
         return found
 
     @property
     def has_optimizer(self) -> bool:
-        """Whether an optimizer state is there."""
+        """Whether the checkpoint holds an optimizer state."""
         return self.shapes is None or any(_OPTIMIZER.match(key) for key in (*self.shapes, *self.objects))
 
     @property
     def model_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the weights alone."""
+        """Shapes of the weights only."""
         return {key: shape for key, shape in (self.shapes or {}).items() if not _OPTIMIZER.match(key)}
 
 
 def read_contents(directory: Path) -> CheckpointContents:
-    """Read what a checkpoint holds. Every rank reads the files by itself.
+    """Read the contents of a checkpoint. Each rank reads the files itself.
 
-    The index is read by torch alone: Megatron's `load_sharded_metadata` passes each stored tensor property to
-    `torch.empty`, which takes no `strides`, a property since torch 2.15.
+    torch reads the index: Megatron's `load_sharded_metadata` passes each stored tensor property to `torch.empty`, which
+    does not accept `strides`, a property since torch 2.15.
     """
     verify_checkpoint(str(directory))
     index = read_index(directory)
@@ -334,7 +335,7 @@ def read_contents(directory: Path) -> CheckpointContents:
 
 
 def shapes_of(sections: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return the global shape of each tensor that sharded weights of this rank ask for."""
+    """Return the global shape of each tensor that sharded weights of this rank request."""
     found: dict[str, tuple[int, ...]] = {}
     for entry in nested_values(dict(sections)):
         for part in _parts(entry):
@@ -344,7 +345,7 @@ def shapes_of(sections: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def entries_in_checkpoint(sections: Mapping[str, Any], contents: CheckpointContents) -> dict[str, Any]:
-    """Return the sharded weights without the entries that a checkpoint lacks, or all where that is not known."""
+    """Return the sharded weights without the entries that a checkpoint lacks; all of them if that is unknown."""
     if contents.shapes is None:
         return {section: dict(entries) for section, entries in sections.items()}
     known = contents.objects | contents.shapes.keys()
@@ -364,13 +365,13 @@ def entries_in_checkpoint(sections: Mapping[str, Any], contents: CheckpointConte
 
 
 def _parts(entry: Any) -> list[Any]:
-    """Return what an entry of a sharded state dict is written as."""
+    """Return the sharded parts of an entry of a sharded state dict."""
     built = entry.build() if isinstance(entry, ShardedTensorFactory) else entry
     return list(nested_values(built)) if isinstance(built, (dict, list)) else [built]
 
 
 class MegatronRng:
-    """Megatron's generator tracker, with states that can be stored: CPU tensors in either of its modes."""
+    """Megatron's RNG tracker, with states that can be stored: CPU tensors in either of its modes."""
 
     def get_states(self) -> dict[str, torch.Tensor]:
         """Return the state of each name."""
@@ -389,9 +390,9 @@ class MegatronRng:
 
 
 def rng_object(state: object, groups: CheckpointGroups, *, per_replica: bool) -> ShardedObject:
-    """Return the place of this rank's random state: one per (pp, tp), or per (pp, tp, dp x cp) rank.
+    """Return the sharded object of this rank's random state: one per (pp, tp), or per (pp, tp, dp x cp) rank.
 
-    With `state=None` it asks for the stored one instead.
+    With `state=None` it requests the stored state.
     """
     if per_replica:
         return per_rank_object(RNG_KEY, state, groups)
@@ -400,7 +401,7 @@ def rng_object(state: object, groups: CheckpointGroups, *, per_replica: bool) ->
 
 
 def per_rank_object(key: str, value: object, groups: CheckpointGroups) -> ShardedObject:
-    """Return the place of something that each rank has one of: by (pp, tp, dp x cp) rank. With None it asks for it."""
+    """Return a sharded object with one value per (pp, tp, dp x cp) rank. With None it requests the stored value."""
     axes = (groups.pp, groups.tp, groups.dp_cp)
     shape, offset = tuple(axis.size() for axis in axes), tuple(axis.rank() for axis in axes)
     return ShardedObject(key, value, shape, offset, replica_id=0)

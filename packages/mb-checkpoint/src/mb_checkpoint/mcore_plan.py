@@ -1,4 +1,4 @@
-"""The door to Megatron Core's planning: which rank writes which piece, and the index of all pieces. Writes no file."""
+"""Access to Megatron Core's planning: the pieces that each rank writes, and the index of all pieces. Writes no data."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -29,21 +29,22 @@ BACKEND = CheckpointingConfig("torch_dist", 1)
 
 @dataclass(slots=True, kw_only=True)
 class WritePlan:
-    """What this rank writes."""
+    """Data that this rank writes."""
 
     files: tuple[DataFile, ...]
     index: Metadata | None
-    """Index of the pieces of all ranks, without places; on rank 0 only."""
+    """Index of the pieces of all ranks, without positions in files; on rank 0 only."""
     finalize_fns: list[Any] = field(default_factory=list)
-    """Megatron adds its own last steps here. Nobody calls them: `mb_checkpoint.finalize` takes their place."""
+    """List to which Megatron appends its own last steps. They are never called: `mb_checkpoint.finalize` replaces
+    them."""
 
 
 class TorchDistSavePlanner:
-    """Plans the saves of one run.
+    """Planner of the saves of one run.
 
     Args:
-        dp_cp: Ranks that share the writing of what they all have; None: the first of them writes it.
-        writers: Files of each rank, each with a thread of its own.
+        dp_cp: Ranks that share the writing of replicated data; None: the first of them writes it.
+        writers: Number of files of each rank, each with its own thread.
         constant: Plan once, because every save has the same tensors.
     """
 
@@ -58,13 +59,13 @@ class TorchDistSavePlanner:
     def plan(
         self, state: dict[str, Any], directory: Path, *, metadata: dict[str, Any], validate: bool
     ) -> WritePlan:
-        """Return what this rank writes of a sharded state dict. Collective over all ranks; writes nothing.
+        """Return the data that this rank writes of a sharded state dict. Collective over all ranks; writes no data.
 
         Args:
-            state: The state dict; it is taken apart.
+            state: The state dict; it is consumed.
             directory: The empty folder that will receive it.
-            metadata: How its content is laid out; stored with it.
-            validate: Check that the ranks' pieces cover each tensor once.
+            metadata: Layout of its content, which is stored with it.
+            validate: Check that the ranks' pieces cover each tensor exactly once.
         """
         with quiet():
             plan: WritePlan = dist_checkpointing.save(
@@ -79,7 +80,7 @@ class TorchDistSavePlanner:
 
 
 class _PlanningStrategy(TorchDistSaveShardedStrategy):  # type: ignore[misc]  # Megatron has no types
-    """Megatron's torch_dist strategy up to the point where it would stage tensors and write."""
+    """Megatron's torch_dist strategy, up to the point where it would stage and write tensors."""
 
     cached_central_plan: Any
     cached_local_plan: Any
@@ -90,7 +91,7 @@ class _PlanningStrategy(TorchDistSaveShardedStrategy):  # type: ignore[misc]  # 
     ) -> WritePlan:
         by_key, _, _ = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict, True)
         writer = _PlanningWriter(checkpoint_dir, thread_count=self.thread_count)
-        before = self.cached_central_plan, self.cached_local_plan, self.validated_cache_reuse
+        cached = self.cached_central_plan, self.cached_local_plan, self.validated_cache_reuse
         (_, index, _), central, local, reuse, _ = save_state_dict_async_plan(
             mcore_to_pyt_state_dict(by_key, False),
             writer,
@@ -99,7 +100,7 @@ class _PlanningStrategy(TorchDistSaveShardedStrategy):  # type: ignore[misc]  # 
             planner=MCoreSavePlanner(
                 dedup_replicated_tensors=False, flatten_state_dict=False, flatten_sharded_tensors=False
             ),
-            cached_ckpt_structure=before if self.use_cached_ckpt_structure else None,
+            cached_ckpt_structure=cached if self.use_cached_ckpt_structure else None,
         )
         self.cached_central_plan, self.cached_local_plan, self.validated_cache_reuse = central, local, reuse
         if index is not None:
@@ -110,7 +111,7 @@ class _PlanningStrategy(TorchDistSaveShardedStrategy):  # type: ignore[misc]  # 
 
 
 class _PlanningWriter(FileSystemWriterAsync):  # type: ignore[misc]  # Megatron has no types
-    """Keeps the pieces of the plan instead of copying them."""
+    """Writer that keeps the pieces of the plan instead of copying them."""
 
     files: tuple[DataFile, ...] = ()
 
@@ -132,7 +133,7 @@ def _data(resolved: Any) -> Any:
 
 
 def split_by_size(items: Sequence[WriteItem], parts: int) -> list[list[WriteItem]]:
-    """Divide the items among files so that the files have about the same size; objects count as nothing."""
+    """Divide the items among files of about the same size; the size of objects counts as zero."""
     shares: list[list[WriteItem]] = [[] for _ in range(parts)]
     heap = [(0, number) for number in range(parts)]
     heapify(heap)
@@ -152,5 +153,5 @@ def _sized(items: Sequence[WriteItem]) -> Iterator[tuple[int, WriteItem]]:
 
 
 def write_format_marker(directory: Path) -> None:
-    """Write the file by which Megatron Core knows the layout of a checkpoint."""
+    """Write the file by which Megatron Core recognizes the layout of a checkpoint."""
     save_config(BACKEND, str(directory))

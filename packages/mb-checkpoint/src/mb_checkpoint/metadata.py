@@ -1,4 +1,4 @@
-"""What a checkpoint holds, as all ranks agree: one that alone cannot read it must not leave the others waiting."""
+"""Contents of a checkpoint, read on all ranks: if one rank cannot read it, all ranks raise, so that none waits."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,20 +20,20 @@ COMMON = (
     "content_metadata",
     "opt_param_scheduler",
 )
-"""Objects of Megatron-FSDP's layout that are the same on all ranks."""
+"""Objects of the fsdp_dtensor layout that are identical on all ranks."""
 
 
 def is_fsdp_dtensor(path: Path) -> bool:
-    """Say whether a checkpoint is in the layout of Megatron-FSDP. Collective: rank 0 looks, and all go its way."""
+    """Return whether a checkpoint is in the layout of Megatron-FSDP. Collective: rank 0 decides for all ranks."""
     return on_rank_zero(lambda: format_of(path)) == fsdp.FORMAT
 
 
 def read_contents(path: Path, *, shards: bool) -> mcore.CheckpointContents:
-    """Read what a checkpoint holds, each rank by itself. Collective.
+    """Read the contents of a checkpoint, each rank from the files. Collective.
 
     Args:
-        path: Its folder.
-        shards: It is in the layout of Megatron-FSDP.
+        path: Folder of the checkpoint.
+        shards: Whether it is in the layout of Megatron-FSDP.
 
     Raises:
         CheckpointReadError: A rank could not read it.
@@ -42,15 +42,15 @@ def read_contents(path: Path, *, shards: bool) -> mcore.CheckpointContents:
 
 
 def read_on_all_ranks(path: Path, read: Callable[[], T], *, after: str = "nothing was changed") -> T:
-    """Read on every rank; where one cannot, raise on all, as they would wait for it. Collective.
+    """Read on every rank; if one rank fails, raise on all ranks, which would otherwise wait for it. Collective.
 
     Args:
-        path: Of the checkpoint.
-        read: Reads on this rank alone.
-        after: What a failure leaves, for the message.
+        path: Folder of the checkpoint.
+        read: Reads on this rank; not collective.
+        after: State of the run after a failure, for the message.
 
     Raises:
-        CheckpointReadError: A rank could not.
+        CheckpointReadError: A rank could not read it.
     """
     try:
         return on_every_rank(read)

@@ -1,6 +1,6 @@
-"""The door to nvidia-resiliency-ext: checkpoints on each node's own disk, with copies on other nodes.
+"""Access to nvidia-resiliency-ext: checkpoints on the disk of each node, with copies on other nodes.
 
-It may be imported at any time, also after a model was built and trained: the import changes nothing that a run sees.
+The module may be imported at any time, also after a model was built and trained: the import does not affect a run.
 """
 
 import logging
@@ -30,30 +30,30 @@ from mb_checkpoint.trust import is_trusted
 from mb_checkpoint.unpickling import reject_code, weights_only
 
 _CLASSES = [MCoreTensorAwareStateDict, ShardedObject, ShardedTensor]
-"""What a local checkpoint holds beside tensors and builtins."""
+"""Classes that a local checkpoint holds in addition to tensors and builtins."""
 
 logger = logging.getLogger(__name__)
 
 
 class _Manager(LocalCheckpointManager):  # type: ignore[misc,unused-ignore]  # without types, or not there
-    """The library's manager, which comes to where all ranks meet also where this one could not write.
+    """Manager of the library whose collective save completes even if this rank fails to write.
 
-    There the library finds out that a part is missing, removes the others, and raises on all ranks.
+    The library then detects the missing part, removes the others, and raises on all ranks.
     """
 
     failure: Exception | None = None
     synchronize: Callable[[], object] | None = None
-    """As `wait_for_current_device` takes it."""
+    """See `wait_for_current_device`."""
 
     def forget(self) -> None:
-        """Begin a save of which nothing has failed yet."""
+        """Reset the failure of the previous save."""
         self.failure = None
 
     def check(self) -> None:
-        """Refuse local files that name code.
+        """Reject local files that name code.
 
         Raises:
-            UnsafeCheckpointError: One does.
+            UnsafeCheckpointError: A file names code.
         """
         if is_trusted(self.local_ckpt_dir):
             return
@@ -75,7 +75,7 @@ class _Manager(LocalCheckpointManager):  # type: ignore[misc,unused-ignore]  # w
 
 
 class LocalStore:
-    """Temporary checkpoints in a folder of each node; fits `local.LocalStoreLike`. Made collectively.
+    """Non-persistent checkpoints in a folder of each node; matches `local.LocalStoreLike`. Construction is collective.
 
     Args:
         config: `non_persistent_local_ckpt_dir`, `non_persistent_local_ckpt_algo` and the replication fields.
@@ -96,17 +96,17 @@ class LocalStore:
         self._distribution: Any = None
 
     def save(self, state: dict[str, Any], step: int) -> Path:
-        """Write the state of this rank and of those whose copies it holds; older steps go. Collective.
+        """Write the state of this rank and the copies that it holds; delete older steps. Collective.
 
-        Where this rank could not write, and copies elsewhere are enough, that is logged as a warning.
+        If this rank could not write, and copies on other nodes suffice, a warning is logged.
 
         Raises:
             OSError: This rank could not write.
-            CheckpointingException: Another one could not.
+            CheckpointingException: Another rank could not.
         """
         self._manager.forget()
         for left in self._manager.local_ckpt_dir.glob("*.dirty.pt"):
-            left.unlink()  # a save that was interrupted; its name would be in the way
+            left.unlink()  # of an interrupted save; the library rejects an existing name
         aware, self._distribution = MCoreTensorAwareStateDict.from_state_dict(
             state, cached_metadata=self._distribution, **self._options
         )
@@ -116,20 +116,20 @@ class LocalStore:
             raise (self._manager.failure or error) from error
         if self._manager.failure is not None:
             logger.warning(
-                "local checkpoint of step %d: this rank could not write (%s); it can be read as long as the ranks are "
-                "there that hold copies",
+                "local checkpoint of step %d: this rank could not write (%s); it remains readable while the ranks "
+                "that hold copies are alive",
                 step,
                 self._manager.failure,
             )
         return Path(self._manager.local_ckpt_dir)
 
     def latest(self) -> int | None:
-        """Return the newest step that all ranks together still have; None where there is none. Collective."""
+        """Return the newest step that all ranks together still have; None if there is none. Collective."""
         step = int(self._manager.find_latest())
         return None if step < 0 else step
 
     def load(self) -> LocalState:
-        """Fetch the newest step, from another rank where this one lost its part. Collective, after `latest`.
+        """Load the newest step, from another rank if this one lost its part. Collective; call after `latest`.
 
         Raises:
             CheckpointReadError: The files of a rank name code that reading them would execute.

@@ -1,6 +1,6 @@
-"""The door to nvidia-resiliency-ext's background writer (0.6 or newer), as the strategy "nvrx" of Megatron Core.
+"""Access to the background writer of nvidia-resiliency-ext (0.6 or newer), the strategy "nvrx" of Megatron Core.
 
-It writes the data files and their index. Manifest and commit are done by this package's own writer process, as ever.
+It writes the data files and their index. The writer process of this package writes the manifest and commits.
 """
 
 from collections.abc import Sequence
@@ -29,20 +29,20 @@ FAILURES = (OSError, RuntimeError, CheckpointException, CheckpointingException)
 
 
 def is_available() -> bool:
-    """Say whether a version that Megatron Core can use is installed."""
+    """Return whether a version that Megatron Core can use is installed."""
     return bool(has_nvrx_async_support())
 
 
 class NvrxWriter:
-    """Plans a save and has it written by nvidia-resiliency-ext; then finishes it with a writer of this package.
+    """Planner and writer that delegates the data to nvidia-resiliency-ext and the commit to a writer of this package.
 
-    Fits `save.PlannerLike` and `manager.BackgroundWriterLike`. All methods but `submit` are called on all ranks alike; polls
-    while data is written are collective, as that library has it.
+    Matches `save.PlannerLike` and `manager.BackgroundWriterLike`. All methods but `submit` must be called on all ranks
+    together; polls are collective while data is written, as that library requires.
 
     Args:
         config: The section.
-        dp_cp: Ranks that share the writing of what they all have; None: the first of them writes it.
-        finisher: Finishes the save.
+        dp_cp: Ranks that share the writing of replicated data; None: the first of them writes it.
+        finisher: Writer that finalizes the save.
     """
 
     def __init__(self, config: CheckpointConfig, dp_cp: Any | None, finisher: BackgroundWriter) -> None:
@@ -54,28 +54,26 @@ class NvrxWriter:
             cpu_shm_mode=config.async_ckpt_use_cpu_shm,
         )
         self._strategy: Any = own if dp_cp is None else FullyParallelSaveStrategyWrapper(own, dp_cp)
-        lasting = (
-            torch.cuda.is_available()
-        )  # the lasting process of that library divides by the number of GPUs
-        self._queue: Any = get_async_strategy("nvrx", module="AsyncCallsQueue")[1](persistent=lasting)
+        persistent = torch.cuda.is_available()  # its persistent process divides by the number of GPUs
+        self._queue: Any = get_async_strategy("nvrx", module="AsyncCallsQueue")[1](persistent=persistent)
         self._finisher = finisher
         self._request: Any = None
         self._writing = False
 
     @property
     def staged_bytes(self) -> int:
-        """Host memory that this package holds for copies; the library's own is not known."""
+        """Host memory that this package holds for copies; that of the library is unknown."""
         return self._finisher.staged_bytes
 
     @property
     def pid(self) -> int | None:
-        """Process id of the writer that finishes."""
+        """Process id of the writer that finalizes the save."""
         return self._finisher.pid
 
     def plan(
         self, state: dict[str, Any], directory: Path, *, metadata: dict[str, Any], validate: bool
     ) -> WritePlan:
-        """Plan the save. Tensors on the host are copied first, for the library writes those of the training."""
+        """Plan the save. Tensors on the host are copied first, because the library writes the original tensors."""
         for each in nested_values(state):
             if isinstance(each, ShardedTensor) and each.data is not None and each.data.device.type == "cpu":
                 each.data = each.data.detach().clone()
@@ -92,20 +90,20 @@ class NvrxWriter:
         return WritePlan(files=(), index=None)
 
     def write(self, folder: Path, rank: int, files: Sequence[DataFile]) -> None:
-        """Pass the planned save on; arguments are those of `BackgroundWriter.write` and not used.
+        """Submit the planned save; the arguments are those of `BackgroundWriter.write` and are not used.
 
-        Waits for the device: the persistent process of that library copies the tensors on a stream of its own.
+        Waits for the device: the persistent process of that library copies the tensors on a separate stream.
         """
         wait_for_current_device()
         self._queue.schedule_async_request(self._request)
         self._request, self._writing = None, True
 
     def submit(self, job: WriterJob) -> None:
-        """Let the save be finished."""
+        """Submit the finalization of the save."""
         self._finisher.submit(job)
 
     def result(self) -> JobResult | None:
-        """Return what became of the data, then of the end of the save."""
+        """Return the result of writing the data, then that of finalizing the save."""
         if not self._writing:
             return self._finisher.result()
         try:
@@ -118,13 +116,13 @@ class NvrxWriter:
         return JobResult()
 
     def stop(self) -> None:
-        """End both processes; the next save starts others."""
+        """Kill both processes; the next save starts new ones."""
         self._writing = False
         self._queue.close(abort=True)
         self._finisher.stop()
 
     def close(self) -> None:
-        """End both processes for good."""
+        """Kill both processes and release their resources."""
         self._writing = False
         self._queue.close(abort=True)
         self._finisher.close()

@@ -1,8 +1,8 @@
-"""Parameter groups of an optimizer: the stored ones fitted to the groups of this run. Standard library only.
+"""Matching of stored parameter groups with those of this run's optimizer. Standard library only.
 
-Megatron Core pairs stored and current groups by their settings, learning rates included, and then takes every setting
-from the checkpoint. A changed learning rate therefore finds no counterpart, and changed betas are lost. Here a group is
-paired by its structure first; its settings are those of this run, except for what the optimizer itself counts.
+Megatron Core pairs stored and current groups by their settings, including learning rates, and then takes every setting
+from the checkpoint. A changed learning rate therefore finds no counterpart, and changed betas are lost. Here, a group
+is paired by its structure first; its settings are those of this run, except for those that the optimizer itself counts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,18 +11,18 @@ from typing import Any, Literal
 from mb_checkpoint.errors import CheckpointLayoutError, CheckpointScheduleError
 
 Policy = Literal["configured", "stored", "equal"]
-"""Whose schedule applies after a load: that of this run, that of the checkpoint, or either, because both are equal."""
+"""Schedule to apply after a load: that of this run, that of the checkpoint, or either, because both are equal."""
 
 Group = Mapping[str, Any]
 
 STRUCTURE = ("is_decoupled_lr", "default_config", "wd_mult", "lr_mult", "optimizer")
-"""Entries that say which parameters a group is for; besides them `is_expert_parallel`, which the layout may change."""
+"""Entries that identify the parameters of a group; `is_expert_parallel` too, which the parallel layout may change."""
 
 SCHEDULE = ("max_lr", "min_lr", "start_wd", "end_wd")
-"""Entries that Megatron's scheduler reads from a group in place of its own values."""
+"""Entries that Megatron's scheduler reads from a group instead of its own values."""
 
 COUNTED = frozenset({"step", "lr", "weight_decay", "initial_lr"})
-"""Entries that change while a run trains; the stored value is restored."""
+"""Entries that change during training; the stored value is restored."""
 
 LAYOUT = frozenset({"params", "is_expert_parallel"})
 """Entries that belong to this run's parallel layout."""
@@ -31,16 +31,16 @@ LAYOUT = frozenset({"params", "is_expert_parallel"})
 def fit_groups(
     stored: Sequence[Group], own: Sequence[Group], *, policy: Policy = "equal"
 ) -> list[dict[str, Any]]:
-    """Return one group for each of `own`, in that order: its settings, with what the optimizer counts as stored.
+    """Return one group for each of `own`, in that order: its settings, with stored values of what the optimizer counts.
 
     Args:
         stored: Groups of the checkpoint.
         own: Groups of this run's optimizer.
-        policy: Under "stored", `SCHEDULE` comes from the checkpoint.
+        policy: With "stored", the entries of `SCHEDULE` come from the checkpoint.
 
     Raises:
         CheckpointLayoutError: A group has no counterpart, and the policy is not "configured".
-        CheckpointScheduleError: The policy is "equal", and a group and its counterpart have another schedule.
+        CheckpointScheduleError: The policy is "equal", and a group and its counterpart have different schedules.
     """
     fitted = []
     for group, counterpart in zip(own, _counterparts(stored, own), strict=True):
@@ -56,10 +56,10 @@ def fit_groups(
 
 
 def fit_group(stored: Group, own: Group, *, policy: Policy) -> dict[str, Any]:
-    """Return one group's settings, with what the optimizer counts as in its stored counterpart.
+    """Return the settings of one group, with the values that the optimizer counts taken from its stored counterpart.
 
     Raises:
-        CheckpointScheduleError: As `fit_groups`.
+        CheckpointScheduleError: See `fit_groups`.
     """
     different = [key for key in SCHEDULE if stored.get(key) != own.get(key)]
     if policy == "equal" and different:
@@ -72,7 +72,7 @@ def fit_group(stored: Group, own: Group, *, policy: Policy) -> dict[str, Any]:
 
 
 def group_changes(stored: Sequence[Group], own: Sequence[Group]) -> list[str]:
-    """Describe the settings, beyond the schedule's, in which groups differ from their counterparts."""
+    """Describe the settings, except those of the schedule, in which groups differ from their counterparts."""
     lines = set()
     for group, counterpart in zip(own, _counterparts(stored, own), strict=True):
         lines |= changes_of(counterpart or group, group)
@@ -80,7 +80,7 @@ def group_changes(stored: Sequence[Group], own: Sequence[Group]) -> list[str]:
 
 
 def changes_of(stored: Group, own: Group) -> set[str]:
-    """Describe the settings, beyond the schedule's, in which one group differs from its counterpart."""
+    """Describe the settings, except those of the schedule, in which one group differs from its counterpart."""
     keys = stored.keys() & own.keys() - COUNTED - LAYOUT - {*SCHEDULE, *STRUCTURE}
     return {
         f"{key} {_plain(own[key])} (in the checkpoint: {_plain(stored[key])})"
@@ -94,10 +94,10 @@ def _plain(value: Any) -> Any:
 
 
 def groups_of(part: Mapping[Any, Any]) -> Mapping[Any, Any]:
-    """Return the mapping whose entry `param_groups` is the list of groups, inside the state of one optimizer.
+    """Return the mapping inside the state of one optimizer whose entry `param_groups` is the list of groups.
 
     The distributed and the half-precision optimizer keep torch's state under `optimizer`; the optimizer of several
-    modules keeps a record of it under `param_groups`.
+    modules keeps a copy of it under `param_groups`.
     """
     inner = part.get("optimizer", part)
     groups = inner.get("param_groups")
@@ -116,7 +116,7 @@ def with_groups(part: Mapping[Any, Any], groups: Sequence[Group]) -> dict[Any, A
 
 
 def _counterparts(stored: Sequence[Group], own: Sequence[Group]) -> list[Group | None]:
-    """Return the stored group of each own one: the most alike first, each stored one once where there are enough."""
+    """Return the stored counterpart of each group: best match first, and each stored group once if there are enough."""
     chosen: list[Group | None] = [None] * len(own)
     used: set[int] = set()
     for keys, again in (
@@ -124,12 +124,12 @@ def _counterparts(stored: Sequence[Group], own: Sequence[Group]) -> list[Group |
         (("is_expert_parallel", *STRUCTURE), False),
         (STRUCTURE, True),  # experts on other ranks: one group becomes two, or two become one
     ):
-        for place, group in enumerate(own):
-            if chosen[place] is not None:
+        for index, group in enumerate(own):
+            if chosen[index] is not None:
                 continue
             for number, each in enumerate(stored):
                 if (again or number not in used) and _same(group, each, keys):
-                    chosen[place] = each
+                    chosen[index] = each
                     used.add(number)
                     break
     return chosen
@@ -158,13 +158,13 @@ SETTINGS = {
     "wd_incr_style": "scheduler.weight_decay_incr_style",
     "wd_incr_steps": "growth of the weight decay (sequences)",
 }
-"""Name in a scheduler's state -> what a user sets."""
+"""Name in a scheduler's state -> setting that a user changes."""
 
 
 def schedule_changes(stored: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return setting -> (stored, own) for each in which two states of a scheduler differ.
+    """Return setting -> (stored, own) for each setting in which two states of a scheduler differ.
 
-    A warm-up that is a fraction of the decay was once rounded to whole sequences; that is no difference.
+    Earlier versions rounded a warm-up that is a fraction of the decay to whole sequences; that is not a difference.
     """
     found = {}
     for name, setting in SETTINGS.items():
@@ -178,14 +178,14 @@ def schedule_changes(stored: Mapping[str, Any], own: Mapping[str, Any]) -> dict[
 
 
 def is_rounded(stored: Any, own: Any) -> bool:
-    """Whether a stored number of warm-up sequences is the whole number next to this run's fraction."""
+    """Return whether a stored number of warm-up sequences is this run's fractional number, rounded."""
     return (
         isinstance(stored, int) and isinstance(own, float) and not own.is_integer() and stored == round(own)
     )
 
 
 def reject_schedule_change(changes: Mapping[str, tuple[Any, Any]]) -> None:
-    """Reject a schedule that is neither the stored one nor chosen over it.
+    """Reject a schedule that differs from the stored one, if the configuration selects neither.
 
     Raises:
         CheckpointScheduleError: There are changes.
@@ -197,7 +197,7 @@ def reject_schedule_change(changes: Mapping[str, tuple[Any, Any]]) -> None:
 
 
 def describe(changes: Mapping[str, tuple[Any, Any]]) -> str:
-    """Write changes on one line."""
+    """Format changes in one line."""
     return ", ".join(
         f"{name}: {here} here, {there} in the checkpoint" for name, (there, here) in changes.items()
     )

@@ -1,4 +1,4 @@
-"""The state of a machine that runs suspicious steps again: what a checkpoint keeps of it, and when it is taken over."""
+"""State of the rerun state machine in a checkpoint: storing it, and the conditions for restoring it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ RERUN_KEY = "rerun_state_machine"
 
 
 def rerun_entry(machine: RerunStateMachineLike | None) -> dict[str, Any]:
-    """Return what a save adds to the state; nothing without a machine, or where it has nothing to keep."""
+    """Return the entry of the rerun state machine in a save; empty without a machine or without state."""
     state = None if machine is None else machine.state_dict()
     return {} if state is None else {RERUN_KEY: state}
 
@@ -17,12 +17,12 @@ def rerun_entry(machine: RerunStateMachineLike | None) -> dict[str, Any]:
 def rerun_request(
     machine: RerunStateMachineLike | None, *, objects: frozenset[str], same_layout: bool
 ) -> tuple[dict[str, Any], str | None]:
-    """Return what a load asks for, and a note where what is stored belongs to another layout.
+    """Return the entry to request on load, and a note if the stored state belongs to another parallel layout.
 
     Args:
-        machine: asks for as many shards as there are ranks; None: nothing is requested.
-        objects: unique keys of the stored objects.
-        same_layout: tensor and pipeline parallel sizes are those of the checkpoint.
+        machine: State machine with one shard per rank; None requests nothing.
+        objects: Unique keys of the stored objects.
+        same_layout: Whether tensor and pipeline parallel sizes are those of the checkpoint.
     """
     if machine is None:
         return {}, None
@@ -32,12 +32,15 @@ def rerun_request(
         return {RERUN_KEY: template}, None
     families = {shard.partition("/")[0] for shard in shards}
     if any(key.partition("/")[0] in families for key in objects):
-        return {}, "rerun machine: stored for another parallel layout; a step that waited is not run again"
+        return (
+            {},
+            "rerun machine: stored for another parallel layout; a step queued for a rerun is not run again",
+        )
     return {}, None
 
 
 def take_over(machine: RerunStateMachineLike | None, loaded: Mapping[str, Any], *, requested: bool) -> None:
-    """Hand a loaded state to the machine, where it was requested."""
+    """Restore the state of the machine, if it was requested."""
     if machine is not None and requested:
         machine.load_state_dict(loaded[RERUN_KEY])
 
@@ -48,12 +51,12 @@ def _shards(state: Mapping[str, Any] | None) -> set[str]:
 
 
 def entries_of(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a machine's state as separate entries, what each rank has of its own under a name of its own."""
+    """Return the state of a machine as separate entries; per-rank state has a per-rank name."""
     return {_entry(name, value): getattr(value, "data", value) for name, value in state.items()}
 
 
 def rebuilt(template: Mapping[str, Any], loaded: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state that was requested by a template, from the entries that were read."""
+    """Return the state that a template requests, from the entries that were read."""
     return {name: loaded[_entry(name, value)] for name, value in template.items()}
 
 

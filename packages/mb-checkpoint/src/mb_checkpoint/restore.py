@@ -1,4 +1,4 @@
-"""What a load does once its checkpoint is chosen: compare it with the model, read it, put everything back."""
+"""Restoring a run from a selected checkpoint: compare it with the model, read it, and load the state."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -32,18 +32,18 @@ def check_shapes(
     may_lack: bool = False,
     may_have_more: bool = False,
 ) -> None:
-    """Compare the tensors that all ranks ask for with those that a checkpoint holds.
+    """Compare the tensors that all ranks request with those that a checkpoint holds.
 
     Args:
-        wanted: Global shape of each tensor that any rank asks for (`merge_over_ranks`), so that all refuse alike.
-        stored: Those that the checkpoint holds.
+        wanted: Global shape of each tensor that any rank requests (`merge_over_ranks`), so that all ranks reject
+            together.
+        stored: Shapes in the checkpoint.
         path: Its folder, for the message.
         may_lack: The checkpoint need not hold all of them.
-        may_have_more: It may hold others, too.
+        may_have_more: The checkpoint may hold other tensors.
 
     Raises:
-        CheckpointShapeError: A tensor has another shape, or is missing there or here; the message names the first
-            ones.
+        CheckpointShapeError: A tensor has another shape, or is missing on one side; the message names the first ones.
     """
     lines = []
     for key in sorted(wanted.keys() | stored.keys()):
@@ -64,7 +64,7 @@ def _shape(shape: tuple[int, ...] | None) -> str:
 
 
 def merge_over_ranks(own: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes that any rank asks for. Collective."""
+    """Return the shapes that any rank requests. Collective."""
     wanted: dict[str, tuple[int, ...]] = {}
     for shapes in gather(own):
         wanted |= shapes
@@ -72,7 +72,7 @@ def merge_over_ranks(own: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int,
 
 
 class StateRestorer:
-    """One load of tensors and objects: what to ask for, and where to put what comes back."""
+    """Load of tensors and objects: builds the request, and restores the result."""
 
     def __init__(
         self,
@@ -92,14 +92,16 @@ class StateRestorer:
         self._notes: list[str] = []
 
     def run(self) -> list[str]:
-        """Compare, read, put back; return the notes on what was left. Collective."""
+        """Compare, read and restore; return notes on the state that was left unchanged. Collective."""
         ctx, metadata = self._ctx, self._contents.metadata
-        whole = mcore.model_sections(ctx.model, self._groups, metadata)
+        all_sections = mcore.model_sections(ctx.model, self._groups, metadata)
         keep = ctx.adapter_key_filter
-        sections = whole if keep is None else apply_peft_adapter_filter_to_state_dict(whole, keep)
+        sections = (
+            all_sections if keep is None else apply_peft_adapter_filter_to_state_dict(all_sections, keep)
+        )
         wanted = merge_over_ranks(mcore.shapes_of(sections))
         if keep is not None:
-            total = merge_over_ranks(mcore.shapes_of(whole))
+            total = merge_over_ranks(mcore.shapes_of(all_sections))
             reject_empty_selection(keep, accepted=len(wanted), total=len(total))
         if self._contents.shapes is not None:
             check_shapes(
@@ -121,7 +123,7 @@ class StateRestorer:
             requested = main_params.in_float32(requested)
         if with_optimizer:
             requested["optimizer"] = mcore.optimizer_section(
-                ctx.optimizer, whole, self._groups, metadata, is_loading=True
+                ctx.optimizer, all_sections, self._groups, metadata, is_loading=True
             )
             self._leave_groups_out(requested["optimizer"])
         if self._wants_rng():
@@ -145,7 +147,7 @@ class StateRestorer:
         lacking = sum(len(section) - len(part[name]) for name, section in sections.items())
         if lacking:
             self._leave(
-                f"weights: the checkpoint lacks {lacking} of this rank's entries; they stay as they are"
+                f"weights: the checkpoint lacks {lacking} of this rank's entries; they remain unchanged"
             )
         return part
 
@@ -175,9 +177,7 @@ class StateRestorer:
         if keys & self._contents.objects:
             return True
         if any(key.startswith(f"{mcore.RNG_KEY}/") for key in self._contents.objects):
-            return self._leave(
-                "random state: stored for another parallel layout; this run goes on with its own"
-            )
+            return self._leave("random state: stored for another parallel layout; this run keeps its own")
         return self._leave("random state: the checkpoint holds none")
 
     def _rerun_request(self) -> dict[str, Any]:
@@ -221,9 +221,9 @@ class StateRestorer:
         return fitted
 
     def _leave_groups_out(self, requested: Mapping[Any, Any]) -> None:
-        """Remove parameter groups from what is requested where their number differs: Megatron cannot merge them.
+        """Remove parameter groups from the request if their number differs, because Megatron cannot merge them.
 
-        They are in the part of a checkpoint that is read as a whole.
+        They are in the common part of a checkpoint, which is read as a whole.
         """
         common = self._contents.common.get("optimizer")
         if not isinstance(common, Mapping) or mcore.distributed_parts(self._ctx.optimizer):
@@ -248,10 +248,10 @@ class StateRestorer:
         return None
 
     def _compare_schedules(self) -> None:
-        """Reject a schedule that differs where neither is chosen, before anything is read; note what applies.
+        """Reject a differing schedule if neither is selected, before anything is read; note the schedule that applies.
 
         Raises:
-            CheckpointScheduleError: The schedules differ, and the configuration chooses none.
+            CheckpointScheduleError: The schedules differ, and the configuration selects neither.
         """
         policy, stored = self._policy(), self._stored_schedule(self._contents.common)
         if policy is None or stored is None or not self._resume or not self._config.load_optim:

@@ -1,4 +1,4 @@
-"""Putting a data loader where it stood, on all ranks or with an error on all."""
+"""Restoring the position of a stateful data loader, on all ranks or with an error on all."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,27 +10,27 @@ from mb_checkpoint.errors import DataloaderStateError
 
 
 def restore_position(ctx: CheckpointLoadContext, stored: Callable[[], Any | None]) -> list[str]:
-    """Put a data loader with a position of its own where it stood. Collective.
+    """Restore the position of a stateful data loader. Collective.
 
-    Returns a note, on all ranks, where nothing was stored for the loader of any.
+    Returns a note, on all ranks, if no position was stored for the loader of a rank.
 
     Args:
-        ctx: With the iterator, on the ranks that have one.
-        stored: Returns the position of this rank, or None; requested only where there is a loader for it.
+        ctx: Load context with the iterator, on the ranks that have one.
+        stored: Returns the position of this rank, or None; called only on ranks with a stateful loader.
 
     Raises:
-        DataloaderStateError: It could not be read or taken over on a rank.
+        DataloaderStateError: The position could not be read or restored on a rank.
     """
     iterable = positioned(ctx.train_data_iterator)
 
-    def put() -> bool:
+    def restore() -> bool:
         position = stored() if iterable is not None else None
         if iterable is not None and position is not None:
             iterable.restore_state(position)
         return iterable is None or position is not None
 
     try:
-        found = all(gather(on_every_rank(put)))
+        found = all(gather(on_every_rank(restore)))
     except RanksFailedError as error:
         raise DataloaderStateError(f"data loader: its position could not be restored ({error})") from error
-    return [] if found else ["data loader: no position was stored; it starts anew"]
+    return [] if found else ["data loader: no position was stored; it starts from the beginning"]

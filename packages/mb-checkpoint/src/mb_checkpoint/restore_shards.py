@@ -23,7 +23,7 @@ def load_shards(
     contents: mcore.CheckpointContents,
     strict: bool,
 ) -> None:
-    """Load weights alone, into a model in Megatron-FSDP or a whole one. Collective; raises as `load_model_weights`."""
+    """Load only weights, into Megatron-FSDP or an unsharded model. Collective; raises as `load_model_weights`."""
     reject_fused_layer_resharding(path, model, groups, contents)
     requested = fsdp.weights(model, groups)
     compare(
@@ -37,14 +37,14 @@ def read_in_place(path: Path, requested: Mapping[str, Shard | None]) -> dict[str
     """Read as `read_entries`. Collective.
 
     Raises:
-        CheckpointReadError: A rank could not read; what has been read is in the blocks.
+        CheckpointReadError: A rank could not read; the data read so far is in the blocks.
     """
     after = "some of it is in the model already"
     return read_on_all_ranks(path, lambda: read_entries(path, requested), after=after)
 
 
 def shapes_of(requested: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each tensor that any rank asks for. Collective."""
+    """Return the shape of each tensor that any rank requests. Collective."""
     return merge_over_ranks(
         {name: entry.shape for name, entry in requested.items() if isinstance(entry, Shard)}
     )
@@ -58,10 +58,10 @@ def compare(
     may_lack: bool,
     may_have_more: bool,
 ) -> None:
-    """Compare the weights that all ranks ask for with those that are stored.
+    """Compare the weights that all ranks request with those that are stored.
 
     Raises:
-        CheckpointShapeError: As `check_shapes`; or nothing is in common.
+        CheckpointShapeError: See `check_shapes`; or there is no common tensor.
     """
     check_shapes(wanted, stored, path=path, may_lack=may_lack, may_have_more=may_have_more)
     if wanted.keys().isdisjoint(stored):
@@ -72,7 +72,7 @@ def compare(
 
 
 def shown(names: Iterable[str]) -> str:
-    """Return the first of some names, and how many more there are."""
+    """Return the first of some names, and the number of others."""
     listed = sorted(names)
     more = f" and {len(listed) - MAX_SHOWN} more" if len(listed) > MAX_SHOWN else ""
     return ", ".join(listed[:MAX_SHOWN]) + more
@@ -81,10 +81,10 @@ def shown(names: Iterable[str]) -> str:
 def reject_fused_layer_resharding(
     path: Path, model: Sequence[Any], groups: mcore.CheckpointGroups, contents: mcore.CheckpointContents
 ) -> None:
-    """Refuse another tensor-parallel size where layers are stored as that size cuts them.
+    """Reject another tensor-parallel size for layers that are stored as that size splits them.
 
     Raises:
-        CheckpointLayoutError: Such a layer is in the model, and the sizes differ.
+        CheckpointLayoutError: The model has such a layer, and the sizes differ.
     """
     there = (contents.layout or {}).get("tensor_model_parallel_size", groups.tp.size())
     if there != groups.tp.size() and fsdp.fused_layers(model):
@@ -96,16 +96,16 @@ def reject_fused_layer_resharding(
 
 
 class ShardRestorer(StateRestorer):
-    """One load of shards: what to ask for, and where to put what comes back."""
+    """Load of shards: builds the request, and restores the result."""
 
     def run(self) -> list[str]:
-        """Compare, read in place, put back; return the notes on what was left. Collective."""
+        """Compare, read in place and restore; return notes on the state that was left unchanged. Collective."""
         ctx, contents = self._ctx, self._contents
         reject_fused_layer_resharding(self._path, ctx.model, self._groups, contents)
         with_optimizer = self._wants_optimizer()
         self._compare_schedules()
         stored = contents.shapes or {} if with_optimizer else contents.model_shapes
-        requested = self._requested(with_optimizer=with_optimizer)
+        requested = self._request(with_optimizer=with_optimizer)
         if with_optimizer:
             fsdp.drop_state_not_stored(ctx.model, ctx.optimizer, stored)
         known = {**(contents.shapes or {}), **dict.fromkeys(contents.objects)}
@@ -118,15 +118,15 @@ class ShardRestorer(StateRestorer):
         reruns = self._rerun_request().get(RERUN_KEY, {})
         wanted |= dict.fromkeys([*random, *entries_of(reruns)])
         loaded = read_in_place(self._path, wanted)
-        self._configure_process(loaded, with_optimizer=with_optimizer)
+        self._apply_loaded(loaded, with_optimizer=with_optimizer)
         if reruns and ctx.rerun_state_machine is not None:
             ctx.rerun_state_machine.load_state_dict(rebuilt(reruns, loaded))
         for name in random:
             restore_rng_state(loaded[name], mcore.MegatronRng())
         return self._notes
 
-    def _requested(self, *, with_optimizer: bool) -> dict[str, Any]:
-        """Return what to ask for. The optimizer's state is made only once the weights fit. Collective."""
+    def _request(self, *, with_optimizer: bool) -> dict[str, Any]:
+        """Return the entries to request. The optimizer state is created only if the weights match. Collective."""
         ctx, contents = self._ctx, self._contents
         strict = ctx.strict and self._config.strict_fsdp_dtensor_load
         filtered = ctx.adapter_key_filter is not None
@@ -145,7 +145,7 @@ class ShardRestorer(StateRestorer):
             requested, stored = requested | entries, stored | of_optimizer
             wanted |= shapes_of(entries)
         if lacking := wanted.keys() - stored.keys():
-            self._leave(f"tensors: the checkpoint lacks {shown(lacking)}; they stay as they are")
+            self._leave(f"tensors: the checkpoint lacks {shown(lacking)}; they remain unchanged")
         if not filtered and (more := stored.keys() - wanted.keys()):
             self._leave(f"tensors: the checkpoint also holds {shown(more)}; left out")
         return requested
@@ -153,13 +153,15 @@ class ShardRestorer(StateRestorer):
     def _optimizer_entries(
         self, stored: Mapping[str, tuple[int, ...]], *, may_lack: bool, may_have_more: bool
     ) -> dict[str, Any]:
-        """Return what to ask for of the optimizer, whose state is made where it has none. Collective.
+        """Return the optimizer entries to request; creates missing optimizer state. Collective.
 
         Raises:
-            CheckpointShapeError: As `check_shapes`; what was made is gone again.
+            CheckpointShapeError: See `check_shapes`; the created state is removed again.
         """
         ctx = self._ctx
-        stepped = any(name.startswith(fsdp.STATE) for name in stored)  # else no step was made before
+        stepped = any(
+            name.startswith(fsdp.STATE_PREFIX) for name in stored
+        )  # else the run was saved before its first step
         made = fsdp.make_state(ctx.model, ctx.optimizer) if stepped else []
         entries = fsdp.optimizer_entries(ctx.model, ctx.optimizer)
         wanted = shapes_of(entries)
@@ -171,8 +173,8 @@ class ShardRestorer(StateRestorer):
             raise
         return entries
 
-    def _configure_process(self, loaded: Mapping[str, Any], *, with_optimizer: bool) -> None:
-        """Put back what is no tensor, and have model and optimizer follow what was read into them."""
+    def _apply_loaded(self, loaded: Mapping[str, Any], *, with_optimizer: bool) -> None:
+        """Restore what is not a tensor, and update model and optimizer from the data that was read into them."""
         ctx = self._ctx
         if with_optimizer:
             changed = fsdp.restore_settings(
@@ -185,7 +187,7 @@ class ShardRestorer(StateRestorer):
             main_params.refresh(ctx.optimizer, ctx.model, None)
             if self._config.load_main_params_from_ckpt:
                 self._leave(
-                    "master weights: taken from the model's weights, as only torch_dist is read otherwise"
+                    "main parameters: copied from the model's weights; only torch_dist supports the stored values"
                 )
         if self._resume and self._config.load_optim and ctx.opt_param_scheduler is not None:
             self._put_back_scheduler(self._contents.common)
@@ -208,13 +210,11 @@ class ShardRestorer(StateRestorer):
         if self._has_own_rng():
             return True
         if any(name.startswith(f"{mcore.RNG_KEY}.") for name in self._contents.objects):
-            return self._leave(
-                "random state: stored for another parallel layout; this run goes on with its own"
-            )
+            return self._leave("random state: stored for another parallel layout; this run keeps its own")
         return self._leave("random state: the checkpoint holds none")
 
     def _has_own_rng(self) -> bool:
-        """Say whether a random state of this rank is there: its own, or the one that its replicas share."""
+        """Return whether a random state for this rank is stored: its own, or the one that its replicas share."""
         here, stored = self._groups.layout(self._ctx.model), self._contents.layout
         return (stored is None or dict(stored) == here) and self._rng_count() in (
             1,
@@ -230,5 +230,5 @@ class ShardRestorer(StateRestorer):
 
 
 def rng_name(groups: mcore.CheckpointGroups, replica: int | str) -> str:
-    """Return the name of a random state: by pipeline and tensor rank, and replica."""
+    """Return the name of a random state, by pipeline and tensor rank and replica."""
     return f"{mcore.RNG_KEY}.({groups.pp.rank()}, {groups.tp.rank()}).{replica}"

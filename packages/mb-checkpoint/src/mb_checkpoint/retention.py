@@ -1,4 +1,4 @@
-"""Which old checkpoints to delete, and deleting them."""
+"""Retention of checkpoints: selection and deletion of old ones."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ from mb_checkpoint.verified_cache import VerifiedCache
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruneResult:
-    """What a round of deleting did."""
+    """Result of pruning."""
 
     removed: tuple[Path, ...] = ()
-    """Folders that are gone."""
+    """Folders that were deleted."""
     not_removed: tuple[tuple[Path, str], ...] = ()
-    """Folders that should be gone and are not, with the reason."""
+    """Folders that should have been deleted, with the reason why they were not."""
     damaged: tuple[tuple[Path, str], ...] = ()
-    """Folders that did not count among those to keep, because they are not whole, with the reason."""
+    """Folders that did not count among those to keep, because they are damaged, with the reason."""
 
 
 def steps_to_remove(
@@ -32,17 +32,18 @@ def steps_to_remove(
     retain_interval: int | None = None,
     is_intact: Callable[[int], bool] = lambda _step: True,
 ) -> list[int]:
-    """Return the steps beyond the `keep` newest whole ones, oldest first, never the protected one.
+    """Return the steps beyond the `keep` newest intact ones, oldest first, never the protected one.
 
-    Only steps up to the protected one count: newer folders belong to another line of the run. `keep=-1`
-    removes nothing. Multiples of `retain_interval` stay too.
+    Only steps up to the protected one count: newer folders belong to another branch of the run. `keep=-1` removes
+    nothing. Multiples of `retain_interval` are kept as well.
 
     Args:
-        steps: All that are there.
-        keep: How many whole ones stay.
-        protected: Stays in any case.
-        retain_interval: Multiples of it stay; None: none does.
-        is_intact: Says whether a step counts. Asked only where something might go, newest first, until enough are found.
+        steps: All existing steps.
+        keep: Number of intact steps to keep.
+        protected: Step that is kept in any case.
+        retain_interval: Multiples of it are kept; None disables this.
+        is_intact: Returns whether a step counts. Called only if there is a candidate for deletion, newest first, until
+            enough are found.
 
     Raises:
         ValueError: `keep` is 0 or below -1, or `retain_interval` is below 1.
@@ -71,10 +72,10 @@ def steps_to_remove(
     if keep == -1 or not may_go & set(candidates[keep:]):
         return []
     counted = 0
-    for place, step in enumerate(candidates):
+    for index, step in enumerate(candidates):
         counted += is_intact(step)
         if counted == keep:
-            return sorted(may_go & set(candidates[place + 1 :]))
+            return sorted(may_go & set(candidates[index + 1 :]))
     return []
 
 
@@ -89,33 +90,33 @@ def prune(
     contents: bool = True,
     unfinished: bool = False,
 ) -> PruneResult:
-    """Delete the step folders beyond the `keep` newest whole ones; one that resists is reported, not raised.
+    """Delete the step folders beyond the `keep` newest intact ones; a folder that cannot be deleted is reported.
 
-    Call it on one rank, after the trackers name the protected step. What a tracker names, or a reader holds, stays.
-    Each folder gets a hidden name first, so that no reader finds a half-deleted one. Where something is to be deleted,
-    the newest are compared with their hashes first, each once in the life of `compared`, until `keep` of them are found
-    whole; only what is older goes.
+    Call it on one rank, after the trackers name the protected step. Checkpoints that a tracker names or a reader holds
+    are kept. Each folder is first renamed to a hidden name, so that no reader finds a partially deleted one. If there
+    is a candidate for deletion, the newest checkpoints are verified by their hashes first, each once in the lifetime of
+    `verified`, until `keep` of them are found intact; only older ones are deleted.
 
     Args:
         root: Folder with the `iter_*` folders.
-        keep: How many stay; -1: all.
-        protected: The step that was just saved, or that is in use; None: the newest whole one.
-        retain_interval: Multiples of it stay for ever.
-        dry_run: Delete nothing; `removed` is what would be.
-        verified: What is known of them; None: nothing.
-        contents: Compare contents; False: sizes alone.
-        unfinished: Delete what saves left that did not end, too, unless a process holds the lock of `locks.writer_lock`, or
-            the file system has no locks. Only where all who save there hold it: else this would delete what they
-            are writing.
+        keep: Number of checkpoints to keep; -1 keeps all.
+        protected: Step that was just saved, or that is in use; None: the newest intact one.
+        retain_interval: Multiples of it are never deleted.
+        dry_run: Delete nothing; `removed` lists the folders that would be deleted.
+        verified: Cache of verified checkpoints; None starts with an empty one.
+        contents: Verify contents; False compares only sizes.
+        unfinished: Also delete the remains of unfinished saves, unless a process holds `locks.writer_lock` or the file
+            system has no locks. Use only if every process that saves there holds that lock: otherwise this deletes data
+            that is being written.
 
     Raises:
-        ValueError: As `steps_to_remove`.
-        CheckpointNotFoundError: No step is named, and no checkpoint is whole.
+        ValueError: See `steps_to_remove`.
+        CheckpointNotFoundError: `protected` is None, and no checkpoint is intact.
     """
     found = steps_in(root)
     known = verified or VerifiedCache()
     removed: list[Path] = []
-    resisting: list[tuple[Path, str]] = []
+    not_removed: list[tuple[Path, str]] = []
     damaged: list[tuple[Path, str]] = []
     tracked = tracked_steps(root)
 
@@ -127,55 +128,59 @@ def prune(
 
     newest = next((step for step in found if is_intact(step)), None) if protected is None else protected
     if newest is None:
-        listing = "; ".join(f"{path.name}: {reason}" for path, reason in damaged) or "none is there"
-        raise CheckpointNotFoundError(f"{root}: no whole checkpoint to keep, so none is deleted ({listing}).")
+        listing = "; ".join(f"{path.name}: {reason}" for path, reason in damaged) or "none found"
+        raise CheckpointNotFoundError(
+            f"{root}: no intact checkpoint to keep, so none is deleted ({listing})."
+        )
     for step in steps_to_remove(
         found, keep=keep, protected=newest, retain_interval=retain_interval, is_intact=is_intact
     ):
         path = found[step]
         if step in tracked:
-            resisting.append((path, "a tracker names it"))
+            not_removed.append((path, "a tracker names it"))
             continue
         try:
             if _remove(path, dry_run=dry_run):
                 removed.append(path)
             else:
-                resisting.append((path, "it is being read"))
+                not_removed.append((path, "it is being read"))
         except OSError as error:
-            resisting.append((path, str(error)))
+            not_removed.append((path, str(error)))
     if unfinished:
-        _remove_unfinished(root, removed, resisting, dry_run=dry_run)
-    return PruneResult(removed=tuple(removed), not_removed=tuple(resisting), damaged=tuple(damaged))
+        _remove_unfinished(root, removed, not_removed, dry_run=dry_run)
+    return PruneResult(removed=tuple(removed), not_removed=tuple(not_removed), damaged=tuple(damaged))
 
 
 KEPT_REASONS = {
     "taken": "a process saves there",
-    "unknown": "whether a process saves there cannot be told: this file system has no locks",
+    "unknown": "whether a process saves there is unknown: this file system has no locks",
 }
-"""Why an unfinished save stays."""
+"""Reasons why an unfinished save is kept."""
 
 
 def _remove_unfinished(
-    root: Path, removed: list[Path], resisting: list[tuple[Path, str]], *, dry_run: bool
+    root: Path, removed: list[Path], not_removed: list[tuple[Path, str]], *, dry_run: bool
 ) -> None:
-    """Delete staging folders while nobody can begin to save there."""
-    with exclusive_lock(root) as claim:
+    """Delete staging folders while no process can start to save there."""
+    with exclusive_lock(root) as lock:
         for path in staging_directories(root):
-            if claim != "mine":
-                resisting.append((path, KEPT_REASONS[claim]))
+            if lock != "mine":
+                not_removed.append((path, KEPT_REASONS[lock]))
                 continue
             try:
                 if not dry_run:
                     remove_folder(path)
                 removed.append(path)
             except OSError as error:
-                resisting.append((path, str(error)))
+                not_removed.append((path, str(error)))
 
 
 def _remove(path: Path, *, dry_run: bool) -> bool:
     hidden = path.with_name(f".removing_{path.name}")
-    with exclusive_lock(path) as claim:
-        free = claim != "taken"  # without locks, readers are not known, and old ones go all the same
+    with exclusive_lock(path) as lock:
+        free = (
+            lock != "taken"
+        )  # without locks, readers are unknown, and old checkpoints are deleted all the same
         if free and not dry_run:
             path.rename(hidden)
     if free and not dry_run:

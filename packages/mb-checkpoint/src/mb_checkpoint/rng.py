@@ -1,4 +1,4 @@
-"""The random state of one process: collect it, put it back, compare it."""
+"""Random state of a process: collect, restore and compare it."""
 
 import hashlib
 import pickle
@@ -11,7 +11,7 @@ import torch
 
 
 class RngTracker(Protocol):
-    """Named generator states, as Megatron's tensor-parallel tracker keeps them."""
+    """Named generator states, as in Megatron's tensor-parallel tracker."""
 
     def get_states(self) -> dict[str, torch.Tensor]:
         """Return the state of each name."""
@@ -23,10 +23,10 @@ class RngTracker(Protocol):
 
 
 def collect_rng_state(tracker: RngTracker | None = None) -> dict[str, object]:
-    """Return the states of Python's, numpy's, torch's, the current GPU's and the tracker's generators.
+    """Return the states of the generators of Python, NumPy, torch, the current GPU and the tracker.
 
-    Builtins and CPU tensors only, so that it can be loaded without trusting pickles. numpy is left out of
-    processes that never imported it, the GPU where there is none. Synchronises with the device.
+    The state consists of builtins and CPU tensors, so that it can be loaded without unrestricted pickles. NumPy is
+    omitted in processes that have not imported it, and the GPU if there is none. Synchronizes with the device.
     """
     state: dict[str, object] = {
         "random_rng_state": random.getstate(),
@@ -45,16 +45,16 @@ def collect_rng_state(tracker: RngTracker | None = None) -> dict[str, object]:
 
 
 def restore_rng_state(state: Mapping[str, Any], tracker: RngTracker | None = None) -> None:
-    """Put back what `collect_rng_state` returned.
+    """Restore a state that `collect_rng_state` returned.
 
-    Generators that this process does not have (numpy not imported, no GPU) are skipped, and those that the
-    state does not hold stay as they are.
+    Generators that this process does not have (NumPy not imported, no GPU) are skipped; those that the state does not
+    hold remain unchanged.
 
     Raises:
-        KeyError: The state lacks Python's, torch's or the tracker's generators.
+        KeyError: The state lacks the generators of Python, torch or the tracker.
     """
-    version, words, gauss = state["random_rng_state"]
-    random.setstate((version, tuple(words), gauss))
+    version, numbers, gauss = state["random_rng_state"]
+    random.setstate((version, tuple(numbers), gauss))
     torch.set_rng_state(state["torch_rng_state"])
     if tracker is not None:
         tracker.set_states(dict(state["rng_tracker_states"]))
@@ -66,7 +66,7 @@ def restore_rng_state(state: Mapping[str, Any], tracker: RngTracker | None = Non
 
 
 def rng_digest(state: Mapping[str, object]) -> str:
-    """Return a short text that two states share only if they are equal."""
+    """Return a digest that is equal for two states only if the states are equal."""
     plain = {name: _plain(value) for name, value in sorted(state.items())}
     return hashlib.sha256(pickle.dumps(plain)).hexdigest()
 

@@ -1,4 +1,4 @@
-"""What a rule of the `checkpoint` section is."""
+"""Definition of a rule of the `checkpoint` section."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One check: `test` gets the values of `fields` in order and returns None, or what is wrong with them."""
+    """Check of a configuration: `test` receives the values of `fields` in order and returns None or a problem."""
 
     id: str
     fields: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What a `checkpoint` section must satisfy, and what this version does not carry out and therefore refuses."""
+"""Rules of the `checkpoint` section: constraints on its values, and rejection of unsupported options."""
 
 from math import inf
 
@@ -37,13 +37,13 @@ from mb_checkpoint.unsupported import UNSUPPORTED_OPTIONS
 from mb_checkpoint.versions import incompatible_with_megatron, too_old_for_local, torch_cannot_load
 
 MAX_THREADS = 1024
-"""Threads of one rank beyond which a number is a slip."""
+"""Upper bound of the number of threads of one rank; larger values are typing errors."""
 
 
 def _number(
     number: int, name: str, low: float, high: float = inf, *, why: str, fix: str, passes: float
 ) -> Rule:
-    """Make the rule that a field lies within bounds."""
+    """Return the rule that a field is within bounds."""
     field = f"checkpoint.{name}"
     return Rule(
         id=f"CK{number}",
@@ -61,15 +61,15 @@ NUMBERS = (
         16,
         "save_retain_interval",
         1,
-        why="it is the spacing in steps of checkpoints that stay for ever",
-        fix="Set checkpoint.save_retain_interval to 1 or more, or to null for none.",
+        why="it is the interval in steps of the checkpoints that are never deleted",
+        fix="Set checkpoint.save_retain_interval to 1 or more, or to null.",
         passes=1000,
     ),
     _number(
         17,
         "async_hang_seconds",
         1,
-        why="a background process that writes nothing for so long is ended, and a disk may pause for a moment",
+        why="a background process that writes nothing for this time is killed, and a disk may pause briefly",
         fix="Set checkpoint.async_hang_seconds to 1 or more, such as 600.",
         passes=600,
     ),
@@ -78,7 +78,7 @@ NUMBERS = (
         "async_ckpt_cpu_priority",
         0,
         19,
-        why="it is a nice value, and a process may only step aside",
+        why="it is a nice value, and a process can only lower its own priority",
         fix="Set checkpoint.async_ckpt_cpu_priority to 0 to 19.",
         passes=10,
     ),
@@ -87,8 +87,8 @@ NUMBERS = (
         "async_ckpt_io_priority",
         0,
         3,
-        why="the system knows the classes 0 to 3",
-        fix="Set checkpoint.async_ckpt_io_priority to 0 to 3, or to null for the system's own.",
+        why="the classes are 0 to 3",
+        fix="Set checkpoint.async_ckpt_io_priority to 0 to 3, or to null for the default of the system.",
         passes=3,
     ),
     _number(
@@ -142,7 +142,7 @@ CONSISTENCY = (
         id="V064",
         fields=("checkpoint.pretrained_checkpoint",),
         test=pretrained_exists,
-        why="a run that asks for starting weights must not begin with random ones",
+        why="a run with initial weights must not start from random ones",
         fix="Set checkpoint.pretrained_checkpoint to an existing folder, or leave it out.",
         fails={"checkpoint.pretrained_checkpoint": "/no/such/checkpoint"},
         passes={"checkpoint.pretrained_checkpoint": None},
@@ -160,7 +160,7 @@ CONSISTENCY = (
             "facts.same_machine",
         ),
         test=load_has_checkpoint,
-        why="a run that names its source must not begin with random weights; only a load equal to save may be empty",
+        why="a run that names its source must not start from random weights; only a load equal to save may be empty",
         fix="Correct checkpoint.load, or leave it out to resume from the run's own folder.",
         fails={**_SOURCE, "checkpoint.load": "/no/such/run", "checkpoint.save": "runs/new/checkpoints"},
         passes={
@@ -173,7 +173,7 @@ CONSISTENCY = (
         id="CK42",
         fields=("checkpoint.pretrained_checkpoint", _MANAGER, "facts.same_machine"),
         test=pretrained_has_checkpoint,
-        why="a run that asks for starting weights must not begin with random ones",
+        why="a run with initial weights must not start from random ones",
         fix="Name a folder with trackers and iter_* folders, or one iter_* folder.",
         fails={"checkpoint.pretrained_checkpoint": "/", _MANAGER: None, "facts.same_machine": True},
         passes={"checkpoint.pretrained_checkpoint": None, _MANAGER: None, "facts.same_machine": True},
@@ -182,7 +182,7 @@ CONSISTENCY = (
         id="CK43",
         fields=("checkpoint.ckpt_step", "checkpoint.load", _MANAGER, "facts.same_machine"),
         test=step_exists,
-        why="the run would have nothing to load",
+        why="there would be nothing to load",
         fix="Name one of these steps, or leave checkpoint.ckpt_step out for the newest.",
         fails={
             "checkpoint.ckpt_step": 100,
@@ -201,7 +201,7 @@ CONSISTENCY = (
         id="V065",
         fields=("checkpoint.load_main_params_from_ckpt", "checkpoint.load_optim"),
         test=main_params_without_optimizer,
-        why="the optimizer state already holds the master weights",
+        why="the optimizer state already contains the main parameters",
         fix="Set checkpoint.load_optim=false or checkpoint.load_main_params_from_ckpt=false.",
         fails={"checkpoint.load_main_params_from_ckpt": True, "checkpoint.load_optim": True},
         passes={"checkpoint.load_main_params_from_ckpt": True, "checkpoint.load_optim": False},
@@ -231,8 +231,8 @@ CONSISTENCY = (
             "checkpoint.non_persistent_ckpt_type",
         ),
         test=hugging_face_has_weights,
-        why="the Hugging Face form is made from whole weights on the shared file system",
-        fix="Use checkpoint.ckpt_format=torch_dist and no local temporary checkpoints.",
+        why="the Hugging Face format is written from complete weights on the shared file system",
+        fix="Use checkpoint.ckpt_format=torch_dist and no local non-persistent checkpoints.",
         fails={
             "checkpoint.also_save_hf_checkpoint": True,
             "checkpoint.ckpt_format": "fsdp_dtensor",
@@ -248,7 +248,7 @@ CONSISTENCY = (
         id="V068",
         fields=("checkpoint.ckpt_step", "checkpoint.load"),
         test=ckpt_step_has_folder,
-        why="a step is looked for in the folder that load names",
+        why="the step is searched for in the folder of checkpoint.load",
         fix="Set checkpoint.load, or leave out checkpoint.ckpt_step.",
         fails={"checkpoint.ckpt_step": 100, "checkpoint.load": None},
         passes={"checkpoint.ckpt_step": 100, "checkpoint.load": "checkpoints"},
@@ -260,7 +260,7 @@ CONSISTENCY = (
             "checkpoint.distrib_optim_fully_reshardable_mem_efficient",
         ),
         test=single_reshardable_form,
-        why="they are two ways to write the same thing",
+        why="they are alternative ways to write the same state",
         fix="Set checkpoint.distrib_optim_fully_reshardable_mem_efficient=false.",
         fails={
             "checkpoint.dist_ckpt_optim_fully_reshardable": True,
@@ -275,7 +275,7 @@ CONSISTENCY = (
         id="V244",
         fields=("checkpoint.finetune", "checkpoint.pretrained_checkpoint", "checkpoint.load"),
         test=finetune_has_weights,
-        why="fine-tuning starts from weights",
+        why="fine-tuning needs initial weights",
         fix="Set checkpoint.pretrained_checkpoint, or checkpoint.finetune=false.",
         fails={
             "checkpoint.finetune": True,
@@ -349,7 +349,7 @@ CONSISTENCY = (
         id="CK04",
         fields=("checkpoint.dist_ckpt_strictness",),
         test=strictness_returns_no_lists,
-        why="the return_* settings hand lists of names to the caller, and nobody reads them here",
+        why="the return_* settings return lists of names, which this package does not use",
         fix="Set checkpoint.dist_ckpt_strictness=log_all or raise_all.",
         fails={"checkpoint.dist_ckpt_strictness": "return_all"},
         passes={"checkpoint.dist_ckpt_strictness": "raise_all"},
@@ -358,7 +358,7 @@ CONSISTENCY = (
         id="CK05",
         fields=("checkpoint.non_persistent_save_interval", "checkpoint.non_persistent_ckpt_type"),
         test=non_persistent_type_is_set,
-        why="a temporary checkpoint lies on the shared file system or on each node",
+        why="a non-persistent checkpoint is stored either on the shared file system or on each node",
         fix="Set checkpoint.non_persistent_ckpt_type=global.",
         fails={
             "checkpoint.non_persistent_save_interval": 5,
@@ -373,7 +373,7 @@ CONSISTENCY = (
         id="CK14",
         fields=("checkpoint.non_persistent_save_interval", "checkpoint.save"),
         test=non_persistent_needs_save,
-        why="a run that saves nothing saves no temporary checkpoints either",
+        why="a run that saves nothing saves no non-persistent checkpoints either",
         fix="Set checkpoint.save, or checkpoint.non_persistent_save_interval=null.",
         fails={"checkpoint.non_persistent_save_interval": 5, "checkpoint.save": None},
         passes={"checkpoint.non_persistent_save_interval": 5, "checkpoint.save": "checkpoints"},
@@ -391,7 +391,7 @@ CONSISTENCY = (
         id="CK07",
         fields=("checkpoint.non_persistent_ckpt_type", "checkpoint.non_persistent_local_ckpt_dir"),
         test=local_dir_is_set,
-        why="local checkpoints lie in a folder of each node",
+        why="local checkpoints are stored in a folder on each node",
         fix="Set checkpoint.non_persistent_local_ckpt_dir.",
         fails={
             "checkpoint.non_persistent_ckpt_type": "local",
@@ -406,7 +406,7 @@ CONSISTENCY = (
         id="CK08",
         fields=("checkpoint.replication", "checkpoint.non_persistent_ckpt_type"),
         test=replication_needs_local,
-        why="only local temporary checkpoints are copied to other nodes",
+        why="only local non-persistent checkpoints are copied to other nodes",
         fix="Set checkpoint.non_persistent_ckpt_type=local or checkpoint.replication=false.",
         fails={"checkpoint.replication": True, "checkpoint.non_persistent_ckpt_type": "global"},
         passes={"checkpoint.replication": True, "checkpoint.non_persistent_ckpt_type": "local"},
@@ -415,7 +415,7 @@ CONSISTENCY = (
         id="CK09",
         fields=("checkpoint.async_strategy",),
         test=async_strategy_is_known,
-        why="Megatron Core knows these two names",
+        why="Megatron Core has the strategies mcore and nvrx",
         fix="Set checkpoint.async_strategy=mcore.",
         fails={"checkpoint.async_strategy": "thread"},
         passes={"checkpoint.async_strategy": "mcore"},
@@ -481,7 +481,7 @@ CONSISTENCY = (
         id="CK11",
         fields=("checkpoint.ckpt_format", "checkpoint.non_persistent_ckpt_type"),
         test=fsdp_dtensor_is_not_local,
-        why="local checkpoints are stored as Megatron Core's own pieces, which Megatron-FSDP has none of",
+        why="local checkpoints are stored as Megatron Core's own pieces, which Megatron-FSDP does not have",
         fix="Set checkpoint.non_persistent_ckpt_type=global.",
         fails={
             "checkpoint.ckpt_format": "fsdp_dtensor",
@@ -527,9 +527,9 @@ RULES: tuple[Rule, ...] = (*CONSISTENCY, *NUMBERS, *UNSUPPORTED_OPTIONS, *_PATHS
 
 
 def violations(section: object) -> list[str]:
-    """Apply every rule that reads only the checkpoint section; return one line per error, none when all is well.
+    """Apply every rule that reads only the checkpoint section; return one line per violated rule of severity "error".
 
-    For those who use the package without a container of sections; nothing is changed.
+    For callers without a complete configuration; nothing is changed.
     """
     lines = []
     for rule in RULES:

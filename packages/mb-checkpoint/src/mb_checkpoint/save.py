@@ -1,4 +1,24 @@
-"""Saving: take the state apart, write everything aside, make it whole, then let the trackers name it."""
+"""Saving: the sequence of a save, and the steps that precede the commit.
+
+1. **Plan** (`prepare` here; `mcore_plan.py`, `save_shards.py`): collect the sharded state and assign each piece to one
+   rank. Collective, because it needs the state of all ranks at this step.
+2. **Stage**: create the hidden folder `.saving_iter_*` (`commit.open_staging`) and write the small files to it. A
+   background save also copies the tensors to host memory (`staging_buffer.py`), so that training can change them.
+3. **Write** (`writing.py`): each rank writes its data files, hashing them on the way, and fsyncs each one. A background
+   save does this in the writer process (`background_writer.py`, `worker.py`).
+4. **Gather the results**: `collectives.on_every_rank` in a synchronous save; in a background save, the polls of
+   `async_save.py` through `commit_barrier.py`. Steps 5 to 9 (`finalize.py`) run in one process of rank 0.
+5. **Manifest** (`commit.fsync_and_write_manifest`, `manifest.py`): after torch's index (`.metadata`), hash and fsync
+   the small files, then write `manifest.json` with the hash of every file. It is written last, so that its presence
+   implies that all other files were there.
+6. **fsync** of the folders, deepest first, so that the rename cannot become durable before their entries.
+7. **Rename** (`commit.commit`) to `iter_*`: the checkpoint becomes visible. An older folder of the same step keeps a
+   hidden name until the new one is in place.
+8. **Trackers** (`commit.write_trackers`): both are replaced atomically, last, because a load follows them.
+9. **Prune** (`retention.py`): delete old checkpoints only now, so that a failed save never reduces their number.
+
+A process that dies before step 8 leaves the previous checkpoint current.
+"""
 
 import secrets
 import time
@@ -38,27 +58,27 @@ from mb_checkpoint.writing import DataFile, Piece, write_files, write_result
 
 CHECKPOINT_VERSION = 3.0
 KEPT_NON_PERSISTENT = 2
-"""Temporary checkpoints that stay where all lasting ones do."""
+"""Number of non-persistent checkpoints to keep if all persistent ones are kept."""
 WRITERS = ("mb-checkpoint", "megatron-core", "torch")
 """Packages whose versions are recorded."""
 
 
 class PlannerLike(Protocol):
-    """Who plans a save; `mcore_plan.TorchDistSavePlanner` fits."""
+    """Planner of a save; `mcore_plan.TorchDistSavePlanner` matches."""
 
     def plan(
         self, state: dict[str, Any], directory: Path, *, metadata: dict[str, Any], validate: bool
     ) -> mcore_plan.WritePlan:
-        """Return what this rank writes. Collective."""
+        """Return the data that this rank writes. Collective."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedSave:
-    """A save that needs nothing more of the running training than its tensors."""
+    """Save that depends on the running training only through its tensors."""
 
     save: InFlightSave
     files: tuple[DataFile, ...]
-    """What this rank writes; the tensors are those of the training."""
+    """Data that this rank writes; the tensors are those of the training."""
 
 
 def save_checkpoint(
@@ -71,29 +91,29 @@ def save_checkpoint(
     clock: Callable[[], float] = time.perf_counter,
     verified: VerifiedCache | None = None,
 ) -> SavedCheckpoint:
-    """Save a run; when this returns, the checkpoint is on the disk and the trackers name it.
+    """Save a run; on return, the checkpoint is on the disk and the trackers name it.
 
-    Collective over all ranks, and waits for the device and the disk. The folder must be the same one on
+    Collective over all ranks; synchronizes with the device and waits for the disk. The folder must be the same one on
     every rank.
 
     Args:
-        ctx: What to save.
-        config: Where and how.
-        write_assets: Called on rank 0 with the folder, to add files such as the tokenizer's.
-        planner: Plans of earlier saves; None plans anew.
-        validate: Let Megatron check that the ranks' pieces cover each tensor once.
-        clock: Seconds from any start.
-        verified: What this process knows of the checkpoints there, by which older ones go; None: nothing. Of those that
-            it does not know, sizes alone are verified: the other ranks wait, and reading them whole takes too long.
+        ctx: State to save.
+        config: Destination and options.
+        write_assets: Called on rank 0 with the folder, to add files such as those of the tokenizer.
+        planner: Planner with the plans of earlier saves; None creates one.
+        validate: Let Megatron check that the ranks' pieces cover each tensor exactly once.
+        clock: Monotonic clock in seconds.
+        verified: Cache of verified checkpoints, which decides the deletion of older ones; None starts with an empty
+            one. Of checkpoints that are not in the cache, only sizes are compared: the other ranks wait, and hashing
+            the contents takes too long.
 
     Raises:
-        CheckpointSaveError: Something could not be written. Earlier checkpoints and the trackers are as
-            before, and what was written is removed; where only a tracker could not be written, the whole
-            checkpoint stays beside them.
-        CheckpointLayoutError: The optimizer state cannot be stored rightly in the form requested, or one of model and
-            layout is Megatron-FSDP's, and the other is not.
-        NotImplementedError: One module of several.
-        ValueError: `config.save` is not set, or a temporary checkpoint is requested and its kind is not set.
+        CheckpointSaveError: Writing failed. Earlier checkpoints and the trackers are unchanged, and the new files are
+            removed; if only a tracker could not be written, the complete checkpoint remains.
+        CheckpointLayoutError: The optimizer state cannot be stored correctly in the selected form, or only one of model
+            and layout is that of Megatron-FSDP.
+        NotImplementedError: `module_name` is set.
+        ValueError: `config.save` is not set, or a non-persistent checkpoint is requested and its type is not set.
     """
     prepared = prepare(
         ctx, config, write_assets=write_assets, planner=planner, validate=validate, clock=clock
@@ -117,9 +137,9 @@ def prepare(
     validate: bool,
     clock: Callable[[], float],
 ) -> PreparedSave:
-    """Do what needs all ranks and the state as it is now: plan, make the staging folder, write the small files.
+    """Run the steps that need all ranks and the current state: plan, create the staging folder, write the small files.
 
-    Collective over all ranks. Args and errors as `save_checkpoint`.
+    Collective over all ranks. Arguments and errors as `save_checkpoint`.
     """
     began = clock()
     target = _destination(ctx, config)
@@ -169,10 +189,10 @@ def prepare(
 
 
 def destination(ctx: CheckpointSaveContext, config: CheckpointConfig) -> Path:
-    """Return the folder that a save goes to, that of local checkpoints included.
+    """Return the destination folder of a save, including that of local checkpoints.
 
     Raises:
-        NotImplementedError, ValueError: As `save_checkpoint`.
+        NotImplementedError, ValueError: See `save_checkpoint`.
     """
     if ctx.non_persistent_ckpt and config.non_persistent_ckpt_type == "local":
         return Path(config.non_persistent_local_ckpt_dir or "")
@@ -180,7 +200,7 @@ def destination(ctx: CheckpointSaveContext, config: CheckpointConfig) -> Path:
 
 
 def new_planner(config: CheckpointConfig, groups: mcore.CheckpointGroups) -> PlannerLike:
-    """Return a planner as the section asks for it."""
+    """Return the planner for the layout of the section."""
     if config.ckpt_format == fsdp.FORMAT:
         return ShardSavePlanner(config)
     return mcore_plan.TorchDistSavePlanner(
@@ -191,7 +211,7 @@ def new_planner(config: CheckpointConfig, groups: mcore.CheckpointGroups) -> Pla
 
 
 def writing_group(config: CheckpointConfig, groups: mcore.CheckpointGroups) -> Any | None:
-    """Return the ranks that share the writing of what they all have; None where the first of them writes it."""
+    """Return the ranks that share the writing of replicated data; None if the first of them writes it."""
     if not config.fully_parallel_save:
         return None
     return groups.sharing(config.ckpt_fully_parallel_save_process_group)
@@ -199,7 +219,7 @@ def writing_group(config: CheckpointConfig, groups: mcore.CheckpointGroups) -> A
 
 @contextmanager
 def cleaned_up(root: Path, step: int, staging: Path) -> Iterator[None]:
-    """Remove the staging folder when the block fails, and say what a failed write means."""
+    """Remove the staging folder if the block fails, and convert an OSError to a CheckpointSaveError."""
     try:
         yield
     except BaseException as error:
@@ -213,11 +233,11 @@ def cleaned_up(root: Path, step: int, staging: Path) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveDestination:
-    """Where a checkpoint goes."""
+    """Destination of a checkpoint."""
 
     root: Path
     keep: int
-    """How many stay there; -1: all."""
+    """Number of checkpoints to keep there; -1 keeps all."""
 
 
 def _destination(ctx: CheckpointSaveContext, config: CheckpointConfig) -> SaveDestination:
@@ -230,23 +250,23 @@ def _destination(ctx: CheckpointSaveContext, config: CheckpointConfig) -> SaveDe
         return SaveDestination(root=Path(config.save), keep=_kept(config))
     if config.non_persistent_ckpt_type != "global":
         raise ValueError(
-            f"checkpoint.non_persistent_ckpt_type: {config.non_persistent_ckpt_type}, and a temporary checkpoint on "
-            "the shared file system was requested. Set it to global."
+            f"checkpoint.non_persistent_ckpt_type: {config.non_persistent_ckpt_type}, and a non-persistent checkpoint "
+            "on the shared file system was requested. Set it to global."
         )
     keep = KEPT_NON_PERSISTENT if _kept(config) < 0 else max(1, _kept(config))
     return SaveDestination(root=non_persistent_roots(config)[0], keep=keep)
 
 
 def reject_module_name(ctx: CheckpointSaveContext) -> None:
-    """Refuse to store one module of several.
+    """Reject a context that selects one module of several.
 
     Raises:
-        NotImplementedError: The context asks for it.
+        NotImplementedError: `module_name` is set.
     """
     if ctx.module_name is not None:
         raise NotImplementedError(
-            "checkpoint save: this version does not store one module of several (module_name), and leaving it out "
-            "would lose it silently. Leave it out of the context."
+            "checkpoint save: module_name (one module of several) is not supported. The checkpoint would lack the "
+            "other modules without notice. Omit it from the context."
         )
 
 
@@ -257,7 +277,7 @@ def _kept(config: CheckpointConfig) -> int:
 def _position(
     ctx: CheckpointSaveContext, groups: mcore.CheckpointGroups, *, trust: bool
 ) -> tuple[DataFile, ...]:
-    """Return the file with the position of the data loader, on the one rank of each data-parallel replica."""
+    """Return the file with the position of the data loader, on one rank of each data-parallel replica."""
     iterable = positioned(ctx.train_data_iterator)
     if iterable is None or not groups.is_first_of_replica:
         return ()
@@ -273,7 +293,7 @@ def sharded_state(
     groups: mcore.CheckpointGroups,
     metadata: dict[str, Any],
 ) -> dict[str, Any]:
-    """Return what this rank has of a run, in the form that the layout wants. Collective."""
+    """Return the state of this rank in the form that the layout requires. Collective."""
     common: dict[str, Any] = {
         "checkpoint_version": CHECKPOINT_VERSION,
         "iteration": step,
@@ -282,12 +302,14 @@ def sharded_state(
     }
     if config.ckpt_format == fsdp.FORMAT:
         return entries_to_save(ctx, config, common, groups=groups, metadata=metadata)
-    whole = mcore.model_sections(ctx.model, groups, metadata)
+    all_sections = mcore.model_sections(ctx.model, groups, metadata)
     keep = ctx.adapter_key_filter
-    sections = whole if keep is None else apply_peft_adapter_filter_to_state_dict(whole, keep)
+    sections = all_sections if keep is None else apply_peft_adapter_filter_to_state_dict(all_sections, keep)
     state = {**common, **sections}
     if config.save_optim and mcore.has_state(ctx.optimizer):
-        state["optimizer"] = mcore.optimizer_section(ctx.optimizer, whole, groups, metadata, is_loading=False)
+        state["optimizer"] = mcore.optimizer_section(
+            ctx.optimizer, all_sections, groups, metadata, is_loading=False
+        )
     if ctx.opt_param_scheduler is not None:
         state["opt_param_scheduler"] = ctx.opt_param_scheduler.state_dict()
     if config.save_rng:
@@ -296,10 +318,10 @@ def sharded_state(
 
 
 def _rng(groups: mcore.CheckpointGroups) -> Any:
-    """Store one random state per (pp, tp) where the data-parallel replicas agree, else each rank's own."""
+    """Return one random state per (pp, tp) if the data-parallel replicas agree, else that of each rank."""
     own = collect_rng_state(mcore.MegatronRng())
-    places = gather((groups.pp.rank(), groups.tp.rank(), rng_digest(own)))
-    differ = len(set(places)) > len({place[:2] for place in places})
+    positions = gather((groups.pp.rank(), groups.tp.rank(), rng_digest(own)))
+    differ = len(set(positions)) > len({position[:2] for position in positions})
     return mcore.rng_object(own, groups, per_replica=differ)
 
 

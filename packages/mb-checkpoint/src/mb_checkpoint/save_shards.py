@@ -1,4 +1,4 @@
-"""Saving the layout of Megatron-FSDP: each rank writes its shards, and one of those that have it what is no shard."""
+"""Saving the layout of Megatron-FSDP: each rank writes its shards; one rank writes each replicated object."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,11 +19,11 @@ from mb_checkpoint.writing import DataFile, Piece
 
 
 class ShardSavePlanner:
-    """Plans the saves of one run in this layout.
+    """Planner of the saves of one run in this layout.
 
     Args:
-        config: `fully_parallel_save` has what several ranks have written by the one with the least to write; the number
-            of files a rank is `storage_writers_per_rank`, in the background `dist_ckpt_workers`.
+        config: `fully_parallel_save` assigns replicated entries to the rank with the least data; the number of files
+            per rank is `storage_writers_per_rank`, in background saves `dist_ckpt_workers`.
     """
 
     def __init__(self, config: CheckpointConfig) -> None:
@@ -40,12 +40,12 @@ class ShardSavePlanner:
         metadata: dict[str, Any],
         validate: bool,
     ) -> WritePlan:
-        """Return what this rank writes of the entries; folder and metadata are not read. Collective; writes nothing.
+        """Return the data that this rank writes; folder and metadata are not used. Collective; writes no data.
 
-        Whether the ranks' pieces cover each tensor once is always looked at.
+        The coverage of each tensor by the ranks' pieces is always checked.
 
         Raises:
-            ValueError: They do not.
+            ValueError: The pieces overlap or leave a gap.
         """
         items, index = self._planner.divide(state)
         shares = [share for share in split_by_size(items, self._writers) if share]
@@ -67,7 +67,7 @@ def entries_to_save(
     groups: mcore.CheckpointGroups,
     metadata: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return what this rank has of a run, by its names in a checkpoint. Collective.
+    """Return the state of this rank by its names in a checkpoint. Collective.
 
     Raises:
         CheckpointLayoutError: The model is not in Megatron-FSDP.
@@ -84,8 +84,8 @@ def entries_to_save(
 
 
 def _rng(groups: mcore.CheckpointGroups) -> dict[str, Any]:
-    """Store one random state per (pp, tp) where the data-parallel replicas agree, else each rank's own."""
+    """Return one random state per (pp, tp) if the data-parallel replicas agree, else that of each rank."""
     own = collect_rng_state(mcore.MegatronRng())
-    places = gather((groups.pp.rank(), groups.tp.rank(), rng_digest(own)))
-    differ = len(set(places)) > len({place[:2] for place in places})
+    positions = gather((groups.pp.rank(), groups.tp.rank(), rng_digest(own)))
+    differ = len(set(positions)) > len({position[:2] for position in positions})
     return {rng_name(groups, groups.dp_cp.rank() if differ else 0): own}

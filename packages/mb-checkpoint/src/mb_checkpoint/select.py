@@ -1,4 +1,4 @@
-"""Which checkpoint to read, and which ones were passed over on the way and why."""
+"""Selection of the checkpoint to read, with the candidates that were skipped and the reasons."""
 
 import pickle
 from collections.abc import Mapping
@@ -48,12 +48,12 @@ DAMAGED = (
     OverflowError,
     MemoryError,
 )
-"""What unpickling, or using what came of it, raises where a bit of a pickle has changed."""
+"""Exceptions that unpickling a damaged pickle, or using the result, can raise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkippedCheckpoint:
-    """A tracker or a checkpoint folder that was not taken, and the reason."""
+    """Tracker or checkpoint folder that was not selected, with the reason."""
 
     path: Path
     reason: str
@@ -61,16 +61,16 @@ class SkippedCheckpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectedCheckpoint:
-    """The checkpoint to read."""
+    """Checkpoint to read."""
 
     path: Path
-    """Folder with the files of one checkpoint."""
+    """Folder with the files of the checkpoint."""
     step: int | None
-    """Step that the folder's name says; None for a folder with another name, such as `release`."""
+    """Step in the name of the folder; None for another name, such as `release`."""
     found_by: Literal["path", "ckpt_step", "tracker", "newest complete"]
-    """What led to it."""
+    """Origin of the selection."""
     skipped: tuple[SkippedCheckpoint, ...] = ()
-    """What was looked at before, in that order."""
+    """Candidates that were examined before, in that order."""
 
 
 def select_checkpoint(
@@ -80,20 +80,20 @@ def select_checkpoint(
     wanted: tuple[str, ...] = RESUMABLE,
     rejected: Mapping[Path, str] | None = None,
 ) -> SelectedCheckpoint | None:
-    """Return the checkpoint that a path stands for; None when there is nothing at all.
+    """Return the checkpoint that a path refers to; None if there is nothing at all.
 
-    A folder that is itself a checkpoint is taken as it is. Else `step` names one, else the trackers do. When a
-    tracker points to a folder that is missing or not whole, the newest complete one is taken.
+    A folder that is itself a checkpoint is selected. Otherwise `step` selects one, else the trackers do. If a tracker
+    names a folder that is missing or incomplete, the newest complete checkpoint is selected.
 
     Args:
         path: A root with trackers and `iter_*` folders, or one checkpoint folder.
-        step: Take this step and no other.
-        wanted: Files that a checkpoint must hold to be complete, beside its data files.
-        rejected: Folders that the caller found damaged, with the reason; they count as not whole.
+        step: Select this step and no other.
+        wanted: Files that a complete checkpoint must hold, in addition to its data files.
+        rejected: Folders that the caller has found damaged, with the reason; they are treated as incomplete.
 
     Raises:
-        CheckpointNotFoundError: `step` has no folder, or a tracker is there but nothing complete is.
-        IncompleteCheckpointError: The one checkpoint that was named is not whole.
+        CheckpointNotFoundError: `step` has no folder, or a tracker exists but no complete checkpoint.
+        IncompleteCheckpointError: The path or `step` names one checkpoint, and it is incomplete.
     """
     root, bad = Path(path), rejected or {}
     if is_iteration_directory(root):
@@ -115,9 +115,9 @@ def select_checkpoint(
 
 
 def find_problems(directory: Path, *, wanted: tuple[str, ...] = RESUMABLE) -> list[str]:
-    """Say what keeps a checkpoint folder from being whole: missing files, and files of another size than they had.
+    """Return why a checkpoint folder is incomplete: missing files, and files of the wrong size.
 
-    Reads the manifest; in checkpoints without one, the index of the tensors. Never the tensors.
+    Reads the manifest, or in checkpoints without one the index of the tensors; never the tensors.
     """
     if not directory.is_dir():
         return ["no such folder"]
@@ -140,7 +140,7 @@ def _problems(directory: Path, *, wanted: tuple[str, ...], bad: Mapping[Path, st
 
 
 def _compared_with_index(directory: Path) -> list[str]:
-    """Say what the index of a checkpoint without manifest tells: that it had one, or that files are short."""
+    """Check a checkpoint without manifest against its index: it had a manifest, or files are too short."""
     try:
         index = read_metadata(directory)
         needed = _needed_bytes(index)
@@ -151,7 +151,7 @@ def _compared_with_index(directory: Path) -> list[str]:
         return [f"{TENSOR_INDEX} cannot be read ({type(error).__name__})"]
     if ours:
         return [
-            f"lacks {MANIFEST}, with which it was committed: nothing tells whether its files are as they were"
+            f"lacks {MANIFEST}, with which it was committed: the integrity of its files cannot be verified"
         ]
     problems = []
     for name, size in sorted(needed.items()):
@@ -182,13 +182,13 @@ def read_tensor_index(directory: Path) -> Metadata:
 
 
 def _was_committed(index: Metadata) -> bool:
-    """Say whether this package wrote a checkpoint: torch notes the folder it writes to, which was a staging folder."""
+    """Return whether this package wrote a checkpoint: torch records the folder it writes to, here a staging folder."""
     written_to = index.storage_meta.checkpoint_id if index.storage_meta is not None else None
     return written_to is not None and is_staging_directory(Path(written_to))
 
 
 def _needed_bytes(index: Metadata) -> dict[str, int]:
-    """Return where the last piece of each data file ends, by the index."""
+    """Return the end of the last piece of each data file, by the index."""
     needed: dict[str, int] = {}
     for piece in (index.storage_data or {}).values():
         end = piece.offset + piece.length
@@ -211,14 +211,14 @@ def _exactly(
     problems = _problems(directory, wanted=wanted, bad=bad)
     if problems:
         raise IncompleteCheckpointError(
-            f"{directory}: not a whole checkpoint: {'; '.join(problems)}. Name another one, or the folder above "
+            f"{directory}: incomplete checkpoint: {'; '.join(problems)}. Name another one, or the folder above "
             "to get the newest complete one."
         )
     return SelectedCheckpoint(path=directory, step=step_of(directory), found_by=found_by)
 
 
 def _marks_of(directory: Path, wanted: tuple[str, ...]) -> tuple[str, ...]:
-    """Released weights have no train state."""
+    """Return the required files; released weights have no train state."""
     return WEIGHTS if directory.name == "release" else wanted
 
 
@@ -229,7 +229,7 @@ def _tracker_target(root: Path, passed: list[SkippedCheckpoint]) -> Path | None:
             target = _folder_of(root, int(read_train_state(state)["step"]))
             if _may_be_copy(state, target / TRAIN_STATE):
                 return target
-            reason = f"is no copy of the {TRAIN_STATE} of {target.name}, which it names"
+            reason = f"is not a copy of the {TRAIN_STATE} of {target.name}, which it names"
             passed.append(SkippedCheckpoint(path=state, reason=reason))
         except (TrainStateError, OSError) as error:
             passed.append(SkippedCheckpoint(path=state, reason=str(error)))
@@ -250,7 +250,7 @@ def _tracker_target(root: Path, passed: list[SkippedCheckpoint]) -> Path | None:
 
 
 def tracked_steps(root: Path) -> frozenset[int]:
-    """Return the steps that the trackers name, whether they agree or not; a tracker that cannot be read names none."""
+    """Return the steps that the trackers name, whether or not they agree; unreadable trackers are ignored."""
     found = set()
     with suppress(TrainStateError, OSError):
         found.add(int(read_train_state(root / STATE_TRACKER)["step"]))
@@ -260,7 +260,7 @@ def tracked_steps(root: Path) -> frozenset[int]:
 
 
 def _may_be_copy(state: Path, original: Path) -> bool:
-    """Say whether a tracker equals the file it was copied from; one that cannot be looked at is judged later."""
+    """Return whether a tracker equals the file it was copied from; True if that file cannot be read."""
     content = state.read_bytes()
     try:
         return not original.is_file() or original.read_bytes() == content
@@ -302,6 +302,6 @@ def _why_none_is_complete(root: Path, passed: list[SkippedCheckpoint], *, resume
     if foreign is not None:
         return f"{root}: holds {foreign.kind} ({listing}). {foreign.advice(resume=resume)}."
     return (
-        f"{root}: no complete checkpoint ({listing}). Restore one of them; or begin again in another folder, which "
-        "leaves these as they are."
+        f"{root}: no complete checkpoint ({listing}). Restore one of them, or start in another folder, which "
+        "leaves these unchanged."
     )

@@ -1,7 +1,7 @@
-"""Pieces of tensors that ranks hold unevenly: torch's distributed checkpoint plans and reads them, piece by piece.
+"""Unevenly sharded tensors: torch's distributed checkpoint plans and reads them, piece by piece.
 
-torch computes the place of an even piece by itself; here whoever has a piece says where it lies, so that no rank asks
-another one, and ranks without any piece of a tensor need not know of it.
+torch derives the positions of even shards itself. Here each rank states the positions of its shards, so that no
+communication is needed, and a rank without elements of a tensor need not know about it.
 """
 
 import io
@@ -37,18 +37,18 @@ from mb_checkpoint.unpickling import SafeFileSystemReader, load_object, read_met
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """What a rank has of a tensor: a block of it."""
+    """Block of a tensor that a rank holds."""
 
     data: torch.Tensor
     """The block; a load writes into it."""
     offsets: tuple[int, ...]
-    """Where its first element lies in the whole."""
+    """Position of its first element in the global tensor."""
     shape: tuple[int, ...]
-    """Of the whole."""
+    """Global shape."""
 
     @property
     def chunk(self) -> ChunkStorageMetadata:
-        """The place of the block."""
+        """Position and size of the block."""
         return ChunkStorageMetadata(offsets=torch.Size(self.offsets), sizes=self.data.shape)
 
 
@@ -57,16 +57,16 @@ Entries = Mapping[str, Any]
 
 
 def full_shard(tensor: torch.Tensor) -> Shard:
-    """Return a tensor that every rank has."""
+    """Return a shard for a tensor that every rank holds completely."""
     return Shard(data=tensor, offsets=(0,) * tensor.dim(), shape=tuple(tensor.shape))
 
 
 class ShardPlanner:
-    """Divides the writing of the entries of all ranks: what several have is written by one of them.
+    """Distribution of the writing over ranks: each replicated entry is written by one of its holders.
 
     Args:
-        to_lowest: The first rank that has an entry writes it, instead of the one with the least to write.
-        constant: Plan once, for as long as every rank has the same entries.
+        to_lowest: The first rank that has an entry writes it, instead of the one with the least data.
+        constant: Plan once, as long as every rank has the same entries.
     """
 
     def __init__(self, *, to_lowest: bool, constant: bool) -> None:
@@ -75,14 +75,14 @@ class ShardPlanner:
         )
         self._constant = constant
         self._requested: list[WriteItem] = []
-        self._given: list[WriteItem] = []
+        self._assigned: list[WriteItem] = []
         self._index: Metadata | None = None
 
     def divide(self, entries: Entries) -> tuple[list[WriteItem], Metadata | None]:
-        """Return what this rank writes and, on rank 0, the index of all pieces. Collective over the default group.
+        """Return the items that this rank writes and, on rank 0, the index. Collective over the default group.
 
         Raises:
-            ValueError: The blocks of a tensor overlap, or leave a part of it out.
+            ValueError: The blocks of a tensor overlap or leave a gap.
         """
         requested = [
             write_item(name, entry)
@@ -90,9 +90,9 @@ class ShardPlanner:
             if not isinstance(entry, Shard) or entry.data.numel()
         ]
         if not (self._constant and all(gather(bool(self._requested) and requested == self._requested))):
-            self._given = self._divided(SavePlan(requested))
+            self._assigned = self._divided(SavePlan(requested))
             self._requested = requested
-        return self._given, self._index
+        return self._assigned, self._index
 
     def _divided(self, own: SavePlan) -> list[WriteItem]:
         first = dist.get_rank() == 0
@@ -107,12 +107,12 @@ class ShardPlanner:
         on_rank_zero(divide)
         mine: list[Any] = [None]
         dist.scatter_object_list(mine, shares if first else None)
-        given: SavePlan = mine[0]
-        return list(given.items)
+        assigned: SavePlan = mine[0]
+        return list(assigned.items)
 
 
 def write_item(name: str, entry: Any) -> WriteItem:
-    """Return torch's note of an entry that is to be written."""
+    """Return torch's write item of an entry."""
     if not isinstance(entry, Shard):
         return WriteItem(index=MetadataIndex(name), type=WriteItemType.BYTE_IO)
     return WriteItem(
@@ -127,7 +127,7 @@ def write_item(name: str, entry: Any) -> WriteItem:
 
 
 def content(entry: Any) -> torch.Tensor | bytes:
-    """Return what of an entry goes into a file."""
+    """Return the data of an entry that is written to a file."""
     if isinstance(entry, Shard):
         return entry.data
     stream = io.BytesIO()
@@ -137,16 +137,16 @@ def content(entry: Any) -> torch.Tensor | bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredIndex:
-    """What a checkpoint of torch's says that it holds."""
+    """Names and shapes of the entries of a torch distributed checkpoint."""
 
     shapes: Mapping[str, tuple[int, ...]]
-    """Of each tensor."""
+    """Shape of each tensor."""
     objects: frozenset[str]
-    """Names of all that is no tensor."""
+    """Names of all entries that are not tensors."""
 
 
 def read_index(folder: Path) -> StoredIndex:
-    """Read the names and shapes of what a checkpoint holds."""
+    """Read the names and shapes of the entries of a checkpoint."""
     entries = read_metadata(folder).state_dict_metadata
     shapes = {
         name: tuple(each.size) for name, each in entries.items() if isinstance(each, TensorStorageMetadata)
@@ -155,12 +155,12 @@ def read_index(folder: Path) -> StoredIndex:
 
 
 def read_entries(folder: Path, requested: Mapping[str, Shard | None]) -> dict[str, Any]:
-    """Fill blocks with what a checkpoint holds of them, and return its objects by name.
+    """Fill blocks with the stored values, and return the stored objects by name.
 
-    No collective: each rank reads for itself. Stored values are converted to the dtype of the block.
+    Not collective: each rank reads the files itself. Stored values are converted to the dtype of the block.
 
     Args:
-        folder: Of the checkpoint.
+        folder: Folder of the checkpoint.
         requested: Name -> the block to fill, or None for an object; the checkpoint has each of them, in that shape.
 
     Raises:
@@ -176,7 +176,7 @@ def read_entries(folder: Path, requested: Mapping[str, Shard | None]) -> dict[st
 
 
 class _InPlaceLoadPlanner(DefaultLoadPlanner):
-    """Brings what torch reads to its place."""
+    """Load planner that reads into the blocks."""
 
     def __init__(self, requested: Mapping[str, Shard | None], *, folder: Path) -> None:
         super().__init__()
@@ -207,16 +207,16 @@ class _InPlaceLoadPlanner(DefaultLoadPlanner):
         return found
 
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-        """Nothing is left to do: the block itself was written to."""
+        """Do nothing: the data was read into the block itself."""
 
 
 def _of_object(name: str) -> ReadItem:
-    place, none = MetadataIndex(name), torch.Size((0,))
+    index, none = MetadataIndex(name), torch.Size((0,))
     return ReadItem(
         type=LoadItemType.BYTE_IO,
-        dest_index=place,
+        dest_index=index,
         dest_offsets=none,
-        storage_index=place,
+        storage_index=index,
         storage_offsets=none,
         lengths=none,
     )

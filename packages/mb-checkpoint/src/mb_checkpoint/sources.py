@@ -1,4 +1,4 @@
-"""Where a run starts from: which source wins, which checkpoint of it is sound, and what was passed over."""
+"""Source of a run: precedence of the configured sources, and choice of an intact checkpoint."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ from mb_checkpoint.manifest import files_of_rank, find_hash_mismatches, read_man
 from mb_checkpoint.select import SelectedCheckpoint, SkippedCheckpoint, select_checkpoint
 
 MAX_SHOWN = 5
-"""Differing tensors, or damaged files, that a message names."""
+"""Number of tensors or files that a message names."""
 
 Source = Literal["resumed", "weights", "nothing"]
 Found = TypeVar("Found", bound=SelectedCheckpoint | None)
@@ -33,16 +33,16 @@ Found = TypeVar("Found", bound=SelectedCheckpoint | None)
 def intact_checkpoint(
     find: Callable[[Mapping[Path, str]], tuple[Source, Found]], config: CheckpointConfig
 ) -> Iterator[tuple[Source, Found]]:
-    """Choose a checkpoint whose files hold what they held when they were written, and keep it from being deleted.
+    """Select a checkpoint whose files match the manifest, and hold a reader lock on it for the block.
 
-    Collective over all ranks, which share the reading. Damaged ones are passed over for older ones.
+    Collective over all ranks, which share the reading. Damaged checkpoints are skipped in favour of older ones.
 
     Args:
-        find: Returns what would be read, but for the folders it is told are damaged. Called on rank 0.
-        config: `verify_integrity` says whether contents are compared, or sizes alone.
+        find: Returns the checkpoint to read, given the folders that are known to be damaged. Called on rank 0.
+        config: `verify_integrity` selects whether contents are verified, or only sizes.
 
     Raises:
-        CheckpointNotFoundError, IncompleteCheckpointError: Whatever `find` raises.
+        CheckpointNotFoundError, IncompleteCheckpointError: Raised by `find`.
     """
     rejected: dict[Path, str] = {}
     while True:
@@ -59,7 +59,7 @@ def intact_checkpoint(
 
 
 def _damage(path: Path, *, contents: bool) -> str | None:
-    """Return what is wrong with a checkpoint, by all ranks together. Collective."""
+    """Return the problems of a checkpoint, as found by all ranks together. Collective."""
 
     def look() -> list[str]:
         if not path.is_dir():
@@ -83,14 +83,14 @@ def _damage(path: Path, *, contents: bool) -> str | None:
 def find_checkpoint(
     config: CheckpointConfig, rejected: Mapping[Path, str] | None = None, *, may_be_empty: bool = False
 ) -> tuple[Source, SelectedCheckpoint | None]:
-    """Say what a load with this configuration would read, and whether it resumes a run. Not collective.
+    """Return the kind of load that this configuration results in, and the checkpoint. Not collective.
 
-    `load` beats `pretrained_checkpoint`; a temporary checkpoint beats a lasting one that is older; a step or a folder
-    that is named beats all others. `rejected` are folders that are known to be damaged, with the reason.
-    A `load` that is not the `save` of the same section must hold a checkpoint, unless `may_be_empty`.
+    `load` takes precedence over `pretrained_checkpoint`; a non-persistent checkpoint over an older persistent one; an
+    explicit step or folder over all others. `rejected` maps folders that are known to be damaged to the reason. A
+    `load` other than the `save` of the same section must hold a checkpoint, unless `may_be_empty`.
 
     Raises:
-        CheckpointNotFoundError, IncompleteCheckpointError: As `load_checkpoint`.
+        CheckpointNotFoundError, IncompleteCheckpointError: See `load_checkpoint`.
     """
     if config.load is not None:
         chosen = _to_resume(config, config.load, rejected or {})
@@ -100,7 +100,7 @@ def find_checkpoint(
         if not may_be_empty and not is_same_folder(config.load, config.save):
             reason = why_no_source(config.load, resume=not config.finetune) or "no checkpoint there"
             raise CheckpointNotFoundError(
-                f"checkpoint.load: {reason}. A run that names its source does not begin with random weights: correct "
+                f"checkpoint.load: {reason}. A run that names its source does not start from random weights: correct "
                 "the path, or set checkpoint.load to the folder of checkpoint.save, which may be empty."
             )
     if config.pretrained_checkpoint is not None:
@@ -116,11 +116,11 @@ def find_checkpoint(
 def find_pretrained(
     path: str, rejected: Mapping[Path, str] | None = None
 ) -> tuple[Literal["weights"], SelectedCheckpoint]:
-    """Return the checkpoint with the weights to start from. Not collective.
+    """Return the checkpoint with the initial weights. Not collective.
 
     Raises:
         CheckpointNotFoundError: There is none.
-        IncompleteCheckpointError: The one that was named is not whole.
+        IncompleteCheckpointError: The path names one checkpoint, and it is incomplete.
     """
     _reject_foreign("pretrained_checkpoint", path, resume=False)
     chosen = select_checkpoint(path, wanted=WEIGHTS, rejected=rejected)
@@ -134,7 +134,7 @@ def find_pretrained(
 
 
 def _reject_foreign(field: str, path: str, *, resume: bool) -> None:
-    """Refuse a folder that another program wrote in a form that is not read here."""
+    """Reject a folder that another program wrote in a format that is not supported."""
     foreign = recognize_foreign(Path(path))
     if foreign is not None and not is_readable_here(Path(path), resume=resume):
         raise CheckpointNotFoundError(
@@ -143,7 +143,7 @@ def _reject_foreign(field: str, path: str, *, resume: bool) -> None:
 
 
 def resumes_by_tracker(config: CheckpointConfig) -> bool:
-    """Say whether neither a step nor one checkpoint's folder is named, and a run is to be resumed."""
+    """Return whether a run is resumed from the newest checkpoint, without an explicit step or checkpoint folder."""
     named = config.ckpt_step is not None or (
         config.load is not None and is_iteration_directory(Path(config.load))
     )
@@ -175,7 +175,7 @@ def _to_resume(
 
 
 def _newest(found: list[SelectedCheckpoint], trouble: list[CheckpointNotFoundError]) -> SelectedCheckpoint:
-    """Take the one of the highest step; of the same step, the temporary one, which is later in the list."""
+    """Return the selection of the highest step; of the same step the non-persistent one, which is later in the list."""
     best = max(enumerate(found), key=lambda each: (_rank(each[1]), each[0]))[1]
     passed = [entry for each in found for entry in each.skipped]
     passed += [

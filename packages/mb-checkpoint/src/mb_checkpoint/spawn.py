@@ -1,4 +1,4 @@
-"""Processes of one's own: a copy of this one, or a fresh interpreter that imports no main module."""
+"""Child processes: a forked copy of this process, or a fresh interpreter that does not import the main module."""
 
 import multiprocessing
 import signal
@@ -10,41 +10,41 @@ from typing import Protocol
 
 
 class ChildProcess(Protocol):
-    """A running process."""
+    """Interface of a child process."""
 
     @property
     def pid(self) -> int | None:
-        """Its process id."""
+        """Process id."""
 
     @property
     def exitcode(self) -> int | None:
-        """How it ended, minus the number of a signal; None while it runs."""
+        """Exit code, or the negative number of the signal that ended the process; None while it runs."""
 
     def is_alive(self) -> bool:
-        """Say whether it runs."""
+        """Return whether the process is running."""
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the process."""
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait for its end."""
+        """Wait for the process to exit."""
 
 
 def fork(target: Callable[..., None], arguments: Sequence[object]) -> ForkProcess:
-    """Start a copy of this process. It shares the memory until one of the two changes it."""
+    """Fork this process and call a function in the child. They share memory until one of them changes it."""
     process = multiprocessing.get_context("fork").Process(target=target, args=tuple(arguments), daemon=True)
     process.start()
     return process
 
 
 class FreshInterpreter:
-    """A new interpreter that calls a function of a module, in a session of its own.
+    """New interpreter, in its own session, that calls a function of a module.
 
     Args:
-        module: Where the function is.
-        function: Its name.
-        arguments: Numbers and None, by position.
-        descriptors: Files that it inherits under the same numbers.
+        module: Module that defines the function.
+        function: Name of the function.
+        arguments: Positional arguments: integers and None.
+        descriptors: File descriptors that the process inherits under the same numbers.
     """
 
     def __init__(
@@ -63,24 +63,24 @@ class FreshInterpreter:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Process id."""
         return self._process.pid
 
     @property
     def exitcode(self) -> int | None:
-        """How it ended, minus the number of a signal; None while it runs."""
+        """Exit code, or the negative number of the signal that ended the process; None while it runs."""
         return self._process.poll()
 
     def is_alive(self) -> bool:
-        """Say whether it runs."""
+        """Return whether the process is running."""
         return self._process.poll() is None
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the process."""
         self._process.send_signal(signal.SIGKILL)
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait for its end."""
+        """Wait for the process to exit."""
         try:
             self._process.wait(timeout)
         except subprocess.TimeoutExpired:

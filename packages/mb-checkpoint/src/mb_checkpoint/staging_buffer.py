@@ -1,4 +1,4 @@
-"""Host memory that a training process fills and its writer process reads: one block, used again by each save."""
+"""Shared host memory that a training process fills and its writer process reads: one block, reused by each save."""
 
 import mmap
 import os
@@ -17,12 +17,12 @@ _COUNTER = struct.Struct("=Q")
 
 
 class StagingBuffer:
-    """A block of shared memory without a name, with a counter of progress at its head. Linux only.
+    """Anonymous block of shared memory with a progress counter in its header. Linux only.
 
-    Its size is that of the largest save of this rank so far; nothing else is kept on the host.
+    The size of the block is that of the largest save of this rank so far.
 
     Args:
-        descriptor: Of the block, in a process that got it from another; None makes a new block.
+        descriptor: File descriptor of an existing block, inherited from another process; None creates a block.
     """
 
     def __init__(self, descriptor: int | None = None) -> None:
@@ -34,12 +34,12 @@ class StagingBuffer:
 
     @property
     def size(self) -> int:
-        """Bytes, the head included."""
+        """Size in bytes, including the header."""
         return len(self._map)
 
     @property
     def progress(self) -> int:
-        """Bytes written by the writer since it was started."""
+        """Number of bytes that the writer process has written since it was started."""
         return int(_COUNTER.unpack_from(self._map)[0])
 
     @progress.setter
@@ -48,7 +48,7 @@ class StagingBuffer:
 
     @property
     def ready(self) -> bool:
-        """Whether the writer is there and listens."""
+        """Whether the writer process has started and accepts jobs."""
         return bool(self._map[_COUNTER.size])
 
     @ready.setter
@@ -61,11 +61,11 @@ class StagingBuffer:
         """Copy all tensors into the block and return the same files with slots in place of tensors.
 
         Waits for the GPUs that hold the tensors, then copies without `non_blocking`: the writer process may read the
-        block when this returns. What the block held before is overwritten.
+        block as soon as this method returns. The previous contents are overwritten.
 
         Args:
-            files: Of this rank.
-            synchronize: As `wait_for_devices` takes it.
+            files: Data files of this rank.
+            synchronize: See `wait_for_devices`.
 
         Raises:
             OSError: There is not enough memory.
@@ -89,11 +89,11 @@ class StagingBuffer:
         return tuple(staged)
 
     def clear(self) -> None:
-        """Forget what the block holds."""
+        """Mark the block as empty."""
         self._end = HEADER_BYTES
 
     def append_bytes(self, content: bytes) -> tuple[int, int]:
-        """Put bytes behind what the block holds; return their place, for `fetch` in another process.
+        """Append bytes to the contents of the block; return (offset, length) for `read_bytes_at` in another process.
 
         Raises:
             OSError: There is not enough memory.
@@ -102,20 +102,20 @@ class StagingBuffer:
         self._map[self._end : self._end + len(content)] = content
         return self._end, len(content)
 
-    def read_bytes_at(self, place: tuple[int, int]) -> bytes:
-        """Return the bytes at a place."""
+    def read_bytes_at(self, position: tuple[int, int]) -> bytes:
+        """Return the bytes at (offset, length)."""
         self._grow(os.fstat(self.descriptor).st_size)
-        return self._map[place[0] : place[0] + place[1]]
+        return self._map[position[0] : position[0] + position[1]]
 
     def resolve(self, files: Sequence[DataFile]) -> tuple[DataFile, ...]:
-        """Return the same files with the tensors that lie in their slots; nothing is copied."""
+        """Return the same files with tensors, which are views of the block, in place of slots; nothing is copied."""
         self._grow(os.fstat(self.descriptor).st_size)
         return tuple(
             replace(file, pieces=tuple(self._resolved(piece) for piece in file.pieces)) for file in files
         )
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
         self._map.close()
         os.close(self.descriptor)
 
@@ -136,7 +136,7 @@ class StagingBuffer:
         if end > self.size:
             os.posix_fallocate(
                 self.descriptor, 0, end
-            )  # an error now, instead of a signal at the first access
+            )  # raises now; without it a full memory would be a SIGBUS at the first access
             self._grow(end)
 
     def _grow(self, size: int) -> None:

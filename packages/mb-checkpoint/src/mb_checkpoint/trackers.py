@@ -1,4 +1,4 @@
-"""What is wrong with the trackers of a folder: damaged, of a checkpoint that is gone, or not of the newest one."""
+"""Checks of the trackers of a folder: damaged, naming a missing checkpoint, or not naming the newest one."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,17 +10,18 @@ from mb_checkpoint.train_state import read_train_state
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackerNote:
-    """Something about a tracker that a person should know."""
+    """Note on a tracker for the user."""
 
     path: Path
     """The tracker."""
     text: str
     damaged: bool
-    """Whether it is of no use; else it names an older checkpoint than the newest, as after going back on purpose."""
+    """Whether the tracker is unusable; otherwise it names an older checkpoint than the newest, as after a deliberate
+    rollback."""
 
 
 def check_trackers(root: Path) -> list[TrackerNote]:
-    """Look at the trackers of a folder with `iter_*` folders; return what is to be said of them. Changes nothing."""
+    """Check the trackers of a folder with `iter_*` folders and return notes. Changes nothing."""
     notes = []
     for path in (root / STATE_TRACKER, root / STEP_TRACKER):
         try:
@@ -36,7 +37,7 @@ def check_trackers(root: Path) -> list[TrackerNote]:
 
 
 def _step_in(path: Path) -> int | None:
-    """Return the step that a tracker names; None for released weights, which have none."""
+    """Return the step that a tracker names; None for released weights, which have no step."""
     if path.name == STATE_TRACKER:
         return int(read_train_state(path)["step"])
     content = path.read_text(errors="replace").strip()

@@ -1,4 +1,4 @@
-"""The counters of a run as a `train_state.pt` file: a dict of 0-d tensors."""
+"""Counters of a run as a `train_state.pt` file: a dict of 0-d tensors."""
 
 import io
 import warnings
@@ -11,7 +11,8 @@ from mb_checkpoint.errors import TrainStateError
 
 FLOPS = "floating_point_operations_so_far"
 DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64}
-"""Stored form of each Python type. FLOPs are always float64: int64 ends at 9e18, float32 forgets after 1e16."""
+"""Stored dtype of each Python type. FLOPs are always float64: int64 overflows at 9e18, float32 is inexact above
+1e16."""
 
 
 def encode_train_state(counters: Mapping[str, object]) -> bytes:
@@ -42,16 +43,16 @@ def _to_tensor(name: str, value: object) -> torch.Tensor:
 
 
 def decode_train_state(content: bytes, *, source: str) -> dict[str, bool | int | float]:
-    """Return the counters of a train_state.pt file as Python numbers; FLOPs as a whole number.
+    """Return the counters of a train_state.pt file as Python numbers; FLOPs as an integer.
 
     Raises:
-        TrainStateError: The content is no such file; `source` names it in the message.
+        TrainStateError: The content is not such a file; the message names `source`.
     """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter(
                 "ignore"
-            )  # torch's guesses about a damaged file; the error says what is wrong
+            )  # torch's warnings about a damaged file; the error below describes it
             stored = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         counters = {name: value.item() for name, value in stored.items()}
         counters["step"] = int(counters["step"])
@@ -66,10 +67,10 @@ def decode_train_state(content: bytes, *, source: str) -> dict[str, bool | int |
 
 
 def read_train_state(path: Path) -> dict[str, bool | int | float]:
-    """Read a train_state.pt file. Nothing is cached: each call returns what is on the disk now.
+    """Read a train_state.pt file. Not cached: each call reads the file.
 
     Raises:
         TrainStateError: The file is damaged.
-        FileNotFoundError: There is no such file.
+        FileNotFoundError: The file does not exist.
     """
     return decode_train_state(path.read_bytes(), source=str(path))

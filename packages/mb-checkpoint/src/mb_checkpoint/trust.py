@@ -1,4 +1,4 @@
-"""Folders whose files may be unpickled without restrictions. The standard library only."""
+"""Folders whose files may be unpickled without restrictions. Standard library only."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,9 +10,9 @@ _trusted: ContextVar[tuple[Path, ...]] = ContextVar("_trusted", default=())
 
 @contextmanager
 def trusted(*folders: Path | str) -> Iterator[None]:
-    """Lift the restrictions for files below these folders, in this block and this thread.
+    """Lift the restrictions on unpickling for files below these folders, within this block and thread.
 
-    Whoever wrote files there can execute any code when they are read.
+    The authors of files there can execute any code when the files are read.
     """
     token = _trusted.set((*_trusted.get(), *(Path(folder).resolve() for folder in folders)))
     try:
@@ -22,5 +22,5 @@ def trusted(*folders: Path | str) -> Iterator[None]:
 
 
 def is_trusted(path: Path) -> bool:
-    """Whether a file or folder is below one that the caller trusts."""
+    """Return whether a file or folder is below a folder that the caller trusts."""
     return any(path.resolve().is_relative_to(folder) for folder in _trusted.get())

@@ -1,12 +1,12 @@
-"""Reading of checkpoint files without executing what they contain.
+"""Reading of checkpoint files without executing their contents.
 
-A pickle names classes and functions, and plain unpickling imports and calls them. Two kinds of files of a checkpoint
-are pickles: `.metadata`, the index of the tensors, and the objects (anything but a tensor) in `*.distcp` and `*.pt`.
+A pickle names classes and functions, and plain unpickling imports and calls them. Two kinds of data in a checkpoint are
+pickles: `.metadata`, the index of the tensors, and the objects (entries that are not tensors) in `*.distcp` and `*.pt`.
 
 * The index is read by `read_metadata`, which accepts only the classes of torch.distributed.checkpoint's own metadata.
 * Objects are read with torch's `weights_only=True`: tensors, builtins and the classes that torch and Megatron Core
-  registered as safe. Where torch or Megatron Core calls `torch.load(..., weights_only=False)`, `weights_only` overrides
-  it.
+  registered as safe. `weights_only` also enforces this in calls of `torch.load(..., weights_only=False)` by torch or
+  Megatron Core.
 
 A checkpoint of another program may need more. `trust.trusted` lifts both restrictions for folders that the caller
 names.
@@ -30,7 +30,7 @@ from mb_checkpoint.layout import TENSOR_INDEX
 from mb_checkpoint.trust import is_trusted
 
 _FORCE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
-"""Environment variable that torch.load reads at each call; it wins over the argument `weights_only=False`."""
+"""Environment variable that torch.load reads at each call; it overrides the argument `weights_only=False`."""
 
 _METADATA = "torch.distributed.checkpoint.metadata"
 _ALLOWED = frozenset(
@@ -55,7 +55,7 @@ _ALLOWED = frozenset(
         ),
     }
 )
-"""(module, name) of everything that an index may name, apart from torch's dtypes."""
+"""(module, name) of every global that an index may name, apart from torch's dtypes."""
 
 
 class SafeFileSystemReader(FileSystemReader):
@@ -74,7 +74,7 @@ def read_metadata(directory: Path) -> Metadata:
     Raises:
         UnsafeCheckpointError: It names a class or function that no index needs.
         OSError: It cannot be read.
-        Exception: What unpickling raises for a damaged file, see `select.DAMAGED`.
+        Exception: Unpickling of a damaged file failed, see `select.DAMAGED`.
     """
     path = directory / TENSOR_INDEX
     with path.open("rb") as stream:
@@ -99,7 +99,7 @@ def restricted_load(stream: BinaryIO, *, path: Path) -> Any:
 
 
 def load_object(stream: BinaryIO, *, path: Path) -> Any:
-    """Return an object that torch.save wrote, tensors on the CPU.
+    """Return an object that torch.save wrote, with tensors on the CPU.
 
     Raises:
         UnsafeCheckpointError: It holds more than tensors, builtins and classes registered with torch as safe.
@@ -116,14 +116,14 @@ def load_object(stream: BinaryIO, *, path: Path) -> Any:
 
 @contextmanager
 def weights_only(path: Path, *, classes: Sequence[type] = ()) -> Iterator[None]:
-    """Make every torch.load of this process refuse code in this block, also where it asks for `weights_only=False`.
+    """Make every torch.load of this process reject code within the block, even with `weights_only=False`.
 
     The index in the folder `path` is checked first, so that a library may unpickle it. The setting is an environment
-    variable: it holds for all threads of this process.
+    variable: it applies to all threads of this process.
 
     Args:
         path: Folder of the checkpoint.
-        classes: Allowed in objects, besides those that are registered with torch.
+        classes: Additional classes that are allowed in objects.
 
     Raises:
         UnsafeCheckpointError: The index, or an object that the block reads, names something that is not allowed.
@@ -139,7 +139,7 @@ def weights_only(path: Path, *, classes: Sequence[type] = ()) -> Iterator[None]:
             try:
                 yield
             except (Exception, CheckpointException) as error:  # the latter derives from BaseException
-                # The refusal arrives wrapped by torch and Megatron: the files tell more than the exception does.
+                # torch and Megatron wrap the error; the files identify the cause better than the exception.
                 if name := _unsafe_in(path):
                     raise _unsafe(path, name) from error
                 raise
@@ -151,7 +151,7 @@ def weights_only(path: Path, *, classes: Sequence[type] = ()) -> Iterator[None]:
 
 
 _checked: dict[Path, tuple[int, ...]] = {}
-"""Index -> size, time of change and inode of the file that was last found harmless; large ones take long to read."""
+"""Index -> size, modification time and inode of the file that was last found safe; large ones take long to read."""
 
 
 def _check_index(directory: Path) -> None:
@@ -188,7 +188,7 @@ def reject_code(path: Path) -> None:
     """Check a file of torch.save without reading its tensors.
 
     Raises:
-        UnsafeCheckpointError: It names something that `weights_only=True` refuses.
+        UnsafeCheckpointError: It names something that `weights_only=True` rejects.
     """
     with path.open("rb") as stream:
         if names := unsafe_names(stream):
@@ -196,14 +196,14 @@ def reject_code(path: Path) -> None:
 
 
 def unsafe_names(stream: BinaryIO) -> list[str]:
-    """Return the classes and functions in a file of torch.save that `weights_only=True` refuses."""
-    with suppress(Exception):  # of a damaged file nothing is known
+    """Return the classes and functions in a file of torch.save that `weights_only=True` rejects."""
+    with suppress(Exception):  # damaged files have no readable names
         return list(torch.serialization.get_unsafe_globals_in_checkpoint(stream))
     return []
 
 
 def _unsafe_in(directory: Path) -> str | None:
-    """Return the first such name in the objects of a checkpoint; None where there is none."""
+    """Return the first such name in the objects of a checkpoint; None if there is none."""
     for content in _objects(directory):
         if names := unsafe_names(io.BytesIO(content)):
             return names[0]

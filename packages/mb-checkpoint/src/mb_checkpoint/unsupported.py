@@ -1,20 +1,20 @@
-"""Wishes that this version does not carry out and therefore refuses."""
+"""Rules that reject options which this version does not support."""
 
 from mb_checkpoint.rule import Rule
 
 
 def unsupported_option(number: int, name: str, *, neutral: object, requested: object, lacks: str) -> Rule:
-    """Make the rule that refuses any value of a field but the one that asks for nothing."""
+    """Return the rule that rejects any value of a field except the neutral one."""
 
     def test(value: object) -> str | None:
-        return None if value == neutral else f"{name}={value!r} is not carried out by this version"
+        return None if value == neutral else f"{name}={value!r} is not supported by this version"
 
     field = f"checkpoint.{name}"
     return Rule(
         id=f"CK{number}",
         fields=(field,),
         test=test,
-        why=f"mb-checkpoint {lacks}; ignoring the wish would let a run rely on something that is not there",
+        why=f"mb-checkpoint {lacks}; ignoring the option would hide that",
         fix=f"Set {field}={neutral!r}.",
         fails={field: requested},
         passes={field: neutral},
@@ -23,23 +23,31 @@ def unsupported_option(number: int, name: str, *, neutral: object, requested: ob
 
 UNSUPPORTED_OPTIONS = (
     unsupported_option(
-        19, "dist_ckpt_save_pre_mcore_014", neutral=False, requested=True, lacks="writes today's layout"
+        19,
+        "dist_ckpt_save_pre_mcore_014",
+        neutral=False,
+        requested=True,
+        lacks="writes only the current layout",
     ),
     unsupported_option(
         20,
         "distrib_optim_fully_reshardable_mem_efficient",
         neutral=False,
         requested=True,
-        lacks="gathers through the training's own groups",
+        lacks="gathers through the process groups of the training",
     ),
     unsupported_option(
-        22, "also_save_hf_checkpoint", neutral=False, requested=True, lacks="writes Megatron's form only"
+        22, "also_save_hf_checkpoint", neutral=False, requested=True, lacks="writes only Megatron's format"
     ),
     unsupported_option(
-        23, "use_checkpoint_args", neutral=False, requested=True, lacks="takes no settings from a file"
+        23, "use_checkpoint_args", neutral=False, requested=True, lacks="reads no settings from checkpoints"
     ),
     unsupported_option(
-        24, "use_mp_args_from_checkpoint_args", neutral=False, requested=True, lacks="takes no settings"
+        24,
+        "use_mp_args_from_checkpoint_args",
+        neutral=False,
+        requested=True,
+        lacks="reads no settings from checkpoints",
     ),
     unsupported_option(
         25, "ckpt_convert_format", neutral=None, requested="torch_dist", lacks="converts nothing"
@@ -62,15 +70,15 @@ UNSUPPORTED_OPTIONS = (
     unsupported_option(31, "save_wgrads_interval", neutral=None, requested=10, lacks="writes no dumps"),
     unsupported_option(32, "save_dgrads_interval", neutral=None, requested=10, lacks="writes no dumps"),
     unsupported_option(
-        33, "hf_source_path", neutral=None, requested="templates/llama", lacks="writes Megatron's form only"
+        33, "hf_source_path", neutral=None, requested="templates/llama", lacks="writes only Megatron's format"
     ),
     unsupported_option(
         34, "hf_trust_remote_code", neutral=False, requested=True, lacks="runs no code of a template"
     ),
     unsupported_option(
-        35, "hf_distributed_save", neutral=False, requested=True, lacks="writes Megatron's form only"
+        35, "hf_distributed_save", neutral=False, requested=True, lacks="writes only Megatron's format"
     ),
     unsupported_option(
-        36, "hf_save_every_n_ranks", neutral=1, requested=2, lacks="writes Megatron's form only"
+        36, "hf_save_every_n_ranks", neutral=1, requested=2, lacks="writes only Megatron's format"
     ),
 )

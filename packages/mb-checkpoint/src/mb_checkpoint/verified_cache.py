@@ -1,4 +1,4 @@
-"""What one process knows of checkpoints, so that it reads the contents of each one once."""
+"""Cache of verification results, so that a process reads the contents of each checkpoint only once."""
 
 import hashlib
 from collections.abc import Callable
@@ -11,12 +11,13 @@ from mb_checkpoint.select import find_problems
 
 
 class VerifiedCache:
-    """Says what is wrong with a checkpoint: sizes are looked at each time, contents are read and hashed once.
+    """Cache of the results of comparing checkpoints with their manifests.
 
-    A folder that was replaced since is another one: what is remembered is the manifest's own hash.
+    Sizes are compared at each call; contents are read and hashed once. The hash of the manifest is the key, so that a
+    folder that was replaced in the meantime is read again.
 
     Args:
-        progress: Told each number of bytes read.
+        progress: Called with the number of bytes of each chunk that is read.
     """
 
     def __init__(self, *, progress: Callable[[int], object] = lambda _bytes: None) -> None:
@@ -24,19 +25,19 @@ class VerifiedCache:
         self._known: dict[Path, tuple[str, tuple[str, ...]]] = {}
 
     def trust(self, directory: Path) -> None:
-        """Take a checkpoint as whole whose files were hashed by whoever calls: just written, or just loaded."""
+        """Record a checkpoint as intact because the caller has just written or loaded it and has hashed its files."""
         self._remember(directory, _seal(directory), [])
 
     def distrust(self, directory: Path, reason: str) -> None:
-        """Take a checkpoint as damaged that whoever calls has found so."""
+        """Record a checkpoint as damaged because the caller has found it damaged."""
         self._remember(directory, _seal(directory), [reason])
 
     def problems(self, directory: Path, *, contents: bool = True) -> list[str]:
-        """Return what is wrong with a checkpoint; nothing for a sound one, and for one that cannot be compared.
+        """Return the problems of a checkpoint; an empty list if it is intact or has no manifest to compare with.
 
         Args:
-            directory: Its folder.
-            contents: Compare contents where they are not known; False looks at sizes alone there.
+            directory: Folder of the checkpoint.
+            contents: Hash contents that are not in the cache; False compares only the sizes of those.
         """
         found = find_problems(directory)
         seal = _seal(directory)

@@ -1,12 +1,12 @@
-"""Versions of torch and nvidia-resiliency-ext (NVRx) that Megatron Core works with. The standard library only."""
+"""Versions of torch and nvidia-resiliency-ext (NVRx) that work with Megatron Core. Standard library only."""
 
 import re
 
 MIN_VERSION = (0, 3)
-"""Least version with the local checkpoints that this package writes."""
+"""Minimum version with the local checkpoints that this package writes."""
 
 MIN_TORCH = (2, 7)
-"""Least torch whose distributed checkpoints Megatron Core 0.19 can load."""
+"""Minimum torch version whose distributed checkpoints Megatron Core 0.19 can load."""
 
 INCOMPATIBLE_VERSIONS = {
     (0, 4): "Megatron Core reads its __version__ while it is imported, which it lacks",
@@ -15,28 +15,28 @@ INCOMPATIBLE_VERSIONS = {
         5,
     ): "Megatron Core demands 0.6 or newer of a version with this background writer while it is imported",
 }
-"""Releases next to which Megatron Core 0.19 cannot be imported, and the reason."""
+"""Releases with which Megatron Core 0.19 cannot be imported, and the reason."""
 
 
 def release(version: str) -> tuple[int, int] | None:
-    """Return major and minor number of a version such as "0.4.1+cu12"; None where it has none."""
+    """Return major and minor number of a version such as "0.4.1+cu12"; None if it has none."""
     found = re.match(r"(\d+)\.(\d+)", version)
     return (int(found[1]), int(found[2])) if found else None
 
 
 def incompatible_with_megatron(version: str | None) -> str | None:
-    """Return the reason why Megatron Core cannot be imported next to an installed version; None where it can."""
+    """Return why Megatron Core cannot be imported with an installed version; None if it can."""
     reason = INCOMPATIBLE_VERSIONS.get(release(version or "") or MIN_VERSION)
     return f"nvidia-resiliency-ext {version} is installed; {reason}" if reason else None
 
 
 def torch_cannot_load(version: str) -> str | None:
-    """Return a message where the installed torch cannot load what Megatron Core saves."""
+    """Return a message if the installed torch cannot load checkpoints of Megatron Core."""
     return f"torch {version} is installed" if (release(version) or MIN_TORCH) < MIN_TORCH else None
 
 
 def too_old_for_local(kind: str | None, version: str | None) -> str | None:
-    """Return a message where local checkpoints are requested of an installed version that is too old for them."""
+    """Return a message if local checkpoints are configured and the installed version is too old for them."""
     if kind != "local" or (release(version or "") or MIN_VERSION) >= MIN_VERSION:
         return None
     return f"non_persistent_ckpt_type=local, but nvidia-resiliency-ext {version} is installed"

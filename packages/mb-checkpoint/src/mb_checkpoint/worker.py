@@ -1,4 +1,4 @@
-"""The writer process of one rank: takes jobs, writes, answers. It never touches a device and no collective."""
+"""Writer process of one rank: receives jobs, writes, and returns results. It uses no device and no collective."""
 
 import ctypes
 import gc
@@ -22,12 +22,12 @@ from mb_checkpoint.writing import DataFile, write_files, write_result
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _PR_SET_PDEATHSIG = 1
 _IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that a terminal or a scheduler sends to all processes, and that the training process answers."""
+"""Signals that a terminal or a scheduler sends to all processes, and that only the training process handles."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteJob:
-    """The data files of one rank; their tensors lie in the buffer."""
+    """Data files of one rank, with tensors in the staging buffer."""
 
     folder: Path
     rank: int
@@ -39,43 +39,43 @@ WriterJob = WriteJob | FinalizeJob
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobResult:
-    """What became of a job."""
+    """Result of a job."""
 
     failure: str | None = None
-    """Why it could not be done."""
+    """Reason of a failure."""
     finished: FinalizedSave | None = None
-    """Of a `FinalizeJob`."""
+    """Result of a `FinalizeJob`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
-    """How a writer process runs."""
+    """Settings of a writer process."""
 
     parent: int
-    """Process id of the training process: the writer does not outlive it."""
+    """Process id of the training process; the writer dies with it."""
     nice: int
     """0 to 19."""
     io_class: int | None
-    """0 to 3; 3: only when the disk is idle."""
+    """0 to 3; 3 uses the disk only when it is idle."""
 
 
 def serve_in_fresh_interpreter(
     connection: int, buffer: int, parent: int, nice: int, io_class: int | None
 ) -> None:
-    """Serve in an interpreter that was started for it."""
+    """Run `serve` in an interpreter that was started for it."""
     serve(Connection(connection), buffer, WorkerSettings(parent=parent, nice=nice, io_class=io_class), None)
 
 
 def serve(
     connection: Connection, buffer: int, settings: WorkerSettings, inherited: Connection | None
 ) -> None:
-    """Take jobs from the connection until it is closed. Runs in a process of its own, and never returns into it.
+    """Run jobs from the connection until it is closed. The main loop of the writer process; does not return.
 
-    `inherited` is the parent's end of the connection, where a fork left a copy of it here.
+    `inherited` is the parent's end of the connection, of which a fork leaves a copy in this process.
     """
     _configure_process(settings)
     if inherited is not None:
-        inherited.close()  # else this end would never hear that the other one is gone
+        inherited.close()  # else the connection would never be closed, and this process would outlive its parent
     memory = StagingBuffer(buffer)
     memory.ready = True
     count = _counted(memory)
@@ -85,7 +85,7 @@ def serve(
             job: WriterJob = pickle.loads(memory.read_bytes_at(connection.recv()))
         except (EOFError, OSError):
             os._exit(0)
-        result = _done(job, memory, verified, count)
+        result = _run_job(job, memory, verified, count)
         del job
         try:
             connection.send(result)
@@ -93,7 +93,7 @@ def serve(
             os._exit(0)
 
 
-def _done(
+def _run_job(
     job: WriterJob, memory: StagingBuffer, verified: VerifiedCache, count: Callable[[int], None]
 ) -> JobResult:
     try:
@@ -105,23 +105,23 @@ def _done(
             write_files(job.folder, memory.resolve(job.files), progress=count),
         )
         return JobResult()
-    except Exception as error:  # noqa: BLE001  # not swallowed: the training process tells all ranks
+    except Exception as error:  # noqa: BLE001  # not swallowed: the training process reports it to all ranks
         return JobResult(failure=f"{type(error).__name__}: {error}")
 
 
 def _counted(memory: StagingBuffer) -> Callable[[int], None]:
-    turn = Lock()
+    lock = Lock()
 
     def count(size: int) -> None:  # called in several threads
-        with turn:
+        with lock:
             memory.progress += size
 
     return count
 
 
 def _configure_process(settings: WorkerSettings) -> None:
-    """Make this process one that dies with its parent, steps aside, and leaves the parent's objects alone."""
-    gc.disable()  # objects of the parent that live on a device must not be collected here
+    """Make this process die with its parent, lower its priority, and leave the parent's objects untouched."""
+    gc.disable()  # objects of the parent on a device must not be collected here
     gc.freeze()
     torch.set_num_threads(1)
     for number in _IGNORED_SIGNALS:

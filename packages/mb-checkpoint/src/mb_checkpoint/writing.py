@@ -1,4 +1,4 @@
-"""Writing the data files of one rank: tensors and bytes into `.distcp` files, hashed on the way to the disk."""
+"""Writing the data files of one rank: tensors and bytes into `.distcp` files, hashed while they are written."""
 
 import hashlib
 import io
@@ -21,27 +21,27 @@ from mb_checkpoint.manifest import FileEntry
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferSlot:
-    """Where a tensor lies in memory that another process sees too."""
+    """Position of a tensor in shared memory."""
 
     offset: int
-    """Bytes."""
+    """Offset in bytes."""
     shape: tuple[int, ...]
     dtype: torch.dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """One tensor or one object on its way to a file."""
+    """Tensor or object to be written to a file."""
 
     index: MetadataIndex | None
-    """Where a reader finds it in the index of the checkpoint; None: it is not in the index."""
+    """Key in the index of the checkpoint; None if the piece is not in the index."""
     data: "torch.Tensor | bytes | BufferSlot"
-    """A tensor of this rank on any device, where a copy of one lies, or an object in its stored form."""
+    """Tensor of this rank on any device, position of a copy of it, or serialized object."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFile:
-    """One file to write."""
+    """File to write."""
 
     name: str
     pieces: tuple[Piece, ...]
@@ -49,15 +49,15 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenFiles:
-    """What a rank wrote."""
+    """Files that a rank wrote."""
 
     files: tuple[FileEntry, ...] = ()
     results: tuple[WriteResult, ...] = ()
-    """Place of each piece, for the index of the checkpoint."""
+    """Position of each piece, for the index of the checkpoint."""
 
 
 class HashingStream:
-    """A binary file that can only be appended to, and knows the hash of all that went in."""
+    """Append-only binary file that hashes its content."""
 
     def __init__(self, stream: BinaryIO, progress: Callable[[int], object]) -> None:
         self._stream = stream
@@ -67,7 +67,7 @@ class HashingStream:
         self.failure: OSError | None = None
 
     def write(self, content: bytes | memoryview) -> int:
-        """Append; return the number of bytes."""
+        """Append bytes; return their number."""
         view = memoryview(content).cast("B")
         try:
             self._stream.write(view)
@@ -80,7 +80,7 @@ class HashingStream:
         return len(view)
 
     def flush(self) -> None:
-        """Hand what is buffered to the operating system."""
+        """Flush buffered data to the operating system."""
         self._stream.flush()
 
     def entry(self, name: str) -> FileEntry:
@@ -97,13 +97,13 @@ def write_files(
 ) -> WrittenFiles:
     """Write the files of one rank, one thread each, and force them to the disk.
 
-    Waits for the GPUs that hold the tensors before the threads start. Tensors are brought to the host one at a time.
+    Waits for the GPUs that hold the tensors before the threads start. Tensors are copied to the host one at a time.
 
     Args:
-        folder: Exists already.
+        folder: Existing folder.
         files: One for each writer thread.
-        progress: Told of each number of bytes written, from any of the threads.
-        synchronize: As `wait_for_devices` takes it.
+        progress: Called with the number of bytes of each write, from any of the threads.
+        synchronize: See `wait_for_devices`.
 
     Raises:
         OSError: A file could not be written.
@@ -129,8 +129,8 @@ def _write_file(
             if piece.index is None:
                 continue
             length = stream.size - offset
-            place = _StorageInfo(file.name, offset, length)
-            results.append(WriteResult(index=piece.index, size_in_bytes=length, storage_data=place))
+            position = _StorageInfo(file.name, offset, length)
+            results.append(WriteResult(index=piece.index, size_in_bytes=length, storage_data=position))
         raw.flush()
         os.fsync(raw.fileno())
     return stream.entry(file.name), results
@@ -141,21 +141,23 @@ def _write_data(data: torch.Tensor | bytes | BufferSlot, stream: HashingStream) 
         stream.write(data)
         return
     if isinstance(data, BufferSlot):
-        raise TypeError(f"writing: {data} stands for a tensor; look it up in its memory first.")
+        raise TypeError(
+            f"writing: {data} is a position in a staging buffer. Call StagingBuffer.resolve first."
+        )
     try:
         torch.save(compact(data), stream)  # type: ignore[arg-type]  # it needs write and flush
-    except RuntimeError:  # torch's own words for a stream that failed under it
+    except RuntimeError:  # raised by torch if the stream fails
         if stream.failure is not None:
             raise stream.failure from None
         raise
 
 
 def compact(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor on the host with a storage of its own size: a view would be saved with all that it views."""
+    """Return the tensor on the host with a storage of its own size: saving a view would save the complete storage."""
     here = tensor.detach()
     if (
         "dequantize" in type(here).__dict__
-    ):  # a subclass with fewer bits than it shows, such as FP8 of a GPU library
+    ):  # a subclass with fewer bits than its dtype shows, such as FP8 of a GPU library
         here = here.dequantize()
     here = here.cpu()
     alone = here.untyped_storage().nbytes() == here.numel() * here.element_size()
@@ -163,15 +165,15 @@ def compact(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def write_result(folder: Path, rank: int, written: WrittenFiles) -> None:
-    """Leave what a rank wrote where the rank that commits finds it."""
+    """Write the result of a rank to the staging folder, for the rank that commits."""
     _result_file(folder, rank).write_bytes(pickle.dumps(written))
 
 
 def collect_results(folder: Path, world_size: int) -> list[WrittenFiles]:
-    """Return what each rank left, and remove it. The folder is that of a save of this run: its pickles are our own.
+    """Return and remove the results of all ranks. The folder belongs to this run, so that unpickling them is safe.
 
     Raises:
-        OSError: A rank left nothing.
+        OSError: The result of a rank is missing.
     """
     found = []
     for rank in range(world_size):

@@ -8,7 +8,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from typer.testing import CliRunner
 
-from mb_checkpoint.commit import commit, open_staging, seal
+from mb_checkpoint.commit import commit, fsync_and_write_manifest, open_staging
 from mb_checkpoint.manifest import Manifest
 from mb_checkpoint.train_state import encode_train_state
 from mb_trainer.cli import app
@@ -28,7 +28,9 @@ def run(tmp_path):
             '{"sharded_backend": "torch_dist", "sharded_backend_version": 1}'
         )
         (staging / "train_state.pt").write_bytes(encode_train_state({"step": step}))
-        seal(staging, Manifest(step=step, files=(), layout={"tensor_model_parallel_size": 1}))
+        fsync_and_write_manifest(
+            staging, Manifest(step=step, files=(), layout={"tensor_model_parallel_size": 1})
+        )
         commit(root, step, staging)
     (root.parent / "run_config.yaml").touch()
     (root.parent / "events.jsonl").touch()

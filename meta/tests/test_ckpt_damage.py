@@ -8,7 +8,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from typer.testing import CliRunner
 
-from mb_checkpoint.commit import commit, open_staging, seal
+from mb_checkpoint.commit import commit, fsync_and_write_manifest, open_staging
 from mb_checkpoint.manifest import Manifest
 from mb_checkpoint.train_state import encode_train_state
 from mb_trainer.cli import app
@@ -19,7 +19,7 @@ def root(tmp_path):
     """A folder with checkpoints of three steps."""
     for step in (10, 20, 30):
         staging = fill(open_staging(tmp_path, step), step)
-        seal(staging, Manifest(step=step, files=()))
+        fsync_and_write_manifest(staging, Manifest(step=step, files=()))
         commit(tmp_path, step, staging)
     return tmp_path
 

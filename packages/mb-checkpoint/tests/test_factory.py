@@ -100,9 +100,9 @@ def test_the_documented_protocol_is_enough(here):
         ("own_managers.OneArgument", "save does not take what a manager's does"),
         (".x", "'.x' is not a module and class"),
         ("a..b", "'a..b' is not a module and class"),
-        ("os.path.sep", "os.path.sep is no class but '/'"),
+        ("os.path.sep", "os.path.sep is not a class but '/'"),
         ("json.JSONDecoder", "its constructor does not take what a manager's does"),
-        ("math.floor", "math.floor is no class but <built-in"),
+        ("math.floor", "math.floor is not a class but <built-in"),
         ("builtins.dict", r"its constructor does not take .*\(no signature found"),
     ],
 )

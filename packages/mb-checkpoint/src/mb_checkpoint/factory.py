@@ -75,7 +75,7 @@ def _class(name: str, allowed_modules: Sequence[str] | None) -> Any:
         )
     if not all(part.isidentifier() for part in name.split(".")):
         raise CheckpointConfigError(
-            f"{FIELD}: {name!r} is no module and class. Give both, such as mine.storage.Manager."
+            f"{FIELD}: {name!r} is not a module and class. Give both, such as mine.storage.Manager."
         )
     if allowed_modules is not None and not any(
         module == each or module.startswith(f"{each}.") for each in allowed_modules
@@ -94,6 +94,6 @@ def _class(name: str, allowed_modules: Sequence[str] | None) -> Any:
     wanted = getattr(found, attribute)
     if not inspect.isclass(wanted):
         raise CheckpointConfigError(
-            f"{FIELD}: {name} is no class but {wanted!r:.40}. Name a class that takes the checkpoint section."
+            f"{FIELD}: {name} is not a class but {wanted!r:.40}. Name a class that takes the checkpoint section."
         )
     return wanted

@@ -42,7 +42,15 @@ PARTS = {
     "root": [ROOT / name for name in ("README.md", "noxfile.py", "pyproject.toml", ".github")],
 }
 
-PENDING = set(PARTS) - {"mb-checkpoint", "mb-config", "mb-host", "mb-launch", "mb-loop", "mb-overlap", "mb-resilience"}
+PENDING = set(PARTS) - {
+    "mb-checkpoint",
+    "mb-config",
+    "mb-host",
+    "mb-launch",
+    "mb-loop",
+    "mb-overlap",
+    "mb-resilience",
+}
 """Parts that still have such words; none may be added."""
 
 PATTERNS = {

@@ -265,7 +265,7 @@ def test_a_constraint_that_is_no_rule_is_explained_by_those_that_say_the_same():
         "C14 is a constraint of CloudAI's on a launch, and no rule of its own. The same is said by V152"
     )
     assert all(f"\n\n{rule}" in page for rule in ("V152", "V153"))
-    assert "the recipe deepseek_v3 brings its own" in mb("explain", "c18").stdout
+    assert "the recipe deepseek_v3 sets one" in mb("explain", "c18").stdout
 
 
 def test_an_unknown_rule_is_exit_code_2_with_the_nearest():

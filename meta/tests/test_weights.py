@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from mb_checkpoint.layout import iteration_directory
-from mb_data import keep_tokenizer, load_tokenizer, train_bpe
+from mb_data import load_tokenizer, save_tokenizer, train_bpe
 from mb_trainer.config import TokenizerConfig
 from mb_trainer.planning import tokenizer_entries
 from mb_trainer.reading import read_request
@@ -85,7 +85,7 @@ def begun(base, tmp_path):
     for place_of in (out, folder):
         request.config.to_yaml(place_of / "run_config.yaml")
     (folder / "train_state.pt").touch()
-    keep_tokenizer(load_tokenizer(request.config.tokenizer), folder)
+    save_tokenizer(load_tokenizer(request.config.tokenizer), folder)
     return words, out
 
 

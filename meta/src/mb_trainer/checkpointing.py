@@ -17,7 +17,7 @@ from mb_checkpoint import (
     ScheduledSave,
 )
 from mb_checkpoint.context import RerunStateMachineLike
-from mb_data import keep_tokenizer
+from mb_data import save_tokenizer
 from mb_loop import SaveResult
 from mb_metrics.names import FAILED_SAVES
 from mb_trainer.config import ConfigContainer
@@ -219,6 +219,6 @@ def write_tokenizer(vocabulary: Vocabulary) -> Callable[[Path], None]:
     """Return what puts the tokenizer's files into each checkpoint, so that the checkpoint can be used alone."""
 
     def write(folder: Path) -> None:
-        keep_tokenizer(vocabulary.tokenizer, folder)
+        save_tokenizer(vocabulary.tokenizer, folder)
 
     return write

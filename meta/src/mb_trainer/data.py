@@ -23,16 +23,16 @@ from mb_data import (
     build_data_iterator,
     build_finetuning_datasets,
     dataset_sample_counts,
-    kept_tokenizer,
+    load_saved_tokenizer,
     load_tokenizer,
     prepare_corpus,
     tokenize_corpus,
 )
 from mb_data.fim_build import build_fim_datasets
 from mb_data.mcore import build_gpt_datasets
-from mb_data.sizes import SampleCounts
+from mb_data.sample_counts import SampleCounts
 from mb_data.t5_build import build_t5_datasets
-from mb_data.tokenizers import Tokenizer, plain
+from mb_data.tokenizers import Tokenizer, unwrap_tokenizer
 from mb_loop import TrainState
 from mb_loop.collectives import any_rank
 from mb_loop.settings import evaluation_batch
@@ -55,11 +55,13 @@ def build_vocabulary(
     corpus = config.dataset if isinstance(config.dataset, TextCorpusConfig) else None
     if corpus is not None and config.tokenizer.tokenizer_type is None:
         file = prepare_corpus(corpus, progress=progress).tokenizer
-        return Vocabulary(tokenizer=kept_tokenizer(file.parent, config.tokenizer))
+        return Vocabulary(tokenizer=load_saved_tokenizer(file.parent, config.tokenizer))
     kept = kept_by_run(config)
-    tokenizer = load_tokenizer(config.tokenizer) if kept is None else kept_tokenizer(kept, config.tokenizer)
+    tokenizer = (
+        load_tokenizer(config.tokenizer) if kept is None else load_saved_tokenizer(kept, config.tokenizer)
+    )
     if corpus is not None:
-        tokenize_corpus(corpus, plain(tokenizer), progress=progress)
+        tokenize_corpus(corpus, unwrap_tokenizer(tokenizer), progress=progress)
     return Vocabulary(tokenizer=tokenizer)
 
 
@@ -332,7 +334,7 @@ def build_datasets(
     )
     if isinstance(section, FinetuningDatasetConfig):
         return build_finetuning_datasets(
-            section, context, pad_to_multiple=padding.multiple, pad_to_max_length=padding.whole, say=say
+            section, context, pad_to_multiple=padding.multiple, pad_to_max_length=padding.whole, log=say
         )
     if isinstance(section, DatasetProvider):
         return section.build_datasets(context)

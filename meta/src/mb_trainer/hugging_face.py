@@ -21,8 +21,8 @@ from mb_checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from mb_data import kept_tokenizer
-from mb_data.tokenizer_loading import KEPT_FILES
+from mb_data import load_saved_tokenizer
+from mb_data.tokenizer_loading import TOKENIZER_FILES
 from mb_launch import World
 from mb_loop import TrainState
 from mb_models import GPTModelConfig
@@ -106,7 +106,7 @@ def configuration(section: GPTModelConfig, *, dtype: torch.dtype, out: Path) -> 
     config.model = section
     config.mixed_precision = PRECISION.get(dtype)
     config.optimizer.lr, config.optimizer.min_lr = 1e-5, 1e-6
-    tokenizer = out / KEPT_FILES[0]
+    tokenizer = out / TOKENIZER_FILES[0]
     if tokenizer.is_file():
         config.tokenizer = TokenizerConfig(
             tokenizer_type="HuggingFaceTokenizer", tokenizer_model=str(tokenizer.resolve())
@@ -136,7 +136,7 @@ def export_run(run: Path, out: Path, *, say: Callable[[str], object], adapters: 
     config = single_process(ConfigContainer.from_yaml(selection.path / "run_config.yaml", TARGETS))
     size = None
     if config.model.vocab_size is None:
-        size = kept_tokenizer(selection.path, config.tokenizer).vocab_size
+        size = load_saved_tokenizer(selection.path, config.tokenizer).vocab_size
     section = config.model
     if not isinstance(section, GPTModelConfig):
         raise HuggingFaceError(
@@ -166,7 +166,7 @@ def export_run(run: Path, out: Path, *, say: Callable[[str], object], adapters: 
 
 def copy_tokenizer(source: Path, target: Path) -> None:
     """Copy the files of a tokenizer that are there."""
-    for name in KEPT_FILES:
+    for name in TOKENIZER_FILES:
         if (source / name).is_file():
             shutil.copyfile(source / name, target / name)
 

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 from mb_data import GPTDatasetConfig
-from mb_data.sizes import SampleCounts
+from mb_data.sample_counts import SampleCounts
 from mb_trainer.commands.errors import NothingToIndexError
 from mb_trainer.config import ConfigContainer
 from mb_trainer.data import build_datasets, build_vocabulary, padding_of, sample_counts

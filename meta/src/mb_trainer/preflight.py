@@ -36,7 +36,7 @@ from mb_data import (
     GPTDatasetConfig,
     TextCorpusConfig,
     TokenizerError,
-    kept_tokenizer,
+    load_saved_tokenizer,
     load_tokenizer,
 )
 from mb_data.finetuning_files import sample_file
@@ -342,7 +342,7 @@ def need_tokenizer_entries(config: ConfigContainer) -> int:
         added = {*(section.special_tokens or ())} - {END_OF_DOCUMENT}
         return config.dataset.vocab_size + len(added) + section.vocab_extra_ids
     kept = kept_by_run(config)
-    tokenizer = load_tokenizer(section) if kept is None else kept_tokenizer(kept, section)
+    tokenizer = load_tokenizer(section) if kept is None else load_saved_tokenizer(kept, section)
     return int(tokenizer.vocab_size)
 
 

@@ -7,7 +7,7 @@ import torch
 
 from mb_checkpoint import SelectedCheckpoint, load_model_weights
 from mb_checkpoint.integrity import newest_intact
-from mb_data import kept_tokenizer
+from mb_data import load_saved_tokenizer
 from mb_data.tokenizers import Tokenizer
 from mb_launch import World, pick_device
 from mb_models import ModelConfigError, generate
@@ -50,7 +50,7 @@ def sample_run(
     """
     selection = newest_of(run, purpose="sample from", say=say)
     config = single_process(ConfigContainer.from_yaml(selection.path / "run_config.yaml", TARGETS))
-    tokenizer = kept_tokenizer(selection.path, config.tokenizer)
+    tokenizer = load_saved_tokenizer(selection.path, config.tokenizer)
     family = family_of(config.model)
     if not family.continues_text:
         raise ModelConfigError(

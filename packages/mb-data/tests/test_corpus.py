@@ -13,9 +13,9 @@ from mb_data import (
     tokenize_corpus,
     verify_prefix,
 )
-from mb_data.corpus import _find, fingerprint
+from mb_data.cache_dir import commit_build, resolve_cache_dir
+from mb_data.corpus import _load, fingerprint
 from mb_data.errors import CorpusError
-from mb_data.prepared import cache_folder, put_in_place
 from mb_data.sources import read_sources, split_files, verify_sources
 
 pytest.importorskip("tokenizers", reason="needs the tokenizers extra")
@@ -167,7 +167,7 @@ def test_a_corpus_that_loses_a_file_while_it_is_made_is_refused(config, tmp_path
 
 def test_a_build_that_cannot_be_put_in_its_place_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError):
-        put_in_place(tmp_path / "building", tmp_path / "corpus", find=_find)
+        commit_build(tmp_path / "building", tmp_path / "corpus", load=_load)
 
 
 def test_two_processes_at_once_both_end_well(text_folder, tmp_path):
@@ -232,9 +232,9 @@ def test_the_standard_library_is_there_and_has_no_tests():
 
 
 def test_where_the_cache_is():
-    assert cache_folder("/a", environment={"MB_CACHE_DIR": "/b"}) == Path("/a")
-    assert cache_folder(None, environment={"MB_CACHE_DIR": "/b"}) == Path("/b")
-    assert cache_folder(None, environment={}) == Path.home() / ".cache" / "mb-trainer"
+    assert resolve_cache_dir("/a", environment={"MB_CACHE_DIR": "/b"}) == Path("/a")
+    assert resolve_cache_dir(None, environment={"MB_CACHE_DIR": "/b"}) == Path("/b")
+    assert resolve_cache_dir(None, environment={}) == Path.home() / ".cache" / "mb-trainer"
 
 
 def test_three_files_are_enough_for_three_splits(config, tmp_path):

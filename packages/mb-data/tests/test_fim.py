@@ -6,38 +6,40 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mb_data import (
-    AddedTokens,
     ByteTokenizer,
     DatasetBuildContext,
+    ExtendedTokenizer,
     FIMTextCorpusConfig,
+    FIMTransform,
     GPTDatasetConfig,
     GPTFIMDatasetConfig,
-    MiddleFiller,
     TokenizerConfig,
     TokenizerError,
     build_indexed,
-    find_fill_tokens,
+    find_fim_tokens,
     load_tokenizer,
 )
-from mb_data.fim_config import FillInTheMiddle
+from mb_data.fim_config import FillInTheMiddleOptions
 
 NAMES = {"prefix": "<pre>", "middle": "<mid>", "suffix": "<suf>"}
-TOKENIZER = AddedTokens(ByteTokenizer(), [*NAMES.values(), "<file>"])
+TOKENIZER = ExtendedTokenizer(ByteTokenizer(), [*NAMES.values(), "<file>"])
 PRE, MID, SUF, FILE = range(257, 261)
 EOD = ByteTokenizer.eod
 
 
 def section(**values):
-    return FillInTheMiddle(**{"fim_rate": 1.0, "fim_spm_rate": 0.0, "fim_extra_tokens": NAMES} | values)
+    return FillInTheMiddleOptions(
+        **{"fim_rate": 1.0, "fim_spm_rate": 0.0, "fim_extra_tokens": NAMES} | values
+    )
 
 
-def filler(tokenizer=TOKENIZER, **values):
+def transform(tokenizer=TOKENIZER, **values):
     wanted = section(**values)
-    return MiddleFiller(tokenizer, wanted, find_fill_tokens(tokenizer, wanted))
+    return FIMTransform(tokenizer, wanted, find_fim_tokens(tokenizer, wanted))
 
 
 def rewrite(tokens, *, seed=0, **values):
-    return filler(**values)(np.array(tokens, np.int64), np.random.default_rng(seed)).tolist()
+    return transform(**values)(np.array(tokens, np.int64), np.random.default_rng(seed)).tolist()
 
 
 def put_back(tokens):
@@ -135,17 +137,17 @@ class TestTokens:
         with pytest.raises(
             TokenizerError, match=r"the tokenizer has no <mid>, <file>.*tokenizer\.special_tokens"
         ):
-            find_fill_tokens(
-                AddedTokens(ByteTokenizer(), ["<pre>", "<suf>"]), section(fim_split_sample="<file>")
+            find_fim_tokens(
+                ExtendedTokenizer(ByteTokenizer(), ["<pre>", "<suf>"]), section(fim_split_sample="<file>")
             )
 
     def test_none_at_all(self):
         with pytest.raises(TokenizerError, match="has no such tokens"):
-            find_fill_tokens(TOKENIZER, section(fim_extra_tokens=None))
+            find_fim_tokens(TOKENIZER, section(fim_extra_tokens=None))
 
     def test_end_and_padding_are_the_tokenizers_unless_they_are_named(self):
-        own = find_fill_tokens(TOKENIZER, section())
-        named = find_fill_tokens(
+        own = find_fim_tokens(TOKENIZER, section())
+        named = find_fim_tokens(
             TOKENIZER, section(fim_extra_tokens=NAMES | {"pad": "<file>", "eod": "<file>"})
         )
         assert ((own.end, own.pad), (named.end, named.pad)) == ((EOD, EOD), (FILE, FILE))
@@ -156,7 +158,7 @@ class TestTokens:
                 return [0, *super().encode(text)]
 
         with pytest.raises(TokenizerError, match="puts special tokens around each text"):
-            find_fill_tokens(AddedTokens(Begins(), [*NAMES.values()]), section())
+            find_fim_tokens(ExtendedTokenizer(Begins(), [*NAMES.values()]), section())
 
 
 @pytest.fixture(scope="module")
@@ -215,7 +217,7 @@ class TestDatasets:
         from mb_data.fim import FIMDataset
 
         class Shrinking:
-            tokens = find_fill_tokens(TOKENIZER, section())
+            tokens = find_fim_tokens(TOKENIZER, section())
 
             def __call__(self, sample, random):
                 return sample[:-2]
@@ -224,7 +226,7 @@ class TestDatasets:
 
         whole = torch.arange(1, 10)
         texts = [{"tokens": whole[:-1], "labels": whole[1:]}]
-        sample = FIMDataset(texts, filler=Shrinking(), seed=0)[0]
+        sample = FIMDataset(texts, transform=Shrinking(), seed=0)[0]
         assert sample["labels"].tolist() == [2, 3, 4, 5, 6, 7, EOD, EOD]
         assert sample["loss_mask"].tolist() == [1, 1, 1, 1, 1, 1, 0, 0]
 

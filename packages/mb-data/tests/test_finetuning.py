@@ -21,10 +21,10 @@ from mb_data import (
     build_finetuning_datasets,
     tokenize_samples,
 )
-from mb_data.chat import Line, parse_line, turns_of
+from mb_data.chat import JsonLine, parse_line, parse_turns
 from mb_data.errors import BadDocumentError, DataPathError
 from mb_data.finetuning_options import FinetuningOptions, read_options
-from mb_data.finetuning_samples import SampleEncoder, encode_turns
+from mb_data.finetuning_samples import LineEncoder, encode_conversation
 
 END = ByteTokenizer.eod
 PAIRS = [{"input": "2+2", "output": "four"}, {"input": "capital of France", "output": "Paris"}]
@@ -76,18 +76,18 @@ def build(config, *, train=4, valid=0, test=0, tokenizer=None, **options):
     return build_finetuning_datasets(config, context, **options)
 
 
-def seen(ids, learned, tokenizer=None):
+def seen(ids, loss_mask, tokenizer=None):
     """What is read, and what of it is learned, with a bar for the end."""
     text = [chr(number) if number != END else "|" for number in ids]
-    return "".join(text), "".join(char if yes else "." for char, yes in zip(text, learned, strict=True))
+    return "".join(text), "".join(char if yes else "." for char, yes in zip(text, loss_mask, strict=True))
 
 
 def encoded(line, *, longest=99, tokenizer=None, **options):
-    encoder = SampleEncoder(
+    encoder = LineEncoder(
         tokenizer=tokenizer or ByteTokenizer(), options=FinetuningOptions(**options), longest=longest
     )
-    sample, whole = encoder.sample(Line(values=line, place="a.jsonl:1"))
-    return (*seen(sample.ids, sample.learned), whole)
+    sample, whole = encoder.sample(JsonLine(values=line, location="a.jsonl:1"))
+    return (*seen(sample.ids, sample.loss_mask), whole)
 
 
 def test_the_answer_and_its_end_are_learned():
@@ -95,27 +95,27 @@ def test_the_answer_and_its_end_are_learned():
 
 
 @pytest.mark.parametrize(
-    ("options", "read", "learned"),
+    ("options", "read", "loss_mask"),
     [
         ({"prompt_template": "Q: {input}\nA:{output}"}, "Q: 2+2\nA:four|", ".........four|"),
         ({"answer_only_loss": False}, "2+2 four|", "2+2 four|"),
         ({"add_eos": False}, "2+2 four", "....four"),
     ],
 )
-def test_what_options_make_of_a_line(options, read, learned):
-    assert encoded(PAIRS[0], **options) == (read, learned, True)
+def test_what_options_make_of_a_line(options, read, loss_mask):
+    assert encoded(PAIRS[0], **options) == (read, loss_mask, True)
 
 
 def test_in_a_conversation_the_assistant_is_learned_up_to_its_last_words():
-    read, learned, _ = encoded(TALK)
+    read, loss_mask, _ = encoded(TALK)
     assert read == "system: Be short.\nuser: Hi\nassistant: Hello|user: Bye\nassistant: See you|"
-    assert learned.strip(".").replace(".", "") == " Hello| See you|"
+    assert loss_mask.strip(".").replace(".", "") == " Hello| See you|"
 
 
 @pytest.mark.parametrize("kind", [WithBegin, WithBoth])
 def test_a_begin_of_sequence_stands_before_the_first_turn_only(kind):
-    sample = encode_turns(
-        turns_of(Line(values=TALK, place=""), FinetuningOptions()),
+    sample = encode_conversation(
+        parse_turns(JsonLine(values=TALK, location=""), FinetuningOptions()),
         tokenizer=kind(),
         options=FinetuningOptions(),
     )
@@ -142,7 +142,7 @@ def test_a_long_conversation_loses_its_end():
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("line", "message"),
     [
         ("{", "training.jsonl:2: is not JSON"),
         ("[1]", "is a list; every line is a JSON object"),
@@ -155,25 +155,25 @@ def test_a_long_conversation_loses_its_end():
         ('{"messages": [{"role": "user", "content": "a"}]}', "the assistant says nothing"),
     ],
 )
-def test_a_bad_line_is_named(config, root, line, says):
+def test_a_bad_line_is_named(config, root, line, message):
     (root / "training.jsonl").write_text('{"input": "a", "output": "b"}\n' + line + "\n")
     with pytest.raises(BadDocumentError, match=r"training\.jsonl:2") as error:
         build(config)
-    assert says in str(error.value)
+    assert message in str(error.value)
 
 
 def test_bytes_that_are_no_text_are_a_bad_line():
     with pytest.raises(BadDocumentError, match="is not JSON"):
-        parse_line(b'{"input": "\xff"}', place="a:1")
+        parse_line(b'{"input": "\xff"}', location="a:1")
 
 
 def test_it_is_said_what_became_of_the_lines(config, root):
     lines = [*PAIRS, {"input": "a", "output": "b" * 99}, TALK, {}]
     lines[-1] = {"messages": [{"role": "user", "content": "a" * 99}, {"role": "assistant", "content": "b"}]}
     (root / "training.jsonl").write_text("\n\n".join(map(json.dumps, lines)))
-    said = []
-    build(config, say=said.append)
-    assert said == [
+    logged = []
+    build(config, log=logged.append)
+    assert logged == [
         "training: 4 samples, 2 of them cut to 64 tokens, 1 left out (nothing of their answer was left)"
     ]
 
@@ -288,7 +288,7 @@ def test_sums_are_made_up_and_none_is_in_two_files(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("given", "message"),
     [
         ({"chat": True}, "chat is none of answer_only_loss"),
         ({"add_eos": 1}, "add_eos is 1, which is no bool"),
@@ -302,10 +302,10 @@ def test_sums_are_made_up_and_none_is_in_two_files(tmp_path):
         ({"prompt_template": "{input.text} {output}"}, "cannot be read"),
     ],
 )
-def test_options_that_cannot_be(given, says):
+def test_options_that_cannot_be(given, message):
     with pytest.raises(ValueError, match="is") as error:
         read_options(given)
-    assert says in str(error.value)
+    assert message in str(error.value)
 
 
 def test_a_section_without_data_is_refused():
@@ -388,7 +388,7 @@ def test_whole_global_batches_cover_the_data_once(batches, micro, ranks, steps, 
 
 
 @pytest.mark.parametrize(
-    ("sizes", "error", "says"),
+    ("sizes", "error", "message"),
     [
         ({"global_batch_size": 6}, ValueError, "a global batch of 6 is not divided by micro-batches of 4"),
         ({"global_batch_size": 16}, NotEnoughSamplesError, "12 samples do not fill one global batch of 16"),
@@ -396,9 +396,9 @@ def test_whole_global_batches_cover_the_data_once(batches, micro, ranks, steps, 
         ({"data_parallel_rank": 1}, ValueError, "data_parallel_rank=1 of 1"),
     ],
 )
-def test_a_global_batch_that_cannot_be_dealt_out_is_refused(sizes, error, says):
+def test_a_global_batch_that_cannot_be_dealt_out_is_refused(sizes, error, message):
     fine = {"consumed_samples": 0, "micro_batch_size": 4, "data_parallel_rank": 0, "global_batch_size": 8}
-    with pytest.raises(error, match=says):
+    with pytest.raises(error, match=message):
         BatchSampler(total_samples=12, data_parallel_size=1, **(fine | sizes))
 
 

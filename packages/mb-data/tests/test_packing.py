@@ -38,11 +38,11 @@ def config(tmp_path):
     )
 
 
-def build(config, *, train=0, valid=2, say=None):
+def build(config, *, train=0, valid=2, log=None):
     context = DatasetBuildContext(
         train_samples=train, valid_samples=valid, test_samples=0, tokenizer=ByteTokenizer()
     )
-    return build_finetuning_datasets(config, context, say=say)
+    return build_finetuning_datasets(config, context, log=log)
 
 
 @given(lengths=st.lists(st.integers(1, 20), max_size=60))
@@ -63,8 +63,8 @@ def test_a_sample_that_fits_into_no_pack_is_refused():
 
 
 def test_a_pack_says_where_its_samples_begin_and_positions_begin_anew(config):
-    said = []
-    _, valid, _ = build(config, say=said.append)
+    logged = []
+    _, valid, _ = build(config, log=logged.append)
     pack = valid[0]
     text = "".join("|" if label == END else chr(label) for label in pack["labels"].tolist())
     assert text == "eventeen|leven!|ne||"
@@ -83,7 +83,7 @@ def test_a_pack_says_where_its_samples_begin_and_positions_begin_anew(config):
         "cu_seqlens": torch.int32,
         "max_seqlen": torch.int32,
     }
-    assert said == ["validation: 6 samples", "  2 packs of 20 tokens, 70.0% of them samples'"]
+    assert logged == ["validation: 6 samples", "  2 packs of 20 tokens, 70.0% of them samples'"]
 
 
 def test_samples_may_take_a_multiple_and_borders_be_equally_many(config):
@@ -99,10 +99,10 @@ def test_samples_may_take_a_multiple_and_borders_be_equally_many(config):
 
 def test_longer_samples_are_cut_to_the_longest_that_may_be(config):
     config.packed_sequence_specs = PackedSequenceSpecs(packed_sequence_size=20, max_single_sequence_length=4)
-    said = []
-    _, valid, _ = build(config, say=said.append)
+    logged = []
+    _, valid, _ = build(config, log=logged.append)
     assert int(valid[0]["max_seqlen"]) == 4
-    assert said[0] == "validation: 6 samples, 3 of them cut to 4 tokens"
+    assert logged[0] == "validation: 6 samples, 3 of them cut to 4 tokens"
 
 
 @pytest.mark.parametrize("size", [0, 100])
@@ -142,8 +142,8 @@ def test_every_sample_is_in_a_pack_once_in_each_pass(config):
     rows = list(batches)
     assert [tuple(row["tokens"].shape) for row in rows] == [(1, 20)] * 4
     assert [tuple(row["max_seqlen"].shape) for row in rows] == [(1,)] * 4
-    learned = [int(row["loss_mask"].sum()) for row in rows]
-    assert sum(learned[:2]) == sum(learned[2:]) == sum(map(len, ANSWERS))
+    loss_mask = [int(row["loss_mask"].sum()) for row in rows]
+    assert sum(loss_mask[:2]) == sum(loss_mask[2:]) == sum(map(len, ANSWERS))
     assert train.mean_tokens == sum(map(len, ANSWERS)) / 2
     assert train.attention_length == sum(len(each) ** 2 for each in ANSWERS) / sum(map(len, ANSWERS))
     with pytest.raises(IndexError):
@@ -157,7 +157,7 @@ def test_several_packs_in_a_row_are_refused_with_what_is_the_same(config):
 
 
 @pytest.mark.parametrize(
-    ("rule_id", "values", "says"),
+    ("rule_id", "values", "message"),
     [
         ("D70", ({"packed_sequence_size": 4096, "pad_seq_to_mult": 3}, 4096), "pad_seq_to_mult=3"),
         ("D73", ({"packed_train_data_path": "a.npy"},), "packed_train_data_path=a.npy"),
@@ -165,6 +165,6 @@ def test_several_packs_in_a_row_are_refused_with_what_is_the_same(config):
         ("V047", (None, False), "is None"),
     ],
 )
-def test_other_ways_to_break_a_rule(rule_id, values, says):
+def test_other_ways_to_break_a_rule(rule_id, values, message):
     (rule,) = (rule for rule in RULES if rule.id == rule_id)
-    assert says in rule.test(*values)
+    assert message in rule.test(*values)

@@ -73,9 +73,9 @@ class TestReader:
 
 class TestExamine:
     def test_a_whole_pair(self, prefix):
-        told = []
-        found = examine_prefix(prefix, vocab_size=10, eod=9, progress=lambda *news: told.append(news))
-        assert (found, told) == ([], [("read", 14, 14)])
+        reported = []
+        found = examine_prefix(prefix, vocab_size=10, eod=9, progress=lambda *news: reported.append(news))
+        assert (found, reported) == ([], [("read", 14, 14)])
 
     def test_tokens_that_the_tokenizer_has_not(self, prefix):
         (problem,) = examine_prefix(prefix, vocab_size=9)

@@ -20,7 +20,7 @@ from mb_data import (
     TokenizerError,
     build_data_iterator,
     corrupt_spans,
-    fill_encoder,
+    fit_span_sizes,
     load_tokenizer,
     prepare_corpus,
 )
@@ -54,7 +54,7 @@ class Texts:
 
 
 def pairs(*, number=8, seq_length=32, decoder_seq_length=12, seed=1, sentinels=BYTES.sentinels):
-    sizes = fill_encoder(seq_length, noise_density=0.15, mean_span_length=3.0)
+    sizes = fit_span_sizes(seq_length, noise_density=0.15, mean_span_length=3.0)
     return T5Dataset(
         Texts(number, sizes.tokens),
         sizes=sizes,
@@ -68,31 +68,31 @@ def pairs(*, number=8, seq_length=32, decoder_seq_length=12, seed=1, sentinels=B
 
 class TestSizes:
     def test_an_encoder_of_512_reads_what_it_did_in_the_paper(self):
-        sizes = fill_encoder(512, noise_density=0.15, mean_span_length=3.0)
+        sizes = fit_span_sizes(512, noise_density=0.15, mean_span_length=3.0)
         assert (sizes.tokens, sizes.encoder_tokens, sizes.decoder_tokens) == (568, 512, 114)
 
     @given(st.integers(4, 2000), st.floats(0.01, 0.45), st.floats(1, 20))
     def test_where_less_goes_than_stays_the_encoder_is_full(self, seq_length, density, span):
-        sizes = fill_encoder(seq_length, noise_density=density, mean_span_length=span)
+        sizes = fit_span_sizes(seq_length, noise_density=density, mean_span_length=span)
         assert sizes.encoder_tokens == seq_length
         assert 1 <= sizes.spans <= min(sizes.noise_tokens, sizes.tokens - sizes.noise_tokens)
 
     @given(st.integers(4, 2000), st.floats(0.45, 0.99), st.floats(1, 20))
     def test_where_half_goes_or_more_one_token_of_padding_may_be_left(self, seq_length, density, span):
-        sizes = fill_encoder(seq_length, noise_density=density, mean_span_length=span)
+        sizes = fit_span_sizes(seq_length, noise_density=density, mean_span_length=span)
         assert seq_length - sizes.encoder_tokens in (0, 1)
 
     @pytest.mark.parametrize(("length", "density", "span"), [(3, 0.15, 3), (512, 1.0, 3), (512, 0.15, 0.5)])
     def test_what_cannot_be_taken_apart_is_refused(self, length, density, span):
         with pytest.raises(ValueError, match="an encoder reads 4 or more"):
-            fill_encoder(length, noise_density=density, mean_span_length=span)
+            fit_span_sizes(length, noise_density=density, mean_span_length=span)
 
 
 class TestSpans:
     @given(st.integers(4, 300), st.floats(0.01, 0.9), st.floats(1, 10), st.integers(0, 2**32))
     @settings(max_examples=50)
     def test_every_text_is_restored(self, seq_length, density, span, seed):
-        sizes = fill_encoder(seq_length, noise_density=density, mean_span_length=span)
+        sizes = fit_span_sizes(seq_length, noise_density=density, mean_span_length=span)
         text = np.random.default_rng(seed).integers(0, 256, sizes.tokens)
         pair = corrupt_spans(
             text,
@@ -105,12 +105,12 @@ class TestSpans:
         assert (pair.encoder.size, pair.labels.size) == (sizes.encoder_tokens, sizes.decoder_tokens)
 
     def test_a_text_of_another_length_is_refused(self):
-        sizes = fill_encoder(32, noise_density=0.15, mean_span_length=3.0)
+        sizes = fit_span_sizes(32, noise_density=0.15, mean_span_length=3.0)
         with pytest.raises(ValueError, match="a text of 33 tokens where 34"):
             corrupt_spans(np.zeros(33, int), sizes, sentinels=BYTES.sentinels, end=END, random=np.random)
 
     def test_every_place_but_the_first_is_taken_out_about_as_often(self):
-        sizes = fill_encoder(32, noise_density=0.15, mean_span_length=3.0)
+        sizes = fit_span_sizes(32, noise_density=0.15, mean_span_length=3.0)
         kept = np.zeros(sizes.tokens, int)
         for seed in range(2000):
             random = np.random.default_rng(seed)

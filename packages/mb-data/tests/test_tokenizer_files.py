@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mb_data import (
-    AddedTokens,
     ByteTokenizer,
+    ExtendedTokenizer,
     TokenizerConfig,
     TokenizerError,
-    keep_tokenizer,
-    kept_tokenizer,
+    load_saved_tokenizer,
     load_tokenizer,
+    save_tokenizer,
 )
 from mb_data.errors import DataPathError, TokenizerLibraryError
 
@@ -170,9 +170,9 @@ class TestSentencePiece:
         )  # one more message, empty, that is merged with the first
         config = of_model("SentencePieceTokenizer", path)
         tokenizer = load_tokenizer(config)
-        keep_tokenizer(tokenizer, tmp_path)
+        save_tokenizer(tokenizer, tmp_path)
         path.unlink()
-        assert kept_tokenizer(tmp_path, config).fingerprint == tokenizer.fingerprint
+        assert load_saved_tokenizer(tmp_path, config).fingerprint == tokenizer.fingerprint
 
     def test_pieces_have_names(self, pieces):
         tokenizer = load_tokenizer(pieces)
@@ -273,7 +273,7 @@ class TestTikToken:
 
 class TestAdded:
     def test_they_come_behind_and_never_from_text(self):
-        tokenizer = AddedTokens(ByteTokenizer(), ["<fim_prefix>", "<fim_suffix>"])
+        tokenizer = ExtendedTokenizer(ByteTokenizer(), ["<fim_prefix>", "<fim_suffix>"])
         assert (tokenizer.vocab_size, tokenizer.token_id("<fim_suffix>"), tokenizer.eod) == (259, 258, 256)
         assert tokenizer.encode("<fim_prefix>") == list(b"<fim_prefix>")
         assert tokenizer.decode([257, 104, 105, 258]) == "<fim_prefix>hi<fim_suffix>"
@@ -281,14 +281,14 @@ class TestAdded:
 
     def test_a_name_that_is_there_is_not_added_again(self, gpt2):
         plain = load_tokenizer(gpt2 / "whole.json")
-        tokenizer = AddedTokens(plain, ["<|endoftext|>"])
+        tokenizer = ExtendedTokenizer(plain, ["<|endoftext|>"])
         assert (tokenizer.vocab_size, tokenizer.fingerprint) == (plain.vocab_size, plain.fingerprint)
         assert tokenizer.token_id("<|endoftext|>") == plain.eod
 
     @pytest.mark.parametrize("names", [["<a>", "<a>"], [""]])
     def test_names_that_cannot_be_told_apart(self, names):
         with pytest.raises(TokenizerError, match="told apart by their names"):
-            AddedTokens(ByteTokenizer(), names)
+            ExtendedTokenizer(ByteTokenizer(), names)
 
     def test_a_section_adds_them_before_sentinels(self):
         config = TokenizerConfig(tokenizer_type="ByteTokenizer", special_tokens=["<sep>"], vocab_extra_ids=2)
@@ -310,10 +310,10 @@ def test_what_is_kept_makes_the_same_tokenizer(kind, request, tmp_path):
     }
     config = makers[kind]()
     tokenizer = load_tokenizer(config)
-    keep_tokenizer(tokenizer, tmp_path)
+    save_tokenizer(tokenizer, tmp_path)
     if kind != "bytes":
         config.tokenizer_model = config.vocab_file = config.merge_file = "gone"
-    kept = kept_tokenizer(tmp_path, config)
+    kept = load_saved_tokenizer(tmp_path, config)
     assert (kept.fingerprint, kept.eod, kept.vocab_size) == (
         tokenizer.fingerprint,
         tokenizer.eod,
@@ -338,8 +338,8 @@ def test_options_of_hugging_face_change_what_is_read_and_are_kept(gpt2, tmp_path
     )
     tokenizer = load_tokenizer(section)
     assert (tokenizer.vocab_size, tokenizer.eod, tokenizer.token_id("<end>")) == (321, 320, 320)
-    keep_tokenizer(tokenizer, tmp_path)
-    assert kept_tokenizer(tmp_path, section).eod == 320
+    save_tokenizer(tokenizer, tmp_path)
+    assert load_saved_tokenizer(tmp_path, section).eod == 320
 
 
 def test_options_that_transformers_refuses_and_a_missing_file_are_named(gpt2, tmp_path):

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from mb_data.errors import NotEnoughSamplesError as NotEnoughSamplesError
     from mb_data.errors import TokenizerError as TokenizerError
     from mb_data.fim import FIMDataset as FIMDataset
-    from mb_data.fim import MiddleFiller as MiddleFiller
-    from mb_data.fim import find_fill_tokens as find_fill_tokens
+    from mb_data.fim import FIMTransform as FIMTransform
+    from mb_data.fim import find_fim_tokens as find_fim_tokens
     from mb_data.fim_build import build_fim_datasets as build_fim_datasets
     from mb_data.fim_config import FIMTextCorpusConfig as FIMTextCorpusConfig
     from mb_data.fim_config import GPTFIMDatasetConfig as GPTFIMDatasetConfig
@@ -58,7 +58,6 @@ if TYPE_CHECKING:
     from mb_data.loaders import build_data_iterator as build_data_iterator
     from mb_data.mcore import as_megatron as as_megatron
     from mb_data.mcore import build_gpt_datasets as build_gpt_datasets
-    from mb_data.mimo import DrawnShapes as DrawnShapes
     from mb_data.mimo_config import DrawnShapesConfig as DrawnShapesConfig
     from mb_data.packing import PackedDataset as PackedDataset
     from mb_data.packing import first_fit_decreasing as first_fit_decreasing
@@ -67,34 +66,34 @@ if TYPE_CHECKING:
     from mb_data.rules import RULES as RULES
     from mb_data.rules import ConfigError as ConfigError
     from mb_data.rules import Rule as Rule
+    from mb_data.sample_counts import SampleCounts as SampleCounts
+    from mb_data.sample_counts import dataset_sample_counts as dataset_sample_counts
     from mb_data.samplers import BatchSampler as BatchSampler
     from mb_data.samplers import CyclicSampler as CyclicSampler
     from mb_data.samplers import SingleSampler as SingleSampler
     from mb_data.samplers import require_global_batch as require_global_batch
-    from mb_data.sizes import SampleCounts as SampleCounts
-    from mb_data.sizes import dataset_sample_counts as dataset_sample_counts
-    from mb_data.spans import SpanSizes as SpanSizes
-    from mb_data.spans import fill_encoder as fill_encoder
+    from mb_data.span_corruption import SpanSizes as SpanSizes
+    from mb_data.span_corruption import fit_span_sizes as fit_span_sizes
     from mb_data.stats import PrefixStats as PrefixStats
     from mb_data.stats import blend_stats as blend_stats
+    from mb_data.synthetic_images import SyntheticImageDataset as SyntheticImageDataset
     from mb_data.t5 import T5Dataset as T5Dataset
     from mb_data.t5 import corrupt_spans as corrupt_spans
     from mb_data.t5_build import build_t5_datasets as build_t5_datasets
     from mb_data.t5_config import T5DatasetConfig as T5DatasetConfig
     from mb_data.t5_config import T5TextCorpusConfig as T5TextCorpusConfig
     from mb_data.tokenizer_config import TokenizerConfig as TokenizerConfig
-    from mb_data.tokenizer_loading import keep_tokenizer as keep_tokenizer
-    from mb_data.tokenizer_loading import kept_tokenizer as kept_tokenizer
+    from mb_data.tokenizer_loading import load_saved_tokenizer as load_saved_tokenizer
     from mb_data.tokenizer_loading import load_tokenizer as load_tokenizer
+    from mb_data.tokenizer_loading import save_tokenizer as save_tokenizer
     from mb_data.tokenizer_loading import with_sentinels as with_sentinels
-    from mb_data.tokenizers import AddedTokens as AddedTokens
     from mb_data.tokenizers import ByteTokenizer as ByteTokenizer
+    from mb_data.tokenizers import ExtendedTokenizer as ExtendedTokenizer
     from mb_data.tokenizers import NullTokenizer as NullTokenizer
     from mb_data.tokenizers import SentinelTokenizer as SentinelTokenizer
     from mb_data.tokenizers import Tokenizer as Tokenizer
 
 _HOMES = {
-    "AddedTokens": "tokenizers",
     "BadDocumentError": "errors",
     "BatchSampler": "samplers",
     "ByteTokenizer": "tokenizers",
@@ -104,10 +103,11 @@ _HOMES = {
     "DataloaderConfig": "config",
     "DatasetBuildContext": "config",
     "DatasetProvider": "config",
-    "DrawnShapes": "mimo",
     "DrawnShapesConfig": "mimo_config",
+    "ExtendedTokenizer": "tokenizers",
     "FIMDataset": "fim",
     "FIMTextCorpusConfig": "fim_config",
+    "FIMTransform": "fim",
     "FinetuningDataset": "finetuning",
     "FinetuningDatasetConfig": "finetuning_config",
     "GPTDatasetConfig": "config",
@@ -116,7 +116,6 @@ _HOMES = {
     "IndexedReader": "reader",
     "IndexedSummary": "indexed",
     "IndexedWriter": "indexed",
-    "MiddleFiller": "fim",
     "MockGPTDatasetConfig": "config",
     "NotEnoughSamplesError": "errors",
     "NullTokenizer": "tokenizers",
@@ -126,11 +125,12 @@ _HOMES = {
     "PreparedCorpus": "corpus",
     "RULES": "rules",
     "Rule": "rules",
-    "SampleCounts": "sizes",
+    "SampleCounts": "sample_counts",
     "SentinelTokenizer": "tokenizers",
     "SingleSampler": "samplers",
-    "SpanSizes": "spans",
+    "SpanSizes": "span_corruption",
     "SumsFinetuningConfig": "finetuning_config",
+    "SyntheticImageDataset": "synthetic_images",
     "T5Dataset": "t5",
     "T5DatasetConfig": "t5_config",
     "T5TextCorpusConfig": "t5_config",
@@ -150,16 +150,16 @@ _HOMES = {
     "build_indexed": "build",
     "build_t5_datasets": "t5_build",
     "corrupt_spans": "t5",
-    "dataset_sample_counts": "sizes",
+    "dataset_sample_counts": "sample_counts",
     "examine_prefix": "reader",
-    "fill_encoder": "spans",
-    "find_fill_tokens": "fim",
+    "find_fim_tokens": "fim",
     "first_fit_decreasing": "packing",
-    "keep_tokenizer": "tokenizer_loading",
-    "kept_tokenizer": "tokenizer_loading",
+    "fit_span_sizes": "span_corruption",
+    "load_saved_tokenizer": "tokenizer_loading",
     "load_tokenizer": "tokenizer_loading",
     "prepare_corpus": "corpus",
     "require_global_batch": "samplers",
+    "save_tokenizer": "tokenizer_loading",
     "split_matrix": "blend",
     "tokenize_corpus": "corpus",
     "tokenize_samples": "finetuning_samples",

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 Section = TypeVar("Section")
 
 
-def sequence_length_too(cls: type[Section]) -> type[Section]:
+def accept_sequence_length(cls: type[Section]) -> type[Section]:
     """Let a dataclass with `seq_length` be constructed with `sequence_length` instead, which is no field of its own.
 
     The constructor raises TypeError where both are given, or neither.

@@ -29,7 +29,7 @@ def blend_from_path(data_path: str | Sequence[str]) -> Blend:
     entries = data_path.split() if isinstance(data_path, str) else [str(entry).strip() for entry in data_path]
     if not entries:
         raise ValueError("dataset.data_path: is empty; give at least one prefix of a .bin/.idx pair")
-    weights = [_number(entry) for entry in entries[::2]]
+    weights = [_parse_number(entry) for entry in entries[::2]]
     numbers = [weight for weight in weights if weight is not None]
     if len(entries) % 2 or not numbers:
         return entries, None
@@ -38,7 +38,7 @@ def blend_from_path(data_path: str | Sequence[str]) -> Blend:
             f"dataset.data_path: {len(numbers)} of {len(weights)} prefixes have a weight ({' '.join(entries)}); "
             "a blend has a weight for every prefix or for none. Write WEIGHT PREFIX WEIGHT PREFIX ..., or no weight."
         )
-    wrong = bad_weights(numbers)
+    wrong = find_bad_weights(numbers)
     if wrong:
         raise ValueError(
             f"dataset.data_path: {wrong}; prefixes are drawn from in proportion. Give positive numbers."
@@ -46,7 +46,7 @@ def blend_from_path(data_path: str | Sequence[str]) -> Blend:
     return entries[1::2], numbers
 
 
-def bad_weights(weights: Sequence[float]) -> str | None:
+def find_bad_weights(weights: Sequence[float]) -> str | None:
     """Say which weights are no positive, finite numbers; None when all are."""
     wrong = [weight for weight in weights if not (math.isfinite(weight) and weight > 0)]
     return f"weights that are not positive: {', '.join(map(str, wrong))}" if wrong else None
@@ -77,7 +77,7 @@ def split_matrix(split: str) -> list[tuple[float, float] | None]:
     return [(start, end) if end > start else None for start, end in pairwise(edges)]
 
 
-def _number(text: str) -> float | None:
+def _parse_number(text: str) -> float | None:
     try:
         return float(text)
     except ValueError:

@@ -14,8 +14,8 @@ from mb_data.tokenizer_rules import BYTE_ENTRIES, END_OF_DOCUMENT
 from mb_data.tokenizers import fingerprint_of
 
 _SETTINGS = "tokenizer_config.json"
-_ENDS = (END_OF_DOCUMENT, "<|end_of_text|>", "</s>", "<eos>")
-_THREADS = "TOKENIZERS_PARALLELISM"
+_EOD_NAMES = (END_OF_DOCUMENT, "<|end_of_text|>", "</s>", "<eos>")
+_PARALLELISM = "TOKENIZERS_PARALLELISM"
 
 
 class JsonTokenizer:
@@ -38,17 +38,17 @@ class JsonTokenizer:
         self,
         content: bytes,
         *,
-        place: Path,
+        source: Path,
         settings: bytes | None = None,
         include_special_tokens: bool = True,
     ) -> None:
-        self._tokenizer = _parse(content, place)
+        self._tokenizer = _parse(content, source)
         self._tokenizer.no_truncation()  # a file saved for a model of 512 tokens would cut every document there
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True
         self._include_special_tokens = include_special_tokens
         self.vocab_size: int = self._tokenizer.get_vocab_size()
-        self.eod = _find_end(self._tokenizer, place, settings)
+        self.eod = _find_eod(self._tokenizer, source, settings)
         self.fingerprint = fingerprint_of(content, include_special_tokens=include_special_tokens)
         self.files: Mapping[str, bytes] = {"tokenizer.json": content} | (
             {} if settings is None else {_SETTINGS: settings}
@@ -96,13 +96,13 @@ class FileTokenizer(JsonTokenizer):
         settings = file.with_name(_SETTINGS)
         super().__init__(
             file.read_bytes(),
-            place=file,
+            source=file,
             settings=settings.read_bytes() if settings.is_file() else None,
             include_special_tokens=include_special_tokens,
         )
 
 
-def gpt2_bpe(vocab_file: Path, merge_file: Path) -> JsonTokenizer:
+def load_gpt2_bpe(vocab_file: Path, merge_file: Path) -> JsonTokenizer:
     """Read a byte-level BPE from GPT-2's two files: the ids of the entries, and the merges in their order.
 
     Raises:
@@ -122,7 +122,7 @@ def gpt2_bpe(vocab_file: Path, merge_file: Path) -> JsonTokenizer:
             f"{vocab_file}, {merge_file}: are no BPE ({error}). Give the vocab.json and the merges.txt of one "
             "tokenizer."
         ) from error
-    return JsonTokenizer(_byte_level(model).to_str().encode(), place=vocab_file)
+    return JsonTokenizer(_byte_level(model).to_str().encode(), source=vocab_file)
 
 
 def train_bpe(
@@ -158,8 +158,8 @@ def train_bpe(
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    with _one_thread():
-        tokenizer.train_from_iterator(_texts(files, progress), trainer, length=len(files))
+    with _single_threaded():
+        tokenizer.train_from_iterator(_read_texts(files, progress), trainer, length=len(files))
     if tokenizer.get_vocab_size() != vocab_size:
         raise TokenizerError(
             f"vocab_size: asked for {vocab_size} entries, but {len(files)} file(s) give {tokenizer.get_vocab_size()}; "
@@ -178,7 +178,9 @@ def _byte_level(model: Any) -> Any:
     return tokenizer
 
 
-def _texts(files: Sequence[str | Path], progress: Callable[[str, int, int], None] | None) -> Iterator[str]:
+def _read_texts(
+    files: Sequence[str | Path], progress: Callable[[str, int, int], None] | None
+) -> Iterator[str]:
     for number, file in enumerate(files, start=1):
         yield Path(file).read_bytes().decode()
         if progress is not None:
@@ -192,21 +194,21 @@ def _parse(content: bytes, file: Path) -> Any:
         raise TokenizerError(f"{file}: is no tokenizer ({error}). Give a tokenizer.json.") from error
 
 
-def _find_end(tokenizer: Any, place: Path, settings: bytes | None) -> int:
+def _find_eod(tokenizer: Any, source: Path, settings: bytes | None) -> int:
     """Return the id that ends a document: the one that the settings name, or a customary one."""
-    named = None if settings is None else _end_in(settings, place)
-    names = (named, *_ENDS)
+    named = None if settings is None else _eos_in_settings(settings, source)
+    names = (named, *_EOD_NAMES)
     for name in names:
         number: int | None = tokenizer.token_to_id(name) if name else None
         if number is not None:
             return number
     raise TokenizerError(
-        f"{place}: has no token that ends a document (looked for {', '.join(filter(None, names))}); documents could "
+        f"{source}: has no token that ends a document (looked for {', '.join(filter(None, names))}); documents could "
         "not be told apart. Name it as eos_token in a tokenizer_config.json beside the file."
     )
 
 
-def _end_in(settings: bytes, place: Path) -> str | None:
+def _eos_in_settings(settings: bytes, source: Path) -> str | None:
     try:
         named = json.loads(settings).get("eos_token")
         name = named["content"] if isinstance(named, dict) else named
@@ -215,22 +217,22 @@ def _end_in(settings: bytes, place: Path) -> str | None:
         return name
     except (ValueError, AttributeError, KeyError, TypeError) as error:
         raise TokenizerError(
-            f"{place.with_name(_SETTINGS)}: is no JSON object with an eos_token ({error}); it may name the end of a "
+            f"{source.with_name(_SETTINGS)}: is no JSON object with an eos_token ({error}); it may name the end of a "
             "document. Correct it."
         ) from error
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def _single_threaded() -> Iterator[None]:
     """Keep the library from starting threads, after which each fork of the process prints a warning.
 
     The environment is the library's only switch; a value that is set already is left alone.
     """
-    if _THREADS in os.environ:
+    if _PARALLELISM in os.environ:
         yield
         return
-    os.environ[_THREADS] = "false"
+    os.environ[_PARALLELISM] = "false"
     try:
         yield
     finally:
-        del os.environ[_THREADS]
+        del os.environ[_PARALLELISM]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mb_data.documents import Chunk, input_files, read_chunks, texts
+from mb_data.documents import DocumentChunk, decode_texts, input_files, read_chunks
 from mb_data.errors import CorpusError
 from mb_data.indexed import IndexedSummary, IndexedWriter, token_dtype
 from mb_data.tokenizers import Tokenizer
@@ -16,7 +16,7 @@ from mb_data.workers import map_in_order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Encoded:
+class EncodedChunk:
     """The token ids of a chunk's documents, one behind the other."""
 
     tokens: NDArray[Any]
@@ -25,23 +25,25 @@ class Encoded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Encoder:
+class ChunkEncoder:
     """Turns chunks into token ids. Pickled once for each worker process."""
 
     tokenizer: Tokenizer
     json_key: str
     append_eod: bool
 
-    def __call__(self, chunk: Chunk) -> Encoded:
+    def __call__(self, chunk: DocumentChunk) -> EncodedChunk:
         """Encode a chunk's documents.
 
         Raises:
             BadDocumentError: One of them cannot be read.
         """
         end = [self.tokenizer.eod] if self.append_eod else []
-        documents = [self.tokenizer.encode(text) + end for text in texts(chunk, json_key=self.json_key)]
+        documents = [
+            self.tokenizer.encode(text) + end for text in decode_texts(chunk, json_key=self.json_key)
+        ]
         dtype = token_dtype(self.tokenizer.vocab_size)
-        return Encoded(
+        return EncodedChunk(
             tokens=np.concatenate([np.array(ids, dtype) for ids in documents])
             if documents
             else np.empty(0, dtype),
@@ -83,7 +85,7 @@ def build_indexed(
     """
     files = input_files(inputs)
     Path(prefix).parent.mkdir(parents=True, exist_ok=True)
-    encoder = Encoder(tokenizer=tokenizer, json_key=json_key, append_eod=append_eod)
+    encoder = ChunkEncoder(tokenizer=tokenizer, json_key=json_key, append_eod=append_eod)
     done, total = 0, sum(file.stat().st_size for file in files)
     with IndexedWriter(prefix, dtype=token_dtype(tokenizer.vocab_size)) as writer:
         for encoded in map_in_order(encoder, read_chunks(files), workers=workers):

@@ -9,7 +9,7 @@ from mb_data.errors import IndexedFormatError
 _MAGIC = b"\x93NUMPY"
 
 
-def require_numbers(folder: Path) -> None:
+def require_numeric_arrays(folder: Path) -> None:
     """Reject a cached index that holds anything but an array of numbers, such as a pickle, which could execute code.
 
     Reads the headers alone. A file that another process has begun to write passes.

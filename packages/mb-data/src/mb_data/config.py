@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from mb_data.aliases import sequence_length_too
+from mb_data.aliases import accept_sequence_length
 from mb_data.blend import Blend, blend_from_path, split_matrix
 from mb_data.rules import check_section
 from mb_data.strict_fields import StrictFields
@@ -102,7 +102,7 @@ class DatasetProvider(DataloaderConfig, ABC):
         """
 
 
-@sequence_length_too
+@accept_sequence_length
 @dataclass(kw_only=True)
 class GPTDatasetConfig(DataloaderConfig):
     """Tokens from `.bin`/`.idx` pairs, cut into sequences by Megatron Core. Without any data path: generated tokens."""
@@ -236,7 +236,7 @@ class GPTDatasetConfig(DataloaderConfig):
         return self.blend is None and self.blend_per_split is None
 
 
-@sequence_length_too
+@accept_sequence_length
 @dataclass(kw_only=True)
 class MockGPTDatasetConfig(GPTDatasetConfig):
     """Generated tokens in the shape of real data: for trying out models and measuring speed."""
@@ -260,7 +260,7 @@ class MockGPTDatasetConfig(GPTDatasetConfig):
         super().finalize()
 
 
-@sequence_length_too
+@accept_sequence_length
 @dataclass(kw_only=True)
 class TextCorpusConfig(GPTDatasetConfig):
     """Plain text files, split by file, tokenized once by the run's tokenizer or one trained on them, and cached."""

@@ -1,6 +1,6 @@
 """A folder of text, prepared once: split by file, everything tokenized, by a tokenizer of its own or by a given one.
 
-A prepared corpus is a folder named by a fingerprint of the texts and the settings, as `mb_data.prepared` makes them.
+A prepared corpus is a folder named by a fingerprint of the texts and the settings, as `mb_data.cache_dir` makes them.
 """
 
 import hashlib
@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from mb_data.blend import SPLITS
+from mb_data.cache_dir import load_or_build, resolve_cache_dir
 from mb_data.config import TextCorpusConfig
 from mb_data.errors import DataPathError, IndexedFormatError
 from mb_data.indexed import IndexedWriter, token_dtype, verify_prefix
-from mb_data.prepared import cache_folder, found_or_made
 from mb_data.sources import SourceFile, read_sources, split_files
-from mb_data.tokenizers import Tokenizer, reads_file
+from mb_data.tokenizers import Tokenizer, is_read_from
 
 FORMAT_VERSION = 1
 """Part of the fingerprint: a change of what is written makes new corpora."""
@@ -80,7 +80,7 @@ def prepare_corpus(config: TextCorpusConfig, *, progress: Progress | None = None
         )
         _tokenize(splits, tokenizer, folder=folder, skipped=skipped, progress=progress)
 
-    return found_or_made(_folder(sources, config), find=_find_with_tokenizer, build=build)
+    return load_or_build(_folder(sources, config), load=_load_with_tokenizer, build=build)
 
 
 def tokenize_corpus(
@@ -100,15 +100,15 @@ def tokenize_corpus(
         DataPathError, CorpusError: As `prepare_corpus`.
     """
     sources, skipped = read_sources(config)
-    own = _find_with_tokenizer(_folder(sources, config), reused=True)
-    if own is not None and reads_file(tokenizer, own.tokenizer):
+    own = _load_with_tokenizer(_folder(sources, config), reused=True)
+    if own is not None and is_read_from(tokenizer, own.tokenizer):
         return own
     splits = split_files(sources, config)
 
     def build(folder: Path) -> None:
         _tokenize(splits, tokenizer, folder=folder, skipped=skipped, progress=progress)
 
-    return found_or_made(_folder(sources, config, tokenizer=tokenizer), find=_find, build=build)
+    return load_or_build(_folder(sources, config, tokenizer=tokenizer), load=_load, build=build)
 
 
 def fingerprint(
@@ -127,7 +127,7 @@ def fingerprint(
 
 
 def _folder(files: list[SourceFile], config: TextCorpusConfig, *, tokenizer: Tokenizer | None = None) -> Path:
-    return cache_folder(config.cache_dir) / "corpora" / fingerprint(files, config, tokenizer=tokenizer)
+    return resolve_cache_dir(config.cache_dir) / "corpora" / fingerprint(files, config, tokenizer=tokenizer)
 
 
 def _tokenize(
@@ -154,7 +154,7 @@ def _tokenize(
     (folder / _RECORD).write_text(json.dumps({"tokens": tokens, "files": files_of}, indent=1))
 
 
-def _find(folder: Path, *, reused: bool) -> TokenizedCorpus | None:
+def _load(folder: Path, *, reused: bool) -> TokenizedCorpus | None:
     """Return the tokens in a folder; None when there are none, or some that were damaged."""
     try:
         record: dict[str, dict[str, Any]] = json.loads((folder / _RECORD).read_text())
@@ -174,7 +174,7 @@ def _find(folder: Path, *, reused: bool) -> TokenizedCorpus | None:
     )
 
 
-def _find_with_tokenizer(folder: Path, *, reused: bool) -> PreparedCorpus | None:
+def _load_with_tokenizer(folder: Path, *, reused: bool) -> PreparedCorpus | None:
     """Return the corpus in a folder; None when there is none, or one that was damaged."""
-    found, tokenizer = _find(folder, reused=reused), folder / _TOKENIZER
+    found, tokenizer = _load(folder, reused=reused), folder / _TOKENIZER
     return PreparedCorpus(**asdict(found), tokenizer=tokenizer) if found and tokenizer.is_file() else None

@@ -18,7 +18,7 @@ _JSON_SUFFIXES = (".jsonl", ".json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
+class DocumentChunk:
     """Documents of one file that follow each other, still as bytes."""
 
     path: Path
@@ -56,31 +56,35 @@ def visible_files(folder: Path) -> list[Path]:
     )
 
 
-def read_chunks(files: Iterable[Path], *, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Chunk]:
+def read_chunks(files: Iterable[Path], *, chunk_bytes: int = CHUNK_BYTES) -> Iterator[DocumentChunk]:
     """Read files one after the other, in chunks of about `chunk_bytes` of text."""
     for path in files:
         if is_json(path):
             yield from _line_chunks(path, chunk_bytes)
         else:
-            with path.open("rb") as raw, _unpacked(raw, path) as stream:
+            with path.open("rb") as raw, _decompressed(raw, path) as stream:
                 content = stream.read()
-            yield Chunk(path=path, first_line=None, documents=[content], read_bytes=path.stat().st_size)
+            yield DocumentChunk(
+                path=path, first_line=None, documents=[content], read_bytes=path.stat().st_size
+            )
 
 
-def texts(chunk: Chunk, *, json_key: str) -> Iterator[str]:
+def decode_texts(chunk: DocumentChunk, *, json_key: str) -> Iterator[str]:
     """Decode the documents of a chunk, leaving out empty ones and empty lines.
 
     Raises:
         BadDocumentError: A document is not UTF-8, or a line is no JSON object with a text under `json_key`.
     """
     for number, document in enumerate(chunk.documents):
-        place = str(chunk.path) if chunk.first_line is None else f"{chunk.path}:{chunk.first_line + number}"
+        location = (
+            str(chunk.path) if chunk.first_line is None else f"{chunk.path}:{chunk.first_line + number}"
+        )
         try:
             text = document.decode()
         except UnicodeDecodeError as error:
-            raise BadDocumentError(f"{place}: is not UTF-8 ({error}). Convert the file.") from error
+            raise BadDocumentError(f"{location}: is not UTF-8 ({error}). Convert the file.") from error
         if chunk.first_line is not None:
-            text = _json_text(text, json_key=json_key, place=place)
+            text = _parse_json_text(text, json_key=json_key, location=location)
         if text:
             yield text
 
@@ -91,22 +95,22 @@ def is_json(path: Path) -> bool:
     return name.suffix in _JSON_SUFFIXES
 
 
-def _line_chunks(path: Path, chunk_bytes: int) -> Iterator[Chunk]:
+def _line_chunks(path: Path, chunk_bytes: int) -> Iterator[DocumentChunk]:
     lines: list[bytes] = []
     size, first, position = 0, 1, 0
-    with path.open("rb") as raw, _unpacked(raw, path) as stream:
+    with path.open("rb") as raw, _decompressed(raw, path) as stream:
         for line in stream:
             lines.append(line)
             size += len(line)
             if size >= chunk_bytes:
                 read_bytes = raw.tell() - position
-                yield Chunk(path=path, first_line=first, documents=lines, read_bytes=read_bytes)
+                yield DocumentChunk(path=path, first_line=first, documents=lines, read_bytes=read_bytes)
                 position, first, lines, size = raw.tell(), first + len(lines), [], 0
-        yield Chunk(path=path, first_line=first, documents=lines, read_bytes=raw.tell() - position)
+        yield DocumentChunk(path=path, first_line=first, documents=lines, read_bytes=raw.tell() - position)
 
 
 @contextmanager
-def _unpacked(raw: BinaryIO, path: Path) -> Iterator[BinaryIO]:
+def _decompressed(raw: BinaryIO, path: Path) -> Iterator[BinaryIO]:
     try:
         yield cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if path.suffix == ".gz" else raw
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
@@ -115,36 +119,37 @@ def _unpacked(raw: BinaryIO, path: Path) -> Iterator[BinaryIO]:
         ) from error
 
 
-def _json_text(line: str, *, json_key: str, place: str) -> str:
+def _parse_json_text(line: str, *, json_key: str, location: str) -> str:
     if not line.strip():
         return ""
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:
         raise BadDocumentError(
-            f"{place}: is not JSON ({error}); every line is one document. Correct the line."
+            f"{location}: is not JSON ({error}); every line is one document. Correct the line."
         ) from error
     if not isinstance(record, dict) or json_key not in record:
         found = f"the keys {', '.join(record)}" if isinstance(record, dict) else type(record).__name__
         raise BadDocumentError(
-            f"{place}: has no text under {json_key!r}, but {found}. Correct the line, or name another key."
+            f"{location}: has no text under {json_key!r}, but {found}. Correct the line, or name another key."
         )
     text = record[json_key]
     if not isinstance(text, str):
         raise BadDocumentError(
-            f"{place}: the value of {json_key!r} is no string ({_shown(text)}); only a string can be tokenized. Put it "
-            "in quotes, or name another key."
+            f"{location}: the value of {json_key!r} is no string ({_format_value(text)}); only a string can be "
+            "tokenized. Put it in quotes, or name another key."
         )
     try:
         text.encode()
     except UnicodeEncodeError as error:  # an escape such as \ud83d without its other half
         raise BadDocumentError(
-            f"{place}: has half a character ({error.reason} at {error.start}); no tokenizer takes it. Correct the line."
+            f"{location}: has half a character ({error.reason} at {error.start}); no tokenizer takes it. "
+            "Correct the line."
         ) from error
     return text
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     """Return a value of JSON with its type, cut to a readable length."""
     text = json.dumps(value, ensure_ascii=False)
     return f"{text if len(text) <= 40 else text[:40] + '...'}, of type {type(value).__name__}"

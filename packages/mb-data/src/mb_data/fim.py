@@ -13,16 +13,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mb_data.errors import TokenizerError
-from mb_data.fim_config import FillInTheMiddle
-from mb_data.fim_rules import MARKS
-from mb_data.t5 import Texts
+from mb_data.fim_config import FillInTheMiddleOptions
+from mb_data.fim_rules import FIM_PARTS
+from mb_data.t5 import TextDataset
 from mb_data.tokenizers import Tokenizer, token_id
 
 Tokens = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FillTokens:
+class FIMTokens:
     """Ids of the special tokens."""
 
     prefix: int
@@ -37,14 +37,14 @@ class FillTokens:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class SplitPoints:
     """Where and how one text is cut, as parts of its length."""
 
-    places: tuple[float, float]
+    fractions: tuple[float, float]
     suffix_first: bool
 
 
-def find_fill_tokens(tokenizer: Tokenizer, section: FillInTheMiddle) -> FillTokens:
+def find_fim_tokens(tokenizer: Tokenizer, section: FillInTheMiddleOptions) -> FIMTokens:
     """Look the special tokens of a section up in a tokenizer.
 
     Raises:
@@ -62,14 +62,14 @@ def find_fill_tokens(tokenizer: Tokenizer, section: FillInTheMiddle) -> FillToke
         names["split"] = section.fim_split_sample
     found = {part: token_id(tokenizer, name) for part, name in names.items()}
     missing = [names[part] for part, number in found.items() if number is None]
-    if missing or not {*MARKS} <= {*found}:
+    if missing or not {*FIM_PARTS} <= {*found}:
         raise TokenizerError(
             f"dataset.fim_extra_tokens: the tokenizer has no {', '.join(missing) or 'such tokens'}; what they stand "
             f"for could not be told from text. Set tokenizer.special_tokens={missing}, or use the names that it has."
         )
     ids = {part: number for part, number in found.items() if number is not None}
     end = ids.get("eod", tokenizer.eod)
-    return FillTokens(
+    return FIMTokens(
         prefix=ids["prefix"],
         middle=ids["middle"],
         suffix=ids["suffix"],
@@ -79,7 +79,7 @@ def find_fill_tokens(tokenizer: Tokenizer, section: FillInTheMiddle) -> FillToke
     )
 
 
-class MiddleFiller:
+class FIMTransform:
     """Rewrites the documents of a sample: prefix, suffix, middle, or suffix, prefix, middle, each behind its token.
 
     Documents stay documents: each is rewritten by itself, and followed by the end that it had. A rewritten one is
@@ -95,66 +95,69 @@ class MiddleFiller:
         tokens: The special tokens.
     """
 
-    def __init__(self, tokenizer: Tokenizer, section: FillInTheMiddle, tokens: FillTokens) -> None:
+    def __init__(self, tokenizer: Tokenizer, section: FillInTheMiddleOptions, tokens: FIMTokens) -> None:
         self._tokenizer, self._section, self.tokens = tokenizer, section, tokens
 
     def __call__(self, sample: Tokens, random: np.random.Generator) -> Tokens:
         """Rewrite a sample into one that is as long or, by a few tokens, shorter."""
-        written: list[Tokens] = []
+        output: list[Tokens] = []
         room = sample.size
-        for piece, end, cut in self._pieces(sample, random):
-            body, whole = (piece, True) if cut is None else self._rewritten(piece, cut, room)
+        for piece, end, cut in self._iter_pieces(sample, random):
+            body, whole = (piece, True) if cut is None else self._rewrite(piece, cut, room)
             closed = np.append(body, end) if whole and end is not None else body
-            written.append(closed[:room])
+            output.append(closed[:room])
             room -= min(room, closed.size)
             if not room or not whole:
                 break
-        return np.concatenate(written)
+        return np.concatenate(output)
 
-    def _pieces(
+    def _iter_pieces(
         self, sample: Tokens, random: np.random.Generator
-    ) -> Iterator[tuple[Tokens, int | None, Cut | None]]:
+    ) -> Iterator[tuple[Tokens, int | None, SplitPoints | None]]:
         """Yield each document or fragment, what follows it, and how it is cut, if it is."""
         rate, fragment_rate = self._section.fim_rate or 0.0, self._section.fim_fragment_rate or 0.0
-        for document, end in _divided(sample, self.tokens.end):
+        for document, end in _split_at(sample, self.tokens.end):
             chosen = random.random() < rate
-            fragments = [*_divided(document, self.tokens.split)]
+            fragments = [*_split_at(document, self.tokens.split)]
             for fragment, mark in fragments:
                 rewrite = chosen and (len(fragments) == 1 or random.random() < fragment_rate)
-                cut = self._cut(random) if rewrite and self._may_be_cut(fragment) else None
+                cut = self._draw_split(random) if rewrite and self._can_be_split(fragment) else None
                 yield fragment, end if mark is None else mark, cut
 
-    def _cut(self, random: np.random.Generator) -> Cut:
+    def _draw_split(self, random: np.random.Generator) -> SplitPoints:
         first, second = sorted(random.random(2).tolist())
-        return Cut(places=(first, second), suffix_first=random.random() < (self._section.fim_spm_rate or 0.0))
-
-    def _may_be_cut(self, piece: Tokens) -> bool:
-        """Say whether there is anything to cut, and it does not start with the text that is left alone."""
-        alone = self._section.fim_no_prefix
-        return piece.size > 0 and (
-            alone is None or not self._tokenizer.decode(piece.tolist()).startswith(alone)
+        return SplitPoints(
+            fractions=(first, second), suffix_first=random.random() < (self._section.fim_spm_rate or 0.0)
         )
 
-    def _rewritten(self, piece: Tokens, cut: Cut, room: int) -> tuple[Tokens, bool]:
+    def _can_be_split(self, piece: Tokens) -> bool:
+        """Say whether there is anything to cut, and it does not start with the text that is left alone."""
+        unchanged_prefix = self._section.fim_no_prefix
+        return piece.size > 0 and (
+            unchanged_prefix is None
+            or not self._tokenizer.decode(piece.tolist()).startswith(unchanged_prefix)
+        )
+
+    def _rewrite(self, piece: Tokens, cut: SplitPoints, room: int) -> tuple[Tokens, bool]:
         """Rewrite as much of the start of a text as there is room for, and say whether that is all of it."""
-        keep = min(piece.size, room - len(MARKS))
+        keep = min(piece.size, room - len(FIM_PARTS))
         while keep > 0:
-            rewritten = self._arranged(self._parts(piece[:keep].tolist(), cut.places), cut)
+            rewritten = self._arrange(self._split_text(piece[:keep].tolist(), cut.fractions), cut)
             if rewritten.size <= room:
                 return rewritten, keep == piece.size
             keep -= rewritten.size - room
-        few = piece[: max(0, room - len(MARKS))].tolist()
-        return self._arranged(_between(few, cut.places), cut) if few else piece[:room], False
+        few = piece[: max(0, room - len(FIM_PARTS))].tolist()
+        return self._arrange(_split_tokens(few, cut.fractions), cut) if few else piece[:room], False
 
-    def _parts(self, tokens: list[int], places: tuple[float, float]) -> list[list[int]]:
+    def _split_text(self, tokens: list[int], fractions: tuple[float, float]) -> list[list[int]]:
         """Cut a text in three: between characters, or between tokens where it does not encode to these."""
         text = self._tokenizer.decode(tokens)
         if self._tokenizer.encode(text) != tokens:
-            return _between(tokens, places)
-        first, second = (int(place * (len(text) + 1)) for place in places)
+            return _split_tokens(tokens, fractions)
+        first, second = (int(position * (len(text) + 1)) for position in fractions)
         return [self._tokenizer.encode(part) for part in (text[:first], text[first:second], text[second:])]
 
-    def _arranged(self, parts: Sequence[list[int]], cut: Cut) -> Tokens:
+    def _arrange(self, parts: Sequence[list[int]], cut: SplitPoints) -> Tokens:
         prefix, middle, suffix = parts
         marks = self.tokens
         if cut.suffix_first:
@@ -181,15 +184,15 @@ class FIMDataset:
 
     def __init__(
         self,
-        texts: Texts,
+        texts: TextDataset,
         *,
-        filler: MiddleFiller,
+        transform: FIMTransform,
         seed: int,
         reset_position_ids: bool = False,
         reset_attention_mask: bool = False,
         eod_mask_loss: bool = False,
     ) -> None:
-        self._texts, self._filler, self._seed = texts, filler, seed
+        self._texts, self._transform, self._seed = texts, transform, seed
         self._resets, self._mask_resets, self._mask_ends = (
             reset_position_ids,
             reset_attention_mask,
@@ -204,11 +207,11 @@ class FIMDataset:
         """Return one sample, with the keys that the text has."""
         text = self._texts[index]
         whole = np.append(text["tokens"].numpy(), text["labels"][-1].numpy()).astype(np.int64)
-        rewritten = self._filler(whole, np.random.default_rng((self._seed, index)))
-        padded = np.full_like(whole, self._filler.tokens.pad)
+        rewritten = self._transform(whole, np.random.default_rng((self._seed, index)))
+        padded = np.full_like(whole, self._transform.tokens.pad)
         padded[: rewritten.size] = rewritten
         tokens, labels = torch.from_numpy(padded[:-1].copy()), torch.from_numpy(padded[1:].copy())
-        ends = tokens == self._filler.tokens.end
+        ends = tokens == self._transform.tokens.end
         loss_mask = (torch.arange(1, whole.size) < rewritten.size).float()
         if self._mask_ends:
             loss_mask[ends] = 0.0
@@ -217,43 +220,43 @@ class FIMDataset:
             "tokens": tokens,
             "labels": labels,
             "loss_mask": loss_mask,
-            "position_ids": _positions(ends) if self._resets else torch.arange(tokens.numel()),
+            "position_ids": _position_ids(ends) if self._resets else torch.arange(tokens.numel()),
         }
         if "attention_mask" in text and self._mask_resets:
-            sample["attention_mask"] = _hidden(ends)
+            sample["attention_mask"] = _attention_mask(ends)
         return sample
 
 
-def _between(tokens: list[int], places: tuple[float, float]) -> list[list[int]]:
+def _split_tokens(tokens: list[int], fractions: tuple[float, float]) -> list[list[int]]:
     """Cut tokens in three at parts of their length."""
-    first, second = (int(place * (len(tokens) + 1)) for place in places)
+    first, second = (int(position * (len(tokens) + 1)) for position in fractions)
     return [tokens[:first], tokens[first:second], tokens[second:]]
 
 
-def _divided(tokens: Tokens, end: int | None) -> Iterator[tuple[Tokens, int | None]]:
+def _split_at(tokens: Tokens, end: int | None) -> Iterator[tuple[Tokens, int | None]]:
     """Yield what stands before each `end` with that, and what stands behind the last without."""
     start = 0
-    for place in [] if end is None else np.flatnonzero(tokens == end).tolist():
-        yield tokens[start:place], end
-        start = place + 1
+    for position in [] if end is None else np.flatnonzero(tokens == end).tolist():
+        yield tokens[start:position], end
+        start = position + 1
     yield tokens[start:], None
 
 
-def _documents(ends: Tensor) -> Tensor:
+def _document_ids(ends: Tensor) -> Tensor:
     """Number the document of each token; an end belongs to the one that it ends."""
     return ends.long().cumsum(0) - ends.long()
 
 
-def _positions(ends: Tensor) -> Tensor:
+def _position_ids(ends: Tensor) -> Tensor:
     """Count from 0 in each document."""
-    places = torch.arange(ends.numel())
-    starts = torch.zeros_like(places)
-    starts[1:] = torch.where(ends[:-1], places[1:], 0)
-    return places - starts.cummax(0).values
+    indices = torch.arange(ends.numel())
+    starts = torch.zeros_like(indices)
+    starts[1:] = torch.where(ends[:-1], indices[1:], 0)
+    return indices - starts.cummax(0).values
 
 
-def _hidden(ends: Tensor) -> Tensor:
+def _attention_mask(ends: Tensor) -> Tensor:
     """Return Megatron's mask [1, tokens, tokens]: True where a token is behind, or in another document."""
-    documents = _documents(ends)
+    documents = _document_ids(ends)
     same = documents[:, None] == documents[None, :]
     return ~(same & torch.ones_like(same).tril())[None]

@@ -5,12 +5,12 @@ The text is read as for a GPT: from `.bin`/`.idx` pairs and blends of them, from
 
 from dataclasses import dataclass, field
 
-from mb_data.aliases import sequence_length_too
+from mb_data.aliases import accept_sequence_length
 from mb_data.config import GPTDatasetConfig, TextCorpusConfig
 
 
 @dataclass(kw_only=True)
-class FillInTheMiddle:
+class FillInTheMiddleOptions:
     """How documents are rewritten so that a model learns to write what stands between two texts.
 
     `random_seed` chooses which are and where they are cut, too.
@@ -41,13 +41,13 @@ class FillInTheMiddle:
     """Leave alone documents or fragments that start with this text."""
 
 
-@sequence_length_too
+@accept_sequence_length
 @dataclass(kw_only=True)
-class GPTFIMDatasetConfig(FillInTheMiddle, GPTDatasetConfig):
+class GPTFIMDatasetConfig(FillInTheMiddleOptions, GPTDatasetConfig):
     """Fill-in-the-middle data from `.bin`/`.idx` pairs; without any data path from generated tokens."""
 
 
-@sequence_length_too
+@accept_sequence_length
 @dataclass(kw_only=True)
-class FIMTextCorpusConfig(FillInTheMiddle, TextCorpusConfig):
+class FIMTextCorpusConfig(FillInTheMiddleOptions, TextCorpusConfig):
     """Fill-in-the-middle data from plain text files."""

@@ -7,40 +7,41 @@ from typing import Any
 
 from mb_data.rule import Rule, unless
 
-MARKS = ("prefix", "middle", "suffix")
+FIM_PARTS = ("prefix", "middle", "suffix")
 """The special tokens that stand before the three parts of a document."""
 
-_MARK = "dataset.fim_data"
-_RATES = (_MARK, "dataset.fim_rate", "dataset.fim_spm_rate")
-_FRAGMENTS = (_MARK, "dataset.fim_split_sample", "dataset.fim_fragment_rate")
+_FIM = "dataset.fim_data"
+_RATES = (_FIM, "dataset.fim_rate", "dataset.fim_spm_rate")
+_FRAGMENTS = (_FIM, "dataset.fim_split_sample", "dataset.fim_fragment_rate")
 _NAMES = {"prefix": "<fim_prefix>", "middle": "<fim_middle>", "suffix": "<fim_suffix>"}
 
 
-def _is_part(value: Any) -> bool:
+def _is_fraction(value: Any) -> bool:
     return value is not None and 0 <= value <= 1
 
 
-def _rates(fim: Any, rate: Any, spm_rate: Any) -> str | None:
+def _check_rates(fim: Any, rate: Any, spm_rate: Any) -> str | None:
     return unless(
-        not fim or (_is_part(rate) and _is_part(spm_rate)), f"fim_rate={rate}, fim_spm_rate={spm_rate}"
+        not fim or (_is_fraction(rate) and _is_fraction(spm_rate)),
+        f"fim_rate={rate}, fim_spm_rate={spm_rate}",
     )
 
 
-def _tokens(fim: Any, names: Any) -> str | None:
+def _check_tokens(fim: Any, names: Any) -> str | None:
     if not fim:
         return None
     given = names or {}
-    marks = [given.get(part) for part in MARKS]
-    fine = all(marks) and len(set(marks)) == len(marks) and set(given) <= {*MARKS, "pad", "eod"}
+    marks = [given.get(part) for part in FIM_PARTS]
+    fine = all(marks) and len(set(marks)) == len(marks) and set(given) <= {*FIM_PARTS, "pad", "eod"}
     return unless(fine, f"{names}")
 
 
-def _fragments(fim: Any, split: Any, rate: Any) -> str | None:
-    fine = (split is None and rate is None) or (split and _is_part(rate))
+def _check_fragments(fim: Any, split: Any, rate: Any) -> str | None:
+    fine = (split is None and rate is None) or (split and _is_fraction(rate))
     return unless(not fim or fine, f"fim_split_sample={split!r}, fim_fragment_rate={rate}")
 
 
-def _only(number: int, name: str, value: object, *, asked: object, why: str) -> Rule:
+def _fixed_value(number: int, name: str, value: object, *, requested: object, why: str) -> Rule:
     """Refuse any other value of a field that texts for a GPT have."""
 
     def other(fim: object, found: object) -> str | None:
@@ -49,12 +50,12 @@ def _only(number: int, name: str, value: object, *, asked: object, why: str) -> 
     path = f"dataset.{name}"
     return Rule(
         id=f"D{number}",
-        fields=(_MARK, path),
+        fields=(_FIM, path),
         test=other,
         why=why,
         fix=f"Leave dataset.{name} unset.",
-        fails={_MARK: True, path: asked},
-        passes={_MARK: True, path: value},
+        fails={_FIM: True, path: requested},
+        passes={_FIM: True, path: value},
     )
 
 
@@ -62,7 +63,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="D91",
         fields=_RATES,
-        test=_rates,
+        test=_check_rates,
         why="they say how many documents are rewritten, and how many of these in which order",
         fix="Set both from 0 to 1, for example 0.5.",
         fails=dict(zip(_RATES, (True, 0.5, None), strict=True)),
@@ -70,41 +71,41 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="D92",
-        fields=(_MARK, "dataset.fim_extra_tokens"),
-        test=_tokens,
+        fields=(_FIM, "dataset.fim_extra_tokens"),
+        test=_check_tokens,
         why="a special token of its own stands before each of the three parts of a document",
         fix=f"Name the three, for example {_NAMES}, and if need be pad and eod.",
-        fails={_MARK: True, "dataset.fim_extra_tokens": {"prefix": "<fim_prefix>"}},
-        passes={_MARK: True, "dataset.fim_extra_tokens": _NAMES},
+        fails={_FIM: True, "dataset.fim_extra_tokens": {"prefix": "<fim_prefix>"}},
+        passes={_FIM: True, "dataset.fim_extra_tokens": _NAMES},
     ),
     Rule(
         id="D93",
         fields=_FRAGMENTS,
-        test=_fragments,
+        test=_check_fragments,
         why="one divides documents into fragments, the other says how many of these are rewritten",
         fix="Set both, the rate from 0 to 1, or neither.",
         fails=dict(zip(_FRAGMENTS, (True, "<file>", None), strict=True)),
         passes=dict(zip(_FRAGMENTS, (True, "<file>", 0.5), strict=True)),
     ),
-    _only(
+    _fixed_value(
         94,
         "inter_document_masking",
         False,
-        asked=True,
+        requested=True,
         why="documents have other lengths when they are rewritten",
     ),
-    _only(
+    _fixed_value(
         95,
         "add_extra_token_to_sequence",
         True,
-        asked=False,
+        requested=False,
         why="the last label is a token of the rewritten text",
     ),
-    _only(
+    _fixed_value(
         96,
         "drop_last_partial_validation_sequence",
         True,
-        asked=False,
+        requested=False,
         why="all samples are rewritten to the length that they had",
     ),
 )

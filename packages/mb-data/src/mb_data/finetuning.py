@@ -13,7 +13,7 @@ from torch import Tensor
 from mb_data.finetuning_samples import TokenizedSamples
 
 
-class SampleOrder:
+class EpochOrder:
     """Which of `total` samples stands at each of endless places.
 
     Every pass has all samples once: in their own order, or with a seed in one drawn from the seed and the number of the
@@ -24,8 +24,8 @@ class SampleOrder:
         self.total, self._seed = total, seed
         self._passes: dict[int, NDArray[np.int64]] = {}
 
-    def __getitem__(self, place: int) -> int:
-        number, rest = divmod(place, self.total)
+    def __getitem__(self, index: int) -> int:
+        number, rest = divmod(index, self.total)
         if self._seed is None:
             return rest
         if number not in self._passes:
@@ -60,20 +60,20 @@ class FinetuningDataset:
         multiple: int = 1,
     ) -> None:
         self.samples, self._size = samples, size
-        self._order = SampleOrder(len(samples), seed=seed)
+        self._order = EpochOrder(len(samples), seed=seed)
         self._padding_token, self._pad_to, self._multiple = padding_token, pad_to, multiple
 
     def __len__(self) -> int:
         return self._size
 
-    def __getitem__(self, place: int) -> dict[str, Tensor]:
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
         """Return a sample."""
-        if not 0 <= place < self._size:
-            raise IndexError(place)
-        start, end = self.samples.starts[(number := self._order[place]) : number + 2]
+        if not 0 <= index < self._size:
+            raise IndexError(index)
+        start, end = self.samples.starts[(number := self._order[index]) : number + 2]
         ids = torch.from_numpy(self.samples.tokens[start:end].astype(np.int64))
-        learned = torch.from_numpy(self.samples.learned[start + 1 : end].astype(np.float32))
-        return {"tokens": ids[:-1], "labels": ids[1:], "loss_mask": learned}
+        loss_mask = torch.from_numpy(self.samples.loss_mask[start + 1 : end].astype(np.float32))
+        return {"tokens": ids[:-1], "labels": ids[1:], "loss_mask": loss_mask}
 
     @property
     def mean_tokens(self) -> float:
@@ -85,9 +85,9 @@ class FinetuningDataset:
         """Length of a sequence that has the attention of these per token: their squares' sum over their sum."""
         return self.samples.attention_length
 
-    def length(self, place: int) -> int:
+    def length(self, index: int) -> int:
         """Return the tokens of the sample at a place, without reading it."""
-        number = self._order[place]
+        number = self._order[index]
         return int(self.samples.starts[number + 1] - self.samples.starts[number] - 1)
 
     def collate(self, samples: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

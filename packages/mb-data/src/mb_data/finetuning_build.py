@@ -9,12 +9,12 @@ from mb_data.finetuning_config import FinetuningDatasetConfig, PackedSequenceSpe
 from mb_data.finetuning_files import sample_file
 from mb_data.finetuning_samples import TokenizedSamples, tokenize_samples
 from mb_data.packing import PackedDataset, pack_samples
-from mb_data.sums import write_sums
+from mb_data.rank_zero_first import rank_zero_first
+from mb_data.synthetic_addition import write_addition_samples
 from mb_data.tokenizers import Tokenizer
-from mb_data.turns import rank_zero_first
 
-Split = FinetuningDataset | PackedDataset | None
-Triple = tuple[Split, Split, Split]
+FinetuningSplit = FinetuningDataset | PackedDataset | None
+FinetuningSplits = tuple[FinetuningSplit, FinetuningSplit, FinetuningSplit]
 
 
 def build_finetuning_datasets(
@@ -23,8 +23,8 @@ def build_finetuning_datasets(
     *,
     pad_to_multiple: int = 1,
     pad_to_max_length: bool = False,
-    say: Callable[[str], None] | None = None,
-) -> Triple:
+    log: Callable[[str], None] | None = None,
+) -> FinetuningSplits:
     """Build the datasets for training, validation and test.
 
     Collective over the default process group where there is one: rank 0 tokenizes and packs, the others find it done.
@@ -36,7 +36,7 @@ def build_finetuning_datasets(
         pad_to_multiple: Number that divides the length of every batch.
         pad_to_max_length: Pad every batch to `seq_length`, whatever the section says: pipelines and experts on several
             ranks need it.
-        say: Told what became of the lines of each file.
+        log: Told what became of the lines of each file.
 
     Returns:
         Train, validation and test; None where no samples are asked for, or the section wants none.
@@ -61,16 +61,16 @@ def build_finetuning_datasets(
     }
     padded = pad_to_max_length or config.options.pad_to_max_length
 
-    def build(split: str, size: int) -> Split:
+    def build(split: str, size: int) -> FinetuningSplit:
         if not size:
             return None
-        samples = rank_zero_first(lambda: _tokenized(split, config, tokenizer))
-        if say is not None:
-            say(_described(split, samples, longest=config.longest_sample))
+        samples = rank_zero_first(lambda: _tokenize(split, config, tokenizer))
+        if log is not None:
+            log(_describe_split(split, samples, longest=config.longest_sample))
         samples = samples.first(config.max_train_samples) if split == "training" else samples
         seed = config.seed if split == "training" else None
         if config.packed_sequence_specs is not None:
-            return _packed(samples, config, size=size, seed=seed, padding_token=tokenizer.eod, say=say)
+            return _pack(samples, config, size=size, seed=seed, padding_token=tokenizer.eod, log=log)
         return FinetuningDataset(
             samples,
             size=size,
@@ -84,22 +84,22 @@ def build_finetuning_datasets(
     return train, valid, test
 
 
-def _tokenized(split: str, config: FinetuningDatasetConfig, tokenizer: Tokenizer) -> TokenizedSamples:
+def _tokenize(split: str, config: FinetuningDatasetConfig, tokenizer: Tokenizer) -> TokenizedSamples:
     if isinstance(config, SumsFinetuningConfig) and not config.dataset_root:
-        file = write_sums(config) / f"{split}.jsonl"
+        file = write_addition_samples(config) / f"{split}.jsonl"
     else:
         file = sample_file(config, split)
     return tokenize_samples(file, config=config, tokenizer=tokenizer)
 
 
-def _packed(
+def _pack(
     samples: TokenizedSamples,
     config: FinetuningDatasetConfig,
     *,
     size: int,
     seed: int | None,
     padding_token: int,
-    say: Callable[[str], None] | None,
+    log: Callable[[str], None] | None,
 ) -> PackedDataset:
     specs = config.packed_sequence_specs or PackedSequenceSpecs()
     pack_size, multiple = specs.packed_sequence_size, specs.pad_seq_to_mult or 1
@@ -112,16 +112,16 @@ def _packed(
         padding_token=padding_token,
         pack_size=pack_size,
         multiple=multiple,
-        equal_borders=specs.pad_cu_seqlens,
+        pad_cu_seqlens=specs.pad_cu_seqlens,
     )
-    if say is not None:
-        say(
+    if log is not None:
+        log(
             f"  {len(packs)} packs of {pack_size} tokens, {dataset.mean_tokens / pack_size:.1%} of them samples'"
         )
     return dataset
 
 
-def _described(split: str, samples: TokenizedSamples, *, longest: int) -> str:
+def _describe_split(split: str, samples: TokenizedSamples, *, longest: int) -> str:
     count = samples.count
     cut = f", {count.cut} of them cut to {longest} tokens" if count.cut else ""
     left_out = f", {count.left_out} left out (nothing of their answer was left)" if count.left_out else ""

@@ -6,7 +6,7 @@ Constructing a section reads nothing and refuses nothing; `finalize()` raises wh
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from mb_data.aliases import sequence_length_too
+from mb_data.aliases import accept_sequence_length
 from mb_data.config import DataloaderConfig
 from mb_data.finetuning_options import FinetuningOptions, read_options
 from mb_data.rules import check_section
@@ -45,7 +45,7 @@ class PackedSequenceSpecs(StrictFields):
     """Let each sample in a pack take a multiple of so many tokens."""
 
 
-@sequence_length_too
+@accept_sequence_length
 @dataclass(kw_only=True)
 class FinetuningDatasetConfig(DataloaderConfig):
     """Prompts with answers, and conversations, from JSON lines: `training.jsonl`, `validation.jsonl`, `test.jsonl`.
@@ -127,7 +127,7 @@ class FinetuningDatasetConfig(DataloaderConfig):
         super().finalize()
 
 
-@sequence_length_too
+@accept_sequence_length
 @dataclass(kw_only=True)
 class SumsFinetuningConfig(FinetuningDatasetConfig):
     """Questions after sums of two numbers, with answers, made up: for trying out fine-tuning without data."""

@@ -9,14 +9,14 @@ from typing import Any
 from mb_data.finetuning_options import read_options
 from mb_data.rule import Rule, unless
 
-_OURS = "dataset.made_up"
+_FINETUNING = "dataset.made_up"
 """A field that these sections have, false or true, and a user's own providers have not."""
 
-_ROOT = ("dataset.dataset_root", _OURS)
+_ROOT = ("dataset.dataset_root", _FINETUNING)
 _GROWING = ("dataset.dataloader_type", "train.rampup_batch_size", "train.step_batch_size_schedule")
-_OPTIONS = ("dataset.dataset_kwargs", _OURS)
+_OPTIONS = ("dataset.dataset_kwargs", _FINETUNING)
 _GRAPH = (*_OPTIONS, "model.cuda_graph_impl")
-_BLOCKS = ("dataset.seq_length", "model.fp8", "model.fp4", "dataset.packed_sequence_specs", _OURS)
+_BLOCKS = ("dataset.seq_length", "model.fp8", "model.fp4", "dataset.packed_sequence_specs", _FINETUNING)
 _BLOCK = 32
 """Tokens that are rounded to few bits together, at most."""
 
@@ -33,7 +33,7 @@ _NOT_WITH_PACKS = {
 """What packs do not go with -> values besides null with which they do."""
 
 
-def spec(specs: Any, name: str) -> Any:
+def get_spec(specs: Any, name: str) -> Any:
     """Return a field of packing specs, be they an object, a mapping or not there."""
     return specs.get(name) if isinstance(specs, Mapping) else getattr(specs, name, None)
 
@@ -43,8 +43,8 @@ def _no_data(root: Any, made_up: Any) -> str | None:
     return None if there else f"is {root!r}"
 
 
-def _bad_options(given: Any, ours: Any) -> str | None:
-    if ours is None:
+def _bad_options(given: Any, made_up: Any) -> str | None:
+    if made_up is None:
         return None
     try:
         read_options(given)
@@ -53,14 +53,14 @@ def _bad_options(given: Any, ours: Any) -> str | None:
     return None
 
 
-def _grows(kind: Any, rampup: Any, schedule: Any) -> str | None:
+def _growing_batch(kind: Any, rampup: Any, schedule: Any) -> str | None:
     if kind != "batch" or not (rampup or schedule):
         return None
     return f"is batch with rampup_batch_size={rampup}, step_batch_size_schedule={schedule!r}"
 
 
-def _other_length(specs: Any, length: Any) -> str | None:
-    size, multiple = spec(specs, "packed_sequence_size"), spec(specs, "pad_seq_to_mult") or 1
+def _wrong_pack_length(specs: Any, length: Any) -> str | None:
+    size, multiple = get_spec(specs, "packed_sequence_size"), get_spec(specs, "pad_seq_to_mult") or 1
     if specs is None or size is None or length is None or size < 1:
         return None
     if size != length:
@@ -70,37 +70,37 @@ def _other_length(specs: Any, length: Any) -> str | None:
     return f"has packs of {size} tokens and pad_seq_to_mult={multiple}"
 
 
-def _no_effect(specs: Any) -> str | None:
+def _unread_specs(specs: Any) -> str | None:
     unread = (
         "tokenizer_model_name",
         "packed_train_data_path",
         "packed_val_data_path",
         "packed_metadata_path",
     )
-    asked = [f"{name}={spec(specs, name)}" for name in unread if spec(specs, name) is not None]
-    return f"has {asked[0]}, which would have no effect" if asked else None
+    requested = [f"{name}={get_spec(specs, name)}" for name in unread if get_spec(specs, name) is not None]
+    return f"has {requested[0]}, which would have no effect" if requested else None
 
 
 def _cannot_be_packed(specs: Any, *values: Any) -> str | None:
-    asked = [
+    requested = [
         f"{path}={value}"
         for (path, fine), value in zip(_NOT_WITH_PACKS.items(), values, strict=True)
         if value is not None and value not in fine
     ]
-    return f"is set with {asked[0]}" if specs is not None and asked else None
+    return f"is set with {requested[0]}" if specs is not None and requested else None
 
 
-def _shapes_differ(given: Any, ours: Any, graphs: Any) -> str | None:
-    if ours is None or graphs in (None, "none") or _bad_options(given, ours):
+def _shapes_differ(given: Any, made_up: Any, graphs: Any) -> str | None:
+    if made_up is None or graphs in (None, "none") or _bad_options(given, made_up):
         return None
     if read_options(given).pad_to_max_length:
         return None
     return f"lacks pad_to_max_length with cuda_graph_impl={graphs}"
 
 
-def _no_whole_blocks(length: Any, fp8: Any, fp4: Any, specs: Any, ours: Any) -> str | None:
+def _partial_blocks(length: Any, fp8: Any, fp4: Any, specs: Any, made_up: Any) -> str | None:
     few_bits = f"fp8={fp8}" if fp8 else f"fp4={fp4}"
-    fine = ours is None or specs is not None or not (fp8 or fp4) or not length or length % _BLOCK == 0
+    fine = made_up is None or specs is not None or not (fp8 or fp4) or not length or length % _BLOCK == 0
     return None if fine else f"is {length} with {few_bits}"
 
 
@@ -135,7 +135,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="D70",
         fields=(_PACKS, "dataset.seq_length"),
-        test=_other_length,
+        test=_wrong_pack_length,
         why="a pack is the sequence that the model reads, whole; what limits a sample is max_single_sequence_length",
         fix="Set model.seq_length and dataset.seq_length to packed_sequence_size, which pad_seq_to_mult divides.",
         fails={_PACKS: {"packed_sequence_size": 4096}, "dataset.seq_length": 1024},
@@ -144,7 +144,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="D73",
         fields=(_PACKS,),
-        test=_no_effect,
+        test=_unread_specs,
         why="nothing in this version reads it: packs are made of the lines, and named by their content",
         fix="Leave it unset.",
         fails={_PACKS: {"packed_sequence_size": 4096, "packed_metadata_path": "packed.jsonl"}},
@@ -197,7 +197,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="D71",
         fields=_GROWING,
-        test=_grows,
+        test=_growing_batch,
         why="whole global batches are drawn, of one size",
         fix="Use dataset.dataloader_type=single, or a global batch that does not grow.",
         fails=dict(zip(_GROWING, ("batch", [8, 8, 100], None), strict=True)),
@@ -241,31 +241,31 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="D80",
-        fields=("dataset.dataloader_type", _OURS),
-        test=lambda kind, ours: unless(
-            ours is None or kind != "external", "is external for prompts with answers"
+        fields=("dataset.dataloader_type", _FINETUNING),
+        test=lambda kind, made_up: unless(
+            made_up is None or kind != "external", "is external for prompts with answers"
         ),
         why="an external loader gives finished batches, and these are samples by number",
         fix="Use dataset.dataloader_type=batch, single or cyclic.",
-        fails={"dataset.dataloader_type": "external", _OURS: False},
-        passes={"dataset.dataloader_type": "batch", _OURS: False},
+        fails={"dataset.dataloader_type": "external", _FINETUNING: False},
+        passes={"dataset.dataloader_type": "batch", _FINETUNING: False},
     ),
     Rule(
         id="D82",
-        fields=("model.calculate_per_token_loss", _OURS),
-        test=lambda per_token, ours: unless(
-            ours is None or per_token is not False, "is false with samples that differ"
+        fields=("model.calculate_per_token_loss", _FINETUNING),
+        test=lambda per_token, made_up: unless(
+            made_up is None or per_token is not False, "is false with samples that differ"
         ),
         why="every micro-batch then weighs the same in a step, and so an answer less, the more tokens stand beside it",
         fix="Set model.calculate_per_token_loss=true, and each learned token weighs the same.",
         severity="warning",
-        fails={"model.calculate_per_token_loss": False, _OURS: False},
-        passes={"model.calculate_per_token_loss": True, _OURS: False},
+        fails={"model.calculate_per_token_loss": False, _FINETUNING: False},
+        passes={"model.calculate_per_token_loss": True, _FINETUNING: False},
     ),
     Rule(
         id="D83",
         fields=_BLOCKS,
-        test=_no_whole_blocks,
+        test=_partial_blocks,
         why=f"batches are then padded to a multiple of {_BLOCK} tokens, and the longest would exceed it",
         fix=f"Set dataset.seq_length and model.seq_length to a multiple of {_BLOCK}, or compute in 16 bits.",
         fails=dict(zip(_BLOCKS, (1000, "hybrid", None, None, False), strict=True)),

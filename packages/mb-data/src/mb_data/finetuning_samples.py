@@ -16,32 +16,32 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mb_data.chat import Line, Turn, parse_line, turns_of
-from mb_data.documents import Chunk, read_chunks
+from mb_data.cache_dir import load_or_build, resolve_cache_dir
+from mb_data.chat import ChatTurn, JsonLine, parse_line, parse_turns
+from mb_data.documents import DocumentChunk, read_chunks
 from mb_data.errors import NotEnoughSamplesError
 from mb_data.finetuning_config import FinetuningDatasetConfig
 from mb_data.finetuning_options import FinetuningOptions
-from mb_data.prepared import cache_folder, found_or_made
 from mb_data.tokenizers import Tokenizer
 from mb_data.workers import map_in_order
 
 FORMAT_VERSION = 1
 """Part of the fingerprint: a change of what is written makes new folders."""
 
-_RECORD, _STARTS, _TOKENS, _LEARNED = "samples.json", "starts.npy", "tokens.bin", "learned.bin"
+_RECORD, _STARTS, _TOKENS, _LOSS_MASK = "samples.json", "starts.npy", "tokens.bin", "learned.bin"
 _BLOCK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class EncodedSample:
     """The ids of a sample, and which of them the model is to predict."""
 
     ids: list[int]
-    learned: list[bool]
+    loss_mask: list[bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SampleCount:
+class TokenizationCounts:
     """What became of the lines of a file."""
 
     samples: int = 0
@@ -56,9 +56,9 @@ class TokenizedSamples:
     """The samples of a file, mapped from the disk."""
 
     tokens: NDArray[np.int32]
-    learned: NDArray[np.uint8]
+    loss_mask: NDArray[np.uint8]
     starts: NDArray[np.int64]
-    count: SampleCount
+    count: TokenizationCounts
     folder: Path
     reused: bool
     """They were there already."""
@@ -100,7 +100,7 @@ def tokenize_samples(
     options = config.options
     described = [FORMAT_VERSION, tokenizer.fingerprint, config.longest_sample, asdict(options), _digest(file)]
     name = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:24]
-    encoder = SampleEncoder(tokenizer=tokenizer, options=options, longest=config.longest_sample)
+    encoder = LineEncoder(tokenizer=tokenizer, options=options, longest=config.longest_sample)
 
     def build(folder: Path) -> None:
         chunks = map_in_order(encoder, read_chunks([file]), workers=config.tokenizer_workers)
@@ -111,18 +111,18 @@ def tokenize_samples(
                 f"left within {config.longest_sample} tokens). Give lines, or a longer dataset.seq_length."
             )
 
-    return found_or_made(cache_folder(config.cache_dir) / "finetuning" / name, find=_find, build=build)
+    return load_or_build(resolve_cache_dir(config.cache_dir) / "finetuning" / name, load=_load, build=build)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SampleEncoder:
+class LineEncoder:
     """Turns chunks of lines into samples. Pickled once for each worker process."""
 
     tokenizer: Tokenizer
     options: FinetuningOptions
     longest: int
 
-    def __call__(self, chunk: Chunk) -> tuple[list[Sample], SampleCount]:
+    def __call__(self, chunk: DocumentChunk) -> tuple[list[EncodedSample], TokenizationCounts]:
         """Encode the lines of a chunk, and count what became of them.
 
         Raises:
@@ -130,26 +130,26 @@ class SampleEncoder:
         """
         samples, cut, left_out = [], 0, 0
         for number, content in enumerate(chunk.documents, start=chunk.first_line or 1):
-            line = parse_line(content, place=f"{chunk.path}:{number}")
+            line = parse_line(content, location=f"{chunk.path}:{number}")
             if line is None:
                 continue
             sample, whole = self.sample(line)
-            if any(sample.learned[1:]):
+            if any(sample.loss_mask[1:]):
                 samples.append(sample)
                 cut += not whole
             else:
                 left_out += 1
-        return samples, SampleCount(samples=len(samples), cut=cut, left_out=left_out)
+        return samples, TokenizationCounts(samples=len(samples), cut=cut, left_out=left_out)
 
-    def sample(self, line: Line) -> tuple[Sample, bool]:
+    def sample(self, line: JsonLine) -> tuple[EncodedSample, bool]:
         """Return the sample of a line, and whether it is whole.
 
         One that gives the model more than `longest` tokens loses the end or the beginning of the prompt's
         `truncation_field`, and, where that is not enough, its own end.
         """
-        encode = partial(encode_turns, tokenizer=self.tokenizer, options=self.options)
+        encode = partial(encode_conversation, tokenizer=self.tokenizer, options=self.options)
         most = self.longest + 1
-        sample = encode(turns_of(line, self.options))
+        sample = encode(parse_turns(line, self.options))
         if len(sample.ids) <= most:
             return sample, True
         if not line.is_conversation:
@@ -157,11 +157,13 @@ class SampleEncoder:
             while ids and len(sample.ids) > most:
                 kept = max(0, len(ids) - (len(sample.ids) - most))
                 ids = ids[len(ids) - kept :] if self.options.truncation_method == "left" else ids[:kept]
-                sample = encode(turns_of(line, self.options, shortened=self.tokenizer.decode(ids)))
-        return Sample(ids=sample.ids[:most], learned=sample.learned[:most]), False
+                sample = encode(parse_turns(line, self.options, truncated=self.tokenizer.decode(ids)))
+        return EncodedSample(ids=sample.ids[:most], loss_mask=sample.loss_mask[:most]), False
 
 
-def encode_turns(turns: list[Turn], *, tokenizer: Tokenizer, options: FinetuningOptions) -> Sample:
+def encode_conversation(
+    turns: list[ChatTurn], *, tokenizer: Tokenizer, options: FinetuningOptions
+) -> EncodedSample:
     """Encode what is said, turn behind turn, each ended by the end of a document.
 
     Prompt and answer are encoded as one text, as the model reads them when it is asked; learned is what differs from
@@ -170,23 +172,23 @@ def encode_turns(turns: list[Turn], *, tokenizer: Tokenizer, options: Finetuning
     """
     around, end = tokenizer.encode(""), tokenizer.eod
     ids: list[int] = []
-    learned: list[bool] = []
+    loss_mask: list[bool] = []
     for turn in turns:
         whole, prompt = tokenizer.encode(turn.prompt + turn.answer), tokenizer.encode(turn.prompt)
-        answer_from = _same(whole, prompt)
+        answer_from = _common_prefix_length(whole, prompt)
         if options.add_eos and whole[-1:] != [end]:
             whole = [*whole, end]
-        begin = _same(whole, around) if ids else 0
+        begin = _common_prefix_length(whole, around) if ids else 0
         ids += whole[begin:]
-        learned += [
-            not options.answer_only_loss or place >= answer_from for place in range(begin, len(whole))
+        loss_mask += [
+            not options.answer_only_loss or position >= answer_from for position in range(begin, len(whole))
         ]
-    return Sample(ids=ids, learned=learned)
+    return EncodedSample(ids=ids, loss_mask=loss_mask)
 
 
-def _same(ids: list[int], others: list[int]) -> int:
+def _common_prefix_length(ids: list[int], others: list[int]) -> int:
     """Return how many ids two lists begin with alike."""
-    differ = (place for place, pair in enumerate(zip(ids, others, strict=False)) if pair[0] != pair[1])
+    differ = (position for position, pair in enumerate(zip(ids, others, strict=False)) if pair[0] != pair[1])
     return next(differ, min(len(ids), len(others)))
 
 
@@ -198,15 +200,17 @@ def _digest(file: Path) -> str:
     return digest.hexdigest()
 
 
-def _write(folder: Path, chunks: Iterator[tuple[list[Sample], SampleCount]]) -> SampleCount:
-    total, starts = SampleCount(), [0]
-    with (folder / _TOKENS).open("wb") as tokens, (folder / _LEARNED).open("wb") as learned:
+def _write(
+    folder: Path, chunks: Iterator[tuple[list[EncodedSample], TokenizationCounts]]
+) -> TokenizationCounts:
+    total, starts = TokenizationCounts(), [0]
+    with (folder / _TOKENS).open("wb") as tokens, (folder / _LOSS_MASK).open("wb") as loss_mask:
         for samples, count in chunks:
             for sample in samples:
                 tokens.write(np.array(sample.ids, np.int32).tobytes())
-                learned.write(np.array(sample.learned, np.uint8).tobytes())
+                loss_mask.write(np.array(sample.loss_mask, np.uint8).tobytes())
                 starts.append(starts[-1] + len(sample.ids))
-            total = SampleCount(
+            total = TokenizationCounts(
                 samples=total.samples + count.samples,
                 cut=total.cut + count.cut,
                 left_out=total.left_out + count.left_out,
@@ -216,18 +220,18 @@ def _write(folder: Path, chunks: Iterator[tuple[list[Sample], SampleCount]]) -> 
     return total
 
 
-def _find(folder: Path, *, reused: bool) -> TokenizedSamples | None:
+def _load(folder: Path, *, reused: bool) -> TokenizedSamples | None:
     """Return the samples in a folder; None when there are none, or some that were damaged."""
     try:
         record: dict[str, Any] = json.loads((folder / _RECORD).read_text())
         starts = np.load(folder / _STARTS)
         tokens = np.memmap(folder / _TOKENS, np.int32, mode="r")
-        learned = np.memmap(folder / _LEARNED, np.uint8, mode="r")
-        count = SampleCount(**record)
+        loss_mask = np.memmap(folder / _LOSS_MASK, np.uint8, mode="r")
+        count = TokenizationCounts(**record)
     except (FileNotFoundError, EOFError, ValueError, TypeError):
         return None
-    if len(starts) != count.samples + 1 or not len(tokens) == len(learned) == starts[-1]:
+    if len(starts) != count.samples + 1 or not len(tokens) == len(loss_mask) == starts[-1]:
         return None
     return TokenizedSamples(
-        tokens=tokens, learned=learned, starts=starts, count=count, folder=folder, reused=reused
+        tokens=tokens, loss_mask=loss_mask, starts=starts, count=count, folder=folder, reused=reused
     )

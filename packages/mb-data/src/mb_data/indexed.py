@@ -80,7 +80,7 @@ class IndexedWriter:
         self._tokens = 0
 
     def __enter__(self) -> "IndexedWriter":
-        self._stream = _partial(self._bin).open("wb")
+        self._stream = _partial_path(self._bin).open("wb")
         return self
 
     def add_document(self, tokens: Sequence[int] | NDArray[Any]) -> None:
@@ -132,18 +132,18 @@ class IndexedWriter:
         try:
             if kind is None:
                 self._write_index()
-                _partial(self._bin).replace(self._bin)
-                _partial(self._idx).replace(self._idx)
+                _partial_path(self._bin).replace(self._bin)
+                _partial_path(self._idx).replace(self._idx)
         finally:
             for path in (self._bin, self._idx):
-                _partial(path).unlink(missing_ok=True)
+                _partial_path(path).unlink(missing_ok=True)
 
     def _write_index(self) -> None:
         lengths = np.frombuffer(self._lengths, dtype=np.int32) if self._lengths else np.empty(0, np.int32)
         ends = np.cumsum(lengths, dtype=np.int64) * self.dtype.itemsize
         offsets = np.concatenate([np.zeros(1, np.int64), ends])[: lengths.size]
         header = HEADER.pack(MAGIC, VERSION, CODES[self.dtype.name], lengths.size, lengths.size + 1)
-        with _partial(self._idx).open("wb") as stream:
+        with _partial_path(self._idx).open("wb") as stream:
             for part in (header, lengths, offsets, np.arange(lengths.size + 1, dtype=np.int64)):
                 stream.write(part)
 
@@ -173,7 +173,7 @@ def verify_prefix(prefix: str | Path) -> IndexedSummary:
             f"{idx_path}: {found} bytes, but {sequences} sequences and {boundaries} document boundaries need "
             f"{expected}; the file was cut off or is not an index. Build it again."
         )
-    tokens = _last_token(idx_path, sequences=sequences, boundaries=boundaries, itemsize=itemsize)
+    tokens = _count_tokens(idx_path, sequences=sequences, boundaries=boundaries, itemsize=itemsize)
     if bin_path.stat().st_size != tokens * itemsize:
         raise IndexedFormatError(
             f"{bin_path}: {bin_path.stat().st_size} bytes found, {tokens * itemsize} expected ({tokens} tokens of "
@@ -202,7 +202,7 @@ def sequence_lengths(prefix: str | Path) -> NDArray[np.int32]:
     return np.memmap(idx_path, dtype=np.int32, mode="r", offset=HEADER.size, shape=(sequences,))
 
 
-def _partial(path: Path) -> Path:
+def _partial_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.partial")
 
 
@@ -217,10 +217,10 @@ def _require_pair(bin_path: Path, idx_path: Path) -> None:
             f"{prefix}: {there[0].name} is there, but {missing.name} is not; a data set is both files. "
             "Copy the other one, or build the pair again."
         )
-    raise DataPathError(f"{prefix}: no such .bin/.idx pair; {_nearest(prefix)}")
+    raise DataPathError(f"{prefix}: no such .bin/.idx pair; {_suggest_path(prefix)}")
 
 
-def _nearest(prefix: str) -> str:
+def _suggest_path(prefix: str) -> str:
     """What to do about a prefix that does not exist, with the names that do."""
     path = Path(prefix)
     if path.suffix in (".bin", ".idx") and path.is_file():
@@ -254,7 +254,7 @@ def _read_header(idx_path: Path) -> tuple[str, int, int]:
     return names[code], sequences, boundaries
 
 
-def _last_token(idx_path: Path, *, sequences: int, boundaries: int, itemsize: int) -> int:
+def _count_tokens(idx_path: Path, *, sequences: int, boundaries: int, itemsize: int) -> int:
     """Return the tokens up to the end of the last sequence, checking the last entries against each other."""
     with idx_path.open("rb") as stream:
         ends = HEADER.size + sequences * _BYTES_PER_SEQUENCE

@@ -11,7 +11,7 @@ from mb_data.samplers import BatchSampler, CyclicSampler, SingleSampler
 
 
 @runtime_checkable
-class Collates(Protocol):
+class CollatingDataset(Protocol):
     """A dataset that puts its samples together itself, because they differ in length."""
 
     def collate(self, samples: Sequence[Mapping[str, torch.Tensor]]) -> Mapping[str, torch.Tensor]:
@@ -19,10 +19,10 @@ class Collates(Protocol):
 
 
 @runtime_checkable
-class KnowsLengths(Protocol):
+class DatasetWithLengths(Protocol):
     """A dataset that knows how long a sample is without reading it."""
 
-    def length(self, place: int) -> int:
+    def length(self, index: int) -> int:
         """Return its tokens."""
 
 
@@ -77,7 +77,7 @@ def build_data_iterator(  # noqa: PLR0913 (a place in the data, each number by n
             data_parallel_rank=data_parallel_rank,
             data_parallel_size=data_parallel_size,
         ),
-        collate_fn=dataset.collate if isinstance(dataset, Collates) else None,
+        collate_fn=dataset.collate if isinstance(dataset, CollatingDataset) else None,
         num_workers=config.num_workers,
         pin_memory=config.pin_memory and torch.cuda.is_available(),
         persistent_workers=config.persistent_workers and config.num_workers > 0,
@@ -88,15 +88,15 @@ def build_data_iterator(  # noqa: PLR0913 (a place in the data, each number by n
 
 
 def _sampler(
-    config: DataloaderConfig, dataset: Any, *, seed: int, global_batch_size: int | None, **place: int
+    config: DataloaderConfig, dataset: Any, *, seed: int, global_batch_size: int | None, **position: int
 ) -> SingleSampler | CyclicSampler | BatchSampler:
     if config.dataloader_type in (None, "single"):
-        return SingleSampler(**place, drop_last=config.drop_last)
+        return SingleSampler(**position, drop_last=config.drop_last)
     if config.dataloader_type == "cyclic":
-        return CyclicSampler(**place, seed=seed)
+        return CyclicSampler(**position, seed=seed)
     if config.dataloader_type == "batch" and global_batch_size is not None:
-        length = dataset.length if isinstance(dataset, KnowsLengths) else None
-        return BatchSampler(**place, global_batch_size=global_batch_size, length=length)
+        length = dataset.length if isinstance(dataset, DatasetWithLengths) else None
+        return BatchSampler(**position, global_batch_size=global_batch_size, length=length)
     raise ValueError(
         f"dataset.dataloader_type: {config.dataloader_type!r} with global_batch_size={global_batch_size}; batch draws "
         "global batches, and there are no other types than single, cyclic, batch and external. Give both."

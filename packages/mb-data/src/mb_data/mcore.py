@@ -17,19 +17,24 @@ from megatron.core.datasets.gpt_dataset import GPTDatasetConfig as MegatronGPTDa
 from megatron.core.tokenizers import MegatronTokenizerBase
 
 from mb_data.blend import SPLITS, Blend
-from mb_data.cached_indices import require_numbers
+from mb_data.cached_indices import require_numeric_arrays
 from mb_data.config import DataloaderConfig, DatasetBuildContext, GPTDatasetConfig, TextCorpusConfig
 from mb_data.corpus import TokenizedCorpus, prepare_corpus, tokenize_corpus
 from mb_data.errors import NotEnoughSamplesError, TokenizerError
 from mb_data.fingerprint import data_fingerprint
 from mb_data.indexed import sequence_lengths
+from mb_data.rank_zero_first import rank_zero_first
 from mb_data.tokenizer_loading import load_tokenizer
-from mb_data.tokenizers import Tokenizer, plain
-from mb_data.turns import rank_zero_first
+from mb_data.tokenizers import Tokenizer, unwrap_tokenizer
 
-Triple = tuple[Any | None, Any | None, Any | None]
+DatasetSplits = tuple[Any | None, Any | None, Any | None]
 
-_OURS = {"seq_length", "data_path", "skip_getting_attention_mask_from_dataset", "per_dataset_sequences_path"}
+_PACKAGE_FIELDS = {
+    "seq_length",
+    "data_path",
+    "skip_getting_attention_mask_from_dataset",
+    "per_dataset_sequences_path",
+}
 _NO_PADDING = -1
 
 
@@ -91,7 +96,7 @@ def build_gpt_datasets(
     context: DatasetBuildContext,
     *,
     is_built_on_rank: Callable[[], bool] = lambda: True,
-) -> Triple:
+) -> DatasetSplits:
     """Build Megatron's GPT datasets for training, validation and test.
 
     Collective over the default process group where there is one: rank 0 builds the sample indices, the others load
@@ -124,26 +129,26 @@ def build_gpt_datasets(
             set is asked for together with other splits of a blend with weights.
     """
     samples = [context.train_samples, context.valid_samples, context.test_samples]
-    config = _resolved(config, context)
+    config = _resolve(config, context)
     if not any(samples):
         return None, None, None
     sizes: list[int | None] = list(samples)
     if config.full_validation and context.valid_samples:
         sizes[1] = None
-        _leave_out_weights(config, alone=not (context.train_samples or context.test_samples))
+        _drop_validation_weights(config, only_validation=not (context.train_samples or context.test_samples))
     reads = is_built_on_rank()  # the files need not be there on ranks that do not read
     index_cache = _index_cache(config) if reads else config.path_to_cache
     if reads and index_cache is not None:
-        require_numbers(Path(index_cache))
-    with _without_notices():
+        require_numeric_arrays(Path(index_cache))
+    with _suppress_notices():
         megatron_config = to_megatron(config, tokenizer=config.tokenizer, path_to_cache=index_cache)
-    _leave_out_unneeded(megatron_config, samples)
+    _drop_unused_splits(megatron_config, samples)
     if reads:
         _require_tokens(megatron_config)
-    dataset_class = _told(
+    dataset_class = _with_progress(
         MockGPTDataset if megatron_config.mock else GPTDataset, context.progress, megatron_config, sizes
     )
-    with _without_notices():
+    with _suppress_notices():
         built = BlendedMegatronDatasetBuilder(dataset_class, sizes, is_built_on_rank, megatron_config).build()
     for split, dataset, wanted in zip(SPLITS, built, sizes, strict=True):
         _require_samples(dataset, split=split, wanted=wanted or 0)
@@ -169,7 +174,7 @@ def to_megatron(
         ValueError: A field is set that the installed Megatron Core does not have, so it would be lost.
     """
     known = {field.name for field in fields(target) if field.init}
-    shared = {field.name for field in fields(DataloaderConfig)} | _OURS
+    shared = {field.name for field in fields(DataloaderConfig)} | _PACKAGE_FIELDS
     values = {}
     for field in fields(GPTDatasetConfig):
         if field.name in shared or not field.init:
@@ -187,9 +192,9 @@ def to_megatron(
         "sequence_length": config.seq_length,
         "tokenizer": tokenizer,
         "path_to_cache": path_to_cache,
-        "blend": None if blend is None else _plain(blend),
+        "blend": None if blend is None else _drop_single_weight(blend),
         "blend_per_split": config.blend_per_split
-        and [None if blend is None else _plain(blend) for blend in config.blend_per_split],
+        and [None if blend is None else _drop_single_weight(blend) for blend in config.blend_per_split],
         "create_attention_mask": config.create_attention_mask
         and not config.skip_getting_attention_mask_from_dataset,
     }
@@ -204,16 +209,16 @@ def corpus_blends(config: TextCorpusConfig, tokenizer: Tokenizer) -> list[Blend 
     Raises:
         What `tokenize_corpus` does.
     """
-    corpus = rank_zero_first(lambda: tokenize_corpus(config, plain(tokenizer)))
-    return _blends_of(corpus)
+    corpus = rank_zero_first(lambda: tokenize_corpus(config, unwrap_tokenizer(tokenizer)))
+    return _corpus_blends(corpus)
 
 
-def _blends_of(corpus: TokenizedCorpus) -> list[Blend | None]:
+def _corpus_blends(corpus: TokenizedCorpus) -> list[Blend | None]:
     prefixes = (corpus.train, corpus.valid, corpus.test)
     return [None if prefix is None else ([prefix], None) for prefix in prefixes]
 
 
-def _resolved(config: GPTDatasetConfig, context: DatasetBuildContext) -> GPTDatasetConfig:
+def _resolve(config: GPTDatasetConfig, context: DatasetBuildContext) -> GPTDatasetConfig:
     """Return a finalized copy of the section, with Megatron's tokenizer, and with the data of a text corpus."""
     config = copy.copy(config)
     config.finalize()
@@ -222,9 +227,9 @@ def _resolved(config: GPTDatasetConfig, context: DatasetBuildContext) -> GPTData
         if tokenizer is None:
             prepared = rank_zero_first(lambda: prepare_corpus(config))
             tokenizer = load_tokenizer(prepared.tokenizer)
-            config.blend_per_split = _blends_of(prepared)
+            config.blend_per_split = _corpus_blends(prepared)
         else:
-            config.blend_per_split = corpus_blends(config, _ours(tokenizer))
+            config.blend_per_split = corpus_blends(config, _package_tokenizer(tokenizer))
     if tokenizer is None:
         raise ValueError(
             "dataset: no tokenizer; the end of a document and the vocabulary come from it. "
@@ -234,7 +239,7 @@ def _resolved(config: GPTDatasetConfig, context: DatasetBuildContext) -> GPTData
     return config
 
 
-def _ours(tokenizer: Any) -> Tokenizer:
+def _package_tokenizer(tokenizer: Any) -> Tokenizer:
     """Return the tokenizer of this package that a text corpus is made with."""
     if isinstance(tokenizer, MegatronTokenizer):
         return tokenizer.wrapped
@@ -246,13 +251,13 @@ def _ours(tokenizer: Any) -> Tokenizer:
     return tokenizer  # type: ignore[no-any-return]  # a user's own; what it lacks shows at the first text
 
 
-def _leave_out_weights(config: GPTDatasetConfig, *, alone: bool) -> None:
+def _drop_validation_weights(config: GPTDatasetConfig, *, only_validation: bool) -> None:
     """Take the weights off what a whole validation set is made of; its sequences are read once each."""
     if config.blend_per_split is not None:
         train, valid, test = config.blend_per_split
         config.blend_per_split = [train, valid and (valid[0], None), test]
-    elif config.blend is not None and _plain(config.blend)[1] is not None:
-        if not alone:
+    elif config.blend is not None and _drop_single_weight(config.blend)[1] is not None:
+        if not only_validation:
             raise ValueError(
                 f"dataset.full_validation: the blend of {len(config.blend[0])} prefixes has weights, which training "
                 "follows and a whole validation set cannot. Build the validation set alone, or set blend_per_split."
@@ -260,7 +265,7 @@ def _leave_out_weights(config: GPTDatasetConfig, *, alone: bool) -> None:
         config.blend = (config.blend[0], None)
 
 
-def _plain(blend: Blend) -> Blend:
+def _drop_single_weight(blend: Blend) -> Blend:
     """Drop the weight of a single prefix: Megatron would wrap the dataset in a blend of one."""
     prefixes, weights = blend
     return list(prefixes), None if weights is None or len(prefixes) == 1 else list(weights)
@@ -289,7 +294,7 @@ def _index_cache(config: GPTDatasetConfig) -> str | None:
     return str(folder)
 
 
-def _leave_out_unneeded(config: Any, samples: Sequence[int]) -> None:
+def _drop_unused_splits(config: Any, samples: Sequence[int]) -> None:
     """Take the splits of which no samples are wanted out of Megatron's configuration."""
     if config.blend_per_split is not None:
         config.blend_per_split = [
@@ -322,7 +327,7 @@ def _require_tokens(config: Any) -> None:
                 )
 
 
-def _told(
+def _with_progress(
     kind: Any, progress: Callable[[str, int, int], None] | None, config: Any, sizes: Sequence[int | None]
 ) -> Any:
     """Return a class of Megatron's datasets that tells of each one that is built; its indices have the same names."""
@@ -334,15 +339,15 @@ def _told(
         total = sum(len(blend[0]) for asked, blend in parts if asked and blend)
     else:
         total = sum(wanted) * len(config.blend[0] if config.blend else [""])
-    done, tell = count(1), progress
+    done, report = count(1), progress
 
-    class Told(kind):  # type: ignore[misc]
+    class ReportingDataset(kind):  # type: ignore[misc]
         def __init__(self, *args: Any, **values: Any) -> None:
             super().__init__(*args, **values)
-            tell("build sample indices", min(next(done), total), total)
+            report("build sample indices", min(next(done), total), total)
 
-    Told.__name__, Told.__qualname__ = kind.__name__, kind.__qualname__
-    return Told
+    ReportingDataset.__name__, ReportingDataset.__qualname__ = kind.__name__, kind.__qualname__
+    return ReportingDataset
 
 
 def _require_samples(dataset: Any, *, split: str, wanted: int) -> None:
@@ -354,7 +359,7 @@ def _require_samples(dataset: Any, *, split: str, wanted: int) -> None:
 
 
 @contextmanager
-def _without_notices() -> Iterator[None]:
+def _suppress_notices() -> Iterator[None]:
     """Silence two of Megatron's notices, by name, that nobody can do anything about.
 
     Generated data is not cached; and without a process group this process counts as rank 0, which it is.

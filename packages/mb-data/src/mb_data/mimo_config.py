@@ -8,9 +8,9 @@ from mb_data.config import DatasetBuildContext, DatasetProvider
 from mb_data.rules import check_section
 
 if TYPE_CHECKING:
-    from mb_data.mimo import DrawnShapes
+    from mb_data.synthetic_images import SyntheticImageDataset
 
-Splits = tuple["DrawnShapes | None", "DrawnShapes | None", "DrawnShapes | None"]
+Splits = tuple["SyntheticImageDataset | None", "SyntheticImageDataset | None", "SyntheticImageDataset | None"]
 
 
 @dataclass(kw_only=True)
@@ -53,10 +53,10 @@ class DrawnShapesConfig(DatasetProvider):
             ValueError: There is no tokenizer, or `seq_length` is too short for the longest caption in its tokens.
         """
         check_section(self, section="dataset")
-        drawing = import_module("mb_data.mimo")  # a section loads without NumPy and torch
+        drawing = import_module("mb_data.synthetic_images")  # a section loads without NumPy and torch
         counts = (context.train_samples, context.valid_samples, context.test_samples)
         train, valid, test = (
-            drawing.DrawnShapes(self, samples=count, split=split, tokenizer=context.tokenizer)
+            drawing.SyntheticImageDataset(self, samples=count, split=split, tokenizer=context.tokenizer)
             if count
             else None
             for split, count in enumerate(counts)

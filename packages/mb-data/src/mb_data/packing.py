@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mb_data.finetuning import SampleOrder
+from mb_data.finetuning import EpochOrder
 from mb_data.finetuning_samples import TokenizedSamples
 
 FORMAT_VERSION = 1
@@ -24,7 +24,7 @@ FORMAT_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Packs:
+class PackIndex:
     """Which samples stand in each pack, in their order."""
 
     members: NDArray[np.int64]
@@ -36,7 +36,7 @@ class Packs:
         return len(self.starts) - 1
 
     @property
-    def most_members(self) -> int:
+    def max_samples(self) -> int:
         """Samples in the fullest pack."""
         return int(np.diff(self.starts).max())
 
@@ -69,10 +69,10 @@ def first_fit_decreasing(lengths: Sequence[int], *, size: int) -> list[list[int]
         node = 1
         while node < leaves:
             node = 2 * node if room[2 * node] >= lengths[number] else 2 * node + 1
-        place = node - leaves
-        if place == len(packs):
+        index = node - leaves
+        if index == len(packs):
             packs.append([])
-        packs[place].append(number)
+        packs[index].append(number)
         room[node] -= lengths[number]
         while node > 1:
             node //= 2
@@ -80,7 +80,7 @@ def first_fit_decreasing(lengths: Sequence[int], *, size: int) -> list[list[int]
     return packs
 
 
-def pack_samples(samples: TokenizedSamples, *, size: int, multiple: int) -> Packs:
+def pack_samples(samples: TokenizedSamples, *, size: int, multiple: int) -> PackIndex:
     """Pack samples by `first_fit_decreasing`, or find it done already, in a file beside the samples. Not collective.
 
     Args:
@@ -91,12 +91,12 @@ def pack_samples(samples: TokenizedSamples, *, size: int, multiple: int) -> Pack
     file = samples.folder / f"packs-{FORMAT_VERSION}-{len(samples)}-{size}-{multiple}.npz"
     try:
         with np.load(file) as found:
-            return Packs(members=found["members"], starts=found["starts"])
+            return PackIndex(members=found["members"], starts=found["starts"])
     except (OSError, ValueError, KeyError, EOFError, BadZipFile):
         pass  # not there, or damaged
     taken = -(-samples.lengths // multiple) * multiple
     packs = first_fit_decreasing(taken.tolist(), size=size)
-    made = Packs(
+    made = PackIndex(
         members=np.array([number for pack in packs for number in pack], np.int64),
         starts=np.cumsum([0, *map(len, packs)], dtype=np.int64),
     )
@@ -132,19 +132,19 @@ class PackedDataset:
     def __init__(
         self,
         samples: TokenizedSamples,
-        packs: Packs,
+        packs: PackIndex,
         *,
         size: int,
         seed: int | None,
         padding_token: int,
         pack_size: int,
         multiple: int = 1,
-        equal_borders: bool = False,
+        pad_cu_seqlens: bool = False,
     ) -> None:
         self.samples, self.packs, self._size = samples, packs, size
-        self._order = SampleOrder(len(packs), seed=seed)
+        self._order = EpochOrder(len(packs), seed=seed)
         self._padding_token, self._pack_size, self._multiple = padding_token, pack_size, multiple
-        self._borders = packs.most_members + 2 if equal_borders else 0
+        self._num_boundaries = packs.max_samples + 2 if pad_cu_seqlens else 0
 
     def __len__(self) -> int:
         return self._size
@@ -159,36 +159,36 @@ class PackedDataset:
         """Length of a sequence that has the attention of these per token: their squares' sum over their sum."""
         return self.samples.attention_length
 
-    def __getitem__(self, place: int) -> dict[str, Tensor]:
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
         """Return a pack."""
-        if not 0 <= place < self._size:
-            raise IndexError(place)
-        start, end = self.packs.starts[(number := self._order[place]) : number + 2]
+        if not 0 <= index < self._size:
+            raise IndexError(index)
+        start, end = self.packs.starts[(number := self._order[index]) : number + 2]
         whole: dict[str, NDArray[Any]] = {
             "tokens": np.full(self._pack_size, self._padding_token, np.int64),
             "labels": np.full(self._pack_size, self._padding_token, np.int64),
             "loss_mask": np.zeros(self._pack_size, np.float32),
         }
-        borders = [0]
+        boundaries = [0]
         for member in self.packs.members[start:end]:
             begin, behind = self.samples.starts[member : member + 2]
-            ids, learned = self.samples.tokens[begin:behind], self.samples.learned[begin + 1 : behind]
-            here = slice(borders[-1], borders[-1] + len(learned))
+            ids, loss_mask = self.samples.tokens[begin:behind], self.samples.loss_mask[begin + 1 : behind]
+            here = slice(boundaries[-1], boundaries[-1] + len(loss_mask))
             whole["tokens"][here], whole["labels"][here], whole["loss_mask"][here] = (
                 ids[:-1],
                 ids[1:],
-                learned,
+                loss_mask,
             )
-            borders.append(borders[-1] + -(-len(learned) // self._multiple) * self._multiple)
-        if borders[-1] < self._pack_size:
-            borders.append(self._pack_size)
-        lengths = np.diff(borders)
+            boundaries.append(boundaries[-1] + -(-len(loss_mask) // self._multiple) * self._multiple)
+        if boundaries[-1] < self._pack_size:
+            boundaries.append(self._pack_size)
+        lengths = np.diff(boundaries)
         positions = np.concatenate([np.arange(length) for length in lengths])
-        borders += [self._pack_size] * (self._borders - len(borders))
+        boundaries += [self._pack_size] * (self._num_boundaries - len(boundaries))
         return {
             **{name: torch.from_numpy(each) for name, each in whole.items()},
             "position_ids": torch.from_numpy(positions),
-            "cu_seqlens": torch.tensor(borders, dtype=torch.int32),
+            "cu_seqlens": torch.tensor(boundaries, dtype=torch.int32),
             "max_seqlen": torch.tensor(int(lengths.max()), dtype=torch.int32),
         }
 

@@ -29,14 +29,14 @@ class IndexedReader:
         self.prefix, self.summary = str(prefix), verify_prefix(prefix)
         number, boundaries = self.summary.sequences, self.summary.documents + 1
         offsets, ends = HEADER.size + 4 * number, HEADER.size + 12 * number
-        self.lengths: NDArray[Any] = self._mapped(np.int32, HEADER.size, number)
+        self.lengths: NDArray[Any] = self._memmap(np.int32, HEADER.size, number)
         """Tokens of each sequence."""
-        self.offsets: NDArray[Any] = self._mapped(np.int64, offsets, number)
+        self.offsets: NDArray[Any] = self._memmap(np.int64, offsets, number)
         """Bytes before each sequence."""
-        self.boundaries: NDArray[Any] = self._mapped(np.int64, ends, boundaries)
+        self.boundaries: NDArray[Any] = self._memmap(np.int64, ends, boundaries)
         """Sequences before each document, and at last all of them."""
-        self.tokens: NDArray[Any] = self._mapped(self.summary.dtype, 0, self.summary.tokens, of="bin")
-        self._index_is_right = False
+        self.tokens: NDArray[Any] = self._memmap(self.summary.dtype, 0, self.summary.tokens, of="bin")
+        self._index_is_valid = False
 
     def __len__(self) -> int:
         """Return the number of documents."""
@@ -53,8 +53,8 @@ class IndexedReader:
             raise DocumentNumberError(
                 f"{self.prefix}: has no document {number}; it has {len(self)}, counted from 0. Give another number."
             )
-        self._refuse_a_wrong_index()
-        first, last = (int(place) for place in self.boundaries[number : number + 2])
+        self._validate_index()
+        first, last = (int(position) for position in self.boundaries[number : number + 2])
         if first == last:
             return np.empty(0, self.summary.dtype)
         start = int(self.offsets[first]) // self.tokens.itemsize
@@ -66,20 +66,20 @@ class IndexedReader:
         Raises:
             IndexedFormatError: As for `document`.
         """
-        self._refuse_a_wrong_index()
+        self._validate_index()
         before = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.lengths, dtype=np.int64)])
         lengths: NDArray[np.int64] = np.diff(before[self.boundaries])
         return lengths
 
-    def _refuse_a_wrong_index(self) -> None:
+    def _validate_index(self) -> None:
         """Read all of the index, once."""
-        if self._index_is_right:
+        if self._index_is_valid:
             return
         for problem in _index_problems(self):
             raise IndexedFormatError(problem)
-        self._index_is_right = True
+        self._index_is_valid = True
 
-    def _mapped(self, dtype: Any, offset: int, number: int, *, of: str = "idx") -> NDArray[Any]:
+    def _memmap(self, dtype: Any, offset: int, number: int, *, of: str = "idx") -> NDArray[Any]:
         path = pair_paths(self.prefix)[of == "idx"]
         if not number:
             return np.empty(0, dtype)
@@ -152,9 +152,9 @@ def _token_problems(
         block = np.asarray(reader.tokens[start : start + BLOCK])
         wrong = np.flatnonzero((block < 0) | (block >= vocab_size))
         if wrong.size:
-            place = start + int(wrong[0])
+            position = start + int(wrong[0])
             yield (
-                f"{pair_paths(reader.prefix)[0]}: token {place} is {block[wrong[0]]}, but the tokenizer has "
+                f"{pair_paths(reader.prefix)[0]}: token {position} is {block[wrong[0]]}, but the tokenizer has "
                 f"{vocab_size} entries; it is not the one that made the tokens. Name that one, or build the pair again."
             )
             return

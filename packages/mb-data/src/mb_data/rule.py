@@ -39,7 +39,7 @@ def unless(passes: object, message: str) -> str | None:
     return None if passes else message
 
 
-def inert(rule_id: str, path: str, *, neutral: object, asked: object, fix: str) -> Rule:
+def inert(rule_id: str, path: str, *, neutral: object, requested: object, fix: str) -> Rule:
     """Refuse a field that nothing reads, unless it asks for nothing."""
     return Rule(
         id=rule_id,
@@ -47,6 +47,6 @@ def inert(rule_id: str, path: str, *, neutral: object, asked: object, fix: str) 
         test=lambda value: unless(value is None or value == neutral, f"{value!r} would have no effect"),
         why="nothing in this version reads it, and a wish that is passed over in silence is missed too late",
         fix=fix,
-        fails={path: asked},
+        fails={path: requested},
         passes={path: neutral},
     )

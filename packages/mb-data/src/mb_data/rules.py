@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mb_data import fim_rules, finetuning_rules, t5_rules, tokenizer_rules
-from mb_data.blend import SPLITS, bad_weights, blend_from_path, split_matrix
+from mb_data.blend import SPLITS, blend_from_path, find_bad_weights, split_matrix
 from mb_data.paths import path_rule
 from mb_data.rule import Rule as Rule
 from mb_data.rule import inert, unless
@@ -45,7 +45,7 @@ def check_section(values: object, *, section: str) -> None:
         raise ConfigError("\n".join(problems))
 
 
-def _refused(read: Callable[[Any], object], value: object) -> str | None:
+def _parse_problem(read: Callable[[Any], object], value: object) -> str | None:
     """What `read` says about a value that is set: its error's text after the place."""
     try:
         if value is not None:
@@ -55,42 +55,42 @@ def _refused(read: Callable[[Any], object], value: object) -> str | None:
     return None
 
 
-def _weights_match(blend: Any) -> str | None:
+def _check_weights(blend: Any) -> str | None:
     if blend is None or blend[1] is None:
         return None
     if len(blend[0]) != len(blend[1]):
         return f"{len(blend[0])} prefixes have {len(blend[1])} weights"
-    return bad_weights(blend[1])
+    return find_bad_weights(blend[1])
 
 
-def _blend_per_split(per_split: Any, blend: Any, split: Any) -> str | None:
+def _check_blend_per_split(per_split: Any, blend: Any, split: Any) -> str | None:
     if per_split is None:
         return None
     if blend is not None or split is not None:
         return f"set together with blend={blend!r}, split={split!r}"
     if len(per_split) != len(SPLITS) or not any(per_split):
         return f"has {len(per_split)} entries of which {sum(map(bool, per_split))} are blends"
-    return next((problem for problem in map(_weights_match, per_split) if problem), None)
+    return next((problem for problem in map(_check_weights, per_split) if problem), None)
 
 
-def _all_chosen(*values: Any) -> str | None:
+def _find_unset(*values: Any) -> str | None:
     missing = [path for path, value in zip(_END_OF_DOCUMENT, values, strict=True) if value is None]
     return f"not chosen: {', '.join(missing)}" if missing else None
 
 
-def _generated_reads_nothing(mock: Any, *paths: Any) -> str | None:
+def _mock_with_paths(mock: Any, *paths: Any) -> str | None:
     given = [path for path in paths if path]
     return f"is on, but data is named ({given[0]!r})" if mock and given else None
 
 
-def _fast_cache_load(fast: Any, path_to_cache: Any, blend: Any) -> str | None:
+def _check_fast_cache_load(fast: Any, path_to_cache: Any, blend: Any) -> str | None:
     return unless(
         not fast or (path_to_cache is not None and blend is None),
         f"on with path_to_cache={path_to_cache!r}, blend={blend!r}",
     )
 
 
-def _corpus_has_no_paths(sources: Any, data_path: Any, blend: Any, per_split: Any, split: Any) -> str | None:
+def _check_corpus_paths(sources: Any, data_path: Any, blend: Any, per_split: Any, split: Any) -> str | None:
     return unless(
         not (data_path or blend or per_split or split),
         f"{sources!r} together with data_path={data_path!r}, blend={blend!r}, "
@@ -98,19 +98,19 @@ def _corpus_has_no_paths(sources: Any, data_path: Any, blend: Any, per_split: An
     )
 
 
-def _fractions(valid: Any, test: Any) -> str | None:
+def _check_fractions(valid: Any, test: Any) -> str | None:
     if valid is None or test is None:
         return None
     return unless(min(valid, test) >= 0 and valid + test < 1, f"validation {valid}, test {test}")
 
 
-def _pictures_take_places(side: Any, places: Any) -> str | None:
+def _check_image_sizes(side: Any, places: Any) -> str | None:
     if side is None or places is None:
         return None
     return unless(side >= 1 and places >= 1, f"{side} pixels, {places} places")
 
 
-def _position_is_kept(save: Any, load: Any, kind: Any) -> str | None:
+def _check_loader_position(save: Any, load: Any, kind: Any) -> str | None:
     return unless(kind == "external" or not (save or load), f"save={save!r}, load={load!r} with {kind!r}")
 
 
@@ -141,7 +141,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="V042",
         fields=("dataset.data_path",),
-        test=lambda data_path: _refused(blend_from_path, data_path),
+        test=lambda data_path: _parse_problem(blend_from_path, data_path),
         why="a blend has a weight for every prefix or for none",
         fix="Write WEIGHT PREFIX WEIGHT PREFIX ... with positive weights, or prefixes only.",
         fails={"dataset.data_path": "30 a b c"},
@@ -150,7 +150,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="V044a",
         fields=("dataset.fast_cache_load", "dataset.path_to_cache", "dataset.blend"),
-        test=_fast_cache_load,
+        test=_check_fast_cache_load,
         why="it trusts indices that were built for each split before, in a folder that it must be told",
         fix="Set dataset.path_to_cache and use dataset.blend_per_split, or dataset.fast_cache_load=false.",
         fails={"dataset.fast_cache_load": True, "dataset.path_to_cache": None, "dataset.blend": None},
@@ -168,7 +168,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="V044c",
         fields=("dataset.blend_per_split", "dataset.blend", "dataset.split"),
-        test=_blend_per_split,
+        test=_check_blend_per_split,
         why="it names the data of train, validation and test one by one, so nothing is left to be split",
         fix="Give three entries (a blend of prefixes and weights, or null), and neither blend nor split.",
         fails={"dataset.blend_per_split": [(["a"], None)], "dataset.blend": None, "dataset.split": None},
@@ -190,7 +190,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="V044e",
         fields=("dataset.blend",),
-        test=_weights_match,
+        test=_check_weights,
         why="each prefix is drawn from in proportion to its weight",
         fix="Give as many positive weights as prefixes, or none.",
         fails={"dataset.blend": (["a", "b"], [1.0])},
@@ -199,7 +199,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="V044f",
         fields=("dataset.split",),
-        test=lambda split: _refused(split_matrix, split),
+        test=lambda split: _parse_problem(split_matrix, split),
         why="it says which part of the documents train, validation and test take",
         fix="Write up to three ratios, for example '99,1,0'.",
         fails={"dataset.split": "0,0,0"},
@@ -208,7 +208,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="V045",
         fields=_END_OF_DOCUMENT,
-        test=_all_chosen,
+        test=_find_unset,
         why="they change what the model learns at the end of a document, so there is no safe default",
         fix="Set each to true or false.",
         fails=dict.fromkeys(_END_OF_DOCUMENT),
@@ -217,7 +217,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="V046",
         fields=("dataset.mock", "dataset.blend", "dataset.blend_per_split", "dataset.data_path"),
-        test=_generated_reads_nothing,
+        test=_mock_with_paths,
         why="the tokens are made up, and those of the files would not be seen",
         fix="Remove the data, or use GPTDatasetConfig to read it.",
         fails={
@@ -269,7 +269,7 @@ RULES: tuple[Rule, ...] = (
             "dataset.blend_per_split",
             "dataset.split",
         ),
-        test=_corpus_has_no_paths,
+        test=_check_corpus_paths,
         why="a text corpus is tokenized and split by file from its sources",
         fix="Remove the paths and the split, or use GPTDatasetConfig for tokens that are there already.",
         fails={
@@ -290,7 +290,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="D05",
         fields=("dataset.validation_fraction", "dataset.test_fraction"),
-        test=_fractions,
+        test=_check_fractions,
         why="training takes the files that are left",
         fix="Choose fractions from 0 whose sum is below 1.",
         fails={"dataset.validation_fraction": 0.5, "dataset.test_fraction": 0.5},
@@ -308,7 +308,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="D13",
         fields=("dataset.dataloader_save", "dataset.dataloader_load", "dataset.dataloader_type"),
-        test=_position_is_kept,
+        test=_check_loader_position,
         why="the other loaders continue from the number of consumed samples, and write no position of their own",
         fix="Leave both unset, or use dataloader_type external with a dataset that heeds them.",
         fails={
@@ -325,7 +325,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="D61",
         fields=("dataset.image_size", "dataset.image_tokens"),
-        test=_pictures_take_places,
+        test=_check_image_sizes,
         why="a picture has a size, and takes at least one place in the sequence",
         fix="Set both to the model's: model.image_size, and the number of patches.",
         fails={"dataset.image_size": 32, "dataset.image_tokens": 0},
@@ -344,7 +344,7 @@ RULES: tuple[Rule, ...] = (
         "D41",
         "dataset.multiple_validation_sets",
         neutral=None,
-        asked=True,
+        requested=True,
         fix="Leave it unset, and build a dataset for each set; the trainer does so with "
         "validation.multiple_validation_sets.",
     ),
@@ -352,21 +352,21 @@ RULES: tuple[Rule, ...] = (
         "D46",
         "dataset.trust_remote_code",
         neutral=False,
-        asked=True,
+        requested=True,
         fix="Leave it off; code that comes with a dataset is never run.",
     ),
     inert(
         "D47",
         "dataset.sequence_parallel_size",
         neutral=0,
-        asked=2,
+        requested=2,
         fix="Leave it at 0; sequences are as long as dataset.seq_length, a multiple of what the model's layout needs.",
     ),
     inert(
         "D48",
         "dataset.hybrid_context_parallel",
         neutral=False,
-        asked=True,
+        requested=True,
         fix="Leave it off; every sequence is cut over model.context_parallel_size ranks.",
     ),
     Rule(

@@ -37,7 +37,7 @@ class SingleSampler:
     drop_last: bool = True
 
     def __post_init__(self) -> None:
-        _check_place(self)
+        _check_arguments(self)
         step = self.micro_batch_size * self.data_parallel_size
         if self.total_samples < (step if self.drop_last else self.data_parallel_size):
             raise NotEnoughSamplesError(
@@ -45,7 +45,7 @@ class SingleSampler:
                 f"{self.micro_batch_size}, data_parallel_size={self.data_parallel_size}, drop_last={self.drop_last}); "
                 "nothing would be read. Give more data, a shorter seq_length or a smaller batch."
             )
-        _require_not_beyond(self.consumed_samples, self.total_samples)
+        _check_consumed(self.consumed_samples, self.total_samples)
 
     def __iter__(self) -> Iterator[list[int]]:
         step = self.micro_batch_size * self.data_parallel_size
@@ -83,7 +83,7 @@ class CyclicSampler:
     seed: int
 
     def __post_init__(self) -> None:
-        _check_place(self)
+        _check_arguments(self)
         if self.total_samples < 1:
             raise NotEnoughSamplesError(
                 "dataset: 0 samples; there is nothing to go round. Give more data or a shorter seq_length."
@@ -96,11 +96,11 @@ class CyclicSampler:
         order: NDArray[np.int64] = np.empty(0, np.int64)
         while True:
             batch = []
-            for place in range(position, position + self.micro_batch_size):
-                if place // self.total_samples != number:
-                    number = place // self.total_samples
+            for index in range(position, position + self.micro_batch_size):
+                if index // self.total_samples != number:
+                    number = index // self.total_samples
                     order = np.random.default_rng((self.seed, number)).permutation(self.total_samples)
-                batch.append(int(order[place % self.total_samples]))
+                batch.append(int(order[index % self.total_samples]))
             yield batch
             position += step
 
@@ -131,7 +131,7 @@ class BatchSampler:
     length: Callable[[int], int] | None = None
 
     def __post_init__(self) -> None:
-        _check_place(self)
+        _check_arguments(self)
         step = self.micro_batch_size * self.data_parallel_size
         if self.global_batch_size < 1 or self.global_batch_size % step:
             raise ValueError(
@@ -140,7 +140,7 @@ class BatchSampler:
                 "them, or use dataloader_type='single'."
             )
         require_global_batch(self.total_samples, global_batch_size=self.global_batch_size, drop_last=True)
-        _require_not_beyond(self.consumed_samples, self.total_samples)
+        _check_consumed(self.consumed_samples, self.total_samples)
 
     def __iter__(self) -> Iterator[list[int]]:
         step = self.micro_batch_size * self.data_parallel_size
@@ -167,7 +167,7 @@ def require_global_batch(total_samples: int, *, global_batch_size: int, drop_las
         )
 
 
-def _require_not_beyond(consumed_samples: int, total_samples: int) -> None:
+def _check_consumed(consumed_samples: int, total_samples: int) -> None:
     if consumed_samples > total_samples:
         raise ValueError(
             f"dataset: {consumed_samples} samples are consumed, but there are only {total_samples}; "
@@ -175,7 +175,7 @@ def _require_not_beyond(consumed_samples: int, total_samples: int) -> None:
         )
 
 
-def _check_place(sampler: SingleSampler | CyclicSampler | BatchSampler) -> None:
+def _check_arguments(sampler: SingleSampler | CyclicSampler | BatchSampler) -> None:
     rank, size = sampler.data_parallel_rank, sampler.data_parallel_size
     if sampler.micro_batch_size < 1 or sampler.consumed_samples < 0 or not 0 <= rank < size:
         raise ValueError(

@@ -12,7 +12,7 @@ from mb_data.config import TextCorpusConfig
 from mb_data.documents import visible_files
 from mb_data.errors import CorpusError, DataPathError
 
-_NOT_LIBRARY = {
+_EXCLUDED_FOLDERS = {
     "test",
     "tests",
     "idle_test",
@@ -43,7 +43,7 @@ def read_sources(config: TextCorpusConfig) -> tuple[list[SourceFile], int]:
         DataPathError: A source does not exist.
         CorpusError: No file has any text.
     """
-    found = [_read(path, name) for path, name in _source_paths(config)]
+    found = [_read_source(path, name) for path, name in _source_paths(config)]
     files = [file for file in found if file is not None]
     if not files:
         raise CorpusError(
@@ -60,9 +60,9 @@ def verify_sources(config: TextCorpusConfig) -> None:
         DataPathError: A source does not exist.
         CorpusError: No file has any text, or there are fewer than splits.
     """
-    enough = 1 + len(_wanted(config))
-    read = (_read(path, name) for path, name in _source_paths(config))
-    if len(list(islice(filter(None, read), enough))) < enough:
+    needed = 1 + len(_held_out_splits(config))
+    read = (_read_source(path, name) for path, name in _source_paths(config))
+    if len(list(islice(filter(None, read), needed))) < needed:
         files, _ = read_sources(config)
         split_files(files, config)
 
@@ -75,7 +75,7 @@ def split_files(files: list[SourceFile], config: TextCorpusConfig) -> dict[str, 
     Raises:
         CorpusError: There are fewer files than splits.
     """
-    wanted = _wanted(config)
+    wanted = _held_out_splits(config)
     if len(files) <= len(wanted):
         raise CorpusError(
             f"dataset.sources: {len(files)} file(s) cannot give train, {' and '.join(wanted)} one each; a file is "
@@ -91,7 +91,7 @@ def split_files(files: list[SourceFile], config: TextCorpusConfig) -> dict[str, 
     return splits
 
 
-def _wanted(config: TextCorpusConfig) -> list[str]:
+def _held_out_splits(config: TextCorpusConfig) -> list[str]:
     """Return the splits that are to get files beside train."""
     fractions = {"valid": config.validation_fraction, "test": config.test_fraction}
     return [name for name, fraction in fractions.items() if fraction > 0]
@@ -102,7 +102,7 @@ def _source_paths(config: TextCorpusConfig) -> Iterator[tuple[Path, str]]:
         library = Path(sysconfig.get_path("stdlib"))
         for path in sorted(library.rglob("*.py")):
             parts = path.relative_to(library).parts
-            if not _NOT_LIBRARY.intersection(parts):
+            if not _EXCLUDED_FOLDERS.intersection(parts):
                 yield path, "/".join(parts)
         return
     sources = [Path(source) for source in config.sources]
@@ -114,7 +114,7 @@ def _source_paths(config: TextCorpusConfig) -> Iterator[tuple[Path, str]]:
             yield path, path.relative_to(source.parent).as_posix()
 
 
-def _read(path: Path, name: str) -> SourceFile | None:
+def _read_source(path: Path, name: str) -> SourceFile | None:
     content = path.read_bytes()
     try:
         content.decode()

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mb_data.errors import TokenizerError
-from mb_data.spans import SpanSizes
+from mb_data.span_corruption import SpanSizes
 
 Tokens = NDArray[np.int64]
 
 
-class Texts(Protocol):
+class TextDataset(Protocol):
     """Samples with equally long `tokens`, such as Megatron's GPT datasets."""
 
     def __len__(self) -> int:
@@ -30,7 +30,7 @@ class Texts(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
+class EncoderDecoderPair:
     """What is read and what is written, without padding; each ends with an end of sequence."""
 
     encoder: Tokens
@@ -39,7 +39,7 @@ class Pair:
 
 def corrupt_spans(
     tokens: Tokens, sizes: SpanSizes, *, sentinels: Sequence[int], end: int, random: np.random.Generator
-) -> Pair:
+) -> EncoderDecoderPair:
     """Take a text apart at random places.
 
     The text starts with tokens that stay and ends with a span; in between both alternate, none of them empty, all
@@ -69,7 +69,7 @@ def corrupt_spans(
     closed = [np.array([end])]
     read = [part for kept, mark in zip(pieces[::2], marks, strict=True) for part in (kept, mark)]
     written = [part for mark, span in zip(marks, pieces[1::2], strict=True) for part in (mark, span)]
-    return Pair(encoder=np.concatenate(read + closed), labels=np.concatenate(written + closed))
+    return EncoderDecoderPair(encoder=np.concatenate(read + closed), labels=np.concatenate(written + closed))
 
 
 class T5Dataset:
@@ -99,7 +99,7 @@ class T5Dataset:
 
     def __init__(
         self,
-        texts: Texts,
+        texts: TextDataset,
         *,
         sizes: SpanSizes,
         seq_length: int,
@@ -141,10 +141,10 @@ class T5Dataset:
         encoder, decoder = self._lengths
         return {
             "text_enc": self._padded(pair.encoder, encoder),
-            "enc_mask": _ones(pair.encoder.size, encoder).long(),
+            "enc_mask": _mask(pair.encoder.size, encoder).long(),
             "text_dec": self._padded(np.concatenate([[self._end], pair.labels[:-1]]), decoder),
             "labels": self._padded(pair.labels, decoder),
-            "loss_mask": _ones(pair.labels.size, decoder),
+            "loss_mask": _mask(pair.labels.size, decoder),
         }
 
     def _require_below_sentinels(self, tokens: Tokens, index: int) -> None:
@@ -166,5 +166,5 @@ def _lengths(items: int, parts: int, random: np.random.Generator) -> Tokens:
     return np.diff(cuts, prepend=0, append=items)
 
 
-def _ones(number: int, length: int) -> Tensor:
+def _mask(number: int, length: int) -> Tensor:
     return (torch.arange(length) < number).float()

@@ -7,7 +7,7 @@ from typing import Any
 
 from mb_data.config import DatasetBuildContext, GPTDatasetConfig
 from mb_data.errors import TokenizerError
-from mb_data.mcore import Triple, build_gpt_datasets, corpus_blends
+from mb_data.mcore import DatasetSplits, build_gpt_datasets, corpus_blends
 from mb_data.t5 import T5Dataset
 from mb_data.t5_config import T5DatasetConfig, T5TextCorpusConfig
 from mb_data.tokenizers import SentinelTokenizer, Tokenizer
@@ -18,7 +18,7 @@ def build_t5_datasets(
     context: DatasetBuildContext,
     *,
     is_built_on_rank: Callable[[], bool] = lambda: True,
-) -> Triple:
+) -> DatasetSplits:
     """Build datasets of pairs for training, validation and test.
 
     Collective as `build_gpt_datasets`, which builds the texts: consecutive pieces of `config.sizes.tokens` tokens,
@@ -43,10 +43,10 @@ def build_t5_datasets(
     """
     config = copy.copy(config)
     config.finalize()
-    tokenizer, sizes = _with_sentinels(config.tokenizer or context.tokenizer), config.sizes
+    tokenizer, sizes = _require_sentinels(config.tokenizer or context.tokenizer), config.sizes
     texts = build_gpt_datasets(
-        _texts_of(config, tokenizer.plain),
-        replace(context, tokenizer=tokenizer.plain),
+        _text_section(config, tokenizer.base),
+        replace(context, tokenizer=tokenizer.base),
         is_built_on_rank=is_built_on_rank,
     )
 
@@ -66,7 +66,7 @@ def build_t5_datasets(
     return pairs(texts[0]), pairs(texts[1]), pairs(texts[2])
 
 
-def _texts_of(config: T5DatasetConfig | T5TextCorpusConfig, tokenizer: Tokenizer) -> GPTDatasetConfig:
+def _text_section(config: T5DatasetConfig | T5TextCorpusConfig, tokenizer: Tokenizer) -> GPTDatasetConfig:
     """Return the section of the texts that pairs are made of; a text corpus is tokenized, which is collective."""
     values = {field.name: getattr(config, field.name) for field in fields(GPTDatasetConfig) if field.init}
     values |= {"seq_length": config.sizes.tokens, "tokenizer": None}
@@ -75,7 +75,7 @@ def _texts_of(config: T5DatasetConfig | T5TextCorpusConfig, tokenizer: Tokenizer
     return GPTDatasetConfig(**values)
 
 
-def _with_sentinels(tokenizer: object) -> SentinelTokenizer:
+def _require_sentinels(tokenizer: object) -> SentinelTokenizer:
     if tokenizer is None:
         raise TokenizerError(
             "dataset: no tokenizer; sentinels stand in the place of spans, and come behind its entries. Put a "

@@ -6,11 +6,11 @@ The text is read as for a GPT: from `.bin`/`.idx` pairs and blends of them, from
 from dataclasses import dataclass
 
 from mb_data.config import GPTDatasetConfig, TextCorpusConfig
-from mb_data.spans import SpanSizes, fill_encoder
+from mb_data.span_corruption import SpanSizes, fit_span_sizes
 
 
 @dataclass(kw_only=True)
-class SpanCorruption:
+class SpanCorruptionOptions:
     """How a text becomes what an encoder reads and what a decoder writes; `random_seed` places the spans, too."""
 
     decoder_seq_length: int = 128
@@ -36,7 +36,7 @@ class SpanCorruption:
 
 
 @dataclass(kw_only=True)
-class T5DatasetConfig(SpanCorruption, GPTDatasetConfig):
+class T5DatasetConfig(SpanCorruptionOptions, GPTDatasetConfig):
     """Pairs for an encoder and a decoder, from `.bin`/`.idx` pairs; without any data path from generated tokens.
 
     `seq_length` is what the encoder reads: the rest of a text of `sizes.tokens` tokens, a sentinel for each of its
@@ -46,11 +46,11 @@ class T5DatasetConfig(SpanCorruption, GPTDatasetConfig):
     @property
     def sizes(self) -> SpanSizes:
         """How every text is taken apart."""
-        return _sizes(self)
+        return _span_sizes(self)
 
 
 @dataclass(kw_only=True)
-class T5TextCorpusConfig(SpanCorruption, TextCorpusConfig):
+class T5TextCorpusConfig(SpanCorruptionOptions, TextCorpusConfig):
     """Pairs for an encoder and a decoder, from plain text files.
 
     `seq_length` is what the encoder reads: the rest of a text of `sizes.tokens` tokens, a sentinel for each of its
@@ -60,11 +60,11 @@ class T5TextCorpusConfig(SpanCorruption, TextCorpusConfig):
     @property
     def sizes(self) -> SpanSizes:
         """How every text is taken apart."""
-        return _sizes(self)
+        return _span_sizes(self)
 
 
-def _sizes(section: T5DatasetConfig | T5TextCorpusConfig) -> SpanSizes:
-    return fill_encoder(
+def _span_sizes(section: T5DatasetConfig | T5TextCorpusConfig) -> SpanSizes:
+    return fit_span_sizes(
         section.seq_length,
         noise_density=section.noise_density,
         mean_span_length=section.mean_span_length,

@@ -4,19 +4,19 @@ These rules say nothing of a dataset that lacks one of their fields, or has None
 """
 
 from mb_data.rule import Rule
-from mb_data.spans import SHORTEST_ENCODER, SpanSizes, fill_encoder
+from mb_data.span_corruption import SHORTEST_ENCODER, SpanSizes, fit_span_sizes
 
 _SPANS = ("dataset.noise_density", "dataset.mean_span_length", "dataset.seq_length")
 
 
 def _sizes(density: float | None, span: float | None, length: int | None) -> SpanSizes | None:
     """How a text is taken apart; None where it is not, or cannot be."""
-    if density is None or span is None or length is None or _can_be_taken_apart(density, span, length):
+    if density is None or span is None or length is None or _span_settings_problem(density, span, length):
         return None
-    return fill_encoder(length, noise_density=density, mean_span_length=span)
+    return fit_span_sizes(length, noise_density=density, mean_span_length=span)
 
 
-def _can_be_taken_apart(density: float | None, span: float | None, length: int | None) -> str | None:
+def _span_settings_problem(density: float | None, span: float | None, length: int | None) -> str | None:
     if density is None or span is None or length is None:
         return None
     if 0 < density < 1 and span >= 1 and length >= SHORTEST_ENCODER:
@@ -42,7 +42,7 @@ def _enough_sentinels(
     return f"{sentinels} sentinels for {sizes.spans} spans"
 
 
-def _only(number: int, name: str, value: object, *, asked: object, why: str) -> Rule:
+def _fixed_value(number: int, name: str, value: object, *, requested: object, why: str) -> Rule:
     """Refuse any other value of a field that texts for a GPT have."""
 
     def other(found: object, density: float | None) -> str | None:
@@ -55,7 +55,7 @@ def _only(number: int, name: str, value: object, *, asked: object, why: str) -> 
         test=other,
         why=why,
         fix="Leave it unset.",
-        fails={path: asked, mark: 0.15},
+        fails={path: requested, mark: 0.15},
         passes={path: value, mark: 0.15},
     )
 
@@ -64,7 +64,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="D51",
         fields=_SPANS,
-        test=_can_be_taken_apart,
+        test=_span_settings_problem,
         why="a part of every text is taken out, in spans of one token or more, and the encoder reads at least "
         f"{SHORTEST_ENCODER} tokens",
         fix="Set noise_density between 0 and 1, mean_span_length to 1 or more, and a longer seq_length.",
@@ -89,27 +89,41 @@ RULES: tuple[Rule, ...] = (
         fails={"tokenizer.vocab_extra_ids": 0, **dict(zip(_SPANS, (0.15, 3.0, 512), strict=True))},
         passes={"tokenizer.vocab_extra_ids": 100, **dict(zip(_SPANS, (0.15, 3.0, 512), strict=True))},
     ),
-    _only(
-        54, "reset_position_ids", False, asked=True, why="both sequences count positions from their own start"
+    _fixed_value(
+        54,
+        "reset_position_ids",
+        False,
+        requested=True,
+        why="both sequences count positions from their own start",
     ),
-    _only(55, "reset_attention_mask", False, asked=True, why="an encoder reads across the ends of documents"),
-    _only(56, "eod_mask_loss", False, asked=True, why="the end of a document is a token like any other"),
-    _only(57, "add_extra_token_to_sequence", False, asked=True, why="labels are not a shifted input"),
-    _only(
-        58, "inter_document_masking", False, asked=True, why="an encoder reads across the ends of documents"
+    _fixed_value(
+        55, "reset_attention_mask", False, requested=True, why="an encoder reads across the ends of documents"
     ),
-    _only(
+    _fixed_value(
+        56, "eod_mask_loss", False, requested=True, why="the end of a document is a token like any other"
+    ),
+    _fixed_value(
+        57, "add_extra_token_to_sequence", False, requested=True, why="labels are not a shifted input"
+    ),
+    _fixed_value(
+        58,
+        "inter_document_masking",
+        False,
+        requested=True,
+        why="an encoder reads across the ends of documents",
+    ),
+    _fixed_value(
         59,
         "skip_getting_attention_mask_from_dataset",
         True,
-        asked=False,
+        requested=False,
         why="the forward step makes the three masks of a pair",
     ),
-    _only(
+    _fixed_value(
         60,
         "drop_last_partial_validation_sequence",
         True,
-        asked=False,
+        requested=False,
         why="all texts are equally long, so that all pairs are",
     ),
 )

@@ -8,9 +8,16 @@ from typing import Any, Protocol, runtime_checkable
 from mb_data.errors import TokenizerError, TokenizerLibraryError
 from mb_data.tokenizer_config import TokenizerConfig
 from mb_data.tokenizer_rules import SENTENCEPIECE
-from mb_data.tokenizers import AddedTokens, ByteTokenizer, NullTokenizer, SentinelTokenizer, Tokenizer, plain
+from mb_data.tokenizers import (
+    ByteTokenizer,
+    ExtendedTokenizer,
+    NullTokenizer,
+    SentinelTokenizer,
+    Tokenizer,
+    unwrap_tokenizer,
+)
 
-_DOORS = {
+_ADAPTERS = {
     "bpe": ("tokenizers", "tokenizers"),
     "tokenizers_hf": ("transformers", "transformers"),
     "tokenizers_sentencepiece": ("sentencepiece", "sentencepiece"),
@@ -18,15 +25,15 @@ _DOORS = {
 }
 """Files that need a library, with its name and the extra that brings it."""
 
-KEPT_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tiktoken.json")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tiktoken.json")
 """Names of the files in which tokenizers are kept, some of which there are."""
 
-_KEPT_AS = {"TikTokenizer": "tiktoken.json"} | dict.fromkeys(SENTENCEPIECE, "tokenizer.model")
+_SAVED_AS = {"TikTokenizer": "tiktoken.json"} | dict.fromkeys(SENTENCEPIECE, "tokenizer.model")
 """What the file of a tokenizer type is called where it is kept; others are kept as `tokenizer.json`."""
 
 
 @runtime_checkable
-class KeptInFiles(Protocol):
+class FileBackedTokenizer(Protocol):
     """A tokenizer that came from files."""
 
     @property
@@ -50,9 +57,9 @@ def load_tokenizer(source: TokenizerConfig | str | Path) -> Tokenizer:
     if isinstance(source, str | Path):
         path = Path(source)
         if path.suffix == ".model":
-            return _door("tokenizers_sentencepiece").PieceTokenizer(path)  # type: ignore[no-any-return]
+            return _import_adapter("tokenizers_sentencepiece").PieceTokenizer(path)  # type: ignore[no-any-return]
         return _hugging_face(path, include_special_tokens=True)
-    return with_additions(_described(source), source)
+    return with_additions(_load_described(source), source)
 
 
 def with_sentinels(tokenizer: Tokenizer, config: TokenizerConfig) -> Tokenizer:
@@ -74,20 +81,20 @@ def with_additions(tokenizer: Tokenizer, config: TokenizerConfig) -> Tokenizer:
         TokenizerError: A special token has no name or comes twice; or fewer than 0 sentinels.
     """
     if config.special_tokens and config.tokenizer_type != "TikTokenizer":
-        tokenizer = AddedTokens(tokenizer, config.special_tokens)
+        tokenizer = ExtendedTokenizer(tokenizer, config.special_tokens)
     return with_sentinels(tokenizer, config)
 
 
-def keep_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     """Write the files of a tokenizer into a folder, without what a section added; nothing for one without files."""
-    tokenizer = plain(tokenizer)
-    if isinstance(tokenizer, KeptInFiles):
+    tokenizer = unwrap_tokenizer(tokenizer)
+    if isinstance(tokenizer, FileBackedTokenizer):
         for name, content in tokenizer.files.items():
             (folder / name).write_bytes(content)
 
 
-def kept_tokenizer(folder: Path, config: TokenizerConfig) -> Tokenizer:
-    """Load a tokenizer from the files that `keep_tokenizer` wrote, with what its section adds.
+def load_saved_tokenizer(folder: Path, config: TokenizerConfig) -> Tokenizer:
+    """Load a tokenizer from the files that `save_tokenizer` wrote, with what its section adds.
 
     Without them, the one that the section names.
 
@@ -95,7 +102,7 @@ def kept_tokenizer(folder: Path, config: TokenizerConfig) -> Tokenizer:
         What `load_tokenizer` does.
     """
     kind = config.tokenizer_type
-    file = folder / _KEPT_AS.get(kind or "", "tokenizer.json")
+    file = folder / _SAVED_AS.get(kind or "", "tokenizer.json")
     if not file.is_file():
         return load_tokenizer(config)
     if kind == "TikTokenizer":
@@ -108,21 +115,23 @@ def kept_tokenizer(folder: Path, config: TokenizerConfig) -> Tokenizer:
     )
 
 
-def _described(source: TokenizerConfig) -> Tokenizer:
+def _load_described(source: TokenizerConfig) -> Tokenizer:
     kind, model = source.tokenizer_type, source.tokenizer_model
     if kind == "ByteTokenizer":
         return ByteTokenizer()
     if kind == "NullTokenizer" and source.vocab_size is not None:
         return NullTokenizer(source.vocab_size, eod=source.null_tokenizer_eod_id)
     if kind == "GPT2BPETokenizer" and source.vocab_file and source.merge_file:
-        made: Tokenizer = _door("bpe").gpt2_bpe(Path(source.vocab_file), Path(source.merge_file))
+        made: Tokenizer = _import_adapter("bpe").load_gpt2_bpe(
+            Path(source.vocab_file), Path(source.merge_file)
+        )
         return made
     if kind == "HuggingFaceTokenizer" and model:
         included = not source.tokenizer_hf_no_include_special_tokens
         options = source.hf_tokenizer_kwargs
         return _hugging_face(Path(model), include_special_tokens=included, options=options)
     if kind in SENTENCEPIECE and model:
-        piece: Tokenizer = _door("tokenizers_sentencepiece").PieceTokenizer(Path(model))
+        piece: Tokenizer = _import_adapter("tokenizers_sentencepiece").PieceTokenizer(Path(model))
         return piece
     if kind == "TikTokenizer" and model:
         return _tiktoken(Path(model), source)
@@ -140,18 +149,18 @@ def _hugging_face(
     """Read a `tokenizer.json`, or a folder; one without it, or with options, through the library that can make one."""
     tokenizer: Tokenizer
     if options:
-        library = _door("tokenizers_hf")
+        library = _import_adapter("tokenizers_hf")
         tokenizer = library.read_folder(path, include_special_tokens=include_special_tokens, options=options)
     else:
         other_form = path.is_dir() and not (path / "tokenizer.json").exists() and any(path.glob("*token*"))
-        door = _door("tokenizers_hf") if other_form else _door("bpe")
+        door = _import_adapter("tokenizers_hf") if other_form else _import_adapter("bpe")
         read = door.read_folder if other_form else door.FileTokenizer
         tokenizer = read(path, include_special_tokens=include_special_tokens)
     return tokenizer
 
 
 def _tiktoken(path: Path, config: TokenizerConfig) -> Tokenizer:
-    tokenizer: Tokenizer = _door("tokenizers_tiktoken").TikTokenizer(
+    tokenizer: Tokenizer = _import_adapter("tokenizers_tiktoken").TikTokenizer(
         path,
         vocab_size=config.vocab_size,
         pattern=config.tiktoken_pattern or "v2",
@@ -161,9 +170,9 @@ def _tiktoken(path: Path, config: TokenizerConfig) -> Tokenizer:
     return tokenizer
 
 
-def _door(name: str) -> Any:
+def _import_adapter(name: str) -> Any:
     """Import the file that needs a library; only those who read such a tokenizer need it."""
-    library, extra = _DOORS[name]
+    library, extra = _ADAPTERS[name]
     try:
         return import_module(f"mb_data.{name}")
     except ModuleNotFoundError as error:

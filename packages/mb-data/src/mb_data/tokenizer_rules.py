@@ -15,15 +15,15 @@ FROM_MODEL = ("HuggingFaceTokenizer", "TikTokenizer", *SENTENCEPIECE)
 
 SUPPORTED_TOKENIZERS = (None, "ByteTokenizer", "NullTokenizer", "GPT2BPETokenizer", *FROM_MODEL)
 
-_NO_TEXT = "its ids do not give back the text, and the masked models that it is made for are not trained here"
-_NO_PLACES = (
+_LOSSY = "its ids do not give back the text, and the masked models that it is made for are not trained here"
+_NO_IMAGE_TOKENS = (
     "places of pictures are negative numbers here (dataset.image_token_id), not entries of a vocabulary"
 )
-_REFUSED = {
-    "BertWordPieceLowerCase": _NO_TEXT,
-    "BertWordPieceCase": _NO_TEXT,
-    "MultimodalTokenizer": _NO_PLACES,
-    "NullMultimodalTokenizer": _NO_PLACES,
+_UNSUPPORTED_TYPES = {
+    "BertWordPieceLowerCase": _LOSSY,
+    "BertWordPieceCase": _LOSSY,
+    "MultimodalTokenizer": _NO_IMAGE_TOKENS,
+    "NullMultimodalTokenizer": _NO_IMAGE_TOKENS,
     "SFTTokenizer": "conversations are formatted by the dataset of a fine-tuning, not by the tokenizer",
 }
 """Types that Megatron Core has and this package has not, with the reason."""
@@ -32,10 +32,10 @@ BYTE_ENTRIES = 257
 """Entries that every byte-level vocabulary has: the bytes and the end of a document."""
 
 
-def _known(kind: Any) -> str | None:
+def _check_type(kind: Any) -> str | None:
     if kind in SUPPORTED_TOKENIZERS:
         return None
-    return f"{kind!r}: {_REFUSED.get(kind, 'there is no such type')}"
+    return f"{kind!r}: {_UNSUPPORTED_TYPES.get(kind, 'there is no such type')}"
 
 
 def _tokenizer_source(kind: Any, model: Any, vocab_size: Any, vocab_file: Any, merge_file: Any) -> str | None:
@@ -48,7 +48,7 @@ def _tokenizer_source(kind: Any, model: Any, vocab_size: Any, vocab_file: Any, m
     return None
 
 
-OWN_FIELDS = {
+REJECTED_OPTIONS = {
     "include_special_tokens": "set tokenizer.tokenizer_hf_no_include_special_tokens",
     "trust_remote_code": "no code of a tokenizer's folder is run",
     "use_fast": "ids come from a tokenizer.json, which the slow tokenizers do not have",
@@ -67,27 +67,27 @@ OWN_FIELDS = {
 """Keyword arguments of Hugging Face's tokenizers that `hf_tokenizer_kwargs` does not take, with the reason."""
 
 
-def _options(options: Any) -> str | None:
-    refused = [f"{name} ({why})" for name, why in OWN_FIELDS.items() if name in (options or {})]
+def _check_options(options: Any) -> str | None:
+    refused = [f"{name} ({why})" for name, why in REJECTED_OPTIONS.items() if name in (options or {})]
     return f"holds {', '.join(refused)}" if refused else None
 
 
-def _end_of_numbers(end: Any, kind: Any, size: Any) -> str | None:
+def _check_null_eod(end: Any, kind: Any, size: Any) -> str | None:
     if end is None or kind != "NullTokenizer" or not size or 0 <= end < size:
         return None
     return f"{end} is none of the numbers from 0 to {size - 1}"
 
 
-def _distinct(names: Any) -> str | None:
+def _check_names(names: Any) -> str | None:
     if not names:
         return None
     return unless(all(names) and len(set(names)) == len(names), f"{names}")
 
 
-def _of(number: int, name: str, kinds: tuple[str, ...], *, neutral: object, asked: object) -> Rule:
+def _only_for(number: int, name: str, kinds: tuple[str, ...], *, neutral: object, requested: object) -> Rule:
     """Refuse a field for the types that do not read it."""
 
-    def useless(value: object, kind: object) -> str | None:
+    def unread(value: object, kind: object) -> str | None:
         return unless(
             value is None or value == neutral or kind in kinds, f"{value!r} would have no effect for {kind}"
         )
@@ -96,18 +96,18 @@ def _of(number: int, name: str, kinds: tuple[str, ...], *, neutral: object, aske
     return Rule(
         id=f"D{number}",
         fields=(path, other),
-        test=useless,
+        test=unread,
         why=f"it is read for {' and '.join(kinds)} alone",
         fix=f"Leave it unset, or set tokenizer.tokenizer_type to {kinds[0]}.",
-        fails={path: asked, other: "ByteTokenizer"},
-        passes={path: asked, other: kinds[0]},
+        fails={path: requested, other: "ByteTokenizer"},
+        passes={path: requested, other: kinds[0]},
     )
 
 
 _PADDING = "Leave it unset and set model.make_vocab_size_divisible_by or model.vocab_size."
 _FILE = "Leave it unset; a tokenizer is what its tokenizer.json says."
 _CHAT = "Leave it unset and format conversations before they are tokenized."
-_PIECES = (
+_SENTENCEPIECE = (
     "Leave it as it is; a SentencePiece model is what its file says, and special_tokens are added to any."
 )
 
@@ -122,9 +122,9 @@ _INERT: tuple[tuple[int, str, object, object, str], ...] = (
     (33, "null_tokenizer_pad_id", -1, 3, "Leave it at -1; no token is taken for padding."),
     (34, "chat_template", None, "{{ messages }}", _CHAT),
     (35, "chat_template_path", None, "chat.jinja", _CHAT),
-    (38, "tokenizer_sentencepiece_legacy", False, True, _PIECES),
-    (39, "tokenizer_sentencepiece_ignore_extra_whitespaces", True, False, _PIECES),
-    (42, "sp_tokenizer_kwargs", {}, {"legacy": True}, _PIECES),
+    (38, "tokenizer_sentencepiece_legacy", False, True, _SENTENCEPIECE),
+    (39, "tokenizer_sentencepiece_ignore_extra_whitespaces", True, False, _SENTENCEPIECE),
+    (42, "sp_tokenizer_kwargs", {}, {"legacy": True}, _SENTENCEPIECE),
     (43, "tokenizer_prompt_format", None, "nemotron", _CHAT),
     (44, "image_tag_type", None, "llava", _CHAT),
     (45, "force_system_message", False, True, _CHAT),
@@ -144,7 +144,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="D11",
         fields=("tokenizer.tokenizer_type",),
-        test=_known,
+        test=_check_type,
         why="a tokenizer turns text into ids that give the text back, and ends a document",
         fix=f"Use one of {', '.join(filter(None, SUPPORTED_TOKENIZERS))}.",
         fails={"tokenizer.tokenizer_type": "BertWordPieceCase"},
@@ -172,7 +172,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="D50",
         fields=("tokenizer.null_tokenizer_eod_id", "tokenizer.tokenizer_type", "tokenizer.vocab_size"),
-        test=_end_of_numbers,
+        test=_check_null_eod,
         why="the end of a document is one of the tokenizer's entries, and the embedding has a row for each of these",
         fix="Set a number below tokenizer.vocab_size, or leave it unset for the last.",
         fails={
@@ -189,25 +189,29 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="D29",
         fields=("tokenizer.special_tokens",),
-        test=_distinct,
+        test=_check_names,
         why="tokens are told apart by their names",
         fix="Give each special token a name, and each once.",
         fails={"tokenizer.special_tokens": ["<pad>", "<pad>"]},
         passes={"tokenizer.special_tokens": ["<pad>", "<sep>"]},
     ),
-    _of(26, "vocab_file", ("GPT2BPETokenizer",), neutral=None, asked="vocab.json"),
-    _of(27, "merge_file", ("GPT2BPETokenizer",), neutral=None, asked="merges.txt"),
-    _of(30, "tokenizer_hf_no_include_special_tokens", ("HuggingFaceTokenizer",), neutral=False, asked=True),
+    _only_for(26, "vocab_file", ("GPT2BPETokenizer",), neutral=None, requested="vocab.json"),
+    _only_for(27, "merge_file", ("GPT2BPETokenizer",), neutral=None, requested="merges.txt"),
+    _only_for(
+        30, "tokenizer_hf_no_include_special_tokens", ("HuggingFaceTokenizer",), neutral=False, requested=True
+    ),
     Rule(
         id="D32",
         fields=("tokenizer.hf_tokenizer_kwargs",),
-        test=_options,
+        test=_check_options,
         why="what is passed must change the ids, and must not load anything from elsewhere",
         fix="Remove these keys; others, such as add_bos_token or eos_token, are passed to the library transformers.",
         fails={"tokenizer.hf_tokenizer_kwargs": {"use_fast": False}},
         passes={"tokenizer.hf_tokenizer_kwargs": {"add_bos_token": True}},
     ),
-    _of(84, "hf_tokenizer_kwargs", ("HuggingFaceTokenizer",), neutral={}, asked={"add_bos_token": True}),
+    _only_for(
+        84, "hf_tokenizer_kwargs", ("HuggingFaceTokenizer",), neutral={}, requested={"add_bos_token": True}
+    ),
     Rule(
         id="D40",
         fields=("tokenizer.trust_remote_code",),
@@ -231,8 +235,8 @@ RULES: tuple[Rule, ...] = (
         },
         passes={"tokenizer.tokenizer_type": "HuggingFaceTokenizer", "facts.tokenizer_error": None},
     ),
-    _of(36, "tiktoken_pattern", ("TikTokenizer",), neutral=None, asked="v1"),
-    _of(37, "tiktoken_num_special_tokens", ("TikTokenizer",), neutral=1000, asked=10),
+    _only_for(36, "tiktoken_pattern", ("TikTokenizer",), neutral=None, requested="v1"),
+    _only_for(37, "tiktoken_num_special_tokens", ("TikTokenizer",), neutral=1000, requested=10),
     Rule(
         id="D15",
         fields=("tokenizer.tiktoken_pattern",),
@@ -243,8 +247,8 @@ RULES: tuple[Rule, ...] = (
         passes={"tokenizer.tiktoken_pattern": "v1"},
     ),
     *(
-        inert(f"D{number}", f"tokenizer.{name}", neutral=neutral, asked=asked, fix=fix)
-        for number, name, neutral, asked, fix in _INERT
+        inert(f"D{number}", f"tokenizer.{name}", neutral=neutral, requested=requested, fix=fix)
+        for number, name, neutral, requested, fix in _INERT
     ),
 )
 """Every rule of the section."""

@@ -36,7 +36,7 @@ class Tokenizer(Protocol):
 
 
 @runtime_checkable
-class NamedTokens(Protocol):
+class TokenLookup(Protocol):
     """A tokenizer whose entries can be asked for by name."""
 
     def token_id(self, token: str, /) -> int | None:
@@ -92,7 +92,7 @@ class NullTokenizer:
         return " ".join(str(number) for number in ids)
 
 
-class AddedTokens:
+class ExtendedTokenizer:
     """A tokenizer with more tokens: entries behind its own, which no text becomes.
 
     A name that the tokenizer has already is not added again. Where a name is written out in a text, it stays text.
@@ -108,11 +108,12 @@ class AddedTokens:
     def __init__(self, tokenizer: Tokenizer, names: Sequence[str]) -> None:
         if not all(names) or len(set(names)) < len(names):
             raise TokenizerError(
-                f"AddedTokens: {list(names)}; tokens are told apart by their names. Give each a name, and each once."
+                f"ExtendedTokenizer: {list(names)}; tokens are told apart by their names. "
+                "Give each a name, and each once."
             )
         new = [name for name in names if token_id(tokenizer, name) is None]
-        self.plain = tokenizer
-        self._ids = {name: tokenizer.vocab_size + place for place, name in enumerate(new)}
+        self.base = tokenizer
+        self._ids = {name: tokenizer.vocab_size + index for index, name in enumerate(new)}
         self._names = {number: name for name, number in self._ids.items()}
         self.vocab_size = tokenizer.vocab_size + len(new)
         self.eod = tokenizer.eod
@@ -122,15 +123,15 @@ class AddedTokens:
     def token_id(self, token: str, /) -> int | None:
         """Return the id of an added token, or of an entry of the tokenizer; None where there is no such entry."""
         added = self._ids.get(token)
-        return token_id(self.plain, token) if added is None else added
+        return token_id(self.base, token) if added is None else added
 
     def encode(self, text: str) -> list[int]:
         """Turn text into ids, none of them an added token's."""
-        return self.plain.encode(text)
+        return self.base.encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Turn ids into text, with the names of added tokens."""
-        return written(ids, self._names, decode=self.plain.decode)
+        return decode_with_names(ids, self._names, decode=self.base.decode)
 
 
 class _SentinelNames(Mapping[int, str]):
@@ -171,7 +172,7 @@ class SentinelTokenizer:
                 f"SentinelTokenizer: {sentinels} sentinels would take entries of the vocabulary away, such as the end "
                 "of a document. Set tokenizer.vocab_extra_ids to 0 or more."
             )
-        self.plain = tokenizer
+        self.base = tokenizer
         self.sentinels = range(tokenizer.vocab_size, tokenizer.vocab_size + sentinels)
         self.vocab_size = self.sentinels.stop
         self.eod = tokenizer.eod
@@ -180,30 +181,32 @@ class SentinelTokenizer:
 
     def token_id(self, token: str, /) -> int | None:
         """Return the id of an entry of the tokenizer; None where there is no such entry."""
-        return token_id(self.plain, token)
+        return token_id(self.base, token)
 
     def encode(self, text: str) -> list[int]:
         """Turn text into ids, none of them a sentinel's."""
-        return self.plain.encode(text)
+        return self.base.encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Turn ids into text, with `<extra_id_0>` and so on for sentinels."""
-        return written(ids, self._names, decode=self.plain.decode)
+        return decode_with_names(ids, self._names, decode=self.base.decode)
 
 
-def plain(tokenizer: Tokenizer) -> Tokenizer:
+def unwrap_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
     """Return a tokenizer without what was added to it, if anything was: it makes the same ids of texts."""
-    while isinstance(tokenizer, SentinelTokenizer | AddedTokens):
-        tokenizer = tokenizer.plain
+    while isinstance(tokenizer, SentinelTokenizer | ExtendedTokenizer):
+        tokenizer = tokenizer.base
     return tokenizer
 
 
 def token_id(tokenizer: Tokenizer, token: str) -> int | None:
     """Return the id of an entry; None where there is no such entry, or the tokenizer does not tell."""
-    return tokenizer.token_id(token) if isinstance(tokenizer, NamedTokens) else None
+    return tokenizer.token_id(token) if isinstance(tokenizer, TokenLookup) else None
 
 
-def written(ids: Sequence[int], names: Mapping[int, str], *, decode: Callable[[Sequence[int]], str]) -> str:
+def decode_with_names(
+    ids: Sequence[int], names: Mapping[int, str], *, decode: Callable[[Sequence[int]], str]
+) -> str:
     """Turn ids into text: some by their names, the runs between them by `decode`."""
     runs = ((named, list(run)) for named, run in groupby(map(int, ids), key=lambda number: number in names))
     return "".join("".join(names[number] for number in run) if named else decode(run) for named, run in runs)
@@ -214,7 +217,7 @@ def fingerprint_of(content: bytes, *, include_special_tokens: bool) -> str:
     return hashlib.sha256(content + bytes([include_special_tokens])).hexdigest()[:32]
 
 
-def reads_file(tokenizer: Tokenizer, file: Path) -> bool:
+def is_read_from(tokenizer: Tokenizer, file: Path) -> bool:
     """Say whether a tokenizer is a `tokenizer.json`, read with special tokens or without."""
     content = file.read_bytes()
     return tokenizer.fingerprint in {

@@ -56,7 +56,7 @@ def read_folder(
     settings = {} if found.eos_token is None else {"eos_token": str(found.eos_token)}
     return JsonTokenizer(
         backend.to_str().encode(),
-        place=folder,
+        source=folder,
         settings=json.dumps(settings).encode(),
         include_special_tokens=include_special_tokens,
     )

@@ -8,9 +8,9 @@ from typing import Any
 import sentencepiece
 
 from mb_data.errors import DataPathError, TokenizerError
-from mb_data.tokenizers import written
+from mb_data.tokenizers import decode_with_names
 
-_ENDS = ("</s>", "<eod>", "<EOD>", "<|endoftext|>")
+_EOD_NAMES = ("</s>", "<eod>", "<EOD>", "<|endoftext|>")
 
 
 class PieceTokenizer:
@@ -38,11 +38,11 @@ class PieceTokenizer:
         self.files: Mapping[str, bytes] = {"tokenizer.model": content}
         self.fingerprint = f"pieces-{hashlib.sha256(content).hexdigest()[:32]}"
         end = self._model.eos_id() if self._model.eos_id() >= 0 else None
-        ends = (end, *map(self.token_id, _ENDS))
+        ends = (end, *map(self.token_id, _EOD_NAMES))
         self.eod: int = next((number for number in ends if number is not None), -1)
         if self.eod < 0:
             raise TokenizerError(
-                f"{path}: has no token that ends a document (no end of sequence, and none of {', '.join(_ENDS)}); "
+                f"{path}: has no token that ends a document (no end of sequence, and none of {', '.join(_EOD_NAMES)}); "
                 "documents could not be told apart. Train it with one."
             )
 
@@ -67,7 +67,7 @@ class PieceTokenizer:
             for number in set(inside)
             if self._model.is_control(number)
         }
-        return written(inside, names, decode=self._model.decode)
+        return decode_with_names(inside, names, decode=self._model.decode)
 
 
 def _parse(content: bytes, path: Path) -> Any:

@@ -11,10 +11,10 @@ import tiktoken
 
 from mb_data.errors import DataPathError, TokenizerError
 
-CUSTOMARY = ("<unk>", "<s>", "</s>", "<mask>", "<pad>", "<cls>", "<sep>")
+DEFAULT_SPECIAL_TOKENS = ("<unk>", "<s>", "</s>", "<mask>", "<pad>", "<cls>", "<sep>")
 """Special tokens that there always are; `</s>` ends a document."""
 
-LARGEST = 1 << 17
+MAX_ENTRIES = 1 << 17
 """Entries at most where no size is asked for, as Megatron Core has it."""
 
 _LEAD = r"[^\r\n\p{L}\p{N}]?"
@@ -62,14 +62,16 @@ class TikTokenizer:
         reserved: int = 1000,
         special_tokens: Sequence[str] | None = None,
     ) -> None:
-        names = _special(CUSTOMARY if special_tokens is None else special_tokens, reserved)
+        names = _special_tokens(
+            DEFAULT_SPECIAL_TOKENS if special_tokens is None else special_tokens, reserved
+        )
         if pattern not in PATTERNS:
             raise TokenizerError(
                 f"tokenizer.tiktoken_pattern: {pattern!r} divides no text; there are {', '.join(PATTERNS)}. "
                 "Choose one of them."
             )
         content = _read(path)
-        entries = _entries(content, path)[: (vocab_size or LARGEST) - reserved]
+        entries = _parse_entries(content, path)[: (vocab_size or MAX_ENTRIES) - reserved]
         if vocab_size is not None and len(entries) + reserved != vocab_size:
             raise TokenizerError(
                 f"{path}: {len(entries)} entries and {reserved} places for special tokens are "
@@ -104,21 +106,21 @@ class TikTokenizer:
         return text
 
 
-def _special(names: Sequence[str], reserved: int) -> list[str]:
+def _special_tokens(names: Sequence[str], reserved: int) -> list[str]:
     """Return the special tokens with names for the places that are kept for more."""
-    if reserved > LARGEST:
+    if reserved > MAX_ENTRIES:
         raise TokenizerError(
-            f"tokenizer.tiktoken_num_special_tokens: {reserved} places are more than the {LARGEST} entries that a "
+            f"tokenizer.tiktoken_num_special_tokens: {reserved} places are more than the {MAX_ENTRIES} entries that a "
             "TikTokenizer has. Set it to the number that the tokenizer was trained with, such as 1000."
         )
-    missing = [name for name in CUSTOMARY if name not in names]
+    missing = [name for name in DEFAULT_SPECIAL_TOKENS if name not in names]
     if missing or len(set(names)) < len(names) or len(names) > reserved:
         raise TokenizerError(
             f"tokenizer.special_tokens: {len(names)} names, {len(set(names))} of them different, for {reserved} places "
             f"and without {missing}; each has a place of its own, and the customary ones are always there. Begin with "
-            f"{list(CUSTOMARY)}, or raise tokenizer.tiktoken_num_special_tokens."
+            f"{list(DEFAULT_SPECIAL_TOKENS)}, or raise tokenizer.tiktoken_num_special_tokens."
         )
-    return [*names, *(f"<SPECIAL_{place}>" for place in range(len(names), reserved))]
+    return [*names, *(f"<SPECIAL_{index}>" for index in range(len(names), reserved))]
 
 
 def _read(path: Path) -> bytes:
@@ -130,7 +132,7 @@ def _read(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def _entries(content: bytes, path: Path) -> list[bytes]:
+def _parse_entries(content: bytes, path: Path) -> list[bytes]:
     """Return the bytes of each entry in the order of their ranks."""
     try:
         records = json.loads(content)

@@ -13,10 +13,10 @@ from mb_data.errors import WorkerError
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")
 
-AHEAD = 4
+MAX_PENDING = 4
 """Results for each worker that may wait for an earlier one: bounds memory."""
 
-_GONE = (
+_WORKER_DIED = (
     "a worker process ended without an answer; it was killed, there was not enough memory, or it failed as it says "
     "above. Use one worker, fewer, or smaller documents."
 )
@@ -38,7 +38,7 @@ def map_in_order(
 
     With one worker this process does it. The processes are new interpreters that do not run the caller's script again,
     so what the function consists of must come from modules that can be imported. It is sent to each process once.
-    Arguments are taken as they are needed: at most `AHEAD` results for each worker are held.
+    Arguments are taken as they are needed: at most `MAX_PENDING` results for each worker are held.
 
     Raises:
         ValueError: `workers` is below 1.
@@ -51,17 +51,17 @@ def map_in_order(
         yield from map(function, arguments)
         return
     with _processes(function, workers) as idle:
-        yield from _in_order(idle, iter(arguments), most_ahead=AHEAD * workers)
+        yield from _in_order(idle, iter(arguments), max_pending=MAX_PENDING * workers)
 
 
-def _in_order(idle: list[Connection], arguments: Iterator[Any], *, most_ahead: int) -> Iterator[Any]:
+def _in_order(idle: list[Connection], arguments: Iterator[Any], *, max_pending: int) -> Iterator[Any]:
     """Hand out arguments to idle workers, collect answers, and yield them by number."""
     busy: dict[Connection, int] = {}
     answers: dict[int, Any] = {}
     given = taken = 0
     more = True
     while more or busy or answers:
-        while more and idle and given - taken < most_ahead:
+        while more and idle and given - taken < max_pending:
             try:
                 argument = next(arguments)
             except StopIteration:
@@ -72,7 +72,7 @@ def _in_order(idle: list[Connection], arguments: Iterator[Any], *, most_ahead: i
             busy[connection] = given
             given += 1
         for connection in cast(list[Connection], wait(list(busy)) if busy else []):
-            answers[busy.pop(connection)] = _answer(connection)
+            answers[busy.pop(connection)] = _receive(connection)
             idle.append(connection)
         while taken in answers:
             result, error = answers.pop(taken)
@@ -86,14 +86,14 @@ def _send(connection: Connection, message: object) -> None:
     try:
         connection.send(message)
     except BrokenPipeError as error:
-        raise WorkerError(_GONE) from error
+        raise WorkerError(_WORKER_DIED) from error
 
 
-def _answer(connection: Connection) -> Any:
+def _receive(connection: Connection) -> Any:
     try:
         return connection.recv()
     except (EOFError, ConnectionResetError) as error:
-        raise WorkerError(_GONE) from error
+        raise WorkerError(_WORKER_DIED) from error
 
 
 @contextmanager

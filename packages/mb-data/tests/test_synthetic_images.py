@@ -13,23 +13,31 @@ from mb_data import (
     ByteTokenizer,
     ConfigError,
     DatasetBuildContext,
-    DrawnShapes,
     DrawnShapesConfig,
     NullTokenizer,
+    SyntheticImageDataset,
     build_data_iterator,
 )
-from mb_data.mimo import COLOURS, SIZES, Scene, Shape, compose_scene, draw_scene, every_caption
+from mb_data.synthetic_images import (
+    COLOURS,
+    SIZES,
+    ImageShape,
+    Scene,
+    all_captions,
+    render_scene,
+    sample_scene,
+)
 
 SECTION = DrawnShapesConfig(seq_length=80, num_workers=0)
 indices = st.integers(0, 2**40)
 
 
 def dataset(split=0, samples=100, config=SECTION):
-    return DrawnShapes(config, samples=samples, split=split, tokenizer=ByteTokenizer())
+    return SyntheticImageDataset(config, samples=samples, split=split, tokenizer=ByteTokenizer())
 
 
 def scene_of(index):
-    return compose_scene(np.random.default_rng(index))
+    return sample_scene(np.random.default_rng(index))
 
 
 def covered(picture, colour):
@@ -40,7 +48,7 @@ def covered(picture, colour):
 @settings(max_examples=40, deadline=None)
 def test_each_shape_is_where_and_what_the_caption_says(index):
     scene = scene_of(index)
-    picture = draw_scene(scene, side=96)
+    picture = render_scene(scene, side=96)
     assert scene.caption in ALL
     for shape in scene.shapes:
         if [other.colour for other in scene.shapes].count(shape.colour) == 1:
@@ -50,7 +58,7 @@ def test_each_shape_is_where_and_what_the_caption_says(index):
             assert (columns.max() - columns.min() + 1) / 96 < 2.1 * SIZES[shape.size][1]
 
 
-ALL = frozenset(every_caption())
+ALL = frozenset(all_captions())
 
 
 @given(index=indices)
@@ -72,8 +80,8 @@ def test_two_shapes_stand_as_the_caption_says(index):
 def test_a_circle_is_round_a_square_full_and_a_triangle_pointed():
     shares = {}
     for kind in ("circle", "square", "triangle"):
-        shape = Shape(size="large", colour="red", kind=kind, radius=0.4, right=0.5, down=0.5)
-        picture = draw_scene(Scene(caption="", shapes=(shape,), paper=255), side=200)
+        shape = ImageShape(size="large", colour="red", kind=kind, radius=0.4, right=0.5, down=0.5)
+        picture = render_scene(Scene(caption="", shapes=(shape,), paper=255), side=200)
         rows, columns = covered(picture, "red").nonzero()
         box = (rows.max() - rows.min() + 1) * (columns.max() - columns.min() + 1)
         shares[kind] = len(rows) / box
@@ -143,9 +151,9 @@ def test_a_section_that_cannot_be_drawn_is_refused(changes, message):
 
 def test_captions_need_a_tokenizer_that_reads_words():
     with pytest.raises(ValueError, match="no tokenizer"):
-        DrawnShapes(SECTION, samples=1, split=0, tokenizer=None)
+        SyntheticImageDataset(SECTION, samples=1, split=0, tokenizer=None)
     with pytest.raises(ValueError, match="is not a number"):
-        DrawnShapes(SECTION, samples=1, split=0, tokenizer=NullTokenizer(100))
+        SyntheticImageDataset(SECTION, samples=1, split=0, tokenizer=NullTokenizer(100))
 
 
 def test_the_section_loads_without_torch_and_numpy():

@@ -43,7 +43,7 @@ def span_sizes(tokens: int, *, noise_density: float, mean_span_length: float) ->
     )
 
 
-def fill_encoder(seq_length: int, *, noise_density: float, mean_span_length: float) -> SpanSizes:
+def fit_span_sizes(seq_length: int, *, noise_density: float, mean_span_length: float) -> SpanSizes:
     """Return the sizes of the longest text of which the encoder reads at most `seq_length` tokens.
 
     It reads exactly so many where less goes than stays, and else at most one fewer.

@@ -41,7 +41,7 @@ KINDS: MappingProxyType[str, Callable[[Grid, Grid], NDArray[np.bool_]]] = Mappin
 )
 """Name -> which places a shape covers, by their distance from its centre in radii."""
 
-PLACES = MappingProxyType(
+POSITIONS = MappingProxyType(
     {
         "upper left": (0.28, 0.28),
         "upper right": (0.72, 0.28),
@@ -61,12 +61,12 @@ RELATIONS = MappingProxyType(
 )
 """Name -> where the centres of two shapes are, about."""
 
-WANDER = 0.03
+POSITION_JITTER = 0.03
 """How far a centre may be from its place, in both directions, as a part of the picture's side."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class ImageShape:
     """One shape of a picture; lengths are parts of the picture's side."""
 
     size: str
@@ -89,42 +89,42 @@ class Scene:
     """What a picture shows."""
 
     caption: str
-    shapes: tuple[Shape, ...]
-    paper: int
+    shapes: tuple[ImageShape, ...]
+    background: int
     """Grey of the background, 0 to 255."""
 
 
-def compose_scene(generator: np.random.Generator) -> Scene:
+def sample_scene(generator: np.random.Generator) -> Scene:
     """Choose one shape and its place, or two and how the first stands to the second."""
     alone = bool(generator.integers(2))
-    words = list(PLACES if alone else RELATIONS)
+    words = list(POSITIONS if alone else RELATIONS)
     word = words[generator.integers(len(words))]
-    centres = [PLACES[word]] if alone else RELATIONS[word]
-    shapes = tuple(_compose_shape(generator, centre) for centre in centres)
+    centres = [POSITIONS[word]] if alone else RELATIONS[word]
+    shapes = tuple(_sample_shape(generator, centre) for centre in centres)
     first, last = shapes[0].words, shapes[-1].words
     caption = f"{first} in the {word}" if alone else f"{first} {word} {last}"
-    return Scene(caption=caption, shapes=shapes, paper=int(generator.integers(200, 256)))
+    return Scene(caption=caption, shapes=shapes, background=int(generator.integers(200, 256)))
 
 
-def draw_scene(scene: Scene, *, side: int) -> NDArray[np.uint8]:
+def render_scene(scene: Scene, *, side: int) -> NDArray[np.uint8]:
     """Paint a scene, later shapes over earlier ones: [H, H, 3], red, green, blue from 0 to 255."""
-    picture_HH3 = np.full((side, side, 3), scene.paper, np.uint8)
+    image_HH3 = np.full((side, side, 3), scene.background, np.uint8)
     middles = (np.arange(side) + 0.5) / side
     for shape in scene.shapes:
         right_1H, down_H1 = middles[None] - shape.right, middles[:, None] - shape.down
         covered_HH = KINDS[shape.kind](*np.broadcast_arrays(right_1H / shape.radius, down_H1 / shape.radius))
-        picture_HH3[covered_HH] = COLOURS[shape.colour]
-    return picture_HH3
+        image_HH3[covered_HH] = COLOURS[shape.colour]
+    return image_HH3
 
 
-def every_caption() -> list[str]:
+def all_captions() -> list[str]:
     """Return all captions that there are, in a fixed order."""
     shapes = [f"a {size} {colour} {kind}" for size, colour, kind in product(SIZES, COLOURS, KINDS)]
-    single = [f"{shape} in the {place}" for shape in shapes for place in PLACES]
+    single = [f"{shape} in the {place}" for shape in shapes for place in POSITIONS]
     return [*single, *(f"{one} {word} {two}" for one in shapes for word in RELATIONS for two in shapes)]
 
 
-class DrawnShapes(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+class SyntheticImageDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
     """Drawn pictures with captions, by index.
 
     A sample holds `images` (float32, [3, H, H], from -1 to 1), and `tokens`, `labels`, `position_ids` (int64, [S]) and
@@ -150,7 +150,7 @@ class DrawnShapes(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
             raise ValueError(
                 "dataset: no tokenizer; captions are trained as tokens. Put one into the build context."
             )
-        longest = max(len(tokenizer.encode(text)) for text in every_caption())
+        longest = max(len(tokenizer.encode(text)) for text in all_captions())
         if config.image_tokens + longest > config.seq_length:
             raise ValueError(
                 f"dataset.seq_length: {config.seq_length} tokens are too few for a picture of {config.image_tokens} "
@@ -163,13 +163,13 @@ class DrawnShapes(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
     def scene(self, index: int) -> Scene:
         """Return what sample `index` shows."""
-        return compose_scene(np.random.default_rng((self.config.random_seed, self._split, index)))
+        return sample_scene(np.random.default_rng((self.config.random_seed, self._split, index)))
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         scene = self.scene(index)
-        picture_HH3 = torch.from_numpy(draw_scene(scene, side=self.config.image_size))
+        image_HH3 = torch.from_numpy(render_scene(scene, side=self.config.image_size))
         return {
-            "images": picture_HH3.permute(2, 0, 1).float() / 127.5 - 1,
+            "images": image_HH3.permute(2, 0, 1).float() / 127.5 - 1,
             **self._text(self._tokenizer.encode(scene.caption)),
         }
 
@@ -189,10 +189,10 @@ class DrawnShapes(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         }
 
 
-def _compose_shape(generator: np.random.Generator, centre: tuple[float, float]) -> Shape:
+def _sample_shape(generator: np.random.Generator, centre: tuple[float, float]) -> ImageShape:
     size, colour, kind = (list(table)[generator.integers(len(table))] for table in (SIZES, COLOURS, KINDS))
-    right, down = np.asarray(centre) + generator.uniform(-WANDER, WANDER, 2)
-    return Shape(
+    right, down = np.asarray(centre) + generator.uniform(-POSITION_JITTER, POSITION_JITTER, 2)
+    return ImageShape(
         size=size,
         colour=colour,
         kind=kind,

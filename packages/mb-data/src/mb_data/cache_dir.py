@@ -16,7 +16,7 @@ from mb_data.errors import CorpusError
 Found = TypeVar("Found")
 
 
-def cache_folder(cache_dir: str | None, *, environment: Mapping[str, str] | None = None) -> Path:
+def resolve_cache_dir(cache_dir: str | None, *, environment: Mapping[str, str] | None = None) -> Path:
     """Return the folder for prepared data: the given one, `$MB_CACHE_DIR`, or `~/.cache/mb-trainer`.
 
     `environment` holds the variable; None: `os.environ`.
@@ -25,36 +25,36 @@ def cache_folder(cache_dir: str | None, *, environment: Mapping[str, str] | None
     return Path(cache_dir or environment.get("MB_CACHE_DIR") or "~/.cache/mb-trainer").expanduser()
 
 
-def found_or_made(folder: Path, *, find: Callable[..., Found | None], build: Callable[[Path], None]) -> Found:
+def load_or_build(folder: Path, *, load: Callable[..., Found | None], build: Callable[[Path], None]) -> Found:
     """Return what is in a folder; without anything whole there, build it elsewhere and rename it.
 
     Args:
         folder: Its place.
-        find: Called as (folder, reused=); returns None where nothing whole is there.
+        load: Called as (folder, reused=); returns None where nothing whole is there.
         build: Fills an empty folder.
 
     Raises:
         CorpusError: The folder was changed in the meantime.
     """
-    if (found := find(folder, reused=True)) is not None:
+    if (found := load(folder, reused=True)) is not None:
         return found
     folder.parent.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".building-{folder.name}-"))
     try:
         build(building)
-        reused = not put_in_place(building, folder, find=find)
+        reused = not commit_build(building, folder, load=load)
     finally:
         shutil.rmtree(building, ignore_errors=True)
-    result = find(folder, reused=reused)
+    result = load(folder, reused=reused)
     if result is None:
         raise CorpusError(f"{folder}: was changed while it was being made. Try again.")
     return result
 
 
-def put_in_place(building: Path, folder: Path, *, find: Callable[..., object]) -> bool:
+def commit_build(building: Path, folder: Path, *, load: Callable[..., object]) -> bool:
     """Rename a finished build to its place; False when another process has put a whole one there."""
     if folder.exists():
-        if find(folder, reused=True) is not None:
+        if load(folder, reused=True) is not None:
             return False
         shutil.rmtree(folder, ignore_errors=True)
     try:
